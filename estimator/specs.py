@@ -1,0 +1,289 @@
+"""What is asked: a model, a GPU and a training setup, frozen and checked when built.
+
+Names are Hugging Face's (``TrainingArguments``, ``BitsAndBytesConfig``, ``LoraConfig``, ``config.json``).
+Sizes are counts or bytes, always ``int``. A ``ValueError`` says what to change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Method(StrEnum):
+    """What is trained: every weight, or adapters beside a frozen (``qlora``: 4-bit) base."""
+
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+class Dtype(StrEnum):
+    """The dtype that the weights are loaded in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes per element."""
+        return 4 if self is Dtype.FLOAT32 else 2
+
+
+class MixedPrecision(StrEnum):
+    """Trainer's ``bf16=True`` or ``fp16=True``: autocast around the forward pass, not a cast of the weights."""
+
+    NO = "no"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class Optimizer(StrEnum):
+    """``TrainingArguments.optim``, by the names of transformers' ``OptimizerNames``."""
+
+    ADAMW_TORCH_FUSED = "adamw_torch_fused"
+    ADAMW_TORCH = "adamw_torch"
+    ADAMW_BNB_8BIT = "adamw_bnb_8bit"
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    PAGED_ADAMW_32BIT = "paged_adamw_32bit"
+    ADAFACTOR = "adafactor"
+    SGD = "sgd"
+    SGD_MOMENTUM = "sgd_momentum"
+    LION_32BIT = "lion_32bit"
+    LION_8BIT = "lion_8bit"
+
+
+class AttnImplementation(StrEnum):
+    """The attention kernel, as ``from_pretrained(attn_implementation=…)`` names it."""
+
+    EAGER = "eager"
+    SDPA = "sdpa"
+    FLASH_ATTENTION_2 = "flash_attention_2"
+
+
+class Phase(StrEnum):
+    """The parts of one training step, in order of time."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    SAVE = "save"
+
+
+STEP_PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
+
+
+class Component(StrEnum):
+    """What memory is made of. The order is the order of the stacked bars."""
+
+    WEIGHTS = "weights"
+    ADAPTERS = "adapters"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATES = "optimizer_states"
+    ACTIVATIONS = "activations"
+    LOGITS = "logits"
+    TEMPORARIES = "temporaries"
+    COMMUNICATION = "communication"
+    WORKSPACE = "workspace"
+
+
+class Verdict(StrEnum):
+    """Need against capacity."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    DOES_NOT_FIT = "does_not_fit"
+
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A decoder's dimensions and the switches of its config that change shapes or memory.
+
+    What follows from the family alone (which norm, fused or separate projections, how the MLP is gated)
+    is not stored here: ``estimator.architectures`` knows it by ``model_type``.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hub_id: str = ""
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 0
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    """Biases on the query, key and value projections."""
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    lm_head_bias: bool = False
+    qk_norm: bool = False
+    """Where a family leaves it to the config (StableLM, Cohere): norms on queries and keys."""
+    learned_positions: int = 0
+    """Rows of a learned position embedding; 0: rotary, ALiBi or none."""
+    word_embed_proj_dim: int = 0
+    """OPT: width of the embedding where it differs from the hidden size; 0: the same."""
+    partial_rotary_factor: float = 1.0
+    sliding_window: int = 0
+    """Tokens that a windowed layer sees; 0: no window."""
+    layer_types: tuple[str, ...] = ()
+    """One of ``full_attention``, ``sliding_attention`` a layer; empty: all layers alike."""
+    no_rope_layers: tuple[bool, ...] = ()
+    """True where a layer has no rotary embedding (SmolLM3); empty: rotary everywhere."""
+    parallel_residual: bool = False
+    """Attention and MLP read the same input (GPT-NeoX, Falcon); where the family leaves it to the config."""
+    new_decoder_architecture: bool = False
+    """Falcon 40B and 180B: two norms, grouped key-value heads."""
+    norms_without_weight: bool = False
+    """OLMo 1: layer norms that have no parameters."""
+    attn_logit_softcapping: bool = False
+    final_logit_softcapping: bool = False
+    embd_pdrop: float = 0.0
+    attn_pdrop: float = 0.0
+    resid_pdrop: float = 0.0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+
+    def __post_init__(self) -> None:
+        positive = (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+        )
+        for name in positive:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**7:
+                raise ValueError(f"{name} must be a whole number from 1 to 10 million, not {value!r}; check the config.")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}; check the config."
+            )
+        for name in ("layer_types", "no_rope_layers"):
+            pattern = getattr(self, name)
+            if pattern and len(pattern) != self.num_hidden_layers:
+                raise ValueError(
+                    f"{name} lists {len(pattern)} layers, but num_hidden_layers is {self.num_hidden_layers}; check the config."
+                )
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of all key heads together (equally of all value heads)."""
+        return self.num_key_value_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One accelerator as the driver reports it."""
+
+    name: str
+    memory_bytes: int
+    """Usable bytes: what ``torch.cuda.get_device_properties().total_memory`` says."""
+    memory_is_derived: bool = False
+    """No reading exists; ``memory_bytes`` is the reported memory less a stated reserve."""
+    nameplate_gb: float = 0.0
+    """What is printed on the box, in vendor's GB."""
+    vendor: str = ""
+    architecture: str = ""
+    compute_capability: str = ""
+    supports_bf16: bool = True
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not 2**28 <= self.memory_bytes <= 2**43:
+            raise ValueError(
+                f"memory_bytes must lie between 268435456 (256 MiB) and 8796093022208 (8 TiB), not {self.memory_bytes}; "
+                "give the card's memory in bytes."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSetup:
+    """One fine-tuning run, by the keys of the JSON contract. Defaults are Trainer's or TRL's unless said otherwise.
+
+    Numbers are ``int`` (a planner may one day pass int64 arrays; formulas never branch on them).
+    """
+
+    method: Method = Method.FULL
+    dtype: Dtype = Dtype.BFLOAT16
+    mixed_precision: MixedPrecision = MixedPrecision.BF16
+    optim: Optimizer = Optimizer.ADAMW_TORCH_FUSED
+    optim_state_dtype: Dtype | None = None
+    per_device_train_batch_size: int = 1
+    gradient_accumulation_steps: int = 1
+    max_length: int = 1024
+    padded: bool = False
+    gradient_checkpointing: bool = False
+    use_reentrant: bool = False
+    attn_implementation: AttnImplementation = AttnImplementation.SDPA
+    hold_outputs: bool = False
+    lora_r: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.05
+    lora_target_modules: str | tuple[str, ...] = ALL_LINEAR
+    autocast_adapter_dtype: bool = True
+    bnb_4bit_quant_type: str = "nf4"
+    bnb_4bit_use_double_quant: bool = True
+    prepare_model_for_kbit_training: bool = False
+    max_grad_norm: float = 1.0
+    num_train_examples: int = 10_000
+    num_train_epochs: float = 1.0
+    mean_tokens_per_example: int | None = None
+    num_gpus: int = 1
+    save_strategy: str = "epoch"
+
+    def __post_init__(self) -> None:
+        whole = {
+            "per_device_train_batch_size": 4096,
+            "gradient_accumulation_steps": 65536,
+            "max_length": 2**24,
+            "lora_r": 8192,
+            "lora_alpha": 10**6,
+            "num_train_examples": 10**12,
+        }
+        for name, most in whole.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise ValueError(f"{name} must be a whole number from 1 to {most}, not {value!r}.")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}.")
+        if self.lora_target_modules == ():
+            raise ValueError('lora_target_modules is empty; name at least one module or give "all-linear".')
+        if self.dtype is Dtype.FLOAT16 and self.mixed_precision is MixedPrecision.FP16 and self.method is Method.FULL:
+            raise ValueError(
+                "float16 weights cannot be trained under fp16 autocast (PyTorch's GradScaler refuses to unscale float16 "
+                "gradients); load them in float32, or use bfloat16."
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one micro-batch, padding included."""
+        return self.per_device_train_batch_size * self.max_length
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Examples per optimizer step, over all GPUs."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.num_gpus
+
+    @property
+    def uses_adapters(self) -> bool:
+        """LoRA or QLoRA."""
+        return self.method is not Method.FULL
