@@ -1,0 +1,119 @@
+# make run: the page.   make test: every check but the real torch.   make verify: against the real torch.
+#
+# Each target sets up what it needs, in environments of its own (.venv, .venv-verify); the second time
+# it finds them there. Nothing is installed outside this folder but Debian's chromium, where it may be.
+
+PYTHON ?= python3
+ADDRESS ?= localhost
+PORT ?=
+
+VENV := .venv
+VERIFY := .venv-verify
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PAGE := $(VENV)/page.stamp
+DEV := $(VENV)/dev.stamp
+TORCH := $(VERIFY)/torch.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help run setup test lint types imports pytest chromium verify bench docs format hooks clean
+
+help:
+	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
+	@echo "make test     set up and run lint, types, import contracts and all tests but those of torch"
+	@echo "make verify   set up torch 2.13.0 and check parameter counts and dtypes against the real libraries"
+	@echo "make bench    how fast: one estimate, and a slider's key press to the redrawn figure"
+	@echo "make docs     write docs/formulas.md anew from the docstrings"
+	@echo "make format   let ruff sort imports and lay the code out"
+	@echo "make hooks    run the linters before each commit"
+	@echo "make clean    remove the environments and caches"
+
+# --- environments -------------------------------------------------------------------------------
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Headroom needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VERIFY)/bin/python:
+	@$(PYTHON) -m venv $(VERIFY)
+
+$(PAGE): requirements.txt | $(VENV)/bin/python
+	@echo "Setting up $(VENV) from requirements.txt (once; about a minute)"
+	@$(VENV)/bin/python $(PIP_INSTALL) -r requirements.txt
+	@touch $@
+
+$(DEV): requirements-dev.txt $(PAGE)
+	@echo "Setting up the tools of requirements-dev.txt (once)"
+	@$(VENV)/bin/python $(PIP_INSTALL) -r requirements-dev.txt
+	@touch $@
+
+# torch by itself first, so that nothing else can ask for another build of it.
+$(TORCH): requirements-verify.txt | $(VERIFY)/bin/python
+	@echo "Setting up $(VERIFY) with torch 2.13.0 (once; a few minutes)"
+	@$(VERIFY)/bin/python $(PIP_INSTALL) torch==2.13.0
+	@$(VERIFY)/bin/python $(PIP_INSTALL) -r requirements-verify.txt
+	@touch $@
+
+setup: $(DEV)
+
+# --- the page -----------------------------------------------------------------------------------
+
+run: $(PAGE)
+	@$(VENV)/bin/python -m streamlit run app.py --server.headless true --browser.gatherUsageStats false \
+	    --server.address $(ADDRESS) $(if $(PORT),--server.port $(PORT))
+
+# --- checks -------------------------------------------------------------------------------------
+
+test: lint types imports pytest
+
+lint: $(DEV)
+	@echo "== ruff"
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+
+types: $(DEV)
+	@echo "== mypy --strict"
+	@$(VENV)/bin/python -m mypy
+
+imports: $(DEV)
+	@echo "== import contracts"
+	@$(VENV)/bin/lint-imports --no-logo 2>&1
+
+pytest: $(DEV) chromium
+	@echo "== pytest"
+	@$(VENV)/bin/python -m pytest
+
+chromium:
+	@if command -v chromium >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing Debian's chromium for the browser tests (once)"; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	      apt-get install -y -qq --no-install-recommends chromium fonts-liberation; } >/dev/null || \
+	    { echo "Chromium could not be installed, so the browser tests cannot run."; [ -z "$${CI:-}" ]; }; \
+	else \
+	    echo "Chromium is not installed and only root may install it (apt-get install chromium):" \
+	         "the browser tests are skipped."; \
+	fi
+
+verify: $(TORCH)
+	@echo "== pytest against the real torch, transformers, peft and accelerate"
+	@$(VERIFY)/bin/python -m pytest tests/verify
+
+bench: $(DEV) chromium
+	@$(VENV)/bin/python benchmarks/bench_estimate.py
+	@if command -v chromium >/dev/null; then $(VENV)/bin/python benchmarks/bench_slider.py; fi
+
+# --- upkeep -------------------------------------------------------------------------------------
+
+docs: $(DEV)
+	@$(VENV)/bin/python docs/generate_formulas.py
+
+format: $(DEV)
+	@$(VENV)/bin/ruff check --fix-only --quiet .
+	@$(VENV)/bin/ruff format .
+
+hooks: $(DEV)
+	@$(VENV)/bin/pre-commit install
+
+clean:
+	rm -rf $(VENV) $(VERIFY) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
