@@ -6,8 +6,11 @@ Sizes are counts or bytes, always ``int``. A ``ValueError`` says what to change.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class Method(StrEnum):
@@ -99,6 +102,19 @@ class Verdict(StrEnum):
 
 ALL_LINEAR = "all-linear"
 
+LARGEST: Mapping[str, int] = MappingProxyType(
+    {
+        "per_device_train_batch_size": 4096,
+        "gradient_accumulation_steps": 65_536,
+        "max_length": 2**24,
+        "lora_r": 8192,
+        "lora_alpha": 10**6,
+        "num_train_examples": 10**12,
+        "mean_tokens_per_example": 2**24,
+    }
+)
+"""The largest whole number that each count of a setup may be: ours, far above any run; the smallest is 1."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
@@ -166,7 +182,9 @@ class Model:
         for name in positive:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**7:
-                raise ValueError(f"{name} must be a whole number from 1 to 10 million, not {value!r}; check the config.")
+                raise ValueError(
+                    f"{name} must be a whole number from 1 to 10 million, not {value!r}; check the config."
+                )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
@@ -176,7 +194,8 @@ class Model:
             pattern = getattr(self, name)
             if pattern and len(pattern) != self.num_hidden_layers:
                 raise ValueError(
-                    f"{name} lists {len(pattern)} layers, but num_hidden_layers is {self.num_hidden_layers}; check the config."
+                    f"{name} lists {len(pattern)} layers, but num_hidden_layers is {self.num_hidden_layers}; "
+                    "check the config."
                 )
 
     @property
@@ -210,8 +229,8 @@ class Gpu:
     def __post_init__(self) -> None:
         if not 2**28 <= self.memory_bytes <= 2**43:
             raise ValueError(
-                f"memory_bytes must lie between 268435456 (256 MiB) and 8796093022208 (8 TiB), not {self.memory_bytes}; "
-                "give the card's memory in bytes."
+                f"memory_bytes must lie between 268435456 (256 MiB) and 8796093022208 (8 TiB), "
+                f"not {self.memory_bytes}; give the card's memory in bytes."
             )
 
 
@@ -251,26 +270,35 @@ class TrainingSetup:
     save_strategy: str = "epoch"
 
     def __post_init__(self) -> None:
-        whole = {
-            "per_device_train_batch_size": 4096,
-            "gradient_accumulation_steps": 65536,
-            "max_length": 2**24,
-            "lora_r": 8192,
-            "lora_alpha": 10**6,
-            "num_train_examples": 10**12,
-        }
-        for name, most in whole.items():
+        for name, largest in LARGEST.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                raise ValueError(f"{name} must be a whole number from 1 to {most}, not {value!r}.")
+            if value is None and name == "mean_tokens_per_example":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+                raise ValueError(
+                    f"{name} must be a whole number from 1 to {largest}, not {value!r}."
+                )
         if not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}.")
-        if self.lora_target_modules == ():
-            raise ValueError('lora_target_modules is empty; name at least one module or give "all-linear".')
-        if self.dtype is Dtype.FLOAT16 and self.mixed_precision is MixedPrecision.FP16 and self.method is Method.FULL:
             raise ValueError(
-                "float16 weights cannot be trained under fp16 autocast (PyTorch's GradScaler refuses to unscale float16 "
-                "gradients); load them in float32, or use bfloat16."
+                f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}."
+            )
+        if not 0 <= self.max_grad_norm < math.inf:
+            raise ValueError(
+                f"max_grad_norm must be 0 (no clipping) or more, not {self.max_grad_norm!r}."
+            )
+        if not 0 < self.num_train_epochs < math.inf:
+            raise ValueError(f"num_train_epochs must be above 0, not {self.num_train_epochs!r}.")
+        if self.lora_target_modules == ():
+            raise ValueError(
+                'lora_target_modules is empty; name at least one module or give "all-linear".'
+            )
+        half_precision_is_trained = self.dtype is Dtype.FLOAT16 and not (
+            self.uses_adapters and self.autocast_adapter_dtype
+        )
+        if half_precision_is_trained and self.mixed_precision is MixedPrecision.FP16:
+            raise ValueError(
+                "dtype float16 cannot be trained under mixed_precision fp16 (PyTorch's GradScaler refuses to unscale "
+                "float16 gradients); load the weights in float32, or use bfloat16."
             )
 
     @property
