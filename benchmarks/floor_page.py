@@ -1,0 +1,22 @@
+"""The least that a page can be: one slider and one stacked bar. What bench_slider.py measures against."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+st.set_page_config(page_title="floor", layout="wide")
+batch = st.slider("Micro-batch", 1, 200, 8, key="batch")
+PARTS = ("weights", "gradients", "optimizer", "activations", "other")
+traces = [
+    {
+        "type": "bar",
+        "orientation": "h",
+        "name": part,
+        "y": ["GPU"],
+        "x": [4 + 1.5 * index + (0.35 * batch if part == "activations" else 0)],
+    }
+    for index, part in enumerate(PARTS)
+]
+layout = {"barmode": "stack", "height": 260, "xaxis": {"range": [0, 160]}}
+st.plotly_chart({"data": traces, "layout": layout}, key="chart")
+st.write(f"batch {batch}")
