@@ -1,0 +1,73 @@
+"""Directions that the import contracts of pyproject.toml cannot express."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import estimator
+
+ROOT = Path(__file__).resolve().parent.parent
+FACE = sorted([*(ROOT / "pages").glob("*.py"), ROOT / "app.py"])
+INDOORS = {"csv", "pathlib", "os", "io", "time", "datetime", "random", "logging", "urllib", "socket"}
+"""What reaches files, network, clock or environment."""
+DOORS = {"catalog.py", "hub.py", "__main__.py"}
+
+
+def _imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Each imported name of a file as (module, name); name is empty for ``import module``."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, ""
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield node.module or "", alias.name
+
+
+def test_exported_members_are_sorted_and_complete() -> None:
+    names = list(estimator.__all__)
+    assert names == sorted(names, key=str.casefold), "sort estimator.__all__"
+    public = {
+        name
+        for name, value in vars(estimator).items()
+        if not name.startswith("_") and getattr(value, "__module__", "").startswith("estimator.")
+    }
+    assert public <= set(names), f"estimator.__all__ lacks {sorted(public - set(names))}"
+    assert all(hasattr(estimator, name) for name in names)
+
+
+@pytest.mark.parametrize("page", FACE, ids=lambda path: str(path.name))
+def test_page_imports_public_names_only(page: Path) -> None:
+    for module, name in _imports(page):
+        assert not module.startswith("estimator."), f"{page.name} reaches into {module}"
+        if module == "estimator" and name:
+            assert name in estimator.__all__, f"{page.name} imports {name}, which is not public"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted((ROOT / "estimator").rglob("*.py")) if path.name not in DOORS],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_nothing_but_the_doors_reaches_the_world(path: Path) -> None:
+    reached = {module.split(".")[0] for module, _ in _imports(path)} & INDOORS
+    assert not reached, f"{path.name} imports {sorted(reached)}; only {sorted(DOORS)} may"
+
+
+def test_one_estimate_needs_nothing_but_the_standard_library() -> None:
+    blocked = ("streamlit", "plotly", "pandas", "numpy", "huggingface_hub")
+    script = (
+        f"import sys\nfor name in {blocked!r}: sys.modules[name] = None\n"
+        "import runpy\nsys.argv = ['estimator', 'mistralai/Mistral-7B-v0.1', '--method', 'qlora']\n"
+        "runpy.run_module('estimator', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

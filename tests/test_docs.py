@@ -1,0 +1,106 @@
+"""What the documents say is so: formulas, data columns, commands, units."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GIB_IS_ALLOWED_IN = {"dashboard/wording.py"}
+"""The display edge."""
+PLAIN_ARITHMETIC = {"elements"}
+"""Products of sizes: nothing to cite."""
+
+
+def _generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "generate_formulas", ROOT / "docs" / "generate_formulas.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = _generator()
+FORMULAS = [
+    pytest.param(module, function, id=f"{module.__name__}.{function.__name__}")
+    for module in GENERATOR.formula_modules()
+    for function in GENERATOR.formulas(module)
+]
+
+
+def test_formulas_page_says_what_the_docstrings_say() -> None:
+    written = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
+    assert written == GENERATOR.render(), "docs/formulas.md is behind the code; run `make docs`"
+
+
+@pytest.mark.parametrize(("module", "function"), FORMULAS)
+def test_formula_names_its_quantity_and_its_source(module: ModuleType, function: object) -> None:
+    docstring = inspect.getdoc(function) or ""
+    name = getattr(function, "__name__", "")
+    assert docstring, f"{name} has no docstring"
+    if name in PLAIN_ARITHMETIC:
+        return
+    has_source = any("Source" in text or "derived" in text for text in (docstring, module.__doc__ or ""))
+    assert has_source, f"{name} names no source (nor does its module)"
+
+
+@pytest.mark.parametrize(
+    "table", sorted((ROOT / "data").glob("*.csv")), ids=lambda path: str(path.name)
+)
+def test_data_readme_explains_every_column(table: Path) -> None:
+    readme = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
+    with table.open(encoding="utf-8", newline="") as lines:
+        columns = next(csv.reader(lines))
+    missing = [column for column in columns if f"`{column}`" not in readme]
+    assert not missing, f"data/README.md does not explain {missing} of {table.name}"
+
+
+def test_readme_commands_are_targets_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", _commands(ROOT / "README.md")))
+    assert {"run", "test", "verify"} <= named
+    assert named <= targets
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)} → {target}")
+    assert not broken
+
+
+def test_gib_exists_in_one_file() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("estimator", "dashboard", "pages")
+        for path in [*(ROOT / folder).rglob("*.py"), ROOT / "app.py"]
+        if re.search(r"2 ?\*\* ?30|1024 ?\*\* ?3|1 ?<< ?30|1_?073_?741_?824", " ".join(_code(path)))
+    }
+    assert found <= GIB_IS_ALLOWED_IN
+
+
+def _commands(page: Path) -> str:
+    """What stands in code on a Markdown page."""
+    text = page.read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, flags=re.DOTALL))
+
+
+def _code(path: Path) -> Iterator[str]:
+    """A file's tokens without comments and strings."""
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type not in {tokenize.COMMENT, tokenize.STRING}:
+            yield token.string
