@@ -147,6 +147,8 @@ class Model:
     """Rows of a learned position embedding; 0: rotary, ALiBi or none."""
     word_embed_proj_dim: int = 0
     """OPT: width of the embedding where it differs from the hidden size; 0: the same."""
+    do_layer_norm_before: bool = True
+    """OPT: false where the norms follow attention and MLP and no final norm exists (OPT 350M)."""
     partial_rotary_factor: float = 1.0
     sliding_window: int = 0
     """Tokens that a windowed layer sees; 0: no window."""
@@ -158,6 +160,8 @@ class Model:
     """Attention and MLP read the same input (GPT-NeoX, Falcon); where the family leaves it to the config."""
     new_decoder_architecture: bool = False
     """Falcon 40B and 180B: two norms, grouped key-value heads."""
+    num_ln_in_parallel_attn: int = 2
+    """Falcon's new decoder: norms before attention and MLP; 1 in Falcon 11B, where both read the same norm."""
     norms_without_weight: bool = False
     """OLMo 1: layer norms that have no parameters."""
     attn_logit_softcapping: bool = False

@@ -1,0 +1,742 @@
+"""Every family's weight-holding modules, and the counts that follow from them.
+
+Modules are named as in transformers' module tree (read in 5.23, ``models/*/modeling_*.py``): a layer's modules relative
+to the layer, the others by their own name. Weight bytes, gradients, optimizer states, adapters and 4-bit sizes are all
+sums over these tables. Counts are elements, for the whole model, before any sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import prod
+
+from estimator.specs import ALL_LINEAR, Method, Model, TrainingSetup
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """``nn.Linear``, or GPT-2's ``Conv1D``, whose weight is stored transposed."""
+
+    name: str
+    in_features: int
+    out_features: int
+    bias: bool = False
+    conv1d: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm over ``width`` elements. xIELU's two learned scalars are one too: weight and bias of width 1."""
+
+    name: str
+    width: int
+    weight: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A table of ``rows`` vectors."""
+
+    name: str
+    rows: int
+    width: int
+
+
+Module = Linear | Norm | Embedding
+
+# rows: OPTLearnedPositionalEmbedding.offset, transformers 5.23 models/opt/modeling_opt.py
+OPT_POSITION_OFFSET = 2
+
+TINY_LLAMA = Model(
+    model_type="llama",
+    vocab_size=10,
+    hidden_size=8,
+    intermediate_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=4,
+)
+"""A model small enough to count by hand; the doctests below do."""
+
+
+def weight_shapes(module: Module) -> tuple[tuple[int, ...], ...]:
+    """Shapes of a module's parameters in elements per axis, whole model: the weight first, then the bias.
+
+        Linear [out, in], [out]     Conv1D [in, out], [out]     Norm [width], [width]     Embedding [rows, width]
+
+    Leaves out: buffers (rotary frequencies, causal masks), which are not trained.
+    Error: none; exact. Cohere's per-head norm of shape [heads, head_dim] is given flat.
+    Source: PyTorch 2.13 ``nn.Linear``, ``nn.LayerNorm``, ``nn.Embedding``; transformers 5.23 ``pytorch_utils.Conv1D``.
+
+    >>> weight_shapes(Linear("q_proj", 8, 16, bias=True))
+    ((16, 8), (16,))
+    >>> weight_shapes(Norm("norm", 8))
+    ((8,),)
+    """
+    match module:
+        case Linear(in_features=rows, out_features=columns, bias=bias, conv1d=conv1d):
+            weight = (rows, columns) if conv1d else (columns, rows)
+            return (weight, (columns,)) if bias else (weight,)
+        case Norm(width=width, weight=has_weight, bias=bias):
+            return ((width,),) * (has_weight + bias)
+        case Embedding(rows=rows, width=width):
+            return ((rows, width),)
+
+
+def _separate_attention(
+    model: Model, *, bias: bool, output_bias: bool, block: str = "self_attn", output: str = "o_proj"
+) -> tuple[Linear, ...]:
+    return (
+        Linear(f"{block}.q_proj", model.hidden_size, model.query_size, bias),
+        Linear(f"{block}.k_proj", model.hidden_size, model.key_value_size, bias),
+        Linear(f"{block}.v_proj", model.hidden_size, model.key_value_size, bias),
+        Linear(f"{block}.{output}", model.query_size, model.hidden_size, output_bias),
+    )
+
+
+def _configured_attention(model: Model) -> tuple[Linear, ...]:
+    return _separate_attention(
+        model, bias=model.attention_bias, output_bias=model.attention_output_bias
+    )
+
+
+def _fused_attention(
+    model: Model, fused: str, output: str, *, bias: bool, output_bias: bool, conv1d: bool = False
+) -> tuple[Linear, ...]:
+    return (
+        Linear(fused, model.hidden_size, model.query_size + 2 * model.key_value_size, bias, conv1d),
+        Linear(output, model.query_size, model.hidden_size, output_bias, conv1d),
+    )
+
+
+def _gated_mlp(model: Model, *, bias: bool = False) -> tuple[Linear, ...]:
+    return (
+        Linear("mlp.gate_proj", model.hidden_size, model.intermediate_size, bias),
+        Linear("mlp.up_proj", model.hidden_size, model.intermediate_size, bias),
+        Linear("mlp.down_proj", model.intermediate_size, model.hidden_size, bias),
+    )
+
+
+def _fused_gated_mlp(model: Model) -> tuple[Linear, ...]:
+    return (
+        Linear("mlp.gate_up_proj", model.hidden_size, 2 * model.intermediate_size),
+        Linear("mlp.down_proj", model.intermediate_size, model.hidden_size),
+    )
+
+
+def _plain_mlp(
+    model: Model, up: str, down: str, *, bias: bool, conv1d: bool = False
+) -> tuple[Linear, ...]:
+    return (
+        Linear(up, model.hidden_size, model.intermediate_size, bias, conv1d),
+        Linear(down, model.intermediate_size, model.hidden_size, bias, conv1d),
+    )
+
+
+def _norms(model: Model, *names: str, bias: bool = False) -> tuple[Norm, ...]:
+    weight = not model.norms_without_weight
+    return tuple(Norm(name, model.hidden_size, weight, bias and weight) for name in names)
+
+
+def _head_norms(model: Model, query: str, key: str) -> tuple[Norm, ...]:
+    """Norms over one head, with one weight for all heads."""
+    return (Norm(f"self_attn.{query}", model.head_dim), Norm(f"self_attn.{key}", model.head_dim))
+
+
+def _wide_norms(model: Model) -> tuple[Norm, ...]:
+    """Norms with a weight for every head: OLMo 2 normalises across the heads, Cohere within each."""
+    return (
+        Norm("self_attn.q_norm", model.query_size),
+        Norm("self_attn.k_norm", model.key_value_size),
+    )
+
+
+def _llama(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *_norms(model, "post_attention_layernorm"),
+        *_gated_mlp(model, bias=model.mlp_bias),
+    )
+
+
+def _qwen2(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_separate_attention(model, bias=True, output_bias=False),
+        *_norms(model, "post_attention_layernorm"),
+        *_gated_mlp(model),
+    )
+
+
+def _qwen3(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *_head_norms(model, "q_norm", "k_norm"),
+        *_norms(model, "post_attention_layernorm"),
+        *_gated_mlp(model),
+    )
+
+
+def _hunyuan(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *_head_norms(model, "query_layernorm", "key_layernorm"),
+        *_norms(model, "post_attention_layernorm"),
+        *_gated_mlp(model),
+    )
+
+
+def _arcee(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *_norms(model, "post_attention_layernorm"),
+        *_plain_mlp(model, "mlp.up_proj", "mlp.down_proj", bias=model.mlp_bias),
+    )
+
+
+def _nemotron(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm", bias=True),
+        *_configured_attention(model),
+        *_norms(model, "post_attention_layernorm", bias=True),
+        *_plain_mlp(model, "mlp.up_proj", "mlp.down_proj", bias=model.mlp_bias),
+    )
+
+
+def _apertus(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "attention_layernorm"),
+        *_configured_attention(model),
+        *_head_norms(model, "q_norm", "k_norm"),
+        *_norms(model, "feedforward_layernorm"),
+        *_plain_mlp(model, "mlp.up_proj", "mlp.down_proj", bias=False),
+        Norm(
+            "mlp.act_fn", 1, bias=True
+        ),  # xIELU's alpha_p and alpha_n, transformers 5.23 activations.py
+    )
+
+
+def _gemma2(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *_norms(model, "post_attention_layernorm", "pre_feedforward_layernorm"),
+        *_gated_mlp(model),
+        *_norms(model, "post_feedforward_layernorm"),
+    )
+
+
+def _gemma3(model: Model) -> tuple[Module, ...]:
+    return (*_gemma2(model), *_head_norms(model, "q_norm", "k_norm"))
+
+
+def _phi3(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_fused_attention(
+            model, "self_attn.qkv_proj", "self_attn.o_proj", bias=False, output_bias=False
+        ),
+        *_norms(model, "post_attention_layernorm"),
+        *_fused_gated_mlp(model),
+    )
+
+
+def _phi(model: Model) -> tuple[Module, ...]:
+    head_norms = (
+        Norm("self_attn.q_layernorm", model.head_dim, bias=True),
+        Norm("self_attn.k_layernorm", model.head_dim, bias=True),
+    )
+    return (
+        *_norms(model, "input_layernorm", bias=True),
+        *_separate_attention(model, bias=True, output_bias=True, output="dense"),
+        *(head_norms if model.qk_norm else ()),
+        *_plain_mlp(model, "mlp.fc1", "mlp.fc2", bias=True),
+    )
+
+
+def _olmo(model: Model) -> tuple[Module, ...]:
+    return (
+        Norm("input_layernorm", model.hidden_size, weight=False),
+        *_configured_attention(model),
+        Norm("post_attention_layernorm", model.hidden_size, weight=False),
+        *_gated_mlp(model),
+    )
+
+
+def _olmo2(model: Model) -> tuple[Module, ...]:
+    return (
+        *_configured_attention(model),
+        *_wide_norms(model),
+        *_norms(model, "post_attention_layernorm"),
+        *_gated_mlp(model),
+        *_norms(model, "post_feedforward_layernorm"),
+    )
+
+
+def _exaone4(model: Model) -> tuple[Module, ...]:
+    return (
+        *_separate_attention(model, bias=False, output_bias=False),
+        *_head_norms(model, "q_norm", "k_norm"),
+        *_norms(model, "post_attention_layernorm"),
+        *_gated_mlp(model),
+        *_norms(model, "post_feedforward_layernorm"),
+    )
+
+
+def _gpt2(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "ln_1", bias=True),
+        *_fused_attention(
+            model, "attn.c_attn", "attn.c_proj", bias=True, output_bias=True, conv1d=True
+        ),
+        *_norms(model, "ln_2", bias=True),
+        *_plain_mlp(model, "mlp.c_fc", "mlp.c_proj", bias=True, conv1d=True),
+    )
+
+
+def _gpt_bigcode(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "ln_1", bias=True),
+        *_fused_attention(model, "attn.c_attn", "attn.c_proj", bias=True, output_bias=True),
+        *_norms(model, "ln_2", bias=True),
+        *_plain_mlp(model, "mlp.c_fc", "mlp.c_proj", bias=True),
+    )
+
+
+def _gptj(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "ln_1", bias=True),
+        *_separate_attention(model, bias=False, output_bias=False, block="attn", output="out_proj"),
+        *_plain_mlp(model, "mlp.fc_in", "mlp.fc_out", bias=True),
+    )
+
+
+def _gpt_neox(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm", bias=True),
+        *_fused_attention(
+            model,
+            "attention.query_key_value",
+            "attention.dense",
+            bias=model.attention_bias,
+            output_bias=model.attention_output_bias,
+        ),
+        *_norms(model, "post_attention_layernorm", bias=True),
+        *_plain_mlp(model, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", bias=True),
+    )
+
+
+def _bloom(model: Model) -> tuple[Module, ...]:
+    fused, output = "self_attention.query_key_value", "self_attention.dense"
+    return (
+        *_norms(model, "input_layernorm", bias=True),
+        *_fused_attention(model, fused, output, bias=True, output_bias=True),
+        *_norms(model, "post_attention_layernorm", bias=True),
+        *_plain_mlp(model, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", bias=True),
+    )
+
+
+def _falcon(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, *falcon_norm_names(model), bias=True),
+        *_fused_attention(
+            model,
+            "self_attention.query_key_value",
+            "self_attention.dense",
+            bias=model.attention_bias,
+            output_bias=model.attention_output_bias,
+        ),
+        *_plain_mlp(model, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", bias=model.mlp_bias),
+    )
+
+
+def falcon_norm_names(model: Model) -> tuple[str, ...]:
+    """Names of one Falcon layer's norms (no unit; per layer).
+
+    One for Falcon 7B and 11B, whose attention and MLP read the same norm; two of its own kind for 40B and 180B; the
+    classic two for RefinedWeb models without a parallel residual.
+
+    Source: transformers 5.23 models/falcon/modeling_falcon.py, FalconDecoderLayer.__init__.
+
+    >>> from dataclasses import replace
+    >>> falcon_7b = Model(model_type="falcon", vocab_size=65024, hidden_size=4544, intermediate_size=18176,
+    ...                   num_hidden_layers=32, num_attention_heads=71, num_key_value_heads=1, head_dim=64,
+    ...                   parallel_residual=True)
+    >>> falcon_norm_names(falcon_7b)
+    ('input_layernorm',)
+    >>> falcon_norm_names(replace(falcon_7b, new_decoder_architecture=True))
+    ('ln_attn', 'ln_mlp')
+    """
+    if model.new_decoder_architecture and model.num_ln_in_parallel_attn == 2:
+        return ("ln_attn", "ln_mlp")
+    if model.parallel_residual or model.new_decoder_architecture:
+        return ("input_layernorm",)
+    return ("input_layernorm", "post_attention_layernorm")
+
+
+def _mpt(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "norm_1"),
+        *_fused_attention(model, "attn.Wqkv", "attn.out_proj", bias=False, output_bias=False),
+        *_norms(model, "norm_2"),
+        *_plain_mlp(model, "ffn.up_proj", "ffn.down_proj", bias=False),
+    )
+
+
+def _opt(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "self_attn_layer_norm", bias=True),
+        *_separate_attention(
+            model,
+            bias=model.attention_bias,
+            output_bias=model.attention_output_bias,
+            output="out_proj",
+        ),
+        *_norms(model, "final_layer_norm", bias=True),
+        *_plain_mlp(model, "fc1", "fc2", bias=model.mlp_bias),
+    )
+
+
+def _starcoder2(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm", bias=True),
+        *_configured_attention(model),
+        *_norms(model, "post_attention_layernorm", bias=True),
+        *_plain_mlp(model, "mlp.c_fc", "mlp.c_proj", bias=model.mlp_bias),
+    )
+
+
+def _stablelm(model: Model) -> tuple[Module, ...]:
+    heads = (("q", model.num_attention_heads), ("k", model.num_key_value_heads))
+    head_norms = tuple(
+        Norm(f"self_attn.{side}_layernorm.norms.{head}", model.head_dim)
+        for side, count in heads
+        for head in range(count)
+    )
+    return (
+        *_norms(model, "input_layernorm", bias=True),
+        *_separate_attention(model, bias=model.attention_bias, output_bias=False),
+        *(head_norms if model.qk_norm else ()),
+        *(() if model.parallel_residual else _norms(model, "post_attention_layernorm", bias=True)),
+        *_gated_mlp(model),
+    )
+
+
+def _cohere(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *(_wide_norms(model) if model.qk_norm else ()),
+        *_gated_mlp(model),
+    )
+
+
+def _glm(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_separate_attention(model, bias=model.attention_bias, output_bias=False),
+        *_norms(model, "post_attention_layernorm"),
+        *_fused_gated_mlp(model),
+    )
+
+
+def _glm4(model: Model) -> tuple[Module, ...]:
+    return (*_glm(model), *_norms(model, "post_self_attn_layernorm", "post_mlp_layernorm"))
+
+
+def _outer(
+    embedding: str,
+    norm: str,
+    *,
+    norm_weight: bool = True,
+    norm_bias: bool = False,
+    head_bias: bool = False,
+) -> Callable[[Model], tuple[Module, ...]]:
+    def modules(model: Model) -> tuple[Module, ...]:
+        return (
+            Embedding(embedding, model.vocab_size, model.hidden_size),
+            Norm(norm, model.hidden_size, norm_weight, norm_bias),
+            *_head(model, model.hidden_size, bias=head_bias),
+        )
+
+    return modules
+
+
+def _head(model: Model, width: int, *, bias: bool = False) -> tuple[Linear, ...]:
+    return () if model.tie_word_embeddings else (Linear("lm_head", width, model.vocab_size, bias),)
+
+
+def _learned_positions(model: Model, offset: int = 0) -> int:
+    rows = model.learned_positions or (
+        model.max_position_embeddings and model.max_position_embeddings + offset
+    )
+    if not rows:
+        raise ValueError(f"{model.model_type} learns its positions; give max_position_embeddings.")
+    return rows
+
+
+def _gpt2_outer(model: Model) -> tuple[Module, ...]:
+    return (
+        Embedding("wte", model.vocab_size, model.hidden_size),
+        Embedding("wpe", _learned_positions(model), model.hidden_size),
+        Norm("ln_f", model.hidden_size, bias=True),
+        *_head(model, model.hidden_size),
+    )
+
+
+def _bloom_outer(model: Model) -> tuple[Module, ...]:
+    embedding, *rest = _outer("word_embeddings", "ln_f", norm_bias=True)(model)
+    return (embedding, Norm("word_embeddings_layernorm", model.hidden_size, bias=True), *rest)
+
+
+def _opt_outer(model: Model) -> tuple[Module, ...]:
+    width = model.word_embed_proj_dim or model.hidden_size
+    projected = width != model.hidden_size
+    return (
+        Embedding("embed_tokens", model.vocab_size, width),
+        Embedding(
+            "embed_positions", _learned_positions(model, OPT_POSITION_OFFSET), model.hidden_size
+        ),
+        *((Linear("project_in", width, model.hidden_size),) if projected else ()),
+        *(_norms(model, "final_layer_norm", bias=True) if model.do_layer_norm_before else ()),
+        *((Linear("project_out", model.hidden_size, width),) if projected else ()),
+        *_head(model, width),
+    )
+
+
+_LLAMA_OUTER = _outer("embed_tokens", "norm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    layer: Callable[[Model], tuple[Module, ...]]
+    outer: Callable[[Model], tuple[Module, ...]] = _LLAMA_OUTER
+
+
+_LLAMA = _Family(_llama)
+_FAMILIES = {
+    "apertus": _Family(_apertus),
+    "arcee": _Family(_arcee),
+    "bloom": _Family(_bloom, _bloom_outer),
+    "cohere": _Family(_cohere),
+    "cohere2": _Family(_cohere),
+    "ernie4_5": _LLAMA,
+    "exaone4": _Family(_exaone4),
+    "falcon": _Family(_falcon, _outer("word_embeddings", "ln_f", norm_bias=True)),
+    "gemma": _LLAMA,
+    "gemma2": _Family(_gemma2),
+    "gemma3_text": _Family(_gemma3),
+    "glm": _Family(_glm),
+    "glm4": _Family(_glm4),
+    "gpt2": _Family(_gpt2, _gpt2_outer),
+    "gpt_bigcode": _Family(_gpt_bigcode, _gpt2_outer),
+    "gpt_neox": _Family(_gpt_neox, _outer("embed_in", "final_layer_norm", norm_bias=True)),
+    "gptj": _Family(_gptj, _outer("wte", "ln_f", norm_bias=True, head_bias=True)),
+    "granite": _LLAMA,
+    "hunyuan_v1_dense": _Family(_hunyuan),
+    "internlm3": _LLAMA,
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mpt": _Family(_mpt, _outer("wte", "norm_f")),
+    "nemotron": _Family(_nemotron, _outer("embed_tokens", "norm", norm_bias=True)),
+    "olmo": _Family(_olmo, _outer("embed_tokens", "norm", norm_weight=False)),
+    "olmo2": _Family(_olmo2),
+    "olmo3": _Family(_olmo2),
+    "opt": _Family(_opt, _opt_outer),
+    "phi": _Family(_phi, _outer("embed_tokens", "final_layernorm", norm_bias=True, head_bias=True)),
+    "phi3": _Family(_phi3),
+    "qwen2": _Family(_qwen2),
+    "qwen3": _Family(_qwen3),
+    "seed_oss": _LLAMA,
+    "smollm3": _LLAMA,
+    "stablelm": _Family(_stablelm, _outer("embed_tokens", "norm", norm_bias=True)),
+    "starcoder2": _Family(_starcoder2, _outer("embed_tokens", "norm", norm_bias=True)),
+}
+
+MODELLED = frozenset(_FAMILIES)
+"""The values of ``model_type`` that have a table."""
+
+
+def check_modelled(model_type: str) -> None:
+    """Refuse an architecture without a table, naming the near ones (no unit; per model).
+
+    Source: MODELLED, this module.
+
+    >>> check_modelled("llama")
+    >>> check_modelled("mamba2")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    ValueError: architecture 'mamba2' is not modelled; modelled are: apertus, arcee, ...; choose one of those.
+    """
+    if model_type in MODELLED:
+        return
+    near = get_close_matches(model_type, sorted(MODELLED))
+    hint = f" (near: {', '.join(near)})" if near else ""
+    names = ", ".join(sorted(MODELLED))
+    raise ValueError(
+        f"architecture {model_type!r} is not modelled{hint}; modelled are: {names}; choose one of those."
+    )
+
+
+def _family(model: Model) -> _Family:
+    check_modelled(model.model_type)
+    return _FAMILIES[model.model_type]
+
+
+def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
+    """Modules with weights in decoder layer ``index``, sizes in elements, whole model.
+
+    Leaves out: buffers. In every family modelled so far all layers hold the same modules, whatever their index.
+    Error: none; compared with transformers' own module tree in tests/verify.
+    Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the decoder layer's ``__init__``.
+
+    >>> [module.name for module in layer_modules(TINY_LLAMA)][:4]
+    ['input_layernorm', 'self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj']
+    """
+    if not 0 <= index < model.num_hidden_layers:
+        raise ValueError(
+            f"layer {index} does not exist in a model of {model.num_hidden_layers} layers; count from 0."
+        )
+    return _family(model).layer(model)
+
+
+def outer_modules(model: Model) -> tuple[Module, ...]:
+    """Modules with weights outside the layers, sizes in elements, whole model; no ``lm_head`` where it is tied.
+
+    Leaves out: buffers; vision and audio towers.
+    Error: none; compared with transformers' own module tree in tests/verify.
+    Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the model's ``__init__``.
+
+    >>> [module.name for module in outer_modules(TINY_LLAMA)]
+    ['embed_tokens', 'norm', 'lm_head']
+    """
+    return _family(model).outer(model)
+
+
+def module_parameters(module: Module) -> int:
+    """Parameters of one module in elements, whole model: the product of each shape, summed.
+
+    Error: none; exact.
+    Source: derived, from ``weight_shapes``.
+
+    >>> module_parameters(Linear("q_proj", 8, 16, bias=True)) == 8 * 16 + 16
+    True
+    """
+    return sum(prod(shape) for shape in weight_shapes(module))
+
+
+def total_parameters(model: Model) -> int:
+    """Parameters of the model in elements, whole job; a tied head counts once.
+
+        Σ outer + L · Σ layer     L: layers
+
+    Leaves out: stored buffers and second copies of a tied head, which some Hub totals count (see data/models.csv).
+    Error: none; equal to the published count of every row of data/models.csv.
+    Source: Hub ``safetensors.total`` of each repository, by row in data/models.csv.
+
+    >>> total_parameters(TINY_LLAMA) == 2 * 10 * 8 + 8 + 2 * (2 * 8 + 8 * (8 + 4 + 4 + 8) + 3 * 8 * 16)
+    True
+    """
+    layer = sum(module_parameters(module) for module in layer_modules(model))
+    return (
+        sum(module_parameters(module) for module in outer_modules(model))
+        + model.num_hidden_layers * layer
+    )
+
+
+def is_adapted(module: Linear, setup: TrainingSetup) -> bool:
+    """Whether LoRA is put beside this linear layer (a yes or no; the same on every GPU).
+
+    ``"all-linear"`` takes every Linear and Conv1D but ``lm_head``; a list takes a name that is listed or that ends
+    in a dot and a listed name, so ``"c_proj"`` takes both of GPT-2's.
+
+    Leaves out: adapters on embeddings and on the head; regular expressions.
+    Source: PEFT 0.21 tuners/tuners_utils.py, ``check_target_module_exists`` and ``_maybe_include_all_linear_layers``.
+
+    >>> setup = TrainingSetup(method=Method.LORA, lora_target_modules=("q_proj",))
+    >>> is_adapted(Linear("self_attn.q_proj", 8, 8), setup), is_adapted(Linear("mlp.up_proj", 8, 8), setup)
+    (True, False)
+    """
+    if not setup.uses_adapters or module.name == "lm_head":
+        return False
+    targets = setup.lora_target_modules
+    if isinstance(targets, str):
+        if targets != ALL_LINEAR:
+            raise ValueError(
+                f'lora_target_modules {targets!r} is neither "all-linear" nor a list; give one of the two.'
+            )
+        return True
+    return any(_names(target, module) for target in targets)
+
+
+def _names(target: str, module: Linear) -> bool:
+    return module.name == target or module.name.endswith(f".{target}")
+
+
+def _linears(modules: Iterable[Module]) -> tuple[Linear, ...]:
+    return tuple(
+        module for module in modules if isinstance(module, Linear) and module.name != "lm_head"
+    )
+
+
+def _check_targets(model: Model, setup: TrainingSetup) -> None:
+    if isinstance(setup.lora_target_modules, str):
+        return
+    linears = _linears((*layer_modules(model), *outer_modules(model)))
+    unmatched = [
+        target
+        for target in setup.lora_target_modules
+        if not any(_names(target, linear) for linear in linears)
+    ]
+    if unmatched:
+        raise ValueError(
+            f"lora_target_modules names {', '.join(map(repr, unmatched))}, which {model.model_type} does not have as "
+            f"adaptable layers; its linear layers are: {', '.join(linear.name for linear in linears)}."
+        )
+
+
+def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
+    """Parameters of all LoRA adapters in elements, whole job; 0 for full fine-tuning.
+
+        Σ adapted linears  r · (in + out)     r: lora_r; A is [r, in], B is [out, r]
+
+    Leaves out: DoRA's magnitudes, ``modules_to_save``.
+    Error: none; compared with PEFT's own count in tests/verify.
+    Source: Hu et al. 2021, arXiv:2106.09685, section 4.1; PEFT 0.21 tuners/lora/layer.py, ``LoraLayer.update_layer``.
+
+    >>> setup = TrainingSetup(method=Method.LORA, lora_r=2, lora_target_modules=("q_proj", "v_proj"))
+    >>> adapter_parameters(TINY_LLAMA, setup) == 2 * 2 * ((8 + 8) + (8 + 4))
+    True
+    """
+    if not setup.uses_adapters:
+        return 0
+    _check_targets(model, setup)
+    layer = _adapters(layer_modules(model), setup)
+    return model.num_hidden_layers * layer + _adapters(outer_modules(model), setup)
+
+
+def _adapters(modules: Iterable[Module], setup: TrainingSetup) -> int:
+    adapted = (linear for linear in _linears(modules) if is_adapted(linear, setup))
+    return setup.lora_r * sum(linear.in_features + linear.out_features for linear in adapted)
+
+
+def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
+    """Parameters that receive gradients, in elements, whole job: all of them, or the adapters alone.
+
+    Error: none; exact.
+    Source: derived, from ``total_parameters`` and ``adapter_parameters``.
+
+    >>> trainable_parameters(TINY_LLAMA, TrainingSetup()) == total_parameters(TINY_LLAMA)
+    True
+    """
+    if setup.method is Method.FULL:
+        return total_parameters(model)
+    return adapter_parameters(model, setup)
