@@ -82,7 +82,9 @@ def serve(script: str) -> Iterator[str]:
                 urllib.request.urlopen(address + "/_stcore/health", timeout=1).close()
                 break
             if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{script} did not start; run `streamlit run {script}` to see why.")
+                raise RuntimeError(
+                    f"{script} did not start; run `streamlit run {script}` to see why."
+                )
             time.sleep(0.05)
         yield address
     finally:

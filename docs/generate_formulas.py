@@ -32,7 +32,8 @@ def formula_modules() -> Iterator[ModuleType]:
         module = importlib.import_module(name)
         yield module
         for found in sorted(
-            pkgutil.iter_modules(getattr(module, "__path__", []), name + "."), key=lambda info: info.name
+            pkgutil.iter_modules(getattr(module, "__path__", []), name + "."),
+            key=lambda info: info.name,
         ):
             yield importlib.import_module(found.name)
 

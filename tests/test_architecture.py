@@ -14,7 +14,18 @@ import estimator
 
 ROOT = Path(__file__).resolve().parent.parent
 FACE = sorted([*(ROOT / "pages").glob("*.py"), ROOT / "app.py"])
-INDOORS = {"csv", "pathlib", "os", "io", "time", "datetime", "random", "logging", "urllib", "socket"}
+INDOORS = {
+    "csv",
+    "pathlib",
+    "os",
+    "io",
+    "time",
+    "datetime",
+    "random",
+    "logging",
+    "urllib",
+    "socket",
+}
 """What reaches files, network, clock or environment."""
 DOORS = {"catalog.py", "hub.py", "__main__.py"}
 

@@ -25,7 +25,8 @@ def _generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         "generate_formulas", ROOT / "docs" / "generate_formulas.py"
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -51,7 +52,9 @@ def test_formula_names_its_quantity_and_its_source(module: ModuleType, function:
     assert docstring, f"{name} has no docstring"
     if name in PLAIN_ARITHMETIC:
         return
-    has_source = any("Source" in text or "derived" in text for text in (docstring, module.__doc__ or ""))
+    has_source = any(
+        "Source" in text or "derived" in text for text in (docstring, module.__doc__ or "")
+    )
     assert has_source, f"{name} names no source (nor does its module)"
 
 
