@@ -1,0 +1,385 @@
+"""One rule for each operator: what it allocates, what it saves for backward, what its backward allocates.
+
+``n`` is a tensor's number of elements, ``T`` the tokens of the micro-batch. Which inputs are saved follows from
+torch 2.13, tools/autograd/derivatives.yaml: a product saves the other factor if this one needs a gradient, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from estimator.arithmetic import ceil_div
+from estimator.memory.tape import ACTIVATIONS, LOGITS, Parameter, Tape, Tensor
+
+Gradients = list[Tensor | None]
+
+
+def _gradient(gradients: Gradients) -> Tensor:
+    gradient = gradients[0]
+    assert gradient is not None
+    return gradient
+
+
+def alias(x: Tensor) -> Tensor:
+    """The same tensor under a second owner."""
+    return Tensor(x.elements, x.width, x.storage, is_view=x.is_view)
+
+
+def _match(tape: Tape, gradient: Tensor, x: Tensor) -> Tensor:
+    """Bring a gradient to the shape and dtype of its input, each by a new tensor, as ``validate_outputs`` does."""
+    if gradient.elements != x.elements:
+        gradient = tape.new(x.elements, gradient.width)
+    if gradient.width != x.width:
+        gradient = tape.new(x.elements, x.width)
+    return gradient
+
+
+def cast(tape: Tape, x: Tensor, width: int) -> Tensor:
+    """``x.to(dtype)``: a copy of n elements, or ``x`` itself where the dtype is the same."""
+    if x.width == width:
+        return x
+    tape.operation = "cast"
+    from_width, elements = x.width, x.elements
+    out = tape.new(elements, width)
+    return tape.record("cast backward", out, [x], lambda t, g: [t.new(elements, from_width)])
+
+
+def elementwise(tape: Tape, x: Tensor, name: str, *, saves: str = "input", backward_copies: int = 1) -> Tensor:
+    """A kernel over n elements that saves its ``input``, its ``output`` or ``nothing``."""
+    tape.operation = name
+    elements, width = x.elements, x.width
+    out = tape.new(elements, width)
+    save = {"input": [x], "output": [out], "nothing": []}[saves]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        held = [t.new(elements, width) for _ in range(backward_copies)]
+        return [held[-1]]
+
+    return tape.record(f"{name} backward", out, [x], backward, save)
+
+
+def scale(tape: Tape, x: Tensor) -> Tensor:
+    """Multiply by a number: a new tensor each way, nothing saved."""
+    return elementwise(tape, x, "scale", saves="nothing")
+
+
+def add_number(tape: Tape, x: Tensor) -> Tensor:
+    """Add a number: a new tensor; the gradient passes through."""
+    tape.operation = "add"
+    return tape.record("add backward", tape.new(x.elements, x.width), [x], lambda t, g: [alias(_gradient(g))])
+
+
+def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """Sum of two tensors (broadcast): saves nothing; both inputs receive the same gradient."""
+    tape.operation = "add"
+    out = tape.new(max(a.elements, b.elements), max(a.width, b.width))
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradient = _gradient(g)
+        return [_match(t, alias(gradient), x) if needed else None for x, needed in shapes]
+
+    shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
+    return tape.record("add backward", out, [a, b], backward)
+
+
+def _shape(x: Tensor) -> Tensor:
+    """A tensor's size without its storage, for a closure that must not keep it alive."""
+    return Tensor(x.elements, x.width, None)
+
+
+def multiply(tape: Tape, a: Tensor, b: Tensor, name: str = "product") -> Tensor:
+    """Product of two tensors (broadcast): saves each factor that the other's gradient needs.
+
+    Backward: both gradients at the width and size of the product, together, then reduced to their factor's shape.
+    """
+    tape.operation = name
+    elements, width = max(a.elements, b.elements), max(a.width, b.width)
+    out = tape.new(elements, width)
+    shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        full: Gradients = [t.new(elements, width) if needed else None for _, needed in shapes]
+        for position, (shape, _) in enumerate(shapes):
+            gradient = full[position]
+            if gradient is not None:
+                full[position] = _match(t, gradient, shape)
+            del gradient
+        return full
+
+    save = [b if a.requires_grad else None, a if b.requires_grad else None]
+    return tape.record(f"{name} backward", out, [a, b], backward, save)
+
+
+def square(tape: Tape, x: Tensor) -> Tensor:
+    """``x.pow(2)``; backward holds x, 2x and their product with the gradient at once."""
+    return elementwise(tape, x, "square", backward_copies=3)
+
+
+def mean(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """Mean over the last dimension, one number a row; backward spreads it out again."""
+    tape.operation = "mean"
+    elements, width = x.elements, x.width
+    return tape.record("mean backward", tape.new(rows, width), [x], lambda t, g: [t.new(elements, width)])
+
+
+def rms_norm(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
+    """Llama's RMSNorm: x in float32, its mean square, the product, back to the dtype, times the weight.
+
+    Source: transformers 5.23, models/llama/modeling_llama.py, ``LlamaRMSNorm.forward``.
+    """
+    normalized = _normalized(tape, cast(tape, x, 4), rows)
+    return multiply(tape, weight, cast(tape, normalized, x.width), "norm")
+
+
+def rms_norm_float32(tape: Tape, x: Tensor, weight: Parameter, rows: int, *, one_plus: bool) -> Tensor:
+    """RMSNorm whose product with the weight is in float32 and cast last (Gemma: times 1 + weight; OLMo 2).
+
+    Source: transformers 5.23, models/gemma/modeling_gemma.py, ``GemmaRMSNorm``; models/olmo2/modeling_olmo2.py.
+    """
+    normalized = _normalized(tape, cast(tape, x, 4), rows)
+    factor: Tensor = weight
+    if one_plus:
+        factor = add_number(tape, cast(tape, weight, 4))
+    return cast(tape, multiply(tape, normalized, factor, "norm"), x.width)
+
+
+def _normalized(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    variance = add_number(tape, mean(tape, square(tape, x), rows))
+    inverse = elementwise(tape, variance, "rsqrt", saves="output", backward_copies=2)
+    del variance
+    return multiply(tape, x, inverse, "norm")
+
+
+def layer_norm(tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int) -> Tensor:
+    """The LayerNorm kernel: saves x, mean and 1/deviation in float32; under autocast it runs in float32.
+
+    Source: torch 2.13, aten/src/ATen/native/cuda/layer_norm_kernel.cu; aten/src/ATen/autocast_mode.h (float32 list).
+    """
+    if tape.autocast_active:
+        x = cast(tape, x, 4)
+        weights: list[Tensor] = [cast(tape, p, 4) for p in parameters]
+    else:
+        weights = list(parameters)
+    tape.operation = "layer norm"
+    elements, width = x.elements, x.width
+    out = tape.new(elements, width)
+    statistics = [tape.new(rows, 4), tape.new(rows, 4)]
+    sizes = [(w.elements, w.width, w.requires_grad) for w in weights]
+    needs_x = x.requires_grad
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradients: Gradients = [t.new(elements, width) if needs_x else None]
+        return gradients + [t.new(n, w) if needed else None for n, w, needed in sizes]
+
+    return tape.record("layer norm backward", out, [x, *weights], backward, [x, *statistics])
+
+
+def embedding(tape: Tape, ids: Tensor, weight: Parameter, hidden_size: int, tokens: int) -> Tensor:
+    """Look up rows; saves the ids; the gradient is dense, vocabulary × hidden.
+
+    Source: torch 2.13, derivatives.yaml, ``embedding``: ``embedding_dense_backward``.
+    """
+    tape.operation = "embedding"
+    out = tape.new(tokens * hidden_size, weight.width)
+    elements, width = weight.elements, weight.width
+    return tape.record("embedding gradient", out, [weight], lambda t, g: [t.new(elements, width)], [ids])
+
+
+def _cast_weight(tape: Tape, weight: Parameter, width: int) -> Tensor:
+    """Autocast's copy of a float32 weight: kept until autocast ends if the weight is trained, else made anew.
+
+    Source: torch 2.13, aten/src/ATen/autocast_mode.cpp, ``cached_cast``.
+    """
+    if not weight.requires_grad:
+        return cast(tape, weight, width)
+    cached = tape.cast_cache.get(weight.key)
+    if cached is None:
+        cached = (tape.layer, cast(tape, weight, width))
+        tape.cast_cache[weight.key] = cached
+    return cached[1]
+
+
+def linear(
+    tape: Tape, x: Tensor, weight: Parameter, bias: Parameter | None, in_features: int, out_features: int, name: str
+) -> Tensor:
+    """``x @ W.T + b``: saves x if W is trained and W if x needs a gradient.
+
+    Backward: the gradients of x and W exist together with the output's; W's is a transposed view.
+    Under autocast a float32 input gets its own 16-bit copy in every call; so do the weights, once.
+    """
+    w: Tensor = weight
+    b: Tensor | None = bias
+    if tape.autocast_active and tape.autocast_width is not None:
+        tape.operation = f"{name}: autocast copies"
+        x = cast(tape, x, tape.autocast_width)
+        w = _cast_weight(tape, weight, tape.autocast_width)
+        b = None if bias is None else _cast_weight(tape, bias, tape.autocast_width)
+    tape.operation = name
+    elements, width = x.elements, x.width
+    rows = elements // in_features
+    out = tape.new(rows * out_features, width)
+    needs_x, needs_w = x.requires_grad, w.requires_grad
+    needs_b = b is not None and b.requires_grad
+    size = w.elements
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradients: Gradients = []
+        gradients.append(t.new(elements, width) if needs_x else None)
+        if needs_w:
+            gradient = t.new(size, width)
+            gradient.is_view = True
+            gradients.append(gradient)
+        else:
+            gradients.append(None)
+        gradients.append(t.new(out_features, width) if needs_b else None)
+        return gradients
+
+    inputs = [x, w] if b is None else [x, w, b]
+    save = [x if needs_w else None, w if needs_x else None]
+    return tape.record(f"{name} backward", out, inputs, backward, save)
+
+
+def linear_4bit(tape: Tape, x: Tensor, in_features: int, out_features: int, width: int, name: str) -> Tensor:
+    """bitsandbytes' 4-bit product: the weight is dequantised for the time of the product, forward and backward.
+
+    Saves nothing but the packed weight. Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul4Bit``;
+    nn/modules.py, ``Linear4bit.forward`` (input to the compute dtype, output back to the input's).
+    """
+    input_width = x.width
+    x = cast(tape, x, width)
+    tape.operation = f"{name}: dequantised weight"
+    elements = x.elements
+    absmax = ceil_div(in_features * out_features, 64)
+
+    def dequantised(t: Tape) -> tuple[Tensor, Tensor]:
+        return t.new(absmax, 4), t.new(in_features * out_features, width)
+
+    weight = dequantised(tape)
+    out = tape.new(elements // in_features * out_features, width)
+    del weight
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        weight = dequantised(t)
+        gradient = t.new(elements, width)
+        del weight
+        return [gradient]
+
+    return cast(tape, tape.record(f"{name} backward", out, [x], backward), input_width)
+
+
+def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
+    """``native_dropout``: the output and a mask of one byte an element, which is saved; nothing at all for p = 0."""
+    if probability == 0:
+        return x
+    tape.operation = "dropout"
+    elements, width = x.elements, x.width
+    out = tape.new(elements, width)
+    mask = tape.new(elements, 1)
+    return tape.record("dropout backward", out, [x], lambda t, g: [t.new(elements, width)], [mask])
+
+
+def clone(tape: Tape, x: Tensor) -> Tensor:
+    """A copy; the gradient passes through."""
+    tape.operation = "copy"
+    return tape.record("copy backward", tape.new(x.elements, x.width), [x], lambda t, g: [alias(_gradient(g))])
+
+
+def reshape_copy(tape: Tape, x: Tensor) -> Tensor:
+    """``contiguous()`` of a transposed tensor: a copy forward; its gradient is a view of the incoming one."""
+    return clone(tape, x)
+
+
+def part(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """A slice: a view; its gradient is the whole tensor again, filled with zeros around."""
+    whole, width = x.elements, x.width
+    out = tape.view(x, elements)
+    return tape.record("slice backward", out, [x], lambda t, g: [t.new(whole, width)])
+
+
+def split(tape: Tape, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """``split`` or ``chunk``: views; one gradient of the whole when all parts' have arrived."""
+    whole, width = x.elements, x.width
+    parts = [tape.view(x, size) for size in sizes]
+    tape.record("split backward", parts[0], [x], lambda t, g: [t.new(whole, width)])
+    node = parts[0].node
+    if node is not None:
+        node.buffers = [None] * len(parts)
+        for output, piece in enumerate(parts):
+            piece.requires_grad, piece.node, piece.output = True, node, output
+    return parts
+
+
+def concatenate(tape: Tape, parts: Sequence[Tensor]) -> Tensor:
+    """``cat``: one new tensor; the gradients are views of the incoming one."""
+    tape.operation = "concatenate"
+    out = tape.new(sum(p.elements for p in parts), parts[0].width)
+    sizes = [(p.elements, p.requires_grad) for p in parts]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        whole = _gradient(g)
+        return [t.view(whole, size) if needed else None for size, needed in sizes]
+
+    return tape.record("concatenate backward", out, list(parts), backward)
+
+
+def repeat_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
+    """``repeat_kv``: every key-value head copied for its group of query heads; nothing if there is one a head.
+
+    A single key-value head is expanded, not copied: a view.
+    Source: transformers 5.23, integrations/sdpa_attention.py, ``repeat_kv``.
+    """
+    if groups == 1:
+        return x
+    tape.operation = "repeat key-value heads"
+    elements, width = x.elements, x.width
+    out = tape.new(elements * groups, width)
+    return tape.record("repeat key-value heads backward", out, [x], lambda t, g: [t.new(elements, width)])
+
+
+def matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) -> Tensor:
+    """Batched product of two activations: saves both; both gradients exist together."""
+    if tape.autocast_active and tape.autocast_width is not None:
+        a, b = cast(tape, a, tape.autocast_width), cast(tape, b, tape.autocast_width)
+    tape.operation = name
+    out = tape.new(elements, a.width)
+    shapes = [(a.elements, a.width, a.requires_grad), (b.elements, b.width, b.requires_grad)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(n, w) if needed else None for n, w, needed in shapes]
+
+    save = [b if a.requires_grad else None, a if b.requires_grad else None]
+    return tape.record(f"{name} backward", out, [a, b], backward, save)
+
+
+def softmax(tape: Tape, x: Tensor) -> Tensor:
+    """Softmax: saves its output; backward one tensor."""
+    return elementwise(tape, x, "softmax", saves="output")
+
+
+def log_softmax_loss(tape: Tape, logits: Tensor, vocab_size: int) -> Tensor:
+    """Cross-entropy: log-softmax, then the negative log-likelihood.
+
+    Backward of the likelihood fills a dense float32 tensor of T·V with zeros; log-softmax adds its own gradient while
+    its output is still saved: three copies of the logits in float32 at once.
+    Source: torch 2.13, aten/src/ATen/native/LossNLL.cpp; transformers 5.23, loss/loss_utils.py.
+    """
+    tape.operation = "log-softmax"
+    elements = logits.elements
+    log_probabilities = tape.new(elements, 4, LOGITS)
+    log_probabilities = tape.record(
+        "log-softmax backward: three copies of the logits in float32",
+        log_probabilities,
+        [logits],
+        lambda t, g: [t.new(elements, 4, LOGITS)],
+        [log_probabilities],
+    )
+    tape.operation = "negative log-likelihood"
+    loss = tape.new(1, 4)
+    weight = tape.new(1, 4, ACTIVATIONS)
+    return tape.record(
+        "negative log-likelihood backward",
+        loss,
+        [log_probabilities],
+        lambda t, g: [t.new(elements, 4, LOGITS)],
+        [weight],
+    )

@@ -1,0 +1,383 @@
+"""The tape: a stand-in for autograd whose tensors have a size and a lifetime, and no values.
+
+PyTorch frees a tensor when its last reference goes: a Python name, a node's saved tensor, an input buffer of the
+engine, a ``.grad``. So does CPython. Architectures are therefore written here as the same short programs that
+transformers runs, on tensors whose :class:`Storage` counts itself in when made and out when collected. What is
+alive at which moment then need not be derived: it happens.
+
+The rules of the engine are PyTorch's:
+
+* ready nodes run latest-created first, gradient accumulation before all others
+  (torch/csrc/autograd/engine.cpp, ``CompareNodeTaskTime``);
+* two gradients for one input are summed in place only if nobody else holds the first
+  (torch/csrc/autograd/input_buffer.cpp, ``accumulate``);
+* a leaf's gradient is stolen, not copied (torch/csrc/autograd/functions/accumulate_grad.h);
+* a checkpointed block saves placeholders; the first one opened in backward replays the block, and the replay
+  stops when the last placeholder is filled (torch/utils/checkpoint.py, ``_StopRecomputationError``).
+
+Bytes are counted as ``torch.cuda.max_memory_allocated`` counts them: every storage rounded up to 512.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from estimator.arithmetic import allocated
+from estimator.specs import Component, Phase
+
+COMPONENTS = tuple(Component)
+_INDEX = {component: index for index, component in enumerate(COMPONENTS)}
+ADAPTERS = _INDEX[Component.ADAPTERS]
+GRADIENTS = _INDEX[Component.GRADIENTS]
+ACTIVATIONS = _INDEX[Component.ACTIVATIONS]
+LOGITS = _INDEX[Component.LOGITS]
+TEMPORARIES = _INDEX[Component.TEMPORARIES]
+
+Bytes = list[int]
+"""Bytes alive, one entry a component, in the order of ``COMPONENTS``."""
+
+
+class Segment(NamedTuple):
+    """A stretch of the step: one layer's forward or backward, or a stage outside the layers."""
+
+    phase: Phase
+    stage: str
+    """What the stretch is: ``embedding``, ``layer``, ``head``, …"""
+    layer: int | None
+    """Which played layer; None outside the layers."""
+    entry: Bytes
+    exit: Bytes
+    top: Bytes
+    """At the highest moment within, entry included."""
+    operation: str
+    """The operator that made the highest moment."""
+
+
+class Storage:
+    """Bytes on the GPU, alive as long as this object is."""
+
+    __slots__ = ("bytes", "component", "tape")
+
+    def __init__(self, tape: Tape, size: int, component: int) -> None:
+        self.tape = tape
+        self.bytes = size
+        self.component = component
+        tape.allocate(size, component)
+
+    def __del__(self) -> None:
+        self.tape.alive[self.component] -= self.bytes
+        self.tape.total -= self.bytes
+
+    def become(self, component: int) -> None:
+        """Count these bytes under another name from now on."""
+        alive = self.tape.alive
+        alive[self.component] -= self.bytes
+        alive[component] += self.bytes
+        self.component = component
+
+
+class Tensor:
+    """A number of elements of a width in bytes, on a storage that views share."""
+
+    __slots__ = ("elements", "is_view", "node", "output", "requires_grad", "storage", "width")
+
+    def __init__(self, elements: int, width: int, storage: Storage | None, *, is_view: bool = False) -> None:
+        self.elements = elements
+        self.width = width
+        self.storage = storage
+        """None: resident all the time and counted elsewhere, as weights are."""
+        self.is_view = is_view
+        self.requires_grad = False
+        self.node: Node | None = None
+        self.output = 0
+        """Which of the node's outputs this is."""
+
+
+Backward = Callable[["Tape", list["Tensor | None"]], Sequence["Tensor | None"]]
+
+
+class Node:
+    """One entry of the graph: how to turn output gradients into input gradients."""
+
+    __slots__ = ("backward", "buffers", "edges", "layer", "name", "parameter", "saved", "sequence", "stage", "waiting")
+
+    def __init__(self, name: str, sequence: int, stage: str, layer: int | None) -> None:
+        self.name = name
+        self.sequence = sequence
+        self.stage = stage
+        self.layer = layer
+        self.backward: Backward | None = None
+        self.saved: list[Storage | Placeholder | None] = []
+        self.edges: list[tuple[Node, int] | None] = []
+        self.buffers: list[Tensor | None] = [None]
+        self.waiting = 0
+        self.parameter: Parameter | None = None
+
+
+class Parameter(Tensor):
+    """A weight: counted elsewhere, but its gradient is born and kept here."""
+
+    __slots__ = ("accumulate", "grad", "has_grad", "key")
+
+    def __init__(self, key: str, elements: int, width: int, *, trainable: bool, has_grad: bool = False) -> None:
+        super().__init__(elements, width, None)
+        self.key = key
+        self.requires_grad = trainable
+        self.has_grad = has_grad
+        """A gradient exists already (accumulation); it is counted elsewhere."""
+        self.grad: Storage | None = None
+        self.accumulate = Node("gradient accumulation", sys.maxsize, "", None)
+        self.accumulate.parameter = self
+
+
+class Placeholder:
+    """Stands for a tensor that a checkpointed block did not save."""
+
+    __slots__ = ("frame", "index")
+
+    def __init__(self, frame: Frame, index: int) -> None:
+        self.frame = frame
+        self.index = index
+
+
+class StopReplayError(Exception):
+    """The last placeholder is filled: nothing after it needs to be computed again."""
+
+
+class Frame:
+    """A checkpointed block: its function, its inputs, and what its replay filled."""
+
+    __slots__ = ("count", "filled", "replay")
+
+    def __init__(self, replay: Callable[[], Tensor]) -> None:
+        self.replay = replay
+        self.count = 0
+        self.filled: list[Storage | None] | None = None
+
+
+class Tape:
+    """Plays one forward and backward pass and remembers the highest moment of every stretch."""
+
+    def __init__(self, *, autocast_width: int | None) -> None:
+        self.alive: Bytes = [0] * len(COMPONENTS)
+        self.total = 0
+        self.segments: list[Segment] = []
+        self.autocast_width = autocast_width
+        """Bytes per element that autocast computes in; None without autocast."""
+        self.autocast_active = autocast_width is not None
+        self.cast_cache: dict[str, tuple[int | None, Tensor]] = {}
+        self.operation = ""
+        self.phase = Phase.FORWARD
+        self.stage = "embedding"
+        self.layer: int | None = None
+        self._entry: Bytes = list(self.alive)
+        self._top: Bytes = list(self.alive)
+        self._top_total = 0
+        self._top_operation = ""
+        self._sequence = 0
+        self._forward_frame: Frame | None = None
+        self._replay_frame: Frame | None = None
+
+    # -- counting -----------------------------------------------------------------------------------------------
+
+    def allocate(self, size: int, component: int) -> None:
+        """Count bytes in; every allocation is a moment that may be the highest."""
+        self.alive[component] += size
+        self.total += size
+        if self.total > self._top_total:
+            self._top_total = self.total
+            self._top = list(self.alive)
+            self._top_operation = self.operation
+
+    def enter(self, phase: Phase, stage: str, layer: int | None = None) -> None:
+        """End the current stretch and begin another."""
+        self.close()
+        self.phase, self.stage, self.layer = phase, stage, layer
+        self._entry = list(self.alive)
+        self._top = self._entry
+        self._top_total = self.total
+        self._top_operation = self.operation
+
+    def close(self) -> None:
+        """End the current stretch."""
+        self.segments.append(
+            Segment(self.phase, self.stage, self.layer, self._entry, list(self.alive), self._top, self._top_operation)
+        )
+
+    # -- tensors ------------------------------------------------------------------------------------------------
+
+    def new(self, elements: int, width: int, component: int = TEMPORARIES) -> Tensor:
+        """A fresh tensor."""
+        return Tensor(elements, width, Storage(self, allocated(elements * width), component))
+
+    def view(self, x: Tensor, elements: int | None = None) -> Tensor:
+        """Another tensor on the same storage, without a node of its own."""
+        return Tensor(x.elements if elements is None else elements, x.width, x.storage, is_view=True)
+
+    def record(
+        self,
+        name: str,
+        output: Tensor,
+        inputs: Sequence[Tensor],
+        backward: Backward,
+        save: Sequence[Tensor | None] = (),
+    ) -> Tensor:
+        """Give ``output`` a node, if any input requires a gradient; save what its backward needs."""
+        if not any(x.requires_grad for x in inputs):
+            return output
+        self._sequence += 1
+        node = Node(name, self._sequence, self.stage, self.layer)
+        node.backward = backward
+        node.edges = [_edge(x) for x in inputs]
+        for tensor in save:
+            if tensor is not None:
+                node.saved.append(self._save(tensor))
+        output.requires_grad = True
+        output.node = node
+        return output
+
+    def _save(self, tensor: Tensor) -> Storage | Placeholder | None:
+        frame = self._replay_frame
+        if frame is not None:
+            assert frame.filled is not None
+            frame.filled.append(tensor.storage)
+            if tensor.storage is not None and tensor.storage.component == TEMPORARIES:
+                tensor.storage.become(ACTIVATIONS)
+            if len(frame.filled) == frame.count:
+                raise StopReplayError
+            return None
+        frame = self._forward_frame
+        if frame is not None:
+            frame.count += 1
+            return Placeholder(frame, frame.count - 1)
+        if tensor.storage is not None and tensor.storage.component == TEMPORARIES:
+            tensor.storage.become(ACTIVATIONS)
+        return tensor.storage
+
+    # -- checkpointing ------------------------------------------------------------------------------------------
+
+    def checkpoint(self, block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Play a block without saving; only its input stays, until backward plays it again."""
+        frame = Frame(lambda: block(x))
+        if x.storage is not None and x.storage.component == TEMPORARIES:
+            x.storage.become(ACTIVATIONS)
+        self._forward_frame = frame
+        y = block(x)
+        self._forward_frame = None
+        return y
+
+    def _replay(self, frame: Frame) -> None:
+        frame.filled = []
+        cache, self.cast_cache = self.cast_cache, {}
+        self._replay_frame, autocast = frame, self.autocast_active
+        self.autocast_active = self.autocast_width is not None
+        try:
+            frame.replay()
+        except StopReplayError:
+            pass
+        self._replay_frame, self.autocast_active = None, autocast
+        self.cast_cache = cache
+
+    def _unpack(self, node: Node) -> list[Storage | None]:
+        unpacked: list[Storage | None] = []
+        for saved in node.saved:
+            if isinstance(saved, Placeholder):
+                frame = saved.frame
+                if frame.filled is None:
+                    self._replay(frame)
+                assert frame.filled is not None
+                unpacked.append(frame.filled[saved.index])
+                frame.filled[saved.index] = None
+            else:
+                unpacked.append(saved)
+        return unpacked
+
+    # -- backward -----------------------------------------------------------------------------------------------
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the graph from the loss down, as torch's engine does."""
+        root = loss.node
+        assert root is not None
+        loss.node = None
+        _count_dependencies(root)
+        root.buffers[0] = self.new(1, 4)
+        ready: list[tuple[int, int, Node]] = [(-root.sequence, 0, root)]
+        ticket = 0
+        del root
+        while ready:
+            node = heapq.heappop(ready)[2]
+            gradients = self._run(node)
+            edges, node.edges = node.edges, []
+            for position, edge in enumerate(edges):
+                if edge is None:
+                    continue
+                target, output = edge
+                gradient = gradients[position] if gradients else None
+                if gradients:
+                    gradients[position] = None
+                if gradient is not None:
+                    pending = target.buffers[output]
+                    target.buffers[output] = None
+                    target.buffers[output] = gradient if pending is None else self._sum(pending, gradient)
+                    del pending
+                del gradient
+                target.waiting -= 1
+                if target.waiting == 0:
+                    ticket += 1
+                    heapq.heappush(ready, (-target.sequence, ticket, target))
+            del gradients, node, edges
+
+    def _run(self, node: Node) -> list[Tensor | None]:
+        if node.parameter is not None:
+            self._accumulate(node)
+            return []
+        if (node.stage, node.layer) != (self.stage, self.layer):
+            self.enter(Phase.BACKWARD, node.stage, node.layer)
+        self.operation = node.name
+        buffers, node.buffers = node.buffers, [None]
+        backward, node.backward = node.backward, None
+        assert backward is not None
+        saved = self._unpack(node)
+        self.operation = node.name
+        result = list(backward(self, buffers))
+        del saved, buffers, backward
+        node.saved = []
+        return result
+
+    def _accumulate(self, node: Node) -> None:
+        parameter, gradient = node.parameter, node.buffers[0]
+        node.buffers = [None]
+        if parameter is None or gradient is None or parameter.has_grad:
+            return
+        if gradient.storage is not None and parameter.storage is None:
+            gradient.storage.become(GRADIENTS)
+        parameter.grad = gradient.storage
+
+    def _sum(self, first: Tensor, second: Tensor) -> Tensor:
+        """Two gradients for one input: in place if the first has no other owner, else into a third tensor."""
+        # sole owner: the tensor's own reference and getrefcount's argument
+        if not first.is_view and first.storage is not None and sys.getrefcount(first.storage) == 2:
+            return first
+        return self.new(first.elements, first.width)
+
+
+def _edge(x: Tensor) -> tuple[Node, int] | None:
+    if isinstance(x, Parameter):
+        return (x.accumulate, 0) if x.requires_grad else None
+    return None if x.node is None else (x.node, x.output)
+
+
+def _count_dependencies(root: Node) -> None:
+    seen = {id(root)}
+    stack = [root]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is None:
+                continue
+            edge[0].waiting += 1
+            if id(edge[0]) not in seen:
+                seen.add(id(edge[0]))
+                stack.append(edge[0])

@@ -1,0 +1,105 @@
+"""Bytes of weights and adapters as they lie on one GPU, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from estimator.arithmetic import allocated, ceil_div
+from estimator.parameters import Linear, Module, is_adapted, weight_shapes
+from estimator.specs import Method, TrainingSetup
+
+FLOAT32_BYTES = 4
+QUANTIZATION_BLOCK = 64
+"""Elements that share one absmax: bitsandbytes 0.50, functional.py, ``quantize_4bit(blocksize=64)`` on CUDA."""
+NESTED_BLOCK = 256
+"""Absmax values that share one second absmax under double quantisation: ``quantize_blockwise(blocksize=256)``."""
+
+
+def elements(shape: tuple[int, ...]) -> int:
+    """Number of elements of a shape.
+
+    >>> elements((4096, 1024))
+    4194304
+    """
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def is_quantized(module: Module, setup: TrainingSetup, *, in_layers: bool) -> bool:
+    """Whether bitsandbytes packs this module into 4 bits: every linear of the layers, never the head.
+
+    Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay).
+    """
+    return setup.method is Method.QLORA and in_layers and isinstance(module, Linear)
+
+
+def unquantized_width(setup: TrainingSetup) -> int:
+    """Bytes per element of a weight that is not packed: the loaded dtype, or 4 after ``prepare_model_for_kbit_training``.
+
+    Source: peft 0.21, utils/other.py: casts every float16 and bfloat16 parameter that is not 4-bit to float32.
+    """
+    if setup.method is Method.QLORA and setup.prepare_model_for_kbit_training:
+        return FLOAT32_BYTES
+    return setup.dtype.bytes
+
+
+def adapter_width(setup: TrainingSetup) -> int:
+    """Bytes per element of an adapter: 4 with PEFT's ``autocast_adapter_dtype``, else the base's dtype.
+
+    Source: peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype``.
+    """
+    return FLOAT32_BYTES if setup.autocast_adapter_dtype else setup.dtype.bytes
+
+
+def quantized_bytes(count: int, *, double_quant: bool) -> int:
+    """Bytes of ``count`` weights packed into 4 bits, with their scales, each piece as allocated.
+
+    Packed n/2; one float32 absmax for 64 weights: 4n/64. Double quantisation keeps these in 8 bits, n/64, with a
+    float32 for each 256 of them, 4n/(64·256), an offset and a code book of 256 float32. The code of the 16 values
+    itself takes 64 bytes.
+
+    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit`` and ``QuantState``.
+
+    >>> quantized_bytes(4096 * 4096, double_quant=False) == 4096 * 4096 // 2 + 4096 * 4096 // 16 + 512
+    True
+    """
+    blocks = ceil_div(count, QUANTIZATION_BLOCK)
+    packed = allocated(ceil_div(count, 2))
+    code = allocated(16 * FLOAT32_BYTES)
+    if not double_quant:
+        return packed + allocated(blocks * FLOAT32_BYTES) + code
+    nested = allocated(ceil_div(blocks, NESTED_BLOCK) * FLOAT32_BYTES)
+    offset_and_book = allocated(FLOAT32_BYTES) + allocated(256 * FLOAT32_BYTES)
+    return packed + allocated(blocks) + nested + offset_and_book + code
+
+
+def module_bytes(module: Module, setup: TrainingSetup, *, in_layers: bool) -> int:
+    """Bytes of one module's own weights (bias included, adapters not).
+
+    Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp (each tensor rounded up to 512 bytes).
+    """
+    shapes = weight_shapes(module)
+    if is_quantized(module, setup, in_layers=in_layers):
+        packed = quantized_bytes(elements(shapes[0]), double_quant=setup.bnb_4bit_use_double_quant)
+        return packed + tensors_bytes(shapes[1:], unquantized_width(setup))
+    return tensors_bytes(shapes, unquantized_width(setup))
+
+
+def tensors_bytes(shapes: Iterable[tuple[int, ...]], width: int) -> int:
+    """Bytes of several tensors of one element width, each as allocated.
+
+    Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
+    """
+    return sum(allocated(elements(shape) * width) for shape in shapes)
+
+
+def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[tuple[int, int], ...]:
+    """Shapes of LoRA's A [r, in] and B [out, r] on this module; none if it is not adapted.
+
+    Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer``.
+    """
+    if not (setup.uses_adapters and isinstance(module, Linear) and is_adapted(module, setup)):
+        return ()
+    return ((setup.lora_r, module.in_features), (module.out_features, setup.lora_r))
