@@ -1,0 +1,241 @@
+"""The table of the JSON contract: one row a key, with what it may be and what it means.
+
+Everything that knows a key reads it here: the contract, the link, the flags of the command line and
+their help. A default is that of ``TrainingSetup``; only keys that are no field of it state theirs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from estimator.kinds import Choice, Flag, Kind, Momentum, Names, Number, Text, Version, Whole, show
+from estimator.specs import (
+    ALL_LINEAR,
+    LARGEST,
+    AttnImplementation,
+    Dtype,
+    Method,
+    MixedPrecision,
+    Optimizer,
+    TrainingSetup,
+)
+
+DEFAULT = TrainingSetup()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One row of the contract."""
+
+    name: str
+    kind: Kind
+    help: str
+    aliases: tuple[str, ...] = ()
+    ours: bool = False
+    """Is the default ours? All others are Trainer's, TRL's or PEFT's."""
+    modelled: tuple[object, ...] = ()
+    """The only values that the physics knows so far, the default first; empty: all of its kind."""
+
+    @property
+    def in_setup(self) -> bool:
+        """Is it a field of ``TrainingSetup``?"""
+        return hasattr(DEFAULT, self.name)
+
+    @property
+    def default(self) -> object:
+        """The value where the key is left out."""
+        if self.in_setup:
+            return getattr(DEFAULT, self.name)
+        return self.modelled[0] if self.modelled else None
+
+    def read(self, value: object) -> object:
+        """The value of the setup; ``ValueError`` is one sentence that begins with the key."""
+        try:
+            read = self.kind.read(value)
+        except ValueError as problem:
+            raise ValueError(f"{self.name} {problem}") from None
+        if self.modelled and read not in self.modelled:
+            raise ValueError(
+                f"{self.name} {show(value)} is not modelled yet; leave it at {show(self.default)}."
+            )
+        return read
+
+
+def _count(name: str, meaning: str, *, nullable: bool = False, ours: bool = False) -> Key:
+    return Key(name, Whole(LARGEST[name], nullable=nullable), meaning, ours=ours)
+
+
+def _later(name: str, kind: Kind, meaning: str, *modelled: object) -> Key:
+    """A key of the contract whose physics is not built yet, with the values that are accepted."""
+    return Key(name, kind, meaning, modelled=modelled)
+
+
+_OPTIM = Choice(
+    tuple(Optimizer),
+    enum=Optimizer,
+    # transformers 5, training_args.OptimizerNames: second names of the same optimizer, and the rest
+    aliases={
+        "adamw_8bit": "adamw_bnb_8bit",
+        "paged_adamw": "paged_adamw_32bit",
+        "lion": "lion_32bit",
+    },
+    later=(
+        "adagrad",
+        "adalomo",
+        "adamw_anyprecision",
+        "adamw_apex_fused",
+        "adamw_torch_4bit",
+        "adamw_torch_8bit",
+        "ademamix",
+        "ademamix_8bit",
+        "apollo_adamw",
+        "galore_adafactor",
+        "galore_adamw",
+        "galore_adamw_8bit",
+        "grokadamw",
+        "lomo",
+        "paged_ademamix_32bit",
+        "paged_ademamix_8bit",
+        "paged_lion_32bit",
+        "paged_lion_8bit",
+        "rmsprop",
+        "rmsprop_bnb",
+        "schedule_free_adamw",
+        "schedule_free_radam",
+        "schedule_free_sgd",
+        "stable_adamw",
+    ),
+)
+_ATTENTION = Choice(
+    tuple(AttnImplementation),
+    enum=AttnImplementation,
+    later=("flash_attention_3", "flex_attention"),
+)
+_STATE_DTYPE = Choice((Dtype.FLOAT32, Dtype.BFLOAT16), enum=Dtype, nullable=True)
+_STRATEGY = Choice(
+    ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp_grad_op", "hsdp", "device_map")
+)
+_LOSS = Choice(("standard", "liger", "chunked_trl", "chunked_torchtune"), nullable=True)
+_OFFLOAD = Choice(("none", "cpu", "nvme"))
+_WHEN = ("no", "steps", "epoch")
+
+GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
+    {
+        "what is trained, and in what precision": (
+            Key(
+                "method",
+                Choice(tuple(Method), enum=Method),
+                "every weight, or adapters beside a frozen base",
+            ),
+            Key("dtype", Choice(tuple(Dtype), enum=Dtype), "what the weights are loaded in"),
+            Key("mixed_precision", Choice(tuple(MixedPrecision), enum=MixedPrecision), "autocast"),
+            Key("optim", _OPTIM, "the optimizer, by Trainer's name"),
+            Key("optim_args", Momentum(nullable=True), "momentum, for sgd"),
+            Key("optim_state_dtype", _STATE_DTYPE, "a what-if: optimizer states in this dtype"),
+            Key("max_grad_norm", Number(1_000_000), "norm that gradients are clipped to; 0: never"),
+        ),
+        "the batch": (
+            _count("per_device_train_batch_size", "examples in a micro-batch", ours=True),
+            _count("gradient_accumulation_steps", "micro-batches in an optimizer step"),
+            _count("max_length", "tokens in an example, packed or padded to it"),
+            Key("padded", Flag(), "some rows end in padding, so that a mask is built", ours=True),
+        ),
+        "what is kept for the backward pass": (
+            Key(
+                "gradient_checkpointing",
+                Flag(),
+                "keep only each layer's input and play the layer again",
+                aliases=("activation_checkpointing",),
+            ),
+            Key("use_reentrant", Flag(), "checkpoint in the older, reentrant way"),
+            Key("attn_implementation", _ATTENTION, "the attention kernel"),
+            Key("hold_outputs", Flag(), "the loop keeps the model's outputs through backward"),
+            _later("use_liger_kernel", Flag(), "Liger's fused norm, MLP, rope and loss", False),
+            _later("loss", _LOSS, "how the loss is computed", None, "standard"),
+        ),
+        "LoRA": (
+            _count("lora_r", "rank of the adapters"),
+            _count("lora_alpha", "scale of the adapters; no memory"),
+            Key("lora_dropout", Number(1, open_high=True), "dropout before the adapters"),
+            Key(
+                "lora_target_modules",
+                Names(ALL_LINEAR),
+                "the linears that get an adapter",
+                ours=True,
+            ),
+            Key("autocast_adapter_dtype", Flag(), "adapters in float32, as PEFT; else as the base"),
+            _later(
+                "modules_to_save",
+                Names(nullable=True),
+                "modules trained whole beside the adapters",
+                None,
+            ),
+            _later("use_dora", Flag(), "DoRA", False),
+        ),
+        "the quantised base": (
+            Key("bnb_4bit_quant_type", Choice(("nf4", "fp4")), "the 4-bit format"),
+            Key("bnb_4bit_use_double_quant", Flag(), "quantise the scales too", ours=True),
+            Key("prepare_model_for_kbit_training", Flag(), "PEFT's upcasts"),
+            _later("load_in_8bit", Flag(), "LLM.int8 base", False),
+        ),
+        "several GPUs": (
+            Key("num_gpus", Whole(65_536), "GPUs in the job", modelled=(1,)),
+            _later("gpus_per_node", Whole(1024), "GPUs in one machine", 8),
+            _later("strategy", _STRATEGY, "how GPUs share the work", "none"),
+            _later("tp_size", Whole(1024), "ranks of tensor parallelism", 1),
+            _later("pp_size", Whole(1024), "ranks of pipeline parallelism", 1),
+            _later("cp_size", Whole(1024), "ranks of context parallelism", 1),
+            _later("ep_size", Whole(1024), "ranks of expert parallelism", 1),
+            _later("dp_replicate_size", Whole(65_536), "replicas of the sharded model", 1),
+            _later("offload_optimizer", _OFFLOAD, "where optimizer states rest", "none"),
+            _later("offload_param", _OFFLOAD, "where weights rest", "none"),
+        ),
+        "the run": (
+            _count("num_train_examples", "examples in the training set"),
+            Key("num_train_epochs", Number(1_000_000, open_low=True), "passes over them"),
+            _count("mean_tokens_per_example", "null: as max_length", nullable=True),
+            _later("per_device_eval_batch_size", Whole(4096), "examples in an evaluation batch", 8),
+            _later("eval_strategy", Choice(_WHEN), "when to evaluate", "no"),
+            Key("save_strategy", Choice((*_WHEN, "best")), "when to save", ours=True),
+            _later("save_total_limit", Whole(10**6, nullable=True), "checkpoints kept", None),
+            _later(
+                "usd_per_gpu_hour",
+                Number(1_000_000, nullable=True),
+                "your own price; null: from the table of prices",
+                None,
+            ),
+            _later(
+                "mfu",
+                Number(1, open_low=True, nullable=True),
+                "your own utilisation; null: from the bracket of measured ones",
+                None,
+            ),
+            _later("v", Version(), "version of the contract", 1),
+        ),
+    }
+)
+"""The keys of a setup but ``model`` and ``gpu``, as the help lists them."""
+
+KEYS: tuple[Key, ...] = tuple(key for group in GROUPS.values() for key in group)
+
+BY_NAME: Mapping[str, Key] = MappingProxyType(
+    {name: key for key in KEYS for name in (key.name, *key.aliases)}
+)
+"""Each key by its name and by its other names."""
+
+GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "name": Text(),
+        "memory_bytes": Whole(10**15),
+        "memory_is_derived": Flag(),
+        "nameplate_gb": Number(1_000_000),
+        "vendor": Text(),
+        "architecture": Text(),
+        "compute_capability": Text(),
+        "supports_bf16": Flag(),
+        "source": Text(),
+    }
+)
+"""The keys of a GPU of one's own: the fields of ``Gpu``."""

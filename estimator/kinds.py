@@ -1,0 +1,273 @@
+"""What a value may be: reads one of JSON, or the text of a link or a flag, or says what it must be.
+
+Strict on purpose: ``true`` is not 1, ``"8"`` is not 8, NaN is not a number of anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+SHOWN_CHARACTERS = 40
+"""How much of a wrong value an error repeats."""
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def show(value: object) -> str:
+    """A wrong value as an error repeats it: as JSON writes it, and short.
+
+    >>> show("a" * 60), show(True), show(float("nan")), show([1]), show(10**40)
+    ("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'", 'true', 'NaN', 'a list', 'a number of 41 digits')
+    """
+    match value:
+        case None | True | False:
+            return {None: "null", True: "true", False: "false"}[value]
+        case int() if abs(value) >= 10**15:
+            digits = int(math.log10(abs(value))) + 1
+            return f"a number of {digits} digits"
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+        case Mapping():
+            return "an object"
+        case list() | tuple():
+            return "a list"
+        case str() if len(value) > SHOWN_CHARACTERS:
+            return repr(str(value[: SHOWN_CHARACTERS - 2]))[:-1] + "…'"
+        case str():
+            return repr(str(value))
+        case _:
+            return repr(value)[:SHOWN_CHARACTERS]
+
+
+def one_of(words: Iterable[str]) -> str:
+    """Words as a sentence lists them: ``a, b or c``."""
+    *rest, last = words
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+def near(word: str, known: Iterable[str]) -> list[str]:
+    """The known words that the given one may have meant, the nearest first.
+
+    >>> near("lora_rank", ["lora_r", "lora_alpha", "optim"])
+    ['lora_r', 'lora_alpha']
+    """
+    known = list(known)
+    word = word.lower().replace("-", "_")[:100]
+    alike = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    within = [one for one in known if len(word) > 2 and (word in one or one in word)]
+    return list(dict.fromkeys([*alike, *within]))[:3]
+
+
+# --- kinds of value -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a key's value may be. Each kind below adds a reader and, where text is no value yet, a converter."""
+
+    nullable: bool = False
+
+    def read(self, value: object) -> object:
+        """The value of the setup, from one of JSON; ``ValueError`` holds a predicate: "must be …, not …"."""
+        return None if value is None and self.nullable else self._read(value)
+
+    def from_text(self, text: str) -> object:
+        """The value of JSON, from a link or a flag; text that is none is left for ``read`` to refuse."""
+        return None if text == "null" and self.nullable else self._from_text(text)
+
+    @property
+    def metavar(self) -> str:
+        """How the help names a value."""
+        return self._metavar()
+
+    @property
+    def _or_null(self) -> str:
+        return ", or null" if self.nullable else ""
+
+    def _metavar(self) -> str:
+        return "TEXT"
+
+    def _read(self, value: object) -> object:
+        raise NotImplementedError
+
+    def _from_text(self, text: str) -> object:
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Kind):
+    """One of a closed list of words; ``aliases`` are other names for them."""
+
+    words: tuple[str, ...]
+    enum: type[StrEnum] | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    later: tuple[str, ...] = ()
+    """Words of Hugging Face's that no formula knows yet."""
+
+    def _metavar(self) -> str:
+        return "{" + ",".join(self.words) + "}"
+
+    def _read(self, value: object) -> object:
+        allowed = one_of(self.words) + self._or_null
+        if not isinstance(value, str):
+            raise ValueError(f"must be {allowed}, not {show(value)}.")
+        word = self.aliases.get(value, value)
+        if word in self.words:
+            return self.enum(word) if self.enum else str(word)
+        if word in self.later:
+            raise ValueError(f"{show(value)} is not modelled yet; take {allowed}.")
+        meant = near(word, (*self.words, *self.aliases))
+        hint = f"did you mean {one_of(meant)}? It is" if meant else "it is"
+        raise ValueError(f"{show(value)} is unknown; {hint} one of {', '.join(self.words)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Kind):
+    """A whole number from ``low`` to ``high``."""
+
+    high: int
+    low: int = 1
+
+    def _metavar(self) -> str:
+        return "N"
+
+    def _read(self, value: object) -> object:
+        if type(value) is int and self.low <= value <= self.high:
+            return value
+        span = f"from {self.low} to {self.high}{self._or_null}"
+        raise ValueError(f"must be a whole number {span}, not {show(value)}.")
+
+    def _from_text(self, text: str) -> object:
+        return int(text) if re.fullmatch(r"-?[0-9]{1,30}", text) else text
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Kind):
+    """A finite number from ``low`` to ``high``; ``open_low`` and ``open_high`` leave the ends out."""
+
+    high: float
+    low: float = 0.0
+    open_low: bool = False
+    open_high: bool = False
+
+    def _metavar(self) -> str:
+        return "X"
+
+    def _read(self, value: object) -> object:
+        if type(value) in {int, float} and isinstance(value, int | float) and self._holds(value):
+            return float(value)
+        low = f"{'above' if self.open_low else 'from'} {self.low:.15g}"
+        high = f"{'below' if self.open_high else 'up to'} {self.high:.15g}"
+        raise ValueError(f"must be a number {low} and {high}{self._or_null}, not {show(value)}.")
+
+    def _holds(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        return above and (value < self.high if self.open_high else value <= self.high)
+
+    def _from_text(self, text: str) -> object:
+        number = r"[+-]?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?"
+        return float(text) if re.fullmatch(number, text) else text
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(Kind):
+    """True or false."""
+
+    def _metavar(self) -> str:
+        return "{true,false}"
+
+    def _read(self, value: object) -> object:
+        if not isinstance(value, bool):
+            raise ValueError(f"must be true or false, not {show(value)}.")
+        return value
+
+    def _from_text(self, text: str) -> object:
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Names(Kind):
+    """A list of module names, or the one word that stands for a list."""
+
+    word: str | None = None
+
+    MOST: ClassVar[int] = 64
+    """Ours: no family has a tenth as many modules in a layer."""
+
+    def _metavar(self) -> str:
+        return "NAME,NAME"
+
+    def _read(self, value: object) -> object:
+        if isinstance(value, str) and value == self.word:
+            return self.word
+        if not isinstance(value, list | tuple):
+            word = f'"{self.word}" or ' if self.word else ""
+            raise ValueError(
+                f"must be {word}a list of module names{self._or_null}, not {show(value)}."
+            )
+        for name in value:
+            if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,100}", name):
+                raise ValueError(f"must list names of modules such as q_proj, not {show(name)}.")
+        if not value or len(value) > self.MOST:
+            raise ValueError(f"must list 1 to {self.MOST} module names, not {len(value)}.")
+        if twice := [name for name in value if value.count(name) > 1]:
+            raise ValueError(f"names {show(twice[0])} twice; name it once.")
+        return tuple(value)
+
+    def _from_text(self, text: str) -> object:
+        return text if text == self.word else text.split(",")
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Kind):
+    """A short line of text."""
+
+    MOST: ClassVar[int] = 200
+
+    def _read(self, value: object) -> object:
+        if not isinstance(value, str) or len(value) > self.MOST or not value.isprintable():
+            raise ValueError(
+                f"must be a line of at most {self.MOST} characters, not {show(value)}."
+            )
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Version(Kind):
+    """The version of the contract."""
+
+    def _metavar(self) -> str:
+        return "1"
+
+    def _read(self, value: object) -> object:
+        if type(value) is not int or value != 1:
+            raise ValueError(f"must be 1, the contract that is read here, not {show(value)}.")
+        return value
+
+    def _from_text(self, text: str) -> object:
+        return 1 if text == "1" else text
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum(Kind):
+    """``TrainingArguments.optim_args``, of which only SGD's momentum changes memory."""
+
+    def _metavar(self) -> str:
+        return "momentum=X"
+
+    def _read(self, value: object) -> object:
+        text = value.replace(" ", "") if isinstance(value, str) else ""
+        found = re.fullmatch(r"momentum=(0|0?\.[0-9]{1,20}|0\.)", text)
+        if not found:
+            raise ValueError(
+                f'must be "momentum=X" with X from 0 and below 1{self._or_null}, not {show(value)}; '
+                "nothing else in it is modelled."
+            )
+        return float(found[1])
