@@ -1,0 +1,659 @@
+"""A Hugging Face ``config.json`` object to a ``Model``.
+
+Missing keys take the default of the family's own config class (transformers 5.23,
+``models/*/configuration_*.py``), as ``from_pretrained`` does; but a config without the dimensions that
+set its size is refused, unless the Hub's own files leave them out (Gemma 3). No I/O, no guessing: what
+cannot be read is a ``ValueError`` that names the key and says what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypedDict
+
+from estimator.parameters import MODELLED, OPT_POSITION_OFFSET, check_modelled
+from estimator.specs import Model
+
+MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
+MOST_HEADS = 4096  # heads: our limit, seventeen times the catalogue's most (232)
+MOST_ELEMENTS = 10**7  # rows or columns: as Model's own limit
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+
+TEXT_PARTS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+"""Image-and-text wrappers whose ``text_config`` is estimated; the vision tower is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    """Where a family's config class differs from ``LlamaConfig``."""
+
+    tied: bool = False
+    key_value_heads: int | None = None
+    """None: as many as there are heads."""
+    head_dim: int | None = None
+    """None: hidden_size / num_attention_heads."""
+    derived_head_dim: bool = False
+    """The class computes head_dim and reads no such key."""
+    hidden_act: str = "silu"
+    partial_rotary_factor: float = 1.0
+    attention_bias: bool = False
+    sliding_window: int | None = None
+    sliding_pattern: int = 0
+    """Every n-th layer sees everything; 0: the class has no such pattern."""
+
+
+_DEFAULTS = {
+    "apertus": _Defaults(hidden_act="xielu"),
+    "arcee": _Defaults(hidden_act="relu2"),
+    "bloom": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
+    "cohere": _Defaults(tied=True),
+    "cohere2": _Defaults(tied=True, derived_head_dim=True, sliding_window=4096, sliding_pattern=4),
+    "ernie4_5": _Defaults(tied=True, key_value_heads=2, head_dim=128),
+    "exaone4": _Defaults(key_value_heads=32, sliding_window=4096, sliding_pattern=4),
+    "falcon": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
+    "gemma": _Defaults(tied=True, key_value_heads=16, head_dim=256, hidden_act="gelu_pytorch_tanh"),
+    "gemma2": _Defaults(
+        tied=True,
+        key_value_heads=4,
+        head_dim=256,
+        hidden_act="gelu_pytorch_tanh",
+        sliding_window=4096,
+        sliding_pattern=2,
+    ),
+    "gemma3_text": _Defaults(
+        tied=True,
+        key_value_heads=4,
+        head_dim=256,
+        hidden_act="gelu_pytorch_tanh",
+        sliding_window=4096,
+        sliding_pattern=6,
+    ),
+    "glm": _Defaults(
+        key_value_heads=2, head_dim=128, partial_rotary_factor=0.5, attention_bias=True
+    ),
+    "glm4": _Defaults(
+        key_value_heads=2, head_dim=128, partial_rotary_factor=0.5, attention_bias=True
+    ),
+    "gpt2": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu_new"),
+    "gpt_bigcode": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu_pytorch_tanh"),
+    "gpt_neox": _Defaults(
+        derived_head_dim=True,
+        hidden_act="gelu",
+        partial_rotary_factor=0.25,
+        attention_bias=True,
+    ),
+    "gptj": _Defaults(derived_head_dim=True, hidden_act="gelu_new"),
+    "mistral": _Defaults(key_value_heads=8, sliding_window=4096),
+    "mpt": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
+    "nemotron": _Defaults(hidden_act="relu2", partial_rotary_factor=0.5),
+    "olmo3": _Defaults(sliding_window=4096, sliding_pattern=4),
+    "opt": _Defaults(tied=True, derived_head_dim=True, hidden_act="relu"),
+    "phi": _Defaults(hidden_act="gelu_new", partial_rotary_factor=0.5),
+    "qwen2": _Defaults(key_value_heads=32, sliding_window=4096),
+    "qwen3": _Defaults(key_value_heads=32, head_dim=128, sliding_window=4096),
+    "seed_oss": _Defaults(key_value_heads=8, head_dim=128, attention_bias=True),
+    "smollm3": _Defaults(tied=True, key_value_heads=4),
+    "stablelm": _Defaults(key_value_heads=32, derived_head_dim=True, partial_rotary_factor=0.25),
+    "starcoder2": _Defaults(tied=True, key_value_heads=2, hidden_act="gelu_pytorch_tanh"),
+}
+
+# The Hub's text_config of Gemma 3 4B, 12B and 27B leaves these to the class.
+_GEMMA3_SIZES = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 131_072,
+}
+
+_ONE_HEAD_EACH = frozenset({"bloom", "gpt2", "gpt_neox", "gptj", "mpt", "opt"})
+_PARTIAL_ROTARY = frozenset({"glm", "glm4", "gpt_neox", "nemotron", "phi", "phi3", "stablelm"})
+_MLP_BIAS = frozenset({"arcee", "granite", "llama", "nemotron", "seed_oss", "smollm3"})
+_USE_BIAS = {
+    "ernie4_5": ("use_bias", False),
+    "falcon": ("bias", False),
+    "opt": ("enable_bias", True),
+    "starcoder2": ("use_bias", True),
+}
+_ALL_WINDOWED = frozenset({"mistral", "phi3", "starcoder2"})
+_SWITCHED_WINDOW = frozenset({"qwen2", "qwen3", "smollm3"})
+_WINDOWED = (
+    _ALL_WINDOWED | _SWITCHED_WINDOW | {"cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3"}
+)
+_PDROP = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+_SOFTCAPPED = {"gemma2": (50.0, 30.0), "gemma3_text": (None, None)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """Typed reading of one config: every getter refuses what it cannot use, naming the key."""
+
+    values: Mapping[str, object]
+    model_type: str
+
+    def has(self, *names: str) -> str | None:
+        return next((name for name in names if self.values.get(name) is not None), None)
+
+    def whole(self, *names: str, default: int | None = None, most: int = MOST_ELEMENTS) -> int:
+        name = self.has(*names)
+        if name is None:
+            if default is None:
+                raise ValueError(
+                    f"the {self.model_type} config has no {names[0]}; add it, a whole number."
+                )
+            return default
+        value = self.values[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(
+                f"{name} must be a whole number from 1 to {most}, not {_show(value)}; "
+                "correct it in the config."
+            )
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ValueError(
+                f"{name} must be true or false, not {_show(value)}; correct it in the config."
+            )
+        return value
+
+    def share(self, name: str, *, default: float = 0.0) -> float:
+        """A probability or a fraction."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError(
+                f"{name} must be a number from 0 to 1, not {_show(value)}; "
+                "correct it in the config."
+            )
+        return float(value)
+
+    def text(self, *names: str, default: str) -> str:
+        name = self.has(*names)
+        if name is None:
+            return default
+        value = self.values[name]
+        if not isinstance(value, str) or not value:
+            raise ValueError(
+                f"{name} must be a name, not {_show(value)}; correct it in the config."
+            )
+        return value
+
+    def cap(self, name: str, default: float | None) -> bool:
+        """Whether a softcap is on; null turns it off."""
+        value = self.values.get(name, default)
+        if value is None:
+            return False
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 10**9:
+            raise ValueError(
+                f"{name} must be a positive number or null, not {_show(value)}; "
+                "correct it in the config."
+            )
+        return True
+
+    def part(self, name: str) -> _Config:
+        """A nested object; absent: an empty one."""
+        value = self.values.get(name)
+        if value is None:
+            return _Config({}, self.model_type)
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f"{name} must be an object, not {_show(value)}; correct it in the config."
+            )
+        return _Config(value, self.model_type)
+
+    def items(self, name: str, layers: int) -> tuple[object, ...]:
+        """A list with one item a layer; absent: empty."""
+        value = self.values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or len(value) != layers:
+            length = f"{len(value)} items" if isinstance(value, list | tuple) else _show(value)
+            raise ValueError(
+                f"{name} must list one item for each of the {layers} layers, not {length}; "
+                "correct it in the config."
+            )
+        return tuple(value)
+
+
+def _show(value: object, most: int = 40) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+class _Sizes(TypedDict):
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+class _Biases(TypedDict):
+    attention_bias: bool
+    attention_output_bias: bool
+    mlp_bias: bool
+    lm_head_bias: bool
+
+
+class _Windows(TypedDict):
+    sliding_window: int
+    layer_types: tuple[str, ...]
+    no_rope_layers: tuple[bool, ...]
+
+
+class _Dropouts(TypedDict):
+    embd_pdrop: float
+    attn_pdrop: float
+    resid_pdrop: float
+
+
+def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
+    """Model of a ``config.json`` object; sizes in elements, whole model.
+
+    Of a Gemma 3 or Mistral 3 wrapper the text part is taken. Quantisation and generation keys are ignored.
+
+    Source: transformers 5.23 models/<model_type>/configuration_<model_type>.py, defaults and ``__post_init__``.
+
+    >>> model_from_config({"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12,
+    ...                    "n_head": 12, "n_positions": 1024}).intermediate_size == 4 * 768
+    True
+    """
+    read = _text_part(config)
+    family = _DEFAULTS.get(read.model_type, _Defaults())
+    sizes = _sizes(read, family)
+    positions = _positions(read)
+    attn_cap, final_cap = _SOFTCAPPED.get(read.model_type, (None, None))
+    capped = read.model_type in _SOFTCAPPED
+    return Model(
+        model_type=read.model_type,
+        hub_id=hub_id,
+        tie_word_embeddings=read.flag("tie_word_embeddings", default=family.tied),
+        max_position_embeddings=positions,
+        hidden_act=_hidden_act(read, family),
+        qk_norm=_qk_norm(read),
+        learned_positions=_learned_positions(read, positions),
+        word_embed_proj_dim=_word_embed_proj_dim(read, sizes["hidden_size"]),
+        do_layer_norm_before=_do_layer_norm_before(read),
+        partial_rotary_factor=_partial_rotary_factor(read, family, sizes["head_dim"]),
+        parallel_residual=_parallel_residual(read),
+        new_decoder_architecture=_new_decoder(read),
+        num_ln_in_parallel_attn=read.whole("num_ln_in_parallel_attn", default=2, most=2),
+        norms_without_weight=_norms_without_weight(read),
+        attn_logit_softcapping=capped and read.cap("attn_logit_softcapping", attn_cap),
+        final_logit_softcapping=capped and read.cap("final_logit_softcapping", final_cap),
+        **sizes,
+        **_biases(read, family),
+        **_windows(read, family, sizes["num_hidden_layers"]),
+        **_dropouts(read),
+    )
+
+
+def _text_part(config: Mapping[str, object]) -> _Config:
+    if not isinstance(config, Mapping):
+        raise ValueError(f"a config must be an object of keys and values, not {_show(config)}.")
+    model_type = config.get("model_type")
+    if model_type is None:
+        raise ValueError(
+            "the config has no model_type; give a whole config.json as the Hub serves it, "
+            f"of one of these architectures: {', '.join(sorted(MODELLED))}."
+        )
+    if not isinstance(model_type, str):
+        raise ValueError(f"model_type must be a name, not {_show(model_type)}; correct the config.")
+    if model_type in TEXT_PARTS and "text_config" in config:
+        inner = dict(_Config(config, model_type).part("text_config").values)
+        inner.setdefault("model_type", TEXT_PARTS[model_type])
+        inner.setdefault("tie_word_embeddings", config.get("tie_word_embeddings"))
+        return _text_part(inner)
+    check_modelled(model_type)
+    return _Config(config, model_type)
+
+
+def _sizes(read: _Config, family: _Defaults) -> _Sizes:
+    fallback = _GEMMA3_SIZES if read.model_type == "gemma3_text" else {}
+    hidden = read.whole("hidden_size", "n_embd", "d_model", "n_embed")
+    heads = read.whole(
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        default=fallback.get("num_attention_heads"),
+        most=MOST_HEADS,
+    )
+    return {
+        "vocab_size": read.whole("vocab_size", default=fallback.get("vocab_size")),
+        "hidden_size": hidden,
+        "intermediate_size": _intermediate_size(read, hidden, fallback),
+        "num_hidden_layers": read.whole(
+            "num_hidden_layers", "n_layer", "n_layers", most=MOST_LAYERS
+        ),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _key_value_heads(read, family, heads),
+        "head_dim": _head_dim(read, family, hidden, heads),
+    }
+
+
+def _intermediate_size(read: _Config, hidden: int, fallback: Mapping[str, int]) -> int:
+    match read.model_type:
+        case "bloom":
+            return 4 * hidden
+        case "mpt":
+            return read.whole("expansion_ratio", default=4, most=MOST_HEADS) * hidden
+        case "gpt2" | "gpt_bigcode" | "gptj":
+            return read.whole("n_inner", default=4 * hidden)
+        case "falcon":
+            return read.whole("ffn_hidden_size", default=4 * hidden)
+        case "opt":
+            return read.whole("ffn_dim")
+        case _:
+            return read.whole("intermediate_size", default=fallback.get("intermediate_size"))
+
+
+def _key_value_heads(read: _Config, family: _Defaults, heads: int) -> int:
+    if read.model_type in _ONE_HEAD_EACH:
+        return heads
+    if read.model_type == "gpt_bigcode":
+        return 1 if read.flag("multi_query", default=True) else heads
+    if read.model_type == "falcon":
+        if _new_decoder(read):
+            return read.whole("num_kv_heads", "n_head_kv", default=heads, most=MOST_HEADS)
+        return 1 if read.flag("multi_query", default=True) else heads
+    absent = "num_key_value_heads" not in read.values
+    default = family.key_value_heads if absent and family.key_value_heads else heads
+    return read.whole("num_key_value_heads", default=default, most=MOST_HEADS)
+
+
+def _head_dim(read: _Config, family: _Defaults, hidden: int, heads: int) -> int:
+    if not family.derived_head_dim:
+        if read.has("head_dim"):
+            return read.whole("head_dim")
+        if family.head_dim and "head_dim" not in read.values:
+            return family.head_dim
+    if hidden % heads:
+        raise ValueError(
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; "
+            "correct one of the two in the config"
+            f"{'' if family.derived_head_dim else ', or give head_dim'}."
+        )
+    return hidden // heads
+
+
+def _positions(read: _Config) -> int:
+    default = _GEMMA3_SIZES["max_position_embeddings"] if read.model_type == "gemma3_text" else 0
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    if read.model_type in {"gpt2", "gpt_bigcode", "opt"}:  # the rows of a table: needed
+        return read.whole(*reversed(names[:2]), *names[2:])
+    return read.whole(*names, default=default) if default or read.has(*names) else 0
+
+
+def _learned_positions(read: _Config, positions: int) -> int:
+    match read.model_type:
+        case "gpt2" | "gpt_bigcode":
+            return positions
+        case "opt":
+            return positions + OPT_POSITION_OFFSET
+        case _:
+            return 0
+
+
+def _word_embed_proj_dim(read: _Config, hidden: int) -> int:
+    if read.model_type != "opt":
+        return 0
+    width = read.whole("word_embed_proj_dim", default=hidden)
+    return 0 if width == hidden else width
+
+
+def _do_layer_norm_before(read: _Config) -> bool:
+    if read.model_type != "opt":
+        return True
+    before = read.flag("do_layer_norm_before", default=True)
+    if before and read.flag("_remove_final_layer_norm", default=False):
+        raise ValueError(
+            "_remove_final_layer_norm true is not modelled; set it to false in the config."
+        )
+    return before
+
+
+def _hidden_act(read: _Config, family: _Defaults) -> str:
+    match read.model_type:
+        case "bloom" | "mpt":  # the class has one, and no key
+            return family.hidden_act
+        case "gpt2" | "gpt_bigcode" | "gptj" | "opt":
+            return read.text("activation_function", default=family.hidden_act)
+        case "falcon":
+            return read.text("activation", default=family.hidden_act)
+        case "gemma2" | "gemma3_text":
+            return read.text("hidden_activation", default=family.hidden_act)
+        case _:
+            return read.text("hidden_act", default=family.hidden_act)
+
+
+def _qk_norm(read: _Config) -> bool:
+    match read.model_type:
+        case "cohere":
+            return read.flag("use_qk_norm", default=False)
+        case "phi" | "stablelm":
+            return read.flag("qk_layernorm", default=False)
+        case _:
+            return False
+
+
+def _parallel_residual(read: _Config) -> bool:
+    match read.model_type:
+        case "falcon":
+            return read.flag("parallel_attn", default=True) or _new_decoder(read)
+        case "gpt_neox":
+            return read.flag("use_parallel_residual", default=True)
+        case "stablelm":
+            return read.flag("use_parallel_residual", default=False)
+        case _:
+            return False
+
+
+def _new_decoder(read: _Config) -> bool:
+    return read.model_type == "falcon" and read.flag("new_decoder_architecture", default=False)
+
+
+def _norms_without_weight(read: _Config) -> bool:
+    if read.model_type == "opt":
+        return not read.flag("layer_norm_elementwise_affine", default=True)
+    return read.model_type == "olmo"
+
+
+def _partial_rotary_factor(read: _Config, family: _Defaults, head_dim: int) -> float:
+    if read.model_type == "gptj":
+        return read.whole("rotary_dim", default=head_dim, most=head_dim) / head_dim
+    if read.model_type not in _PARTIAL_ROTARY:
+        return 1.0
+    key = "partial_rotary_factor"
+    default = family.partial_rotary_factor
+    if read.model_type == "gpt_neox":
+        default = read.share("rotary_pct", default=default)
+    nested = read.part("rope_parameters").share(key, default=default)
+    return read.share(key, default=nested)
+
+
+def _biases(read: _Config, family: _Defaults) -> _Biases:
+    """Biases of query, key and value; of the attention's output; of the MLP; of the head."""
+    match read.model_type:
+        case "qwen2":
+            attention, output, mlp = True, False, False
+        case "phi" | "gpt2" | "gpt_bigcode" | "bloom":
+            attention, output, mlp = True, True, True
+        case "gptj":
+            attention, output, mlp = False, False, True
+        case "mistral" | "mpt" | "phi3" | "exaone4":
+            attention, output, mlp = False, False, False
+        case "starcoder2" | "ernie4_5" | "falcon" | "opt":
+            name, default = _USE_BIAS[read.model_type]
+            attention = output = mlp = read.flag(name, default=default)
+        case "stablelm":
+            attention, output, mlp = read.flag("use_qkv_bias", default=False), False, False
+        case "internlm3":
+            output = mlp = read.flag("bias", default=False)
+            attention = read.flag("qkv_bias", default=False)
+        case "glm" | "glm4":
+            attention = read.flag("attention_bias", default=family.attention_bias)
+            output = mlp = False
+        case "gpt_neox":
+            attention = output = read.flag("attention_bias", default=family.attention_bias)
+            mlp = True
+        case _:
+            attention = output = read.flag("attention_bias", default=family.attention_bias)
+            mlp = read.model_type in _MLP_BIAS and read.flag("mlp_bias", default=False)
+    if read.model_type == "seed_oss":
+        output = read.flag("attention_out_bias", default=False)
+    return {
+        "attention_bias": attention,
+        "attention_output_bias": output,
+        "mlp_bias": mlp,
+        "lm_head_bias": read.model_type in {"gptj", "phi"},
+    }
+
+
+def _windows(read: _Config, family: _Defaults, layers: int) -> _Windows:
+    """The window, and the layers that have it or have no rotary embedding."""
+    window = _window_size(read, family)
+    kinds = _layer_types(read, family, layers, window)
+    windowed = SLIDING in kinds
+    rotary = _rotary_layers(read, kinds, window)
+    return {
+        "sliding_window": window if windowed else 0,
+        "layer_types": kinds if windowed and FULL in kinds else (),
+        "no_rope_layers": () if all(rotary) else tuple(not has for has in rotary),
+    }
+
+
+def _window_size(read: _Config, family: _Defaults) -> int:
+    if read.model_type not in _WINDOWED:
+        return 0
+    if read.model_type in _SWITCHED_WINDOW and not read.flag("use_sliding_window", default=False):
+        return 0
+    default = 0 if "sliding_window" in read.values else family.sliding_window or 0
+    return read.whole("sliding_window", default=default)
+
+
+def _layer_types(read: _Config, family: _Defaults, layers: int, window: int) -> tuple[str, ...]:
+    if read.model_type not in _WINDOWED or not window:
+        return (FULL,) * layers
+    if read.model_type in _ALL_WINDOWED:
+        return (SLIDING,) * layers
+    listed = read.items("layer_types", layers)
+    if listed:
+        for kind in listed:
+            if kind not in (FULL, SLIDING):
+                raise ValueError(
+                    f'layer_types must hold "{FULL}" and "{SLIDING}" only, not {_show(kind)}; '
+                    "correct it in the config."
+                )
+        return tuple(str(kind) for kind in listed)
+    if read.model_type == "smollm3":
+        return tuple(FULL if rotary else SLIDING for rotary in _smollm3_rotary(read, layers))
+    if family.sliding_pattern:
+        return _patterned(read, family.sliding_pattern, layers)
+    first = read.values.get("max_window_layers", 28)  # Qwen2Config and Qwen3Config
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise ValueError(
+            f"max_window_layers must be a whole number from 0, not {_show(first)}; "
+            "correct it in the config."
+        )
+    return tuple(SLIDING if layer >= first else FULL for layer in range(layers))
+
+
+def _patterned(read: _Config, default: int, layers: int) -> tuple[str, ...]:
+    pattern = read.values.get("sliding_window_pattern")
+    if read.model_type == "exaone4" and isinstance(pattern, str) and set(pattern) == {"L", "G"}:
+        return tuple(
+            SLIDING if pattern[layer % len(pattern)] == "L" else FULL for layer in range(layers)
+        )
+    if read.model_type in {"gemma2", "olmo3"}:  # the class reads no such key
+        every = default
+    else:
+        every = read.whole("sliding_window_pattern", default=default, most=MOST_LAYERS)
+    return tuple(SLIDING if layer % every else FULL for layer in range(1, layers + 1))
+
+
+def _rotary_layers(read: _Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ...]:
+    match read.model_type:
+        case "smollm3":
+            return _smollm3_rotary(read, len(kinds))
+        case "cohere2":  # modeling_cohere2.py: `if self.sliding_window is not None`
+            return tuple(kind == SLIDING for kind in kinds)
+        case "exaone4" if window:  # modeling_exaone4.py: `or self.is_sliding`
+            return tuple(kind == SLIDING for kind in kinds)
+        case "falcon":
+            return (not read.flag("alibi", default=False),) * len(kinds)
+        case _:
+            return (True,) * len(kinds)
+
+
+def _smollm3_rotary(read: _Config, layers: int) -> tuple[bool, ...]:
+    """SmolLM3's ``no_rope_layers`` says 1 where a layer *has* rotary embeddings."""
+    listed = read.items("no_rope_layers", layers)
+    if listed:
+        for item in listed:
+            if item not in (0, 1):
+                raise ValueError(
+                    f"no_rope_layers must hold 0 and 1 only, not {_show(item)}; "
+                    "correct it in the config."
+                )
+        return tuple(bool(item) for item in listed)
+    every = read.whole("no_rope_layer_interval", default=4, most=MOST_LAYERS)
+    return tuple(layer % every != 0 for layer in range(1, layers + 1))
+
+
+def _dropouts(read: _Config) -> _Dropouts:
+    """Dropout of the embeddings, of the attention weights, of what joins the residual."""
+    match read.model_type:
+        case "gpt2" | "gpt_bigcode":
+            embedding, attention, residual = _shares(read, _PDROP, default=0.1)
+        case "gptj":
+            embedding, attention, residual = _shares(read, _PDROP, default=0.0)
+        case "phi":
+            embedding, attention, residual = _shares(
+                read, ("embd_pdrop", "attention_dropout", "resid_pdrop"), default=0.0
+            )
+        case "gpt_neox":
+            embedding, attention, residual = _shares(
+                read, ("hidden_dropout", "attention_dropout", "hidden_dropout"), default=0.0
+            )
+        case "starcoder2":
+            embedding, attention, residual = _shares(
+                read, ("embedding_dropout", "attention_dropout", "residual_dropout"), default=0.0
+            )
+        case "mpt":  # modeling_mpt.py takes the attention's for the MLP too
+            attention = residual = read.part("attn_config").share("attn_pdrop")
+            embedding = 0.0
+        case "opt":
+            embedding, attention = 0.0, read.share("attention_dropout")
+            residual = read.share("dropout", default=0.1)
+        case "seed_oss":
+            embedding, attention = 0.0, read.share("attention_dropout", default=0.1)
+            residual = read.share("residual_dropout", default=0.1)
+        case "bloom" | "falcon" | "stablelm":
+            embedding, attention = 0.0, read.share("attention_dropout")
+            residual = read.share("hidden_dropout")
+        case "phi3":
+            embedding, attention = 0.0, read.share("attention_dropout")
+            residual = read.share("resid_pdrop")
+        case _:
+            embedding, attention, residual = 0.0, read.share("attention_dropout"), 0.0
+    return {"embd_pdrop": embedding, "attn_pdrop": attention, "resid_pdrop": residual}
+
+
+def _shares(
+    read: _Config, names: tuple[str, str, str], *, default: float
+) -> tuple[float, float, float]:
+    first, second, third = names
+    return (
+        read.share(first, default=default),
+        read.share(second, default=default),
+        read.share(third, default=default),
+    )
