@@ -50,7 +50,7 @@ _DEFAULTS = {
     "arcee": _Defaults(hidden_act="relu2"),
     "bloom": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
     "cohere": _Defaults(tied=True),
-    "cohere2": _Defaults(tied=True, derived_head_dim=True, sliding_window=4096, sliding_pattern=4),
+    "cohere2": _Defaults(tied=True, sliding_window=4096, sliding_pattern=4),
     "ernie4_5": _Defaults(tied=True, key_value_heads=2, head_dim=128),
     "exaone4": _Defaults(key_value_heads=32, sliding_window=4096, sliding_pattern=4),
     "falcon": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
