@@ -356,7 +356,7 @@ def softmax(tape: Tape, x: Tensor) -> Tensor:
     return elementwise(tape, x, "softmax", saves="output")
 
 
-def log_softmax_loss(tape: Tape, logits: Tensor, vocab_size: int) -> Tensor:
+def log_softmax_loss(tape: Tape, logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy: log-softmax, then the negative log-likelihood.
 
     Backward of the likelihood fills a dense float32 tensor of T·V with zeros; log-softmax adds its own gradient while
@@ -381,5 +381,5 @@ def log_softmax_loss(tape: Tape, logits: Tensor, vocab_size: int) -> Tensor:
         loss,
         [log_probabilities],
         lambda t, g: [t.new(elements, 4, LOGITS)],
-        [weight],
+        [weight, labels],
     )

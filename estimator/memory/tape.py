@@ -102,7 +102,7 @@ Backward = Callable[["Tape", list["Tensor | None"]], Sequence["Tensor | None"]]
 class Node:
     """One entry of the graph: how to turn output gradients into input gradients."""
 
-    __slots__ = ("backward", "buffers", "edges", "layer", "name", "parameter", "saved", "sequence", "stage", "waiting")
+    __slots__ = ("backward", "buffers", "edges", "layer", "leaf", "name", "saved", "sequence", "stage", "waiting")
 
     def __init__(self, name: str, sequence: int, stage: str, layer: int | None) -> None:
         self.name = name
@@ -114,23 +114,39 @@ class Node:
         self.edges: list[tuple[Node, int] | None] = []
         self.buffers: list[Tensor | None] = [None]
         self.waiting = 0
-        self.parameter: Parameter | None = None
+        self.leaf: Leaf | None = None
+
+
+class Leaf:
+    """Where a trained tensor's gradient is kept once it has arrived."""
+
+    __slots__ = ("component", "grad", "has_grad")
+
+    def __init__(self, component: int, *, has_grad: bool = False) -> None:
+        self.component = component
+        self.has_grad = has_grad
+        """A gradient exists already (accumulation) and is counted elsewhere: the new one is added into it."""
+        self.grad: Storage | None = None
+
+
+def leaf_node(leaf: Leaf) -> Node:
+    """The node that accumulates into a leaf: runs as soon as all its gradients have arrived."""
+    node = Node("gradient accumulation", sys.maxsize, "", None)
+    node.leaf = leaf
+    return node
 
 
 class Parameter(Tensor):
-    """A weight: counted elsewhere, but its gradient is born and kept here."""
+    """A weight: counted elsewhere, but its gradient is born and kept on the tape."""
 
-    __slots__ = ("accumulate", "grad", "has_grad", "key")
+    __slots__ = ("key",)
 
     def __init__(self, key: str, elements: int, width: int, *, trainable: bool, has_grad: bool = False) -> None:
         super().__init__(elements, width, None)
         self.key = key
         self.requires_grad = trainable
-        self.has_grad = has_grad
-        """A gradient exists already (accumulation); it is counted elsewhere."""
-        self.grad: Storage | None = None
-        self.accumulate = Node("gradient accumulation", sys.maxsize, "", None)
-        self.accumulate.parameter = self
+        if trainable:
+            self.node = leaf_node(Leaf(GRADIENTS, has_grad=has_grad))
 
 
 class Placeholder:
@@ -178,6 +194,7 @@ class Tape:
         self._top_total = 0
         self._top_operation = ""
         self._sequence = 0
+        self._leaves: list[Leaf] = []
         self._forward_frame: Frame | None = None
         self._replay_frame: Frame | None = None
 
@@ -331,7 +348,7 @@ class Tape:
             del gradients, node, edges
 
     def _run(self, node: Node) -> list[Tensor | None]:
-        if node.parameter is not None:
+        if node.leaf is not None:
             self._accumulate(node)
             return []
         if (node.stage, node.layer) != (self.stage, self.layer):
@@ -348,13 +365,14 @@ class Tape:
         return result
 
     def _accumulate(self, node: Node) -> None:
-        parameter, gradient = node.parameter, node.buffers[0]
+        leaf, gradient = node.leaf, node.buffers[0]
         node.buffers = [None]
-        if parameter is None or gradient is None or parameter.has_grad:
+        if leaf is None or gradient is None or leaf.has_grad:
             return
-        if gradient.storage is not None and parameter.storage is None:
-            gradient.storage.become(GRADIENTS)
-        parameter.grad = gradient.storage
+        leaf.grad = gradient.storage
+        if leaf.grad is not None:
+            leaf.grad.become(leaf.component)
+        self._leaves.append(leaf)
 
     def _sum(self, first: Tensor, second: Tensor) -> Tensor:
         """Two gradients for one input: in place if the first has no other owner, else into a third tensor."""
@@ -365,8 +383,6 @@ class Tape:
 
 
 def _edge(x: Tensor) -> tuple[Node, int] | None:
-    if isinstance(x, Parameter):
-        return (x.accumulate, 0) if x.requires_grad else None
     return None if x.node is None else (x.node, x.output)
 
 

@@ -1,0 +1,78 @@
+"""The families: which program each layer runs, which norm, how the embedding and the logits are scaled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.architectures import layers
+from estimator.architectures.block import LayerProgram, NormKind
+from estimator.parameters import check_modelled
+from estimator.specs import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What follows from ``model_type`` alone."""
+
+    layer: LayerProgram
+    norm: NormKind = NormKind.RMS
+    rotary: bool = True
+    scales_embedding: bool = False
+    """The embedding is multiplied by a number (Gemma, Granite)."""
+    scales_logits: bool = False
+    """The logits are multiplied or divided by a number (Granite, Cohere)."""
+    eager_only: bool = False
+    """transformers refuses SDPA for this family: it sets ``_supports_sdpa = False``."""
+    softmax_float32: bool = True
+    """Eager attention takes the softmax in float32 whatever the dtype."""
+
+
+_LAYER_NORM = NormKind.LAYER_NORM
+_LLAMA = Architecture(layers.llama)
+_OLMO2 = Architecture(layers.olmo2, NormKind.RMS_CAST_LAST)
+_COHERE = Architecture(layers.cohere, NormKind.RMS_CAST_LAST, scales_logits=True)
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "apertus": Architecture(layers.apertus),
+    "arcee": Architecture(layers.arcee),
+    "bloom": Architecture(layers.bloom, _LAYER_NORM, rotary=False, eager_only=True),
+    "cohere": _COHERE,
+    "cohere2": _COHERE,
+    "ernie4_5": _LLAMA,
+    "exaone4": Architecture(layers.olmo2),
+    "falcon": Architecture(layers.falcon, _LAYER_NORM),
+    "gemma": Architecture(layers.llama, NormKind.RMS_ONE_PLUS, scales_embedding=True),
+    "gemma2": Architecture(layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True, eager_only=True),
+    "gemma3_text": Architecture(layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True),
+    "glm": Architecture(layers.glm),
+    "glm4": Architecture(layers.glm),
+    "gpt2": Architecture(layers.gpt2, _LAYER_NORM, rotary=False, softmax_float32=False),
+    "gpt_bigcode": Architecture(layers.gpt2, _LAYER_NORM, rotary=False),
+    "gpt_neox": Architecture(layers.gpt_neox, _LAYER_NORM),
+    "gptj": Architecture(layers.gptj, _LAYER_NORM, eager_only=True),
+    "granite": Architecture(layers.llama, scales_embedding=True, scales_logits=True),
+    "hunyuan_v1_dense": Architecture(layers.hunyuan),
+    "internlm3": _LLAMA,
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mpt": Architecture(layers.mpt, _LAYER_NORM, rotary=False, eager_only=True),
+    "nemotron": Architecture(layers.arcee, _LAYER_NORM),
+    "olmo": Architecture(layers.llama, _LAYER_NORM),
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "opt": Architecture(layers.opt, _LAYER_NORM, rotary=False),
+    "phi": Architecture(layers.phi, _LAYER_NORM),
+    "phi3": Architecture(layers.phi3),
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "seed_oss": _LLAMA,
+    "smollm3": _LLAMA,
+    "stablelm": Architecture(layers.stablelm, _LAYER_NORM),
+    "starcoder2": Architecture(layers.starcoder2, _LAYER_NORM),
+}
+
+
+def architecture(model: Model) -> Architecture:
+    """The model's family; refuses one that is not modelled, by name."""
+    check_modelled(model.model_type)
+    return ARCHITECTURES[model.model_type]

@@ -1,0 +1,236 @@
+"""What a layer's program calls: its modules by name, as the method and the precision make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from estimator.memory import operators as op
+from estimator.memory.attention import AttentionShape, attention
+from estimator.memory.tape import Parameter, Tape, Tensor
+from estimator.memory.weights import (
+    adapter_shapes,
+    adapter_width,
+    elements,
+    is_quantized,
+    unquantized_width,
+)
+from estimator.parameters import Embedding, Linear, Module, Norm, weight_shapes
+from estimator.specs import Model, TrainingSetup
+
+
+class NormKind(Enum):
+    """How a family normalises."""
+
+    RMS = auto()
+    """Llama: float32 inside, cast back, then times the weight."""
+    RMS_ONE_PLUS = auto()
+    """Gemma: times 1 + weight in float32, cast last."""
+    RMS_CAST_LAST = auto()
+    """OLMo 2: times the weight in float32, cast last."""
+    LAYER_NORM = auto()
+    """PyTorch's kernel."""
+
+
+@dataclass(slots=True)
+class Linked:
+    """A linear with its parameters, and its adapters where it has them."""
+
+    linear: Linear
+    weight: Parameter
+    bias: Parameter | None
+    lora_a: Parameter | None = None
+    lora_b: Parameter | None = None
+    is_quantized: bool = False
+
+
+class Block:
+    """One layer (or what lies around the layers) on a tape: modules to call, and what they share."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        model: Model,
+        setup: TrainingSetup,
+        modules: Iterable[Module],
+        *,
+        key: str,
+        norm_kind: NormKind,
+        softmax_float32: bool = True,
+        index: int | None = None,
+    ) -> None:
+        self.tape = tape
+        self.model = model
+        self.setup = setup
+        self.index = index
+        self.norm_kind = norm_kind
+        self.softmax_float32 = softmax_float32
+        self.mask: Tensor | None = None
+        self.rotary_tables: tuple[Tensor, Tensor] | None = None
+        self.linears: dict[str, Linked] = {}
+        self.norms: dict[str, list[Parameter]] = {}
+        self.embeddings: dict[str, Parameter] = {}
+        for module in modules:
+            self._add(module, key)
+
+    def _add(self, module: Module, key: str) -> None:
+        setup = self.setup
+        trainable = not setup.uses_adapters
+        has_grad = setup.gradient_accumulation_steps > 1
+        width = unquantized_width(setup)
+        parameters = [
+            Parameter(f"{key}.{module.name}.{part}", elements(shape), width, trainable=trainable, has_grad=has_grad)
+            for part, shape in enumerate(weight_shapes(module))
+        ]
+        match module:
+            case Norm():
+                self.norms[module.name] = parameters
+            case Embedding():
+                self.embeddings[module.name] = parameters[0]
+            case Linear():
+                linked = Linked(module, parameters[0], parameters[1] if module.bias else None)
+                linked.is_quantized = is_quantized(module, setup, in_layers=self.index is not None)
+                adapters = [
+                    Parameter(f"{key}.{module.name}.lora{part}", elements(shape), adapter_width(setup), trainable=True, has_grad=has_grad)
+                    for part, shape in enumerate(adapter_shapes(module, setup))
+                ]
+                if adapters:
+                    linked.lora_a, linked.lora_b = adapters
+                self.linears[module.name] = linked
+
+    @property
+    def rows(self) -> int:
+        """Tokens of the micro-batch."""
+        return self.setup.tokens
+
+    def has(self, name: str) -> bool:
+        """Whether the layer has a module of this name."""
+        return name in self.linears or name in self.norms
+
+    def norm(self, name: str, x: Tensor, *, groups: int = 1, kind: NormKind | None = None) -> Tensor:
+        """Normalise; ``groups`` rows a token where the norm is over each head."""
+        parameters = self.norms[name]
+        rows = self.rows * groups
+        match kind or self.norm_kind:
+            case NormKind.LAYER_NORM:
+                return op.layer_norm(self.tape, x, parameters, rows)
+            case NormKind.RMS:
+                return op.rms_norm(self.tape, x, parameters[0], rows)
+            case NormKind.RMS_ONE_PLUS:
+                return op.rms_norm_float32(self.tape, x, parameters[0], rows, one_plus=True)
+            case NormKind.RMS_CAST_LAST:
+                return op.rms_norm_float32(self.tape, x, parameters[0], rows, one_plus=False)
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """The projection, with LoRA's branch beside it where it is adapted.
+
+        Source of the branch: peft 0.21, tuners/lora/layer.py, ``Linear.forward``, and tuners/lora/bnb.py,
+        ``Linear4bit.forward`` (which copies the base's output, and leaves the cast of x to autocast).
+        """
+        linked = self.linears[name]
+        result = self._base(linked, x, name)
+        if linked.lora_a is None or linked.lora_b is None:
+            return result
+        tape = self.tape
+        result_width = result.width
+        if linked.is_quantized:
+            result = op.clone(tape, result)
+        if not (linked.is_quantized and tape.autocast_active):
+            x = op.cast(tape, x, linked.lora_a.width)
+        branch = self._branch(linked, x)
+        if linked.is_quantized and not tape.autocast_active:
+            branch = op.cast(tape, branch, result_width)
+        result = op.add(tape, result, branch)
+        del branch
+        return op.cast(tape, result, result_width)
+
+    def _branch(self, linked: Linked, x: Tensor) -> Tensor:
+        assert linked.lora_a is not None
+        assert linked.lora_b is not None
+        tape, linear, rank = self.tape, linked.linear, self.setup.lora_r
+        low = op.linear(
+            tape, op.dropout(tape, x, self.setup.lora_dropout), linked.lora_a, None, linear.in_features, rank, "LoRA A"
+        )
+        return op.scale(tape, op.linear(tape, low, linked.lora_b, None, rank, linear.out_features, "LoRA B"))
+
+    def _base(self, linked: Linked, x: Tensor, name: str) -> Tensor:
+        linear = linked.linear
+        if linked.is_quantized:
+            compute = self.setup.dtype.bytes
+            return op.linear_4bit(self.tape, x, linear.in_features, linear.out_features, compute, name)
+        return op.linear(
+            self.tape, x, linked.weight, linked.bias, linear.in_features, linear.out_features, name
+        )
+
+    def activation(self, x: Tensor) -> Tensor:
+        """The MLP's activation: one kernel that saves its input, or GPT-2's formula in five steps."""
+        if self.model.hidden_act == "gelu_new":
+            return gelu_new(self.tape, x)
+        if self.model.hidden_act == "relu2":
+            return op.square(self.tape, op.elementwise(self.tape, x, "relu", saves="output"))
+        saves = "output" if self.model.hidden_act in ("relu", "tanh", "sigmoid") else "input"
+        return op.elementwise(self.tape, x, self.model.hidden_act, saves=saves)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **overrides: bool) -> Tensor:
+        """Attention with this setup's kernel and this layer's mask."""
+        model, setup = self.model, self.setup
+        shape = AttentionShape(
+            batch=setup.per_device_train_batch_size,
+            length=setup.max_length,
+            heads=model.num_attention_heads,
+            key_value_heads=model.num_key_value_heads,
+            head_dim=model.head_dim,
+            implementation=setup.attn_implementation,
+            dropout=model.attn_pdrop,
+            softcap=model.attn_logit_softcapping,
+            softmax_float32=self.softmax_float32,
+            **overrides,
+        )
+        return attention(self.tape, q, k, v, self.mask, shape)
+
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary position embedding of queries and keys, where this layer has one.
+
+        Source: transformers 5.23, models/llama/modeling_llama.py, ``apply_rotary_pos_emb``; gpt_neox for the partial.
+        """
+        if self.rotary_tables is None:
+            return q, k
+        cosine, sine = self.rotary_tables
+        return self._rotated(q, cosine, sine), self._rotated(k, cosine, sine)
+
+    def _rotated(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        tape, factor = self.tape, self.model.partial_rotary_factor
+        if factor >= 1:
+            return _rotate(tape, x, cosine, sine)
+        turned = int(x.elements * factor)
+        rotated_part, passed_part = op.part(tape, x, turned), op.part(tape, x, x.elements - turned)
+        return op.concatenate(tape, [_rotate(tape, rotated_part, cosine, sine), passed_part])
+
+
+def _rotate(tape: Tape, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    return op.add(
+        tape, op.multiply(tape, x, cosine, "rotary"), op.multiply(tape, _rotate_half(tape, x), sine, "rotary")
+    )
+
+
+def _rotate_half(tape: Tape, x: Tensor) -> Tensor:
+    first, second = op.part(tape, x, x.elements // 2), op.part(tape, x, x.elements - x.elements // 2)
+    return op.concatenate(tape, [op.scale(tape, second), first])
+
+
+def gelu_new(tape: Tape, x: Tensor) -> Tensor:
+    """GPT-2's activation in Python: ``0.5 · x · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))``.
+
+    Source: transformers 5.23, activations.py, ``NewGELUActivation``.
+    """
+    half = op.scale(tape, x)
+    base = op.cast(tape, x, 4) if tape.autocast_active else x
+    cube = op.elementwise(tape, base, "cube", backward_copies=3)
+    del base
+    inner = op.scale(tape, op.add(tape, x, op.scale(tape, cube)))
+    del cube
+    return op.multiply(tape, half, op.add_number(tape, op.elementwise(tape, inner, "tanh", saves="output")), "gelu")
+
+
+LayerProgram = Callable[[Block, Tensor], Tensor]

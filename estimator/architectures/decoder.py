@@ -1,0 +1,218 @@
+"""One training step of a causal language model: embedding, layers, head, loss, and back.
+
+Source: transformers 5.23, models/llama/modeling_llama.py (``LlamaModel``, ``LlamaForCausalLM``) and
+loss/loss_utils.py (``ForCausalLMLoss``); accelerate 1.15, accelerator.py (autocast around the forward pass, outputs
+converted to float32); peft 0.21 and transformers' ``enable_input_require_grads``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from estimator.architectures import Architecture, architecture
+from estimator.architectures.block import Block
+from estimator.memory import operators as op
+from estimator.memory.tape import ACTIVATIONS, LOGITS, TEMPORARIES, Leaf, Tape, Tensor, leaf_node
+from estimator.parameters import Module, layer_modules, outer_modules
+from estimator.specs import AttnImplementation, MixedPrecision, Model, Phase, TrainingSetup
+
+ID_BYTES = 8
+"""Token ids, labels and positions are int64."""
+
+
+class LayerKind(NamedTuple):
+    """What makes one layer's memory differ from another's."""
+
+    windowed: bool
+    rotary: bool
+
+
+def layer_kind(model: Model, setup: TrainingSetup, index: int) -> LayerKind:
+    """Kind of one layer: does it see a window shorter than the text, and does it rotate."""
+    has_window = 0 < model.sliding_window <= setup.max_length
+    slides = not model.layer_types or model.layer_types[index] == "sliding_attention"
+    rotates = not (model.no_rope_layers and model.no_rope_layers[index])
+    return LayerKind(has_window and slides, rotates and architecture(model).rotary)
+
+
+class Step:
+    """One micro-batch on a tape. ``layers`` are the indices that are played; the others follow from them."""
+
+    def __init__(self, model: Model, setup: TrainingSetup, layers: Sequence[int]) -> None:
+        self.model = model
+        self.setup = setup
+        self.layers = layers
+        self.family: Architecture = architecture(model)
+        autocast = setup.mixed_precision is not MixedPrecision.NO
+        self.tape = Tape(autocast_width=2 if autocast else None)
+        self.outer = self._block(outer_modules(model), "outer")
+
+    def _block(self, modules: Sequence[Module], key: str, index: int | None = None) -> Block:
+        return Block(
+            self.tape,
+            self.model,
+            self.setup,
+            modules,
+            key=key,
+            norm_kind=self.family.norm,
+            softmax_float32=self.family.softmax_float32,
+            index=index,
+        )
+
+    def play(self) -> Tape:
+        """Forward, loss and backward."""
+        tape = self.tape
+        ids = tape.new(self.setup.tokens, ID_BYTES, ACTIVATIONS)
+        labels = tape.new(self.setup.tokens, ID_BYTES, ACTIVATIONS)
+        padding = tape.new(self.setup.tokens, ID_BYTES, ACTIVATIONS) if self.setup.padded else None
+        loss, outputs = self._forward(ids, labels)
+        if not self.setup.hold_outputs:
+            del outputs
+        tape.backward(loss)
+        tape.close()
+        del ids, labels, padding
+        return tape
+
+    def _forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        tape = self.tape
+        hidden = self._decoder(ids)
+        logits = self._logits(hidden)
+        tape.enter(Phase.LOSS, "loss")
+        loss = self._loss(logits, labels)
+        del hidden
+        tape.operation = "end of autocast"
+        tape.autocast_active = False
+        self._drop_cache()
+        if tape.autocast_width is not None:
+            tape.operation = "outputs to float32"
+            if logits.width != 4:
+                logits = tape.new(logits.elements, 4, LOGITS)
+        return loss, logits
+
+    def _drop_cache(self) -> None:
+        """Autocast ends: its copies of weights go, layer by layer so that unplayed layers can be counted."""
+        tape = self.tape
+        for index in range(len(self.layers)):
+            tape.enter(Phase.LOSS, "cache", index)
+            for key in [key for key, (layer, _) in tape.cast_cache.items() if layer == index]:
+                del tape.cast_cache[key]
+        tape.enter(Phase.LOSS, "end of forward")
+        tape.cast_cache.clear()
+
+    # -- the decoder ------------------------------------------------------------------------------------------
+
+    def _decoder(self, ids: Tensor) -> Tensor:
+        tape, setup, model = self.tape, self.setup, self.model
+        hidden = self._embedding(ids)
+        positions = tape.new(setup.max_length, ID_BYTES)
+        masks = self._masks(hidden.width)
+        tables = self._rotary_tables(hidden.width) if self.family.rotary else None
+        del positions
+        for played, index in enumerate(self.layers):
+            tape.enter(Phase.FORWARD, "layer", played)
+            kind = layer_kind(model, setup, index)
+            block = self._block(layer_modules(model, index), f"layers.{played}", played)
+            block.mask = masks[kind.windowed]
+            block.rotary_tables = tables if kind.rotary else None
+            hidden = self._layer(block, hidden)
+            if not setup.gradient_checkpointing:
+                block.mask = block.rotary_tables = None
+            del block
+        tape.enter(Phase.FORWARD, "head")
+        del masks, tables
+        return self._final_norm(hidden)
+
+    def _layer(self, block: Block, hidden: Tensor) -> Tensor:
+        program = self.family.layer
+        if not self.setup.gradient_checkpointing:
+            return program(block, hidden)
+        return self.tape.checkpoint(lambda x: program(block, x), hidden)
+
+    def _embedding(self, ids: Tensor) -> Tensor:
+        tape, setup, outer, model = self.tape, self.setup, self.outer, self.model
+        names = [name for name in outer.embeddings if name not in ("wpe", "embed_positions")]
+        weight = outer.embeddings[names[0]]
+        width = weight.elements // model.vocab_size
+        hidden = op.embedding(tape, ids, weight, width, setup.tokens)
+        if setup.gradient_checkpointing and not hidden.requires_grad:
+            hidden.requires_grad = True
+            hidden.node = leaf_node(Leaf(TEMPORARIES))
+        if self.family.scales_embedding:
+            hidden = op.scale(tape, hidden)
+        if outer.has("project_in"):
+            hidden = outer.linear("project_in", hidden)
+        for name in ("wpe", "embed_positions"):
+            if name in outer.embeddings:
+                hidden = op.add(tape, hidden, self._positions(name))
+        if outer.has("word_embeddings_layernorm"):
+            hidden = outer.norm("word_embeddings_layernorm", hidden)
+        return op.dropout(tape, hidden, model.embd_pdrop)
+
+    def _positions(self, name: str) -> Tensor:
+        tape, setup = self.tape, self.setup
+        ids = tape.new(setup.max_length, ID_BYTES)
+        return op.embedding(tape, ids, self.outer.embeddings[name], self.model.hidden_size, setup.max_length)
+
+    def _masks(self, width: int) -> dict[bool, Tensor | None]:
+        """The mask of full and of windowed layers: None where the kernel's own causality is enough."""
+        setup = self.setup
+        scores = setup.per_device_train_batch_size * setup.max_length**2
+        kinds = {layer_kind(self.model, setup, index).windowed for index in range(self.model.num_hidden_layers)}
+        masks: dict[bool, Tensor | None] = {False: None, True: None}
+        for windowed in sorted(kinds):
+            if setup.attn_implementation is AttnImplementation.EAGER:
+                self.tape.operation = "attention mask"
+                masks[windowed] = self.tape.new(scores, width)
+            elif setup.attn_implementation is AttnImplementation.SDPA and (setup.padded or windowed):
+                self.tape.operation = "attention mask"
+                stored = scores if setup.padded else setup.max_length**2
+                masks[windowed] = self.tape.view(self.tape.new(stored, 1), scores)
+        return masks
+
+    def _rotary_tables(self, width: int) -> tuple[Tensor, Tensor]:
+        tape = self.tape
+        dimension = int(self.model.head_dim * min(1.0, self.model.partial_rotary_factor))
+        elements = self.setup.max_length * dimension
+        tape.operation = "rotary tables"
+        return tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS)
+
+    def _final_norm(self, hidden: Tensor) -> Tensor:
+        names = [name for name in self.outer.norms if name != "word_embeddings_layernorm"]
+        hidden = self.outer.norm(names[0], hidden) if names else hidden
+        return self.outer.linear("project_out", hidden) if self.outer.has("project_out") else hidden
+
+    # -- head and loss ----------------------------------------------------------------------------------------
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        tape, model, outer = self.tape, self.model, self.outer
+        if outer.has("lm_head"):
+            logits = outer.linear("lm_head", hidden)
+        else:
+            name = next(iter(outer.embeddings))
+            weight = outer.embeddings[name]
+            width = weight.elements // model.vocab_size
+            logits = op.linear(tape, hidden, weight, None, width, model.vocab_size, "lm_head")
+        _as_logits(logits)
+        if self.family.scales_logits:
+            logits = _as_logits(op.scale(tape, logits))
+        if model.final_logit_softcapping:
+            logits = _as_logits(op.scale(tape, logits))
+            logits = _as_logits(op.elementwise(tape, logits, "tanh", saves="output"))
+            logits = _as_logits(op.scale(tape, logits))
+        return logits
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        tape = self.tape
+        tape.operation = "logits to float32"
+        logits = _as_logits(op.cast(tape, logits, 4))
+        padded = tape.new(labels.elements + 1, ID_BYTES)
+        shifted = tape.new(labels.elements, ID_BYTES, ACTIVATIONS)
+        del padded
+        return op.log_softmax_loss(tape, logits, shifted)
+
+
+def _as_logits(x: Tensor) -> Tensor:
+    if x.storage is not None:
+        x.storage.become(LOGITS)
+    return x

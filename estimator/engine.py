@@ -1,0 +1,91 @@
+"""From a setup to its estimate: the one function that joins the formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from estimator.architectures import architecture
+from estimator.memory.overhead import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, need_bytes
+from estimator.moments import adapter_bytes, heights, step_moments, weight_bytes
+from estimator.parameters import adapter_parameters, total_parameters, trainable_parameters
+from estimator.results import Estimate
+from estimator.saving import checkpoint_bytes, save_moment
+from estimator.specs import AttnImplementation, Gpu, Method, MixedPrecision, Model, Optimizer, Phase, TrainingSetup
+from estimator.verdict import verdict
+
+
+@lru_cache(maxsize=1024)
+def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
+    """Peak memory of one training step in bytes on one GPU, when and of what, and whether the GPU holds it.
+
+    Raises ``ValueError`` with one sentence where the architecture is not modelled or the setup contradicts the model.
+    """
+    _check(model, setup)
+    played = _as_played(model, setup)
+    moments, states = step_moments(model, played, gpu)
+    phases = heights(moments)
+    peak = max(phases.values(), key=lambda moment: moment.bytes)
+    low, high = need_bytes(peak.bytes, states.paged_bytes)
+    phases[Phase.SAVE] = save_moment(model, played, gpu, states.resident_bytes)
+    return Estimate(
+        model=model,
+        gpu=gpu,
+        setup=setup,
+        moments=moments,
+        phases=phases,
+        peak=peak,
+        context_low_bytes=CONTEXT_LOW_BYTES,
+        context_high_bytes=CONTEXT_HIGH_BYTES,
+        need_low_bytes=low,
+        need_high_bytes=high,
+        verdict=verdict(low, high, gpu),
+        paged_bytes=states.paged_bytes,
+        disk_bytes=checkpoint_bytes(model, played, states),
+        total_parameters=total_parameters(model) + adapter_parameters(model, setup),
+        trainable_parameters=trainable_parameters(model, setup),
+        assumptions=_assumptions(model, gpu, setup),
+    )
+
+
+def _check(model: Model, setup: TrainingSetup) -> None:
+    architecture(model)
+    if model.learned_positions and setup.max_length > model.learned_positions:
+        raise ValueError(
+            f"max_length {setup.max_length} exceeds the {model.learned_positions} positions that {model.model_type} "
+            "has learned; lower it."
+        )
+
+
+def _as_played(model: Model, setup: TrainingSetup) -> TrainingSetup:
+    """The setup as transformers runs it: eager attention where the family knows no other."""
+    if architecture(model).eager_only and setup.attn_implementation is AttnImplementation.SDPA:
+        return replace(setup, attn_implementation=AttnImplementation.EAGER)
+    return setup
+
+
+def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[str, ...]:
+    sentences = [
+        f"Every example is {setup.max_length} tokens long"
+        + (", some padded." if setup.padded else ", packed or padded to it, without a mask."),
+        "The peak is of a step after the first, when the optimizer states exist.",
+    ]
+    if architecture(model).eager_only and setup.attn_implementation is AttnImplementation.SDPA:
+        sentences.append(f"transformers runs {model.model_type} with eager attention; SDPA is refused there.")
+    if setup.optim_state_dtype is not None and setup.optim_state_dtype is not setup.dtype:
+        sentences.append(
+            f"Optimizer states in {setup.optim_state_dtype.value} beside {setup.dtype.value} weights are a what-if: "
+            "no Trainer run keeps them so."
+        )
+    if setup.method is not Method.QLORA and gpu is not None and not gpu.supports_bf16 and _wants_bf16(setup):
+        sentences.append(f"{gpu.name} has no bfloat16 units; the memory is right, the run would be slow or refused.")
+    if setup.optim in (Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW_32BIT):
+        sentences.append("Paged optimizer states lie outside torch's counter; the need counts them at its high end.")
+    return tuple(sentences)
+
+
+def _wants_bf16(setup: TrainingSetup) -> bool:
+    return setup.dtype.value == "bfloat16" or setup.mixed_precision is MixedPrecision.BF16
+
+
+__all__ = ["adapter_bytes", "estimate", "weight_bytes"]
