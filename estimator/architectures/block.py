@@ -136,9 +136,10 @@ class Block:
         result_width = result.width
         if linked.is_quantized:
             result = op.clone(tape, result)
-        if not (linked.is_quantized and tape.autocast_active):
-            x = op.cast(tape, x, linked.lora_a.width)
-        branch = self._branch(linked, x)
+        follows_autocast = linked.is_quantized and tape.autocast_active
+        # x itself stays too: the caller holds it until this returns
+        adapter_input = x if follows_autocast else op.cast(tape, x, linked.lora_a.width)
+        branch = self._branch(linked, adapter_input)
         if linked.is_quantized and not tape.autocast_active:
             branch = op.cast(tape, branch, result_width)
         result = op.add(tape, result, branch)

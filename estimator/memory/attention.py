@@ -60,8 +60,9 @@ def attention(
 
 
 def _sdpa(tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape) -> Tensor:
+    sources = q, k, v  # the caller holds the uncast tensors until this returns
     if tape.autocast_active and tape.autocast_width is not None:
-        q, k, v = (cast(tape, x, tape.autocast_width) for x in (q, k, v))
+        q, k, v = (cast(tape, x, tape.autocast_width) for x in sources)
     groups = shape.heads // shape.key_value_heads
     if mask is not None:
         if shape.key_value_heads > 1:
@@ -114,14 +115,13 @@ def _math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) ->
     k = scale(tape, k)
     tape.operation = "attention: causal bias"
     bias = tape.new(shape.length**2, q.width)
-    weights = matmul(tape, q, k, scores, "attention scores")
-    weights = add(tape, weights, bias)
-    del bias
-    weights = softmax(tape, weights)
+    weights = matmul(tape, q, k, scores, "attention scores")  # the bias is added in place
+    probabilities = softmax(tape, weights)
+    tape.operation = "attention: rows without a score"
     masked = tape.new(scores, 1)
-    del masked
-    out = matmul(tape, weights, v, q.elements, "attention output")
-    del weights
+    del masked, weights, bias
+    out = matmul(tape, probabilities, v, q.elements, "attention output")
+    del probabilities
     return clone(tape, out)
 
 

@@ -155,8 +155,9 @@ def layer_norm(tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int
 
     Source: torch 2.13, aten/src/ATen/native/cuda/layer_norm_kernel.cu; aten/src/ATen/autocast_mode.h (float32 list).
     """
+    source = x  # the caller holds the uncast input until this returns
     if tape.autocast_active:
-        x = cast(tape, x, 4)
+        x = cast(tape, source, 4)
         weights: list[Tensor] = [cast(tape, p, 4) for p in parameters]
     else:
         weights = list(parameters)
@@ -207,11 +208,12 @@ def linear(
     Backward: the gradients of x and W exist together with the output's; W's is a transposed view.
     Under autocast a float32 input gets its own 16-bit copy in every call; so do the weights, once.
     """
+    source = x  # the caller holds the uncast input until this returns
     w: Tensor = weight
     b: Tensor | None = bias
     if tape.autocast_active and tape.autocast_width is not None:
         tape.operation = f"{name}: autocast copies"
-        x = cast(tape, x, tape.autocast_width)
+        x = cast(tape, source, tape.autocast_width)
         w = _cast_weight(tape, weight, tape.autocast_width)
         b = None if bias is None else _cast_weight(tape, bias, tape.autocast_width)
     tape.operation = name
@@ -245,8 +247,8 @@ def linear_4bit(tape: Tape, x: Tensor, in_features: int, out_features: int, widt
     Saves nothing but the packed weight. Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul4Bit``;
     nn/modules.py, ``Linear4bit.forward`` (input to the compute dtype, output back to the input's).
     """
-    input_width = x.width
-    x = cast(tape, x, width)
+    source = x  # the caller holds the uncast input until this returns
+    x = cast(tape, source, width)
     tape.operation = f"{name}: dequantised weight"
     elements = x.elements
     absmax = ceil_div(in_features * out_features, 64)
@@ -264,7 +266,7 @@ def linear_4bit(tape: Tape, x: Tensor, in_features: int, out_features: int, widt
         del weight
         return [gradient]
 
-    return cast(tape, tape.record(f"{name} backward", out, [x], backward), input_width)
+    return cast(tape, tape.record(f"{name} backward", out, [x], backward), source.width)
 
 
 def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
