@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -172,6 +172,8 @@ class Model:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
+    config: str = field(default="", compare=False, repr=False)
+    """The JSON of the config.json that was given for it, to write it again; empty for the catalogue's."""
 
     def __post_init__(self) -> None:
         positive = (
