@@ -74,6 +74,9 @@ class Kind:
 
     nullable: bool = False
 
+    takes_list: ClassVar[bool] = False
+    """Is a value one or more texts in a link?"""
+
     def read(self, value: object) -> object:
         """The value of the setup, from one of JSON; ``ValueError`` holds a predicate: "must be …, not …"."""
         return None if value is None and self.nullable else self._read(value)
@@ -198,6 +201,7 @@ class Names(Kind):
 
     word: str | None = None
 
+    takes_list: ClassVar[bool] = True
     MOST: ClassVar[int] = 64
     """Ours: no family has a tenth as many modules in a layer."""
 

@@ -1,0 +1,342 @@
+"""The JSON contract: one flat object in, one out; and the same object as the text of a link.
+
+Reading never raises: a `Reading` has the good fields, and one sentence for each bad one. `parse` is for
+those who want all or nothing. What is written holds every key that differs from the defaults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+from estimator import catalog
+from estimator.hf_config import model_from_config
+from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
+from estimator.kinds import near, one_of, show
+from estimator.parameters import adapter_parameters
+from estimator.results import Estimate
+from estimator.specs import Component, Gpu, Model, Optimizer, TrainingSetup, Verdict
+
+FACTS = ("model", "gpu")
+"""The keys that name facts; all others are rows of `keys.KEYS`."""
+
+MODEL_MISSING = "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or the object of a config.json."
+OWN_GPU = "own GPU"
+"""The name of a GPU that is given by its memory alone."""
+
+Fact = TypeVar("Fact", Model, Gpu | None)
+
+_setup_of: Callable[..., TrainingSetup] = TrainingSetup
+_gpu_of: Callable[..., Gpu] = Gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What an object said: its sound fields, the others at their defaults, and a sentence for each of those."""
+
+    model: Model | None
+    gpu: Gpu | None
+    setup: TrainingSetup
+    problems: tuple[str, ...]
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_setup(given: Mapping[str, object]) -> Reading:
+    """Read a setup from an object of the contract.
+
+    >>> reading = read_setup({"max_length": 2048, "lora_r": True})
+    >>> reading.setup.max_length
+    2048
+    >>> reading.problems[0]
+    'lora_r must be a whole number from 1 to 8192, not true.'
+    """
+    problems: list[str] = []
+    values = _read_keys(given, problems)
+    setup = _build_setup(values, problems)
+    model = _read_fact("model", _model, given, problems) if "model" in given else None
+    gpu = _read_fact("gpu", _gpu, given, problems)
+    if "model" not in given:
+        problems.append(MODEL_MISSING)
+    if model is not None:
+        setup = _agree(model, setup, problems)
+    return Reading(model=model, gpu=gpu, setup=setup, problems=tuple(problems))
+
+
+def read_link(given: Mapping[str, str | Sequence[str]]) -> Reading:
+    """Read a setup from the texts of a link or of flags; a key may come with one text or with a list of them.
+
+    >>> read_link({"max_length": "2048", "padded": ["true"]}).setup.max_length
+    2048
+    """
+    problems: list[str] = []
+    values: dict[str, object] = {}
+    for name, texts in given.items():
+        try:
+            values[name] = _from_texts(name, [texts] if isinstance(texts, str) else list(texts))
+        except ValueError as problem:
+            problems.append(str(problem))
+    reading = read_setup(values)
+    return replace(reading, problems=(*problems, *reading.problems))
+
+
+def parse(given: Mapping[str, object]) -> tuple[Model, Gpu | None, TrainingSetup]:
+    """Model, GPU and setup of an object; one `ValueError` with every sentence if anything is wrong."""
+    reading = read_setup(given)
+    if reading.problems or reading.model is None:
+        raise ValueError(" ".join(reading.problems))
+    return reading.model, reading.gpu, reading.setup
+
+
+def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for name, value in given.items():
+        if name in FACTS:
+            continue
+        try:
+            key = BY_NAME.get(name)
+            if key is None:
+                raise ValueError(_unknown_key(name))
+            read = key.read(value)
+            if values.get(key.name, read) != read:
+                raise ValueError(f"{key.name} and {name} disagree; give one of the two names.")
+            values[key.name] = read
+        except ValueError as problem:
+            problems.append(str(problem))
+    return values
+
+
+def _unknown_key(name: str) -> str:
+    meant = near(name, [*FACTS, *BY_NAME])
+    shown = name if name.isidentifier() and len(name) <= 60 else show(name)
+    hint = f"did you mean {one_of(meant)}?" if meant else "leave it out."
+    return f"{shown} is no key of a setup; {hint}"
+
+
+def _build_setup(values: dict[str, object], problems: list[str]) -> TrainingSetup:
+    """The setup of sound values; where they clash, the first one whose default heals it goes."""
+    chosen = {name: value for name, value in values.items() if hasattr(DEFAULT, name)}
+    try:
+        chosen["optim"] = _with_momentum(values)
+    except ValueError as problem:
+        problems.append(str(problem))
+    try:
+        return _setup_of(**chosen)
+    except ValueError as problem:
+        problems.append(str(problem))
+    for name in chosen:
+        try:
+            return _setup_of(**{key: value for key, value in chosen.items() if key != name})
+        except ValueError:
+            continue
+    return DEFAULT
+
+
+def _with_momentum(values: Mapping[str, object]) -> object:
+    """The optimizer, once ``optim_args`` has had its word: momentum makes ``sgd`` another one."""
+    optim, momentum = values.get("optim", DEFAULT.optim), values.get("optim_args")
+    if momentum is None:
+        return optim
+    if optim not in {Optimizer.SGD, Optimizer.SGD_MOMENTUM}:
+        raise ValueError(f"optim_args sets a momentum, which optim {optim} has not; leave it out.")
+    return Optimizer.SGD_MOMENTUM if momentum else Optimizer.SGD
+
+
+def _agree(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingSetup:
+    """The setup, less what this model cannot do."""
+    learned = model.learned_positions and model.max_position_embeddings
+    if 0 < learned < setup.max_length:
+        problems.append(
+            f"max_length {setup.max_length} exceeds the {learned} positions that "
+            f"{model.hub_id or model.model_type} has learned; lower it."
+        )
+        setup = replace(setup, max_length=min(learned, DEFAULT.max_length))
+    if setup.uses_adapters:
+        try:
+            adapter_parameters(model, setup)
+        except ValueError as problem:
+            problems.append(str(problem))
+            setup = replace(setup, lora_target_modules=DEFAULT.lora_target_modules)
+    return setup
+
+
+def _read_fact(
+    name: str, read: Callable[[object], Fact], given: Mapping[str, object], problems: list[str]
+) -> Fact | None:
+    try:
+        return read(given.get(name))
+    except ValueError as problem:
+        said = str(problem)
+        problems.append(said if said.startswith(name) else f"{name}: {said}")
+        return None
+
+
+def _model(value: object) -> Model:
+    if isinstance(value, Mapping):
+        return replace(model_from_config(value), config=_as_json(value))
+    if not isinstance(value, str) or not value:
+        raise ValueError(
+            f"model must be a Hub id or the object of a config.json, not {show(value)}."
+        )
+    return catalog.model(value)
+
+
+def _as_json(config: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(dict(config))
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(
+            "model holds what JSON cannot; give the object of a config.json."
+        ) from None
+
+
+def _gpu(value: object) -> Gpu | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return _own_gpu(value)
+    if not isinstance(value, str) or not value:
+        raise ValueError(
+            f'gpu must be a name, an object such as {{"memory_bytes": 25757220864}} or null, not {show(value)}.'
+        )
+    return catalog.gpu(value)
+
+
+def _own_gpu(given: Mapping[str, object]) -> Gpu:
+    values: dict[str, object] = {"name": OWN_GPU}
+    for name, value in given.items():
+        if name not in GPU_KEYS:
+            raise ValueError(
+                f"gpu has no {show(name)}; its keys are {', '.join(GPU_KEYS)}, of which memory_bytes is needed."
+            )
+        try:
+            values[name] = GPU_KEYS[name].read(value)
+        except ValueError as problem:
+            raise ValueError(f"gpu: {name} {problem}") from None
+    if "memory_bytes" not in values:
+        raise ValueError("gpu needs memory_bytes, the memory of the card in bytes.")
+    return _gpu_of(**values)
+
+
+def _from_texts(name: str, texts: list[str]) -> object:
+    key = BY_NAME.get(name)
+    lists = key is not None and key.kind.takes_list
+    if len(texts) != 1 and not (lists and texts):
+        raise ValueError(f"{name} comes {len(texts)} times; give it once.")
+    text = ",".join(texts)
+    if key is not None:
+        return key.kind.from_text(text)
+    if name in FACTS and text.startswith("{"):
+        return _object(name, text)
+    return None if name == "gpu" and text in {"", "null"} else text
+
+
+def _object(name: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(
+            f"{name} begins as an object but is not valid JSON; write it anew."
+        ) from None
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def write_fields(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[str, object]:
+    """The object of a setup: ``model``, and every key that differs from the defaults."""
+    written: dict[str, object] = {"model": _write_model(model)}
+    if gpu is not None:
+        written["gpu"] = _write_gpu(gpu)
+    for key in KEYS:
+        value = getattr(setup, key.name, key.default)
+        if value != key.default:
+            written[key.name] = _plain(value)
+    return written
+
+
+def _plain(value: object) -> object:
+    """A value of a spec as JSON has it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, str) else value
+
+
+def _write_model(model: Model) -> object:
+    if model.config:
+        return json.loads(model.config)
+    try:
+        if catalog.model(model.hub_id) == model:
+            return model.hub_id
+    except ValueError:
+        pass
+    raise ValueError(
+        f"the model {show(model.hub_id or model.model_type)} was built by hand, so that nothing can name it; "
+        "read it from the catalogue or from a config.json."
+    )
+
+
+def _write_gpu(gpu: Gpu) -> object:
+    try:
+        if catalog.gpu(gpu.name) == gpu:
+            return gpu.name
+    except ValueError:
+        pass
+    values = {field.name: getattr(gpu, field.name) for field in fields(Gpu)}
+    plain = Gpu(name=OWN_GPU, memory_bytes=gpu.memory_bytes)
+    return {
+        name: value
+        for name, value in values.items()
+        if name == "memory_bytes" or value != getattr(plain, name)
+    }
+
+
+def write_estimate(estimate: Estimate) -> dict[str, object]:
+    """The answer of the contract, all memory in bytes on the fullest GPU; null where a fact is missing."""
+    return {
+        **_peak(estimate),
+        **_need(estimate),
+        "per_gpu": [],
+        "host_bytes": None,
+        "disk_bytes": estimate.disk_bytes,
+        "paged_bytes": estimate.paged_bytes,
+        "total_parameters": estimate.total_parameters,
+        "trainable_parameters": estimate.trainable_parameters,
+        **dict.fromkeys(
+            f"{quantity}_{end}"
+            for quantity in ("step_seconds", "total_hours", "cost_usd")
+            for end in ("low", "high")
+        ),
+        "assumptions": list(estimate.assumptions),
+        "remedies": [],
+    }
+
+
+def _peak(estimate: Estimate) -> dict[str, object]:
+    peak = estimate.peak
+    return {
+        "peak_bytes": peak.bytes,
+        "peak_phase": peak.phase.value,
+        "peak_moment": peak.name,
+        "phases": {phase.value: moment.bytes for phase, moment in estimate.phases.items()},
+        "moments": [
+            {"phase": moment.phase.value, "name": moment.name, "bytes": moment.bytes}
+            for moment in estimate.moments
+        ],
+        "components": {part.value: peak.resident.get(part, 0) for part in Component},
+    }
+
+
+def _need(estimate: Estimate) -> dict[str, object]:
+    verdict = estimate.verdict
+    return {
+        "need_low_bytes": estimate.need_low_bytes,
+        "need_high_bytes": estimate.need_high_bytes,
+        "device_bytes": None,
+        "capacity_bytes": estimate.gpu.memory_bytes if estimate.gpu else None,
+        "verdict": verdict.value if verdict else None,
+        "fits": None if verdict in {None, Verdict.TIGHT} else verdict is Verdict.FITS,
+    }
