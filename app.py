@@ -1,0 +1,28 @@
+"""The router: every page, and what all pages share."""
+
+import gc
+
+import streamlit as st
+
+from dashboard import controls, figures, theme
+
+
+@st.cache_resource(show_spinner=False)
+def freeze_imports() -> None:
+    """Once a process: take what is imported out of the collection that follows every run."""
+    gc.collect()
+    gc.freeze()
+
+
+st.set_page_config(page_title="Headroom", page_icon=":material/memory:", layout="wide")
+# A page's path in the address must differ from its file's name: beside a folder named pages/, Streamlit
+# would otherwise run that file alone, without this router.
+page = st.navigation(
+    [st.Page("pages/estimate.py", title="Estimate", url_path="setup", default=True)],
+    position="top",
+)
+st.html(theme.style(figures.SWITCHES))
+controls.open_address()
+controls.draw()
+page.run()
+freeze_imports()

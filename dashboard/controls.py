@@ -1,0 +1,456 @@
+"""Widgets ↔ setup ↔ link.
+
+Every control is a widget whose key is the contract's, whose default is the contract's and which is bound to
+the address: what differs from the contract's defaults stands in the link, so a link means the same here as
+on the command line. A bare address opens on ``EXAMPLE``, written out in the address.
+
+Streamlit drops what it cannot read in an address without a word; so the address is read here first, through
+the contract, and what was not sound is reported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import streamlit as st
+
+from dashboard import wording
+from estimator import catalog, estimate
+from estimator.contract import Reading, read_setup
+from estimator.parameters import Linear, layer_modules
+from estimator.results import Estimate
+from estimator.specs import (
+    ALL_LINEAR,
+    AttnImplementation,
+    Dtype,
+    Gpu,
+    Method,
+    MixedPrecision,
+    Model,
+    Optimizer,
+    TrainingSetup,
+)
+
+EXAMPLE: Mapping[str, object] = {
+    "model": "mistralai/Mistral-7B-v0.1",
+    "gpu": "A100-SXM4-80GB",
+    "mixed_precision": "no",
+    "optim_state_dtype": "float32",
+}
+"""What a bare address opens on: the setup that the rule of thumb is usually told with."""
+
+REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
+    "bfloat16 weights with bfloat16 states, as Trainer keeps them": {
+        "dtype": Dtype.BFLOAT16,
+        "optim_state_dtype": None,
+    },
+    "float32 weights under bfloat16 autocast": {
+        "dtype": Dtype.FLOAT32,
+        "mixed_precision": MixedPrecision.BF16,
+        "optim_state_dtype": None,
+    },
+}
+"""What really runs beside the what-if of float32 states on 16-bit weights."""
+
+DEFAULT = TrainingSetup()
+BOUND = (
+    "model",
+    "gpu",
+    "method",
+    "dtype",
+    "mixed_precision",
+    "optim",
+    "optim_state_dtype",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_length",
+    "num_train_examples",
+    "gradient_checkpointing",
+    "attn_implementation",
+    "lora_r",
+    "lora_dropout",
+    "lora_target_modules",
+    "autocast_adapter_dtype",
+    "bnb_4bit_quant_type",
+    "bnb_4bit_use_double_quant",
+    "prepare_model_for_kbit_training",
+)
+"""The contract's keys that have a widget. The others are obeyed where an address has them."""
+
+STEPS: Mapping[str, tuple[int, ...]] = {
+    "per_device_train_batch_size": (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256),
+    "gradient_accumulation_steps": (*range(1, 17), 20, 24, 32, 48, 64, 96, 128, 256, 512),
+    "max_length": tuple(sorted({n << k for n in (128, 192) for k in range(11)} - {196_608})),
+    "lora_r": (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512),
+}
+"""What a slider offers; a sound value of an address that lies between is added to it."""
+
+ATTENTION_ONLY = "attention only"
+CUSTOM = "custom"
+ADAPTER_CHOICES = (ALL_LINEAR, ATTENTION_ONLY, CUSTOM)
+
+
+# --- the address --------------------------------------------------------------------------------
+
+
+def _from_address(key: str, values: list[str]) -> object:
+    """What the JSON contract would hold where an address holds text."""
+    if key == "lora_target_modules" and values != [ALL_LINEAR]:
+        return values
+    text = values[-1]
+    if key in {"model", "gpu"} and not text.startswith("{"):
+        return text
+    try:
+        value: object = json.loads(text.lower() if text in {"True", "False"} else text)
+    except ValueError:
+        return text
+    return value
+
+
+def _widget_values(reading: Reading) -> dict[str, object]:
+    setup = reading.setup
+    targets = setup.lora_target_modules
+    values = {key: getattr(setup, key) for key in BOUND if hasattr(setup, key)}
+    return values | {
+        "model": reading.model.hub_id,
+        "gpu": reading.gpu.name if reading.gpu else None,
+        "lora_target_modules": [targets] if isinstance(targets, str) else list(targets),
+        "precision": wording.precision(setup),
+    }
+
+
+def open_address() -> None:
+    """Once a visit: read the address, report what is unsound in it, and set the widgets to the rest."""
+    state = st.session_state
+    if state.get("model"):
+        return
+    given = {key: st.query_params.get_all(key) for key in st.query_params}
+    asked = {key: _from_address(key, values) for key, values in given.items()}
+    bare = not asked
+    if bare:
+        asked = dict(EXAMPLE)
+    missing = [] if "model" in asked else [f"The address names no model; this is {EXAMPLE['model']}."]
+    reading = read_setup({"model": EXAMPLE["model"], **asked})
+    state["address_problems"] = [*missing, *reading.problems]
+    values = _widget_values(reading)
+    unbound = {f.name for f in fields(TrainingSetup)} - set(BOUND)
+    state["passengers"] = {
+        key: getattr(reading.setup, key)
+        for key in unbound
+        if getattr(reading.setup, key) != getattr(DEFAULT, key)
+    }
+    state["steps"] = {
+        key: tuple(sorted({*steps, getattr(reading.setup, key)})) for key, steps in STEPS.items()
+    }
+    apply(values)
+    if bare:
+        st.query_params.update({key: str(value) for key, value in EXAMPLE.items()})
+    elif missing:
+        st.query_params.update({"model": str(values["model"])})
+
+
+def apply(keys: Mapping[str, object]) -> None:
+    """Set some keys, as a click on a proposal does."""
+    for key, value in keys.items():
+        st.session_state[key] = str(value) if isinstance(value, StrEnum) else value
+
+
+# --- the widgets --------------------------------------------------------------------------------
+
+
+def _apply_precision() -> None:
+    pair = wording.PRECISIONS.get(st.session_state["precision"])
+    if pair:
+        apply({"dtype": pair[0].value, "mixed_precision": pair[1].value})
+
+
+def _apply_targets(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
+    chosen = {ALL_LINEAR: (ALL_LINEAR,), ATTENTION_ONLY: attention, CUSTOM: linears}
+    apply({"lora_target_modules": list(chosen[st.session_state["adapter_choice"]])})
+
+
+def _values(kind: Iterable[str]) -> list[str]:
+    return [str(member) for member in kind]
+
+
+def _slider(label: str, key: str, help_text: str) -> None:
+    st.select_slider(
+        label,
+        st.session_state["steps"][key],
+        getattr(DEFAULT, key),
+        key=key,
+        help=help_text,
+        bind="query-params",
+    )
+
+
+def _choice(label: str, key: str, options: list[str], help_text: str) -> None:
+    st.segmented_control(
+        label,
+        options,
+        default=str(getattr(DEFAULT, key)),
+        key=key,
+        help=help_text,
+        required=True,
+        bind="query-params",
+        width="stretch",
+    )
+
+
+def _toggle(label: str, key: str, help_text: str) -> None:
+    st.toggle(label, getattr(DEFAULT, key), key=key, help=help_text, bind="query-params")
+
+
+def _what() -> None:
+    models, gpus = catalog.models(), catalog.gpus()
+    st.selectbox(
+        "Model",
+        list(models),
+        index=None,
+        key="model",
+        required=True,
+        bind="query-params",
+        help="The model to fine-tune, by its Hugging Face id; type to search. No default.",
+    )
+    st.selectbox(
+        "GPU",
+        list(gpus),
+        index=None,
+        key="gpu",
+        placeholder="None: sizes only",
+        bind="query-params",
+        help="The one card that must hold it all. No default: without one you see sizes and no verdict.",
+    )
+    _choice(
+        "Method",
+        "method",
+        _values(Method),
+        "full trains every weight; lora trains small adapters; qlora does so beside a 4-bit base. Our default: full.",
+    )
+    names = list(wording.PRECISIONS)
+    current = wording.precision(_setup_of_widgets())
+    st.session_state["precision"] = current
+    st.selectbox(
+        "Precision",
+        names if current in names else [*names, current],
+        key="precision",
+        on_change=_apply_precision,
+        help="What weights are loaded in, and whether Trainer's autocast (bf16=True) computes in 16 bits. "
+        "Most guides: bfloat16 with autocast.",
+    )
+    st.selectbox(
+        "Optimizer",
+        _values(Optimizer),
+        index=_values(Optimizer).index(DEFAULT.optim),
+        key="optim",
+        required=True,
+        bind="query-params",
+        help="Trainer's optim, by its own names. Trainer's default: adamw_torch_fused.",
+    )
+
+
+def _batch() -> None:
+    _slider(
+        "Micro-batch",
+        "per_device_train_batch_size",
+        "Examples that go through the model at once. Our default: 1 (Trainer's is 8).",
+    )
+    _slider(
+        "Accumulation",
+        "gradient_accumulation_steps",
+        "Micro-batches whose gradients are added before a step. Trainer's default: 1.",
+    )
+    st.caption(wording.effective_batch(_setup_of_widgets()))
+    _slider(
+        "Context",
+        "max_length",
+        "Tokens in each example, packed or padded to it. TRL's default: 1,024.",
+    )
+    _toggle(
+        "Gradient checkpointing",
+        "gradient_checkpointing",
+        "Keep only each layer's input and compute the layer again in backward. Trainer's default: off (TRL's: on).",
+    )
+    _choice(
+        "Attention",
+        "attn_implementation",
+        _values(AttnImplementation),
+        "The attention kernel; eager keeps the whole table of scores. Transformers' default: sdpa.",
+    )
+
+
+def _adapters(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
+    chosen = st.session_state["lora_target_modules"]
+    if chosen == [ALL_LINEAR]:
+        choice = ALL_LINEAR
+    else:
+        choice = ATTENTION_ONLY if sorted(chosen) == sorted(attention) else CUSTOM
+    st.session_state["adapter_choice"] = choice
+    _slider(
+        "Rank",
+        "lora_r",
+        "Width of the adapters; their size grows in step with it. Our default: 16 (PEFT's is 8).",
+    )
+    st.segmented_control(
+        "Adapters on",
+        ADAPTER_CHOICES,
+        key="adapter_choice",
+        required=True,
+        on_change=_apply_targets,
+        args=(linears, attention),
+        width="stretch",
+        help="The linear layers that get an adapter. Our default: all-linear, as the QLoRA paper.",
+    )
+    st.multiselect(
+        "Modules",
+        [ALL_LINEAR, *linears],
+        [ALL_LINEAR],
+        key="lora_target_modules",
+        accept_new_options=True,
+        bind="query-params",
+        help="The same by name, as PEFT's target_modules. Our default: all-linear.",
+    )
+    st.number_input(
+        "Dropout",
+        0.0,
+        0.95,
+        DEFAULT.lora_dropout,
+        0.05,
+        key="lora_dropout",
+        bind="query-params",
+        help="Dropout before the adapters; any at all keeps one more tensor. TRL's default: 0.05.",
+    )
+    _toggle(
+        "Adapters in float32",
+        "autocast_adapter_dtype",
+        "PEFT's default: on. TRL turns it off for QLoRA: adapters then have the base's dtype.",
+    )
+
+
+def _quantisation() -> None:
+    _choice("4-bit format", "bnb_4bit_quant_type", ["nf4", "fp4"], "TRL's default: nf4. Equal in size.")
+    _toggle(
+        "Double quantisation",
+        "bnb_4bit_use_double_quant",
+        "Quantise the scales as well: 0.4 bits a parameter less. Our default: on.",
+    )
+    _toggle(
+        "Prepare for k-bit training",
+        "prepare_model_for_kbit_training",
+        "PEFT's helper: norms, embeddings and head go to float32. TRL's default: off.",
+    )
+
+
+def _more() -> None:
+    st.selectbox(
+        "Optimizer states (what-if)",
+        _values((Dtype.FLOAT32, Dtype.BFLOAT16)),
+        index=None,
+        key="optim_state_dtype",
+        placeholder="As the optimizer keeps them",
+        bind="query-params",
+        help="A what-if: hold the states in this dtype. Trainer's default: none, they follow the optimizer.",
+    )
+    _choice("Weights", "dtype", _values(Dtype), "The dtype behind Precision. Default as in TRL's guides: bfloat16.")
+    _choice(
+        "Autocast",
+        "mixed_precision",
+        _values(MixedPrecision),
+        "Trainer's bf16 or fp16 behind Precision. Default as in TRL's guides: bf16.",
+    )
+    st.number_input(
+        "Examples",
+        1,
+        10**12,
+        DEFAULT.num_train_examples,
+        1000,
+        key="num_train_examples",
+        bind="query-params",
+        help="Examples in the training set; time depends on it, memory does not. Our default: 10,000.",
+    )
+
+
+def draw() -> None:
+    """All controls, in the sidebar, always in the same places."""
+    model = catalog.models()[st.session_state["model"]].model
+    linears, attention = linear_modules(model)
+    method = st.session_state.get("method", Method.FULL)
+    with st.sidebar:
+        _what()
+        _batch()
+        with st.expander("LoRA" if method != Method.FULL else "LoRA (for the bars of LoRA and QLoRA)"):
+            _adapters(linears, attention)
+        with st.expander("Quantisation" if method == Method.QLORA else "Quantisation (for QLoRA's bar)"):
+            _quantisation()
+        with st.expander("More"):
+            _more()
+    if st.session_state["model"] is None:  # Back to a bare address: open it again
+        st.rerun()
+
+
+@lru_cache(maxsize=512)
+def linear_modules(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of a layer's linear modules as PEFT takes them: all, and those of attention.
+
+    A name that stands for two modules (GPT-2's ``c_proj``) is written with its block.
+    """
+    paths = [module.name for module in layer_modules(model) if isinstance(module, Linear)]
+    lasts = [path.rpartition(".")[2] for path in paths]
+    names = [
+        last if lasts.count(last) == 1 else path for path, last in zip(paths, lasts, strict=True)
+    ]
+    attention = [name for name, path in zip(names, paths, strict=True) if "att" in path]
+    return tuple(names), tuple(attention)
+
+
+# --- the setup ----------------------------------------------------------------------------------
+
+
+def _asked() -> dict[str, object]:
+    state = st.session_state
+    asked = dict(state["passengers"]) | {key: state[key] for key in BOUND if key in state}
+    if asked.get("lora_target_modules") in ([], [ALL_LINEAR]):
+        asked["lora_target_modules"] = ALL_LINEAR
+    return asked
+
+
+def _setup_of_widgets() -> TrainingSetup:
+    return read_setup(_asked()).setup
+
+
+def reading() -> Reading:
+    """What the widgets say, through the contract, with the problems of the address in front."""
+    now = read_setup(_asked())
+    problems = (*st.session_state["address_problems"], *now.problems)
+    return replace(now, problems=tuple(dict.fromkeys(problems)))
+
+
+@lru_cache(maxsize=4096)
+def estimated(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
+    """The estimate, remembered: each move asks for the same neighbours again."""
+    return estimate(model, gpu, setup)
+
+
+def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:
+    """The estimate of the same setup with some keys changed; None where that cannot be trained."""
+    try:
+        return estimated(of.model, of.gpu, replace(of.setup, **keys))
+    except ValueError:
+        return None
+
+
+def methods(of: Estimate) -> dict[Method, Estimate]:
+    """The same setup under each method that can train it."""
+    others = {method: changed(of, {"method": method}) for method in Method}
+    return {method: other for method, other in others.items() if other is not None}
+
+
+def is_what_if(of: Estimate) -> bool:
+    """Float32 states on 16-bit weights, which no Trainer run has."""
+    setup = of.setup
+    return setup.optim_state_dtype is Dtype.FLOAT32 and setup.dtype is not Dtype.FLOAT32

@@ -1,0 +1,244 @@
+"""Results as figures: pure functions from estimates to Plotly figures, written as plain dicts.
+
+A dict costs 0.02 ms where the figure classes cost 4, and Streamlit draws it as it is. Heights and
+ranges are fixed by coarse steps, so that nothing jumps when a slider moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from dashboard import theme, wording
+from estimator.results import Estimate
+from estimator.specs import Component, Method, Phase
+
+Figure = dict[str, Any]
+"""What Plotly calls a figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""
+
+HEIGHT = 420
+PLACES: Mapping[Phase | Method, float] = {
+    Phase.FORWARD: 0.0,
+    Phase.LOSS: 1.0,
+    Phase.BACKWARD: 2.0,
+    Phase.OPTIMIZER_STEP: 3.0,
+    Phase.SAVE: 4.0,
+    Method.FULL: 5.9,
+    Method.LORA: 6.9,
+    Method.QLORA: 7.9,
+}
+"""Where each bar stands, from above; the gap holds the second heading."""
+HEADINGS = {-0.85: "One training step, phase by phase", 5.05: "The same setup by method, at its peak"}
+SWITCHES = [
+    *(part.label for c, part in theme.COMPONENTS.items() if c is not Component.COMMUNICATION),
+    theme.RESERVE.label,
+]
+"""What can be switched on and off in the hero figure; one GPU has no communication."""
+
+
+class Bar(NamedTuple):
+    """One bar: its name, its parts by label and whether it is the one to look at."""
+
+    place: float
+    name: str
+    parts: Mapping[str, int]
+    marked: bool
+
+
+def scale(largest: int) -> float:
+    """The end of an axis of GiB: the next of 1, 1.5, 2, 3, 4, 6, 8, 12 … that leaves room for a total.
+
+    >>> from dashboard.wording import GIB
+    >>> scale(80 * GIB), scale(85 * GIB), scale(87 * GIB)
+    (96.0, 96.0, 128.0)
+    """
+    end = 1.0
+    while end < wording.in_gib(largest) * 1.11:
+        end *= 1.5 if end.is_integer() and int(end) & (int(end) - 1) == 0 else 4 / 3
+        end = round(end, 6)
+    return end
+
+
+def _parts(resident: Mapping[Component, int], reserve: int) -> dict[str, int]:
+    parts = {part.label: resident.get(c, 0) for c, part in theme.COMPONENTS.items()}
+    return {**parts, theme.RESERVE.label: reserve}
+
+
+def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
+    reserve = estimate.need_high_bytes - estimate.peak.bytes
+    phases = [
+        Bar(
+            PLACES[phase],
+            wording.PHASES[phase],
+            _parts(moment.resident, reserve),
+            phase is estimate.peak.phase,
+        )
+        for phase, moment in estimate.phases.items()
+        if phase in PLACES
+    ]
+    others = [
+        Bar(
+            PLACES[method],
+            wording.METHODS[method],
+            _parts(other.peak.resident, other.need_high_bytes - other.peak.bytes),
+            method is estimate.setup.method,
+        )
+        for method, other in methods.items()
+    ]
+    return phases + others
+
+
+def _trace(part: theme.Part, bars: list[Bar], end: float) -> Figure:
+    values = [wording.in_gib(bar.parts[part.label]) for bar in bars]
+    marker: Figure = {
+        "color": part.colour,
+        "line": {"color": "rgba(127,138,148,0.6)", "width": 0.5},
+    }
+    if part is theme.RESERVE:
+        marker["pattern"] = {"shape": "/", "fgcolor": part.colour, "bgcolor": "rgba(0,0,0,0)"}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": part.label,
+        "y": [bar.place for bar in bars],
+        "x": values,
+        "width": 0.78,
+        "marker": marker,
+        "text": [
+            wording.number(bar.parts[part.label])
+            if value > end * 0.035 and part is not theme.RESERVE
+            else ""
+            for bar, value in zip(bars, values, strict=True)
+        ],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "insidetextfont": {"color": part.ink, "size": 13},
+        "customdata": [bar.name for bar in bars],
+        "hovertemplate": f"%{{customdata}}<br>{part.label}: %{{x:.2f}} GiB<extra></extra>",
+    }
+
+
+def _totals(bars: list[Bar], shown: Collection[str]) -> Figure:
+    whole = [sum(bar.parts.values()) for bar in bars]
+    seen = [sum(size for label, size in bar.parts.items() if label in shown) for bar in bars]
+    texts = [
+        wording.number(part) if part == total else f"{wording.number(part)} of {wording.number(total)}"
+        for part, total in zip(seen, whole, strict=True)
+    ]
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "name": "Total",
+        "y": [bar.place for bar in bars],
+        "x": [wording.in_gib(part) for part in seen],
+        "text": [f"<b>{t}</b>" if bar.marked else t for bar, t in zip(bars, texts, strict=True)],
+        "textposition": "middle right",
+        "textfont": {"size": 15},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+    }
+
+
+def _capacity(memory_bytes: int, end: float) -> Figure:
+    """The capacity as a line through all bars, and what lies beyond it tinted."""
+    at = wording.in_gib(memory_bytes)
+    line = {"color": theme.CAPACITY, "width": 2.5, "dash": "dash"}
+    across = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
+    beyond = {"type": "rect", "x0": at, "x1": end, "fillcolor": "rgba(213,94,0,0.09)"}
+    return {
+        "shapes": [
+            {**across, **beyond, "line": {"width": 0}, "layer": "below"},
+            {**across, "type": "line", "x0": at, "x1": at, "line": line, "name": "capacity"},
+        ],
+        "label": {
+            "x": at,
+            "xref": "x",
+            "y": 1,
+            "yref": "paper",
+            "yanchor": "bottom",
+            "xanchor": "right" if at > end / 2 else "left",
+            "showarrow": False,
+            "text": f"<b>{wording.gib(memory_bytes)} usable</b>",
+            "font": {"size": 15},
+        },
+    }
+
+
+def hero(
+    estimate: Estimate, methods: Mapping[Method, Estimate], shown: Collection[str] | None = None
+) -> Figure:
+    """The phases of one setup and its peak under each method, stacked by component, on one scale.
+
+    ``shown`` holds the labels that are switched on (``SWITCHES``; None: all). The scale is that of all.
+    """
+    bars = _bars(estimate, methods)
+    every = [*theme.COMPONENTS.values(), theme.RESERVE]
+    labels = {part.label for part in every}
+    off = set() if shown is None else set(SWITCHES) - set(shown)
+    visible = [part for part in every if part.label not in off]
+    largest = max(sum(bar.parts.values()) for bar in bars)
+    if estimate.gpu is not None:
+        largest = max(largest, estimate.gpu.memory_bytes)
+    end = scale(largest)
+    annotations = [
+        {
+            "x": 0,
+            "xref": "paper",
+            "y": y,
+            "yref": "y",
+            "xanchor": "left",
+            "showarrow": False,
+            "text": text,
+            "font": {"size": 14},
+        }
+        for y, text in HEADINGS.items()
+    ]
+    shapes = []
+    if estimate.gpu is not None:
+        capacity = _capacity(estimate.gpu.memory_bytes, end)
+        shapes = capacity["shapes"]
+        annotations.append(capacity["label"])
+    return {
+        "data": [*(_trace(part, bars, end) for part in visible), _totals(bars, labels - off)],
+        "layout": {
+            "barmode": "stack",
+            "height": HEIGHT,
+            "margin": {"l": 8, "r": 12, "t": 26, "b": 30},
+            "showlegend": False,
+            "hovermode": "closest",
+            "dragmode": False,
+            "uirevision": "hero",
+            "uniformtext": {"minsize": 11, "mode": "hide"},
+            "xaxis": {
+                "range": [0, end],
+                "fixedrange": True,
+                "ticksuffix": " GiB",
+                "gridcolor": theme.GRID,
+                "zeroline": False,
+                "nticks": 7,
+                "tickfont": {"size": 13},
+            },
+            "yaxis": {
+                "range": [8.45, -1.2],
+                "fixedrange": True,
+                "tickvals": [bar.place for bar in bars],
+                "ticktext": [f"<b>▸ {bar.name}</b>" if bar.marked else bar.name for bar in bars],
+                "tickfont": {"size": 15},
+                "automargin": True,
+                "showgrid": False,
+                "zeroline": False,
+            },
+            "shapes": shapes,
+            "annotations": annotations,
+        },
+    }
+
+
+def hero_alt(estimate: Estimate, methods: Mapping[Method, Estimate]) -> str:
+    """The hero figure in words, for those who do not see it."""
+    bars = ", ".join(
+        f"{bar.name} {wording.gib(sum(bar.parts.values()))}" for bar in _bars(estimate, methods)
+    )
+    line = f"; capacity {wording.gib(estimate.gpu.memory_bytes)}" if estimate.gpu else ""
+    return f"GPU memory needed, stacked by component: {bars}{line}."

@@ -1,0 +1,97 @@
+"""The colours of the parts of memory, the same in every figure and table, and the page's few styles.
+
+Okabe and Ito's palette (2008, jfly.uni-koeln.de/color), which the colour-blind can tell apart; its yellow
+is darkened so that it stands out from white paper too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.specs import Component, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of memory as it is drawn and named."""
+
+    label: str
+    colour: str
+    ink: str
+    """Colour of text on top of it."""
+
+
+BLACK, WHITE = "#101418", "#FFFFFF"
+
+COMPONENTS: dict[Component, Part] = {
+    Component.WEIGHTS: Part("Weights", "#0072B2", WHITE),
+    Component.ADAPTERS: Part("Adapters", "#CC79A7", BLACK),
+    Component.GRADIENTS: Part("Gradients", "#E69F00", BLACK),
+    Component.OPTIMIZER_STATES: Part("Optimizer states", "#009E73", BLACK),
+    Component.ACTIVATIONS: Part("Activations", "#56B4E9", BLACK),
+    Component.LOGITS: Part("Logits", "#D55E00", BLACK),
+    Component.TEMPORARIES: Part("Temporaries", "#C9B500", BLACK),
+    Component.COMMUNICATION: Part("Communication", "#8C6BB1", WHITE),
+    Component.WORKSPACE: Part("Workspace", "#7F8A94", BLACK),
+}
+
+RESERVE = Part("Outside PyTorch", "#9AA4AE", BLACK)
+"""The CUDA context and what the allocator may waste: part of the need, not of an allocation."""
+
+VERDICTS: dict[Verdict, Part] = {
+    Verdict.FITS: Part("Fits", "#00785A", WHITE),
+    Verdict.TIGHT: Part("Tight", "#A86B00", WHITE),
+    Verdict.DOES_NOT_FIT: Part("Does not fit", "#B83A00", WHITE),
+}
+VERDICTS_ON_DARK: dict[Verdict, str] = {
+    Verdict.FITS: "#35C79B",
+    Verdict.TIGHT: "#F2B33D",
+    Verdict.DOES_NOT_FIT: "#FF8A57",
+}
+
+CAPACITY = "#B83A00"
+GRID = "rgba(127,138,148,0.25)"
+
+
+def _swatches(labels: list[str]) -> str:
+    colours = {part.label: part.colour for part in (*COMPONENTS.values(), RESERVE)}
+    return "\n".join(
+        f".st-key-shown button:nth-of-type({place})::before {{ background: {colours[label]}; }}"
+        for place, label in enumerate(labels, start=1)
+    )
+
+
+def style(pills: list[str]) -> str:
+    """The page's style sheet. ``pills``: labels of the switches of the hero figure, in order."""
+    return f"""<style>
+.hr-verdict {{ border-left: .6rem solid var(--hr); border-radius: .4rem; padding: .7rem 1.1rem .8rem;
+  background: color-mix(in srgb, var(--hr) 11%, transparent); }}
+.hr-verdict p {{ margin: 0; }}
+.hr-verdict .hr-word {{ color: var(--hr); font-size: 2.3rem; font-weight: 700; line-height: 1.2; }}
+.hr-verdict .hr-say {{ font-size: 1.25rem; line-height: 1.4; margin-top: .15rem; }}
+.hr-small {{ font-size: .875rem; line-height: 1.45; opacity: .8; }}
+.hr-verdict .hr-small {{ margin-top: .35rem; }}
+.hr-name {{ font-size: 1.05rem; margin: 0; }}
+.hr-table {{ width: 100%; border-collapse: collapse; font-size: 1rem; }}
+.hr-table th {{ text-align: left; font-weight: 600; font-size: .875rem; opacity: .8; }}
+.hr-table th, .hr-table td {{ padding: .35rem .75rem .35rem 0; vertical-align: baseline;
+  border-bottom: 1px solid rgba(127,138,148,.3); }}
+.hr-table .hr-n {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
+.hr-table tr.hr-sum td {{ font-weight: 600; }}
+.hr-table .hr-what {{ font-size: .875rem; opacity: .85; }}
+.hr-swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .5em; }}
+.st-key-shown button::before {{ content: ""; display: inline-block; width: .75rem; height: .75rem;
+  border-radius: .15rem; margin-right: .15rem; flex: none; }}
+{_swatches(pills)}
+.st-key-shown button[aria-checked="false"]::before, .st-key-shown button[aria-pressed="false"]::before
+  {{ opacity: .3; }}
+@media (max-width: 640px) {{
+  .hr-verdict .hr-word {{ font-size: 1.8rem; }}
+  .hr-verdict .hr-say {{ font-size: 1.05rem; }}
+  .hr-table tr {{ display: grid; grid-template-columns: 1fr auto auto; }}
+  .hr-table .hr-what {{ grid-column: 1 / -1; }}
+  .hr-table .hr-what, .hr-table .hr-name-cell, .hr-table .hr-n {{ border-bottom: 0; padding-bottom: .1rem; }}
+  .hr-table tr {{ border-bottom: 1px solid rgba(127,138,148,.3); }}
+  .hr-table th.hr-what {{ display: none; }}
+}}
+</style>"""

@@ -1,0 +1,343 @@
+"""Results as text. GiB and GB exist here only; everything else counts in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import NamedTuple
+
+from dashboard import theme
+from estimator.results import Estimate, Moment
+from estimator.specs import (
+    STEP_PHASES,
+    Component,
+    Dtype,
+    Gpu,
+    Method,
+    MixedPrecision,
+    Phase,
+    TrainingSetup,
+    Verdict,
+)
+
+GIB = 2**30
+GB = 10**9
+
+PHASES: Mapping[Phase, str] = {
+    Phase.FORWARD: "Forward",
+    Phase.LOSS: "Loss",
+    Phase.BACKWARD: "Backward",
+    Phase.OPTIMIZER_STEP: "Optimizer step",
+    Phase.SAVE: "Save",
+}
+METHODS: Mapping[Method, str] = {Method.FULL: "Full", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
+METHOD_NOUNS: Mapping[Method, str] = {
+    Method.FULL: "Full fine-tuning",
+    Method.LORA: "LoRA",
+    Method.QLORA: "QLoRA",
+}
+PRECISIONS: Mapping[str, tuple[Dtype, MixedPrecision]] = {
+    "bfloat16": (Dtype.BFLOAT16, MixedPrecision.NO),
+    "bfloat16 with autocast": (Dtype.BFLOAT16, MixedPrecision.BF16),
+    "float32 with bfloat16 autocast": (Dtype.FLOAT32, MixedPrecision.BF16),
+    "float32": (Dtype.FLOAT32, MixedPrecision.NO),
+    "float16": (Dtype.FLOAT16, MixedPrecision.NO),
+}
+MEANINGS: Mapping[Component, str] = {
+    Component.WEIGHTS: "The model's parameters, there from loading to the end.",
+    Component.ADAPTERS: "The low-rank matrices that LoRA trains beside the frozen weights.",
+    Component.GRADIENTS: "One number for each trained parameter; grows during backward, gone after the step.",
+    Component.OPTIMIZER_STATES: "What the optimizer remembers of each trained parameter, from its first step on.",
+    Component.ACTIVATIONS: "What forward keeps for backward; freed layer by layer as backward passes.",
+    Component.LOGITS: "A score for each token and each word of the vocabulary, and the loss's copies of them.",
+    Component.TEMPORARIES: "Tensors that live for one operation.",
+    Component.COMMUNICATION: "Buffers that GPUs exchange data through.",
+    Component.WORKSPACE: "Scratch memory of the matrix library (cuBLAS).",
+}
+WHAT_IF = (
+    "**Float32 states on 16-bit weights are a what-if**: PyTorch's AdamW keeps its states in the dtype of the "
+    "weights. These two are what really runs:"
+)
+SIGNS: Mapping[Verdict, str] = {Verdict.FITS: "✓", Verdict.TIGHT: "≈", Verdict.DOES_NOT_FIT: "✕"}
+
+
+def in_gib(size: int) -> float:
+    """Bytes as GiB, for an axis; to the thousandth, so that equal setups draw equal figures."""
+    return round(size / GIB, 3)
+
+
+def number(size: int) -> str:
+    """Bytes as a number of GiB without the unit: ``54.0``, ``1,208``, ``<0.1``.
+
+    >>> number(54 * GIB), number(1), number(0), number(1208 * GIB)
+    ('54.0', '<0.1', '0', '1,208')
+    """
+    if size == 0:
+        return "0"
+    if 0 < size < GIB / 20:
+        return "<0.1"
+    return f"{size / GIB:,.1f}" if size < 1000 * GIB else f"{size / GIB:,.0f}"
+
+
+def gib(size: int) -> str:
+    """Bytes as GiB: ``54.0 GiB``."""
+    return f"{number(size)} GiB"
+
+
+def gb(size: int) -> str:
+    """Bytes as the decimal GB of the rule of thumb, without the unit: ``14.5``."""
+    return f"{size / GB:,.1f}"
+
+
+def between(low: int, high: int) -> str:
+    """A bracket: ``81.4 to 83.5 GiB``, or one number where both ends read the same."""
+    return gib(high) if number(low) == number(high) else f"{number(low)} to {gib(high)}"
+
+
+def share(part: int, whole: int) -> str:
+    """A share in whole percent: ``66 %``, ``<1 %``.
+
+    >>> share(2, 3), share(1, 1000), share(0, 5)
+    ('67 %', '<1 %', '0 %')
+    """
+    percent = 100 * part / whole if whole else 0.0
+    return "<1 %" if 0 < percent < 0.5 else f"{percent:.0f} %"  # noqa: PLR2004
+
+
+def count(parameters: int) -> str:
+    """A parameter count: ``7.24 billion``."""
+    for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if parameters >= unit:
+            return f"{parameters / unit:.3g} {name}"
+    return f"{parameters:,}"
+
+
+def short_name(hub_id: str) -> str:
+    """The model's name without its owner."""
+    return hub_id.rpartition("/")[2] or "this model"
+
+
+def effective_batch(setup: TrainingSetup) -> str:
+    """The live sentence under accumulation.
+
+    >>> effective_batch(TrainingSetup(per_device_train_batch_size=4, gradient_accumulation_steps=8))
+    'Effective batch 32 = 4 × 8 on 1 GPU; 10,000 examples are 313 steps an epoch.'
+    """
+    size = setup.effective_batch_size
+    steps = -(-setup.num_train_examples // size)
+    return (
+        f"Effective batch {size:,} = {setup.per_device_train_batch_size:,} × "
+        f"{setup.gradient_accumulation_steps:,} on {setup.num_gpus} GPU; "
+        f"{setup.num_train_examples:,} examples are {steps:,} step{'s' * (steps != 1)} an epoch."
+    )
+
+
+def precision(setup: TrainingSetup) -> str:
+    """The name of the pair of weights and autocast."""
+    for name, pair in PRECISIONS.items():
+        if pair == (setup.dtype, setup.mixed_precision):
+            return name
+    return f"{setup.dtype} with {setup.mixed_precision} autocast"
+
+
+def setup_line(estimate: Estimate) -> str:
+    """The setup in one line, for a reader who does not see the controls."""
+    setup = estimate.setup
+    states = f", {setup.optim_state_dtype} states" if setup.optim_state_dtype else ""
+    extras = " · checkpointing" if setup.gradient_checkpointing else ""
+    rank = f" r={setup.lora_r}" if setup.uses_adapters else ""
+    return (
+        f"{short_name(estimate.model.hub_id)} · {METHODS[setup.method]}{rank} · {precision(setup)} · "
+        f"{setup.optim}{states} · {setup.per_device_train_batch_size} × {setup.max_length:,} tokens{extras}"
+    )
+
+
+# --- the verdict --------------------------------------------------------------------------------
+
+
+class Saying(NamedTuple):
+    """The verdict in words."""
+
+    word: str
+    """Sign, word and room: ``✕ Does not fit: 2.3 GiB short``."""
+    sentence: str
+    when: str
+    capacity: str
+
+
+def first_overflow(estimate: Estimate) -> Moment | None:
+    """The first moment of the step that the card cannot hold, even with the smallest context."""
+    if estimate.gpu is None:
+        return None
+    room = estimate.gpu.memory_bytes - estimate.context_low_bytes
+    return next((m for m in estimate.moments if m.phase in STEP_PHASES and m.bytes > room), None)
+
+
+def moment(m: Moment) -> str:
+    """When it is: ``backward (gradients of layer 3)``."""
+    return f"{PHASES[m.phase].lower()} ({m.name})"
+
+
+def capacity_note(gpu: Gpu) -> str:
+    """Why an "80 GB" card has 79.1 GiB."""
+    usable = gib(gpu.memory_bytes)
+    derived = " This figure is derived, not read from a card." if gpu.memory_is_derived else ""
+    if not gpu.nameplate_gb:
+        return f"{gpu.name} leaves programs {usable}.{derived}"
+    return (
+        f"“{gpu.nameplate_gb:g} GB” is the name on the box; the driver keeps a part for itself and leaves "
+        f"programs {usable} (1 GiB is 2³⁰ bytes).{derived}"
+    )
+
+
+def verdict(estimate: Estimate) -> Saying:
+    """What a manager reads: does it fit, what it needs, what there is, what is left or lacking."""
+    low, high = estimate.need_low_bytes, estimate.need_high_bytes
+    need = between(low, high)
+    subject = f"{METHOD_NOUNS[estimate.setup.method]} of {short_name(estimate.model.hub_id)}"
+    peak = f"Memory is highest in {moment(estimate.peak)}."
+    gpu = estimate.gpu
+    if gpu is None or estimate.verdict is None:
+        return Saying(
+            f"Needs {need}",
+            f"{subject} needs {need} on one GPU. Choose a GPU to see whether it fits.",
+            peak,
+            "",
+        )
+    usable = gpu.memory_bytes
+    offer = f"{subject} needs {need}; one {gpu.name} has {gib(usable)} usable"
+    word = f"{SIGNS[estimate.verdict]} {theme.VERDICTS[estimate.verdict].label}"
+    if estimate.verdict is Verdict.FITS:
+        room = gib(usable - high)
+        saying = Saying(f"{word}: {room} free", f"{offer}, so {room} are left.", peak, "")
+    elif estimate.verdict is Verdict.TIGHT:
+        saying = Saying(
+            f"{word}: {gib(usable - low)} free at best",
+            f"{offer}. How the allocator places blocks decides; do not count on it.",
+            peak,
+            "",
+        )
+    else:
+        short = gib(low - usable)
+        over = first_overflow(estimate)
+        runs_out = f"It runs out in {moment(over)}. " if over is not None else ""
+        saying = Saying(
+            f"{word}: {short} short",
+            f"{offer}, at least {short} too little.",
+            runs_out + peak,
+            "",
+        )
+    return saying._replace(capacity=capacity_note(gpu))
+
+
+def verdict_html(estimate: Estimate) -> str:
+    """The verdict as a coloured panel; the words say all that the colour says."""
+    saying = verdict(estimate)
+    if estimate.verdict is None:
+        light = dark = theme.RESERVE.colour
+    else:
+        light = theme.VERDICTS[estimate.verdict].colour
+        dark = theme.VERDICTS_ON_DARK[estimate.verdict]
+    return (
+        f'<div class="hr-verdict" role="status" style="--hr: light-dark({light}, {dark})">'
+        f'<p class="hr-word">{escape(saying.word)}</p>'
+        f'<p class="hr-say">{escape(saying.sentence)}</p>'
+        f'<p class="hr-small">{escape(saying.when)} {escape(saying.capacity)}</p></div>'
+    )
+
+
+# --- the ledger ---------------------------------------------------------------------------------
+
+
+def reserve_meaning(estimate: Estimate) -> str:
+    """What stands between the allocated peak and the need."""
+    return (
+        f"The CUDA context ({between(estimate.context_low_bytes, estimate.context_high_bytes)}) and what "
+        "the allocator may waste; the high end."
+    )
+
+
+def _row(colour: str | None, name: str, size: str, part: str, what: str, kind: str = "") -> str:
+    swatch = f'<span class="hr-swatch" style="background:{colour}"></span>' if colour else ""
+    return (
+        f'<tr class="{kind}"><td class="hr-name-cell">{swatch}{name}</td><td class="hr-n">{escape(size)}</td>'
+        f'<td class="hr-n">{escape(part)}</td><td class="hr-what">{escape(what)}</td></tr>'
+    )
+
+
+def ledger_html(estimate: Estimate) -> str:
+    """The peak as a table: each component, its GiB, its share of the peak, what it is."""
+    whole = estimate.peak.bytes
+    need = estimate.need_high_bytes
+    rows = [
+        _row(part.colour, part.label, number(size), share(size, whole), MEANINGS[component])
+        for component, part in theme.COMPONENTS.items()
+        if (size := estimate.peak.resident.get(component, 0))
+    ]
+    rows.append(
+        _row(
+            None,
+            "Allocated by PyTorch",
+            number(whole),
+            "100 %",
+            "What torch.cuda.max_memory_allocated() reports.",
+            "hr-sum",
+        )
+    )
+    rows.append(
+        _row(
+            theme.RESERVE.colour,
+            theme.RESERVE.label,
+            number(need - whole),
+            "",
+            reserve_meaning(estimate),
+        )
+    )
+    rows.append(_row(None, "Needed", number(need), "", "What the card must have.", "hr-sum"))
+    head = (
+        '<tr><th scope="col">At the peak</th><th scope="col" class="hr-n">GiB</th>'
+        '<th scope="col" class="hr-n">Share</th><th scope="col" class="hr-what">What it is</th></tr>'
+    )
+    return f'<table class="hr-table"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+# --- the rule of thumb --------------------------------------------------------------------------
+
+
+def rule_of_thumb(estimate: Estimate) -> str:
+    """Our figure beside the rule of thumb, in the rule's own GB; both from the same parameter count."""
+    setup, peak = estimate.setup, estimate.peak
+    if setup.method is not Method.FULL:
+        trained = count(estimate.trainable_parameters)
+        return (
+            "The rule of thumb (2 bytes a parameter for weights, 8 for AdamW, 10 to 20 GB for the rest) is one "
+            f"for full fine-tuning. Here {trained} of {count(estimate.total_parameters)} parameters are trained; "
+            "only these have gradients and optimizer states."
+        )
+    weights = estimate.total_parameters * setup.dtype.bytes
+    states = estimate.total_parameters * 8
+    low, high = weights + states + 10 * GB, weights + states + 20 * GB
+    gradients = peak.resident.get(Component.GRADIENTS, 0)
+    held = (Component.ACTIVATIONS, Component.LOGITS)
+    summit = max(
+        (m for m in estimate.moments if m.phase in STEP_PHASES),
+        key=lambda m: sum(m.resident.get(c, 0) for c in held),
+    )
+    highest = sum(summit.resident.get(c, 0) for c in held)
+    left = sum(peak.resident.get(c, 0) for c in held)
+    return (
+        f"The rule of thumb says {gb(weights)} + {gb(states)} + 10 to 20 = {gb(low)} to {gb(high)} GB: "
+        f"{setup.dtype.bytes} bytes a parameter for weights, 8 for AdamW in float32, and a guess for activations. "
+        f"It forgets gradients: {gb(gradients)} GB at the peak. And it counts activations at the wrong moment: with "
+        f"the logits they reach {gb(highest)} GB in {moment(summit)}, but at the peak, in {moment(peak)}, "
+        f"{gb(left)} GB of them are left. "
+        f"Our peak is {gb(peak.bytes)} GB, which is {gib(peak.bytes)}."
+    )
+
+
+def neighbour(estimate: Estimate, name: str) -> str:
+    """One line about a setup one click away: its need and its verdict."""
+    need = between(estimate.need_low_bytes, estimate.need_high_bytes)
+    if estimate.verdict is None:
+        return f"{name}: {need}"
+    return f"{name}: {need}, {theme.VERDICTS[estimate.verdict].label.lower()}"
