@@ -1,0 +1,249 @@
+"""The command line: a thin skin over the contract. Standard library alone."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, NoReturn, TextIO
+
+from estimator.contract import Reading, parse, read_link, write_estimate
+from estimator.engine import estimate
+from estimator.keys import GROUPS, KEYS, Key
+from estimator.kinds import Choice, Flag, near, one_of, show
+from estimator.text import describe
+
+LONGEST_LINE = 1_000_000
+"""Bytes that a line may have: ours, a hundred times the longest config.json of the Hub's dense models."""
+LONGEST_NUMBER = 30
+"""Digits that a whole number may have: ours; a longer one is read as a float, which no count may be."""
+
+DESCRIPTION = (
+    "How much GPU memory does fine-tuning this model need, what is it made of, and does it fit?"
+)
+EXAMPLES = """\
+examples:
+  python -m estimator mistralai/Mistral-7B-v0.1 --gpu A100-SXM4-80GB --method qlora
+  python -m estimator gpt2 --max-length 512 --lora-target-modules c_attn --method lora
+  python -m estimator --json < setups.jsonl > estimates.jsonl
+
+With --json each line of standard input is one setup, an object with the names above as keys (max_length
+for --max-length), and each line of standard output its estimate, in order. A line that cannot be estimated
+gives {"error": "..."} in its place; the exit status is then 1.
+
+Names and defaults [in brackets] are those of Hugging Face's Trainer, TRL and PEFT unless marked as ours.
+--no-padded and the like turn a switch off. Keys that are fixed for now have no physics yet.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Answer one command; the result is the exit status."""
+    given = _read_arguments(arguments)
+    if given.pop("json", False):
+        if given:
+            return _refuse(f"--json reads setups from standard input; leave out {_named(given)}.")
+        source = sys.stdin.buffer if sys.stdin else io.BytesIO()
+        return answer_lines(source, sys.stdout)
+    if "model" not in given:
+        return _refuse(
+            "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or --help."
+        )
+    return _print_estimate(read_link(given))
+
+
+# --- for programs -------------------------------------------------------------------------------
+
+
+def answer_lines(source: BinaryIO, answers: TextIO) -> int:
+    """One answer a line, in order; 1 if any is an error."""
+    failed = False
+    for line in _lines(source):
+        answer = _answer(line)
+        failed = failed or "error" in answer
+        answers.write(json.dumps(answer, allow_nan=False) + "\n")
+        answers.flush()
+    return int(failed)
+
+
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    """Lines without their ends; of one that is too long only its beginning, so that memory stays bounded."""
+    while line := source.readline(LONGEST_LINE + 2):
+        rest = line
+        while rest and not rest.endswith(b"\n"):
+            rest = source.readline(LONGEST_LINE)
+        yield line.rstrip(b"\r\n")
+
+
+def _answer(line: bytes) -> dict[str, object]:
+    try:
+        return write_estimate(estimate(*parse(_object(line))))
+    except ValueError as problem:
+        return {"error": str(problem)}
+    except Exception as fault:  # our mistake, which must not take the other lines with it
+        said = f"{type(fault).__name__}: {fault}"[:200]
+        return {"error": f"The estimator failed on this line ({said}); please report it."}
+
+
+def _object(line: bytes) -> dict[str, object]:
+    """The JSON object of a line, or a sentence that says what is wrong with the line."""
+    if len(line) > LONGEST_LINE:
+        raise ValueError(f"The line is longer than {LONGEST_LINE} bytes; shorten it.")
+    try:
+        text = line.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise ValueError(
+            f"The line is not UTF-8 at byte {problem.start + 1}; save it as UTF-8."
+        ) from None
+    if not text.strip():
+        raise ValueError("The line is empty; write one JSON object on it, or leave it out.")
+    try:
+        value: object = json.loads(text, object_pairs_hook=_once, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("The line is nested too deeply; a setup is one flat object.") from None
+    except json.JSONDecodeError as problem:
+        raise ValueError(
+            f"The line is not valid JSON ({problem.msg} at character {problem.pos + 1}); correct it there."
+        ) from None
+    if not isinstance(value, dict):
+        raise ValueError(f"The line must be one JSON object, not {show(value)}.")
+    return value
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{show(twice)} stands twice in one object; give it once.")
+    return values
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) <= LONGEST_NUMBER else float(digits)
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+
+def _print_estimate(reading: Reading) -> int:
+    if reading.problems or reading.model is None:
+        return _refuse(*reading.problems)
+    try:
+        answer = estimate(reading.model, reading.gpu, reading.setup)
+    except ValueError as problem:
+        return _refuse(str(problem))
+    print(describe(answer))
+    return 0
+
+
+def _refuse(*sentences: str) -> int:
+    print(*sentences, sep="\n", file=sys.stderr)
+    return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the usage of sixty flags."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(_refuse(f"{message}; see --help."))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _named(given: dict[str, list[str]]) -> str:
+    return ", ".join(name if name == "model" else _flag(name) for name in given)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m estimator",
+        usage="python -m estimator MODEL [--gpu NAME] [--method METHOD] [--KEY VALUE ...]\n"
+        "       python -m estimator --json < setups.jsonl",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=_layout,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", nargs="?", help="a Hub id such as mistralai/Mistral-7B-v0.1")
+    parser.add_argument("--gpu", action="append", metavar="NAME", help="such as A100-SXM4-80GB")
+    parser.add_argument("--json", action="store_true", help="setups in, estimates out, one a line")
+    for title, keys in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for key in keys:
+            _add_flag(group, key)
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, key: Key) -> None:
+    """One flag a key; its other names, and ``--no-`` before a switch, work without being listed."""
+    name, *others = [_flag(name) for name in (key.name, *key.aliases)]
+    if isinstance(key.kind, Flag):
+        offs = [_flag(f"no_{name}") for name in (key.name, *key.aliases)]
+        for flag, value in [*((it, "true") for it in others), *((it, "false") for it in offs)]:
+            group.add_argument(
+                flag, dest=key.name, action="append_const", const=value, help=argparse.SUPPRESS
+            )
+        group.add_argument(
+            name, dest=key.name, action="append_const", const="true", help=_help(key)
+        )
+    else:
+        metavar = "NAME" if isinstance(key.kind, Choice) else key.kind.metavar
+        group.add_argument(
+            name, *others, dest=key.name, action="append", metavar=metavar, help=_help(key)
+        )
+
+
+def _help(key: Key) -> str:
+    choices = f": {one_of(key.kind.words)}" if isinstance(key.kind, Choice) else ""
+    default = json.dumps(key.default).strip('"')
+    remarks = f"{', ours' * key.ours}{'; fixed for now' * bool(key.modelled)}"
+    return f"{key.help}{choices} [{default}{remarks}]".replace("%", "%%")
+
+
+def _layout(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=100)
+
+
+def _read_arguments(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The flags that were given, each with its texts, as a link would have them."""
+    parser = _parser()
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        wrong = next((it for it in unknown if it.startswith("-")), unknown[0])
+        parser.error(_unknown_argument(wrong.split("=")[0]))
+    return {name: _texts(value) for name, value in vars(known).items()}
+
+
+def _texts(value: object) -> list[str]:
+    return [str(text) for text in value] if isinstance(value, list) else [str(value)]
+
+
+def _unknown_argument(argument: str) -> str:
+    names = ["gpu", "json", *(key.name for key in KEYS)]
+    meant = near(argument.lstrip("-"), names) if argument.startswith("-") else []
+    hint = f"; did you mean {one_of([_flag(name) for name in meant])}?" if meant else ""
+    return f"{show(argument)} is not understood{hint}"
+
+
+def _run() -> int:
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except (
+        BrokenPipeError
+    ):  # the reader has gone, as `head` does; say nothing more, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(_run())

@@ -1,0 +1,101 @@
+"""An estimate in words, for the terminal. The display edge of the command line: bytes become GiB here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from estimator.results import Estimate
+from estimator.specs import Component, Verdict
+
+GIB = 2**30
+"""Bytes in a GiB."""
+
+
+def gib(size: int) -> str:
+    """Bytes in GiB, as a column shows them.
+
+    >>> gib(3 * 2**29)
+    '1.50'
+    """
+    return f"{size / GIB:,.2f}"
+
+
+def share(part: int, whole: int) -> str:
+    """A part in percent of the whole.
+
+    >>> share(1, 8)
+    '12.5 %'
+    """
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def describe(estimate: Estimate) -> str:
+    """The setup, the ledger at the peak, the phases, the parameters, the verdict and what was assumed."""
+    parts = [_headline(estimate), _ledger(estimate), _phases(estimate), _parameters(estimate)]
+    parts += [verdict(estimate), "Assumed:\n" + "\n".join(f"- {it}" for it in estimate.assumptions)]
+    return "\n\n".join(parts)
+
+
+def verdict(estimate: Estimate) -> str:
+    """Whether it fits, in one sentence."""
+    low, high = gib(estimate.need_low_bytes), gib(estimate.need_high_bytes)
+    gpu = estimate.gpu
+    if gpu is None:
+        return f"Needs {low} to {high} GiB; name a card with --gpu to see whether it fits."
+    has = f"{gpu.name} has {gib(gpu.memory_bytes)} GiB"
+    match estimate.verdict:
+        case Verdict.FITS:
+            return f"Fits: needs {low} to {high} GiB, {has}; {gib(estimate.headroom_bytes)} GiB stay free."
+        case Verdict.TIGHT:
+            return f"Tight: needs {low} to {high} GiB, {has}; it may run out of memory."
+        case _:
+            missing = gib(estimate.need_low_bytes - gpu.memory_bytes)
+            return f"Does not fit: needs {low} to {high} GiB, {has}; at least {missing} GiB are missing."
+
+
+def _headline(estimate: Estimate) -> str:
+    setup = estimate.setup
+    batch = f"{setup.per_device_train_batch_size} x {setup.max_length} tokens"
+    model = estimate.model.hub_id or estimate.model.model_type
+    return f"{model}: {setup.method}, {setup.dtype}, {setup.optim}, {batch}"
+
+
+def _ledger(estimate: Estimate) -> str:
+    peak = estimate.peak
+    held = [(part, peak.resident.get(part, 0)) for part in Component]
+    rows = [(_words(part), gib(size), share(size, peak.bytes)) for part, size in held if size]
+    total = ("all", gib(peak.bytes), share(peak.bytes, peak.bytes))
+    when = f"The peak comes in {_words(peak.phase)}: {peak.name}."
+    return f"{when}\n\n{_table([('alive at the peak', 'GiB', 'share'), *rows, total])}"
+
+
+def _phases(estimate: Estimate) -> str:
+    heights = [(phase, moment.bytes) for phase, moment in estimate.phases.items()]
+    rows = [
+        (_words(phase), gib(size), "peak" if phase is estimate.peak.phase else "")
+        for phase, size in heights
+    ]
+    return _table([("height of each phase", "GiB", ""), *rows])
+
+
+def _parameters(estimate: Estimate) -> str:
+    return f"{estimate.total_parameters:,} parameters, {estimate.trainable_parameters:,} of them trained."
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> str:
+    """The first column to the left, the others to the right, and a rule below the title."""
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    first, *rest = widths
+    lines = [
+        "  ".join(
+            [row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], rest, strict=True))]
+        )
+        for row in rows
+    ]
+    title, *body = (line.rstrip() for line in lines)
+    return "\n".join([title, "-" * (sum(widths) + 4), *body])
