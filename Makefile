@@ -59,8 +59,8 @@ setup: $(DEV)
 # --- the page -----------------------------------------------------------------------------------
 
 run: $(PAGE)
-	@$(VENV)/bin/python -m streamlit run app.py --server.headless true --browser.gatherUsageStats false \
-	    --server.address $(ADDRESS) $(if $(PORT),--server.port $(PORT))
+	@$(VENV)/bin/python -m streamlit run app.py --server.address $(ADDRESS) \
+	    $(if $(PORT),--server.port $(PORT))
 
 # --- checks -------------------------------------------------------------------------------------
 
