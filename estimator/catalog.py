@@ -1,0 +1,181 @@
+"""The shipped facts: the one door to ``data/``.
+
+Models and accelerators by name, in the order of their files. An unknown name is refused with the near
+ones; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+from estimator.specs import Gpu, Model
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+
+LAYER_LETTERS = {"s": "sliding_attention", "f": "full_attention"}
+ROPE_LETTERS = {"r": False, "n": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogModel:
+    """One row of ``data/models.csv``."""
+
+    model: Model
+    family: str
+    published_parameters: int | None
+    """Elements that the Hub counts in the repository; None: no exact count is published."""
+    published_extra: int
+    """Elements of the published count that are not trained: stored buffers, second copies, towers."""
+    published_extra_is: str
+    license: str
+    gated: str
+    """``yes``, ``no`` or ``unknown``."""
+    source: str
+
+
+@lru_cache(maxsize=1)
+def models() -> Mapping[str, CatalogModel]:
+    """Every catalogued model by its Hub id (counts in elements).
+
+    Source: data/models.csv, by row.
+
+    >>> models()["openai-community/gpt2"].published_parameters
+    137022720
+    """
+    rows = _rows("models.csv")
+    return MappingProxyType({row["hub_id"]: _catalog_model(row) for row in rows})
+
+
+@lru_cache(maxsize=1)
+def gpus() -> Mapping[str, Gpu]:
+    """Every catalogued accelerator by name (memory in bytes).
+
+    Source: data/gpus.csv, by row.
+
+    >>> gpus()["A100-SXM4-80GB"].memory_bytes < 80 * 2**30
+    True
+    """
+    return MappingProxyType({row["name"]: _gpu(row) for row in _rows("gpus.csv")})
+
+
+def model(hub_id: str) -> Model:
+    """The catalogued model of this Hub id; upper and lower case do not matter.
+
+    Source: data/models.csv.
+
+    >>> model("meta-llama/llama-3.1-8b").num_hidden_layers
+    32
+    """
+    return models()[_found("model", hub_id, models())].model
+
+
+def gpu(name: str) -> Gpu:
+    """The catalogued accelerator of this name; upper and lower case do not matter.
+
+    Source: data/gpus.csv.
+
+    >>> gpu("l4").nameplate_gb
+    24.0
+    """
+    return gpus()[_found("GPU", name, gpus())]
+
+
+def _found(kind: str, name: str, known: Mapping[str, object]) -> str:
+    if name in known:
+        return name
+    by_case = {key.casefold(): key for key in known}
+    if name.casefold() in by_case:
+        return by_case[name.casefold()]
+    near = [by_case[key] for key in _near(name.casefold(), by_case)]
+    hint = f"near names are: {', '.join(near)}" if near else f"the catalogue has {len(known)}"
+    raise ValueError(f"{kind} {name!r} is not in the catalogue; {hint}; choose one of those.")
+
+
+def _near(name: str, known: Mapping[str, str], most: int = 4) -> list[str]:
+    """Names that contain this one, the shortest first; then those that are spelled like it."""
+    containing = sorted((key for key in known if name in key), key=len)
+    owners = {key.rsplit("/", 1)[-1]: key for key in known}
+    like = get_close_matches(name, owners, n=most) or get_close_matches(name, known, n=most)
+    return list(dict.fromkeys([*containing[:most], *(owners.get(key, key) for key in like)]))[:most]
+
+
+def _rows(table: str) -> list[dict[str, str]]:
+    with (DATA / table).open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def _catalog_model(row: Mapping[str, str]) -> CatalogModel:
+    published = row["published_parameters"]
+    return CatalogModel(
+        model=_model(row),
+        family=row["family"],
+        published_parameters=int(published) if published else None,
+        published_extra=int(row["published_extra_parameters"]),
+        published_extra_is=row["published_extra_is"],
+        license=row["license"],
+        gated=row["gated"],
+        source=row["source"],
+    )
+
+
+def _model(row: Mapping[str, str]) -> Model:
+    return Model(
+        hub_id=row["hub_id"],
+        model_type=row["model_type"],
+        vocab_size=int(row["vocab_size"]),
+        hidden_size=int(row["hidden_size"]),
+        intermediate_size=int(row["intermediate_size"]),
+        num_hidden_layers=int(row["num_hidden_layers"]),
+        num_attention_heads=int(row["num_attention_heads"]),
+        num_key_value_heads=int(row["num_key_value_heads"]),
+        head_dim=int(row["head_dim"]),
+        tie_word_embeddings=_flag(row["tie_word_embeddings"]),
+        max_position_embeddings=int(row["max_position_embeddings"]),
+        hidden_act=row["hidden_act"],
+        attention_bias=_flag(row["attention_bias"]),
+        attention_output_bias=_flag(row["attention_output_bias"]),
+        mlp_bias=_flag(row["mlp_bias"]),
+        lm_head_bias=_flag(row["lm_head_bias"]),
+        qk_norm=_flag(row["qk_norm"]),
+        learned_positions=int(row["learned_positions"]),
+        word_embed_proj_dim=int(row["word_embed_proj_dim"]),
+        do_layer_norm_before=_flag(row["do_layer_norm_before"]),
+        partial_rotary_factor=float(row["partial_rotary_factor"]),
+        sliding_window=int(row["sliding_window"]),
+        layer_types=tuple(LAYER_LETTERS[letter] for letter in row["layer_types"]),
+        no_rope_layers=tuple(ROPE_LETTERS[letter] for letter in row["no_rope_layers"]),
+        parallel_residual=_flag(row["parallel_residual"]),
+        new_decoder_architecture=_flag(row["new_decoder_architecture"]),
+        num_ln_in_parallel_attn=int(row["num_ln_in_parallel_attn"]),
+        norms_without_weight=_flag(row["norms_without_weight"]),
+        attn_logit_softcapping=_flag(row["attn_logit_softcapping"]),
+        final_logit_softcapping=_flag(row["final_logit_softcapping"]),
+        embd_pdrop=float(row["embd_pdrop"]),
+        attn_pdrop=float(row["attn_pdrop"]),
+        resid_pdrop=float(row["resid_pdrop"]),
+    )
+
+
+def _gpu(row: Mapping[str, str]) -> Gpu:
+    return Gpu(
+        name=row["name"],
+        memory_bytes=int(row["memory_bytes"]),
+        memory_is_derived=_flag(row["memory_is_derived"]),
+        nameplate_gb=float(row["nameplate_gb"]),
+        vendor=row["vendor"],
+        architecture=row["architecture"],
+        compute_capability=row["compute_capability"],
+        supports_bf16=_flag(row["supports_bf16"]),
+        source=row["source"],
+    )
+
+
+def _flag(cell: str) -> bool:
+    assert cell in {"true", "false"}, cell
+    return cell == "true"

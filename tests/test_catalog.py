@@ -1,0 +1,114 @@
+"""Every row of the shipped tables is whole, unique and plausible."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+
+from estimator import catalog
+from estimator.parameters import MODELLED
+
+GIB = 2**30
+TABLES = ("gpus.csv", "models.csv")
+SHARE_OF_UNIFIED_MEMORY = 0.75  # Metal's default for one process
+
+
+def rows(table: str) -> list[dict[str, str]]:
+    with (catalog.DATA / table).open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_has_a_source_and_a_date(table: str) -> None:
+    for row in rows(table):
+        assert None not in row
+        assert None not in row.values()
+        assert row["source"].strip(), row
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["retrieved"]), row
+
+
+@pytest.mark.parametrize(("table", "key"), [("gpus.csv", "name"), ("models.csv", "hub_id")])
+def test_names_are_unique_whatever_their_case(table: str, key: str) -> None:
+    names = [row[key].casefold() for row in rows(table)]
+    assert len(names) == len(set(names))
+
+
+def test_catalogue_is_large_enough_to_be_useful() -> None:
+    assert len(catalog.gpus()) >= 60
+    assert len(catalog.models()) >= 190
+
+
+@pytest.mark.parametrize("gpu", catalog.gpus().values(), ids=lambda gpu: gpu.name)
+def test_usable_memory_is_a_little_less_than_the_nameplate(gpu: catalog.Gpu) -> None:
+    share = gpu.memory_bytes / (gpu.nameplate_gb * GIB)
+    if gpu.vendor == "Apple":
+        assert share == SHARE_OF_UNIFIED_MEMORY
+    else:
+        assert 0.88 <= share <= 1.01
+
+
+@pytest.mark.parametrize("row", rows("gpus.csv"), ids=lambda row: row["name"])
+def test_derived_memory_is_the_reported_less_the_stated_reserve(row: dict[str, str]) -> None:
+    assert (row["memory_is_derived"] == "true") == bool(row["memory_reserve_mib"])
+    if row["memory_reserve_mib"] and row["memory_reported_mib"]:
+        mib = int(row["memory_reported_mib"]) - int(row["memory_reserve_mib"])
+        assert int(row["memory_bytes"]) == mib * 2**20
+
+
+def test_reserve_is_never_less_than_what_a_reading_shows() -> None:
+    """The rule of data/README.md, against the cards that have both."""
+    for row in rows("gpus.csv"):
+        if row["memory_is_derived"] == "false" and row["memory_reported_mib"]:
+            reported = int(row["memory_reported_mib"])
+            reserve = 5 if row["vendor"] == "AMD" else min(871, 0.0292 * reported)
+            assert int(row["memory_bytes"]) >= (reported - reserve) * 2**20 - 1
+
+
+@pytest.mark.parametrize("row", rows("gpus.csv"), ids=lambda row: row["name"])
+def test_rates_are_plausible(row: dict[str, str]) -> None:
+    assert 100 <= float(row["memory_bandwidth_gb_per_s"]) <= 20_000
+    assert 2014 <= int(row["release_year"]) <= 2026
+    for column in ("bf16_dense_tflops", "fp16_dense_tflops", "fp32_tflops", "fp8_dense_tflops"):
+        assert not row[column] or 1 <= float(row[column]) <= 20_000
+    if row["bf16_dense_tflops"]:
+        assert row["supports_bf16"] == "true"
+
+
+@pytest.mark.parametrize("entry", catalog.models().values(), ids=lambda entry: entry.model.hub_id)
+def test_every_model_is_of_a_modelled_architecture(entry: catalog.CatalogModel) -> None:
+    assert entry.model.model_type in MODELLED
+    assert entry.gated in {"yes", "no", "unknown"}
+    assert entry.license
+    assert entry.family
+    assert bool(entry.published_extra) == bool(entry.published_extra_is)
+
+
+def test_names_are_found_in_any_case() -> None:
+    assert catalog.model("META-LLAMA/llama-3.1-8b") is catalog.model("meta-llama/Llama-3.1-8B")
+    assert catalog.gpu("geforce rtx 4090").name == "GeForce RTX 4090"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("gpt2", "openai-community/gpt2"),
+        ("lama-3.1-8b-instuct", "meta-llama/Llama-3.1-8B-Instruct"),
+    ],
+)
+def test_unknown_model_is_refused_with_near_names(name: str, near: str) -> None:
+    with pytest.raises(ValueError, match="is not in the catalogue") as refused:
+        catalog.model(name)
+    assert near in str(refused.value)
+
+
+def test_unknown_gpu_is_refused_with_near_names() -> None:
+    with pytest.raises(ValueError, match=r"GPU 'RTX 4090'.*GeForce RTX 4090"):
+        catalog.gpu("RTX 4090")
+
+
+def test_nothing_near_still_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"the catalogue has \d+; choose"):
+        catalog.gpu("@@@@@@")

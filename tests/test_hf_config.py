@@ -1,0 +1,355 @@
+"""A ``config.json`` becomes the right ``Model``, and a bad one a sentence that names the key.
+
+Expected values are transformers 5.23's (models/*/configuration_*.py) or the Hub's own configs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator.hf_config import model_from_config
+from estimator.parameters import total_parameters
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 4096,
+}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 50257,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+}
+FALCON: dict[str, Any] = {
+    "model_type": "falcon",
+    "vocab_size": 65024,
+    "hidden_size": 4544,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 71,
+}
+OPT: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "opt",
+    "ffn_dim": 16384,
+    "max_position_embeddings": 2048,
+}
+
+
+def family(model_type: str, **keys: object) -> dict[str, Any]:
+    return {**LLAMA, "model_type": model_type, **keys}
+
+
+def test_llama_2_7b() -> None:
+    model = model_from_config(LLAMA, "meta-llama/Llama-2-7b-hf")
+    assert total_parameters(model) == 6_738_415_616
+    assert model.hub_id == "meta-llama/Llama-2-7b-hf"
+    assert (model.num_key_value_heads, model.head_dim) == (32, 128)
+    assert not model.tie_word_embeddings
+
+
+def test_gpt2_by_its_own_key_names() -> None:
+    model = model_from_config(GPT2)
+    assert total_parameters(model) == 124_439_808
+    assert (model.learned_positions, model.intermediate_size) == (1024, 3072)
+    assert (model.embd_pdrop, model.attn_pdrop, model.resid_pdrop) == (0.1, 0.1, 0.1)
+    assert model.hidden_act == "gelu_new"
+    assert model.tie_word_embeddings
+
+
+@pytest.mark.parametrize(("multi_query", "heads"), [({}, 1), ({"multi_query": False}, 12)])
+def test_gpt_bigcode_has_one_key_value_head_unless_told(
+    multi_query: dict[str, bool], heads: int
+) -> None:
+    model = model_from_config({**GPT2, "model_type": "gpt_bigcode", **multi_query})
+    assert model.num_key_value_heads == heads
+
+
+@pytest.mark.parametrize(
+    ("keys", "heads", "parallel"),
+    [
+        ({}, 1, True),
+        ({"multi_query": False, "parallel_attn": False}, 71, False),
+        (
+            {
+                "new_decoder_architecture": True,
+                "num_attention_heads": 64,
+                "hidden_size": 4096,
+                "num_kv_heads": 8,
+            },
+            8,
+            True,
+        ),
+        ({"num_kv_heads": 71}, 1, True),
+    ],
+)
+def test_falcon_heads(keys: dict[str, Any], heads: int, *, parallel: bool) -> None:
+    model = model_from_config({**FALCON, **keys})
+    assert model.num_key_value_heads == heads
+    assert model.parallel_residual is parallel
+
+
+def test_falcon_with_alibi_has_no_rotary_layers() -> None:
+    assert all(model_from_config({**FALCON, "alibi": True}).no_rope_layers)
+
+
+def test_mpt_by_its_own_key_names() -> None:
+    config = {
+        "model_type": "mpt",
+        "vocab_size": 50432,
+        "d_model": 4096,
+        "n_heads": 32,
+        "n_layers": 32,
+        "max_seq_len": 2048,
+        "attn_config": {"attn_pdrop": 0.2},
+    }
+    model = model_from_config(config)
+    assert total_parameters(model) == 6_649_286_656  # the Hub's count of mosaicml/mpt-7b
+    assert (model.attn_pdrop, model.max_position_embeddings) == (0.2, 2048)
+
+
+def test_bloom_by_its_own_key_names() -> None:
+    config = {"model_type": "bloom", "vocab_size": 250880, "n_embed": 1024, "n_layer": 24,
+              "num_attention_heads": 16}  # fmt: skip
+    assert total_parameters(model_from_config(config)) == 559_214_592  # bigscience/bloom-560m
+
+
+def test_opt_350m_projects_its_embedding() -> None:
+    model = model_from_config({**OPT, "word_embed_proj_dim": 512, "do_layer_norm_before": False})
+    assert (model.word_embed_proj_dim, model.learned_positions) == (512, 2050)
+    assert not model.do_layer_norm_before
+    assert model_from_config({**OPT, "word_embed_proj_dim": 4096}).word_embed_proj_dim == 0
+
+
+def test_head_dim_of_its_own() -> None:
+    assert model_from_config(family("mistral", head_dim=64)).head_dim == 64
+    assert model_from_config(family("gemma", num_key_value_heads=16)).head_dim == 256
+    assert model_from_config(family("qwen3", head_dim=None)).head_dim == 128
+    assert model_from_config(family("gpt_neox", head_dim=7)).head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("model_type", "tied"),
+    [("llama", False), ("gemma2", True), ("cohere", True), ("qwen2", False), ("smollm3", True)],
+)
+def test_tied_head_by_family(model_type: str, *, tied: bool) -> None:
+    keys = {"num_key_value_heads": 8}
+    assert model_from_config(family(model_type, **keys)).tie_word_embeddings is tied
+    other = family(model_type, **keys, tie_word_embeddings=not tied)
+    assert model_from_config(other).tie_word_embeddings is not tied
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "window", "windowed"),
+    [
+        ("llama", {"sliding_window": 4096}, 0, 0),
+        ("mistral", {}, 4096, 32),
+        ("mistral", {"sliding_window": None}, 0, 0),
+        ("phi3", {"sliding_window": 2047}, 2047, 32),
+        ("qwen2", {"sliding_window": 4096}, 0, 0),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": True}, 4096, 4),
+        (
+            "qwen2",
+            {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0},
+            64,
+            32,
+        ),
+        ("gemma2", {}, 4096, 16),
+        ("gemma3_text", {"sliding_window": 512}, 512, 27),
+        ("gemma3_text", {"sliding_window_pattern": 2}, 4096, 16),
+        ("cohere2", {}, 4096, 24),
+        ("olmo3", {}, 4096, 24),
+        ("exaone4", {"sliding_window": None}, 0, 0),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, 4096, 24),
+        ("starcoder2", {}, 0, 0),
+        ("smollm3", {"sliding_window": 64}, 0, 0),
+        ("smollm3", {"sliding_window": 64, "use_sliding_window": True}, 64, 8),
+        (
+            "qwen3",
+            {"layer_types": ["sliding_attention"] * 32, "use_sliding_window": True},
+            4096,
+            32,
+        ),
+    ],
+)
+def test_windows(model_type: str, keys: dict[str, Any], window: int, windowed: int) -> None:
+    model = model_from_config(family(model_type, **{"num_key_value_heads": 8, **keys}))
+    assert model.sliding_window == window
+    kinds = model.layer_types or (("sliding_attention",) * 32 if window else ())
+    assert kinds.count("sliding_attention") == windowed
+
+
+def test_smollm3_lists_the_layers_that_do_have_rotary_embeddings() -> None:
+    listed = [1, 1, 1, 0] * 8
+    model = model_from_config(family("smollm3", num_key_value_heads=4, no_rope_layers=listed))
+    assert model.no_rope_layers == (False, False, False, True) * 8
+    assert model == model_from_config(family("smollm3", num_key_value_heads=4))
+
+
+def test_cohere2_rotates_in_windowed_layers_only() -> None:
+    assert model_from_config(family("cohere2")).no_rope_layers == (False, False, False, True) * 8
+
+
+def test_gemma3_wrapper_gives_its_text_part() -> None:
+    """google/gemma-3-4b-it leaves heads, vocabulary and head_dim to the class."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 34, "sliding_window": 1024}  # fmt: skip
+    model = model_from_config({"model_type": "gemma3", "text_config": text, "vision_config": {}})
+    assert model.model_type == "gemma3_text"
+    assert total_parameters(model) == 4_300_079_472 - 419_816_304  # less the vision tower
+
+
+def test_softcaps_of_gemma2_can_be_turned_off() -> None:
+    on = model_from_config(family("gemma2", num_key_value_heads=8))
+    off = model_from_config(family("gemma2", num_key_value_heads=8, attn_logit_softcapping=None))
+    assert (on.attn_logit_softcapping, on.final_logit_softcapping) == (True, True)
+    assert (off.attn_logit_softcapping, off.final_logit_softcapping) == (False, True)
+
+
+def test_biases_by_family() -> None:
+    qwen = model_from_config(family("qwen2", num_key_value_heads=8))
+    assert (qwen.attention_bias, qwen.attention_output_bias, qwen.mlp_bias) == (True, False, False)
+    seed = model_from_config(family("seed_oss", num_key_value_heads=8))
+    assert (seed.attention_bias, seed.attention_output_bias) == (True, False)
+    assert model_from_config(family("phi")).lm_head_bias
+
+
+def test_partial_rotary_old_and_new_spelling() -> None:
+    new = family("phi", rope_parameters={"partial_rotary_factor": 0.4})
+    assert model_from_config(new).partial_rotary_factor == 0.4
+    assert model_from_config(family("phi", partial_rotary_factor=0.4)).partial_rotary_factor == 0.4
+    assert model_from_config(family("gpt_neox", rotary_pct=1.0)).partial_rotary_factor == 1.0
+    assert model_from_config(family("stablelm")).partial_rotary_factor == 0.25
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", "4096"),
+        ("hidden_size", 4096.0),
+        ("hidden_size", float("nan")),
+        ("hidden_size", 0),
+        ("hidden_size", -4096),
+        ("hidden_size", True),
+        ("hidden_size", 10**30),
+        ("hidden_size", [4096]),
+        ("hidden_size", {"a": {"b": []}}),
+        ("num_hidden_layers", 10**6),
+        ("num_hidden_layers", float("inf")),
+        ("num_attention_heads", 10**6),
+        ("num_key_value_heads", 0),
+        ("num_key_value_heads", "8"),
+        ("head_dim", -1),
+        ("vocab_size", "x" * 1000),
+        ("tie_word_embeddings", "yes"),
+        ("attention_bias", 1),
+        ("attention_dropout", float("nan")),
+        ("attention_dropout", 1.5),
+        ("attention_dropout", "0.1"),
+        ("hidden_act", 3),
+        ("hidden_act", ["silu"]),
+        ("max_position_embeddings", "4k"),
+    ],
+)
+def test_bad_value_is_refused_naming_the_key(key: str, value: object) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^{key} must be .* not .*; correct it in the config\.$"
+    ) as bad:
+        model_from_config({**LLAMA, key: value})
+    assert len(str(bad.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"],
+)
+@pytest.mark.parametrize("absent", [True, False])
+def test_missing_dimension_is_refused_naming_the_key(key: str, *, absent: bool) -> None:
+    config = {name: value for name, value in LLAMA.items() if name != key}
+    if not absent:
+        config[key] = None
+    with pytest.raises(ValueError, match=f"has no {key}; add it"):
+        model_from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (family("llama", num_key_value_heads=5), "not a multiple of num_key_value_heads 5"),
+        (family("llama", num_attention_heads=31), "not a multiple of num_attention_heads 31"),
+        (
+            family("gemma2", num_key_value_heads=8, layer_types=["full_attention"]),
+            "layer_types must list one item for each of the 32",
+        ),
+        (family("gemma2", num_key_value_heads=8, layer_types="full"), "layer_types must list"),
+        (family("gemma2", num_key_value_heads=8, layer_types=["x"] * 32), "layer_types must hold"),
+        (family("gemma2", num_key_value_heads=8, layer_types=[[]] * 32), "layer_types must hold"),
+        (
+            family("smollm3", num_key_value_heads=8, no_rope_layers=[2] * 32),
+            "no_rope_layers must hold 0 and 1",
+        ),
+        (
+            family("qwen2", num_key_value_heads=8, use_sliding_window=True, max_window_layers=-1),
+            "max_window_layers must be",
+        ),
+        (
+            family("gemma2", num_key_value_heads=8, final_logit_softcapping=float("nan")),
+            "final_logit_softcapping must be",
+        ),
+        (family("phi", rope_parameters=[1]), "rope_parameters must be an object"),
+        (family("cohere2", sliding_window_pattern=0), "sliding_window_pattern must be"),
+        ({**GPT2, "n_embd": "768"}, "n_embd must be a whole number"),
+        ({**GPT2, "n_positions": None}, "has no n_positions"),
+        (
+            {**OPT, "_remove_final_layer_norm": True},
+            "_remove_final_layer_norm true is not modelled",
+        ),
+        ({"model_type": "gemma3", "text_config": 3}, "text_config must be an object"),
+        (
+            {
+                "model_type": "mpt",
+                "vocab_size": 9,
+                "d_model": 8,
+                "n_heads": 2,
+                "n_layers": 1,
+                "attn_config": 1,
+            },
+            "attn_config must be an object",
+        ),
+    ],
+)
+def test_impossible_config_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model_from_config(config)
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "mixtral", "gemma3", "bert", "LLAMA", ""])
+def test_unknown_architecture_is_refused_by_name(model_type: str) -> None:
+    with pytest.raises(ValueError, match=f"architecture '{model_type}' is not modelled"):
+        model_from_config(family(model_type))
+
+
+@pytest.mark.parametrize("model_type", [3, ["llama"], {"a": 1}, True])
+def test_model_type_must_be_a_name(model_type: object) -> None:
+    with pytest.raises(ValueError, match="model_type must be a name"):
+        model_from_config({**LLAMA, "model_type": model_type})
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": None}, {"architectures": ["X"]}])
+def test_config_without_a_model_type_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"has no model_type; give a whole config\.json"):
+        model_from_config(config)
+
+
+@pytest.mark.parametrize("config", [None, [], "llama", 3])
+def test_what_is_no_object_is_refused(config: Any) -> None:
+    with pytest.raises(ValueError, match="a config must be an object"):
+        model_from_config(config)

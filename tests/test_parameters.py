@@ -1,0 +1,177 @@
+"""Parameter counts: by hand, and of every catalogued model to the last digit.
+
+Expected counts are the Hub's own (``safetensors.total``, data/models.csv) or are written out here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from estimator import catalog
+from estimator.parameters import (
+    MODELLED,
+    TINY_LLAMA,
+    Embedding,
+    Linear,
+    Norm,
+    adapter_parameters,
+    falcon_norm_names,
+    is_adapted,
+    layer_modules,
+    module_parameters,
+    outer_modules,
+    total_parameters,
+    trainable_parameters,
+    weight_shapes,
+)
+from estimator.specs import Method, TrainingSetup
+
+GPT2 = catalog.model("openai-community/gpt2")
+LLAMA_3_8B = catalog.model("meta-llama/Meta-Llama-3-8B")
+LORA = TrainingSetup(method=Method.LORA, lora_r=8)
+PUBLISHED = [entry for entry in catalog.models().values() if entry.published_parameters is not None]
+
+
+@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.model.hub_id)
+def test_published_count_is_reproduced_to_the_last_digit(entry: catalog.CatalogModel) -> None:
+    ours = total_parameters(entry.model) + entry.published_extra
+    assert ours == entry.published_parameters
+
+
+def test_nearly_every_row_has_a_published_count() -> None:
+    assert len(PUBLISHED) >= len(catalog.models()) - 6
+
+
+def test_gpt2_by_hand() -> None:
+    h = 768
+    layer = 2 * 2 * h + (h * 3 * h + 3 * h) + (h * h + h) + (h * 4 * h + 4 * h) + (4 * h * h + h)
+    assert total_parameters(GPT2) == 50257 * h + 1024 * h + 12 * layer + 2 * h == 124_439_808
+
+
+def test_llama_3_8b_by_hand() -> None:
+    h, kv, f = 4096, 8 * 128, 14336
+    layer = 2 * h * h + 2 * h * kv + 3 * h * f + 2 * h
+    assert total_parameters(LLAMA_3_8B) == 2 * 128_256 * h + 32 * layer + h == 8_030_261_248
+
+
+def test_tied_head_counts_once_and_is_absent() -> None:
+    tied = replace(TINY_LLAMA, tie_word_embeddings=True)
+    assert total_parameters(TINY_LLAMA) - total_parameters(tied) == 10 * 8
+    assert "lm_head" not in [module.name for module in outer_modules(tied)]
+
+
+def test_conv1d_stores_its_weight_transposed() -> None:
+    assert weight_shapes(Linear("c_attn", 4, 12, bias=True, conv1d=True)) == ((4, 12), (12,))
+    assert weight_shapes(Linear("q_proj", 4, 12)) == ((12, 4),)
+
+
+def test_norm_shapes() -> None:
+    assert weight_shapes(Norm("norm", 4, bias=True)) == ((4,), (4,))
+    assert weight_shapes(Norm("norm", 4, weight=False)) == ()
+    assert weight_shapes(Embedding("wte", 5, 4)) == ((5, 4),)
+
+
+def test_olmo_norms_hold_nothing() -> None:
+    norms = layer_modules(catalog.model("allenai/OLMo-7B-hf"))
+    assert sum(module_parameters(module) for module in norms if isinstance(module, Norm)) == 0
+
+
+def test_apertus_counts_two_scalars_of_its_activation() -> None:
+    apertus = layer_modules(catalog.model("swiss-ai/Apertus-8B-2509"))
+    (activation,) = [module for module in apertus if module.name == "mlp.act_fn"]
+    assert module_parameters(activation) == 2
+
+
+def test_falcon_11b_has_one_norm_a_layer_and_40b_two() -> None:
+    assert falcon_norm_names(catalog.model("tiiuae/falcon-11B")) == ("input_layernorm",)
+    assert falcon_norm_names(catalog.model("tiiuae/falcon-40b")) == ("ln_attn", "ln_mlp")
+
+
+def test_opt_350m_projects_its_embedding_and_has_no_final_norm() -> None:
+    names = [module.name for module in outer_modules(catalog.model("facebook/opt-350m"))]
+    assert names == ["embed_tokens", "embed_positions", "project_in", "project_out"]
+
+
+@pytest.mark.parametrize("model_type", sorted(MODELLED))
+def test_names_within_a_layer_are_unique(model_type: str) -> None:
+    model = replace(TINY_LLAMA, model_type=model_type, max_position_embeddings=16, qk_norm=True)
+    names = [module.name for module in layer_modules(model)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "mixtral", "qwen3_moe", "bert", ""])
+def test_unknown_architecture_is_refused_by_name(model_type: str) -> None:
+    unknown = replace(TINY_LLAMA, model_type=model_type)
+    for count in (total_parameters, layer_modules, outer_modules):
+        with pytest.raises(
+            ValueError, match=rf"architecture '{model_type}' is not modelled.*llama"
+        ):
+            count(unknown)
+
+
+def test_layer_beyond_the_last_is_refused() -> None:
+    with pytest.raises(ValueError, match="layer 2 does not exist in a model of 2 layers"):
+        layer_modules(TINY_LLAMA, 2)
+
+
+def test_learned_positions_are_needed_where_a_family_learns_them() -> None:
+    with pytest.raises(ValueError, match="gpt2 learns its positions; give max_position_embeddings"):
+        total_parameters(replace(TINY_LLAMA, model_type="gpt2"))
+
+
+def test_all_linear_adapts_every_linear_of_the_layers_but_not_the_head() -> None:
+    per_layer = 8 * ((4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3)
+    assert adapter_parameters(LLAMA_3_8B, LORA) == 32 * per_layer == 20_971_520
+    assert not is_adapted(Linear("lm_head", 8, 8), LORA)
+
+
+def test_list_adapts_by_exact_name_or_last_part() -> None:
+    both = replace(LORA, lora_target_modules=("c_proj",))
+    one = replace(LORA, lora_target_modules=("mlp.c_proj",))
+    assert adapter_parameters(GPT2, both) == 12 * 8 * ((768 + 768) + (3072 + 768))
+    assert adapter_parameters(GPT2, one) == 12 * 8 * (3072 + 768)
+
+
+def test_part_of_a_name_adapts_nothing() -> None:
+    assert not is_adapted(
+        Linear("self_attn.q_proj", 8, 8), replace(LORA, lora_target_modules=("proj",))
+    )
+
+
+def test_full_fine_tuning_trains_everything_and_adapts_nothing() -> None:
+    assert trainable_parameters(GPT2, TrainingSetup()) == total_parameters(GPT2)
+    assert adapter_parameters(GPT2, TrainingSetup()) == 0
+    assert not is_adapted(Linear("q_proj", 8, 8), TrainingSetup())
+
+
+@pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
+def test_adapters_alone_are_trained(method: Method) -> None:
+    setup = replace(LORA, method=method)
+    assert trainable_parameters(LLAMA_3_8B, setup) == adapter_parameters(LLAMA_3_8B, setup)
+
+
+@pytest.mark.parametrize("rank", [1, 8, 64])
+def test_adapters_grow_with_the_rank(rank: int) -> None:
+    one = adapter_parameters(GPT2, replace(LORA, lora_r=1))
+    assert adapter_parameters(GPT2, replace(LORA, lora_r=rank)) == rank * one
+
+
+@pytest.mark.parametrize(
+    "targets", [("q_proj",), ("c_attn", "q_proj"), ("lm_head",), ("wte",), ("",)]
+)
+def test_target_that_names_no_layer_is_refused_with_the_names_there_are(
+    targets: tuple[str, ...],
+) -> None:
+    setup = replace(LORA, lora_target_modules=targets)
+    with pytest.raises(
+        ValueError, match=re.escape("attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj")
+    ):
+        adapter_parameters(GPT2, setup)
+
+
+def test_regular_expression_is_refused() -> None:
+    with pytest.raises(ValueError, match='neither "all-linear" nor a list'):
+        adapter_parameters(GPT2, replace(LORA, lora_target_modules=".*attn"))
