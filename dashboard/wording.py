@@ -101,7 +101,7 @@ def share(part: int, whole: int) -> str:
     ('67 %', '<1 %', '0 %')
     """
     percent = 100 * part / whole if whole else 0.0
-    return "<1 %" if 0 < percent < 0.5 else f"{percent:.0f} %"  # noqa: PLR2004
+    return "<1 %" if 0 < percent < 0.5 else f"{percent:.0f} %"
 
 
 def count(parameters: int) -> str:
