@@ -6,7 +6,7 @@
 'fits'
 """
 
-# catalog lands next
+from estimator import catalog
 from estimator.engine import estimate
 from estimator.results import Estimate, Moment
 from estimator.specs import (
@@ -41,5 +41,6 @@ __all__ = [
     "Phase",
     "TrainingSetup",
     "Verdict",
+    "catalog",
     "estimate",
 ]

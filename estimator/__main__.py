@@ -27,7 +27,7 @@ DESCRIPTION = (
 EXAMPLES = """\
 examples:
   python -m estimator mistralai/Mistral-7B-v0.1 --gpu A100-SXM4-80GB --method qlora
-  python -m estimator gpt2 --max-length 512 --lora-target-modules c_attn --method lora
+  python -m estimator openai-community/gpt2 --method lora --lora-target-modules c_attn --lora-r 8
   python -m estimator --json < setups.jsonl > estimates.jsonl
 
 With --json each line of standard input is one setup, an object with the names above as keys (max_length

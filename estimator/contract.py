@@ -23,6 +23,8 @@ FACTS = ("model", "gpu")
 """The keys that name facts; all others are rows of `keys.KEYS`."""
 
 MODEL_MISSING = "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or the object of a config.json."
+LONGEST_NAME = 200
+"""Characters that a name may have: ours, more than the Hub's 96."""
 OWN_GPU = "own GPU"
 """The name of a GPU that is given by its memory alone."""
 
@@ -170,18 +172,15 @@ def _read_fact(
         return read(given.get(name))
     except ValueError as problem:
         said = str(problem)
-        problems.append(said if said.startswith(name) else f"{name}: {said}")
+        named = said.casefold().startswith((f"{name} ", f"{name}: "))
+        problems.append(name + said[len(name) :] if named else f"{name}: {said}")
         return None
 
 
 def _model(value: object) -> Model:
     if isinstance(value, Mapping):
         return replace(model_from_config(value), config=_as_json(value))
-    if not isinstance(value, str) or not value:
-        raise ValueError(
-            f"model must be a Hub id or the object of a config.json, not {show(value)}."
-        )
-    return catalog.model(value)
+    return catalog.model(_name(value, "model must be a Hub id or the object of a config.json"))
 
 
 def _as_json(config: Mapping[str, object]) -> str:
@@ -198,11 +197,14 @@ def _gpu(value: object) -> Gpu | None:
         return None
     if isinstance(value, Mapping):
         return _own_gpu(value)
-    if not isinstance(value, str) or not value:
-        raise ValueError(
-            f'gpu must be a name, an object such as {{"memory_bytes": 25757220864}} or null, not {show(value)}.'
-        )
-    return catalog.gpu(value)
+    own = '{"memory_bytes": 25757220864}'
+    return catalog.gpu(_name(value, f"gpu must be a name, an object such as {own}, or null"))
+
+
+def _name(value: object, must_be: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
+        raise ValueError(f"{must_be}, not {show(value)}.")
+    return value
 
 
 def _own_gpu(given: Mapping[str, object]) -> Gpu:

@@ -11,7 +11,16 @@ from estimator.moments import adapter_bytes, heights, step_moments, weight_bytes
 from estimator.parameters import adapter_parameters, total_parameters, trainable_parameters
 from estimator.results import Estimate
 from estimator.saving import checkpoint_bytes, save_moment
-from estimator.specs import AttnImplementation, Gpu, Method, MixedPrecision, Model, Optimizer, Phase, TrainingSetup
+from estimator.specs import (
+    AttnImplementation,
+    Gpu,
+    Method,
+    MixedPrecision,
+    Model,
+    Optimizer,
+    Phase,
+    TrainingSetup,
+)
 from estimator.verdict import verdict
 
 
@@ -71,16 +80,27 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         "The peak is of a step after the first, when the optimizer states exist.",
     ]
     if architecture(model).eager_only and setup.attn_implementation is AttnImplementation.SDPA:
-        sentences.append(f"transformers runs {model.model_type} with eager attention; SDPA is refused there.")
+        sentences.append(
+            f"transformers runs {model.model_type} with eager attention; SDPA is refused there."
+        )
     if setup.optim_state_dtype is not None and setup.optim_state_dtype is not setup.dtype:
         sentences.append(
             f"Optimizer states in {setup.optim_state_dtype.value} beside {setup.dtype.value} weights are a what-if: "
             "no Trainer run keeps them so."
         )
-    if setup.method is not Method.QLORA and gpu is not None and not gpu.supports_bf16 and _wants_bf16(setup):
-        sentences.append(f"{gpu.name} has no bfloat16 units; the memory is right, the run would be slow or refused.")
+    if (
+        setup.method is not Method.QLORA
+        and gpu is not None
+        and not gpu.supports_bf16
+        and _wants_bf16(setup)
+    ):
+        sentences.append(
+            f"{gpu.name} has no bfloat16 units; the memory is right, the run would be slow or refused."
+        )
     if setup.optim in (Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW_32BIT):
-        sentences.append("Paged optimizer states lie outside torch's counter; the need counts them at its high end.")
+        sentences.append(
+            "Paged optimizer states lie outside torch's counter; the need counts them at its high end."
+        )
     return tuple(sentences)
 
 

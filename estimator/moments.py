@@ -69,7 +69,9 @@ def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
             width = adapter_width(setup)
         else:
             shapes, width = weight_shapes(module), unquantized_width(setup)
-        tensors += [Trainable(shape, width, count, isinstance(module, Embedding)) for shape in shapes]
+        tensors += [
+            Trainable(shape, width, count, isinstance(module, Embedding)) for shape in shapes
+        ]
     return tensors
 
 
@@ -78,7 +80,7 @@ def gradient_bytes(tensors: Iterable[Trainable]) -> int:
 
     Source: torch 2.13, torch/csrc/autograd/functions/accumulate_grad.h.
     """
-    return sum(tensor.count * tensors_bytes([tensor.shape], tensor.width) for tensor in tensors)
+    return sum(tensor.alike * tensors_bytes([tensor.shape], tensor.width) for tensor in tensors)
 
 
 def played_layers(model: Model, setup: TrainingSetup) -> list[int]:
@@ -88,8 +90,10 @@ def played_layers(model: Model, setup: TrainingSetup) -> list[int]:
     return sorted({0, last, *between.values()})
 
 
-def step_moments(model: Model, setup: TrainingSetup, gpu: Gpu | None) -> tuple[tuple[Moment, ...], States]:
-    """All moments of one training step after the first, each layer and stage at its highest, and the optimizer's states.
+def step_moments(
+    model: Model, setup: TrainingSetup, gpu: Gpu | None
+) -> tuple[tuple[Moment, ...], States]:
+    """All moments of a step after the first, each layer and stage at its highest, and the optimizer's states.
 
     With accumulation the second micro-step is played: the gradients of the first lie under it.
     """
@@ -106,7 +110,9 @@ def step_moments(model: Model, setup: TrainingSetup, gpu: Gpu | None) -> tuple[t
     moments = list(_played(model, setup, [resident[component] for component in COMPONENTS]))
     resident[Component.GRADIENTS] = gradients
     resident[Component.TEMPORARIES] = step_transient(tensors, setup.optim, setup.optim_state_dtype)
-    moments.append(Moment(Phase.OPTIMIZER_STEP, f"{setup.optim.value} step", _alive(resident.values())))
+    moments.append(
+        Moment(Phase.OPTIMIZER_STEP, f"{setup.optim.value} step", _alive(resident.values()))
+    )
     return tuple(moments), states
 
 
@@ -115,7 +121,9 @@ def _played(model: Model, setup: TrainingSetup, running: Bytes) -> Iterator[Mome
     played = played_layers(model, setup)
     tape = Step(model, setup, played).play()
     stand_ins = _stand_ins(model, setup, played)
-    for (phase, stage, _), run in groupby(tape.segments, key=lambda s: (s.phase, s.stage, s.layer is None)):
+    for (phase, stage, _), run in groupby(
+        tape.segments, key=lambda s: (s.phase, s.stage, s.layer is None)
+    ):
         segments = list(run)
         if segments[0].layer is None:
             for segment in segments:
@@ -134,7 +142,9 @@ def _stand_ins(model: Model, setup: TrainingSetup, played: Sequence[int]) -> lis
     """For every real layer, the position in ``played`` of the layer that stands for it."""
     last = model.num_hidden_layers - 1
     position = {index: place for place, index in enumerate(played)}
-    by_kind = {layer_kind(model, setup, index): position[index] for index in played if 0 < index < last}
+    by_kind = {
+        layer_kind(model, setup, index): position[index] for index in played if 0 < index < last
+    }
     return [
         position[index] if index in (0, last) else by_kind[layer_kind(model, setup, index)]
         for index in range(model.num_hidden_layers)

@@ -42,7 +42,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "exaone4": Architecture(layers.olmo2),
     "falcon": Architecture(layers.falcon, _LAYER_NORM),
     "gemma": Architecture(layers.llama, NormKind.RMS_ONE_PLUS, scales_embedding=True),
-    "gemma2": Architecture(layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True, eager_only=True),
+    "gemma2": Architecture(
+        layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True, eager_only=True
+    ),
     "gemma3_text": Architecture(layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True),
     "glm": Architecture(layers.glm),
     "glm4": Architecture(layers.glm),

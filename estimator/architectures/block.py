@@ -80,7 +80,13 @@ class Block:
         has_grad = setup.gradient_accumulation_steps > 1
         width = unquantized_width(setup)
         parameters = [
-            Parameter(f"{key}.{module.name}.{part}", elements(shape), width, trainable=trainable, has_grad=has_grad)
+            Parameter(
+                f"{key}.{module.name}.{part}",
+                elements(shape),
+                width,
+                trainable=trainable,
+                has_grad=has_grad,
+            )
             for part, shape in enumerate(weight_shapes(module))
         ]
         match module:
@@ -92,7 +98,13 @@ class Block:
                 linked = Linked(module, parameters[0], parameters[1] if module.bias else None)
                 linked.is_quantized = is_quantized(module, setup, in_layers=self.index is not None)
                 adapters = [
-                    Parameter(f"{key}.{module.name}.lora{part}", elements(shape), adapter_width(setup), trainable=True, has_grad=has_grad)
+                    Parameter(
+                        f"{key}.{module.name}.lora{part}",
+                        elements(shape),
+                        adapter_width(setup),
+                        trainable=True,
+                        has_grad=has_grad,
+                    )
                     for part, shape in enumerate(adapter_shapes(module, setup))
                 ]
                 if adapters:
@@ -108,7 +120,9 @@ class Block:
         """Whether the layer has a module of this name."""
         return name in self.linears or name in self.norms
 
-    def norm(self, name: str, x: Tensor, *, groups: int = 1, kind: NormKind | None = None) -> Tensor:
+    def norm(
+        self, name: str, x: Tensor, *, groups: int = 1, kind: NormKind | None = None
+    ) -> Tensor:
         """Normalise; ``groups`` rows a token where the norm is over each head."""
         parameters = self.norms[name]
         rows = self.rows * groups
@@ -151,15 +165,25 @@ class Block:
         assert linked.lora_b is not None
         tape, linear, rank = self.tape, linked.linear, self.setup.lora_r
         low = op.linear(
-            tape, op.dropout(tape, x, self.setup.lora_dropout), linked.lora_a, None, linear.in_features, rank, "LoRA A"
+            tape,
+            op.dropout(tape, x, self.setup.lora_dropout),
+            linked.lora_a,
+            None,
+            linear.in_features,
+            rank,
+            "LoRA A",
         )
-        return op.scale(tape, op.linear(tape, low, linked.lora_b, None, rank, linear.out_features, "LoRA B"))
+        return op.scale(
+            tape, op.linear(tape, low, linked.lora_b, None, rank, linear.out_features, "LoRA B")
+        )
 
     def _base(self, linked: Linked, x: Tensor, name: str) -> Tensor:
         linear = linked.linear
         if linked.is_quantized:
             compute = self.setup.dtype.bytes
-            return op.linear_4bit(self.tape, x, linear.in_features, linear.out_features, compute, name)
+            return op.linear_4bit(
+                self.tape, x, linear.in_features, linear.out_features, compute, name
+            )
         return op.linear(
             self.tape, x, linked.weight, linked.bias, linear.in_features, linear.out_features, name
         )
@@ -211,12 +235,17 @@ class Block:
 
 def _rotate(tape: Tape, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return op.add(
-        tape, op.multiply(tape, x, cosine, "rotary"), op.multiply(tape, _rotate_half(tape, x), sine, "rotary")
+        tape,
+        op.multiply(tape, x, cosine, "rotary"),
+        op.multiply(tape, _rotate_half(tape, x), sine, "rotary"),
     )
 
 
 def _rotate_half(tape: Tape, x: Tensor) -> Tensor:
-    first, second = op.part(tape, x, x.elements // 2), op.part(tape, x, x.elements - x.elements // 2)
+    first, second = (
+        op.part(tape, x, x.elements // 2),
+        op.part(tape, x, x.elements - x.elements // 2),
+    )
     return op.concatenate(tape, [op.scale(tape, second), first])
 
 
@@ -231,7 +260,9 @@ def gelu_new(tape: Tape, x: Tensor) -> Tensor:
     del base
     inner = op.scale(tape, op.add(tape, x, op.scale(tape, cube)))
     del cube
-    return op.multiply(tape, half, op.add_number(tape, op.elementwise(tape, inner, "tanh", saves="output")), "gelu")
+    return op.multiply(
+        tape, half, op.add_number(tape, op.elementwise(tape, inner, "tanh", saves="output")), "gelu"
+    )
 
 
 LayerProgram = Callable[[Block, Tensor], Tensor]

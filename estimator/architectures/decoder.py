@@ -152,19 +152,26 @@ class Step:
     def _positions(self, name: str) -> Tensor:
         tape, setup = self.tape, self.setup
         ids = tape.new(setup.max_length, ID_BYTES)
-        return op.embedding(tape, ids, self.outer.embeddings[name], self.model.hidden_size, setup.max_length)
+        return op.embedding(
+            tape, ids, self.outer.embeddings[name], self.model.hidden_size, setup.max_length
+        )
 
     def _masks(self, width: int) -> dict[bool, Tensor | None]:
         """The mask of full and of windowed layers: None where the kernel's own causality is enough."""
         setup = self.setup
         scores = setup.per_device_train_batch_size * setup.max_length**2
-        kinds = {layer_kind(self.model, setup, index).windowed for index in range(self.model.num_hidden_layers)}
+        kinds = {
+            layer_kind(self.model, setup, index).windowed
+            for index in range(self.model.num_hidden_layers)
+        }
         masks: dict[bool, Tensor | None] = {False: None, True: None}
         for windowed in sorted(kinds):
             if setup.attn_implementation is AttnImplementation.EAGER:
                 self.tape.operation = "attention mask"
                 masks[windowed] = self.tape.new(scores, width)
-            elif setup.attn_implementation is AttnImplementation.SDPA and (setup.padded or windowed):
+            elif setup.attn_implementation is AttnImplementation.SDPA and (
+                setup.padded or windowed
+            ):
                 self.tape.operation = "attention mask"
                 stored = scores if setup.padded else setup.max_length**2
                 masks[windowed] = self.tape.view(self.tape.new(stored, 1), scores)

@@ -13,10 +13,22 @@ from estimator.memory.tape import Tensor
 # -- attention -------------------------------------------------------------------------------------------------
 
 
-def _separate_attention(b: Block, x: Tensor, *, block: str = "self_attn", output: str = "o_proj") -> Tensor:
+def _separate_attention(
+    b: Block, x: Tensor, *, block: str = "self_attn", output: str = "o_proj"
+) -> Tensor:
     """Llama and most others: three projections, rotary, attention, output."""
-    q = _head_norm(b, b.linear(f"{block}.q_proj", x), ("q_norm", "q_layernorm", "query_layernorm"), b.model.num_attention_heads)
-    k = _head_norm(b, b.linear(f"{block}.k_proj", x), ("k_norm", "k_layernorm", "key_layernorm"), b.model.num_key_value_heads)
+    q = _head_norm(
+        b,
+        b.linear(f"{block}.q_proj", x),
+        ("q_norm", "q_layernorm", "query_layernorm"),
+        b.model.num_attention_heads,
+    )
+    k = _head_norm(
+        b,
+        b.linear(f"{block}.k_proj", x),
+        ("k_norm", "k_layernorm", "key_layernorm"),
+        b.model.num_key_value_heads,
+    )
     v = b.linear(f"{block}.v_proj", x)
     q, k = b.rotate(q, k)
     out = b.attend(q, k, v, head_major=b.model.partial_rotary_factor < 1)
@@ -46,13 +58,23 @@ def _late_norm_attention(b: Block, x: Tensor) -> Tensor:
 
 
 def _fused_attention(
-    b: Block, x: Tensor, fused: str, output: str, *, by_slices: bool = False, head_major: bool = False
+    b: Block,
+    x: Tensor,
+    fused: str,
+    output: str,
+    *,
+    by_slices: bool = False,
+    head_major: bool = False,
 ) -> Tensor:
     """One projection for q, k and v, whose parts are views: the whole stays while any part does."""
     model, rows = b.model, b.rows
     sizes = [rows * model.query_size, rows * model.key_value_size, rows * model.key_value_size]
     qkv = b.linear(fused, x)
-    q, k, v = [op.part(b.tape, qkv, size) for size in sizes] if by_slices else op.split(b.tape, qkv, sizes)
+    q, k, v = (
+        [op.part(b.tape, qkv, size) for size in sizes]
+        if by_slices
+        else op.split(b.tape, qkv, sizes)
+    )
     q, k = b.rotate(q, k)
     out = b.attend(q, k, v, head_major=head_major)
     return b.linear(output, out)
@@ -64,7 +86,12 @@ def _fused_attention(
 def _gated_mlp(b: Block, x: Tensor) -> Tensor:
     return b.linear(
         "mlp.down_proj",
-        op.multiply(b.tape, b.activation(b.linear("mlp.gate_proj", x)), b.linear("mlp.up_proj", x), "gate × up"),
+        op.multiply(
+            b.tape,
+            b.activation(b.linear("mlp.gate_proj", x)),
+            b.linear("mlp.up_proj", x),
+            "gate × up",
+        ),
     )
 
 
@@ -155,7 +182,9 @@ def phi3(b: Block, x: Tensor) -> Tensor:
     """Llama with one matrix for q, k, v and one for gate and up; slices are views of them."""
     residual = x
     x = b.norm("input_layernorm", x)
-    x = _fused_attention(b, x, "self_attn.qkv_proj", "self_attn.o_proj", by_slices=True, head_major=True)
+    x = _fused_attention(
+        b, x, "self_attn.qkv_proj", "self_attn.o_proj", by_slices=True, head_major=True
+    )
     x = op.add(b.tape, residual, op.dropout(b.tape, x, b.model.resid_pdrop))
     residual = x
     x = b.norm("post_attention_layernorm", x)
@@ -345,7 +374,9 @@ def _late_rotated_attention(b: Block, x: Tensor) -> Tensor:
     k = b.linear("self_attn.k_proj", x)
     v = b.linear("self_attn.v_proj", x)
     q, k = b.rotate(q, k)
-    q = b.norm("self_attn.query_layernorm", q, groups=b.model.num_attention_heads, kind=NormKind.RMS)
+    q = b.norm(
+        "self_attn.query_layernorm", q, groups=b.model.num_attention_heads, kind=NormKind.RMS
+    )
     k = b.norm("self_attn.key_layernorm", k, groups=b.model.num_key_value_heads, kind=NormKind.RMS)
     out = b.attend(q, k, v)
     return b.linear("self_attn.o_proj", out)

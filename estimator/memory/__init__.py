@@ -1,0 +1,1 @@
+"""What takes memory: the tape and its operators, weights, optimizers, and what lies beside them."""

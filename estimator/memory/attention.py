@@ -59,7 +59,9 @@ def attention(
     return _sdpa(tape, q, k, v, mask, shape)
 
 
-def _sdpa(tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape) -> Tensor:
+def _sdpa(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
+) -> Tensor:
     sources = q, k, v  # the caller holds the uncast tensors until this returns
     if tape.autocast_active and tape.autocast_width is not None:
         q, k, v = (cast(tape, x, tape.autocast_width) for x in sources)
@@ -74,7 +76,9 @@ def _sdpa(tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shap
     return clone(tape, out) if shape.head_major and q.width == 2 else out
 
 
-def _fused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, *, mask: Tensor | None) -> Tensor:
+def _fused(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, *, mask: Tensor | None
+) -> Tensor:
     """Flash or memory-efficient: saves q, k, v, the output and a float32 log-sum-exp for each token and head.
 
     A mask becomes an additive bias [b, 1, s, s] in the compute dtype, made and saved by every layer for itself.
@@ -99,7 +103,11 @@ def _fused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, *
         return [t.new(n, w) if needed else None for n, w, needed in sizes]
 
     return tape.record(
-        "attention backward", out, [q, k, v], backward, [q, k, v, out, log_sum_exp, *rng, *saved_mask]
+        "attention backward",
+        out,
+        [q, k, v],
+        backward,
+        [q, k, v, out, log_sum_exp, *rng, *saved_mask],
     )
 
 
@@ -125,7 +133,9 @@ def _math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) ->
     return clone(tape, out)
 
 
-def _eager(tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape) -> Tensor:
+def _eager(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
+) -> Tensor:
     """Scores as ordinary tensors: product, scale, mask, float32 softmax, cast, dropout, product.
 
     Saves per score 4 bytes of softmax output and its copy in the compute dtype.

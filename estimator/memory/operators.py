@@ -1,7 +1,9 @@
 """One rule for each operator: what it allocates, what it saves for backward, what its backward allocates.
 
-``n`` is a tensor's number of elements, ``T`` the tokens of the micro-batch. Which inputs are saved follows from
-torch 2.13, tools/autograd/derivatives.yaml: a product saves the other factor if this one needs a gradient, and so on.
+``n`` is a tensor's number of elements, ``T`` the tokens of the micro-batch. A product saves the other factor if
+this one needs a gradient, and so on.
+
+Source, where a rule names no other: torch 2.13, tools/autograd/derivatives.yaml (what a backward function asks for).
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def cast(tape: Tape, x: Tensor, width: int) -> Tensor:
     return tape.record("cast backward", out, [x], lambda t, g: [t.new(elements, from_width)])
 
 
-def elementwise(tape: Tape, x: Tensor, name: str, *, saves: str = "input", backward_copies: int = 1) -> Tensor:
+def elementwise(
+    tape: Tape, x: Tensor, name: str, *, saves: str = "input", backward_copies: int = 1
+) -> Tensor:
     """A kernel over n elements that saves its ``input``, its ``output`` or ``nothing``."""
     tape.operation = name
     elements, width = x.elements, x.width
@@ -66,7 +70,9 @@ def scale(tape: Tape, x: Tensor) -> Tensor:
 def add_number(tape: Tape, x: Tensor) -> Tensor:
     """Add a number: a new tensor; the gradient passes through."""
     tape.operation = "add"
-    return tape.record("add backward", tape.new(x.elements, x.width), [x], lambda t, g: [alias(_gradient(g))])
+    return tape.record(
+        "add backward", tape.new(x.elements, x.width), [x], lambda t, g: [alias(_gradient(g))]
+    )
 
 
 def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
@@ -119,7 +125,9 @@ def mean(tape: Tape, x: Tensor, rows: int) -> Tensor:
     """Mean over the last dimension, one number a row; backward spreads it out again."""
     tape.operation = "mean"
     elements, width = x.elements, x.width
-    return tape.record("mean backward", tape.new(rows, width), [x], lambda t, g: [t.new(elements, width)])
+    return tape.record(
+        "mean backward", tape.new(rows, width), [x], lambda t, g: [t.new(elements, width)]
+    )
 
 
 def rms_norm(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
@@ -131,7 +139,9 @@ def rms_norm(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
     return multiply(tape, weight, cast(tape, normalized, x.width), "norm")
 
 
-def rms_norm_float32(tape: Tape, x: Tensor, weight: Parameter, rows: int, *, one_plus: bool) -> Tensor:
+def rms_norm_float32(
+    tape: Tape, x: Tensor, weight: Parameter, rows: int, *, one_plus: bool
+) -> Tensor:
     """RMSNorm whose product with the weight is in float32 and cast last (Gemma: times 1 + weight; OLMo 2).
 
     Source: transformers 5.23, models/gemma/modeling_gemma.py, ``GemmaRMSNorm``; models/olmo2/modeling_olmo2.py.
@@ -183,7 +193,9 @@ def embedding(tape: Tape, ids: Tensor, weight: Parameter, hidden_size: int, toke
     tape.operation = "embedding"
     out = tape.new(tokens * hidden_size, weight.width)
     elements, width = weight.elements, weight.width
-    return tape.record("embedding gradient", out, [weight], lambda t, g: [t.new(elements, width)], [ids])
+    return tape.record(
+        "embedding gradient", out, [weight], lambda t, g: [t.new(elements, width)], [ids]
+    )
 
 
 def _cast_weight(tape: Tape, weight: Parameter, width: int) -> Tensor:
@@ -201,7 +213,13 @@ def _cast_weight(tape: Tape, weight: Parameter, width: int) -> Tensor:
 
 
 def linear(
-    tape: Tape, x: Tensor, weight: Parameter, bias: Parameter | None, in_features: int, out_features: int, name: str
+    tape: Tape,
+    x: Tensor,
+    weight: Parameter,
+    bias: Parameter | None,
+    in_features: int,
+    out_features: int,
+    name: str,
 ) -> Tensor:
     """``x @ W.T + b``: saves x if W is trained and W if x needs a gradient.
 
@@ -241,8 +259,10 @@ def linear(
     return tape.record(f"{name} backward", out, inputs, backward, save)
 
 
-def linear_4bit(tape: Tape, x: Tensor, in_features: int, out_features: int, width: int, name: str) -> Tensor:
-    """bitsandbytes' 4-bit product: the weight is dequantised for the time of the product, forward and backward.
+def linear_4bit(
+    tape: Tape, x: Tensor, in_features: int, out_features: int, width: int, name: str
+) -> Tensor:
+    """Bitsandbytes' 4-bit product: the weight is dequantised for the time of the product, forward and backward.
 
     Saves nothing but the packed weight. Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul4Bit``;
     nn/modules.py, ``Linear4bit.forward`` (input to the compute dtype, output back to the input's).
@@ -283,7 +303,9 @@ def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
 def clone(tape: Tape, x: Tensor) -> Tensor:
     """A copy; the gradient passes through."""
     tape.operation = "copy"
-    return tape.record("copy backward", tape.new(x.elements, x.width), [x], lambda t, g: [alias(_gradient(g))])
+    return tape.record(
+        "copy backward", tape.new(x.elements, x.width), [x], lambda t, g: [alias(_gradient(g))]
+    )
 
 
 def reshape_copy(tape: Tape, x: Tensor) -> Tensor:
@@ -335,7 +357,9 @@ def repeat_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
     tape.operation = "repeat key-value heads"
     elements, width = x.elements, x.width
     out = tape.new(elements * groups, width)
-    return tape.record("repeat key-value heads backward", out, [x], lambda t, g: [t.new(elements, width)])
+    return tape.record(
+        "repeat key-value heads backward", out, [x], lambda t, g: [t.new(elements, width)]
+    )
 
 
 def matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) -> Tensor:

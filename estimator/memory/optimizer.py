@@ -23,7 +23,7 @@ class Trainable(NamedTuple):
     shape: tuple[int, ...]
     width: int
     """Bytes per element."""
-    count: int
+    alike: int
     is_embedding: bool = False
 
 
@@ -84,7 +84,9 @@ KEEPS_PARAMETER_DTYPE = frozenset(
 """Optimizers whose states take the parameter's dtype, so that a what-if dtype means something."""
 
 
-def optimizer_states(tensors: Iterable[Trainable], optim: Optimizer, state_dtype: Dtype | None) -> States:
+def optimizer_states(
+    tensors: Iterable[Trainable], optim: Optimizer, state_dtype: Dtype | None
+) -> States:
     """Bytes of all states after the first step.
 
     AdamW keeps two tensors and SGD with momentum one in the parameter's dtype; bitsandbytes' 8-bit optimizers one byte
@@ -101,7 +103,7 @@ def optimizer_states(tensors: Iterable[Trainable], optim: Optimizer, state_dtype
     for tensor in tensors:
         what_if = state_dtype is not None and optim in KEEPS_PARAMETER_DTYPE
         width = state_dtype.bytes if what_if and state_dtype is not None else tensor.width
-        size = tensor.count * rule(tensor, width)
+        size = tensor.alike * rule(tensor, width)
         if optim in _PAGED and elements(tensor.shape) >= PAGED_MINIMUM:
             paged += size
         else:
@@ -109,7 +111,9 @@ def optimizer_states(tensors: Iterable[Trainable], optim: Optimizer, state_dtype
     return States(resident, paged)
 
 
-def step_transient(tensors: Iterable[Trainable], optim: Optimizer, state_dtype: Dtype | None) -> int:
+def step_transient(
+    tensors: Iterable[Trainable], optim: Optimizer, state_dtype: Dtype | None
+) -> int:
     """Bytes that ``optimizer.step()`` allocates beside weights, gradients and states, at its highest.
 
     Foreach AdamW: a square root of every second moment at once. Adafactor: float32 copies of the largest tensor's
@@ -124,7 +128,7 @@ def step_transient(tensors: Iterable[Trainable], optim: Optimizer, state_dtype: 
     tensors = list(tensors)
     if optim is Optimizer.ADAMW_TORCH:
         width = state_dtype.bytes if state_dtype is not None else None
-        return sum(t.count * allocated(elements(t.shape) * (width or t.width)) for t in tensors)
+        return sum(t.alike * allocated(elements(t.shape) * (width or t.width)) for t in tensors)
     if optim is Optimizer.ADAFACTOR:
         return max(elements(t.shape) * (16 if t.width < 4 else 8) for t in tensors)
     return 0

@@ -1,4 +1,4 @@
-"""What a process holds on the GPU beside the model's tensors: cuBLAS workspaces, the CUDA context, the allocator's slack."""
+"""What a process holds on the GPU beside the model's tensors: workspaces, the CUDA context, slack."""
 
 from __future__ import annotations
 
@@ -41,4 +41,7 @@ def need_bytes(peak: int, paged: int) -> tuple[int, int]:
     Source: context and slack as collected above; torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
     numerator, denominator = SLACK_HIGH
-    return peak + CONTEXT_LOW_BYTES, peak + CONTEXT_HIGH_BYTES + peak * numerator // denominator + paged
+    return (
+        peak + CONTEXT_LOW_BYTES,
+        peak + CONTEXT_HIGH_BYTES + peak * numerator // denominator + paged,
+    )

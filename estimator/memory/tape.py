@@ -23,6 +23,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from estimator.arithmetic import allocated
@@ -84,7 +85,9 @@ class Tensor:
 
     __slots__ = ("elements", "is_view", "node", "output", "requires_grad", "storage", "width")
 
-    def __init__(self, elements: int, width: int, storage: Storage | None, *, is_view: bool = False) -> None:
+    def __init__(
+        self, elements: int, width: int, storage: Storage | None, *, is_view: bool = False
+    ) -> None:
         self.elements = elements
         self.width = width
         self.storage = storage
@@ -102,7 +105,18 @@ Backward = Callable[["Tape", list["Tensor | None"]], Sequence["Tensor | None"]]
 class Node:
     """One entry of the graph: how to turn output gradients into input gradients."""
 
-    __slots__ = ("backward", "buffers", "edges", "layer", "leaf", "name", "saved", "sequence", "stage", "waiting")
+    __slots__ = (
+        "backward",
+        "buffers",
+        "edges",
+        "layer",
+        "leaf",
+        "name",
+        "saved",
+        "sequence",
+        "stage",
+        "waiting",
+    )
 
     def __init__(self, name: str, sequence: int, stage: str, layer: int | None) -> None:
         self.name = name
@@ -141,7 +155,9 @@ class Parameter(Tensor):
 
     __slots__ = ("key",)
 
-    def __init__(self, key: str, elements: int, width: int, *, trainable: bool, has_grad: bool = False) -> None:
+    def __init__(
+        self, key: str, elements: int, width: int, *, trainable: bool, has_grad: bool = False
+    ) -> None:
         super().__init__(elements, width, None)
         self.key = key
         self.requires_grad = trainable
@@ -221,7 +237,15 @@ class Tape:
     def close(self) -> None:
         """End the current stretch."""
         self.segments.append(
-            Segment(self.phase, self.stage, self.layer, self._entry, list(self.alive), self._top, self._top_operation)
+            Segment(
+                self.phase,
+                self.stage,
+                self.layer,
+                self._entry,
+                list(self.alive),
+                self._top,
+                self._top_operation,
+            )
         )
 
     # -- tensors ------------------------------------------------------------------------------------------------
@@ -232,7 +256,9 @@ class Tape:
 
     def view(self, x: Tensor, elements: int | None = None) -> Tensor:
         """Another tensor on the same storage, without a node of its own."""
-        return Tensor(x.elements if elements is None else elements, x.width, x.storage, is_view=True)
+        return Tensor(
+            x.elements if elements is None else elements, x.width, x.storage, is_view=True
+        )
 
     def record(
         self,
@@ -291,10 +317,8 @@ class Tape:
         cache, self.cast_cache = self.cast_cache, {}
         self._replay_frame, autocast = frame, self.autocast_active
         self.autocast_active = self.autocast_width is not None
-        try:
+        with suppress(StopReplayError):
             frame.replay()
-        except StopReplayError:
-            pass
         self._replay_frame, self.autocast_active = None, autocast
         self.cast_cache = cache
 
@@ -320,6 +344,7 @@ class Tape:
         assert root is not None
         loss.node = None
         _count_dependencies(root)
+        self.enter(Phase.BACKWARD, root.stage, root.layer)
         root.buffers[0] = self.new(1, 4)
         ready: list[tuple[int, int, Node]] = [(-root.sequence, 0, root)]
         ticket = 0
@@ -338,7 +363,9 @@ class Tape:
                 if gradient is not None:
                     pending = target.buffers[output]
                     target.buffers[output] = None
-                    target.buffers[output] = gradient if pending is None else self._sum(pending, gradient)
+                    target.buffers[output] = (
+                        gradient if pending is None else self._sum(pending, gradient)
+                    )
                     del pending
                 del gradient
                 target.waiting -= 1

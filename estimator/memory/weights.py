@@ -36,7 +36,7 @@ def is_quantized(module: Module, setup: TrainingSetup, *, in_layers: bool) -> bo
 
 
 def unquantized_width(setup: TrainingSetup) -> int:
-    """Bytes per element of a weight that is not packed: the loaded dtype, or 4 after ``prepare_model_for_kbit_training``.
+    """Bytes per element of a weight that is not packed: as loaded, or 4 after ``prepare_model_for_kbit_training``.
 
     Source: peft 0.21, utils/other.py: casts every float16 and bfloat16 parameter that is not 4-bit to float32.
     """

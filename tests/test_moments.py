@@ -1,0 +1,142 @@
+"""The step: what a layer keeps, where the phases are highest, and that playing three layers is playing all.
+
+Bytes a layer keeps per token are compared with sums written out from the modeling code; see each test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import (
+    Component,
+    Dtype,
+    Method,
+    MixedPrecision,
+    Model,
+    Phase,
+    TrainingSetup,
+    estimate,
+)
+from estimator import moments as moments_module
+
+H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1536, 4096, 6, 8, 2, 64
+Q, KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+TOKENS = 256
+LLAMA = Model(
+    model_type="llama",
+    vocab_size=V,
+    hidden_size=H,
+    intermediate_size=F,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=HEADS,
+    num_key_value_heads=KV_HEADS,
+    head_dim=HEAD_DIM,
+    max_position_embeddings=8192,
+)
+BF16 = TrainingSetup(mixed_precision=MixedPrecision.NO, max_length=TOKENS)
+FLASH_RNG = 2 * 512  # the kernel's seed and offset, two tensors, whatever the length
+
+
+def kept_per_layer(setup: TrainingSetup, model: Model = LLAMA) -> int:
+    """What one more layer adds to the height of the loss, beside its weights and states."""
+    heights = []
+    for layers in (LAYERS, LAYERS + 1):
+        loss = estimate(replace(model, num_hidden_layers=layers), None, setup).phases[Phase.LOSS]
+        heights.append(loss.resident[Component.ACTIVATIONS])
+    return heights[1] - heights[0]
+
+
+def test_full_bfloat16_layer_keeps_16h_8f_4q_4kv_4heads_8_bytes_a_token():
+    # two norms: 2 · (4h float32 + 2h normalised + 2h output) + 2 · 4; q, out: 4q; k, v: 4kv; log-sum-exp: 4 · heads;
+    # gate, silu, up, product: 8f
+    expected = 16 * H + 8 * F + 4 * Q + 4 * KV + 4 * HEADS + 8
+    assert kept_per_layer(BF16) == TOKENS * expected + FLASH_RNG
+
+
+def test_frozen_layer_under_lora_without_dropout_in_bfloat16_keeps_12h_8f_4q_4kv():
+    lora = replace(
+        BF16, method=Method.LORA, lora_dropout=0.0, autocast_adapter_dtype=False, lora_r=16
+    )
+    # the frozen norms do not keep their normalised input; each adapted linear keeps its input and A's output, 2r
+    expected = 12 * H + 8 * F + 4 * Q + 4 * KV + 4 * HEADS + 8 + 7 * 2 * 16
+    assert kept_per_layer(lora) == TOKENS * expected + FLASH_RNG
+
+
+def test_lora_with_float32_adapters_keeps_more_than_full_fine_tuning():
+    assert kept_per_layer(replace(BF16, method=Method.LORA)) > kept_per_layer(BF16)
+
+
+def test_checkpointed_layer_keeps_its_input_alone():
+    assert kept_per_layer(replace(BF16, gradient_checkpointing=True)) == TOKENS * 2 * H
+
+
+def test_float32_under_autocast_keeps_its_input_in_float32_when_checkpointed():
+    autocast = replace(
+        BF16, dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.BF16, gradient_checkpointing=True
+    )
+    # at the end of backward only; in the loss phase the cache of 16-bit weights is alive as well
+    linears = 2 * H * (Q + KV) + 3 * H * F
+    assert kept_per_layer(autocast) + 0 >= TOKENS * 4 * H
+    loss = [
+        estimate(replace(LLAMA, num_hidden_layers=n), None, autocast).phases[Phase.LOSS]
+        for n in (LAYERS, LAYERS + 1)
+    ]
+    static = (Component.WEIGHTS, Component.OPTIMIZER_STATES)
+    rise = [moment.bytes - sum(moment.resident[c] for c in static) for moment in loss]
+    assert rise[1] - rise[0] == TOKENS * 4 * H + 2 * linears
+
+
+def test_log_softmax_backward_is_the_peak_of_a_short_model_with_a_large_vocabulary():
+    model = replace(LLAMA, vocab_size=128_256, num_hidden_layers=1)
+    result = estimate(model, None, replace(BF16, method=Method.LORA))
+    assert result.peak.phase is Phase.BACKWARD
+    assert "log-softmax" in result.peak.name
+    assert result.peak.resident[Component.LOGITS] == 3 * 4 * TOKENS * 128_256
+
+
+def test_accumulation_lays_all_gradients_under_the_second_micro_batch():
+    once = estimate(LLAMA, None, BF16)
+    twice = estimate(LLAMA, None, replace(BF16, gradient_accumulation_steps=2))
+    gradients = once.phases[Phase.OPTIMIZER_STEP].resident[Component.GRADIENTS]
+    assert twice.phases[Phase.LOSS].bytes - once.phases[Phase.LOSS].bytes == gradients
+    more = estimate(LLAMA, None, replace(BF16, gradient_accumulation_steps=16))
+    assert more.peak.bytes == twice.peak.bytes, "accumulation beyond two takes no more"
+
+
+SETUPS = {
+    "full": BF16,
+    "full, checkpointed": replace(BF16, gradient_checkpointing=True),
+    "full, float32 under autocast": replace(
+        BF16, dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.BF16
+    ),
+    "full, float32 under autocast, checkpointed": replace(
+        BF16, dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.BF16, gradient_checkpointing=True
+    ),
+    "lora": replace(BF16, method=Method.LORA),
+    "lora, checkpointed": replace(BF16, method=Method.LORA, gradient_checkpointing=True),
+    "qlora, padded": replace(BF16, method=Method.QLORA, padded=True),
+    "accumulated": replace(BF16, gradient_accumulation_steps=4),
+}
+WINDOWED = replace(
+    LLAMA,
+    model_type="gemma3_text",
+    num_hidden_layers=13,
+    sliding_window=128,
+    tie_word_embeddings=True,
+    layer_types=tuple("full_attention" if i % 6 == 5 else "sliding_attention" for i in range(13)),
+)
+
+
+@pytest.mark.parametrize("model", [LLAMA, WINDOWED], ids=["llama", "two kinds of layers"])
+@pytest.mark.parametrize("name", SETUPS)
+def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch):
+    setup = SETUPS[name]
+    few, _ = moments_module.step_moments(model, setup, None)
+    monkeypatch.setattr(
+        moments_module, "played_layers", lambda m, s: list(range(m.num_hidden_layers))
+    )
+    monkeypatch.setattr(moments_module, "_stand_ins", lambda m, s, p: list(p))
+    every, _ = moments_module.step_moments(model, setup, None)
+    assert [(m.phase, m.bytes) for m in few] == [(m.phase, m.bytes) for m in every]

@@ -1,0 +1,154 @@
+"""The tape counts what PyTorch would hold. Every expected number is written out by hand."""
+
+from __future__ import annotations
+
+from estimator.memory import operators as op
+from estimator.memory.tape import GRADIENTS, TEMPORARIES, Parameter, Tape, Tensor
+from estimator.specs import Phase
+
+ROWS, IN, OUT = 256, 512, 1024
+
+
+def weight(out_features: int = OUT, in_features: int = IN, *, trainable: bool = True) -> Parameter:
+    return Parameter(f"w{out_features}", out_features * in_features, 2, trainable=trainable)
+
+
+def input_tensor(tape: Tape, *, requires_grad: bool = True) -> Tensor:
+    """An input with a node before it, as a layer's input has."""
+    x = tape.new(ROWS * IN, 2)
+    x.requires_grad = requires_grad
+    return x
+
+
+def height(tape: Tape, phase: Phase) -> int:
+    tape.close()
+    return max(sum(segment.top) for segment in tape.segments if segment.phase is phase)
+
+
+def test_a_tensor_counts_until_its_last_reference_goes():
+    tape = Tape(autocast_width=None)
+    x = tape.new(100, 4)  # 400 bytes, allocated as 512
+    view = tape.view(x)
+    assert tape.total == 512
+    del x
+    assert tape.total == 512, "a view keeps the whole storage alive"
+    del view
+    assert tape.total == 0
+
+
+def test_trained_linear_keeps_its_input_and_frozen_linear_does_not():
+    for trainable, kept in ((True, ROWS * IN * 2), (False, 0)):
+        tape = Tape(autocast_width=None)
+        x = input_tensor(tape)
+        y = op.linear(tape, x, weight(trainable=trainable), None, IN, OUT, "linear")
+        del x
+        assert tape.total == ROWS * OUT * 2 + kept
+        assert y.elements == ROWS * OUT
+
+
+def test_linear_backward_holds_both_gradients_and_the_output_s():
+    tape = Tape(autocast_width=None)
+    x = tape.new(ROWS * IN, 2)
+    x = op.clone(tape, op.linear(tape, x, weight(IN, IN), None, IN, IN, "first"))
+    y = op.linear(tape, x, weight(), None, IN, OUT, "second")
+    del x
+    tape.backward(y)
+    saved, output = ROWS * IN * 2, ROWS * OUT * 2  # of each linear; y is held by this test
+    second = 2 * saved + output + 512 + ROWS * IN * 2 + OUT * IN * 2  # 512: the loss's own gradient
+    first = (
+        saved + output + OUT * IN * 2 + ROWS * IN * 2 + IN * IN * 2
+    )  # one gradient kept, one arriving
+    assert height(tape, Phase.BACKWARD) == max(first, second)
+
+
+def test_a_leaf_s_gradient_becomes_a_gradient_and_stays():
+    tape = Tape(autocast_width=None)
+    y = op.linear(tape, tape.new(ROWS * IN, 2), weight(), None, IN, OUT, "linear")
+    tape.backward(y)
+    del y
+    assert tape.alive[GRADIENTS] == OUT * IN * 2
+    assert tape.alive[TEMPORARIES] == 0
+
+
+def test_two_uses_of_a_weight_sum_into_a_third_tensor_because_a_linear_s_gradient_is_a_view():
+    tape = Tape(autocast_width=None)
+    tied = weight(IN, IN)
+    y = op.linear(tape, tape.new(ROWS * IN, 2), tied, None, IN, IN, "first")
+    y = op.linear(tape, y, tied, None, IN, IN, "second")
+    tape.backward(y)
+    two_gradients_and_their_sum = 3 * IN * IN * 2
+    assert height(tape, Phase.BACKWARD) >= two_gradients_and_their_sum
+    del y
+    assert tape.alive[GRADIENTS] == IN * IN * 2
+
+
+def test_product_saves_only_what_a_gradient_needs():
+    tape = Tape(autocast_width=None)
+    a, b = input_tensor(tape), input_tensor(tape, requires_grad=False)
+    y = op.multiply(tape, a, b)
+    size = ROWS * IN * 2
+    del a
+    assert tape.total == 2 * size, "a is not needed: b has no gradient"
+    del b
+    assert tape.total == 2 * size, "b is saved for a's gradient"
+    del y
+    assert tape.total == 0
+
+
+def test_checkpoint_keeps_the_input_alone_and_replays_until_the_last_saved_tensor():
+    tape = Tape(autocast_width=None)
+    first, second = weight(IN, IN), weight(OUT, IN)
+    played: list[str] = []
+
+    def block(x: Tensor) -> Tensor:
+        played.append("start")
+        x = op.linear(tape, x, first, None, IN, IN, "first")
+        x = op.linear(tape, x, second, None, IN, OUT, "second")
+        played.append("second")
+        x = op.clone(tape, x)  # saves nothing: the replay need not come here
+        played.append("end")
+        return x
+
+    x = input_tensor(tape)
+    y = tape.checkpoint(block, x)
+    del x
+    assert tape.total == ROWS * IN * 2 + ROWS * OUT * 2, "the block's input and its output"
+    tape.backward(y)
+    assert played == ["start", "second", "end", "start"], (
+        "the replay stops inside the second linear, which saves last"
+    )
+
+
+def test_dropout_of_zero_is_nothing_and_else_keeps_one_byte_an_element():
+    tape = Tape(autocast_width=None)
+    x = input_tensor(tape)
+    assert op.dropout(tape, x, 0.0) is x
+    y = op.dropout(tape, x, 0.1)
+    del x, y
+    assert tape.total == 0
+    x = input_tensor(tape)
+    y = op.clone(tape, op.dropout(tape, x, 0.1))
+    del x
+    assert tape.total == ROWS * IN * 2 + ROWS * IN, "the copy and the mask"
+    del y
+
+
+def test_cross_entropy_backward_holds_three_float32_copies_of_the_logits():
+    tape = Tape(autocast_width=None)
+    logits = tape.new(ROWS * 1000, 4)
+    logits.requires_grad = True
+    labels = tape.new(ROWS, 8)
+    loss = op.log_softmax_loss(tape, logits, labels)
+    del logits
+    tape.backward(loss)
+    small = ROWS * 8 + 4 * 512  # labels, loss, weight, the loss's gradient
+    assert 0 <= height(tape, Phase.BACKWARD) - 3 * 4 * ROWS * 1000 <= small
+
+
+def test_autocast_copies_a_float32_weight_once_and_every_input_anew():
+    tape = Tape(autocast_width=2)
+    w = Parameter("w", OUT * IN, 4, trainable=True)
+    x = tape.new(ROWS * IN, 4)
+    outputs = [op.linear(tape, x, w, None, IN, OUT, "linear") for _ in range(2)]
+    weight_copy, input_copies = OUT * IN * 2, 2 * ROWS * IN * 2
+    assert tape.total == ROWS * IN * 4 + weight_copy + input_copies + len(outputs) * ROWS * OUT * 2
