@@ -1,0 +1,347 @@
+"""The command line as a process: every line answered, no traceback, one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from estimator.keys import KEYS
+from estimator.kinds import Flag
+from estimator.specs import Component
+
+ROOT = Path(__file__).resolve().parent.parent
+MISTRAL = "mistralai/Mistral-7B-v0.1"
+A100 = "A100-SXM4-80GB"
+LLAMA = (
+    '{"model_type": "llama", "vocab_size": 32, "hidden_size": 8, "intermediate_size": 16, '
+    '"num_hidden_layers": 2, "num_attention_heads": 2}'
+)
+
+
+def run(
+    *arguments: str, stdin: bytes = b"", environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    done = subprocess.run(
+        [sys.executable, "-m", "estimator", *arguments],
+        input=stdin,
+        capture_output=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        timeout=60,
+    )
+    assert b"Traceback" not in done.stderr + done.stdout
+    return done
+
+
+def refuse_constant(name: str) -> object:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def answers(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, object]]:
+    """One object a line, by the letter of JSON."""
+    lines = done.stdout.decode("ascii").splitlines()
+    return [json.loads(line, parse_constant=refuse_constant) for line in lines]
+
+
+# --- 150 bad lines and more ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A line that cannot be estimated, and the word that its error must have."""
+
+    line: bytes
+    names: str
+
+
+def setup(key: str, value: str) -> str:
+    """A line that is sound but for one key; the value as it stands in the line."""
+    return f'{{"model": "{MISTRAL}", "{key}": {value}}}'
+
+
+def bad(line: str, names: str) -> Bad:
+    return Bad(line.encode(), names)
+
+
+WRONG_VALUES = ("-1", '"wings"', "NaN", "1e400", "[[]]", "{}", "1" * 5000)
+
+FROM_THE_TABLE = [
+    bad(setup(key.name, value), key.name) for key in KEYS for value in WRONG_VALUES
+] + [bad(setup(key.name, "true"), key.name) for key in KEYS if not isinstance(key.kind, Flag)]
+
+BY_HAND = [
+    # not a setup at all
+    bad("", "line"),
+    bad("   ", "line"),
+    bad("{", "line"),
+    bad("}", "line"),
+    bad("null", "null"),
+    bad("[]", "line"),
+    bad("42", "line"),
+    bad('"model"', "line"),
+    bad(f"{{'model': '{MISTRAL}'}}", "line"),
+    bad(f'{{"model": "{MISTRAL}",}}', "line"),
+    bad(f'{{"model": "{MISTRAL}"}} {{}}', "line"),
+    bad(f'{{"model": "{MISTRAL}"}} # why not', "line"),
+    bad("[" * 100_000, "line"),
+    bad('{"model":' * 100_000, "line"),
+    bad(f'{{"model": "{"x" * 1_100_000}"}}', "line"),
+    Bad(b'{"model": "\xff\xfe"}', "line"),
+    Bad(b"\x00\x01\x02", "line"),
+    Bad(b"\xef\xbb\xbf", "line"),
+    bad("python -m estimator", "line"),
+    bad(f'{{"model": "{MISTRAL}", "model": "{MISTRAL}"}}', "model"),
+    bad(f'{{"model": "{MISTRAL}", "lora_r": 8, "lora_r": 8}}', "lora_r"),
+    # the model
+    bad("{}", "model"),
+    bad('{"gpu": null}', "model"),
+    bad('{"model": null}', "model"),
+    bad('{"model": ""}', "model"),
+    bad('{"model": 7}', "model"),
+    bad('{"model": []}', "model"),
+    bad('{"model": {}}', "model"),
+    bad('{"model": "wings/Wings-7B"}', "model"),
+    bad('{"model": "../../etc/passwd"}', "model"),
+    bad('{"model": "\\ud800"}', "model"),
+    bad('{"model": "\\u0000"}', "model"),
+    bad('{"model": {"model_type": "wings"}}', "model"),
+    bad('{"model": {"model_type": 7}}', "model"),
+    bad('{"model": {"model_type": "llama"}}', "model"),
+    bad(f'{{"model": {LLAMA[:-1]}, "hidden_size": 9}}}}', "hidden_size"),
+    bad(f'{{"model": {LLAMA}, "max_length": 0}}', "max_length"),
+    *(
+        bad(f'{{"model": {re.sub(f"{key}.: [0-9]+", f"{key}{chr(34)}: {value}", LLAMA)}}}', key)
+        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+        for value in ("0", "-8", "true", "8.5", "NaN", "1e400", '"8"', "[8]", "10000000000")
+    ),
+    bad('{"model": "openai-community/gpt2", "max_length": 2048}', "max_length"),
+    # the GPU
+    bad(setup("gpu", '""'), "gpu"),
+    bad(setup("gpu", "80"), "gpu"),
+    bad(setup("gpu", "true"), "gpu"),
+    bad(setup("gpu", "[]"), "gpu"),
+    bad(setup("gpu", "{}"), "memory_bytes"),
+    bad(setup("gpu", '"H1000"'), "gpu"),
+    bad(setup("gpu", '{"memory_bytes": 80}'), "memory_bytes"),
+    bad(setup("gpu", '{"memory_bytes": 8e10}'), "memory_bytes"),
+    bad(setup("gpu", '{"memory_bytes": -1}'), "memory_bytes"),
+    bad(setup("gpu", '{"memory_bytes": NaN}'), "memory_bytes"),
+    bad(setup("gpu", '{"memory_bytes": true}'), "memory_bytes"),
+    bad(setup("gpu", '{"memory_bytes": null}'), "memory_bytes"),
+    bad(setup("gpu", '{"memory_bytes": 17179869184, "memory_gb": 16}'), "memory_gb"),
+    bad(setup("gpu", '{"memory_bytes": 17179869184, "name": 7}'), "name"),
+    # keys and values
+    bad(setup("max_lenght", "8"), "max_length"),
+    bad(setup("batch_size", "8"), "batch_size"),
+    bad(setup("", "8"), "key"),
+    bad(setup("tokens", "8"), "tokens"),
+    bad(setup("__class__", "8"), "__class__"),
+    bad(setup("learning_rate", "2e-5"), "learning_rate"),
+    bad(setup("max_length", "16777217"), "max_length"),
+    bad(setup("max_length", "1024.0"), "max_length"),
+    bad(setup("max_length", '"1024"'), "max_length"),
+    bad(setup("max_length", "null"), "max_length"),
+    bad(setup("max_length", "Infinity"), "max_length"),
+    bad(setup("lora_dropout", "1.0"), "lora_dropout"),
+    bad(setup("method", '"LoRA"'), "lora"),
+    bad(setup("dtype", '"bf16"'), "bfloat16"),
+    bad(setup("optim", '"adamw"'), "adamw_torch"),
+    bad(setup("optim", '"galore_adamw"'), "optim"),
+    bad(setup("attn_implementation", '"flash_attention_3"'), "attn_implementation"),
+    bad(setup("lora_target_modules", "[]"), "lora_target_modules"),
+    bad(setup("lora_target_modules", '["q_proj", 7]'), "lora_target_modules"),
+    bad(setup("lora_target_modules", '["wings"], "method": "lora"'), "lora_target_modules"),
+    bad(setup("optim_args", '"momentum=0.9"'), "optim_args"),
+    bad(setup("optim_args", '"lr=1", "optim": "sgd"'), "optim_args"),
+    bad(setup("dtype", '"float16", "mixed_precision": "fp16"'), "mixed_precision"),
+    bad(
+        setup("gradient_checkpointing", 'true, "activation_checkpointing": false'),
+        "activation_checkpointing",
+    ),
+    bad(setup("v", "2"), "v"),
+    bad(setup("v", '"1"'), "v"),
+    bad(setup("num_gpus", '8, "strategy": "zero3"'), "strategy"),
+    bad(setup("load_in_8bit", 'true, "method": "lora"'), "load_in_8bit"),
+    bad(setup("use_dora", "true"), "use_dora"),
+    bad(setup("loss", '"liger"'), "loss"),
+    bad(setup("offload_param", '"cpu"'), "offload_param"),
+]
+GOOD = json.dumps({"model": MISTRAL, "gpu": A100, "method": "lora"}).encode()
+
+
+@pytest.fixture(scope="module")
+def bad_lines() -> list[Bad]:
+    return [*FROM_THE_TABLE, *BY_HAND]
+
+
+@pytest.fixture(scope="module")
+def conversation(bad_lines: list[Bad]) -> subprocess.CompletedProcess[bytes]:
+    """Every bad line in one run, each followed by a good one."""
+    return run("--json", stdin=b"".join(it.line + b"\n" + GOOD + b"\n" for it in bad_lines))
+
+
+def test_there_are_at_least_150_distinct_bad_lines(bad_lines: list[Bad]) -> None:
+    assert len({it.line for it in bad_lines}) == len(bad_lines) >= 150
+
+
+def test_every_bad_line_is_answered_in_its_place_by_a_sentence_that_names_the_field(
+    bad_lines: list[Bad], conversation: subprocess.CompletedProcess[bytes]
+) -> None:
+    said = answers(conversation)[::2]
+    assert len(said) == len(bad_lines)
+    for it, answer in zip(bad_lines, said, strict=True):
+        assert list(answer) == ["error"], it.line[:200]
+        sentence = cast(str, answer["error"])
+        assert it.names in sentence, (it.line[:200], sentence)
+        assert "please report it" not in sentence, (it.line[:200], sentence)
+        assert sentence.endswith((".", "?")), sentence
+        assert len(sentence) < 600, sentence
+
+
+def test_the_good_lines_between_them_are_answered_as_if_alone(
+    conversation: subprocess.CompletedProcess[bytes],
+) -> None:
+    alone = answers(run("--json", stdin=GOOD))
+    assert "peak_bytes" in alone[0]
+    assert all(answer == alone[0] for answer in answers(conversation)[1::2])
+
+
+def test_one_bad_line_makes_the_exit_status_one(
+    conversation: subprocess.CompletedProcess[bytes],
+) -> None:
+    assert conversation.returncode == 1
+    assert conversation.stderr == b""
+    assert run("--json", stdin=GOOD + b"\n" + GOOD).returncode == 0
+
+
+def test_nothing_in_is_nothing_out() -> None:
+    done = run("--json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_line_ends_and_byte_order_mark_of_windows_are_no_fault() -> None:
+    done = run("--json", stdin=b"\xef\xbb\xbf" + GOOD + b"\r\n" + GOOD + b"\r\n")
+    assert done.returncode == 0
+    assert len(answers(done)) == 2
+
+
+def test_answers_come_line_by_line() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "estimator", "--json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(2):
+            process.stdin.write(GOOD + b"\n")
+            process.stdin.flush()
+            assert b"peak_bytes" in process.stdout.readline()
+        process.stdin.close()
+
+
+def test_reader_that_leaves_is_no_traceback() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "estimator", "--json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdout = None
+        _, said = process.communicate((GOOD + b"\n") * 3, timeout=60)
+    assert said == b""
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+
+def test_table_shows_the_ledger_the_phases_and_the_verdict() -> None:
+    done = run(MISTRAL, "--gpu", A100, "--method", "qlora")
+    text = done.stdout.decode()
+    assert done.returncode == 0
+    assert text.startswith(f"{MISTRAL}: qlora, bfloat16, adamw_torch_fused, 1 x 1024 tokens\n")
+    assert re.search(r"^weights +\d+\.\d\d +\d+\.\d %$", text, re.MULTILINE)
+    assert re.search(r"^optimizer step +\d+\.\d\d$", text, re.MULTILINE)
+    assert re.search(
+        rf"^Fits: needs [\d.]+ to [\d.]+ GiB, {A100} has 79.\d\d GiB", text, re.MULTILINE
+    )
+
+
+def test_columns_of_the_table_add_up() -> None:
+    text = run(MISTRAL).stdout.decode()
+    names = "|".join(component.value.replace("_", " ") for component in Component)
+    sizes = [float(size) for size in re.findall(rf"^(?:{names}) +([\d.]+) +", text, re.MULTILINE)]
+    (total,) = re.findall(r"^all +([\d.]+) +100.0 %$", text, re.MULTILINE)
+    assert sum(sizes) == pytest.approx(float(total), abs=0.005 * len(sizes))
+
+
+def test_flags_mean_what_the_keys_mean() -> None:
+    flags = "--max-length 512 --gradient-checkpointing --method lora --lora-target-modules q_proj,v_proj"
+    keys = {
+        "model": MISTRAL,
+        "max_length": 512,
+        "gradient_checkpointing": True,
+        "method": "lora",
+        "lora_target_modules": ["q_proj", "v_proj"],
+    }
+    (answer,) = answers(run("--json", stdin=json.dumps(keys).encode()))
+    trained = f"{answer['trainable_parameters']:,} of them trained"
+    text = run(MISTRAL, *flags.split()).stdout.decode()
+    assert trained in text
+    assert f"{cast(int, answer['peak_bytes']) / 2**20 / 1024:.2f}" in text
+
+
+def test_help_lists_every_key_with_its_default() -> None:
+    done = run("--help")
+    text = done.stdout.decode()
+    assert done.returncode == 0
+    for key in KEYS:
+        assert f"--{key.name.replace('_', '-')}" in text
+    assert "[adamw_torch_fused]" in text
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or --help."),
+        (["wings/Wings"], "model 'wings/Wings' is not in the catalogue; "),
+        ([MISTRAL, "--gpu", "A100"], "gpu 'A100' is not in the catalogue; near names are: "),
+        ([MISTRAL, "--max-length", "many"], "max_length must be a whole number from 1 to 16777216"),
+        ([MISTRAL, "--max-length", "-5"], "max_length must be a whole number from 1 to 16777216"),
+        ([MISTRAL, "--max-length"], "argument --max-length: expected one argument; see --help."),
+        (
+            [MISTRAL, "--max-lenght=5"],
+            "'--max-lenght' is not understood; did you mean --max-length?",
+        ),
+        ([MISTRAL, "another"], "'another' is not understood; see --help."),
+        ([MISTRAL, "--padded", "--no-padded"], "padded comes 2 times; give it once."),
+        ([MISTRAL, "--num-gpus", "8"], "num_gpus 8 is not modelled yet; leave it at 1."),
+        (["--json", MISTRAL], "--json reads setups from standard input; leave out model."),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_on_stderr(arguments: list[str], sentence: str) -> None:
+    done = run(*arguments)
+    said = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert said.startswith(sentence)
+    assert said.count("\n") == 1
+
+
+def test_terminal_without_unicode_is_no_traceback() -> None:
+    environment = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    assert run(MISTRAL, environment=environment).returncode == 0
+    assert run("\N{GREEK SMALL LETTER MU}", environment=environment).returncode == 2

@@ -1,0 +1,480 @@
+"""The JSON contract: what is read, what is refused and why, and that nothing is lost on the way back."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, replace
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator import catalog
+from estimator.contract import parse, read_link, read_setup, write_estimate, write_fields
+from estimator.engine import estimate
+from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, GROUPS, KEYS, Key
+from estimator.kinds import Choice, Flag, Momentum, Names, Number, Version, Whole, show
+from estimator.specs import Component, Dtype, Gpu, MixedPrecision, Optimizer, TrainingSetup
+
+MISTRAL = "mistralai/Mistral-7B-v0.1"
+GPT2 = "openai-community/gpt2"
+TINY_CONFIG: dict[str, object] = {
+    "model_type": "llama",
+    "vocab_size": 32,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
+WRONG = [{}, [[]], -1, "x\n", float("nan"), float("inf"), 10**30, 10**5000, 0.1 + 1j]
+"""Values of no key at all."""
+EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))
+
+# The table of the contract, typed again by hand: the defaults of Trainer, TRL and PEFT, and ours.
+DEFAULTS = """
+v 1 · num_gpus 1 · gpus_per_node 8 · method "full" · dtype "bfloat16" · mixed_precision "bf16"
+optim "adamw_torch_fused" · optim_args null · optim_state_dtype null · per_device_train_batch_size 1
+gradient_accumulation_steps 1 · max_length 1024 · padded false · gradient_checkpointing false
+use_reentrant false · attn_implementation "sdpa" · use_liger_kernel false · loss null · hold_outputs false
+lora_r 16 · lora_alpha 32 · lora_dropout 0.05 · lora_target_modules "all-linear" · modules_to_save null
+use_dora false · autocast_adapter_dtype true · bnb_4bit_quant_type "nf4" · bnb_4bit_use_double_quant true
+load_in_8bit false · prepare_model_for_kbit_training false · max_grad_norm 1.0 · strategy "none"
+tp_size 1 · pp_size 1 · cp_size 1 · ep_size 1 · dp_replicate_size 1 · offload_optimizer "none"
+offload_param "none" · num_train_examples 10000 · num_train_epochs 1 · mean_tokens_per_example null
+per_device_eval_batch_size 8 · eval_strategy "no" · save_strategy "epoch" · save_total_limit null
+usd_per_gpu_hour null · mfu null
+"""
+
+
+def problem(**given: object) -> str:
+    """The one sentence that these keys earn."""
+    (sentence,) = read_setup({"model": MISTRAL, **given}).problems
+    return sentence
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def test_table_has_every_key_of_the_contract_at_its_default() -> None:
+    rows = [row.split(" ") for row in re.split(r" · |\n", DEFAULTS.strip())]
+    assert {key.name: key.default for key in KEYS} == {
+        name: json.loads(value) for name, value in rows
+    }
+
+
+def test_every_field_of_a_setup_is_a_key() -> None:
+    assert {field.name for field in fields(TrainingSetup)} <= {key.name for key in KEYS}
+
+
+def test_every_field_of_a_gpu_is_a_key_of_its_object() -> None:
+    assert list(GPU_KEYS) == [field.name for field in fields(Gpu)]
+
+
+def test_no_key_stands_twice() -> None:
+    names = [name for key in KEYS for name in (key.name, *key.aliases)]
+    assert len(names) == len(set(names)) == len(BY_NAME)
+    assert sum(len(group) for group in GROUPS.values()) == len(KEYS)
+
+
+@EVERY_KEY
+def test_default_is_accepted_and_changes_nothing(key: Key) -> None:
+    reading = read_setup({"model": MISTRAL, key.name: key.default})
+    assert reading.problems == ()
+    assert reading.setup == DEFAULT
+
+
+@EVERY_KEY
+@pytest.mark.parametrize("wrong", WRONG, ids=show)
+def test_value_of_the_wrong_kind_is_one_short_sentence_that_begins_with_the_key(
+    key: Key, wrong: object
+) -> None:
+    sentence = problem(**{key.name: wrong})
+    assert sentence.startswith(f"{key.name} ")
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    assert len(sentence) < 400
+
+
+@EVERY_KEY
+def test_true_is_not_one(key: Key) -> None:
+    if not isinstance(key.kind, Flag):
+        assert key.name in problem(**{key.name: True})
+
+
+@EVERY_KEY
+def test_null_is_refused_where_it_means_nothing(key: Key) -> None:
+    said = read_setup({"model": MISTRAL, key.name: None}).problems
+    assert bool(said) is not key.kind.nullable
+
+
+def some_other_value(key: Key) -> object:
+    """A value of the key's kind that is not its default."""
+    match key.kind:
+        case Choice(words=words):
+            return next(word for word in reversed(words) if word != key.default)
+        case Flag():
+            return not key.default
+        case Whole():
+            return 2
+        case Number():
+            return 0.25
+        case Names():
+            return ["q_proj"]
+        case Momentum():
+            return "momentum=0.9"
+        case _:
+            return 2
+
+
+@EVERY_KEY
+def test_key_without_physics_says_so_and_says_what_to_leave(key: Key) -> None:
+    if key.modelled and not isinstance(key.kind, Version):
+        sentence = problem(**{key.name: some_other_value(key)})
+        assert sentence.startswith(key.name)
+        assert "is not modelled yet; leave it at " in sentence
+
+
+# --- sentences, by hand -------------------------------------------------------------------------
+
+SENTENCES = [
+    ({"max_length": 0}, "max_length must be a whole number from 1 to 16777216, not 0."),
+    ({"max_length": 1024.0}, "max_length must be a whole number from 1 to 16777216, not 1024.0."),
+    ({"max_length": "8"}, "max_length must be a whole number from 1 to 16777216, not '8'."),
+    ({"lora_r": True}, "lora_r must be a whole number from 1 to 8192, not true."),
+    ({"lora_dropout": 1}, "lora_dropout must be a number from 0 and below 1, not 1."),
+    ({"lora_dropout": float("nan")}, "lora_dropout must be a number from 0 and below 1, not NaN."),
+    ({"padded": 1}, "padded must be true or false, not 1."),
+    ({"method": None}, "method must be full, lora or qlora, not null."),
+    (
+        {"method": "qLora"},
+        "method 'qLora' is unknown; did you mean qlora or lora? It is one of full, lora, qlora.",
+    ),
+    ({"max_lenght": 8}, "max_lenght is no key of a setup; did you mean max_length?"),
+    ({"wings": 2}, "wings is no key of a setup; leave it out."),
+    ({"v": 2}, "v must be 1, the contract that is read here, not 2."),
+    ({"num_gpus": 2}, "num_gpus 2 is not modelled yet; leave it at 1."),
+    ({"strategy": "zero3"}, "strategy 'zero3' is not modelled yet; leave it at 'none'."),
+    ({"optim": "lomo"}, "optim 'lomo' is not modelled yet; take adamw_torch_fused, "),
+    ({"lora_target_modules": []}, "lora_target_modules must list 1 to 64 module names, not 0."),
+    (
+        {"lora_target_modules": ["q_proj", "q_proj"]},
+        "lora_target_modules names 'q_proj' twice; name it once.",
+    ),
+    (
+        {"lora_target_modules": "q_proj"},
+        "lora_target_modules must be \"all-linear\" or a list of module names, not 'q_proj'.",
+    ),
+    (
+        {"lora_target_modules": ["q_proj", "wings"], "method": "lora"},
+        "lora_target_modules names 'wings', which mistral does not have",
+    ),
+    (
+        {"dtype": "float16", "mixed_precision": "fp16"},
+        "dtype float16 cannot be trained under mixed_precision fp16",
+    ),
+    (
+        {"optim_args": "momentum=0.9"},
+        "optim_args sets a momentum, which optim adamw_torch_fused has not; leave it out.",
+    ),
+    (
+        {"gradient_checkpointing": True, "activation_checkpointing": False},
+        "gradient_checkpointing and activation_checkpointing disagree; give one of the two names.",
+    ),
+    ({"gpu": "A100"}, "gpu 'A100' is not in the catalogue; near names are: "),
+    ({"gpu": 80}, "gpu must be a name, an object such as "),
+    ({"gpu": {}}, "gpu needs memory_bytes, the memory of the card in bytes."),
+    ({"gpu": {"memory_bytes": "80GB"}}, "gpu: memory_bytes must be a whole number from "),
+    ({"gpu": {"memory_bytes": 80}}, "gpu: memory_bytes must lie between "),
+    ({"gpu": {"memory_gb": 80}}, "gpu has no 'memory_gb'; its keys are "),
+    ({"model": 7}, "model must be a Hub id or the object of a config.json, not 7."),
+    ({"model": "x" * 10**6}, "model must be a Hub id or the object of a config.json, not 'xxx"),
+    ({"model": "mistralai/Mistral-7B"}, "model 'mistralai/Mistral-7B' is not in the catalogue; "),
+    ({"model": {}}, "model: the config has no model_type; "),
+    ({"model": {**TINY_CONFIG, "hidden_size": -1}}, "model: hidden_size must be "),
+    ({"model": {**TINY_CONFIG, "extra": {1, 2}}}, "model holds what JSON cannot; "),
+    (
+        {"model": GPT2, "max_length": 2048},
+        "max_length 2048 exceeds the 1024 positions that openai-community/gpt2 has learned; lower it.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "begins"), SENTENCES, ids=[begins for _, begins in SENTENCES])
+def test_sentence(given: dict[str, object], begins: str) -> None:
+    assert problem(**given).startswith(begins)
+
+
+def test_missing_model_is_said() -> None:
+    assert read_setup({}).problems[0].startswith("model is missing; give a Hub id such as ")
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def test_good_fields_survive_bad_ones() -> None:
+    reading = read_setup(
+        {"model": MISTRAL, "gpu": "nope", "max_length": 2048, "lora_r": "x", "method": "qlora"}
+    )
+    assert reading.model == catalog.model(MISTRAL)
+    assert reading.gpu is None
+    assert reading.setup == replace(
+        parse({"model": MISTRAL, "method": "qlora"})[2], max_length=2048
+    )
+    assert len(reading.problems) == 2
+
+
+def test_every_bad_field_has_its_sentence_and_parse_raises_them_all() -> None:
+    with pytest.raises(ValueError, match=r"(?s)lora_r .*max_length .*gpu "):
+        parse({"model": MISTRAL, "lora_r": 0, "max_length": 0, "gpu": ""})
+
+
+def test_clash_gives_up_one_field_only() -> None:
+    reading = read_setup(
+        {"model": MISTRAL, "max_length": 512, "dtype": "float16", "mixed_precision": "fp16"}
+    )
+    assert reading.setup.max_length == 512
+    assert reading.setup.mixed_precision is MixedPrecision.FP16
+    assert reading.setup.dtype is Dtype.BFLOAT16
+
+
+def test_float16_base_may_have_float32_adapters_under_fp16_autocast_but_not_float16_ones() -> None:
+    setup = {"model": MISTRAL, "method": "lora", "dtype": "float16", "mixed_precision": "fp16"}
+    assert parse(setup)[2].dtype is Dtype.FLOAT16
+    with pytest.raises(ValueError, match="GradScaler"):
+        parse({**setup, "autocast_adapter_dtype": False})
+
+
+def test_length_falls_back_within_what_the_model_has_learned() -> None:
+    reading = read_setup({"model": GPT2, "max_length": 4096})
+    assert reading.setup.max_length == 1024
+
+
+def test_other_names_of_hugging_face_are_understood() -> None:
+    setup = parse({"model": MISTRAL, "optim": "adamw_8bit", "activation_checkpointing": True})[2]
+    assert setup.optim is Optimizer.ADAMW_BNB_8BIT
+    assert setup.gradient_checkpointing is True
+
+
+@pytest.mark.parametrize(
+    ("optim_args", "optim"),
+    [
+        (None, Optimizer.SGD),
+        ("momentum=0", Optimizer.SGD),
+        ("momentum=0.9", Optimizer.SGD_MOMENTUM),
+        ("momentum = .5", Optimizer.SGD_MOMENTUM),
+    ],
+)
+def test_momentum_makes_sgd_another_optimizer(optim_args: object, optim: Optimizer) -> None:
+    assert parse({"model": MISTRAL, "optim": "sgd", "optim_args": optim_args})[2].optim is optim
+
+
+def test_adapter_keys_are_ignored_in_full_fine_tuning() -> None:
+    assert (
+        read_setup({"model": MISTRAL, "lora_r": 8, "lora_target_modules": ["none"]}).problems == ()
+    )
+
+
+def test_gpu_of_ones_own_needs_its_memory_only() -> None:
+    gpu = parse({"model": MISTRAL, "gpu": {"memory_bytes": 2**34}})[1]
+    assert gpu == Gpu(name="own GPU", memory_bytes=2**34)
+
+
+# --- a link -------------------------------------------------------------------------------------
+
+
+def test_link_texts_become_values_by_the_kind_of_their_key() -> None:
+    reading = read_link(
+        {
+            "model": MISTRAL,
+            "gpu": '{"memory_bytes": 17179869184}',
+            "method": ["lora"],
+            "max_length": "2048",
+            "lora_dropout": "1e-1",
+            "padded": "True",
+            "gradient_checkpointing": ["false"],
+            "optim_state_dtype": "null",
+            "lora_target_modules": ["q_proj", "v_proj"],
+        }
+    )
+    assert reading.problems == ()
+    assert reading.gpu is not None
+    assert reading.gpu.memory_bytes == 2**34
+    assert write_fields(catalog.model(MISTRAL), None, reading.setup) == {
+        "model": MISTRAL,
+        "method": "lora",
+        "max_length": 2048,
+        "lora_dropout": 0.1,
+        "padded": True,
+        "lora_target_modules": ["q_proj", "v_proj"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "begins"),
+    [
+        ({"max_length": "two"}, "max_length must be a whole number from 1 to 16777216, not 'two'."),
+        ({"max_length": "1_024"}, "max_length must be a whole number"),
+        ({"max_length": "٣"}, "max_length must be a whole number"),
+        ({"max_length": ["1", "2"]}, "max_length comes 2 times; give it once."),
+        ({"max_length": []}, "max_length comes 0 times; give it once."),
+        ({"lora_dropout": "nan"}, "lora_dropout must be a number"),
+        ({"lora_dropout": "1e400"}, "lora_dropout must be a number"),
+        ({"padded": "yes"}, "padded must be true or false, not 'yes'."),
+        ({"gpu": "{"}, "gpu begins as an object but is not valid JSON; write it anew."),
+        ({"model": "{" * 10**5}, "model begins as an object but is not valid JSON"),
+        ({"lora_target_modules": "q_proj,,v_proj"}, "lora_target_modules must list names"),
+    ],
+)
+def test_damaged_link_says_what_was_damaged(texts: dict[str, str | list[str]], begins: str) -> None:
+    assert read_link({"model": MISTRAL, **texts}).problems[0].startswith(begins)
+
+
+# --- there and back -----------------------------------------------------------------------------
+
+
+def _values(key: Key) -> st.SearchStrategy[object]:
+    """Values of a setup that this key may have."""
+    if key.modelled:
+        return st.just(key.default)
+    none = st.none() if key.kind.nullable else st.nothing()
+    match key.kind:
+        case Choice(words=words, enum=enum):
+            return none | st.sampled_from([enum(word) if enum else word for word in words])
+        case Flag():
+            return st.booleans()
+        case Whole(low=low, high=high):
+            return none | st.integers(low, high)
+        case Number() as kind:
+            return none | st.floats(
+                kind.low, kind.high, exclude_min=kind.open_low, exclude_max=kind.open_high
+            )
+        case _:
+            return st.just("all-linear")
+
+
+FIELDS = {key.name: _values(key) for key in KEYS if key.in_setup}
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> TrainingSetup:
+    values = {name: draw(strategy) for name, strategy in FIELDS.items()}
+    values["max_length"] = draw(st.integers(1, 1024))
+    if values["dtype"] is Dtype.FLOAT16:
+        values["mixed_precision"] = draw(st.sampled_from([MixedPrecision.NO, MixedPrecision.BF16]))
+    return replace(DEFAULT, **values)  # type: ignore[arg-type]
+
+
+GPUS = (
+    st.none()
+    | st.sampled_from(list(catalog.gpus().values()))
+    | st.builds(
+        Gpu,
+        name=st.text("abc XYZ-", max_size=20),
+        memory_bytes=st.integers(2**28, 2**43),
+        supports_bf16=st.booleans(),
+    )
+)
+MODELS = st.sampled_from([row.model for row in catalog.models().values()]) | st.just(
+    parse({"model": TINY_CONFIG})[0]
+)
+
+
+@given(model=MODELS, gpu=GPUS, setup=setups())
+def test_what_is_written_is_read_as_it_was(model: object, gpu: Gpu | None, setup: object) -> None:
+    asked = (model, gpu, setup)
+    written = write_fields(*asked)  # type: ignore[arg-type]
+    assert parse(json.loads(json.dumps(written, allow_nan=False))) == asked
+
+
+@given(setup=setups())
+def test_only_what_differs_is_written(setup: TrainingSetup) -> None:
+    written = write_fields(catalog.model(MISTRAL), None, setup)
+    differing = {
+        f.name for f in fields(setup) if getattr(setup, f.name) != getattr(DEFAULT, f.name)
+    }
+    assert set(written) == {"model", *differing}
+
+
+def test_config_is_written_as_it_was_given() -> None:
+    config = {**TINY_CONFIG, "rope_theta": 5e5, "architectures": ["LlamaForCausalLM"]}
+    assert write_fields(*parse({"model": config}))["model"] == config
+
+
+def test_model_built_by_hand_cannot_be_written() -> None:
+    with pytest.raises(ValueError, match="built by hand"):
+        write_fields(replace(catalog.model(GPT2), num_hidden_layers=13), None, DEFAULT)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = st.sampled_from(["model", "gpu", *BY_NAME]) | st.text()
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(NAMES, ANYTHING, max_size=6))
+def test_reading_never_raises(given: dict[str, object]) -> None:
+    reading = read_setup(given)
+    assert bool(reading.problems) or reading.model is not None
+    assert all("\n" not in sentence for sentence in reading.problems)
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(NAMES, st.text() | st.lists(st.text(), max_size=3), max_size=6))
+def test_reading_a_link_never_raises(given: dict[str, str | list[str]]) -> None:
+    read_link(given)
+
+
+# --- the answer ---------------------------------------------------------------------------------
+
+ANSWER_KEYS = """
+peak_bytes peak_phase peak_moment phases moments components need_low_bytes need_high_bytes device_bytes
+capacity_bytes verdict fits per_gpu host_bytes disk_bytes paged_bytes total_parameters trainable_parameters
+step_seconds_low step_seconds_high total_hours_low total_hours_high cost_usd_low cost_usd_high assumptions remedies
+"""
+
+
+def answer(**given: object) -> dict[str, object]:
+    return write_estimate(estimate(*parse({"model": TINY_CONFIG, "max_length": 32, **given})))
+
+
+def test_answer_has_every_key_of_the_contract() -> None:
+    assert list(answer()) == ANSWER_KEYS.split()
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_answer_agrees_with_itself(method: str) -> None:
+    said = answer(method=method)
+    components = cast(dict[str, int], said["components"])
+    phases = cast(dict[str, int], said["phases"])
+    moments = cast(list[dict[str, object]], said["moments"])
+    assert list(components) == [component.value for component in Component]
+    assert sum(components.values()) == said["peak_bytes"]
+    assert phases[str(said["peak_phase"])] == said["peak_bytes"]
+    assert list(phases)[:4] == ["forward", "loss", "backward", "optimizer_step"]
+    assert {
+        "phase": said["peak_phase"],
+        "name": said["peak_moment"],
+        "bytes": said["peak_bytes"],
+    } in (moments)
+
+
+def test_fits_is_null_without_a_gpu_and_when_tight() -> None:
+    model, _, setup = parse({"model": TINY_CONFIG, "max_length": 32})
+    low, high = (cast(int, answer()[f"need_{end}_bytes"]) for end in ("low", "high"))
+    assert answer()["fits"] is None
+    assert 2**28 < low < high
+    for memory, verdict, fits in [
+        (high, "fits", True),
+        (high - 1, "tight", None),
+        (low - 1, "does_not_fit", False),
+    ]:
+        said = write_estimate(estimate(model, Gpu(name="own GPU", memory_bytes=memory), setup))
+        assert (said["verdict"], said["fits"]) == (verdict, fits)
+        assert said["capacity_bytes"] == memory
