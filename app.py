@@ -14,7 +14,8 @@ def freeze_imports() -> None:
     gc.freeze()
 
 
-st.set_page_config(page_title="Headroom", page_icon=":material/memory:", layout="wide")
+# The icon is a file of ours: a ":material/…:" name would be fetched from another machine.
+st.set_page_config(page_title="Headroom", page_icon=theme.ICON, layout="wide")
 # A page's path in the address must differ from its file's name: beside a folder named pages/, Streamlit
 # would otherwise run that file alone, without this router.
 page = st.navigation(
@@ -22,6 +23,7 @@ page = st.navigation(
     position="top",
 )
 st.html(theme.style(figures.SWITCHES))
+st.sidebar.html('<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>')
 controls.open_address()
 controls.draw()
 page.run()

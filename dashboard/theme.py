@@ -49,7 +49,19 @@ VERDICTS_ON_DARK: dict[Verdict, str] = {
     Verdict.DOES_NOT_FIT: "#FF8A57",
 }
 
-CAPACITY = "#B83A00"
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What differs between the light and the dark page in a figure."""
+
+    ink: str
+    veil: str
+    """The page's ground, for text that must stand out from a line behind it."""
+    capacity: str
+
+
+LIGHT = Look("#1B2530", "rgba(255,255,255,0.8)", VERDICTS[Verdict.DOES_NOT_FIT].colour)
+DARK = Look("#E8EDF2", "rgba(17,22,28,0.8)", VERDICTS_ON_DARK[Verdict.DOES_NOT_FIT])
 GRID = "rgba(127,138,148,0.25)"
 
 
@@ -59,6 +71,13 @@ def _swatches(labels: list[str]) -> str:
         f".st-key-shown button:nth-of-type({place})::before {{ background: {colours[label]}; }}"
         for place, label in enumerate(labels, start=1)
     )
+
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
+    '<path fill="#0072B2" d="M1 11h14v4H1z"/><path fill="#009E73" d="M1 6h14v4H1z"/>'
+    '<path fill="none" stroke="#9AA4AE" d="M1.5 1.5h13v3h-13z"/></svg>'
+)
+"""The page's icon: two parts of memory, and headroom."""
 
 
 def style(pills: list[str]) -> str:
@@ -71,7 +90,11 @@ def style(pills: list[str]) -> str:
 .hr-verdict .hr-say {{ font-size: 1.25rem; line-height: 1.4; margin-top: .15rem; }}
 .hr-small {{ font-size: .875rem; line-height: 1.45; opacity: .8; }}
 .hr-verdict .hr-small {{ margin-top: .35rem; }}
-.hr-name {{ font-size: 1.05rem; margin: 0; }}
+.hr-brand {{ font-size: 1.35rem; font-weight: 700; margin: 0; line-height: 1.1; }}
+.hr-brand + p {{ font-size: .875rem; opacity: .8; margin: .2rem 0 0; }}
+.hr-head {{ font-size: 1.05rem; font-weight: 600; margin: 1rem 0 .3rem; padding: 0; }}
+.hr-text {{ font-size: 1rem; line-height: 1.5; max-width: 60rem; margin: 0; }}
+ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-table {{ width: 100%; border-collapse: collapse; font-size: 1rem; }}
 .hr-table th {{ text-align: left; font-weight: 600; font-size: .875rem; opacity: .8; }}
 .hr-table th, .hr-table td {{ padding: .35rem .75rem .35rem 0; vertical-align: baseline;
@@ -83,6 +106,8 @@ def style(pills: list[str]) -> str:
 .st-key-shown button::before {{ content: ""; display: inline-block; width: .75rem; height: .75rem;
   border-radius: .15rem; margin-right: .15rem; flex: none; }}
 {_swatches(pills)}
+.st-key-shown button:nth-of-type({len(pills)})::before {{ background: repeating-linear-gradient(135deg,
+  {RESERVE.colour} 0 2px, transparent 2px 5px); outline: 1px solid {RESERVE.colour}; outline-offset: -1px; }}
 .st-key-shown button[aria-checked="false"]::before, .st-key-shown button[aria-pressed="false"]::before
   {{ opacity: .3; }}
 @media (max-width: 640px) {{
@@ -91,6 +116,7 @@ def style(pills: list[str]) -> str:
   .hr-table tr {{ display: grid; grid-template-columns: 1fr auto auto; }}
   .hr-table .hr-what {{ grid-column: 1 / -1; }}
   .hr-table .hr-what, .hr-table .hr-name-cell, .hr-table .hr-n {{ border-bottom: 0; padding-bottom: .1rem; }}
+  .hr-table tr.hr-sum .hr-what {{ font-weight: 400; }}
   .hr-table tr {{ border-bottom: 1px solid rgba(127,138,148,.3); }}
   .hr-table th.hr-what {{ display: none; }}
 }}
