@@ -83,8 +83,12 @@ def _answer(line: bytes) -> dict[str, object]:
     except ValueError as problem:
         return {"error": str(problem)}
     except Exception as fault:  # our mistake, which must not take the other lines with it
-        said = f"{type(fault).__name__}: {fault}"[:200]
-        return {"error": f"The estimator failed on this line ({said}); please report it."}
+        return {"error": _our_mistake(fault)}
+
+
+def _our_mistake(fault: Exception) -> str:
+    said = f"{type(fault).__name__}: {fault}"[:200]
+    return f"The estimator failed on this setup ({said}); please report it."
 
 
 def _object(line: bytes) -> dict[str, object]:
@@ -135,6 +139,8 @@ def _print_estimate(reading: Reading) -> int:
         answer = estimate(reading.model, reading.gpu, reading.setup)
     except ValueError as problem:
         return _refuse(str(problem))
+    except Exception as fault:  # a traceback would say less to the one who asked
+        return _refuse(_our_mistake(fault))
     print(describe(answer))
     return 0
 

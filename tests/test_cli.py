@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -13,9 +14,12 @@ from typing import cast
 
 import pytest
 
+import estimator.__main__ as command
+from estimator.engine import estimate
 from estimator.keys import KEYS
 from estimator.kinds import Flag
-from estimator.specs import Component
+from estimator.results import Estimate
+from estimator.specs import Component, Gpu, Method, Model, TrainingSetup
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTRAL = "mistralai/Mistral-7B-v0.1"
@@ -263,6 +267,26 @@ def test_reader_that_leaves_is_no_traceback() -> None:
         process.stdout = None
         _, said = process.communicate((GOOD + b"\n") * 3, timeout=60)
     assert said == b""
+
+
+def test_mistake_of_ours_costs_one_line_and_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail_on_lora(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
+        if setup.method is Method.LORA:
+            raise KeyError("wings")
+        return estimate(model, gpu, setup)
+
+    monkeypatch.setattr(command, "estimate", fail_on_lora)
+    sound = json.dumps({"model": MISTRAL}).encode()
+    answered = io.StringIO()
+    assert command.answer_lines(io.BytesIO(GOOD + b"\n" + sound), answered) == 1
+    first, second = (json.loads(line) for line in answered.getvalue().splitlines())
+    sentence = "The estimator failed on this setup (KeyError: 'wings'); please report it."
+    assert first == {"error": sentence}
+    assert "peak_bytes" in second
+    assert command.main([MISTRAL, "--method", "lora"]) == 2
+    assert capsys.readouterr().err == sentence + "\n"
 
 
 # --- for people ---------------------------------------------------------------------------------
