@@ -21,14 +21,13 @@ import streamlit as st
 
 from dashboard import wording
 from estimator import catalog, estimate
-from estimator.contract import Reading, read_setup
+from estimator.contract import Reading, read_link, read_setup, write_fields
 from estimator.parameters import Linear, layer_modules
 from estimator.results import Estimate
 from estimator.specs import (
     ALL_LINEAR,
     AttnImplementation,
     Dtype,
-    Gpu,
     Method,
     MixedPrecision,
     Model,
@@ -98,60 +97,70 @@ ADAPTER_CHOICES = (ALL_LINEAR, ATTENTION_ONLY, CUSTOM)
 # --- the address --------------------------------------------------------------------------------
 
 
-def _from_address(key: str, values: list[str]) -> object:
-    """What the JSON contract would hold where an address holds text."""
-    if key == "lora_target_modules" and values != [ALL_LINEAR]:
-        return values
-    text = values[-1]
-    if key in {"model", "gpu"} and not text.startswith("{"):
-        return text
-    try:
-        value: object = json.loads(text.lower() if text in {"True", "False"} else text)
-    except ValueError:
-        return text
-    return value
-
-
-def _widget_values(reading: Reading) -> dict[str, object]:
-    setup = reading.setup
-    targets = setup.lora_target_modules
-    values = {key: getattr(setup, key) for key in BOUND if hasattr(setup, key)}
-    return values | {
-        "model": reading.model.hub_id,
-        "gpu": reading.gpu.name if reading.gpu else None,
-        "lora_target_modules": [targets] if isinstance(targets, str) else list(targets),
-        "precision": wording.precision(setup),
-    }
-
-
 def open_address() -> None:
-    """Once a visit: read the address, report what is unsound in it, and set the widgets to the rest."""
+    """Once a visit: read the address, keep what is unsound in it as sentences, set the widgets to the rest."""
     state = st.session_state
     if state.get("model"):
+        apply(state.pop("respelled", {}))
         return
     given = {key: st.query_params.get_all(key) for key in st.query_params}
-    asked = {key: _from_address(key, values) for key, values in given.items()}
-    bare = not asked
-    if bare:
-        asked = dict(EXAMPLE)
-    missing = [] if "model" in asked else [f"The address names no model; this is {EXAMPLE['model']}."]
-    reading = read_setup({"model": EXAMPLE["model"], **asked})
-    state["address_problems"] = [*missing, *reading.problems]
-    values = _widget_values(reading)
-    unbound = {f.name for f in fields(TrainingSetup)} - set(BOUND)
+    bare = not given
+    asked = given or {key: [str(value)] for key, value in EXAMPLE.items()}
+    read = read_link(asked)
+    problems = list(read.problems)
+    if read.model is None:
+        problems.append(f"The page opened on {EXAMPLE['model']}.")
+        read = replace(read, model=catalog.model(str(EXAMPLE["model"])))
+    state["address_problems"] = problems
     state["passengers"] = {
-        key: getattr(reading.setup, key)
-        for key in unbound
-        if getattr(reading.setup, key) != getattr(DEFAULT, key)
+        field.name: getattr(read.setup, field.name)
+        for field in fields(TrainingSetup)
+        if field.name not in BOUND
+        and getattr(read.setup, field.name) != getattr(DEFAULT, field.name)
     }
     state["steps"] = {
-        key: tuple(sorted({*steps, getattr(reading.setup, key)})) for key, steps in STEPS.items()
+        key: tuple(sorted({*steps, getattr(read.setup, key)})) for key, steps in STEPS.items()
     }
+    values = _widget_values(read)
+    state["own"] = {key: values[key] for key in ("model", "gpu")}
     apply(values)
     if bare:
         st.query_params.update({key: str(value) for key, value in EXAMPLE.items()})
-    elif missing:
-        st.query_params.update({"model": str(values["model"])})
+    else:
+        # What a widget would not take as it is spelled is written anew once the widgets stand.
+        state["respelled"] = {
+            key: value
+            for key, value in values.items()
+            if (key in given or key == "model") and given.get(key) != _as_address(value)
+        }
+
+
+def _widget_values(read: Reading) -> dict[str, object]:
+    setup = read.setup
+    assert read.model is not None
+    facts = write_fields(read.model, read.gpu, DEFAULT)
+    targets = setup.lora_target_modules
+    return {
+        **{key: getattr(setup, key) for key in BOUND if hasattr(setup, key)},
+        "model": _as_option(facts["model"]),
+        "gpu": _as_option(facts["gpu"]) if "gpu" in facts else None,
+        "lora_target_modules": [targets] if isinstance(targets, str) else list(targets),
+    }
+
+
+def _as_option(fact: object) -> str:
+    """A model or GPU as a select box offers it: by name, or one's own as its JSON."""
+    return fact if isinstance(fact, str) else json.dumps(fact)
+
+
+def _as_fact(option: object) -> object:
+    return json.loads(option) if isinstance(option, str) and option.startswith("{") else option
+
+
+def _as_address(value: object) -> list[str]:
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return [json.dumps(value) if isinstance(value, bool) else str(value)]
 
 
 def apply(keys: Mapping[str, object]) -> None:
@@ -172,6 +181,12 @@ def _apply_precision() -> None:
 def _apply_targets(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
     chosen = {ALL_LINEAR: (ALL_LINEAR,), ATTENTION_ONLY: attention, CUSTOM: linears}
     apply({"lora_target_modules": list(chosen[st.session_state["adapter_choice"]])})
+
+
+def _with_own(catalogued: Iterable[str], own: str | None) -> list[str]:
+    """The catalogue's names, and before them what an address brought that is not among them."""
+    names = list(catalogued)
+    return names if own is None or own in names else [own, *names]
 
 
 def _values(kind: Iterable[str]) -> list[str]:
@@ -206,11 +221,11 @@ def _toggle(label: str, key: str, help_text: str) -> None:
     st.toggle(label, getattr(DEFAULT, key), key=key, help=help_text, bind="query-params")
 
 
-def _what() -> None:
-    models, gpus = catalog.models(), catalog.gpus()
+def _what(setup: TrainingSetup) -> None:
+    own = st.session_state["own"]
     st.selectbox(
         "Model",
-        list(models),
+        _with_own(catalog.models(), own["model"]),
         index=None,
         key="model",
         required=True,
@@ -219,7 +234,7 @@ def _what() -> None:
     )
     st.selectbox(
         "GPU",
-        list(gpus),
+        _with_own(catalog.gpus(), own["gpu"]),
         index=None,
         key="gpu",
         placeholder="None: sizes only",
@@ -233,7 +248,7 @@ def _what() -> None:
         "full trains every weight; lora trains small adapters; qlora does so beside a 4-bit base. Our default: full.",
     )
     names = list(wording.PRECISIONS)
-    current = wording.precision(_setup_of_widgets())
+    current = wording.precision(setup)
     st.session_state["precision"] = current
     st.selectbox(
         "Precision",
@@ -248,13 +263,12 @@ def _what() -> None:
         _values(Optimizer),
         index=_values(Optimizer).index(DEFAULT.optim),
         key="optim",
-        required=True,
         bind="query-params",
         help="Trainer's optim, by its own names. Trainer's default: adamw_torch_fused.",
     )
 
 
-def _batch() -> None:
+def _batch(setup: TrainingSetup) -> None:
     _slider(
         "Micro-batch",
         "per_device_train_batch_size",
@@ -265,7 +279,7 @@ def _batch() -> None:
         "gradient_accumulation_steps",
         "Micro-batches whose gradients are added before a step. Trainer's default: 1.",
     )
-    st.caption(wording.effective_batch(_setup_of_widgets()))
+    st.caption(wording.effective_batch(setup))
     _slider(
         "Context",
         "max_length",
@@ -376,20 +390,21 @@ def _more() -> None:
 
 
 def draw() -> None:
-    """All controls, in the sidebar, always in the same places."""
-    model = catalog.models()[st.session_state["model"]].model
-    linears, attention = linear_modules(model)
-    method = st.session_state.get("method", Method.FULL)
+    """All controls, in the sidebar, always in the same places; what does not apply now keeps its value."""
+    now = read_setup(_asked())
+    linears, attention = linear_modules(now.model) if now.model else ((), ())
+    full, quantised = now.setup.method is Method.FULL, now.setup.method is Method.QLORA
     with st.sidebar:
-        _what()
-        _batch()
-        with st.expander("LoRA" if method != Method.FULL else "LoRA (for the bars of LoRA and QLoRA)"):
+        _what(now.setup)
+        _batch(now.setup)
+        with st.expander("LoRA" + " (for the bars of LoRA and QLoRA)" * full):
             _adapters(linears, attention)
-        with st.expander("Quantisation" if method == Method.QLORA else "Quantisation (for QLoRA's bar)"):
+        with st.expander("Quantisation" + " (for the bar of QLoRA)" * (not quantised)):
             _quantisation()
         with st.expander("More"):
             _more()
-    if st.session_state["model"] is None:  # Back to a bare address: open it again
+    state = st.session_state
+    if state["model"] is None or state.get("respelled"):  # Back to a bare address, or one to mend
         st.rerun()
 
 
@@ -413,33 +428,23 @@ def linear_modules(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _asked() -> dict[str, object]:
     state = st.session_state
-    asked = dict(state["passengers"]) | {key: state[key] for key in BOUND if key in state}
-    if asked.get("lora_target_modules") in ([], [ALL_LINEAR]):
+    asked = {**state["passengers"], **{key: state[key] for key in BOUND if key in state}}
+    asked |= {"model": _as_fact(state["model"]), "gpu": _as_fact(state["gpu"])}
+    if asked["lora_target_modules"] in ([], [ALL_LINEAR]):
         asked["lora_target_modules"] = ALL_LINEAR
     return asked
-
-
-def _setup_of_widgets() -> TrainingSetup:
-    return read_setup(_asked()).setup
 
 
 def reading() -> Reading:
     """What the widgets say, through the contract, with the problems of the address in front."""
     now = read_setup(_asked())
-    problems = (*st.session_state["address_problems"], *now.problems)
-    return replace(now, problems=tuple(dict.fromkeys(problems)))
-
-
-@lru_cache(maxsize=4096)
-def estimated(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
-    """The estimate, remembered: each move asks for the same neighbours again."""
-    return estimate(model, gpu, setup)
+    return replace(now, problems=(*st.session_state["address_problems"], *now.problems))
 
 
 def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:
     """The estimate of the same setup with some keys changed; None where that cannot be trained."""
     try:
-        return estimated(of.model, of.gpu, replace(of.setup, **keys))
+        return estimate(of.model, of.gpu, replace(of.setup, **keys))
     except ValueError:
         return None
 

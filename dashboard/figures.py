@@ -119,31 +119,36 @@ def _trace(part: theme.Part, bars: list[Bar], end: float) -> Figure:
     }
 
 
-def _totals(bars: list[Bar], shown: Collection[str]) -> Figure:
-    whole = [sum(bar.parts.values()) for bar in bars]
-    seen = [sum(size for label, size in bar.parts.items() if label in shown) for bar in bars]
-    texts = [
-        wording.number(part) if part == total else f"{wording.number(part)} of {wording.number(total)}"
-        for part, total in zip(seen, whole, strict=True)
-    ]
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "name": "Total",
-        "y": [bar.place for bar in bars],
-        "x": [wording.in_gib(part) for part in seen],
-        "text": [f"<b>{t}</b>" if bar.marked else t for bar, t in zip(bars, texts, strict=True)],
-        "textposition": "middle right",
-        "textfont": {"size": 15},
-        "cliponaxis": False,
-        "hoverinfo": "skip",
-    }
+def _totals(bars: list[Bar], shown: Collection[str], look: theme.Look) -> list[Figure]:
+    """What each bar adds up to, written at its end, above lines and tints."""
+    labels = []
+    for bar in bars:
+        whole = sum(bar.parts.values())
+        seen = sum(size for label, size in bar.parts.items() if label in shown)
+        text = wording.number(seen)
+        if seen != whole:
+            text += f" of {wording.number(whole)}"
+        labels.append(
+            {
+                "name": f"total {bar.name}",
+                "x": wording.in_gib(seen),
+                "y": bar.place,
+                "xshift": 4,
+                "xanchor": "left",
+                "showarrow": False,
+                "text": f"<b>{text}</b>" if bar.marked else text,
+                "font": {"size": 15, "color": look.ink},
+                "bgcolor": look.veil,
+                "borderpad": 1,
+            }
+        )
+    return labels
 
 
-def _capacity(memory_bytes: int, end: float) -> Figure:
+def _capacity(memory_bytes: int, end: float, look: theme.Look) -> Figure:
     """The capacity as a line through all bars, and what lies beyond it tinted."""
     at = wording.in_gib(memory_bytes)
-    line = {"color": theme.CAPACITY, "width": 2.5, "dash": "dash"}
+    line = {"color": look.capacity, "width": 2.5, "dash": "dash"}
     across = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
     beyond = {"type": "rect", "x0": at, "x1": end, "fillcolor": "rgba(213,94,0,0.09)"}
     return {
@@ -160,18 +165,23 @@ def _capacity(memory_bytes: int, end: float) -> Figure:
             "xanchor": "right" if at > end / 2 else "left",
             "showarrow": False,
             "text": f"<b>{wording.gib(memory_bytes)} usable</b>",
-            "font": {"size": 15},
+            "font": {"size": 15, "color": look.capacity},
         },
     }
 
 
 def hero(
-    estimate: Estimate, methods: Mapping[Method, Estimate], shown: Collection[str] | None = None
+    estimate: Estimate,
+    methods: Mapping[Method, Estimate],
+    shown: Collection[str] | None = None,
+    *,
+    dark: bool = False,
 ) -> Figure:
     """The phases of one setup and its peak under each method, stacked by component, on one scale.
 
     ``shown`` holds the labels that are switched on (``SWITCHES``; None: all). The scale is that of all.
     """
+    look = theme.DARK if dark else theme.LIGHT
     bars = _bars(estimate, methods)
     every = [*theme.COMPONENTS.values(), theme.RESERVE]
     labels = {part.label for part in every}
@@ -190,17 +200,17 @@ def hero(
             "xanchor": "left",
             "showarrow": False,
             "text": text,
-            "font": {"size": 14},
+            "font": {"size": 15, "color": look.ink},
         }
         for y, text in HEADINGS.items()
     ]
     shapes = []
     if estimate.gpu is not None:
-        capacity = _capacity(estimate.gpu.memory_bytes, end)
+        capacity = _capacity(estimate.gpu.memory_bytes, end, look)
         shapes = capacity["shapes"]
         annotations.append(capacity["label"])
     return {
-        "data": [*(_trace(part, bars, end) for part in visible), _totals(bars, labels - off)],
+        "data": [_trace(part, bars, end) for part in visible],
         "layout": {
             "barmode": "stack",
             "height": HEIGHT,
@@ -217,20 +227,20 @@ def hero(
                 "gridcolor": theme.GRID,
                 "zeroline": False,
                 "nticks": 7,
-                "tickfont": {"size": 13},
+                "tickfont": {"size": 13, "color": look.ink},
             },
             "yaxis": {
                 "range": [8.45, -1.2],
                 "fixedrange": True,
                 "tickvals": [bar.place for bar in bars],
                 "ticktext": [f"<b>▸ {bar.name}</b>" if bar.marked else bar.name for bar in bars],
-                "tickfont": {"size": 15},
+                "tickfont": {"size": 15, "color": look.ink},
                 "automargin": True,
                 "showgrid": False,
                 "zeroline": False,
             },
             "shapes": shapes,
-            "annotations": annotations,
+            "annotations": [*annotations, *_totals(bars, labels - off, look)],
         },
     }
 

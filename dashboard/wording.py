@@ -54,9 +54,9 @@ MEANINGS: Mapping[Component, str] = {
     Component.COMMUNICATION: "Buffers that GPUs exchange data through.",
     Component.WORKSPACE: "Scratch memory of the matrix library (cuBLAS).",
 }
-WHAT_IF = (
-    "**Float32 states on 16-bit weights are a what-if**: PyTorch's AdamW keeps its states in the dtype of the "
-    "weights. These two are what really runs:"
+WHAT_IF_HTML = (
+    '<p class="hr-text"><b>Float32 states on 16-bit weights are a what-if.</b> No Trainer run has them: AdamW keeps '
+    "its states in the dtype of the weights. What really runs is one of these two; a click opens it.</p>"
 )
 SIGNS: Mapping[Verdict, str] = {Verdict.FITS: "✓", Verdict.TIGHT: "≈", Verdict.DOES_NOT_FIT: "✕"}
 
@@ -335,9 +335,21 @@ def rule_of_thumb(estimate: Estimate) -> str:
     )
 
 
-def neighbour(estimate: Estimate, name: str) -> str:
-    """One line about a setup one click away: its need and its verdict."""
+def rule_of_thumb_html(estimate: Estimate) -> str:
+    """The comparison as a paragraph with a heading."""
+    return f'<h2 class="hr-head">Beside the rule of thumb</h2><p class="hr-text">{escape(rule_of_thumb(estimate))}</p>'
+
+
+def assumptions_html(estimate: Estimate) -> str:
+    """What the estimate takes for granted."""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in estimate.assumptions)
+    return f'<h2 class="hr-head">What is assumed</h2><ul class="hr-text">{items}</ul>'
+
+
+def proposal(estimate: Estimate, name: str) -> str:
+    """The label of a button that opens a setup: its name, its need and its verdict."""
     need = between(estimate.need_low_bytes, estimate.need_high_bytes)
     if estimate.verdict is None:
-        return f"{name}: {need}"
-    return f"{name}: {need}, {theme.VERDICTS[estimate.verdict].label.lower()}"
+        return f"**{name}** {need}"
+    said = theme.VERDICTS[estimate.verdict].label.lower()
+    return f"**{name}** {need} {SIGNS[estimate.verdict]} {said}"

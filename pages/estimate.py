@@ -3,18 +3,32 @@
 import streamlit as st
 
 from dashboard import controls, figures, wording
+from estimator import estimate
 
 reading = controls.reading()
 for problem in reading.problems:
     st.warning(problem, icon=":material/link_off:")
+if reading.model is None:
+    st.stop()
 try:
-    estimate = controls.estimated(reading.model, reading.gpu, reading.setup)
+    answer = estimate(reading.model, reading.gpu, reading.setup)
 except ValueError as refusal:
     st.error(str(refusal), icon=":material/block:")
     st.stop()
-methods = controls.methods(estimate)
+methods = controls.methods(answer)
 
-st.html(wording.verdict_html(estimate))
+st.html(wording.verdict_html(answer))
+with st.container(horizontal=True, key="methods", gap="small"):
+    for method, other in methods.items():
+        st.button(
+            wording.proposal(other, wording.METHODS[method]),
+            key=f"open {method}",
+            on_click=controls.apply,
+            args=({"method": method},),
+            disabled=method is answer.setup.method,
+            help="Opens this method; everything else stays.",
+        )
+
 shown = st.pills(
     "Parts of the bars",
     figures.SWITCHES,
@@ -24,20 +38,20 @@ shown = st.pills(
     label_visibility="collapsed",
 )
 st.plotly_chart(
-    figures.hero(estimate, methods, shown),
+    figures.hero(answer, methods, shown, dark=st.context.theme.type == "dark"),
     key="hero",
     config={"displayModeBar": False},
-    alt=figures.hero_alt(estimate, methods),
+    alt=figures.hero_alt(answer, methods),
 )
 
-st.html(wording.ledger_html(estimate))
-if controls.is_what_if(estimate):
-    st.markdown(wording.WHAT_IF)
-    for name, keys in controls.REAL_NEIGHBOURS.items():
-        if neighbour := controls.changed(estimate, keys):
-            said, opened = st.columns([5, 1], vertical_alignment="center")
-            said.markdown(wording.neighbour(neighbour, name))
-            opened.button("Open", key=f"open {name}", on_click=controls.apply, args=(keys,))
-st.markdown(wording.rule_of_thumb(estimate))
-for assumption in estimate.assumptions:
-    st.caption(assumption)
+if controls.is_what_if(answer):
+    st.html(wording.WHAT_IF_HTML)
+    with st.container(horizontal=True, key="neighbours", gap="small"):
+        for name, keys in controls.REAL_NEIGHBOURS.items():
+            if neighbour := controls.changed(answer, keys):
+                label = wording.proposal(neighbour, name)
+                st.button(label, key=f"open {name}", on_click=controls.apply, args=(keys,))
+
+st.html(wording.ledger_html(answer))
+st.html(wording.rule_of_thumb_html(answer))
+st.html(wording.assumptions_html(answer))
