@@ -67,6 +67,7 @@ class Block:
         self.norm_kind = norm_kind
         self.softmax_float32 = softmax_float32
         self.mask: Tensor | None = None
+        self.shared: tuple[Tensor | None, ...] = ()
         self.rotary_tables: tuple[Tensor, Tensor] | None = None
         self.linears: dict[str, Linked] = {}
         self.norms: dict[str, list[Parameter]] = {}

@@ -118,6 +118,9 @@ class Step:
             hidden = self._layer(block, hidden)
             if not setup.gradient_checkpointing:
                 block.mask = block.rotary_tables = None
+            elif played == 0:
+                # every layer's replay needs them, so they outlive all but the last replayed, the first layer's
+                block.shared = (*masks.values(), *(tables or ()))
             del block
         tape.enter(Phase.FORWARD, "head")
         del masks, tables

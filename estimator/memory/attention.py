@@ -94,21 +94,16 @@ def _fused(
     if mask is not None or q.width == 4:
         rows = ceil_div(shape.length, 32) * 32
     tape.operation = "attention"
-    out = tape.new(q.elements, q.width)
-    log_sum_exp = tape.new(shape.batch * shape.heads * rows, 4)
-    rng = [tape.new(1, RNG_STATE_BYTES // 2), tape.new(1, RNG_STATE_BYTES // 2)]
     sizes = [(x.elements, x.width, x.requires_grad) for x in (q, k, v)]
 
     def backward(t: Tape, g: Gradients) -> Gradients:
         return [t.new(n, w) if needed else None for n, w, needed in sizes]
 
-    return tape.record(
-        "attention backward",
-        out,
-        [q, k, v],
-        backward,
-        [q, k, v, out, log_sum_exp, *rng, *saved_mask],
-    )
+    node = tape.begin("attention backward", [q, k, v], backward, [q, k, v])
+    out = tape.new(q.elements, q.width)
+    log_sum_exp = tape.new(shape.batch * shape.heads * rows, 4)
+    rng = [tape.new(1, RNG_STATE_BYTES // 2), tape.new(1, RNG_STATE_BYTES // 2)]
+    return tape.finish(node, out, [out, log_sum_exp, *rng, *saved_mask])
 
 
 def _math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:

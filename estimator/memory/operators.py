@@ -42,8 +42,8 @@ def cast(tape: Tape, x: Tensor, width: int) -> Tensor:
         return x
     tape.operation = "cast"
     from_width, elements = x.width, x.elements
-    out = tape.new(elements, width)
-    return tape.record("cast backward", out, [x], lambda t, g: [t.new(elements, from_width)])
+    node = tape.begin("cast backward", [x], lambda t, g: [t.new(elements, from_width)])
+    return tape.finish(node, tape.new(elements, width))
 
 
 def elementwise(
@@ -52,14 +52,14 @@ def elementwise(
     """A kernel over n elements that saves its ``input``, its ``output`` or ``nothing``."""
     tape.operation = name
     elements, width = x.elements, x.width
-    out = tape.new(elements, width)
-    save = {"input": [x], "output": [out], "nothing": []}[saves]
 
     def backward(t: Tape, g: Gradients) -> Gradients:
         held = [t.new(elements, width) for _ in range(backward_copies)]
         return [held[-1]]
 
-    return tape.record(f"{name} backward", out, [x], backward, save)
+    node = tape.begin(f"{name} backward", [x], backward, [x] if saves == "input" else [])
+    out = tape.new(elements, width)
+    return tape.finish(node, out, [out] if saves == "output" else [])
 
 
 def scale(tape: Tape, x: Tensor) -> Tensor:
@@ -100,7 +100,6 @@ def multiply(tape: Tape, a: Tensor, b: Tensor, name: str = "product") -> Tensor:
     """
     tape.operation = name
     elements, width = max(a.elements, b.elements), max(a.width, b.width)
-    out = tape.new(elements, width)
     shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
 
     def backward(t: Tape, g: Gradients) -> Gradients:
@@ -113,7 +112,8 @@ def multiply(tape: Tape, a: Tensor, b: Tensor, name: str = "product") -> Tensor:
         return full
 
     save = [b if a.requires_grad else None, a if b.requires_grad else None]
-    return tape.record(f"{name} backward", out, [a, b], backward, save)
+    node = tape.begin(f"{name} backward", [a, b], backward, save)
+    return tape.finish(node, tape.new(elements, width))
 
 
 def square(tape: Tape, x: Tensor) -> Tensor:
@@ -173,8 +173,6 @@ def layer_norm(tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int
         weights = list(parameters)
     tape.operation = "layer norm"
     elements, width = x.elements, x.width
-    out = tape.new(elements, width)
-    statistics = [tape.new(rows, 4), tape.new(rows, 4)]
     sizes = [(w.elements, w.width, w.requires_grad) for w in weights]
     needs_x = x.requires_grad
 
@@ -182,7 +180,10 @@ def layer_norm(tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int
         gradients: Gradients = [t.new(elements, width) if needs_x else None]
         return gradients + [t.new(n, w) if needed else None for n, w, needed in sizes]
 
-    return tape.record("layer norm backward", out, [x, *weights], backward, [x, *statistics])
+    node = tape.begin("layer norm backward", [x, *weights], backward, [x])
+    out = tape.new(elements, width)
+    statistics = [tape.new(rows, 4), tape.new(rows, 4)]
+    return tape.finish(node, out, statistics)
 
 
 def embedding(tape: Tape, ids: Tensor, weight: Parameter, hidden_size: int, tokens: int) -> Tensor:
@@ -237,7 +238,6 @@ def linear(
     tape.operation = name
     elements, width = x.elements, x.width
     rows = elements // in_features
-    out = tape.new(rows * out_features, width)
     needs_x, needs_w = x.requires_grad, w.requires_grad
     needs_b = b is not None and b.requires_grad
     size = w.elements
@@ -256,7 +256,8 @@ def linear(
 
     inputs = [x, w] if b is None else [x, w, b]
     save = [x if needs_w else None, w if needs_x else None]
-    return tape.record(f"{name} backward", out, inputs, backward, save)
+    node = tape.begin(f"{name} backward", inputs, backward, save)
+    return tape.finish(node, tape.new(rows * out_features, width))
 
 
 def linear_4bit(
@@ -367,14 +368,15 @@ def matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) -> Tensor
     if tape.autocast_active and tape.autocast_width is not None:
         a, b = cast(tape, a, tape.autocast_width), cast(tape, b, tape.autocast_width)
     tape.operation = name
-    out = tape.new(elements, a.width)
+    width = a.width
     shapes = [(a.elements, a.width, a.requires_grad), (b.elements, b.width, b.requires_grad)]
 
     def backward(t: Tape, g: Gradients) -> Gradients:
         return [t.new(n, w) if needed else None for n, w, needed in shapes]
 
     save = [b if a.requires_grad else None, a if b.requires_grad else None]
-    return tape.record(f"{name} backward", out, [a, b], backward, save)
+    node = tape.begin(f"{name} backward", [a, b], backward, save)
+    return tape.finish(node, tape.new(elements, width))
 
 
 def softmax(tape: Tape, x: Tensor) -> Tensor:

@@ -260,27 +260,50 @@ class Tape:
             x.elements if elements is None else elements, x.width, x.storage, is_view=True
         )
 
+    def begin(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        backward: Backward,
+        save: Sequence[Tensor | None] = (),
+    ) -> Node | None:
+        """A node for the coming output, if any input requires a gradient.
+
+        What its backward needs of the inputs is saved now, before the output is allocated: a replay that fills its
+        last placeholder here never makes the output.
+        """
+        if not any(x.requires_grad for x in inputs):
+            return None
+        self._sequence += 1
+        node = Node(name, self._sequence, self.stage, self.layer)
+        node.backward = backward
+        node.edges = [_edge(x) for x in inputs]
+        self._keep(node, save)
+        return node
+
+    def finish(self, node: Node | None, output: Tensor, save: Sequence[Tensor] = ()) -> Tensor:
+        """Hang the output on its node and save what backward needs of the outputs."""
+        if node is not None:
+            self._keep(node, save)
+            output.requires_grad = True
+            output.node = node
+        return output
+
     def record(
         self,
         name: str,
         output: Tensor,
         inputs: Sequence[Tensor],
         backward: Backward,
-        save: Sequence[Tensor | None] = (),
+        save: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Give ``output`` a node, if any input requires a gradient; save what its backward needs."""
-        if not any(x.requires_grad for x in inputs):
-            return output
-        self._sequence += 1
-        node = Node(name, self._sequence, self.stage, self.layer)
-        node.backward = backward
-        node.edges = [_edge(x) for x in inputs]
+        """A node for an output that exists, where backward needs nothing of the inputs."""
+        return self.finish(self.begin(name, inputs, backward), output, save)
+
+    def _keep(self, node: Node, save: Sequence[Tensor | None]) -> None:
         for tensor in save:
             if tensor is not None:
                 node.saved.append(self._save(tensor))
-        output.requires_grad = True
-        output.node = node
-        return output
 
     def _save(self, tensor: Tensor) -> Storage | Placeholder | None:
         frame = self._replay_frame
