@@ -100,8 +100,8 @@ verify: $(TORCH)
 	@$(VERIFY)/bin/python -m pytest tests/verify
 
 bench: $(DEV) chromium
-	@$(VENV)/bin/python benchmarks/bench_estimate.py
-	@if command -v chromium >/dev/null; then $(VENV)/bin/python benchmarks/bench_slider.py; fi
+	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_estimate.py
+	@if command -v chromium >/dev/null; then PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_slider.py; fi
 
 # --- upkeep -------------------------------------------------------------------------------------
 

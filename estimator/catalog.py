@@ -7,9 +7,10 @@ ones; nothing is guessed.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,9 @@ from types import MappingProxyType
 from estimator.specs import Gpu, Model
 
 DATA = Path(__file__).resolve().parent.parent / "data"
+
+ALIKE = 0.7
+"""How alike two spellings must be to be offered: 1 is equal, 0 has nothing in common."""
 
 LAYER_LETTERS = {"s": "sliding_attention", "f": "full_attention"}
 ROPE_LETTERS = {"r": False, "n": True}
@@ -98,11 +102,18 @@ def _found(kind: str, name: str, known: Mapping[str, object]) -> str:
 
 
 def _near(name: str, known: Mapping[str, str], most: int = 4) -> list[str]:
-    """Names that contain this one, the shortest first; then those that are spelled like it."""
-    containing = sorted((key for key in known if name in key), key=len)
-    owners = {key.rsplit("/", 1)[-1]: key for key in known}
-    like = get_close_matches(name, owners, n=most) or get_close_matches(name, known, n=most)
-    return list(dict.fromkeys([*containing[:most], *(owners.get(key, key) for key in like)]))[:most]
+    """Names whose words are spelled like the words of this one, the best first and the shorter of equals."""
+    words = re.findall("[a-z0-9.]+", name[:100])
+    scores = {key: _likeness(words, key) for key in known}
+    best = sorted(known, key=lambda key: (-scores[key], len(key)))
+    return [key for key in best[:most] if scores[key] >= ALIKE]
+
+
+def _likeness(words: Sequence[str], key: str) -> float:
+    """From 0 to 1: how well the words are found among those of ``key``, on average."""
+    found = re.findall("[a-z0-9.]+", key)
+    best = [max(SequenceMatcher(None, word, other).ratio() for other in found) for word in words]
+    return sum(best) / len(best) if best else 0.0
 
 
 def _rows(table: str) -> list[dict[str, str]]:

@@ -149,7 +149,7 @@ def _with_momentum(values: Mapping[str, object]) -> object:
 
 def _agree(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingSetup:
     """The setup, less what this model cannot do."""
-    learned = model.learned_positions and model.max_position_embeddings
+    learned = model.position_limit
     if 0 < learned < setup.max_length:
         problems.append(
             f"max_length {setup.max_length} exceeds the {learned} positions that "

@@ -13,6 +13,7 @@ from estimator.results import Estimate
 from estimator.saving import checkpoint_bytes, save_moment
 from estimator.specs import (
     AttnImplementation,
+    Dtype,
     Gpu,
     Method,
     MixedPrecision,
@@ -59,10 +60,16 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
 
 def _check(model: Model, setup: TrainingSetup) -> None:
     architecture(model)
-    if model.learned_positions and setup.max_length > model.learned_positions:
+    if 0 < model.position_limit < setup.max_length:
         raise ValueError(
-            f"max_length {setup.max_length} exceeds the {model.learned_positions} positions that {model.model_type} "
+            f"max_length {setup.max_length} exceeds the {model.position_limit} positions that {model.model_type} "
             "has learned; lower it."
+        )
+    in_float32 = setup.dtype is Dtype.FLOAT32 and setup.mixed_precision is MixedPrecision.NO
+    if in_float32 and setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+        # transformers 5.23, integrations/flash_attention.py, get_target_dtype: float32 stays, and the kernel refuses it
+        raise ValueError(
+            "attn_implementation flash_attention_2 takes 16-bit inputs only; use sdpa, or bf16 mixed precision."
         )
 
 

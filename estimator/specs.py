@@ -205,6 +205,11 @@ class Model:
                 )
 
     @property
+    def position_limit(self) -> int:
+        """Tokens that a learned position embedding allows; 0: no such limit. OPT's table has two rows more."""
+        return self.learned_positions and (self.max_position_embeddings or self.learned_positions)
+
+    @property
     def query_size(self) -> int:
         """Width of all query heads together."""
         return self.num_attention_heads * self.head_dim

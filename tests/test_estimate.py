@@ -37,6 +37,13 @@ SMALL = Model(
     num_key_value_heads=2,
     head_dim=64,
 )
+
+
+def runs(setup: TrainingSetup) -> bool:
+    in_float32 = setup.dtype is Dtype.FLOAT32 and setup.mixed_precision is MixedPrecision.NO
+    return not (in_float32 and setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2)
+
+
 SETUPS = st.builds(
     TrainingSetup,
     method=st.sampled_from(Method),
@@ -55,7 +62,7 @@ SETUPS = st.builds(
     autocast_adapter_dtype=st.booleans(),
     bnb_4bit_use_double_quant=st.booleans(),
     prepare_model_for_kbit_training=st.booleans(),
-)
+).filter(runs)
 
 
 @settings(max_examples=60, deadline=None)
@@ -83,7 +90,12 @@ def test_more_batch_or_length_never_needs_less(setup, key):
 def test_adapters_have_smaller_gradients_and_states_than_full_fine_tuning(setup):
     # rank 16 at most: beyond it two adapters of this small model outgrow the matrices they stand beside; Adafactor's
     # states are rows and columns, of which adapters have more
-    setup = replace(setup, lora_r=min(setup.lora_r, 16), dtype=Dtype.FLOAT32)
+    setup = replace(
+        setup,
+        lora_r=min(setup.lora_r, 16),
+        dtype=Dtype.FLOAT32,
+        attn_implementation=AttnImplementation.SDPA,
+    )
     full, lora = (
         estimate(SMALL, None, replace(setup, method=method)).phases[Phase.OPTIMIZER_STEP].resident
         for method in (Method.FULL, Method.LORA)
@@ -153,6 +165,16 @@ def test_a_learned_position_table_limits_the_length():
     gpt2 = catalog.model("openai-community/gpt2")
     with pytest.raises(ValueError, match="max_length 2048 exceeds the 1024 positions that gpt2"):
         estimate(gpt2, None, TrainingSetup(max_length=2048))
+
+
+def test_flash_attention_refuses_float32_without_autocast():
+    setup = TrainingSetup(
+        dtype=Dtype.FLOAT32,
+        mixed_precision=MixedPrecision.NO,
+        attn_implementation=AttnImplementation.FLASH_ATTENTION_2,
+    )
+    with pytest.raises(ValueError, match="flash_attention_2 takes 16-bit inputs only; use sdpa"):
+        estimate(SMALL, None, setup)
 
 
 def test_checkpointing_lowers_a_long_text_s_peak_and_paged_states_lie_outside_the_counter():

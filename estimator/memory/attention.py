@@ -55,6 +55,9 @@ def attention(
     if shape.implementation is AttnImplementation.EAGER:
         return _eager(tape, q, k, v, mask, shape)
     if shape.implementation is AttnImplementation.FLASH_ATTENTION_2:
+        # float32 queries of a float32 stream are cast to the weights' 16 bits:
+        # transformers 5.23, integrations/flash_attention.py, get_target_dtype
+        q, k, v = (cast(tape, x, 2) for x in (q, k, v))
         mask = None
     return _sdpa(tape, q, k, v, mask, shape)
 
