@@ -44,11 +44,11 @@ EXAMPLE: Mapping[str, object] = {
 """What a bare address opens on: the setup that the rule of thumb is usually told with."""
 
 REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
-    "bfloat16 weights with bfloat16 states, as Trainer keeps them": {
+    "bfloat16 states too": {
         "dtype": Dtype.BFLOAT16,
         "optim_state_dtype": None,
     },
-    "float32 weights under bfloat16 autocast": {
+    "float32 weights with bfloat16 autocast": {
         "dtype": Dtype.FLOAT32,
         "mixed_precision": MixedPrecision.BF16,
         "optim_state_dtype": None,
@@ -89,9 +89,8 @@ STEPS: Mapping[str, tuple[int, ...]] = {
 }
 """What a slider offers; a sound value of an address that lies between is added to it."""
 
-ATTENTION_ONLY = "attention only"
-CUSTOM = "custom"
-ADAPTER_CHOICES = (ALL_LINEAR, ATTENTION_ONLY, CUSTOM)
+EVERY, ATTENTION, CUSTOM = "all linear", "attention", "custom"
+"""Which linear layers get an adapter, by name."""
 
 
 # --- the address --------------------------------------------------------------------------------
@@ -179,7 +178,7 @@ def _apply_precision() -> None:
 
 
 def _apply_targets(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
-    chosen = {ALL_LINEAR: (ALL_LINEAR,), ATTENTION_ONLY: attention, CUSTOM: linears}
+    chosen = {EVERY: (ALL_LINEAR,), ATTENTION: attention, CUSTOM: linears}
     apply({"lora_target_modules": list(chosen[st.session_state["adapter_choice"]])})
 
 
@@ -290,20 +289,23 @@ def _batch(setup: TrainingSetup) -> None:
         "gradient_checkpointing",
         "Keep only each layer's input and compute the layer again in backward. Trainer's default: off (TRL's: on).",
     )
-    _choice(
+    kernels = _values(AttnImplementation)
+    st.selectbox(
         "Attention",
-        "attn_implementation",
-        _values(AttnImplementation),
-        "The attention kernel; eager keeps the whole table of scores. Transformers' default: sdpa.",
+        kernels,
+        index=kernels.index(DEFAULT.attn_implementation),
+        key="attn_implementation",
+        bind="query-params",
+        help="The attention kernel; eager keeps the whole table of scores. Transformers' default: sdpa.",
     )
 
 
 def _adapters(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
     chosen = st.session_state["lora_target_modules"]
     if chosen == [ALL_LINEAR]:
-        choice = ALL_LINEAR
+        choice = EVERY
     else:
-        choice = ATTENTION_ONLY if sorted(chosen) == sorted(attention) else CUSTOM
+        choice = ATTENTION if sorted(chosen) == sorted(attention) else CUSTOM
     st.session_state["adapter_choice"] = choice
     _slider(
         "Rank",
@@ -312,7 +314,7 @@ def _adapters(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
     )
     st.segmented_control(
         "Adapters on",
-        ADAPTER_CHOICES,
+        (EVERY, ATTENTION, CUSTOM),
         key="adapter_choice",
         required=True,
         on_change=_apply_targets,
@@ -393,13 +395,14 @@ def draw() -> None:
     """All controls, in the sidebar, always in the same places; what does not apply now keeps its value."""
     now = read_setup(_asked())
     linears, attention = linear_modules(now.model) if now.model else ((), ())
-    full, quantised = now.setup.method is Method.FULL, now.setup.method is Method.QLORA
     with st.sidebar:
         _what(now.setup)
         _batch(now.setup)
-        with st.expander("LoRA" + " (for the bars of LoRA and QLoRA)" * full):
+        with st.expander("LoRA", expanded=now.setup.uses_adapters):
+            st.caption("For LoRA and QLoRA; full fine-tuning has no adapters.")
             _adapters(linears, attention)
-        with st.expander("Quantisation" + " (for the bar of QLoRA)" * (not quantised)):
+        with st.expander("Quantisation", expanded=now.setup.method is Method.QLORA):
+            st.caption("For QLoRA, whose base is in 4 bits.")
             _quantisation()
         with st.expander("More"):
             _more()
@@ -458,4 +461,8 @@ def methods(of: Estimate) -> dict[Method, Estimate]:
 def is_what_if(of: Estimate) -> bool:
     """Float32 states on 16-bit weights, which no Trainer run has."""
     setup = of.setup
-    return setup.optim_state_dtype is Dtype.FLOAT32 and setup.dtype is not Dtype.FLOAT32
+    return (
+        setup.method is Method.FULL
+        and setup.optim_state_dtype is Dtype.FLOAT32
+        and setup.dtype is not Dtype.FLOAT32
+    )

@@ -201,6 +201,7 @@ def hero(
             "showarrow": False,
             "text": text,
             "font": {"size": 15, "color": look.ink},
+            "bgcolor": look.veil,
         }
         for y, text in HEADINGS.items()
     ]

@@ -72,6 +72,7 @@ def _swatches(labels: list[str]) -> str:
         for place, label in enumerate(labels, start=1)
     )
 
+
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
     '<path fill="#0072B2" d="M1 11h14v4H1z"/><path fill="#009E73" d="M1 6h14v4H1z"/>'
@@ -101,7 +102,9 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   border-bottom: 1px solid rgba(127,138,148,.3); }}
 .hr-table .hr-n {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 .hr-table tr.hr-sum td {{ font-weight: 600; }}
-.hr-table .hr-what {{ font-size: .875rem; opacity: .85; }}
+.hr-table .hr-what, .hr-table tr.hr-sum .hr-what {{ font-size: .875rem; font-weight: 400; opacity: .85; }}
+.st-key-neighbours button p, .st-key-methods button p {{ white-space: normal; }}
+[data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}
 .hr-swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .5em; }}
 .st-key-shown button::before {{ content: ""; display: inline-block; width: .75rem; height: .75rem;
   border-radius: .15rem; margin-right: .15rem; flex: none; }}
@@ -116,7 +119,6 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   .hr-table tr {{ display: grid; grid-template-columns: 1fr auto auto; }}
   .hr-table .hr-what {{ grid-column: 1 / -1; }}
   .hr-table .hr-what, .hr-table .hr-name-cell, .hr-table .hr-n {{ border-bottom: 0; padding-bottom: .1rem; }}
-  .hr-table tr.hr-sum .hr-what {{ font-weight: 400; }}
   .hr-table tr {{ border-bottom: 1px solid rgba(127,138,148,.3); }}
   .hr-table th.hr-what {{ display: none; }}
 }}

@@ -330,7 +330,7 @@ def rule_of_thumb(estimate: Estimate) -> str:
         f"{setup.dtype.bytes} bytes a parameter for weights, 8 for AdamW in float32, and a guess for activations. "
         f"It forgets gradients: {gb(gradients)} GB at the peak. And it counts activations at the wrong moment: with "
         f"the logits they reach {gb(highest)} GB in {moment(summit)}, but at the peak, in {moment(peak)}, "
-        f"{gb(left)} GB of them are left. "
+        f"{f'{gb(left)} GB' if left > GB // 20 else 'hardly any'} of them are left. "
         f"Our peak is {gb(peak.bytes)} GB, which is {gib(peak.bytes)}."
     )
 
@@ -347,8 +347,8 @@ def assumptions_html(estimate: Estimate) -> str:
 
 
 def proposal(estimate: Estimate, name: str) -> str:
-    """The label of a button that opens a setup: its name, its need and its verdict."""
-    need = between(estimate.need_low_bytes, estimate.need_high_bytes)
+    """The label of a button that opens a setup: its name, its need as its bar shows it, its verdict."""
+    need = gib(estimate.need_high_bytes)
     if estimate.verdict is None:
         return f"**{name}** {need}"
     said = theme.VERDICTS[estimate.verdict].label.lower()
