@@ -1,0 +1,175 @@
+"""The start page as a visitor reads it, without a browser. Verdicts come from the estimator's own tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import figures
+from estimator import Method, TrainingSetup, catalog, estimate
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def open_page(**address: str) -> AppTest:
+    page = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+    for key, value in address.items():
+        page.query_params[key] = value
+    page.run()
+    assert not page.exception
+    return page
+
+
+def text(page: AppTest) -> str:
+    pieces = [element.proto.body for element in page.get("html")]
+    pieces += [
+        element.value
+        for kind in ("markdown", "warning", "error", "caption")
+        for element in page.get(kind)
+    ]
+    return "\n".join(pieces)
+
+
+def figure(page: AppTest) -> dict:
+    return json.loads(page.get("plotly_chart")[0].proto.spec)
+
+
+def widget(page: AppTest, key: str):
+    return next(
+        element
+        for kind in WIDGETS
+        for element in page.get(kind)
+        if getattr(element, "key", None) == key
+    )
+
+
+WIDGETS = (
+    "select_slider",
+    "selectbox",
+    "segmented_control",
+    "toggle",
+    "button_group",
+    "multiselect",
+)
+
+
+def test_it_opens_on_the_example_which_does_not_fit_and_says_by_how_much_and_when():
+    page = open_page()
+    said = text(page)
+    assert "Does not fit" in said
+    assert "Mistral-7B-v0.1" in said
+    assert "A100-SXM4-80GB" in said
+    assert "79.1 GiB" in said, "what an 80 GB card leaves to programs"
+    assert "backward" in said
+    assert "rule of thumb" in said
+
+
+def test_one_click_on_qlora_and_it_fits_with_room():
+    page = open_page()
+    page.button(key="open qlora").click().run()
+    assert not page.exception
+    said = text(page)
+    assert "Fits" in said
+    assert "Does not fit" not in said.split("At the peak")[0]
+
+
+def test_both_real_neighbours_of_the_what_if_stand_beside_it_and_open():
+    page = open_page()
+    page.button(key="open bfloat16 states too").click().run()
+    assert not page.exception
+    assert "Fits" in text(page)
+    assert page.session_state["optim_state_dtype"] in (None, "")
+
+
+def test_the_hero_figure_stacks_phases_and_methods_against_one_capacity_line():
+    drawn = figure(open_page())
+    bars = [trace for trace in drawn["data"] if trace["type"] == "bar"]
+    assert bars
+    assert all(len(trace["x"]) == 8 for trace in bars), "five phases and three methods"
+    line = next(shape for shape in drawn["layout"]["shapes"] if shape.get("name") == "capacity")
+    assert line["x0"] == pytest.approx(catalog.gpu("A100-SXM4-80GB").memory_bytes / 2**30, abs=0.02)
+    weights = next(trace for trace in bars if trace["name"] == "Weights")
+    assert weights["x"][0] == pytest.approx(
+        2 * 7_241_732_096 / 2**30, abs=0.01
+    )  # two bytes a parameter
+
+
+def test_switching_a_component_off_keeps_the_scale():
+    page = open_page()
+    before = figure(page)["layout"]["xaxis"]["range"]
+    page.session_state["shown"] = [name for name in figures.SWITCHES if "Optimizer" not in name]
+    page.run()
+    after = figure(page)
+    assert after["layout"]["xaxis"]["range"] == before
+    assert not any(trace["name"] == "Optimizer states" for trace in after["data"])
+
+
+def test_moving_one_control_twice_resets_no_other():
+    page = open_page(
+        model="Qwen/Qwen3-8B",
+        method="lora",
+        lora_r="64",
+        gradient_checkpointing="true",
+        max_length="2048",
+    )
+    for batch in (2, 4):
+        widget(page, "per_device_train_batch_size").set_value(batch).run()
+        assert not page.exception
+    kept = {
+        key: page.session_state[key]
+        for key in ("model", "lora_r", "gradient_checkpointing", "max_length")
+    }
+    assert kept == {
+        "model": "Qwen/Qwen3-8B",
+        "lora_r": 64,
+        "gradient_checkpointing": True,
+        "max_length": 2048,
+    }
+    assert widget(page, "per_device_train_batch_size").value == 4
+
+
+def test_a_damaged_address_opens_on_what_was_sound_and_says_what_was_not():
+    page = open_page(
+        model="Qwen/Qwen3-8B", method="qlroa", max_length="-3", lora_r="32", bogus="1", gpu="H1000"
+    )
+    warnings = "\n".join(warning.value for warning in page.warning)
+    for word in ("qlroa", "max_length", "bogus", "H1000"):
+        assert word in warnings
+    assert page.session_state["model"] == "Qwen/Qwen3-8B"
+    assert page.session_state["lora_r"] == 32
+
+
+@pytest.mark.parametrize(
+    "nasty", ["<script>alert(1)</script>", "9" * 400, "NaN", "\x00", "../../etc/passwd", ""]
+)
+@pytest.mark.parametrize("key", ["model", "gpu", "max_length", "lora_dropout"])
+def test_hostile_values_in_the_address_give_a_sentence_and_no_traceback(key, nasty):
+    page = open_page(**{key: nasty})
+    assert "<script>" not in "\n".join(element.proto.body for element in page.get("html"))
+    assert page.get("plotly_chart")
+
+
+def test_a_setup_that_cannot_run_is_one_sentence():
+    page = open_page(
+        model="openai-community/gpt2",
+        dtype="float32",
+        mixed_precision="no",
+        attn_implementation="flash_attention_2",
+    )
+    assert [error.value for error in page.error] == [
+        "attn_implementation flash_attention_2 takes 16-bit inputs only; use sdpa, or bf16 mixed precision."
+    ]
+
+
+@pytest.mark.parametrize("method", Method)
+def test_what_hero_writes_is_a_valid_plotly_figure(method):
+    model, gpu = catalog.model("Qwen/Qwen3-0.6B"), catalog.gpu("L4")
+    methods = {m: estimate(model, gpu, TrainingSetup(method=m)) for m in Method}
+    for dark in (False, True):
+        written = figures.hero(methods[method], methods, dark=dark)
+        assert go.Figure(written).to_dict()["data"]  # raises where a key or value is not Plotly's
+        assert figures.Drawn(written).to_dict() is written
