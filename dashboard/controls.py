@@ -13,13 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
 import streamlit as st
-from streamlit.errors import StreamlitAPIException
 
 from dashboard import wording
 from estimator import catalog, estimate
@@ -59,8 +57,6 @@ REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
 """What really runs beside the what-if of float32 states on 16-bit weights."""
 
 DEFAULT = TrainingSetup()
-VERDICT, BARS, BATCH = "verdict", "bars", "effective batch"
-"""The parts that a moved number runs again, as fragments."""
 BOUND = (
     "model",
     "gpu",
@@ -172,23 +168,6 @@ def apply(keys: Mapping[str, object]) -> None:
         st.session_state[key] = str(value) if isinstance(value, StrEnum) else value
 
 
-def opener(label: str, keys: Mapping[str, object]) -> None:
-    """A button that opens a proposal; it rests where the proposal is already open."""
-    is_open = all(st.session_state[key] == value for key, value in keys.items())
-    st.button(label, on_click=_open, args=(keys,), disabled=is_open, key=f"open {dict(keys)}")
-
-
-def _open(keys: Mapping[str, object]) -> None:
-    apply(keys)
-    st.rerun()  # not only the fragment that the button stands in: the widgets follow
-
-
-def _redraw() -> None:
-    """A number moved: only what shows it runs again, not every widget."""
-    with suppress(StreamlitAPIException):  # a page without these parts runs as a whole
-        st.rerun([VERDICT, BARS, BATCH])
-
-
 # --- the widgets --------------------------------------------------------------------------------
 
 
@@ -221,7 +200,6 @@ def _slider(label: str, key: str, help_text: str) -> None:
         key=key,
         help=help_text,
         bind="query-params",
-        on_change=_redraw,
     )
 
 
@@ -239,14 +217,7 @@ def _choice(label: str, key: str, options: list[str], help_text: str) -> None:
 
 
 def _toggle(label: str, key: str, help_text: str) -> None:
-    st.toggle(
-        label,
-        getattr(DEFAULT, key),
-        key=key,
-        help=help_text,
-        bind="query-params",
-        on_change=_redraw,
-    )
+    st.toggle(label, getattr(DEFAULT, key), key=key, help=help_text, bind="query-params")
 
 
 def _what(setup: TrainingSetup) -> None:
@@ -296,12 +267,7 @@ def _what(setup: TrainingSetup) -> None:
     )
 
 
-@st.fragment(key=BATCH)
-def _effective_batch() -> None:
-    st.caption(wording.effective_batch(reading().setup))
-
-
-def _batch() -> None:
+def _batch(setup: TrainingSetup) -> None:
     _slider(
         "Micro-batch",
         "per_device_train_batch_size",
@@ -312,7 +278,7 @@ def _batch() -> None:
         "gradient_accumulation_steps",
         "Micro-batches whose gradients are added before a step. Trainer's default: 1.",
     )
-    _effective_batch()
+    st.caption(wording.effective_batch(setup))
     _slider(
         "Context",
         "max_length",
@@ -438,7 +404,7 @@ def draw() -> None:
     linears, attention = linear_modules(now.model) if now.model else ((), ())
     with st.sidebar:
         _what(now.setup)
-        _batch()
+        _batch(now.setup)
         with st.expander("LoRA", expanded=now.setup.uses_adapters):
             st.caption("For LoRA and QLoRA; full fine-tuning has no adapters.")
             _adapters(linears, attention)
@@ -480,20 +446,9 @@ def _asked() -> dict[str, object]:
 
 
 def reading() -> Reading:
-    """What the widgets say, through the contract."""
-    return read_setup(_asked())
-
-
-def problems() -> list[str]:
-    """A sentence for each thing that was not sound: in the address, in the widgets, and both together."""
-    now = reading()
-    said = [*st.session_state["address_problems"], *now.problems]
-    if now.model is not None:
-        try:
-            estimate(now.model, now.gpu, now.setup)
-        except ValueError as refusal:
-            said.append(str(refusal))
-    return list(dict.fromkeys(said))
+    """What the widgets say, through the contract, with the problems of the address in front."""
+    now = read_setup(_asked())
+    return replace(now, problems=(*st.session_state["address_problems"], *now.problems))
 
 
 def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:

@@ -1,68 +1,57 @@
 """The start page: one setup, its verdict, its bars, its ledger."""
 
-from collections.abc import Sequence
-
 import streamlit as st
 
 from dashboard import controls, figures, wording
-from estimator import Estimate, estimate
+from estimator import estimate
 
+reading = controls.reading()
+for problem in reading.problems:
+    st.warning(problem, icon=":material/link_off:")
+if reading.model is None:
+    st.stop()
+try:
+    answer = estimate(reading.model, reading.gpu, reading.setup)
+except ValueError as refusal:
+    st.error(str(refusal), icon=":material/block:")
+    st.stop()
+methods = controls.methods(answer)
 
-def answer() -> Estimate | None:
-    """The estimate of what the controls say; None where that is refused."""
-    reading = controls.reading()
-    if reading.model is None:
-        return None
-    try:
-        return estimate(reading.model, reading.gpu, reading.setup)
-    except ValueError:
-        return None
+st.html(wording.verdict_html(answer))
+with st.container(horizontal=True, key="methods", gap="small"):
+    for method, other in methods.items():
+        st.button(
+            wording.proposal(other, wording.METHODS[method]),
+            key=f"open {method}",
+            on_click=controls.apply,
+            args=({"method": method},),
+            disabled=method is answer.setup.method,
+            help="Opens this method; everything else stays.",
+        )
 
-
-@st.fragment(key=controls.VERDICT)
-def verdict() -> None:
-    """What was not sound, whether it fits, and the other methods one click away."""
-    for problem in controls.problems():
-        st.warning(problem, icon=":material/link_off:")
-    now = answer()
-    if now is None:
-        return
-    st.html(wording.verdict_html(now))
-    with st.container(horizontal=True, key="methods", gap="small"):
-        for method, other in controls.methods(now).items():
-            controls.opener(wording.proposal(other, wording.METHODS[method]), {"method": method})
-
-
-@st.fragment(key=controls.BARS)
-def bars(shown: Sequence[str]) -> None:
-    """The hero figure, and under it what it is made of."""
-    now = answer()
-    if now is None:
-        return
-    methods = controls.methods(now)
-    st.plotly_chart(
-        figures.hero(now, methods, shown, dark=st.context.theme.type == "dark"),
-        key="hero",
-        config={"displayModeBar": False},
-        alt=figures.hero_alt(now, methods),
-    )
-    if controls.is_what_if(now):
-        st.html(wording.WHAT_IF_HTML)
-        with st.container(horizontal=True, key="neighbours", gap="small"):
-            for name, keys in controls.REAL_NEIGHBOURS.items():
-                if neighbour := controls.changed(now, keys):
-                    controls.opener(wording.proposal(neighbour, name), keys)
-    st.html(wording.details_html(now))
-
-
-verdict()
-bars(
-    st.pills(
-        "Parts of the bars",
-        figures.SWITCHES,
-        selection_mode="multi",
-        default=figures.SWITCHES,
-        key="shown",
-        label_visibility="collapsed",
-    )
+shown = st.pills(
+    "Parts of the bars",
+    figures.SWITCHES,
+    selection_mode="multi",
+    default=figures.SWITCHES,
+    key="shown",
+    label_visibility="collapsed",
 )
+st.plotly_chart(
+    figures.Drawn(figures.hero(answer, methods, shown, dark=st.context.theme.type == "dark")),
+    key="hero",
+    config={"displayModeBar": False},
+    alt=figures.hero_alt(answer, methods),
+)
+
+if controls.is_what_if(answer):
+    st.html(wording.WHAT_IF_HTML)
+    with st.container(horizontal=True, key="neighbours", gap="small"):
+        for name, keys in controls.REAL_NEIGHBOURS.items():
+            if neighbour := controls.changed(answer, keys):
+                label = wording.proposal(neighbour, name)
+                st.button(label, key=f"open {name}", on_click=controls.apply, args=(keys,))
+
+st.html(wording.ledger_html(answer))
+st.html(wording.rule_of_thumb_html(answer))
+st.html(wording.assumptions_html(answer))

@@ -118,15 +118,18 @@ def multiply(tape: Tape, a: Tensor, b: Tensor, name: str = "product") -> Tensor:
 
 def square(tape: Tape, x: Tensor) -> Tensor:
     """``x.pow(2)``; backward holds x, 2x and their product with the gradient at once."""
-    return elementwise(tape, x, "square", backward_copies=3)
+    return elementwise(tape, x, "square of the norm", backward_copies=3)
 
 
 def mean(tape: Tape, x: Tensor, rows: int) -> Tensor:
     """Mean over the last dimension, one number a row; backward spreads it out again."""
-    tape.operation = "mean"
+    tape.operation = "mean of the norm"
     elements, width = x.elements, x.width
     return tape.record(
-        "mean backward", tape.new(rows, width), [x], lambda t, g: [t.new(elements, width)]
+        "mean of the norm, backward",
+        tape.new(rows, width),
+        [x],
+        lambda t, g: [t.new(elements, width)],
     )
 
 
@@ -155,7 +158,9 @@ def rms_norm_float32(
 
 def _normalized(tape: Tape, x: Tensor, rows: int) -> Tensor:
     variance = add_number(tape, mean(tape, square(tape, x), rows))
-    inverse = elementwise(tape, variance, "rsqrt", saves="output", backward_copies=2)
+    inverse = elementwise(
+        tape, variance, "inverse root of the norm", saves="output", backward_copies=2
+    )
     del variance
     return multiply(tape, x, inverse, "norm")
 
