@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
 import streamlit as st
+from streamlit.errors import StreamlitAPIException
 
 from dashboard import wording
 from estimator import catalog, estimate
@@ -57,6 +59,8 @@ REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
 """What really runs beside the what-if of float32 states on 16-bit weights."""
 
 DEFAULT = TrainingSetup()
+VERDICT, BARS, BATCH = "verdict", "bars", "effective batch"
+"""The parts that a moved number runs again, as fragments."""
 BOUND = (
     "model",
     "gpu",
@@ -168,6 +172,23 @@ def apply(keys: Mapping[str, object]) -> None:
         st.session_state[key] = str(value) if isinstance(value, StrEnum) else value
 
 
+def opener(label: str, name: str, keys: Mapping[str, object]) -> None:
+    """A button that opens a proposal; it rests where the proposal is already open."""
+    is_open = all(st.session_state[key] == value for key, value in keys.items())
+    st.button(label, on_click=_open, args=(keys,), disabled=is_open, key=f"open {name}")
+
+
+def _open(keys: Mapping[str, object]) -> None:
+    apply(keys)
+    st.rerun()  # not only the fragment that the button stands in: the widgets follow
+
+
+def _redraw() -> None:
+    """A number moved: only what shows it runs again, not every widget."""
+    with suppress(StreamlitAPIException):  # a page without these parts runs as a whole
+        st.rerun([VERDICT, BARS, BATCH])
+
+
 # --- the widgets --------------------------------------------------------------------------------
 
 
@@ -200,6 +221,7 @@ def _slider(label: str, key: str, help_text: str) -> None:
         key=key,
         help=help_text,
         bind="query-params",
+        on_change=_redraw,
     )
 
 
@@ -217,7 +239,14 @@ def _choice(label: str, key: str, options: list[str], help_text: str) -> None:
 
 
 def _toggle(label: str, key: str, help_text: str) -> None:
-    st.toggle(label, getattr(DEFAULT, key), key=key, help=help_text, bind="query-params")
+    st.toggle(
+        label,
+        getattr(DEFAULT, key),
+        key=key,
+        help=help_text,
+        bind="query-params",
+        on_change=_redraw,
+    )
 
 
 def _what(setup: TrainingSetup) -> None:
@@ -267,7 +296,12 @@ def _what(setup: TrainingSetup) -> None:
     )
 
 
-def _batch(setup: TrainingSetup) -> None:
+@st.fragment(key=BATCH)
+def _effective_batch() -> None:
+    st.caption(wording.effective_batch(reading().setup))
+
+
+def _batch() -> None:
     _slider(
         "Micro-batch",
         "per_device_train_batch_size",
@@ -278,7 +312,7 @@ def _batch(setup: TrainingSetup) -> None:
         "gradient_accumulation_steps",
         "Micro-batches whose gradients are added before a step. Trainer's default: 1.",
     )
-    st.caption(wording.effective_batch(setup))
+    _effective_batch()
     _slider(
         "Context",
         "max_length",
@@ -404,7 +438,7 @@ def draw() -> None:
     linears, attention = linear_modules(now.model) if now.model else ((), ())
     with st.sidebar:
         _what(now.setup)
-        _batch(now.setup)
+        _batch()
         with st.expander("LoRA", expanded=now.setup.uses_adapters):
             st.caption("For LoRA and QLoRA; full fine-tuning has no adapters.")
             _adapters(linears, attention)
@@ -448,7 +482,19 @@ def _asked() -> dict[str, object]:
 def reading() -> Reading:
     """What the widgets say, through the contract, with the problems of the address in front."""
     now = read_setup(_asked())
-    return replace(now, problems=(*st.session_state["address_problems"], *now.problems))
+    said = (*st.session_state["address_problems"], *now.problems)
+    return replace(now, problems=tuple(dict.fromkeys(said)))
+
+
+def answer() -> Estimate | str:
+    """The estimate of what the widgets say, or the sentence that refuses it."""
+    now = reading()
+    if now.model is None:
+        return " ".join(now.problems)
+    try:
+        return estimate(now.model, now.gpu, now.setup)
+    except ValueError as refusal:
+        return str(refusal)
 
 
 def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:

@@ -19,6 +19,23 @@ class Part:
     colour: str
     ink: str
     """Colour of text on top of it."""
+    hollow: bool = False
+    """Drawn as an outline: it is needed, but nothing lies in it."""
+
+    @property
+    def fill(self) -> str:
+        """The colour of its bars."""
+        return f"{self.colour}33" if self.hollow else self.colour
+
+    @property
+    def edge(self) -> str:
+        """The colour of the line around its bars."""
+        return self.colour if self.hollow else "rgba(127,138,148,0.6)"
+
+    @property
+    def edge_width(self) -> float:
+        """The width of that line in pixels."""
+        return 1.5 if self.hollow else 0.5
 
 
 BLACK, WHITE = "#101418", "#FFFFFF"
@@ -35,7 +52,7 @@ COMPONENTS: dict[Component, Part] = {
     Component.WORKSPACE: Part("Workspace", "#7F8A94", BLACK),
 }
 
-RESERVE = Part("Outside PyTorch", "#9AA4AE", BLACK)
+RESERVE = Part("Outside PyTorch", "#9AA4AE", BLACK, hollow=True)
 """The CUDA context and what the allocator may waste: part of the need, not of an allocation."""
 
 VERDICTS: dict[Verdict, Part] = {
@@ -55,13 +72,11 @@ class Look:
     """What differs between the light and the dark page in a figure."""
 
     ink: str
-    veil: str
-    """The page's ground, for text that must stand out from a line behind it."""
     capacity: str
 
 
-LIGHT = Look("#1B2530", "rgba(255,255,255,0.8)", VERDICTS[Verdict.DOES_NOT_FIT].colour)
-DARK = Look("#E8EDF2", "rgba(17,22,28,0.8)", VERDICTS_ON_DARK[Verdict.DOES_NOT_FIT])
+LIGHT = Look("#1B2530", VERDICTS[Verdict.DOES_NOT_FIT].colour)
+DARK = Look("#E8EDF2", VERDICTS_ON_DARK[Verdict.DOES_NOT_FIT])
 GRID = "rgba(127,138,148,0.25)"
 
 
@@ -109,8 +124,8 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .st-key-shown button::before {{ content: ""; display: inline-block; width: .75rem; height: .75rem;
   border-radius: .15rem; margin-right: .15rem; flex: none; }}
 {_swatches(pills)}
-.st-key-shown button:nth-of-type({len(pills)})::before {{ background: repeating-linear-gradient(135deg,
-  {RESERVE.colour} 0 2px, transparent 2px 5px); outline: 1px solid {RESERVE.colour}; outline-offset: -1px; }}
+.st-key-shown button:nth-of-type({len(pills)})::before {{ background: {RESERVE.fill};
+  outline: 1.5px solid {RESERVE.edge}; outline-offset: -1.5px; }}
 .st-key-shown button[aria-checked="false"]::before, .st-key-shown button[aria-pressed="false"]::before
   {{ opacity: .3; }}
 @media (max-width: 640px) {{

@@ -346,6 +346,11 @@ def assumptions_html(estimate: Estimate) -> str:
     return f'<h2 class="hr-head">What is assumed</h2><ul class="hr-text">{items}</ul>'
 
 
+def details_html(estimate: Estimate) -> str:
+    """Below the figure: the ledger, the rule of thumb, the assumptions."""
+    return ledger_html(estimate) + rule_of_thumb_html(estimate) + assumptions_html(estimate)
+
+
 def proposal(estimate: Estimate, name: str) -> str:
     """The label of a button that opens a setup: its name, its need as its bar shows it, its verdict."""
     need = gib(estimate.need_high_bytes)

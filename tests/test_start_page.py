@@ -47,6 +47,14 @@ def widget(page: AppTest, key: str):
     )
 
 
+def move(page: AppTest, key: str, value: object) -> None:
+    """Move a control, then draw the whole page: a move alone runs fragments, and AppTest forgets the rest."""
+    widget(page, key).set_value(value).run()
+    assert not page.exception
+    page.run()
+    assert not page.exception
+
+
 WIDGETS = (
     "select_slider",
     "selectbox",
@@ -92,6 +100,7 @@ def test_the_hero_figure_stacks_phases_and_methods_against_one_capacity_line():
     assert line["x0"] == pytest.approx(catalog.gpu("A100-SXM4-80GB").memory_bytes / 2**30, abs=0.02)
     weights = next(trace for trace in bars if trace["name"] == "Weights")
     assert len(weights["x"]) == 8, "five phases and three methods"
+    assert len(weights["x"]) == 8, "five phases and three methods"
     assert weights["x"][0] == pytest.approx(
         2 * 7_241_732_096 / 2**30, abs=0.01
     )  # two bytes a parameter
@@ -116,8 +125,7 @@ def test_moving_one_control_twice_resets_no_other():
         max_length="2048",
     )
     for batch in (2, 4):
-        widget(page, "per_device_train_batch_size").set_value(batch).run()
-        assert not page.exception
+        move(page, "per_device_train_batch_size", batch)
     kept = {
         key: page.session_state[key]
         for key in ("model", "lora_r", "gradient_checkpointing", "max_length")
