@@ -9,29 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from plotly.basedatatypes import BaseFigure
-
 from dashboard import theme, wording
 from estimator.results import Estimate
 from estimator.specs import Component, Method, Phase
 
 Figure = dict[str, Any]
 """What Plotly calls a figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""
-
-
-class Drawn(BaseFigure):  # type: ignore[misc]  # plotly has no types
-    """A figure that is sent as it was written.
-
-    Streamlit has Plotly validate a plain dict whenever it is drawn, some 25 ms at every move of a slider. Here a test
-    validates what ``hero`` writes, once.
-    """
-
-    def __init__(self, figure: Figure) -> None:
-        self._figure = figure
-
-    def to_dict(self) -> Figure:
-        """The figure as it was written."""
-        return self._figure
 
 
 HEIGHT = 420

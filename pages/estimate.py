@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard import controls, figures, wording
+from dashboard import controls, drawing, figures, wording
 
 
 @st.fragment(key=controls.VERDICT)
@@ -35,7 +35,7 @@ def bars(shown: Sequence[str]) -> None:
     methods = controls.methods(answer)
     dark = st.context.theme.type == "dark"
     st.plotly_chart(
-        figures.Drawn(figures.hero(answer, methods, shown, dark=dark)),
+        drawing.Drawn(figures.hero(answer, methods, shown, dark=dark)),
         key="hero",
         config={"displayModeBar": False},
         alt=figures.hero_alt(answer, methods),
