@@ -128,8 +128,14 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   outline: 1.5px solid {RESERVE.edge}; outline-offset: -1.5px; }}
 .st-key-shown button[aria-checked="false"]::before, .st-key-shown button[aria-pressed="false"]::before
   {{ opacity: .3; }}
+.hr-setup {{ display: none; }}
 @media (max-width: 640px) {{
-  .hr-verdict .hr-word {{ font-size: 1.8rem; }}
+  .stMainBlockContainer {{ padding-top: 3.5rem; }}
+  [data-testid="stExpandSidebarButton"] {{ width: auto; }}
+  [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
+  .hr-verdict {{ padding: .5rem .8rem .6rem; }}
+  .hr-verdict .hr-setup {{ display: block; }}
+  .hr-verdict .hr-word {{ font-size: 1.5rem; }}
   .hr-verdict .hr-say {{ font-size: 1.05rem; }}
   .hr-table tr {{ display: grid; grid-template-columns: 1fr auto auto; }}
   .hr-table .hr-what {{ grid-column: 1 / -1; }}

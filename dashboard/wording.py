@@ -242,6 +242,7 @@ def verdict_html(estimate: Estimate) -> str:
         f'<div class="hr-verdict" role="status" style="--hr: light-dark({light}, {dark})">'
         f'<p class="hr-word">{escape(saying.word)}</p>'
         f'<p class="hr-say">{escape(saying.sentence)}</p>'
+        f'<p class="hr-small hr-setup">{escape(setup_line(estimate))}</p>'
         f'<p class="hr-small">{escape(saying.when)} {escape(saying.capacity)}</p></div>'
     )
 

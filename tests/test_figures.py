@@ -1,0 +1,95 @@
+"""The hero figure: what is drawn is what was estimated, on one scale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dashboard import figures, theme, wording
+from estimator import Component, Method, MixedPrecision, Phase, TrainingSetup, catalog, estimate
+
+MODEL, GPU = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
+SETUP = TrainingSetup(mixed_precision=MixedPrecision.NO)
+
+
+def by_method(setup: TrainingSetup = SETUP, gpu=GPU):
+    return {m: estimate(MODEL, gpu, replace(setup, method=m)) for m in Method}
+
+
+def hero(method: Method = Method.FULL, setup: TrainingSetup = SETUP, gpu=GPU, **how):
+    methods = by_method(setup, gpu)
+    return figures.hero(methods[method], methods, **how)
+
+
+def stacked(figure, place) -> float:
+    """The length of the bar at a place, in GiB."""
+    return sum(
+        x
+        for trace in figure["data"]
+        if trace["type"] == "bar"
+        for x, y in zip(trace["x"], trace["y"], strict=True)
+        if y == figures.PLACES[place]
+    )
+
+
+@pytest.mark.parametrize("method", Method)
+def test_the_bar_of_the_peak_is_as_long_as_the_high_end_of_the_need(method):
+    answer = by_method()[method]
+    drawn = hero(method)
+    need = pytest.approx(wording.in_gib(answer.need_high_bytes), abs=0.01)
+    assert stacked(drawn, answer.peak.phase) == need
+    assert stacked(drawn, method) == need
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_each_phase_is_drawn_at_its_height_plus_the_reserve(phase):
+    answer = by_method()[Method.FULL]
+    reserve = answer.need_high_bytes - answer.peak.bytes
+    expected = wording.in_gib(answer.phases[phase].bytes + reserve)
+    assert stacked(hero(), phase) == pytest.approx(expected, abs=0.01)
+
+
+def test_only_the_highest_phase_and_the_chosen_method_are_marked():
+    ticks = hero(Method.LORA)["layout"]["yaxis"]["ticktext"]
+    answer = by_method()[Method.LORA]
+    marked = [tick for tick in ticks if "▸" in tick]
+    assert marked == [f"<b>▸ {wording.PHASES[answer.peak.phase]}</b>", "<b>▸ LoRA</b>"]
+
+
+def test_the_capacity_is_a_line_through_all_bars():
+    layout = hero()["layout"]
+    line = next(shape for shape in layout["shapes"] if shape.get("name") == "capacity")
+    assert line["x0"] == line["x1"] == wording.in_gib(GPU.memory_bytes)
+    assert (line["yref"], line["y0"], line["y1"]) == ("paper", 0, 1)
+
+
+def test_without_a_gpu_there_is_no_line():
+    assert hero(gpu=None)["layout"]["shapes"] == []
+
+
+@pytest.mark.parametrize("off", figures.SWITCHES)
+def test_switching_a_part_off_leaves_scale_height_and_places(off):
+    whole = hero()
+    rest = hero(shown=[label for label in figures.SWITCHES if label != off])
+    assert off not in [trace["name"] for trace in rest["data"]]
+    for key in ("height", "xaxis", "yaxis", "margin", "shapes"):
+        assert rest["layout"][key] == whole["layout"][key]
+
+
+def test_a_small_move_keeps_the_scale():
+    longer = replace(SETUP, max_length=1536)
+    assert hero(setup=longer)["layout"]["xaxis"] == hero()["layout"]["xaxis"]
+
+
+def test_the_same_setup_draws_the_same_figure():
+    assert hero() == hero()
+
+
+def test_colours_are_fixed_and_differ():
+    colours = [part.colour for part in theme.COMPONENTS.values()]
+    assert len(set(colours)) == len(colours) == len(Component)
+    for trace in hero()["data"]:
+        if trace["name"] in {part.label for part in theme.COMPONENTS.values()}:
+            part = next(p for p in theme.COMPONENTS.values() if p.label == trace["name"])
+            assert trace["marker"]["color"] == part.colour

@@ -1,0 +1,114 @@
+"""What a reader is told: signs, words and numbers, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dashboard import theme, wording
+from estimator import (
+    STEP_PHASES,
+    Component,
+    Dtype,
+    Gpu,
+    Method,
+    MixedPrecision,
+    Optimizer,
+    TrainingSetup,
+    Verdict,
+    catalog,
+    estimate,
+)
+
+MODEL, GPU = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
+EXAMPLE = TrainingSetup(mixed_precision=MixedPrecision.NO, optim_state_dtype=Dtype.FLOAT32)
+
+
+def on_card_of(memory_bytes: int):
+    """The example on a card of just this size."""
+    return estimate(MODEL, Gpu(name="card", memory_bytes=memory_bytes), EXAMPLE)
+
+
+def test_a_verdict_says_sign_word_and_room():
+    needed = estimate(MODEL, None, EXAMPLE)
+    low, high = needed.need_low_bytes, needed.need_high_bytes
+    fits = wording.verdict(on_card_of(high + 3 * wording.GIB))
+    tight = wording.verdict(on_card_of((low + high) // 2))
+    short = wording.verdict(on_card_of(low - 2 * wording.GIB))
+    assert fits.word == "✓ Fits: 3.0 GiB free"
+    assert tight.word.startswith("≈ Tight")
+    assert short.word == "✕ Does not fit: 2.0 GiB short"
+    assert "at least 2.0 GiB too little" in short.sentence
+
+
+def test_without_a_gpu_it_says_what_is_needed_and_asks_for_one():
+    said = wording.verdict(estimate(MODEL, None, EXAMPLE))
+    assert said.word.startswith("Needs ")
+    assert "Choose a GPU" in said.sentence
+
+
+def test_it_says_when_memory_runs_out_and_when_it_is_highest():
+    answer = estimate(MODEL, GPU, EXAMPLE)
+    over = wording.first_overflow(answer)
+    assert over is not None
+    assert over.bytes + answer.context_low_bytes > GPU.memory_bytes
+    before = answer.moments[: answer.moments.index(over)]
+    assert all(m.bytes + answer.context_low_bytes <= GPU.memory_bytes for m in before)
+    said = wording.verdict(answer).when
+    assert wording.moment(over) in said
+    assert wording.moment(answer.peak) in said
+
+
+def test_what_fits_never_runs_out():
+    assert wording.first_overflow(estimate(MODEL, GPU, TrainingSetup(method=Method.QLORA))) is None
+
+
+def test_the_name_on_the_box_is_explained():
+    assert "“80 GB” is the name on the box" in wording.capacity_note(GPU)
+    assert "79.1 GiB" in wording.capacity_note(GPU)
+    assert "derived" in wording.capacity_note(replace(GPU, memory_is_derived=True))
+
+
+def test_the_rule_of_thumb_is_reconciled_with_the_example():
+    said = wording.rule_of_thumb(estimate(MODEL, GPU, EXAMPLE))
+    # 7,241,732,096 parameters: 2 bytes for weights, 8 for AdamW in float32, and 10 to 20 GB
+    assert "14.5 + 57.9 + 10 to 20 = 82.4 to 92.4 GB" in said
+    assert "forgets gradients: 14.2 GB" in said, "2 bytes each, but for the embedding's"
+    assert "hardly any" in said, "activations are gone when the peak comes"
+
+
+@pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
+def test_with_adapters_the_rule_of_thumb_says_what_is_trained(method):
+    # r (in + out) over 7 linears of 32 layers, r = 16: 41,943,040
+    said = wording.rule_of_thumb(estimate(MODEL, GPU, replace(EXAMPLE, method=method)))
+    assert "41.9 million" in said
+
+
+def test_the_ledger_adds_up_and_explains_each_part():
+    answer = estimate(MODEL, GPU, EXAMPLE)
+    table = wording.ledger_html(answer)
+    for component, size in answer.peak.resident.items():
+        if size:
+            assert theme.COMPONENTS[component].label in table
+            assert wording.MEANINGS[component].replace("'", "&#x27;") in table
+    assert f">{wording.number(answer.need_high_bytes)}<" in table
+    assert "<0.1" not in table, "a sign that HTML reads is written out"
+
+
+def test_every_part_phase_and_verdict_has_words():
+    assert set(wording.MEANINGS) == set(theme.COMPONENTS) == set(Component)
+    assert set(STEP_PHASES) < set(wording.PHASES)
+    assert set(wording.SIGNS) == set(theme.VERDICTS) == set(theme.VERDICTS_ON_DARK) == set(Verdict)
+
+
+def test_names_from_outside_are_escaped():
+    card = Gpu(name="<b>card</b>", memory_bytes=80 * wording.GIB)
+    assert "<b>card" not in wording.verdict_html(estimate(MODEL, card, EXAMPLE))
+
+
+def test_the_setup_in_one_line():
+    setup = replace(EXAMPLE, method=Method.LORA, optim=Optimizer.SGD, gradient_checkpointing=True)
+    assert wording.setup_line(estimate(MODEL, GPU, setup)) == (
+        "Mistral-7B-v0.1 · LoRA r=16 · bfloat16 · sgd, float32 states · 1 × 1,024 tokens · checkpointing"
+    )
