@@ -104,10 +104,8 @@ def open_address() -> None:
     """Once a visit: read the address, keep what is unsound in it as sentences, set the widgets to the rest."""
     state = st.session_state
     if state.get("model"):
-        apply(state.pop("respelled", {}))
         return
     given = {key: st.query_params.get_all(key) for key in st.query_params}
-    bare = not given
     asked = given or {key: [str(value)] for key, value in EXAMPLE.items()}
     read = read_link(asked)
     problems = list(read.problems)
@@ -127,15 +125,13 @@ def open_address() -> None:
     values = _widget_values(read)
     state["own"] = {key: values[key] for key in ("model", "gpu")}
     apply(values)
-    if bare:
-        st.query_params.update({key: str(value) for key, value in EXAMPLE.items()})
-    else:
-        # What a widget would not take as it is spelled is written anew once the widgets stand.
-        state["respelled"] = {
-            key: value
-            for key, value in values.items()
-            if (key in given or key == "model") and given.get(key) != _as_address(value)
-        }
+    address = {key: _as_address(values[key]) for key in asked if key in values}
+    address |= {"model": _as_address(values["model"])}
+    if address == given:
+        return
+    with suppress(StreamlitAPIException):  # back to a bare address: the widgets stand and write it
+        st.query_params.update(address)
+        st.rerun()  # so that the widgets read the address as it is spelled now
 
 
 def _widget_values(read: Reading) -> dict[str, object]:
@@ -447,8 +443,7 @@ def draw() -> None:
             _quantisation()
         with st.expander("More"):
             _more()
-    state = st.session_state
-    if state["model"] is None or state.get("respelled"):  # Back to a bare address, or one to mend
+    if st.session_state["model"] is None:  # back to a bare address
         st.rerun()
 
 

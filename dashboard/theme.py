@@ -130,7 +130,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   {{ opacity: .3; }}
 .hr-setup {{ display: none; }}
 @media (max-width: 640px) {{
-  .stMainBlockContainer {{ padding-top: 3.5rem; }}
+  .stMainBlockContainer {{ padding-top: 4rem; }}
   [data-testid="stExpandSidebarButton"] {{ width: auto; }}
   [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
   .hr-verdict {{ padding: .5rem .8rem .6rem; }}

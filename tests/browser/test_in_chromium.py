@@ -85,3 +85,58 @@ def test_a_phone_scrolls_in_one_direction_only(browser, address):
 def test_the_page_asks_nothing_of_anyone_but_its_own_server(browser, address):
     with visitor(browser, address) as page:
         assert set(page.asked) <= {"127.0.0.1", "localhost", "", None}
+
+
+def test_one_click_on_qlora_moves_the_control_the_link_and_the_verdict(browser, address):
+    with visitor(browser, address) as page:
+        before = bars(page)
+        page.get_by_role("button", name="QLoRA").first.click()
+        changed(page, before)
+        page.wait_for_url("**method=qlora**", timeout=WAIT)
+        page.get_by_text("✓ Fits").first.wait_for(timeout=WAIT)
+        chosen = page.get_by_role("radio", name="qlora")
+        assert chosen.get_attribute("aria-checked") == "true"
+
+
+def test_a_moved_slider_says_the_effective_batch_at_once(browser, address):
+    with visitor(browser, address) as page:
+        page.get_by_role("slider", name="Accumulation").focus()
+        page.keyboard.press("ArrowRight")
+        page.get_by_text("Effective batch 2 = 1 × 2 on 1 GPU").wait_for(timeout=WAIT)
+
+
+def test_what_lora_had_is_there_again_after_full(browser, address):
+    link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L4&method=lora&lora_r=64&lora_target_modules=q_proj"
+    with visitor(browser, link) as page:
+        before = bars(page)
+        for method in ("full", "lora"):
+            page.get_by_role("radio", name=method, exact=True).click()
+            page.get_by_text(METHOD_SAYS[method]).first.wait_for(timeout=WAIT)
+            settled(page)
+        assert bars(page) == before
+        assert "lora_r=64" in page.url
+        assert "lora_target_modules=q_proj" in page.url
+
+
+METHOD_SAYS = {"full": "Full fine-tuning of Qwen3-8B needs", "lora": "LoRA of Qwen3-8B needs"}
+
+
+def test_a_misspelled_link_is_mended_in_the_address(browser, address):
+    link = f"{address}/?model=qwen/qwen3-8b&optim=adamw_8bit&max_length=2000&lora_r=many"
+    with visitor(browser, link) as page:
+        page.wait_for_url("**model=Qwen**", timeout=WAIT)
+        page.wait_for_url("**optim=adamw_bnb_8bit**", timeout=WAIT)
+        assert "max_length=2000" in page.url
+        assert "lora_r" not in page.url
+        assert page.get_by_text("lora_r must be a whole number").count() == 1
+        with visitor(browser, page.url) as other:
+            assert bars(other) == bars(page)
+            assert other.locator('[data-testid="stAlert"]').count() == 0
+
+
+def test_back_to_a_bare_address_opens_the_example_again(browser, address):
+    with visitor(browser, address) as page:
+        page.go_back()
+        page.wait_for_url("**model=mistralai**", timeout=WAIT)
+        settled(page)
+        assert page.get_by_text("Does not fit").first.is_visible()
