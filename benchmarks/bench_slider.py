@@ -1,6 +1,6 @@
 """From a key press on a slider to the redrawn figure, in a real browser, against a bare page in the same run.
 
-    python benchmarks/bench_slider.py [--moves 30] [--label "Micro-batch"]
+    python benchmarks/bench_slider.py [--moves 20] [--label "Micro-batch"]
 
 Each move is timed inside the page: from the keydown event to the first animation frame on which the first
 Plotly figure holds other data. The two pages take turns, so that what else the machine does falls on both.
@@ -124,11 +124,13 @@ def main() -> None:
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 -- so that --help needs no browser
 
     parser = argparse.ArgumentParser(description="key press on a slider to the redrawn figure")
-    parser.add_argument("--moves", type=int, default=30)
+    parser.add_argument("--moves", type=int, default=20, help="at most 21: the slider has 25 steps")
     parser.add_argument("--label", default="Micro-batch", help="the slider's label on the page")
     arguments = parser.parse_args()
-
     warm = 3
+    if not 0 < arguments.moves <= 24 - warm:
+        parser.error(f"--moves must lie between 1 and {24 - warm}; the slider has 25 steps.")
+
     page_times: list[float] = []
     floor_times: list[float] = []
     with (

@@ -232,6 +232,7 @@ def hero(
             "xaxis": {
                 "range": [0, end],
                 "fixedrange": True,
+                "automargin": False,
                 "ticksuffix": " GiB",
                 "gridcolor": theme.GRID,
                 "zeroline": False,
@@ -241,6 +242,7 @@ def hero(
             "yaxis": {
                 "range": [8.45, -1.2],
                 "fixedrange": True,
+                "automargin": False,
                 "tickvals": [bar.place for bar in bars],
                 "ticktext": [f"<b>▸ {bar.name}</b>" if bar.marked else bar.name for bar in bars],
                 "tickfont": {"size": 15, "color": look.ink},
