@@ -23,4 +23,5 @@ def allocated(size: int) -> int:
     >>> allocated(1), allocated(512), allocated(513), allocated(0)
     (512, 512, 1024, 0)
     """
-    return ceil_div(size, ALLOCATION_BLOCK_BYTES) * ALLOCATION_BLOCK_BYTES
+    block = ALLOCATION_BLOCK_BYTES
+    return (size + block - 1) // block * block

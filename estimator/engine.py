@@ -7,8 +7,7 @@ from functools import lru_cache
 
 from estimator.architectures import architecture
 from estimator.memory.overhead import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, need_bytes
-from estimator.moments import adapter_bytes, heights, step_moments, weight_bytes
-from estimator.parameters import adapter_parameters, total_parameters, trainable_parameters
+from estimator.moments import StepTimeline
 from estimator.results import Estimate
 from estimator.saving import checkpoint_bytes, save_moment
 from estimator.specs import (
@@ -33,16 +32,17 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     """
     _check(model, setup)
     played = _as_played(model, setup)
-    moments, states = step_moments(model, played, gpu)
-    phases = heights(moments)
+    timeline = StepTimeline(model, played, gpu)
+    resident = timeline.resident
+    phases = timeline.heights()
     peak = max(phases.values(), key=lambda moment: moment.bytes)
-    low, high = need_bytes(peak.bytes, states.paged_bytes)
-    phases[Phase.SAVE] = save_moment(model, played, gpu, states.resident_bytes)
+    low, high = need_bytes(peak.bytes, resident.states.paged_bytes)
+    phases[Phase.SAVE] = save_moment(resident, gpu)
     return Estimate(
         model=model,
         gpu=gpu,
         setup=setup,
-        moments=moments,
+        timeline=timeline,
         phases=phases,
         peak=peak,
         context_low_bytes=CONTEXT_LOW_BYTES,
@@ -50,10 +50,10 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         need_low_bytes=low,
         need_high_bytes=high,
         verdict=verdict(low, high, gpu),
-        paged_bytes=states.paged_bytes,
-        disk_bytes=checkpoint_bytes(model, played, states),
-        total_parameters=total_parameters(model) + adapter_parameters(model, setup),
-        trainable_parameters=trainable_parameters(model, setup),
+        paged_bytes=resident.states.paged_bytes,
+        disk_bytes=checkpoint_bytes(resident, setup),
+        total_parameters=resident.total_parameters,
+        trainable_parameters=resident.trainable_parameters,
         assumptions=_assumptions(model, gpu, setup),
     )
 
@@ -113,6 +113,3 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
 
 def _wants_bf16(setup: TrainingSetup) -> bool:
     return setup.dtype.value == "bfloat16" or setup.mixed_precision is MixedPrecision.BF16
-
-
-__all__ = ["adapter_bytes", "estimate", "weight_bytes"]

@@ -8,12 +8,18 @@ never a sum of everything that ever lives.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from itertools import groupby
+from operator import add
+from typing import NamedTuple
 
-from estimator.architectures.decoder import Step, layer_kind
+from estimator.architectures.decoder import LayerKind, Step, has_window, layer_kinds
 from estimator.memory.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.memory.overhead import workspace_bytes
-from estimator.memory.tape import COMPONENTS, Bytes, Segment
+from estimator.memory.program import Bytes, Program, Segment
+from estimator.memory.symbols import Recording
+from estimator.memory.tape import COMPONENTS, Mark
 from estimator.memory.weights import (
     adapter_shapes,
     adapter_width,
@@ -21,9 +27,18 @@ from estimator.memory.weights import (
     tensors_bytes,
     unquantized_width,
 )
-from estimator.parameters import Embedding, Module, layer_modules, outer_modules, weight_shapes
+from estimator.parameters import (
+    Embedding,
+    Module,
+    adapter_parameters,
+    layer_modules,
+    outer_modules,
+    total_parameters,
+    trainable_parameters,
+    weight_shapes,
+)
 from estimator.results import Moment
-from estimator.specs import STEP_PHASES, Component, Gpu, Model, Phase, TrainingSetup
+from estimator.specs import Component, Gpu, Model, Optimizer, Phase, TrainingSetup
 
 
 def modules_with_counts(model: Model) -> Iterator[tuple[Module, int, bool]]:
@@ -83,98 +98,213 @@ def gradient_bytes(tensors: Iterable[Trainable]) -> int:
     return sum(tensor.alike * tensors_bytes([tensor.shape], tensor.width) for tensor in tensors)
 
 
-def played_layers(model: Model, setup: TrainingSetup) -> list[int]:
+def played_layers(kinds: Sequence[LayerKind]) -> list[int]:
     """Indices of the layers to play: the first, one of each kind between, the last."""
-    last = model.num_hidden_layers - 1
-    between = {layer_kind(model, setup, index): index for index in range(last - 1, 0, -1)}
+    last = len(kinds) - 1
+    between = {kinds[index]: index for index in range(last - 1, 0, -1)}
     return sorted({0, last, *between.values()})
 
 
-def step_moments(
-    model: Model, setup: TrainingSetup, gpu: Gpu | None
-) -> tuple[tuple[Moment, ...], States]:
-    """All moments of a step after the first, each layer and stage at its highest, and the optimizer's states.
-
-    With accumulation the second micro-step is played: the gradients of the first lie under it.
-    """
-    tensors = trainable_tensors(model, setup)
-    gradients = gradient_bytes(tensors)
-    states = optimizer_states(tensors, setup.optim, setup.optim_state_dtype)
-    resident = dict.fromkeys(COMPONENTS, 0)
-    resident[Component.WEIGHTS] = weight_bytes(model, setup)
-    resident[Component.ADAPTERS] = adapter_bytes(model, setup)
-    resident[Component.OPTIMIZER_STATES] = states.resident_bytes
-    resident[Component.WORKSPACE] = workspace_bytes(gpu)
-    if setup.gradient_accumulation_steps > 1:
-        resident[Component.GRADIENTS] = gradients
-    moments = list(_played(model, setup, [resident[component] for component in COMPONENTS]))
-    resident[Component.GRADIENTS] = gradients
-    resident[Component.TEMPORARIES] = step_transient(tensors, setup.optim, setup.optim_state_dtype)
-    moments.append(
-        Moment(Phase.OPTIMIZER_STEP, f"{setup.optim.value} step", _alive(resident.values()))
-    )
-    return tuple(moments), states
-
-
-def _played(model: Model, setup: TrainingSetup, running: Bytes) -> Iterator[Moment]:
-    """Play the chosen layers, then set every real layer in its place with a running sum."""
-    played = played_layers(model, setup)
-    tape = Step(model, setup, played).play()
-    stand_ins = _stand_ins(model, setup, played)
-    for (phase, stage, _), run in groupby(
-        tape.segments, key=lambda s: (s.phase, s.stage, s.layer is None)
-    ):
-        segments = list(run)
-        if segments[0].layer is None:
-            for segment in segments:
-                yield _placed(segment, running, _outer_name(segment))
-            continue
-        by_layer = {segment.layer: segment for segment in segments}
-        order = range(model.num_hidden_layers)
-        for index in reversed(order) if phase is Phase.BACKWARD else order:
-            segment = by_layer[stand_ins[index]]
-            moment = _placed(segment, running, _layer_name(segment, index, model.num_hidden_layers))
-            if stage == "layer":
-                yield moment
-
-
-def _stand_ins(model: Model, setup: TrainingSetup, played: Sequence[int]) -> list[int]:
+def stand_ins(kinds: Sequence[LayerKind], played: Sequence[int]) -> list[int]:
     """For every real layer, the position in ``played`` of the layer that stands for it."""
-    last = model.num_hidden_layers - 1
+    last = len(kinds) - 1
     position = {index: place for place, index in enumerate(played)}
-    by_kind = {
-        layer_kind(model, setup, index): position[index] for index in played if 0 < index < last
-    }
+    by_kind = {kinds[index]: position[index] for index in played if 0 < index < last}
     return [
-        position[index] if index in (0, last) else by_kind[layer_kind(model, setup, index)]
-        for index in range(model.num_hidden_layers)
+        position[index] if index in (0, last) else by_kind[kinds[index]]
+        for index in range(len(kinds))
     ]
 
 
-def _placed(segment: Segment, running: Bytes, name: str) -> Moment:
-    """The segment's highest moment on top of what is alive, which then moves on by what the segment leaves."""
-    top = [r + t - e for r, t, e in zip(running, segment.top, segment.entry, strict=True)]
-    for place, (before, after) in enumerate(zip(segment.entry, segment.exit, strict=True)):
-        running[place] += after - before
-    return Moment(segment.phase, name, _alive(top))
+class Run(NamedTuple):
+    """Stretches of the real step that one segment stands for, one after the other."""
+
+    segment: int
+    layers: Sequence[int]
+    """Which layers, in order of time; empty outside the layers, where the run is one stretch."""
+    has_moments: bool
+
+    @property
+    def length(self) -> int:
+        """How many stretches."""
+        return len(self.layers) or 1
+
+
+class Plan:
+    """How one kind of step goes: its programs, and the order in which their segments make up the real step."""
+
+    def __init__(self, model: Model, setup: TrainingSetup) -> None:
+        self._model = model
+        self._setup = setup
+        self._programs: list[tuple[Program, list[Run]]] = []
+
+    def step(self, setup: TrainingSetup) -> tuple[list[Segment], list[Run]]:
+        """The segments of a setup, which may differ from the plan's in batch, length and rank only, and their order."""
+        sizes = (setup.per_device_train_batch_size, setup.max_length, setup.lora_r)
+        for program, runs in self._programs:
+            segments = program.segments(sizes)
+            if segments is not None:
+                return segments, runs
+        self._programs.append(self._played(sizes))
+        return self.step(setup)
+
+    def _played(self, sizes: tuple[int, int, int]) -> tuple[Program, list[Run]]:
+        recording = Recording()
+        batch, length, rank = (recording.symbol(size) for size in sizes)
+        setup = replace(
+            self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
+        )
+        kinds = layer_kinds(self._model, windowed=has_window(self._model, sizes[1]))
+        played = played_layers(kinds)
+        program = Program(Step(self._model, setup, played).play(), recording)
+        return program, list(_runs(program.marks, stand_ins(kinds, played)))
+
+
+def _runs(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
+    """Set every real layer in its place: forward in their order, backward in the reverse."""
+    for (phase, stage, outside), stretch in groupby(
+        enumerate(marks), key=lambda pair: (pair[1].phase, pair[1].stage, pair[1].layer is None)
+    ):
+        segments = list(stretch)
+        if outside:
+            yield from (Run(segment, (), has_moments=True) for segment, _ in segments)
+            continue
+        by_layer = {mark.layer: segment for segment, mark in segments}
+        order = range(len(layers))
+        for stand_in, run in groupby(
+            reversed(order) if phase is Phase.BACKWARD else order, key=layers.__getitem__
+        ):
+            yield Run(by_layer[stand_in], tuple(run), has_moments=stage == "layer")
+
+
+def structure(setup: TrainingSetup) -> TrainingSetup:
+    """The setup without the numbers that only stretch it: what all its neighbours on the sliders share."""
+    return replace(
+        setup,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=min(2, setup.gradient_accumulation_steps),
+        max_length=1,
+        num_train_examples=1,
+    )
+
+
+@lru_cache(maxsize=1024)
+def plan(model: Model, structure: TrainingSetup) -> Plan:
+    """The plan of a structure; the same for every rank and every optimizer."""
+    return _plan(model, replace(structure, lora_r=1, optim=Optimizer.SGD, optim_state_dtype=None))
+
+
+@lru_cache(maxsize=256)
+def _plan(model: Model, structure: TrainingSetup) -> Plan:
+    return Plan(model, structure)
+
+
+class StepTimeline:
+    """The moments of one step after the first, in order of time; computed in full only when they are looked at."""
+
+    def __init__(self, model: Model, setup: TrainingSetup, gpu: Gpu | None) -> None:
+        same = structure(setup)
+        self.resident = resident(model, same)
+        self._layers = model.num_hidden_layers
+        self._segments, self._runs = plan(model, same).step(setup)
+        begins = self.resident.sizes(gpu)
+        if setup.gradient_accumulation_steps > 1:
+            begins[Component.GRADIENTS] = self.resident.gradients
+        self._begins = [begins[component] for component in COMPONENTS]
+        stepped = {
+            **begins,
+            Component.GRADIENTS: self.resident.gradients,
+            Component.TEMPORARIES: self.resident.transient,
+        }
+        self._step = Moment(
+            Phase.OPTIMIZER_STEP, f"{setup.optim.value} step", _alive(stepped.values())
+        )
+
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """Each layer and stage at its highest; with accumulation those of the second micro-step."""
+        running = list(self._begins)
+        moments = []
+        for run in self._runs:
+            segment = self._segments[run.segment]
+            for place in range(run.length):
+                if run.has_moments:
+                    moments.append(self._moment(run, place, running))
+                running = _after(running, segment, 1)
+        return (*moments, self._step)
+
+    def heights(self) -> dict[Phase, Moment]:
+        """The highest moment of each phase of the step.
+
+        In a run of equal stretches it is the last where each leaves something behind, else the first.
+        """
+        running = list(self._begins)
+        highest: dict[Phase, tuple[int, Run, int, Bytes]] = {}
+        for run in self._runs:
+            segment, times = self._segments[run.segment], run.length
+            if run.has_moments:
+                phase, by = segment.mark.phase, sum(segment.net)
+                place = times - 1 if by > 0 else 0
+                height = sum(running) + place * by + sum(segment.rise)
+                if phase not in highest or height > highest[phase][0]:
+                    highest[phase] = height, run, place, running
+            running = _after(running, segment, times)
+        phases = {
+            phase: self._moment(run, place, _after(before, self._segments[run.segment], place))
+            for phase, (_, run, place, before) in highest.items()
+        }
+        return {**phases, Phase.OPTIMIZER_STEP: self._step}
+
+    def _moment(self, run: Run, place: int, running: Bytes) -> Moment:
+        segment = self._segments[run.segment]
+        if run.layers:
+            name = f"layer {run.layers[place] + 1} of {self._layers}: {segment.operation}"
+        else:
+            name = segment.operation or segment.mark.stage
+        return Moment(segment.mark.phase, name, _alive(map(add, running, segment.rise)))
+
+
+def _after(running: Bytes, segment: Segment, times: int) -> Bytes:
+    return [alive + times * change for alive, change in zip(running, segment.net, strict=True)]
 
 
 def _alive(sizes: Iterable[int]) -> dict[Component, int]:
     return {component: size for component, size in zip(COMPONENTS, sizes, strict=True) if size}
 
 
-def _layer_name(segment: Segment, index: int, layers: int) -> str:
-    return f"layer {index + 1} of {layers}: {segment.operation}"
+class Resident(NamedTuple):
+    """What lies on the GPU for the whole step, and what the optimizer adds. Bytes per GPU."""
+
+    weights: int
+    adapters: int
+    gradients: int
+    transient: int
+    """For the moment of the step itself."""
+    states: States
+    total_parameters: int
+    trainable_parameters: int
+
+    def sizes(self, gpu: Gpu | None) -> dict[Component, int]:
+        """By component, before the first moment, without gradients."""
+        return {
+            **dict.fromkeys(COMPONENTS, 0),
+            Component.WEIGHTS: self.weights,
+            Component.ADAPTERS: self.adapters,
+            Component.OPTIMIZER_STATES: self.states.resident_bytes,
+            Component.WORKSPACE: workspace_bytes(gpu),
+        }
 
 
-def _outer_name(segment: Segment) -> str:
-    return segment.operation or segment.stage
-
-
-def heights(moments: Iterable[Moment]) -> dict[Phase, Moment]:
-    """The highest moment of each phase of the step."""
-    moments = list(moments)
-    return {
-        phase: max((m for m in moments if m.phase is phase), key=lambda moment: moment.bytes)
-        for phase in STEP_PHASES
-    }
+@lru_cache(maxsize=1024)
+def resident(model: Model, structure: TrainingSetup) -> Resident:
+    """Weights, adapters, gradients and optimizer states, which no batch and no length changes."""
+    tensors = trainable_tensors(model, structure)
+    return Resident(
+        weight_bytes(model, structure),
+        adapter_bytes(model, structure),
+        gradient_bytes(tensors),
+        step_transient(tensors, structure.optim, structure.optim_state_dtype),
+        optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
+        total_parameters(model) + adapter_parameters(model, structure),
+        trainable_parameters(model, structure),
+    )

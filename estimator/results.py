@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from estimator.specs import Component, Gpu, Model, Phase, TrainingSetup, Verdict
 
@@ -24,6 +24,14 @@ class Moment(NamedTuple):
         return sum(self.resident.values())
 
 
+class Timeline(Protocol):
+    """Where the moments of a step come from, once they are asked for."""
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """In order of time: one for each layer and stage, each at its highest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The answer to one setup. All memory in bytes, on the fullest GPU."""
@@ -31,8 +39,7 @@ class Estimate:
     model: Model
     gpu: Gpu | None
     setup: TrainingSetup
-    moments: tuple[Moment, ...]
-    """In order of time: one for each layer and stage, each at its highest."""
+    timeline: Timeline = field(compare=False, repr=False)
     phases: Mapping[Phase, Moment]
     """The highest moment of each phase; ``save`` stands beside the four of the step."""
     peak: Moment
@@ -51,6 +58,11 @@ class Estimate:
     total_parameters: int
     trainable_parameters: int
     assumptions: tuple[str, ...]
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """In order of time: one for each layer and stage, each at its highest."""
+        return self.timeline.moments
 
     @property
     def headroom_bytes(self) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from estimator.memory.optimizer import States
-from estimator.memory.overhead import workspace_bytes
-from estimator.moments import adapter_bytes, weight_bytes
+from estimator.moments import Resident
 from estimator.results import Moment
-from estimator.specs import Component, Gpu, Model, Phase, TrainingSetup
+from estimator.specs import Gpu, Phase, TrainingSetup
 
 
-def save_moment(model: Model, setup: TrainingSetup, gpu: Gpu | None, states_bytes: int) -> Moment:
+def save_moment(resident: Resident, gpu: Gpu | None) -> Moment:
     """Bytes alive on one GPU while Trainer saves: weights and states, nothing more.
 
     Gradients are gone by then (``zero_grad`` sets them to None), and safetensors copies tensors to the host to write.
@@ -17,19 +15,14 @@ def save_moment(model: Model, setup: TrainingSetup, gpu: Gpu | None, states_byte
     Source: transformers 5.23, trainer.py, ``_maybe_log_save_evaluate`` after ``optimizer.step`` and ``zero_grad``;
     safetensors, torch.py, ``_flatten_as_ptr``.
     """
-    resident = {
-        Component.WEIGHTS: weight_bytes(model, setup),
-        Component.ADAPTERS: adapter_bytes(model, setup),
-        Component.OPTIMIZER_STATES: states_bytes,
-        Component.WORKSPACE: workspace_bytes(gpu),
-    }
-    return Moment(Phase.SAVE, "saving a checkpoint", {c: n for c, n in resident.items() if n})
+    sizes = resident.sizes(gpu)
+    return Moment(Phase.SAVE, "saving a checkpoint", {c: n for c, n in sizes.items() if n})
 
 
-def checkpoint_bytes(model: Model, setup: TrainingSetup, states: States) -> int:
+def checkpoint_bytes(resident: Resident, setup: TrainingSetup) -> int:
     """Bytes of one checkpoint on disk: what is trained, and its optimizer states.
 
     Source: transformers 5.23, trainer.py, ``_save_checkpoint``; peft 0.21, ``save_pretrained`` (adapters alone).
     """
-    trained = adapter_bytes(model, setup) if setup.uses_adapters else weight_bytes(model, setup)
-    return trained + states.resident_bytes + states.paged_bytes
+    trained = resident.adapters if setup.uses_adapters else resident.weights
+    return trained + resident.states.resident_bytes + resident.states.paged_bytes

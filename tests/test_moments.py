@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from estimator import (
+    AttnImplementation,
     Component,
     Dtype,
     Method,
@@ -17,9 +20,13 @@ from estimator import (
     Model,
     Phase,
     TrainingSetup,
+    catalog,
     estimate,
 )
 from estimator import moments as moments_module
+from estimator.architectures.decoder import Step, has_window, layer_kinds
+from estimator.moments import played_layers
+from tests.tapes import played
 
 H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1536, 4096, 6, 8, 2, 64
 Q, KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
@@ -133,10 +140,52 @@ WINDOWED = replace(
 @pytest.mark.parametrize("name", SETUPS)
 def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch):
     setup = SETUPS[name]
-    few, _ = moments_module.step_moments(model, setup, None)
-    monkeypatch.setattr(
-        moments_module, "played_layers", lambda m, s: list(range(m.num_hidden_layers))
+    few = estimate(model, None, setup)
+    estimate.cache_clear()
+    moments_module.plan.cache_clear()
+    moments_module._plan.cache_clear()
+    monkeypatch.setattr(moments_module, "played_layers", lambda kinds: list(range(len(kinds))))
+    monkeypatch.setattr(moments_module, "stand_ins", lambda kinds, played: list(played))
+    every = estimate(model, None, setup)
+    moments_module.plan.cache_clear()
+    moments_module._plan.cache_clear()
+    estimate.cache_clear()
+    assert [(m.phase, m.bytes) for m in few.moments] == [(m.phase, m.bytes) for m in every.moments]
+    assert few.phases == every.phases
+
+
+def fresh(model: Model, setup: TrainingSetup) -> list[tuple[Phase, str, int]]:
+    """The heights of a step played at its own sizes, with nothing recorded."""
+    kinds = layer_kinds(model, windowed=has_window(model, setup.max_length))
+    tape = Step(model, setup, played_layers(kinds)).play()
+    return [(s.mark.phase, s.operation, sum(s.rise)) for s in played(tape)]
+
+
+FAMILIES = {model.model_type: model for model in map(catalog.model, catalog.models())}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_a_recorded_step_read_at_other_sizes_is_that_step_played_anew(family, data):
+    model = FAMILIES[family]
+    setup = TrainingSetup(
+        method=data.draw(st.sampled_from(Method)),
+        dtype=data.draw(st.sampled_from(Dtype)),
+        mixed_precision=data.draw(st.sampled_from([MixedPrecision.NO, MixedPrecision.BF16])),
+        gradient_checkpointing=data.draw(st.booleans()),
+        attn_implementation=data.draw(
+            st.sampled_from([AttnImplementation.SDPA, AttnImplementation.EAGER])
+        ),
+        padded=data.draw(st.booleans()),
     )
-    monkeypatch.setattr(moments_module, "_stand_ins", lambda m, s, p: list(p))
-    every, _ = moments_module.step_moments(model, setup, None)
-    assert [(m.phase, m.bytes) for m in few] == [(m.phase, m.bytes) for m in every]
+    same = moments_module.Plan(model, setup)
+    for _ in range(3):
+        sizes = {
+            "per_device_train_batch_size": data.draw(st.integers(1, 9)),
+            "max_length": data.draw(st.integers(1, 9000)),
+            "lora_r": data.draw(st.integers(1, 600)),
+        }
+        sized = replace(setup, **sizes)
+        segments, _ = same.step(sized)
+        assert [(s.mark.phase, s.operation, sum(s.rise)) for s in segments] == fresh(model, sized)

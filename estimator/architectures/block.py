@@ -229,7 +229,8 @@ class Block:
         tape, factor = self.tape, self.model.partial_rotary_factor
         if factor >= 1:
             return _rotate(tape, x, cosine, sine)
-        turned = int(x.elements * factor)
+        head_dim = self.model.head_dim
+        turned = x.elements // head_dim * int(head_dim * factor)
         rotated_part, passed_part = op.part(tape, x, turned), op.part(tape, x, x.elements - turned)
         return op.concatenate(tape, [_rotate(tape, rotated_part, cosine, sine), passed_part])
 

@@ -8,6 +8,7 @@ converted to float32); peft 0.21 and transformers' ``enable_input_require_grads`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.architectures import Architecture, architecture
@@ -28,12 +29,22 @@ class LayerKind(NamedTuple):
     rotary: bool
 
 
-def layer_kind(model: Model, setup: TrainingSetup, index: int) -> LayerKind:
-    """Kind of one layer: does it see a window shorter than the text, and does it rotate."""
-    has_window = 0 < model.sliding_window <= setup.max_length
-    slides = not model.layer_types or model.layer_types[index] == "sliding_attention"
-    rotates = not (model.no_rope_layers and model.no_rope_layers[index])
-    return LayerKind(has_window and slides, rotates and architecture(model).rotary)
+def has_window(model: Model, max_length: int) -> bool:
+    """Whether the text is longer than what a sliding window sees."""
+    return 0 < model.sliding_window <= max_length
+
+
+@lru_cache(maxsize=1024)
+def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
+    """The kind of every layer: does it see a window shorter than the text, and does it rotate."""
+    rotary = architecture(model).rotary
+    return tuple(
+        LayerKind(
+            windowed and (not model.layer_types or model.layer_types[index] == "sliding_attention"),
+            rotary and not (model.no_rope_layers and model.no_rope_layers[index]),
+        )
+        for index in range(model.num_hidden_layers)
+    )
 
 
 class Step:
@@ -44,6 +55,7 @@ class Step:
         self.setup = setup
         self.layers = layers
         self.family: Architecture = architecture(model)
+        self.kinds = layer_kinds(model, windowed=has_window(model, setup.max_length))
         autocast = setup.mixed_precision is not MixedPrecision.NO
         self.tape = Tape(autocast_width=2 if autocast else None)
         self.outer = self._block(outer_modules(model), "outer")
@@ -70,7 +82,6 @@ class Step:
         if not self.setup.hold_outputs:
             del outputs
         tape.backward(loss)
-        tape.close()
         del ids, labels, padding
         return tape
 
@@ -111,7 +122,7 @@ class Step:
         del positions
         for played, index in enumerate(self.layers):
             tape.enter(Phase.FORWARD, "layer", played)
-            kind = layer_kind(model, setup, index)
+            kind = self.kinds[index]
             block = self._block(layer_modules(model, index), f"layers.{played}", played)
             block.mask = masks[kind.windowed]
             block.rotary_tables = tables if kind.rotary else None
@@ -163,12 +174,8 @@ class Step:
         """The mask of full and of windowed layers: None where the kernel's own causality is enough."""
         setup = self.setup
         scores = setup.per_device_train_batch_size * setup.max_length**2
-        kinds = {
-            layer_kind(self.model, setup, index).windowed
-            for index in range(self.model.num_hidden_layers)
-        }
         masks: dict[bool, Tensor | None] = {False: None, True: None}
-        for windowed in sorted(kinds):
+        for windowed in sorted({kind.windowed for kind in self.kinds}):
             if setup.attn_implementation is AttnImplementation.EAGER:
                 self.tape.operation = "attention mask"
                 masks[windowed] = self.tape.new(scores, width)

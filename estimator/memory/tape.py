@@ -37,24 +37,27 @@ ACTIVATIONS = _INDEX[Component.ACTIVATIONS]
 LOGITS = _INDEX[Component.LOGITS]
 TEMPORARIES = _INDEX[Component.TEMPORARIES]
 
-Bytes = list[int]
-"""Bytes alive, one entry a component, in the order of ``COMPONENTS``."""
+
+class Event(NamedTuple):
+    """Bytes that come (sign 1) or go (sign -1), and the operator at work."""
+
+    sign: int
+    size: int
+    component: int
+    operation: str
 
 
-class Segment(NamedTuple):
-    """A stretch of the step: one layer's forward or backward, or a stage outside the layers."""
+class Mark(NamedTuple):
+    """Where a stretch of the step begins: one layer's forward or backward, or a stage outside the layers."""
 
     phase: Phase
     stage: str
     """What the stretch is: ``embedding``, ``layer``, ``head``, …"""
     layer: int | None
     """Which played layer; None outside the layers."""
-    entry: Bytes
-    exit: Bytes
-    top: Bytes
-    """At the highest moment within, entry included."""
+    start: int
+    """Index of its first event."""
     operation: str
-    """The operator that made the highest moment."""
 
 
 class Storage:
@@ -66,17 +69,16 @@ class Storage:
         self.tape = tape
         self.bytes = size
         self.component = component
-        tape.allocate(size, component)
+        tape.events.append(Event(1, size, component, tape.operation))
 
     def __del__(self) -> None:
-        self.tape.alive[self.component] -= self.bytes
-        self.tape.total -= self.bytes
+        self.tape.events.append(Event(-1, self.bytes, self.component, self.tape.operation))
 
     def become(self, component: int) -> None:
         """Count these bytes under another name from now on."""
-        alive = self.tape.alive
-        alive[self.component] -= self.bytes
-        alive[component] += self.bytes
+        events, operation = self.tape.events, self.tape.operation
+        events.append(Event(-1, self.bytes, self.component, operation))
+        events.append(Event(1, self.bytes, component, operation))
         self.component = component
 
 
@@ -191,62 +193,28 @@ class Frame:
 
 
 class Tape:
-    """Plays one forward and backward pass and remembers the highest moment of every stretch."""
+    """Plays one forward and backward pass and writes down what came and went; ``Program`` reads it."""
 
     def __init__(self, *, autocast_width: int | None) -> None:
-        self.alive: Bytes = [0] * len(COMPONENTS)
-        self.total = 0
-        self.segments: list[Segment] = []
+        self.events: list[Event] = []
+        self.marks: list[Mark] = []
         self.autocast_width = autocast_width
         """Bytes per element that autocast computes in; None without autocast."""
         self.autocast_active = autocast_width is not None
         self.cast_cache: dict[str, tuple[int | None, Tensor]] = {}
         self.operation = ""
-        self.phase = Phase.FORWARD
-        self.stage = "embedding"
+        self.stage = ""
         self.layer: int | None = None
-        self._entry: Bytes = list(self.alive)
-        self._top: Bytes = list(self.alive)
-        self._top_total = 0
-        self._top_operation = ""
+        self.enter(Phase.FORWARD, "embedding")
         self._sequence = 0
         self._leaves: list[Leaf] = []
         self._forward_frame: Frame | None = None
         self._replay_frame: Frame | None = None
 
-    # -- counting -----------------------------------------------------------------------------------------------
-
-    def allocate(self, size: int, component: int) -> None:
-        """Count bytes in; every allocation is a moment that may be the highest."""
-        self.alive[component] += size
-        self.total += size
-        if self.total > self._top_total:
-            self._top_total = self.total
-            self._top = list(self.alive)
-            self._top_operation = self.operation
-
     def enter(self, phase: Phase, stage: str, layer: int | None = None) -> None:
         """End the current stretch and begin another."""
-        self.close()
-        self.phase, self.stage, self.layer = phase, stage, layer
-        self._entry = list(self.alive)
-        self._top = self._entry
-        self._top_total = self.total
-        self._top_operation = self.operation
-
-    def close(self) -> None:
-        """End the current stretch."""
-        self.segments.append(
-            Segment(
-                self.phase,
-                self.stage,
-                self.layer,
-                self._entry,
-                list(self.alive),
-                self._top,
-                self._top_operation,
-            )
-        )
+        self.stage, self.layer = stage, layer
+        self.marks.append(Mark(phase, stage, layer, len(self.events), self.operation))
 
     # -- tensors ------------------------------------------------------------------------------------------------
 

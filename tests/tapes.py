@@ -1,0 +1,22 @@
+"""What a tape holds and how high it went, for tests that play one themselves."""
+
+from __future__ import annotations
+
+from estimator.memory.program import Program, Segment
+from estimator.memory.symbols import Recording
+from estimator.memory.tape import COMPONENTS, Tape
+
+
+def played(tape: Tape) -> list[Segment]:
+    """The stretches of a tape at the sizes that it was played with."""
+    segments = Program(tape, Recording()).segments(())
+    assert segments is not None
+    return segments
+
+
+def alive(tape: Tape) -> list[int]:
+    """What is alive on a tape now, by component."""
+    sizes = [0] * len(COMPONENTS)
+    for sign, size, component, _ in tape.events:
+        sizes[component] += sign * size
+    return sizes
