@@ -10,10 +10,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NoReturn, TextIO
 
+from estimator.catalog import gpus_like
 from estimator.contract import Reading, parse, read_link, write_estimate
 from estimator.engine import estimate
 from estimator.keys import GROUPS, KEYS, Key
 from estimator.kinds import Choice, Flag, near, one_of, show
+from estimator.remedies import Remedy, remedies
+from estimator.results import Estimate
 from estimator.text import describe
 
 LONGEST_LINE = 1_000_000
@@ -42,26 +45,27 @@ Names and defaults [in brackets] are those of Hugging Face's Trainer, TRL and PE
 def main(arguments: Sequence[str]) -> int:
     """Answer one command; the result is the exit status."""
     given = _read_arguments(arguments)
+    with_remedies = bool(given.pop("remedies", False))
     if given.pop("json", False):
         if given:
             return _refuse(f"--json reads setups from standard input; leave out {_named(given)}.")
         source = sys.stdin.buffer if sys.stdin else io.BytesIO()
-        return answer_lines(source, sys.stdout)
+        return answer_lines(source, sys.stdout, with_remedies=with_remedies)
     if "model" not in given:
         return _refuse(
             "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or --help."
         )
-    return _print_estimate(read_link(given))
+    return _print_estimate(read_link(given), with_remedies=with_remedies)
 
 
 # --- for programs -------------------------------------------------------------------------------
 
 
-def answer_lines(source: BinaryIO, answers: TextIO) -> int:
+def answer_lines(source: BinaryIO, answers: TextIO, *, with_remedies: bool = False) -> int:
     """One answer a line, in order; 1 if any is an error."""
     failed = False
     for line in _lines(source):
-        answer = _answer(line)
+        answer = _answer(line, with_remedies=with_remedies)
         failed = failed or "error" in answer
         answers.write(json.dumps(answer, allow_nan=False) + "\n")
         answers.flush()
@@ -77,13 +81,18 @@ def _lines(source: BinaryIO) -> Iterator[bytes]:
         yield line.rstrip(b"\r\n")
 
 
-def _answer(line: bytes) -> dict[str, object]:
+def _answer(line: bytes, *, with_remedies: bool) -> dict[str, object]:
     try:
-        return write_estimate(estimate(*parse(_object(line))))
+        answer = estimate(*parse(_object(line)))
+        return write_estimate(answer, _remedies(answer) if with_remedies else ())
     except ValueError as problem:
         return {"error": str(problem)}
     except Exception as fault:  # our mistake, which must not take the other lines with it
         return {"error": _our_mistake(fault)}
+
+
+def _remedies(answer: Estimate) -> Sequence[Remedy]:
+    return remedies(answer, gpus_like(answer.gpu))
 
 
 def _our_mistake(fault: Exception) -> str:
@@ -132,16 +141,17 @@ def _whole(digits: str) -> int | float:
 # --- for people ---------------------------------------------------------------------------------
 
 
-def _print_estimate(reading: Reading) -> int:
+def _print_estimate(reading: Reading, *, with_remedies: bool) -> int:
     if reading.problems or reading.model is None:
         return _refuse(*reading.problems)
     try:
         answer = estimate(reading.model, reading.gpu, reading.setup)
+        said = describe(answer, _remedies(answer) if with_remedies else ())
     except ValueError as problem:
         return _refuse(str(problem))
     except Exception as fault:  # a traceback would say less to the one who asked
         return _refuse(_our_mistake(fault))
-    print(describe(answer))
+    print(said)
     return 0
 
 
@@ -179,6 +189,7 @@ def _parser() -> _Parser:
     parser.add_argument("model", nargs="?", help="a Hub id such as mistralai/Mistral-7B-v0.1")
     parser.add_argument("--gpu", action="append", metavar="NAME", help="such as A100-SXM4-80GB")
     parser.add_argument("--json", action="store_true", help="setups in, estimates out, one a line")
+    parser.add_argument("--remedies", action="store_true", help="what to change so that it fits")
     for title, keys in GROUPS.items():
         group = parser.add_argument_group(title)
         for key in keys:
@@ -231,7 +242,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _unknown_argument(argument: str) -> str:
-    names = ["gpu", "json", *(key.name for key in KEYS)]
+    names = ["gpu", "json", "remedies", *(key.name for key in KEYS)]
     meant = near(argument.lstrip("-"), names) if argument.startswith("-") else []
     hint = f"; did you mean {one_of([_flag(name) for name in meant])}?" if meant else ""
     return f"{show(argument)} is not understood{hint}"

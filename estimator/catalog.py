@@ -68,6 +68,18 @@ def gpus() -> Mapping[str, Gpu]:
     return MappingProxyType({row["name"]: _gpu(row) for row in _rows("gpus.csv")})
 
 
+def gpus_like(gpu: Gpu | None) -> list[Gpu]:
+    """What to propose beside a card: its maker's accelerators; NVIDIA's where none is given or the maker is unknown.
+
+    Source: data/gpus.csv.
+
+    >>> {card.vendor for card in gpus_like(gpus()["Instinct MI300X"])}
+    {'AMD'}
+    """
+    vendor = gpu.vendor if gpu is not None and gpu.vendor else "NVIDIA"
+    return [card for card in gpus().values() if card.vendor == vendor]
+
+
 def model(hub_id: str) -> Model:
     """The catalogued model of this Hub id; upper and lower case do not matter.
 

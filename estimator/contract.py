@@ -16,6 +16,7 @@ from estimator.hf_config import model_from_config
 from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
 from estimator.kinds import near, one_of, show
 from estimator.parameters import adapter_parameters
+from estimator.remedies import Remedy
 from estimator.results import Estimate
 from estimator.specs import Component, Gpu, Model, Optimizer, TrainingSetup, Verdict
 
@@ -296,7 +297,7 @@ def _write_gpu(gpu: Gpu) -> object:
     }
 
 
-def write_estimate(estimate: Estimate) -> dict[str, object]:
+def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[str, object]:
     """The answer of the contract, all memory in bytes on the fullest GPU; null where a fact is missing."""
     return {
         **_peak(estimate),

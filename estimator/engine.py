@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from estimator.architectures import architecture
 from estimator.memory.overhead import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, need_bytes
-from estimator.moments import StepTimeline
+from estimator.moments import StepTimeline, resident, structure
 from estimator.results import Estimate
 from estimator.saving import checkpoint_bytes, save_moment
 from estimator.specs import (
@@ -33,11 +33,11 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     _check(model, setup)
     played = _as_played(model, setup)
     timeline = StepTimeline(model, played, gpu)
-    resident = timeline.resident
+    lying = timeline.resident
     phases = timeline.heights()
     peak = max(phases.values(), key=lambda moment: moment.bytes)
-    low, high = need_bytes(peak.bytes, resident.states.paged_bytes)
-    phases[Phase.SAVE] = save_moment(resident, gpu)
+    low, high = need_bytes(peak.bytes, lying.states.paged_bytes)
+    phases[Phase.SAVE] = save_moment(lying, gpu)
     return Estimate(
         model=model,
         gpu=gpu,
@@ -50,12 +50,29 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         need_low_bytes=low,
         need_high_bytes=high,
         verdict=verdict(low, high, gpu),
-        paged_bytes=resident.states.paged_bytes,
-        disk_bytes=checkpoint_bytes(resident, setup),
-        total_parameters=resident.total_parameters,
-        trainable_parameters=resident.trainable_parameters,
+        paged_bytes=lying.states.paged_bytes,
+        disk_bytes=checkpoint_bytes(lying, setup),
+        total_parameters=lying.total_parameters,
+        trainable_parameters=lying.trainable_parameters,
         assumptions=_assumptions(model, gpu, setup),
     )
+
+
+@lru_cache(maxsize=8192)
+def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
+    """Bytes that the card must have, low and high: those of ``estimate``, without its moments.
+
+    Raises ``ValueError`` as ``estimate`` does.
+    """
+    _check(model, setup)
+    timeline = StepTimeline(model, _as_played(model, setup), gpu)
+    return need_bytes(timeline.peak_bytes, timeline.resident.states.paged_bytes)
+
+
+def least_need(model: Model, setup: TrainingSetup) -> int:
+    """Bytes that no batch, length or kernel can go below: the optimizer's step on weights, gradients and states."""
+    low, _ = need_bytes(resident(model, structure(setup)).step_bytes, 0)
+    return low
 
 
 def _check(model: Model, setup: TrainingSetup) -> None:

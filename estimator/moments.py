@@ -17,7 +17,7 @@ from typing import NamedTuple
 from estimator.architectures.decoder import LayerKind, Step, has_window, layer_kinds
 from estimator.memory.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.memory.overhead import workspace_bytes
-from estimator.memory.program import Bytes, Program, Segment
+from estimator.memory.program import Bytes, Program, Segment, Sized
 from estimator.memory.symbols import Recording
 from estimator.memory.tape import COMPONENTS, Mark
 from estimator.memory.weights import (
@@ -138,13 +138,13 @@ class Plan:
         self._setup = setup
         self._programs: list[tuple[Program, list[Run]]] = []
 
-    def step(self, setup: TrainingSetup) -> tuple[list[Segment], list[Run]]:
-        """The segments of a setup, which may differ from the plan's in batch, length and rank only, and their order."""
+    def step(self, setup: TrainingSetup) -> tuple[Sized, list[Run]]:
+        """The step of a setup, which may differ from the plan's in batch, length and rank only, and its order."""
         sizes = (setup.per_device_train_batch_size, setup.max_length, setup.lora_r)
         for program, runs in self._programs:
-            segments = program.segments(sizes)
-            if segments is not None:
-                return segments, runs
+            sized = program.at(sizes)
+            if sized is not None:
+                return sized, runs
         self._programs.append(self._played(sizes))
         return self.step(setup)
 
@@ -206,7 +206,7 @@ class StepTimeline:
         same = structure(setup)
         self.resident = resident(model, same)
         self._layers = model.num_hidden_layers
-        self._segments, self._runs = plan(model, same).step(setup)
+        self._sized, self._runs = plan(model, same).step(setup)
         begins = self.resident.sizes(gpu)
         if setup.gradient_accumulation_steps > 1:
             begins[Component.GRADIENTS] = self.resident.gradients
@@ -220,13 +220,24 @@ class StepTimeline:
             Phase.OPTIMIZER_STEP, f"{setup.optim.value} step", _alive(stepped.values())
         )
 
+    @property
+    def peak_bytes(self) -> int:
+        """The highest moment alone; for those who search, five times as fast as ``heights``."""
+        alive, highest = sum(self._begins), self._step.bytes
+        for run in self._runs:
+            rise, net = self._sized.heights[run.segment]
+            if run.has_moments:
+                highest = max(highest, alive + rise + max(0, (run.length - 1) * net))
+            alive += run.length * net
+        return highest
+
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
         """Each layer and stage at its highest; with accumulation those of the second micro-step."""
         running = list(self._begins)
         moments = []
         for run in self._runs:
-            segment = self._segments[run.segment]
+            segment = self._sized.segments[run.segment]
             for place in range(run.length):
                 if run.has_moments:
                     moments.append(self._moment(run, place, running))
@@ -241,7 +252,7 @@ class StepTimeline:
         running = list(self._begins)
         highest: dict[Phase, tuple[int, Run, int, Bytes]] = {}
         for run in self._runs:
-            segment, times = self._segments[run.segment], run.length
+            segment, times = self._sized.segments[run.segment], run.length
             if run.has_moments:
                 phase, by = segment.mark.phase, sum(segment.net)
                 place = times - 1 if by > 0 else 0
@@ -250,13 +261,15 @@ class StepTimeline:
                     highest[phase] = height, run, place, running
             running = _after(running, segment, times)
         phases = {
-            phase: self._moment(run, place, _after(before, self._segments[run.segment], place))
+            phase: self._moment(
+                run, place, _after(before, self._sized.segments[run.segment], place)
+            )
             for phase, (_, run, place, before) in highest.items()
         }
         return {**phases, Phase.OPTIMIZER_STEP: self._step}
 
     def _moment(self, run: Run, place: int, running: Bytes) -> Moment:
-        segment = self._segments[run.segment]
+        segment = self._sized.segments[run.segment]
         if run.layers:
             name = f"layer {run.layers[place] + 1} of {self._layers}: {segment.operation}"
         else:
@@ -283,6 +296,12 @@ class Resident(NamedTuple):
     states: States
     total_parameters: int
     trainable_parameters: int
+
+    @property
+    def step_bytes(self) -> int:
+        """All that is alive in the optimizer's step, but for the workspace."""
+        step = self.weights + self.adapters + self.gradients + self.transient
+        return step + self.states.resident_bytes
 
     def sizes(self, gpu: Gpu | None) -> dict[Component, int]:
         """By component, before the first moment, without gradients."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from estimator.remedies import Remedy
 from estimator.results import Estimate
 from estimator.specs import Component, Verdict
 
@@ -30,10 +31,14 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def describe(estimate: Estimate) -> str:
-    """The setup, the ledger at the peak, the phases, the parameters, the verdict and what was assumed."""
+def describe(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> str:
+    """The setup, the ledger at the peak, the phases, the parameters, the verdict, remedies and what was assumed."""
     parts = [_headline(estimate), _ledger(estimate), _phases(estimate), _parameters(estimate)]
-    parts += [verdict(estimate), "Assumed:\n" + "\n".join(f"- {it}" for it in estimate.assumptions)]
+    parts.append(verdict(estimate))
+    if remedies:
+        lines = [f"- {it.text} Needs {gib(it.need_high_bytes)} GiB." for it in remedies]
+        parts.append("What would fit:\n" + "\n".join(lines))
+    parts += ["Assumed:\n" + "\n".join(f"- {it}" for it in estimate.assumptions)]
     return "\n\n".join(parts)
 
 

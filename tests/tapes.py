@@ -9,9 +9,9 @@ from estimator.memory.tape import COMPONENTS, Tape
 
 def played(tape: Tape) -> list[Segment]:
     """The stretches of a tape at the sizes that it was played with."""
-    segments = Program(tape, Recording()).segments(())
-    assert segments is not None
-    return segments
+    sized = Program(tape, Recording()).at(())
+    assert sized is not None
+    return sized.segments
 
 
 def alive(tape: Tape) -> list[int]:

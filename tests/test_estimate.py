@@ -24,6 +24,7 @@ from estimator import (
     catalog,
     estimate,
 )
+from estimator.engine import need
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
 A100 = "A100-SXM4-80GB"
@@ -185,3 +186,26 @@ def test_checkpointing_lowers_a_long_text_s_peak_and_paged_states_lie_outside_th
     paged = estimate(model, None, replace(long, optim=Optimizer.PAGED_ADAMW_32BIT))
     assert paged.paged_bytes > 0
     assert paged.need_high_bytes - paged.need_low_bytes > paged.paged_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    model=st.sampled_from(sorted(catalog.models())),
+    method=st.sampled_from(Method),
+    batch=st.integers(1, 40),
+    length=st.integers(1, 900),
+    checkpointing=st.booleans(),
+    accumulation=st.integers(1, 3),
+)
+def test_the_short_way_to_the_need_gives_the_need_of_the_estimate(
+    model, method, batch, length, checkpointing, accumulation
+):
+    setup = TrainingSetup(
+        method=method,
+        per_device_train_batch_size=batch,
+        max_length=length,
+        gradient_checkpointing=checkpointing,
+        gradient_accumulation_steps=accumulation,
+    )
+    whole = estimate(catalog.model(model), None, setup)
+    assert need(catalog.model(model), None, setup) == (whole.need_low_bytes, whole.need_high_bytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import NamedTuple
@@ -37,7 +38,7 @@ class Program:
     def __init__(self, tape: Tape, recording: Recording) -> None:
         self.recording = recording
         self.marks = tape.marks
-        self._operations = [event.operation for event in tape.events]
+        self.operations = [event.operation for event in tape.events]
         self._components = [event.component for event in tape.events]
         self._signs = [event.sign for event in tape.events]
         places = [recording.position(event.size) for event in tape.events]
@@ -52,45 +53,23 @@ class Program:
                 for slot, sign in zip(self._slots, self._signs, strict=True)
             )
         )
-        self._ends = [
+        self.ends = [
             *(after.start for _, after in pairwise(self.marks)),
             len(self._signs),
         ]
         self._changes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
 
-    def segments(self, inputs: Sequence[int]) -> list[Segment] | None:
-        """The stretches at these sizes; None where a size would have led another way through the step."""
+    def at(self, inputs: Sequence[int]) -> Sized | None:
+        """The program at these sizes; None where a size would have led another way through the step."""
         table = self.recording.evaluate(inputs)
         if not self.recording.holds(table):
             return None
         sizes = [table[place] for place in self._places]
-        totals = list(accumulate(self._deltas(sizes + [-size for size in sizes]), initial=0))
-        return [
-            self._segment(mark, end, totals, sizes)
-            for mark, end in zip(self.marks, self._ends, strict=True)
-        ]
+        alive = accumulate(self._deltas(sizes + [-size for size in sizes]), initial=0)
+        return Sized(self, sizes, list(alive))
 
-    def _segment(
-        self, mark: Mark, end: int, totals: Sequence[int], sizes: Sequence[int]
-    ) -> Segment:
-        # totals[i] is what is alive before event i
-        reached = totals[mark.start : end + 1]
-        highest = mark.start + reached.index(max(reached))
-        return Segment(
-            mark,
-            self._between(mark.start, highest, sizes),
-            self._between(mark.start, end, sizes),
-            self._operations[highest - 1] if highest > mark.start else mark.operation,
-        )
-
-    def _between(self, start: int, stop: int, sizes: Sequence[int]) -> Bytes:
-        """What the events of a range change, by component."""
-        change = [0] * len(COMPONENTS)
-        for component, slot, times in self._change(start, stop):
-            change[component] += times * sizes[slot]
-        return change
-
-    def _change(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+    def change(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """What the events of a range change: component, slot of the size, and how many more come than go."""
         if (start, stop) not in self._changes:
             count: Counter[tuple[int, int]] = Counter()
             for event in range(start, stop):
@@ -99,3 +78,41 @@ class Program:
                 (component, slot, times) for (component, slot), times in count.items() if times
             ]
         return self._changes[start, stop]
+
+
+class Sized:
+    """A program at one set of sizes: first in bare heights, then by component for those who ask."""
+
+    def __init__(self, program: Program, sizes: Sequence[int], alive: Sequence[int]) -> None:
+        self._program = program
+        self._sizes = sizes
+        self._tops: list[int] = []
+        """For each stretch the event before which most is alive."""
+        self.heights: list[tuple[int, int]] = []
+        """For each stretch what it adds at its highest and at its end, in bytes."""
+        for mark, end in zip(program.marks, program.ends, strict=True):
+            # alive[i] is what is alive before event i
+            reached = alive[mark.start : end + 1]
+            top = max(reached)
+            self._tops.append(mark.start + reached.index(top))
+            self.heights.append((top - reached[0], reached[-1] - reached[0]))
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """The stretches by component."""
+        program = self._program
+        return [
+            Segment(
+                mark,
+                self._between(mark.start, top),
+                self._between(mark.start, end),
+                program.operations[top - 1] if top > mark.start else mark.operation,
+            )
+            for mark, end, top in zip(program.marks, program.ends, self._tops, strict=True)
+        ]
+
+    def _between(self, start: int, stop: int) -> Bytes:
+        change = [0] * len(COMPONENTS)
+        for component, slot, times in self._program.change(start, stop):
+            change[component] += times * self._sizes[slot]
+        return change

@@ -1,0 +1,55 @@
+"""How far a setup can go on one GPU: the largest batch, the longest context, the smallest card.
+
+Found by bisection on the need itself, so each is exact: it fits, and one more does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from estimator.engine import need
+from estimator.specs import LARGEST, Gpu, Model, TrainingSetup, Verdict
+from estimator.verdict import verdict
+
+
+def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
+    """Whether even the high end of the need fits. Raises ``ValueError`` as ``estimate`` does."""
+    return verdict(*need(model, gpu, setup), gpu) is Verdict.FITS
+
+
+def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
+    """Most examples that go through at once at this length; 0 if not even one does."""
+    return _largest(
+        lambda size: fits(model, gpu, replace(setup, per_device_train_batch_size=size)),
+        LARGEST["per_device_train_batch_size"],
+    )
+
+
+def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
+    """Most tokens an example may have at this micro-batch; 0 if not even one fits.
+
+    At most as many as the model has learned positions, where it has learned them.
+    """
+    return _largest(
+        lambda length: fits(model, gpu, replace(setup, max_length=length)),
+        model.position_limit or LARGEST["max_length"],
+    )
+
+
+def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu | None:
+    """The card with the least memory that holds the setup; None if none does."""
+    by_size = sorted(gpus, key=lambda gpu: gpu.memory_bytes)
+    return next((gpu for gpu in by_size if fits(model, gpu, setup)), None)
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to ``most`` that holds, for a property that ends once: doubled, then halved in on."""
+    good, bad = 0, 1
+    while bad <= most and holds(bad):
+        good, bad = bad, bad * 2
+    bad = min(bad, most + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good

@@ -1,0 +1,221 @@
+"""What to change so that a setup fits: the smallest changes first, in the order of what they cost in speed and quality.
+
+A remedy is proposed only if the setup with its keys fits, by the same estimate as everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any, NamedTuple
+
+from estimator.engine import least_need, need
+from estimator.limits import fits, smallest_gpu
+from estimator.results import Estimate
+from estimator.specs import (
+    AttnImplementation,
+    Dtype,
+    Gpu,
+    Method,
+    Model,
+    Optimizer,
+    TrainingSetup,
+    Verdict,
+)
+
+MOST_TOGETHER = 3
+"""Changes in one remedy at most; whoever needs four needs another plan."""
+MOST_SHOWN = 6
+"""Remedies at most, the larger GPU beside them."""
+
+Keys = Mapping[str, Any]
+
+
+class Change(NamedTuple):
+    """One kind of change: what it is called, what it costs, and how mildly or strongly it can be made."""
+
+    title: str
+    price: str
+    options: tuple[Keys, ...]
+    """Fields of the setup to set; the mildest first."""
+
+
+class Remedy(NamedTuple):
+    """A change, or several together, that makes the setup fit."""
+
+    title: str
+    price: str
+    keys: Keys
+    """What to set, by the contract's keys."""
+    saved_bytes: int
+    """How much lower the high end of the need is; 0 for a larger GPU."""
+    need_high_bytes: int
+    """The high end of what it then needs."""
+
+    @property
+    def text(self) -> str:
+        """Title and price in one line."""
+        return f"{self.title}. {self.price}"
+
+
+def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:
+    """Changes that make the setup fit its GPU, and the smallest of ``gpus`` that holds it unchanged.
+
+    Empty where it fits already or no GPU is given. Several changes together only where no single one is enough.
+    """
+    if of.gpu is None or of.verdict is Verdict.FITS:
+        return ()
+    changes = list(_changes(of.setup))
+    found: list[Remedy] = []
+    for together in range(1, MOST_TOGETHER + 1):
+        if not found:
+            for group in combinations(changes, together):
+                found += _fitting(of, of.gpu, group)
+    larger = smallest_gpu(of.model, (gpu for gpu in gpus if gpu != of.gpu), of.setup)
+    return (*found[:MOST_SHOWN], *([] if larger is None else [_on(larger, of)]))
+
+
+def _on(gpu: Gpu, of: Estimate) -> Remedy:
+    high = need(of.model, gpu, of.setup)[1]
+    price = "The setup stays as it is; an hour costs more."
+    return Remedy(f"A larger GPU: {gpu.name}", price, {"gpu": gpu.name}, 0, high)
+
+
+def _fitting(of: Estimate, gpu: Gpu, group: Sequence[Change]) -> Iterator[Remedy]:
+    """The mildest way to make a group of changes that fits, if there is one."""
+    for options in product(*(change.options for change in group)):
+        keys = {key: value for option in options for key, value in option.items()}
+        if len(keys) < sum(map(len, options)):
+            return  # two changes of one key are one change
+        setup = _changed(of.setup, keys)
+        if setup is None or not _holds(of.model, gpu, setup):
+            continue
+        high = need(of.model, gpu, setup)[1]
+        yield Remedy(
+            _joined([change.title for change in group], options),
+            " ".join(change.price for change in group),
+            keys,
+            of.need_high_bytes - high,
+            high,
+        )
+        return
+
+
+def _joined(titles: Sequence[str], options: Sequence[Keys]) -> str:
+    return " + ".join(title.format(**option) for title, option in zip(titles, options, strict=True))
+
+
+def _changed(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:
+    try:
+        return replace(setup, **keys)
+    except ValueError:
+        return None
+
+
+def _holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
+    """Whether it fits; what lies there for the whole step is asked first, since that takes no step to play."""
+    try:
+        return least_need(model, setup) <= gpu.memory_bytes and fits(model, gpu, setup)
+    except ValueError:
+        return False
+
+
+def _changes(setup: TrainingSetup) -> Iterator[Change]:
+    """What can still be changed in a setup, from what costs nothing to what costs most.
+
+    Prices: checkpointing runs each layer's forward twice, a third of a step's arithmetic at most (Chen et al. 2016,
+    arXiv:1604.06174); 8-bit states reach the results of 32-bit ones (Dettmers et al. 2021, arXiv:2110.02861); LoRA
+    learns less and forgets less (Biderman et al. 2024, arXiv:2405.09673); QLoRA reaches 16-bit LoRA's results and
+    unpacks each weight before its product (Dettmers et al. 2023, arXiv:2305.14314).
+    """
+    kernels = {
+        AttnImplementation.EAGER: (AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2),
+        AttnImplementation.SDPA: (AttnImplementation.FLASH_ATTENTION_2,),
+        AttnImplementation.FLASH_ATTENTION_2: (),
+    }[setup.attn_implementation]
+    for kernel in kernels:
+        name = "SDPA" if kernel is AttnImplementation.SDPA else "FlashAttention 2"
+        wants = "" if name == "SDPA" else ", with the package flash-attn on an Ampere card or newer"
+        yield Change(
+            f"Attention by {name}",
+            f"The same result, and faster{wants}.",
+            ({"attn_implementation": kernel},),
+        )
+    if splits := tuple(_splits(setup)):
+        yield Change(
+            "Micro-batch {per_device_train_batch_size}, accumulation {gradient_accumulation_steps}",
+            f"The same effective batch of {setup.effective_batch_size:,}; smaller products use the GPU less well.",
+            splits,
+        )
+    yield from _optimizers(setup)
+    if not setup.gradient_checkpointing:
+        yield Change(
+            "Gradient checkpointing",
+            "Each layer's forward runs twice: 20 to 30 % more time, the same result.",
+            ({"gradient_checkpointing": True},),
+        )
+    if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL:
+        yield Change(
+            "Weights in bfloat16",
+            "Steps smaller than a 256th of a weight are rounded away; watch the loss.",
+            ({"dtype": Dtype.BFLOAT16},),
+        )
+    if setup.method is Method.FULL:
+        yield Change(
+            f"LoRA of rank {setup.lora_r}",
+            "Trains small adapters instead of all weights: learns less where the task is far from pretraining.",
+            ({"method": Method.LORA, **_real_states(setup)},),
+        )
+    if setup.method is not Method.QLORA:
+        base = Dtype.BFLOAT16 if setup.dtype is Dtype.FLOAT32 else setup.dtype
+        yield Change(
+            f"QLoRA of rank {setup.lora_r}",
+            "Adapters over a 4-bit base: results close to LoRA's; steps are slower, each weight is unpacked first.",
+            ({"method": Method.QLORA, "dtype": base, **_real_states(setup)},),
+        )
+
+
+def _splits(setup: TrainingSetup) -> Iterator[Keys]:
+    """Smaller micro-batches with more accumulation and the same effective batch."""
+    size = setup.per_device_train_batch_size * setup.gradient_accumulation_steps
+    for batch in range(setup.per_device_train_batch_size - 1, 0, -1):
+        if size % batch == 0:
+            yield {
+                "per_device_train_batch_size": batch,
+                "gradient_accumulation_steps": size // batch,
+            }
+
+
+def _real_states(setup: TrainingSetup) -> Keys:
+    """States in a what-if dtype go back to the optimizer's own."""
+    return {} if setup.optim_state_dtype is None else {"optim_state_dtype": None}
+
+
+_EIGHT_BIT = {
+    Optimizer.ADAMW_TORCH_FUSED: Optimizer.ADAMW_BNB_8BIT,
+    Optimizer.ADAMW_TORCH: Optimizer.ADAMW_BNB_8BIT,
+    Optimizer.PAGED_ADAMW_32BIT: Optimizer.PAGED_ADAMW_8BIT,
+    Optimizer.LION_32BIT: Optimizer.LION_8BIT,
+}
+
+
+def _optimizers(setup: TrainingSetup) -> Iterator[Change]:
+    if setup.optim is Optimizer.ADAMW_TORCH:
+        yield Change(
+            "Fused AdamW",
+            "The same arithmetic in one kernel, and faster.",
+            ({"optim": Optimizer.ADAMW_TORCH_FUSED},),
+        )
+    if setup.optim_state_dtype is Dtype.FLOAT32 and setup.dtype is not Dtype.FLOAT32:
+        yield Change(
+            f"Optimizer states in {setup.dtype}",
+            "As Trainer really keeps them; small second moments lose digits.",
+            ({"optim_state_dtype": None},),
+        )
+    if setup.optim in _EIGHT_BIT:
+        yield Change(
+            "8-bit optimizer states",
+            "Blocks of 256 share a scale; published results equal those of 32-bit states.",
+            ({"optim": _EIGHT_BIT[setup.optim], **_real_states(setup)},),
+        )
