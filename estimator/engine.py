@@ -6,7 +6,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from estimator.architectures import architecture
-from estimator.memory.overhead import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, need_bytes
+from estimator.memory.overhead import (
+    CONTEXT_HIGH_BYTES,
+    CONTEXT_LOW_BYTES,
+    need_bytes,
+    workspace_bytes,
+)
 from estimator.moments import StepTimeline, resident, structure
 from estimator.results import Estimate
 from estimator.saving import checkpoint_bytes, save_moment
@@ -32,12 +37,13 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     """
     _check(model, setup)
     played = _as_played(model, setup)
-    timeline = StepTimeline(model, played, gpu)
+    workspace = workspace_bytes(gpu)
+    timeline = StepTimeline(model, played, workspace)
     lying = timeline.resident
     phases = timeline.heights()
     peak = max(phases.values(), key=lambda moment: moment.bytes)
     low, high = need_bytes(peak.bytes, lying.states.paged_bytes)
-    phases[Phase.SAVE] = save_moment(lying, gpu)
+    phases[Phase.SAVE] = save_moment(lying, workspace)
     return Estimate(
         model=model,
         gpu=gpu,
@@ -58,14 +64,19 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     )
 
 
-@lru_cache(maxsize=8192)
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
     """Bytes that the card must have, low and high: those of ``estimate``, without its moments.
 
     Raises ``ValueError`` as ``estimate`` does.
     """
+    return _need(model, workspace_bytes(gpu), setup)
+
+
+@lru_cache(maxsize=8192)
+def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]:
+    """The same; what a card has to do with it is the size of its workspace."""
     _check(model, setup)
-    timeline = StepTimeline(model, _as_played(model, setup), gpu)
+    timeline = StepTimeline(model, _as_played(model, setup), workspace)
     return need_bytes(timeline.peak_bytes, timeline.resident.states.paged_bytes)
 
 

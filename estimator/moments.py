@@ -7,6 +7,7 @@ never a sum of everything that ever lives.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -16,8 +17,7 @@ from typing import NamedTuple
 
 from estimator.architectures.decoder import LayerKind, Step, has_window, layer_kinds
 from estimator.memory.optimizer import States, Trainable, optimizer_states, step_transient
-from estimator.memory.overhead import workspace_bytes
-from estimator.memory.program import Bytes, Program, Segment, Sized
+from estimator.memory.program import Bytes, Program, Reason, Segment, Sized
 from estimator.memory.symbols import Recording
 from estimator.memory.tape import COMPONENTS, Mark
 from estimator.memory.weights import (
@@ -37,8 +37,8 @@ from estimator.parameters import (
     trainable_parameters,
     weight_shapes,
 )
-from estimator.results import Moment
-from estimator.specs import Component, Gpu, Model, Optimizer, Phase, TrainingSetup
+from estimator.results import Held, Moment
+from estimator.specs import Component, Model, Optimizer, Phase, TrainingSetup
 
 
 def modules_with_counts(model: Model) -> Iterator[tuple[Module, int, bool]]:
@@ -202,12 +202,12 @@ def _plan(model: Model, structure: TrainingSetup) -> Plan:
 class StepTimeline:
     """The moments of one step after the first, in order of time; computed in full only when they are looked at."""
 
-    def __init__(self, model: Model, setup: TrainingSetup, gpu: Gpu | None) -> None:
+    def __init__(self, model: Model, setup: TrainingSetup, workspace: int) -> None:
         same = structure(setup)
         self.resident = resident(model, same)
         self._layers = model.num_hidden_layers
         self._sized, self._runs = plan(model, same).step(setup)
-        begins = self.resident.sizes(gpu)
+        begins = self.resident.sizes(workspace)
         if setup.gradient_accumulation_steps > 1:
             begins[Component.GRADIENTS] = self.resident.gradients
         self._begins = [begins[component] for component in COMPONENTS]
@@ -249,6 +249,16 @@ class StepTimeline:
 
         In a run of equal stretches it is the last where each leaves something behind, else the first.
         """
+        phases = {
+            phase: self._moment(
+                run, place, _after(before, self._sized.segments[run.segment], place)
+            )
+            for phase, (_, run, place, before) in self._highest().items()
+        }
+        return {**phases, Phase.OPTIMIZER_STEP: self._step}
+
+    def _highest(self) -> dict[Phase, tuple[int, Run, int, Bytes]]:
+        """For each phase the highest moment: its bytes, its run, its place there, and what was alive before the run."""
         running = list(self._begins)
         highest: dict[Phase, tuple[int, Run, int, Bytes]] = {}
         for run in self._runs:
@@ -260,13 +270,34 @@ class StepTimeline:
                 if phase not in highest or height > highest[phase][0]:
                     highest[phase] = height, run, place, running
             running = _after(running, segment, times)
-        phases = {
-            phase: self._moment(
-                run, place, _after(before, self._sized.segments[run.segment], place)
-            )
-            for phase, (_, run, place, before) in highest.items()
-        }
-        return {**phases, Phase.OPTIMIZER_STEP: self._step}
+        return highest
+
+    def held(self, phase: Phase) -> tuple[Held, ...]:
+        """What the tape holds at the highest moment of forward, loss or backward, by what made it; the most first.
+
+        Weights, adapters, states, the workspace and gradients of earlier micro-steps lie beside it.
+        """
+        peak, at = self._highest()[phase][1:3]
+        counts: Counter[Reason] = Counter()
+        for run in self._runs:
+            if run is peak:
+                self._sized.add_held(counts, run.segment, at, to_top=False)
+                self._sized.add_held(counts, run.segment, 1, to_top=True)
+                break
+            self._sized.add_held(counts, run.segment, run.length, to_top=False)
+        return _by_reason(counts)
+
+    def kept_by_a_layer(self) -> tuple[Held, ...]:
+        """What one layer in the middle keeps from forward to backward, by what made it; the most first."""
+        forward = [
+            run
+            for run in self._runs
+            if run.layers and self._sized.segments[run.segment].mark.phase is Phase.FORWARD
+        ]
+        middle = max(forward, key=lambda run: run.length)
+        counts: Counter[Reason] = Counter()
+        self._sized.add_held(counts, middle.segment, 1, to_top=False)
+        return _by_reason(counts)
 
     def _moment(self, run: Run, place: int, running: Bytes) -> Moment:
         segment = self._sized.segments[run.segment]
@@ -279,6 +310,16 @@ class StepTimeline:
 
 def _after(running: Bytes, segment: Segment, times: int) -> Bytes:
     return [alive + times * change for alive, change in zip(running, segment.net, strict=True)]
+
+
+def _by_reason(counts: Counter[Reason]) -> tuple[Held, ...]:
+    together: dict[tuple[Component, str], Held] = {}
+    for (component, operation, size), tensors in counts.items():
+        key = COMPONENTS[component], operation
+        before = together.get(key, Held(*key, 0, 0))
+        together[key] = Held(*key, before.tensors + tensors, before.bytes + tensors * size)
+    there = [held for held in together.values() if held.bytes]
+    return tuple(sorted(there, key=lambda held: -held.bytes))
 
 
 def _alive(sizes: Iterable[int]) -> dict[Component, int]:
@@ -303,14 +344,14 @@ class Resident(NamedTuple):
         step = self.weights + self.adapters + self.gradients + self.transient
         return step + self.states.resident_bytes
 
-    def sizes(self, gpu: Gpu | None) -> dict[Component, int]:
+    def sizes(self, workspace: int) -> dict[Component, int]:
         """By component, before the first moment, without gradients."""
         return {
             **dict.fromkeys(COMPONENTS, 0),
             Component.WEIGHTS: self.weights,
             Component.ADAPTERS: self.adapters,
             Component.OPTIMIZER_STATES: self.states.resident_bytes,
-            Component.WORKSPACE: workspace_bytes(gpu),
+            Component.WORKSPACE: workspace,
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -24,12 +24,27 @@ class Moment(NamedTuple):
         return sum(self.resident.values())
 
 
+class Held(NamedTuple):
+    """What lies there for one reason: how many tensors one operator made, and how many bytes they take."""
+
+    component: Component
+    operation: str
+    tensors: int
+    bytes: int
+
+
 class Timeline(Protocol):
     """Where the moments of a step come from, once they are asked for."""
 
     @property
     def moments(self) -> tuple[Moment, ...]:
         """In order of time: one for each layer and stage, each at its highest."""
+
+    def held(self, phase: Phase) -> Sequence[Held]:
+        """What lies there at the highest moment of forward, loss or backward, by what made it."""
+
+    def kept_by_a_layer(self) -> Sequence[Held]:
+        """What one layer keeps from forward to backward, by what made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

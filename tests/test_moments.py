@@ -189,3 +189,30 @@ def test_a_recorded_step_read_at_other_sizes_is_that_step_played_anew(family, da
         sized = replace(setup, **sizes)
         segments = same.step(sized)[0].segments
         assert [(s.mark.phase, s.operation, sum(s.rise)) for s in segments] == fresh(model, sized)
+
+
+@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.LOSS, Phase.BACKWARD])
+def test_what_made_the_bytes_of_a_moment_adds_up_to_its_components(name, phase):
+    answer = estimate(WINDOWED, None, SETUPS[name])
+    made: dict[Component, int] = {}
+    for held in answer.timeline.held(phase):
+        assert held.tensors > 0
+        made[held.component] = made.get(held.component, 0) + held.bytes
+    beside = {
+        Component.WEIGHTS,
+        Component.ADAPTERS,
+        Component.OPTIMIZER_STATES,
+        Component.WORKSPACE,
+    }
+    moment = dict(answer.phases[phase].resident)
+    if SETUPS[name].gradient_accumulation_steps > 1:
+        made[Component.GRADIENTS] = moment[Component.GRADIENTS]  # of the micro-steps before
+    assert made == {part: size for part, size in moment.items() if part not in beside}
+
+
+def test_a_layer_keeps_what_its_operators_made():
+    timeline = estimate(LLAMA, None, BF16).timeline
+    by_operation = {held.operation: held.bytes for held in timeline.kept_by_a_layer()}
+    assert by_operation["mlp.gate_proj"] == 2 * TOKENS * F
+    assert sum(by_operation.values()) == kept_per_layer(BF16)

@@ -40,7 +40,7 @@ def cast(tape: Tape, x: Tensor, width: int) -> Tensor:
     """``x.to(dtype)``: a copy of n elements, or ``x`` itself where the dtype is the same."""
     if x.width == width:
         return x
-    tape.operation = "cast"
+    tape.operation = "cast to float32" if width == 4 else "cast to 16 bits"
     from_width, elements = x.width, x.elements
     node = tape.begin("cast backward", [x], lambda t, g: [t.new(elements, from_width)])
     return tape.finish(node, tape.new(elements, width))

@@ -32,6 +32,10 @@ class Segment(NamedTuple):
     """The operator that made the highest moment."""
 
 
+Reason = tuple[int, str, int]
+"""Component, operator and size of equal tensors."""
+
+
 class Program:
     """The events of one played step, with sizes that can be computed anew."""
 
@@ -39,23 +43,23 @@ class Program:
         self.recording = recording
         self.marks = tape.marks
         self.operations = [event.operation for event in tape.events]
-        self._components = [event.component for event in tape.events]
-        self._signs = [event.sign for event in tape.events]
+        self.components = [event.component for event in tape.events]
+        self.signs = [event.sign for event in tape.events]
         places = [recording.position(event.size) for event in tape.events]
         self._places = sorted(set(places))
         slot = {place: index for index, place in enumerate(self._places)}
-        self._slots = [slot[place] for place in places]
+        self.slots = [slot[place] for place in places]
         # both signs of every size side by side, so that one itemgetter writes down all events
         negative = len(self._places)
         self._deltas = itemgetter(
             *(
                 slot if sign > 0 else negative + slot
-                for slot, sign in zip(self._slots, self._signs, strict=True)
+                for slot, sign in zip(self.slots, self.signs, strict=True)
             )
         )
         self.ends = [
             *(after.start for _, after in pairwise(self.marks)),
-            len(self._signs),
+            len(self.signs),
         ]
         self._changes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
 
@@ -73,7 +77,7 @@ class Program:
         if (start, stop) not in self._changes:
             count: Counter[tuple[int, int]] = Counter()
             for event in range(start, stop):
-                count[self._components[event], self._slots[event]] += self._signs[event]
+                count[self.components[event], self.slots[event]] += self.signs[event]
             self._changes[start, stop] = [
                 (component, slot, times) for (component, slot), times in count.items() if times
             ]
@@ -110,6 +114,18 @@ class Sized:
             )
             for mark, end, top in zip(program.marks, program.ends, self._tops, strict=True)
         ]
+
+    def add_held(self, held: Counter[Reason], segment: int, times: int, *, to_top: bool) -> None:
+        """Add what a stretch makes and frees, by what made it, ``times`` over; to its highest moment or to its end."""
+        program = self._program
+        stop = self._tops[segment] if to_top else program.ends[segment]
+        for event in range(program.marks[segment].start, stop):
+            reason = (
+                program.components[event],
+                program.operations[event],
+                self._sizes[program.slots[event]],
+            )
+            held[reason] += times * program.signs[event]
 
     def _between(self, start: int, stop: int) -> Bytes:
         change = [0] * len(COMPONENTS)

@@ -39,12 +39,13 @@ TEMPORARIES = _INDEX[Component.TEMPORARIES]
 
 
 class Event(NamedTuple):
-    """Bytes that come (sign 1) or go (sign -1), and the operator at work."""
+    """Bytes that come (sign 1) or go (sign -1)."""
 
     sign: int
     size: int
     component: int
     operation: str
+    """The operator that made them."""
 
 
 class Mark(NamedTuple):
@@ -63,23 +64,26 @@ class Mark(NamedTuple):
 class Storage:
     """Bytes on the GPU, alive as long as this object is."""
 
-    __slots__ = ("bytes", "component", "tape")
+    __slots__ = ("bytes", "component", "operation", "tape")
 
     def __init__(self, tape: Tape, size: int, component: int) -> None:
         self.tape = tape
         self.bytes = size
         self.component = component
-        tape.events.append(Event(1, size, component, tape.operation))
+        self.operation = tape.operation
+        self._write(1)
 
     def __del__(self) -> None:
-        self.tape.events.append(Event(-1, self.bytes, self.component, self.tape.operation))
+        self._write(-1)
+
+    def _write(self, sign: int) -> None:
+        self.tape.events.append(Event(sign, self.bytes, self.component, self.operation))
 
     def become(self, component: int) -> None:
         """Count these bytes under another name from now on."""
-        events, operation = self.tape.events, self.tape.operation
-        events.append(Event(-1, self.bytes, self.component, operation))
-        events.append(Event(1, self.bytes, component, operation))
+        self._write(-1)
         self.component = component
+        self._write(1)
 
 
 class Tensor:
