@@ -11,39 +11,33 @@ the contract, and what was not sound is reported.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
-from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
-from dashboard import wording
+from dashboard import actions, wording
+from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
 from estimator.contract import Reading, read_link, read_setup, write_fields
+from estimator.limits import largest_micro_batch, longest_context
 from estimator.parameters import Linear, layer_modules
 from estimator.results import Estimate
 from estimator.specs import (
     ALL_LINEAR,
     AttnImplementation,
     Dtype,
+    Gpu,
     Method,
     MixedPrecision,
     Model,
     Optimizer,
     TrainingSetup,
 )
-
-EXAMPLE: Mapping[str, object] = {
-    "model": "mistralai/Mistral-7B-v0.1",
-    "gpu": "A100-SXM4-80GB",
-    "mixed_precision": "no",
-    "optim_state_dtype": "float32",
-}
-"""What a bare address opens on: the setup that the rule of thumb is usually told with."""
 
 REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
     "bfloat16 states too": {
@@ -59,8 +53,14 @@ REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
 """What really runs beside the what-if of float32 states on 16-bit weights."""
 
 DEFAULT = TrainingSetup()
-VERDICT, BARS, BATCH = "verdict", "bars", "effective batch"
-"""The parts that a moved number runs again, as fragments."""
+BARS, VERDICT, BATCH, CONTEXT, MORE = PARTS = (
+    "bars",
+    "verdict",
+    "effective batch",
+    "longest context",
+    "more",
+)
+"""The parts that a moved number runs again, as fragments; the figure first, since it takes the browser longest."""
 BOUND = (
     "model",
     "gpu",
@@ -85,6 +85,9 @@ BOUND = (
 )
 """The contract's keys that have a widget. The others are obeyed where an address has them."""
 
+PAGE_KEYS = ("section",)
+"""What an address says of the page, not of the setup."""
+
 STEPS: Mapping[str, tuple[int, ...]] = {
     "per_device_train_batch_size": (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256),
     "gradient_accumulation_steps": (*range(1, 17), 20, 24, 32, 48, 64, 96, 128, 256, 512),
@@ -105,7 +108,8 @@ def open_address() -> None:
     state = st.session_state
     if state.get("model"):
         return
-    given = {key: st.query_params.get_all(key) for key in st.query_params}
+    params = st.query_params
+    given = {key: params.get_all(key) for key in params if key not in PAGE_KEYS}
     asked = given or {key: [str(value)] for key, value in EXAMPLE.items()}
     read = read_link(asked)
     problems = list(read.problems)
@@ -124,7 +128,8 @@ def open_address() -> None:
     }
     values = _widget_values(read)
     state["own"] = {key: values[key] for key in ("model", "gpu")}
-    apply(values)
+    state["bound"] = BOUND
+    actions.apply(values)
     address = {key: _as_address(values[key]) for key in asked if key in values}
     address |= {"model": _as_address(values["model"])}
     if address == given:
@@ -162,27 +167,10 @@ def _as_address(value: object) -> list[str]:
     return [json.dumps(value) if isinstance(value, bool) else str(value)]
 
 
-def apply(keys: Mapping[str, object]) -> None:
-    """Set some keys, as a click on a proposal does."""
-    for key, value in keys.items():
-        st.session_state[key] = str(value) if isinstance(value, StrEnum) else value
-
-
-def opener(label: str, name: str, keys: Mapping[str, object]) -> None:
-    """A button that opens a proposal; it rests where the proposal is already open."""
-    is_open = all(st.session_state[key] == value for key, value in keys.items())
-    st.button(label, on_click=_open, args=(keys,), disabled=is_open, key=f"open {name}")
-
-
-def _open(keys: Mapping[str, object]) -> None:
-    apply(keys)
-    st.rerun()  # not only the fragment that the button stands in: the widgets follow
-
-
 def _redraw() -> None:
     """A number moved: only what shows it runs again, not every widget."""
     with suppress(StreamlitAPIException):  # a page without these parts runs as a whole
-        st.rerun([VERDICT, BARS, BATCH])
+        st.rerun(PARTS)
 
 
 # --- the widgets --------------------------------------------------------------------------------
@@ -191,12 +179,12 @@ def _redraw() -> None:
 def _apply_precision() -> None:
     pair = wording.PRECISIONS.get(st.session_state["precision"])
     if pair:
-        apply({"dtype": pair[0].value, "mixed_precision": pair[1].value})
+        actions.apply({"dtype": pair[0].value, "mixed_precision": pair[1].value})
 
 
 def _apply_targets(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
     chosen = {EVERY: (ALL_LINEAR,), ATTENTION: attention, CUSTOM: linears}
-    apply({"lora_target_modules": list(chosen[st.session_state["adapter_choice"]])})
+    actions.apply({"lora_target_modules": list(chosen[st.session_state["adapter_choice"]])})
 
 
 def _with_own(catalogued: Iterable[str], own: str | None) -> list[str]:
@@ -294,7 +282,30 @@ def _what(setup: TrainingSetup) -> None:
 
 @st.fragment(key=BATCH)
 def _effective_batch() -> None:
-    st.caption(wording.effective_batch(reading().setup))
+    now = reading()
+    limit = _limit(now, largest_micro_batch, wording.batch_limit)
+    st.html(f'<p class="hr-limit">{limit}{wording.effective_batch(now.setup)}</p>')
+
+
+@st.fragment(key=CONTEXT)
+def _longest_context() -> None:
+    now = reading()
+    limit = _limit(now, longest_context, wording.context_limit)
+    st.html(f'<p class="hr-limit">{limit}</p>')
+
+
+def _limit(
+    now: Reading,
+    search: Callable[[Model, Gpu, TrainingSetup], int],
+    say: Callable[[int, Model, TrainingSetup], str],
+) -> str:
+    """How far one slider can go, in words; nothing without a GPU, or where the setup cannot be trained at all."""
+    if now.model is None or now.gpu is None:
+        return ""
+    try:
+        return say(search(now.model, now.gpu, now.setup), now.model, now.setup)
+    except ValueError:
+        return ""
 
 
 def _batch() -> None:
@@ -314,6 +325,7 @@ def _batch() -> None:
         "max_length",
         "Tokens in each example, packed or padded to it. TRL's default: 1,024.",
     )
+    _longest_context()
     _toggle(
         "Gradient checkpointing",
         "gradient_checkpointing",
@@ -433,6 +445,7 @@ def draw() -> None:
     now = read_setup(_asked())
     linears, attention = linear_modules(now.model) if now.model else ((), ())
     with st.sidebar:
+        actions.draw()
         _what(now.setup)
         _batch()
         with st.expander("LoRA", expanded=now.setup.uses_adapters):
@@ -504,6 +517,18 @@ def methods(of: Estimate) -> dict[Method, Estimate]:
     """The same setup under each method that can train it."""
     others = {method: changed(of, {"method": method}) for method in Method}
     return {method: other for method, other in others.items() if other is not None}
+
+
+def is_dark() -> bool:
+    """Whether the visitor reads light on dark."""
+    return bool(st.context.theme.type == "dark")
+
+
+def take_own_gpu(memory_bytes: int) -> None:
+    """Choose a card of one's own by its memory in bytes, as a click does."""
+    option = _as_option({"memory_bytes": memory_bytes})
+    st.session_state["own"]["gpu"] = option
+    actions.take({"gpu": option})
 
 
 def is_what_if(of: Estimate) -> bool:

@@ -34,8 +34,8 @@ PLACES: Mapping[Phase | Method, float] = {
 }
 """Where each bar stands, from above; the gap holds the second heading."""
 HEADINGS = {
-    -0.85: "One training step, phase by phase",
-    5.05: "The same setup by method, at its peak",
+    -0.85: "One step, phase by phase",
+    5.05: "Each method at its peak",
 }
 SWITCHES = [
     *(part.label for c, part in theme.COMPONENTS.items() if c is not Component.COMMUNICATION),
@@ -234,6 +234,8 @@ def hero(
                 "fixedrange": True,
                 "automargin": False,
                 "ticksuffix": " GiB",
+                "showticksuffix": "last",
+                "tickangle": 0,
                 "gridcolor": theme.GRID,
                 "zeroline": False,
                 "nticks": 7,

@@ -88,6 +88,13 @@ def _swatches(labels: list[str]) -> str:
     )
 
 
+def _verdict_colours() -> str:
+    return "\n".join(
+        f".hr-{verdict} {{ color: light-dark({part.colour}, {VERDICTS_ON_DARK[verdict]}); }}"
+        for verdict, part in VERDICTS.items()
+    )
+
+
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
     '<path fill="#0072B2" d="M1 11h14v4H1z"/><path fill="#009E73" d="M1 6h14v4H1z"/>'
@@ -118,7 +125,18 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-table .hr-n {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 .hr-table tr.hr-sum td {{ font-weight: 600; }}
 .hr-table .hr-what, .hr-table tr.hr-sum .hr-what {{ font-size: .875rem; font-weight: 400; opacity: .85; }}
-.st-key-neighbours button p, .st-key-methods button p {{ white-space: normal; }}
+[class*="st-key-card-"] {{ position: relative; border: 1px solid rgba(127,138,148,.45); border-radius: .5rem;
+  padding: .55rem .9rem; gap: 0; }}
+[class*="st-key-card-"]:hover {{ border-color: #0072B2; background: rgba(0,114,178,.07); }}
+[class*="st-key-card-"]:has(button:disabled) {{ border: 2px solid #0072B2; background: none; }}
+[class*="st-key-card-"]:has(button:focus-visible) {{ outline: 3px solid #56B4E9; }}
+[class*="st-key-card-"] [data-testid="stElementContainer"]:has(button) {{ position: absolute; inset: 0; width: 100%; }}
+[class*="st-key-card-"] .stButton, [class*="st-key-card-"] button {{ width: 100%; height: 100%; opacity: 0; }}
+.hr-card {{ font-size: 1rem; line-height: 1.45; margin: 0; }}
+.hr-card small {{ font-size: .875rem; opacity: .85; }}
+{_verdict_colours()}
+.st-key-methods .hr-card {{ font-size: .9375rem; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }}
+.hr-limit {{ font-size: .875rem; line-height: 1.45; opacity: .8; margin: -.4rem 0 .2rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}
 .hr-swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .5em; }}
 .st-key-shown button::before {{ content: ""; display: inline-block; width: .75rem; height: .75rem;

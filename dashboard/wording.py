@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
 from dashboard import theme
+from dashboard.explain import Line
+from dashboard.explore import Against
+from estimator.remedies import Remedy
 from estimator.results import Estimate, Moment
 from estimator.specs import (
     STEP_PHASES,
@@ -15,6 +18,7 @@ from estimator.specs import (
     Gpu,
     Method,
     MixedPrecision,
+    Model,
     Phase,
     TrainingSetup,
     Verdict,
@@ -130,6 +134,26 @@ def effective_batch(setup: TrainingSetup) -> str:
         f"{setup.gradient_accumulation_steps:,} on {setup.num_gpus} GPU; "
         f"{setup.num_train_examples:,} examples are {steps:,} step{'s' * (steps != 1)} an epoch."
     )
+
+
+def batch_limit(limit: int, _model: Model, setup: TrainingSetup) -> str:
+    """How far the micro-batch can go at this length; a sentence and a space, for one that follows."""
+    tokens = f"{setup.max_length:,} tokens"
+    if limit == 0:
+        return f"Not even 1 fits at {tokens}. "
+    return f"Up to {limit:,} fit at {tokens}. "
+
+
+def context_limit(limit: int, model: Model, setup: TrainingSetup) -> str:
+    """How far the context can go at this micro-batch."""
+    batch = f"micro-batch {setup.per_device_train_batch_size:,}"
+    if limit == 0:
+        return f"No length fits at {batch}."
+    if limit == model.position_limit:
+        return f"Up to {limit:,} tokens: the model has learned no more positions."
+    beyond = 0 < model.max_position_embeddings < limit
+    made_for = f"; the model was made for {model.max_position_embeddings:,}" if beyond else ""
+    return f"Up to {limit:,} tokens fit at {batch}{made_for}."
 
 
 def precision(setup: TrainingSetup) -> str:
@@ -352,10 +376,159 @@ def details_html(estimate: Estimate) -> str:
     return ledger_html(estimate) + rule_of_thumb_html(estimate) + assumptions_html(estimate)
 
 
-def proposal(estimate: Estimate, name: str) -> str:
-    """The label of a button that opens a setup: its name, its need as its bar shows it, its verdict."""
-    need = gib(estimate.need_high_bytes)
-    if estimate.verdict is None:
-        return f"**{name}** {need}"
-    said = theme.VERDICTS[estimate.verdict].label.lower()
-    return f"**{name}** {need} {SIGNS[estimate.verdict]} {said}"
+def proposal_html(estimate: Estimate, name: str) -> str:
+    """A setup that a click opens: its name, its need as its bar shows it, its verdict."""
+    return _card(name, estimate.verdict, f"needs {gib(estimate.need_high_bytes)}")
+
+
+def _sign(verdict: Verdict) -> str:
+    return f"{SIGNS[verdict]} {theme.VERDICTS[verdict].label.lower()}"
+
+
+def _card(name: str, verdict: Verdict | None, *lines: str) -> str:
+    said = "" if verdict is None else f' <span class="hr-{verdict}">{_sign(verdict)}</span>'
+    rest = "".join(f"<br>{escape(line)}" for line in lines)
+    return f'<p class="hr-card"><b>{escape(name)}</b>{said}{rest}</p>'
+
+
+# --- cards and remedies -------------------------------------------------------------------------
+
+
+def card_html(method: Method, estimate: Estimate, smallest: Against | None) -> str:
+    """One method of the chosen model: its verdict here, its need, and the smallest card that holds it."""
+    need = f"needs {gib(estimate.need_high_bytes)}"
+    if estimate.verdict is Verdict.FITS:
+        need += f", {gib(estimate.headroom_bytes)} free"
+    where = "no single card holds it"
+    if smallest is not None:
+        where = f"smallest: {smallest.gpu.name}, {gib(smallest.headroom_bytes)} free"
+    return _card(METHODS[method], estimate.verdict, need, where)
+
+
+def remedy_html(it: Remedy) -> str:
+    """A change that makes it fit: what, what it saves, what it costs."""
+    saves = f"saves {gib(it.saved_bytes)}, " if it.saved_bytes else ""
+    needs = f"{saves}needs {gib(it.need_high_bytes)}"
+    return f'<p class="hr-card"><b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}</small></p>'
+
+
+def remedies_head(estimate: Estimate, found: int) -> str:
+    """What stands above the remedies, and what cannot help here."""
+    assert estimate.gpu is not None
+    setup = estimate.setup
+    head = "What to change" if found else "No change of this setup makes it fit one card"
+    step = estimate.phases[Phase.OPTIMIZER_STEP].bytes + estimate.context_low_bytes
+    if step > estimate.gpu.memory_bytes:
+        note = (
+            f"Weights, gradients and optimizer states alone take {gib(step)}: no smaller batch, shorter context or "
+            "more accumulation makes that fit."
+        )
+    elif setup.per_device_train_batch_size == 1:
+        note = (
+            "The micro-batch is 1 already. Accumulation changes the effective batch, not the memory: "
+            "it saves some only where it allows a smaller micro-batch."
+        )
+    else:
+        note = "Accumulation by itself saves nothing; it lets the micro-batch shrink at the same effective batch."
+    return f'<h2 class="hr-head">{head}</h2><p class="hr-text">{escape(note)}</p>'
+
+
+# --- how far, and through the step --------------------------------------------------------------
+
+
+def map_html(estimate: Estimate) -> str:
+    """What the map of batch and context shows."""
+    assert estimate.gpu is not None
+    return (
+        f'<p class="hr-text">GiB free (+) or lacking (−) on {escape(estimate.gpu.name)} for each micro-batch and '
+        "context. Below the dashed line it fits. The frame is this setup; a click sets both sliders.</p>"
+    )
+
+
+def map_alt(
+    batches: Sequence[int], lengths: Sequence[int], headroom: Sequence[Sequence[int | None]]
+) -> str:
+    """The map in words: for each context the largest of the shown batches that fits."""
+    sentences = []
+    for column, length in enumerate(lengths):
+        fitting = [b for b, row in zip(batches, headroom, strict=True) if (row[column] or -1) >= 0]
+        sentences.append(
+            f"{length:,} tokens up to {fitting[-1]}" if fitting else f"{length:,} tokens none"
+        )
+    return f"Largest micro-batch that fits, of those shown: {', '.join(sentences)}."
+
+
+def step_html(estimate: Estimate) -> str:
+    """What the picture of two steps explains."""
+    second = estimate.phases[estimate.peak.phase].bytes
+    states = estimate.peak.resident.get(Component.OPTIMIZER_STATES, 0)
+    gpu = estimate.gpu
+    text = (
+        f"Every moment of two training steps, one after the other. The optimizer makes its states ({gib(states)}) at "
+        "the end of the first step; from then on all else stands on top of them."
+    )
+    if gpu is not None and second - states <= gpu.memory_bytes < second:
+        text += (
+            " That is why this run passes its first forward and backward and dies in the second."
+        )
+    return f'<p class="hr-text">{escape(text)}</p>'
+
+
+def step_alt(estimate: Estimate) -> str:
+    """The picture of two steps in words."""
+    phases = ", ".join(
+        f"{PHASES[phase].lower()} {gib(estimate.phases[phase].bytes)}" for phase in STEP_PHASES
+    )
+    return (
+        f"Memory through the second step, highest in each phase: {phases}; the peak of {gib(estimate.peak.bytes)} "
+        f"comes in {moment(estimate.peak)}."
+    )
+
+
+# --- the GPUs -----------------------------------------------------------------------------------
+
+
+def gpu_row(it: Against) -> dict[str, object]:
+    """One card as a row of the table; the numbers in GiB, so that they can be sorted."""
+    return {
+        "GPU": it.gpu.name,
+        "Verdict": _sign(it.verdict),
+        "Usable": in_gib(it.gpu.memory_bytes),
+        "Headroom": in_gib(it.headroom_bytes),
+        "Memory is": "derived" if it.gpu.memory_is_derived else "read",
+    }
+
+
+def gpus_head(estimate: Estimate, rows: Sequence[Against]) -> str:
+    """The table in one sentence."""
+    fitting = [row for row in rows if row.verdict is Verdict.FITS]
+    if not fitting:
+        return f"None of {len(rows)} cards holds it: it needs {gib(estimate.need_high_bytes)}."
+    return (
+        f"{len(fitting)} of {len(rows)} cards hold it; the smallest is {fitting[0].gpu.name} with "
+        f"{gib(fitting[0].headroom_bytes)} to spare. Choose a row to take that card."
+    )
+
+
+# --- how it was computed ------------------------------------------------------------------------
+
+
+def lines_html(lines: Sequence[Line], head: str) -> str:
+    """The terms of a sum as a table, with their total."""
+    rows = [_row(None, escape(line.what), gib_or_bytes(line.bytes), "", line.how) for line in lines]
+    total = sum(line.bytes for line in lines)
+    rows.append(_row(None, "Together", gib_or_bytes(total), "", f"{total:,} bytes", "hr-sum"))
+    return (
+        f'<table class="hr-table"><thead><tr><th scope="col">{escape(head)}</th><th scope="col" class="hr-n">Size</th>'
+        '<th scope="col" class="hr-n"></th><th scope="col" class="hr-what">How</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def gib_or_bytes(size: int) -> str:
+    """A size that stays readable when small: ``1.5 GiB``, ``12.3 MiB``, ``512 bytes``."""
+    if size >= GIB:
+        return f"{size / GIB:,.2f} GiB"
+    if size >= 2**20:
+        return f"{size / 2**20:,.1f} MiB"
+    return f"{size:,} bytes"

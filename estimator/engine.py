@@ -127,7 +127,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         setup.method is not Method.QLORA
         and gpu is not None
         and not gpu.supports_bf16
-        and _wants_bf16(setup)
+        and setup.uses_bf16
     ):
         sentences.append(
             f"{gpu.name} has no bfloat16 units; the memory is right, the run would be slow or refused."
@@ -137,7 +137,3 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             "Paged optimizer states lie outside torch's counter; the need counts them at its high end."
         )
     return tuple(sentences)
-
-
-def _wants_bf16(setup: TrainingSetup) -> bool:
-    return setup.dtype.value == "bfloat16" or setup.mixed_precision is MixedPrecision.BF16

@@ -38,8 +38,14 @@ def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
 
 
 def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu | None:
-    """The card with the least memory that holds the setup; None if none does."""
-    by_size = sorted(gpus, key=lambda gpu: gpu.memory_bytes)
+    """The card with the least memory that holds the setup; None if none does.
+
+    A card without bfloat16 units is passed over where the setup computes in bfloat16.
+    """
+    by_size = sorted(
+        (gpu for gpu in gpus if gpu.supports_bf16 or not setup.uses_bf16),
+        key=lambda gpu: gpu.memory_bytes,
+    )
     return next((gpu for gpu in by_size if fits(model, gpu, setup)), None)
 
 

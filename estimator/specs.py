@@ -323,6 +323,11 @@ class TrainingSetup:
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.num_gpus
 
     @property
+    def uses_bf16(self) -> bool:
+        """Whether any arithmetic is in bfloat16."""
+        return self.dtype is Dtype.BFLOAT16 or self.mixed_precision is MixedPrecision.BF16
+
+    @property
     def uses_adapters(self) -> bool:
         """LoRA or QLoRA."""
         return self.method is not Method.FULL

@@ -1,0 +1,300 @@
+"""The figures below the hero: how far a setup can go, and how memory moves through two steps. Plain dicts as there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from dashboard import theme, wording
+from dashboard.figures import Figure, scale
+from estimator.results import Estimate, Moment
+from estimator.specs import STEP_PHASES, Component, Phase
+
+Grid = Sequence[Sequence[int | None]]
+"""Bytes of headroom, a row a micro-batch and a column a context; None where the setup cannot be trained."""
+
+
+def headroom_map(
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    headroom: Grid,
+    current: tuple[int, int],
+    *,
+    dark: bool = False,
+) -> Figure:
+    """Micro-batch × context, coloured by headroom, with the line where it stops fitting.
+
+    Over every cell lies an unseen marker that a click can choose; its ``customdata`` is [micro-batch, context].
+    """
+    look = theme.DARK if dark else theme.LIGHT
+    columns, rows = [_tokens(n) for n in lengths], [f"{n:,}" for n in batches]
+    known = [abs(size) for row in headroom for size in row if size is not None]
+    largest = wording.in_gib(sorted(known)[len(known) // 2]) if known else 1.0
+    gib = [[None if size is None else wording.in_gib(size) for size in row] for row in headroom]
+    cells = {
+        "type": "heatmap",
+        "x": list(range(len(columns))),
+        "y": list(range(len(rows))),
+        "z": gib,
+        "zmin": -max(largest, 1.0),
+        "zmax": max(largest, 1.0),
+        "colorscale": [[0, "#B83A00"], [0.4999, "#F7D9C8"], [0.5, "#CDEBE0"], [1, "#00785A"]],
+        "showscale": False,
+        "xgap": 2,
+        "ygap": 2,
+        "text": [[_room(size) for size in row] for row in headroom],
+        "texttemplate": "%{text}",
+        "textfont": {"size": 13},
+        "hoverinfo": "skip",
+    }
+    clicks = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [x for _ in rows for x in range(len(columns))],
+        "y": [y for y in range(len(rows)) for _ in columns],
+        "customdata": [[batch, length] for batch in batches for length in lengths],
+        "marker": {"size": 34, "opacity": 0, "symbol": "square"},
+        "text": [
+            _cell(batch, length, size)
+            for batch, row in zip(batches, headroom, strict=True)
+            for length, size in zip(lengths, row, strict=True)
+        ],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+    chosen = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [lengths.index(current[1])],
+        "y": [batches.index(current[0])],
+        "marker": {
+            "size": 40,
+            "symbol": "square-open",
+            "color": look.ink,
+            "line": {"width": 3, "color": look.ink},
+        },
+        "hoverinfo": "skip",
+    }
+    return {
+        "data": [cells, _border(headroom, look), chosen, clicks],
+        "layout": {
+            "height": 90 + 34 * len(rows),
+            "margin": {"l": 64, "r": 12, "t": 10, "b": 50},
+            "showlegend": False,
+            "dragmode": False,
+            "clickmode": "event+select",
+            "hovermode": "closest",
+            "xaxis": _axis("Context (tokens)", columns, look),
+            "yaxis": _axis("Micro-batch", rows, look),
+        },
+    }
+
+
+def _axis(title: str, ticks: Sequence[str], look: theme.Look) -> dict[str, Any]:
+    return {
+        "title": {"text": title, "font": {"size": 14, "color": look.ink}},
+        "tickvals": list(range(len(ticks))),
+        "ticktext": list(ticks),
+        "tickfont": {"size": 13, "color": look.ink},
+        "tickangle": 0,
+        "automargin": False,
+        "range": [-0.5, len(ticks) - 0.5],
+        "showgrid": False,
+        "zeroline": False,
+        "fixedrange": True,
+    }
+
+
+def _tokens(length: int) -> str:
+    """A context as people say it: ``4k`` for 4,096."""
+    return f"{length // 1024:,}k" if length % 1024 == 0 else f"{length:,}"
+
+
+def _room(size: int | None) -> str:
+    """Headroom in whole GiB, short enough for a phone: ``+9``, ``−125``, ``−1.2k``."""
+    if size is None:
+        return "–"
+    whole = round(abs(size) / wording.GIB)
+    return f"{'+' if size >= 0 else '−'}{whole if whole < 1000 else f'{whole / 1000:.1f}k'}"
+
+
+def _cell(batch: int, length: int, size: int | None) -> str:
+    setup = f"{batch:,} × {length:,} tokens"
+    if size is None:
+        return f"{setup}: cannot be trained"
+    said = f"{wording.gib(size)} free" if size >= 0 else f"{wording.gib(-size)} too little"
+    return f"{setup}: {said}. Click to set both."
+
+
+def _border(headroom: Grid, look: theme.Look) -> Figure:
+    """The staircase between what fits and what does not: for each context, above the last batch that fits."""
+    xs: list[float] = []
+    ys: list[float] = []
+    for column in range(len(headroom[0])):
+        fitting = sum(1 for row in headroom if (size := row[column]) is not None and size >= 0)
+        xs += [column - 0.5, column + 0.5]
+        ys += [fitting - 0.5] * 2
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": xs,
+        "y": ys,
+        "line": {"color": look.capacity, "width": 3, "dash": "dash"},
+        "hoverinfo": "skip",
+    }
+
+
+# --- through the step ---------------------------------------------------------------------------
+
+
+def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
+    """The moments of the first two steps in order of time as stepped areas, against the capacity, the peak marked."""
+    look = theme.DARK if dark else theme.LIGHT
+    second = [m for m in estimate.moments if m.phase in STEP_PHASES]
+    first = [_before_states(moment) for moment in second]
+    moments = [*first, *second]
+    largest = max(moment.bytes for moment in moments)
+    line = estimate.gpu.memory_bytes if estimate.gpu is not None else 0
+    end = scale(max(largest, line))
+    highest = len(first) + second.index(max(second, key=lambda moment: moment.bytes))
+    there = [c for c in theme.COMPONENTS if any(moment.resident.get(c) for moment in moments)]
+    return {
+        "data": [_area(component, moments) for component in there],
+        "layout": {
+            "height": 420,
+            "margin": {"l": 70, "r": 12, "t": 56, "b": 34},
+            "showlegend": False,
+            "hovermode": "x unified",
+            "dragmode": False,
+            "xaxis": {
+                "range": [0, len(moments)],
+                "fixedrange": True,
+                "showgrid": False,
+                "zeroline": False,
+                **_phase_ticks(moments),
+                "tickfont": {"size": 13, "color": look.ink},
+            },
+            "yaxis": {
+                "range": [0, end],
+                "fixedrange": True,
+                "ticksuffix": " GiB",
+                "gridcolor": theme.GRID,
+                "zeroline": False,
+                "tickfont": {"size": 13, "color": look.ink},
+            },
+            "shapes": _lines(len(first), line, look),
+            "annotations": [
+                _step_name("First step: no optimizer states yet", 0, look),
+                _step_name("Second step and all others", len(first), look),
+                _peak_note(moments[highest], highest, len(moments), end, look),
+            ],
+        },
+    }
+
+
+def _before_states(moment: Moment) -> Moment:
+    """The same moment of the first step: the optimizer makes its states in that step's end."""
+    if moment.phase is Phase.OPTIMIZER_STEP:
+        return moment
+    resident: Mapping[Component, int] = {
+        c: n for c, n in moment.resident.items() if c is not Component.OPTIMIZER_STATES
+    }
+    return moment._replace(resident=resident)
+
+
+def _area(component: Component, moments: Sequence[Moment]) -> Figure:
+    part = theme.COMPONENTS[component]
+    sizes = [wording.in_gib(moment.resident.get(component, 0)) for moment in moments]
+    return {
+        "type": "scatter",
+        "stackgroup": "memory",
+        "name": part.label,
+        "mode": "lines",
+        "x": list(range(len(moments) + 1)),
+        "y": [*sizes, sizes[-1]],
+        "line": {"shape": "hv", "width": 0.5, "color": part.colour},
+        "fillcolor": part.colour,
+        "text": [*(wording.moment(moment) for moment in moments), wording.moment(moments[-1])],
+        "hovertemplate": f"{part.label} %{{y:.1f}} GiB<extra></extra>"
+        if component is not Component.WEIGHTS
+        else f"<b>%{{text}}</b><br>{part.label} %{{y:.1f}} GiB<extra></extra>",
+    }
+
+
+def _phase_ticks(moments: Sequence[Moment]) -> Mapping[str, list[Any]]:
+    """A tick in the middle of every phase that is wide enough for its name."""
+    values, texts, start = [], [], 0
+    for phase, group in groupby(moments, key=lambda moment: moment.phase):
+        width = len(list(group))
+        if width > len(moments) / 12:
+            values.append(start + width / 2)
+            texts.append(wording.PHASES[phase])
+        start += width
+    return {"tickvals": values, "ticktext": texts}
+
+
+def _lines(middle: int, capacity: int, look: theme.Look) -> list[dict[str, Any]]:
+    between = {
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": middle,
+        "x1": middle,
+        "y0": 0,
+        "y1": 1.06,
+        "line": {"color": look.ink, "width": 1.5},
+    }
+    if not capacity:
+        return [between]
+    across = {
+        "type": "line",
+        "xref": "paper",
+        "yref": "y",
+        "x0": 0,
+        "x1": 1,
+        "y0": wording.in_gib(capacity),
+        "y1": wording.in_gib(capacity),
+        "line": {"color": look.capacity, "width": 2.5, "dash": "dash"},
+        "label": {
+            "text": f"{wording.gib(capacity)} usable",
+            "textposition": "start",
+            "yanchor": "bottom",
+            "font": {"size": 14, "color": look.capacity},
+        },
+        "name": "capacity",
+    }
+    return [between, across]
+
+
+def _step_name(text: str, at: int, look: theme.Look) -> dict[str, Any]:
+    return {
+        "x": at,
+        "xref": "x",
+        "xanchor": "left",
+        "y": 1.02,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "text": f"<b>{text}</b>",
+        "font": {"size": 14, "color": look.ink},
+    }
+
+
+def _peak_note(moment: Moment, at: int, of: int, end: float, look: theme.Look) -> dict[str, Any]:
+    height = wording.in_gib(moment.bytes)
+    return {
+        "x": at + 0.5,
+        "xref": "x",
+        "y": height,
+        "yref": "y",
+        "xanchor": "right" if at > of / 2 else "left",
+        "ax": -30 if at > of / 2 else 30,
+        "ay": 34 if height > end * 0.7 else -34,
+        "showarrow": True,
+        "arrowwidth": 2,
+        "arrowcolor": look.ink,
+        "bgcolor": "#FFFFFF" if look is theme.LIGHT else "#0E1117",
+        "borderpad": 3,
+        "text": f"<b>Peak {wording.gib(moment.bytes)}</b>: {wording.moment(moment)}",
+        "font": {"size": 14, "color": look.ink},
+    }

@@ -1,0 +1,236 @@
+"""How a figure came about: the formula with this setup's numbers in it, and the very functions that computed it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from estimator.architectures import architecture
+from estimator.memory import operators
+from estimator.memory.attention import attention
+from estimator.memory.optimizer import optimizer_states, state_rule, step_transient
+from estimator.memory.overhead import HANDLES, need_bytes, workspace_bytes
+from estimator.memory.weights import (
+    adapter_shapes,
+    adapter_width,
+    is_quantized,
+    module_bytes,
+    quantized_bytes,
+    tensors_bytes,
+)
+from estimator.moments import (
+    adapter_bytes,
+    gradient_bytes,
+    modules_with_counts,
+    weight_bytes,
+)
+from estimator.parameters import weight_shapes
+from estimator.results import Estimate, Held
+from estimator.specs import Component, Method, Phase
+
+Function = Callable[..., Any]
+
+
+class Line(NamedTuple):
+    """One term of a sum."""
+
+    what: str
+    how: str
+    bytes: int
+
+
+class Explanation(NamedTuple):
+    """How the bytes of one component came about."""
+
+    lead: str
+    lines: Sequence[Line]
+    functions: Sequence[Function]
+    """What computed them, the first one first."""
+
+
+def explain(part: Component | None, of: Estimate) -> Explanation:
+    """A component at the peak; None: what lies outside PyTorch's counter."""
+    match part:
+        case None:
+            return _outside(of)
+        case Component.WEIGHTS:
+            return _weights(of)
+        case Component.ADAPTERS:
+            return _adapters(of)
+        case Component.OPTIMIZER_STATES:
+            return _states(of)
+        case Component.WORKSPACE:
+            return _workspace(of)
+        case Component.ACTIVATIONS:
+            return _activations(of)
+        case Component.GRADIENTS:
+            return _gradients(of)
+        case Component.LOGITS:
+            return _logits(of)
+        case _:
+            return _temporaries(of)
+
+
+def docstring(function: Function) -> str:
+    """A function's docstring as Markdown."""
+    text = inspect.getdoc(function) or ""
+    return re.sub(r"``(.+?)``", r"`\1`", text.split("\n>>>")[0])
+
+
+def source(function: Function) -> str:
+    """A function's code as it runs."""
+    return inspect.getsource(function)
+
+
+# --- one component each -------------------------------------------------------------------------
+
+
+def _weights(of: Estimate) -> Explanation:
+    setup = of.setup
+    lines = []
+    for module, count, in_layers in modules_with_counts(of.model):
+        size = count * module_bytes(module, setup, in_layers=in_layers)
+        if is_quantized(module, setup, in_layers=in_layers):
+            width = "4 bits and their scales"
+        else:
+            width = f"{setup.dtype.bytes} bytes, as loaded"
+            if setup.method is Method.QLORA and setup.prepare_model_for_kbit_training:
+                width = "4 bytes, after prepare_model_for_kbit_training"
+        lines.append(
+            Line(module.name, f"{_times(count)}{_shapes(weight_shapes(module))} × {width}", size)
+        )
+    lead = (
+        "Every parameter of the model lies on the GPU from loading to the end; "
+        "each tensor is rounded up to 512 bytes."
+    )
+    quantized = (quantized_bytes,) if setup.method is Method.QLORA else ()
+    return Explanation(lead, lines, (weight_bytes, module_bytes, *quantized))
+
+
+def _adapters(of: Estimate) -> Explanation:
+    lines = []
+    for module, count, _ in modules_with_counts(of.model):
+        if shapes := adapter_shapes(module, of.setup):
+            each = tensors_bytes(shapes, adapter_width(of.setup))
+            lines.append(
+                Line(
+                    module.name,
+                    f"{_times(count)}({_shapes(shapes)}) × {adapter_width(of.setup)} bytes",
+                    count * each,
+                )
+            )
+    lead = f"Two narrow matrices beside each adapted linear layer, of rank {of.setup.lora_r}."
+    return Explanation(lead, lines, (adapter_bytes, adapter_shapes))
+
+
+def _states(of: Estimate) -> Explanation:
+    size = of.peak.resident.get(Component.OPTIMIZER_STATES, 0)
+    trained = of.trainable_parameters
+    lead = (
+        f"{of.setup.optim} keeps {size / max(trained, 1):.2f} bytes a trained parameter, "
+        "from the end of the first step on."
+    )
+    line = Line("all trained tensors", f"{trained:,} × {size / max(trained, 1):.2f} bytes", size)
+    return Explanation(lead, [line], (optimizer_states, state_rule(of.setup.optim)))
+
+
+def _workspace(of: Estimate) -> Explanation:
+    size = workspace_bytes(of.gpu)
+    lead = "cuBLAS keeps scratch memory for each handle, the same at every moment."
+    line = Line("cuBLAS", f"{HANDLES} handles × {size // HANDLES:,} bytes", size)
+    return Explanation(lead, [line], (workspace_bytes,))
+
+
+def _outside(of: Estimate) -> Explanation:
+    peak = of.peak.bytes
+    slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes
+    lines = [
+        Line("CUDA context and kernels", "at the most that was read", of.context_high_bytes),
+        Line("allocator's slack", f"3 % of the peak of {peak:,} bytes, at the most", slack),
+    ]
+    if of.paged_bytes:
+        lines.append(Line("paged states", "if none of them is evicted", of.paged_bytes))
+    lead = "Memory that the process takes beside what torch.cuda.max_memory_allocated() counts."
+    return Explanation(lead, lines, (need_bytes,))
+
+
+def _activations(of: Estimate) -> Explanation:
+    kept = sum(held.bytes for held in of.timeline.kept_by_a_layer())
+    lead = (
+        f"One layer keeps {kept:,} bytes from forward to backward, {kept / of.setup.tokens:,.0f} a token; "
+        f"{of.model.num_hidden_layers} layers keep {kept * of.model.num_hidden_layers:,}. "
+        "Backward frees them layer by layer; below is what is alive at the peak, by the operator that made it."
+    )
+    return Explanation(
+        lead,
+        list(_alive(of, Component.ACTIVATIONS)),
+        (architecture(of.model).layer, attention, operators.linear, operators.rms_norm),
+    )
+
+
+def kept_lines(of: Estimate) -> list[Line]:
+    """What one layer keeps from forward to backward."""
+    return [_line(held) for held in of.timeline.kept_by_a_layer()]
+
+
+def _gradients(of: Estimate) -> Explanation:
+    trained = of.trainable_parameters
+    size = of.peak.resident.get(Component.GRADIENTS, 0)
+    complete = of.phases[Phase.OPTIMIZER_STEP].resident.get(Component.GRADIENTS, 0)
+    lead = (
+        f"{trained:,} trained parameters have a gradient each; all together {complete:,} bytes. "
+        "They come one by one in backward and go after the step"
+        + (
+            "; with accumulation they stay from the first micro-step on."
+            if of.setup.gradient_accumulation_steps > 1
+            else "."
+        )
+    )
+    lines = list(_alive(of, Component.GRADIENTS))
+    if sum(line.bytes for line in lines) != size:
+        lines = [Line("all trained tensors", f"{trained:,} parameters, each in its dtype", size)]
+    return Explanation(lead, lines, (gradient_bytes,))
+
+
+def _logits(of: Estimate) -> Explanation:
+    setup, words = of.setup, of.model.vocab_size
+    copy = setup.tokens * words * 4
+    lead = (
+        f"{setup.per_device_train_batch_size:,} × {setup.max_length:,} tokens × {words:,} words × 4 bytes are "
+        f"{copy:,} bytes a copy in float32; the loss makes up to three."
+    )
+    return Explanation(lead, list(_alive(of, Component.LOGITS)), (operators.log_softmax_loss,))
+
+
+def _temporaries(of: Estimate) -> Explanation:
+    lead = "Tensors that live for one operation, or until the next one has read them."
+    if of.peak.phase is Phase.OPTIMIZER_STEP:
+        size = of.peak.resident.get(Component.TEMPORARIES, 0)
+        return Explanation(lead, [Line(of.peak.name, "at its highest", size)], (step_transient,))
+    product = operators.linear_4bit if of.setup.method is Method.QLORA else operators.linear
+    return Explanation(lead, list(_alive(of, Component.TEMPORARIES)), (product, step_transient))
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def _alive(of: Estimate, part: Component) -> Iterator[Line]:
+    if of.peak.phase is Phase.OPTIMIZER_STEP:
+        return
+    yield from (_line(held) for held in of.timeline.held(of.peak.phase) if held.component is part)
+
+
+def _line(held: Held) -> Line:
+    name = held.operation or "before the first operator"
+    tensors = f"{held.tensors:,} tensor{'s' * (held.tensors != 1)}"
+    return Line(name, tensors, held.bytes)
+
+
+def _times(count: int) -> str:
+    return f"{count} × " if count > 1 else ""
+
+
+def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
+    return " + ".join(" × ".join(f"{size:,}" for size in shape) for shape in shapes)

@@ -1,0 +1,92 @@
+"""What lies around one setup: each method's smallest card, every GPU, and a grid of batches and contexts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from estimator import catalog
+from estimator.engine import need
+from estimator.limits import largest_micro_batch, longest_context, smallest_gpu
+from estimator.results import Estimate
+from estimator.specs import LARGEST, Gpu, Verdict
+from estimator.verdict import verdict
+
+MAP_STEPS = 8
+"""Doublings that a side of the map shows."""
+
+
+class Against(NamedTuple):
+    """One setup held against one card. Bytes."""
+
+    gpu: Gpu
+    verdict: Verdict
+    headroom_bytes: int
+    """What is left at the high end of the need; negative where it does not fit."""
+
+
+def smallest_card(of: Estimate) -> Against | None:
+    """The smallest card of the same maker that holds the setup, and the room on it."""
+    found = smallest_gpu(of.model, catalog.gpus_like(of.gpu), of.setup)
+    return None if found is None else against(of, found)
+
+
+def against(of: Estimate, gpu: Gpu) -> Against:
+    """The setup of an estimate on another card."""
+    low, high = need(of.model, gpu, of.setup)
+    said = verdict(low, high, gpu)
+    assert said is not None
+    return Against(gpu, said, gpu.memory_bytes - high)
+
+
+def every_gpu(of: Estimate) -> list[Against]:
+    """The setup against the whole catalogue and the chosen card, from the smallest card to the largest."""
+    cards = list(catalog.gpus().values())
+    if of.gpu is not None and of.gpu not in cards:
+        cards.append(of.gpu)
+    return [against(of, card) for card in sorted(cards, key=lambda card: card.memory_bytes)]
+
+
+class Around(NamedTuple):
+    """Headroom in bytes for batches (rows) × contexts (columns); None where the setup cannot be trained."""
+
+    batches: list[int]
+    lengths: list[int]
+    headroom: list[list[int | None]]
+
+
+def around(of: Estimate) -> Around:
+    """Doublings of micro-batch and context around the setup, as far as two beyond the first that does not fit."""
+    assert of.gpu is not None
+    setup, gpu = of.setup, of.gpu
+    shortest = replace(setup, per_device_train_batch_size=1)
+    lengths = _doublings(
+        setup.max_length,
+        longest_context(of.model, gpu, shortest),
+        128 << MAP_STEPS - 1,
+        of.model.position_limit or LARGEST["max_length"],
+    )
+    batches = _doublings(
+        setup.per_device_train_batch_size,
+        largest_micro_batch(of.model, gpu, replace(setup, max_length=lengths[0])),
+        8,
+        LARGEST["per_device_train_batch_size"],
+    )
+    return Around(batches, lengths, [[_headroom(of, gpu, b, s) for s in lengths] for b in batches])
+
+
+def _doublings(current: int, limit: int, least_top: int, most: int) -> list[int]:
+    """Powers of two that end just beyond the limit, and the current number among them."""
+    top = 1
+    while top < max(limit, current, least_top):
+        top *= 2
+    chosen = {max(1, top >> step) for step in range(MAP_STEPS)}
+    return sorted({min(number, most) for number in chosen} | {current})
+
+
+def _headroom(of: Estimate, gpu: Gpu, batch: int, length: int) -> int | None:
+    setup = replace(of.setup, per_device_train_batch_size=batch, max_length=length)
+    try:
+        return gpu.memory_bytes - need(of.model, gpu, setup)[1]
+    except ValueError:
+        return None

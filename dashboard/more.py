@@ -1,0 +1,176 @@
+"""Below the hero figure: what to change, how far one can go, which GPU, through the step, how it was computed.
+
+Only the section that is open is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import actions, charts, controls, drawing, explain, explore, theme, wording
+from estimator import catalog
+from estimator import remedies as find
+from estimator.results import Estimate
+from estimator.specs import Component, Verdict
+
+
+def what_if(answer: Estimate) -> None:
+    """Beside states that no Trainer run has: the two real neighbours."""
+    if not controls.is_what_if(answer):
+        return
+    st.html(wording.WHAT_IF_HTML)
+    with st.container(horizontal=True, key="neighbours", gap="small"):
+        for name, keys in controls.REAL_NEIGHBOURS.items():
+            if neighbour := controls.changed(answer, keys):
+                actions.card(wording.proposal_html(neighbour, name), f"Open {name}", name, keys)
+
+
+def remedies(answer: Estimate) -> None:
+    """Changes that make it fit, each a button that applies it."""
+    if answer.gpu is None or answer.verdict is Verdict.FITS:
+        return
+    found = find.remedies(answer, catalog.gpus_like(answer.gpu))
+    st.html(wording.remedies_head(answer, len(found)))
+    with st.container(key="remedies", gap="small"):
+        for remedy in found:
+            label = f"Apply {remedy.title}"
+            actions.card(wording.remedy_html(remedy), label, remedy.title, remedy.keys)
+
+
+def section(answer: Estimate) -> None:
+    """The sections' switch, and the one that is open."""
+    chosen = st.segmented_control(
+        "More about this setup",
+        list(SECTIONS),
+        default=next(iter(SECTIONS)),
+        required=True,
+        key="section",
+        bind="query-params",
+        label_visibility="collapsed",
+    )
+    SECTIONS[chosen](answer)
+
+
+# --- the sections -------------------------------------------------------------------------------
+
+
+def _ledger(answer: Estimate) -> None:
+    st.html(wording.details_html(answer))
+
+
+def _limits(answer: Estimate) -> None:
+    if answer.gpu is None:
+        st.info("Choose a GPU to see how far this setup can go on it.")
+        return
+    around = explore.around(answer)
+    setup = answer.setup
+    st.html(wording.map_html(answer))
+    current = setup.per_device_train_batch_size, setup.max_length
+    figure = charts.headroom_map(
+        around.batches, around.lengths, around.headroom, current, dark=controls.is_dark()
+    )
+    st.plotly_chart(
+        drawing.Drawn(figure),
+        key="map",
+        on_select=_take_cell,
+        selection_mode="points",
+        config={"displayModeBar": False},
+        alt=wording.map_alt(around.batches, around.lengths, around.headroom),
+    )
+
+
+def _take_cell() -> None:
+    points = st.session_state["map"].selection.points
+    if points and "customdata" in points[0]:
+        batch, length = points[0]["customdata"]
+        actions.take({"per_device_train_batch_size": int(batch), "max_length": int(length)})
+
+
+def _gpus(answer: Estimate) -> None:
+    rows = explore.every_gpu(answer)
+    st.html(f'<p class="hr-text">{wording.gpus_head(answer, rows)}</p>')
+    table = pd.DataFrame([wording.gpu_row(row) for row in rows])
+    gib = st.column_config.NumberColumn(format="%.1f GiB")
+    st.dataframe(
+        table,
+        key="gpus",
+        hide_index=True,
+        height=560,
+        on_select=lambda: _take_gpu([row.gpu.name for row in rows]),
+        selection_mode="single-row",
+        column_config={"Usable": gib, "Headroom": gib},
+        alt="Every GPU of the catalogue with its verdict and headroom for this setup",
+    )
+    with st.container(horizontal=True, vertical_alignment="bottom", key="own card"):
+        memory = st.number_input(
+            "A card of your own, or a MIG slice: usable GiB",
+            0.5,
+            8000.0,
+            24.0,
+            0.5,
+            key="own GiB",
+            persist_state="session",
+            help="What torch.cuda.get_device_properties(0).total_memory says, in GiB.",
+            width=320,
+        )
+        size = round(memory * wording.GIB)
+        st.button("Take this card", on_click=_take_own, args=(size,), key="take own card")
+
+
+def _take_gpu(names: list[str]) -> None:
+    rows = st.session_state["gpus"].selection.rows
+    if rows and names[rows[0]] in catalog.gpus():
+        actions.take({"gpu": names[rows[0]]})
+
+
+def _take_own(size: int) -> None:
+    controls.take_own_gpu(size)
+
+
+def _step(answer: Estimate) -> None:
+    st.html(wording.step_html(answer))
+    st.plotly_chart(
+        drawing.Drawn(charts.through_the_step(answer, dark=controls.is_dark())),
+        key="step",
+        config={"displayModeBar": False},
+        alt=wording.step_alt(answer),
+    )
+
+
+def _computed(answer: Estimate) -> None:
+    parts: Mapping[str, Component | None] = {
+        part.label: component
+        for component, part in theme.COMPONENTS.items()
+        if answer.peak.resident.get(component)
+    } | {theme.RESERVE.label: None}
+    chosen = st.segmented_control(
+        "Component",
+        list(parts),
+        default=next(iter(parts)),
+        required=True,
+        key="explained",
+        label_visibility="collapsed",
+    )
+    if chosen not in parts:  # what had been open holds nothing any more
+        chosen = next(iter(parts))
+    told = explain.explain(parts[chosen], answer)
+    st.html(f'<p class="hr-text">{told.lead}</p>{wording.lines_html(told.lines, chosen)}')
+    if parts[chosen] is Component.ACTIVATIONS:
+        st.html(wording.lines_html(explain.kept_lines(answer), "What one layer keeps"))
+    st.html('<h2 class="hr-head">The code that computed it</h2>')
+    for function in told.functions:
+        st.markdown(explain.docstring(function))
+        st.code(explain.source(function), language="python")
+
+
+SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
+    "What fills it": _ledger,
+    "How far": _limits,
+    "Which GPU": _gpus,
+    "Through the step": _step,
+    "How computed": _computed,
+}
+"""Sections by the name on their switch; the first is open."""
