@@ -1,7 +1,11 @@
-"""One setup on many GPUs: which of them hold it, and what the run takes on each."""
+"""One setup on many GPUs: which of them hold it, and what the run takes on each.
+
+Two brackets are compared by their middles, the geometric mean of low and high end.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,11 +20,11 @@ class Ranking:
     """Estimates of one setup on several GPUs, and the two that a reader asks for first."""
 
     estimates: tuple[Estimate, ...]
-    """Those that hold it first, then tight, then the others; each by its hours at worst, unknown hours last."""
+    """Those that hold it first, then tight, then the others; each by its hours, unknown hours last."""
     fastest: Estimate | None
-    """Of those that hold it and have a time, the one with the fewest hours at worst."""
+    """Of those that hold it and have a time, the one with the fewest hours."""
     cheapest: Estimate | None
-    """Of those that hold it and have a price, the one with the fewest dollars at worst."""
+    """Of those that hold it and have a price, the one with the fewest dollars."""
 
 
 def rank_gpus(model: Model, setup: TrainingSetup, gpus: Iterable[Gpu] | None = None) -> Ranking:
@@ -59,18 +63,18 @@ def pareto(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
 _VERDICTS = (Verdict.FITS, Verdict.TIGHT, Verdict.DOES_NOT_FIT)
 
 
-def _order(answer: Estimate) -> tuple[int, bool, tuple[float, float]]:
+def _order(answer: Estimate) -> tuple[int, bool, float]:
     assert answer.verdict is not None
     unknown = answer.time is None
-    return _VERDICTS.index(answer.verdict), unknown, (0.0, 0.0) if unknown else _hours(answer)
+    return _VERDICTS.index(answer.verdict), unknown, 0.0 if unknown else _hours(answer)
 
 
-def _hours(answer: Estimate) -> tuple[float, float]:
-    """At worst, then at best: where the host is the brake, many GPUs are alike at worst."""
+def _hours(answer: Estimate) -> float:
+    """The middle of the bracket; its high end alone would put all cards that wait for the host in one place."""
     assert answer.time is not None
-    return answer.time.total_hours_high, answer.time.total_hours_low
+    return math.sqrt(answer.time.total_hours_low * answer.time.total_hours_high)
 
 
-def _dollars(answer: Estimate) -> tuple[float, float]:
+def _dollars(answer: Estimate) -> float:
     assert answer.cost is not None
-    return answer.cost.cost_usd_high, answer.cost.cost_usd_low
+    return math.sqrt(answer.cost.cost_usd_low * answer.cost.cost_usd_high)
