@@ -156,7 +156,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
 def is_eager(model: Model, setup: TrainingSetup) -> bool:
     """Whether attention runs as plain products that keep every score (a yes or no; the same on every GPU).
 
-    Source: transformers 5.23, modeling_utils.py: SDPA falls back to eager where a family does not support it.
+    Source: transformers 5.23, modeling_utils.py, ``_supports_sdpa`` (false in the families that run eagerly).
     """
     eager_only = (
         architecture(model).eager_only and setup.attn_implementation is AttnImplementation.SDPA

@@ -39,8 +39,9 @@ SLOW_SHARE: Mapping[str, float] = MappingProxyType(
     {"Ampere": 0.55, "Ada Lovelace": 0.42, "Hopper": 0.36, "Blackwell": 0.22}
 )
 """Share of the dense rate that matrix products reach in the slower published runs, by ``Gpu.architecture``.
-fitted: data/throughput.csv, 2026-11: 1 in 20 rows of a generation lies below."""
-SLOW_SHARE_ELSEWHERE = 0.24
+fitted: data/throughput.csv, 2026-11: 1 in 20 rows of a generation lies below. Ampere and Hopper have 212 and 41 rows,
+Ada Lovelace 8 and Blackwell 2."""
+SLOW_SHARE_ELSEWHERE = 0.22
 """The same where too few runs were published: the lowest of those above."""
 FAST_ATTENTION_SHARE = 0.75
 """FlashAttention-3 on H100, forward, 740 of 989 TFLOPS: Shah et al. 2024, arXiv:2407.08608, abstract. Version 2 on A100
@@ -229,7 +230,7 @@ def lengths(setup: TrainingSetup) -> Lengths:
         packed   rows = ⌈examples · mean / max_length⌉, all of max_length tokens
         padded   rows = examples, of the mean length (batches of like lengths) to max_length (padded to it)
 
-    Source: derived; TRL 1.16, data_utils.py, ``pack_dataset``; transformers 5.23, data/data_collator.py.
+    Source: derived; TRL, data_utils.py, ``pack_dataset``; transformers 5.23, data/data_collator.py.
 
     >>> lengths(TrainingSetup(num_train_examples=100, mean_tokens_per_example=256)).rows_per_epoch
     25
