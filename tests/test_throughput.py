@@ -293,6 +293,8 @@ SETUPS = st.builds(
     mean_tokens_per_example=st.none() | st.integers(1, 2**24),
     num_gpus=st.sampled_from([1, 2, 4096]),
 )
+ROUNDING = 1 + 1e-9
+"""Sums of floats in another order may differ in their last digit."""
 LYING = {method: resident(MISTRAL, structure(TrainingSetup(method=method))) for method in Method}
 
 
@@ -307,7 +309,7 @@ def test_fast_end_never_exceeds_the_slow_end_and_all_is_finite(
     setup: TrainingSetup, gpu: Gpu
 ) -> None:
     time = run(setup, gpu)
-    assert 0 < time.step_seconds_low <= time.step_seconds_high * (1 + 1e-9)
+    assert 0 < time.step_seconds_low <= time.step_seconds_high * ROUNDING
     figures = (time.total_hours_high, time.tokens_per_second_low, time.mfu_low, time.mfu_high)
     assert all(math.isfinite(figure) and figure > 0 for figure in figures)
     assert all(end >= 0 for _, low, high in time.parts for end in (low, high))
@@ -334,9 +336,8 @@ def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, time
     }
     less = replace(setup, **{name: start})
     longer = replace(setup, **{name: more[name]})
-    slack = 1 + 1e-9
-    assert run(less).total_hours_low <= run(longer).total_hours_low * slack
-    assert run(less).total_hours_high <= run(longer).total_hours_high * slack
+    assert run(less).total_hours_low <= run(longer).total_hours_low * ROUNDING
+    assert run(less).total_hours_high <= run(longer).total_hours_high * ROUNDING
 
 
 @settings(deadline=None, max_examples=200)
@@ -347,8 +348,8 @@ def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, time
 def test_larger_step_never_takes_fewer_seconds(setup: TrainingSetup, name: str) -> None:
     less = replace(setup, **{name: 7})
     more = replace(setup, **{name: 8})
-    assert run(less).step_seconds_low <= run(more).step_seconds_low
-    assert run(less).step_seconds_high <= run(more).step_seconds_high
+    assert run(less).step_seconds_low <= run(more).step_seconds_low * ROUNDING
+    assert run(less).step_seconds_high <= run(more).step_seconds_high * ROUNDING
 
 
 @settings(deadline=None, max_examples=100)
@@ -356,5 +357,5 @@ def test_larger_step_never_takes_fewer_seconds(setup: TrainingSetup, name: str) 
 def test_checkpointing_never_takes_fewer_seconds(setup: TrainingSetup, gpu: Gpu) -> None:
     plain = run(replace(setup, gradient_checkpointing=False), gpu)
     again = run(replace(setup, gradient_checkpointing=True), gpu)
-    assert plain.step_seconds_low <= again.step_seconds_low
-    assert plain.step_seconds_high <= again.step_seconds_high
+    assert plain.step_seconds_low <= again.step_seconds_low * ROUNDING
+    assert plain.step_seconds_high <= again.step_seconds_high * ROUNDING
