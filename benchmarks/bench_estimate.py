@@ -15,11 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from estimator import Method, MixedPrecision, Model, TrainingSetup, estimate
+from estimator import Method, MixedPrecision, Model, TrainingSetup, catalog, estimate
 
 ADDITIONS = 100_000
 RUNS = 25
 
+GPU = catalog.gpu("A100-SXM4-80GB")
 LLAMA_70B = Model(
     model_type="llama",
     vocab_size=128_256,
@@ -64,7 +65,7 @@ def main() -> None:
         for name, setup in SETUPS.items():
             asked = replace(setup, max_length=1024 + 8 * run)
             floors.append(milliseconds(floor))
-            times[name].append(milliseconds(partial(estimate, LLAMA_70B, None, asked)))
+            times[name].append(milliseconds(partial(estimate, LLAMA_70B, GPU, asked)))
     base = statistics.median(floors)
     print(f"floor: {ADDITIONS:,} additions in {base:.2f} ms (median of {len(floors)})")
     for name, measured in times.items():

@@ -15,7 +15,13 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "formulas.md"
-PACKAGES = ("estimator.parameters", "estimator.memory")
+PACKAGES = (
+    "estimator.parameters",
+    "estimator.memory",
+    "estimator.flops",
+    "estimator.throughput",
+    "estimator.cost",
+)
 """Where the formulas are: a module, or a package with all its modules."""
 
 HEAD = """\

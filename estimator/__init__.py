@@ -1,4 +1,4 @@
-"""Headroom's estimator: what a fine-tuning step takes of a GPU's memory, when, and whether it fits.
+"""Headroom's estimator: what a fine-tuning step takes of a GPU's memory, and a run in hours and dollars.
 
 >>> from estimator import Method, TrainingSetup, catalog, estimate
 >>> model, gpu = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
@@ -8,7 +8,8 @@
 
 from estimator import catalog
 from estimator.engine import estimate
-from estimator.results import Estimate, Moment
+from estimator.ranking import Ranking, pareto, rank_gpus
+from estimator.results import Estimate, Moment, Part, RunCost, RunTime
 from estimator.specs import (
     ALL_LINEAR,
     STEP_PHASES,
@@ -21,6 +22,7 @@ from estimator.specs import (
     Model,
     Optimizer,
     Phase,
+    Price,
     TrainingSetup,
     Verdict,
 )
@@ -38,9 +40,16 @@ __all__ = [
     "Model",
     "Moment",
     "Optimizer",
+    "Part",
     "Phase",
+    "Price",
+    "Ranking",
+    "RunCost",
+    "RunTime",
     "TrainingSetup",
     "Verdict",
     "catalog",
     "estimate",
+    "pareto",
+    "rank_gpus",
 ]

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
-from estimator.specs import Gpu, Model
+from estimator.specs import RATES, Gpu, Model, Price
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -78,6 +78,37 @@ def gpus_like(gpu: Gpu | None) -> list[Gpu]:
     """
     vendor = gpu.vendor if gpu is not None and gpu.vendor else "NVIDIA"
     return [card for card in gpus().values() if card.vendor == vendor]
+
+
+@lru_cache(maxsize=1)
+def prices() -> Mapping[str, tuple[Price, ...]]:
+    """What each GPU is rented for, by its name, the cheapest first (US dollars a GPU and hour, on demand).
+
+    Source: data/prices.csv, by row.
+
+    >>> prices()["A10G"][0].provider
+    'AWS'
+    """
+    listings: dict[str, list[Price]] = {}
+    for row in _rows("prices.csv"):
+        listings.setdefault(row["gpu"], []).append(_price(row))
+    return MappingProxyType(
+        {
+            name: tuple(sorted(known, key=lambda it: (it.usd_per_gpu_hour, it.provider)))
+            for name, known in listings.items()
+        }
+    )
+
+
+def published_speeds() -> list[dict[str, str]]:
+    """Published training speeds, a mapping a row, as ``estimator.accuracy`` reads them (tokens a second and GPU).
+
+    Source: data/throughput.csv, by row.
+
+    >>> len(published_speeds()) > 250
+    True
+    """
+    return _rows("throughput.csv")
 
 
 def model(hub_id: str) -> Model:
@@ -195,8 +226,25 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
         architecture=row["architecture"],
         compute_capability=row["compute_capability"],
         supports_bf16=_flag(row["supports_bf16"]),
+        **{name: _number(row[name]) for name in RATES},
+        source=row["source"],
+        prices=prices().get(row["name"], ()),
+    )
+
+
+def _price(row: Mapping[str, str]) -> Price:
+    return Price(
+        provider=row["provider"],
+        usd_per_gpu_hour=float(row["usd_per_gpu_hour"]),
+        min_gpus=int(row["min_gpus"]),
+        date=row["date"],
+        note=row["note"],
         source=row["source"],
     )
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if cell else None
 
 
 def _flag(cell: str) -> bool:

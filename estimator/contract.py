@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from estimator import catalog
@@ -288,7 +288,7 @@ def _write_gpu(gpu: Gpu) -> object:
             return gpu.name
     except ValueError:
         pass
-    values = {field.name: getattr(gpu, field.name) for field in fields(Gpu)}
+    values = {name: getattr(gpu, name) for name in GPU_KEYS}
     plain = Gpu(name=OWN_GPU, memory_bytes=gpu.memory_bytes)
     return {
         name: value
@@ -308,11 +308,7 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
         "paged_bytes": estimate.paged_bytes,
         "total_parameters": estimate.total_parameters,
         "trainable_parameters": estimate.trainable_parameters,
-        **dict.fromkeys(
-            f"{quantity}_{end}"
-            for quantity in ("step_seconds", "total_hours", "cost_usd")
-            for end in ("low", "high")
-        ),
+        **_run(estimate),
         "assumptions": list(estimate.assumptions),
         "remedies": [],
     }
@@ -330,6 +326,37 @@ def _peak(estimate: Estimate) -> dict[str, object]:
             for moment in estimate.moments
         ],
         "components": {part.value: peak.resident.get(part, 0) for part in Component},
+    }
+
+
+def _run(estimate: Estimate) -> dict[str, object]:
+    """Seconds, hours and dollars; null where a fact is missing."""
+    time, cost = estimate.time, estimate.cost
+    return {
+        "step_seconds_low": time.step_seconds_low if time else None,
+        "step_seconds_high": time.step_seconds_high if time else None,
+        "step_parts": [
+            {"name": name, "seconds_low": low, "seconds_high": high}
+            for name, low, high in (time.parts if time else ())
+        ],
+        "tokens_per_second_low": time.tokens_per_second_low if time else None,
+        "tokens_per_second_high": time.tokens_per_second_high if time else None,
+        "flops_per_step": time.hardware_flops_per_step if time else None,
+        "mfu_low": time.mfu_low if time else None,
+        "mfu_high": time.mfu_high if time else None,
+        "steps_per_epoch": time.steps_per_epoch if time else None,
+        "total_steps": time.total_steps if time else None,
+        "epoch_hours_low": time.epoch_hours_low if time else None,
+        "epoch_hours_high": time.epoch_hours_high if time else None,
+        "total_hours_low": time.total_hours_low if time else None,
+        "total_hours_high": time.total_hours_high if time else None,
+        "energy_kwh_low": estimate.energy_kwh_low,
+        "energy_kwh_high": estimate.energy_kwh_high,
+        "usd_per_gpu_hour": cost.usd_per_gpu_hour if cost else None,
+        "price_provider": cost.price.provider if cost and cost.price else None,
+        "price_date": cost.price.date if cost and cost.price else None,
+        "cost_usd_low": cost.cost_usd_low if cost else None,
+        "cost_usd_high": cost.cost_usd_high if cost else None,
     }
 
 

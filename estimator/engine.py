@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from estimator.architectures import architecture
+from estimator.cost import cheapest, energy_kwh, run_cost
 from estimator.memory.overhead import (
     CONTEXT_HIGH_BYTES,
     CONTEXT_LOW_BYTES,
@@ -13,7 +14,7 @@ from estimator.memory.overhead import (
     workspace_bytes,
 )
 from estimator.moments import StepTimeline, resident, structure
-from estimator.results import Estimate
+from estimator.results import Estimate, RunTime
 from estimator.saving import checkpoint_bytes, save_moment
 from estimator.specs import (
     AttnImplementation,
@@ -26,12 +27,13 @@ from estimator.specs import (
     Phase,
     TrainingSetup,
 )
+from estimator.throughput import missing_rate, run_time
 from estimator.verdict import verdict
 
 
 @lru_cache(maxsize=1024)
 def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
-    """Peak memory of one training step in bytes on one GPU, when and of what, and whether the GPU holds it.
+    """Peak memory of a training step in bytes on one GPU, of what, and whether it fits; hours and dollars of the run.
 
     Raises ``ValueError`` with one sentence where the architecture is not modelled or the setup contradicts the model.
     """
@@ -44,6 +46,10 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     peak = max(phases.values(), key=lambda moment: moment.bytes)
     low, high = need_bytes(peak.bytes, lying.states.paged_bytes)
     phases[Phase.SAVE] = save_moment(lying, workspace)
+    time = cost = energy = None
+    if gpu is not None and missing_rate(gpu, setup) is None:
+        time = run_time(model, gpu, setup, lying)
+        cost, energy = run_cost(time, gpu, setup), energy_kwh(time, gpu, setup)
     return Estimate(
         model=model,
         gpu=gpu,
@@ -60,7 +66,11 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         disk_bytes=checkpoint_bytes(lying, setup),
         total_parameters=lying.total_parameters,
         trainable_parameters=lying.trainable_parameters,
-        assumptions=_assumptions(model, gpu, setup),
+        assumptions=(*_assumptions(model, gpu, setup), *_run_assumptions(gpu, setup, time)),
+        time=time,
+        cost=cost,
+        energy_kwh_low=energy[0] if energy else None,
+        energy_kwh_high=energy[1] if energy else None,
     )
 
 
@@ -137,3 +147,38 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             "Paged optimizer states lie outside torch's counter; the need counts them at its high end."
         )
     return tuple(sentences)
+
+
+def _run_assumptions(
+    gpu: Gpu | None, setup: TrainingSetup, time: RunTime | None
+) -> tuple[str, ...]:
+    if gpu is None:
+        return ()
+    missing = missing_rate(gpu, setup)
+    if time is None:
+        return (missing,) if missing else ()
+    sentences = []
+    mean = setup.mean_tokens_per_example
+    if setup.padded and mean is not None and mean < setup.max_length:
+        sentences.append(
+            f"Padding costs between nothing (batches of like lengths) and {setup.max_length - mean} tokens an example."
+        )
+    elif setup.padded and mean is not None and mean > setup.max_length:
+        sentences.append(f"Examples are cut to {setup.max_length} tokens.")
+    elif mean is not None and mean != setup.max_length:
+        sentences.append(f"Examples of {mean} tokens are packed into rows of {setup.max_length}.")
+    if setup.usd_per_gpu_hour is None:
+        sentences.append(_price(gpu, setup))
+    return tuple(sentences)
+
+
+def _price(gpu: Gpu, setup: TrainingSetup) -> str:
+    price = cheapest(gpu, setup.num_gpus)
+    if price is None:
+        return (
+            f"No cost is given: no price of {gpu.name} is listed; set usd_per_gpu_hour to your own."
+        )
+    return (
+        f"Priced at {price.usd_per_gpu_hour:.2f} US dollars a GPU-hour, the cheapest listing known: "
+        f"{price.provider}, {price.date}."
+    )

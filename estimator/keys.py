@@ -14,6 +14,9 @@ from estimator.kinds import Choice, Flag, Kind, Momentum, Names, Number, Text, V
 from estimator.specs import (
     ALL_LINEAR,
     LARGEST,
+    LOWEST_MFU,
+    RATE_SPAN,
+    RATES,
     AttnImplementation,
     Dtype,
     Method,
@@ -200,17 +203,15 @@ GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
             _later("eval_strategy", Choice(_WHEN), "when to evaluate", "no"),
             Key("save_strategy", Choice((*_WHEN, "best")), "when to save", ours=True),
             _later("save_total_limit", Whole(10**6, nullable=True), "checkpoints kept", None),
-            _later(
+            Key(
                 "usd_per_gpu_hour",
                 Number(1_000_000, nullable=True),
                 "your own price; null: from the table of prices",
-                None,
             ),
-            _later(
+            Key(
                 "mfu",
-                Number(1, open_low=True, nullable=True),
-                "your own utilisation; null: from the bracket of measured ones",
-                None,
+                Number(1, low=LOWEST_MFU, nullable=True),
+                "your own utilisation, a share; null: the bracket of published ones",
             ),
             _later("v", Version(), "version of the contract", 1),
         ),
@@ -235,7 +236,8 @@ GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
         "architecture": Text(),
         "compute_capability": Text(),
         "supports_bf16": Flag(),
+        **dict.fromkeys(RATES, Number(RATE_SPAN[1], low=RATE_SPAN[0], nullable=True)),
         "source": Text(),
     }
 )
-"""The keys of a GPU of one's own: the fields of ``Gpu``."""
+"""The keys of a GPU of one's own: the fields of ``Gpu`` but its prices."""

@@ -185,6 +185,10 @@ def structure(setup: TrainingSetup) -> TrainingSetup:
         gradient_accumulation_steps=min(2, setup.gradient_accumulation_steps),
         max_length=1,
         num_train_examples=1,
+        num_train_epochs=1.0,
+        mean_tokens_per_example=None,
+        usd_per_gpu_hour=None,
+        mfu=None,
     )
 
 

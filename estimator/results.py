@@ -1,4 +1,4 @@
-"""What is answered: moments, their ledgers and the verdict, in bytes on one GPU."""
+"""What is answered: moments, their ledgers and the verdict, in bytes on one GPU; seconds and dollars of the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from estimator.specs import Component, Gpu, Model, Phase, TrainingSetup, Verdict
+from estimator.specs import Component, Gpu, Model, Phase, Price, TrainingSetup, Verdict
+
+SECONDS_PER_HOUR = 3600
+TERA = 1e12
+"""Operations a second in a TFLOPS."""
 
 
 class Moment(NamedTuple):
@@ -47,6 +51,98 @@ class Timeline(Protocol):
         """What one layer keeps from forward to backward, by what made it."""
 
 
+class Part(NamedTuple):
+    """One reason why a step takes the time it takes, in seconds an optimizer step."""
+
+    name: str
+    low_seconds: float
+    """At best: what the hardware has been measured to do."""
+    high_seconds: float
+    """As slow as published runs have been."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTime:
+    """How long a run takes, from fast to slow."""
+
+    parts: tuple[Part, ...]
+    """Why a step takes as long; their sums are its ends. One part where the utilisation was given."""
+    model_flops_per_step: float
+    """Operations of an optimizer step on one GPU, without the replay of checkpoints."""
+    hardware_flops_per_step: float
+    """With it."""
+    peak_tflops: float
+    """Dense rate that these are held against, 10¹² operations a second."""
+    tokens_per_step: float
+    """Tokens of the training set in an optimizer step, over all GPUs; padding is none."""
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def step_seconds_low(self) -> float:
+        """Seconds of an optimizer step at best, all micro-batches."""
+        return sum(part.low_seconds for part in self.parts)
+
+    @property
+    def step_seconds_high(self) -> float:
+        """Seconds of an optimizer step at worst."""
+        return sum(part.high_seconds for part in self.parts)
+
+    @property
+    def epoch_hours_low(self) -> float:
+        """Hours of one pass over the examples at best."""
+        return self.steps_per_epoch * self.step_seconds_low / SECONDS_PER_HOUR
+
+    @property
+    def epoch_hours_high(self) -> float:
+        """Hours of one pass over the examples at worst."""
+        return self.steps_per_epoch * self.step_seconds_high / SECONDS_PER_HOUR
+
+    @property
+    def total_hours_low(self) -> float:
+        """Hours of the run at best."""
+        return self.total_steps * self.step_seconds_low / SECONDS_PER_HOUR
+
+    @property
+    def total_hours_high(self) -> float:
+        """Hours of the run at worst."""
+        return self.total_steps * self.step_seconds_high / SECONDS_PER_HOUR
+
+    @property
+    def tokens_per_second_low(self) -> float:
+        """Tokens of the training set a second at worst, over all GPUs."""
+        return self.tokens_per_step / self.step_seconds_high
+
+    @property
+    def tokens_per_second_high(self) -> float:
+        """Tokens of the training set a second at best."""
+        return self.tokens_per_step / self.step_seconds_low
+
+    @property
+    def mfu_low(self) -> float:
+        """Model FLOPs utilisation of the slow end, a share of the dense rate."""
+        return self._utilisation(self.step_seconds_high)
+
+    @property
+    def mfu_high(self) -> float:
+        """Model FLOPs utilisation of the fast end."""
+        return self._utilisation(self.step_seconds_low)
+
+    def _utilisation(self, seconds: float) -> float:
+        return self.model_flops_per_step / (seconds * self.peak_tflops * TERA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCost:
+    """What a run costs."""
+
+    usd_per_gpu_hour: float
+    price: Price | None
+    """The listing that was taken; None: one's own figure."""
+    cost_usd_low: float
+    cost_usd_high: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The answer to one setup. All memory in bytes, on the fullest GPU."""
@@ -73,6 +169,13 @@ class Estimate:
     total_parameters: int
     trainable_parameters: int
     assumptions: tuple[str, ...]
+    time: RunTime | None = None
+    """None without a GPU, or where one of its rates is unknown; ``assumptions`` say which."""
+    cost: RunCost | None = None
+    """None without a time or a price."""
+    energy_kwh_low: float | None = None
+    """Board power over the hours, all GPUs; None where the power is unknown."""
+    energy_kwh_high: float | None = None
 
     @property
     def moments(self) -> tuple[Moment, ...]:

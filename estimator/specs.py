@@ -102,6 +102,21 @@ class Verdict(StrEnum):
 
 ALL_LINEAR = "all-linear"
 
+RATES = (
+    "memory_bandwidth_gb_per_s",
+    "bf16_dense_tflops",
+    "fp16_dense_tflops",
+    "fp32_tflops",
+    "sustained_tflops",
+    "interconnect_gb_per_s",
+    "tdp_w",
+)
+"""The fields of a GPU that time and energy follow from."""
+RATE_SPAN = (0.001, 1e9)
+"""What such a rate may be, each in its unit: ours, far beyond any card, so that every quotient is finite."""
+LOWEST_MFU = 0.0001
+"""The lowest utilisation that is believed, a share: ours, for the same reason."""
+
 LARGEST: Mapping[str, int] = MappingProxyType(
     {
         "per_device_train_batch_size": 4096,
@@ -221,6 +236,20 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one provider asks for one GPU, on demand, on one day."""
+
+    provider: str
+    usd_per_gpu_hour: float
+    date: str
+    """The day it was read, as ``2026-11-21``."""
+    min_gpus: int = 1
+    """How many are rented together at least."""
+    note: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One accelerator as the driver reports it."""
 
@@ -235,7 +264,22 @@ class Gpu:
     architecture: str = ""
     compute_capability: str = ""
     supports_bf16: bool = True
+    memory_bandwidth_gb_per_s: float | None = None
+    """10⁹ bytes a second; None here and below: unknown."""
+    bf16_dense_tflops: float | None = None
+    """Tensor rate without sparsity, 10¹² operations a second."""
+    fp16_dense_tflops: float | None = None
+    fp32_tflops: float | None = None
+    """Vector rate: PyTorch leaves TF32 off for matrix products."""
+    sustained_tflops: float | None = None
+    """What 16-bit matrix products were measured to reach at best; None: no measurement, the tensor rate is taken."""
+    interconnect_gb_per_s: float | None = None
+    """Between GPUs, both directions together, 10⁹ bytes a second."""
+    tdp_w: float | None = None
+    """Board power, watts."""
     source: str = ""
+    prices: tuple[Price, ...] = ()
+    """What it is rented for, the cheapest first; empty: no listing is known."""
 
     def __post_init__(self) -> None:
         if not 2**28 <= self.memory_bytes <= 2**43:
@@ -243,6 +287,12 @@ class Gpu:
                 f"memory_bytes must lie between 268435456 (256 MiB) and 8796093022208 (8 TiB), "
                 f"not {self.memory_bytes}; give the card's memory in bytes."
             )
+        for name in RATES:
+            value = getattr(self, name)
+            if value is not None and not RATE_SPAN[0] <= value <= RATE_SPAN[1]:
+                raise ValueError(
+                    f"{name} must lie between 0.001 and 1 billion, or be null where it is unknown, not {value!r}."
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +327,10 @@ class TrainingSetup:
     num_train_examples: int = 10_000
     num_train_epochs: float = 1.0
     mean_tokens_per_example: int | None = None
+    usd_per_gpu_hour: float | None = None
+    """One's own price; None: the cheapest listing of the GPU."""
+    mfu: float | None = None
+    """One's own model FLOPs utilisation, measured; None: the bracket of published ones."""
     num_gpus: int = 1
     save_strategy: str = "epoch"
 
@@ -299,6 +353,12 @@ class TrainingSetup:
             )
         if not 0 < self.num_train_epochs < math.inf:
             raise ValueError(f"num_train_epochs must be above 0, not {self.num_train_epochs!r}.")
+        if self.mfu is not None and not LOWEST_MFU <= self.mfu <= 1:
+            raise ValueError(
+                f"mfu must be a share from {LOWEST_MFU} to 1 (0.4 for 40 %), not {self.mfu!r}."
+            )
+        if self.usd_per_gpu_hour is not None and not 0 <= self.usd_per_gpu_hour < math.inf:
+            raise ValueError(f"usd_per_gpu_hour must be 0 or more, not {self.usd_per_gpu_hour!r}.")
         if self.lora_target_modules == ():
             raise ValueError(
                 'lora_target_modules is empty; name at least one module or give "all-linear".'

@@ -34,7 +34,7 @@ def share(part: int, whole: int) -> str:
 def describe(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> str:
     """The setup, the ledger at the peak, the phases, the parameters, the verdict, remedies and what was assumed."""
     parts = [_headline(estimate), _ledger(estimate), _phases(estimate), _parameters(estimate)]
-    parts.append(verdict(estimate))
+    parts += [verdict(estimate), *_run(estimate)]
     if remedies:
         lines = [f"- {it.text} Needs {gib(it.need_high_bytes)} GiB." for it in remedies]
         parts.append("What would fit:\n" + "\n".join(lines))
@@ -57,6 +57,47 @@ def verdict(estimate: Estimate) -> str:
         case _:
             missing = gib(estimate.need_low_bytes - gpu.memory_bytes)
             return f"Does not fit: needs {low} to {high} GiB, {has}; at least {missing} GiB are missing."
+
+
+def seconds(value: float) -> str:
+    """Seconds as a column shows them.
+
+    >>> seconds(0.01234), seconds(1.5), seconds(65.0), seconds(12345.6)
+    ('0.012', '1.50', '65.0', '12,346')
+    """
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
+
+
+def _run(estimate: Estimate) -> list[str]:
+    """Why a step takes as long, and what the run takes; nothing where no time is known."""
+    time, cost = estimate.time, estimate.cost
+    if time is None:
+        return []
+    rows = [
+        (part.name, seconds(part.low_seconds), seconds(part.high_seconds)) for part in time.parts
+    ]
+    step = ("one step", seconds(time.step_seconds_low), seconds(time.step_seconds_high))
+    run = [
+        (
+            f"the run ({time.total_steps:,} steps), hours",
+            time.total_hours_low,
+            time.total_hours_high,
+        )
+    ]
+    if cost is not None:
+        run.append(("cost, US dollars", cost.cost_usd_low, cost.cost_usd_high))
+    if estimate.energy_kwh_low is not None and estimate.energy_kwh_high is not None:
+        run.append(
+            ("energy at full board power, kWh", estimate.energy_kwh_low, estimate.energy_kwh_high)
+        )
+    low, high = time.tokens_per_second_low, time.tokens_per_second_high
+    rate = f"{low:,.0f} to {high:,.0f} tokens a second, {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % MFU."
+    whole = [(name, seconds(at_best), seconds(at_worst)) for name, at_best, at_worst in run]
+    return [
+        _table([("seconds of a step", "fast", "slow"), *rows, step]),
+        _table([("what the run takes", "fast", "slow"), *whole]),
+        rate,
+    ]
 
 
 def _headline(estimate: Estimate) -> str:

@@ -1,0 +1,187 @@
+"""Floating-point operations of one micro-batch on one GPU, counted product by product.
+
+A multiplication and the addition that follows it are two operations, so a matrix of n elements costs 2n a token
+forward, 2n for the gradient of its input and 2n for its own gradient. A frozen matrix has no gradient of its own.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from estimator.architectures import architecture
+from estimator.architectures.decoder import has_window, layer_kinds
+from estimator.parameters import (
+    Embedding,
+    Linear,
+    Module,
+    Norm,
+    is_adapted,
+    layer_modules,
+    outer_modules,
+    weight_shapes,
+)
+from estimator.specs import AttnImplementation, Method, Model, TrainingSetup
+
+FORWARD = 2
+"""Operations an element of a matrix and a token, forward: one multiplication, one addition."""
+ATTENTION_PRODUCTS = 2
+"""Scores from queries and keys, outputs from scores and values."""
+FLASH_BACKWARD = 2.5
+"""Backward of a flash kernel over its forward: five products for two, since it makes the scores again.
+Dao 2023, arXiv:2307.08691, section 4.1."""
+PLAIN_BACKWARD = 2.0
+"""Backward over forward where the scores were kept: two products for each."""
+
+
+class Matrices(NamedTuple):
+    """Elements that one token is multiplied by, whole model; of a mixture of experts those in use."""
+
+    layers: int
+    """In all layers together."""
+    outside: int
+    """Head and projections outside the layers, which no checkpoint replays."""
+    quantizable: int
+    """Of the layers', those in linears: what 4-bit loading packs. Stacked experts stay whole."""
+    adapter_inputs: int
+    """Σ in_features of the adapted linears, all layers."""
+    adapter_outputs: int
+    """Σ out_features of the same."""
+
+
+def matrices(model: Model, setup: TrainingSetup) -> Matrices:
+    """Elements that one token is multiplied by, whole model: linears, experts in use, and the head, tied or not.
+
+        layers = L · Σ in · out,  of a stack of experts k · in · out     L: layers, k: experts a token
+
+    Leaves out: embeddings (rows are looked up), norms (no products), biases.
+    Source: derived, from ``layer_modules`` and ``outer_modules``; Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
+
+    >>> from estimator.parameters import TINY_LLAMA
+    >>> matrices(TINY_LLAMA, TrainingSetup()).layers == 2 * (8 * (8 + 4 + 4 + 8) + 3 * 8 * 16)
+    True
+    >>> matrices(TINY_LLAMA, TrainingSetup()).outside == 8 * 10
+    True
+    """
+    return _matrices(model, setup.method, setup.lora_target_modules)
+
+
+@lru_cache(maxsize=1024)
+def _matrices(model: Model, method: Method, targets: str | tuple[str, ...]) -> Matrices:
+    setup = TrainingSetup(method=method, lora_target_modules=targets)
+    layer, outer, count = layer_modules(model), outer_modules(model), model.num_hidden_layers
+    has_head = any(module.name == "lm_head" for module in outer)
+    tied = 0 if has_head else model.vocab_size * (model.word_embed_proj_dim or model.hidden_size)
+    adapted = [
+        (it, times)
+        for modules, times in ((layer, count), (outer, 1))
+        for it in modules
+        if isinstance(it, Linear) and is_adapted(it, setup)
+    ]
+    return Matrices(
+        count * sum(_elements(module, model) for module in layer),
+        sum(_elements(module, model) for module in outer) + tied,
+        count * sum(it.in_features * it.out_features for it in layer if isinstance(it, Linear)),
+        sum(times * it.in_features for it, times in adapted),
+        sum(times * it.out_features for it, times in adapted),
+    )
+
+
+def _elements(module: Module, model: Model) -> int:
+    if isinstance(module, Norm | Embedding):
+        return 0
+    *stack, rows, columns = weight_shapes(module)[0]
+    return (model.num_experts_per_tok if stack else 1) * rows * columns
+
+
+class Work(NamedTuple):
+    """Operations of one micro-batch on one GPU."""
+
+    products: float
+    """Linears and head, forward and backward."""
+    adapters: float
+    """LoRA's two matrices, forward and backward."""
+    attention: float
+    """Scores and outputs, forward and backward."""
+    products_again: float
+    """Linears and adapters of the layers that a checkpoint replays."""
+    attention_again: float
+
+    @property
+    def model(self) -> float:
+        """What a model's utilisation counts: everything but the replay."""
+        return self.products + self.adapters + self.attention
+
+    @property
+    def hardware(self) -> float:
+        """What the GPU runs: the replay too."""
+        return self.model + self.products_again + self.attention_again
+
+
+def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work:
+    """Operations of one micro-batch of ``length`` tokens an example, on one GPU; ``pairs`` as ``attended_pairs`` says.
+
+        full         2 · T · (3 · layers + 3 · outside) + attention     T: tokens in the micro-batch
+        frozen       2 · T · (2 · layers + 2 · outside + 3 · r · (in + out)) + attention
+        attention    2 · 2 · b · pairs · q · (1 + backward)      q: query width; backward: 2.5 flash, 2 eager
+        checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q
+
+    Leaves out: that the first layer's input needs no gradient where everything below an adapter is frozen (1 of L
+    layers, some linears of it); the third matrix of DoRA.
+    Source: derived, as said above; Chowdhery et al. 2022, arXiv:2204.02311, appendix B, for the same count with three
+    matrices' worth and attention not causal; Hu et al. 2021, arXiv:2106.09685, for the adapters.
+
+    >>> from estimator.parameters import TINY_LLAMA
+    >>> full = work(TINY_LLAMA, TrainingSetup(), 4, pairs=0)
+    >>> full.products == 6 * 4 * (1152 + 80)
+    True
+    """
+    sizes = matrices(model, setup)
+    forward = FORWARD * setup.per_device_train_batch_size * length
+    passes = 2 if setup.uses_adapters else 3
+    branches = setup.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
+    once = float(FORWARD * ATTENTION_PRODUCTS * setup.per_device_train_batch_size * pairs)
+    once *= model.query_size
+    backward = PLAIN_BACKWARD if is_eager(model, setup) else FLASH_BACKWARD
+    again = 1.0 if setup.gradient_checkpointing else 0.0
+    return Work(
+        products=float(forward * passes * (sizes.layers + sizes.outside)),
+        adapters=float(forward * 3 * branches),
+        attention=once * (1 + backward),
+        products_again=again * forward * (sizes.layers + branches),
+        attention_again=again * once,
+    )
+
+
+def is_eager(model: Model, setup: TrainingSetup) -> bool:
+    """Whether attention runs as plain products that keep every score (a yes or no; the same on every GPU).
+
+    Source: transformers 5.23, modeling_utils.py, ``_supports_sdpa`` (false in the families that run eagerly).
+    """
+    eager_only = (
+        architecture(model).eager_only and setup.attn_implementation is AttnImplementation.SDPA
+    )
+    return eager_only or setup.attn_implementation is AttnImplementation.EAGER
+
+
+def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
+    """Pairs of a query and a key in one example, over all layers, that a kernel multiplies.
+
+        skips: causal  s · (s + 1) / 2, or with a window w  w · s - w · (w - 1) / 2     else: s · s
+
+    ``skips``: the kernel leaves out what the mask hides, as flash kernels do; plain products do not.
+    Source: derived; Dao 2023, arXiv:2307.08691, section 3.1 (blocks above the diagonal are skipped).
+
+    >>> from estimator.parameters import TINY_LLAMA
+    >>> attended_pairs(TINY_LLAMA, 4, skips=True), attended_pairs(TINY_LLAMA, 4, skips=False)
+    (20, 32)
+    """
+    if not skips:
+        return model.num_hidden_layers * length * length
+    causal = length * (length + 1) // 2
+    if not has_window(model, length):
+        return model.num_hidden_layers * causal
+    window = model.sliding_window
+    windowed = window * length - window * (window - 1) // 2
+    kinds = layer_kinds(model, windowed=True)
+    return sum(windowed if kind.windowed else causal for kind in kinds)

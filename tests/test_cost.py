@@ -1,0 +1,221 @@
+"""Dollars, kilowatt-hours, and the ranking of all GPUs."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from estimator import (
+    Estimate,
+    Gpu,
+    Method,
+    Price,
+    TrainingSetup,
+    Verdict,
+    catalog,
+    estimate,
+    pareto,
+    rank_gpus,
+)
+from estimator.contract import parse, write_estimate
+from estimator.cost import cheapest
+
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+A100 = catalog.gpu("A100-SXM4-80GB")
+SETUP = TrainingSetup(method=Method.QLORA, max_length=2048, gradient_checkpointing=True)
+TABLE = Path(__file__).resolve().parent.parent / "data" / "prices.csv"
+
+
+def priced(setup: TrainingSetup = SETUP, gpu: Gpu = A100) -> Estimate:
+    """An estimate with a time, a cost and an energy."""
+    answer = estimate(MISTRAL, gpu, setup)
+    assert answer.time is not None
+    assert answer.cost is not None
+    return answer
+
+
+def hours(answer: Estimate) -> float:
+    """Middle of the bracket of hours."""
+    assert answer.time is not None
+    return math.sqrt(answer.time.total_hours_low * answer.time.total_hours_high)
+
+
+def dollars(answer: Estimate) -> float:
+    """Middle of the bracket of dollars."""
+    assert answer.cost is not None
+    return math.sqrt(answer.cost.cost_usd_low * answer.cost.cost_usd_high)
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def test_every_price_names_a_gpu_a_provider_a_day_and_a_page() -> None:
+    with TABLE.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) > 50
+    for row in rows:
+        assert row["gpu"] in catalog.gpus(), row
+        assert row["provider"], row
+        assert "https://" in row["source"], row
+        assert datetime.date.fromisoformat(row["date"]) <= datetime.date(2026, 11, 21), row
+        assert 0.05 < float(row["usd_per_gpu_hour"]) < 20, row
+
+
+def test_prices_hang_on_their_gpu_the_cheapest_first() -> None:
+    for gpu in catalog.gpus().values():
+        asked = [price.usd_per_gpu_hour for price in gpu.prices]
+        assert asked == sorted(asked)
+    assert catalog.prices()["A100-SXM4-80GB"] == A100.prices
+
+
+def test_card_that_is_rented_by_the_eight_has_no_price_for_one() -> None:
+    node = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
+    single = Price(provider="singly", usd_per_gpu_hour=2.0, date="2026-11-21")
+    card = replace(A100, prices=(node, single))
+    assert cheapest(card, 1) == single
+    assert cheapest(card, 8) == node
+
+
+def test_measured_rates_are_shares_of_a_dense_rate() -> None:
+    """A datasheet's rate "with sparsity" is twice the dense one: a measured share below 45 % would give it away."""
+    for gpu in catalog.gpus().values():
+        if gpu.sustained_tflops is not None:
+            assert gpu.bf16_dense_tflops is not None
+            assert 0.45 < gpu.sustained_tflops / gpu.bf16_dense_tflops < 1.1, gpu.name
+
+
+# --- one run ------------------------------------------------------------------------------------
+
+
+def test_cost_is_hours_times_the_cheapest_listing_which_is_named() -> None:
+    answer = priced()
+    assert answer.time is not None
+    assert answer.cost is not None
+    price = answer.cost.price
+    assert price == A100.prices[0]
+    assert answer.cost.cost_usd_low == pytest.approx(
+        answer.time.total_hours_low * price.usd_per_gpu_hour
+    )
+    assert any(price.provider in it and price.date in it for it in answer.assumptions)
+
+
+def test_price_of_ones_own_replaces_the_listing() -> None:
+    answer = priced(replace(SETUP, usd_per_gpu_hour=10.0))
+    assert answer.time is not None
+    assert answer.cost is not None
+    assert answer.cost.price is None
+    assert answer.cost.cost_usd_high == pytest.approx(10 * answer.time.total_hours_high)
+    assert not any("Priced at" in sentence for sentence in answer.assumptions)
+
+
+def test_gpu_of_ones_own_costs_nothing() -> None:
+    answer = priced(replace(SETUP, usd_per_gpu_hour=0.0))
+    assert answer.cost is not None
+    assert answer.cost.cost_usd_high == 0
+
+
+def test_gpu_that_nobody_lists_gives_no_cost_but_a_sentence() -> None:
+    answer = estimate(MISTRAL, replace(A100, prices=()), SETUP)
+    assert answer.time is not None
+    assert answer.cost is None
+    assert any("set usd_per_gpu_hour" in sentence for sentence in answer.assumptions)
+
+
+def test_energy_is_board_power_over_the_hours() -> None:
+    answer = priced()
+    assert answer.time is not None
+    assert answer.energy_kwh_high == pytest.approx(0.4 * answer.time.total_hours_high)
+    assert estimate(MISTRAL, replace(A100, tdp_w=None), SETUP).energy_kwh_high is None
+
+
+# --- the contract -------------------------------------------------------------------------------
+
+
+def test_answer_holds_seconds_hours_and_dollars() -> None:
+    answer = write_estimate(priced())
+    for name in ("step_seconds", "total_hours", "cost_usd", "energy_kwh", "mfu"):
+        low, high = answer[f"{name}_low"], answer[f"{name}_high"]
+        assert isinstance(low, float)
+        assert isinstance(high, float)
+        assert 0 < low <= high, name
+    parts = answer["step_parts"]
+    assert isinstance(parts, list)
+    assert sum(part["seconds_high"] for part in parts) == answer["step_seconds_high"]
+    assert answer["price_provider"] == A100.prices[0].provider
+
+
+def test_answer_without_a_gpu_has_nulls() -> None:
+    answer = write_estimate(estimate(MISTRAL, None, SETUP))
+    assert answer["step_seconds_low"] is answer["cost_usd_high"] is answer["energy_kwh_low"] is None
+    assert answer["step_parts"] == []
+
+
+def test_own_gpu_may_bring_its_rates() -> None:
+    card = {"memory_bytes": 2**35, "bf16_dense_tflops": 100, "memory_bandwidth_gb_per_s": 800}
+    answer = write_estimate(estimate(*parse({"model": MISTRAL.hub_id, "gpu": card, "mfu": 0.5})))
+    assert answer["step_seconds_low"] == answer["step_seconds_high"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("mfu", 40, "mfu must be a number from 0.0001 and up to 1, or null, not 40."),
+        ("mfu", 0, "mfu must be a number from 0.0001 and up to 1, or null, not 0."),
+        (
+            "usd_per_gpu_hour",
+            -1,
+            "usd_per_gpu_hour must be a number from 0 and up to 1000000, or null, not -1.",
+        ),
+    ],
+)
+def test_wrong_figure_of_ones_own_earns_one_sentence(name: str, value: object, said: str) -> None:
+    with pytest.raises(ValueError, match="must be") as problem:
+        parse({"model": MISTRAL.hub_id, name: value})
+    assert str(problem.value) == said
+
+
+# --- all GPUs -----------------------------------------------------------------------------------
+
+
+def test_ranking_holds_every_gpu_and_names_the_fastest_and_the_cheapest_that_fit() -> None:
+    ranking = rank_gpus(MISTRAL, SETUP)
+    assert len(ranking.estimates) == len(catalog.gpus())
+    fitting = [it for it in ranking.estimates if it.verdict is Verdict.FITS]
+    assert ranking.fastest in fitting
+    assert ranking.cheapest in fitting
+    assert ranking.fastest is fitting[0]
+    assert ranking.cheapest.cost is not None
+    for answer in fitting:
+        if answer.cost is not None:
+            assert dollars(ranking.cheapest) <= dollars(answer)
+
+
+def test_ranking_orders_by_verdict_then_hours_and_puts_the_unknown_last() -> None:
+    ranking = rank_gpus(MISTRAL, SETUP)
+    verdicts = [it.verdict for it in ranking.estimates]
+    assert verdicts == sorted(verdicts, key=[*Verdict].index)
+    fitting = [it for it in ranking.estimates if it.verdict is Verdict.FITS]
+    known = [hours(it) for it in fitting if it.time is not None]
+    assert known == sorted(known)
+    assert all(it.time is None for it in fitting[len(known) :])
+
+
+def test_what_fits_nowhere_has_no_fastest() -> None:
+    giant = catalog.model("meta-llama/Llama-3.1-405B")
+    ranking = rank_gpus(giant, TrainingSetup())
+    assert ranking.fastest is None
+    assert ranking.cheapest is None
+
+
+def test_pareto_front_leaves_out_what_another_beats_in_both() -> None:
+    ranking = rank_gpus(MISTRAL, SETUP)
+    front = pareto(ranking.estimates)
+    assert len(front) > 1
+    assert [hours(it) for it in front] == sorted(hours(it) for it in front)
+    assert [dollars(it) for it in front] == sorted((dollars(it) for it in front), reverse=True)
+    assert front[-1] is ranking.cheapest

@@ -1,0 +1,361 @@
+"""Seconds and hours: by hand, as properties, and against published runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator import (
+    AttnImplementation,
+    Dtype,
+    Gpu,
+    Method,
+    MixedPrecision,
+    Optimizer,
+    RunTime,
+    TrainingSetup,
+    catalog,
+    estimate,
+)
+from estimator.accuracy import PublishedRun, published_runs
+from estimator.moments import resident, structure
+from estimator.parameters import TINY_LLAMA
+from estimator.throughput import Sharing, communication, missing_rate, rates, run_time
+
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+A100 = catalog.gpu("A100-SXM4-80GB")
+CARD = Gpu(
+    name="card", memory_bytes=2**36, bf16_dense_tflops=100.0, memory_bandwidth_gb_per_s=1000.0
+)
+"""A made-up card with round figures: 10¹⁴ operations, 10¹² bytes a second."""
+LONG = TrainingSetup(max_length=4096, attn_implementation=AttnImplementation.FLASH_ATTENTION_2)
+
+
+def timed(setup: TrainingSetup, model: object = MISTRAL, gpu: Gpu = A100) -> RunTime:
+    """The time of an estimate that has one."""
+    assert isinstance(model, type(MISTRAL))
+    time = estimate(model, gpu, setup).time
+    assert time is not None
+    return time
+
+
+def part(time: RunTime, name: str) -> tuple[float, float]:
+    """Both ends of one part, in seconds; zeros where the step has none."""
+    ends = [(low, high) for found, low, high in time.parts if found == name]
+    return ends[0] if ends else (0.0, 0.0)
+
+
+# --- published runs -----------------------------------------------------------------------------
+
+ONE_GPU = pytest.param(lambda run: run.setup.num_gpus == 1, id="one GPU")
+SEVERAL = pytest.param(lambda run: run.setup.num_gpus > 1, id="several GPUs")
+KINDS = [
+    ONE_GPU,
+    SEVERAL,
+    *(
+        pytest.param(
+            lambda run, method=method: run.setup.num_gpus == 1 and run.setup.method is method,
+            id=f"one GPU, {method.value}",
+        )
+        for method in Method
+    ),
+]
+
+
+@pytest.mark.parametrize("chosen", [ONE_GPU, SEVERAL])
+def test_nine_of_ten_published_runs_lie_inside_the_bracket(
+    chosen: Callable[[PublishedRun], bool],
+) -> None:
+    runs = [run for run in published_runs() if chosen(run)]
+    outside = [f"{run.id}: {run.step_seconds:.2f} s" for run in runs if not run.inside]
+    assert len(runs) > 100
+    assert len(outside) <= len(runs) / 10, outside
+
+
+@pytest.mark.parametrize("chosen", KINDS)
+def test_half_of_the_brackets_are_narrower_than_two_and_a_half(
+    chosen: Callable[[PublishedRun], bool],
+) -> None:
+    assert statistics.median(run.width for run in published_runs() if chosen(run)) <= 2.5
+
+
+def test_no_published_run_beats_the_roofline() -> None:
+    """The fast end is physics, not a fit: none of the rows may lie below it."""
+    faster = [
+        run.id for run in published_runs() if run.step_seconds < run.estimated.step_seconds_low
+    ]
+    assert not faster
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def test_fast_end_of_matrix_products_is_operations_over_the_rate() -> None:
+    time = timed(TrainingSetup(max_length=64), TINY_LLAMA, CARD)
+    elements = 2 * (8 * 24 + 3 * 8 * 16) + 8 * 10  # two layers and a head
+    assert part(time, "matrix products")[0] == pytest.approx(6 * 64 * elements / 1e14)
+
+
+def test_optimizer_moves_every_byte_of_weights_gradients_and_states() -> None:
+    """By hand, bfloat16 AdamW: gradient 2, weight 2 in and 2 out, two states 2 in and 2 out; the norm reads 2 more."""
+    setup = TrainingSetup(mixed_precision=MixedPrecision.NO)
+    low, _ = part(timed(setup, MISTRAL, CARD), "optimizer step")
+    assert low == pytest.approx((2 + 4 + 8 + 2) * 7_241_732_096 / 1e12, rel=0.001)
+
+
+def test_foreach_optimizer_passes_more_often() -> None:
+    fused = timed(TrainingSetup())
+    foreach = timed(TrainingSetup(optim=Optimizer.ADAMW_TORCH))
+    assert part(foreach, "optimizer step") > part(fused, "optimizer step")
+
+
+def test_dequantisation_reads_half_a_byte_and_writes_two() -> None:
+    low, _ = part(timed(replace(LONG, method=Method.QLORA), MISTRAL, CARD), "dequantisation")
+    linears = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
+    assert low == pytest.approx(2 * 2.5 * linears / 1e12)  # forward and backward
+    assert part(timed(replace(LONG, method=Method.LORA)), "dequantisation") == (0, 0)
+
+
+def test_autocast_of_float32_weights_costs_six_bytes_an_element() -> None:
+    low, _ = part(timed(TrainingSetup(dtype=Dtype.FLOAT32), MISTRAL, CARD), "casts of weights")
+    linears = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336) + 4096 * 32_000
+    assert low == pytest.approx(6 * linears / 1e12)
+
+
+def test_accumulation_repeats_all_but_the_optimizer_step() -> None:
+    once, four = timed(LONG), timed(replace(LONG, gradient_accumulation_steps=4))
+    step = part(once, "optimizer step")[1]
+    assert four.step_seconds_high - step == pytest.approx(4 * (once.step_seconds_high - step))
+
+
+def test_small_step_waits_for_the_host() -> None:
+    """Qwen's table, Qwen-7B LoRA, 256 tokens: 0.15 s for 32 layers, as much as LitGPT's at 120 tokens."""
+    small = timed(TrainingSetup(method=Method.LORA, max_length=128))
+    assert part(small, "waiting for the host")[1] > 0.5 * small.step_seconds_high
+    assert 0.142 < small.step_seconds_high < 0.3
+    assert part(timed(LONG), "waiting for the host") == (0, 0)
+
+
+def test_float32_products_take_the_vector_rate() -> None:
+    setup = TrainingSetup(dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.NO)
+    assert rates(A100, setup).peak == 19.5e12
+    assert timed(setup).step_seconds_low > 10 * timed(TrainingSetup()).step_seconds_low
+
+
+def test_measured_rate_of_the_card_bounds_its_matrix_products() -> None:
+    assert rates(A100, TrainingSetup()).best == 271e12
+    assert rates(CARD, TrainingSetup()).best == 100e12
+
+
+def test_replicas_exchange_their_gradients_twice() -> None:
+    setup = replace(TrainingSetup(mixed_precision=MixedPrecision.NO), num_gpus=4)
+    lying = resident(MISTRAL, structure(setup))
+    part = communication(A100, setup, lying, sharing=Sharing.REPLICAS, link_gb_per_s=100)
+    assert part.high_seconds == pytest.approx(2 * 3 / 4 * 2 * 7_241_732_096 / 1e11, rel=0.001)
+
+
+def test_shards_gather_weights_twice_and_scatter_gradients_once() -> None:
+    setup = replace(TrainingSetup(), num_gpus=4, gradient_accumulation_steps=2)
+    lying = resident(MISTRAL, structure(setup))
+    part = communication(A100, setup, lying, sharing=Sharing.WEIGHTS, link_gb_per_s=100)
+    assert part.high_seconds == pytest.approx(2 * 3 / 4 * 6 * 7_241_732_096 / 1e11, rel=0.001)
+
+
+def test_shards_step_their_share_of_the_optimizer() -> None:
+    setup = replace(LONG, num_gpus=4)
+    lying = resident(MISTRAL, structure(setup))
+    shards = run_time(MISTRAL, A100, setup, lying, sharing=Sharing.WEIGHTS)
+    replicas = run_time(MISTRAL, A100, setup, lying)
+    assert part(shards, "optimizer step")[0] == part(replicas, "optimizer step")[0] / 4
+
+
+# --- what a reader looks for --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_checkpointing_costs_a_fifth_to_a_half(method: Method) -> None:
+    """A forward pass again: a third of full fine-tuning's operations, half of the frozen ones' (2 of 6, 2 of 4)."""
+    setup = replace(LONG, method=method)
+    plain, again = timed(setup), timed(replace(setup, gradient_checkpointing=True))
+    most = 1.34 if method is Method.FULL else 1.51
+    assert 1.2 < again.step_seconds_low / plain.step_seconds_low < most
+    assert 1.2 < again.step_seconds_high / plain.step_seconds_high < most
+    assert part(again, "recomputation")[0] > 0
+    assert part(plain, "recomputation") == (0, 0)
+
+
+def test_quantised_base_is_slower_than_a_plain_one() -> None:
+    lora, qlora = (timed(replace(LONG, method=it)) for it in (Method.LORA, Method.QLORA))
+    assert qlora.step_seconds_low > lora.step_seconds_low
+    assert qlora.step_seconds_high > lora.step_seconds_high
+
+
+def test_examples_times_their_mean_length_is_the_work() -> None:
+    packed = TrainingSetup(num_train_examples=8000, mean_tokens_per_example=256)
+    assert timed(packed).total_steps == 2000
+    assert timed(replace(packed, mean_tokens_per_example=None)).total_steps == 8000
+
+
+def test_padding_is_computed_at_worst_and_left_out_at_best() -> None:
+    padded = replace(LONG, padded=True, mean_tokens_per_example=1024)
+    full = timed(replace(LONG, padded=True))
+    time = timed(padded)
+    assert time.total_steps == 10_000
+    assert time.step_seconds_high == full.step_seconds_high
+    assert time.step_seconds_low < 0.35 * full.step_seconds_low
+
+
+def test_steps_of_an_epoch_round_up_as_trainer_does() -> None:
+    setup = TrainingSetup(
+        num_train_examples=100, gradient_accumulation_steps=8, num_train_epochs=2.5
+    )
+    time = timed(setup)
+    assert (time.steps_per_epoch, time.total_steps) == (13, 33)
+
+
+def test_hours_and_tokens_follow_from_the_step() -> None:
+    time = timed(replace(LONG, num_train_epochs=3))
+    assert time.total_hours_high == pytest.approx(30_000 * time.step_seconds_high / 3600)
+    assert time.epoch_hours_low == pytest.approx(time.total_hours_low / 3)
+    assert time.tokens_per_second_high == pytest.approx(4096 / time.step_seconds_low)
+
+
+def test_utilisation_of_ones_own_closes_the_bracket() -> None:
+    time = timed(replace(LONG, mfu=0.5))
+    assert time.step_seconds_low == time.step_seconds_high
+    assert time.mfu_low == time.mfu_high == pytest.approx(0.5)
+    bracket = timed(LONG)
+    assert bracket.mfu_low < 0.5 < bracket.mfu_high
+    assert bracket.step_seconds_low < time.step_seconds_low < bracket.step_seconds_high
+
+
+# --- what is missing ----------------------------------------------------------------------------
+
+
+def test_card_without_bfloat16_gives_no_time_but_a_sentence() -> None:
+    answer = estimate(MISTRAL, catalog.gpu("T4"), TrainingSetup(method=Method.QLORA))
+    assert answer.time is answer.cost is answer.energy_kwh_low is None
+    assert (
+        "No time is given: T4 has no bfloat16 units; set mixed_precision to fp16."
+        in answer.assumptions
+    )
+    assert timed(
+        TrainingSetup(method=Method.QLORA, mixed_precision=MixedPrecision.FP16),
+        MISTRAL,
+        catalog.gpu("T4"),
+    )
+
+
+@pytest.mark.parametrize("name", ["Apple M4 Max (128 GB)", "P100-PCIe-16GB"])
+def test_card_of_unknown_rate_gives_no_time(name: str) -> None:
+    answer = estimate(MISTRAL, catalog.gpu(name), TrainingSetup())
+    assert answer.time is None
+    assert any(sentence.startswith("No time is given") for sentence in answer.assumptions)
+
+
+def test_own_card_needs_its_rate_and_its_bandwidth() -> None:
+    bare = Gpu(name="card", memory_bytes=2**34)
+    assert "bf16_dense_tflops" in str(missing_rate(bare, TrainingSetup()))
+    half = replace(bare, bf16_dense_tflops=100.0)
+    assert "memory_bandwidth_gb_per_s" in str(missing_rate(half, TrainingSetup()))
+    assert missing_rate(CARD, TrainingSetup()) is None
+
+
+def test_without_a_gpu_no_time_is_asked_for() -> None:
+    answer = estimate(MISTRAL, None, TrainingSetup())
+    assert answer.time is None
+    assert not any("time" in sentence for sentence in answer.assumptions)
+
+
+# --- properties ---------------------------------------------------------------------------------
+
+TIMED = [gpu for gpu in catalog.gpus().values() if missing_rate(gpu, TrainingSetup()) is None]
+SETUPS = st.builds(
+    TrainingSetup,
+    method=st.sampled_from(Method),
+    optim=st.sampled_from(Optimizer),
+    per_device_train_batch_size=st.integers(1, 4096),
+    gradient_accumulation_steps=st.integers(1, 65_536),
+    max_length=st.integers(1, 2**24),
+    padded=st.booleans(),
+    gradient_checkpointing=st.booleans(),
+    attn_implementation=st.sampled_from(AttnImplementation),
+    lora_r=st.integers(1, 8192),
+    max_grad_norm=st.sampled_from([0.0, 1.0]),
+    num_train_examples=st.integers(1, 10**12),
+    num_train_epochs=st.floats(1e-6, 1e6),
+    mean_tokens_per_example=st.none() | st.integers(1, 2**24),
+    num_gpus=st.sampled_from([1, 2, 4096]),
+)
+ROUNDING = 1 + 1e-9
+"""Sums of floats in another order may differ in their last digit."""
+LYING = {method: resident(MISTRAL, structure(TrainingSetup(method=method))) for method in Method}
+
+
+def run(setup: TrainingSetup, gpu: Gpu = A100) -> RunTime:
+    """The time alone: no step is played, so that any batch and length will do."""
+    return run_time(MISTRAL, gpu, setup, LYING[setup.method])
+
+
+@settings(deadline=None, max_examples=200)
+@given(SETUPS, st.sampled_from(TIMED))
+def test_fast_end_never_exceeds_the_slow_end_and_all_is_finite(
+    setup: TrainingSetup, gpu: Gpu
+) -> None:
+    time = run(setup, gpu)
+    assert 0 < time.step_seconds_low <= time.step_seconds_high * ROUNDING
+    figures = (time.total_hours_high, time.tokens_per_second_low, time.mfu_low, time.mfu_high)
+    assert all(math.isfinite(figure) and figure > 0 for figure in figures)
+    assert all(end >= 0 for _, low, high in time.parts for end in (low, high))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    SETUPS,
+    st.sampled_from(
+        [
+            "num_train_examples",
+            "num_train_epochs",
+            "mean_tokens_per_example",
+        ]
+    ),
+    st.integers(2, 5),
+)
+def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, times: int) -> None:
+    start = getattr(setup, name) or 64
+    more = {
+        "num_train_examples": min(10**12, start * times),
+        "num_train_epochs": start * times,
+        "mean_tokens_per_example": min(2**24, start * times),
+    }
+    less = replace(setup, **{name: start})
+    longer = replace(setup, **{name: more[name]})
+    assert run(less).total_hours_low <= run(longer).total_hours_low * ROUNDING
+    assert run(less).total_hours_high <= run(longer).total_hours_high * ROUNDING
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    SETUPS,
+    st.sampled_from(["per_device_train_batch_size", "gradient_accumulation_steps"]),
+)
+def test_larger_step_never_takes_fewer_seconds(setup: TrainingSetup, name: str) -> None:
+    less = replace(setup, **{name: 7})
+    more = replace(setup, **{name: 8})
+    assert run(less).step_seconds_low <= run(more).step_seconds_low * ROUNDING
+    assert run(less).step_seconds_high <= run(more).step_seconds_high * ROUNDING
+
+
+@settings(deadline=None, max_examples=100)
+@given(SETUPS, st.sampled_from(TIMED))
+def test_checkpointing_never_takes_fewer_seconds(setup: TrainingSetup, gpu: Gpu) -> None:
+    plain = run(replace(setup, gradient_checkpointing=False), gpu)
+    again = run(replace(setup, gradient_checkpointing=True), gpu)
+    assert plain.step_seconds_low <= again.step_seconds_low * ROUNDING
+    assert plain.step_seconds_high <= again.step_seconds_high * ROUNDING
