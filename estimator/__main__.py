@@ -13,16 +13,12 @@ from typing import BinaryIO, NoReturn, TextIO
 from estimator.catalog import gpus_like
 from estimator.contract import Reading, parse, read_link, write_estimate
 from estimator.engine import estimate
+from estimator.json_text import LONGEST_TEXT, read_object
 from estimator.keys import GROUPS, KEYS, Key
 from estimator.kinds import Choice, Flag, near, one_of, show
 from estimator.remedies import Remedy, remedies
 from estimator.results import Estimate
 from estimator.text import describe
-
-LONGEST_LINE = 1_000_000
-"""Bytes that a line may have: ours, a hundred times the longest config.json of the Hub's dense models."""
-LONGEST_NUMBER = 30
-"""Digits that a whole number may have: ours; a longer one is read as a float, which no count may be."""
 
 DESCRIPTION = (
     "How much GPU memory does fine-tuning this model need, what is it made of, and does it fit?"
@@ -74,16 +70,16 @@ def answer_lines(source: BinaryIO, answers: TextIO, *, with_remedies: bool = Fal
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:
     """Lines without their ends; of one that is too long only its beginning, so that memory stays bounded."""
-    while line := source.readline(LONGEST_LINE + 2):
+    while line := source.readline(LONGEST_TEXT + 2):
         rest = line
         while rest and not rest.endswith(b"\n"):
-            rest = source.readline(LONGEST_LINE)
+            rest = source.readline(LONGEST_TEXT)
         yield line.rstrip(b"\r\n")
 
 
 def _answer(line: bytes, *, with_remedies: bool) -> dict[str, object]:
     try:
-        answer = estimate(*parse(_object(line)))
+        answer = estimate(*parse(read_object(line, "The line")))
         return write_estimate(answer, _remedies(answer) if with_remedies else ())
     except ValueError as problem:
         return {"error": str(problem)}
@@ -98,44 +94,6 @@ def _remedies(answer: Estimate) -> Sequence[Remedy]:
 def _our_mistake(fault: Exception) -> str:
     said = f"{type(fault).__name__}: {fault}"[:200]
     return f"The estimator failed on this setup ({said}); please report it."
-
-
-def _object(line: bytes) -> dict[str, object]:
-    """The JSON object of a line, or a sentence that says what is wrong with the line."""
-    if len(line) > LONGEST_LINE:
-        raise ValueError(f"The line is longer than {LONGEST_LINE} bytes; shorten it.")
-    try:
-        text = line.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise ValueError(
-            f"The line is not UTF-8 at byte {problem.start + 1}; save it as UTF-8."
-        ) from None
-    if not text.strip():
-        raise ValueError("The line is empty; write one JSON object on it, or leave it out.")
-    try:
-        value: object = json.loads(text, object_pairs_hook=_once, parse_int=_whole)
-    except RecursionError:
-        raise ValueError("The line is nested too deeply; a setup is one flat object.") from None
-    except json.JSONDecodeError as problem:
-        raise ValueError(
-            f"The line is not valid JSON ({problem.msg} at character {problem.pos + 1}); correct it there."
-        ) from None
-    if not isinstance(value, dict):
-        raise ValueError(f"The line must be one JSON object, not {show(value)}.")
-    return value
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{show(twice)} stands twice in one object; give it once.")
-    return values
-
-
-def _whole(digits: str) -> int | float:
-    return int(digits) if len(digits) <= LONGEST_NUMBER else float(digits)
 
 
 # --- for people ---------------------------------------------------------------------------------

@@ -324,8 +324,13 @@ def test_link_texts_become_values_by_the_kind_of_their_key() -> None:
         ({"lora_dropout": "nan"}, "lora_dropout must be a number"),
         ({"lora_dropout": "1e400"}, "lora_dropout must be a number"),
         ({"padded": "yes"}, "padded must be true or false, not 'yes'."),
-        ({"gpu": "{"}, "gpu begins as an object but is not valid JSON; write it anew."),
-        ({"model": "{" * 10**5}, "model begins as an object but is not valid JSON"),
+        (
+            {"gpu": "{"},
+            "gpu is not valid JSON (Expecting property name enclosed in double quotes at ",
+        ),
+        ({"model": "{" * 10**5}, "model is not valid JSON (Expecting property name enclosed in "),
+        ({"model": '{"a":' * 1000 + "1" + "}" * 1000}, "model is nested too deeply; "),
+        ({"model": "{" + " " * 10**6 + "}"}, "model is longer than 1000000 bytes; shorten it."),
         ({"lora_target_modules": "q_proj,,v_proj"}, "lora_target_modules must list names"),
     ],
 )
