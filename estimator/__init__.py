@@ -6,8 +6,10 @@
 'fits'
 """
 
-from estimator import catalog
+from estimator import catalog, hub, repository
+from estimator.custom import resized
 from estimator.engine import estimate
+from estimator.repository import HubModel, Trouble
 from estimator.results import Estimate, Moment
 from estimator.specs import (
     ALL_LINEAR,
@@ -33,6 +35,7 @@ __all__ = [
     "Dtype",
     "Estimate",
     "Gpu",
+    "HubModel",
     "Method",
     "MixedPrecision",
     "Model",
@@ -40,7 +43,11 @@ __all__ = [
     "Optimizer",
     "Phase",
     "TrainingSetup",
+    "Trouble",
     "Verdict",
     "catalog",
     "estimate",
+    "hub",
+    "repository",
+    "resized",
 ]

@@ -159,7 +159,10 @@ _GEMMA3_SIZES = {
     "max_position_embeddings": 131_072,
 }
 
-_ONE_HEAD_EACH = frozenset({"bloom", "gpt2", "gpt_neox", "gptj", "mpt", "opt"})
+DERIVED_HEAD_DIM = frozenset(name for name, family in _DEFAULTS.items() if family.derived_head_dim)
+"""Families whose class computes head_dim from hidden_size and num_attention_heads."""
+ONE_HEAD_EACH = frozenset({"bloom", "gpt2", "gpt_neox", "gptj", "mpt", "opt"})
+"""Families with a key-value head for every query head."""
 _PARTIAL_ROTARY = frozenset({"glm", "glm4", "gpt_neox", "nemotron", "phi", "phi3", "stablelm"})
 _MLP_BIAS = frozenset({"arcee", "granite", "llama", "nemotron", "seed_oss", "smollm3"})
 _USE_BIAS = {
@@ -420,7 +423,7 @@ def _intermediate_size(read: _Config, hidden: int, fallback: Mapping[str, int]) 
 
 
 def _key_value_heads(read: _Config, family: _Defaults, heads: int) -> int:
-    if read.model_type in _ONE_HEAD_EACH:
+    if read.model_type in ONE_HEAD_EACH:
         return heads
     if read.model_type == "gpt_bigcode":
         return 1 if read.flag("multi_query", default=True) else heads

@@ -90,6 +90,15 @@ def fetch(
     return found
 
 
+def own_token() -> str | None:
+    """The token of whoever runs this process, from ``HF_TOKEN`` or ``hf auth login``: for a command line alone."""
+    try:
+        from huggingface_hub import get_token
+    except ImportError:
+        return None
+    return get_token()
+
+
 def forget() -> None:
     """Forget the answers that were kept."""
     _KEPT.clear()
@@ -179,6 +188,9 @@ def _ask(
         return _found(_Hub.of(token, endpoint, seconds, deadline), hub_id, may_be_adapter=True)
     except _Refused as why:
         return _refusal(hub_id, why)
+    except ImportError:
+        needs = "Asking the Hub needs huggingface_hub; install it (pip install huggingface_hub)"
+        return _refusal(hub_id, _Refused(Trouble.OFFLINE, f"{needs}, {OTHERWISE}."))
     except Exception as fault:  # a worker thread has nobody to raise to
         said = (
             f"The Hub's answer could not be read ({type(fault).__name__}); try again, {OTHERWISE}."

@@ -145,7 +145,9 @@ def _as_json(config: Mapping[str, object]) -> str:
     try:
         return json.dumps(dict(config))
     except (TypeError, ValueError, RecursionError):
-        raise ValueError("it holds what JSON cannot; give the object of a config.json.") from None
+        raise ValueError(
+            "the config holds what JSON cannot; give the object of a config.json."
+        ) from None
 
 
 # --- what is no decoder -------------------------------------------------------------------------

@@ -195,7 +195,7 @@ SENTENCES = [
     ({"model": "mistralai/Mistral-7B"}, "model 'mistralai/Mistral-7B' is not in the catalogue; "),
     ({"model": {}}, "model: the config has no model_type; "),
     ({"model": {**TINY_CONFIG, "hidden_size": -1}}, "model: hidden_size must be "),
-    ({"model": {**TINY_CONFIG, "extra": {1, 2}}}, "model holds what JSON cannot; "),
+    ({"model": {**TINY_CONFIG, "extra": {1, 2}}}, "model: the config holds what JSON cannot; "),
     (
         {"model": GPT2, "max_length": 2048},
         "max_length 2048 exceeds the 1024 positions that openai-community/gpt2 has learned; lower it.",
