@@ -72,7 +72,7 @@ class _Ask:
     def models(self, asked: object) -> Mapping[str, Model]:
         """The model of an id that is not in the catalogue; ``ValueError`` says why there is none."""
         name = asked.get("like") if isinstance(asked, Mapping) else asked
-        if not isinstance(name, str) or name.startswith("{") or _is_catalogued(name):
+        if not isinstance(name, str) or name.lstrip().startswith("{") or _is_catalogued(name):
             return NONE_KNOWN
         found = hub.fetch(name, token=self.token)
         if found.model is None:

@@ -258,7 +258,7 @@ def _from_texts(name: str, texts: list[str]) -> object:
     text = ",".join(texts)
     if key is not None:
         return key.kind.from_text(text)
-    if name in FACTS and text.startswith("{"):
+    if name in FACTS and text.lstrip().startswith("{"):
         return read_object(text, name)
     return None if name == "gpu" and text in {"", "null"} else text
 

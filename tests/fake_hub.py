@@ -33,6 +33,14 @@ class Repository:
     """Answers every question about this repository in its own way."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: clients that leave early are what is tested."""
+
+
 class FakeHub:
     """Serves ``repositories`` while it is entered; ``asked`` has each request's path, ``tokens`` its credentials."""
 
@@ -48,9 +56,7 @@ class FakeHub:
             def hub(self) -> FakeHub:
                 return hub
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._server.block_on_close = False
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> FakeHub:

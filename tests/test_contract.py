@@ -409,6 +409,12 @@ def test_config_is_written_as_it_was_given() -> None:
     assert write_fields(*parse({"model": config}))["model"] == config
 
 
+def test_config_in_a_link_may_begin_with_a_line_break() -> None:
+    reading = read_link({"model": "\n " + json.dumps(TINY_CONFIG)})
+    assert reading.problems == ()
+    assert reading.model == parse({"model": TINY_CONFIG})[0]
+
+
 def test_model_built_by_hand_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="built by hand"):
         write_fields(replace(catalog.model(GPT2), num_hidden_layers=13), None, DEFAULT)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from estimator import catalog, hub
+from estimator.__main__ import main
 from estimator.hub import fetch, forget
 from estimator.parameters import total_parameters
 from estimator.repository import HubModel, Trouble
@@ -685,52 +686,80 @@ def test_no_more_answers_are_kept_than_said(
 # --- the command line ---------------------------------------------------------------------------
 
 
-def run(
-    server: FakeHub, *arguments: str, stdin: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "estimator", *arguments],
-        input=stdin,
+@pytest.fixture
+def command(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process, with the small Hub in the real one's place: status, output, errors."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    monkeypatch.setenv("HF_TOKEN", MEMBER)
+
+    def commanding(*arguments: str) -> tuple[int, str, str]:
+        server.asked.clear()
+        server.tokens.clear()
+        status = main(arguments)
+        return (status, *capsys.readouterr())
+
+    return commanding
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def test_command_line_asks_the_hub_only_when_told(server: FakeHub, command: Command) -> None:
+    server.has("me/llama", LLAMA, parameters=8_100_000_000)
+    status, _, errors = command("me/llama", "--method", "qlora")
+    assert status == 2
+    assert errors.startswith("model 'me/llama' is not in the catalogue; ")
+    assert errors.endswith("Or ask the Hub for it: --hub.\n")
+    assert server.asked == []
+    status, output, errors = command("me/llama", "--method", "qlora", "--hub")
+    assert (status, errors) == (0, "")
+    assert output.startswith("me/llama: qlora")
+    assert "- The Hub counts 8,100,000,000 parameters in me/llama, " in output
+
+
+def test_command_line_asks_for_nothing_that_the_catalogue_has(
+    server: FakeHub, command: Command
+) -> None:
+    assert command("openai-community/gpt2", "--hub")[0] == 0
+    assert command(json.dumps(LLAMA), "--hub")[0] == 0
+    assert server.asked == []
+
+
+def test_command_line_uses_one_s_own_token_only_when_told(
+    server: FakeHub, command: Command
+) -> None:
+    server.has("them/gated", LLAMA, gated="auto", parameters=LLAMA_PARAMETERS)
+    status, _, errors = command("them/gated", "--hub")
+    assert (status, set(server.tokens)) == (2, {None})
+    assert errors.startswith("them/gated is gated; ")
+    status, output, _ = command("them/gated", "--hub-token")
+    assert (status, set(server.tokens)) == (0, {MEMBER})
+    assert MEMBER not in output
+
+
+def test_lines_of_json_ask_the_hub_too(server: FakeHub) -> None:
+    """As a process, whose environment names the Hub."""
+    server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
+    server.has("them/gated", LLAMA, gated="auto")
+    server.tokens.clear()
+    like = {"like": "me/llama", "num_hidden_layers": 16}
+    models = ("me/llama", "them/gated", "openai-community/gpt2", like)
+    done = subprocess.run(
+        [sys.executable, "-m", "estimator", "--json", "--hub"],
+        input="\n".join(json.dumps({"model": model}) for model in models),
         capture_output=True,
         text=True,
         check=False,
         cwd=ROOT,
-        env={**os.environ, "HF_ENDPOINT": server.url, **environment},
+        env={**os.environ, "HF_ENDPOINT": server.url, "HF_TOKEN": MEMBER},
         timeout=60,
     )
-
-
-def test_command_line_asks_the_hub_only_when_told(server: FakeHub) -> None:
-    server.has("me/llama", LLAMA, parameters=8_100_000_000)
-    server.asked.clear()
-    alone = run(server, "me/llama", "--method", "qlora")
-    assert alone.returncode == 2
-    assert alone.stderr.startswith("model 'me/llama' is not in the catalogue; ")
-    assert alone.stderr.endswith("Or ask the Hub for it: --hub.\n")
-    assert server.asked == []
-    asked = run(server, "me/llama", "--method", "qlora", "--hub")
-    assert asked.returncode == 0, asked.stderr
-    assert asked.stdout.startswith("me/llama: qlora")
-    assert "- The Hub counts 8,100,000,000 parameters in me/llama, " in asked.stdout
-
-
-def test_command_line_says_what_the_hub_says(server: FakeHub) -> None:
-    done = run(server, "me/nothing", "--hub", HF_HUB_OFFLINE="1")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"HF_HUB_OFFLINE is set, so the Hub is not asked for me/nothing; unset it, {OTHERWISE}.\n"
-    )
-
-
-def test_lines_of_json_ask_the_hub_too(server: FakeHub) -> None:
-    server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
-    server.has("them/gated", LLAMA, gated="auto")
-    server.tokens.clear()
-    lines = [{"model": name} for name in ("me/llama", "them/gated", "openai-community/gpt2")]
-    done = run(server, "--json", "--hub", stdin="\n".join(map(json.dumps, lines)), HF_TOKEN=MEMBER)
-    first, second, third = (json.loads(line) for line in done.stdout.splitlines())
+    first, second, third, fourth = (json.loads(line) for line in done.stdout.splitlines())
     assert first["total_parameters"] == LLAMA_PARAMETERS
     assert second["error"].startswith("them/gated is gated; ")
     assert third["total_parameters"] == total_parameters(catalog.model("openai-community/gpt2"))
+    assert fourth["total_parameters"] < LLAMA_PARAMETERS
     assert done.returncode == 1
     assert set(server.tokens) == {None}
