@@ -289,7 +289,7 @@ def _write_model(model: Model) -> object:
     if model.config:  # given as an object, or found on the Hub under its id
         return model.hub_id or json.loads(model.config)
     try:
-        if catalog.model(model.hub_id) == model:
+        if catalog.model(model.hub_id) == replace(model, notes=()):
             return model.hub_id
     except ValueError:
         pass

@@ -20,14 +20,16 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from estimator import catalog
 from estimator.json_text import LONGEST_TEXT, read_object
 from estimator.kinds import show
+from estimator.memory.stored import stored_bytes
 from estimator.repository import About, HubModel, Trouble, from_config
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
-LONGEST_WAIT = 8.0
+LONGEST_WAIT = 5.0
 """Seconds until an answer, by default: ours."""
 LONGEST_ANSWER = 8_000_000
 """Bytes that the Hub may say of one repository: ours; ten thousand files are below one million."""
@@ -217,7 +219,15 @@ def _found(hub: _Hub, hub_id: str, *, may_be_adapter: bool) -> HubModel:
 
 
 def _config(hub: _Hub, about: About, info: Mapping[str, object], name: str) -> dict[str, object]:
-    text = hub.file(about.hub_id, name, str(info.get("sha") or "main"))
+    sha = info.get("sha")
+    revision = sha if isinstance(sha, str) and re.fullmatch("[0-9a-f]{40}", sha) else "main"
+    text = hub.file(about.hub_id, name, revision)
+    if len(text) > LONGEST_TEXT:
+        raise _Refused(
+            Trouble.UNREADABLE,
+            f"The {name} of {about.hub_id} is longer than {LONGEST_TEXT} bytes and is not read; choose another "
+            "model, or paste the part of it that describes the text model.",
+        )
     try:
         return read_object(text, f"The {name} of {about.hub_id}", "one JSON object")
     except ValueError as problem:
@@ -235,10 +245,24 @@ def _base_of(hub: _Hub, about: About, info: Mapping[str, object]) -> HubModel:
             f"{about.hub_id} is an adapter whose adapter_config.json names {show(base)} as its base, which is no id on "
             "the Hub; ask for the model it was trained on.",
         )
-    found = _found(hub, base, may_be_adapter=False)
+    found = _catalogued(base) or _found(hub, base, may_be_adapter=False)
     return _with_note(
         found, f"{about.hub_id} is an adapter; this is its base, {found.about.hub_id}."
     )
+
+
+def _catalogued(hub_id: str) -> HubModel | None:
+    """A base that the catalogue has need not be asked for; many are gated."""
+    entry = catalog.models().get(hub_id)
+    if entry is None:
+        return None
+    about = About(
+        hub_id=hub_id,
+        license=entry.license,
+        gated=entry.gated,
+        published_parameters=entry.published_parameters,
+    )
+    return HubModel(about=about, model=entry.model, stored_bytes=stored_bytes(entry.model, None))
 
 
 def _with_note(found: HubModel, note: str) -> HubModel:
@@ -388,9 +412,7 @@ class _Hub:
 
     def file(self, hub_id: str, name: str, revision: str) -> bytes:
         """A small file of a repository."""
-        from huggingface_hub import hf_hub_url
-
-        address = hf_hub_url(hub_id, name, revision=revision, endpoint=self.endpoint)
+        address = f"{self.endpoint}/{hub_id}/resolve/{revision}/{name}"  # as hf_hub_url writes it
         return self._get(hub_id, address, {}, most=LONGEST_TEXT)
 
     def _get(

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from estimator import catalog, hub
+from estimator import TrainingSetup, catalog, hub
 from estimator.__main__ import main
+from estimator.contract import parse, write_fields
 from estimator.hub import fetch, forget
 from estimator.parameters import total_parameters
 from estimator.repository import HubModel, Trouble
@@ -135,6 +136,32 @@ def test_adapter_leads_to_its_base(server: FakeHub, ask: Ask) -> None:
     assert found.about.hub_id == "me/llama"
     assert found.sentences == ("me/adapter is an adapter; this is its base, me/llama.",)
     assert len(server.asked) == 4
+
+
+def test_base_that_the_catalogue_has_is_not_asked_for(server: FakeHub, ask: Ask) -> None:
+    base = "meta-llama/Llama-3.1-8B"
+    server.has("me/adapter", files={"adapter_config.json": {"base_model_name_or_path": base}})
+    found = ask("me/adapter")
+    assert found.model is not None
+    assert (found.parameters, found.about.gated) == (LLAMA_PARAMETERS, "yes")
+    assert found.sentences == (f"me/adapter is an adapter; this is its base, {base}.",)
+    assert len(server.asked) == 2
+    assert write_fields(found.model, None, TrainingSetup()) == {"model": base}
+
+
+def test_what_was_found_is_written_by_its_id(server: FakeHub, ask: Ask) -> None:
+    server.has("me/llama", LLAMA, parameters=8_100_000_000)
+    model = ask("me/llama").model
+    assert model is not None
+    written = write_fields(model, None, TrainingSetup(max_length=2048))
+    assert written == {"model": "me/llama", "max_length": 2048}
+    assert parse(written, {"me/llama": model})[0] is model
+
+
+def test_revision_that_is_none_is_not_put_into_an_address(server: FakeHub, ask: Ask) -> None:
+    server.has("me/llama", LLAMA, sha="../../../evil")
+    assert ask("me/llama").model is not None
+    assert server.asked[1] == "/me/llama/resolve/main/config.json"
 
 
 def test_adapter_of_a_gated_base_says_both(server: FakeHub, ask: Ask) -> None:
@@ -351,7 +378,8 @@ def test_config_that_is_listed_and_not_given_out(server: FakeHub, ask: Ask) -> N
 def test_config_of_ten_megabytes_is_not_read_to_its_end(server: FakeHub, ask: Ask) -> None:
     server.has("me/big", b'{"model_type": "llama", "x": "' + b"x" * 10_000_000 + b'"}')
     assert said(ask("me/big"), Trouble.UNREADABLE) == (
-        "The config.json of me/big is longer than 1000000 bytes; shorten it. Tell its authors, or choose another model."
+        "The config.json of me/big is longer than 1000000 bytes and is not read; choose another model, or paste the "
+        "part of it that describes the text model."
     )
 
 
