@@ -6,9 +6,11 @@
 'fits'
 """
 
-from estimator import catalog
+from estimator import catalog, hub, repository
+from estimator.custom import resized
 from estimator.engine import estimate
 from estimator.ranking import Ranking, pareto, rank_gpus
+from estimator.repository import HubModel, Trouble
 from estimator.results import Estimate, Moment, Part, RunCost, RunTime
 from estimator.specs import (
     ALL_LINEAR,
@@ -35,6 +37,7 @@ __all__ = [
     "Dtype",
     "Estimate",
     "Gpu",
+    "HubModel",
     "Method",
     "MixedPrecision",
     "Model",
@@ -47,9 +50,13 @@ __all__ = [
     "RunCost",
     "RunTime",
     "TrainingSetup",
+    "Trouble",
     "Verdict",
     "catalog",
     "estimate",
+    "hub",
     "pareto",
     "rank_gpus",
+    "repository",
+    "resized",
 ]

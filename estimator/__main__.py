@@ -7,22 +7,20 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import BinaryIO, NoReturn, TextIO
 
-from estimator.catalog import gpus_like
-from estimator.contract import Reading, parse, read_link, write_estimate
+from estimator import catalog, hub
+from estimator.contract import NONE_KNOWN, Reading, parse, read_link, write_estimate
 from estimator.engine import estimate
+from estimator.json_text import LONGEST_TEXT, read_object
 from estimator.keys import GROUPS, KEYS, Key
 from estimator.kinds import Choice, Flag, near, one_of, show
 from estimator.remedies import Remedy, remedies
 from estimator.results import Estimate
+from estimator.specs import Model
 from estimator.text import describe
-
-LONGEST_LINE = 1_000_000
-"""Bytes that a line may have: ours, a hundred times the longest config.json of the Hub's dense models."""
-LONGEST_NUMBER = 30
-"""Digits that a whole number may have: ours; a longer one is read as a float, which no count may be."""
 
 DESCRIPTION = (
     "How much GPU memory does fine-tuning this model need, what is it made of, and does it fit?"
@@ -31,6 +29,7 @@ EXAMPLES = """\
 examples:
   python -m estimator mistralai/Mistral-7B-v0.1 --gpu A100-SXM4-80GB --method qlora
   python -m estimator openai-community/gpt2 --method lora --lora-target-modules c_attn --lora-r 8
+  python -m estimator Qwen/Qwen2.5-Math-7B --hub
   python -m estimator --json < setups.jsonl > estimates.jsonl
 
 With --json each line of standard input is one setup, an object with the names above as keys (max_length
@@ -46,26 +45,59 @@ def main(arguments: Sequence[str]) -> int:
     """Answer one command; the result is the exit status."""
     given = _read_arguments(arguments)
     with_remedies = bool(given.pop("remedies", False))
+    whose = {name for name in ("hub", "hub_token") if given.pop(name, None)}
+    ask = _Ask(hub.own_token() if "hub_token" in whose else None) if whose else None
     if given.pop("json", False):
         if given:
             return _refuse(f"--json reads setups from standard input; leave out {_named(given)}.")
         source = sys.stdin.buffer if sys.stdin else io.BytesIO()
-        return answer_lines(source, sys.stdout, with_remedies=with_remedies)
+        return answer_lines(source, sys.stdout, ask, with_remedies=with_remedies)
     if "model" not in given:
         return _refuse(
             "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or --help."
         )
-    return _print_estimate(read_link(given), with_remedies=with_remedies)
+    try:
+        known = ask.models(given["model"][0]) if ask else NONE_KNOWN
+    except ValueError as problem:
+        return _refuse(str(problem))
+    return _print_estimate(read_link(given, known), with_remedies=with_remedies)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """Asks the Hub for what the catalogue lacks; with one's own token if told so."""
+
+    token: str | None = field(repr=False)
+
+    def models(self, asked: object) -> Mapping[str, Model]:
+        """The model of an id that is not in the catalogue; ``ValueError`` says why there is none."""
+        name = asked.get("like") if isinstance(asked, Mapping) else asked
+        if not isinstance(name, str) or name.lstrip().startswith("{") or _is_catalogued(name):
+            return NONE_KNOWN
+        found = hub.fetch(name, token=self.token)
+        if found.model is None:
+            raise ValueError(" ".join(found.sentences))
+        return {name: found.model}
+
+
+def _is_catalogued(name: str) -> bool:
+    try:
+        catalog.model(name)
+    except ValueError:
+        return False
+    return True
 
 
 # --- for programs -------------------------------------------------------------------------------
 
 
-def answer_lines(source: BinaryIO, answers: TextIO, *, with_remedies: bool = False) -> int:
+def answer_lines(
+    source: BinaryIO, answers: TextIO, ask: _Ask | None = None, *, with_remedies: bool = False
+) -> int:
     """One answer a line, in order; 1 if any is an error."""
     failed = False
     for line in _lines(source):
-        answer = _answer(line, with_remedies=with_remedies)
+        answer = _answer(line, ask, with_remedies=with_remedies)
         failed = failed or "error" in answer
         answers.write(json.dumps(answer, allow_nan=False) + "\n")
         answers.flush()
@@ -74,16 +106,18 @@ def answer_lines(source: BinaryIO, answers: TextIO, *, with_remedies: bool = Fal
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:
     """Lines without their ends; of one that is too long only its beginning, so that memory stays bounded."""
-    while line := source.readline(LONGEST_LINE + 2):
+    while line := source.readline(LONGEST_TEXT + 2):
         rest = line
         while rest and not rest.endswith(b"\n"):
-            rest = source.readline(LONGEST_LINE)
+            rest = source.readline(LONGEST_TEXT)
         yield line.rstrip(b"\r\n")
 
 
-def _answer(line: bytes, *, with_remedies: bool) -> dict[str, object]:
+def _answer(line: bytes, ask: _Ask | None, *, with_remedies: bool) -> dict[str, object]:
     try:
-        answer = estimate(*parse(_object(line)))
+        given = read_object(line, "The line")
+        known = ask.models(given.get("model")) if ask else NONE_KNOWN
+        answer = estimate(*parse(given, known))
         return write_estimate(answer, _remedies(answer) if with_remedies else ())
     except ValueError as problem:
         return {"error": str(problem)}
@@ -92,7 +126,7 @@ def _answer(line: bytes, *, with_remedies: bool) -> dict[str, object]:
 
 
 def _remedies(answer: Estimate) -> Sequence[Remedy]:
-    return remedies(answer, gpus_like(answer.gpu))
+    return remedies(answer, catalog.gpus_like(answer.gpu))
 
 
 def _our_mistake(fault: Exception) -> str:
@@ -100,50 +134,12 @@ def _our_mistake(fault: Exception) -> str:
     return f"The estimator failed on this setup ({said}); please report it."
 
 
-def _object(line: bytes) -> dict[str, object]:
-    """The JSON object of a line, or a sentence that says what is wrong with the line."""
-    if len(line) > LONGEST_LINE:
-        raise ValueError(f"The line is longer than {LONGEST_LINE} bytes; shorten it.")
-    try:
-        text = line.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise ValueError(
-            f"The line is not UTF-8 at byte {problem.start + 1}; save it as UTF-8."
-        ) from None
-    if not text.strip():
-        raise ValueError("The line is empty; write one JSON object on it, or leave it out.")
-    try:
-        value: object = json.loads(text, object_pairs_hook=_once, parse_int=_whole)
-    except RecursionError:
-        raise ValueError("The line is nested too deeply; a setup is one flat object.") from None
-    except json.JSONDecodeError as problem:
-        raise ValueError(
-            f"The line is not valid JSON ({problem.msg} at character {problem.pos + 1}); correct it there."
-        ) from None
-    if not isinstance(value, dict):
-        raise ValueError(f"The line must be one JSON object, not {show(value)}.")
-    return value
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{show(twice)} stands twice in one object; give it once.")
-    return values
-
-
-def _whole(digits: str) -> int | float:
-    return int(digits) if len(digits) <= LONGEST_NUMBER else float(digits)
-
-
 # --- for people ---------------------------------------------------------------------------------
 
 
 def _print_estimate(reading: Reading, *, with_remedies: bool) -> int:
     if reading.problems or reading.model is None:
-        return _refuse(*reading.problems)
+        return _refuse(*map(_with_the_hub, reading.problems))
     try:
         answer = estimate(reading.model, reading.gpu, reading.setup)
         said = describe(answer, _remedies(answer) if with_remedies else ())
@@ -153,6 +149,12 @@ def _print_estimate(reading: Reading, *, with_remedies: bool) -> int:
         return _refuse(_our_mistake(fault))
     print(said)
     return 0
+
+
+def _with_the_hub(problem: str) -> str:
+    """A name that the catalogue lacks may be on the Hub."""
+    unknown = problem.startswith("model ") and "is not in the catalogue" in problem
+    return f"{problem} Or ask the Hub for it: --hub." if unknown else problem
 
 
 def _refuse(*sentences: str) -> int:
@@ -188,6 +190,12 @@ def _parser() -> _Parser:
     )
     parser.add_argument("model", nargs="?", help="a Hub id such as mistralai/Mistral-7B-v0.1")
     parser.add_argument("--gpu", action="append", metavar="NAME", help="such as A100-SXM4-80GB")
+    parser.add_argument(
+        "--hub", action="store_true", help="ask the Hugging Face Hub for ids the catalogue lacks"
+    )
+    parser.add_argument(
+        "--hub-token", action="store_true", help="the same, with your own token (HF_TOKEN)"
+    )
     parser.add_argument("--json", action="store_true", help="setups in, estimates out, one a line")
     parser.add_argument("--remedies", action="store_true", help="what to change so that it fits")
     for title, keys in GROUPS.items():
@@ -242,7 +250,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _unknown_argument(argument: str) -> str:
-    names = ["gpu", "json", "remedies", *(key.name for key in KEYS)]
+    names = ["gpu", "hub", "hub_token", "json", "remedies", *(key.name for key in KEYS)]
     meant = near(argument.lstrip("-"), names) if argument.startswith("-") else []
     hint = f"; did you mean {one_of([_flag(name) for name in meant])}?" if meant else ""
     return f"{show(argument)} is not understood{hint}"

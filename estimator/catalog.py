@@ -12,15 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
+from math import inf, log
 from pathlib import Path
 from types import MappingProxyType
 
+from estimator.parameters import total_parameters
 from estimator.specs import RATES, Gpu, Model, Price
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 ALIKE = 0.7
 """How alike two spellings must be to be offered: 1 is equal, 0 has nothing in common."""
+
+ABOUT_AS_LARGE = 0.1
+"""How far a model may be from a size that is searched for, as a share of it: "7b" finds 7.6 billion."""
 
 LAYER_LETTERS = {"s": "sliding_attention", "f": "full_attention"}
 ROPE_LETTERS = {"r": False, "n": True}
@@ -41,6 +46,16 @@ class CatalogModel:
     gated: str
     """``yes``, ``no`` or ``unknown``."""
     source: str
+
+    @property
+    def hub_id(self) -> str:
+        """Its repository on the Hub."""
+        return self.model.hub_id
+
+    @property
+    def parameters(self) -> int:
+        """Our own count, in elements."""
+        return _parameters(self.model)
 
 
 @lru_cache(maxsize=1)
@@ -131,6 +146,94 @@ def gpu(name: str) -> Gpu:
     24.0
     """
     return gpus()[_found("GPU", name, gpus())]
+
+
+def search(text: str, most: int = 20) -> tuple[CatalogModel, ...]:
+    """Models that every word of a text fits, by name, family or size (``7b``, ``500M``), the best first.
+
+    A word fits a name or family that has a word beginning with it; a size also fits a count within a tenth of it.
+    Where no model fits every word, those whose names are spelled alike. An empty text finds the first of the file.
+
+    Source: data/models.csv.
+
+    >>> [entry.hub_id for entry in search("qwen 7b")][:3]
+    ['Qwen/Qwen1.5-7B', 'Qwen/Qwen2-7B', 'Qwen/Qwen2.5-7B']
+    """
+    words = re.findall(r"[a-z0-9.]+", text[:100].casefold())
+    if not words:
+        return tuple(models().values())[:most]
+    scores = {name: _fit(words, entry) for name, entry in models().items()}
+    asked = text.strip().casefold()
+    fitting = sorted(
+        (name for name in scores if scores[name]),
+        key=lambda name: (name.casefold() != asked, -scores[name]),
+    )
+    if fitting:
+        return tuple(models()[name] for name in fitting[:most])
+    by_case = {name.casefold(): name for name in models()}
+    return tuple(models()[by_case[name]] for name in _near(text[:100].casefold(), by_case, most))
+
+
+def _fit(words: Sequence[str], entry: CatalogModel) -> float:
+    """How well every word fits; 0 if one does not. Whole words of the name count most, sizes by count least."""
+    of_name = _words(entry.hub_id)
+    of_both = of_name | _words(entry.family)
+    fits = []
+    for word in words:
+        if word in of_name:
+            fits.append(1.0)
+        elif word in of_both or any(one.startswith(word) for one in of_both):
+            fits.append(0.8)
+        elif any(word in one for one in of_both if len(word) > 2):
+            fits.append(0.6)
+        elif (size := _size(word)) and abs(entry.parameters / size - 1) <= ABOUT_AS_LARGE:
+            fits.append(0.4)
+        else:
+            return 0.0
+    return sum(fits) / len(fits)
+
+
+def _words(name: str) -> set[str]:
+    """The words of a name: its runs of letters, digits and points, and what letters and digits alone make of them.
+
+    >>> sorted(_words("Qwen2.5-7B"))
+    ['2.5', '7b', 'qwen', 'qwen2.5']
+    """
+    runs = re.findall(r"[a-z0-9.]+", name.casefold())
+    parts = (re.fullmatch(r"([a-z]+)([0-9][0-9.]*)", run) for run in runs)
+    return {*runs, *(part for found in parts if found for part in found.groups())}
+
+
+@lru_cache(maxsize=1024)
+def _parameters(model: Model) -> int:
+    return total_parameters(model)
+
+
+def _size(word: str) -> float:
+    """The parameters that a word such as ``7b`` or ``350m`` stands for; 0: it stands for none."""
+    found = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,3})?)(b|m)", word)
+    return float(found[1]) * {"b": 10**9, "m": 10**6}[found[2]] if found else 0.0
+
+
+def nearest(dimensions: Mapping[str, int]) -> CatalogModel:
+    """The catalogued model whose dimensions are nearest, by the sum of the logarithms of their ratios.
+
+    Dimensions are counts by the names of ``Model`` (``hidden_size``, ``num_hidden_layers``, …), or ``parameters``.
+
+    Source: derived: a model twice as wide is as far off as one half as wide.
+
+    >>> nearest({"hidden_size": 4000, "num_hidden_layers": 32, "vocab_size": 32000}).hub_id
+    'meta-llama/Llama-2-7b-hf'
+    """
+    return min(models().values(), key=lambda entry: _distance(entry, dimensions))
+
+
+def _distance(entry: CatalogModel, dimensions: Mapping[str, int]) -> float:
+    total = 0.0
+    for name, asked in dimensions.items():
+        size = entry.parameters if name == "parameters" else getattr(entry.model, name)
+        total += abs(log(asked / size)) if asked > 0 and size > 0 else inf
+    return total
 
 
 def _found(kind: str, name: str, known: Mapping[str, object]) -> str:

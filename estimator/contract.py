@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from estimator import catalog
-from estimator.hf_config import model_from_config
+from estimator.custom import resized
+from estimator.json_text import read_object
 from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
 from estimator.kinds import near, one_of, show
 from estimator.parameters import adapter_parameters
 from estimator.remedies import Remedy
+from estimator.repository import from_config
 from estimator.results import Estimate
 from estimator.specs import Component, Gpu, Model, Optimizer, TrainingSetup, Verdict
 
@@ -24,6 +27,7 @@ FACTS = ("model", "gpu")
 """The keys that name facts; all others are rows of `keys.KEYS`."""
 
 MODEL_MISSING = "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or the object of a config.json."
+NONE_KNOWN: Mapping[str, Model] = MappingProxyType({})
 LONGEST_NAME = 200
 """Characters that a name may have: ours, more than the Hub's 96."""
 OWN_GPU = "own GPU"
@@ -48,8 +52,10 @@ class Reading:
 # --- reading ------------------------------------------------------------------------------------
 
 
-def read_setup(given: Mapping[str, object]) -> Reading:
+def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KNOWN) -> Reading:
     """Read a setup from an object of the contract.
+
+    ``known`` holds models by ids that the catalogue lacks: whoever asks the Hub hands in what it said.
 
     >>> reading = read_setup({"max_length": 2048, "lora_r": True})
     >>> reading.setup.max_length
@@ -60,7 +66,9 @@ def read_setup(given: Mapping[str, object]) -> Reading:
     problems: list[str] = []
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
-    model = _read_fact("model", _model, given, problems) if "model" in given else None
+    model = None
+    if "model" in given:
+        model = _read_fact("model", lambda value: _model(value, known), given, problems)
     gpu = _read_fact("gpu", _gpu, given, problems)
     if "model" not in given:
         problems.append(MODEL_MISSING)
@@ -69,7 +77,9 @@ def read_setup(given: Mapping[str, object]) -> Reading:
     return Reading(model=model, gpu=gpu, setup=setup, problems=tuple(problems))
 
 
-def read_link(given: Mapping[str, str | Sequence[str]]) -> Reading:
+def read_link(
+    given: Mapping[str, str | Sequence[str]], known: Mapping[str, Model] = NONE_KNOWN
+) -> Reading:
     """Read a setup from the texts of a link or of flags; a key may come with one text or with a list of them.
 
     >>> read_link({"max_length": "2048", "padded": ["true"]}).setup.max_length
@@ -82,13 +92,15 @@ def read_link(given: Mapping[str, str | Sequence[str]]) -> Reading:
             values[name] = _from_texts(name, [texts] if isinstance(texts, str) else list(texts))
         except ValueError as problem:
             problems.append(str(problem))
-    reading = read_setup(values)
+    reading = read_setup(values, known)
     return replace(reading, problems=(*problems, *reading.problems))
 
 
-def parse(given: Mapping[str, object]) -> tuple[Model, Gpu | None, TrainingSetup]:
+def parse(
+    given: Mapping[str, object], known: Mapping[str, Model] = NONE_KNOWN
+) -> tuple[Model, Gpu | None, TrainingSetup]:
     """Model, GPU and setup of an object; one `ValueError` with every sentence if anything is wrong."""
-    reading = read_setup(given)
+    reading = read_setup(given, known)
     if reading.problems or reading.model is None:
         raise ValueError(" ".join(reading.problems))
     return reading.model, reading.gpu, reading.setup
@@ -178,19 +190,33 @@ def _read_fact(
         return None
 
 
-def _model(value: object) -> Model:
+def _model(value: object, known: Mapping[str, Model]) -> Model:
     if isinstance(value, Mapping):
-        return replace(model_from_config(value), config=_as_json(value))
-    return catalog.model(_name(value, "model must be a Hub id or the object of a config.json"))
-
-
-def _as_json(config: Mapping[str, object]) -> str:
+        return _resized(value, known) if "like" in value else _configured(value)
+    name = _name(value, "model must be a Hub id or the object of a config.json")
     try:
-        return json.dumps(dict(config))
-    except (TypeError, ValueError, RecursionError):
-        raise ValueError(
-            "model holds what JSON cannot; give the object of a config.json."
-        ) from None
+        return catalog.model(name)
+    except ValueError:
+        if name in known:
+            return known[name]
+        raise
+
+
+def _configured(config: Mapping[str, object]) -> Model:
+    found = from_config(config)
+    if found.model is None:
+        raise ValueError(found.problem)
+    return found.model
+
+
+def _resized(given: Mapping[str, object], known: Mapping[str, Model]) -> Model:
+    """A model of one's own: ``{"like": a model, and the dimensions that differ}``."""
+    like = given["like"]
+    if isinstance(like, Mapping) and "like" in like:
+        raise ValueError("model: like must be a Hub id or the object of a config.json.")
+    dimensions = {name: value for name, value in given.items() if name != "like"}
+    model = resized(_model(like, known), dimensions)
+    return replace(model, config=json.dumps(dict(given)))
 
 
 def _gpu(value: object) -> Gpu | None:
@@ -232,18 +258,9 @@ def _from_texts(name: str, texts: list[str]) -> object:
     text = ",".join(texts)
     if key is not None:
         return key.kind.from_text(text)
-    if name in FACTS and text.startswith("{"):
-        return _object(name, text)
+    if name in FACTS and text.lstrip().startswith("{"):
+        return read_object(text, name)
     return None if name == "gpu" and text in {"", "null"} else text
-
-
-def _object(name: str, text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError(
-            f"{name} begins as an object but is not valid JSON; write it anew."
-        ) from None
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -269,10 +286,10 @@ def _plain(value: object) -> object:
 
 
 def _write_model(model: Model) -> object:
-    if model.config:
-        return json.loads(model.config)
+    if model.config:  # given as an object, or found on the Hub under its id
+        return model.hub_id or json.loads(model.config)
     try:
-        if catalog.model(model.hub_id) == model:
+        if catalog.model(model.hub_id) == replace(model, notes=()):
             return model.hub_id
     except ValueError:
         pass

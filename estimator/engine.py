@@ -146,7 +146,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(
             "Paged optimizer states lie outside torch's counter; the need counts them at its high end."
         )
-    return tuple(sentences)
+    return (*sentences, *model.notes)
 
 
 def _run_assumptions(

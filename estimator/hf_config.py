@@ -22,8 +22,59 @@ MOST_ELEMENTS = 10**7  # rows or columns: as Model's own limit
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
-TEXT_PARTS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
-"""Image-and-text wrappers whose ``text_config`` is estimated; the vision tower is left out."""
+TEXT_PARTS = {
+    "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
+    "gemma3": "gemma3_text",
+    "idefics2": "mistral",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "mistral",
+    "paligemma": "gemma",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_audio": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "smolvlm": "llama",
+    "video_llava": "llama",
+    "vipllava": "llama",
+    "voxtral": "llama",
+}
+"""Wrappers of a decoder with vision or sound, and the model_type of a ``text_config`` that names none.
+
+Of these, and of any other wrapper that names a modelled one, the text part is estimated; the towers are left out.
+"""
+
+_SAME_LAYERS = {"qwen2_5_vl_text": "qwen2", "qwen2_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+"""Text parts with a name of their own, and the family whose modules they have."""
+
+# A text_config was long saved without what equals its class's defaults (transformers 5.23, configuration_*.py).
+_NESTED_SIZES: Mapping[str, Mapping[str, int]] = {
+    model_type: dict(
+        zip(
+            (
+                "vocab_size",
+                "hidden_size",
+                "intermediate_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "max_position_embeddings",
+            ),
+            sizes,
+            strict=True,
+        )
+    )
+    for model_type, sizes in {
+        "gemma": (256_000, 3072, 24_576, 28, 16, 8192),
+        "gemma2": (256_000, 2304, 9216, 26, 8, 8192),
+        "llama": (32_000, 4096, 11_008, 32, 32, 2048),
+        "mistral": (32_000, 4096, 14_336, 32, 32, 131_072),
+        "qwen2": (151_936, 4096, 22_016, 32, 32, 32_768),
+    }.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +159,10 @@ _GEMMA3_SIZES = {
     "max_position_embeddings": 131_072,
 }
 
-_ONE_HEAD_EACH = frozenset({"bloom", "gpt2", "gpt_neox", "gptj", "mpt", "opt"})
+DERIVED_HEAD_DIM = frozenset(name for name, family in _DEFAULTS.items() if family.derived_head_dim)
+"""Families whose class computes head_dim from hidden_size and num_attention_heads."""
+ONE_HEAD_EACH = frozenset({"bloom", "gpt2", "gpt_neox", "gptj", "mpt", "opt"})
+"""Families with a key-value head for every query head."""
 _PARTIAL_ROTARY = frozenset({"glm", "glm4", "gpt_neox", "nemotron", "phi", "phi3", "stablelm"})
 _MLP_BIAS = frozenset({"arcee", "granite", "llama", "nemotron", "seed_oss", "smollm3"})
 _USE_BIAS = {
@@ -259,7 +313,7 @@ class _Dropouts(TypedDict):
 def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
     """Model of a ``config.json`` object; sizes in elements, whole model.
 
-    Of a Gemma 3 or Mistral 3 wrapper the text part is taken. Quantisation and generation keys are ignored.
+    Of a model of text and images or sound the text part is taken. Quantisation and generation keys are ignored.
 
     Source: transformers 5.23 models/<model_type>/configuration_<model_type>.py, defaults and ``__post_init__``.
 
@@ -308,13 +362,25 @@ def _text_part(config: Mapping[str, object]) -> _Config:
         )
     if not isinstance(model_type, str):
         raise ValueError(f"model_type must be a name, not {_show(model_type)}; correct the config.")
-    if model_type in TEXT_PARTS and "text_config" in config:
-        inner = dict(_Config(config, model_type).part("text_config").values)
-        inner.setdefault("model_type", TEXT_PARTS[model_type])
-        inner.setdefault("tie_word_embeddings", config.get("tie_word_embeddings"))
-        return _text_part(inner)
+    if "text_config" in config:
+        return _text_part(_unwrapped(config, model_type))
+    if model_type in {"qwen2_vl", "qwen2_5_vl"}:  # before transformers 5 the text's keys lay beside
+        model_type = TEXT_PARTS[model_type]
+    model_type = _SAME_LAYERS.get(model_type, model_type)
     check_modelled(model_type)
     return _Config(config, model_type)
+
+
+def _unwrapped(config: Mapping[str, object], wrapper: str) -> Mapping[str, object]:
+    """The ``text_config`` of a wrapper, with what its class fills in."""
+    given = _Config(config, wrapper).part("text_config").values
+    inner = {name: value for name, value in given.items() if value is not None}
+    if "model_type" not in inner and wrapper not in TEXT_PARTS:
+        check_modelled(wrapper)
+    inner.setdefault("model_type", TEXT_PARTS.get(wrapper))
+    inner.setdefault("tie_word_embeddings", config.get("tie_word_embeddings"))
+    sizes = _NESTED_SIZES.get(str(inner["model_type"]), {})
+    return {**sizes, **inner}
 
 
 def _sizes(read: _Config, family: _Defaults) -> _Sizes:
@@ -357,7 +423,7 @@ def _intermediate_size(read: _Config, hidden: int, fallback: Mapping[str, int]) 
 
 
 def _key_value_heads(read: _Config, family: _Defaults, heads: int) -> int:
-    if read.model_type in _ONE_HEAD_EACH:
+    if read.model_type in ONE_HEAD_EACH:
         return heads
     if read.model_type == "gpt_bigcode":
         return 1 if read.flag("multi_query", default=True) else heads

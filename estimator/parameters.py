@@ -565,6 +565,10 @@ MODELLED = frozenset(_FAMILIES)
 """The values of ``model_type`` that have a table."""
 
 
+class NotModelledError(ValueError):
+    """The architecture has no table here."""
+
+
 def check_modelled(model_type: str) -> None:
     """Refuse an architecture without a table, naming the near ones (no unit; per model).
 
@@ -574,14 +578,14 @@ def check_modelled(model_type: str) -> None:
     >>> check_modelled("mamba2")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: architecture 'mamba2' is not modelled; modelled are: apertus, arcee, ...; choose one of those.
+    estimator.parameters.NotModelledError: architecture 'mamba2' is not modelled; ...; choose one of those.
     """
     if model_type in MODELLED:
         return
     near = get_close_matches(model_type, sorted(MODELLED))
     hint = f" (near: {', '.join(near)})" if near else ""
     names = ", ".join(sorted(MODELLED))
-    raise ValueError(
+    raise NotModelledError(
         f"architecture {model_type!r} is not modelled{hint}; modelled are: {names}; choose one of those."
     )
 

@@ -188,7 +188,9 @@ class Model:
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     config: str = field(default="", compare=False, repr=False)
-    """The JSON of the config.json that was given for it, to write it again; empty for the catalogue's."""
+    """The JSON of the object that was given for it, to write it again; empty for the catalogue's."""
+    notes: tuple[str, ...] = ()
+    """What whoever uses it must know: what was left out, how it is stored; sentences."""
 
     def __post_init__(self) -> None:
         positive = (

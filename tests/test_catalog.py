@@ -37,7 +37,7 @@ def test_names_are_unique_whatever_their_case(table: str, key: str) -> None:
 
 def test_catalogue_is_large_enough_to_be_useful() -> None:
     assert len(catalog.gpus()) >= 60
-    assert len(catalog.models()) >= 190
+    assert len(catalog.models()) >= 200
 
 
 @pytest.mark.parametrize("gpu", catalog.gpus().values(), ids=lambda gpu: gpu.name)
@@ -85,6 +85,29 @@ def test_every_model_is_of_a_modelled_architecture(entry: catalog.CatalogModel) 
     assert bool(entry.published_extra) == bool(entry.published_extra_is)
 
 
+@pytest.mark.parametrize("row", rows("models.csv"), ids=lambda row: row["hub_id"])
+def test_dimensions_are_plausible(row: dict[str, str]) -> None:
+    """The smallest and largest that the published decoders have, with room on both sides."""
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", row["hub_id"])
+    assert 10**7 <= catalog.models()[row["hub_id"]].parameters <= 2 * 10**12
+    for column, low, high in [
+        ("vocab_size", 10_000, 500_000),
+        ("hidden_size", 64, 32_768),
+        ("intermediate_size", 128, 131_072),
+        ("num_hidden_layers", 2, 200),
+        ("num_attention_heads", 1, 256),
+        ("num_key_value_heads", 1, 256),
+        ("head_dim", 16, 512),
+        ("max_position_embeddings", 0, 20_000_000),
+    ]:
+        assert low <= int(row[column]) <= high, column
+    assert all(
+        row[name] in {"true", "false"} for name in row if row[name].lower() in {"true", "false"}
+    )
+    assert set(row["layer_types"]) <= {"s", "f"}
+    assert "s" not in row["layer_types"] or int(row["sliding_window"]) > 0
+
+
 def test_names_are_found_in_any_case() -> None:
     assert catalog.model("META-LLAMA/llama-3.1-8b") is catalog.model("meta-llama/Llama-3.1-8B")
     assert catalog.gpu("geforce rtx 4090").name == "GeForce RTX 4090"
@@ -112,3 +135,59 @@ def test_unknown_gpu_is_refused_with_near_names() -> None:
 def test_nothing_near_still_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"the catalogue has \d+; choose"):
         catalog.gpu("@@@@@@")
+
+
+# --- search -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "among"),
+    [
+        ("qwen 7b", "Qwen/Qwen1.5-7B", "Qwen/Qwen2.5-7B-Instruct"),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", None),
+        ("llama 3.1 8B instruct", "meta-llama/Llama-3.1-8B-Instruct", None),
+        ("MISTRAL", "mistralai/Mistral-7B-v0.1", "mistralai/Mistral-Nemo-Base-2407"),
+        ("gemma 2b", "google/gemma-2b", "google/gemma-2-2b"),
+        ("500m qwen", "Qwen/Qwen1.5-0.5B", "Qwen/Qwen2.5-0.5B"),  # by size: 0.46 to 0.49 billion
+        ("coder", "Qwen/Qwen2.5-Coder-7B-Instruct", "bigcode/starcoder2-7b"),
+    ],
+)
+def test_search_finds_by_name_family_and_size(text: str, first: str, among: str | None) -> None:
+    found = [entry.hub_id for entry in catalog.search(text)]
+    assert found[0] == first
+    assert among is None or among in found
+
+
+def test_search_with_no_fit_finds_names_that_are_spelled_alike() -> None:
+    found = [entry.hub_id for entry in catalog.search("mistrl nemoo")]
+    assert "mistralai/Mistral-Nemo-Base-2407" in found
+
+
+def test_search_says_what_one_chooses_by() -> None:
+    (entry,) = catalog.search("llama 3.1 405b")
+    assert entry.hub_id == "meta-llama/Llama-3.1-405B"
+    assert entry.parameters == entry.published_parameters == 405_853_388_800  # the Hub's count
+    assert (entry.license, entry.gated) == ("llama3.1", "yes")
+
+
+@pytest.mark.parametrize("text", ["", "   ", "///"])
+def test_empty_search_shows_the_first_of_the_file(text: str) -> None:
+    assert catalog.search(text, 3) == tuple(catalog.models().values())[:3]
+
+
+@pytest.mark.parametrize("text", ["zzzzzz", "x" * 10**6, "qwen 7b llama", "\0\n"])
+def test_search_that_finds_nothing_is_no_error(text: str) -> None:
+    assert isinstance(catalog.search(text), tuple)
+
+
+def test_every_model_is_found_by_its_own_id() -> None:
+    for hub_id in catalog.models():
+        assert catalog.search(hub_id)[0].hub_id.casefold() == hub_id.casefold()
+
+
+def test_nearest_model_is_the_one_whose_dimensions_these_are() -> None:
+    llama = catalog.model("meta-llama/Llama-3.1-8B")
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    near = catalog.nearest({name: getattr(llama, name) for name in names}).model
+    assert [getattr(near, name) for name in names] == [getattr(llama, name) for name in names]
+    assert catalog.nearest({"parameters": 2 * 10**12}).hub_id == "meta-llama/Llama-3.1-405B"

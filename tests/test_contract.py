@@ -196,7 +196,7 @@ SENTENCES = [
     ({"model": "mistralai/Mistral-7B"}, "model 'mistralai/Mistral-7B' is not in the catalogue; "),
     ({"model": {}}, "model: the config has no model_type; "),
     ({"model": {**TINY_CONFIG, "hidden_size": -1}}, "model: hidden_size must be "),
-    ({"model": {**TINY_CONFIG, "extra": {1, 2}}}, "model holds what JSON cannot; "),
+    ({"model": {**TINY_CONFIG, "extra": {1, 2}}}, "model: the config holds what JSON cannot; "),
     (
         {"model": GPT2, "max_length": 2048},
         "max_length 2048 exceeds the 1024 positions that openai-community/gpt2 has learned; lower it.",
@@ -325,8 +325,13 @@ def test_link_texts_become_values_by_the_kind_of_their_key() -> None:
         ({"lora_dropout": "nan"}, "lora_dropout must be a number"),
         ({"lora_dropout": "1e400"}, "lora_dropout must be a number"),
         ({"padded": "yes"}, "padded must be true or false, not 'yes'."),
-        ({"gpu": "{"}, "gpu begins as an object but is not valid JSON; write it anew."),
-        ({"model": "{" * 10**5}, "model begins as an object but is not valid JSON"),
+        (
+            {"gpu": "{"},
+            "gpu is not valid JSON (Expecting property name enclosed in double quotes at ",
+        ),
+        ({"model": "{" * 10**5}, "model is not valid JSON (Expecting property name enclosed in "),
+        ({"model": '{"a":' * 1000 + "1" + "}" * 1000}, "model is nested too deeply; "),
+        ({"model": "{" + " " * 10**6 + "}"}, "model is longer than 1000000 bytes; shorten it."),
         ({"lora_target_modules": "q_proj,,v_proj"}, "lora_target_modules must list names"),
     ],
 )
@@ -403,6 +408,12 @@ def test_only_what_differs_is_written(setup: TrainingSetup) -> None:
 def test_config_is_written_as_it_was_given() -> None:
     config = {**TINY_CONFIG, "rope_theta": 5e5, "architectures": ["LlamaForCausalLM"]}
     assert write_fields(*parse({"model": config}))["model"] == config
+
+
+def test_config_in_a_link_may_begin_with_a_line_break() -> None:
+    reading = read_link({"model": "\n " + json.dumps(TINY_CONFIG)})
+    assert reading.problems == ()
+    assert reading.model == parse({"model": TINY_CONFIG})[0]
 
 
 def test_model_built_by_hand_cannot_be_written() -> None:

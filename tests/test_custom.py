@@ -1,0 +1,178 @@
+"""A model of one's own starts from a known one; what its family derives follows, and the rest stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import catalog, resized
+from estimator.contract import parse, read_setup, write_fields
+from estimator.custom import DIMENSIONS
+from estimator.keys import DEFAULT
+from estimator.parameters import total_parameters
+from tests.test_hf_config import LLAMA
+
+LLAMA_8B = "meta-llama/Llama-3.1-8B"
+OPT = "facebook/opt-1.3b"
+
+
+def test_llama_8b_with_the_dimensions_of_70b_is_llama_70b() -> None:
+    larger = {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    }
+    model = resized(catalog.model(LLAMA_8B), larger)
+    assert (
+        total_parameters(model) == catalog.models()["meta-llama/Llama-3.1-70B"].published_parameters
+    )
+    assert model.hub_id == ""
+    assert model.notes == (
+        "A model of one's own: meta-llama/Llama-3.1-8B with hidden_size 8192, intermediate_size 28672, "
+        "num_hidden_layers 80, num_attention_heads 64.",
+    )
+
+
+@pytest.mark.parametrize("entry", catalog.models().values(), ids=lambda entry: entry.hub_id)
+def test_naming_a_model_s_own_dimensions_changes_nothing(entry: catalog.CatalogModel) -> None:
+    own = {name: getattr(entry.model, name) for name in DIMENSIONS}
+    if own["max_position_embeddings"] == 0:
+        del own["max_position_embeddings"]
+    assert total_parameters(resized(entry.model, own)) == entry.parameters
+
+
+def test_gpt2_with_the_dimensions_of_gpt2_xl_is_gpt2_xl() -> None:
+    wider = {
+        "hidden_size": 1600,
+        "intermediate_size": 6400,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 25,
+    }
+    model = resized(catalog.model("openai-community/gpt2"), wider)
+    xl = catalog.model("openai-community/gpt2-xl")
+    assert total_parameters(model) == total_parameters(xl)
+    assert (model.head_dim, model.num_key_value_heads) == (64, 25)
+
+
+def test_learned_positions_follow_the_context() -> None:
+    model = resized(catalog.model(OPT), {"max_position_embeddings": 4096})
+    assert model.learned_positions == 4098  # OPT's table has two rows more
+    assert model.position_limit == 4096
+
+
+def test_pattern_of_windows_is_repeated() -> None:
+    known = catalog.model("google/gemma-3-4b-it")
+    model = resized(known, {"num_hidden_layers": 40})
+    assert model.layer_types[:34] == known.layer_types
+    assert model.layer_types[34:] == tuple(
+        "full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(34, 40)
+    )
+
+
+def test_bloom_s_mlp_follows_its_width() -> None:
+    model = resized(catalog.model("bigscience/bloom-560m"), {"hidden_size": 2048})
+    assert (model.intermediate_size, model.head_dim) == (8192, 128)
+
+
+@pytest.mark.parametrize(
+    ("known", "dimensions", "problem"),
+    [
+        (
+            LLAMA_8B,
+            {"hidden": 1},
+            "'hidden' is no dimension of a model; did you mean hidden_size or ",
+        ),
+        (
+            LLAMA_8B,
+            {"hidden_size": 0},
+            "hidden_size must be a whole number from 1 to 10000000, not 0.",
+        ),
+        (
+            LLAMA_8B,
+            {"num_hidden_layers": "32"},
+            "num_hidden_layers must be a whole number from 1 to 4096, not '32'.",
+        ),
+        (
+            LLAMA_8B,
+            {"vocab_size": float("nan")},
+            "vocab_size must be a whole number from 1 to 10000000, not NaN.",
+        ),
+        (LLAMA_8B, {"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, not 1."),
+        (
+            LLAMA_8B,
+            {"hidden_size": 4100},
+            "hidden_size 4100 is not a multiple of num_attention_heads 32; change one of the two, or give head_dim.",
+        ),
+        (
+            LLAMA_8B,
+            {"num_key_value_heads": 7},
+            "num_attention_heads 32 is not a multiple of num_key_value_heads 7; check the config.",
+        ),
+        (
+            OPT,
+            {"num_key_value_heads": 8},
+            "num_key_value_heads 8 differs from num_attention_heads 32, but opt has one for each; leave it out.",
+        ),
+        (
+            OPT,
+            {"head_dim": 128},
+            "head_dim 128 is not hidden_size 2048 / num_attention_heads 32, as opt computes it; leave it out.",
+        ),
+        (
+            "bigscience/bloom-560m",
+            {"intermediate_size": 1024},
+            "intermediate_size 1024 is not 4 times hidden_size 1024, as in bloom; leave it out.",
+        ),
+    ],
+)
+def test_impossible_dimension_is_named(
+    known: str, dimensions: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=r"^") as refused:
+        resized(catalog.model(known), dimensions)
+    assert str(refused.value).startswith(problem)
+
+
+# --- in the contract ----------------------------------------------------------------------------
+
+
+def test_contract_says_it_with_like() -> None:
+    given = {"like": LLAMA_8B, "num_hidden_layers": 16}
+    model = parse({"model": given})[0]
+    assert model.num_hidden_layers == 16
+    written = write_fields(model, None, DEFAULT)
+    assert written == {"model": given}
+    assert parse(written)[0] == model
+
+
+def test_like_may_be_a_config_or_a_model_that_was_asked_for() -> None:
+    of_config = parse({"model": {"like": LLAMA, "num_hidden_layers": 16}})[0]
+    assert of_config.hidden_size == LLAMA["hidden_size"]
+    known = {"me/llama": catalog.model(LLAMA_8B)}
+    of_known = parse({"model": {"like": "me/llama", "num_hidden_layers": 16}}, known)[0]
+    assert of_known.hidden_size == 4096
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ({"like": "me/llama"}, "model 'me/llama' is not in the catalogue; "),
+        (
+            {"like": {"like": LLAMA_8B}},
+            "model: like must be a Hub id or the object of a config.json.",
+        ),
+        ({"like": None}, "model must be a Hub id or the object of a config.json, not null."),
+        ({"like": LLAMA_8B, "layers": 3}, "model: 'layers' is no dimension of a model; "),
+        ({"like": LLAMA_8B, "hidden_size": [1]}, "model: hidden_size must be a whole number "),
+    ],
+)
+def test_what_is_wrong_with_it_is_said(model: object, problem: str) -> None:
+    assert read_setup({"model": model}).problems[0].startswith(problem)
+
+
+def test_catalogue_comes_before_what_was_asked_for() -> None:
+    stranger = catalog.model(OPT)
+    assert parse({"model": LLAMA_8B}, {LLAMA_8B: stranger})[0] == catalog.model(LLAMA_8B)
+    assert parse({"model": "me/opt"}, {"me/opt": stranger})[0] is stranger

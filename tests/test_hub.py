@@ -1,0 +1,793 @@
+"""The real huggingface_hub client against a small Hub on loopback: every failure has its own sentence, in time.
+
+Counts that are cited are the Hub's ``safetensors.total`` (rows of data/models.csv, and llmfit 1.1.17, hf_models.json).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator import TrainingSetup, catalog, hub
+from estimator.__main__ import main
+from estimator.contract import parse, write_fields
+from estimator.hub import fetch, forget
+from estimator.parameters import total_parameters
+from estimator.repository import HubModel, Trouble
+from tests import fake_hub
+from tests.fake_hub import MEMBER, STRANGER, FakeHub
+
+ROOT = Path(__file__).resolve().parent.parent
+OTHERWISE = "choose a model of the catalogue, or paste a config.json"
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+LLAMA_PARAMETERS = 8_030_261_248  # the Hub's count of meta-llama/Llama-3.1-8B
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeHub]:
+    with FakeHub() as serving:
+        yield serving
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept() -> None:
+    forget()
+
+
+@pytest.fixture
+def ask(server: FakeHub) -> Callable[..., HubModel]:
+    def asking(hub_id: str, **keys: Any) -> HubModel:
+        server.asked.clear()
+        server.tokens.clear()
+        return fetch(hub_id, endpoint=server.url, **{"seconds": 5.0, **keys})
+
+    return asking
+
+
+Ask = Callable[..., HubModel]
+
+
+# --- found --------------------------------------------------------------------------------------
+
+
+def test_model_is_found_by_two_requests_with_its_counts_licence_and_gate(
+    server: FakeHub, ask: Ask
+) -> None:
+    tags = ["license:llama3.1", "text-generation"]
+    server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS, tags=tags)
+    found = ask("me/llama")
+    assert found.trouble is None
+    assert found.sentences == ()
+    assert found.model is not None
+    assert found.model.hub_id == "me/llama"
+    assert found.parameters == found.about.published_parameters == LLAMA_PARAMETERS
+    assert (found.about.license, found.about.gated) == ("llama3.1", "no")
+    assert found.stored_bytes == 2 * LLAMA_PARAMETERS
+    assert server.asked == ["/api/models/me/llama", f"/me/llama/resolve/{'c' * 40}/config.json"]
+
+
+def test_hub_model_estimates_as_the_catalogue_s_own(server: FakeHub, ask: Ask) -> None:
+    server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
+    model = ask("me/llama").model
+    ours = catalog.model("meta-llama/Llama-3.1-8B")
+    differing = {
+        name
+        for name in type(ours).__dataclass_fields__
+        if getattr(ours, name) != getattr(model, name)
+    }
+    assert differing == {"hub_id", "config"}
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        " me/llama ",
+        "https://huggingface.co/me/llama",
+        "huggingface.co/me/llama/tree/main",
+        "https://hf.co/me/llama/blob/main/config.json?download=true#L1",
+    ],
+)
+def test_address_of_a_browser_is_an_id(server: FakeHub, ask: Ask, typed: str) -> None:
+    server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
+    assert ask(typed).about.hub_id == "me/llama"
+
+
+def test_renamed_repository_is_found_under_its_new_name(server: FakeHub, ask: Ask) -> None:
+    server.has("us/new", LLAMA, parameters=LLAMA_PARAMETERS)
+    server.has("us/old").moved_to = "us/new"
+    found = ask("us/old")
+    assert found.model is not None
+    assert found.model.hub_id == "us/new"
+    assert found.sentences == ("us/old is called us/new on the Hub now.",)
+    assert found.model.notes == found.notes
+
+
+def test_name_in_other_case_is_not_worth_a_sentence(server: FakeHub, ask: Ask) -> None:
+    server.has("Us/New", LLAMA, parameters=LLAMA_PARAMETERS)
+    server.has("us/new").moved_to = "Us/New"
+    assert ask("us/new").sentences == ()
+
+
+def test_adapter_leads_to_its_base(server: FakeHub, ask: Ask) -> None:
+    server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "me/llama"}
+    server.has("me/adapter", files={"adapter_config.json": adapter})
+    found = ask("me/adapter")
+    assert found.about.hub_id == "me/llama"
+    assert found.sentences == ("me/adapter is an adapter; this is its base, me/llama.",)
+    assert len(server.asked) == 4
+
+
+def test_base_that_the_catalogue_has_is_not_asked_for(server: FakeHub, ask: Ask) -> None:
+    base = "meta-llama/Llama-3.1-8B"
+    server.has("me/adapter", files={"adapter_config.json": {"base_model_name_or_path": base}})
+    found = ask("me/adapter")
+    assert found.model is not None
+    assert (found.parameters, found.about.gated) == (LLAMA_PARAMETERS, "yes")
+    assert found.sentences == (f"me/adapter is an adapter; this is its base, {base}.",)
+    assert len(server.asked) == 2
+    assert write_fields(found.model, None, TrainingSetup()) == {"model": base}
+
+
+def test_what_was_found_is_written_by_its_id(server: FakeHub, ask: Ask) -> None:
+    server.has("me/llama", LLAMA, parameters=8_100_000_000)
+    model = ask("me/llama").model
+    assert model is not None
+    written = write_fields(model, None, TrainingSetup(max_length=2048))
+    assert written == {"model": "me/llama", "max_length": 2048}
+    assert parse(written, {"me/llama": model})[0] is model
+
+
+def test_revision_that_is_none_is_not_put_into_an_address(server: FakeHub, ask: Ask) -> None:
+    server.has("me/llama", LLAMA, sha="../../../evil")
+    assert ask("me/llama").model is not None
+    assert server.asked[1] == "/me/llama/resolve/main/config.json"
+
+
+def test_adapter_of_a_gated_base_says_both(server: FakeHub, ask: Ask) -> None:
+    server.has("them/gated", LLAMA, gated="auto")
+    server.has(
+        "me/adapter", files={"adapter_config.json": {"base_model_name_or_path": "them/gated"}}
+    )
+    found = ask("me/adapter")
+    assert found.trouble is Trouble.GATED
+    assert found.sentences[0].startswith("them/gated is gated; ")
+    assert found.sentences[1] == "me/adapter is an adapter; this is its base, them/gated."
+
+
+# --- counts -------------------------------------------------------------------------------------
+
+
+def test_counts_that_differ_by_more_than_a_thousandth_are_both_given(
+    server: FakeHub, ask: Ask
+) -> None:
+    server.has("me/llama", LLAMA, parameters=8_100_000_000)
+    assert ask("me/llama").sentences == (
+        "The Hub counts 8,100,000,000 parameters in me/llama, we count 8,030,261,248 (0.9 % fewer); "
+        "the estimate is of ours.",
+    )
+
+
+@pytest.mark.parametrize("thousandths", [-0.99, 0.99])
+def test_counts_within_a_thousandth_agree(server: FakeHub, ask: Ask, thousandths: float) -> None:
+    server.has("me/llama", LLAMA, parameters=round(LLAMA_PARAMETERS * (1 + thousandths / 1000)))
+    assert ask("me/llama").sentences == ()
+
+
+def test_tied_head_that_is_stored_twice_is_explained(server: FakeHub, ask: Ask) -> None:
+    """The Hub's own count of Qwen3-0.6B: 151936·1024 more than is trained."""
+    config = {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    }
+    server.has("Qwen/Qwen3-0.6B", config, parameters=751_632_384)
+    assert ask("Qwen/Qwen3-0.6B").sentences == (
+        "The Hub counts 751,632,384 parameters in Qwen/Qwen3-0.6B, we count 596,049,920 (20.7 % fewer); "
+        "the estimate is of ours. Its files hold the tied head twice.",
+    )
+
+
+def test_files_that_the_hub_has_not_counted_leave_ours_unchecked(server: FakeHub, ask: Ask) -> None:
+    server.has("me/llama", LLAMA)
+    assert ask("me/llama").sentences == (
+        "The Hub has no count of me/llama, which has no safetensors files; ours, 8,030,261,248, is unchecked.",
+    )
+
+
+# --- more than text, or stored otherwise --------------------------------------------------------
+
+
+def test_of_a_vision_language_model_the_text_part_is_taken(server: FakeHub, ask: Ask) -> None:
+    """llava-1.5-7b-hf saves only what differs from LlamaConfig; its text part is Llama-2-7B with 64 more words."""
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "text_config": {
+            "model_type": "llama",
+            "max_position_embeddings": 4096,
+            "vocab_size": 32064,
+        },
+        "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1024},
+    }
+    server.has("llava-hf/llava-1.5-7b-hf", config, parameters=7_063_427_072)
+    found = ask("llava-hf/llava-1.5-7b-hf")
+    assert found.parameters == 6_738_415_616 + 2 * 64 * 4096
+    assert found.left_out == "the vision tower and what joins it to the text"
+    assert found.sentences == (
+        "Only the text part (llama) is estimated; left out: the vision tower and what joins it to the text.",
+        "The Hub counts 7,063,427,072 parameters in all of llava-hf/llava-1.5-7b-hf; the text part has 6,738,939,904.",
+    )
+
+
+def test_quantised_checkpoint_is_recognised_and_names_its_original(
+    server: FakeHub, ask: Ask
+) -> None:
+    quantized = {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    tags = ["base_model:me/llama", "base_model:quantized:me/llama"]
+    # hugging-quants/Meta-Llama-3.1-8B-Instruct-GPTQ-INT4: as many, and a zero bias for every linear
+    server.has("me/llama-gptq", quantized, parameters=8_031_637_504, tags=tags)
+    found = ask("me/llama-gptq")
+    assert found.quantization is not None
+    assert found.parameters == LLAMA_PARAMETERS
+    assert found.sentences == (
+        "The weights are stored as GPTQ 4-bit; training on these is not modelled. Load its original, me/llama, in "
+        "16 bits, or pack it with method qlora: that is what is estimated.",
+    )
+
+
+# --- not found, not open ------------------------------------------------------------------------
+
+
+def said(found: HubModel, trouble: Trouble) -> str:
+    """The one sentence of a refusal."""
+    assert found.model is None
+    assert found.trouble is trouble
+    assert found.sentences == (found.problem,)
+    return found.problem
+
+
+def test_unknown_or_private_repository(server: FakeHub, ask: Ask) -> None:
+    server.has("me/private", LLAMA).private = True
+    for hub_id in ("me/nothing", "me/private"):
+        assert said(ask(hub_id), Trouble.NOT_FOUND) == (
+            f"{hub_id} is not on the Hub, or it is private; look for its id at {server.url}/models, or give a token "
+            "that may see it."
+        )
+        assert said(ask(hub_id, token=STRANGER), Trouble.NOT_FOUND) == (
+            f"{hub_id} is not on the Hub, or this token may not see it; look for its id at {server.url}/models."
+        )
+    assert ask("me/private", token=MEMBER).model is not None
+
+
+def test_gated_repository_without_a_token_with_a_stranger_s_and_with_a_member_s(
+    server: FakeHub, ask: Ask
+) -> None:
+    server.has("them/gated", LLAMA, gated="manual", parameters=LLAMA_PARAMETERS)
+    closed = ask("them/gated")
+    assert said(closed, Trouble.GATED) == (
+        f"them/gated is gated; accept its terms at {server.url}/them/gated and give a token of that account, or paste "
+        "its config.json."
+    )
+    assert closed.about.gated == "yes"
+    assert closed.about.published_parameters == LLAMA_PARAMETERS
+    assert said(ask("them/gated", token=STRANGER), Trouble.GATED) == (
+        "them/gated is gated, and the account of this token has no access; ask for it at "
+        f"{server.url}/them/gated and try again when it is granted, or paste its config.json."
+    )
+    assert ask("them/gated", token=MEMBER).model is not None
+
+
+@pytest.mark.parametrize("token", ["hf_expired", "hf_ü", "two words", "line\nbreak", "x" * 501])
+def test_token_that_is_none(server: FakeHub, ask: Ask, token: str) -> None:
+    server.has("me/llama", LLAMA)
+    problem = said(ask("me/llama", token=token), Trouble.BAD_TOKEN)
+    begins = "The Hub does not know this token; " if token == "hf_expired" else "This is no token; "
+    assert problem == f"{begins}copy it anew from {server.url}/settings/tokens, or leave it out."
+
+
+def test_disabled_repository(server: FakeHub, ask: Ask) -> None:
+    server.has("me/disabled", LLAMA).disabled = True
+    assert said(ask("me/disabled"), Trouble.DISABLED) == (
+        "The Hub has disabled me/disabled; choose another model."
+    )
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "a/b/c", "a b", "../../etc/passwd", "a--b/c", "x" * 200, "ä/ö", "a/b.git"]
+)
+def test_what_cannot_be_an_id_costs_no_request(server: FakeHub, ask: Ask, typed: str) -> None:
+    problem = said(ask(typed), Trouble.BAD_ID)
+    assert problem.endswith(
+        " is no id on the Hub; give owner/name, such as mistralai/Mistral-7B-v0.1."
+    )
+    assert server.asked == []
+
+
+# --- no config that could be used ---------------------------------------------------------------
+
+
+def test_gguf_alone_names_where_it_came_from(server: FakeHub, ask: Ask) -> None:
+    server.has("me/gguf", files={"q4.gguf": b"GGUF"}, tags=["base_model:quantized:me/llama"])
+    assert said(ask("me/gguf"), Trouble.NO_CONFIG) == (
+        "me/gguf holds GGUF files for llama.cpp and no config.json; ask for the repository that they were made from, "
+        "me/llama."
+    )
+
+
+@pytest.mark.parametrize("base", ["/root/checkpoints/7b", "", None, 7, "a/b/c"])
+def test_adapter_without_a_base_on_the_hub(server: FakeHub, ask: Ask, base: object) -> None:
+    adapter = {"base_model_name_or_path": base}
+    server.has("me/adapter", files={"adapter_config.json": adapter})
+    problem = said(ask("me/adapter"), Trouble.NO_CONFIG)
+    assert problem.startswith("me/adapter is an adapter whose adapter_config.json names ")
+    assert problem.endswith(
+        " as its base, which is no id on the Hub; ask for the model it was trained on."
+    )
+
+
+def test_adapter_on_itself_ends(server: FakeHub, ask: Ask) -> None:
+    server.has("me/loop", files={"adapter_config.json": {"base_model_name_or_path": "me/loop"}})
+    found = ask("me/loop")
+    assert found.trouble is Trouble.NO_CONFIG
+    assert found.problem == (
+        "me/loop is an adapter on an adapter; ask for the model that it was trained on."
+    )
+
+
+def test_repository_without_a_config(server: FakeHub, ask: Ask) -> None:
+    server.has("me/empty", files={"README.md": b"#"})
+    assert said(ask("me/empty"), Trouble.NO_CONFIG) == (
+        "me/empty has no config.json; ask for a repository in the format of transformers, or paste its config.json."
+    )
+
+
+def test_config_that_is_listed_and_not_given_out(server: FakeHub, ask: Ask) -> None:
+    server.has("me/odd", siblings=[{"rfilename": "config.json"}])
+    assert said(ask("me/odd"), Trouble.NO_CONFIG) == (
+        "me/odd lists a config that the Hub does not give out; try again, or paste its config.json."
+    )
+
+
+def test_config_of_ten_megabytes_is_not_read_to_its_end(server: FakeHub, ask: Ask) -> None:
+    server.has("me/big", b'{"model_type": "llama", "x": "' + b"x" * 10_000_000 + b'"}')
+    assert said(ask("me/big"), Trouble.UNREADABLE) == (
+        "The config.json of me/big is longer than 1000000 bytes and is not read; choose another model, or paste the "
+        "part of it that describes the text model."
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (
+            b"{",
+            "is not valid JSON (Expecting property name enclosed in double quotes at character 2)",
+        ),
+        (b"", "is empty; "),
+        (b"[1]", "must be one JSON object, not a list."),
+        (b"\xff\xfe", "is not UTF-8 at byte 1; "),
+        (b'{"a":' * 100_000, "is nested too deeply; "),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, "is nested too deeply; "),
+    ],
+)
+def test_config_that_is_no_json(server: FakeHub, ask: Ask, config: bytes, what: str) -> None:
+    server.has("me/bad", config)
+    problem = said(ask("me/bad"), Trouble.UNREADABLE)
+    assert problem.startswith(f"The config.json of me/bad {what}")
+    assert problem.endswith("Tell its authors, or choose another model.")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("hidden_size", None, "the llama config has no hidden_size; add it, a whole number."),
+        *(
+            (
+                "hidden_size",
+                value,
+                f"hidden_size must be a whole number from 1 to 10000000, not {shown}; correct it in the config.",
+            )
+            for value, shown in [
+                (0, "0"),
+                (-4096, "-4096"),
+                (float("nan"), "nan"),
+                (float("inf"), "inf"),
+                ("4096", "'4096'"),
+                (4096.0, "4096.0"),
+                (True, "True"),
+                ([4096], "[4096]"),
+                (10**9, "1000000000"),
+                (10**40, "1e+40"),
+            ]
+        ),
+        (
+            "num_hidden_layers",
+            10**6,
+            "num_hidden_layers must be a whole number from 1 to 4096, not 1000000; correct it in the config.",
+        ),
+        (
+            "num_key_value_heads",
+            7,
+            "num_attention_heads 32 is not a multiple of num_key_value_heads 7; check the config.",
+        ),
+        (
+            "quantization_config",
+            {"quant_method": "gptq", "bits": "four"},
+            "bits must be a whole number from 1 to 8, not 'four'.",
+        ),
+    ],
+)
+def test_config_with_an_impossible_value(
+    server: FakeHub, ask: Ask, key: str, value: object, problem: str
+) -> None:
+    server.has("me/bad", {**LLAMA, key: value})
+    assert said(ask("me/bad"), Trouble.UNREADABLE) == (
+        f"The config.json of me/bad cannot be used: {problem}"
+    )
+
+
+# --- no decoder, or none that is modelled -------------------------------------------------------
+
+CHOOSE = "only decoders, which write text token by token, are estimated. Choose one of those."
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"model_type": "bert"}, f"me/it is an encoder (bert); {CHOOSE}"),
+        (
+            {"model_type": "new-bert", "architectures": ["NewBertForMaskedLM"]},
+            f"me/it is an encoder (NewBertForMaskedLM); {CHOOSE}",
+        ),
+        ({"model_type": "t5"}, f"me/it is an encoder-decoder (t5); {CHOOSE}"),
+        (
+            {"model_type": "flan", "is_encoder_decoder": True},
+            f"me/it is an encoder-decoder (flan); {CHOOSE}",
+        ),
+        ({"model_type": "clip", "text_config": {}}, f"me/it is an image model (clip); {CHOOSE}"),
+        ({"model_type": "whisper"}, f"me/it is a speech model (whisper); {CHOOSE}"),
+        (
+            {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
+            "me/it has a head for classes (LlamaForSequenceClassification), not for words; only training with a "
+            "language-model head is modelled. Choose the decoder that it was made from, me/base.",
+        ),
+        (
+            {**LLAMA, "architectures": ["LlamaModel"]},
+            "me/it is an embedding model (LlamaModel); only training with a language-model head is modelled, not on "
+            "pooled vectors. Choose the decoder that it was made from, me/base.",
+        ),
+    ],
+)
+def test_what_is_no_decoder_says_what_it_is(
+    server: FakeHub, ask: Ask, config: object, problem: str
+) -> None:
+    server.has("me/it", config, tags=["base_model:finetune:me/base"])
+    assert said(ask("me/it"), Trouble.NOT_A_DECODER) == problem
+
+
+def test_embedding_model_is_known_by_its_task(server: FakeHub, ask: Ask) -> None:
+    """Qwen3-Embedding's config is that of a language model."""
+    server.has("me/it", LLAMA, pipeline_tag="feature-extraction")
+    assert said(ask("me/it"), Trouble.NOT_A_DECODER) == (
+        "me/it is an embedding model (LlamaForCausalLM); only training with a language-model head is modelled, not on "
+        "pooled vectors. Choose the decoder that it was made from."
+    )
+
+
+def test_diffusion_pipeline(server: FakeHub, ask: Ask) -> None:
+    server.has("me/images", files={"model_index.json": {}}, library_name="diffusers")
+    assert said(ask("me/images"), Trouble.NOT_A_DECODER) == (
+        f"me/images is a diffusion pipeline; {CHOOSE}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"model_type": "mamba2"}, "'mamba2', which is not modelled"),
+        (
+            {"model_type": "chatglm", "auto_map": {"AutoModel": "modeling.py"}},
+            "'chatglm', which is not modelled, and code that lies in a repository is never run here",
+        ),
+        (
+            {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
+            "'mllama_text_model', which is not modelled",
+        ),
+    ],
+)
+def test_architecture_that_is_not_modelled(
+    server: FakeHub, ask: Ask, config: object, problem: str
+) -> None:
+    server.has("me/it", config)
+    assert said(ask("me/it"), Trouble.NOT_MODELLED) == (
+        f"me/it is of the architecture {problem}; choose a model of another one, or change the dimensions of the "
+        "nearest known model."
+    )
+
+
+# --- the Hub itself -----------------------------------------------------------------------------
+
+NO_ANSWER = f"The Hub has not answered within 0.4 s; try again, {OTHERWISE}."
+
+
+@pytest.mark.parametrize("answer", [fake_hub.silence, fake_hub.drip])
+def test_hub_that_hangs_is_left_behind_in_time(
+    server: FakeHub, ask: Ask, answer: Callable[[Any], None]
+) -> None:
+    hub_id = server.answers("me/slow", answer)
+    began = time.monotonic()
+    assert said(ask(hub_id, seconds=0.4), Trouble.SLOW) == NO_ANSWER
+    assert time.monotonic() - began < 0.6
+
+
+def test_config_that_hangs_is_left_behind_in_time(server: FakeHub, ask: Ask) -> None:
+    def config_alone(handler: Any) -> None:
+        if "/api/" in handler.path:
+            repository = fake_hub.Repository(files={"config.json": b""})
+            handler.describe("me/slow", repository, ["siblings", "sha"])
+        else:
+            fake_hub.silence(handler)
+
+    hub_id = server.answers("me/slow", config_alone)
+    began = time.monotonic()
+    assert said(ask(hub_id, seconds=0.4), Trouble.SLOW) == NO_ANSWER
+    assert time.monotonic() - began < 0.6
+    assert len(server.asked) == 2
+
+
+def test_endless_answer_is_not_kept_in_memory(server: FakeHub, ask: Ask) -> None:
+    found = ask(server.answers("me/endless", fake_hub.endless))
+    assert found.trouble is Trouble.DOWN
+
+
+def test_socket_that_accepts_and_says_nothing() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        assert said(fetch("me/it", endpoint=address, seconds=0.4), Trouble.SLOW) == NO_ANSWER
+
+
+def test_hub_that_is_down() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        assert said(fetch("me/it", endpoint=address), Trouble.DOWN) == (
+            f"The Hub cannot be reached at {address}; try again later, {OTHERWISE}."
+        )
+
+
+def test_connection_that_breaks(server: FakeHub, ask: Ask) -> None:
+    assert said(ask(server.answers("me/broken", fake_hub.hang_up)), Trouble.DOWN) == (
+        f"The Hub cannot be reached at {server.url}; try again later, {OTHERWISE}."
+    )
+
+
+def test_fault_of_the_hub_s_own(server: FakeHub, ask: Ask) -> None:
+    assert said(ask(server.answers("me/fault", fake_hub.fault)), Trouble.DOWN) == (
+        f"The Hub has a fault of its own (status 503); try again later, {OTHERWISE}."
+    )
+
+
+def test_web_page_in_the_hub_s_place(server: FakeHub, ask: Ask) -> None:
+    assert said(ask(server.answers("me/page", fake_hub.web_page)), Trouble.DOWN) == (
+        f"{server.url} answers with something else than the Hub would; look whether it is the right address, "
+        f"{OTHERWISE}."
+    )
+
+
+def test_rate_limit_says_for_how_long(server: FakeHub, ask: Ask) -> None:
+    assert said(ask(server.answers("me/many", fake_hub.too_many)), Trouble.RATE_LIMITED) == (
+        f"The Hub takes no more questions from here for 55 s; try again then, {OTHERWISE}."
+    )
+
+
+def test_other_refusal_is_said_with_its_status(server: FakeHub, ask: Ask) -> None:
+    hub_id = server.answers("me/teapot", lambda handler: handler.refuse(418, "", "teapot"))
+    assert said(ask(hub_id), Trouble.NOT_FOUND) == (
+        f"The Hub refuses me/teapot (status 418); look at {server.url}/me/teapot, {OTHERWISE}."
+    )
+
+
+def test_offline_mode(server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert said(ask("me/llama"), Trouble.OFFLINE) == (
+        f"HF_HUB_OFFLINE is set, so the Hub is not asked for me/llama; unset it, {OTHERWISE}."
+    )
+    assert server.asked == []
+
+
+def test_more_questions_than_may_be_asked_at_once_wait_in_time(
+    server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_free", hub.threading.BoundedSemaphore(1))
+    slow = server.answers("me/slow", fake_hub.silence)
+    assert (
+        ask(slow, seconds=0.2).trouble is Trouble.SLOW
+    )  # its thread still waits for the client's timeout
+    server.has("me/llama", LLAMA)
+    assert ask("me/llama").model is not None
+
+
+# --- whose token --------------------------------------------------------------------------------
+
+
+def test_server_s_own_token_never_serves_strangers(
+    server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text(MEMBER)
+    (tmp_path / ".netrc").write_text(f"machine 127.0.0.1 login me password {MEMBER}\n")
+    monkeypatch.setenv("HF_TOKEN", MEMBER)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    server.has("them/gated", LLAMA, gated="auto")
+    for nobody in (None, "", "  "):
+        assert ask("them/gated", token=nobody).trouble is Trouble.GATED
+        forget()
+        assert set(server.tokens) == {None}
+
+
+def test_token_is_used_for_its_own_call_alone(server: FakeHub, ask: Ask) -> None:
+    server.has("them/gated", LLAMA, gated="auto")
+    found = ask("them/gated", token=MEMBER)
+    assert set(server.tokens) == {MEMBER}
+    assert MEMBER not in repr(found)
+    assert ask("them/gated").trouble is Trouble.GATED
+    assert set(server.tokens) == {None}
+
+
+def test_token_does_not_follow_a_redirect_to_another_host(server: FakeHub, ask: Ask) -> None:
+    with FakeHub() as elsewhere:
+        elsewhere.has("me/llama", LLAMA)
+        away = elsewhere.url.replace("127.0.0.1", "localhost")
+        server.answers(
+            "me/llama", lambda handler: handler.send(307, b"", location=away + handler.path)
+        )
+        assert ask("me/llama", token=MEMBER).model is not None
+        assert set(elsewhere.tokens) == {None}
+        assert set(server.tokens) == {MEMBER}
+
+
+# --- kept answers -------------------------------------------------------------------------------
+
+
+def test_answer_is_kept_for_a_while(
+    server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.has("me/llama", LLAMA)
+    first = ask("me/llama")
+    assert ask("ME/Llama") is first
+    assert server.asked == []
+    monkeypatch.setattr(hub, "KEPT_SECONDS", -1.0)
+    forget()
+    assert ask("me/llama") == ask("me/llama")
+    assert len(server.asked) == 2
+
+
+def test_passing_trouble_is_not_kept(server: FakeHub, ask: Ask) -> None:
+    server.answers("me/llama", fake_hub.fault)
+    assert ask("me/llama").trouble is Trouble.DOWN
+    server.has("me/llama", LLAMA)
+    assert ask("me/llama").model is not None
+
+
+def test_no_more_answers_are_kept_than_said(
+    server: FakeHub, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "KEPT_ANSWERS", 2)
+    for name in ("a", "b", "c"):
+        server.has(f"me/{name}", LLAMA)
+        ask(f"me/{name}")
+    ask("me/c")
+    assert server.asked == []
+    ask("me/a")
+    assert server.asked != []
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process, with the small Hub in the real one's place: status, output, errors."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    monkeypatch.setenv("HF_TOKEN", MEMBER)
+
+    def commanding(*arguments: str) -> tuple[int, str, str]:
+        server.asked.clear()
+        server.tokens.clear()
+        status = main(arguments)
+        return (status, *capsys.readouterr())
+
+    return commanding
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def test_command_line_asks_the_hub_only_when_told(server: FakeHub, command: Command) -> None:
+    server.has("me/llama", LLAMA, parameters=8_100_000_000)
+    status, _, errors = command("me/llama", "--method", "qlora")
+    assert status == 2
+    assert errors.startswith("model 'me/llama' is not in the catalogue; ")
+    assert errors.endswith("Or ask the Hub for it: --hub.\n")
+    assert server.asked == []
+    status, output, errors = command("me/llama", "--method", "qlora", "--hub")
+    assert (status, errors) == (0, "")
+    assert output.startswith("me/llama: qlora")
+    assert "- The Hub counts 8,100,000,000 parameters in me/llama, " in output
+
+
+def test_command_line_asks_for_nothing_that_the_catalogue_has(
+    server: FakeHub, command: Command
+) -> None:
+    assert command("openai-community/gpt2", "--hub")[0] == 0
+    assert command(json.dumps(LLAMA), "--hub")[0] == 0
+    assert server.asked == []
+
+
+def test_command_line_uses_one_s_own_token_only_when_told(
+    server: FakeHub, command: Command
+) -> None:
+    server.has("them/gated", LLAMA, gated="auto", parameters=LLAMA_PARAMETERS)
+    status, _, errors = command("them/gated", "--hub")
+    assert (status, set(server.tokens)) == (2, {None})
+    assert errors.startswith("them/gated is gated; ")
+    status, output, _ = command("them/gated", "--hub-token")
+    assert (status, set(server.tokens)) == (0, {MEMBER})
+    assert MEMBER not in output
+
+
+def test_lines_of_json_ask_the_hub_too(server: FakeHub) -> None:
+    """As a process, whose environment names the Hub."""
+    server.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS)
+    server.has("them/gated", LLAMA, gated="auto")
+    server.tokens.clear()
+    like = {"like": "me/llama", "num_hidden_layers": 16}
+    models = ("me/llama", "them/gated", "openai-community/gpt2", like)
+    done = subprocess.run(
+        [sys.executable, "-m", "estimator", "--json", "--hub"],
+        input="\n".join(json.dumps({"model": model}) for model in models),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "HF_ENDPOINT": server.url, "HF_TOKEN": MEMBER},
+        timeout=60,
+    )
+    first, second, third, fourth = (json.loads(line) for line in done.stdout.splitlines())
+    assert first["total_parameters"] == LLAMA_PARAMETERS
+    assert second["error"].startswith("them/gated is gated; ")
+    assert third["total_parameters"] == total_parameters(catalog.model("openai-community/gpt2"))
+    assert fourth["total_parameters"] < LLAMA_PARAMETERS
+    assert done.returncode == 1
+    assert set(server.tokens) == {None}
