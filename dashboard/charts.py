@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -297,4 +298,79 @@ def _peak_note(moment: Moment, at: int, of: int, end: float, look: theme.Look) -
         "borderpad": 3,
         "text": f"<b>Peak {wording.gib(moment.bytes)}</b>: {wording.moment(moment)}",
         "font": {"size": 14, "color": look.ink},
+    }
+
+
+# --- time and money -----------------------------------------------------------------------------
+
+
+def cost_against_time(
+    fitting: Sequence[Estimate], front: Sequence[Estimate], chosen: Estimate, *, dark: bool = False
+) -> Figure:
+    """Dollars against hours of the run for every card that holds it; those that no other beats in both are joined."""
+    look = theme.DARK if dark else theme.LIGHT
+    priced = [it for it in fitting if it.time is not None and it.cost is not None]
+    others = [it for it in priced if it not in front]
+    return {
+        "data": [
+            _cards(others, "markers", theme.RESERVE.colour, look),
+            _cards(front, "lines+markers+text", VERDICT_GREEN, look),
+            _cards(
+                [it for it in priced if it.gpu == chosen.gpu], "markers", look.ink, look, ring=True
+            ),
+        ],
+        "layout": {
+            "height": 380,
+            "margin": {"l": 70, "r": 24, "t": 16, "b": 50},
+            "showlegend": False,
+            "dragmode": False,
+            "hovermode": "closest",
+            "xaxis": _log_axis("Hours of the run", "", look),
+            "yaxis": _log_axis("US dollars", "$", look),
+        },
+    }
+
+
+VERDICT_GREEN = theme.COMPONENTS[Component.OPTIMIZER_STATES].colour
+
+
+def _cards(
+    estimates: Sequence[Estimate], mode: str, colour: str, look: theme.Look, *, ring: bool = False
+) -> Figure:
+    symbol = {"symbol": "circle-open", "size": 20, "line": {"width": 3}} if ring else {"size": 11}
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "x": [
+            _middle(it.time.total_hours_low, it.time.total_hours_high)
+            for it in estimates
+            if it.time
+        ],
+        "y": [_middle(it.cost.cost_usd_low, it.cost.cost_usd_high) for it in estimates if it.cost],
+        "text": [it.gpu.name for it in estimates if it.gpu],
+        "textposition": "top center",
+        "textfont": {"size": 13, "color": look.ink},
+        "marker": {"color": colour, **symbol},
+        "line": {"color": colour, "width": 2, "dash": "dot"},
+        "customdata": [wording.run(it) for it in estimates],
+        "hovertemplate": "%{text}: %{customdata}<extra></extra>",
+        "cliponaxis": False,
+    }
+
+
+def _middle(low: float, high: float) -> float:
+    return round(math.sqrt(low * high), 4)
+
+
+def _log_axis(title: str, prefix: str, look: theme.Look) -> dict[str, Any]:
+    return {
+        "type": "log",
+        "title": {"text": title, "font": {"size": 14, "color": look.ink}},
+        "tickprefix": prefix,
+        "nticks": 8,
+        "tickformat": ".2~g",
+        "tickfont": {"size": 13, "color": look.ink},
+        "gridcolor": theme.GRID,
+        "zeroline": False,
+        "fixedrange": True,
     }

@@ -29,6 +29,8 @@ from estimator.parameters import Linear, layer_modules
 from estimator.results import Estimate
 from estimator.specs import (
     ALL_LINEAR,
+    LARGEST,
+    LOWEST_MFU,
     AttnImplementation,
     Dtype,
     Gpu,
@@ -73,6 +75,10 @@ BOUND = (
     "gradient_accumulation_steps",
     "max_length",
     "num_train_examples",
+    "num_train_epochs",
+    "mean_tokens_per_example",
+    "usd_per_gpu_hour",
+    "mfu",
     "gradient_checkpointing",
     "attn_implementation",
     "lora_r",
@@ -428,6 +434,10 @@ def _more() -> None:
         _values(MixedPrecision),
         "Trainer's bf16 or fp16 behind Precision. Default as in TRL's guides: bf16.",
     )
+
+
+def _run() -> None:
+    """What time and money depend on, and memory does not."""
     st.number_input(
         "Examples",
         1,
@@ -436,7 +446,55 @@ def _more() -> None:
         1000,
         key="num_train_examples",
         bind="query-params",
-        help="Examples in the training set; time depends on it, memory does not. Our default: 10,000.",
+        on_change=_redraw,
+        help="Examples in the training set. Our default: 10,000.",
+    )
+    st.number_input(
+        "Epochs",
+        0.01,
+        1_000_000.0,
+        DEFAULT.num_train_epochs,
+        1.0,
+        key="num_train_epochs",
+        bind="query-params",
+        on_change=_redraw,
+        help="Passes over the examples. Our default: 1 (Trainer's is 3).",
+    )
+    st.number_input(
+        "Mean tokens of an example",
+        1,
+        LARGEST["mean_tokens_per_example"],
+        None,
+        64,
+        key="mean_tokens_per_example",
+        placeholder="As many as the context",
+        bind="query-params",
+        on_change=_redraw,
+        help="The work is examples × their mean length; the memory follows the context. Our default: the context.",
+    )
+    st.number_input(
+        "US dollars a GPU-hour",
+        0.0,
+        1_000_000.0,
+        None,
+        0.1,
+        key="usd_per_gpu_hour",
+        placeholder="The cheapest listing known",
+        bind="query-params",
+        on_change=_redraw,
+        help="Your own price. Our default: the cheapest listing in data/prices.csv, named with its date.",
+    )
+    st.number_input(
+        "Model FLOPs utilisation (0 to 1)",
+        LOWEST_MFU,
+        1.0,
+        None,
+        0.05,
+        key="mfu",
+        placeholder="The bracket of published runs",
+        bind="query-params",
+        on_change=_redraw,
+        help="What you have measured of such a run; it narrows the bracket. Our default: published runs.",
     )
 
 
@@ -454,6 +512,8 @@ def draw() -> None:
         with st.expander("Quantisation", expanded=now.setup.method is Method.QLORA):
             st.caption("For QLoRA, whose base is in 4 bits.")
             _quantisation()
+        with st.expander("Run: examples, price"):
+            _run()
         with st.expander("More"):
             _more()
     if st.session_state["model"] is None:  # back to a bare address
@@ -511,6 +571,13 @@ def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:
         return estimate(of.model, of.gpu, replace(of.setup, **keys))
     except ValueError:
         return None
+
+
+def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
+    """The estimate after a remedy, which may name another GPU."""
+    setup = {key: value for key, value in keys.items() if key != "gpu"}
+    gpu = catalog.gpu(keys["gpu"]) if "gpu" in keys else of.gpu
+    return estimate(of.model, gpu, replace(of.setup, **setup))
 
 
 def methods(of: Estimate) -> dict[Method, Estimate]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from estimator import catalog
 from estimator.engine import need
 from estimator.limits import largest_micro_batch, longest_context, smallest_gpu
+from estimator.ranking import Ranking, rank_gpus
 from estimator.results import Estimate
 from estimator.specs import LARGEST, Gpu, Verdict
 from estimator.verdict import verdict
@@ -39,12 +40,13 @@ def against(of: Estimate, gpu: Gpu) -> Against:
     return Against(gpu, said, gpu.memory_bytes - high)
 
 
-def every_gpu(of: Estimate) -> list[Against]:
-    """The setup against the whole catalogue and the chosen card, from the smallest card to the largest."""
+def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:
+    """The setup on every card of the catalogue and the chosen one, by size; and the best of them."""
     cards = list(catalog.gpus().values())
     if of.gpu is not None and of.gpu not in cards:
         cards.append(of.gpu)
-    return [against(of, card) for card in sorted(cards, key=lambda card: card.memory_bytes)]
+    ranking = rank_gpus(of.model, of.setup, cards)
+    return sorted(ranking.estimates, key=lambda it: it.gpu.memory_bytes if it.gpu else 0), ranking
 
 
 class Around(NamedTuple):

@@ -13,6 +13,7 @@ import streamlit as st
 from dashboard import actions, charts, controls, drawing, explain, explore, theme, wording
 from estimator import catalog
 from estimator import remedies as find
+from estimator.ranking import pareto
 from estimator.results import Estimate
 from estimator.specs import Component, Verdict
 
@@ -36,8 +37,11 @@ def remedies(answer: Estimate) -> None:
     st.html(wording.remedies_head(answer, len(found)))
     with st.container(key="remedies", gap="small"):
         for remedy in found:
+            after = controls.applied(answer, remedy.keys)
             label = f"Apply {remedy.title}"
-            actions.card(wording.remedy_html(remedy), label, remedy.title, remedy.keys)
+            actions.card(
+                wording.remedy_html(remedy, answer, after), label, remedy.title, remedy.keys
+            )
 
 
 def section(answer: Estimate) -> None:
@@ -90,18 +94,27 @@ def _take_cell() -> None:
 
 
 def _gpus(answer: Estimate) -> None:
-    rows = explore.every_gpu(answer)
+    rows, _ = explore.every_gpu(answer)
     st.html(f'<p class="hr-text">{wording.gpus_head(answer, rows)}</p>')
     table = pd.DataFrame([wording.gpu_row(row) for row in rows])
     gib = st.column_config.NumberColumn(format="%.1f GiB")
+    hours = st.column_config.NumberColumn(format="%.1f h")
+    dollars = st.column_config.NumberColumn(format="dollar")
     st.dataframe(
         table,
         key="gpus",
         hide_index=True,
         height=560,
-        on_select=lambda: _take_gpu([row.gpu.name for row in rows]),
+        on_select=lambda: _take_gpu([row.gpu.name for row in rows if row.gpu]),
         selection_mode="single-row",
-        column_config={"Usable": gib, "Headroom": gib},
+        column_config={
+            "Usable": gib,
+            "Headroom": gib,
+            "Hours, fast": hours,
+            "Hours, slow": hours,
+            "Dollars, low": dollars,
+            "Dollars, high": dollars,
+        },
         alt="Every GPU of the catalogue with its verdict and headroom for this setup",
     )
     with st.container(horizontal=True, vertical_alignment="bottom", key="own card"):
@@ -128,6 +141,22 @@ def _take_gpu(names: list[str]) -> None:
 
 def _take_own(size: int) -> None:
     controls.take_own_gpu(size)
+
+
+def _time(answer: Estimate) -> None:
+    rows, best = explore.every_gpu(answer)
+    st.html(wording.time_html(answer, best.fastest, best.cheapest))
+    fitting = [row for row in rows if row.verdict is Verdict.FITS]
+    front = pareto(fitting)
+    if not front:
+        return
+    st.html(wording.pareto_html(front))
+    st.plotly_chart(
+        drawing.Drawn(charts.cost_against_time(fitting, front, answer, dark=controls.is_dark())),
+        key="cost",
+        config={"displayModeBar": False},
+        alt=wording.pareto_alt(front),
+    )
 
 
 def _step(answer: Estimate) -> None:
@@ -170,6 +199,7 @@ SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
     "What fills it": _ledger,
     "How far": _limits,
     "Which GPU": _gpus,
+    "Time and money": _time,
     "Through the step": _step,
     "How computed": _computed,
 }

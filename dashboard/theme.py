@@ -111,6 +111,7 @@ def style(pills: list[str]) -> str:
 .hr-verdict p {{ margin: 0; }}
 .hr-verdict .hr-word {{ color: var(--hr); font-size: 2.3rem; font-weight: 700; line-height: 1.2; }}
 .hr-verdict .hr-say {{ font-size: 1.25rem; line-height: 1.4; margin-top: .15rem; }}
+.hr-verdict .hr-run {{ font-size: 1.05rem; line-height: 1.4; }}
 .hr-small {{ font-size: .875rem; line-height: 1.45; opacity: .8; }}
 .hr-verdict .hr-small {{ margin-top: .35rem; }}
 .hr-brand {{ font-size: 1.35rem; font-weight: 700; margin: 0; line-height: 1.1; }}

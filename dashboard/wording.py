@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from dashboard import theme
 from dashboard.explain import Line
 from dashboard.explore import Against
 from estimator.remedies import Remedy
-from estimator.results import Estimate, Moment
+from estimator.results import Estimate, Moment, RunTime
 from estimator.specs import (
     STEP_PHASES,
     Component,
@@ -96,6 +97,62 @@ def gb(size: int) -> str:
 def between(low: int, high: int) -> str:
     """A bracket: ``81.4 to 83.5 GiB``, or one number where both ends read the same."""
     return gib(high) if number(low) == number(high) else f"{number(low)} to {gib(high)}"
+
+
+def duration(low_hours: float, high_hours: float) -> str:
+    """A bracket of time in the unit that its high end calls for: minutes, hours or days.
+
+    >>> duration(0.2, 0.5), duration(3.14, 6.9), duration(60, 100), duration(2, 2)
+    ('12 to 30 minutes', '3.1 to 6.9 hours', '2.5 to 4.2 days', '2.0 hours')
+    """
+    if high_hours < 1:
+        low, high = f"{60 * low_hours:.0f}", f"{60 * high_hours:.0f}"
+        unit = "minutes"
+    elif high_hours < 72:
+        low, high, unit = f"{low_hours:.1f}", f"{high_hours:.1f}", "hours"
+    else:
+        low, high, unit = f"{low_hours / 24:,.1f}", f"{high_hours / 24:,.1f}", "days"
+    return f"{high} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def dollars(low: float, high: float) -> str:
+    """A bracket of US dollars: ``$8 to 19``; cents below ten dollars.
+
+    >>> dollars(8.4, 19.2), dollars(0.844, 1.9), dollars(3, 3)
+    ('$8 to 19', '$0.84 to 1.90', '$3.00')
+    """
+    places = 2 if high < 10 else 0
+    first, last = f"{low:,.{places}f}", f"{high:,.{places}f}"
+    return f"${last}" if first == last else f"${first} to {last}"
+
+
+def run(estimate: Estimate) -> str:
+    """Time and money of the run in a few words: ``3.1 to 6.9 hours, $8 to 19``; empty where nothing is known."""
+    if estimate.time is None:
+        return ""
+    words = duration(estimate.time.total_hours_low, estimate.time.total_hours_high)
+    if estimate.cost is not None:
+        words += f", {dollars(estimate.cost.cost_usd_low, estimate.cost.cost_usd_high)}"
+    return words
+
+
+def run_sentence(estimate: Estimate) -> str:
+    """What the whole run takes, for the manager who asks second."""
+    time, cost = estimate.time, estimate.cost
+    if time is None:
+        return ""
+    setup = estimate.setup
+    would = "takes" if estimate.verdict is Verdict.FITS else "would take"
+    epochs = f"{setup.num_train_epochs:g} epoch{'s' * (setup.num_train_epochs != 1)}"
+    sentence = (
+        f"The run of {setup.num_train_examples:,} examples, {epochs}, {would} "
+        f"{duration(time.total_hours_low, time.total_hours_high)}"
+    )
+    if cost is None:
+        return f"{sentence}."
+    at = f"${cost.usd_per_gpu_hour:.2f} a GPU-hour"
+    where = f"{at} at {cost.price.provider}, {cost.price.date}" if cost.price else f"your {at}"
+    return f"{sentence} and {dollars(cost.cost_usd_low, cost.cost_usd_high)} ({where})."
 
 
 def share(part: int, whole: int) -> str:
@@ -266,6 +323,7 @@ def verdict_html(estimate: Estimate) -> str:
         f'<div class="hr-verdict" role="status" style="--hr: light-dark({light}, {dark})">'
         f'<p class="hr-word">{escape(saying.word)}</p>'
         f'<p class="hr-say">{escape(saying.sentence)}</p>'
+        f'<p class="hr-run">{escape(run_sentence(estimate))}</p>'
         f'<p class="hr-small hr-setup">{escape(setup_line(estimate))}</p>'
         f'<p class="hr-small">{escape(saying.when)} {escape(saying.capacity)}</p></div>'
     )
@@ -402,14 +460,32 @@ def card_html(method: Method, estimate: Estimate, smallest: Against | None) -> s
     where = "no single card holds it"
     if smallest is not None:
         where = f"smallest: {smallest.gpu.name}, {gib(smallest.headroom_bytes)} free"
-    return _card(METHODS[method], estimate.verdict, need, where)
+    return _card(METHODS[method], estimate.verdict, need, where, run(estimate) or "time not known")
 
 
-def remedy_html(it: Remedy) -> str:
-    """A change that makes it fit: what, what it saves, what it costs."""
+def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:
+    """A change that makes it fit: what, what it saves, what it costs in time, in dollars and in quality."""
     saves = f"saves {gib(it.saved_bytes)}, " if it.saved_bytes else ""
-    needs = f"{saves}needs {gib(it.need_high_bytes)}"
+    needs = f"{saves}needs {gib(it.need_high_bytes)}; {added(before, after)}"
     return f'<p class="hr-card"><b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}</small></p>'
+
+
+def added(before: Estimate, after: Estimate) -> str:
+    """What a change does to the run's time, and what the run then takes; by the middles of the brackets."""
+    if before.time is None or after.time is None:
+        return "time not known"
+    ratio = _middle(after.time) / _middle(before.time)
+    percent = round(100 * (ratio - 1))
+    change = (
+        "as long as before"
+        if percent == 0
+        else f"{'+' if percent > 0 else '−'}{abs(percent)} % time"
+    )
+    return f"{change}, {run(after)}"
+
+
+def _middle(time: RunTime) -> float:
+    return math.sqrt(time.total_hours_low * time.total_hours_high)
 
 
 def remedies_head(estimate: Estimate, found: int) -> str:
@@ -488,26 +564,94 @@ def step_alt(estimate: Estimate) -> str:
 # --- the GPUs -----------------------------------------------------------------------------------
 
 
-def gpu_row(it: Against) -> dict[str, object]:
-    """One card as a row of the table; the numbers in GiB, so that they can be sorted."""
+def gpu_row(it: Estimate) -> dict[str, object]:
+    """One card as a row of the table; plain numbers, so that they can be sorted."""
+    assert it.gpu is not None
+    assert it.verdict is not None
+    time, cost = it.time, it.cost
     return {
         "GPU": it.gpu.name,
         "Verdict": _sign(it.verdict),
         "Usable": in_gib(it.gpu.memory_bytes),
         "Headroom": in_gib(it.headroom_bytes),
+        "Hours, fast": None if time is None else round(time.total_hours_low, 2),
+        "Hours, slow": None if time is None else round(time.total_hours_high, 2),
+        "Dollars, low": None if cost is None else round(cost.cost_usd_low, 2),
+        "Dollars, high": None if cost is None else round(cost.cost_usd_high, 2),
         "Memory is": "derived" if it.gpu.memory_is_derived else "read",
     }
 
 
-def gpus_head(estimate: Estimate, rows: Sequence[Against]) -> str:
+def gpus_head(estimate: Estimate, rows: Sequence[Estimate]) -> str:
     """The table in one sentence."""
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     if not fitting:
         return f"None of {len(rows)} cards holds it: it needs {gib(estimate.need_high_bytes)}."
+    smallest = fitting[0]
+    assert smallest.gpu is not None
     return (
-        f"{len(fitting)} of {len(rows)} cards hold it; the smallest is {fitting[0].gpu.name} with "
-        f"{gib(fitting[0].headroom_bytes)} to spare. Choose a row to take that card."
+        f"{len(fitting)} of {len(rows)} cards hold it; the smallest is {smallest.gpu.name} with "
+        f"{gib(smallest.headroom_bytes)} to spare. Choose a row to take that card."
     )
+
+
+# --- time and money -----------------------------------------------------------------------------
+
+
+def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate | None) -> str:
+    """Why a step takes as long as it does, and what follows for the run."""
+    time = estimate.time
+    if time is None:
+        return '<p class="hr-text">No time is given: see the assumptions under “What fills it”.</p>'
+    rows = [
+        _row(None, escape(part.name), seconds(part.low_seconds), seconds(part.high_seconds), "")
+        for part in time.parts
+    ]
+    ends = seconds(time.step_seconds_low), seconds(time.step_seconds_high)
+    rows.append(_row(None, "One optimizer step", *ends, "", "hr-sum"))
+    table = (
+        '<table class="hr-table"><thead><tr><th scope="col">Seconds of a step</th>'
+        '<th scope="col" class="hr-n">Fast</th><th scope="col" class="hr-n">Slow</th>'
+        '<th class="hr-what"></th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+    lines = [
+        f"{time.total_steps:,} steps; {time.tokens_per_second_low:,.0f} to {time.tokens_per_second_high:,.0f} tokens a "
+        f"second, which is {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % of the card's dense rate.",
+    ]
+    if estimate.energy_kwh_low is not None and estimate.energy_kwh_high is not None:
+        lines.append(
+            f"Energy: {estimate.energy_kwh_low:,.1f} to {estimate.energy_kwh_high:,.1f} kWh at the board's rated power."
+        )
+    for name, best in (("Fastest", fastest), ("Cheapest", cheapest)):
+        if best is not None and best.gpu is not None:
+            lines.append(f"{name} card that holds it: {best.gpu.name}, {run(best)}.")
+    said = "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines)
+    return said + table
+
+
+def pareto_html(front: Sequence[Estimate]) -> str:
+    """What the chart of dollars and hours shows."""
+    return (
+        '<h2 class="hr-head">Dollars against hours, every card that holds it</h2>'
+        f'<p class="hr-text">No other card beats the {len(front)} joined ones in both. Points are the middles of their '
+        "brackets, at the cheapest listing known; the ring is the chosen card.</p>"
+    )
+
+
+def pareto_alt(front: Sequence[Estimate]) -> str:
+    """The same in words."""
+    cards = "; ".join(f"{it.gpu.name}: {run(it)}" for it in front if it.gpu)
+    return f"Cards that no other beats in both hours and dollars: {cards}."
+
+
+def seconds(value: float) -> str:
+    """Seconds with three figures.
+
+    >>> seconds(0.01234), seconds(1.2345), seconds(123.4)
+    ('0.0123', '1.23', '123')
+    """
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 # --- how it was computed ------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:
 
 def _on(gpu: Gpu, of: Estimate) -> Remedy:
     high = need(of.model, gpu, of.setup)[1]
-    price = "The setup stays as it is; an hour costs more."
+    price = "The setup stays as it is."
     return Remedy(f"A larger GPU: {gpu.name}", price, {"gpu": gpu.name}, 0, high)
 
 
@@ -152,7 +152,7 @@ def _changes(setup: TrainingSetup) -> Iterator[Change]:
     if not setup.gradient_checkpointing:
         yield Change(
             "Gradient checkpointing",
-            "Each layer's forward runs twice: 20 to 30 % more time, the same result.",
+            "Each layer's forward runs a second time in backward; the same result.",
             ({"gradient_checkpointing": True},),
         )
     if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL:
