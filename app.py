@@ -4,7 +4,7 @@ import gc
 
 import streamlit as st
 
-from dashboard import controls, figures, theme
+from dashboard import figures, theme
 
 
 @st.cache_resource(show_spinner=False)
@@ -19,12 +19,13 @@ st.set_page_config(page_title="Headroom", page_icon=theme.ICON, layout="wide")
 # A page's path in the address must differ from its file's name: beside a folder named pages/, Streamlit
 # would otherwise run that file alone, without this router.
 page = st.navigation(
-    [st.Page("pages/estimate.py", title="Estimate", url_path="setup", default=True)],
+    [
+        st.Page("pages/estimate.py", title="Estimate", url_path="setup", default=True),
+        st.Page("pages/how_it_works.py", title="How it works", url_path="how"),
+    ],
     position="top",
 )
 st.html(theme.style(figures.SWITCHES))
 st.sidebar.html('<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>')
-controls.open_address()
-controls.draw()
 page.run()
 freeze_imports()

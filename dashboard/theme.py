@@ -148,10 +148,13 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .st-key-shown button[aria-checked="false"]::before, .st-key-shown button[aria-pressed="false"]::before
   {{ opacity: .3; }}
 .hr-setup {{ display: none; }}
+@media (min-width: 641px) {{ .stMainBlockContainer {{ padding-top: 3.6rem; }} }}
 @media (max-width: 640px) {{
   .stMainBlockContainer {{ padding-top: 4rem; }}
   [data-testid="stExpandSidebarButton"] {{ width: auto; }}
   [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
+  .st-key-methods > div {{ min-width: 100%; }}
+  .st-key-methods .hr-card {{ white-space: normal; }}
   .hr-verdict {{ padding: .5rem .8rem .6rem; }}
   .hr-verdict .hr-setup {{ display: block; }}
   .hr-verdict .hr-word {{ font-size: 1.5rem; }}

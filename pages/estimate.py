@@ -52,6 +52,8 @@ def below() -> None:
     more.section(answer)
 
 
+controls.open_address()
+controls.draw()
 verdict()
 bars(
     st.pills(

@@ -1,0 +1,157 @@
+"""The page "How it works": the whole story, every number in it computed when the page is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from dashboard import wording
+from estimator import catalog
+from estimator.contract import parse
+from estimator.engine import estimate
+from estimator.results import Estimate
+from estimator.specs import Component, Method, Optimizer, Phase
+
+
+class Chapter(NamedTuple):
+    """A heading, and Markdown below it."""
+
+    heading: str
+    text: str
+
+
+def chapters(example: Estimate) -> list[Chapter]:
+    """The story told along one setup, which is full fine-tuning that does not fit."""
+    return [
+        Chapter("A peak is a moment, not a sum", _idea(example)),
+        Chapter("The example, moment by moment", _walk(example)),
+        Chapter("Beside the rule of thumb", wording.rule_of_thumb(example)),
+        Chapter("What LoRA and QLoRA change", _adapters(example)),
+        Chapter("What is easily got wrong", _pitfalls(example)),
+        Chapter("How the figure is computed", _method()),
+        Chapter("What the bracket means", _bracket(example)),
+        Chapter("What is not modelled yet", _gaps()),
+    ]
+
+
+def example(keys: dict[str, object]) -> Estimate:
+    """The estimate that the story is told along."""
+    return estimate(*parse(keys))
+
+
+def _size(of: Estimate, phase: Phase, part: Component) -> str:
+    return wording.gib(of.phases[phase].resident.get(part, 0))
+
+
+def _idea(of: Estimate) -> str:
+    everything = sum(
+        max(moment.resident.get(part, 0) for moment in of.moments) for part in Component
+    )
+    return (
+        "A GPU runs out of memory at one instant: when a tensor is asked for and no room is left. What counts is the "
+        "most that is alive *together*. Activations grow through the forward pass and shrink through the backward "
+        "pass, while gradients do the opposite; the logits live for a few operations around the loss. Adding up the "
+        f"largest each ever gets to gives {wording.gib(everything)} for this example; together they never take more "
+        f"than **{wording.gib(of.peak.bytes)}**."
+    )
+
+
+def _walk(of: Estimate) -> str:
+    setup = of.setup
+    gpu = of.gpu
+    assert gpu is not None
+    over = wording.first_overflow(of)
+    dies = f" On a {gpu.name} the allocator gives up in {wording.moment(over)}." if over else ""
+    return "\n".join(
+        [
+            f"{wording.setup_line(of)}, on one {gpu.name} with {wording.gib(gpu.memory_bytes)} usable.",
+            "",
+            f"1. **Loading.** {wording.count(of.total_parameters)} parameters × {setup.dtype.bytes} bytes: "
+            f"{_size(of, Phase.FORWARD, Component.WEIGHTS)} of weights, there to the end.",
+            f"2. **Forward.** Each layer keeps what its backward will ask for. After "
+            f"{of.model.num_hidden_layers} layers activations take {_size(of, Phase.FORWARD, Component.ACTIVATIONS)}.",
+            f"3. **Loss.** A score for each of {of.model.vocab_size:,} words at each token, in 16 bits and again in "
+            f"float32: {_size(of, Phase.LOSS, Component.LOGITS)} of logits.",
+            f"4. **Backward.** From the last layer to the first activations go and gradients come, "
+            f"{_size(of, Phase.BACKWARD, Component.GRADIENTS)} of them at the highest moment: "
+            f"{wording.moment(of.phases[Phase.BACKWARD])}.",
+            f"5. **Optimizer step.** At the end of the first step the optimizer makes its states: "
+            f"{_size(of, Phase.OPTIMIZER_STEP, Component.OPTIMIZER_STATES)}. They stay, so the second step is the one "
+            f"that decides: {wording.gib(of.peak.bytes)}.{dies}",
+        ]
+    )
+
+
+def _adapters(of: Estimate) -> str:
+    real = replace(of.setup, optim_state_dtype=None)
+    lora, qlora = (
+        estimate(of.model, of.gpu, replace(real, method=method))
+        for method in (Method.LORA, Method.QLORA)
+    )
+    weights = qlora.peak.resident[Component.WEIGHTS]
+    return (
+        f"LoRA trains {wording.count(lora.trainable_parameters)} parameters instead of "
+        f"{wording.count(of.total_parameters)}: gradients and optimizer states all but vanish, and the need falls to "
+        f"{wording.gib(lora.need_high_bytes)}. What it does *not* shrink are activations: backward still has to pass "
+        f"through every layer, and each adapter keeps its own input, in float32 by PEFT's default. They take "
+        f"{wording.gib(lora.peak.resident.get(Component.ACTIVATIONS, 0))} here, more than in full fine-tuning. QLoRA "
+        f"packs the frozen layers into 4 bits: {wording.gib(weights)} of weights, embeddings and head still in 16 "
+        f"bits, and a need of {wording.gib(qlora.need_high_bytes)}. Each product unpacks its weight for a moment."
+    )
+
+
+def _pitfalls(of: Estimate) -> str:
+    words = 128_256
+    llama = estimate(
+        catalog.model("meta-llama/Llama-3.1-8B"), None, replace(of.setup, method=Method.LORA)
+    )
+    foreach = estimate(of.model, of.gpu, replace(of.setup, optim=Optimizer.ADAMW_TORCH))
+    transient = foreach.phases[Phase.OPTIMIZER_STEP].resident.get(Component.TEMPORARIES, 0)
+    gpu = of.gpu
+    assert gpu is not None
+    return "\n".join(
+        [
+            f"- **Logits.** With a vocabulary of {words:,} words one token's scores take {words * 4:,} bytes in "
+            "float32, and log-softmax's backward holds three copies. In Llama-3.1-8B with LoRA they are "
+            f"{wording.gib(llama.peak.resident.get(Component.LOGITS, 0))} at {of.setup.max_length:,} tokens: a sum of "
+            "weights, gradients and states never sees them.",
+            "- **Sixteen bytes a parameter.** That holds for float32 weights under autocast with AdamW. Weights "
+            "that are trained in bfloat16 keep their states in bfloat16: 8 bytes.",
+            "- **The optimizer's own moment.** adamw_torch (foreach) takes a square root of every second moment at "
+            f"once: {wording.gib(transient)} more here. The fused one, Trainer's default, takes none.",
+            "- **Attention.** Eager attention keeps a table of scores, tokens × tokens a head; SDPA and "
+            "FlashAttention keep none. A formula for one is wrong for the other.",
+            f"- **The name on the box.** “{gpu.nameplate_gb:g} GB” are {wording.gib(gpu.memory_bytes)} for programs; "
+            "the CUDA context comes off that, too.",
+            "- **Accumulation.** It makes the effective batch larger, not the memory; it helps only because it lets "
+            "the micro-batch shrink.",
+            "- **Padding and windows.** A mask for padded rows or a sliding window makes each layer keep a bias "
+            "of tokens × tokens, which a packed batch does not need.",
+        ]
+    )
+
+
+def _method() -> str:
+    return (
+        "Each family's layer is written here as the short program that transformers runs, on stand-in tensors that "
+        "have a size and a lifetime but no values. Played forward and backward by PyTorch's rules (what an operator "
+        "saves, when a gradient is summed in place, when a tensor is freed), they say what is alive at every moment "
+        "and which operator made it. The sections “Through the step” and “How computed” of the estimate show both, for "
+        "your setup, with the code that ran."
+    )
+
+
+def _bracket(of: Estimate) -> str:
+    return (
+        f"The peak is what `torch.cuda.max_memory_allocated()` would say. The card must hold more: the CUDA context "
+        f"({wording.between(of.context_low_bytes, of.context_high_bytes)}) and whatever the allocator cannot reuse, "
+        f"up to 3 % of the peak. So the need is {wording.between(of.need_low_bytes, of.need_high_bytes)}. *Fits* means "
+        "that even the high end does; *tight* that only the low end does."
+    )
+
+
+def _gaps() -> str:
+    return (
+        "One GPU for now: a job on several is refused, not guessed. So are fused and chunked losses (Liger), DoRA, "
+        "8-bit bases and architectures whose code has not been read. What is refused says so in one sentence."
+    )
