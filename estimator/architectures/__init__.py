@@ -23,6 +23,8 @@ class Architecture:
     """The logits are multiplied or divided by a number (Granite, Cohere)."""
     eager_only: bool = False
     """transformers refuses SDPA for this family: it sets ``_supports_sdpa = False``."""
+    masks_unused_window: bool = False
+    """A window's mask is made although no layer has a window (Qwen2-MoE)."""
     softmax_float32: bool = True
     """Eager attention takes the softmax in float32 whatever the dtype."""
 
@@ -70,7 +72,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi": Architecture(layers.phi, _LAYER_NORM),
     "phi3": Architecture(layers.phi3),
     "qwen2": _LLAMA,
-    "qwen2_moe": _LLAMA,
+    "qwen2_moe": Architecture(layers.llama, masks_unused_window=True),
     "qwen3": _LLAMA,
     "qwen3_moe": _LLAMA,
     "seed_oss": _LLAMA,

@@ -116,6 +116,7 @@ class Step:
     def _decoder(self, ids: Tensor) -> Tensor:
         tape, setup, model = self.tape, self.setup, self.model
         hidden = self._embedding(ids)
+        embedded = hidden  # `inputs_embeds`, a name of the model's forward until it returns
         positions = tape.new(setup.max_length, ID_BYTES)
         masks = self._masks(hidden.width)
         tables = self._rotary_tables(hidden.width) if self.family.rotary else None
@@ -131,11 +132,14 @@ class Step:
                 block.mask = block.rotary_tables = None
             elif played == 0:
                 # every layer's replay needs them, so they outlive all but the last replayed, the first layer's
-                block.shared = (*masks.values(), *(tables or ()))
+                used = {kind.windowed for kind in self.kinds}
+                block.shared = (*(masks[windowed] for windowed in used), *(tables or ()))
             del block
         tape.enter(Phase.FORWARD, "head")
         del masks, tables
-        return self._final_norm(hidden)
+        hidden = self._final_norm(hidden)
+        del embedded
+        return hidden
 
     def _layer(self, block: Block, hidden: Tensor) -> Tensor:
         program = self.family.layer
@@ -151,7 +155,7 @@ class Step:
         hidden = op.embedding(tape, ids, weight, width, setup.tokens)
         if setup.gradient_checkpointing and not hidden.requires_grad:
             hidden.requires_grad = True
-            hidden.node = leaf_node(Leaf(TEMPORARIES))
+            hidden.node = leaf_node(Leaf(TEMPORARIES, variable=hidden.storage))
         if self.family.scales_embedding:
             hidden = op.scale(tape, hidden)
         if outer.has("project_in"):
@@ -175,7 +179,10 @@ class Step:
         setup = self.setup
         scores = setup.per_device_train_batch_size * setup.max_length**2
         masks: dict[bool, Tensor | None] = {False: None, True: None}
-        for windowed in sorted({kind.windowed for kind in self.kinds}):
+        kinds = {kind.windowed for kind in self.kinds}
+        if self.family.masks_unused_window:
+            kinds = {False, True}
+        for windowed in sorted(kinds):
             if setup.attn_implementation is AttnImplementation.EAGER:
                 self.tape.operation = "attention mask"
                 masks[windowed] = self.tape.new(scores, width)

@@ -102,16 +102,19 @@ def _grouped(
     )
     shares = op.gather(tape, routing.shares, order, pairs, "shares by expert")
     counted = tape.new(pairs, 4)  # int32, for the histogram
+    # with adapters both stacks are new tensors, which parametrize.cached keeps until the module returns
+    gates_and_ups = b.folded(*up)
     out = op.grouped_matmul(
-        tape, selected, b.folded(*up), hidden, 2 * width, "experts' gate and up"
+        tape, selected, gates_and_ups, hidden, 2 * width, "experts' gate and up"
     )
     out = _gate(b, out)
-    out = op.grouped_matmul(tape, out, b.folded(*down), width, hidden, "experts' down")
+    downs = b.folded(*down)
+    out = op.grouped_matmul(tape, out, downs, width, hidden, "experts' down")
     weighted = op.multiply(tape, out, shares, "share × expert")
     back = tape.new(pairs, op.INDEX_BYTES)
     weighted = op.gather(tape, weighted, back, pairs * hidden, "experts by token")
     total = op.sum_of_experts(tape, weighted, b.rows * hidden)
-    del sorted_experts, counted
+    del sorted_experts, counted, gates_and_ups, downs
     return op.cast(tape, total, x.width)
 
 

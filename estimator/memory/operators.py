@@ -31,6 +31,7 @@ def alias(x: Tensor) -> Tensor:
 
 def _match(tape: Tape, gradient: Tensor, x: Tensor) -> Tensor:
     """Bring a gradient to the shape and dtype of its input, each by a new tensor, as ``validate_outputs`` does."""
+    tape.unpacked.clear()
     if gradient.elements != x.elements:
         gradient = tape.new(x.elements, gradient.width)
     if gradient.width != x.width:
