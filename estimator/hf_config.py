@@ -315,6 +315,7 @@ class _Experts(TypedDict):
     moe_intermediate_size: int
     shared_expert_intermediate_size: int
     norm_topk_prob: bool
+    output_router_logits: bool
 
 
 class _Dropouts(TypedDict):
@@ -609,6 +610,7 @@ def _experts(read: _Config, intermediate_size: int) -> _Experts:
             "moe_intermediate_size": 0,
             "shared_expert_intermediate_size": 0,
             "norm_topk_prob": False,
+            "output_router_logits": False,
         }
     _check_experts(read)
     own_width = read.model_type in _EXPERTS_OF_THEIR_OWN_WIDTH
@@ -624,6 +626,7 @@ def _experts(read: _Config, intermediate_size: int) -> _Experts:
         else 0,
         "norm_topk_prob": read.model_type == "mixtral"
         or read.flag("norm_topk_prob", default=False),
+        "output_router_logits": read.flag("output_router_logits", default=False),
     }
 
 

@@ -194,6 +194,8 @@ class Model:
     """Width of the expert that sees every token (Qwen2-MoE); 0: none."""
     norm_topk_prob: bool = False
     """The chosen experts' shares are divided by their sum."""
+    output_router_logits: bool = False
+    """The loss that spreads tokens evenly is added, so that every layer's router scores outlive the layer."""
     config: str = field(default="", compare=False, repr=False)
     """The JSON of the object that was given for it, to write it again; empty for the catalogue's."""
     notes: tuple[str, ...] = ()

@@ -86,6 +86,8 @@ class Block:
         self.softmax_float32 = softmax_float32
         self.mask: Tensor | None = None
         self.shared: tuple[Tensor | None, ...] = ()
+        self.router_logits: list[Tensor] | None = None
+        """Where the router leaves its scores, if the model returns them; None in a checkpoint's replay."""
         self.rotary_tables: tuple[Tensor, Tensor] | None = None
         self.linears: dict[str, Linked] = {}
         self.stacks: dict[str, Stack] = {}

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from estimator.architectures.block import Block, Factors
 from estimator.memory import operators as op
-from estimator.memory.tape import Tensor
+from estimator.memory.tape import Tape, Tensor
+from estimator.specs import Model
 
 
 class Routing(NamedTuple):
@@ -28,13 +29,11 @@ class Routing(NamedTuple):
 def mixture(b: Block, x: Tensor) -> Tensor:
     """Router and experts; Qwen2-MoE adds an expert that sees every token, times a gate of its own."""
     if b.model.model_type == "granitemoe":
-        routing = _softmax_of_chosen(b, x, "block_sparse_moe.router")
-        return _experts(b, x, routing, "block_sparse_moe")
+        return _experts(b, x, _routing(b, x), "block_sparse_moe")
     if not b.model.shared_expert_intermediate_size:
-        routing = _chosen_of_softmax(b, x)
-        return _experts(b, x, routing, "mlp")
+        return _experts(b, x, _routing(b, x), "mlp")
     shared = _shared_expert(b, x)
-    routing = _chosen_of_softmax(b, x)
+    routing = _routing(b, x)
     out = _experts(b, x, routing, "mlp")
     share = op.elementwise(b.tape, b.linear("mlp.shared_expert_gate", x), "sigmoid", saves="output")
     shared = op.multiply(b.tape, share, shared, "gate × shared expert")
@@ -52,6 +51,16 @@ def _shared_expert(b: Block, x: Tensor) -> Tensor:
             "gate × up",
         ),
     )
+
+
+def _routing(b: Block, x: Tensor) -> Routing:
+    if b.model.model_type == "granitemoe":
+        routing = _softmax_of_chosen(b, x, "block_sparse_moe.router")
+    else:
+        routing = _chosen_of_softmax(b, x)
+    if b.router_logits is not None:
+        b.router_logits.append(routing.logits)
+    return routing
 
 
 def _chosen_of_softmax(b: Block, x: Tensor) -> Routing:
@@ -122,3 +131,16 @@ def _gate(b: Block, both: Tensor) -> Tensor:
     half = both.elements // 2
     gate, up = op.split(b.tape, both, [half, half])
     return op.multiply(b.tape, b.activation(gate), up, "gate × up")
+
+
+def balancing_loss(
+    tape: Tape, model: Model, rows: int, logits: Tensor, so_far: Tensor | None
+) -> Tensor:
+    """One layer's term of the loss that spreads tokens evenly: each expert's mean share, added to those before.
+
+    Source: transformers 5.23, models/mixtral/modeling_mixtral.py, ``load_balancing_loss_func``.
+    """
+    shares = op.softmax(tape, op.cast(tape, logits, 4) if tape.autocast_active else logits)
+    op.top_k(tape, shares, rows * model.num_experts_per_tok)  # counted, and of no further use
+    mean = op.mean(tape, op.cast(tape, shares, 4), model.num_experts, "mean share of each expert")
+    return mean if so_far is None else op.add(tape, so_far, mean)
