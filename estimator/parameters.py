@@ -824,10 +824,22 @@ def _adaptable(modules: Iterable[Module]) -> tuple[Linear | Bare, ...]:
     )
 
 
+def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
+    """Whether PEFT refuses the setup's LoRA dropout (a yes or no): it adapts a router or stacked experts.
+
+    Source: PEFT 0.21 tuners/lora/layer.py, ``ParamWrapper.__init__``: such adapters are folded into the weight, where
+    no input is left to drop.
+
+    >>> dropout_is_refused(TINY_LLAMA, TrainingSetup(method=Method.LORA))
+    False
+    """
+    bare = (module for module in layer_modules(model) if isinstance(module, Bare))
+    return setup.lora_dropout > 0 and any(is_adapted(module, setup) for module in bare)
+
+
 def _check_targets(model: Model, setup: TrainingSetup) -> None:
     adaptable = _adaptable((*layer_modules(model), *outer_modules(model)))
-    bare = [module for module in adaptable if isinstance(module, Bare)]
-    if setup.lora_dropout and any(is_adapted(module, setup) for module in bare):
+    if dropout_is_refused(model, setup):
         raise ValueError(
             f"lora_dropout {setup.lora_dropout:g} cannot go with adapters on the router or the stacked experts "
             f"of {model.model_type}, PEFT refuses it; set lora_dropout to 0, or name projections of the attention in "
@@ -846,7 +858,9 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
             f"lora_target_modules names {', '.join(map(repr, unmatched))}, which {model.model_type} does not have as "
             f"adaptable layers; its linear layers are: {', '.join(names)}."
         )
-    for module in bare:
+    for module in adaptable:
+        if isinstance(module, Linear):
+            continue
         named = {target.rsplit(".", 1)[-1] for target in setup.lora_target_modules}
         missing = [name for name in module.former_names if name not in named]
         if missing and len(missing) < len(module.former_names):
