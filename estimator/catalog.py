@@ -316,6 +316,11 @@ def _model(row: Mapping[str, str]) -> Model:
         embd_pdrop=float(row["embd_pdrop"]),
         attn_pdrop=float(row["attn_pdrop"]),
         resid_pdrop=float(row["resid_pdrop"]),
+        num_experts=int(row["num_experts"]),
+        num_experts_per_tok=int(row["num_experts_per_tok"]),
+        moe_intermediate_size=int(row["moe_intermediate_size"]),
+        shared_expert_intermediate_size=int(row["shared_expert_intermediate_size"]),
+        norm_topk_prob=_flag(row["norm_topk_prob"]),
     )
 
 

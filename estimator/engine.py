@@ -128,6 +128,16 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(
             f"transformers runs {model.model_type} with eager attention; SDPA is refused there."
         )
+    if model.num_experts:
+        sentences.append(
+            f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts by the grouped kernel: "
+            "how evenly they are spread does not change the memory."
+        )
+    if model.num_experts and setup.method is Method.QLORA:
+        width = "float32" if setup.prepare_model_for_kbit_training else setup.dtype.value
+        sentences.append(
+            f"bitsandbytes packs linear layers only: the stacked experts and the router stay in {width}."
+        )
     if setup.optim_state_dtype is not None and setup.optim_state_dtype is not setup.dtype:
         sentences.append(
             f"Optimizer states in {setup.optim_state_dtype.value} beside {setup.dtype.value} weights are a what-if: "

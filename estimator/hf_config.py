@@ -138,13 +138,16 @@ _DEFAULTS = {
     ),
     "gptj": _Defaults(derived_head_dim=True, hidden_act="gelu_new"),
     "mistral": _Defaults(key_value_heads=8, sliding_window=4096),
+    "mixtral": _Defaults(key_value_heads=8),
     "mpt": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
     "nemotron": _Defaults(hidden_act="relu2", partial_rotary_factor=0.5),
     "olmo3": _Defaults(sliding_window=4096, sliding_pattern=4),
     "opt": _Defaults(tied=True, derived_head_dim=True, hidden_act="relu"),
     "phi": _Defaults(hidden_act="gelu_new", partial_rotary_factor=0.5),
     "qwen2": _Defaults(key_value_heads=32, sliding_window=4096),
+    "qwen2_moe": _Defaults(key_value_heads=16, sliding_window=4096),
     "qwen3": _Defaults(key_value_heads=32, head_dim=128, sliding_window=4096),
+    "qwen3_moe": _Defaults(key_value_heads=4, sliding_window=4096),
     "seed_oss": _Defaults(key_value_heads=8, head_dim=128, attention_bias=True),
     "smollm3": _Defaults(tied=True, key_value_heads=4),
     "stablelm": _Defaults(key_value_heads=32, derived_head_dim=True, partial_rotary_factor=0.25),
@@ -171,11 +174,13 @@ _USE_BIAS = {
     "opt": ("enable_bias", True),
     "starcoder2": ("use_bias", True),
 }
-_ALL_WINDOWED = frozenset({"mistral", "phi3", "starcoder2"})
-_SWITCHED_WINDOW = frozenset({"qwen2", "qwen3", "smollm3"})
+_ALL_WINDOWED = frozenset({"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})
+_SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
 _WINDOWED = (
     _ALL_WINDOWED | _SWITCHED_WINDOW | {"cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3"}
 )
+_EXPERTS = frozenset({"granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
+_EXPERTS_OF_THEIR_OWN_WIDTH = frozenset({"qwen2_moe", "qwen3_moe"})
 _PDROP = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 _SOFTCAPPED = {"gemma2": (50.0, 30.0), "gemma3_text": (None, None)}
 
@@ -304,6 +309,15 @@ class _Windows(TypedDict):
     no_rope_layers: tuple[bool, ...]
 
 
+class _Experts(TypedDict):
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    shared_expert_intermediate_size: int
+    norm_topk_prob: bool
+    output_router_logits: bool
+
+
 class _Dropouts(TypedDict):
     embd_pdrop: float
     attn_pdrop: float
@@ -347,6 +361,7 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
         **sizes,
         **_biases(read, family),
         **_windows(read, family, sizes["num_hidden_layers"]),
+        **_experts(read, sizes["intermediate_size"]),
         **_dropouts(read),
     )
 
@@ -555,7 +570,9 @@ def _biases(read: _Config, family: _Defaults) -> _Biases:
             attention, output, mlp = True, True, True
         case "gptj":
             attention, output, mlp = False, False, True
-        case "mistral" | "mpt" | "phi3" | "exaone4":
+        case "qwen2_moe":
+            attention, output, mlp = read.flag("qkv_bias", default=True), False, False
+        case "mistral" | "mixtral" | "mpt" | "phi3" | "exaone4":
             attention, output, mlp = False, False, False
         case "starcoder2" | "ernie4_5" | "falcon" | "opt":
             name, default = _USE_BIAS[read.model_type]
@@ -582,6 +599,53 @@ def _biases(read: _Config, family: _Defaults) -> _Biases:
         "mlp_bias": mlp,
         "lm_head_bias": read.model_type in {"gptj", "phi"},
     }
+
+
+def _experts(read: _Config, intermediate_size: int) -> _Experts:
+    """How many experts, how many a token, how wide; all 0 where every layer has one MLP."""
+    if read.model_type not in _EXPERTS:
+        return {
+            "num_experts": 0,
+            "num_experts_per_tok": 0,
+            "moe_intermediate_size": 0,
+            "shared_expert_intermediate_size": 0,
+            "norm_topk_prob": False,
+            "output_router_logits": False,
+        }
+    _check_experts(read)
+    own_width = read.model_type in _EXPERTS_OF_THEIR_OWN_WIDTH
+    shared = read.model_type == "qwen2_moe"
+    return {
+        "num_experts": read.whole("num_local_experts", "num_experts"),
+        "num_experts_per_tok": read.whole("num_experts_per_tok"),
+        "moe_intermediate_size": read.whole("moe_intermediate_size")
+        if own_width
+        else intermediate_size,
+        "shared_expert_intermediate_size": read.whole("shared_expert_intermediate_size")
+        if shared
+        else 0,
+        "norm_topk_prob": read.model_type == "mixtral"
+        or read.flag("norm_topk_prob", default=False),
+        "output_router_logits": read.flag("output_router_logits", default=False),
+    }
+
+
+_WITHOUT_EXPERTS: dict[str, object] = {"mlp_only_layers": [], "decoder_sparse_step": 1}
+_CHANGES_THE_INPUT: dict[str, object] = {"router_jitter_noise": 0, "clip_qkv": None}
+
+
+def _check_experts(read: _Config) -> None:
+    """Refuse what no published model of these families has: layers without experts, noise, clipped queries."""
+    keys = _CHANGES_THE_INPUT
+    if read.model_type in _EXPERTS_OF_THEIR_OWN_WIDTH:
+        keys = _CHANGES_THE_INPUT | _WITHOUT_EXPERTS
+    for name, only in keys.items():
+        value = read.values.get(name)
+        if value is not None and value != only:
+            raise ValueError(
+                f"{name} {_show(value)} is not modelled for {read.model_type}; "
+                f"set it to {'null' if only is None else only} in the config."
+            )
 
 
 def _windows(read: _Config, family: _Defaults, layers: int) -> _Windows:
@@ -624,11 +688,15 @@ def _layer_types(read: _Config, family: _Defaults, layers: int, window: int) -> 
         return tuple(FULL if rotary else SLIDING for rotary in _smollm3_rotary(read, layers))
     if family.sliding_pattern:
         return _patterned(read, family.sliding_pattern, layers)
-    first = read.values.get("max_window_layers", 28)  # Qwen2Config and Qwen3Config
+    first = read.values.get("max_window_layers", 28)  # Qwen2Config, Qwen2MoeConfig and Qwen3Config
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise ValueError(
             f"max_window_layers must be a whole number from 0, not {_show(first)}; "
             "correct it in the config."
+        )
+    if read.model_type == "qwen2_moe":  # Qwen2MoeConfig: every other layer below that one
+        return tuple(
+            SLIDING if layer % 2 == 0 and layer < first else FULL for layer in range(layers)
         )
     return tuple(SLIDING if layer >= first else FULL for layer in range(layers))
 

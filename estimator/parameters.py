@@ -45,7 +45,24 @@ class Embedding:
     width: int
 
 
-Module = Linear | Norm | Embedding
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """A bare parameter of a mixture of experts: the router's matrix, or all experts' matrices as one stack.
+
+    No ``nn.Linear``: 4-bit loading leaves it whole (transformers 5.23, integrations/bitsandbytes.py,
+    ``replace_with_bnb_linear``), and LoRA reaches it only by the names its parts once had.
+    """
+
+    name: str
+    in_features: int
+    out_features: int
+    stack: int = 0
+    """How many experts; 0: a single matrix."""
+    former_names: tuple[str, ...] = ()
+    """Names of the linears that it was before transformers 5, which PEFT turns into it; one rank for each."""
+
+
+Module = Linear | Norm | Embedding | Bare
 
 # rows: OPTLearnedPositionalEmbedding.offset, transformers 5.23 models/opt/modeling_opt.py
 OPT_POSITION_OFFSET = 2
@@ -67,6 +84,7 @@ def weight_shapes(module: Module) -> tuple[tuple[int, ...], ...]:
     """Shapes of a module's parameters in elements per axis, whole model: the weight first, then the bias.
 
         Linear [out, in], [out]     Conv1D [in, out], [out]     Norm [width], [width]     Embedding [rows, width]
+        router [experts, in]        stacked experts [experts, out, in]
 
     Leaves out: buffers (rotary frequencies, causal masks), which are not trained.
     Error: none; exact. Cohere's per-head norm of shape [heads, head_dim] is given flat.
@@ -85,6 +103,8 @@ def weight_shapes(module: Module) -> tuple[tuple[int, ...], ...]:
             return ((width,),) * (has_weight + bias)
         case Embedding(rows=rows, width=width):
             return ((rows, width),)
+        case Bare(in_features=columns, out_features=rows, stack=stack):
+            return ((stack, rows, columns),) if stack else ((rows, columns),)
 
 
 def _separate_attention(
@@ -137,6 +157,27 @@ def _plain_mlp(
     )
 
 
+def _experts(
+    model: Model,
+    block: str,
+    *,
+    router: str = "gate",
+    former: tuple[str, str, str, str] | None = None,
+) -> tuple[Module, ...]:
+    """A router, and the experts' gates and ups as one stack, downs as another.
+
+    ``former``: what router, gate, up and down were called, where PEFT still takes these names.
+    Source: transformers 5.23, models/mixtral/modeling_mixtral.py, ``MixtralTopKRouter`` and ``MixtralExperts``.
+    """
+    hidden, width, experts = model.hidden_size, model.moe_intermediate_size, model.num_experts
+    was_router, was_gate, was_up, was_down = ((name,) for name in former) if former else ((),) * 4
+    return (
+        Bare(f"{block}.{router}", hidden, experts, former_names=was_router),
+        Bare(f"{block}.experts.gate_up_proj", hidden, 2 * width, experts, was_gate + was_up),
+        Bare(f"{block}.experts.down_proj", width, hidden, experts, was_down),
+    )
+
+
 def _norms(model: Model, *names: str, bias: bool = False) -> tuple[Norm, ...]:
     weight = not model.norms_without_weight
     return tuple(Norm(name, model.hidden_size, weight, bias and weight) for name in names)
@@ -180,6 +221,64 @@ def _qwen3(model: Model) -> tuple[Module, ...]:
         *_head_norms(model, "q_norm", "k_norm"),
         *_norms(model, "post_attention_layernorm"),
         *_gated_mlp(model),
+    )
+
+
+# PEFT 0.21, utils/transformers_weight_conversion.py, _MOE_TARGET_MODULE_MAPPING, for the model types that transformers
+# 5.23, conversion_mapping.py, _MODEL_TO_CONVERSION_PATTERN, maps to "mixtral" or to "qwen2_moe" (which itself is not).
+_MIXTRAL_NAMES = ("gate", "w1", "w3", "w2")
+_QWEN_NAMES = ("gate", "gate_proj", "up_proj", "down_proj")
+
+
+def _mixtral(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *_norms(model, "post_attention_layernorm"),
+        *_experts(model, "mlp", former=_MIXTRAL_NAMES),
+    )
+
+
+def _qwen3_moe(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *_head_norms(model, "q_norm", "k_norm"),
+        *_norms(model, "post_attention_layernorm"),
+        *_experts(model, "mlp", former=_QWEN_NAMES),
+    )
+
+
+def _olmoe(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *_wide_norms(model),
+        *_norms(model, "post_attention_layernorm"),
+        *_experts(model, "mlp", former=_QWEN_NAMES),
+    )
+
+
+def _qwen2_moe(model: Model) -> tuple[Module, ...]:
+    hidden, width = model.hidden_size, model.shared_expert_intermediate_size
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *_norms(model, "post_attention_layernorm"),
+        *_experts(model, "mlp"),
+        Linear("mlp.shared_expert.gate_proj", hidden, width),
+        Linear("mlp.shared_expert.up_proj", hidden, width),
+        Linear("mlp.shared_expert.down_proj", width, hidden),
+        Linear("mlp.shared_expert_gate", hidden, 1),
+    )
+
+
+def _granitemoe(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *_norms(model, "post_attention_layernorm"),
+        *_experts(model, "block_sparse_moe", router="router"),
     )
 
 
@@ -541,20 +640,25 @@ _FAMILIES = {
     "gpt_neox": _Family(_gpt_neox, _outer("embed_in", "final_layer_norm", norm_bias=True)),
     "gptj": _Family(_gptj, _outer("wte", "ln_f", norm_bias=True, head_bias=True)),
     "granite": _LLAMA,
+    "granitemoe": _Family(_granitemoe),
     "hunyuan_v1_dense": _Family(_hunyuan),
     "internlm3": _LLAMA,
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "mixtral": _Family(_mixtral),
     "mpt": _Family(_mpt, _outer("wte", "norm_f")),
     "nemotron": _Family(_nemotron, _outer("embed_tokens", "norm", norm_bias=True)),
     "olmo": _Family(_olmo, _outer("embed_tokens", "norm", norm_weight=False)),
     "olmo2": _Family(_olmo2),
     "olmo3": _Family(_olmo2),
+    "olmoe": _Family(_olmoe),
     "opt": _Family(_opt, _opt_outer),
     "phi": _Family(_phi, _outer("embed_tokens", "final_layernorm", norm_bias=True, head_bias=True)),
     "phi3": _Family(_phi3),
     "qwen2": _Family(_qwen2),
+    "qwen2_moe": _Family(_qwen2_moe),
     "qwen3": _Family(_qwen3),
+    "qwen3_moe": _Family(_qwen3_moe),
     "seed_oss": _LLAMA,
     "smollm3": _LLAMA,
     "stablelm": _Family(_stablelm, _outer("embed_tokens", "norm", norm_bias=True)),
@@ -656,14 +760,38 @@ def total_parameters(model: Model) -> int:
     )
 
 
-def is_adapted(module: Linear, setup: TrainingSetup) -> bool:
-    """Whether LoRA is put beside this linear layer (a yes or no; the same on every GPU).
+def active_parameters(model: Model) -> int:
+    """Parameters that one token passes through, in elements, whole job: all of them in a dense model.
+
+        Σ outer + L · Σ layer, of each stack of experts k/E      L: layers, k: experts a token, E: experts
+
+    The embedding counts whole, though a token reads one row of it, and a head that is not tied counts too; so does
+    every router. Cards that say "3B active" often leave the embedding out.
+
+    Error: none; for Mixtral 8x7B it is the 12.9 B of its paper.
+    Source: derived; Jiang et al. 2024, arXiv:2401.04088, section 2.1 ("active parameter count").
+
+    >>> active_parameters(TINY_LLAMA) == total_parameters(TINY_LLAMA)
+    True
+    """
+    idle = sum(
+        module_parameters(module) * (module.stack - model.num_experts_per_tok) // module.stack
+        for module in layer_modules(model)
+        if isinstance(module, Bare) and module.stack
+    )
+    return total_parameters(model) - model.num_hidden_layers * idle
+
+
+def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
+    """Whether LoRA is put beside this layer (a yes or no; the same on every GPU).
 
     ``"all-linear"`` takes every Linear and Conv1D but ``lm_head``; a list takes a name that is listed or that ends
-    in a dot and a listed name, so ``"c_proj"`` takes both of GPT-2's.
+    in a dot and a listed name, so ``"c_proj"`` takes both of GPT-2's. Routers and stacked experts are taken by the
+    names that they had as linears, so ``"all-linear"`` takes them too, where PEFT knows these names.
 
-    Leaves out: adapters on embeddings and on the head; regular expressions.
-    Source: PEFT 0.21 tuners/tuners_utils.py, ``check_target_module_exists`` and ``_maybe_include_all_linear_layers``.
+    Leaves out: adapters on embeddings and on the head; regular expressions; ``target_parameters``.
+    Source: PEFT 0.21 tuners/tuners_utils.py, ``check_target_module_exists`` and ``_maybe_include_all_linear_layers``;
+    utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``.
 
     >>> setup = TrainingSetup(method=Method.LORA, lora_target_modules=("q_proj",))
     >>> is_adapted(Linear("self_attn.q_proj", 8, 8), setup), is_adapted(Linear("mlp.up_proj", 8, 8), setup)
@@ -677,40 +805,94 @@ def is_adapted(module: Linear, setup: TrainingSetup) -> bool:
             raise ValueError(
                 f'lora_target_modules {targets!r} is neither "all-linear" nor a list; give one of the two.'
             )
-        return True
+        return isinstance(module, Linear) or bool(module.former_names)
     return any(_names(target, module) for target in targets)
 
 
-def _names(target: str, module: Linear) -> bool:
+def _names(target: str, module: Linear | Bare) -> bool:
+    if isinstance(module, Bare):
+        return target.rsplit(".", 1)[-1] in module.former_names
     return module.name == target or module.name.endswith(f".{target}")
 
 
-def _linears(modules: Iterable[Module]) -> tuple[Linear, ...]:
+def _adaptable(modules: Iterable[Module]) -> tuple[Linear | Bare, ...]:
     return tuple(
-        module for module in modules if isinstance(module, Linear) and module.name != "lm_head"
+        module
+        for module in modules
+        if (isinstance(module, Linear) and module.name != "lm_head")
+        or (isinstance(module, Bare) and module.former_names)
     )
 
 
+def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
+    """Whether PEFT refuses the setup's LoRA dropout (a yes or no): it adapts a router or stacked experts.
+
+    Source: PEFT 0.21 tuners/lora/layer.py, ``ParamWrapper.__init__``: such adapters are folded into the weight, where
+    no input is left to drop.
+
+    >>> dropout_is_refused(TINY_LLAMA, TrainingSetup(method=Method.LORA))
+    False
+    """
+    bare = (module for module in layer_modules(model) if isinstance(module, Bare))
+    return setup.lora_dropout > 0 and any(is_adapted(module, setup) for module in bare)
+
+
 def _check_targets(model: Model, setup: TrainingSetup) -> None:
+    adaptable = _adaptable((*layer_modules(model), *outer_modules(model)))
+    if dropout_is_refused(model, setup):
+        raise ValueError(
+            f"lora_dropout {setup.lora_dropout:g} cannot go with adapters on the router or the stacked experts "
+            f"of {model.model_type}, PEFT refuses it; set lora_dropout to 0, or name projections of the attention in "
+            "lora_target_modules."
+        )
     if isinstance(setup.lora_target_modules, str):
         return
-    linears = _linears((*layer_modules(model), *outer_modules(model)))
     unmatched = [
         target
         for target in setup.lora_target_modules
-        if not any(_names(target, linear) for linear in linears)
+        if not any(_names(target, module) for module in adaptable)
     ]
     if unmatched:
+        names = [name for m in adaptable for name in getattr(m, "former_names", (m.name,))]
         raise ValueError(
             f"lora_target_modules names {', '.join(map(repr, unmatched))}, which {model.model_type} does not have as "
-            f"adaptable layers; its linear layers are: {', '.join(linear.name for linear in linears)}."
+            f"adaptable layers; its linear layers are: {', '.join(names)}."
         )
+    for module in adaptable:
+        if isinstance(module, Linear):
+            continue
+        named = {target.rsplit(".", 1)[-1] for target in setup.lora_target_modules}
+        missing = [name for name in module.former_names if name not in named]
+        if missing and len(missing) < len(module.former_names):
+            raise ValueError(
+                f"lora_target_modules leaves out {', '.join(map(repr, missing))}, which is one matrix with "
+                f"{' and '.join(repr(n) for n in module.former_names if n in named)} in {model.model_type}; "
+                "name both or neither."
+            )
+
+
+def adapter_rank(module: Linear | Bare, setup: TrainingSetup) -> int:
+    """Rows of LoRA's A and columns of its B on this layer, whole model.
+
+        Linear  r      router  r      stack of E experts  r · n · E    r: lora_r; n: linears fused into one, so gate
+                                                                       and up, which were two, take 2 r
+
+    Error: none; compared with PEFT's own count in tests/verify.
+    Source: PEFT 0.21 tuners/lora/layer.py, ``ParamWrapper.update_layer``; utils/transformers_weight_conversion.py,
+    ``_convert_peft_config_moe`` (rank_pattern).
+
+    >>> adapter_rank(Bare("experts.gate_up_proj", 8, 32, 4, ("gate_proj", "up_proj")), TrainingSetup(lora_r=16))
+    128
+    """
+    if isinstance(module, Linear):
+        return setup.lora_r
+    return setup.lora_r * len(module.former_names) * (module.stack or 1)
 
 
 def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     """Parameters of all LoRA adapters in elements, whole job; 0 for full fine-tuning.
 
-        Σ adapted linears  r · (in + out)     r: lora_r; A is [r, in], B is [out, r]
+        Σ adapted layers  r · (in + out)     r: ``adapter_rank``; A is [r, in], B is [out, r]
 
     Leaves out: DoRA's magnitudes, ``modules_to_save``.
     Error: none; compared with PEFT's own count in tests/verify.
@@ -728,8 +910,11 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
 
 
 def _adapters(modules: Iterable[Module], setup: TrainingSetup) -> int:
-    adapted = (linear for linear in _linears(modules) if is_adapted(linear, setup))
-    return setup.lora_r * sum(linear.in_features + linear.out_features for linear in adapted)
+    return sum(
+        adapter_rank(module, setup) * (module.in_features + module.out_features)
+        for module in _adaptable(modules)
+        if is_adapted(module, setup)
+    )
 
 
 def trainable_parameters(model: Model, setup: TrainingSetup) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from estimator.engine import least_need, need
 from estimator.limits import fits, smallest_gpu
+from estimator.parameters import dropout_is_refused
 from estimator.results import Estimate
 from estimator.specs import (
     AttnImplementation,
@@ -66,7 +67,7 @@ def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:
     """
     if of.gpu is None or of.verdict is Verdict.FITS:
         return ()
-    changes = list(_changes(of.setup))
+    changes = list(_changes(of.model, of.setup))
     found: list[Remedy] = []
     for together in range(1, MOST_TOGETHER + 1):
         if not found:
@@ -121,7 +122,7 @@ def _holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
         return False
 
 
-def _changes(setup: TrainingSetup) -> Iterator[Change]:
+def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     """What can still be changed in a setup, from what costs nothing to what costs most.
 
     Prices: checkpointing runs each layer's forward twice, a third of a step's arithmetic at most (Chen et al. 2016,
@@ -165,14 +166,14 @@ def _changes(setup: TrainingSetup) -> Iterator[Change]:
         yield Change(
             f"LoRA of rank {setup.lora_r}",
             "Trains small adapters instead of all weights: learns less where the task is far from pretraining.",
-            ({"method": Method.LORA, **_real_states(setup)},),
+            ({"method": Method.LORA, **_with_adapters(model, setup)},),
         )
     if setup.method is not Method.QLORA:
         base = Dtype.BFLOAT16 if setup.dtype is Dtype.FLOAT32 else setup.dtype
         yield Change(
             f"QLoRA of rank {setup.lora_r}",
             "Adapters over a 4-bit base: results close to LoRA's; steps are slower, each weight is unpacked first.",
-            ({"method": Method.QLORA, "dtype": base, **_real_states(setup)},),
+            ({"method": Method.QLORA, "dtype": base, **_with_adapters(model, setup)},),
         )
 
 
@@ -187,7 +188,15 @@ def _splits(setup: TrainingSetup) -> Iterator[Keys]:
             }
 
 
-def _real_states(setup: TrainingSetup) -> Keys:
+def _with_adapters(model: Model, setup: TrainingSetup) -> Keys:
+    """What else changes with the method: real states, and no dropout where PEFT refuses it."""
+    adapted = replace(setup, method=Method.LORA)
+    return _real_states(setup) | (
+        {"lora_dropout": 0.0} if dropout_is_refused(model, adapted) else {}
+    )
+
+
+def _real_states(setup: TrainingSetup) -> dict[str, Any]:
     """States in a what-if dtype go back to the optimizer's own."""
     return {} if setup.optim_state_dtype is None else {"optim_state_dtype": None}
 

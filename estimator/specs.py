@@ -185,8 +185,17 @@ class Model:
     attn_pdrop: float = 0.0
     resid_pdrop: float = 0.0
     num_experts: int = 0
+    """Experts in every layer; 0: a dense model."""
     num_experts_per_tok: int = 0
+    """Experts that each token is sent to."""
     moe_intermediate_size: int = 0
+    """Width of one expert; ``intermediate_size`` is the width of a dense MLP, or the same."""
+    shared_expert_intermediate_size: int = 0
+    """Width of the expert that sees every token (Qwen2-MoE); 0: none."""
+    norm_topk_prob: bool = False
+    """The chosen experts' shares are divided by their sum."""
+    output_router_logits: bool = False
+    """The loss that spreads tokens evenly is added, so that every layer's router scores outlive the layer."""
     config: str = field(default="", compare=False, repr=False)
     """The JSON of the object that was given for it, to write it again; empty for the catalogue's."""
     notes: tuple[str, ...] = ()
@@ -212,6 +221,13 @@ class Model:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}; check the config."
+            )
+        experts = self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size
+        if any(experts) and not (all(experts) and self.num_experts_per_tok <= self.num_experts):
+            raise ValueError(
+                "num_experts, num_experts_per_tok and moe_intermediate_size go together, and a token can be sent to "
+                f"{self.num_experts} of {self.num_experts} experts at most, not {self.num_experts_per_tok}; "
+                "check the config."
             )
         for name in ("layer_types", "no_rope_layers"):
             pattern = getattr(self, name)

@@ -190,4 +190,5 @@ def test_nearest_model_is_the_one_whose_dimensions_these_are() -> None:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     near = catalog.nearest({name: getattr(llama, name) for name in names}).model
     assert [getattr(near, name) for name in names] == [getattr(llama, name) for name in names]
-    assert catalog.nearest({"parameters": 2 * 10**12}).hub_id == "meta-llama/Llama-3.1-405B"
+    largest = "Qwen/Qwen3-Coder-480B-A35B-Instruct"
+    assert catalog.nearest({"parameters": 2 * 10**12}).hub_id == largest

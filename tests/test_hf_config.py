@@ -29,6 +29,12 @@ GPT2: dict[str, Any] = {
     "n_head": 12,
     "n_positions": 1024,
 }
+EXPERTS: dict[str, Any] = {
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+}
 FALCON: dict[str, Any] = {
     "model_type": "falcon",
     "vocab_size": 65024,
@@ -170,6 +176,9 @@ def test_tied_head_by_family(model_type: str, *, tied: bool) -> None:
         ("exaone4", {"sliding_window": None}, 0, 0),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, 4096, 24),
         ("starcoder2", {}, 0, 0),
+        ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}, 0, 0),
+        ("qwen3_moe", {**EXPERTS, "use_sliding_window": True}, 4096, 32),
+        ("qwen2_moe", {**EXPERTS, "use_sliding_window": True}, 4096, 14),
         ("smollm3", {"sliding_window": 64}, 0, 0),
         ("smollm3", {"sliding_window": 64, "use_sliding_window": True}, 64, 8),
         (
@@ -228,6 +237,18 @@ def test_partial_rotary_old_and_new_spelling() -> None:
     assert model_from_config(family("phi", partial_rotary_factor=0.4)).partial_rotary_factor == 0.4
     assert model_from_config(family("gpt_neox", rotary_pct=1.0)).partial_rotary_factor == 1.0
     assert model_from_config(family("stablelm")).partial_rotary_factor == 0.25
+
+
+def test_experts_by_the_key_names_of_each_family() -> None:
+    mixtral = model_from_config(family("mixtral", num_local_experts=8, num_experts_per_tok=2))
+    assert (mixtral.num_experts, mixtral.num_experts_per_tok) == (8, 2)
+    assert mixtral.moe_intermediate_size == LLAMA["intermediate_size"]
+    assert mixtral.norm_topk_prob
+    qwen = model_from_config(family("qwen2_moe", num_key_value_heads=16, **EXPERTS))
+    assert (qwen.num_experts, qwen.moe_intermediate_size) == (60, 1408)
+    assert qwen.shared_expert_intermediate_size == 5632
+    assert not qwen.norm_topk_prob
+    assert model_from_config({**LLAMA, **EXPERTS}).num_experts == 0
 
 
 @pytest.mark.parametrize(
@@ -306,6 +327,19 @@ def test_missing_dimension_is_refused_naming_the_key(key: str, *, absent: bool) 
         ),
         (family("phi", rope_parameters=[1]), "rope_parameters must be an object"),
         (family("cohere2", sliding_window_pattern=0), "sliding_window_pattern must be"),
+        (family("mixtral", num_experts_per_tok=2), "has no num_local_experts; add it"),
+        (
+            family("mixtral", num_local_experts=8, num_experts_per_tok=9),
+            "sent to 8 of 8 experts at most, not 9",
+        ),
+        (
+            family("mixtral", num_local_experts=8, num_experts_per_tok=2, router_jitter_noise=0.1),
+            r"router_jitter_noise 0\.1 is not modelled for mixtral; set it to 0",
+        ),
+        (
+            family("qwen3_moe", num_key_value_heads=4, **EXPERTS, mlp_only_layers=[0]),
+            r"mlp_only_layers \[0\] is not modelled for qwen3_moe; set it to \[\]",
+        ),
         ({**GPT2, "n_embd": "768"}, "n_embd must be a whole number"),
         ({**GPT2, "n_positions": None}, "has no n_positions"),
         (
@@ -331,7 +365,7 @@ def test_impossible_config_is_refused(config: dict[str, Any], message: str) -> N
         model_from_config(config)
 
 
-@pytest.mark.parametrize("model_type", ["mamba2", "mixtral", "gemma3", "bert", "LLAMA", ""])
+@pytest.mark.parametrize("model_type", ["mamba2", "deepseek_v3", "gemma3", "bert", "LLAMA", ""])
 def test_unknown_architecture_is_refused_by_name(model_type: str) -> None:
     with pytest.raises(ValueError, match=f"architecture '{model_type}' is not modelled"):
         model_from_config(family(model_type))

@@ -46,6 +46,24 @@ BF16 = TrainingSetup(mixed_precision=MixedPrecision.NO, max_length=TOKENS)
 FLASH_RNG = 2 * 512  # the kernel's seed and offset, two tensors, whatever the length
 
 
+EXPERTS, CHOSEN = 8, 2
+MIXTRAL = replace(
+    LLAMA,
+    model_type="mixtral",
+    num_experts=EXPERTS,
+    num_experts_per_tok=CHOSEN,
+    moe_intermediate_size=F,
+    norm_topk_prob=True,
+)
+QWEN3_MOE = replace(
+    MIXTRAL, model_type="qwen3_moe", norm_topk_prob=False, output_router_logits=True
+)
+ATTENTION_OF_A_LAYER = 16 * H + 4 * Q + 4 * KV + 4 * HEADS + 8
+ROUTING = 4 * EXPERTS + 4 + CHOSEN * (4 * 8 + 4 + 4)
+# float32 softmax over the experts and the sum of the chosen shares; for each chosen expert four int64 indices (topk,
+# order, token, way back) and two float32 shares (before their division, and in the order of the experts)
+
+
 def kept_per_layer(setup: TrainingSetup, model: Model = LLAMA) -> int:
     """What one more layer adds to the height of the loss, beside its weights and states."""
     heights = []
@@ -73,6 +91,38 @@ def test_frozen_layer_under_lora_without_dropout_in_bfloat16_keeps_12h_8f_4q_4kv
 
 def test_lora_with_float32_adapters_keeps_more_than_full_fine_tuning():
     assert kept_per_layer(replace(BF16, method=Method.LORA)) > kept_per_layer(BF16)
+
+
+def test_mixtral_layer_keeps_4h_8f_for_each_chosen_expert_in_the_place_of_8f():
+    # gathered input 2h and output 2h of each expert; gate and up 4f, silu 2f, product 2f
+    expected = ATTENTION_OF_A_LAYER + ROUTING + CHOSEN * (4 * H + 8 * F)
+    assert kept_per_layer(BF16, MIXTRAL) == TOKENS * expected + FLASH_RNG
+
+
+def test_frozen_experts_keep_neither_their_input_nor_the_product():
+    lora = replace(
+        BF16,
+        method=Method.LORA,
+        lora_dropout=0.0,
+        autocast_adapter_dtype=False,
+        lora_r=16,
+        lora_target_modules=("q_proj", "k_proj", "v_proj", "o_proj"),
+    )
+    # of the norms' 16h the normalised copies go, 4h, and the output before the frozen router and experts, 2h
+    attention = ATTENTION_OF_A_LAYER - 6 * H + 4 * 2 * 16
+    expected = attention + ROUTING + CHOSEN * (2 * H + 6 * F)
+    assert kept_per_layer(lora, MIXTRAL) == TOKENS * expected + FLASH_RNG
+    all_linear = replace(lora, lora_target_modules="all-linear")
+    # PEFT folds B @ A into the router and into every expert: a copy of all these weights in each layer
+    folded = 2 * (EXPERTS * 3 * H * F + EXPERTS * H)
+    trained = expected + 2 * H + CHOSEN * (2 * H + 2 * F)
+    assert kept_per_layer(all_linear, MIXTRAL) == TOKENS * trained + FLASH_RNG + folded
+
+
+def test_experts_do_not_depend_on_how_many_there_are_but_for_the_router():
+    more = replace(MIXTRAL, num_experts=4 * EXPERTS)
+    router = TOKENS * 4 * 3 * EXPERTS
+    assert kept_per_layer(BF16, more) - kept_per_layer(BF16, MIXTRAL) == router
 
 
 def test_checkpointed_layer_keeps_its_input_alone():
@@ -136,10 +186,16 @@ WINDOWED = replace(
 )
 
 
-@pytest.mark.parametrize("model", [LLAMA, WINDOWED], ids=["llama", "two kinds of layers"])
+@pytest.mark.parametrize(
+    "model",
+    [LLAMA, WINDOWED, QWEN3_MOE],
+    ids=["llama", "two kinds of layers", "experts and their balance"],
+)
 @pytest.mark.parametrize("name", SETUPS)
 def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch):
     setup = SETUPS[name]
+    if model.num_experts:
+        setup = replace(setup, lora_dropout=0.0)  # which PEFT wants for adapted experts
     few = estimate(model, None, setup)
     estimate.cache_clear()
     moments_module.plan.cache_clear()

@@ -17,6 +17,7 @@ from estimator.parameters import (
     Embedding,
     Linear,
     Norm,
+    active_parameters,
     adapter_parameters,
     falcon_norm_names,
     is_adapted,
@@ -31,6 +32,7 @@ from estimator.specs import Method, TrainingSetup
 
 GPT2 = catalog.model("openai-community/gpt2")
 LLAMA_3_8B = catalog.model("meta-llama/Meta-Llama-3-8B")
+MIXTRAL = catalog.model("mistralai/Mixtral-8x7B-v0.1")
 LORA = TrainingSetup(method=Method.LORA, lora_r=8)
 PUBLISHED = [entry for entry in catalog.models().values() if entry.published_parameters is not None]
 
@@ -61,6 +63,70 @@ def test_tied_head_counts_once_and_is_absent() -> None:
     tied = replace(TINY_LLAMA, tie_word_embeddings=True)
     assert total_parameters(TINY_LLAMA) - total_parameters(tied) == 10 * 8
     assert "lm_head" not in [module.name for module in outer_modules(tied)]
+
+
+def test_mixtral_8x7b_by_hand() -> None:
+    h, kv, f, experts = 4096, 8 * 128, 14336, 8
+    layer = 2 * h * h + 2 * h * kv + experts * h + experts * 3 * h * f + 2 * h
+    assert total_parameters(MIXTRAL) == 2 * 32_000 * h + 32 * layer + h == 46_702_792_704
+
+
+def test_mixtral_8x7b_is_active_in_two_of_eight_experts() -> None:
+    # "a 47B parameter model, but only uses 13B active parameters": arXiv:2401.04088, abstract
+    idle = 32 * 6 * 3 * 4096 * 14336
+    assert active_parameters(MIXTRAL) == total_parameters(MIXTRAL) - idle == 12_879_925_248
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "billions"),
+    # the model cards' "activated" parameters, which count embeddings and head
+    [("Qwen/Qwen3-30B-A3B", 3.3), ("Qwen/Qwen3-235B-A22B", 22), ("Qwen/Qwen1.5-MoE-A2.7B", 2.7)],
+)
+def test_active_parameters_are_those_of_the_card(hub_id: str, billions: float) -> None:
+    assert active_parameters(catalog.model(hub_id)) / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def test_a_dense_model_is_active_as_a_whole() -> None:
+    assert active_parameters(LLAMA_3_8B) == total_parameters(LLAMA_3_8B)
+
+
+def test_experts_lie_in_two_stacks_of_three_dimensions() -> None:
+    stacks = [
+        shape for m in layer_modules(MIXTRAL) for shape in weight_shapes(m) if len(shape) == 3
+    ]
+    assert stacks == [(8, 2 * 14336, 4096), (8, 4096, 14336)]
+
+
+def test_all_linear_reaches_router_and_experts_where_peft_knows_their_former_names() -> None:
+    # PEFT 0.21: gate and up were two linears and are one stack, so its rank doubles; every expert has its own
+    h, f, experts, r = 4096, 14336, 8, 8
+    attention = r * (2 * (h + h) + 2 * (h + 1024))
+    stacks = 2 * r * experts * (h + 2 * f) + r * experts * (f + h)
+    layer = attention + r * (h + experts) + stacks
+    setup = replace(LORA, lora_dropout=0.0)
+    assert adapter_parameters(MIXTRAL, setup) == 32 * layer
+
+
+def test_all_linear_takes_of_qwen2_moe_only_what_is_a_linear() -> None:
+    model = catalog.model("Qwen/Qwen1.5-MoE-A2.7B")
+    h, shared = 2048, 5632
+    linears = 4 * (h + h) + 3 * (h + shared) + (h + 1)
+    assert adapter_parameters(model, LORA) == 24 * 8 * linears
+
+
+def test_dropout_on_adapted_experts_is_refused_as_peft_refuses_it() -> None:
+    with pytest.raises(
+        ValueError, match=r"lora_dropout 0\.05 cannot go with .*; set lora_dropout to 0"
+    ):
+        adapter_parameters(MIXTRAL, LORA)
+    attention_alone = replace(LORA, lora_target_modules=("q_proj", "v_proj"))
+    assert adapter_parameters(MIXTRAL, attention_alone) == 32 * 8 * ((4096 + 4096) + (4096 + 1024))
+
+
+def test_gate_without_up_is_refused_since_both_are_one_stack() -> None:
+    half = replace(LORA, lora_dropout=0.0, lora_target_modules=("w1", "w2"))
+    with pytest.raises(ValueError, match="leaves out 'w3', which is one matrix with 'w1'"):
+        adapter_parameters(MIXTRAL, half)
 
 
 def test_conv1d_stores_its_weight_transposed() -> None:
@@ -102,7 +168,7 @@ def test_names_within_a_layer_are_unique(model_type: str) -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("model_type", ["mamba2", "mixtral", "qwen3_moe", "bert", ""])
+@pytest.mark.parametrize("model_type", ["mamba2", "deepseek_v3", "gpt_oss", "bert", ""])
 def test_unknown_architecture_is_refused_by_name(model_type: str) -> None:
     unknown = replace(TINY_LLAMA, model_type=model_type)
     for count in (total_parameters, layer_modules, outer_modules):

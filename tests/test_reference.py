@@ -16,14 +16,12 @@ CASES = [
     json.loads(line)
     for line in (Path(__file__).parent / "reference" / "traced.jsonl").read_text().splitlines()
 ]
-PEAK_ERROR, PHASE_ERROR = (
-    0.01,
-    0.01,
-)  # largest in this file on the day it was written: 0.98 % and 0.98 %
+PEAK_ERROR, PHASE_ERROR = 0.001, 0.003
+"""Largest in this file on the day that was set: 0.06 % and 0.24 % (a tiny model's optimizer step)."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_estimate_is_within_one_percent_of_the_traced_step(case):
+def test_estimate_is_the_traced_step_to_a_thousandth(case):
     model, gpu, setup = contract.parse(case["setup"])
     result, expect = estimate(model, gpu, setup), case["expect"]
     workspace = result.peak.resident[Component.WORKSPACE]

@@ -23,6 +23,8 @@ class Architecture:
     """The logits are multiplied or divided by a number (Granite, Cohere)."""
     eager_only: bool = False
     """transformers refuses SDPA for this family: it sets ``_supports_sdpa = False``."""
+    masks_unused_window: bool = False
+    """A window's mask is made although no layer has a window (Qwen2-MoE)."""
     softmax_float32: bool = True
     """Eager attention takes the softmax in float32 whatever the dtype."""
 
@@ -30,6 +32,7 @@ class Architecture:
 _LAYER_NORM = NormKind.LAYER_NORM
 _LLAMA = Architecture(layers.llama)
 _OLMO2 = Architecture(layers.olmo2, NormKind.RMS_CAST_LAST)
+_GRANITE = Architecture(layers.llama, scales_embedding=True, scales_logits=True)
 _COHERE = Architecture(layers.cohere, NormKind.RMS_CAST_LAST, scales_logits=True)
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -52,21 +55,26 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_bigcode": Architecture(layers.gpt2, _LAYER_NORM, rotary=False),
     "gpt_neox": Architecture(layers.gpt_neox, _LAYER_NORM),
     "gptj": Architecture(layers.gptj, _LAYER_NORM, eager_only=True),
-    "granite": Architecture(layers.llama, scales_embedding=True, scales_logits=True),
+    "granite": _GRANITE,
+    "granitemoe": _GRANITE,
     "hunyuan_v1_dense": Architecture(layers.hunyuan),
     "internlm3": _LLAMA,
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "mixtral": _LLAMA,
     "mpt": Architecture(layers.mpt, _LAYER_NORM, rotary=False, eager_only=True),
     "nemotron": Architecture(layers.arcee, _LAYER_NORM),
     "olmo": Architecture(layers.llama, _LAYER_NORM),
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,
+    "olmoe": _LLAMA,
     "opt": Architecture(layers.opt, _LAYER_NORM, rotary=False),
     "phi": Architecture(layers.phi, _LAYER_NORM),
     "phi3": Architecture(layers.phi3),
     "qwen2": _LLAMA,
+    "qwen2_moe": Architecture(layers.llama, masks_unused_window=True),
     "qwen3": _LLAMA,
+    "qwen3_moe": _LLAMA,
     "seed_oss": _LLAMA,
     "smollm3": _LLAMA,
     "stablelm": Architecture(layers.stablelm, _LAYER_NORM),

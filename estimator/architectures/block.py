@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from estimator.memory import operators as op
 from estimator.memory.attention import AttentionShape, attention
@@ -16,7 +17,7 @@ from estimator.memory.weights import (
     is_quantized,
     unquantized_width,
 )
-from estimator.parameters import Embedding, Linear, Module, Norm, weight_shapes
+from estimator.parameters import Bare, Embedding, Linear, Module, Norm, weight_shapes
 from estimator.specs import Model, TrainingSetup
 
 
@@ -45,6 +46,23 @@ class Linked:
     is_quantized: bool = False
 
 
+@dataclass(slots=True)
+class Stack:
+    """A bare weight, and its adapters where PEFT folds them in."""
+
+    module: Bare
+    weight: Parameter
+    lora_a: Parameter | None = None
+    lora_b: Parameter | None = None
+
+
+class Factors(NamedTuple):
+    """LoRA's B and A of a stack in the stack's dtype, as they lie ready for the product."""
+
+    b: Tensor
+    a: Tensor
+
+
 class Block:
     """One layer (or what lies around the layers) on a tape: modules to call, and what they share."""
 
@@ -68,8 +86,11 @@ class Block:
         self.softmax_float32 = softmax_float32
         self.mask: Tensor | None = None
         self.shared: tuple[Tensor | None, ...] = ()
+        self.router_logits: list[Tensor] | None = None
+        """Where the router leaves its scores, if the model returns them; None in a checkpoint's replay."""
         self.rotary_tables: tuple[Tensor, Tensor] | None = None
         self.linears: dict[str, Linked] = {}
+        self.stacks: dict[str, Stack] = {}
         self.norms: dict[str, list[Parameter]] = {}
         self.embeddings: dict[str, Parameter] = {}
         for module in modules:
@@ -98,19 +119,26 @@ class Block:
             case Linear():
                 linked = Linked(module, parameters[0], parameters[1] if module.bias else None)
                 linked.is_quantized = is_quantized(module, setup, in_layers=self.index is not None)
-                adapters = [
-                    Parameter(
-                        f"{key}.{module.name}.lora{part}",
-                        elements(shape),
-                        adapter_width(setup),
-                        trainable=True,
-                        has_grad=has_grad,
-                    )
-                    for part, shape in enumerate(adapter_shapes(module, setup))
-                ]
-                if adapters:
+                if adapters := self._adapters(module, key, has_grad=has_grad):
                     linked.lora_a, linked.lora_b = adapters
                 self.linears[module.name] = linked
+            case Bare():
+                stack = Stack(module, parameters[0])
+                if adapters := self._adapters(module, key, has_grad=has_grad):
+                    stack.lora_a, stack.lora_b = adapters
+                self.stacks[module.name] = stack
+
+    def _adapters(self, module: Linear | Bare, key: str, *, has_grad: bool) -> list[Parameter]:
+        return [
+            Parameter(
+                f"{key}.{module.name}.lora{part}",
+                elements(shape),
+                adapter_width(self.setup),
+                trainable=True,
+                has_grad=has_grad,
+            )
+            for part, shape in enumerate(adapter_shapes(module, self.setup))
+        ]
 
     @property
     def rows(self) -> int:
@@ -188,6 +216,40 @@ class Block:
         return op.linear(
             self.tape, x, linked.weight, linked.bias, linear.in_features, linear.out_features, name
         )
+
+    def router(self, name: str, x: Tensor) -> Tensor:
+        """The scores of all experts: a product with a bare matrix, to which PEFT adds B @ A where it is adapted.
+
+        Source of the sum: peft 0.21, tuners/lora/layer.py, ``ParamWrapper._activate_lora``, ``_LoraParameterProxy``.
+        """
+        tape, stack = self.tape, self.stacks[name]
+        hidden, experts = stack.module.in_features, stack.module.out_features
+        if stack.lora_a is None or stack.lora_b is None:
+            return op.linear(tape, x, stack.weight, None, hidden, experts, "router")
+        size, width = stack.weight.elements, stack.weight.width
+        delta = op.scale(tape, op.matmul(tape, stack.lora_b, stack.lora_a, size, "router's B @ A"))
+        delta = op.cast(tape, delta, width)
+        weight = op.add(tape, stack.weight, delta)
+        return op.linear(tape, x, weight, None, hidden, experts, "router")
+
+    def factors(self, name: str) -> Factors | None:
+        """What PEFT lays ready when a wrapped stack is called: the factors, after one product as a check of shapes.
+
+        Source: peft 0.21, tuners/lora/layer.py, ``ParamWrapper.get_delta_factors``; torch 2.13,
+        nn/utils/parametrize.py, ``ParametrizationList.__init__`` (without ``unsafe`` it computes the weight once).
+        """
+        tape, stack = self.tape, self.stacks[name]
+        if stack.lora_a is None or stack.lora_b is None:
+            return None
+        width = stack.weight.width
+        ready = Factors(op.cast(tape, stack.lora_b, width), op.cast(tape, stack.lora_a, width))
+        op.folded(tape, stack.weight, *ready)
+        return ready
+
+    def folded(self, name: str, factors: Factors | None) -> Tensor:
+        """The stack as the experts see it: itself, or a new stack with every expert's B @ A added."""
+        weight = self.stacks[name].weight
+        return weight if factors is None else op.folded(self.tape, weight, *factors)
 
     def activation(self, x: Tensor) -> Tensor:
         """The MLP's activation: one kernel that saves its input, or GPT-2's formula in five steps."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from estimator.architectures import Architecture, architecture
 from estimator.architectures.block import Block
+from estimator.architectures.experts import balancing_loss
 from estimator.memory import operators as op
 from estimator.memory.tape import ACTIVATIONS, LOGITS, TEMPORARIES, Leaf, Tape, Tensor, leaf_node
 from estimator.parameters import Module, layer_modules, outer_modules
@@ -59,6 +60,8 @@ class Step:
         autocast = setup.mixed_precision is not MixedPrecision.NO
         self.tape = Tape(autocast_width=2 if autocast else None)
         self.outer = self._block(outer_modules(model), "outer")
+        self.router_logits: list[Tensor] = []
+        """One a played layer, if the model returns them."""
 
     def _block(self, modules: Sequence[Module], key: str, index: int | None = None) -> Block:
         return Block(
@@ -81,7 +84,9 @@ class Step:
         loss, outputs = self._forward(ids, labels)
         if not self.setup.hold_outputs:
             del outputs
+            self._let_go(self.router_logits)
         tape.backward(loss)
+        self.router_logits.clear()
         del ids, labels, padding
         return tape
 
@@ -90,16 +95,46 @@ class Step:
         hidden = self._decoder(ids)
         logits = self._logits(hidden)
         tape.enter(Phase.LOSS, "loss")
-        loss = self._loss(logits, labels)
+        loss = self._with_balance(self._loss(logits, labels))
         del hidden
         tape.operation = "end of autocast"
         tape.autocast_active = False
         self._drop_cache()
-        if tape.autocast_width is not None:
-            tape.operation = "outputs to float32"
-            if logits.width != 4:
-                logits = tape.new(logits.elements, 4, LOGITS)
-        return loss, logits
+        return loss, logits if tape.autocast_width is None else self._in_float32(logits)
+
+    def _in_float32(self, logits: Tensor) -> Tensor:
+        """Accelerate's ``convert_outputs_to_fp32``: a copy of every 16-bit output before the first is let go."""
+        tape = self.tape
+        tape.operation = "outputs to float32"
+        converted = logits if logits.width == 4 else tape.new(logits.elements, 4, LOGITS)
+        scores = self.router_logits[:]
+        for index in range(len(scores)):
+            tape.enter(Phase.LOSS, "outputs", index)
+            if scores[index].width != 4:
+                self.router_logits[index] = tape.new(scores[index].elements, 4)
+        if scores:
+            tape.enter(Phase.LOSS, "end of forward")
+        self._let_go(scores)
+        return converted
+
+    def _let_go(self, scores: list[Tensor]) -> None:
+        """Free the routers' scores layer by layer, so that unplayed layers can be counted."""
+        for index in range(len(scores)):
+            self.tape.enter(Phase.LOSS, "scores", index)
+            del scores[0]
+            if not scores:
+                self.tape.enter(Phase.LOSS, "end of forward")
+
+    def _with_balance(self, loss: Tensor) -> Tensor:
+        """The loss, and what the routers' scores add to it, layer by layer so that unplayed layers can be counted."""
+        tape, balance = self.tape, None
+        for index, logits in enumerate(self.router_logits):
+            tape.enter(Phase.LOSS, "balance", index)
+            balance = balancing_loss(tape, self.model, self.setup.tokens, logits, balance)
+        if balance is None:
+            return loss
+        tape.enter(Phase.LOSS, "loss")
+        return op.add(tape, loss, op.mean(tape, balance, 1, "sum over experts"))
 
     def _drop_cache(self) -> None:
         """Autocast ends: its copies of weights go, layer by layer so that unplayed layers can be counted."""
@@ -116,6 +151,7 @@ class Step:
     def _decoder(self, ids: Tensor) -> Tensor:
         tape, setup, model = self.tape, self.setup, self.model
         hidden = self._embedding(ids)
+        embedded = hidden  # `inputs_embeds`, a name of the model's forward until it returns
         positions = tape.new(setup.max_length, ID_BYTES)
         masks = self._masks(hidden.width)
         tables = self._rotary_tables(hidden.width) if self.family.rotary else None
@@ -126,16 +162,21 @@ class Step:
             block = self._block(layer_modules(model, index), f"layers.{played}", played)
             block.mask = masks[kind.windowed]
             block.rotary_tables = tables if kind.rotary else None
+            block.router_logits = self.router_logits if model.output_router_logits else None
             hidden = self._layer(block, hidden)
+            block.router_logits = None
             if not setup.gradient_checkpointing:
                 block.mask = block.rotary_tables = None
             elif played == 0:
                 # every layer's replay needs them, so they outlive all but the last replayed, the first layer's
-                block.shared = (*masks.values(), *(tables or ()))
+                used = {kind.windowed for kind in self.kinds}
+                block.shared = (*(masks[windowed] for windowed in used), *(tables or ()))
             del block
         tape.enter(Phase.FORWARD, "head")
         del masks, tables
-        return self._final_norm(hidden)
+        hidden = self._final_norm(hidden)
+        del embedded
+        return hidden
 
     def _layer(self, block: Block, hidden: Tensor) -> Tensor:
         program = self.family.layer
@@ -151,7 +192,7 @@ class Step:
         hidden = op.embedding(tape, ids, weight, width, setup.tokens)
         if setup.gradient_checkpointing and not hidden.requires_grad:
             hidden.requires_grad = True
-            hidden.node = leaf_node(Leaf(TEMPORARIES))
+            hidden.node = leaf_node(Leaf(TEMPORARIES, variable=hidden.storage))
         if self.family.scales_embedding:
             hidden = op.scale(tape, hidden)
         if outer.has("project_in"):
@@ -175,7 +216,10 @@ class Step:
         setup = self.setup
         scores = setup.per_device_train_batch_size * setup.max_length**2
         masks: dict[bool, Tensor | None] = {False: None, True: None}
-        for windowed in sorted({kind.windowed for kind in self.kinds}):
+        kinds = {kind.windowed for kind in self.kinds}
+        if self.family.masks_unused_window:
+            kinds = {False, True}
+        for windowed in sorted(kinds):
             if setup.attn_implementation is AttnImplementation.EAGER:
                 self.tape.operation = "attention mask"
                 masks[windowed] = self.tape.new(scores, width)

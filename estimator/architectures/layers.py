@@ -7,6 +7,7 @@ idle ``residual`` is memory.
 from __future__ import annotations
 
 from estimator.architectures.block import Block, NormKind
+from estimator.architectures.experts import mixture
 from estimator.memory import operators as op
 from estimator.memory.tape import Tensor
 
@@ -112,20 +113,20 @@ def _plain_mlp(b: Block, x: Tensor, up: str, down: str) -> Tensor:
 
 
 def llama(b: Block, x: Tensor) -> Tensor:
-    """Norm, attention, add; norm, MLP, add. Llama, Mistral, Qwen2, Qwen3, Gemma 1, SmolLM3, Granite and many more."""
+    """Norm, attention, add; norm, MLP or experts, add. Llama, Mistral, Qwen2, Qwen3, Mixtral, Granite and many more."""
     residual = x
     x = b.norm("input_layernorm", x)
     x = _separate_attention(b, x)
     x = op.add(b.tape, residual, _times_multiplier(b, x))
     residual = x
     x = b.norm("post_attention_layernorm", x)
-    x = _gated_mlp(b, x)
+    x = mixture(b, x) if b.model.num_experts else _gated_mlp(b, x)
     return op.add(b.tape, residual, _times_multiplier(b, x))
 
 
 def _times_multiplier(b: Block, x: Tensor) -> Tensor:
     """Granite multiplies what it adds to the residual by a number."""
-    return op.scale(b.tape, x) if b.model.model_type == "granite" else x
+    return op.scale(b.tape, x) if b.model.model_type in ("granite", "granitemoe") else x
 
 
 def arcee(b: Block, x: Tensor) -> Tensor:

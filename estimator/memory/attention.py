@@ -142,9 +142,10 @@ def _eager(
     scores = shape.batch * shape.heads * shape.length**2
     key, value = repeat_heads(tape, k, groups), repeat_heads(tape, v, groups)
     query = clone(tape, q) if shape.batch > 1 else q
-    if groups == 1 and shape.batch > 1:
-        key, value = clone(tape, key), clone(tape, value)
-    weights = matmul(tape, query, key, scores, "attention scores")
+    is_copied = groups == 1 and shape.batch > 1  # by matmul itself, to merge batch and heads
+    weights = matmul(
+        tape, query, clone(tape, key) if is_copied else key, scores, "attention scores"
+    )
     del query
     if shape.scale_product:
         weights = scale(tape, weights)
@@ -159,5 +160,7 @@ def _eager(
     else:
         weights = softmax(tape, weights)
     weights = dropout(tape, weights, shape.dropout)
+    if is_copied:
+        value = clone(tape, value)
     out = matmul(tape, weights, value, q.elements, "attention output")
     return clone(tape, out)

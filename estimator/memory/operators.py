@@ -14,6 +14,8 @@ from estimator.arithmetic import ceil_div
 from estimator.memory.tape import ACTIVATIONS, LOGITS, Parameter, Tape, Tensor
 
 Gradients = list[Tensor | None]
+INDEX_BYTES = 8
+"""Indices and sort permutations are int64."""
 
 
 def _gradient(gradients: Gradients) -> Tensor:
@@ -29,6 +31,7 @@ def alias(x: Tensor) -> Tensor:
 
 def _match(tape: Tape, gradient: Tensor, x: Tensor) -> Tensor:
     """Bring a gradient to the shape and dtype of its input, each by a new tensor, as ``validate_outputs`` does."""
+    tape.unpacked.clear()
     if gradient.elements != x.elements:
         gradient = tape.new(x.elements, gradient.width)
     if gradient.width != x.width:
@@ -121,12 +124,12 @@ def square(tape: Tape, x: Tensor) -> Tensor:
     return elementwise(tape, x, "square of the norm", backward_copies=3)
 
 
-def mean(tape: Tape, x: Tensor, rows: int) -> Tensor:
-    """Mean over the last dimension, one number a row; backward spreads it out again."""
-    tape.operation = "mean of the norm"
+def mean(tape: Tape, x: Tensor, rows: int, name: str = "mean of the norm") -> Tensor:
+    """Mean or sum over the last dimension, one number a row; backward spreads it out again."""
+    tape.operation = name
     elements, width = x.elements, x.width
     return tape.record(
-        "mean of the norm, backward",
+        f"{name}, backward",
         tape.new(rows, width),
         [x],
         lambda t, g: [t.new(elements, width)],
@@ -204,12 +207,12 @@ def embedding(tape: Tape, ids: Tensor, weight: Parameter, hidden_size: int, toke
     )
 
 
-def _cast_weight(tape: Tape, weight: Parameter, width: int) -> Tensor:
-    """Autocast's copy of a float32 weight: kept until autocast ends if the weight is trained, else made anew.
+def _cast_weight(tape: Tape, weight: Tensor, width: int) -> Tensor:
+    """Autocast's copy of a float32 weight: kept until autocast ends if it is a trained parameter, else made anew.
 
     Source: torch 2.13, aten/src/ATen/autocast_mode.cpp, ``cached_cast``.
     """
-    if not weight.requires_grad:
+    if not (isinstance(weight, Parameter) and weight.requires_grad):
         return cast(tape, weight, width)
     cached = tape.cast_cache.get(weight.key)
     if cached is None:
@@ -221,7 +224,7 @@ def _cast_weight(tape: Tape, weight: Parameter, width: int) -> Tensor:
 def linear(
     tape: Tape,
     x: Tensor,
-    weight: Parameter,
+    weight: Tensor,
     bias: Parameter | None,
     in_features: int,
     out_features: int,
@@ -233,7 +236,7 @@ def linear(
     Under autocast a float32 input gets its own 16-bit copy in every call; so do the weights, once.
     """
     source = x  # the caller holds the uncast input until this returns
-    w: Tensor = weight
+    w = weight
     b: Tensor | None = bias
     if tape.autocast_active and tape.autocast_width is not None:
         tape.operation = f"{name}: autocast copies"
@@ -387,6 +390,73 @@ def matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) -> Tensor
 def softmax(tape: Tape, x: Tensor) -> Tensor:
     """Softmax: saves its output; backward one tensor."""
     return elementwise(tape, x, "softmax", saves="output")
+
+
+def top_k(tape: Tape, x: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
+    """The largest values and their int64 indices, which are saved; backward scatters into zeros of x's size."""
+    tape.operation = "choice of experts"
+    elements, width = x.elements, x.width
+    values, indices = tape.new(chosen, width), tape.new(chosen, INDEX_BYTES)
+    values = tape.record(
+        "choice of experts, backward", values, [x], lambda t, g: [t.new(elements, width)], [indices]
+    )
+    return values, indices
+
+
+def gather(tape: Tape, x: Tensor, indices: Tensor, elements: int, name: str) -> Tensor:
+    """``x[indices]`` over rows: a copy that saves the indices; its gradient is added into zeros of x's size."""
+    tape.operation = name
+    whole, width = x.elements, x.width
+    node = tape.begin(f"{name}, backward", [x], lambda t, g: [t.new(whole, width)], [indices])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def sum_of_experts(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """Sum over each token's experts, in float32 under autocast; backward lays out the gradient once for each expert.
+
+    Source: torch 2.13, aten/src/ATen/autocast_mode.h (``sum`` takes a float32 dtype, without a copy of its input).
+    """
+    tape.operation = "sum over experts"
+    whole, width = x.elements, x.width
+    out = tape.new(elements, 4 if tape.autocast_active else width)
+    return tape.record("sum over experts, backward", out, [x], lambda t, g: [t.new(whole, width)])
+
+
+def grouped_matmul(
+    tape: Tape, x: Tensor, stack: Tensor, in_features: int, out_features: int, name: str
+) -> Tensor:
+    """Each expert's rows times its own matrix of the stack: saves x if the stack is trained, the stack if x needs it.
+
+    Autocast does not know this kernel: x is cast to the stack's dtype, and no 16-bit copy of the stack is made. Sizes
+    do not depend on how the tokens are spread over the experts. Backward: one gradient for the whole stack.
+    Source: transformers 5.23, integrations/moe.py, ``_grouped_mm``; torch 2.13, derivatives.yaml, ``_grouped_mm``.
+    """
+    x = cast(tape, x, stack.width)
+    tape.operation = name
+    shapes = [(v.elements, v.width, v.requires_grad) for v in (x, stack)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(n, w) if needed else None for n, w, needed in shapes]
+
+    save = [x if stack.requires_grad else None, stack if x.requires_grad else None]
+    node = tape.begin(f"{name} backward", [x, stack], backward, save)
+    return tape.finish(node, tape.new(x.elements // in_features * out_features, x.width))
+
+
+def folded(tape: Tape, stack: Parameter, b: Tensor, a: Tensor) -> Tensor:
+    """``baddbmm``: a new stack, frozen weights plus B @ A of every expert; saves both factors.
+
+    Backward needs the gradient of the whole stack, and makes those of the factors.
+    Source: peft 0.21, tuners/lora/layer.py, ``_LoraFactorsProxy`` (autocast is off in it).
+    """
+    tape.operation = "adapters folded into the experts"
+    sizes = [(b.elements, b.width), (a.elements, a.width)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(*size) for size in sizes]
+
+    node = tape.begin("adapters folded into the experts, backward", [b, a], backward, [a, b])
+    return tape.finish(node, tape.new(stack.elements, stack.width))
 
 
 def log_softmax_loss(tape: Tape, logits: Tensor, labels: Tensor) -> Tensor:

@@ -140,10 +140,14 @@ class Node:
 class Leaf:
     """Where a trained tensor's gradient is kept once it has arrived."""
 
-    __slots__ = ("component", "grad", "has_grad")
+    __slots__ = ("component", "grad", "has_grad", "variable")
 
-    def __init__(self, component: int, *, has_grad: bool = False) -> None:
+    def __init__(
+        self, component: int, *, has_grad: bool = False, variable: Storage | None = None
+    ) -> None:
         self.component = component
+        self.variable = variable
+        """The leaf itself, which its node keeps alive; None for a parameter, which is counted elsewhere."""
         self.has_grad = has_grad
         """A gradient exists already (accumulation) and is counted elsewhere: the new one is added into it."""
         self.grad: Storage | None = None
@@ -210,6 +214,9 @@ class Tape:
         self.stage = ""
         self.layer: int | None = None
         self.enter(Phase.FORWARD, "embedding")
+        self.unpacked: list[Storage | None] = []
+        """What the running node saved, as its backward function holds it: dead when the engine checks its gradients,
+        though the node holds its own references longer, unless a checkpoint's replay made them."""
         self._sequence = 0
         self._leaves: list[Leaf] = []
         self._forward_frame: Frame | None = None
@@ -379,11 +386,11 @@ class Tape:
         buffers, node.buffers = node.buffers, [None]
         backward, node.backward = node.backward, None
         assert backward is not None
-        saved = self._unpack(node)
+        self.unpacked = self._unpack(node)
         self.operation = node.name
         result = list(backward(self, buffers))
-        del saved, buffers, backward
-        node.saved = []
+        del buffers, backward
+        self.unpacked, node.saved = [], []
         return result
 
     def _accumulate(self, node: Node) -> None:

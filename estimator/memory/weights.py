@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from estimator.arithmetic import allocated, ceil_div
-from estimator.parameters import Linear, Module, is_adapted, weight_shapes
+from estimator.parameters import Bare, Linear, Module, adapter_rank, is_adapted, weight_shapes
 from estimator.specs import Method, TrainingSetup
 
 FLOAT32_BYTES = 4
@@ -98,8 +98,11 @@ def tensors_bytes(shapes: Iterable[tuple[int, ...]], width: int) -> int:
 def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[tuple[int, int], ...]:
     """Shapes of LoRA's A [r, in] and B [out, r] on this module; none if it is not adapted.
 
-    Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer``.
+    On a stack of E experts r is r · n · E, where n linears were fused into one (gate and up: 2).
+
+    Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer`` and ``ParamWrapper.update_layer``.
     """
-    if not (setup.uses_adapters and isinstance(module, Linear) and is_adapted(module, setup)):
+    if not (isinstance(module, Linear | Bare) and is_adapted(module, setup)):
         return ()
-    return ((setup.lora_r, module.in_features), (module.out_features, setup.lora_r))
+    rank = adapter_rank(module, setup)
+    return ((rank, module.in_features), (module.out_features, rank))
