@@ -34,6 +34,8 @@ from benchmarks.gpu.compare import report  # noqa: E402
 from benchmarks.gpu.session import CannotStart, Session  # noqa: E402
 from estimator import catalog  # noqa: E402
 
+NEEDED = ("torch", "transformers", "accelerate")
+
 
 def main(arguments: Sequence[str]) -> int:
     """Answer one command; the result is the exit status."""
@@ -42,8 +44,13 @@ def main(arguments: Sequence[str]) -> int:
     if given.compare:
         print(*report(catalog.measurements(table or rows.TABLE)), sep="\n")
         return 0
-    if find_spec("torch") is None:
-        print("This Python has no torch; run `make measure`, or give one that has.", file=sys.stderr)
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        print(
+            f"{sys.executable} has no {missing[0]}; run `make measure`, or name a Python that has "
+            f"{', '.join(NEEDED)}.",
+            file=sys.stderr,
+        )
         return 2
     cases, refused = _cases(given.setups, given.device)
     session = Session(

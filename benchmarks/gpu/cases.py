@@ -169,13 +169,13 @@ BUILT_IN: tuple[Given, ...] = (
     _given(LLAMA_3B, "full", 1, 256, **NO_AUTOCAST, **CHECKPOINTED),
     # tied gradients that wait, alone and with accumulation; an untied head with it
     _given(LLAMA_1B, "full", 1, 512, gradient_accumulation_steps=2, **NO_AUTOCAST),
-    _given(
-        LLAMA_2_7B, "full", 1, 512, gradient_accumulation_steps=2, optim="sgd", **NO_AUTOCAST
-    ),
+    _given(LLAMA_2_7B, "full", 1, 512, gradient_accumulation_steps=2, optim="sgd", **NO_AUTOCAST),
     # a peak inside a layer: long texts, small vocabulary, checkpointing
     _given(LLAMA_2_7B, "lora", 1, 8192, **CHECKPOINTED),
     _given(MISTRAL, "qlora", 1, 8192, **CHECKPOINTED),  # beyond its window: a mask
     _given(LLAMA_1B, "full", 1, 8192, **NO_AUTOCAST, **CHECKPOINTED),
+    # the first again, in a process that has seen others: does it leave the same peaks
+    _given(QWEN_HALF, "full", 1, 1024),
     # attention: eager, padded, flash
     _given(LLAMA_1B, "full", 2, 1024, attn_implementation="eager", **NO_AUTOCAST),
     _given(LLAMA_1B, "full", 4, 1024, padded=True, **NO_AUTOCAST),

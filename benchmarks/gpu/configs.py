@@ -169,7 +169,9 @@ def _falcon(model: Model) -> Config:
         "attention_dropout": model.attn_pdrop,
         "hidden_dropout": model.resid_pdrop,
     }
-    if model.new_decoder_architecture:  # the older design reads the key, too, and would get a norm more
+    if (
+        model.new_decoder_architecture
+    ):  # the older design reads the key, too, and would get a norm more
         config["num_ln_in_parallel_attn"] = model.num_ln_in_parallel_attn
     return config
 

@@ -24,7 +24,6 @@ from benchmarks.gpu.configs import config_of
 from estimator.architectures import architecture
 from estimator.specs import (
     AttnImplementation,
-    Dtype,
     Method,
     MixedPrecision,
     Model,
@@ -255,9 +254,7 @@ def adapted(model: Any, case: Case) -> Any:
         target_modules=targets if isinstance(targets, str) else list(targets),
         fan_in_fan_out=case.model.model_type == "gpt2",
     )
-    model = peft.get_peft_model(
-        model, config, autocast_adapter_dtype=setup.autocast_adapter_dtype
-    )
+    model = peft.get_peft_model(model, config, autocast_adapter_dtype=setup.autocast_adapter_dtype)
     if not setup.autocast_adapter_dtype:  # on a packed base PEFT leaves float32; TRL casts so
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -291,8 +288,8 @@ class _Trainer(transformers.Trainer):
     def training_step(self, *arguments: Any, **named: Any) -> Any:
         self.recorder.enter(Phase.FORWARD)
         loss = super().training_step(*arguments, **named)
-        self.recorder.enter(Phase.OPTIMIZER_STEP)
         self._held = None
+        self.recorder.enter(Phase.OPTIMIZER_STEP)
         return loss
 
     def compute_loss(
@@ -333,7 +330,9 @@ def _mark_forward(model: Any, case: Case, recorder: Recorder) -> None:
     def end_forward(*_: object) -> None:
         recorder.enter(Phase.BACKWARD)
 
-    if case.use_liger_kernel:  # its head and loss are one kernel: no logits, and no call of loss_function
+    if (
+        case.use_liger_kernel
+    ):  # its head and loss are one kernel: no logits, and no call of loss_function
         getattr(base, base.base_model_prefix).register_forward_hook(begin_loss)
     else:
         real_loss = base.loss_function
@@ -363,7 +362,7 @@ def _arguments(case: Case, folder: str, device: str) -> Any:
         gradient_checkpointing_kwargs={"use_reentrant": setup.use_reentrant},
         use_liger_kernel=case.use_liger_kernel,
         use_cpu=device == "cpu",
-        dataloader_pin_memory=device != "cpu",
+        dataloader_pin_memory=False,  # memory of the host, which is not measured
         remove_unused_columns=False,
         label_names=["labels"],
         save_strategy="no",
@@ -410,7 +409,9 @@ def measure(case: Case, device: str, counter: Counter) -> dict[str, Any]:
     facts["before"] = before
     facts["out_of_memory"] = ran_out
     facts["steps"] = recorder.steps
-    facts["step_seconds"] = statistics.median(recorder.seconds[1:]) if recorder.seconds[1:] else None
+    facts["step_seconds"] = (
+        statistics.median(recorder.seconds[1:]) if recorder.seconds[1:] else None
+    )
     after = counter.retries()
     facts["retries"] = after - retries if after is not None and retries is not None else None
     facts["left"] = _swept(device, counter)

@@ -7,10 +7,12 @@ when a case went wrong, or when it died. Nothing here imports torch.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
@@ -23,6 +25,7 @@ from benchmarks.gpu.worker import Answer, Found, serve
 from estimator import catalog
 from estimator.specs import Gpu
 
+CPU = "cpu"
 SOURCE = "benchmarks/measure_gpu.py"
 MEASURED = "highest of steps 2 to 4 of Trainer, random weights; device at the end of each phase"
 GIB = 2**30
@@ -47,6 +50,9 @@ class Driver(NamedTuple):
 
     version: str
     used_bytes: int | None
+
+
+NO_DRIVER = Driver("", None)
 
 
 class Measurer(Protocol):
@@ -97,10 +103,8 @@ class Worker:
 
     def end(self) -> None:
         """Tell the process to end, and kill it if it does not."""
-        try:
+        with suppress(OSError):
             self._pipe.send(None)
-        except OSError:
-            pass
         self._process.join(PATIENCE_SECONDS)
         self._process.kill()
         self._process.join()
@@ -138,7 +142,7 @@ class Session:
     say: Callable[[str], None] = print
     outcomes: Counter[str] = field(default_factory=Counter)
     _worker: Measurer | None = None
-    _driver: Driver = Driver("", None)
+    _driver: Driver = field(default=NO_DRIVER)
 
     def run(self, cases: Iterable[Case]) -> None:
         """Measure the cases in order until they or the time are at an end; ``CannotStart`` without a GPU."""
@@ -245,18 +249,21 @@ class Session:
         order = ("measured", rows.OUT_OF_MEMORY, "skipped", "failed", "left")
         words = {rows.OUT_OF_MEMORY: "out of memory", "left": "left for lack of time"}
         self.say(
-            ", ".join(f"{self.outcomes[outcome]} {words.get(outcome, outcome)}" for outcome in order)
+            ", ".join(
+                f"{self.outcomes[outcome]} {words.get(outcome, outcome)}" for outcome in order
+            )
         )
 
 
 def read_driver(device: str) -> Driver:
     """Version of the driver and memory in use, by nvidia-smi; empty where there is none or no GPU is asked for."""
-    if device == "cpu":
-        return Driver("", None)
-    query = "--query-gpu=driver_version,memory.used"
+    if device == CPU:
+        return NO_DRIVER
+    card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    query = ["--query-gpu=driver_version,memory.used", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+            ["nvidia-smi", "-i", card, *query],
             capture_output=True,
             text=True,
             timeout=30,
@@ -265,7 +272,7 @@ def read_driver(device: str) -> Driver:
         version, used_mib = said.splitlines()[0].split(", ")
         return Driver(version, int(used_mib) * 2**20)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return Driver("", None)
+        return NO_DRIVER
 
 
 def _gpu(found: Found) -> Gpu | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
 import warnings
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +20,19 @@ from estimator.catalog import COUNTERS
 from estimator.specs import STEP_PHASES
 
 LEFT_IN_PEACE = 1 << 20
-"""Bytes that may be left after a case (code books that bitsandbytes keeps); with more, its process is not used again."""
-PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "liger_kernel")
-PACKAGES_IF_THERE = ("flash_attn", "triton")
+"""Bytes that a case may leave (code books that bitsandbytes keeps); with more, its process is not used again."""
+PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "bitsandbytes",
+    "liger_kernel",
+    "flash_attn",
+    "triton",
+)
+ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables that change what torch reserves: named beside the versions where they are set."""
 
 
 class Found(NamedTuple):
@@ -82,15 +93,12 @@ def _found(device: str) -> Found | str:
     import transformers  # noqa: PLC0415
 
     transformers.utils.logging.disable_progress_bar()
-    packages = frozenset(name for name in (*PACKAGES, *PACKAGES_IF_THERE) if find_spec(name))
-    versions = [
-        f"{name} {_version(name)}"
-        for name in (*PACKAGES, *PACKAGES_IF_THERE)
-        if name in packages
-    ]
-    python = ".".join(map(str, sys.version_info[:3]))
+    packages = frozenset(name for name in PACKAGES if find_spec(name))
+    versions = [f"{name} {_version(name)}" for name in PACKAGES if name in packages]
+    versions.append(f"Python {platform.python_version()}")
+    versions += [f"{name}={os.environ[name]}" for name in ALLOCATOR_SETTINGS if name in os.environ]
     if device == "cpu":
-        return Found("cpu", None, None, "", packages, "; ".join([*versions, f"Python {python}"]))
+        return Found("cpu", None, None, "", packages, "; ".join(versions))
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no CUDA GPU here; --device cpu tries the script without one."
     properties = torch.cuda.get_device_properties(0)
@@ -101,7 +109,7 @@ def _found(device: str) -> Found | str:
         free_bytes=free,
         compute_capability=f"{properties.major}.{properties.minor}",
         packages=packages,
-        versions="; ".join([*versions, f"CUDA {torch.version.cuda}", f"Python {python}"]),
+        versions="; ".join([*versions, f"CUDA {torch.version.cuda}"]),
     )
 
 
