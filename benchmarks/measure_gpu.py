@@ -69,6 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     except CannotStart as problem:
         print(problem, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return int(bool(refused or session.outcomes["failed"]))
 
 

@@ -176,7 +176,8 @@ BUILT_IN: tuple[Given, ...] = (
     _given(LLAMA_1B, "full", 1, 8192, **NO_AUTOCAST, **CHECKPOINTED),
     # the first again, in a process that has seen others: does it leave the same peaks
     _given(QWEN_HALF, "full", 1, 1024),
-    # attention: eager, padded, flash
+    # attention: eager, padded, flash; one key-value head for 71, which the fused kernels may not take
+    _given("tiiuae/falcon-7b", "lora", 2, 1024),
     _given(LLAMA_1B, "full", 2, 1024, attn_implementation="eager", **NO_AUTOCAST),
     _given(LLAMA_1B, "full", 4, 1024, padded=True, **NO_AUTOCAST),
     _given(LLAMA_1B, "full", 2, 2048, attn_implementation="flash_attention_2", **NO_AUTOCAST),
@@ -214,7 +215,6 @@ BUILT_IN: tuple[Given, ...] = (
     _given("bigcode/starcoder2-3b", "lora", 2, 1024),
     _given("HuggingFaceTB/SmolLM2-135M", "full", 16, 1024),
     _given("HuggingFaceTB/SmolLM3-3B", "lora", 2, 2048, **CHECKPOINTED),
-    _given("tiiuae/falcon-7b", "lora", 2, 1024),
     _given("stabilityai/stablelm-2-1_6b", "full", 2, 1024),
     _given("ibm-granite/granite-3.3-2b-base", "lora", 4, 1024),
     _given("CohereLabs/aya-expanse-8b", "qlora", 1, 1024),

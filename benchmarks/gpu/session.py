@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 from benchmarks.gpu import rows
 from benchmarks.gpu.cases import Case, fits
 from benchmarks.gpu.worker import Answer, Found, serve
-from estimator import catalog
+from estimator import catalog, contract
 from estimator.specs import Gpu
 
 CPU = "cpu"
@@ -280,7 +280,7 @@ def _gpu(found: Found) -> Gpu | None:
     if found.memory_bytes is None:
         return None
     return Gpu(
-        name="own GPU",
+        name=contract.OWN_GPU,
         memory_bytes=found.memory_bytes,
         compute_capability=found.compute_capability,
     )
