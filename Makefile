@@ -1,6 +1,7 @@
 # make run: the page.   make test: every check but the real torch.   make verify: against the real torch.
+# make measure: real training steps on this machine's GPU.
 #
-# Each target sets up what it needs, in environments of its own (.venv, .venv-verify); the second time
+# Each target sets up what it needs, in environments of its own (.venv, .venv-verify, .venv-gpu); the second time
 # it finds them there. Nothing is installed outside this folder but Debian's chromium, where it may be.
 
 PYTHON ?= python3
@@ -9,19 +10,22 @@ PORT ?=
 
 VENV := .venv
 VERIFY := .venv-verify
+GPU := .venv-gpu
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PAGE := $(VENV)/page.stamp
 DEV := $(VENV)/dev.stamp
 TORCH := $(VERIFY)/torch.stamp
+CUDA := $(GPU)/cuda.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup test lint types imports pytest chromium verify bench docs format hooks clean
+.PHONY: help run setup test lint types imports pytest chromium verify bench measure docs format hooks clean
 
 help:
 	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
 	@echo "make test     set up and run lint, types, import contracts and all tests but those of torch"
 	@echo "make verify   set up torch 2.13.0 and check parameter counts and dtypes against the real libraries"
 	@echo "make bench    how fast: one estimate, and a slider's key press to the redrawn figure"
+	@echo "make measure  set up torch for CUDA and measure training steps on this GPU (ARGS=--compare only compares)"
 	@echo "make docs     write docs/formulas.md anew from the docstrings"
 	@echo "make format   let ruff sort imports and lay the code out"
 	@echo "make hooks    run the linters before each commit"
@@ -52,6 +56,14 @@ $(TORCH): requirements-verify.txt | $(VERIFY)/bin/python
 	@echo "Setting up $(VERIFY) with torch 2.13.0 (once; a few minutes)"
 	@$(VERIFY)/bin/python $(PIP_INSTALL) torch==2.13.0
 	@$(VERIFY)/bin/python $(PIP_INSTALL) -r requirements-verify.txt
+	@touch $@
+
+$(CUDA): requirements-gpu.txt
+	@command -v nvidia-smi >/dev/null || \
+	    { echo "make measure needs an NVIDIA GPU, and nvidia-smi finds no driver here; nothing was installed."; exit 1; }
+	@test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
+	@echo "Setting up $(GPU) with torch for CUDA (once; several gigabytes)"
+	@$(GPU)/bin/python $(PIP_INSTALL) -r requirements-gpu.txt
 	@touch $@
 
 setup: $(DEV)
@@ -103,6 +115,11 @@ bench: $(DEV) chromium
 	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_estimate.py
 	@if command -v chromium >/dev/null; then PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_slider.py; fi
 
+# --- measurements -------------------------------------------------------------------------------
+
+measure: $(CUDA)
+	@$(GPU)/bin/python benchmarks/measure_gpu.py $(ARGS)
+
 # --- upkeep -------------------------------------------------------------------------------------
 
 docs: $(DEV)
@@ -116,4 +133,4 @@ hooks: $(DEV)
 	@$(VENV)/bin/pre-commit install
 
 clean:
-	rm -rf $(VENV) $(VERIFY) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VERIFY) $(GPU) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

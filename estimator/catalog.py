@@ -1,7 +1,7 @@
 """The shipped facts: the one door to ``data/``.
 
-Models and accelerators by name, in the order of their files. An unknown name is refused with the near
-ones; nothing is guessed.
+Models and accelerators by name, and measurements, in the order of their files. An unknown name is refused
+with the near ones; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from estimator.parameters import total_parameters
-from estimator.specs import RATES, Gpu, Model, Price
+from estimator.specs import RATES, STEP_PHASES, Gpu, Model, Price
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -26,6 +26,11 @@ ALIKE = 0.7
 
 ABOUT_AS_LARGE = 0.1
 """How far a model may be from a size that is searched for, as a share of it: "7b" finds 7.6 billion."""
+
+COUNTERS = ("allocated", "reserved", "device")
+"""What counts bytes: torch's allocator what it gave out, and what it holds; the driver what all processes hold."""
+MOMENTS = ("before", "after_load", *(phase.value for phase in STEP_PHASES), "peak")
+"""When a counter was read: before the model, with it, at its highest in each phase of a step, and over all of them."""
 
 LAYER_LETTERS = {"s": "sliding_attention", "f": "full_attention"}
 ROPE_LETTERS = {"r": False, "n": True}
@@ -56,6 +61,29 @@ class CatalogModel:
     def parameters(self) -> int:
         """Our own count, in elements."""
         return _parameters(self.model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One row of ``data/measurements.csv``: what a real card showed of one setup."""
+
+    id: str
+    setup: str
+    """The setup as JSON, an object of the contract, its GPU included."""
+    gpu: str
+    """The card, as its driver names it."""
+    outcome: str
+    """``measured`` or ``out_of_memory``."""
+    measured: str
+    """Of which steps the readings are, and how they were taken."""
+    readings: Mapping[str, Mapping[str, int]]
+    """Bytes, by counter and moment; what was not read is missing."""
+    total_parameters: int | None
+    trainable_parameters: int | None
+    versions: str
+    source: str
+    retrieved: str
+    note: str
 
 
 @lru_cache(maxsize=1)
@@ -124,6 +152,17 @@ def published_speeds() -> list[dict[str, str]]:
     True
     """
     return _rows("throughput.csv")
+
+
+def measurements(table: Path = DATA / "measurements.csv") -> tuple[Measurement, ...]:
+    """Every reading of a real GPU (memory in bytes), of the shipped table or of one that has its columns.
+
+    Source: data/measurements.csv, by row.
+
+    >>> {row.outcome for row in measurements()} <= {"measured", "out_of_memory"}
+    True
+    """
+    return tuple(_measurement(row) for row in _rows(table))
 
 
 def model(hub_id: str) -> Model:
@@ -262,17 +301,16 @@ def _likeness(words: Sequence[str], key: str) -> float:
     return sum(best) / len(best) if best else 0.0
 
 
-def _rows(table: str) -> list[dict[str, str]]:
+def _rows(table: str | Path) -> list[dict[str, str]]:
     with (DATA / table).open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 
 
 def _catalog_model(row: Mapping[str, str]) -> CatalogModel:
-    published = row["published_parameters"]
     return CatalogModel(
         model=_model(row),
         family=row["family"],
-        published_parameters=int(published) if published else None,
+        published_parameters=_count(row["published_parameters"]),
         published_extra=int(row["published_extra_parameters"]),
         published_extra_is=row["published_extra_is"],
         license=row["license"],
@@ -353,6 +391,34 @@ def _price(row: Mapping[str, str]) -> Price:
 
 def _number(cell: str) -> float | None:
     return float(cell) if cell else None
+
+
+def _measurement(row: Mapping[str, str]) -> Measurement:
+    cells = {
+        counter: {moment: row[f"{counter}_{moment}_bytes"] for moment in MOMENTS}
+        for counter in COUNTERS
+    }
+    return Measurement(
+        id=row["id"],
+        setup=row["setup"],
+        gpu=row["gpu"],
+        outcome=row["outcome"],
+        measured=row["measured"],
+        readings={
+            counter: {moment: int(cell) for moment, cell in read.items() if cell}
+            for counter, read in cells.items()
+        },
+        total_parameters=_count(row["total_parameters"]),
+        trainable_parameters=_count(row["trainable_parameters"]),
+        versions=row["versions"],
+        source=row["source"],
+        retrieved=row["retrieved"],
+        note=row["note"],
+    )
+
+
+def _count(cell: str) -> int | None:
+    return int(cell) if cell else None
 
 
 def _flag(cell: str) -> bool:

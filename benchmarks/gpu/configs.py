@@ -1,0 +1,193 @@
+"""A catalogued model as the `config.json` that transformers builds it from: `hf_config.py` read backwards.
+
+Only what sets shapes and memory is written; the rest (token ids, rotary bases, norms' epsilons) is the class's own.
+A test reads every catalogued model back, and `tests/verify` counts the real classes' parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from estimator.specs import Model
+
+Config = dict[str, object]
+
+# Families whose config class takes a bias, a switch or a share by a key of its own; the value is the spec's.
+_SHARED: Mapping[str, Callable[[Model], Config]] = {
+    "cohere": lambda model: {"use_qk_norm": model.qk_norm},
+    "ernie4_5": lambda model: {"use_bias": model.attention_bias},
+    "exaone4": lambda model: {
+        "layer_types": list(model.layer_types) or ["full_attention"] * model.num_hidden_layers
+    },
+    "gemma2": lambda model: {
+        "attn_logit_softcapping": 50.0 if model.attn_logit_softcapping else None,
+        "final_logit_softcapping": 30.0 if model.final_logit_softcapping else None,
+    },
+    "gpt_neox": lambda model: {
+        "use_parallel_residual": model.parallel_residual,
+        "hidden_dropout": model.resid_pdrop,
+    },
+    "internlm3": lambda model: {"qkv_bias": model.attention_bias, "bias": model.mlp_bias},
+    "phi": lambda model: {
+        "qk_layernorm": model.qk_norm,
+        "embd_pdrop": model.embd_pdrop,
+        "resid_pdrop": model.resid_pdrop,
+    },
+    "phi3": lambda model: {"resid_pdrop": model.resid_pdrop},
+    "seed_oss": lambda model: {
+        "attention_out_bias": model.attention_output_bias,
+        "residual_dropout": model.resid_pdrop,
+    },
+    "smollm3": lambda model: {
+        "no_rope_layers": [int(not without) for without in model.no_rope_layers]
+        or [1] * model.num_hidden_layers,
+        "use_sliding_window": bool(model.sliding_window),
+    },
+    "stablelm": lambda model: {
+        "use_qkv_bias": model.attention_bias,
+        "qk_layernorm": model.qk_norm,
+        "use_parallel_residual": model.parallel_residual,
+        "hidden_dropout": model.resid_pdrop,
+    },
+    "starcoder2": lambda model: {
+        "use_bias": model.attention_bias,
+        "embedding_dropout": model.embd_pdrop,
+        "residual_dropout": model.resid_pdrop,
+    },
+}
+_ACTIVATION_KEYS = {"gemma2": "hidden_activation", "gemma3_text": "hidden_activation"}
+_SWITCHED_WINDOW = frozenset({"qwen2", "qwen3"})
+
+
+def config_of(model: Model) -> Config:
+    """The object of a `config.json` that has this model's dimensions and switches."""
+    match model.model_type:
+        case "gpt2" | "gpt_bigcode" | "gptj":
+            family = _gpt2(model)
+        case "bloom":
+            family = _bloom(model)
+        case "mpt":
+            family = _mpt(model)
+        case "falcon":
+            family = _falcon(model)
+        case "opt":
+            family = _opt(model)
+        case _:
+            family = _llama_like(model)
+    return {
+        "model_type": model.model_type,
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        # ids within the smallest vocabulary; no padding row, which no memory depends on
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+        **family,
+    }
+
+
+def _llama_like(model: Model) -> Config:
+    config: Config = {
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.max_position_embeddings,
+        _ACTIVATION_KEYS.get(model.model_type, "hidden_act"): model.hidden_act,
+        "attention_bias": model.attention_bias,
+        "mlp_bias": model.mlp_bias,
+        "attention_dropout": model.attn_pdrop,
+        "sliding_window": model.sliding_window or None,
+    }
+    if model.partial_rotary_factor != 1:
+        config["partial_rotary_factor"] = model.partial_rotary_factor
+    if model.layer_types:
+        config["layer_types"] = list(model.layer_types)
+    if model.model_type in _SWITCHED_WINDOW:
+        config["use_sliding_window"] = bool(model.sliding_window)
+    extra = _SHARED.get(model.model_type)
+    return config | (extra(model) if extra else {})
+
+
+def _gpt2(model: Model) -> Config:
+    config: Config = {
+        "n_embd": model.hidden_size,
+        "n_layer": model.num_hidden_layers,
+        "n_head": model.num_attention_heads,
+        "n_positions": model.max_position_embeddings,
+        "n_inner": model.intermediate_size,
+        "activation_function": model.hidden_act,
+        "embd_pdrop": model.embd_pdrop,
+        "attn_pdrop": model.attn_pdrop,
+        "resid_pdrop": model.resid_pdrop,
+    }
+    if model.model_type == "gptj":
+        config["rotary_dim"] = round(model.partial_rotary_factor * model.head_dim)
+    if model.model_type == "gpt_bigcode":
+        config["multi_query"] = model.num_key_value_heads == 1
+    return config
+
+
+def _bloom(model: Model) -> Config:
+    return {
+        "hidden_size": model.hidden_size,
+        "n_layer": model.num_hidden_layers,
+        "n_head": model.num_attention_heads,
+        "seq_length": model.max_position_embeddings,
+        "attention_dropout": model.attn_pdrop,
+        "hidden_dropout": model.resid_pdrop,
+    }
+
+
+def _mpt(model: Model) -> Config:
+    return {
+        "d_model": model.hidden_size,
+        "n_layers": model.num_hidden_layers,
+        "n_heads": model.num_attention_heads,
+        "expansion_ratio": model.intermediate_size // model.hidden_size,
+        "max_seq_len": model.max_position_embeddings,
+        "attn_config": {"attn_pdrop": model.attn_pdrop or 0},  # the class takes no 0.0
+    }
+
+
+def _falcon(model: Model) -> Config:
+    config: Config = {
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_kv_heads": model.num_key_value_heads,
+        "ffn_hidden_size": model.intermediate_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "activation": model.hidden_act,
+        "multi_query": model.num_key_value_heads == 1,
+        "new_decoder_architecture": model.new_decoder_architecture,
+        "parallel_attn": model.parallel_residual,
+        "bias": model.attention_bias,
+        "alibi": bool(model.no_rope_layers),
+        "attention_dropout": model.attn_pdrop,
+        "hidden_dropout": model.resid_pdrop,
+    }
+    if (
+        model.new_decoder_architecture
+    ):  # the older design reads the key, too, and would get a norm more
+        config["num_ln_in_parallel_attn"] = model.num_ln_in_parallel_attn
+    return config
+
+
+def _opt(model: Model) -> Config:
+    return {
+        "hidden_size": model.hidden_size,
+        "ffn_dim": model.intermediate_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "max_position_embeddings": model.max_position_embeddings,
+        "word_embed_proj_dim": model.word_embed_proj_dim or model.hidden_size,
+        "do_layer_norm_before": model.do_layer_norm_before,
+        "enable_bias": model.attention_bias,
+        "layer_norm_elementwise_affine": not model.norms_without_weight,
+        "activation_function": model.hidden_act,
+        "attention_dropout": model.attn_pdrop,
+        "dropout": model.resid_pdrop,
+    }

@@ -1,0 +1,485 @@
+"""The measuring script without a GPU and without torch: what is asked, what is refused, what is written, when it stops.
+
+The real libraries run its steps in tests/verify/test_measure_gpu_steps.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from benchmarks import measure_gpu
+from benchmarks.gpu import rows
+from benchmarks.gpu.cases import BUILT_IN, DRY_RUN, Case, fits, read_case, read_lines
+from benchmarks.gpu.compare import compare, report
+from benchmarks.gpu.configs import config_of
+from benchmarks.gpu.session import CannotStart, Session, Worker
+from benchmarks.gpu.worker import Answer, Found
+from estimator import Method, catalog
+from estimator.hf_config import model_from_config
+from estimator.specs import STEP_PHASES, Component
+
+GIB = 2**30
+H100 = catalog.gpu("H100-SXM5-80GB")
+FOUND = Found(
+    device="NVIDIA H100 80GB HBM3",
+    memory_bytes=H100.memory_bytes,
+    free_bytes=H100.memory_bytes - 600 * 2**20,
+    compute_capability="9.0",
+    packages=frozenset({"torch", "transformers", "accelerate", "peft"}),
+    versions="torch 2.13.0; CUDA 13.0",
+)
+GPT2 = {"model": "openai-community/gpt2"}
+
+
+def case(**keys: object) -> Case:
+    return read_case(GPT2 | keys)
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", catalog.models().values(), ids=lambda entry: entry.model.hub_id)
+def test_the_config_of_a_catalogued_model_is_read_back_as_that_model(
+    entry: catalog.CatalogModel,
+) -> None:
+    assert model_from_config(config_of(entry.model), entry.model.hub_id) == entry.model
+
+
+# --- cases --------------------------------------------------------------------------------------
+
+CASES = [read_case(given) for given in BUILT_IN]
+
+
+def test_the_built_in_list_is_long_and_varied() -> None:
+    assert len(CASES) >= 40
+    setups = [each.setup for each in CASES]
+    varied = {
+        "method": 3,
+        "dtype": 3,
+        "mixed_precision": 3,
+        "optim": 8,
+        "attn_implementation": 3,
+        "gradient_checkpointing": 2,
+        "use_reentrant": 2,
+        "autocast_adapter_dtype": 2,
+        "prepare_model_for_kbit_training": 2,
+        "bnb_4bit_use_double_quant": 2,
+        "per_device_train_batch_size": 4,
+        "max_length": 5,
+        "gradient_accumulation_steps": 2,
+        "hold_outputs": 2,
+        "padded": 2,
+        "lora_r": 3,
+        "lora_target_modules": 2,
+    }
+    for name, least in varied.items():
+        assert len({getattr(setup, name) for setup in setups}) >= least, name
+    assert len({each.model.vocab_size for each in CASES}) >= 10
+    assert len({each.model.model_type for each in CASES}) >= 15
+    assert any(each.use_liger_kernel for each in CASES)
+    counts = [each.predicted(None).total_parameters for each in CASES]
+    assert min(counts) < 0.2e9
+    assert max(counts) > 14e9
+
+
+def test_the_built_in_list_fits_an_80_gb_card_and_only_the_first_case_comes_twice() -> None:
+    free = FOUND.free_bytes
+    assert free is not None
+    assert all(fits(each.predicted(H100).peak.bytes, free, 0.05) for each in CASES)
+    names = [each.id for each in CASES]
+    twice = {name for name in names if names.count(name) > 1}
+    assert twice == {names[0]}
+
+
+def test_the_first_ten_cases_show_every_method_precision_and_checkpointing() -> None:
+    setups = [each.setup for each in CASES[:10]]
+    assert {setup.method for setup in setups} == set(Method)
+    assert {setup.gradient_checkpointing for setup in setups} == {True, False}
+    assert {setup.dtype.value for setup in setups} >= {"float32", "bfloat16"}
+    assert {setup.mixed_precision.value for setup in setups} >= {"no", "bf16"}
+
+
+@pytest.mark.parametrize(
+    "optim", ["paged_adamw_8bit", "paged_adamw_32bit", "paged_adamw", "paged_lion_8bit"]
+)
+def test_a_paged_optimizer_is_refused_in_one_sentence(optim: str) -> None:
+    with pytest.raises(ValueError, match=f"^optim {optim} .* managed memory, .* not paged\\.$"):
+        case(optim=optim)
+    assert not any(each.setup.optim.startswith("paged") for each in CASES)
+
+
+def test_a_what_if_that_no_run_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="optim_state_dtype is a what-if"):
+        case(optim="adamw_torch", optim_state_dtype="bfloat16")
+
+
+def test_lines_are_read_in_order_and_a_bad_one_does_not_take_the_others_with_it() -> None:
+    lines = [json.dumps(GPT2), "", "[1]", "{", json.dumps(GPT2 | {"max_length": 4096})]
+    first, *bad = read_lines(lines)
+    assert isinstance(first, Case)
+    assert [str(sentence)[:7] for sentence in bad] == ["line 3:", "line 4:", "line 5:"]
+    assert "1024 positions" in str(bad[-1])
+
+
+def test_a_gpu_that_a_setup_names_gives_way_to_the_one_that_is_here() -> None:
+    named = case(gpu="A100-SXM4-80GB")
+    assert json.loads(named.fields(None)) == GPT2
+    assert json.loads(named.fields(H100))["gpu"] == "H100-SXM5-80GB"
+
+
+def test_a_case_says_which_packages_it_needs() -> None:
+    assert case().needs == []
+    assert case(method="qlora").needs == ["peft", "bitsandbytes"]
+    assert case(optim="lion_8bit").needs == ["bitsandbytes"]
+    assert case(use_liger_kernel=True).needs == ["liger_kernel"]
+
+
+def test_liger_is_measured_and_written_though_it_may_not_be_modelled() -> None:
+    assert json.loads(case(use_liger_kernel=True).fields(None))["use_liger_kernel"] is True
+    assert case(use_liger_kernel=True).id != case().id
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def test_the_shipped_table_has_the_columns_that_are_written() -> None:
+    with rows.TABLE.open(encoding="utf-8", newline="") as lines:
+        assert tuple(next(csv.reader(lines))) == rows.COLUMNS
+
+
+def test_every_shipped_row_is_an_object_of_the_contract_with_source_and_date() -> None:
+    for row in catalog.measurements():
+        assert row.outcome in {rows.MEASURED, rows.OUT_OF_MEMORY}
+        assert row.measured
+        assert row.source
+        assert row.retrieved
+        assert "model" in json.loads(row.setup)
+
+
+def test_rows_come_back_as_they_were_written_and_what_was_not_read_is_missing(
+    tmp_path: Path,
+) -> None:
+    table = tmp_path / "rows.csv"
+    setup = case(lora_target_modules=["c_attn"], method="lora").fields(H100)
+    row: dict[str, str | int | float | None] = {
+        "id": 'a "b", c',
+        "setup": setup,
+        "outcome": rows.MEASURED,
+        "allocated_peak_bytes": 7,
+        "device_peak_bytes": None,
+        "retrieved": "2026-11-21",
+    }
+    rows.append(table, row)
+    rows.append(table, row | {"id": "second"})
+    first, second = catalog.measurements(table)
+    assert (first.id, second.id) == ('a "b", c', "second")
+    assert first.setup == setup
+    assert first.readings == {"allocated": {"peak": 7}, "reserved": {}, "device": {}}
+    assert first.total_parameters is None
+
+
+def test_a_table_with_other_columns_is_left_alone(tmp_path: Path) -> None:
+    table = tmp_path / "other.csv"
+    table.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="has other columns"):
+        rows.append(table, {"id": "x"})
+    assert table.read_text() == "a,b\n1,2\n"
+
+
+# --- a session ----------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Scripted:
+    """Stands in for a worker: takes so long for each case, and answers as it is told."""
+
+    started = 0
+
+    def __init__(self, clock: Clock, found: Found, answer: Callable[[Case], Answer]) -> None:
+        self.found, self._clock, self._answer = found, clock, answer
+        Scripted.started += 1
+
+    def ask(self, case: Case, deadline: float) -> Answer:
+        self._clock.now += 60
+        return self._answer(case)
+
+    def end(self) -> None:
+        pass
+
+
+def measured(case: Case) -> Answer:
+    peak = case.predicted(None).peak.bytes
+    return Answer("measured", {"allocated_peak_bytes": peak}, "", retire=False)
+
+
+def session(
+    tmp_path: Path,
+    found: Found = FOUND,
+    answer: Callable[[Case], Answer] = measured,
+    minutes: float = 9,
+) -> tuple[Session, list[str]]:
+    clock, said = Clock(), []
+    Scripted.started = 0
+    return (
+        Session(
+            device="cpu",
+            budget_seconds=60 * minutes,
+            margin=0.05,
+            table=tmp_path / "rows.csv",
+            start=lambda _device, _deadline: Scripted(clock, found, answer),
+            clock=clock,
+            say=said.append,
+        ),
+        said,
+    )
+
+
+def lengths(*values: int) -> list[Case]:
+    return [case(max_length=value) for value in values]
+
+
+def test_rows_are_written_as_cases_end_and_one_process_serves_them_all(tmp_path: Path) -> None:
+    run, said = session(tmp_path)
+    run.run(lengths(128, 256))
+    first, _ = catalog.measurements(tmp_path / "rows.csv")
+    assert json.loads(first.setup)["gpu"] == {
+        "memory_bytes": H100.memory_bytes,
+        "compute_capability": "9.0",
+    }
+    assert first.gpu == "NVIDIA H100 80GB HBM3"
+    assert first.versions == FOUND.versions
+    assert Scripted.started == 1
+    assert said[-1].startswith("2 measured, 0 out of memory, 0 skipped, 0 failed, 0 left")
+
+
+def test_it_stops_when_the_minutes_are_over_and_says_how_many_are_left(tmp_path: Path) -> None:
+    run, said = session(tmp_path, minutes=2.5)
+    run.run(lengths(64, 128, 256, 512, 1024))
+    assert len(catalog.measurements(tmp_path / "rows.csv")) == 3  # begun at 0, 1 and 2 minutes
+    assert said[-1].endswith("2 left for lack of time")
+
+
+def test_what_the_table_has_of_this_card_and_these_versions_is_passed_over(tmp_path: Path) -> None:
+    session(tmp_path)[0].run(lengths(128))
+    run, said = session(tmp_path)
+    run.run(lengths(128, 256))
+    assert "the table has it already" in said[0]
+    newer, _ = session(tmp_path, FOUND._replace(versions="torch 2.14.0"))
+    newer.run(lengths(128))
+    again, _ = session(tmp_path)
+    again.again = True
+    again.run(lengths(128))
+    assert len(catalog.measurements(tmp_path / "rows.csv")) == 4
+
+
+def test_what_the_card_cannot_hold_is_skipped_with_both_figures(tmp_path: Path) -> None:
+    big = read_case({"model": "meta-llama/Llama-2-7b-hf"})
+    assert big.predicted(H100).peak.bytes > H100.memory_bytes * 0.6
+    run, said = session(tmp_path, FOUND._replace(free_bytes=20 * GIB))
+    run.run([big])
+    assert "by our estimate it takes" in said[0]
+    assert "this card has 20.0" in said[0]
+    assert not (tmp_path / "rows.csv").exists()
+
+
+@pytest.mark.parametrize(("free", "expected"), [(105, True), (104, False)])
+def test_five_percent_of_the_peak_must_be_free_beyond_it(free: int, expected: bool) -> None:
+    assert fits(100, free, 0.05) is expected
+
+
+def test_a_negative_margin_tries_what_does_not_fit(tmp_path: Path) -> None:
+    run, _ = session(tmp_path, FOUND._replace(free_bytes=GIB))
+    run.margin = -1.0
+    run.run(lengths(1024))
+    assert len(catalog.measurements(tmp_path / "rows.csv")) == 1
+
+
+def test_a_case_whose_package_is_missing_is_skipped(tmp_path: Path) -> None:
+    run, said = session(tmp_path)
+    run.run([case(method="qlora"), case()])
+    assert said[0].endswith("bitsandbytes is not installed")
+    assert run.outcomes["measured"] == 1
+
+
+def test_out_of_memory_is_a_row_and_the_next_case_gets_a_new_process(tmp_path: Path) -> None:
+    def answer(case: Case) -> Answer:
+        if case.setup.max_length == 128:
+            return Answer("out_of_memory", {"allocated_forward_bytes": 5}, "CUDA: no", retire=True)
+        return measured(case)
+
+    run, _ = session(tmp_path, answer=answer)
+    run.run(lengths(128, 256))
+    first, second = catalog.measurements(tmp_path / "rows.csv")
+    assert (first.outcome, first.note) == ("out_of_memory", "CUDA: no")
+    assert first.readings["allocated"] == {"forward": 5}
+    assert second.outcome == "measured"
+    assert Scripted.started == 2
+
+
+def test_with_fresh_every_case_has_its_own_process(tmp_path: Path) -> None:
+    run, _ = session(tmp_path)
+    run.fresh = True
+    run.run(lengths(64, 128, 256))
+    assert Scripted.started == 3
+
+
+# --- real processes -----------------------------------------------------------------------------
+
+DRY_FOUND = Found("cpu", None, None, "", frozenset(), "")
+
+
+def dies_at_128(pipe: Connection, device: str) -> None:
+    """A worker that a case kills outright, as the kernel does when a host runs out of memory."""
+    pipe.send(DRY_FOUND)
+    while (case := pipe.recv()) is not None:
+        if case.setup.max_length == 128:
+            os._exit(9)
+        pipe.send(Answer("measured", {}, "", retire=False))
+
+
+def hangs(pipe: Connection, device: str) -> None:
+    pipe.send(DRY_FOUND)
+    pipe.recv()
+    pipe.recv()
+
+
+def finds_none(pipe: Connection, device: str) -> None:
+    pipe.send("no GPU here.")
+
+
+def dies_at_once(pipe: Connection, device: str) -> None:
+    os._exit(3)
+
+
+def real(tmp_path: Path, target: Callable[[Connection, str], None], seconds: float) -> Session:
+    return Session(
+        device="cpu",
+        budget_seconds=seconds,
+        margin=0.05,
+        table=tmp_path / "rows.csv",
+        start=lambda device, deadline: Worker(device, deadline, target),
+        say=lambda _line: None,
+    )
+
+
+def test_a_child_that_dies_takes_its_own_case_with_it_and_no_other(tmp_path: Path) -> None:
+    run = real(tmp_path, dies_at_128, 60)
+    run.run(lengths(64, 128, 256))
+    assert (run.outcomes["measured"], run.outcomes["failed"]) == (2, 1)
+    assert [json.loads(row.setup)["max_length"] for row in catalog.measurements(run.table)] == [  # type: ignore[arg-type]
+        64,
+        256,
+    ]
+
+
+def test_a_child_that_hangs_is_ended_with_the_budget(tmp_path: Path) -> None:
+    run = real(tmp_path, hangs, 4)
+    run.run(lengths(64, 128))
+    assert run.outcomes["left"] == 2
+    assert not (tmp_path / "rows.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "said"), [(finds_none, "no GPU here"), (dies_at_once, "exit status 3")]
+)
+def test_without_a_device_it_says_so_once(
+    tmp_path: Path, target: Callable[[Connection, str], None], said: str
+) -> None:
+    with pytest.raises(CannotStart, match=said):
+        real(tmp_path, target, 60).run(lengths(64, 128))
+
+
+# --- comparing ----------------------------------------------------------------------------------
+
+
+def reading(case: Case, **factors: float) -> catalog.Measurement:
+    """A row that says what we predict, times a factor for the moments that are named."""
+    result = case.predicted(H100)
+    heights = {phase.value: result.phases[phase].bytes for phase in STEP_PHASES}
+    heights["peak"] = result.peak.bytes
+    heights["after_load"] = result.peak.resident[Component.WEIGHTS]
+    return catalog.Measurement(
+        id=case.id,
+        setup=case.fields(H100),
+        gpu=H100.name,
+        outcome=rows.MEASURED,
+        measured="",
+        readings={
+            "allocated": {
+                moment: round(size / factors.get(moment, 1)) for moment, size in heights.items()
+            }
+        },
+        total_parameters=None,
+        trainable_parameters=None,
+        versions="",
+        source="",
+        retrieved="",
+        note="",
+    )
+
+
+def test_the_comparison_is_predicted_over_measured_by_phase() -> None:
+    errors = compare(reading(case(), backward=1.02, peak=1.02, loss=0.9)).errors
+    assert errors["forward"] == 0
+    assert errors["backward"] == pytest.approx(0.02)
+    assert errors["loss"] == pytest.approx(-0.1)
+    assert errors["after_load"] == 0
+
+
+def test_the_report_has_the_worst_first_and_the_unpredictable_last() -> None:
+    right, wrong = case(max_length=128), case(max_length=256)
+    out = replace(reading(case()), outcome=rows.OUT_OF_MEMORY, readings={"allocated": {}})
+    unknown = replace(
+        reading(case(max_length=512)), setup=json.dumps(GPT2 | {"load_in_8bit": True})
+    )
+    lines = list(report([unknown, out, reading(right), reading(wrong, peak=1.05)]))
+    ids = [
+        next((each.id for each in (right, wrong) if f" {each.id} (" in line), "") for line in lines
+    ]
+    assert [name for name in ids if name] == [wrong.id, right.id]
+    assert "+5.00" in lines[2]
+    assert any(line == "peak: 2 rows, median 2.50 %, largest 5.00 %" for line in lines)
+    assert lines[-2].startswith("no prediction: ")
+    assert "load_in_8bit true is not modelled yet" in lines[-2]
+    assert lines[-1].endswith("our verdict: fits")
+
+
+def test_a_comparison_of_no_readings_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "empty.csv"
+    table.write_text(",".join(rows.COLUMNS) + "\n")
+    assert measure_gpu.main(["--compare", "--output", str(table)]) == 0
+    assert "no row has a reading" in capsys.readouterr().out
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def test_without_torch_the_command_says_what_to_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure_gpu, "find_spec", lambda _name: None)
+    assert measure_gpu.main([]) == 2
+    assert "has no torch; run `make measure`" in capsys.readouterr().err
+
+
+def test_the_dry_run_has_all_three_methods_of_a_tiny_model() -> None:
+    dry = [read_case(given) for given in DRY_RUN]
+    assert {each.setup.method for each in dry} == set(Method)
+    assert max(each.predicted(None).total_parameters for each in dry) < 200_000

@@ -1,0 +1,264 @@
+"""The measuring script's real run, on a CPU: transformers, peft, accelerate and bitsandbytes themselves, tiny models.
+
+What a CPU cannot show is bytes; that every border of a phase is marked where it should be, it can.
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_parameters_meta import VARIANTS, WITHOUT_A_CLASS
+
+from benchmarks.gpu import worker
+from benchmarks.gpu.cases import DRY_RUN, TINY, Case, read_case
+from benchmarks.gpu.configs import config_of
+from estimator import Method, Model, Phase, TrainingSetup, catalog
+from estimator.hf_config import model_from_config
+from estimator.parameters import adapter_parameters, total_parameters, trainable_parameters
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("bitsandbytes")
+
+from benchmarks.gpu import real_run  # noqa: E402
+
+# The libraries warn of each other's names; what they warn of is not what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROOT = Path(__file__).resolve().parents[2]
+FORWARD, LOSS, BACKWARD, STEP = (
+    Phase.FORWARD,
+    Phase.LOSS,
+    Phase.BACKWARD,
+    Phase.OPTIMIZER_STEP,
+)
+
+
+def tiny(**keys: object) -> Case:
+    return read_case({"model": TINY, "max_length": 16, **keys})
+
+
+# --- the model ----------------------------------------------------------------------------------
+
+
+def _distinct() -> Iterator[Model]:
+    """Every catalogued shape of a family that transformers has, once."""
+    seen = set()
+    for entry in catalog.models().values():
+        shape = replace(entry.model, hub_id="")
+        if shape not in seen and shape.model_type not in WITHOUT_A_CLASS:
+            seen.add(shape)
+            yield entry.model
+
+
+@pytest.mark.parametrize("model", list(_distinct()), ids=lambda model: model.hub_id)
+def test_the_class_built_from_our_facts_has_the_parameters_and_windows_of_the_model(
+    model: Model,
+) -> None:
+    config = transformers.AutoConfig.for_model(**config_of(model))
+    with torch.device("meta"):
+        real = transformers.AutoModelForCausalLM.from_config(config)
+    assert sum(parameter.numel() for parameter in real.parameters()) == total_parameters(model)
+    if model.layer_types:
+        assert tuple(config.layer_types) == model.layer_types
+    if model.sliding_window:
+        assert config.sliding_window == model.sliding_window
+
+
+@pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=[name for name, _ in VARIANTS])
+def test_the_loader_takes_the_random_checkpoint_of_every_family(
+    model_type: str, keys: dict[str, Any]
+) -> None:
+    model = model_from_config({"model_type": model_type, **keys})
+    real = real_run.load(model, TrainingSetup(), "cpu")
+    parameters = list(real.parameters())
+    assert sum(parameter.numel() for parameter in parameters) == total_parameters(model)
+    assert {parameter.dtype for parameter in parameters} == {torch.bfloat16}
+    assert all(parameter.isfinite().all() for parameter in parameters)
+    head, embedding = real.get_output_embeddings(), real.get_input_embeddings()
+    assert (head.weight is embedding.weight) == model.tie_word_embeddings
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_4_bit_base_is_packed_by_bitsandbytes_as_it_is_loaded(double: bool) -> None:
+    case = tiny(method="qlora", bnb_4bit_use_double_quant=double)
+    real = real_run.load(case.model, case.setup, "cpu")
+    weight = real.model.layers[0].mlp.up_proj.weight
+    assert weight.dtype is torch.uint8
+    assert weight.numel() == 96 * 64 // 2
+    assert weight.quant_state.nested is double
+    assert real.lm_head.weight.dtype is torch.bfloat16
+    assert real.is_loaded_in_4bit
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize(("as_peft", "dtype"), [(True, "float32"), (False, "bfloat16")])
+def test_adapters_have_the_dtype_that_the_setup_says(
+    method: str, as_peft: bool, dtype: str
+) -> None:
+    case = tiny(method=method, autocast_adapter_dtype=as_peft)
+    model = real_run.adapted(real_run.load(case.model, case.setup, "cpu"), case)
+    trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    assert trained == {getattr(torch, dtype)}
+
+
+# --- the steps ----------------------------------------------------------------------------------
+
+SETUPS = {
+    "as Trainer, float32 under autocast": {"dtype": "float32"},
+    "no autocast": {"mixed_precision": "no"},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "checkpointed": {"gradient_checkpointing": True},
+    "checkpointed, reentrant": {"gradient_checkpointing": True, "use_reentrant": True},
+    "padded": {"padded": True, "per_device_train_batch_size": 2},
+    "outputs held": {"hold_outputs": True},
+    "eager": {"attn_implementation": "eager"},
+    "momentum": {"optim": "sgd", "optim_args": "momentum=0.9"},
+    "8 bits": {"optim": "adamw_bnb_8bit", "mixed_precision": "no"},
+    "lion": {"optim": "lion_8bit", "mixed_precision": "no"},
+    "adafactor": {"optim": "adafactor"},
+    "no clipping": {"max_grad_norm": 0},
+    "LoRA": {"method": "lora"},
+    "LoRA, float16": {"method": "lora", "dtype": "float16", "mixed_precision": "fp16"},
+    "LoRA on two modules": {"method": "lora", "lora_target_modules": ["q_proj", "v_proj"]},
+    "QLoRA": {"method": "qlora"},
+    "QLoRA, upcast and checkpointed": {
+        "method": "qlora",
+        "prepare_model_for_kbit_training": True,
+        "gradient_checkpointing": True,
+    },
+}
+
+
+@pytest.mark.parametrize("keys", SETUPS.values(), ids=SETUPS)
+def test_four_steps_run_and_every_phase_of_each_is_marked_in_order(keys: dict[str, Any]) -> None:
+    case = tiny(**keys)
+    recorder = real_run.Recorder(real_run.NoCounter())
+    facts: dict[str, Any] = {}
+    real_run._run(case, "cpu", recorder, facts)
+    micro_steps = 4 * case.setup.gradient_accumulation_steps
+    assert recorder.marks == [FORWARD, LOSS, BACKWARD, STEP] * micro_steps
+    assert [set(step) for step in recorder.steps] == [{FORWARD, LOSS, BACKWARD, STEP}] * 4
+    assert len(recorder.seconds) == 4
+    total = total_parameters(case.model)
+    if case.setup.method is not Method.FULL:
+        total += adapter_parameters(case.model, case.setup)
+    assert facts["total_parameters"] == total
+    assert facts["trainable_parameters"] == trainable_parameters(case.model, case.setup)
+
+
+class Tally:
+    """A counter of a device that holds one byte more at every look, so that each reading tells its place."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def read(self) -> real_run.Reading:
+        self.looks += 1
+        return real_run.Reading(self.looks, 1000 + self.looks, 2000 + self.looks)
+
+    def reset(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def retries(self) -> int:
+        return 7
+
+
+def test_a_row_has_the_highest_of_the_steps_after_the_first_and_the_first_by_itself() -> None:
+    """By hand: look 1 before the model, 2 after it, then 4 a step, of which each is the end of a phase."""
+    answer = worker._answer(real_run, tiny(), "cpu", Tally(), done=3)
+    assert answer.outcome == "measured"
+    allocated = {
+        name.removeprefix("allocated_").removesuffix("_bytes"): value
+        for name, value in answer.cells.items()
+        if name.startswith("allocated_")
+    }
+    assert allocated == {
+        "before": 1,
+        "after_load": 2,
+        "first_step": 6,  # 3, 4, 5, 6
+        "forward": 15,  # of 7, 11, 15
+        "loss": 16,
+        "backward": 17,
+        "optimizer_step": 18,
+        "peak": 18,
+    }
+    assert answer.cells["reserved_backward_bytes"] == 1017
+    assert answer.cells["device_after_load_bytes"] == 2002
+    assert answer.cells["alloc_retries"] == 0
+    assert answer.cells["cases_before"] == 3
+
+
+def test_nothing_of_a_case_is_left_for_the_next_and_precisions_do_not_mix() -> None:
+    for given in (*DRY_RUN, DRY_RUN[0] | {"optim": "adamw_bnb_8bit"}):
+        answer = worker._answer(real_run, read_case(given), "cpu", real_run.NoCounter(), 0)
+        assert answer.outcome == "measured", answer.said
+        assert not answer.retire
+        gc.collect()
+        left = [
+            thing
+            for thing in gc.get_objects()
+            if isinstance(thing, torch.nn.Parameter | transformers.PreTrainedModel)
+        ]
+        assert not left
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), "out_of_memory"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "out_of_memory"),
+        (RuntimeError("shapes do not match"), "failed"),
+        (TypeError("out of memory of names"), "failed"),
+    ],
+)
+def test_out_of_memory_keeps_what_was_read_and_any_error_retires_the_process(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: str
+) -> None:
+    def fails(model: Any, case: Case, recorder: Any, device: str) -> None:
+        recorder.begin_step()
+        recorder.enter(FORWARD)
+        raise error
+
+    monkeypatch.setattr(real_run, "train", fails)
+    answer = worker._answer(real_run, tiny(), "cpu", Tally(), 0)
+    assert answer.outcome == outcome
+    assert answer.retire
+    assert (answer.cells.get("allocated_after_load_bytes") == 2) == (outcome == "out_of_memory")
+
+
+def test_what_a_case_leaves_on_the_device_retires_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "LEFT_IN_PEACE", 3)
+    assert worker._answer(real_run, tiny(), "cpu", Tally(), 0).retire
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def test_the_dry_run_goes_from_end_to_end_and_writes_rows_without_bytes(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    ran = subprocess.run(
+        [sys.executable, "benchmarks/measure_gpu.py", "--device", "cpu", "--output", str(table)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith(f"{len(DRY_RUN)} measured")
+    written = catalog.measurements(table)
+    assert [row.outcome for row in written] == ["measured"] * len(DRY_RUN)
+    assert all(not any(row.readings.values()) for row in written)
+    assert all(row.total_parameters for row in written)
+    assert all(f"torch {torch.__version__}" in row.versions for row in written)
