@@ -581,9 +581,18 @@ def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
 
 
 def methods(of: Estimate) -> dict[Method, Estimate]:
-    """The same setup under each method that can train it."""
-    others = {method: changed(of, {"method": method}) for method in Method}
+    """The same setup under each method that can train it; without dropout where PEFT refuses it (stacked experts)."""
+    others = {
+        method: changed(of, {"method": method})
+        or changed(of, {"method": method, "lora_dropout": 0.0})
+        for method in Method
+    }
     return {method: other for method, other in others.items() if other is not None}
+
+
+def method_keys(of: Estimate) -> dict[str, object]:
+    """What a click on a method's card sets."""
+    return {"method": of.setup.method, "lora_dropout": of.setup.lora_dropout}
 
 
 def is_dark() -> bool:

@@ -23,7 +23,9 @@ def verdict() -> None:
     with st.container(horizontal=True, key="methods", gap="small"):
         for method, other in controls.methods(answer).items():
             card = wording.card_html(method, other, explore.smallest_card(other))
-            actions.card(card, f"Open {wording.METHODS[method]}", method, {"method": method})
+            actions.card(
+                card, f"Open {wording.METHODS[method]}", method, controls.method_keys(other)
+            )
 
 
 @st.fragment(key=controls.BARS)

@@ -390,9 +390,15 @@ MODELS = st.sampled_from([row.model for row in catalog.models().values()]) | st.
 
 
 @given(model=MODELS, gpu=GPUS, setup=setups())
-def test_what_is_written_is_read_as_it_was(model: object, gpu: Gpu | None, setup: object) -> None:
+def test_what_is_written_is_read_as_it_was(
+    model: Model, gpu: Gpu | None, setup: TrainingSetup
+) -> None:
+    if (
+        model.num_experts and setup.uses_adapters
+    ):  # PEFT adapts stacked experts without dropout only
+        setup = replace(setup, lora_dropout=0.0)
     asked = (model, gpu, setup)
-    written = write_fields(*asked)  # type: ignore[arg-type]
+    written = write_fields(*asked)
     assert parse(json.loads(json.dumps(written, allow_nan=False))) == asked
 
 
