@@ -218,6 +218,9 @@ BUILT_IN: tuple[Given, ...] = (
     _given("stabilityai/stablelm-2-1_6b", "full", 2, 1024),
     _given("ibm-granite/granite-3.3-2b-base", "lora", 4, 1024),
     _given("CohereLabs/aya-expanse-8b", "qlora", 1, 1024),
+    # experts
+    _given("ibm-granite/granite-3.1-1b-a400m-base", "full", 2, 1024),
+    _given("allenai/OLMoE-1B-7B-0924", "lora", 1, 1024, lora_dropout=0),
     # larger
     _given("Qwen/Qwen2.5-14B", "qlora", 2, 2048, **CHECKPOINTED),
     _given(LLAMA_2_7B, "full", 1, 1024, optim="adamw_bnb_8bit", **NO_AUTOCAST, **CHECKPOINTED),

@@ -56,7 +56,7 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
     },
 }
 _ACTIVATION_KEYS = {"gemma2": "hidden_activation", "gemma3_text": "hidden_activation"}
-_SWITCHED_WINDOW = frozenset({"qwen2", "qwen3"})
+_SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 
 
 def config_of(model: Model) -> Config:
@@ -108,7 +108,23 @@ def _llama_like(model: Model) -> Config:
     if model.model_type in _SWITCHED_WINDOW:
         config["use_sliding_window"] = bool(model.sliding_window)
     extra = _SHARED.get(model.model_type)
-    return config | (extra(model) if extra else {})
+    return config | (extra(model) if extra else {}) | _experts(model)
+
+
+def _experts(model: Model) -> Config:
+    """The keys of a mixture of experts; those that a family's class does not know, it does not read."""
+    if not model.num_experts:
+        return {}
+    is_local = model.model_type in {"granitemoe", "mixtral"}
+    return {
+        "num_local_experts" if is_local else "num_experts": model.num_experts,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        "moe_intermediate_size": model.moe_intermediate_size,
+        "shared_expert_intermediate_size": model.shared_expert_intermediate_size,
+        "norm_topk_prob": model.norm_topk_prob,
+        "output_router_logits": model.output_router_logits,
+        "qkv_bias": model.attention_bias,
+    }
 
 
 def _gpt2(model: Model) -> Config:

@@ -42,7 +42,7 @@ FORWARD, LOSS, BACKWARD, STEP = (
 
 
 def tiny(**keys: object) -> Case:
-    return read_case({"model": TINY, "max_length": 16, **keys})
+    return read_case({"model": TINY, "max_length": 16} | keys)
 
 
 # --- the model ----------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_adapters_have_the_dtype_that_the_setup_says(
 
 # --- the steps ----------------------------------------------------------------------------------
 
-SETUPS = {
+SETUPS: dict[str, dict[str, Any]] = {
     "as Trainer, float32 under autocast": {"dtype": "float32"},
     "no autocast": {"mixed_precision": "no"},
     "accumulation": {"gradient_accumulation_steps": 2},
@@ -134,6 +134,19 @@ SETUPS = {
         "prepare_model_for_kbit_training": True,
         "gradient_checkpointing": True,
     },
+}
+
+
+EXPERTS = {
+    **TINY,
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+SETUPS |= {
+    "experts": {"model": EXPERTS},
+    "experts with LoRA": {"model": EXPERTS, "method": "lora", "lora_dropout": 0},
 }
 
 
