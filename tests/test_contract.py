@@ -16,7 +16,7 @@ from estimator.contract import parse, read_link, read_setup, write_estimate, wri
 from estimator.engine import estimate
 from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, GROUPS, KEYS, Key
 from estimator.kinds import Choice, Flag, Momentum, Names, Number, Version, Whole, show
-from estimator.specs import Component, Dtype, Gpu, MixedPrecision, Optimizer, TrainingSetup
+from estimator.specs import Component, Dtype, Gpu, MixedPrecision, Model, Optimizer, TrainingSetup
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
 GPT2 = "openai-community/gpt2"
