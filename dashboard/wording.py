@@ -10,6 +10,7 @@ from typing import NamedTuple
 from dashboard import theme
 from dashboard.explain import Line
 from dashboard.explore import Against
+from estimator.accuracy import Trust
 from estimator.remedies import Remedy
 from estimator.results import Estimate, Moment, RunTime
 from estimator.specs import (
@@ -311,7 +312,19 @@ def verdict(estimate: Estimate) -> Saying:
     return saying._replace(capacity=capacity_note(gpu))
 
 
-def verdict_html(estimate: Estimate) -> str:
+def trust_sentence(method: Method, trust: Trust | None) -> str:
+    """How far measured runs of this kind lay from our estimate."""
+    kind = METHOD_NOUNS[method]
+    if trust is None:
+        return f"No measured run of {kind} is at hand to hold this against."
+    runs = f"{trust.runs} measured run{'s' * (trust.runs != 1)}"
+    return (
+        f"{runs} of {kind} on one GPU lay {100 * trust.median:.1f} % from our peak in the median, "
+        f"{100 * trust.largest:.1f} % at most."
+    )
+
+
+def verdict_html(estimate: Estimate, trust: Trust | None) -> str:
     """The verdict as a coloured panel; the words say all that the colour says."""
     saying = verdict(estimate)
     if estimate.verdict is None:
@@ -325,7 +338,8 @@ def verdict_html(estimate: Estimate) -> str:
         f'<p class="hr-say">{escape(saying.sentence)}</p>'
         f'<p class="hr-run">{escape(run_sentence(estimate))}</p>'
         f'<p class="hr-small hr-setup">{escape(setup_line(estimate))}</p>'
-        f'<p class="hr-small">{escape(saying.when)} {escape(saying.capacity)}</p></div>'
+        f'<p class="hr-small">{escape(saying.when)} {escape(saying.capacity)} '
+        f"{escape(trust_sentence(estimate.setup.method, trust))}</p></div>"
     )
 
 

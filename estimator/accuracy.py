@@ -1,4 +1,4 @@
-"""Published runs beside what is estimated for them."""
+"""Published speeds and measured peaks beside what is estimated for them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import median
 
 from estimator import catalog
 from estimator.contract import parse
+from estimator.engine import estimate
 from estimator.moments import Resident, resident, structure
-from estimator.results import RunTime
-from estimator.specs import Gpu, Model, TrainingSetup
+from estimator.results import Estimate, RunTime
+from estimator.specs import Gpu, Method, Model, TrainingSetup
 from estimator.throughput import Sharing, run_time
 
 COUNTS = (
@@ -109,3 +111,69 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         source=row["source"],
         note=row["note"],
     )
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPeak:
+    """One measured run of ``data/measurements.csv`` beside its estimate."""
+
+    measurement: catalog.Measurement
+    measured_bytes: int
+    """What ``torch.cuda.max_memory_allocated`` said."""
+    estimate: Estimate | None
+    refusal: str
+    """Why there is no estimate; empty where there is one."""
+
+    @property
+    def error(self) -> float | None:
+        """Estimated less measured peak, as a share of the measured one; None without an estimate."""
+        if self.estimate is None:
+            return None
+        return self.estimate.peak.bytes / self.measured_bytes - 1
+
+
+@lru_cache(maxsize=1)
+def measured_peaks() -> tuple[MeasuredPeak, ...]:
+    """Every measured peak of torch's allocator, in the order of the file; none is left out for its error."""
+    return tuple(
+        _measured(row, peak)
+        for row in catalog.measurements()
+        if row.outcome == "measured" and (peak := row.readings["allocated"].get("peak"))
+    )
+
+
+def _measured(row: catalog.Measurement, peak: int) -> MeasuredPeak:
+    try:
+        answer = estimate(*parse(json.loads(row.setup)))
+    except ValueError as refusal:
+        return MeasuredPeak(
+            measurement=row, measured_bytes=peak, estimate=None, refusal=str(refusal)
+        )
+    return MeasuredPeak(measurement=row, measured_bytes=peak, estimate=answer, refusal="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """How far measured runs of one kind lay from their estimates, as shares of what was measured."""
+
+    runs: int
+    median: float
+    largest: float
+
+
+@lru_cache(maxsize=8)
+def trust(method: Method) -> Trust | None:
+    """Of the measured runs of this method that are estimated; None where there are none."""
+    errors = [
+        abs(peak.error)
+        for peak in measured_peaks()
+        if peak.estimate is not None
+        and peak.error is not None
+        and peak.estimate.setup.method is method
+    ]
+    if not errors:
+        return None
+    return Trust(runs=len(errors), median=median(errors), largest=max(errors))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from dashboard import actions, controls, drawing, explore, figures, more, wording
+from estimator.accuracy import trust
 
 
 @st.fragment(key=controls.VERDICT)
@@ -19,7 +20,7 @@ def verdict() -> None:
     if isinstance(answer, str):
         st.error(answer, icon=":material/block:")
         return
-    st.html(wording.verdict_html(answer))
+    st.html(wording.verdict_html(answer, trust(answer.setup.method)))
     with st.container(horizontal=True, key="methods", gap="small"):
         for method, other in controls.methods(answer).items():
             card = wording.card_html(method, other, explore.smallest_card(other))

@@ -104,7 +104,7 @@ def test_every_part_phase_and_verdict_has_words():
 
 def test_names_from_outside_are_escaped():
     card = Gpu(name="<b>card</b>", memory_bytes=80 * wording.GIB)
-    assert "<b>card" not in wording.verdict_html(estimate(MODEL, card, EXAMPLE))
+    assert "<b>card" not in wording.verdict_html(estimate(MODEL, card, EXAMPLE), None)
 
 
 def test_the_setup_in_one_line():

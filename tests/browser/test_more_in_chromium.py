@@ -1,0 +1,95 @@
+"""Clicks that only a real browser makes: a cell of the map, a remedy and its undo, and the keyboard alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.test_in_chromium import WAIT, bars, changed, settled, visitor
+
+pytestmark = pytest.mark.browser
+LORA = "?model=Qwen/Qwen3-8B&gpu=L40S&method=lora&max_length=2048&per_device_train_batch_size=4"
+
+
+def test_a_click_on_the_map_sets_both_sliders(browser, address):
+    with visitor(browser, f"{address}/{LORA}&section=How+far") as page:
+        plot = page.locator(".st-key-map .js-plotly-plot")
+        plot.locator(".main-svg").first.wait_for(timeout=WAIT)
+        plot.scroll_into_view_if_needed()
+        before = bars(page)
+        cells = plot.evaluate(
+            "plot => plot._fullData.at(-1).customdata.map(pair => Array.from(pair))"
+        )
+        at = cells.index([2, 1024])
+        place = plot.evaluate(
+            "(plot, at) => { const trace = plot._fullData.at(-1), layout = plot._fullLayout;"
+            " const box = plot.getBoundingClientRect();"
+            " return [box.x + layout._size.l + layout.xaxis.d2p(trace.x[at]),"
+            " box.y + layout._size.t + layout.yaxis.d2p(trace.y[at])] }",
+            at,
+        )
+        page.mouse.move(*place)
+        page.mouse.click(*place)
+        changed(page, before)
+        page.wait_for_url("**per_device_train_batch_size=2**", timeout=WAIT)
+        assert "max_length=1024" not in page.url, "the default is not written"
+        page.get_by_text("Effective batch 2 = 2 × 1 on 1 GPU").wait_for(timeout=WAIT)
+
+
+def test_a_remedy_applied_and_undone_leaves_the_setup_as_it_was(browser, address):
+    link = f"{address}/{LORA}"
+    with visitor(browser, link) as page:
+        before = bars(page)
+        page.get_by_text("✕ Does not fit").first.wait_for(timeout=WAIT)
+        page.get_by_role("button", name="Apply Gradient checkpointing").first.click()
+        page.get_by_text("✓ Fits").first.wait_for(timeout=WAIT)
+        page.wait_for_url("**gradient_checkpointing=true**", timeout=WAIT)
+        page.get_by_role("button", name="Undo").click()
+        page.get_by_text("✕ Does not fit").first.wait_for(timeout=WAIT)
+        settled(page)
+        assert bars(page) == before
+        assert "gradient_checkpointing" not in page.url
+
+
+def test_a_remedy_may_set_a_slider_to_what_it_did_not_offer_before(browser, address):
+    link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L40S&method=lora&max_length=2048&per_device_train_batch_size=14"
+    with visitor(browser, link) as page:
+        page.get_by_role("button", name="Apply Micro-batch").first.click()
+        page.get_by_text("✓ Fits").first.wait_for(timeout=WAIT)
+        page.get_by_text("Effective batch 14 = ").wait_for(timeout=WAIT)
+
+
+def test_the_keyboard_alone_reaches_and_opens_a_card(browser, address):
+    with visitor(browser, address) as page:
+        before = bars(page)
+        page.get_by_role("button", name="Open QLoRA").focus()
+        page.keyboard.press("Enter")
+        changed(page, before)
+        page.get_by_text("✓ Fits").first.wait_for(timeout=WAIT)
+
+
+def test_a_card_is_clicked_anywhere_on_it(browser, address):
+    with visitor(browser, address) as page:
+        before = bars(page)
+        corner = page.get_by_text("smallest:").last.bounding_box()
+        page.mouse.click(corner["x"] + 5, corner["y"] + 5)  # over the text lies the unseen button
+        changed(page, before)
+        page.wait_for_url("**method=qlora**", timeout=WAIT)
+
+
+def test_the_section_that_is_open_travels_in_the_link(browser, address):
+    with visitor(browser, address) as page:
+        page.get_by_role("radio", name="Through the step").click()
+        page.get_by_text("Every moment of two training steps").wait_for(timeout=WAIT)
+        page.wait_for_url("**section=Through**", timeout=WAIT)
+        with visitor(browser, page.url) as other:
+            other.get_by_text("Every moment of two training steps").wait_for(timeout=WAIT)
+
+
+def test_how_it_works_is_reached_from_the_top_and_back_keeps_the_setup(browser, address):
+    with visitor(browser, f"{address}/{LORA}") as page:
+        before = bars(page)
+        page.get_by_role("link", name="How it works").click()
+        page.get_by_text("A peak is a moment, not a sum").wait_for(timeout=WAIT)
+        page.get_by_role("link", name="Estimate").click()
+        settled(page)
+        assert bars(page) == before

@@ -1,0 +1,105 @@
+"""The figures below the hero: their numbers are the estimate's, and Plotly takes them as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import plotly.graph_objects as go
+import pytest
+
+from dashboard import charts, explore
+from estimator import Dtype, Method, MixedPrecision, TrainingSetup, catalog, estimate
+from estimator.ranking import pareto
+from estimator.specs import STEP_PHASES, Component, Verdict
+
+GIB = 2**30
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+A100 = catalog.gpu("A100-SXM4-80GB")
+WHAT_IF = TrainingSetup(mixed_precision=MixedPrecision.NO, optim_state_dtype=Dtype.FLOAT32)
+LORA = TrainingSetup(method=Method.LORA, per_device_train_batch_size=3, max_length=1500)
+
+
+@pytest.fixture(scope="module")
+def around():
+    answer = estimate(MISTRAL, A100, LORA)
+    return answer, explore.around(answer)
+
+
+def test_every_cell_of_the_map_is_the_headroom_of_that_setup(around):
+    answer, grid = around
+    for row, batch in enumerate(grid.batches):
+        for column, length in enumerate(grid.lengths):
+            there = replace(LORA, per_device_train_batch_size=batch, max_length=length)
+            cell = estimate(answer.model, A100, there)
+            assert grid.headroom[row][column] == cell.headroom_bytes
+
+
+def test_the_map_holds_the_setup_and_shows_both_sides_of_the_limit(around):
+    _, grid = around
+    assert 3 in grid.batches
+    assert 1500 in grid.lengths
+    sizes = [size for row in grid.headroom for size in row]
+    assert min(sizes) < 0 < max(sizes)
+
+
+def test_the_border_of_the_map_stands_above_the_last_batch_that_fits(around):
+    _, grid = around
+    figure = charts.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500))
+    line = next(trace for trace in figure["data"] if trace.get("mode") == "lines")
+    for column in range(len(grid.lengths)):
+        fitting = sum(row[column] >= 0 for row in grid.headroom)
+        assert line["y"][2 * column] == fitting - 0.5
+
+
+def test_a_click_on_a_cell_carries_its_batch_and_length(around):
+    _, grid = around
+    figure = charts.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500))
+    clicks = figure["data"][-1]
+    for x, y, (batch, length) in zip(clicks["x"], clicks["y"], clicks["customdata"], strict=True):
+        assert (grid.batches[y], grid.lengths[x]) == (batch, length)
+
+
+def test_a_setup_with_learned_positions_has_no_longer_column():
+    gpt2 = catalog.model("openai-community/gpt2")
+    grid = explore.around(estimate(gpt2, A100, TrainingSetup(max_length=512)))
+    assert max(grid.lengths) == 1024
+
+
+def test_the_first_of_two_steps_lacks_the_states_and_the_second_reaches_the_peak():
+    answer = estimate(MISTRAL, A100, WHAT_IF)
+    figure = charts.through_the_step(answer)
+    moments = [m for m in answer.moments if m.phase in STEP_PHASES]
+    stacked = [sum(sizes) for sizes in zip(*(t["y"] for t in figure["data"]), strict=True)]
+    assert len(stacked) == 2 * len(moments) + 1
+    states = moments[0].resident[Component.OPTIMIZER_STATES] / GIB
+    assert stacked[len(moments)] - stacked[0] == pytest.approx(states, abs=0.01)
+    assert max(stacked) == pytest.approx(answer.peak.bytes / GIB, abs=0.01)
+    peak = figure["layout"]["annotations"][-1]
+    assert answer.peak.name in peak["text"]
+    assert stacked[int(peak["x"])] == pytest.approx(max(stacked), abs=0.01)
+
+
+def test_the_chart_of_cost_joins_the_cards_that_no_other_beats():
+    rows, _ = explore.every_gpu(estimate(MISTRAL, A100, LORA))
+    fitting = [row for row in rows if row.verdict is Verdict.FITS]
+    front = pareto(fitting)
+    figure = charts.cost_against_time(fitting, front, estimate(MISTRAL, A100, LORA))
+    joined = figure["data"][1]
+    assert joined["text"] == [it.gpu.name for it in front]
+    assert joined["x"] == sorted(joined["x"])
+    assert joined["y"] == sorted(joined["y"], reverse=True)
+    assert figure["data"][2]["text"] == ["A100-SXM4-80GB"], "the ring is the chosen card"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_plotly_takes_every_figure(around, dark):
+    answer, grid = around
+    rows, _ = explore.every_gpu(answer)
+    fitting = [row for row in rows if row.verdict is Verdict.FITS]
+    for figure in (
+        charts.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500), dark=dark),
+        charts.through_the_step(answer, dark=dark),
+        charts.through_the_step(estimate(MISTRAL, None, LORA), dark=dark),
+        charts.cost_against_time(fitting, pareto(fitting), answer, dark=dark),
+    ):
+        assert go.Figure(figure).to_plotly_json()["data"]

@@ -1,0 +1,130 @@
+"""What the page answers after yes or no. Its numbers are tested where they arise."""
+
+from __future__ import annotations
+
+from html import escape
+
+import pytest
+
+from dashboard import more
+from dashboard.example import EXAMPLE
+from estimator import Method, TrainingSetup, catalog, estimate
+from estimator.limits import largest_micro_batch, longest_context
+from estimator.remedies import remedies
+from tests.test_start_page import figure, open_page, text
+
+LLAMA_ON_4090 = {"model": "meta-llama/Llama-3.1-8B", "gpu": "GeForce RTX 4090"}
+
+
+def click(page, key):
+    page.button(key=key).click().run()
+    assert not page.exception
+    page.run()
+    assert not page.exception
+
+
+def test_three_cards_name_the_smallest_gpu_its_room_and_the_run():
+    said = text(open_page())
+    for name in ("Full", "LoRA", "QLoRA"):
+        assert f"<b>{name}</b>" in said
+    assert said.count("smallest:") == 3
+    assert said.count("hours, $") + said.count("minutes, $") >= 3
+
+
+def test_a_card_is_one_click_and_undo_takes_it_back():
+    page = open_page()
+    before = figure(page)["data"]
+    click(page, "open qlora")
+    assert page.session_state["method"] == "qlora"
+    click(page, "undo last")
+    assert page.session_state["method"] == "full"
+    assert figure(page)["data"] == before
+    assert page.button(key="undo last").disabled
+
+
+def test_reset_leads_back_to_the_example_and_can_be_undone():
+    page = open_page(**LLAMA_ON_4090, method="lora", lora_r="64", max_length="4096")
+    click(page, "reset to example")
+    for key, value in EXAMPLE.items():
+        assert page.session_state[key] == value
+    assert page.session_state["lora_r"] == TrainingSetup().lora_r
+    click(page, "undo last")
+    assert page.session_state["lora_r"] == 64
+    assert page.session_state["model"] == LLAMA_ON_4090["model"]
+
+
+def test_every_remedy_on_the_page_is_a_click_that_makes_it_fit():
+    model, gpu = catalog.model(LLAMA_ON_4090["model"]), catalog.gpu(LLAMA_ON_4090["gpu"])
+    proposed = remedies(estimate(model, gpu, TrainingSetup()), catalog.gpus_like(gpu))
+    assert proposed
+    for remedy in proposed:
+        page = open_page(**LLAMA_ON_4090)
+        assert "Does not fit" in text(page)
+        assert escape(remedy.price) in text(page)
+        click(page, f"open {remedy.title}")
+        assert "✓ Fits" in text(page)
+
+
+def test_what_fits_is_offered_no_remedy():
+    page = open_page(**LLAMA_ON_4090, method="qlora")
+    assert "✓ Fits" in text(page)
+    assert "What to change" not in text(page)
+
+
+def test_the_page_says_that_accumulation_cannot_help_a_card_full_of_weights():
+    said = text(open_page(**LLAMA_ON_4090))
+    assert "no smaller batch, shorter context or more accumulation makes that fit" in said
+
+
+def test_limits_stand_beside_the_sliders():
+    said = text(open_page(model="Qwen/Qwen3-8B", gpu="L40S", method="lora", max_length="2048"))
+    model, gpu = catalog.model("Qwen/Qwen3-8B"), catalog.gpu("L40S")
+    setup = TrainingSetup(method=Method.LORA, max_length=2048)
+    assert f"Up to {largest_micro_batch(model, gpu, setup):,} fit at 2,048 tokens" in said
+    assert f"Up to {longest_context(model, gpu, setup):,} tokens fit at micro-batch 1" in said
+
+
+@pytest.mark.parametrize("section", list(more.SECTIONS))
+@pytest.mark.parametrize("model", [EXAMPLE["model"], "mistralai/Mixtral-8x7B-v0.1"])
+@pytest.mark.parametrize("method", list(Method))
+def test_every_section_opens_for_every_method(section, model, method):
+    page = open_page(
+        model=model, gpu="H200-SXM-141GB", method=method, lora_dropout="0", section=section
+    )
+    assert "section is no key" not in text(page)
+    assert len(text(page)) > 1000
+
+
+@pytest.mark.parametrize("section", list(more.SECTIONS))
+def test_every_section_has_something_to_say_without_a_gpu(section):
+    page = open_page(model="Qwen/Qwen3-8B", section=section)
+    assert "Needs" in text(page)
+
+
+def test_a_card_of_one_s_own_is_held_against_like_any_other():
+    page = open_page(model="Qwen/Qwen3-8B", method="qlora", section="Which GPU")
+    page.number_input(key="own GiB").set_value(9.75).run()
+    click(page, "take own card")
+    said = text(page)
+    assert "own GPU has 9.8 GiB usable" in said
+    assert str(round(9.75 * 2**30)) in str(page.session_state["gpu"])
+
+
+def test_the_table_of_gpus_holds_the_whole_catalogue_by_size():
+    page = open_page(model="Qwen/Qwen3-8B", gpu="L4", method="qlora", section="Which GPU")
+    table = page.dataframe[0].value
+    assert sorted(table["GPU"]) == sorted(catalog.gpus())
+    assert list(table["Usable"]) == sorted(table["Usable"])
+    assert {"✓ fits", "✕ does not fit"} <= set(table["Verdict"])
+
+
+def test_measured_runs_stand_beside_the_verdict():
+    said = text(open_page())
+    assert "2 measured runs of Full fine-tuning on one GPU lay 0.0 % from our peak" in said
+
+
+def test_how_it_works_is_a_page_of_its_own():
+    page = open_page()
+    page.switch_page("pages/how_it_works.py").run()
+    assert not page.exception
+    assert "A peak is a moment, not a sum" in [it.value for it in page.subheader]
