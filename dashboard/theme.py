@@ -67,6 +67,10 @@ VERDICTS_ON_DARK: dict[Verdict, str] = {
 }
 
 
+NEUTRAL = ("#4A5560", "#B4BEC8")
+"""Without a verdict: on light, on dark."""
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """What differs between the light and the dark page in a figure."""

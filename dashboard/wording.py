@@ -328,7 +328,7 @@ def verdict_html(estimate: Estimate, trust: Trust | None) -> str:
     """The verdict as a coloured panel; the words say all that the colour says."""
     saying = verdict(estimate)
     if estimate.verdict is None:
-        light = dark = theme.RESERVE.colour
+        light, dark = theme.NEUTRAL
     else:
         light = theme.VERDICTS[estimate.verdict].colour
         dark = theme.VERDICTS_ON_DARK[estimate.verdict]
@@ -474,7 +474,13 @@ def card_html(method: Method, estimate: Estimate, smallest: Against | None) -> s
     where = "no single card holds it"
     if smallest is not None:
         where = f"smallest: {smallest.gpu.name}, {gib(smallest.headroom_bytes)} free"
-    return _card(METHODS[method], estimate.verdict, need, where, run(estimate) or "time not known")
+    return _card(
+        METHODS[method], estimate.verdict, need, where, run(estimate) or _no_time(estimate)
+    )
+
+
+def _no_time(estimate: Estimate) -> str:
+    return "hours not known" if estimate.gpu is not None else "choose a GPU for hours"
 
 
 def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:
@@ -615,8 +621,13 @@ def gpus_head(estimate: Estimate, rows: Sequence[Estimate]) -> str:
 def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate | None) -> str:
     """Why a step takes as long as it does, and what follows for the run."""
     time = estimate.time
+    if time is None and estimate.gpu is None:
+        return '<p class="hr-text">Choose a GPU to see how long the run takes on it.</p>'
     if time is None:
-        return '<p class="hr-text">No time is given: see the assumptions under “What fills it”.</p>'
+        said = next(
+            (it for it in estimate.assumptions if it.startswith("No time")), "No time is known."
+        )
+        return f'<p class="hr-text">{escape(said)}</p>'
     rows = [
         _row(None, escape(part.name), seconds(part.low_seconds), seconds(part.high_seconds), "")
         for part in time.parts
@@ -649,7 +660,7 @@ def pareto_html(front: Sequence[Estimate]) -> str:
     return (
         '<h2 class="hr-head">Dollars against hours, every card that holds it</h2>'
         f'<p class="hr-text">No other card beats the {len(front)} joined ones in both. Points are the middles of their '
-        "brackets, at the cheapest listing known; the ring is the chosen card.</p>"
+        "brackets, at the cheapest listing known; a ring marks the chosen card.</p>"
     )
 
 
