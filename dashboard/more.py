@@ -12,8 +12,8 @@ import streamlit as st
 
 from dashboard import actions, charts, controls, drawing, explain, explore, theme, wording
 from estimator import catalog
-from estimator import remedies as find
 from estimator.ranking import pareto
+from estimator.remedies import remedies as fitting_changes
 from estimator.results import Estimate
 from estimator.specs import Component, Verdict
 
@@ -33,7 +33,7 @@ def remedies(answer: Estimate) -> None:
     """Changes that make it fit, each a button that applies it."""
     if answer.gpu is None or answer.verdict is Verdict.FITS:
         return
-    found = find.remedies(answer, catalog.gpus_like(answer.gpu))
+    found = fitting_changes(answer, catalog.gpus_like(answer.gpu))
     st.html(wording.remedies_head(answer, len(found)))
     with st.container(key="remedies", gap="small"):
         for remedy in found:

@@ -7,6 +7,7 @@
 """
 
 from estimator import catalog, hub, repository
+from estimator.accuracy import Trust, trust
 from estimator.custom import resized
 from estimator.engine import estimate
 from estimator.ranking import Ranking, pareto, rank_gpus
@@ -51,6 +52,7 @@ __all__ = [
     "RunTime",
     "TrainingSetup",
     "Trouble",
+    "Trust",
     "Verdict",
     "catalog",
     "estimate",
@@ -59,4 +61,5 @@ __all__ = [
     "rank_gpus",
     "repository",
     "resized",
+    "trust",
 ]

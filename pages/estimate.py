@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from dashboard import actions, controls, drawing, explore, figures, more, wording
-from estimator.accuracy import trust
+from estimator import trust
 
 
 @st.fragment(key=controls.VERDICT)
