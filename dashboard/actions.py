@@ -40,7 +40,7 @@ def card(html: str, label: str, name: str, keys: Mapping[str, object]) -> None:
     """
     state = st.session_state
     is_open = all(state[key] == value for key, value in keys.items())
-    with st.container(key=f"card {name}"):
+    with st.container(key=f"card {'open ' * is_open}{name}"):
         st.html(html)
         st.button(
             label,

@@ -62,7 +62,10 @@ def section(answer: Estimate) -> None:
 
 
 def _ledger(answer: Estimate) -> None:
-    st.html(wording.details_html(answer))
+    # three pieces, so that the browser reads anew only what a moved slider changes
+    st.html(wording.ledger_html(answer))
+    st.html(wording.rule_of_thumb_html(answer))
+    st.html(wording.assumptions_html(answer))
 
 
 def _limits(answer: Estimate) -> None:

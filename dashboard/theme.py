@@ -48,7 +48,7 @@ COMPONENTS: dict[Component, Part] = {
     Component.ACTIVATIONS: Part("Activations", "#56B4E9", BLACK),
     Component.LOGITS: Part("Logits", "#D55E00", BLACK),
     Component.TEMPORARIES: Part("Temporaries", "#C9B500", BLACK),
-    Component.COMMUNICATION: Part("Communication", "#8C6BB1", WHITE),
+    Component.COMMUNICATION: Part("Communication", "#7F5DA8", WHITE),
     Component.WORKSPACE: Part("Workspace", "#7F8A94", BLACK),
 }
 
@@ -57,7 +57,7 @@ RESERVE = Part("Outside PyTorch", "#9AA4AE", BLACK, hollow=True)
 
 VERDICTS: dict[Verdict, Part] = {
     Verdict.FITS: Part("Fits", "#00785A", WHITE),
-    Verdict.TIGHT: Part("Tight", "#A86B00", WHITE),
+    Verdict.TIGHT: Part("Tight", "#8A5800", WHITE),
     Verdict.DOES_NOT_FIT: Part("Does not fit", "#B83A00", WHITE),
 }
 VERDICTS_ON_DARK: dict[Verdict, str] = {
@@ -133,10 +133,10 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 [class*="st-key-card-"] {{ position: relative; border: 1px solid rgba(127,138,148,.45); border-radius: .5rem;
   padding: .55rem .9rem; gap: 0; }}
 [class*="st-key-card-"]:hover {{ border-color: #0072B2; background: rgba(0,114,178,.07); }}
-[class*="st-key-card-"]:has(button:disabled) {{ border: 2px solid #0072B2; background: none; }}
-[class*="st-key-card-"]:has(button:focus-visible) {{ outline: 3px solid #56B4E9; }}
-[class*="st-key-card-"] [data-testid="stElementContainer"]:has(button) {{ position: absolute; inset: 0; width: 100%; }}
-[class*="st-key-card-"] .stButton, [class*="st-key-card-"] button {{ width: 100%; height: 100%; opacity: 0; }}
+[class*="st-key-card-open-"] {{ border: 2px solid #0072B2; background: none; }}
+[class*="st-key-card-"]:focus-within {{ outline: 3px solid #56B4E9; }}
+[class*="st-key-open-"] {{ position: absolute; inset: 0; width: 100%; }}
+[class*="st-key-open-"] .stButton, [class*="st-key-open-"] button {{ width: 100%; height: 100%; opacity: 0; }}
 .hr-card {{ font-size: 1rem; line-height: 1.45; margin: 0; }}
 .hr-card small {{ font-size: .875rem; opacity: .85; }}
 {_verdict_colours()}

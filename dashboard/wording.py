@@ -443,11 +443,6 @@ def assumptions_html(estimate: Estimate) -> str:
     return f'<h2 class="hr-head">What is assumed</h2><ul class="hr-text">{items}</ul>'
 
 
-def details_html(estimate: Estimate) -> str:
-    """Below the figure: the ledger, the rule of thumb, the assumptions."""
-    return ledger_html(estimate) + rule_of_thumb_html(estimate) + assumptions_html(estimate)
-
-
 def proposal_html(estimate: Estimate, name: str) -> str:
     """A setup that a click opens: its name, its need as its bar shows it, its verdict."""
     return _card(name, estimate.verdict, f"needs {gib(estimate.need_high_bytes)}")
