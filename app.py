@@ -22,6 +22,7 @@ page = st.navigation(
     [
         st.Page("pages/estimate.py", title="Estimate", url_path="setup", default=True),
         st.Page("pages/how_it_works.py", title="How it works", url_path="how"),
+        st.Page("pages/accuracy.py", title="Accuracy", url_path="proof"),
     ],
     position="top",
 )

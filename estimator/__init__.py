@@ -7,7 +7,7 @@
 """
 
 from estimator import catalog, hub, repository
-from estimator.accuracy import Trust, trust
+from estimator.accuracy import MeasuredPeak, Trust, measured_peaks, trust
 from estimator.custom import resized
 from estimator.engine import estimate
 from estimator.ranking import Ranking, pareto, rank_gpus
@@ -39,6 +39,7 @@ __all__ = [
     "Estimate",
     "Gpu",
     "HubModel",
+    "MeasuredPeak",
     "Method",
     "MixedPrecision",
     "Model",
@@ -57,6 +58,7 @@ __all__ = [
     "catalog",
     "estimate",
     "hub",
+    "measured_peaks",
     "pareto",
     "rank_gpus",
     "repository",

@@ -1,0 +1,18 @@
+"""A setup as the address that opens it."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import urlencode
+
+from estimator.contract import write_fields
+from estimator.results import Estimate
+
+
+def query(of: Estimate) -> str:
+    """The query of an address, without the question mark: every key that differs from the contract's defaults."""
+    pairs = []
+    for key, value in write_fields(of.model, of.gpu, of.setup).items():
+        values = value if isinstance(value, list) else [value]
+        pairs += [(key, it if isinstance(it, str) else json.dumps(it)) for it in values]
+    return urlencode(pairs)
