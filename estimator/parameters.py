@@ -8,7 +8,7 @@ sums over these tables. Counts are elements, for the whole model, before any sha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
 
@@ -24,6 +24,9 @@ class Linear:
     out_features: int
     bias: bool = False
     conv1d: bool = False
+    own_class: bool = False
+    """A subclass of ``nn.Linear`` with a forward of its own: FalconLinear, which 4-bit loading leaves whole
+    (transformers 5.23, integrations/bitsandbytes.py: ``type(module) is nn.Linear``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,8 +447,7 @@ def _bloom(model: Model) -> tuple[Module, ...]:
 
 
 def _falcon(model: Model) -> tuple[Module, ...]:
-    return (
-        *_norms(model, *falcon_norm_names(model), bias=True),
+    linears = (
         *_fused_attention(
             model,
             "self_attention.query_key_value",
@@ -454,6 +456,10 @@ def _falcon(model: Model) -> tuple[Module, ...]:
             output_bias=model.attention_output_bias,
         ),
         *_plain_mlp(model, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", bias=model.mlp_bias),
+    )
+    return (
+        *_norms(model, *falcon_norm_names(model), bias=True),
+        *(replace(linear, own_class=True) for linear in linears),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from estimator.architectures import layers
 from estimator.architectures.block import LayerProgram, NormKind
+from estimator.architectures.rotary import Rotary
 from estimator.parameters import check_modelled
 from estimator.specs import Model
 
@@ -16,7 +17,12 @@ class Architecture:
 
     layer: LayerProgram
     norm: NormKind = NormKind.RMS
-    rotary: bool = True
+    rotary: Rotary | None = Rotary.HALVES
+    """How queries and keys are turned by their positions; None: not at all."""
+    tables_by_kind: bool = False
+    """Windowed layers turn by other tables than the rest (Gemma 3, OLMo 3)."""
+    always_masked: bool = False
+    """A mask is made even where causality would do (Falcon)."""
     scales_embedding: bool = False
     """The embedding is multiplied by a number (Gemma, Granite)."""
     scales_logits: bool = False
@@ -31,30 +37,35 @@ class Architecture:
 
 _LAYER_NORM = NormKind.LAYER_NORM
 _LLAMA = Architecture(layers.llama)
-_OLMO2 = Architecture(layers.olmo2, NormKind.RMS_CAST_LAST)
+_OLMO2 = Architecture(layers.olmo2, NormKind.RMS_CAST_LAST, Rotary.CAST_BACK)
+_GLM = Architecture(layers.glm, rotary=Rotary.PAIRS)
 _GRANITE = Architecture(layers.llama, scales_embedding=True, scales_logits=True)
-_COHERE = Architecture(layers.cohere, NormKind.RMS_CAST_LAST, scales_logits=True)
+_COHERE = Architecture(
+    layers.cohere, NormKind.LAYER_NORM_IN_STEPS, Rotary.FLOAT32_PAIRS, scales_logits=True
+)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "apertus": Architecture(layers.apertus),
     "arcee": Architecture(layers.arcee),
-    "bloom": Architecture(layers.bloom, _LAYER_NORM, rotary=False, eager_only=True),
+    "bloom": Architecture(layers.bloom, _LAYER_NORM, rotary=None, eager_only=True),
     "cohere": _COHERE,
     "cohere2": _COHERE,
-    "ernie4_5": _LLAMA,
+    "ernie4_5": Architecture(layers.llama, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
     "exaone4": Architecture(layers.olmo2),
-    "falcon": Architecture(layers.falcon, _LAYER_NORM),
+    "falcon": Architecture(layers.falcon, _LAYER_NORM, always_masked=True),
     "gemma": Architecture(layers.llama, NormKind.RMS_ONE_PLUS, scales_embedding=True),
     "gemma2": Architecture(
         layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True, eager_only=True
     ),
-    "gemma3_text": Architecture(layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True),
-    "glm": Architecture(layers.glm),
-    "glm4": Architecture(layers.glm),
-    "gpt2": Architecture(layers.gpt2, _LAYER_NORM, rotary=False, softmax_float32=False),
-    "gpt_bigcode": Architecture(layers.gpt2, _LAYER_NORM, rotary=False),
+    "gemma3_text": Architecture(
+        layers.gemma2, NormKind.RMS_ONE_PLUS, tables_by_kind=True, scales_embedding=True
+    ),
+    "glm": _GLM,
+    "glm4": _GLM,
+    "gpt2": Architecture(layers.gpt2, _LAYER_NORM, rotary=None, softmax_float32=False),
+    "gpt_bigcode": Architecture(layers.gpt2, _LAYER_NORM, rotary=None),
     "gpt_neox": Architecture(layers.gpt_neox, _LAYER_NORM),
-    "gptj": Architecture(layers.gptj, _LAYER_NORM, eager_only=True),
+    "gptj": Architecture(layers.gptj, _LAYER_NORM, rotary=None, eager_only=True),
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
     "hunyuan_v1_dense": Architecture(layers.hunyuan),
@@ -62,13 +73,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _LLAMA,
-    "mpt": Architecture(layers.mpt, _LAYER_NORM, rotary=False, eager_only=True),
+    "mpt": Architecture(layers.mpt, _LAYER_NORM, rotary=None, eager_only=True),
     "nemotron": Architecture(layers.arcee, _LAYER_NORM),
-    "olmo": Architecture(layers.llama, _LAYER_NORM),
+    "olmo": Architecture(layers.llama, NormKind.LAYER_NORM_FLOAT32, Rotary.CAST_BACK),
     "olmo2": _OLMO2,
-    "olmo3": _OLMO2,
+    "olmo3": replace(_OLMO2, tables_by_kind=True),
     "olmoe": _LLAMA,
-    "opt": Architecture(layers.opt, _LAYER_NORM, rotary=False),
+    "opt": Architecture(layers.opt, _LAYER_NORM, rotary=None),
     "phi": Architecture(layers.phi, _LAYER_NORM),
     "phi3": Architecture(layers.phi3),
     "qwen2": _LLAMA,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from estimator.architectures.activations import activation
+from estimator.architectures.rotary import Rotary, Tables, rotate
 from estimator.memory import operators as op
 from estimator.memory.attention import AttentionShape, attention
 from estimator.memory.tape import Parameter, Tape, Tensor
@@ -32,6 +34,10 @@ class NormKind(Enum):
     """OLMo 2: times the weight in float32, cast last."""
     LAYER_NORM = auto()
     """PyTorch's kernel."""
+    LAYER_NORM_FLOAT32 = auto()
+    """OLMo: the same in float32, cast last."""
+    LAYER_NORM_IN_STEPS = auto()
+    """Cohere: in Python, in float32, without a bias."""
 
 
 @dataclass(slots=True)
@@ -75,6 +81,7 @@ class Block:
         *,
         key: str,
         norm_kind: NormKind,
+        rotary: Rotary | None = Rotary.HALVES,
         softmax_float32: bool = True,
         index: int | None = None,
     ) -> None:
@@ -83,12 +90,13 @@ class Block:
         self.setup = setup
         self.index = index
         self.norm_kind = norm_kind
+        self.rotary = rotary
         self.softmax_float32 = softmax_float32
         self.mask: Tensor | None = None
         self.shared: tuple[Tensor | None, ...] = ()
         self.router_logits: list[Tensor] | None = None
         """Where the router leaves its scores, if the model returns them; None in a checkpoint's replay."""
-        self.rotary_tables: tuple[Tensor, Tensor] | None = None
+        self.rotary_tables: Tables | None = None
         self.linears: dict[str, Linked] = {}
         self.stacks: dict[str, Stack] = {}
         self.norms: dict[str, list[Parameter]] = {}
@@ -158,6 +166,10 @@ class Block:
         match kind or self.norm_kind:
             case NormKind.LAYER_NORM:
                 return op.layer_norm(self.tape, x, parameters, rows)
+            case NormKind.LAYER_NORM_FLOAT32:
+                return op.layer_norm(self.tape, x, parameters, rows, in_float32=True)
+            case NormKind.LAYER_NORM_IN_STEPS:
+                return op.layer_norm_in_steps(self.tape, x, parameters[0], rows)
             case NormKind.RMS:
                 return op.rms_norm(self.tape, x, parameters[0], rows)
             case NormKind.RMS_ONE_PLUS:
@@ -213,9 +225,9 @@ class Block:
             return op.linear_4bit(
                 self.tape, x, linear.in_features, linear.out_features, compute, name
             )
-        return op.linear(
-            self.tape, x, linked.weight, linked.bias, linear.in_features, linear.out_features, name
-        )
+        weight, bias = linked.weight, linked.bias
+        call = op.product if linear.own_class else op.linear
+        return call(self.tape, x, weight, bias, linear.in_features, linear.out_features, name)
 
     def router(self, name: str, x: Tensor) -> Tensor:
         """The scores of all experts: a product with a bare matrix, to which PEFT adds B @ A where it is adapted.
@@ -252,18 +264,17 @@ class Block:
         return weight if factors is None else op.folded(self.tape, weight, *factors)
 
     def activation(self, x: Tensor) -> Tensor:
-        """The MLP's activation: one kernel that saves its input, or GPT-2's formula in five steps."""
-        if self.model.hidden_act == "gelu_new":
-            return gelu_new(self.tape, x)
-        if self.model.hidden_act == "relu2":
-            return op.square(self.tape, op.elementwise(self.tape, x, "relu", saves="output"))
-        saves = "output" if self.model.hidden_act in ("relu", "tanh", "sigmoid") else "input"
-        return op.elementwise(self.tape, x, self.model.hidden_act, saves=saves)
+        """The MLP's activation, with its parameters where it has any."""
+        return activation(self.tape, x, self.model.hidden_act, self.norms.get("mlp.act_fn", ()))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **overrides: bool) -> Tensor:
         """Attention with this setup's kernel and this layer's mask."""
+        return attention(self.tape, q, k, v, self.mask, self.attention_shape(**overrides))
+
+    def attention_shape(self, **overrides: bool) -> AttentionShape:
+        """What attention must know of the model and the setup."""
         model, setup = self.model, self.setup
-        shape = AttentionShape(
+        return AttentionShape(
             batch=setup.per_device_train_batch_size,
             length=setup.max_length,
             heads=model.num_attention_heads,
@@ -275,58 +286,21 @@ class Block:
             softmax_float32=self.softmax_float32,
             **overrides,
         )
-        return attention(self.tape, q, k, v, self.mask, shape)
 
     def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary position embedding of queries and keys, where this layer has one.
-
-        Source: transformers 5.23, models/llama/modeling_llama.py, ``apply_rotary_pos_emb``; gpt_neox for the partial.
-        """
-        if self.rotary_tables is None:
+        """Rotary position embedding of queries and keys, where this layer has one."""
+        if self.rotary_tables is None or self.rotary is None:
             return q, k
-        cosine, sine = self.rotary_tables
-        return self._rotated(q, cosine, sine), self._rotated(k, cosine, sine)
-
-    def _rotated(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        tape, factor = self.tape, self.model.partial_rotary_factor
-        if factor >= 1:
-            return _rotate(tape, x, cosine, sine)
-        head_dim = self.model.head_dim
-        turned = x.elements // head_dim * int(head_dim * factor)
-        rotated_part, passed_part = op.part(tape, x, turned), op.part(tape, x, x.elements - turned)
-        return op.concatenate(tape, [_rotate(tape, rotated_part, cosine, sine), passed_part])
-
-
-def _rotate(tape: Tape, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    return op.add(
-        tape,
-        op.multiply(tape, x, cosine, "rotary"),
-        op.multiply(tape, _rotate_half(tape, x), sine, "rotary"),
-    )
-
-
-def _rotate_half(tape: Tape, x: Tensor) -> Tensor:
-    first, second = (
-        op.part(tape, x, x.elements // 2),
-        op.part(tape, x, x.elements - x.elements // 2),
-    )
-    return op.concatenate(tape, [op.scale(tape, second), first])
-
-
-def gelu_new(tape: Tape, x: Tensor) -> Tensor:
-    """GPT-2's activation in Python: ``0.5 · x · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))``.
-
-    Source: transformers 5.23, activations.py, ``NewGELUActivation``.
-    """
-    half = op.scale(tape, x)
-    base = op.cast(tape, x, 4) if tape.autocast_active else x
-    cube = op.elementwise(tape, base, "cube", backward_copies=3)
-    del base
-    inner = op.scale(tape, op.add(tape, x, op.scale(tape, cube)))
-    del cube
-    return op.multiply(
-        tape, half, op.add_number(tape, op.elementwise(tape, inner, "tanh", saves="output")), "gelu"
-    )
+        model = self.model
+        return rotate(
+            self.tape,
+            q,
+            k,
+            self.rotary_tables,
+            self.rotary,
+            share=model.partial_rotary_factor,
+            head_dim=model.head_dim,
+        )
 
 
 LayerProgram = Callable[[Block, Tensor], Tensor]

@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 from estimator.architectures import Architecture, architecture
 from estimator.architectures.block import Block
+from estimator.architectures.rotary import Tables
 from estimator.architectures.experts import balancing_loss
 from estimator.memory import operators as op
 from estimator.memory.tape import ACTIVATIONS, LOGITS, TEMPORARIES, Leaf, Tape, Tensor, leaf_node
 from estimator.parameters import Module, layer_modules, outer_modules
 from estimator.specs import AttnImplementation, MixedPrecision, Model, Phase, TrainingSetup
 
+SLIDING = "sliding_attention"
 ID_BYTES = 8
 """Token ids, labels and positions are int64."""
 
@@ -28,6 +30,8 @@ class LayerKind(NamedTuple):
 
     windowed: bool
     rotary: bool
+    local: bool
+    """Turned by the tables of windowed layers, where these have their own."""
 
 
 def has_window(model: Model, max_length: int) -> bool:
@@ -38,11 +42,13 @@ def has_window(model: Model, max_length: int) -> bool:
 @lru_cache(maxsize=1024)
 def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
     """The kind of every layer: does it see a window shorter than the text, and does it rotate."""
-    rotary = architecture(model).rotary
+    family, types = architecture(model), model.layer_types
     return tuple(
         LayerKind(
-            windowed and (not model.layer_types or model.layer_types[index] == "sliding_attention"),
-            rotary and not (model.no_rope_layers and model.no_rope_layers[index]),
+            windowed and (not types or types[index] == SLIDING),
+            family.rotary is not None
+            and not (model.no_rope_layers and model.no_rope_layers[index]),
+            family.tables_by_kind and bool(types) and types[index] == SLIDING,
         )
         for index in range(model.num_hidden_layers)
     )
@@ -71,6 +77,7 @@ class Step:
             modules,
             key=key,
             norm_kind=self.family.norm,
+            rotary=self.family.rotary,
             softmax_float32=self.family.softmax_float32,
             index=index,
         )
@@ -154,14 +161,14 @@ class Step:
         embedded = hidden  # `inputs_embeds`, a name of the model's forward until it returns
         positions = tape.new(setup.max_length, ID_BYTES)
         masks = self._masks(hidden.width)
-        tables = self._rotary_tables(hidden.width) if self.family.rotary else None
+        tables = {local: self._rotary_tables(hidden.width) for local in self._table_kinds()}
         del positions
         for played, index in enumerate(self.layers):
             tape.enter(Phase.FORWARD, "layer", played)
             kind = self.kinds[index]
             block = self._block(layer_modules(model, index), f"layers.{played}", played)
             block.mask = masks[kind.windowed]
-            block.rotary_tables = tables if kind.rotary else None
+            block.rotary_tables = tables[kind.local] if kind.rotary else None
             block.router_logits = self.router_logits if model.output_router_logits else None
             hidden = self._layer(block, hidden)
             block.router_logits = None
@@ -170,7 +177,8 @@ class Step:
             elif played == 0:
                 # every layer's replay needs them, so they outlive all but the last replayed, the first layer's
                 used = {kind.windowed for kind in self.kinds}
-                block.shared = (*(masks[windowed] for windowed in used), *(tables or ()))
+                turned = (table for pair in tables.values() for table in pair)
+                block.shared = (*(masks[windowed] for windowed in used), *turned)
             del block
         tape.enter(Phase.FORWARD, "head")
         del masks, tables
@@ -214,29 +222,48 @@ class Step:
     def _masks(self, width: int) -> dict[bool, Tensor | None]:
         """The mask of full and of windowed layers: None where the kernel's own causality is enough."""
         setup = self.setup
-        scores = setup.per_device_train_batch_size * setup.max_length**2
         masks: dict[bool, Tensor | None] = {False: None, True: None}
         kinds = {kind.windowed for kind in self.kinds}
         if self.family.masks_unused_window:
             kinds = {False, True}
         for windowed in sorted(kinds):
             if setup.attn_implementation is AttnImplementation.EAGER:
-                self.tape.operation = "attention mask"
-                masks[windowed] = self.tape.new(scores, width)
+                masks[windowed] = self._mask(width, additive=True)
             elif setup.attn_implementation is AttnImplementation.SDPA and (
-                setup.padded or windowed
+                setup.padded or windowed or self.family.always_masked
             ):
-                self.tape.operation = "attention mask"
-                stored = scores if setup.padded else setup.max_length**2
-                masks[windowed] = self.tape.view(self.tape.new(stored, 1), scores)
+                masks[windowed] = self._mask(width, additive=False)
         return masks
 
-    def _rotary_tables(self, width: int) -> tuple[Tensor, Tensor]:
-        tape = self.tape
+    def _mask(self, width: int, *, additive: bool) -> Tensor:
+        """Truth values, one for all texts unless some are padded; or 0 and -∞ for each, in the model's dtype."""
+        setup, model = self.setup, self.model
+        self.tape.operation = "attention mask"
+        scores = setup.per_device_train_batch_size * setup.max_length**2
+        if model.model_type == "falcon" and model.no_rope_layers:
+            # ALiBi of every head joins the mask: modeling_falcon.py, FalconModel.forward
+            return self.tape.new(scores * model.num_attention_heads, width)
+        if additive:
+            return self.tape.new(scores, width)
+        stored = scores if setup.padded else setup.max_length**2
+        return self.tape.view(self.tape.new(stored, 1), scores)
+
+    def _table_kinds(self) -> set[bool]:
+        """Which sets of rotary tables there are: those of windowed layers beside the others', or one for all."""
+        if self.family.rotary is None:
+            return set()
+        both = self.family.tables_by_kind and self.model.layer_types
+        return {False, True} if both else {False}
+
+    def _rotary_tables(self, width: int) -> Tables:
+        tape, rotary = self.tape, self.family.rotary
         dimension = int(self.model.head_dim * min(1.0, self.model.partial_rotary_factor))
         elements = self.setup.max_length * dimension
+        width = 4 if rotary is not None and rotary.float32_tables else width
         tape.operation = "rotary tables"
-        return tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS)
+        return Tables(
+            tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS)
+        )
 
     def _final_norm(self, hidden: Tensor) -> Tensor:
         names = [name for name in self.outer.norms if name != "word_embeddings_layernorm"]

@@ -6,8 +6,10 @@ idle ``residual`` is memory.
 
 from __future__ import annotations
 
+from estimator.architectures.activations import bloom_gelu
 from estimator.architectures.block import Block, NormKind
 from estimator.architectures.experts import mixture
+from estimator.architectures.own_attention import bloom_attention, falcon_attention, gptj_attention
 from estimator.memory import operators as op
 from estimator.memory.tape import Tensor
 
@@ -18,44 +20,56 @@ def _separate_attention(
     b: Block, x: Tensor, *, block: str = "self_attn", output: str = "o_proj"
 ) -> Tensor:
     """Llama and most others: three projections, rotary, attention, output."""
-    q = _head_norm(
-        b,
-        b.linear(f"{block}.q_proj", x),
-        ("q_norm", "q_layernorm", "query_layernorm"),
-        b.model.num_attention_heads,
-    )
-    k = _head_norm(
-        b,
-        b.linear(f"{block}.k_proj", x),
-        ("k_norm", "k_layernorm", "key_layernorm"),
-        b.model.num_key_value_heads,
-    )
+    q = _head_norm(b, b.linear(f"{block}.q_proj", x), "q_norm", b.model.num_attention_heads)
+    k = _head_norm(b, b.linear(f"{block}.k_proj", x), "k_norm", b.model.num_key_value_heads)
     v = b.linear(f"{block}.v_proj", x)
     q, k = b.rotate(q, k)
     out = b.attend(q, k, v, head_major=b.model.partial_rotary_factor < 1)
     return b.linear(f"{block}.{output}", out)
 
 
-def _head_norm(b: Block, x: Tensor, names: tuple[str, ...], heads: int) -> Tensor:
+def _head_norm(b: Block, x: Tensor, name: str, heads: int) -> Tensor:
     """The norm of queries or keys, where the family has one: over each head, or (OLMo 2) over all."""
-    for name in names:
-        full = f"self_attn.{name}"
-        if full in b.norms:
-            over_all = b.norms[full][0].elements > b.model.head_dim
-            return b.norm(full, x, groups=1 if over_all else heads)
-    return x
+    name = f"self_attn.{name}"
+    if name not in b.norms:
+        return x
+    over_all = b.norms[name][0].elements > b.model.head_dim
+    return b.norm(name, x, groups=1 if over_all else heads)
 
 
-def _late_norm_attention(b: Block, x: Tensor) -> Tensor:
-    """Gemma 3: the three projections first, then the norms of queries and keys."""
+def _late_norm_attention(
+    b: Block, x: Tensor, names: tuple[str, str] = ("q_norm", "k_norm"), *, output: str = "o_proj"
+) -> Tensor:
+    """Gemma 3, Cohere, Phi: the three projections first, then the norms of each head of queries and keys."""
     q = b.linear("self_attn.q_proj", x)
     k = b.linear("self_attn.k_proj", x)
     v = b.linear("self_attn.v_proj", x)
-    q = b.norm("self_attn.q_norm", q, groups=b.model.num_attention_heads)
-    k = b.norm("self_attn.k_norm", k, groups=b.model.num_key_value_heads)
+    if f"self_attn.{names[0]}" in b.norms:
+        q = b.norm(f"self_attn.{names[0]}", q, groups=b.model.num_attention_heads)
+        k = b.norm(f"self_attn.{names[1]}", k, groups=b.model.num_key_value_heads)
     q, k = b.rotate(q, k)
-    out = b.attend(q, k, v)
+    out = b.attend(q, k, v, head_major=b.model.partial_rotary_factor < 1)
+    return b.linear(f"self_attn.{output}", out)
+
+
+def _split_norm_attention(b: Block, x: Tensor) -> Tensor:
+    """StableLM: a norm of its own for every head of queries and keys, whose outputs are joined again."""
+    q = b.linear("self_attn.q_proj", x)
+    k = b.linear("self_attn.k_proj", x)
+    v = b.linear("self_attn.v_proj", x)
+    if b.model.qk_norm:
+        q = _normed_one_by_one(b, q, "self_attn.q_layernorm", b.model.num_attention_heads)
+        k = _normed_one_by_one(b, k, "self_attn.k_layernorm", b.model.num_key_value_heads)
+    q, k = b.rotate(q, k)
+    out = b.attend(q, k, v, head_major=b.model.partial_rotary_factor < 1)
     return b.linear("self_attn.o_proj", out)
+
+
+def _normed_one_by_one(b: Block, x: Tensor, name: str, heads: int) -> Tensor:
+    parts = op.split(b.tape, x, [b.rows * b.model.head_dim] * heads)
+    return op.concatenate(
+        b.tape, [b.norm(f"{name}.norms.{head}", part) for head, part in enumerate(parts)]
+    )
 
 
 def _fused_attention(
@@ -116,11 +130,12 @@ def llama(b: Block, x: Tensor) -> Tensor:
     """Norm, attention, add; norm, MLP or experts, add. Llama, Mistral, Qwen2, Qwen3, Mixtral, Granite and many more."""
     residual = x
     x = b.norm("input_layernorm", x)
-    x = _separate_attention(b, x)
+    x = op.dropout(b.tape, _separate_attention(b, x), b.model.resid_pdrop)  # Seed-OSS
     x = op.add(b.tape, residual, _times_multiplier(b, x))
     residual = x
     x = b.norm("post_attention_layernorm", x)
     x = mixture(b, x) if b.model.num_experts else _gated_mlp(b, x)
+    x = op.dropout(b.tape, x, b.model.resid_pdrop)
     return op.add(b.tape, residual, _times_multiplier(b, x))
 
 
@@ -251,7 +266,7 @@ def falcon(b: Block, x: Tensor) -> Tensor:
     else:
         normed = b.norm("input_layernorm", x)
         mlp_input = normed
-    attended = _fused_attention(b, normed, fused, output)
+    attended = falcon_attention(b, normed, fused, output)
     if b.has("post_attention_layernorm"):
         residual = op.add(b.tape, residual, attended)
         mlp_input = b.norm("post_attention_layernorm", residual)
@@ -265,7 +280,7 @@ def cohere(b: Block, x: Tensor) -> Tensor:
     """One norm, then attention and a gated MLP side by side: Cohere and Cohere 2."""
     residual = x
     x = b.norm("input_layernorm", x)
-    attended = _separate_attention(b, x)
+    attended = _late_norm_attention(b, x)
     hidden = _gated_mlp(b, x)
     return op.add(b.tape, op.add(b.tape, residual, attended), hidden)
 
@@ -274,7 +289,7 @@ def phi(b: Block, x: Tensor) -> Tensor:
     """Phi 1 and 2: one LayerNorm, then attention and an MLP of two matrices side by side."""
     residual = x
     x = b.norm("input_layernorm", x)
-    attended = _separate_attention(b, x, output="dense")
+    attended = _late_norm_attention(b, x, ("q_layernorm", "k_layernorm"), output="dense")
     attended = op.dropout(b.tape, attended, b.model.resid_pdrop)
     hidden = op.dropout(b.tape, _plain_mlp(b, x, "mlp.fc1", "mlp.fc2"), b.model.resid_pdrop)
     return op.add(b.tape, op.add(b.tape, attended, hidden), residual)
@@ -284,7 +299,7 @@ def gptj(b: Block, x: Tensor) -> Tensor:
     """GPT-J: one LayerNorm, attention and MLP side by side; its own attention in eager products."""
     residual = x
     x = b.norm("ln_1", x)
-    attended = _separate_attention(b, x, block="attn", output="out_proj")
+    attended = gptj_attention(b, x)
     hidden = op.dropout(b.tape, _plain_mlp(b, x, "mlp.fc_in", "mlp.fc_out"), b.model.resid_pdrop)
     return op.add(b.tape, op.add(b.tape, attended, hidden), residual)
 
@@ -293,7 +308,7 @@ def stablelm(b: Block, x: Tensor) -> Tensor:
     """LayerNorms around Llama's parts; the larger one reads the same norm in attention and MLP."""
     residual = x
     x = b.norm("input_layernorm", x)
-    attended = _separate_attention(b, x)
+    attended = _split_norm_attention(b, x)
     if b.model.parallel_residual:
         hidden = _gated_mlp(b, x)
         return op.add(b.tape, op.add(b.tape, residual, attended), hidden)
@@ -320,11 +335,10 @@ def bloom(b: Block, x: Tensor) -> Tensor:
     """LayerNorms, fused qkv, ALiBi instead of rotary, dropouts before each add."""
     residual = x
     x = b.norm("input_layernorm", x)
-    x = _fused_attention(b, x, "self_attention.query_key_value", "self_attention.dense")
-    x = op.add(b.tape, residual, op.dropout(b.tape, x, b.model.resid_pdrop))
+    x = bloom_attention(b, x, residual)
     residual = x
     x = b.norm("post_attention_layernorm", x)
-    x = _plain_mlp(b, x, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+    x = b.linear("mlp.dense_4h_to_h", bloom_gelu(b.tape, b.linear("mlp.dense_h_to_4h", x)))
     return op.add(b.tape, residual, op.dropout(b.tape, x, b.model.resid_pdrop))
 
 

@@ -18,6 +18,7 @@ from estimator.memory.operators import (
     clone,
     dropout,
     elementwise,
+    expand_heads,
     matmul,
     repeat_heads,
     scale,
@@ -65,18 +66,48 @@ def attention(
 def _sdpa(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
 ) -> Tensor:
+    """``sdpa_attention_forward``: with a mask heads are repeated before the kernel, else the kernel groups them."""
+    if mask is not None:
+        k, v = _heads_repeated(tape, k, v, shape)
+    return scaled_dot_product(tape, q, k, v, mask, shape, groups_heads=mask is None)
+
+
+def _heads_repeated(
+    tape: Tape, k: Tensor, v: Tensor, shape: AttentionShape
+) -> tuple[Tensor, Tensor]:
+    """``repeat_kv``: every head copied for its group; a single head is only expanded, since its copy is a view."""
+    groups = shape.heads // shape.key_value_heads
+    repeat = repeat_heads if shape.key_value_heads > 1 else expand_heads
+    if groups == 1:
+        return k, v
+    return repeat(tape, k, groups), repeat(tape, v, groups)
+
+
+def scaled_dot_product(
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    shape: AttentionShape,
+    *,
+    groups_heads: bool = False,
+) -> Tensor:
+    """``F.scaled_dot_product_attention``; ``groups_heads`` is its ``enable_gqa``.
+
+    Flash takes 16 bits without a mask and may group heads; memory-efficient attention takes the rest, but needs as
+    many key-value heads as queries; what neither takes runs as the math path, in float32.
+    Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, ``select_sdp_backend``.
+    """
     sources = q, k, v  # the caller holds the uncast tensors until this returns
     if tape.autocast_active and tape.autocast_width is not None:
         q, k, v = (cast(tape, x, tape.autocast_width) for x in sources)
-    groups = shape.heads // shape.key_value_heads
-    if mask is not None:
-        if shape.key_value_heads > 1:
-            k, v = repeat_heads(tape, k, groups), repeat_heads(tape, v, groups)
-        return _fused(tape, q, k, v, shape, mask=mask)
-    if q.width == 4 and groups > 1:
-        return _math(tape, q, k, v, shape)
-    out = _fused(tape, q, k, v, shape, mask=None)
-    return clone(tape, out) if shape.head_major and q.width == 2 else out
+    same_heads = q.elements == k.elements
+    is_flash = q.width == 2 and mask is None and (same_heads or groups_heads)
+    if not (is_flash or same_heads):
+        return _math(tape, q, k, v, mask, shape, groups_heads=groups_heads)
+    out = _fused(tape, q, k, v, shape, mask=mask)
+    return clone(tape, out) if shape.head_major and is_flash else out
 
 
 def _fused(
@@ -86,14 +117,8 @@ def _fused(
 
     A mask becomes an additive bias [b, 1, s, s] in the compute dtype, made and saved by every layer for itself.
     """
-    tape.operation = "attention"
-    saved_mask: list[Tensor] = []
+    saved_mask = [] if mask is None else [_additive(tape, mask, q.width)]
     rows = shape.length
-    if mask is not None:
-        tape.operation = "attention: additive mask of this layer"
-        inverted = tape.new(mask.elements, 1)
-        saved_mask.append(tape.new(mask.elements, q.width))
-        del inverted
     if mask is not None or q.width == 4:
         rows = ceil_div(shape.length, 32) * 32
     tape.operation = "attention"
@@ -109,25 +134,65 @@ def _fused(
     return tape.finish(node, out, [out, log_sum_exp, *rng, *saved_mask])
 
 
-def _math(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
-    """The math path: scores of b · heads · s² are kept.
+def _additive(tape: Tape, mask: Tensor, width: int) -> Tensor:
+    """A mask of truth values as 0 and -∞ in the dtype of q; one of numbers (ALiBi) is that already."""
+    if mask.width > 1:
+        return cast(tape, mask, width)
+    tape.operation = "attention: additive mask of this layer"
+    return tape.new(mask.elements, width)
 
+
+def _math(
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    shape: AttentionShape,
+    *,
+    groups_heads: bool,
+) -> Tensor:
+    """The math path, in float32 whatever the dtype: keeps q, k, v and b · heads · s² probabilities in float32.
+
+    Without ``enable_gqa`` one key-value head is broadcast by the products, which copy it for every query head where
+    more than one text leaves no view.
     Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp, ``_scaled_dot_product_attention_math``.
     """
-    groups = shape.heads // shape.key_value_heads
+    width, groups = q.width, shape.heads // shape.key_value_heads
     scores = shape.batch * shape.heads * shape.length**2
-    q = scale(tape, q)
-    k, v = repeat_heads(tape, k, groups), repeat_heads(tape, v, groups)
-    k = scale(tape, k)
-    tape.operation = "attention: causal bias"
-    bias = tape.new(shape.length**2, q.width)
-    weights = matmul(tape, q, k, scores, "attention scores")  # the bias is added in place
-    probabilities = softmax(tape, weights)
-    tape.operation = "attention: rows without a score"
-    masked = tape.new(scores, 1)
-    del masked, weights, bias
-    out = matmul(tape, probabilities, v, q.elements, "attention output")
-    del probabilities
+    bias = tape.new(shape.length**2, width) if mask is None else _additive(tape, mask, width)
+    with tape.without_autocast():
+        uncast_q, uncast_k, v = cast(tape, q, 4), cast(tape, k, 4), cast(tape, v, 4)
+        q = scale(tape, uncast_q)
+        if groups_heads:
+            uncast_k, v = repeat_heads(tape, uncast_k, groups), repeat_heads(tape, v, groups)
+            k = scale(tape, uncast_k)
+        else:
+            k = expand_heads(tape, scale(tape, uncast_k), groups)
+            v = expand_heads(tape, v, groups)
+        several = shape.batch > 1
+        is_copied = several and not groups_heads
+        copies = several and not shape.head_major, is_copied
+        weights = matmul(tape, q, k, scores, "attention scores", copies=copies)
+        del k  # the mask is added in place
+        probabilities = softmax(tape, weights)
+        tape.operation = "attention: rows without a score"
+        masked = tape.new(scores, 1)
+        del masked, weights
+        probabilities = dropout(tape, probabilities, shape.dropout)
+        # the second output, which nobody asks for
+        returned = cast(tape, probabilities, width) if width != 4 else None
+        out = matmul(
+            tape,
+            probabilities,
+            v,
+            uncast_q.elements,
+            "attention output",
+            copies=(False, is_copied),
+        )
+        del probabilities
+        out = cast(tape, out, width)
+        del uncast_q, uncast_k, q, v, returned, bias
     return clone(tape, out)
 
 
@@ -140,13 +205,11 @@ def _eager(
     """
     groups = shape.heads // shape.key_value_heads
     scores = shape.batch * shape.heads * shape.length**2
-    key, value = repeat_heads(tape, k, groups), repeat_heads(tape, v, groups)
-    query = clone(tape, q) if shape.batch > 1 else q
-    is_copied = groups == 1 and shape.batch > 1  # by matmul itself, to merge batch and heads
-    weights = matmul(
-        tape, query, clone(tape, key) if is_copied else key, scores, "attention scores"
-    )
-    del query
+    key, value = _heads_repeated(tape, k, v, shape)
+    several = shape.batch > 1
+    # repeated heads lie head by head already
+    is_copied = several and (groups == 1 or shape.key_value_heads == 1)
+    weights = matmul(tape, q, key, scores, "attention scores", copies=(several, is_copied))
     if shape.scale_product:
         weights = scale(tape, weights)
     if shape.softcap:
@@ -160,7 +223,5 @@ def _eager(
     else:
         weights = softmax(tape, weights)
     weights = dropout(tape, weights, shape.dropout)
-    if is_copied:
-        value = clone(tape, value)
-    out = matmul(tape, weights, value, q.elements, "attention output")
+    out = matmul(tape, weights, value, q.elements, "attention output", copies=(False, is_copied))
     return clone(tape, out)

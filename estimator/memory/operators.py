@@ -119,6 +119,24 @@ def multiply(tape: Tape, a: Tensor, b: Tensor, name: str = "product") -> Tensor:
     return tape.finish(node, tape.new(elements, width))
 
 
+def subtract(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """Difference of two tensors (broadcast): saves nothing; b's gradient is negated, then reduced to b's shape."""
+    tape.operation = "difference"
+    elements, width = max(a.elements, b.elements), max(a.width, b.width)
+    shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        (first, needs_first), (second, needs_second) = shapes
+        negated = t.new(elements, width) if needs_second else None
+        return [
+            _match(t, alias(_gradient(g)), first) if needs_first else None,
+            None if negated is None else _match(t, negated, second),
+        ]
+
+    node = tape.begin("difference backward", [a, b], backward)
+    return tape.finish(node, tape.new(elements, width))
+
+
 def square(tape: Tape, x: Tensor) -> Tensor:
     """``x.pow(2)``; backward holds x, 2x and their product with the gradient at once."""
     return elementwise(tape, x, "square of the norm", backward_copies=3)
@@ -168,13 +186,36 @@ def _normalized(tape: Tape, x: Tensor, rows: int) -> Tensor:
     return multiply(tape, x, inverse, "norm")
 
 
-def layer_norm(tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int) -> Tensor:
+def layer_norm_in_steps(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
+    """Cohere's LayerNorm in Python and float32: x less its mean twice, once for the variance, once for the product.
+
+    Source: transformers 5.23, models/cohere/modeling_cohere.py, ``CohereLayerNorm.forward``.
+    """
+    width, x = x.width, cast(tape, x, 4)
+    average = mean(tape, x, rows)
+    variance = mean(tape, square(tape, subtract(tape, x, average)), rows)
+    centred = subtract(tape, x, average)
+    shifted = add_number(tape, variance)
+    inverse = elementwise(
+        tape, shifted, "inverse root of the norm", saves="output", backward_copies=2
+    )
+    del shifted
+    x = multiply(tape, centred, inverse, "norm")
+    del centred, inverse
+    x = multiply(tape, cast(tape, weight, 4), x, "norm")
+    return cast(tape, x, width)
+
+
+def layer_norm(
+    tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int, *, in_float32: bool = False
+) -> Tensor:
     """The LayerNorm kernel: saves x, mean and 1/deviation in float32; under autocast it runs in float32.
 
-    Source: torch 2.13, aten/src/ATen/native/cuda/layer_norm_kernel.cu; aten/src/ATen/autocast_mode.h (float32 list).
+    OLMo asks for float32 (``in_float32``), and for the dtype of x again.
+    Source: transformers 5.23, models/olmo/modeling_olmo.py, ``OlmoLayerNorm.forward``; torch 2.13, aten/src/ATen/native/cuda/layer_norm_kernel.cu; aten/src/ATen/autocast_mode.h (float32 list).
     """
     source = x  # the caller holds the uncast input until this returns
-    if tape.autocast_active:
+    if tape.autocast_active or in_float32:
         x = cast(tape, source, 4)
         weights: list[Tensor] = [cast(tape, p, 4) for p in parameters]
     else:
@@ -191,7 +232,8 @@ def layer_norm(tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int
     node = tape.begin("layer norm backward", [x, *weights], backward, [x])
     out = tape.new(elements, width)
     statistics = [tape.new(rows, 4), tape.new(rows, 4)]
-    return tape.finish(node, out, statistics)
+    out = tape.finish(node, out, statistics)
+    return cast(tape, out, source.width) if in_float32 else out
 
 
 def embedding(tape: Tape, ids: Tensor, weight: Parameter, hidden_size: int, tokens: int) -> Tensor:
@@ -268,6 +310,27 @@ def linear(
     return tape.finish(node, tape.new(rows * out_features, width))
 
 
+def product(
+    tape: Tape,
+    x: Tensor,
+    weight: Tensor,
+    bias: Parameter | None,
+    in_features: int,
+    out_features: int,
+    name: str,
+) -> Tensor:
+    """``x @ W.T + b`` as two operators: autocast, which sees a transposed view, casts W anew in every call.
+
+    Source: transformers 5.23, models/falcon/modeling_falcon.py, ``FalconLinear``; torch 2.13,
+    aten/src/ATen/autocast_mode.cpp, ``cached_cast`` (leaves only).
+    """
+    source = weight
+    if tape.autocast_active and tape.autocast_width is not None:
+        weight = cast(tape, source, tape.autocast_width)
+    out = linear(tape, x, weight, None, in_features, out_features, name)
+    return out if bias is None else add(tape, out, bias)
+
+
 def linear_4bit(
     tape: Tape, x: Tensor, in_features: int, out_features: int, width: int, name: str
 ) -> Tensor:
@@ -309,6 +372,18 @@ def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
     return tape.record("dropout backward", out, [x], lambda t, g: [t.new(elements, width)], [mask])
 
 
+def choose(tape: Tape, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``where``: saves the condition, one byte an element; both gradients exist together, each zero where not chosen."""
+    tape.operation = "choice"
+    sizes = [(x.elements, x.width, x.requires_grad) for x in (a, b)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(n, w) if needed else None for n, w, needed in sizes]
+
+    node = tape.begin("choice backward", [a, b], backward, [condition])
+    return tape.finish(node, tape.new(a.elements, a.width))
+
+
 def clone(tape: Tape, x: Tensor) -> Tensor:
     """A copy; the gradient passes through."""
     tape.operation = "copy"
@@ -327,6 +402,15 @@ def part(tape: Tape, x: Tensor, elements: int) -> Tensor:
     whole, width = x.elements, x.width
     out = tape.view(x, elements)
     return tape.record("slice backward", out, [x], lambda t, g: [t.new(whole, width)])
+
+
+def pick(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """``x[..., [i], :]``: a list as index copies, and saves the index; its gradient is the whole, filled with zeros."""
+    tape.operation = "pick"
+    whole, width = x.elements, x.width
+    index = tape.new(1, INDEX_BYTES)
+    node = tape.begin("pick backward", [x], lambda t, g: [t.new(whole, width)], [index])
+    return tape.finish(node, tape.new(elements, width))
 
 
 def split(tape: Tape, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
@@ -358,7 +442,6 @@ def concatenate(tape: Tape, parts: Sequence[Tensor]) -> Tensor:
 def repeat_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
     """``repeat_kv``: every key-value head copied for its group of query heads; nothing if there is one a head.
 
-    A single key-value head is expanded, not copied: a view.
     Source: transformers 5.23, integrations/sdpa_attention.py, ``repeat_kv``.
     """
     if groups == 1:
@@ -371,10 +454,31 @@ def repeat_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
     )
 
 
-def matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) -> Tensor:
-    """Batched product of two activations: saves both; both gradients exist together."""
+def expand_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
+    """One key-value head seen by every query head: a view without bytes of its own; its gradient is summed over them."""
+    elements, width = x.elements, x.width
+    out = tape.view(x, elements * groups)
+    return tape.record("expand backward", out, [x], lambda t, g: [t.new(elements, width)])
+
+
+def matmul(
+    tape: Tape,
+    a: Tensor,
+    b: Tensor,
+    elements: int,
+    name: str,
+    *,
+    copies: tuple[bool, bool] = (False, False),
+) -> Tensor:
+    """Batched product of two activations: saves both; both gradients exist together.
+
+    A factor whose batch and heads do not merge into one dimension is copied first (``copies``): torch 2.13,
+    aten/src/ATen/native/LinearAlgebra.cpp, ``_matmul_impl`` (``expand`` and ``reshape``).
+    """
     if tape.autocast_active and tape.autocast_width is not None:
         a, b = cast(tape, a, tape.autocast_width), cast(tape, b, tape.autocast_width)
+    sources = a, b  # as they were before the copies, until the product returns
+    a, b = (clone(tape, x) if copied else x for x, copied in zip(sources, copies, strict=True))
     tape.operation = name
     width = a.width
     shapes = [(a.elements, a.width, a.requires_grad), (b.elements, b.width, b.requires_grad)]

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from estimator.arithmetic import allocated
@@ -226,6 +226,15 @@ class Tape:
         """End the current stretch and begin another."""
         self.stage, self.layer = stage, layer
         self.marks.append(Mark(phase, stage, layer, len(self.events), self.operation))
+
+    @contextmanager
+    def without_autocast(self) -> Iterator[None]:
+        """Operators inside one that autocast has already seen to: it casts an operator's inputs once, at the door."""
+        active, self.autocast_active = self.autocast_active, False
+        try:
+            yield
+        finally:
+            self.autocast_active = active
 
     # -- tensors ------------------------------------------------------------------------------------------------
 

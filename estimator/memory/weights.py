@@ -30,9 +30,13 @@ def elements(shape: tuple[int, ...]) -> int:
 def is_quantized(module: Module, setup: TrainingSetup, *, in_layers: bool) -> bool:
     """Whether bitsandbytes packs this module into 4 bits: every linear of the layers, never the head.
 
-    Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay).
+    Falcon's linears are of a class of their own and stay as loaded.
+    Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay);
+    integrations/bitsandbytes.py, ``replace_with_bnb_linear`` (``type(module) is nn.Linear``).
     """
-    return setup.method is Method.QLORA and in_layers and isinstance(module, Linear)
+    if setup.method is not Method.QLORA or not in_layers:
+        return False
+    return isinstance(module, Linear) and not module.own_class
 
 
 def unquantized_width(setup: TrainingSetup) -> int:

@@ -1,0 +1,100 @@
+"""How queries and keys are turned by their positions: one program a family, all of the sizes of its tensors.
+
+A name that is bound here keeps its tensor alive exactly as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+from estimator.memory import operators as op
+from estimator.memory.tape import ACTIVATIONS, Tape, Tensor
+
+
+class Rotary(Enum):
+    """What a family's ``apply_rotary_pos_emb`` does, in transformers 5.23, models/*/modeling_*.py."""
+
+    HALVES = auto()
+    """Llama: the tables' dtype decides."""
+    CAST_BACK = auto()
+    """OLMo: tables in float32, and the result back to the dtype of q."""
+    PAIRS = auto()
+    """GLM: neighbours are turned, by tables that every layer spreads for itself."""
+    FLOAT32_PAIRS = auto()
+    """Cohere: q and k in float32, by tables in the model's dtype."""
+    FLOAT32_SPREAD_PAIRS = auto()
+    """ERNIE: in float32, by float32 tables that every layer spreads for itself."""
+
+    @property
+    def float32_tables(self) -> bool:
+        """Whether cosine and sine stay in float32 whatever the model's dtype."""
+        return self in (Rotary.CAST_BACK, Rotary.FLOAT32_SPREAD_PAIRS)
+
+
+class Tables(NamedTuple):
+    """Cosine and sine of every position, s · d elements each."""
+
+    cosine: Tensor
+    sine: Tensor
+
+
+def rotate(
+    tape: Tape, q: Tensor, k: Tensor, tables: Tables, kind: Rotary, *, share: float, head_dim: int
+) -> tuple[Tensor, Tensor]:
+    """Turned queries and keys; of each head only the leading ``share`` is turned."""
+    width = q.width
+    match kind:
+        case Rotary.PAIRS:
+            tables = _spread(tape, tables)
+        case Rotary.FLOAT32_PAIRS:
+            q, k = op.cast(tape, q, 4), op.cast(tape, k, 4)
+        case Rotary.FLOAT32_SPREAD_PAIRS:
+            tables = _spread(tape, tables)
+    in_float32 = kind is Rotary.FLOAT32_SPREAD_PAIRS
+    q = _turned(tape, q, tables, share, head_dim, in_float32=in_float32)
+    k = _turned(tape, k, tables, share, head_dim, in_float32=in_float32)
+    if kind in (Rotary.HALVES, Rotary.PAIRS):
+        return q, k
+    return op.cast(tape, q, width), op.cast(tape, k, width)
+
+
+def rotate_pairs(tape: Tape, x: Tensor, tables: Tensor) -> Tensor:
+    """GPT-J: neighbours turned by sines and cosines that are spread for this tensor alone; ``tables`` holds both."""
+    return _rotated(tape, x, _spread(tape, Tables(tables, tables)), in_float32=False)
+
+
+def _spread(tape: Tape, tables: Tables) -> Tables:
+    """``repeat_interleave``: each number twice, in a new tensor of the same size."""
+    tape.operation = "rotary tables of this layer"
+    cosine, sine = (tape.new(x.elements, x.width, ACTIVATIONS) for x in tables)
+    return Tables(cosine, sine)
+
+
+def _turned(
+    tape: Tape, x: Tensor, tables: Tables, share: float, head_dim: int, *, in_float32: bool
+) -> Tensor:
+    if share >= 1:
+        return _rotated(tape, x, tables, in_float32=in_float32)
+    turned = x.elements // head_dim * int(head_dim * share)
+    rotated_part, passed_part = op.part(tape, x, turned), op.part(tape, x, x.elements - turned)
+    return op.concatenate(
+        tape, [_rotated(tape, rotated_part, tables, in_float32=in_float32), passed_part]
+    )
+
+
+def _rotated(tape: Tape, x: Tensor, tables: Tables, *, in_float32: bool) -> Tensor:
+    return op.add(
+        tape,
+        op.multiply(tape, op.cast(tape, x, 4) if in_float32 else x, tables.cosine, "rotary"),
+        op.multiply(tape, _rotate_half(tape, x, in_float32=in_float32), tables.sine, "rotary"),
+    )
+
+
+def _rotate_half(tape: Tape, x: Tensor, *, in_float32: bool) -> Tensor:
+    first, second = (
+        op.part(tape, x, x.elements // 2),
+        op.part(tape, x, x.elements - x.elements // 2),
+    )
+    turned = op.concatenate(tape, [op.scale(tape, second), first])
+    return op.cast(tape, turned, 4) if in_float32 else turned
