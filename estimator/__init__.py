@@ -6,7 +6,7 @@
 'fits'
 """
 
-from estimator import catalog, hub, repository
+from estimator import catalog, hub, placement, repository
 from estimator.custom import resized
 from estimator.engine import estimate
 from estimator.ranking import Ranking, pareto, rank_gpus
@@ -56,6 +56,7 @@ __all__ = [
     "estimate",
     "hub",
     "pareto",
+    "placement",
     "rank_gpus",
     "repository",
     "resized",
