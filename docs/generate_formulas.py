@@ -21,6 +21,7 @@ PACKAGES = (
     "estimator.flops",
     "estimator.throughput",
     "estimator.cost",
+    "estimator.placement",
 )
 """Where the formulas are: a module, or a package with all its modules."""
 

@@ -6,7 +6,7 @@
 'fits'
 """
 
-from estimator import catalog, hub, repository
+from estimator import catalog, hub, placement, repository
 from estimator.accuracy import MeasuredPeak, Trust, measured_peaks, trust
 from estimator.custom import resized
 from estimator.engine import estimate
@@ -60,6 +60,7 @@ __all__ = [
     "hub",
     "measured_peaks",
     "pareto",
+    "placement",
     "rank_gpus",
     "repository",
     "resized",

@@ -17,6 +17,7 @@ from estimator.engine import estimate
 from estimator.json_text import LONGEST_TEXT, read_object
 from estimator.keys import GROUPS, KEYS, Key
 from estimator.kinds import Choice, Flag, near, one_of, show
+from estimator.placement_request import place
 from estimator.remedies import Remedy, remedies
 from estimator.results import Estimate
 from estimator.specs import Model
@@ -31,6 +32,7 @@ examples:
   python -m estimator openai-community/gpt2 --method lora --lora-target-modules c_attn --lora-r 8
   python -m estimator Qwen/Qwen2.5-Math-7B --hub
   python -m estimator --json < setups.jsonl > estimates.jsonl
+  python -m estimator placement '{"model": "...", "max_memory": {"0": "24GiB", "cpu": "64GiB"}, "dtype": "bfloat16"}'
 
 With --json each line of standard input is one setup, an object with the names above as keys (max_length
 for --max-length), and each line of standard output its estimate, in order. A line that cannot be estimated
@@ -43,6 +45,8 @@ Names and defaults [in brackets] are those of Hugging Face's Trainer, TRL and PE
 
 def main(arguments: Sequence[str]) -> int:
     """Answer one command; the result is the exit status."""
+    if arguments[:1] == ["placement"]:
+        return _print_placement(arguments[1:])
     given = _read_arguments(arguments)
     with_remedies = bool(given.pop("remedies", False))
     whose = {name for name in ("hub", "hub_token") if given.pop(name, None)}
@@ -151,6 +155,23 @@ def _print_estimate(reading: Reading, *, with_remedies: bool) -> int:
     return 0
 
 
+def _print_placement(arguments: Sequence[str]) -> int:
+    """The device map that one object asks for."""
+    if len(arguments) != 1:
+        return _refuse(
+            "placement takes one JSON object, such as "
+            '\'{"model": "openai-community/gpt2", "max_memory": {"0": "24GiB", "cpu": "64GiB"}}\'.'
+        )
+    try:
+        placed = place(read_object(arguments[0], "The placement"))
+    except ValueError as problem:
+        return _refuse(str(problem))
+    except Exception as fault:  # a traceback would say less to the one who asked
+        return _refuse(_our_mistake(fault))
+    print(json.dumps(placed, indent=2))
+    return 0
+
+
 def _with_the_hub(problem: str) -> str:
     """A name that the catalogue lacks may be on the Hub."""
     unknown = problem.startswith("model ") and "is not in the catalogue" in problem
@@ -181,7 +202,8 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="python -m estimator",
         usage="python -m estimator MODEL [--gpu NAME] [--method METHOD] [--KEY VALUE ...]\n"
-        "       python -m estimator --json < setups.jsonl",
+        "       python -m estimator --json < setups.jsonl\n"
+        "       python -m estimator placement JSON",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=_layout,

@@ -68,7 +68,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     setup = _build_setup(values, problems)
     model = None
     if "model" in given:
-        model = _read_fact("model", lambda value: _model(value, known), given, problems)
+        model = _read_fact("model", lambda value: read_model(value, known), given, problems)
     gpu = _read_fact("gpu", _gpu, given, problems)
     if "model" not in given:
         problems.append(MODEL_MISSING)
@@ -190,7 +190,8 @@ def _read_fact(
         return None
 
 
-def _model(value: object, known: Mapping[str, Model]) -> Model:
+def read_model(value: object, known: Mapping[str, Model] = NONE_KNOWN) -> Model:
+    """The model of a Hub id, of the object of a ``config.json``, or of ``{"like": …}``; ``ValueError`` says why not."""
     if isinstance(value, Mapping):
         return _resized(value, known) if "like" in value else _configured(value)
     name = _name(value, "model must be a Hub id or the object of a config.json")
@@ -215,7 +216,7 @@ def _resized(given: Mapping[str, object], known: Mapping[str, Model]) -> Model:
     if isinstance(like, Mapping) and "like" in like:
         raise ValueError("model: like must be a Hub id or the object of a config.json.")
     dimensions = {name: value for name, value in given.items() if name != "like"}
-    model = resized(_model(like, known), dimensions)
+    model = resized(read_model(like, known), dimensions)
     return replace(model, config=json.dumps(dict(given)))
 
 

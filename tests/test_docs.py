@@ -15,8 +15,8 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-GIB_IS_ALLOWED_IN = {"dashboard/wording.py", "estimator/text.py"}
-"""The display edges: the page's and the command line's."""
+GIB_IS_ALLOWED_IN = {"dashboard/wording.py", "estimator/text.py", "estimator/placement_request.py"}
+"""The display edges, the page's and the command line's; and where accelerate's "24GiB" is read."""
 PLAIN_ARITHMETIC = {"elements"}
 """Products of sizes: nothing to cite."""
 
@@ -86,7 +86,7 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken
 
 
-def test_gib_exists_in_one_file() -> None:
+def test_gib_exists_at_the_edges_alone() -> None:
     found = {
         path.relative_to(ROOT).as_posix()
         for folder in ("estimator", "dashboard", "pages")

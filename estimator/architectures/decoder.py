@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from estimator.architectures import Architecture, architecture
 from estimator.architectures.block import Block
-from estimator.architectures.rotary import Tables
 from estimator.architectures.experts import balancing_loss
+from estimator.architectures.rotary import Tables
 from estimator.memory import operators as op
 from estimator.memory.tape import ACTIVATIONS, LOGITS, TEMPORARIES, Leaf, Tape, Tensor, leaf_node
 from estimator.parameters import Module, layer_modules, outer_modules
