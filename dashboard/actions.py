@@ -69,6 +69,7 @@ def _reset() -> None:
     state["undo"] = [*state.get("undo", []), before][-DEEPEST:]
     state["passengers"] = {}
     state["address_problems"] = []
+    state["asking"] = state["trouble"] = None
     apply(keys)
 
 

@@ -20,12 +20,13 @@ from typing import Any
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
-from dashboard import actions, wording
+from dashboard import actions, models, wording
 from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
 from estimator.contract import Reading, read_link, read_setup, write_fields
 from estimator.limits import largest_micro_batch, longest_context
 from estimator.parameters import Linear, layer_modules
+from estimator.repository import HubModel
 from estimator.results import Estimate
 from estimator.specs import (
     ALL_LINEAR,
@@ -112,16 +113,17 @@ EVERY, ATTENTION, CUSTOM = "all linear", "attention", "custom"
 def open_address() -> None:
     """Once a visit: read the address, keep what is unsound in it as sentences, set the widgets to the rest."""
     state = st.session_state
-    if state.get("model"):
+    if models.is_known(state.get("model")):
         return
     params = st.query_params
     given = {key: params.get_all(key) for key in params if key not in PAGE_KEYS}
     asked = given or {key: [str(value)] for key, value in EXAMPLE.items()}
-    read = read_link(asked)
+    read = read_link(asked, models.known())
     problems = list(read.problems)
     if read.model is None:
-        problems.append(f"The page opened on {EXAMPLE['model']}.")
+        problems = models.instead(asked, problems)
         read = replace(read, model=catalog.model(str(EXAMPLE["model"])))
+    assert read.model is not None
     state["address_problems"] = problems
     state["passengers"] = {
         field.name: getattr(read.setup, field.name)
@@ -133,7 +135,9 @@ def open_address() -> None:
         key: tuple(sorted({*steps, getattr(read.setup, key)})) for key, steps in STEPS.items()
     }
     values = _widget_values(read)
-    state["own"] = {key: values[key] for key in ("model", "gpu")}
+    state["own"] = {"gpu": values["gpu"]}
+    if not models.is_known(values["model"]):
+        models.remember(str(values["model"]), HubModel(model=read.model, notes=read.model.notes))
     state["bound"] = BOUND
     actions.apply(values)
     address = {key: _as_address(values[key]) for key in asked if key in values}
@@ -160,7 +164,7 @@ def _widget_values(read: Reading) -> dict[str, object]:
 
 def _as_option(fact: object) -> str:
     """A model or GPU as a select box offers it: by name, or one's own as its JSON."""
-    return fact if isinstance(fact, str) else json.dumps(fact)
+    return fact if isinstance(fact, str) else json.dumps(fact, separators=(",", ":"))
 
 
 def _as_fact(option: object) -> object:
@@ -241,15 +245,6 @@ def _toggle(label: str, key: str, help_text: str) -> None:
 
 def _what(setup: TrainingSetup) -> None:
     own = st.session_state["own"]
-    st.selectbox(
-        "Model",
-        _with_own(catalog.models(), own["model"]),
-        index=None,
-        key="model",
-        required=True,
-        bind="query-params",
-        help="The model to fine-tune, by its Hugging Face id; type to search. No default.",
-    )
     st.selectbox(
         "GPU",
         _with_own(catalog.gpus(), own["gpu"]),
@@ -500,10 +495,12 @@ def _run() -> None:
 
 def draw() -> None:
     """All controls, in the sidebar, always in the same places; what does not apply now keeps its value."""
-    now = read_setup(_asked())
+    models.settle()
+    now = reading()
     linears, attention = linear_modules(now.model) if now.model else ((), ())
     with st.sidebar:
         actions.draw()
+        models.draw(now.model)
         _what(now.setup)
         _batch()
         with st.expander("LoRA", expanded=now.setup.uses_adapters):
@@ -541,7 +538,7 @@ def linear_modules(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _asked() -> dict[str, object]:
     state = st.session_state
     asked = {**state["passengers"], **{key: state[key] for key in BOUND if key in state}}
-    asked |= {"model": _as_fact(state["model"]), "gpu": _as_fact(state["gpu"])}
+    asked |= {"model": models.name(state["model"]), "gpu": _as_fact(state["gpu"])}
     if asked["lora_target_modules"] in ([], [ALL_LINEAR]):
         asked["lora_target_modules"] = ALL_LINEAR
     return asked
@@ -549,7 +546,7 @@ def _asked() -> dict[str, object]:
 
 def reading() -> Reading:
     """What the widgets say, through the contract, with the problems of the address in front."""
-    now = read_setup(_asked())
+    now = read_setup(_asked(), models.in_use(st.session_state["model"]))
     said = (*st.session_state["address_problems"], *now.problems)
     return replace(now, problems=tuple(dict.fromkeys(said)))
 

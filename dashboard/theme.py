@@ -151,7 +151,17 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   outline: 1.5px solid {RESERVE.edge}; outline-offset: -1.5px; }}
 .st-key-shown button[aria-checked="false"]::before, .st-key-shown button[aria-pressed="false"]::before
   {{ opacity: .3; }}
-.hr-setup {{ display: none; }}
+.hr-setup, [data-testid="stLayoutWrapper"]:has(> .st-key-carrier),
+[data-testid="stLayoutWrapper"]:has(> .st-key-model-aside) {{ display: none; }}
+[data-testid="stSelectboxVirtualDropdown"] {{ width: max-content !important; min-width: var(--trigger-width);
+  max-width: 94vw; }}
+.hr-note {{ margin: 0; font-size: .95rem; }}
+.hr-refusal {{ border-left: .3rem solid #E69F00; border-radius: .3rem; padding: .5rem .8rem;
+  background: color-mix(in srgb, #E69F00 12%, transparent); overflow-wrap: anywhere; }}
+.hr-asking::before {{ content: ""; display: inline-block; width: .8em; height: .8em; margin-right: .5em;
+  border: .15em solid #0072B2; border-right-color: transparent; border-radius: 50%;
+  vertical-align: -.08em; animation: hr-turn 1s linear infinite; }}
+@keyframes hr-turn {{ to {{ transform: rotate(1turn); }} }}
 @media (min-width: 641px) {{ .stMainBlockContainer {{ padding-top: 3.6rem; }} }}
 @media (max-width: 640px) {{
   .stMainBlockContainer {{ padding-top: 4rem; }}
@@ -161,6 +171,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   .st-key-methods .hr-card {{ white-space: normal; }}
   .hr-verdict {{ padding: .5rem .8rem .6rem; }}
   .hr-verdict .hr-setup {{ display: block; }}
+  [data-testid="stLayoutWrapper"]:has(> .st-key-model-aside) {{ display: flex; }}
   .hr-verdict .hr-word {{ font-size: 1.5rem; }}
   .hr-verdict .hr-say {{ font-size: 1.05rem; }}
   .hr-table tr {{ display: grid; grid-template-columns: 1fr auto auto; }}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard import actions, controls, drawing, explore, figures, more, wording
+from dashboard import actions, controls, drawing, explore, figures, models, more, wording
 from estimator import trust
 
 
@@ -57,6 +57,7 @@ def below() -> None:
 
 controls.open_address()
 controls.draw()
+models.status()
 verdict()
 bars(
     st.pills(
