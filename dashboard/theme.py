@@ -162,7 +162,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   border: .15em solid #0072B2; border-right-color: transparent; border-radius: 50%;
   vertical-align: -.08em; animation: hr-turn 1s linear infinite; }}
 @keyframes hr-turn {{ to {{ transform: rotate(1turn); }} }}
-@media (min-width: 641px) {{ .stMainBlockContainer {{ padding-top: 3.6rem; }} }}
+@media (min-width: 641px) {{ .stMainBlockContainer {{ padding-top: 3rem; }} }}
 @media (max-width: 640px) {{
   .stMainBlockContainer {{ padding-top: 4rem; }}
   [data-testid="stExpandSidebarButton"] {{ width: auto; }}

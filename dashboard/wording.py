@@ -318,10 +318,11 @@ def trust_sentence(method: Method, trust: Trust | None) -> str:
     if trust is None:
         return f"No measured run of {kind} is at hand to hold this against."
     runs = f"{trust.runs} measured run{'s' * (trust.runs != 1)}"
-    return (
-        f"{runs} of {kind} on one GPU lay {100 * trust.median:.1f} % from our peak in the median, "
-        f"{100 * trust.largest:.1f} % at most."
-    )
+    return f"{runs} of this kind: {_off(trust.median)} off in the median, {_off(trust.largest)} at most."
+
+
+def _off(error: float) -> str:
+    return "<0.1 %" if error < 0.0005 else f"{100 * error:.1f} %"
 
 
 def verdict_html(estimate: Estimate, trust: Trust | None) -> str:
