@@ -1,0 +1,273 @@
+"""Device maps: those of the real libraries, kept as a file; the rules by hand; the command that prints them.
+
+tests/reference/placements.jsonl holds what accelerate 1.15 and transformers 5.23 inferred themselves
+(tests/verify/test_placement_real.py writes it and compares it anew).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from estimator import catalog
+from estimator.contract import read_model
+from estimator.module_tree import Node, layer_class, module_tree
+from estimator.parameters import MODELLED, TINY_LLAMA, total_parameters
+from estimator.placement import (
+    ACCELERATE,
+    Balance,
+    Packing,
+    from_pretrained_device_map,
+    infer_auto_device_map,
+    sizes_in_bits,
+)
+from estimator.placement_request import place
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = [
+    json.loads(line)
+    for line in (ROOT / "tests" / "reference" / "placements.jsonl").read_text().splitlines()
+]
+GPT2 = "openai-community/gpt2"
+TIED = replace(TINY_LLAMA, tie_word_embeddings=True)
+EMBEDDING, LAYER = 160, 1184
+"""Bytes in bfloat16: twice 10 · 8, and twice 8 · (8 + 4 + 4 + 8) + 3 · 8 · 16 + 2 · 8."""
+
+
+# --- the real libraries ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=f"{i}-{case['request']['model']}") for i, case in enumerate(GOLDEN)],
+)
+def test_map_is_that_of_the_library_module_by_module(case):
+    assert place(case["request"]) == case["map"]
+
+
+def test_golden_maps_cover_what_decides_a_map():
+    models = [catalog.model(case["request"]["model"]) for case in GOLDEN]
+    assert len(GOLDEN) >= 30
+    assert len({model.model_type for model in models}) >= 20
+    assert {model.tie_word_embeddings for model in models} == {True, False}
+    assert sum(model.num_experts > 0 for model in models) >= 4
+    assert {"cpu", "disk"} <= {device for case in GOLDEN for device in case["map"].values()}
+    assert any(case["request"].get("load_in_4bit") for case in GOLDEN)
+
+
+# --- the tree -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", sorted(MODELLED))
+def test_every_family_has_a_layout(model_type):
+    assert layer_class(replace(TINY_LLAMA, model_type=model_type)).endswith(("Layer", "Block"))
+
+
+@pytest.mark.parametrize("name", sorted(catalog.models()))
+def test_tree_holds_every_parameter_once(name):
+    """Buffers aside, the elements of the tree are those that parameters.py counts and the Hub publishes."""
+    model = catalog.model(name)
+    buffers = {"inv_freq", "embed_positions", "embed_scale", "beta", "eps"}
+    held = sum(
+        one.elements
+        for node in module_tree(model).walk()
+        for one in node.tensors
+        if one.name not in buffers
+    )
+    assert held == total_parameters(model)
+
+
+def test_experts_fall_into_their_two_stacks_and_the_activation():
+    tree = module_tree(catalog.model("mistralai/Mixtral-8x7B-v0.1"))
+    experts = next(node for node in tree.walk() if node.class_name == "MixtralExperts")
+    assert [part.name.rpartition(".")[2] for part in experts.parts] == [
+        "gate_up_proj",
+        "down_proj",
+        "act_fn",
+    ]
+
+
+def test_a_mask_counts_a_bit_an_element():
+    """accelerate 1.15, utils/modeling.py, ``dtype_byte_size``: torch.bool is an eighth of a byte."""
+    names = {"model_type": "gpt_bigcode", "n_embd": 8, "n_layer": 1, "n_head": 2}
+    asked = names | {"n_positions": 16, "vocab_size": 10}
+    sizes = sizes_in_bits(module_tree(read_model(asked)), ACCELERATE["float16"])
+    whole = sizes["transformer"]
+    children = sum(size for name, size in sizes.items() if name.count(".") == 1)
+    assert whole - children == 16 * 16
+
+
+# --- the rules, by hand ---------------------------------------------------------------------------
+
+
+def layers_on(placed, device):
+    return [name for name, where in placed.items() if where == device]
+
+
+def test_first_gpu_keeps_room_for_the_largest_layer_still_to_come():
+    enough = EMBEDDING + LAYER + LAYER  # one layer placed, room for another
+    assert infer_auto_device_map(TINY_LLAMA, {0: enough})["model.layers.0"] == 0
+    assert infer_auto_device_map(TINY_LLAMA, {0: enough - 1})["model.layers"] == "disk"
+
+
+def test_second_gpu_keeps_no_room():
+    placed = infer_auto_device_map(TINY_LLAMA, {0: 0, 1: EMBEDDING + LAYER})
+    assert layers_on(placed, 1) == ["model.embed_tokens", "model.layers.0"]
+
+
+def test_tied_head_lies_with_the_embedding_and_an_untied_one_at_the_end():
+    limits = {0: EMBEDDING + 2 * LAYER, 1: 10**6}
+    assert infer_auto_device_map(TIED, limits)["lm_head"] == 0
+    assert infer_auto_device_map(TINY_LLAMA, limits)["lm_head"] == 1
+
+
+def test_whole_model_on_one_device_is_one_key():
+    assert infer_auto_device_map(TINY_LLAMA, {0: 10**6}) == {"": 0}
+    assert infer_auto_device_map(TINY_LLAMA, {"cpu": 10**6}) == {"": "cpu"}
+    assert infer_auto_device_map(TINY_LLAMA, {0: 10}) == {"": "disk"}
+
+
+def test_a_layer_is_split_where_it_may_be():
+    limits = {0: 0, 1: EMBEDDING + 400}
+    whole = infer_auto_device_map(TINY_LLAMA, limits)
+    split = infer_auto_device_map(TINY_LLAMA, limits, no_split_module_classes=())
+    assert layers_on(whole, 1) == ["model.embed_tokens"]
+    assert layers_on(split, 1) == ["model.embed_tokens", "model.layers.0.self_attn"]
+
+
+def test_auto_holds_all_gpus_but_the_last_to_a_share_and_a_cushion():
+    """2,720 bytes: transformers counts rotary buffers as float32. 2,720 / 3 + 1.25 · 1,184 = 2,386 a GPU."""
+    three = dict.fromkeys(range(3), 10**6)
+    held = {0: 2386, 1: 2386, 2: 10**6}
+    sequential = from_pretrained_device_map(TINY_LLAMA, held, balance=Balance.SEQUENTIAL)
+    assert from_pretrained_device_map(TINY_LLAMA, three) == sequential
+    assert set(sequential.values()) == {0, 1, 2}
+
+
+def test_packing_takes_a_tenth_of_every_device():
+    """At 4 bits: a layer 8 · 24 / 2 + 3 · 8 · 16 / 2 + 32 = 320; all 160 + 640 + 16 + 16 + 160 = 992."""
+    fits, short = {0: 1103}, {0: 1102}  # 0.9 · 1,103 = 992.7 and 0.9 · 1,102 = 991.8
+    keys = {"balance": Balance.SEQUENTIAL, "packing": Packing.FOUR_BIT}
+    assert from_pretrained_device_map(TINY_LLAMA, fits, **keys) == {"": 0}
+    with pytest.raises(ValueError, match="give the GPUs more max_memory"):
+        from_pretrained_device_map(TINY_LLAMA, short, **keys)
+
+
+LIMITS = st.lists(st.integers(0, 4000), max_size=4)
+
+
+@given(LIMITS, st.sampled_from([TINY_LLAMA, TIED]), st.sampled_from(list(Balance)))
+def test_every_tensor_lies_on_one_device_and_none_is_overfull(gpus, model, balance):
+    placed = infer_auto_device_map(model, dict(enumerate(gpus)), balance=balance)
+    sizes = sizes_in_bits(module_tree(model), ACCELERATE["bfloat16"])
+    assert sum(sizes[name] for name in placed) == sizes[""]
+    for device, limit in enumerate(gpus):
+        assert sum(sizes[name] for name in layers_on(placed, device)) <= 8 * limit
+    leaves = [node for node in module_tree(model).walk() if not node.children]
+    assert all(sum(_covers(name, leaf) for name in placed) == 1 for leaf in leaves)
+
+
+def _covers(name: str, leaf: Node) -> bool:
+    return not name or f"{leaf.name}.".startswith(f"{name}.")
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+def test_limits_are_read_as_accelerate_reads_them():
+    """accelerate 1.15, ``convert_file_size_to_int``: a small b at the end of GB is bits."""
+    as_bytes = {"0": 2**27, "1": 10**9 // 8, "cpu": 10**9}
+    as_text = {"0": "0.125GiB", "1": "1Gb", "cpu": "1000MB"}
+    maps = [place({"model": GPT2, "max_memory": limits}) for limits in (as_bytes, as_text)]
+    assert maps[0] == maps[1]
+    assert len(set(maps[0].values())) > 1
+
+
+BAD = [
+    ({}, "model is missing"),
+    ({"model": GPT2}, "max_memory is missing"),
+    ({"model": "openai/gpt-7", "max_memory": {"0": 1}}, "is not in the catalogue"),
+    ({"model": GPT2, "max_memory": {}}, "max_memory must be an object such as"),
+    ({"model": GPT2, "max_memory": ["24GiB"]}, "max_memory must be an object such as"),
+    ({"model": GPT2, "max_memory": {"gpu": 1}}, "names the device 'gpu'"),
+    ({"model": GPT2, "max_memory": {"-1": 1}}, "names the device '-1'"),
+    ({"model": GPT2, "max_memory": {"00": 1}}, "names the device '00'"),
+    ({"model": GPT2, "max_memory": {"0": -1}}, "max_memory of 0 must be bytes"),
+    ({"model": GPT2, "max_memory": {"0": 1.5}}, "max_memory of 0 must be bytes"),
+    ({"model": GPT2, "max_memory": {"0": True}}, "max_memory of 0 must be bytes"),
+    ({"model": GPT2, "max_memory": {"0": "24 parsecs"}}, "max_memory of 0 must be bytes"),
+    ({"model": GPT2, "max_memory": {"0": "nanGiB"}}, "max_memory of 0 must be bytes"),
+    ({"model": GPT2, "max_memory": {"0": "-1GiB"}}, "max_memory of 0 must be bytes"),
+    ({"model": GPT2, "max_memory": {"0": 1}, "max_memry": 1}, "did you mean max_memory"),
+    ({"model": GPT2, "max_memory": {"0": 1}, "dtype": "float8"}, "dtype 'float8' is unknown"),
+    ({"model": GPT2, "max_memory": {"0": 1}, "device_map": "cuda"}, "device_map 'cuda' is unknown"),
+    ({"model": GPT2, "max_memory": {"0": 1}, "load_in_4bit": True}, "device_map is missing"),
+    (
+        {
+            "model": GPT2,
+            "max_memory": {"0": 1},
+            "device_map": "auto",
+            "no_split_module_classes": [],
+        },
+        "no_split_module_classes is not read by transformers",
+    ),
+    (
+        {"model": GPT2, "max_memory": {"0": 1}, "device_map": "auto", "dtype": "int8"},
+        "give float32, bfloat16 or float16",
+    ),
+    (
+        {
+            "model": GPT2,
+            "max_memory": {"0": 1},
+            "device_map": "auto",
+            "library": "accelerate",
+            "no_split_module_classes": ["Linear"],
+        },
+        "which holds no modules in gpt2",
+    ),
+    (
+        {"model": GPT2, "max_memory": {"1": 9, "3": 9}, "device_map": "balanced_low_0"},
+        "counts GPUs from 0 without a gap",
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "said"), BAD)
+def test_what_is_wrong_is_one_sentence(request_, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as problem:
+        place(request_)
+    assert str(problem.value).endswith((".", "?"))
+    assert "\n" not in str(problem.value)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "estimator", "placement", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=60,
+    )
+
+
+def test_command_prints_the_map_as_json():
+    case = GOLDEN[0]
+    done = run(json.dumps(case["request"]))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == case["map"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("{}",), ("[1]",), ("{",), ("{}", "{}")])
+def test_command_refuses_in_one_sentence(arguments):
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
