@@ -19,6 +19,8 @@ def apply(keys: Mapping[str, object]) -> None:
     state = st.session_state
     for key, value in keys.items():
         state[key] = str(value) if isinstance(value, StrEnum) else value
+        if key == "model":
+            state["in use"] = value
         if key in state["steps"] and value not in state["steps"][key]:
             state["steps"][key] = tuple(sorted({*state["steps"][key], value}))
 

@@ -179,6 +179,8 @@ def _as_address(value: object) -> list[str]:
 
 def _redraw() -> None:
     """A number moved: only what shows it runs again, not every widget."""
+    if models.is_asking():
+        return
     with suppress(StreamlitAPIException):  # a page without these parts runs as a whole
         st.rerun(PARTS)
 
@@ -496,6 +498,7 @@ def _run() -> None:
 def draw() -> None:
     """All controls, in the sidebar, always in the same places; what does not apply now keeps its value."""
     models.settle()
+    models.follow()
     now = reading()
     linears, attention = linear_modules(now.model) if now.model else ((), ())
     with st.sidebar:
@@ -538,7 +541,7 @@ def linear_modules(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _asked() -> dict[str, object]:
     state = st.session_state
     asked = {**state["passengers"], **{key: state[key] for key in BOUND if key in state}}
-    asked |= {"model": models.name(state["model"]), "gpu": _as_fact(state["gpu"])}
+    asked |= {"model": models.name(), "gpu": _as_fact(state["gpu"])}
     if asked["lora_target_modules"] in ([], [ALL_LINEAR]):
         asked["lora_target_modules"] = ALL_LINEAR
     return asked
@@ -546,7 +549,7 @@ def _asked() -> dict[str, object]:
 
 def reading() -> Reading:
     """What the widgets say, through the contract, with the problems of the address in front."""
-    now = read_setup(_asked(), models.in_use(st.session_state["model"]))
+    now = read_setup(_asked(), models.in_use())
     said = (*st.session_state["address_problems"], *now.problems)
     return replace(now, problems=tuple(dict.fromkeys(said)))
 

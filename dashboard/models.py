@@ -1,8 +1,8 @@
 """The model box: any model, of the catalogue, of the Hub, of a config.json, or a known one with other dimensions.
 
-What is in use stands under the key ``model``, as the address carries it: an id, or the JSON of a model of one's own.
-A select box writes its options' texts into an address, not their values; so the box that is seen is another widget, and
-the one that the address is bound to is not seen.
+What is in use stands under the key ``in use``, as the address carries it: an id, or the JSON of a model of one's own.
+A select box writes its options' texts into an address, not their values; so the widget that the address is bound to,
+``model``, is one that is not seen. It follows what is in use: a browser that is busy sends its old value once more.
 
 The Hub is asked in a thread. Until it answers, and where it has no model to give, the page goes on with the model that
 it had.
@@ -107,15 +107,22 @@ def known() -> dict[str, Model]:
     return {option: found.model for option, found in _found().items() if found.model}
 
 
-def name(option: str | None) -> str | None:
+def name() -> str:
     """What the contract is asked for: a name that the catalogue has, or ``IN_USE``."""
-    return option if option is None or option in catalog.models() else IN_USE
+    option: str = st.session_state["in use"]
+    return option if option in catalog.models() else IN_USE
 
 
-def in_use(option: str | None) -> Mapping[str, Model]:
+def in_use() -> Mapping[str, Model]:
     """What ``IN_USE`` is."""
-    found = _found().get(option or "")
+    found = _found().get(st.session_state["in use"])
     return {IN_USE: found.model} if found is not None and found.model else {}
+
+
+def follow() -> None:
+    """Let the address follow what is in use; before any widget is drawn."""
+    if st.session_state.get("model") is not None:
+        st.session_state["model"] = st.session_state["in use"]
 
 
 def remember(option: str, found: HubModel) -> None:
@@ -192,16 +199,27 @@ def _ask_again() -> None:
         st.rerun()
 
 
+def is_asking() -> bool:
+    """Whether the whole page must run to take an answer."""
+    return st.session_state.get("asking") is not None
+
+
+def _pending() -> Asking | None:
+    asking: Asking | None = st.session_state.get("asking")
+    return None if asking is st.session_state.get("answered") else asking
+
+
 def settle() -> None:
     """Take the Hub's answer, where it has come; before any widget is drawn.
 
     But not in the run that opens an address: a bound widget that is drawn for the first time has the address's value.
+    A click may break a run off; so the question stands until a run has shown its answer, and is answered again.
     """
     asking: Asking | None = st.session_state.get("asking")
     drawn = st.session_state.get("model drawn", False)
     if asking is None or not asking.answer.done() or not drawn:
         return
-    _settled()
+    st.session_state["answered"] = asking
     found = asking.answer.result()
     if found.model is None:
         sentence = " ".join(found.sentences)
@@ -232,7 +250,6 @@ def _take_text(text: str | bytes) -> None:
 
 def _take_own(wanted: Mapping[str, object], take: Callable[[Mapping[str, object]], None]) -> None:
     """Use a known model with other dimensions."""
-    _settled()
     reading = read_setup({"model": dict(wanted)}, known())
     if reading.model is None:
         sentence = reading.problems[0].removeprefix("model: ")
@@ -264,11 +281,12 @@ def _take_dropped() -> None:
 
 
 def _take_dimensions(model: Model, fields: Mapping[str, str]) -> None:
+    _settled()
     state = st.session_state
     chosen = {key: state[field] for key, field in fields.items()}
     changed = {key: value for key, value in chosen.items() if value != getattr(model, key)}
     if changed:
-        _take_own({**_own(state["model"]), **changed}, actions.take)
+        _take_own({**_own(state["in use"]), **changed}, actions.take)
 
 
 def _own(option: str) -> dict[str, object]:
@@ -288,9 +306,7 @@ def draw(model: Model | None) -> None:
     with st.container(key="carrier"):  # not seen
         st.text_input("Model in the address", None, key="model", bind="query-params")
     state["model drawn"] = True
-    if state["model"] is None:  # back to a bare address
-        st.rerun()
-    state["model box"] = state["model"]
+    state["model box"] = state["in use"]
     names = labels()
     st.selectbox(
         "Model",
@@ -413,7 +429,7 @@ def _own_model(model: Model | None) -> None:
     if model is None:
         return
     st.html(f'<p class="hr-note">Or like {escape(_called(model))}, with other dimensions:</p>')
-    option = st.session_state["model"]
+    option = st.session_state["in use"]
     fields = {key: f"own {key} {hash(option)}" for key, _ in SHOWN if getattr(model, key) > 0}
     with st.container(key="dimensions"), st.grid(2, min_column_width=120, gap="small"):
         for key, title in SHOWN:
@@ -452,23 +468,27 @@ def _token() -> None:
 
 def status() -> None:
     """On the page: that the Hub is asked, why there is no such model, and what must be known of the one in use."""
-    asking = st.session_state.get("asking")
-    st.fragment(_status, run_every=POLL_SECONDS if asking else None, key="model status")()
+    poll = POLL_SECONDS if _pending() else None
+    st.session_state["polling"] = False
+    st.fragment(_status, run_every=poll, key="model status")()
+    st.session_state["polling"] = True
+    if not _pending():
+        st.session_state["asking"] = st.session_state["answered"] = None
 
 
 def _status() -> None:
     state = st.session_state
-    asking: Asking | None = state.get("asking")
-    if asking is not None and asking.answer.done():
-        st.rerun(scope="app")
+    asking = _pending()
+    if asking is not None and asking.answer.done() and state["polling"]:
+        st.rerun(scope="app")  # not before a browser has drawn the address's first widgets
     refusal: Refusal | None = state.get("trouble")
     with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
         _said()
         if refusal is not None and refusal.trouble in ASK_AGAIN:
             st.button("Ask again", on_click=_ask_again, key="ask again")
-    found = _found().get(state["model"])
+    found = _found().get(state["in use"])
     notes = list(found.notes) if found is not None else []
-    if state["model"].startswith(UNLINKED):
+    if state["in use"].startswith(UNLINKED):
         notes.append("This model's config is too long for a link: a copied link opens without it.")
     if notes:
         items = "".join(f"<li>{escape(note)}</li>" for note in notes)
@@ -482,9 +502,9 @@ def _aside() -> None:
 
 
 def _said() -> None:
-    asking: Asking | None = st.session_state.get("asking")
+    asking = _pending()
     refusal: Refusal | None = st.session_state.get("trouble")
-    using = escape(labels()[st.session_state["model"]].partition(" · ")[0])
+    using = escape(labels()[st.session_state["in use"]].partition(" · ")[0])
     if asking is not None:
         st.html(
             f'<p class="hr-note hr-asking" role="status">Asking the Hub for <b>{escape(asking.hub_id[:100])}</b>, at '

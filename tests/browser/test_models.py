@@ -1,0 +1,121 @@
+"""The model box in a real browser, beside a small Hub on loopback: typed ids, their links, models of one's own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests import fake_hub
+from tests.browser.conftest import serving
+from tests.browser.test_in_chromium import WAIT, bars, changed, settled, visitor
+from tests.fake_hub import MEMBER, FakeHub
+from tests.test_hub import LLAMA, LLAMA_PARAMETERS
+
+pytestmark = pytest.mark.browser
+SECONDS_TO_ANSWER = 1.5
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[FakeHub]:
+    with FakeHub() as serving_hub:
+        serving_hub.has("me/llama", LLAMA, parameters=LLAMA_PARAMETERS, tags=["license:mit"])
+        serving_hub.has("me/gated", LLAMA, parameters=LLAMA_PARAMETERS, gated="manual")
+        serving_hub.answers("me/silent", fake_hub.silence)
+        serving_hub.answers("me/slow", _slowly)
+        yield serving_hub
+
+
+def _slowly(handler: fake_hub._Handler) -> None:
+    """The repository me/llama, after a while."""
+    time.sleep(SECONDS_TO_ANSWER)
+    handler.path = handler.path.replace("me/slow", "me/llama")
+    handler.do_GET()
+
+
+@pytest.fixture(scope="module")
+def address(hub: FakeHub) -> Iterator[str]:
+    with serving(HF_ENDPOINT=hub.url, HF_TOKEN=MEMBER) as url:
+        yield url
+
+
+def type_model(page, typed: str) -> None:
+    page.get_by_role("combobox", name="Model").click()
+    page.keyboard.type(typed)
+    page.get_by_role("option", name=f"Add: {typed}").wait_for(timeout=WAIT)
+    page.keyboard.press("Enter")
+
+
+def test_unknown_id_is_asked_for_while_the_page_goes_on_and_its_link_opens_elsewhere(
+    browser, address
+):
+    with visitor(browser, f"{address}/?gpu=L4&method=lora&model=Qwen/Qwen3-8B") as page:
+        before = bars(page)
+        type_model(page, "me/slow")
+        page.get_by_role("status").filter(has_text="Asking the Hub for me/slow").wait_for()
+        page.get_by_role("slider", name="Micro-batch").focus()
+        page.keyboard.press("ArrowRight")
+        changed(page, before)
+        page.get_by_text("LoRA of llama needs").first.wait_for(timeout=WAIT)
+        page.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
+        settled(page)
+        assert "per_device_train_batch_size=2" in page.url
+        for _ in range(2):  # the second time the answer is kept, and there at once
+            with visitor(browser, page.url) as other:
+                other.get_by_text("LoRA of llama needs").first.wait_for(timeout=WAIT)
+                other.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
+                settled(other)
+                assert bars(other) == bars(page)
+
+
+def test_gated_model_is_a_sentence_until_a_token_is_given(browser, address, hub):
+    """The server's own token, which may see it, is not used."""
+    with visitor(browser, address) as page:
+        before = bars(page)
+        type_model(page, "me/gated")
+        said = page.get_by_role("alert").filter(has_text="me/gated is gated; accept its terms at")
+        said.wait_for(timeout=WAIT)
+        assert bars(page) == before
+        assert "model=mistralai" in page.url
+        page.get_by_role("button", name="Hub token").click()
+        page.get_by_label("Hugging Face token").fill(MEMBER)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**model=me%2Fgated**", timeout=WAIT)
+        assert MEMBER not in page.url
+        said.wait_for(state="hidden", timeout=WAIT)
+
+
+def test_hub_that_never_answers_is_a_sentence_in_five_seconds(browser, address):
+    link = f"{address}/?model=me/silent&gpu=L4&method=lora&lora_r=64"
+    with visitor(browser, link) as page:
+        said = page.get_by_role("alert").filter(has_text="The Hub has not answered within 5 s")
+        said.wait_for(timeout=15_000)
+        assert "The page is of mistralai/Mistral-7B-v0.1." in said.inner_text()
+        assert "lora_r=64" in page.url
+        assert page.get_by_role("button", name="Ask again").is_visible()
+
+
+def test_words_propose_models(browser, address):
+    with visitor(browser, address) as page:
+        type_model(page, "qwen 7b")
+        page.get_by_role("button", name="Qwen/Qwen2.5-7B · 7.62B", exact=True).click()
+        page.wait_for_url("**model=Qwen%2FQwen2.5-7B**", timeout=WAIT)
+
+
+def test_pasted_config_and_its_dimensions_travel_in_the_link(browser, address):
+    with visitor(browser, f"{address}/?gpu=L4&method=lora&model=Qwen/Qwen3-8B") as page:
+        before = bars(page)
+        page.get_by_role("button", name="Own model").click()
+        page.get_by_label("Paste a config.json").fill(json.dumps(LLAMA))
+        page.get_by_role("button", name="Use this config").click()
+        changed(page, before)
+        assert page.get_by_label("Layers").input_value() == "32"
+        before = bars(page)
+        page.get_by_label("Layers").fill("16")
+        page.get_by_role("button", name="Use these dimensions").click()
+        changed(page, before)
+        with visitor(browser, page.url) as other:
+            assert bars(other) == bars(page)
+            assert other.locator('[data-testid="stAlert"]').count() == 0
