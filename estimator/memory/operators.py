@@ -212,7 +212,8 @@ def layer_norm(
     """The LayerNorm kernel: saves x, mean and 1/deviation in float32; under autocast it runs in float32.
 
     OLMo asks for float32 (``in_float32``), and for the dtype of x again.
-    Source: transformers 5.23, models/olmo/modeling_olmo.py, ``OlmoLayerNorm.forward``; torch 2.13, aten/src/ATen/native/cuda/layer_norm_kernel.cu; aten/src/ATen/autocast_mode.h (float32 list).
+    Source: transformers 5.23, models/olmo/modeling_olmo.py, ``OlmoLayerNorm.forward``; torch 2.13,
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu; aten/src/ATen/autocast_mode.h (float32 list).
     """
     source = x  # the caller holds the uncast input until this returns
     if tape.autocast_active or in_float32:
@@ -373,7 +374,7 @@ def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
 
 
 def choose(tape: Tape, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """``where``: saves the condition, one byte an element; both gradients exist together, each zero where not chosen."""
+    """``where``: saves the condition, one byte an element; both gradients exist together, zero where not chosen."""
     tape.operation = "choice"
     sizes = [(x.elements, x.width, x.requires_grad) for x in (a, b)]
 
@@ -455,7 +456,7 @@ def repeat_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
 
 
 def expand_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
-    """One key-value head seen by every query head: a view without bytes of its own; its gradient is summed over them."""
+    """One key-value head seen by every query head: a view without bytes of its own; its gradient is their sum."""
     elements, width = x.elements, x.width
     out = tape.view(x, elements * groups)
     return tape.record("expand backward", out, [x], lambda t, g: [t.new(elements, width)])
