@@ -369,9 +369,12 @@ def _label(subject: str, parameters: int, license: str, gated: str) -> str:
 def _choose() -> None:
     """What was chosen, or typed: a known model, an id for the Hub, a config, or a few words to search for."""
     typed: str = (st.session_state["model box"] or "").strip()
-    _settled()
-    if not typed:
+    if typed in {
+        "",
+        st.session_state["in use"],
+    }:  # a browser says so, too, when the box was set back
         return
+    _settled()
     spelled = {option.casefold(): option for option in [*catalog.models(), *_found()]}
     option = spelled.get(typed.casefold())
     if option is not None:
