@@ -15,6 +15,7 @@ from estimator.memory.overhead import HANDLES, need_bytes, workspace_bytes
 from estimator.memory.weights import (
     adapter_shapes,
     adapter_width,
+    buffers,
     is_quantized,
     module_bytes,
     quantized_bytes,
@@ -90,9 +91,9 @@ def source(function: Function) -> str:
 def _weights(of: Estimate) -> Explanation:
     setup = of.setup
     lines = []
-    for module, count, in_layers in modules_with_counts(of.model):
-        size = count * module_bytes(module, setup, in_layers=in_layers)
-        if is_quantized(module, setup, in_layers=in_layers):
+    for module, count in modules_with_counts(of.model):
+        size = count * module_bytes(module, setup)
+        if is_quantized(module, setup):
             width = "4 bits and their scales"
         else:
             width = f"{setup.dtype.bytes} bytes, as loaded"
@@ -101,6 +102,14 @@ def _weights(of: Estimate) -> Explanation:
         lines.append(
             Line(module.name, f"{_times(count)}{_shapes(weight_shapes(module))} × {width}", size)
         )
+    lines += [
+        Line(
+            buffer.name,
+            f"{_times(buffer.copies)}a buffer, not trained",
+            buffer.copies * buffer.bytes,
+        )
+        for buffer in buffers(of.model)
+    ]
     lead = (
         "Every parameter of the model lies on the GPU from loading to the end; "
         "each tensor is rounded up to 512 bytes."
@@ -111,7 +120,7 @@ def _weights(of: Estimate) -> Explanation:
 
 def _adapters(of: Estimate) -> Explanation:
     lines = []
-    for module, count, _ in modules_with_counts(of.model):
+    for module, count in modules_with_counts(of.model):
         if shapes := adapter_shapes(module, of.setup):
             each = tensors_bytes(shapes, adapter_width(of.setup))
             lines.append(

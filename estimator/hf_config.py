@@ -166,6 +166,7 @@ DERIVED_HEAD_DIM = frozenset(name for name, family in _DEFAULTS.items() if famil
 """Families whose class computes head_dim from hidden_size and num_attention_heads."""
 ONE_HEAD_EACH = frozenset({"bloom", "gpt2", "gpt_neox", "gptj", "mpt", "opt"})
 """Families with a key-value head for every query head."""
+GPTJ_ROTARY_DIM = 64  # GPTJConfig; null turns whole heads
 _PARTIAL_ROTARY = frozenset({"glm", "glm4", "gpt_neox", "nemotron", "phi", "phi3", "stablelm"})
 _MLP_BIAS = frozenset({"arcee", "granite", "llama", "nemotron", "seed_oss", "smollm3"})
 _USE_BIAS = {
@@ -550,7 +551,9 @@ def _norms_without_weight(read: _Config) -> bool:
 
 def _partial_rotary_factor(read: _Config, family: _Defaults, head_dim: int) -> float:
     if read.model_type == "gptj":
-        return read.whole("rotary_dim", default=head_dim, most=head_dim) / head_dim
+        absent = "rotary_dim" not in read.values
+        default_dim = min(GPTJ_ROTARY_DIM, head_dim) if absent else head_dim
+        return read.whole("rotary_dim", default=default_dim, most=head_dim) / head_dim
     if read.model_type not in _PARTIAL_ROTARY:
         return 1.0
     key = "partial_rotary_factor"

@@ -23,6 +23,7 @@ from estimator.memory.tape import COMPONENTS, Mark
 from estimator.memory.weights import (
     adapter_shapes,
     adapter_width,
+    buffers,
     module_bytes,
     tensors_bytes,
     unquantized_width,
@@ -41,25 +42,25 @@ from estimator.results import Held, Moment
 from estimator.specs import Component, Model, Optimizer, Phase, TrainingSetup
 
 
-def modules_with_counts(model: Model) -> Iterator[tuple[Module, int, bool]]:
-    """Every module, how many alike, and whether it lies in the layers."""
+def modules_with_counts(model: Model) -> Iterator[tuple[Module, int]]:
+    """Every module, and how many alike."""
     for module in outer_modules(model):
-        yield module, 1, False
+        yield module, 1
     for module in layer_modules(model):
-        yield module, model.num_hidden_layers, True
+        yield module, model.num_hidden_layers
 
 
 def weight_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of all weights but the adapters, per GPU.
+    """Bytes of all weights but the adapters, and of what lies beside them untrained, per GPU.
 
-        Σ modules  count · bytes
+        Σ modules  count · bytes  +  Σ buffers  count · bytes
 
-    Source: derived, from ``module_bytes``.
+    Source: derived, from ``module_bytes`` and ``buffers``.
     """
-    return sum(
-        count * module_bytes(module, setup, in_layers=in_layers)
-        for module, count, in_layers in modules_with_counts(model)
+    weights = sum(
+        count * module_bytes(module, setup) for module, count in modules_with_counts(model)
     )
+    return weights + sum(buffer.copies * buffer.bytes for buffer in buffers(model))
 
 
 def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -71,14 +72,14 @@ def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
     """
     return sum(
         count * tensors_bytes(adapter_shapes(module, setup), adapter_width(setup))
-        for module, count, in_layers in modules_with_counts(model)
+        for module, count in modules_with_counts(model)
     )
 
 
 def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     """Every trained tensor: all weights, or the adapters alone."""
     tensors = []
-    for module, count, _ in modules_with_counts(model):
+    for module, count in modules_with_counts(model):
         if setup.uses_adapters:
             shapes: Sequence[tuple[int, ...]] = adapter_shapes(module, setup)
             width = adapter_width(setup)
@@ -99,10 +100,16 @@ def gradient_bytes(tensors: Iterable[Trainable]) -> int:
 
 
 def played_layers(kinds: Sequence[LayerKind]) -> list[int]:
-    """Indices of the layers to play: the first, one of each kind between, the last."""
+    """Indices of the layers to play: of each kind the lowest and one more, and the last of all.
+
+    The lowest of a kind is the last in backward to need what its kind shares: a mask, rotary tables.
+    """
     last = len(kinds) - 1
-    between = {kinds[index]: index for index in range(last - 1, 0, -1)}
-    return sorted({0, last, *between.values()})
+    lowest = {kinds[index]: index for index in range(last, -1, -1)}
+    others = {
+        kinds[index]: index for index in range(last - 1, 0, -1) if index != lowest[kinds[index]]
+    }
+    return sorted({last, *lowest.values(), *others.values()})
 
 
 def stand_ins(kinds: Sequence[LayerKind], played: Sequence[int]) -> list[int]:
@@ -110,10 +117,7 @@ def stand_ins(kinds: Sequence[LayerKind], played: Sequence[int]) -> list[int]:
     last = len(kinds) - 1
     position = {index: place for place, index in enumerate(played)}
     by_kind = {kinds[index]: position[index] for index in played if 0 < index < last}
-    return [
-        position[index] if index in (0, last) else by_kind[kinds[index]]
-        for index in range(len(kinds))
-    ]
+    return [position.get(index, by_kind.get(kinds[index], 0)) for index in range(len(kinds))]
 
 
 class Run(NamedTuple):

@@ -31,6 +31,8 @@ class Architecture:
     """transformers refuses SDPA for this family: it sets ``_supports_sdpa = False``."""
     masks_unused_window: bool = False
     """A window's mask is made although no layer has a window (Qwen2-MoE)."""
+    returns_weights: bool = False
+    """Each layer returns its eager attention's weights, which live until the next layer has returned."""
     softmax_float32: bool = True
     """Eager attention takes the softmax in float32 whatever the dtype."""
 
@@ -47,12 +49,14 @@ _COHERE = Architecture(
 ARCHITECTURES: dict[str, Architecture] = {
     "apertus": Architecture(layers.apertus),
     "arcee": Architecture(layers.arcee),
-    "bloom": Architecture(layers.bloom, _LAYER_NORM, rotary=None, eager_only=True),
+    "bloom": Architecture(
+        layers.bloom, _LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
+    ),
     "cohere": _COHERE,
     "cohere2": _COHERE,
     "ernie4_5": Architecture(layers.llama, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
     "exaone4": Architecture(layers.olmo2),
-    "falcon": Architecture(layers.falcon, _LAYER_NORM, always_masked=True),
+    "falcon": Architecture(layers.falcon, _LAYER_NORM, always_masked=True, returns_weights=True),
     "gemma": Architecture(layers.llama, NormKind.RMS_ONE_PLUS, scales_embedding=True),
     "gemma2": Architecture(
         layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True, eager_only=True
@@ -65,7 +69,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(layers.gpt2, _LAYER_NORM, rotary=None, softmax_float32=False),
     "gpt_bigcode": Architecture(layers.gpt2, _LAYER_NORM, rotary=None),
     "gpt_neox": Architecture(layers.gpt_neox, _LAYER_NORM),
-    "gptj": Architecture(layers.gptj, _LAYER_NORM, rotary=None, eager_only=True),
+    "gptj": Architecture(
+        layers.gptj, _LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
+    ),
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
     "hunyuan_v1_dense": Architecture(layers.hunyuan),
@@ -73,8 +79,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _LLAMA,
-    "mpt": Architecture(layers.mpt, _LAYER_NORM, rotary=None, eager_only=True),
-    "nemotron": Architecture(layers.arcee, _LAYER_NORM),
+    "mpt": Architecture(
+        layers.mpt, _LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
+    ),
+    "nemotron": Architecture(layers.arcee, NormKind.LAYER_NORM_PLUS_ONE),
     "olmo": Architecture(layers.llama, NormKind.LAYER_NORM_FLOAT32, Rotary.CAST_BACK),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, tables_by_kind=True),

@@ -22,7 +22,8 @@ def activation(tape: Tape, x: Tensor, name: str, parameters: Sequence[Parameter]
         case "gelu_fast":
             return gelu_fast(tape, x)
         case "relu2":
-            return op.square(tape, op.elementwise(tape, x, "relu", saves="output"))
+            x = op.elementwise(tape, x, "relu", saves="output")
+            return op.square(tape, _as_autocast(tape, x))
         case "xielu":
             return xielu(tape, x, *parameters)
         case _:
@@ -30,37 +31,60 @@ def activation(tape: Tape, x: Tensor, name: str, parameters: Sequence[Parameter]
             return op.elementwise(tape, x, name, saves=saves)
 
 
+def _as_autocast(tape: Tape, x: Tensor) -> Tensor:
+    """The input of an operator on autocast's list for float32."""
+    return op.cast(tape, x, 4) if tape.autocast_active else x
+
+
 def gelu_new(tape: Tape, x: Tensor) -> Tensor:
     """GPT-2's activation in Python: ``0.5 · x · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))``, ``NewGELUActivation``."""
-    half = op.scale(tape, x)
-    base = op.cast(tape, x, 4) if tape.autocast_active else x
-    cube = op.elementwise(tape, base, "cube", backward_copies=3)
-    del base
-    inner = op.scale(tape, op.add(tape, x, op.scale(tape, cube)))
-    del cube
     return op.multiply(
-        tape, half, op.add_number(tape, op.elementwise(tape, inner, "tanh", saves="output")), "gelu"
+        tape,
+        op.scale(tape, x),
+        op.add_number(
+            tape,
+            _tanh(tape, op.scale(tape, op.add(tape, x, op.scale(tape, _cube(tape, x))))),
+        ),
+        "gelu",
     )
+
+
+def _tanh(tape: Tape, x: Tensor) -> Tensor:
+    return op.elementwise(tape, x, "tanh", saves="output")
+
+
+def _cube(tape: Tape, x: Tensor) -> Tensor:
+    return op.elementwise(tape, _as_autocast(tape, x), "cube", backward_copies=3)
 
 
 def gelu_fast(tape: Tape, x: Tensor) -> Tensor:
     """GPT-NeoX-20B's: ``0.5 · x · (1 + tanh(x · √(2/π) · (1 + 0.044715 · x · x)))``, ``FastGELUActivation``."""
-    half = op.scale(tape, x)
-    inner = op.multiply(
+    return op.multiply(
         tape,
         op.scale(tape, x),
-        op.add_number(tape, op.multiply(tape, op.scale(tape, x), x, "square")),
+        op.add_number(
+            tape,
+            _tanh(
+                tape,
+                op.multiply(
+                    tape,
+                    op.scale(tape, x),
+                    op.add_number(tape, op.multiply(tape, op.scale(tape, x), x, "square")),
+                    "gelu",
+                ),
+            ),
+        ),
         "gelu",
     )
-    tanh = op.elementwise(tape, inner, "tanh", saves="output")
-    del inner
-    return op.multiply(tape, half, op.add_number(tape, tanh), "gelu")
 
 
 def xielu(tape: Tape, x: Tensor, alpha_p: Parameter, alpha_n: Parameter) -> Tensor:
-    """Apertus's, ``XIELUActivation._xielu_python``: α₊·x·x + β·x above zero, (expm1(min(x, ε)) - x)·α₋ + β·x below."""
-    above_slope = op.elementwise(tape, alpha_p, "softplus")
-    below_slope = op.add_number(tape, op.elementwise(tape, alpha_n, "softplus"))
+    """Apertus's, ``XIELUActivation._xielu_python``: α₊·x·x + β·x above zero, (expm1(min(x, ε)) - x)·α₋ + β·x below.
+
+    Autocast has softplus and expm1 in float32, and with them nearly all that follows.
+    """
+    above_slope = op.elementwise(tape, _as_autocast(tape, alpha_p), "softplus")
+    below_slope = op.add_number(tape, op.elementwise(tape, _as_autocast(tape, alpha_n), "softplus"))
     tape.operation = "xIELU: x above zero"
     is_above = tape.new(x.elements, 1)
     above = op.add(
@@ -69,7 +93,9 @@ def xielu(tape: Tape, x: Tensor, alpha_p: Parameter, alpha_n: Parameter) -> Tens
         op.scale(tape, x),
     )
     bounded = op.elementwise(tape, x, "minimum", backward_copies=2)
-    power = op.elementwise(tape, bounded, "expm1", saves="output", backward_copies=2)
+    power = op.elementwise(
+        tape, _as_autocast(tape, bounded), "expm1", saves="output", backward_copies=2
+    )
     del bounded
     below = op.subtract(tape, power, x)
     del power

@@ -36,6 +36,8 @@ class NormKind(Enum):
     """PyTorch's kernel."""
     LAYER_NORM_FLOAT32 = auto()
     """OLMo: the same in float32, cast last."""
+    LAYER_NORM_PLUS_ONE = auto()
+    """Nemotron: times 1 + weight, and in 16 bits under autocast."""
     LAYER_NORM_IN_STEPS = auto()
     """Cohere: in Python, in float32, without a bias."""
 
@@ -93,7 +95,10 @@ class Block:
         self.rotary = rotary
         self.softmax_float32 = softmax_float32
         self.mask: Tensor | None = None
-        self.shared: tuple[Tensor | None, ...] = ()
+        self.alibi: Tensor | None = None
+        self.weights: Tensor | None = None
+        """Of eager attention: a name of the layer's forward until it returns; a replay never gets as far."""
+        self.is_replay = False
         self.router_logits: list[Tensor] | None = None
         """Where the router leaves its scores, if the model returns them; None in a checkpoint's replay."""
         self.rotary_tables: Tables | None = None
@@ -126,7 +131,7 @@ class Block:
                 self.embeddings[module.name] = parameters[0]
             case Linear():
                 linked = Linked(module, parameters[0], parameters[1] if module.bias else None)
-                linked.is_quantized = is_quantized(module, setup, in_layers=self.index is not None)
+                linked.is_quantized = is_quantized(module, setup)
                 if adapters := self._adapters(module, key, has_grad=has_grad):
                     linked.lora_a, linked.lora_b = adapters
                 self.linears[module.name] = linked
@@ -168,6 +173,8 @@ class Block:
                 return op.layer_norm(self.tape, x, parameters, rows)
             case NormKind.LAYER_NORM_FLOAT32:
                 return op.layer_norm(self.tape, x, parameters, rows, in_float32=True)
+            case NormKind.LAYER_NORM_PLUS_ONE:
+                return op.layer_norm_plus_one(self.tape, x, parameters, rows)
             case NormKind.LAYER_NORM_IN_STEPS:
                 return op.layer_norm_in_steps(self.tape, x, parameters[0], rows)
             case NormKind.RMS:
@@ -269,7 +276,15 @@ class Block:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **overrides: bool) -> Tensor:
         """Attention with this setup's kernel and this layer's mask."""
-        return attention(self.tape, q, k, v, self.mask, self.attention_shape(**overrides))
+        shape = self.attention_shape(**overrides)
+        out, weights = attention(self.tape, q, k, v, self.mask, shape)
+        self.hold(weights)
+        return out
+
+    def hold(self, weights: Tensor | None) -> None:
+        """Keep eager attention's weights until the layer has returned."""
+        if not self.is_replay:
+            self.weights = weights
 
     def attention_shape(self, **overrides: bool) -> AttentionShape:
         """What attention must know of the model and the setup."""
@@ -287,8 +302,10 @@ class Block:
             **overrides,
         )
 
-    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary position embedding of queries and keys, where this layer has one."""
+    def rotate(
+        self, q: Tensor, k: Tensor, parts: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Rotary position embedding of queries and keys, where this layer has one; ``parts`` takes what was turned."""
         if self.rotary_tables is None or self.rotary is None:
             return q, k
         model = self.model
@@ -300,6 +317,7 @@ class Block:
             self.rotary,
             share=model.partial_rotary_factor,
             head_dim=model.head_dim,
+            parts=parts,
         )
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.architectures import Architecture, architecture
-from estimator.architectures.block import Block
+from estimator.architectures.block import Block, NormKind
 from estimator.architectures.experts import balancing_loss
 from estimator.architectures.rotary import Tables
 from estimator.memory import operators as op
@@ -66,6 +66,8 @@ class Step:
         autocast = setup.mixed_precision is not MixedPrecision.NO
         self.tape = Tape(autocast_width=2 if autocast else None)
         self.outer = self._block(outer_modules(model), "outer")
+        self.returned: Tensor | None = None
+        """What the last layer returned beside its output."""
         self.router_logits: list[Tensor] = []
         """One a played layer, if the model returns them."""
 
@@ -157,10 +159,11 @@ class Step:
 
     def _decoder(self, ids: Tensor) -> Tensor:
         tape, setup, model = self.tape, self.setup, self.model
-        hidden = self._embedding(ids)
-        embedded = hidden  # `inputs_embeds`, a name of the model's forward until it returns
+        embedded = self._embedding(ids)  # names of the model's forward until it returns
         positions = tape.new(setup.max_length, ID_BYTES)
-        masks = self._masks(hidden.width)
+        hidden = self._first_hidden(embedded)
+        masks = self._masks(embedded[0].width)
+        alibi = self._alibi()
         tables = {local: self._rotary_tables(hidden.width) for local in self._table_kinds()}
         del positions
         for played, index in enumerate(self.layers):
@@ -169,48 +172,64 @@ class Step:
             block = self._block(layer_modules(model, index), f"layers.{played}", played)
             block.mask = masks[kind.windowed]
             block.rotary_tables = tables[kind.local] if kind.rotary else None
+            block.alibi = alibi
             block.router_logits = self.router_logits if model.output_router_logits else None
             hidden = self._layer(block, hidden)
             block.router_logits = None
-            if not setup.gradient_checkpointing:
-                block.mask = block.rotary_tables = None
-            elif played == 0:
-                # every layer's replay needs them, so they outlive all but the last replayed, the first layer's
-                used = {kind.windowed for kind in self.kinds}
-                turned = (table for pair in tables.values() for table in pair)
-                block.shared = (*(masks[windowed] for windowed in used), *turned)
+            if not setup.gradient_checkpointing:  # else its replay needs them
+                block.mask = block.rotary_tables = block.alibi = None
             del block
         tape.enter(Phase.FORWARD, "head")
-        del masks, tables
         hidden = self._final_norm(hidden)
-        del embedded
+        del embedded, masks, tables, alibi
+        self.returned = None
         return hidden
 
     def _layer(self, block: Block, hidden: Tensor) -> Tensor:
         program = self.family.layer
-        if not self.setup.gradient_checkpointing:
-            return program(block, hidden)
-        return self.tape.checkpoint(lambda x: program(block, x), hidden)
+        if self.setup.gradient_checkpointing:
+            hidden = self.tape.checkpoint(lambda x: program(block, x), hidden)
+        else:
+            hidden = program(block, hidden)
+        self.returned = block.weights if self.family.returns_weights else None
+        block.weights, block.is_replay = None, True
+        return hidden
 
-    def _embedding(self, ids: Tensor) -> Tensor:
+    def _embedding(self, ids: Tensor) -> list[Tensor]:
+        """The tokens' vectors, and the positions' where these are learned."""
         tape, setup, outer, model = self.tape, self.setup, self.outer, self.model
         names = [name for name in outer.embeddings if name not in ("wpe", "embed_positions")]
         weight = outer.embeddings[names[0]]
         width = weight.elements // model.vocab_size
         hidden = op.embedding(tape, ids, weight, width, setup.tokens)
+        # Gemma's embedding is a module that scales, so that the hook for input gradients comes after it
+        in_module = self.family.norm is NormKind.RMS_ONE_PLUS
+        if self.family.scales_embedding and in_module:
+            hidden = op.scale(tape, hidden)
         if setup.gradient_checkpointing and not hidden.requires_grad:
             hidden.requires_grad = True
             hidden.node = leaf_node(Leaf(TEMPORARIES, variable=hidden.storage))
-        if self.family.scales_embedding:
+        if self.family.scales_embedding and not in_module:
             hidden = op.scale(tape, hidden)
         if outer.has("project_in"):
             hidden = outer.linear("project_in", hidden)
-        for name in ("wpe", "embed_positions"):
-            if name in outer.embeddings:
-                hidden = op.add(tape, hidden, self._positions(name))
-        if outer.has("word_embeddings_layernorm"):
-            hidden = outer.norm("word_embeddings_layernorm", hidden)
-        return op.dropout(tape, hidden, model.embd_pdrop)
+        learned = [name for name in ("wpe", "embed_positions") if name in outer.embeddings]
+        return [hidden, *(self._positions(name) for name in learned)]
+
+    def _first_hidden(self, embedded: list[Tensor]) -> Tensor:
+        """What enters the first layer: the sum of the embeddings, normalised or dropped out by some families."""
+        tape, model = self.tape, self.model
+        hidden = embedded[0]
+        for positions in embedded[1:]:
+            hidden = op.add(tape, hidden, positions)
+        if self.outer.has("word_embeddings_layernorm"):
+            hidden = self.outer.norm("word_embeddings_layernorm", hidden)
+        hidden = op.dropout(tape, hidden, model.embd_pdrop)
+        if (
+            model.model_type == "phi"
+        ):  # modeling_phi.py: `inputs_embeds = self.embed_dropout(inputs_embeds)`
+            embedded[0] = hidden
+        return hidden
 
     def _positions(self, name: str) -> Tensor:
         tape, setup = self.tape, self.setup
@@ -243,10 +262,22 @@ class Step:
         if model.model_type == "falcon" and model.no_rope_layers:
             # ALiBi of every head joins the mask: modeling_falcon.py, FalconModel.forward
             return self.tape.new(scores * model.num_attention_heads, width)
+        if model.model_type == "mpt":  # `create_causal_mask(...).to(torch.bool)`
+            return self.tape.new(scores, 1)
         if additive:
             return self.tape.new(scores, width)
         stored = scores if setup.padded else setup.max_length**2
         return self.tape.view(self.tape.new(stored, 1), scores)
+
+    def _alibi(self) -> Tensor | None:
+        """MPT's biases: of every head and every position that the model may see, in float32, whatever the length."""
+        model = self.model
+        if model.model_type != "mpt":
+            return None
+        self.tape.operation = "ALiBi"
+        longest = model.num_attention_heads * model.max_position_embeddings
+        seen = model.num_attention_heads * self.setup.max_length
+        return self.tape.view(self.tape.new(longest, 4), seen)
 
     def _table_kinds(self) -> set[bool]:
         """Which sets of rotary tables there are: those of windowed layers beside the others', or one for all."""

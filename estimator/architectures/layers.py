@@ -9,7 +9,12 @@ from __future__ import annotations
 from estimator.architectures.activations import bloom_gelu
 from estimator.architectures.block import Block, NormKind
 from estimator.architectures.experts import mixture
-from estimator.architectures.own_attention import bloom_attention, falcon_attention, gptj_attention
+from estimator.architectures.own_attention import (
+    bloom_attention,
+    falcon_attention,
+    gptj_attention,
+    mpt_attention,
+)
 from estimator.memory import operators as op
 from estimator.memory.tape import Tensor
 
@@ -47,9 +52,18 @@ def _late_norm_attention(
     if f"self_attn.{names[0]}" in b.norms:
         q = b.norm(f"self_attn.{names[0]}", q, groups=b.model.num_attention_heads)
         k = b.norm(f"self_attn.{names[1]}", k, groups=b.model.num_key_value_heads)
-    q, k = b.rotate(q, k)
-    out = b.attend(q, k, v, head_major=b.model.partial_rotary_factor < 1)
-    return b.linear(f"self_attn.{output}", out)
+    return b.linear(f"self_attn.{output}", _turn_and_attend(b, q, k, v))
+
+
+def _turn_and_attend(b: Block, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Phi and StableLM turn a share of each head in the attention's own forward: its parts live as long as that."""
+    if b.model.partial_rotary_factor >= 1:
+        return b.attend(*b.rotate(q, k), v)
+    parts = [q, k]
+    q, k = b.rotate(q, k, parts)
+    out = b.attend(q, k, v, head_major=True)
+    del parts
+    return out
 
 
 def _split_norm_attention(b: Block, x: Tensor) -> Tensor:
@@ -60,9 +74,7 @@ def _split_norm_attention(b: Block, x: Tensor) -> Tensor:
     if b.model.qk_norm:
         q = _normed_one_by_one(b, q, "self_attn.q_layernorm", b.model.num_attention_heads)
         k = _normed_one_by_one(b, k, "self_attn.k_layernorm", b.model.num_key_value_heads)
-    q, k = b.rotate(q, k)
-    out = b.attend(q, k, v, head_major=b.model.partial_rotary_factor < 1)
-    return b.linear("self_attn.o_proj", out)
+    return b.linear("self_attn.o_proj", _turn_and_attend(b, q, k, v))
 
 
 def _normed_one_by_one(b: Block, x: Tensor, name: str, heads: int) -> Tensor:
@@ -228,32 +240,33 @@ def gpt2(b: Block, x: Tensor) -> Tensor:
     """LayerNorm kernels, one fused qkv, dropouts after attention and MLP. GPT-2 and gpt_bigcode."""
     residual = x
     x = b.norm("ln_1", x)
-    x = _fused_attention(b, x, "attn.c_attn", "attn.c_proj")
-    x = op.dropout(b.tape, x, b.model.resid_pdrop)
-    x = op.add(b.tape, x, residual)
+    attended = _fused_attention(b, x, "attn.c_attn", "attn.c_proj")
+    attended = op.dropout(b.tape, attended, b.model.resid_pdrop)
+    x = op.add(b.tape, attended, residual)
     residual = x
     x = b.norm("ln_2", x)
-    x = _plain_mlp(b, x, "mlp.c_fc", "mlp.c_proj")
-    x = op.dropout(b.tape, x, b.model.resid_pdrop)
-    return op.add(b.tape, residual, x)
+    hidden = _plain_mlp(b, x, "mlp.c_fc", "mlp.c_proj")
+    hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
+    return op.add(b.tape, residual, hidden)
 
 
 def gpt_neox(b: Block, x: Tensor) -> Tensor:
     """Attention and MLP read two norms of the same input, or follow each other where the config says so."""
     fused, output = "attention.query_key_value", "attention.dense"
-    normed = b.norm("input_layernorm", x)
-    attended = _fused_attention(b, normed, fused, output, head_major=True)
+    attended = _fused_attention(b, b.norm("input_layernorm", x), fused, output, head_major=True)
     attended = op.dropout(b.tape, attended, b.model.resid_pdrop)
     if b.model.parallel_residual:
-        hidden = b.norm("post_attention_layernorm", x)
-        hidden = _plain_mlp(b, hidden, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+        hidden = _neox_mlp(b, b.norm("post_attention_layernorm", x))
         hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
         return op.add(b.tape, op.add(b.tape, hidden, attended), x)
     attended = op.add(b.tape, attended, x)
-    hidden = b.norm("post_attention_layernorm", attended)
-    hidden = _plain_mlp(b, hidden, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+    hidden = _neox_mlp(b, b.norm("post_attention_layernorm", attended))
     hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
     return op.add(b.tape, hidden, attended)
+
+
+def _neox_mlp(b: Block, x: Tensor) -> Tensor:
+    return _plain_mlp(b, x, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 
 
 def falcon(b: Block, x: Tensor) -> Tensor:
@@ -313,9 +326,8 @@ def stablelm(b: Block, x: Tensor) -> Tensor:
         hidden = _gated_mlp(b, x)
         return op.add(b.tape, op.add(b.tape, residual, attended), hidden)
     residual = op.add(b.tape, residual, attended)
-    del attended
-    x = b.norm("post_attention_layernorm", residual)
-    return op.add(b.tape, _gated_mlp(b, x), residual)
+    hidden = _gated_mlp(b, b.norm("post_attention_layernorm", residual))
+    return op.add(b.tape, residual, hidden)
 
 
 def starcoder2(b: Block, x: Tensor) -> Tensor:
@@ -346,7 +358,7 @@ def mpt(b: Block, x: Tensor) -> Tensor:
     """LayerNorms without bias, fused qkv, ALiBi, no biases at all."""
     residual = x
     x = b.norm("norm_1", x)
-    x = _fused_attention(b, x, "attn.Wqkv", "attn.out_proj")
+    x = mpt_attention(b, x)
     x = op.add(b.tape, op.dropout(b.tape, x, b.model.resid_pdrop), residual)
     residual = x
     x = b.norm("norm_2", x)
@@ -367,7 +379,9 @@ def opt(b: Block, x: Tensor) -> Tensor:
     residual = x
     if before:
         x = b.norm("final_layer_norm", x)
-    x = _plain_mlp(b, x, "fc1", "fc2")
+    x = b.linear("fc1", x)
+    x = b.activation(x)
+    x = b.linear("fc2", x)
     x = op.add(b.tape, residual, op.dropout(b.tape, x, b.model.resid_pdrop))
     return x if before else b.norm("final_layer_norm", x)
 

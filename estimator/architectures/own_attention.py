@@ -1,6 +1,6 @@
-"""Attention that a family writes for itself, without transformers' shared functions: Falcon, BLOOM, GPT-J.
+"""Attention that a family writes for itself, without transformers' shared functions: Falcon, BLOOM, MPT, GPT-J.
 
-Source: transformers 5.23, models/falcon, bloom and gptj, modeling_*.py. A name that is bound here keeps its tensor
+Source: transformers 5.23, models/falcon, bloom, mpt and gptj, modeling_*.py. A name that is bound here keeps its tensor
 alive exactly as long as the same name does there.
 """
 
@@ -19,15 +19,19 @@ _EAGER = AttnImplementation.EAGER
 def falcon_attention(b: Block, x: Tensor, fused: str, output: str) -> Tensor:
     """One key-value head (7B), some (40B, 180B, 11B: copied for every query head before the rotation), or all (RW)."""
     shape = b.attention_shape()
-    q, k, v = _falcon_heads(b, b.linear(fused, x))
+    qkv = b.linear(fused, x)
+    q, k, v = _falcon_heads(b, qkv)
     q, k = b.rotate(q, k)
     if shape.implementation is _EAGER:
-        width = x.width
         attend = _falcon_eager if b.rotary_tables is not None else _falcon_eager_alibi
-        out = attend(b.tape, q, k, v, b.mask, shape, width)
+        out, weights = attend(b.tape, q, k, v, b.mask, shape, x.width)
+        b.hold(weights)
+        del weights
     else:
         out = scaled_dot_product(b.tape, q, k, v, b.mask, shape)
-    return b.linear(output, out)
+    out = b.linear(output, out)
+    del qkv
+    return out
 
 
 def _falcon_heads(b: Block, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,6 +50,10 @@ def _falcon_heads(b: Block, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+Attended = tuple[Tensor, Tensor]
+"""The output, and the weights that made it, which the layer returns."""
+
+
 def _falcon_eager(
     tape: Tape,
     q: Tensor,
@@ -54,11 +62,12 @@ def _falcon_eager(
     mask: Tensor | None,
     shape: AttentionShape,
     width: int,
-) -> Tensor:
+) -> Attended:
     """The scores are divided in place; the softmax is in the dtype of the layer's input."""
-    weights = _scores(tape, q, k, shape)
-    weights = op.softmax(tape, op.cast(tape, _masked(tape, weights, mask), width))
-    return _weighted(tape, weights, v, shape)
+    masked = _masked(tape, _scores(tape, q, k, shape), mask)
+    weights = op.softmax(tape, op.cast(tape, masked, width))
+    del masked
+    return _weighted(tape, weights, v, shape), weights
 
 
 def _falcon_eager_alibi(
@@ -69,14 +78,36 @@ def _falcon_eager_alibi(
     mask: Tensor | None,
     shape: AttentionShape,
     width: int,
-) -> Tensor:
+) -> Attended:
     """In float32: the scores, these with ALiBi (scaled in place), and the mask on top."""
     product = _scores(tape, q, k, shape)
     raised = op.cast(tape, product, 4)
     logits = op.add_number(tape, raised)
-    weights = op.softmax(tape, op.cast(tape, _masked(tape, logits, mask), width))
-    dropped = op.dropout(tape, weights, shape.dropout)
-    return _weighted(tape, dropped, v, shape)
+    masked = _masked(tape, logits, mask)
+    weights = op.softmax(tape, op.cast(tape, masked, width))
+    del masked
+    weights = op.dropout(tape, weights, shape.dropout)
+    out = _weighted(tape, weights, v, shape)
+    del product, raised, logits
+    return out, weights
+
+
+def mpt_attention(b: Block, x: Tensor) -> Tensor:
+    """ALiBi in float32 joins the scores, and masking makes one more copy of them."""
+    tape, shape, model = b.tape, b.attention_shape(), b.model
+    qkv = b.linear("attn.Wqkv", x)
+    q, k, v = op.split(tape, qkv, [b.rows * model.query_size] * 3)
+    scores = op.scale(tape, _scores(tape, q, k, shape))
+    assert b.alibi is not None
+    scores = op.add(tape, scores, b.alibi)
+    if b.mask is not None:
+        scores = op.masked_fill(tape, scores, b.mask)
+    weights = op.cast(tape, op.softmax(tape, op.cast(tape, scores, 4)), v.width)
+    weights = op.dropout(tape, weights, shape.dropout)
+    b.hold(weights)
+    out = b.linear("attn.out_proj", _weighted(tape, weights, v, shape))
+    del qkv, scores
+    return out
 
 
 def _masked(tape: Tape, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -116,6 +147,7 @@ def bloom_attention(b: Block, x: Tensor, residual: Tensor) -> Tensor:
     weights = op.softmax(tape, op.cast(tape, masked, 4))
     weights = op.cast(tape, weights, q.width)
     weights = op.dropout(tape, weights, shape.dropout)
+    b.hold(weights)
     out = op.matmul(tape, weights, v, q.elements, "attention output")
     out = b.linear(f"{block}.dense", op.clone(tape, out))
     return op.add(tape, residual, op.dropout(tape, out, model.resid_pdrop))
@@ -141,7 +173,9 @@ def gptj_attention(b: Block, x: Tensor) -> Tensor:
     query_turned = rotate_pairs(tape, query_turned, tables)
     key = op.concatenate(tape, [key_turned, key_passed])
     query = op.concatenate(tape, [query_turned, query_passed])
-    out = _gptj_attend(tape, query, key, value, b.mask, shape)
+    out, weights = _gptj_attend(tape, query, key, value, b.mask, shape)
+    b.hold(weights)
+    del weights
     out = b.linear("attn.out_proj", out)
     del repeated, positions
     return op.dropout(tape, out, model.resid_pdrop)
@@ -149,7 +183,7 @@ def gptj_attention(b: Block, x: Tensor) -> Tensor:
 
 def _gptj_attend(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
-) -> Tensor:
+) -> Attended:
     q, k = op.cast(tape, q, 4), op.cast(tape, k, 4)
     weights = _scores(tape, q, k, shape)
     weights = op.scale(tape, weights)
@@ -157,4 +191,4 @@ def _gptj_attend(
     weights = op.softmax(tape, op.cast(tape, weights, 4) if tape.autocast_active else weights)
     weights = op.cast(tape, weights, v.width)
     weights = op.dropout(tape, weights, shape.dropout)
-    return _weighted(tape, weights, v, shape)
+    return _weighted(tape, weights, v, shape), weights

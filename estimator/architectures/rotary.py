@@ -40,9 +40,17 @@ class Tables(NamedTuple):
 
 
 def rotate(
-    tape: Tape, q: Tensor, k: Tensor, tables: Tables, kind: Rotary, *, share: float, head_dim: int
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    tables: Tables,
+    kind: Rotary,
+    *,
+    share: float,
+    head_dim: int,
+    parts: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Turned queries and keys; of each head only the leading ``share`` is turned."""
+    """Turned queries and keys; of each head only the leading ``share`` is turned, and left in ``parts`` as well."""
     width = q.width
     match kind:
         case Rotary.PAIRS:
@@ -52,8 +60,8 @@ def rotate(
         case Rotary.FLOAT32_SPREAD_PAIRS:
             tables = _spread(tape, tables)
     in_float32 = kind is Rotary.FLOAT32_SPREAD_PAIRS
-    q = _turned(tape, q, tables, share, head_dim, in_float32=in_float32)
-    k = _turned(tape, k, tables, share, head_dim, in_float32=in_float32)
+    q = _turned(tape, q, tables, share, head_dim, parts, in_float32=in_float32)
+    k = _turned(tape, k, tables, share, head_dim, parts, in_float32=in_float32)
     if kind in (Rotary.HALVES, Rotary.PAIRS):
         return q, k
     return op.cast(tape, q, width), op.cast(tape, k, width)
@@ -72,15 +80,23 @@ def _spread(tape: Tape, tables: Tables) -> Tables:
 
 
 def _turned(
-    tape: Tape, x: Tensor, tables: Tables, share: float, head_dim: int, *, in_float32: bool
+    tape: Tape,
+    x: Tensor,
+    tables: Tables,
+    share: float,
+    head_dim: int,
+    parts: list[Tensor] | None,
+    *,
+    in_float32: bool,
 ) -> Tensor:
     if share >= 1:
         return _rotated(tape, x, tables, in_float32=in_float32)
     turned = x.elements // head_dim * int(head_dim * share)
     rotated_part, passed_part = op.part(tape, x, turned), op.part(tape, x, x.elements - turned)
-    return op.concatenate(
-        tape, [_rotated(tape, rotated_part, tables, in_float32=in_float32), passed_part]
-    )
+    rotated_part = _rotated(tape, rotated_part, tables, in_float32=in_float32)
+    if parts is not None:
+        parts.append(rotated_part)
+    return op.concatenate(tape, [rotated_part, passed_part])
 
 
 def _rotated(tape: Tape, x: Tensor, tables: Tables, *, in_float32: bool) -> Tensor:

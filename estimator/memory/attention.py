@@ -51,8 +51,11 @@ class AttentionShape:
 
 def attention(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
-) -> Tensor:
-    """Attend with the implementation that the setup asks for; ``mask`` is None where causality is the kernel's own."""
+) -> tuple[Tensor, Tensor | None]:
+    """Attend with the implementation that the setup asks for; ``mask`` is None where causality is the kernel's own.
+
+    The output, and from eager attention its weights, which the layer's ``_`` holds as long as the layer runs.
+    """
     if shape.implementation is AttnImplementation.EAGER:
         return _eager(tape, q, k, v, mask, shape)
     if shape.implementation is AttnImplementation.FLASH_ATTENTION_2:
@@ -60,7 +63,7 @@ def attention(
         # transformers 5.23, integrations/flash_attention.py, get_target_dtype
         q, k, v = (cast(tape, x, 2) for x in (q, k, v))
         mask = None
-    return _sdpa(tape, q, k, v, mask, shape)
+    return _sdpa(tape, q, k, v, mask, shape), None
 
 
 def _sdpa(
@@ -169,7 +172,6 @@ def _math(
             k = scale(tape, uncast_k)
         else:
             k = expand_heads(tape, scale(tape, uncast_k), groups)
-            v = expand_heads(tape, v, groups)
         several = shape.batch > 1
         is_copied = several and not groups_heads
         copies = several and not shape.head_major, is_copied
@@ -185,7 +187,7 @@ def _math(
         out = matmul(
             tape,
             probabilities,
-            v,
+            v if groups_heads else expand_heads(tape, v, groups),
             uncast_q.elements,
             "attention output",
             copies=(False, is_copied),
@@ -198,7 +200,7 @@ def _math(
 
 def _eager(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Scores as ordinary tensors: product, scale, mask, float32 softmax, cast, dropout, product.
 
     Saves per score 4 bytes of softmax output and its copy in the compute dtype.
@@ -224,4 +226,4 @@ def _eager(
         weights = softmax(tape, weights)
     weights = dropout(tape, weights, shape.dropout)
     out = matmul(tape, weights, value, q.elements, "attention output", copies=(False, is_copied))
-    return clone(tape, out)
+    return clone(tape, out), weights

@@ -207,7 +207,7 @@ def layer_norm_in_steps(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> 
 
 
 def layer_norm(
-    tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int, *, in_float32: bool = False
+    tape: Tape, x: Tensor, parameters: Sequence[Tensor], rows: int, *, in_float32: bool = False
 ) -> Tensor:
     """The LayerNorm kernel: saves x, mean and 1/deviation in float32; under autocast it runs in float32.
 
@@ -230,11 +230,28 @@ def layer_norm(
         gradients: Gradients = [t.new(elements, width) if needs_x else None]
         return gradients + [t.new(n, w) if needed else None for n, w, needed in sizes]
 
-    node = tape.begin("layer norm backward", [x, *weights], backward, [x])
+    node = tape.begin("layer norm backward", [x, *weights], backward, [x, *weights])
     out = tape.new(elements, width)
     statistics = [tape.new(rows, 4), tape.new(rows, 4)]
     out = tape.finish(node, out, statistics)
     return cast(tape, out, source.width) if in_float32 else out
+
+
+def layer_norm_plus_one(
+    tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int
+) -> Tensor:
+    """Nemotron's: the kernel with 1 + weight; under autocast all in 16 bits, with autocast off.
+
+    Source: transformers 5.23, models/nemotron/modeling_nemotron.py, ``NemotronLayerNorm1P.forward``.
+    """
+    weight, *bias = parameters
+    raised = add_number(tape, weight)
+    if not tape.autocast_active or tape.autocast_width is None:
+        return layer_norm(tape, x, [raised, *bias], rows)
+    width = tape.autocast_width
+    x, *rest = (cast(tape, value, width) for value in (x, raised, *bias))
+    with tape.without_autocast():
+        return layer_norm(tape, x, rest, rows)
 
 
 def embedding(tape: Tape, ids: Tensor, weight: Parameter, hidden_size: int, tokens: int) -> Tensor:
@@ -383,6 +400,14 @@ def choose(tape: Tape, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
     node = tape.begin("choice backward", [a, b], backward, [condition])
     return tape.finish(node, tape.new(a.elements, a.width))
+
+
+def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """``masked_fill``: a new tensor each way; saves the mask."""
+    tape.operation = "masked scores"
+    elements, width = x.elements, x.width
+    node = tape.begin("masked scores, backward", [x], lambda t, g: [t.new(elements, width)], [mask])
+    return tape.finish(node, tape.new(elements, width))
 
 
 def clone(tape: Tape, x: Tensor) -> Tensor:

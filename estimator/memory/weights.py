@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from estimator.arithmetic import allocated, ceil_div
 from estimator.parameters import Bare, Linear, Module, adapter_rank, is_adapted, weight_shapes
-from estimator.specs import Method, TrainingSetup
+from estimator.specs import Method, Model, TrainingSetup
 
 FLOAT32_BYTES = 4
 QUANTIZATION_BLOCK = 64
@@ -27,16 +28,16 @@ def elements(shape: tuple[int, ...]) -> int:
     return product
 
 
-def is_quantized(module: Module, setup: TrainingSetup, *, in_layers: bool) -> bool:
-    """Whether bitsandbytes packs this module into 4 bits: every linear of the layers, never the head.
+def is_quantized(module: Module, setup: TrainingSetup) -> bool:
+    """Whether bitsandbytes packs this module into 4 bits: every linear but the head.
 
     Falcon's linears are of a class of their own and stay as loaded.
     Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay);
     integrations/bitsandbytes.py, ``replace_with_bnb_linear`` (``type(module) is nn.Linear``).
     """
-    if setup.method is not Method.QLORA or not in_layers:
+    if setup.method is not Method.QLORA or not isinstance(module, Linear):
         return False
-    return isinstance(module, Linear) and not module.own_class
+    return module.name != "lm_head" and not module.own_class
 
 
 def unquantized_width(setup: TrainingSetup) -> int:
@@ -79,16 +80,47 @@ def quantized_bytes(count: int, *, double_quant: bool) -> int:
     return packed + allocated(blocks) + nested + offset_and_book + code
 
 
-def module_bytes(module: Module, setup: TrainingSetup, *, in_layers: bool) -> int:
+def module_bytes(module: Module, setup: TrainingSetup) -> int:
     """Bytes of one module's own weights (bias included, adapters not).
 
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp (each tensor rounded up to 512 bytes).
     """
     shapes = weight_shapes(module)
-    if is_quantized(module, setup, in_layers=in_layers):
+    if is_quantized(module, setup):
         packed = quantized_bytes(elements(shapes[0]), double_quant=setup.bnb_4bit_use_double_quant)
         return packed + tensors_bytes(shapes[1:], unquantized_width(setup))
     return tensors_bytes(shapes, unquantized_width(setup))
+
+
+class Buffer(NamedTuple):
+    """A tensor that belongs to the model and is not trained."""
+
+    name: str
+    copies: int
+    """How many alike, one a layer or one in all."""
+    bytes: int
+
+
+def buffers(model: Model) -> tuple[Buffer, ...]:
+    """Buffers of more than a few KiB, with their bytes as allocated, per GPU.
+
+    GPT-BigCode keeps a causal mask of every pair of positions, positions² bytes, though nothing reads it; GPT-J a table
+    of sines and cosines in float32 in every layer, 4 · positions · rotary_dim bytes.
+
+    Leaves out: rotary frequencies (4 · head_dim bytes).
+    Source: transformers 5.23, models/gpt_bigcode/modeling_gpt_bigcode.py, ``GPTBigCodeModel.__init__``;
+    models/gptj/modeling_gptj.py, ``GPTJAttention.__init__``.
+    """
+    positions = model.max_position_embeddings
+    match model.model_type:
+        case "gpt_bigcode":
+            return (Buffer("bias", 1, allocated(positions**2)),)
+        case "gptj":
+            rotary = int(model.head_dim * model.partial_rotary_factor)
+            table = allocated(positions * rotary * FLOAT32_BYTES)
+            return (Buffer("attn.embed_positions", model.num_hidden_layers, table),)
+        case _:
+            return ()
 
 
 def tensors_bytes(shapes: Iterable[tuple[int, ...]], width: int) -> int:
