@@ -485,10 +485,12 @@ def _status() -> None:
     if asking is not None and asking.answer.done() and state["polling"]:
         st.rerun(scope="app")  # not before a browser has drawn the address's first widgets
     refusal: Refusal | None = state.get("trouble")
-    with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
-        _said()
-        if refusal is not None and refusal.trouble in ASK_AGAIN:
+    if refusal is not None and refusal.trouble in ASK_AGAIN:
+        with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
+            _said()
             st.button("Ask again", on_click=_ask_again, key="ask again")
+    else:
+        _said()
     found = _found().get(state["in use"])
     notes = list(found.notes) if found is not None else []
     if state["in use"].startswith(UNLINKED):

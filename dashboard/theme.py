@@ -156,6 +156,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 [data-testid="stSelectboxVirtualDropdown"] {{ width: max-content !important; min-width: var(--trigger-width);
   max-width: 94vw; }}
 .hr-note {{ margin: 0; font-size: .95rem; }}
+.stMainBlockContainer .hr-note {{ margin-top: .9rem; }}
 .hr-refusal {{ border-left: .3rem solid #E69F00; border-radius: .3rem; padding: .5rem .8rem;
   background: color-mix(in srgb, #E69F00 12%, transparent); overflow-wrap: anywhere; }}
 .hr-asking::before {{ content: ""; display: inline-block; width: .8em; height: .8em; margin-right: .5em;

@@ -156,6 +156,15 @@ def run_sentence(estimate: Estimate) -> str:
     return f"{sentence} and {dollars(cost.cost_usd_low, cost.cost_usd_high)} ({where})."
 
 
+def plain(sentence: str) -> str:
+    r"""A sentence for an element that reads Markdown: what an address brought is no image and no link.
+
+    >>> print(plain("optim '![x](https://example.org/x.png)' is unknown."))
+    optim '!\[x](https://example.org/x.png)' is unknown.
+    """
+    return sentence.replace("[", "\\[")
+
+
 def share(part: int, whole: int) -> str:
     """A share in whole percent: ``66 %``, ``<1 %``.
 

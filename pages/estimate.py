@@ -15,10 +15,10 @@ from estimator import trust
 def verdict() -> None:
     """What was not sound, whether it fits, and the three methods one click away."""
     for problem in controls.reading().problems:
-        st.warning(problem, icon=":material/link_off:")
+        st.warning(wording.plain(problem), icon=":material/link_off:")
     answer = controls.answer()
     if isinstance(answer, str):
-        st.error(answer, icon=":material/block:")
+        st.error(wording.plain(answer), icon=":material/block:")
         return
     st.html(wording.verdict_html(answer, trust(answer.setup.method)))
     with st.container(horizontal=True, key="methods", gap="small"):

@@ -297,6 +297,12 @@ def test_nothing_typed_is_run_as_html(fake_hub):
     assert page.get("plotly_chart")
 
 
+def test_an_image_in_a_link_is_shown_as_text():
+    """A browser would fetch it from another machine."""
+    page = open_at(optim="![x](https://example.org/x.png)")
+    assert r"!\[x]" in page.warning[0].value
+
+
 # --- a model of one's own -----------------------------------------------------------------------
 
 
