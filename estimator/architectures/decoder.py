@@ -29,9 +29,10 @@ class LayerKind(NamedTuple):
     """What makes one layer's memory differ from another's."""
 
     windowed: bool
+    """Its window is shorter than the text."""
     rotary: bool
-    local: bool
-    """Turned by the tables of windowed layers, where these have their own."""
+    sliding: bool
+    """Of a model of two kinds of layers the one with a window, however long: it has its own mask and tables."""
 
 
 def has_window(model: Model, max_length: int) -> bool:
@@ -48,7 +49,7 @@ def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
             windowed and (not types or types[index] == SLIDING),
             family.rotary is not None
             and not (model.no_rope_layers and model.no_rope_layers[index]),
-            family.tables_by_kind and bool(types) and types[index] == SLIDING,
+            bool(types) and types[index] == SLIDING,
         )
         for index in range(model.num_hidden_layers)
     )
@@ -170,8 +171,10 @@ class Step:
             tape.enter(Phase.FORWARD, "layer", played)
             kind = self.kinds[index]
             block = self._block(layer_modules(model, index), f"layers.{played}", played)
-            block.mask = masks[kind.windowed]
-            block.rotary_tables = tables[kind.local] if kind.rotary else None
+            block.mask = masks[kind.sliding]
+            block.rotary_tables = (
+                tables[kind.sliding and self.family.tables_by_kind] if kind.rotary else None
+            )
             block.alibi = alibi
             block.router_logits = self.router_logits if model.output_router_logits else None
             hidden = self._layer(block, hidden)
@@ -232,26 +235,25 @@ class Step:
         return hidden
 
     def _positions(self, name: str) -> Tensor:
+        """The positions' vectors: once for all texts, or (OPT, which counts what is not padding) for each."""
         tape, setup = self.tape, self.setup
-        ids = tape.new(setup.max_length, ID_BYTES)
-        return op.embedding(
-            tape, ids, self.outer.embeddings[name], self.model.hidden_size, setup.max_length
-        )
+        rows = setup.tokens if name == "embed_positions" else setup.max_length
+        ids = tape.new(rows, ID_BYTES)
+        return op.embedding(tape, ids, self.outer.embeddings[name], self.model.hidden_size, rows)
 
     def _masks(self, width: int) -> dict[bool, Tensor | None]:
-        """The mask of full and of windowed layers: None where the kernel's own causality is enough."""
+        """The mask of full and of sliding layers: None where the kernel's own causality is enough."""
         setup = self.setup
-        masks: dict[bool, Tensor | None] = {False: None, True: None}
-        kinds = {kind.windowed for kind in self.kinds}
-        if self.family.masks_unused_window:
-            kinds = {False, True}
-        for windowed in sorted(kinds):
-            if setup.attn_implementation is AttnImplementation.EAGER:
-                masks[windowed] = self._mask(width, additive=True)
-            elif setup.attn_implementation is AttnImplementation.SDPA and (
-                setup.padded or windowed or self.family.always_masked
-            ):
-                masks[windowed] = self._mask(width, additive=False)
+        masks: dict[bool, Tensor | None] = {}
+        additive = setup.attn_implementation is AttnImplementation.EAGER
+        needed = setup.padded or self.family.always_masked or additive
+        for sliding in (False, True):
+            alike = [kind for kind in self.kinds if kind.sliding == sliding]
+            exists = bool(alike) or self.family.masks_unused_window
+            if setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+                exists = False
+            is_needed = needed or any(kind.windowed for kind in alike)
+            masks[sliding] = self._mask(width, additive=additive) if exists and is_needed else None
         return masks
 
     def _mask(self, width: int, *, additive: bool) -> Tensor:

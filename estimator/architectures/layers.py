@@ -358,8 +358,8 @@ def mpt(b: Block, x: Tensor) -> Tensor:
     """LayerNorms without bias, fused qkv, ALiBi, no biases at all."""
     residual = x
     x = b.norm("norm_1", x)
-    x = mpt_attention(b, x)
-    x = op.add(b.tape, op.dropout(b.tape, x, b.model.resid_pdrop), residual)
+    attended = mpt_attention(b, x)
+    x = op.add(b.tape, op.dropout(b.tape, attended, b.model.resid_pdrop), residual)
     residual = x
     x = b.norm("norm_2", x)
     x = _plain_mlp(b, x, "ffn.up_proj", "ffn.down_proj")

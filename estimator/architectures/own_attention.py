@@ -64,7 +64,7 @@ def _falcon_eager(
     width: int,
 ) -> Attended:
     """The scores are divided in place; the softmax is in the dtype of the layer's input."""
-    masked = _masked(tape, _scores(tape, q, k, shape), mask)
+    masked = _masked(tape, op.scale_in_place(tape, _scores(tape, q, k, shape)), mask)
     weights = op.softmax(tape, op.cast(tape, masked, width))
     del masked
     return _weighted(tape, weights, v, shape), weights
@@ -82,7 +82,7 @@ def _falcon_eager_alibi(
     """In float32: the scores, these with ALiBi (scaled in place), and the mask on top."""
     product = _scores(tape, q, k, shape)
     raised = op.cast(tape, product, 4)
-    logits = op.add_number(tape, raised)
+    logits = op.scale_in_place(tape, op.add_number(tape, raised))
     masked = _masked(tape, logits, mask)
     weights = op.softmax(tape, op.cast(tape, masked, width))
     del masked

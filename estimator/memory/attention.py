@@ -104,7 +104,8 @@ def scaled_dot_product(
     """
     sources = q, k, v  # the caller holds the uncast tensors until this returns
     if tape.autocast_active and tape.autocast_width is not None:
-        q, k, v = (cast(tape, x, tape.autocast_width) for x in sources)
+        # the last first, as gcc evaluates arguments: the order of their gradients
+        v, k, q = (cast(tape, x, tape.autocast_width) for x in reversed(sources))
     same_heads = q.elements == k.elements
     is_flash = q.width == 2 and mask is None and (same_heads or groups_heads)
     if not (is_flash or same_heads):
@@ -218,12 +219,12 @@ def _eager(
         weights = scale(tape, elementwise(tape, scale(tape, weights), "tanh", saves="output"))
     if mask is not None:
         weights = add(tape, weights, mask)
-    width = weights.width
+    width = q.width
     if shape.softmax_float32 or tape.autocast_active:
         weights = softmax(tape, cast(tape, weights, 4))
-        weights = cast(tape, weights, width)
     else:
         weights = softmax(tape, weights)
+    weights = cast(tape, weights, width)
     weights = dropout(tape, weights, shape.dropout)
     out = matmul(tape, weights, value, q.elements, "attention output", copies=(False, is_copied))
     return clone(tape, out), weights

@@ -70,6 +70,13 @@ def scale(tape: Tape, x: Tensor) -> Tensor:
     return elementwise(tape, x, "scale", saves="nothing")
 
 
+def scale_in_place(tape: Tape, x: Tensor) -> Tensor:
+    """``x *= number``: nothing new forward, a new tensor backward."""
+    elements, width = x.elements, x.width
+    out = tape.view(x)
+    return tape.record("scale backward", out, [x], lambda t, g: [t.new(elements, width)])
+
+
 def add_number(tape: Tape, x: Tensor) -> Tensor:
     """Add a number: a new tensor; the gradient passes through."""
     tape.operation = "add"
@@ -217,8 +224,8 @@ def layer_norm(
     """
     source = x  # the caller holds the uncast input until this returns
     if tape.autocast_active or in_float32:
+        weights = [cast(tape, p, 4) for p in reversed(parameters)][::-1]
         x = cast(tape, source, 4)
-        weights: list[Tensor] = [cast(tape, p, 4) for p in parameters]
     else:
         weights = list(parameters)
     tape.operation = "layer norm"
@@ -300,9 +307,10 @@ def linear(
     b: Tensor | None = bias
     if tape.autocast_active and tape.autocast_width is not None:
         tape.operation = f"{name}: autocast copies"
-        x = cast(tape, source, tape.autocast_width)
-        w = _cast_weight(tape, weight, tape.autocast_width)
+        # the last argument first, as gcc evaluates them: the order of their gradients
         b = None if bias is None else _cast_weight(tape, bias, tape.autocast_width)
+        w = _cast_weight(tape, weight, tape.autocast_width)
+        x = cast(tape, source, tape.autocast_width)
     tape.operation = name
     elements, width = x.elements, x.width
     rows = elements // in_features
@@ -502,7 +510,8 @@ def matmul(
     aten/src/ATen/native/LinearAlgebra.cpp, ``_matmul_impl`` (``expand`` and ``reshape``).
     """
     if tape.autocast_active and tape.autocast_width is not None:
-        a, b = cast(tape, a, tape.autocast_width), cast(tape, b, tape.autocast_width)
+        b = _cast_weight(tape, b, tape.autocast_width)
+        a = _cast_weight(tape, a, tape.autocast_width)
     sources = a, b  # as they were before the copies, until the product returns
     a, b = (clone(tape, x) if copied else x for x, copied in zip(sources, copies, strict=True))
     tape.operation = name
