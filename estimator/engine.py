@@ -138,6 +138,11 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(
             f"bitsandbytes packs linear layers only: the stacked experts and the router stay in {width}."
         )
+    if model.model_type == "falcon" and setup.method is Method.QLORA:
+        sentences.append(
+            "bitsandbytes packs plain nn.Linear only: Falcon's own FalconLinear is left as loaded, so that QLoRA saves "
+            "nothing here over LoRA."
+        )
     if setup.optim_state_dtype is not None and setup.optim_state_dtype is not setup.dtype:
         sentences.append(
             f"Optimizer states in {setup.optim_state_dtype.value} beside {setup.dtype.value} weights are a what-if: "

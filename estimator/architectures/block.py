@@ -83,7 +83,6 @@ class Block:
         *,
         key: str,
         norm_kind: NormKind,
-        rotary: Rotary | None = Rotary.HALVES,
         softmax_float32: bool = True,
         index: int | None = None,
     ) -> None:
@@ -92,7 +91,8 @@ class Block:
         self.setup = setup
         self.index = index
         self.norm_kind = norm_kind
-        self.rotary = rotary
+        self.rotary: Rotary | None = None
+        """How this layer turns queries and keys, by the tables that every layer is given."""
         self.softmax_float32 = softmax_float32
         self.mask: Tensor | None = None
         self.alibi: Tensor | None = None

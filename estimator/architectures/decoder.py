@@ -80,7 +80,6 @@ class Step:
             modules,
             key=key,
             norm_kind=self.family.norm,
-            rotary=self.family.rotary,
             softmax_float32=self.family.softmax_float32,
             index=index,
         )
@@ -172,9 +171,8 @@ class Step:
             kind = self.kinds[index]
             block = self._block(layer_modules(model, index), f"layers.{played}", played)
             block.mask = masks[kind.sliding]
-            block.rotary_tables = (
-                tables[kind.sliding and self.family.tables_by_kind] if kind.rotary else None
-            )
+            block.rotary_tables = tables.get(kind.sliding and self.family.tables_by_kind)
+            block.rotary = self.family.rotary if kind.rotary else None
             block.alibi = alibi
             block.router_logits = self.router_logits if model.output_router_logits else None
             hidden = self._layer(block, hidden)

@@ -52,18 +52,14 @@ def _late_norm_attention(
     if f"self_attn.{names[0]}" in b.norms:
         q = b.norm(f"self_attn.{names[0]}", q, groups=b.model.num_attention_heads)
         k = b.norm(f"self_attn.{names[1]}", k, groups=b.model.num_key_value_heads)
-    return b.linear(f"self_attn.{output}", _turn_and_attend(b, q, k, v))
-
-
-def _turn_and_attend(b: Block, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Phi and StableLM turn a share of each head in the attention's own forward: its parts live as long as that."""
-    if b.model.partial_rotary_factor >= 1:
-        return b.attend(*b.rotate(q, k), v)
-    parts = [q, k]
+    parts = _kept_parts(b, q, k)
     q, k = b.rotate(q, k, parts)
-    out = b.attend(q, k, v, head_major=True)
-    del parts
-    return out
+    return b.linear(f"self_attn.{output}", b.attend(q, k, v, head_major=bool(parts)))
+
+
+def _kept_parts(b: Block, q: Tensor, k: Tensor) -> list[Tensor]:
+    """Phi and StableLM turn a share of each head in the attention's own forward: its parts live as long as that."""
+    return [q, k] if b.model.partial_rotary_factor < 1 else []
 
 
 def _split_norm_attention(b: Block, x: Tensor) -> Tensor:
@@ -74,7 +70,9 @@ def _split_norm_attention(b: Block, x: Tensor) -> Tensor:
     if b.model.qk_norm:
         q = _normed_one_by_one(b, q, "self_attn.q_layernorm", b.model.num_attention_heads)
         k = _normed_one_by_one(b, k, "self_attn.k_layernorm", b.model.num_key_value_heads)
-    return b.linear("self_attn.o_proj", _turn_and_attend(b, q, k, v))
+    parts = _kept_parts(b, q, k)
+    q, k = b.rotate(q, k, parts)
+    return b.linear("self_attn.o_proj", b.attend(q, k, v, head_major=bool(parts)))
 
 
 def _normed_one_by_one(b: Block, x: Tensor, name: str, heads: int) -> Tensor:
@@ -281,12 +279,15 @@ def falcon(b: Block, x: Tensor) -> Tensor:
         mlp_input = normed
     attended = falcon_attention(b, normed, fused, output)
     if b.has("post_attention_layernorm"):
-        residual = op.add(b.tape, residual, attended)
+        # `dropout_add(attention_output, residual, self.config.attention_dropout)`
+        dropped = op.dropout(b.tape, attended, b.model.attn_pdrop)
+        residual = op.add(b.tape, residual, dropped)
+        del dropped
         mlp_input = b.norm("post_attention_layernorm", residual)
-        return op.add(b.tape, residual, _plain_mlp(b, mlp_input, up, down))
-    hidden = _plain_mlp(b, mlp_input, up, down)
-    hidden = op.add(b.tape, hidden, attended)
-    return op.add(b.tape, residual, hidden)
+        hidden = _plain_mlp(b, mlp_input, up, down)
+    else:
+        hidden = op.add(b.tape, _plain_mlp(b, mlp_input, up, down), attended)
+    return op.add(b.tape, residual, op.dropout(b.tape, hidden, b.model.resid_pdrop))
 
 
 def cohere(b: Block, x: Tensor) -> Tensor:
@@ -323,10 +324,11 @@ def stablelm(b: Block, x: Tensor) -> Tensor:
     x = b.norm("input_layernorm", x)
     attended = _split_norm_attention(b, x)
     if b.model.parallel_residual:
-        hidden = _gated_mlp(b, x)
+        hidden = op.dropout(b.tape, _gated_mlp(b, x), b.model.resid_pdrop)
         return op.add(b.tape, op.add(b.tape, residual, attended), hidden)
     residual = op.add(b.tape, residual, attended)
     hidden = _gated_mlp(b, b.norm("post_attention_layernorm", residual))
+    hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
     return op.add(b.tape, residual, hidden)
 
 

@@ -23,7 +23,7 @@ def falcon_attention(b: Block, x: Tensor, fused: str, output: str) -> Tensor:
     q, k, v = _falcon_heads(b, qkv)
     q, k = b.rotate(q, k)
     if shape.implementation is _EAGER:
-        attend = _falcon_eager if b.rotary_tables is not None else _falcon_eager_alibi
+        attend = _falcon_eager if b.rotary is not None else _falcon_eager_alibi
         out, weights = attend(b.tape, q, k, v, b.mask, shape, x.width)
         b.hold(weights)
         del weights
@@ -64,9 +64,10 @@ def _falcon_eager(
     width: int,
 ) -> Attended:
     """The scores are divided in place; the softmax is in the dtype of the layer's input."""
-    masked = _masked(tape, op.scale_in_place(tape, _scores(tape, q, k, shape)), mask)
+    scores = op.scale_in_place(tape, _scores(tape, q, k, shape))
+    masked = _masked(tape, scores, mask)
     weights = op.softmax(tape, op.cast(tape, masked, width))
-    del masked
+    del scores, masked
     return _weighted(tape, weights, v, shape), weights
 
 

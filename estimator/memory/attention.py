@@ -29,6 +29,7 @@ from estimator.specs import AttnImplementation
 
 RNG_STATE_BYTES = 16
 """Philox seed and offset kept by the flash and efficient kernels: two int64 tensors, 512 bytes each as allocated."""
+MASK_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,7 @@ def _fused(
 
     A mask becomes an additive bias [b, 1, s, s] in the compute dtype, made and saved by every layer for itself.
     """
-    saved_mask = [] if mask is None else [_additive(tape, mask, q.width)]
+    saved_mask = [] if mask is None else [_aligned(tape, _additive(tape, mask, q.width), shape)]
     rows = shape.length
     if mask is not None or q.width == 4:
         rows = ceil_div(shape.length, 32) * 32
@@ -136,6 +137,17 @@ def _fused(
     log_sum_exp = tape.new(shape.batch * shape.heads * rows, 4)
     rng = [tape.new(1, RNG_STATE_BYTES // 2), tape.new(1, RNG_STATE_BYTES // 2)]
     return tape.finish(node, out, [out, log_sum_exp, *rng, *saved_mask])
+
+
+def _aligned(tape: Tape, bias: Tensor, shape: AttentionShape) -> Tensor:
+    """``pad_bias``: the kernel wants rows of a multiple of 16 numbers; others are copied into such.
+
+    Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp, ``preprocess_mask``.
+    """
+    row = ceil_div(shape.length, MASK_ALIGNMENT) * MASK_ALIGNMENT
+    if row == shape.length:
+        return bias
+    return tape.new(bias.elements // shape.length * row, bias.width)
 
 
 def _additive(tape: Tape, mask: Tensor, width: int) -> Tensor:
@@ -216,7 +228,9 @@ def _eager(
     if shape.scale_product:
         weights = scale(tape, weights)
     if shape.softcap:
-        weights = scale(tape, elementwise(tape, scale(tape, weights), "tanh", saves="output"))
+        weights = scale(tape, weights)
+        weights = elementwise(tape, weights, "tanh", saves="output")
+        weights = scale(tape, weights)
     if mask is not None:
         weights = add(tape, weights, mask)
     width = q.width
