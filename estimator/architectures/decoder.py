@@ -247,10 +247,12 @@ class Step:
         needed = setup.padded or self.family.always_masked or additive
         for sliding in (False, True):
             alike = [kind for kind in self.kinds if kind.sliding == sliding]
-            exists = bool(alike) or self.family.masks_unused_window
+            # Qwen2MoeConfig makes an unused window one of 0 tokens, which every text exceeds
+            unused = self.family.masks_unused_window and not alike
+            exists = bool(alike) or unused
             if setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
                 exists = False
-            is_needed = needed or any(kind.windowed for kind in alike)
+            is_needed = needed or unused or any(kind.windowed for kind in alike)
             masks[sliding] = self._mask(width, additive=additive) if exists and is_needed else None
         return masks
 
