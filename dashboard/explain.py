@@ -16,10 +16,10 @@ from estimator.memory.weights import (
     adapter_shapes,
     adapter_width,
     buffers,
-    is_quantized,
     module_bytes,
     quantized_bytes,
     tensors_bytes,
+    unquantized_width,
 )
 from estimator.moments import (
     adapter_bytes,
@@ -27,7 +27,7 @@ from estimator.moments import (
     modules_with_counts,
     weight_bytes,
 )
-from estimator.parameters import weight_shapes
+from estimator.parameters import copied_modules, is_quantized, weight_shapes
 from estimator.results import Estimate, Held
 from estimator.specs import Component, Method, Phase
 
@@ -131,7 +131,15 @@ def _adapters(of: Estimate) -> Explanation:
                 )
             )
     lead = f"Two narrow matrices beside each adapted linear layer, of rank {of.setup.lora_r}."
-    return Explanation(lead, lines, (adapter_bytes, adapter_shapes))
+    width = unquantized_width(of.setup)
+    for module, count in copied_modules(of.model, of.setup):
+        shapes = weight_shapes(module)
+        size = count * tensors_bytes(shapes, width)
+        how = f"{_times(count)}({_shapes(shapes)}) × {width} bytes, as loaded"
+        lines.append(Line(f"{module.name}, a trained copy", how, size))
+    if of.setup.modules_to_save:
+        lead += " Beside them the modules that are trained whole: the copy is used, the original lies frozen."
+    return Explanation(lead, lines, (adapter_bytes, adapter_shapes, copied_modules))
 
 
 def _states(of: Estimate) -> Explanation:

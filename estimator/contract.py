@@ -174,7 +174,9 @@ def _agree(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingS
             adapter_parameters(model, setup)
         except ValueError as problem:
             problems.append(str(problem))
-            setup = replace(setup, lora_target_modules=DEFAULT.lora_target_modules)
+            setup = replace(
+                setup, lora_target_modules=DEFAULT.lora_target_modules, modules_to_save=None
+            )
     return setup
 
 

@@ -128,6 +128,11 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(
             f"transformers runs {model.model_type} with eager attention; SDPA is refused there."
         )
+    if setup.uses_adapters and setup.modules_to_save is not None:
+        sentences.append(
+            f"Copies of {', '.join(setup.modules_to_save)} are trained whole, in the dtype of the base; the originals "
+            "stay on the GPU, frozen."
+        )
     if model.num_experts:
         sentences.append(
             f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts by the grouped kernel: "

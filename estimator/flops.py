@@ -16,6 +16,7 @@ from estimator.parameters import (
     Linear,
     Module,
     Norm,
+    copied_modules,
     is_adapted,
     layer_modules,
     outer_modules,
@@ -47,6 +48,8 @@ class Matrices(NamedTuple):
     """Σ in_features of the adapted linears, all layers."""
     adapter_outputs: int
     """Σ out_features of the same."""
+    copied: int
+    """Of all, those that are trained whole beside the adapters."""
 
 
 def matrices(model: Model, setup: TrainingSetup) -> Matrices:
@@ -63,12 +66,17 @@ def matrices(model: Model, setup: TrainingSetup) -> Matrices:
     >>> matrices(TINY_LLAMA, TrainingSetup()).outside == 8 * 10
     True
     """
-    return _matrices(model, setup.method, setup.lora_target_modules)
+    return _matrices(model, setup.method, setup.lora_target_modules, setup.modules_to_save)
 
 
 @lru_cache(maxsize=1024)
-def _matrices(model: Model, method: Method, targets: str | tuple[str, ...]) -> Matrices:
-    setup = TrainingSetup(method=method, lora_target_modules=targets)
+def _matrices(
+    model: Model,
+    method: Method,
+    targets: str | tuple[str, ...],
+    copies: tuple[str, ...] | None,
+) -> Matrices:
+    setup = TrainingSetup(method=method, lora_target_modules=targets, modules_to_save=copies)
     layer, outer, count = layer_modules(model), outer_modules(model), model.num_hidden_layers
     has_head = any(module.name == "lm_head" for module in outer)
     tied = 0 if has_head else model.vocab_size * (model.word_embed_proj_dim or model.hidden_size)
@@ -84,6 +92,7 @@ def _matrices(model: Model, method: Method, targets: str | tuple[str, ...]) -> M
         count * sum(it.in_features * it.out_features for it in layer if isinstance(it, Linear)),
         sum(times * it.in_features for it, times in adapted),
         sum(times * it.out_features for it, times in adapted),
+        sum(times * _elements(it, model) for it, times in copied_modules(model, setup)),
     )
 
 
@@ -122,7 +131,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     """Operations of one micro-batch of ``length`` tokens an example, on one GPU; ``pairs`` as ``attended_pairs`` says.
 
         full         2 · T · (3 · layers + 3 · outside) + attention     T: tokens in the micro-batch
-        frozen       2 · T · (2 · layers + 2 · outside + 3 · r · (in + out)) + attention
+        frozen       2 · T · (2 · layers + 2 · outside + copied + 3 · r · (in + out)) + attention
         attention    2 · 2 · b · pairs · q · (1 + backward)      q: query width; backward: 2.5 flash, 2 eager
         checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q
 
@@ -145,7 +154,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     backward = PLAIN_BACKWARD if is_eager(model, setup) else FLASH_BACKWARD
     again = 1.0 if setup.gradient_checkpointing else 0.0
     return Work(
-        products=float(forward * passes * (sizes.layers + sizes.outside)),
+        products=float(forward * (passes * (sizes.layers + sizes.outside) + sizes.copied)),
         adapters=float(forward * 3 * branches),
         attention=once * (1 + backward),
         products_again=again * forward * (sizes.layers + branches),

@@ -169,11 +169,10 @@ GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
                 ours=True,
             ),
             Key("autocast_adapter_dtype", Flag(), "adapters in float32, as PEFT; else as the base"),
-            _later(
+            Key(
                 "modules_to_save",
                 Names(nullable=True),
-                "modules trained whole beside the adapters",
-                None,
+                "modules of which a copy is trained whole, beside the adapters",
             ),
             _later("use_dora", Flag(), "DoRA", False),
         ),

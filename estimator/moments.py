@@ -32,6 +32,7 @@ from estimator.parameters import (
     Embedding,
     Module,
     adapter_parameters,
+    copied_modules,
     layer_modules,
     outer_modules,
     total_parameters,
@@ -64,21 +65,31 @@ def weight_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of all adapters, per GPU.
+    """Bytes of all that PEFT adds, per GPU: adapters, and the copies of ``modules_to_save``.
 
-        Σ adapted linears  r · (in + out) · p     p: bytes per element, 4 by PEFT's default
+        Σ adapted linears  r · (in + out) · p  +  Σ copied modules  elements · w
+        p: bytes per element of an adapter, 4 by PEFT's default; w: of a weight, as loaded
 
-    Source: derived, from ``adapter_shapes``.
+    Source: derived, from ``adapter_shapes``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters alone
+    become float32, copies do not).
     """
-    return sum(
+    adapters = sum(
         count * tensors_bytes(adapter_shapes(module, setup), adapter_width(setup))
         for module, count in modules_with_counts(model)
+    )
+    return adapters + sum(
+        count * tensors_bytes(weight_shapes(module), unquantized_width(setup))
+        for module, count in copied_modules(model, setup)
     )
 
 
 def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """Every trained tensor: all weights, or the adapters alone."""
-    tensors = []
+    """Every trained tensor: all weights, or the adapters and what PEFT copied whole."""
+    tensors = [
+        Trainable(shape, unquantized_width(setup), count, isinstance(module, Embedding))
+        for module, count in copied_modules(model, setup)
+        for shape in weight_shapes(module)
+    ]
     for module, count in modules_with_counts(model):
         if setup.uses_adapters:
             shapes: Sequence[tuple[int, ...]] = adapter_shapes(module, setup)

@@ -803,7 +803,7 @@ def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
     >>> is_adapted(Linear("self_attn.q_proj", 8, 8), setup), is_adapted(Linear("mlp.up_proj", 8, 8), setup)
     (True, False)
     """
-    if not setup.uses_adapters or module.name == "lm_head":
+    if not setup.uses_adapters or module.name == "lm_head" or is_copied(module, setup):
         return False
     targets = setup.lora_target_modules
     if isinstance(targets, str):
@@ -813,6 +813,110 @@ def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
             )
         return isinstance(module, Linear) or bool(module.former_names)
     return any(_names(target, module) for target in targets)
+
+
+def is_quantized(module: Module, setup: TrainingSetup) -> bool:
+    """Whether bitsandbytes packs this module: every linear but the head (a yes or no; the same on every GPU).
+
+    Falcon's linears are of a class of their own and stay as loaded.
+    Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay);
+    integrations/bitsandbytes.py, ``replace_with_bnb_linear`` (``type(module) is nn.Linear``).
+    """
+    if setup.method is not Method.QLORA or not isinstance(module, Linear):
+        return False
+    return module.name != "lm_head" and not module.own_class
+
+
+def is_copied(module: Module, setup: TrainingSetup) -> bool:
+    """Whether PEFT trains a copy of this module whole, the original lying frozen beside it (a yes or no).
+
+    Every module whose name ends with the letters of a listed name: ``"norm"`` takes ``input_layernorm`` too.
+
+    Source: PEFT 0.21 utils/other.py, ``_set_trainable`` (``key.endswith(target_key)``) and ``ModulesToSaveWrapper``.
+
+    >>> setup = TrainingSetup(method=Method.LORA, modules_to_save=("embed_tokens",))
+    >>> is_copied(Embedding("embed_tokens", 10, 8), setup), is_copied(Linear("lm_head", 8, 10), setup)
+    (True, False)
+    """
+    names = setup.modules_to_save
+    return names is not None and setup.uses_adapters and module.name.endswith(names)
+
+
+def tied_head(model: Model) -> tuple[Linear, ...]:
+    """The head of a model whose head has no weight of its own, in the shape that it uses; nothing where it has one.
+
+    Source: transformers 5.23, modeling_utils.py, ``tie_weights``: the head's weight is the embedding's.
+
+    >>> tied_head(TINY_LLAMA), tied_head(replace(TINY_LLAMA, tie_word_embeddings=True))
+    ((), (Linear(name='lm_head', in_features=8, out_features=10, bias=False, conv1d=False, own_class=False),))
+    """
+    outer = outer_modules(model)
+    if any(module.name == "lm_head" for module in outer):
+        return ()
+    width = next(module.width for module in outer if isinstance(module, Embedding))
+    return (Linear("lm_head", width, model.vocab_size),)
+
+
+def copied_modules(model: Model, setup: TrainingSetup) -> tuple[tuple[Module, int], ...]:
+    """The modules that PEFT trains a copy of, and how many alike. A copy of a tied head or embedding is tied no more.
+
+    Source: PEFT 0.21 utils/other.py, ``ModulesToSaveWrapper.update`` (``deepcopy``; ``ensure_weight_tying`` is off).
+
+    >>> setup = TrainingSetup(method=Method.LORA, modules_to_save=("lm_head", "post_attention_layernorm"))
+    >>> [(module.name, count) for module, count in copied_modules(TINY_LLAMA, setup)]
+    [('lm_head', 1), ('post_attention_layernorm', 2)]
+    """
+    if not setup.uses_adapters or setup.modules_to_save is None:
+        return ()
+    outer = (*outer_modules(model), *tied_head(model))
+    everything = [
+        *((module, 1) for module in outer),
+        *((module, model.num_hidden_layers) for module in layer_modules(model)),
+    ]
+    return tuple((module, count) for module, count in everything if is_copied(module, setup))
+
+
+def _check_copies(model: Model, setup: TrainingSetup) -> None:
+    if setup.modules_to_save is None:
+        return
+    modules = (*outer_modules(model), *tied_head(model), *layer_modules(model))
+    blocks = {
+        module.name[:place]
+        for module in modules
+        for place, letter in enumerate(module.name)
+        if letter == "."
+    }
+    adapters_alone = replace(setup, modules_to_save=None)
+    for name in setup.modules_to_save:
+        taken = [module for module in modules if module.name.endswith(name)]
+        if not taken or any(block.endswith(name) for block in blocks):
+            known = ", ".join(m.name for m in modules if not isinstance(m, Bare))
+            raise ValueError(
+                f"modules_to_save names {name!r}, which is no single module of {model.model_type}; name some of: "
+                f"{known}."
+            )
+        for module in taken:
+            if isinstance(module, Bare):
+                raise ValueError(
+                    f"modules_to_save names {name!r}, a router or stacked experts, whose copies are not modelled yet; "
+                    "leave it out."
+                )
+            if is_quantized(module, setup):
+                raise ValueError(
+                    f"modules_to_save names {name!r}, but {module.name} is packed by bitsandbytes and whole numbers "
+                    "have no gradient; leave it out, or take method lora."
+                )
+            whole = module.name == name or module.name.endswith(f".{name}")
+            if not whole and isinstance(module, Linear) and is_adapted(module, adapters_alone):
+                raise ValueError(
+                    f"modules_to_save names {name!r}, which also ends {module.name}, a layer with an adapter, and PEFT "
+                    "refuses to copy that; write the module's whole name."
+                )
+    if not any(is_adapted(module, setup) for module in _adaptable(modules)):
+        raise ValueError(
+            "modules_to_save leaves no layer for an adapter, and PEFT refuses that; leave out some of "
+            f"{', '.join(setup.modules_to_save)}."
+        )
 
 
 def _names(target: str, module: Linear | Bare) -> bool:
@@ -896,11 +1000,12 @@ def adapter_rank(module: Linear | Bare, setup: TrainingSetup) -> int:
 
 
 def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
-    """Parameters of all LoRA adapters in elements, whole job; 0 for full fine-tuning.
+    """Parameters that PEFT adds to the model, in elements, whole job; 0 for full fine-tuning.
 
-        Σ adapted layers  r · (in + out)     r: ``adapter_rank``; A is [r, in], B is [out, r]
+        Σ adapted layers  r · (in + out)  +  Σ copied modules  their parameters
+        r: ``adapter_rank``; A is [r, in], B is [out, r]; copied: ``modules_to_save``
 
-    Leaves out: DoRA's magnitudes, ``modules_to_save``.
+    Leaves out: DoRA's magnitudes.
     Error: none; compared with PEFT's own count in tests/verify.
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.1; PEFT 0.21 tuners/lora/layer.py, ``LoraLayer.update_layer``.
 
@@ -911,8 +1016,10 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     if not setup.uses_adapters:
         return 0
     _check_targets(model, setup)
+    _check_copies(model, setup)
     layer = _adapters(layer_modules(model), setup)
-    return model.num_hidden_layers * layer + _adapters(outer_modules(model), setup)
+    copies = sum(count * module_parameters(it) for it, count in copied_modules(model, setup))
+    return model.num_hidden_layers * layer + _adapters(outer_modules(model), setup) + copies
 
 
 def _adapters(modules: Iterable[Module], setup: TrainingSetup) -> int:

@@ -337,6 +337,7 @@ class TrainingSetup:
     lora_alpha: int = 32
     lora_dropout: float = 0.05
     lora_target_modules: str | tuple[str, ...] = ALL_LINEAR
+    modules_to_save: tuple[str, ...] | None = None
     autocast_adapter_dtype: bool = True
     bnb_4bit_quant_type: str = "nf4"
     bnb_4bit_use_double_quant: bool = True
@@ -381,13 +382,24 @@ class TrainingSetup:
             raise ValueError(
                 'lora_target_modules is empty; name at least one module or give "all-linear".'
             )
-        half_precision_is_trained = self.dtype is Dtype.FLOAT16 and not (
-            self.uses_adapters and self.autocast_adapter_dtype
+        self._check_half_precision()
+
+    def _check_half_precision(self) -> None:
+        """Refuse float16 weights that are trained under PyTorch's GradScaler: torch 2.13, amp/grad_scaler.py."""
+        if self.dtype is not Dtype.FLOAT16 or self.mixed_precision is not MixedPrecision.FP16:
+            return
+        refused = (
+            "under mixed_precision fp16 (PyTorch's GradScaler refuses to unscale float16 gradients)"
         )
-        if half_precision_is_trained and self.mixed_precision is MixedPrecision.FP16:
+        if not (self.uses_adapters and self.autocast_adapter_dtype):
             raise ValueError(
-                "dtype float16 cannot be trained under mixed_precision fp16 (PyTorch's GradScaler refuses to unscale "
-                "float16 gradients); load the weights in float32, or use bfloat16."
+                f"dtype float16 cannot be trained {refused}; load the weights in float32, or use bfloat16."
+            )
+        upcast = self.method is Method.QLORA and self.prepare_model_for_kbit_training
+        if self.modules_to_save and not upcast:
+            raise ValueError(
+                f"modules_to_save copies modules in float16, which cannot be trained {refused}; leave modules_to_save "
+                "out, or use bfloat16."
             )
 
     @property

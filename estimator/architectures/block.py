@@ -16,10 +16,18 @@ from estimator.memory.weights import (
     adapter_shapes,
     adapter_width,
     elements,
-    is_quantized,
     unquantized_width,
 )
-from estimator.parameters import Bare, Embedding, Linear, Module, Norm, weight_shapes
+from estimator.parameters import (
+    Bare,
+    Embedding,
+    Linear,
+    Module,
+    Norm,
+    is_copied,
+    is_quantized,
+    weight_shapes,
+)
 from estimator.specs import Model, TrainingSetup
 
 
@@ -111,7 +119,7 @@ class Block:
 
     def _add(self, module: Module, key: str) -> None:
         setup = self.setup
-        trainable = not setup.uses_adapters
+        trainable = not setup.uses_adapters or is_copied(module, setup)
         has_grad = setup.gradient_accumulation_steps > 1
         width = unquantized_width(setup)
         parameters = [

@@ -16,8 +16,17 @@ from estimator.architectures.block import Block, NormKind
 from estimator.architectures.experts import balancing_loss
 from estimator.architectures.rotary import Tables
 from estimator.memory import operators as op
-from estimator.memory.tape import ACTIVATIONS, LOGITS, TEMPORARIES, Leaf, Tape, Tensor, leaf_node
-from estimator.parameters import Module, layer_modules, outer_modules
+from estimator.memory.tape import (
+    ACTIVATIONS,
+    LOGITS,
+    TEMPORARIES,
+    Leaf,
+    Parameter,
+    Tape,
+    Tensor,
+    leaf_node,
+)
+from estimator.parameters import Module, is_copied, layer_modules, outer_modules, tied_head
 from estimator.specs import AttnImplementation, MixedPrecision, Model, Phase, TrainingSetup
 
 SLIDING = "sliding_attention"
@@ -66,7 +75,8 @@ class Step:
         self.kinds = layer_kinds(model, windowed=has_window(model, setup.max_length))
         autocast = setup.mixed_precision is not MixedPrecision.NO
         self.tape = Tape(autocast_width=2 if autocast else None)
-        self.outer = self._block(outer_modules(model), "outer")
+        copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
+        self.outer = self._block((*outer_modules(model), *copied_head), "outer")
         self.returned: Tensor | None = None
         """What the last layer returned beside its output."""
         self.router_logits: list[Tensor] = []
@@ -312,6 +322,9 @@ class Step:
         else:
             name = next(iter(outer.embeddings))
             weight = outer.embeddings[name]
+            if weight.requires_grad and self.setup.uses_adapters:
+                # the embedding is a trained copy (PEFT's modules_to_save); the head keeps the frozen original
+                weight = Parameter("head", weight.elements, weight.width, trainable=False)
             width = weight.elements // model.vocab_size
             logits = op.linear(tape, hidden, weight, None, width, model.vocab_size, "lm_head")
         _as_logits(logits)

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from estimator.arithmetic import allocated, ceil_div
-from estimator.parameters import Bare, Linear, Module, adapter_rank, is_adapted, weight_shapes
+from estimator.parameters import (
+    Bare,
+    Linear,
+    Module,
+    adapter_rank,
+    is_adapted,
+    is_quantized,
+    weight_shapes,
+)
 from estimator.specs import Method, Model, TrainingSetup
 
 FLOAT32_BYTES = 4
@@ -26,18 +34,6 @@ def elements(shape: tuple[int, ...]) -> int:
     for size in shape:
         product *= size
     return product
-
-
-def is_quantized(module: Module, setup: TrainingSetup) -> bool:
-    """Whether bitsandbytes packs this module into 4 bits: every linear but the head.
-
-    Falcon's linears are of a class of their own and stay as loaded.
-    Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay);
-    integrations/bitsandbytes.py, ``replace_with_bnb_linear`` (``type(module) is nn.Linear``).
-    """
-    if setup.method is not Method.QLORA or not isinstance(module, Linear):
-        return False
-    return module.name != "lm_head" and not module.own_class
 
 
 def unquantized_width(setup: TrainingSetup) -> int:
@@ -131,7 +127,7 @@ def tensors_bytes(shapes: Iterable[tuple[int, ...]], width: int) -> int:
     return sum(allocated(elements(shape) * width) for shape in shapes)
 
 
-def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[tuple[int, int], ...]:
+def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[tuple[int, ...], ...]:
     """Shapes of LoRA's A [r, in] and B [out, r] on this module; none if it is not adapted.
 
     On a stack of E experts r is r · n · E, where n linears were fused into one (gate and up: 2).

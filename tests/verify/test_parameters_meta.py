@@ -5,12 +5,14 @@ Expected numbers come from transformers 5.23 and peft 0.21 themselves, run here.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import pytest
 
 from estimator.hf_config import model_from_config
+from estimator.moments import trainable_tensors
 from estimator.parameters import (
     MODELLED,
     adapter_parameters,
@@ -254,3 +256,40 @@ def test_adapters_are_those_that_peft_puts_in(
     trainable, everything = adapted.get_nb_trainable_parameters()
     assert trainable_parameters(model, setup) == trainable
     assert total_parameters(model) + adapter_parameters(model, setup) == everything
+
+
+COPIES = [
+    ("llama", SMALL, ("embed_tokens", "lm_head")),
+    ("llama", SMALL | {"tie_word_embeddings": True}, ("lm_head",)),
+    ("llama", SMALL | {"tie_word_embeddings": True}, ("embed_tokens", "lm_head")),
+    ("llama", SMALL, ("norm", "k_proj")),
+    ("gpt2", GPT2_KEYS, ("wte", "ln_f", "attn.c_proj")),
+    ("opt", OPT | {"word_embed_proj_dim": 32, "do_layer_norm_before": False}, ("lm_head",)),
+    ("qwen3", SMALL, ("_norm",)),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize(("model_type", "keys", "copied"), COPIES)
+def test_copies_are_those_that_peft_makes(
+    model_type: str, keys: dict[str, Any], copied: tuple[str, ...]
+) -> None:
+    peft = pytest.importorskip("peft")
+    real, model = build(model_type, keys)
+    config = peft.LoraConfig(
+        r=4,
+        target_modules="all-linear",
+        modules_to_save=list(copied),
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=model_type == "gpt2",
+    )
+    with torch.device("meta"):
+        adapted = peft.get_peft_model(real.to(torch.bfloat16), config)
+    setup = TrainingSetup(method=Method.LORA, lora_r=4, modules_to_save=copied)
+    trainable, everything = adapted.get_nb_trainable_parameters()
+    assert trainable_parameters(model, setup) == trainable
+    assert total_parameters(model) + adapter_parameters(model, setup) == everything
+    trained = sum(p.numel() * p.element_size() for p in adapted.parameters() if p.requires_grad)
+    ours = sum(t.alike * t.width * math.prod(t.shape) for t in trainable_tensors(model, setup))
+    assert ours == trained
