@@ -124,6 +124,7 @@ measure: $(CUDA)
 
 docs: $(DEV)
 	@$(VENV)/bin/python docs/generate_formulas.py
+	@$(VENV)/bin/python docs/generate_accuracy.py
 
 format: $(DEV)
 	@$(VENV)/bin/ruff check --fix-only --quiet .

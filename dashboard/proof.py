@@ -1,65 +1,222 @@
-"""The page Accuracy: measured runs beside what is estimated for them, worst first, none left out."""
+"""The page Accuracy: what was measured and traced beside what is estimated, worst first, none left out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from statistics import median
+from types import MappingProxyType
 
 from dashboard import links, theme, wording
 from dashboard.figures import Figure
-from estimator.accuracy import MeasuredPeak
+from estimator.accuracy import NEAR, Agreement, Comparison, Metric, Spread, Summary
 from estimator.specs import Method
 
+METRICS: Mapping[Metric, str] = MappingProxyType(
+    {
+        Metric.ALLOCATED: "Allocated by PyTorch",
+        Metric.RESERVED: "Reserved by PyTorch",
+        Metric.DEVICE: "nvidia-smi",
+        Metric.TRACED: "Traced",
+    }
+)
+MEANINGS: Mapping[Metric, str] = MappingProxyType(
+    {
+        Metric.ALLOCATED: "torch.cuda.max_memory_allocated(): the tensors. This is what we estimate.",
+        Metric.RESERVED: "torch.cuda.max_memory_reserved(): with the freed blocks that the allocator keeps.",
+        Metric.DEVICE: "What the driver shows: reserved blocks, the CUDA context, communication.",
+        Metric.TRACED: "One step of the real libraries, every tensor counted, without a GPU.",
+    }
+)
+MARKS: Mapping[Metric, tuple[str, str]] = MappingProxyType(
+    {
+        Metric.ALLOCATED: ("#0072B2", "circle"),
+        Metric.RESERVED: ("#E69F00", "diamond-open"),
+        Metric.DEVICE: ("#D55E00", "square-open"),
+        Metric.TRACED: ("#7F8A94", "circle-open"),
+    }
+)
+CAPACITIES = tuple(size * wording.GIB for size in range(15, 142))
+"""Cards of every whole GiB from 15 (a T4) to 141 (an H200), in bytes."""
+TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+"""GiB that an axis names."""
 
-def worst_first(peaks: Sequence[MeasuredPeak]) -> list[MeasuredPeak]:
-    """Those that have an estimate, the largest error first."""
-    estimated = [peak for peak in peaks if peak.error is not None]
-    return sorted(estimated, key=lambda peak: -abs(peak.error or 0))
+Facet = Callable[[Comparison], str]
 
 
-def summary_html(peaks: Sequence[MeasuredPeak]) -> str:
-    """The table in a few sentences."""
-    errors = [abs(peak.error) for peak in worst_first(peaks) if peak.error is not None]
-    refused = len(peaks) - len(errors)
-    lines = [
-        "What real runs took, as torch.cuda.max_memory_allocated() said, beside what is estimated for the same setup. "
-        "Everything here is computed from data/measurements.csv when the page is drawn."
+# --- filters ------------------------------------------------------------------------------------
+
+
+def origin(of: Comparison) -> str:
+    """Whose reading it is, in a word: the repository that published it, or ours."""
+    if of.metric is Metric.TRACED:
+        return "traced here"
+    parts = of.source.split("/")
+    return parts[4] if of.source.startswith("https://github.com/") else "measured here"
+
+
+FACETS: Mapping[str, Facet] = MappingProxyType(
+    {
+        "Method": lambda of: wording.METHODS[of.setup.method],
+        "Family": lambda of: of.model.model_type if of.model else "unknown",
+        "What was read": lambda of: METRICS[of.metric],
+        "Source": origin,
+    }
+)
+"""What the page can be narrowed to, by the name of its box."""
+
+
+def choices(facet: str, comparisons: Sequence[Comparison]) -> list[str]:
+    """What a box offers, the most frequent first."""
+    return [value for value, _ in Counter(map(FACETS[facet], comparisons)).most_common()]
+
+
+def narrowed(
+    comparisons: Sequence[Comparison], chosen: Mapping[str, Sequence[str]]
+) -> list[Comparison]:
+    """Those that every box allows; an empty box allows all."""
+    return [
+        it
+        for it in comparisons
+        if all(not values or FACETS[facet](it) in values for facet, values in chosen.items())
     ]
-    if errors:
-        lines.append(
-            f"{len(errors)} of {len(peaks)} measured runs are estimated: {100 * median(errors):.1f} % off in the "
-            f"median, {100 * max(errors):.1f} % at most. {refused} are of setups "
-            "that are not modelled yet; they stand below."
+
+
+def worst_first(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Those that have an estimate, the largest error first."""
+    estimated = [it for it in comparisons if it.error is not None]
+    return sorted(estimated, key=lambda it: -abs(it.error or 0))
+
+
+def refused(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Those whose setup is refused."""
+    return [it for it in comparisons if it.error is None]
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def percent(error: float) -> str:
+    """An error as it is shown."""
+    return "<0.1 %" if abs(error) < 0.0005 else f"{100 * error:.1f} %"
+
+
+def summary_rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
+    """The summary as a table: its head, and a row a metric."""
+    rows: list[tuple[str, ...]] = [
+        ("What was read", "Readings", "Estimated", "Median error", "Largest", "Within 5 %")
+    ]
+    for it in summaries:
+        estimated = it.readings - it.refused
+        trust = it.trust
+        rows.append(
+            (
+                METRICS[it.metric],
+                f"{it.readings}",
+                f"{estimated}",
+                percent(trust.median) if trust else "-",
+                percent(trust.largest) if trust else "-",
+                f"{it.near} of {estimated}" if estimated else "-",
+            )
         )
-    return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines)
+    return rows
 
 
-def figure(peaks: Sequence[MeasuredPeak], *, dark: bool = False) -> Figure:
-    """Estimated against measured peaks in GiB, the line of equals and a band of 5 % around it."""
+def summary_html(summaries: Sequence[Summary]) -> str:
+    """What the page shows, and how near we come."""
+    head, *rows = summary_rows(summaries)
+    cells = "".join(f'<th class="{"hr-n" if i else ""}">{it}</th>' for i, it in enumerate(head))
+    body = "".join(
+        f'<tr><td title="{escape(MEANINGS[summary.metric])}">{name}</td>'
+        + "".join(f'<td class="hr-n">{escape(cell)}</td>' for cell in rest)
+        + "</tr>"
+        for summary, (name, *rest) in zip(summaries, rows, strict=True)
+    )
+    return (
+        '<p class="hr-text">What real runs took, beside what is estimated for the same setup; computed from the '
+        "tables in data/ when this page is drawn, and none is left out for its error. We estimate what PyTorch "
+        "allocates. What it reserves, and what nvidia-smi shows, is that and the freed blocks that it keeps while "
+        "there is room: for these we have the middle of what was measured, no more.</p>"
+        f'<div class="hr-scroll"><table class="hr-table hr-proof"><tr>{cells}</tr>{body}</table></div>'
+    )
+
+
+def need_html(found: Agreement, shown: tuple[Spread, Spread]) -> str:
+    """Verdicts against measured needs, and what nvidia-smi shows."""
+    more = " and ".join(
+        f"{100 * it.low:.0f} to {100 * it.high:.0f} % more "
+        f"({100 * it.middle:.0f} % in the median of {it.runs} runs) {where}"
+        for it, where in zip(shown, ("on one GPU", "on each of several"), strict=True)
+    )
+    return (
+        '<p class="hr-text">Each measured run against cards of every size from 15 to 141 GiB: of '
+        f"{found.pairs:,} pairs of run and card that get a plain yes or no, {found.agreeing:,} agree with what was "
+        f"measured ({100 * found.share:.1f} %); in {found.tight:,} the card lies within the range of the need, and the "
+        f"verdict is “tight”. The range is {100 * found.width:.1f} % wide in the median.</p>"
+        f'<p class="hr-text">nvidia-smi showed {more} than PyTorch allocated at its peak. The allocator keeps freed '
+        "blocks while there is room and gives them back where a request would fail, so they decide nothing.</p>"
+    )
+
+
+def left_out_html(rows: Sequence[Mapping[str, str]]) -> str:
+    """Why published readings are no rows of the table, with counts."""
+    counts = Counter(row["reason"] for row in rows).most_common()
+    body = "".join(
+        f'<tr><td>{escape(reason)}</td><td class="hr-n">{count}</td></tr>'
+        for reason, count in counts
+    )
+    return (
+        f'<p class="hr-text">{len(rows)} more published readings were looked at and left out, whatever their error '
+        f'would be; data/left_out.csv has each with its source.</p><table class="hr-table hr-proof">'
+        f'<tr><th>Reason</th><th class="hr-n">Readings</th></tr>{body}</table>'
+    )
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def figure(
+    comparisons: Sequence[Comparison], *, dark: bool = False, by_method: bool = False
+) -> Figure:
+    """Estimated against measured GiB on logarithmic axes: the line of equals, 5 % around it, and a point each.
+
+    Points are coloured by what was read, or by method.
+    """
     look = theme.DARK if dark else theme.LIGHT
-    shown = worst_first(peaks)
-    most = max((wording.in_gib(peak.measured_bytes) for peak in shown), default=1.0) * 1.1
+    shown = worst_first(comparisons)
+    sizes = [wording.in_gib(it.measured_bytes) for it in shown] or [10.0]
+    low, high = min(sizes) * 0.7, max(sizes) * 1.5
     axis = {
-        "range": [0, most],
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": TICKS,
         "fixedrange": True,
         "ticksuffix": " GiB",
         "gridcolor": theme.GRID,
         "zeroline": False,
         "tickangle": 0,
-        "nticks": 5,
         "tickfont": {"size": 13, "color": look.ink},
     }
+    groups: dict[str, list[Comparison]] = {}
+    for it in shown:
+        group = wording.METHODS[it.setup.method] if by_method else METRICS[it.metric]
+        groups.setdefault(group, []).append(it)
+    styles = (
+        {wording.METHODS[method]: style for method, style in METHOD_MARKS.items()}
+        if by_method
+        else {METRICS[metric]: style for metric, style in MARKS.items()}
+    )
     return {
         "data": [
             {
                 "type": "scatter",
                 "mode": "lines",
                 "name": "within 5 %",
-                "x": [0, most, most, 0],
-                "y": [0, 1.05 * most, 0.95 * most, 0],
+                "x": [low, high, high, low],
+                "y": [low * (1 + NEAR), high * (1 + NEAR), high * (1 - NEAR), low * (1 - NEAR)],
                 "fill": "toself",
-                "fillcolor": "rgba(127,138,148,0.18)",
+                "fillcolor": "rgba(127,138,148,0.28)",
                 "line": {"width": 0},
                 "hoverinfo": "skip",
             },
@@ -67,87 +224,118 @@ def figure(peaks: Sequence[MeasuredPeak], *, dark: bool = False) -> Figure:
                 "type": "scatter",
                 "mode": "lines",
                 "name": "equal",
-                "x": [0, most],
-                "y": [0, most],
+                "x": [low, high],
+                "y": [low, high],
                 "line": {"color": look.ink, "width": 1, "dash": "dot"},
                 "hoverinfo": "skip",
             },
-            *(_points([it for it in shown if _method(it) is method], method) for method in Method),
+            *(_points(groups[name], name, styles[name]) for name in styles if name in groups),
         ],
         "layout": {
             "height": 440,
-            "margin": {"l": 80, "r": 16, "t": 12, "b": 50},
+            "margin": {"l": 70, "r": 12, "t": 8, "b": 50},
             "hovermode": "closest",
             "dragmode": False,
-            "legend": {"x": 0.02, "y": 0.98, "font": {"size": 14, "color": look.ink}},
-            "xaxis": {**axis, "title": {"text": "Measured", "font": {"color": look.ink}}},
+            "clickmode": "event+select",
+            "legend": {"x": 0.02, "y": 0.98, "font": {"size": 13, "color": look.ink}},
+            "xaxis": {**axis, "title": {"text": "Measured or traced", "font": {"color": look.ink}}},
             "yaxis": {**axis, "title": {"text": "Estimated", "font": {"color": look.ink}}},
         },
     }
 
 
-def _method(peak: MeasuredPeak) -> Method | None:
-    return peak.estimate.setup.method if peak.estimate else None
+METHOD_MARKS: Mapping[Method, tuple[str, str]] = MappingProxyType(
+    {
+        Method.FULL: ("#0072B2", "circle-open"),
+        Method.LORA: ("#E69F00", "diamond-open"),
+        Method.QLORA: ("#009E73", "square-open"),
+    }
+)
 
 
-MARKS = {
-    Method.FULL: ("#0072B2", "circle"),
-    Method.LORA: ("#E69F00", "diamond"),
-    Method.QLORA: ("#009E73", "square"),
-}
-
-
-def _points(peaks: Sequence[MeasuredPeak], method: Method) -> Figure:
-    colour, symbol = MARKS[method]
+def _points(comparisons: Sequence[Comparison], name: str, style: tuple[str, str]) -> Figure:
+    colour, symbol = style
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": wording.METHODS[method],
-        "x": [wording.in_gib(peak.measured_bytes) for peak in peaks],
-        "y": [wording.in_gib(peak.estimate.peak.bytes) for peak in peaks if peak.estimate],
-        "text": [name(peak) for peak in peaks],
-        "marker": {"size": 12, "color": colour, "symbol": symbol},
-        "hovertemplate": "%{text}<br>measured %{x:.1f}, estimated %{y:.1f} GiB<extra></extra>",
-        "showlegend": bool(peaks),
+        "name": name,
+        "x": [wording.in_gib(it.measured_bytes) for it in comparisons],
+        "y": [wording.in_gib(it.estimated_bytes or 0) for it in comparisons],
+        "text": [title(it) for it in comparisons],
+        "customdata": [key(it) for it in comparisons],
+        "marker": {"size": 10, "color": colour, "symbol": symbol, "line": {"width": 2}},
+        "hovertemplate": "%{text}<br>measured %{x:.2f}, estimated %{y:.2f} GiB<extra></extra>",
     }
 
 
-def name(peak: MeasuredPeak) -> str:
-    """A run in a few words."""
-    return peak.measurement.id if peak.estimate is None else wording.setup_line(peak.estimate)
-
-
-def row(peak: MeasuredPeak) -> dict[str, object]:
-    """One run as a row of the table; plain numbers, so that they can be sorted."""
-    answer = peak.estimate
-    assert answer is not None
-    assert peak.error is not None
-    return {
-        "Run": name(peak),
-        "GPU": peak.measurement.gpu,
-        "Measured": wording.in_gib(peak.measured_bytes),
-        "Estimated": wording.in_gib(answer.peak.bytes),
-        "Error, %": round(100 * peak.error, 2),
-        "Open": f"/?{links.query(answer)}",
-        "Versions": peak.measurement.versions,
-        "Source": peak.measurement.source,
-        "Note": peak.measurement.note,
-    }
-
-
-def refused_row(peak: MeasuredPeak) -> dict[str, object]:
-    """One run that has no estimate, and why."""
-    return {
-        "Run": peak.measurement.id,
-        "Measured": wording.in_gib(peak.measured_bytes),
-        "Why there is no estimate": peak.refusal,
-        "Source": peak.measurement.source,
-    }
-
-
-def figure_alt(peaks: Sequence[MeasuredPeak]) -> str:
-    """The figure in words."""
-    errors = ", ".join(
-        f"{name(peak)}: {100 * (peak.error or 0):+.1f} %" for peak in worst_first(peaks)
+def figure_alt(comparisons: Sequence[Comparison]) -> str:
+    """The figure in words: the ten worst."""
+    worst = worst_first(comparisons)[:10]
+    errors = ", ".join(f"{title(it)}: {100 * (it.error or 0):+.1f} %" for it in worst)
+    return (
+        f"Estimated against measured or traced memory, the worst of {len(comparisons)}: {errors}."
     )
-    return f"Estimated against measured peak memory, worst first: {errors}."
+
+
+# --- one run ------------------------------------------------------------------------------------
+
+
+def key(of: Comparison) -> str:
+    """What names a point."""
+    return f"{of.metric} {of.id}"
+
+
+def title(of: Comparison) -> str:
+    """A run in a few words."""
+    if of.estimate is None:
+        return of.id
+    model, _, rest = wording.setup_line(of.estimate).partition(" · ")
+    return f"{of.name or model} · {rest}"
+
+
+def picked_html(of: Comparison) -> str:
+    """The point that was clicked: its figures, its setup, its source."""
+    assert of.estimate is not None
+    assert of.estimated_bytes is not None
+    source = (
+        f'<a href="{escape(of.source)}" target="_blank" rel="noopener">source</a>'
+        if of.source.startswith("https://")
+        else escape(of.source)
+    )
+    return (
+        f'<div class="hr-picked"><p class="hr-text"><b>{escape(title(of))}</b></p>'
+        f'<p class="hr-text">{METRICS[of.metric]}: {wording.gib(of.measured_bytes)}; estimated '
+        f"{wording.gib(of.estimated_bytes)}, {100 * (of.error or 0):+.1f} %. "
+        f'<a href="/?{escape(links.query(of.estimate))}" target="_self">Open this setup</a> · {source}</p>'
+        f'<p class="hr-small">{escape("; ".join(filter(None, (of.how, of.versions, of.note))))}</p></div>'
+    )
+
+
+def row(of: Comparison) -> dict[str, object]:
+    """One reading as a row of the table; plain numbers, so that they can be sorted."""
+    assert of.estimate is not None
+    assert of.error is not None
+    assert of.estimated_bytes is not None
+    return {
+        "Error, %": round(100 * of.error, 2),
+        "Measured": wording.in_gib(of.measured_bytes),
+        "Estimated": wording.in_gib(of.estimated_bytes),
+        "What was read": METRICS[of.metric],
+        "Run": title(of),
+        "Open": f"/?{links.query(of.estimate)}",
+        "GPU": of.gpu,
+        "Versions": of.versions,
+        "Source": of.source,
+        "Note": of.note,
+    }
+
+
+def refused_row(of: Comparison) -> dict[str, object]:
+    """One reading that has no estimate, and why."""
+    return {
+        "Run": of.id,
+        "What was read": METRICS[of.metric],
+        "Measured": wording.in_gib(of.measured_bytes),
+        "Why there is no estimate": of.refusal,
+        "Source": of.source,
+    }

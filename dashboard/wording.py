@@ -364,6 +364,14 @@ def reserve_meaning(estimate: Estimate) -> str:
     )
 
 
+def shown_meaning(estimate: Estimate) -> str:
+    """What nvidia-smi may show, and why it decides nothing."""
+    return (
+        f"May show {between(estimate.shown.low, estimate.shown.high)}, as in measured runs: the allocator keeps freed "
+        "blocks while there is room."
+    )
+
+
 def _row(colour: str | None, name: str, size: str, part: str, what: str, kind: str = "") -> str:
     swatch = f'<span class="hr-swatch" style="background:{colour}"></span>' if colour else ""
     return (
@@ -401,6 +409,8 @@ def ledger_html(estimate: Estimate) -> str:
         )
     )
     rows.append(_row(None, "Needed", number(need), "", "What the card must have.", "hr-sum"))
+    shown = estimate.shown
+    rows.append(_row(None, "nvidia-smi", number(shown.middle), "", shown_meaning(estimate)))
     head = (
         '<tr><th scope="col">At the peak</th><th scope="col" class="hr-n">GiB</th>'
         '<th scope="col" class="hr-n">Share</th><th scope="col" class="hr-what">What it is</th></tr>'

@@ -6,8 +6,8 @@
 'fits'
 """
 
-from estimator import catalog, hub, placement, repository
-from estimator.accuracy import MeasuredPeak, Trust, measured_peaks, trust
+from estimator import accuracy, catalog, hub, placement, repository
+from estimator.accuracy import Comparison, Trust, trust
 from estimator.custom import resized
 from estimator.engine import estimate
 from estimator.ranking import Ranking, pareto, rank_gpus
@@ -34,12 +34,12 @@ __all__ = [
     "ALL_LINEAR",
     "STEP_PHASES",
     "AttnImplementation",
+    "Comparison",
     "Component",
     "Dtype",
     "Estimate",
     "Gpu",
     "HubModel",
-    "MeasuredPeak",
     "Method",
     "MixedPrecision",
     "Model",
@@ -55,10 +55,10 @@ __all__ = [
     "Trouble",
     "Trust",
     "Verdict",
+    "accuracy",
     "catalog",
     "estimate",
     "hub",
-    "measured_peaks",
     "pareto",
     "placement",
     "rank_gpus",

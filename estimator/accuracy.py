@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import lru_cache
 from statistics import median
+from typing import NamedTuple
 
 from estimator import catalog
-from estimator.contract import parse
+from estimator.contract import parse, read_setup
 from estimator.engine import estimate
+from estimator.memory.overhead import need_bytes
 from estimator.moments import Resident, resident, structure
 from estimator.results import Estimate, RunTime
-from estimator.specs import Gpu, Method, Model, TrainingSetup
+from estimator.specs import Component, Gpu, Method, Model, TrainingSetup
 from estimator.throughput import Sharing, run_time
 
 COUNTS = (
@@ -116,64 +119,262 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
 # --- memory ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredPeak:
-    """One measured run of ``data/measurements.csv`` beside its estimate."""
+NEAR = 0.05
+"""The band around equality in which an estimate counts as near: ours."""
 
-    measurement: catalog.Measurement
+
+class Metric(StrEnum):
+    """What was read of a run, or counted of a trace; no two of them are the same figure."""
+
+    ALLOCATED = "allocated"
+    RESERVED = "reserved"
+    DEVICE = "device"
+    TRACED = "traced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One reading of one run, or one traced peak, beside what is estimated for its setup."""
+
+    id: str
+    metric: Metric
+    name: str
+    """The model, where its config has none."""
+    model: Model | None
+    """None where the setup names none that is known."""
+    setup: TrainingSetup
+    num_gpus: int
+    """As the setup says it, whether or not that is modelled."""
     measured_bytes: int
-    """What ``torch.cuda.max_memory_allocated`` said."""
     estimate: Estimate | None
     refusal: str
     """Why there is no estimate; empty where there is one."""
+    gpu: str
+    how: str
+    """How it was read."""
+    versions: str
+    source: str
+    note: str
+
+    @property
+    def estimated_bytes(self) -> int | None:
+        """What is estimated for this metric; None without an estimate.
+
+        Of what is reserved or shown there is only a range: its middle, without a context where torch says it.
+        """
+        if self.estimate is None:
+            return None
+        answer = self.estimate
+        match self.metric:
+            case Metric.ALLOCATED:
+                return answer.peak.bytes
+            case Metric.RESERVED:
+                context = (answer.context_low_bytes + answer.context_high_bytes) // 2
+                return max(answer.peak.bytes, answer.shown.middle - context)
+            case Metric.DEVICE:
+                return answer.shown.middle
+            case Metric.TRACED:  # the traced device has no cuBLAS
+                return answer.peak.bytes - answer.peak.resident.get(Component.WORKSPACE, 0)
 
     @property
     def error(self) -> float | None:
-        """Estimated less measured peak, as a share of the measured one; None without an estimate."""
-        if self.estimate is None:
-            return None
-        return self.estimate.peak.bytes / self.measured_bytes - 1
+        """Estimated less measured, as a share of the measured one; None without an estimate."""
+        estimated = self.estimated_bytes
+        return None if estimated is None else estimated / self.measured_bytes - 1
 
 
 @lru_cache(maxsize=1)
-def measured_peaks() -> tuple[MeasuredPeak, ...]:
-    """Every measured peak of torch's allocator, in the order of the file; none is left out for its error."""
+def measured() -> tuple[Comparison, ...]:
+    """Every reading of ``data/measurements.csv``, in the order of the file; none is left out for its error."""
     return tuple(
-        _measured(row, peak)
+        _compared(
+            row.setup,
+            id=row.id,
+            metric=Metric(counter),
+            measured_bytes=peak,
+            gpu=row.gpu,
+            how=row.measured,
+            versions=row.versions,
+            source=row.source,
+            note=row.note,
+        )
         for row in catalog.measurements()
-        if row.outcome == "measured" and (peak := row.readings["allocated"].get("peak"))
+        for counter in catalog.COUNTERS
+        if row.outcome == "measured" and (peak := row.readings[counter].get("peak"))
     )
 
 
-def _measured(row: catalog.Measurement, peak: int) -> MeasuredPeak:
-    try:
-        answer = estimate(*parse(json.loads(row.setup)))
-    except ValueError as refusal:
-        return MeasuredPeak(
-            measurement=row, measured_bytes=peak, estimate=None, refusal=str(refusal)
+@lru_cache(maxsize=1)
+def traced() -> tuple[Comparison, ...]:
+    """Every traced step of ``data/traced.csv``, in the order of the file."""
+    return tuple(
+        _compared(
+            step.setup,
+            id=step.id,
+            metric=Metric.TRACED,
+            name=step.model_name,
+            measured_bytes=step.peak_bytes,
+            how=step.source,
         )
-    return MeasuredPeak(measurement=row, measured_bytes=peak, estimate=answer, refusal="")
+        for step in catalog.traced_steps()
+    )
+
+
+def _compared(
+    given: str,
+    *,
+    id: str,
+    metric: Metric,
+    measured_bytes: int,
+    how: str,
+    name: str = "",
+    gpu: str = "",
+    versions: str = "",
+    source: str = "",
+    note: str = "",
+) -> Comparison:
+    fields = json.loads(given)
+    reading = read_setup(fields)
+    answer, refusal = None, " ".join(reading.problems)
+    if reading.model is not None and not refusal:
+        try:
+            answer = estimate(reading.model, reading.gpu, reading.setup)
+        except ValueError as problem:
+            refusal = str(problem)
+    return Comparison(
+        id=id,
+        metric=metric,
+        name=name,
+        model=reading.model,
+        setup=reading.setup,
+        num_gpus=fields.get("num_gpus", 1),
+        measured_bytes=measured_bytes,
+        estimate=answer,
+        refusal=refusal,
+        gpu=gpu,
+        how=how,
+        versions=versions,
+        source=source,
+        note=note,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """How far measured runs of one kind lay from their estimates, as shares of what was measured."""
+    """How far runs of one kind lay from their estimates, as shares of what was measured."""
 
     runs: int
     median: float
     largest: float
 
 
-@lru_cache(maxsize=8)
-def trust(method: Method) -> Trust | None:
-    """Of the measured runs of this method that are estimated; None where there are none."""
-    errors = [
-        abs(peak.error)
-        for peak in measured_peaks()
-        if peak.estimate is not None
-        and peak.error is not None
-        and peak.estimate.setup.method is method
-    ]
+def trust_in(comparisons: Iterable[Comparison]) -> Trust | None:
+    """Of those that have an estimate; None where none has."""
+    errors = [abs(it.error) for it in comparisons if it.error is not None]
     if not errors:
         return None
     return Trust(runs=len(errors), median=median(errors), largest=max(errors))
+
+
+class Summary(NamedTuple):
+    """How near one metric's estimates come."""
+
+    metric: Metric
+    readings: int
+    refused: int
+    """Readings of setups that are refused."""
+    trust: Trust | None
+    near: int
+    """Readings that lie within ``NEAR`` of their estimate."""
+
+
+def summaries(comparisons: Sequence[Comparison]) -> tuple[Summary, ...]:
+    """A summary for each metric that these have."""
+    found = []
+    for metric in Metric:
+        these = [it for it in comparisons if it.metric is metric]
+        errors = [abs(it.error) for it in these if it.error is not None]
+        if these:
+            near = sum(error <= NEAR for error in errors)
+            found.append(
+                Summary(metric, len(these), len(these) - len(errors), trust_in(these), near)
+            )
+    return tuple(found)
+
+
+@lru_cache(maxsize=8)
+def trust(method: Method) -> Trust | None:
+    """Of the measured runs of this method that are estimated, by what PyTorch allocated; None where there are none."""
+    return trust_in(
+        it for it in measured() if it.setup.method is method and it.metric is Metric.ALLOCATED
+    )
+
+
+# --- need -----------------------------------------------------------------------------------------
+
+
+class Spread(NamedTuple):
+    """What nvidia-smi showed beyond the allocated peak of the same runs, as shares of that peak."""
+
+    runs: int
+    low: float
+    middle: float
+    high: float
+
+
+def beyond_allocated() -> tuple[Spread, Spread]:
+    """On one GPU, and on one of several: cached blocks, context and communication together."""
+    allocated = {it.id: it.measured_bytes for it in measured() if it.metric is Metric.ALLOCATED}
+    shares: dict[bool, list[float]] = {False: [], True: []}
+    for it in measured():
+        if it.metric is Metric.DEVICE and it.id in allocated:
+            shares[it.num_gpus > 1].append(it.measured_bytes / allocated[it.id] - 1)
+    one, several = (
+        Spread(len(found), min(found), median(found), max(found)) for found in shares.values()
+    )
+    return one, several
+
+
+class Agreement(NamedTuple):
+    """The verdicts of measured runs on cards of many sizes, beside what the runs needed."""
+
+    pairs: int
+    """A run and a capacity outside the range of its estimated need, so that the verdict is a plain yes or no."""
+    agreeing: int
+    """Pairs whose verdict is right wherever in its own range the measured need lies."""
+    tight: int
+    """Pairs inside the estimated range, where no verdict is given."""
+    width: float
+    """Median of the estimated ranges, as a share of their low ends."""
+
+    @property
+    def share(self) -> float:
+        """The agreeing pairs among the pairs."""
+        return self.agreeing / self.pairs
+
+
+@lru_cache(maxsize=4)
+def agreement(capacities: tuple[int, ...]) -> Agreement:
+    """Verdicts against these capacities, in bytes, of every run whose allocated peak was measured.
+
+    A run needs its allocated peak and what ``need_bytes`` knows of context and allocator, but no more than
+    nvidia-smi showed, where that was read.
+    """
+    pairs = agreeing = tight = 0
+    widths = []
+    shown = {it.id: it.measured_bytes for it in measured() if it.metric is Metric.DEVICE}
+    for run in measured():
+        answer = run.estimate
+        if run.metric is not Metric.ALLOCATED or answer is None:
+            continue
+        low, high = need_bytes(run.measured_bytes, answer.paged_bytes)
+        high = max(low, min(high, shown.get(run.id, high)))
+        widths.append(answer.need_high_bytes / answer.need_low_bytes - 1)
+        for capacity in capacities:
+            fits = answer.need_high_bytes <= capacity
+            if not fits and answer.need_low_bytes <= capacity:
+                tight += 1
+                continue
+            pairs += 1
+            agreeing += high <= capacity if fits else capacity < low
+    return Agreement(pairs, agreeing, tight, median(widths))

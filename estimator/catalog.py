@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from estimator.parameters import total_parameters
-from estimator.specs import RATES, STEP_PHASES, Gpu, Model, Price
+from estimator.specs import RATES, STEP_PHASES, Gpu, Model, Phase, Price
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -84,6 +84,41 @@ class Measurement:
     source: str
     retrieved: str
     note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """One row of ``data/traced.csv``: one step of the real libraries, its tensors counted without a GPU."""
+
+    id: str
+    model_name: str
+    setup: str
+    """The setup as JSON, an object of the contract, its GPU included."""
+    peak_bytes: int
+    phases: Mapping[Phase, int]
+    """The height of each phase of the step, in bytes."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """One row of ``data/out_of_memory.csv``: what PyTorch's message said when no block was to be had (bytes)."""
+
+    gpu: str
+    several_gpus: bool
+    capacity_bytes: int
+    process_bytes: int
+    """What the process held of the card, all libraries together."""
+    allocated_bytes: int
+    unallocated_bytes: int
+    """Reserved by PyTorch, but not given out."""
+    tried_bytes: int
+    source: str
+
+    @property
+    def outside_bytes(self) -> int:
+        """What PyTorch did not reserve: context, kernels, other libraries."""
+        return self.process_bytes - self.allocated_bytes - self.unallocated_bytes
 
 
 @lru_cache(maxsize=1)
@@ -163,6 +198,66 @@ def measurements(table: Path = DATA / "measurements.csv") -> tuple[Measurement, 
     True
     """
     return tuple(_measurement(row) for row in _rows(table))
+
+
+def left_out() -> list[dict[str, str]]:
+    """Published readings that are no row of ``measurements``, each with the reason, a mapping a row (as published).
+
+    Source: data/left_out.csv, by row.
+
+    >>> all(row["reason"] for row in left_out())
+    True
+    """
+    return _rows("left_out.csv")
+
+
+def traced_steps() -> tuple[TracedStep, ...]:
+    """Every traced step (memory in bytes).
+
+    Source: data/traced.csv, by row.
+
+    >>> max(step.peak_bytes for step in traced_steps()) > 2**36
+    True
+    """
+    return tuple(
+        TracedStep(
+            id=row["id"],
+            model_name=row["model_name"],
+            setup=row["setup"],
+            peak_bytes=int(row["peak_bytes"]),
+            phases={phase: int(row[f"{phase}_bytes"]) for phase in STEP_PHASES},
+            source=row["source"],
+        )
+        for row in _rows("traced.csv")
+    )
+
+
+def out_of_memory() -> tuple[OutOfMemory, ...]:
+    """What out-of-memory messages say of context and allocator (memory in bytes).
+
+    Source: data/out_of_memory.csv, by row.
+
+    >>> min(message.outside_bytes for message in out_of_memory()) > 0
+    True
+    """
+    return tuple(
+        OutOfMemory(
+            gpu=row["gpu"],
+            several_gpus=_flag(row["several_gpus"]),
+            **{
+                name: int(row[name])
+                for name in (
+                    "capacity_bytes",
+                    "process_bytes",
+                    "allocated_bytes",
+                    "unallocated_bytes",
+                    "tried_bytes",
+                )
+            },
+            source=row["source"],
+        )
+        for row in _rows("out_of_memory.csv")
+    )
 
 
 def model(hub_id: str) -> Model:

@@ -382,7 +382,9 @@ def _need(estimate: Estimate) -> dict[str, object]:
     return {
         "need_low_bytes": estimate.need_low_bytes,
         "need_high_bytes": estimate.need_high_bytes,
-        "device_bytes": None,
+        "device_bytes": estimate.shown.middle,
+        "device_low_bytes": estimate.shown.low,
+        "device_high_bytes": estimate.shown.high,
         "capacity_bytes": estimate.gpu.memory_bytes if estimate.gpu else None,
         "verdict": verdict.value if verdict else None,
         "fits": None if verdict in {None, Verdict.TIGHT} else verdict is Verdict.FITS,

@@ -11,6 +11,7 @@ from estimator.memory.overhead import (
     CONTEXT_HIGH_BYTES,
     CONTEXT_LOW_BYTES,
     need_bytes,
+    shown_bytes,
     workspace_bytes,
 )
 from estimator.moments import StepTimeline, resident, structure
@@ -62,6 +63,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         need_low_bytes=low,
         need_high_bytes=high,
         verdict=verdict(low, high, gpu),
+        shown=shown_bytes(peak.bytes, low, setup.num_gpus, gpu),
         paged_bytes=lying.states.paged_bytes,
         disk_bytes=checkpoint_bytes(lying, setup),
         total_parameters=lying.total_parameters,

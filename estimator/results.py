@@ -37,6 +37,14 @@ class Held(NamedTuple):
     bytes: int
 
 
+class Shown(NamedTuple):
+    """Bytes that nvidia-smi may show of the card: least, in the middle and most of what published runs had cached."""
+
+    low: int
+    middle: int
+    high: int
+
+
 class Timeline(Protocol):
     """Where the moments of a step come from, once they are asked for."""
 
@@ -162,6 +170,8 @@ class Estimate:
     need_high_bytes: int
     verdict: Verdict | None
     """None without a GPU to hold it against."""
+    shown: Shown
+    """What nvidia-smi may show: it counts freed blocks that the allocator keeps, and decides nothing."""
     paged_bytes: int
     """Optimizer states that bitsandbytes keeps in managed memory, outside torch's counter."""
     disk_bytes: int

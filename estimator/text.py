@@ -34,7 +34,7 @@ def share(part: int, whole: int) -> str:
 def describe(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> str:
     """The setup, the ledger at the peak, the phases, the parameters, the verdict, remedies and what was assumed."""
     parts = [_headline(estimate), _ledger(estimate), _phases(estimate), _parameters(estimate)]
-    parts += [verdict(estimate), *_run(estimate)]
+    parts += [verdict(estimate), shown(estimate), *_run(estimate)]
     if remedies:
         lines = [f"- {it.text} Needs {gib(it.need_high_bytes)} GiB." for it in remedies]
         parts.append("What would fit:\n" + "\n".join(lines))
@@ -57,6 +57,15 @@ def verdict(estimate: Estimate) -> str:
         case _:
             missing = gib(estimate.need_low_bytes - gpu.memory_bytes)
             return f"Does not fit: needs {low} to {high} GiB, {has}; at least {missing} GiB are missing."
+
+
+def shown(estimate: Estimate) -> str:
+    """What nvidia-smi may show, in one sentence."""
+    low, _, high = estimate.shown
+    return (
+        f"nvidia-smi may show {gib(low)} to {gib(high)} GiB: the allocator keeps freed blocks while there is room, "
+        "so this decides nothing."
+    )
 
 
 def seconds(value: float) -> str:

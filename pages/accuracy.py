@@ -1,38 +1,86 @@
-"""Accuracy: every measured run beside its estimate."""
+"""Accuracy: every measured reading and every traced step beside its estimate."""
+
+from collections.abc import Sequence
 
 import pandas as pd
 import streamlit as st
 
 from dashboard import drawing, proof
 from dashboard.controls import is_dark
-from estimator import measured_peaks
+from estimator import Comparison, accuracy, catalog
+
+GIB = st.column_config.NumberColumn(format="%.2f GiB")
+SOURCE = st.column_config.LinkColumn(display_text="source")
+COLUMNS = {
+    "Measured": GIB,
+    "Estimated": GIB,
+    "Open": st.column_config.LinkColumn(display_text="open the setup"),
+    "Source": SOURCE,
+}
+
+
+def chart(comparisons: Sequence[Comparison], key: str, *, by_method: bool = False) -> None:
+    """A figure, and what is known of the point that was clicked."""
+    event = st.plotly_chart(
+        drawing.Drawn(proof.figure(comparisons, dark=is_dark(), by_method=by_method)),
+        key=key,
+        on_select="rerun",
+        selection_mode="points",
+        config={"displayModeBar": False},
+        alt=proof.figure_alt(comparisons),
+    )
+    by_key = {proof.key(it): it for it in comparisons}
+    for point in event.selection.points[:1]:
+        if picked := by_key.get(point.get("customdata", "")):
+            st.html(proof.picked_html(picked))
+
+
+def table(comparisons: Sequence[Comparison], what: str) -> None:
+    """Every reading, worst first."""
+    st.dataframe(
+        pd.DataFrame([proof.row(it) for it in proof.worst_first(comparisons)]),
+        hide_index=True,
+        column_config=COLUMNS,
+        alt=f"{what} with their estimates and errors, worst first",
+    )
+
 
 st.title("Accuracy")
-peaks = measured_peaks()
-st.html(proof.summary_html(peaks))
-st.plotly_chart(
-    drawing.Drawn(proof.figure(peaks, dark=is_dark())),
-    key="proof",
-    config={"displayModeBar": False},
-    alt=proof.figure_alt(peaks),
+measured = accuracy.measured()
+with st.spinner("Estimating the traced steps, once."):
+    traced = accuracy.traced()
+everything = (*measured, *traced)
+st.html(proof.summary_html(accuracy.summaries(everything)))
+with st.container(horizontal=True, key="narrow"):
+    chosen = {
+        facet: st.multiselect(facet, proof.choices(facet, everything), placeholder="All")
+        for facet in proof.FACETS
+    }
+measured_shown = proof.narrowed(measured, chosen)
+traced_shown = proof.narrowed(traced, chosen)
+left, right = st.columns(2)
+with left:
+    st.subheader(f"Measured on GPUs: {len(measured_shown)} readings", anchor=False)
+    chart(measured_shown, "measured")
+with right:
+    st.subheader(f"Traced without a GPU: {len(traced_shown)} steps", anchor=False)
+    chart(traced_shown, "traced", by_method=True)
+refused = proof.refused(measured_shown)
+first, second, third, fourth = st.tabs(
+    ["Measured, worst first", "Traced, worst first", f"Refused: {len(refused)}", "Left out"]
 )
-st.subheader("Every estimated run, worst first", anchor=False)
-gib = st.column_config.NumberColumn(format="%.2f GiB")
-st.dataframe(
-    pd.DataFrame([proof.row(peak) for peak in proof.worst_first(peaks)]),
-    hide_index=True,
-    column_config={
-        "Measured": gib,
-        "Estimated": gib,
-        "Open": st.column_config.LinkColumn(display_text="open the setup"),
-        "Source": st.column_config.LinkColumn(display_text="source"),
-    },
-    alt="Measured runs with their estimates and errors, worst first",
-)
-st.subheader("Measured, but not modelled yet", anchor=False)
-st.dataframe(
-    pd.DataFrame([proof.refused_row(peak) for peak in peaks if peak.estimate is None]),
-    hide_index=True,
-    column_config={"Measured": gib, "Source": st.column_config.LinkColumn(display_text="source")},
-    alt="Measured runs of setups that the estimator refuses, with its reason",
-)
+with first:
+    table(measured_shown, "Measured readings")
+with second:
+    table(traced_shown, "Traced steps")
+with third:
+    st.dataframe(
+        pd.DataFrame([proof.refused_row(it) for it in refused]),
+        hide_index=True,
+        column_config=COLUMNS,
+        alt="Measured readings of setups that the estimator refuses, with its reason",
+    )
+with fourth:
+    st.html(proof.left_out_html(catalog.left_out()))
+st.subheader("Need, and what nvidia-smi shows", anchor=False)
+st.html(proof.need_html(accuracy.agreement(proof.CAPACITIES), accuracy.beyond_allocated()))

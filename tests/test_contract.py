@@ -455,6 +455,7 @@ def test_reading_a_link_never_raises(given: dict[str, str | list[str]]) -> None:
 
 ANSWER_KEYS = """
 peak_bytes peak_phase peak_moment phases moments components need_low_bytes need_high_bytes device_bytes
+device_low_bytes device_high_bytes
 capacity_bytes verdict fits per_gpu host_bytes disk_bytes paged_bytes total_parameters trainable_parameters
 step_seconds_low step_seconds_high step_parts tokens_per_second_low tokens_per_second_high flops_per_step
 mfu_low mfu_high steps_per_epoch total_steps epoch_hours_low epoch_hours_high total_hours_low total_hours_high
@@ -489,10 +490,11 @@ def test_answer_agrees_with_itself(method: str) -> None:
 
 
 def test_fits_is_null_without_a_gpu_and_when_tight() -> None:
-    model, _, setup = parse({"model": TINY_CONFIG, "max_length": 32})
-    low, high = (cast(int, answer()[f"need_{end}_bytes"]) for end in ("low", "high"))
-    assert answer()["fits"] is None
-    assert 2**28 < low < high
+    large = {"per_device_train_batch_size": 4096, "max_length": 64}
+    model, _, setup = parse({"model": TINY_CONFIG, **large})
+    low, high = (cast(int, answer(**large)[f"need_{end}_bytes"]) for end in ("low", "high"))
+    assert answer(**large)["fits"] is None
+    assert 2**28 < low < high  # a card has at least 256 MiB
     for memory, verdict, fits in [
         (high, "fits", True),
         (high - 1, "tight", None),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from estimator.results import Shown
 from estimator.specs import Gpu
 
 MIB = 2**20
@@ -12,13 +15,31 @@ WORKSPACE_BYTES = 8 * MIB + 128 * 1024
 WORKSPACE_HOPPER_BYTES = 32 * MIB
 """On compute capability 9.0: 8 × 4 MiB; the same file."""
 
-CONTEXT_LOW_BYTES = 256 * MIB
+CONTEXT_LOW_BYTES = 100 * MIB
 CONTEXT_HIGH_BYTES = 750 * MIB
-"""Context and loaded kernels: process total less torch's own, in public out-of-memory messages (0.25 GiB on A10G and
-L4 to 0.70 GiB on B200), plus 50 MiB for bitsandbytes, flash attention and Triton modules. Collected, not measured here.
+"""Context and loaded kernels of one process: what it held of the card less what torch reserved, in public
+out-of-memory messages (data/out_of_memory.csv: 119 MiB on a T4 to 528 on an L40S), rounded away from them, with
+room above for newer cards and the modules of bitsandbytes, flash attention and Triton. Collected, not measured here.
 """
 SLACK_HIGH = (3, 100)
-"""Allocator slack at the high end, a fraction of the peak: reserved less allocated in the same messages."""
+"""Allocator slack at the high end, a fraction of the peak: what was reserved but unallocated in those of the messages
+whose request was below 1 GiB; a larger request finds no block for reasons of its own.
+"""
+
+
+class Shares(NamedTuple):
+    """What nvidia-smi showed beyond the allocated peak, in hundredths of it: least, median and most of the runs."""
+
+    low: int
+    middle: int
+    high: int
+
+
+CACHED_ON_ONE = Shares(1, 12, 33)
+CACHED_ON_SEVERAL = Shares(22, 39, 56)
+"""Cached blocks, context and communication together.
+collected: data/measurements.csv, rows with both readings, 2026-11: 13 runs on one GPU, 14 sharded over several.
+"""
 
 
 def workspace_bytes(gpu: Gpu | None) -> int:
@@ -45,3 +66,22 @@ def need_bytes(peak: int, paged: int) -> tuple[int, int]:
         peak + CONTEXT_LOW_BYTES,
         peak + CONTEXT_HIGH_BYTES + peak * numerator // denominator + paged,
     )
+
+
+def shown_bytes(peak: int, need_low: int, gpus: int, gpu: Gpu | None) -> Shown:
+    """Bytes that nvidia-smi may show of the card while the run goes on: least, in the middle, and most.
+
+    PyTorch's allocator keeps the blocks that tensors free, and gives them back only where a request would fail, so
+    this says how much room there was, not how much is needed. At least the need; at most what the card has, unless the
+    need is above it.
+
+    Source: the spread of published runs (``CACHED_ON_ONE``, ``CACHED_ON_SEVERAL``); torch 2.13,
+    c10/cuda/CUDACachingAllocator.cpp, ``release_cached_blocks``.
+
+    >>> shown_bytes(100_000, 1000, 1, None)
+    Shown(low=101000, middle=112000, high=133000)
+    """
+    shares = CACHED_ON_ONE if gpus == 1 else CACHED_ON_SEVERAL
+    most = gpu.memory_bytes if gpu is not None else None
+    held = [max(need_low, peak * (100 + share) // 100) for share in shares]
+    return Shown(*(it if most is None or it <= most else max(most, need_low) for it in held))

@@ -1,0 +1,63 @@
+"""Write how near the estimates come into README.md, and which readings were left out into data/README.md.
+
+Run ``make docs`` after an estimate or a table changed; ``tests/test_proof.py`` fails while a README is behind.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from dashboard import proof  # noqa: E402  run as a script, the packages are beside its folder
+from estimator import accuracy, catalog  # noqa: E402
+
+README, DATA_README = ROOT / "README.md", ROOT / "data" / "README.md"
+
+
+def accuracy_table() -> str:
+    """The summary of the page Accuracy as Markdown."""
+    head, *rows = proof.summary_rows(accuracy.summaries((*accuracy.measured(), *accuracy.traced())))
+    found = accuracy.agreement(proof.CAPACITIES)
+    return (
+        f"{_markdown(head, rows)}\nOf {found.pairs:,} pairs of a measured run and a card of 15 to 141 GiB that get a "
+        f"plain yes or no, {100 * found.share:.1f} %\nagree with what was measured; the range of the need is "
+        f"{100 * found.width:.1f} % wide in the median.\n"
+    )
+
+
+def left_out_table() -> str:
+    """Why published readings are no rows of data/measurements.csv, with counts."""
+    counts = Counter(row["reason"] for row in catalog.left_out())
+    rows = [(reason, str(count)) for reason, count in counts.most_common()]
+    return _markdown(("reason", "readings"), rows)
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ("---", *("---:" for _ in head[1:])), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+PLACES: tuple[tuple[Path, str, Callable[[], str]], ...] = (
+    (README, "accuracy", accuracy_table),
+    (DATA_README, "left out", left_out_table),
+)
+"""A page, what stands there between two comments, and what writes it."""
+
+
+def render(page: str, name: str, write: Callable[[], str]) -> str:
+    """The page with what is so today."""
+    begin, end = f"<!-- {name}: written by make docs -->\n", f"<!-- end of {name} -->\n"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}{write()}{end}{after}"
+
+
+if __name__ == "__main__":
+    for path, name, write in PLACES:
+        path.write_text(render(path.read_text(encoding="utf-8"), name, write), encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
