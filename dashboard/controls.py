@@ -25,7 +25,7 @@ from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
 from estimator.contract import Reading, read_link, read_setup, write_fields
 from estimator.limits import largest_micro_batch, longest_context
-from estimator.parameters import Linear, layer_modules
+from estimator.parameters import Linear, layer_groups, layer_modules
 from estimator.repository import HubModel
 from estimator.results import Estimate
 from estimator.specs import (
@@ -526,7 +526,8 @@ def linear_modules(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     A name that stands for two modules (GPT-2's ``c_proj``) is written with its block.
     """
-    paths = [module.name for module in layer_modules(model) if isinstance(module, Linear)]
+    modules = (module for index, _ in layer_groups(model) for module in layer_modules(model, index))
+    paths = list(dict.fromkeys(module.name for module in modules if isinstance(module, Linear)))
     lasts = [path.rpartition(".")[2] for path in paths]
     names = [
         last if lasts.count(last) == 1 else path for path, last in zip(paths, lasts, strict=True)

@@ -24,10 +24,14 @@ from estimator.memory.weights import (
 from estimator.moments import (
     adapter_bytes,
     gradient_bytes,
-    modules_with_counts,
     weight_bytes,
 )
-from estimator.parameters import copied_modules, is_quantized, weight_shapes
+from estimator.parameters import (
+    copied_modules,
+    is_quantized,
+    modules_with_counts,
+    weight_shapes,
+)
 from estimator.results import Estimate, Held
 from estimator.specs import Component, Method, Phase
 

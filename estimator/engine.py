@@ -105,8 +105,14 @@ def _check(model: Model, setup: TrainingSetup) -> None:
             f"max_length {setup.max_length} exceeds the {model.position_limit} positions that {model.model_type} "
             "has learned; lower it."
         )
+    is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
+    if is_flash and architecture(model).refuses_flash:
+        # transformers 5.23, modeling_utils.py, _compatible_flash_implementations
+        raise ValueError(
+            f"attn_implementation flash_attention_2 does not know the attention sinks of {model.model_type}; use eager."
+        )
     in_float32 = setup.dtype is Dtype.FLOAT32 and setup.mixed_precision is MixedPrecision.NO
-    if in_float32 and setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+    if in_float32 and is_flash:
         # transformers 5.23, integrations/flash_attention.py, get_target_dtype: float32 stays, and the kernel refuses it
         raise ValueError(
             "attn_implementation flash_attention_2 takes 16-bit inputs only; use sdpa, or bf16 mixed precision."

@@ -18,6 +18,7 @@ from estimator.parameters import (
     Norm,
     copied_modules,
     is_adapted,
+    layer_groups,
     layer_modules,
     outer_modules,
     weight_shapes,
@@ -55,7 +56,7 @@ class Matrices(NamedTuple):
 def matrices(model: Model, setup: TrainingSetup) -> Matrices:
     """Elements that one token is multiplied by, whole model: linears, experts in use, and the head, tied or not.
 
-        layers = L · Σ in · out,  of a stack of experts k · in · out     L: layers, k: experts a token
+        layers = Σ in · out,  of a stack of experts k · in · out     k: experts a token
 
     Leaves out: embeddings (rows are looked up), norms (no products), biases.
     Source: derived, from ``layer_modules`` and ``outer_modules``; Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
@@ -77,21 +78,26 @@ def _matrices(
     copies: tuple[str, ...] | None,
 ) -> Matrices:
     setup = TrainingSetup(method=method, lora_target_modules=targets, modules_to_save=copies)
-    layer, outer, count = layer_modules(model), outer_modules(model), model.num_hidden_layers
+    outer = outer_modules(model)
+    layer = [
+        (module, count)
+        for index, count in layer_groups(model)
+        for module in layer_modules(model, index)
+    ]
     has_head = any(module.name == "lm_head" for module in outer)
     tied = 0 if has_head else model.vocab_size * (model.word_embed_proj_dim or model.hidden_size)
+    linears = [(it, count) for it, count in layer if isinstance(it, Linear)]
     adapted = [
-        (it, times)
-        for modules, times in ((layer, count), (outer, 1))
-        for it in modules
-        if isinstance(it, Linear) and is_adapted(it, setup)
+        (it, count)
+        for it, count in (*linears, *((it, 1) for it in outer if isinstance(it, Linear)))
+        if is_adapted(it, setup)
     ]
     return Matrices(
-        count * sum(_elements(module, model) for module in layer),
+        sum(count * _elements(module, model) for module, count in layer),
         sum(_elements(module, model) for module in outer) + tied,
-        count * sum(it.in_features * it.out_features for it in layer if isinstance(it, Linear)),
-        sum(times * it.in_features for it, times in adapted),
-        sum(times * it.out_features for it, times in adapted),
+        sum(count * it.in_features * it.out_features for it, count in linears),
+        sum(count * it.in_features for it, count in adapted),
+        sum(count * it.out_features for it, count in adapted),
         sum(times * _elements(it, model) for it, times in copied_modules(model, setup)),
     )
 

@@ -136,6 +136,13 @@ _DEFAULTS = {
         partial_rotary_factor=0.25,
         attention_bias=True,
     ),
+    "gpt_oss": _Defaults(
+        key_value_heads=8,
+        head_dim=64,
+        attention_bias=True,
+        sliding_window=128,
+        sliding_pattern=2,
+    ),
     "gptj": _Defaults(derived_head_dim=True, hidden_act="gelu_new"),
     "mistral": _Defaults(key_value_heads=8, sliding_window=4096),
     "mixtral": _Defaults(key_value_heads=8),
@@ -178,9 +185,11 @@ _USE_BIAS = {
 _ALL_WINDOWED = frozenset({"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})
 _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
 _WINDOWED = (
-    _ALL_WINDOWED | _SWITCHED_WINDOW | {"cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3"}
+    _ALL_WINDOWED
+    | _SWITCHED_WINDOW
+    | {"cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "olmo3"}
 )
-_EXPERTS = frozenset({"granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
+_EXPERTS = frozenset({"gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
 _EXPERTS_OF_THEIR_OWN_WIDTH = frozenset({"qwen2_moe", "qwen3_moe"})
 _PDROP = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 _SOFTCAPPED = {"gemma2": (50.0, 30.0), "gemma3_text": (None, None)}
@@ -710,7 +719,7 @@ def _patterned(read: _Config, default: int, layers: int) -> tuple[str, ...]:
         return tuple(
             SLIDING if pattern[layer % len(pattern)] == "L" else FULL for layer in range(layers)
         )
-    if read.model_type in {"gemma2", "olmo3"}:  # the class reads no such key
+    if read.model_type in {"gemma2", "gpt_oss", "olmo3"}:  # the class reads no such key
         every = default
     else:
         every = read.whole("sliding_window_pattern", default=default, most=MOST_LAYERS)

@@ -20,6 +20,7 @@ from estimator.parameters import (
     Linear,
     Module,
     check_modelled,
+    layer_kind,
     layer_modules,
     outer_modules,
     weight_shapes,
@@ -81,13 +82,16 @@ class _Layout:
     """How a class writes its tree.
 
     ``name:Class(children)``, children in the order of definition; ``@`` is the family's prefix of class names; ``*`` a
-    layer, once for each; ``?`` a module that only some configs have, those whose table in ``parameters.py`` names it;
-    ``#`` whatever that table has below.
+    layer, once for each, ``dense*`` one that ``layer_kind`` calls so; ``?`` a module that only some configs have, those
+    whose table in ``parameters.py`` names it; ``#`` whatever that table has below.
     """
 
     prefix: str
     tree: str
 
+
+BARE_VECTORS = frozenset({"sinks"})
+"""Parameters of one dimension that stand in their parent's tables by themselves, without a module."""
 
 _ATTENTION = "self_attn:@Attention(q_proj k_proj v_proj o_proj q_norm? k_norm?)"
 _GATED = "mlp:@MLP(gate_proj up_proj down_proj act_fn)"
@@ -174,6 +178,10 @@ _LAYOUTS: Mapping[str, _Layout] = {
         "gpt_neox:@Model(embed_in emb_dropout layers:ModuleList(*:@Layer(input_layernorm post_attention_layernorm "
         "post_attention_dropout post_mlp_dropout attention:@Attention(query_key_value dense) "
         "mlp:@MLP(dense_h_to_4h dense_4h_to_h act))) final_layer_norm rotary_emb) lm_head",
+    ),
+    "gpt_oss": _Layout(
+        "GptOss",
+        _decoder(f"{_ATTENTION} mlp:@MLP(router experts) {_TWO_NORMS}"),
     ),
     "gptj": _Layout(
         "GPTJ",
@@ -300,7 +308,8 @@ class _Builder:
         self.model = model
         self.layout = _LAYOUTS[model.model_type]
         self.outer = {module.name: module for module in outer_modules(model)}
-        self.layer = {module.name: module for module in layer_modules(model)}
+        self.layer: dict[str, Module] = {}
+        """What the layer that is being written holds."""
 
     def root(self) -> Node:
         return Node("", children=self._children(_read(self.layout.tree), "", None))
@@ -312,10 +321,9 @@ class _Builder:
         nodes: list[Node] = []
         for item in items:
             if item.name == "*":
-                nodes += (
-                    self._node(item, f"{above}.{index}", "")
-                    for index in range(self.model.num_hidden_layers)
-                )
+                nodes += self._layers(items, above)
+            elif item.name.endswith("*"):
+                continue
             elif item.name == "#":
                 below = [name for name in self.layer if name.startswith(f"{in_layer}.")]
                 nodes += (
@@ -332,6 +340,12 @@ class _Builder:
                     nodes.append(self._node(item, name, within))
         return tuple(nodes)
 
+    def _layers(self, items: tuple[_Item, ...], above: str) -> Iterator[Node]:
+        kinds = {item.name.removesuffix("*"): item for item in items}
+        for index in range(self.model.num_hidden_layers):
+            self.layer = {module.name: module for module in layer_modules(self.model, index)}
+            yield self._node(kinds[layer_kind(self.model, index)], f"{above}.{index}", "")
+
     def _exists(self, name: str, within: str | None) -> bool:
         if within is None:
             return name in self.outer
@@ -340,10 +354,16 @@ class _Builder:
     def _node(self, item: _Item, name: str, within: str | None) -> Node:
         last = name.rpartition(".")[2]
         module = self.outer.get(last) if within is None else self.layer.get(within)
-        stacks = [
-            Tensor(one.rpartition(".")[2], prod(weight_shapes(held)[0]), Kind.WEIGHT)
+        bare = [
+            (held, one.rpartition(".")[2] + suffix, shape)
             for one, held in self.layer.items()
-            if isinstance(held, Bare) and held.stack and one.rpartition(".")[0] == within
+            if one.rpartition(".")[0] == within
+            for suffix, shape in zip(("", "_bias"), weight_shapes(held), strict=False)
+        ]
+        stacks = [
+            Tensor(tensor, prod(shape), Kind.WEIGHT)
+            for held, tensor, shape in bare
+            if (isinstance(held, Bare) and held.stack) or tensor in BARE_VECTORS
         ]
         return Node(
             name,

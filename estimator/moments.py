@@ -30,25 +30,15 @@ from estimator.memory.weights import (
 )
 from estimator.parameters import (
     Embedding,
-    Module,
     adapter_parameters,
     copied_modules,
-    layer_modules,
-    outer_modules,
+    modules_with_counts,
     total_parameters,
     trainable_parameters,
     weight_shapes,
 )
 from estimator.results import Held, Moment
 from estimator.specs import Component, Model, Optimizer, Phase, TrainingSetup
-
-
-def modules_with_counts(model: Model) -> Iterator[tuple[Module, int]]:
-    """Every module, and how many alike."""
-    for module in outer_modules(model):
-        yield module, 1
-    for module in layer_modules(model):
-        yield module, model.num_hidden_layers
 
 
 def weight_bytes(model: Model, setup: TrainingSetup) -> int:

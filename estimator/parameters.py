@@ -7,9 +7,11 @@ sums over these tables. Counts are elements, for the whole model, before any sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from math import prod
 
 from estimator.specs import ALL_LINEAR, Method, Model, TrainingSetup
@@ -63,12 +65,19 @@ class Bare:
     """How many experts; 0: a single matrix."""
     former_names: tuple[str, ...] = ()
     """Names of the linears that it was before transformers 5, which PEFT turns into it; one rank for each."""
+    bias: bool = False
+    """A second parameter beside it: one number an output, of a stack one an output and expert (GPT-OSS)."""
+    transposed: bool = False
+    """Held as [experts, in, out]."""
 
 
 Module = Linear | Norm | Embedding | Bare
 
 # rows: OPTLearnedPositionalEmbedding.offset, transformers 5.23 models/opt/modeling_opt.py
 OPT_POSITION_OFFSET = 2
+
+DENSE = "dense"
+"""A layer of a mixture of experts that has one MLP instead: ``mlp_layer_types``."""
 
 TINY_LLAMA = Model(
     model_type="llama",
@@ -106,8 +115,10 @@ def weight_shapes(module: Module) -> tuple[tuple[int, ...], ...]:
             return ((width,),) * (has_weight + bias)
         case Embedding(rows=rows, width=width):
             return ((rows, width),)
-        case Bare(in_features=columns, out_features=rows, stack=stack):
-            return ((stack, rows, columns),) if stack else ((rows, columns),)
+        case Bare(in_features=columns, out_features=rows, stack=stack, bias=bias):
+            experts = (stack,) if stack else ()
+            matrix = (columns, rows) if module.transposed else (rows, columns)
+            return ((*experts, *matrix), (*experts, rows))[: 1 + bias]
 
 
 def _separate_attention(
@@ -166,7 +177,7 @@ def _experts(
     *,
     router: str = "gate",
     former: tuple[str, str, str, str] | None = None,
-) -> tuple[Module, ...]:
+) -> tuple[Bare, Bare, Bare]:
     """A router, and the experts' gates and ups as one stack, downs as another.
 
     ``former``: what router, gate, up and down were called, where PEFT still takes these names.
@@ -282,6 +293,19 @@ def _granitemoe(model: Model) -> tuple[Module, ...]:
         *_configured_attention(model),
         *_norms(model, "post_attention_layernorm"),
         *_experts(model, "block_sparse_moe", router="router"),
+    )
+
+
+def _gpt_oss(model: Model) -> tuple[Module, ...]:
+    router, gates_and_ups, downs = _experts(model, "mlp", router="router")
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        Norm("self_attn.sinks", model.num_attention_heads),
+        *_norms(model, "post_attention_layernorm"),
+        replace(router, bias=True),
+        replace(gates_and_ups, bias=True, transposed=True),
+        replace(downs, bias=True, transposed=True),
     )
 
 
@@ -624,6 +648,8 @@ _LLAMA_OUTER = _outer("embed_tokens", "norm")
 class _Family:
     layer: Callable[[Model], tuple[Module, ...]]
     outer: Callable[[Model], tuple[Module, ...]] = _LLAMA_OUTER
+    others: Mapping[str, Callable[[Model], tuple[Module, ...]]] = field(default_factory=dict)
+    """Layers that hold other modules, by what ``layer_kind`` calls them."""
 
 
 _LLAMA = _Family(_llama)
@@ -643,6 +669,7 @@ _FAMILIES = {
     "glm4": _Family(_glm4),
     "gpt2": _Family(_gpt2, _gpt2_outer),
     "gpt_bigcode": _Family(_gpt_bigcode, _gpt2_outer),
+    "gpt_oss": _Family(_gpt_oss),
     "gpt_neox": _Family(_gpt_neox, _outer("embed_in", "final_layer_norm", norm_bias=True)),
     "gptj": _Family(_gptj, _outer("wte", "ln_f", norm_bias=True, head_bias=True)),
     "granite": _LLAMA,
@@ -705,10 +732,35 @@ def _family(model: Model) -> _Family:
     return _FAMILIES[model.model_type]
 
 
+def layer_kind(model: Model, index: int) -> str:
+    """What tells a layer's modules from those of the family's usual layer (a name); empty: nothing.
+
+    Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the decoder layer's ``__init__``.
+
+    >>> layer_kind(TINY_LLAMA, 0)
+    ''
+    """
+    is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
+    return DENSE if is_dense else ""
+
+
+@lru_cache(maxsize=1024)
+def layer_groups(model: Model) -> tuple[tuple[int, int], ...]:
+    """Of layers that hold the same modules the lowest, and how many there are (a count, whole model).
+
+    Source: derived, from ``layer_kind``.
+
+    >>> layer_groups(TINY_LLAMA)
+    ((0, 2),)
+    """
+    kinds = [layer_kind(model, index) for index in range(model.num_hidden_layers)]
+    return tuple((kinds.index(kind), count) for kind, count in Counter(kinds).items())
+
+
 def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
     """Modules with weights in decoder layer ``index``, sizes in elements, whole model.
 
-    Leaves out: buffers. In every family modelled so far all layers hold the same modules, whatever their index.
+    Leaves out: buffers.
     Error: none; compared with transformers' own module tree in tests/verify.
     Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the decoder layer's ``__init__``.
 
@@ -719,7 +771,21 @@ def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
         raise ValueError(
             f"layer {index} does not exist in a model of {model.num_hidden_layers} layers; count from 0."
         )
-    return _family(model).layer(model)
+    family = _family(model)
+    return family.others.get(layer_kind(model, index), family.layer)(model)
+
+
+def modules_with_counts(model: Model) -> Iterator[tuple[Module, int]]:
+    """Every module with weights, and how many alike there are, whole model.
+
+    Source: derived, from ``outer_modules``, ``layer_modules`` and ``layer_groups``.
+
+    >>> [count for module, count in modules_with_counts(TINY_LLAMA) if module.name == "self_attn.q_proj"]
+    [2]
+    """
+    yield from ((module, 1) for module in outer_modules(model))
+    for index, count in layer_groups(model):
+        yield from ((module, count) for module in layer_modules(model, index))
 
 
 def outer_modules(model: Model) -> tuple[Module, ...]:
@@ -750,7 +816,7 @@ def module_parameters(module: Module) -> int:
 def total_parameters(model: Model) -> int:
     """Parameters of the model in elements, whole job; a tied head counts once.
 
-        Σ outer + L · Σ layer     L: layers
+        Σ outer + Σ layers
 
     Leaves out: stored buffers and second copies of a tied head, which some Hub totals count (see data/models.csv).
     Error: none; equal to the published count of every row of data/models.csv.
@@ -759,17 +825,13 @@ def total_parameters(model: Model) -> int:
     >>> total_parameters(TINY_LLAMA) == 2 * 10 * 8 + 8 + 2 * (2 * 8 + 8 * (8 + 4 + 4 + 8) + 3 * 8 * 16)
     True
     """
-    layer = sum(module_parameters(module) for module in layer_modules(model))
-    return (
-        sum(module_parameters(module) for module in outer_modules(model))
-        + model.num_hidden_layers * layer
-    )
+    return sum(count * module_parameters(module) for module, count in modules_with_counts(model))
 
 
 def active_parameters(model: Model) -> int:
     """Parameters that one token passes through, in elements, whole job: all of them in a dense model.
 
-        Σ outer + L · Σ layer, of each stack of experts k/E      L: layers, k: experts a token, E: experts
+        Σ outer + Σ layers, of each stack of experts k/E      k: experts a token, E: experts
 
     The embedding counts whole, though a token reads one row of it, and a head that is not tied counts too; so does
     every router. Cards that say "3B active" often leave the embedding out.
@@ -781,11 +843,11 @@ def active_parameters(model: Model) -> int:
     True
     """
     idle = sum(
-        module_parameters(module) * (module.stack - model.num_experts_per_tok) // module.stack
-        for module in layer_modules(model)
-        if isinstance(module, Bare) and module.stack
+        count * module_parameters(it) * (it.stack - model.num_experts_per_tok) // it.stack
+        for it, count in modules_with_counts(model)
+        if isinstance(it, Bare) and it.stack
     )
-    return total_parameters(model) - model.num_hidden_layers * idle
+    return total_parameters(model) - idle
 
 
 def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
@@ -868,18 +930,15 @@ def copied_modules(model: Model, setup: TrainingSetup) -> tuple[tuple[Module, in
     """
     if not setup.uses_adapters or setup.modules_to_save is None:
         return ()
-    outer = (*outer_modules(model), *tied_head(model))
-    everything = [
-        *((module, 1) for module in outer),
-        *((module, model.num_hidden_layers) for module in layer_modules(model)),
-    ]
+    heads = ((module, 1) for module in tied_head(model))
+    everything = (*modules_with_counts(model), *heads)
     return tuple((module, count) for module, count in everything if is_copied(module, setup))
 
 
 def _check_copies(model: Model, setup: TrainingSetup) -> None:
     if setup.modules_to_save is None:
         return
-    modules = (*outer_modules(model), *tied_head(model), *layer_modules(model))
+    modules = (*(module for module, _ in modules_with_counts(model)), *tied_head(model))
     blocks = {
         module.name[:place]
         for module in modules
@@ -912,7 +971,7 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
                     f"modules_to_save names {name!r}, which also ends {module.name}, a layer with an adapter, and PEFT "
                     "refuses to copy that; write the module's whole name."
                 )
-    if not any(is_adapted(module, setup) for module in _adaptable(modules)):
+    if not any(is_adapted(module, setup) for module, _ in _adaptable(model)):
         raise ValueError(
             "modules_to_save leaves no layer for an adapter, and PEFT refuses that; leave out some of "
             f"{', '.join(setup.modules_to_save)}."
@@ -925,13 +984,14 @@ def _names(target: str, module: Linear | Bare) -> bool:
     return module.name == target or module.name.endswith(f".{target}")
 
 
-def _adaptable(modules: Iterable[Module]) -> tuple[Linear | Bare, ...]:
-    return tuple(
-        module
-        for module in modules
-        if (isinstance(module, Linear) and module.name != "lm_head")
-        or (isinstance(module, Bare) and module.former_names)
-    )
+def _adaptable(model: Model) -> Iterator[tuple[Linear | Bare, int]]:
+    """What adapters can go to, and how many alike."""
+    for module, count in modules_with_counts(model):
+        match module:
+            case Linear(name=name) if name != "lm_head":
+                yield module, count
+            case Bare(former_names=names) if names:
+                yield module, count
 
 
 def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
@@ -943,12 +1003,12 @@ def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
     >>> dropout_is_refused(TINY_LLAMA, TrainingSetup(method=Method.LORA))
     False
     """
-    bare = (module for module in layer_modules(model) if isinstance(module, Bare))
+    bare = (module for module, _ in modules_with_counts(model) if isinstance(module, Bare))
     return setup.lora_dropout > 0 and any(is_adapted(module, setup) for module in bare)
 
 
 def _check_targets(model: Model, setup: TrainingSetup) -> None:
-    adaptable = _adaptable((*layer_modules(model), *outer_modules(model)))
+    adaptable = [module for module, _ in _adaptable(model)]
     if dropout_is_refused(model, setup):
         raise ValueError(
             f"lora_dropout {setup.lora_dropout:g} cannot go with adapters on the router or the stacked experts "
@@ -963,7 +1023,8 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
         if not any(_names(target, module) for module in adaptable)
     ]
     if unmatched:
-        names = [name for m in adaptable for name in getattr(m, "former_names", (m.name,))]
+        every = (name for m in adaptable for name in getattr(m, "former_names", (m.name,)))
+        names = dict.fromkeys(every)
         raise ValueError(
             f"lora_target_modules names {', '.join(map(repr, unmatched))}, which {model.model_type} does not have as "
             f"adaptable layers; its linear layers are: {', '.join(names)}."
@@ -1017,15 +1078,10 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
         return 0
     _check_targets(model, setup)
     _check_copies(model, setup)
-    layer = _adapters(layer_modules(model), setup)
     copies = sum(count * module_parameters(it) for it, count in copied_modules(model, setup))
-    return model.num_hidden_layers * layer + _adapters(outer_modules(model), setup) + copies
-
-
-def _adapters(modules: Iterable[Module], setup: TrainingSetup) -> int:
-    return sum(
-        adapter_rank(module, setup) * (module.in_features + module.out_features)
-        for module in _adaptable(modules)
+    return copies + sum(
+        count * adapter_rank(module, setup) * (module.in_features + module.out_features)
+        for module, count in _adaptable(model)
         if is_adapted(module, setup)
     )
 

@@ -194,6 +194,8 @@ class Model:
     """Width of the expert that sees every token (Qwen2-MoE); 0: none."""
     norm_topk_prob: bool = False
     """The chosen experts' shares are divided by their sum."""
+    mlp_layer_types: tuple[str, ...] = ()
+    """One of ``dense``, ``sparse`` a layer, by transformers' name; empty: all layers alike."""
     output_router_logits: bool = False
     """The loss that spreads tokens evenly is added, so that every layer's router scores outlive the layer."""
     config: str = field(default="", compare=False, repr=False)
@@ -229,7 +231,7 @@ class Model:
                 f"{self.num_experts} of {self.num_experts} experts at most, not {self.num_experts_per_tok}; "
                 "check the config."
             )
-        for name in ("layer_types", "no_rope_layers"):
+        for name in ("layer_types", "no_rope_layers", "mlp_layer_types"):
             pattern = getattr(self, name)
             if pattern and len(pattern) != self.num_hidden_layers:
                 raise ValueError(

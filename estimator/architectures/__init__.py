@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from estimator.architectures import layers
 from estimator.architectures.block import LayerProgram, NormKind
+from estimator.architectures.gpt_oss import gpt_oss
 from estimator.architectures.rotary import Rotary
 from estimator.parameters import check_modelled
 from estimator.specs import Model
@@ -29,6 +30,8 @@ class Architecture:
     """The logits are multiplied or divided by a number (Granite, Cohere)."""
     eager_only: bool = False
     """transformers refuses SDPA for this family: it sets ``_supports_sdpa = False``."""
+    refuses_flash: bool = False
+    """Its attention is beyond flash_attention_2, in place of which transformers takes a kernel of another name."""
     masks_unused_window: bool = False
     """A window's mask is made although no layer has a window (Qwen2-MoE)."""
     returns_weights: bool = False
@@ -68,6 +71,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": _GLM,
     "gpt2": Architecture(layers.gpt2, _LAYER_NORM, rotary=None, softmax_float32=False),
     "gpt_bigcode": Architecture(layers.gpt2, _LAYER_NORM, rotary=None),
+    "gpt_oss": Architecture(
+        gpt_oss, NormKind.RMS_CAST_LAST, Rotary.SPLIT_HALVES, eager_only=True, refuses_flash=True
+    ),
     "gpt_neox": Architecture(layers.gpt_neox, _LAYER_NORM),
     "gptj": Architecture(
         layers.gptj, _LAYER_NORM, rotary=None, eager_only=True, returns_weights=True

@@ -68,6 +68,7 @@ class Stack:
 
     module: Bare
     weight: Parameter
+    bias: Parameter | None = None
     lora_a: Parameter | None = None
     lora_b: Parameter | None = None
 
@@ -144,7 +145,7 @@ class Block:
                     linked.lora_a, linked.lora_b = adapters
                 self.linears[module.name] = linked
             case Bare():
-                stack = Stack(module, parameters[0])
+                stack = Stack(module, parameters[0], parameters[1] if module.bias else None)
                 if adapters := self._adapters(module, key, has_grad=has_grad):
                     stack.lora_a, stack.lora_b = adapters
                 self.stacks[module.name] = stack
@@ -252,12 +253,12 @@ class Block:
         tape, stack = self.tape, self.stacks[name]
         hidden, experts = stack.module.in_features, stack.module.out_features
         if stack.lora_a is None or stack.lora_b is None:
-            return op.linear(tape, x, stack.weight, None, hidden, experts, "router")
+            return op.linear(tape, x, stack.weight, stack.bias, hidden, experts, "router")
         size, width = stack.weight.elements, stack.weight.width
         delta = op.scale(tape, op.matmul(tape, stack.lora_b, stack.lora_a, size, "router's B @ A"))
         delta = op.cast(tape, delta, width)
         weight = op.add(tape, stack.weight, delta)
-        return op.linear(tape, x, weight, None, hidden, experts, "router")
+        return op.linear(tape, x, weight, stack.bias, hidden, experts, "router")
 
     def factors(self, name: str) -> Factors | None:
         """What PEFT lays ready when a wrapped stack is called: the factors, after one product as a check of shapes.
@@ -277,6 +278,13 @@ class Block:
         """The stack as the experts see it: itself, or a new stack with every expert's B @ A added."""
         weight = self.stacks[name].weight
         return weight if factors is None else op.folded(self.tape, weight, *factors)
+
+    def expert_bias(self, name: str, experts: Tensor, elements: int) -> Tensor | None:
+        """The bias of its expert for every row, where the stack has one."""
+        bias = self.stacks[name].bias
+        if bias is None:
+            return None
+        return op.gather(self.tape, bias, experts, elements, "biases by expert")
 
     def activation(self, x: Tensor) -> Tensor:
         """The MLP's activation, with its parameters where it has any."""

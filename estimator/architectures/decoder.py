@@ -14,7 +14,7 @@ from typing import NamedTuple
 from estimator.architectures import Architecture, architecture
 from estimator.architectures.block import Block, NormKind
 from estimator.architectures.experts import balancing_loss
-from estimator.architectures.rotary import Tables
+from estimator.architectures.rotary import Rotary, Tables
 from estimator.memory import operators as op
 from estimator.memory.tape import (
     ACTIVATIONS,
@@ -26,7 +26,14 @@ from estimator.memory.tape import (
     Tensor,
     leaf_node,
 )
-from estimator.parameters import Module, is_copied, layer_modules, outer_modules, tied_head
+from estimator.parameters import (
+    Module,
+    is_copied,
+    layer_kind,
+    layer_modules,
+    outer_modules,
+    tied_head,
+)
 from estimator.specs import AttnImplementation, MixedPrecision, Model, Phase, TrainingSetup
 
 SLIDING = "sliding_attention"
@@ -42,6 +49,8 @@ class LayerKind(NamedTuple):
     rotary: bool
     sliding: bool
     """Of a model of two kinds of layers the one with a window, however long: it has its own mask and tables."""
+    modules: str = ""
+    """What it holds, by ``layer_kind``."""
 
 
 def has_window(model: Model, max_length: int) -> bool:
@@ -59,6 +68,7 @@ def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
             family.rotary is not None
             and not (model.no_rope_layers and model.no_rope_layers[index]),
             bool(types) and types[index] == SLIDING,
+            layer_kind(model, index),
         )
         for index in range(model.num_hidden_layers)
     )
@@ -301,6 +311,8 @@ class Step:
     def _rotary_tables(self, width: int) -> Tables:
         tape, rotary = self.tape, self.family.rotary
         dimension = int(self.model.head_dim * min(1.0, self.model.partial_rotary_factor))
+        if rotary is Rotary.SPLIT_HALVES:  # a number for both halves
+            dimension //= 2
         elements = self.setup.max_length * dimension
         width = 4 if rotary is not None and rotary.float32_tables else width
         tape.operation = "rotary tables"

@@ -10,6 +10,7 @@ capability 8.0; below it a fallback of the same sizes), and models/mixtral, qwen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from estimator.architectures.block import Block, Factors
@@ -29,12 +30,12 @@ class Routing(NamedTuple):
 def mixture(b: Block, x: Tensor) -> Tensor:
     """Router and experts; Qwen2-MoE adds an expert that sees every token, times a gate of its own."""
     if b.model.model_type == "granitemoe":
-        return _experts(b, x, _routing(b, x), "block_sparse_moe")
+        return grouped_experts(b, x, _routing(b, x), "block_sparse_moe")
     if not b.model.shared_expert_intermediate_size:
-        return _experts(b, x, _routing(b, x), "mlp")
+        return grouped_experts(b, x, _routing(b, x), "mlp")
     shared = _shared_expert(b, x)
     routing = _routing(b, x)
-    out = _experts(b, x, routing, "mlp")
+    out = grouped_experts(b, x, routing, "mlp")
     share = op.elementwise(b.tape, b.linear("mlp.shared_expert_gate", x), "sigmoid", saves="output")
     shared = op.multiply(b.tape, share, shared, "gate × shared expert")
     del share
@@ -85,12 +86,24 @@ def _softmax_of_chosen(b: Block, x: Tensor, name: str) -> Routing:
     return Routing(logits, op.cast(tape, op.softmax(tape, largest), x.width), indices)
 
 
-def _experts(b: Block, x: Tensor, routing: Routing, block: str) -> Tensor:
+def default_gate(b: Block, both: Tensor) -> Tensor:
+    """``_default_apply_gate``: the first half through the activation, times the second."""
+    half = both.elements // 2
+    gate, up = op.split(b.tape, both, [half, half])
+    return op.multiply(b.tape, b.activation(gate), up, "gate × up")
+
+
+Gate = Callable[[Block, Tensor], Tensor]
+
+
+def grouped_experts(
+    b: Block, x: Tensor, routing: Routing, block: str, *, gate: Gate = default_gate
+) -> Tensor:
     """The experts' module; PEFT wraps it once for each adapted stack, the stack of downs outermost."""
     up, down = f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"
     down_factors = b.factors(down)
     up_factors = b.factors(up)
-    return _grouped(b, x, routing, (up, up_factors), (down, down_factors))
+    return _grouped(b, x, routing, (up, up_factors), (down, down_factors), gate)
 
 
 def _grouped(
@@ -99,6 +112,7 @@ def _grouped(
     routing: Routing,
     up: tuple[str, Factors | None],
     down: tuple[str, Factors | None],
+    gate: Gate,
 ) -> Tensor:
     """Sort the T · k rows by expert, multiply each expert's with its matrices, sort back, sum over the k."""
     tape, model = b.tape, b.model
@@ -113,24 +127,24 @@ def _grouped(
     counted = tape.new(pairs, 4)  # int32, for the histogram
     # with adapters both stacks are new tensors, which parametrize.cached keeps until the module returns
     gates_and_ups = b.folded(*up)
+    bias = b.expert_bias(up[0], sorted_experts, pairs * 2 * width)
     out = op.grouped_matmul(
         tape, selected, gates_and_ups, hidden, 2 * width, "experts' gate and up"
     )
-    out = _gate(b, out)
+    if bias is not None:
+        out = op.add_in_place(tape, out, bias)
+    out = gate(b, out)
     downs = b.folded(*down)
+    bias = b.expert_bias(down[0], sorted_experts, pairs * hidden)
     out = op.grouped_matmul(tape, out, downs, width, hidden, "experts' down")
+    if bias is not None:
+        out = op.add_in_place(tape, out, bias)
     weighted = op.multiply(tape, out, shares, "share × expert")
     back = tape.new(pairs, op.INDEX_BYTES)
     weighted = op.gather(tape, weighted, back, pairs * hidden, "experts by token")
     total = op.sum_of_experts(tape, weighted, b.rows * hidden)
-    del sorted_experts, counted, gates_and_ups, downs
+    del sorted_experts, counted, gates_and_ups, downs, bias
     return op.cast(tape, total, x.width)
-
-
-def _gate(b: Block, both: Tensor) -> Tensor:
-    half = both.elements // 2
-    gate, up = op.split(b.tape, both, [half, half])
-    return op.multiply(b.tape, b.activation(gate), up, "gate × up")
 
 
 def balancing_loss(

@@ -23,6 +23,8 @@ class Rotary(Enum):
     """GLM: neighbours are turned, by tables that every layer spreads for itself."""
     FLOAT32_PAIRS = auto()
     """Cohere: q and k in float32, by tables in the model's dtype."""
+    SPLIT_HALVES = auto()
+    """GPT-OSS: half a head at a time, by tables of half its width, and both halves joined."""
     FLOAT32_SPREAD_PAIRS = auto()
     """ERNIE: in float32, by float32 tables that every layer spreads for itself."""
 
@@ -52,6 +54,8 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:
     """Turned queries and keys; of each head only the leading ``share`` is turned, and left in ``parts`` as well."""
     width = q.width
+    if kind is Rotary.SPLIT_HALVES:
+        return _joined_halves(tape, q, tables), _joined_halves(tape, k, tables)
     match kind:
         case Rotary.PAIRS:
             tables = _spread(tape, tables)
@@ -70,6 +74,22 @@ def rotate(
 def rotate_pairs(tape: Tape, x: Tensor, tables: Tensor) -> Tensor:
     """GPT-J: neighbours turned by sines and cosines that are spread for this tensor alone; ``tables`` holds both."""
     return _rotated(tape, x, _spread(tape, Tables(tables, tables)), in_float32=False)
+
+
+def _joined_halves(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
+    """``_apply_rotary_emb``: two products for each half, their difference or sum."""
+    first, second = op.split(tape, x, [x.elements // 2] * 2)
+    turned_first = op.subtract(
+        tape,
+        op.multiply(tape, first, tables.cosine, "rotary"),
+        op.multiply(tape, second, tables.sine, "rotary"),
+    )
+    turned_second = op.add(
+        tape,
+        op.multiply(tape, second, tables.cosine, "rotary"),
+        op.multiply(tape, first, tables.sine, "rotary"),
+    )
+    return op.concatenate(tape, [turned_first, turned_second])
 
 
 def _spread(tape: Tape, tables: Tables) -> Tables:

@@ -72,14 +72,14 @@ def _sdpa(
 ) -> Tensor:
     """``sdpa_attention_forward``: with a mask heads are repeated before the kernel, else the kernel groups them."""
     if mask is not None:
-        k, v = _heads_repeated(tape, k, v, shape)
+        k, v = heads_repeated(tape, k, v, shape)
     return scaled_dot_product(tape, q, k, v, mask, shape, groups_heads=mask is None)
 
 
-def _heads_repeated(
+def heads_repeated(
     tape: Tape, k: Tensor, v: Tensor, shape: AttentionShape
 ) -> tuple[Tensor, Tensor]:
-    """``repeat_kv``: every head copied for its group; a single head is only expanded, since its copy is a view."""
+    """``repeat_kv``: every key-value head copied for its group; a single head is only expanded."""
     groups = shape.heads // shape.key_value_heads
     repeat = repeat_heads if shape.key_value_heads > 1 else expand_heads
     if groups == 1:
@@ -220,7 +220,7 @@ def _eager(
     """
     groups = shape.heads // shape.key_value_heads
     scores = shape.batch * shape.heads * shape.length**2
-    key, value = _heads_repeated(tape, k, v, shape)
+    key, value = heads_repeated(tape, k, v, shape)
     several = shape.batch > 1
     # repeated heads lie head by head already
     is_copied = several and (groups == 1 or shape.key_value_heads == 1)

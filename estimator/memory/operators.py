@@ -495,6 +495,58 @@ def expand_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
     return tape.record("expand backward", out, [x], lambda t, g: [t.new(elements, width)])
 
 
+def expand(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """``expand``: a view of as many elements as are asked for; its gradient is summed into x's shape."""
+    own, width = x.elements, x.width
+    return tape.record(
+        "expand backward", tape.view(x, elements), [x], lambda t, g: [t.new(own, width)]
+    )
+
+
+def largest(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """``max`` of each row: saves the indices, int64; its gradient is scattered into zeros of x's size."""
+    tape.operation = "largest of each row"
+    elements, width = x.elements, x.width
+    values, indices = tape.new(rows, width), tape.new(rows, INDEX_BYTES)
+    return tape.record(
+        "largest of each row, backward",
+        values,
+        [x],
+        lambda t, g: [t.new(elements, width)],
+        [indices],
+    )
+
+
+def clamp(tape: Tape, x: Tensor, *, both_sides: bool) -> Tensor:
+    """``clamp``: saves x; backward asks of each element whether it lay inside, one byte for each side.
+
+    Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, ``clamp_backward``.
+    """
+    tape.operation = "clamp"
+    elements, width = x.elements, x.width
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        zero = t.new(1, width)
+        inside = [t.new(elements, 1) for _ in range(1 + both_sides)]
+        gradient = t.new(elements, width)
+        del inside, zero
+        return [gradient]
+
+    node = tape.begin("clamp backward", [x], backward, [x])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def add_in_place(tape: Tape, x: Tensor, b: Tensor) -> Tensor:
+    """``x.add_(b)``: nothing new forward; both inputs receive the same gradient."""
+    inputs = [(x.requires_grad, _shape(x)), (b.requires_grad, _shape(b))]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradient = _gradient(g)
+        return [_match(t, alias(gradient), like) if needed else None for needed, like in inputs]
+
+    return tape.record("add backward", tape.view(x), [x, b], backward)
+
+
 def matmul(
     tape: Tape,
     a: Tensor,

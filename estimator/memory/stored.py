@@ -12,7 +12,7 @@ from estimator.memory.weights import (
     QUANTIZATION_BLOCK,
     elements,
 )
-from estimator.parameters import Linear, Module, layer_modules, outer_modules, weight_shapes
+from estimator.parameters import Bare, Linear, Module, layer_modules, outer_modules, weight_shapes
 from estimator.quantization import Quantization, Scales, Storage
 from estimator.specs import Model
 
@@ -171,6 +171,8 @@ def _is_stack(module: Module) -> bool:
 def _out_in(module: Module) -> tuple[int, ...]:
     if isinstance(module, Linear):
         return (module.out_features, module.in_features)
+    if isinstance(module, Bare) and module.stack:
+        return (module.stack, module.out_features, module.in_features)
     return weight_shapes(module)[0]
 
 

@@ -88,6 +88,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", GPT2_KEYS | UNTIED | {"n_inner": 96}),
     ("gpt_bigcode", GPT2_KEYS),
     ("gpt_bigcode", GPT2_KEYS | {"multi_query": False}),
+    ("gpt_oss", SMALL | LOCAL_EXPERTS | {"head_dim": 16}),
+    ("gpt_oss", SMALL | LOCAL_EXPERTS | TIED | {"attention_bias": False}),
     ("gpt_neox", SMALL),
     ("gpt_neox", SMALL | TIED | {"attention_bias": False, "use_parallel_residual": False}),
     ("gptj", GPT2_KEYS | {"rotary_dim": 4}),
@@ -152,7 +154,9 @@ def real_tree(real: Any) -> dict[str, int]:
     tree: dict[str, int] = {}
     for name, parameter in real.named_parameters(remove_duplicate=False):
         module, _, last = name.rpartition(".")
-        owner = name if last in {"gate_up_proj", "down_proj"} else module
+        stack = last.removesuffix("_bias")
+        stands_alone = last in {"gate_up_proj", "down_proj", "sinks"} or stack != last
+        owner = f"{module}.{stack}" if stands_alone else module
         tree[owner] = tree.get(owner, 0) + parameter.numel()
     return tree
 
