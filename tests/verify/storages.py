@@ -1,0 +1,61 @@
+"""The smallest tracer: every storage that PyTorch makes while a block runs, counted until it is collected.
+
+On the meta device tensors have sizes and no values, so a step of a model of any size runs in seconds, anywhere.
+docs/decisions/0004 says what this can show and what it cannot.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from estimator.arithmetic import allocated
+
+
+class Storages(TorchDispatchMode):
+    """While it is entered: bytes alive now, and the most at once since ``restart``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive = 0
+        self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def restart(self) -> int:
+        """The highest since the last call, and begin anew."""
+        highest, self.peak = self.peak, self.alive
+        return highest
+
+    def note(self, found: object) -> None:
+        """Count the storages of what an operator gave, once each."""
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf.untyped_storage())
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata  # the same C++ object, whichever tensor shows it
+        if key in self._known:
+            return
+        size = allocated(storage.nbytes())
+
+        def gone(_: object) -> None:
+            self.alive -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        """Run the operator, and count what it made; a question for a value gets True or 1, as with no padding."""
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return True if args[0].dtype is torch.bool else 1
+        made = func(*args, **(kwargs or {}))
+        self.note(made)
+        return made
