@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import median
 from typing import NamedTuple
 
 from estimator import catalog
-from estimator.contract import parse, read_setup
-from estimator.engine import estimate
+from estimator.contract import Reading, parse, read_setup
+from estimator.engine import estimate as estimate_of
 from estimator.memory.overhead import need_bytes
 from estimator.moments import Resident, resident, structure
 from estimator.results import Estimate, RunTime
@@ -132,29 +132,54 @@ class Metric(StrEnum):
     TRACED = "traced"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One reading of one run, or one traced peak, beside what is estimated for its setup."""
+    """One reading of one run, or one traced peak, beside what is estimated for its setup, once somebody asks."""
 
     id: str
     metric: Metric
     name: str
     """The model, where its config has none."""
-    model: Model | None
-    """None where the setup names none that is known."""
-    setup: TrainingSetup
     num_gpus: int
     """As the setup says it, whether or not that is modelled."""
+    reading: Reading = field(repr=False)
+    """What the table's cell says, as the contract reads it."""
     measured_bytes: int
-    estimate: Estimate | None
-    refusal: str
-    """Why there is no estimate; empty where there is one."""
-    gpu: str
+    gpu: str = ""
     how: str
     """How it was read."""
-    versions: str
-    source: str
-    note: str
+    versions: str = ""
+    source: str = ""
+    note: str = ""
+
+    @cached_property
+    def _answer(self) -> Estimate | str:
+        if self.model is None or self.reading.problems:
+            return " ".join(self.reading.problems)
+        try:
+            return estimate_of(self.model, self.reading.gpu, self.setup)
+        except ValueError as refusal:
+            return str(refusal)
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """What is estimated for its setup; None where that is refused."""
+        return None if isinstance(self._answer, str) else self._answer
+
+    @property
+    def refusal(self) -> str:
+        """Why there is no estimate; empty where there is one."""
+        return self._answer if isinstance(self._answer, str) else ""
+
+    @property
+    def model(self) -> Model | None:
+        """None where the setup names none that is known."""
+        return self.reading.model
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """The setup, less what is not modelled."""
+        return self.reading.setup
 
     @property
     def estimated_bytes(self) -> int | None:
@@ -187,10 +212,12 @@ class Comparison:
 def measured() -> tuple[Comparison, ...]:
     """Every reading of ``data/measurements.csv``, in the order of the file; none is left out for its error."""
     return tuple(
-        _compared(
-            row.setup,
+        Comparison(
             id=row.id,
             metric=Metric(counter),
+            name="",
+            num_gpus=_num_gpus(row.setup),
+            reading=read_setup(json.loads(row.setup)),
             measured_bytes=peak,
             gpu=row.gpu,
             how=row.measured,
@@ -208,11 +235,12 @@ def measured() -> tuple[Comparison, ...]:
 def traced() -> tuple[Comparison, ...]:
     """Every traced step of ``data/traced.csv``, in the order of the file."""
     return tuple(
-        _compared(
-            step.setup,
+        Comparison(
             id=step.id,
             metric=Metric.TRACED,
             name=step.model_name,
+            num_gpus=_num_gpus(step.setup),
+            reading=read_setup(json.loads(step.setup)),
             measured_bytes=step.peak_bytes,
             how=step.source,
         )
@@ -220,43 +248,8 @@ def traced() -> tuple[Comparison, ...]:
     )
 
 
-def _compared(
-    given: str,
-    *,
-    id: str,
-    metric: Metric,
-    measured_bytes: int,
-    how: str,
-    name: str = "",
-    gpu: str = "",
-    versions: str = "",
-    source: str = "",
-    note: str = "",
-) -> Comparison:
-    fields = json.loads(given)
-    reading = read_setup(fields)
-    answer, refusal = None, " ".join(reading.problems)
-    if reading.model is not None and not refusal:
-        try:
-            answer = estimate(reading.model, reading.gpu, reading.setup)
-        except ValueError as problem:
-            refusal = str(problem)
-    return Comparison(
-        id=id,
-        metric=metric,
-        name=name,
-        model=reading.model,
-        setup=reading.setup,
-        num_gpus=fields.get("num_gpus", 1),
-        measured_bytes=measured_bytes,
-        estimate=answer,
-        refusal=refusal,
-        gpu=gpu,
-        how=how,
-        versions=versions,
-        source=source,
-        note=note,
-    )
+def _num_gpus(setup: str) -> int:
+    return int(json.loads(setup).get("num_gpus", 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

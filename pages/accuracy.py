@@ -46,41 +46,43 @@ def table(comparisons: Sequence[Comparison], what: str) -> None:
 
 
 st.title("Accuracy")
-measured = accuracy.measured()
-with st.spinner("Estimating the traced steps, once."):
-    traced = accuracy.traced()
-everything = (*measured, *traced)
-st.html(proof.summary_html(accuracy.summaries(everything)))
+measured, traced = accuracy.measured(), accuracy.traced()
+summary = st.empty()
+summary.html(proof.summary_html(accuracy.summaries(measured)))
 with st.container(horizontal=True, key="narrow"):
     chosen = {
-        facet: st.multiselect(facet, proof.choices(facet, everything), placeholder="All")
+        facet: st.multiselect(facet, proof.choices(facet, (*measured, *traced)), placeholder="All")
         for facet in proof.FACETS
     }
 measured_shown = proof.narrowed(measured, chosen)
 traced_shown = proof.narrowed(traced, chosen)
+refused = proof.refused(measured_shown)
 left, right = st.columns(2)
 with left:
     st.subheader(f"Measured on GPUs: {len(measured_shown)} readings", anchor=False)
     chart(measured_shown, "measured")
 with right:
     st.subheader(f"Traced without a GPU: {len(traced_shown)} steps", anchor=False)
-    chart(traced_shown, "traced", by_method=True)
-refused = proof.refused(measured_shown)
-first, second, third, fourth = st.tabs(
+    traced_chart = st.container()
+of_measured, of_traced, of_refused, of_left_out = st.tabs(
     ["Measured, worst first", "Traced, worst first", f"Refused: {len(refused)}", "Left out"]
 )
-with first:
+with of_measured:
     table(measured_shown, "Measured readings")
-with second:
-    table(traced_shown, "Traced steps")
-with third:
+with of_refused:
     st.dataframe(
         pd.DataFrame([proof.refused_row(it) for it in refused]),
         hide_index=True,
         column_config=COLUMNS,
         alt="Measured readings of setups that the estimator refuses, with its reason",
     )
-with fourth:
+with of_left_out:
     st.html(proof.left_out_html(catalog.left_out()))
 st.subheader("Need, and what nvidia-smi shows", anchor=False)
 st.html(proof.need_html(accuracy.agreement(proof.CAPACITIES), accuracy.beyond_allocated()))
+# last: the first time, these estimates take seconds
+with traced_chart, st.spinner("Estimating the traced steps, once."):
+    chart(traced_shown, "traced", by_method=True)
+with of_traced:
+    table(traced_shown, "Traced steps")
+summary.html(proof.summary_html(accuracy.summaries((*measured, *traced))))
