@@ -13,7 +13,6 @@ from typing import NamedTuple
 from estimator import catalog
 from estimator.contract import Reading, parse, read_setup
 from estimator.engine import estimate as estimate_of
-from estimator.memory.overhead import need_bytes
 from estimator.moments import Resident, resident, structure
 from estimator.results import Estimate, RunTime
 from estimator.specs import Component, Gpu, Method, Model, TrainingSetup
@@ -350,8 +349,8 @@ class Agreement(NamedTuple):
 def agreement(capacities: tuple[int, ...]) -> Agreement:
     """Verdicts against these capacities, in bytes, of every run whose allocated peak was measured.
 
-    A run needs its allocated peak and what ``need_bytes`` knows of context and allocator, but no more than
-    nvidia-smi showed, where that was read.
+    A run needs its allocated peak and, at either end, the context, communication and slack that are estimated for it,
+    but no more than nvidia-smi showed, where that was read.
     """
     pairs = agreeing = tight = 0
     widths = []
@@ -360,7 +359,8 @@ def agreement(capacities: tuple[int, ...]) -> Agreement:
         answer = run.estimate
         if run.metric is not Metric.ALLOCATED or answer is None:
             continue
-        low, high = need_bytes(run.measured_bytes, answer.paged_bytes)
+        off = run.measured_bytes - answer.peak.bytes
+        low, high = answer.need_low_bytes + off, answer.need_high_bytes + off
         high = max(low, min(high, shown.get(run.id, high)))
         widths.append(answer.need_high_bytes / answer.need_low_bytes - 1)
         for capacity in capacities:
