@@ -295,10 +295,17 @@ def summaries(comparisons: Sequence[Comparison]) -> tuple[Summary, ...]:
 
 
 @lru_cache(maxsize=8)
-def trust(method: Method) -> Trust | None:
-    """Of the measured runs of this method that are estimated, by what PyTorch allocated; None where there are none."""
+def trust(method: Method, several_gpus: bool = False) -> Trust | None:
+    """Of the measured runs of this method that are estimated, by what PyTorch allocated; None where there are none.
+
+    Runs on one GPU and runs over several are two kinds.
+    """
     return trust_in(
-        it for it in measured() if it.setup.method is method and it.metric is Metric.ALLOCATED
+        it
+        for it in measured()
+        if it.setup.method is method
+        and it.metric is Metric.ALLOCATED
+        and (it.num_gpus > 1) is several_gpus
     )
 
 

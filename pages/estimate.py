@@ -20,7 +20,8 @@ def verdict() -> None:
     if isinstance(answer, str):
         st.error(wording.plain(answer), icon=":material/block:")
         return
-    st.html(wording.verdict_html(answer, trust(answer.setup.method)))
+    kin = trust(answer.setup.method, answer.setup.num_gpus > 1)
+    st.html(wording.verdict_html(answer, kin))
     with st.container(horizontal=True, key="methods", gap="small"):
         for method, other in controls.methods(answer).items():
             card = wording.card_html(method, other, explore.smallest_card(other))

@@ -88,15 +88,10 @@ def test_the_worst_comes_first_and_its_error_is_of_what_was_measured():
 def test_one_gpu_s_measured_peaks_are_estimated_to_two_percent_in_the_median_and_six_at_most():
     # the readings: fms-acceleration's a100_80gb.csv; the bars: our own
     for method in Method:
-        said = accuracy.trust_in(
-            it
-            for it in MEASURED
-            if it.metric is Metric.ALLOCATED and it.num_gpus == 1 and it.setup.method is method
-        )
+        said = trust(method)
         assert said.runs >= 2
         assert said.median < 0.02
         assert said.largest < 0.06
-        assert trust(method).runs >= said.runs
 
 
 def test_traced_steps_are_estimated_to_a_thousandth():
