@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from estimator.architectures import architecture
+from estimator.architectures.liger import check_liger, liger_sentences
 from estimator.cost import cheapest, energy_kwh, run_cost
 from estimator.memory.overhead import (
     CONTEXT_HIGH_BYTES,
@@ -100,6 +101,7 @@ def least_need(model: Model, setup: TrainingSetup) -> int:
 
 def _check(model: Model, setup: TrainingSetup) -> None:
     architecture(model)
+    check_liger(model, setup)
     if 0 < model.position_limit < setup.max_length:
         raise ValueError(
             f"max_length {setup.max_length} exceeds the {model.position_limit} positions that {model.model_type} "
@@ -141,6 +143,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             f"Copies of {', '.join(setup.modules_to_save)} are trained whole, in the dtype of the base; the originals "
             "stay on the GPU, frozen."
         )
+    sentences += liger_sentences(model, setup)
     if model.num_experts:
         sentences.append(
             f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts by the grouped kernel: "

@@ -23,7 +23,7 @@ from estimator.parameters import (
     outer_modules,
     weight_shapes,
 )
-from estimator.specs import AttnImplementation, Method, Model, TrainingSetup
+from estimator.specs import AttnImplementation, Loss, Method, Model, TrainingSetup
 
 FORWARD = 2
 """Operations an element of a matrix and a token, forward: one multiplication, one addition."""
@@ -85,7 +85,7 @@ def _matrices(
         for module in layer_modules(model, index)
     ]
     has_head = any(module.name == "lm_head" for module in outer)
-    tied = 0 if has_head else model.vocab_size * (model.word_embed_proj_dim or model.hidden_size)
+    tied = 0 if has_head else _head(model)
     linears = [(it, count) for it, count in layer if isinstance(it, Linear)]
     adapted = [
         (it, count)
@@ -119,7 +119,7 @@ class Work(NamedTuple):
     attention: float
     """Scores and outputs, forward and backward."""
     products_again: float
-    """Linears and adapters of the layers that a checkpoint replays."""
+    """Linears and adapters of the layers that a checkpoint replays; the head where the loss does."""
     attention_again: float
 
     @property
@@ -140,6 +140,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         frozen       2 · T · (2 · layers + 2 · outside + copied + 3 · r · (in + out)) + attention
         attention    2 · 2 · b · pairs · q · (1 + backward)      q: query width; backward: 2.5 flash, 2 eager
         checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q
+        loss chunked_trl, whose backward makes the logits once more      2 · T · V · h
 
     Leaves out: that the first layer's input needs no gradient where everything below an adapter is frozen (1 of L
     layers, some linears of it); the third matrix of DoRA.
@@ -163,9 +164,14 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         products=float(forward * (passes * (sizes.layers + sizes.outside) + sizes.copied)),
         adapters=float(forward * 3 * branches),
         attention=once * (1 + backward),
-        products_again=again * forward * (sizes.layers + branches),
+        products_again=again * forward * (sizes.layers + branches)
+        + (float(forward * _head(model)) if setup.loss is Loss.CHUNKED_TRL else 0.0),
         attention_again=again * once,
     )
+
+
+def _head(model: Model) -> int:
+    return model.vocab_size * (model.word_embed_proj_dim or model.hidden_size)
 
 
 def is_eager(model: Model, setup: TrainingSetup) -> bool:

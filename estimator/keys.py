@@ -19,6 +19,7 @@ from estimator.specs import (
     RATES,
     AttnImplementation,
     Dtype,
+    Loss,
     Method,
     MixedPrecision,
     Optimizer,
@@ -120,7 +121,7 @@ _STATE_DTYPE = Choice((Dtype.FLOAT32, Dtype.BFLOAT16), enum=Dtype, nullable=True
 _STRATEGY = Choice(
     ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp_grad_op", "hsdp", "device_map")
 )
-_LOSS = Choice(("standard", "liger", "chunked_trl", "chunked_torchtune"), nullable=True)
+_LOSS = Choice(tuple(Loss), enum=Loss, nullable=True)
 _OFFLOAD = Choice(("none", "cpu", "nvme"))
 _WHEN = ("no", "steps", "epoch")
 
@@ -155,8 +156,8 @@ GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
             Key("use_reentrant", Flag(), "checkpoint in the older, reentrant way"),
             Key("attn_implementation", _ATTENTION, "the attention kernel"),
             Key("hold_outputs", Flag(), "the loop keeps the model's outputs through backward"),
-            _later("use_liger_kernel", Flag(), "Liger's fused norm, MLP, rope and loss", False),
-            _later("loss", _LOSS, "how the loss is computed", None, "standard"),
+            Key("use_liger_kernel", Flag(), "Liger's fused norm, MLP, rope and loss"),
+            Key("loss", _LOSS, "how the loss is computed; null: Liger's with its kernels"),
         ),
         "LoRA": (
             _count("lora_r", "rank of the adapters"),

@@ -65,6 +65,15 @@ class AttnImplementation(StrEnum):
     FLASH_ATTENTION_2 = "flash_attention_2"
 
 
+class Loss(StrEnum):
+    """How the head and the loss are computed: over all logits, or without ever holding them whole."""
+
+    STANDARD = "standard"
+    LIGER = "liger"
+    CHUNKED_TRL = "chunked_trl"
+    CHUNKED_TORCHTUNE = "chunked_torchtune"
+
+
 class Phase(StrEnum):
     """The parts of one training step, in order of time."""
 
@@ -334,6 +343,9 @@ class TrainingSetup:
     gradient_checkpointing: bool = False
     use_reentrant: bool = False
     attn_implementation: AttnImplementation = AttnImplementation.SDPA
+    use_liger_kernel: bool = False
+    loss: Loss | None = None
+    """None: Liger's where its kernels are used and the family has it, else the standard one."""
     hold_outputs: bool = False
     lora_r: int = 16
     lora_alpha: int = 32

@@ -176,7 +176,7 @@ BY_HAND = [
     bad(setup("num_gpus", '8, "strategy": "zero3"'), "strategy"),
     bad(setup("load_in_8bit", 'true, "method": "lora"'), "load_in_8bit"),
     bad(setup("use_dora", "true"), "use_dora"),
-    bad(setup("loss", '"liger"'), "loss"),
+    bad('{"model": "openai-community/gpt2", "loss": "liger"}', "loss"),
     bad(setup("offload_param", '"cpu"'), "offload_param"),
 ]
 GOOD = json.dumps({"model": MISTRAL, "gpu": A100, "method": "lora"}).encode()

@@ -8,7 +8,9 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from estimator.architectures.activations import activation
+from estimator.architectures.liger import Kernels, kernels
 from estimator.architectures.rotary import Rotary, Tables, rotate
+from estimator.memory import fused
 from estimator.memory import operators as op
 from estimator.memory.attention import AttentionShape, attention
 from estimator.memory.tape import Parameter, Tape, Tensor
@@ -28,7 +30,7 @@ from estimator.parameters import (
     is_quantized,
     weight_shapes,
 )
-from estimator.specs import Model, TrainingSetup
+from estimator.specs import AttnImplementation, Model, TrainingSetup
 
 
 class NormKind(Enum):
@@ -99,6 +101,8 @@ class Block:
         self.model = model
         self.setup = setup
         self.index = index
+        self.kernels: Kernels = kernels(model, setup)
+        """What Liger replaces."""
         self.norm_kind = norm_kind
         self.rotary: Rotary | None = None
         """How this layer turns queries and keys, by the tables that every layer is given."""
@@ -177,6 +181,17 @@ class Block:
         """Normalise; ``groups`` rows a token where the norm is over each head."""
         parameters = self.norms[name]
         rows = self.rows * groups
+        is_of_heads = name.startswith("self_attn.")
+        if self.kernels.norm and (self.kernels.head_norms or not is_of_heads):
+            is_final = self.index is None
+            return fused.rms_norm(
+                self.tape,
+                x,
+                parameters[0],
+                rows,
+                in_place=self.kernels.final_in_place if is_final else self.kernels.in_place,
+                copies=is_of_heads and self.kernels.heads_first,
+            )
         match kind or self.norm_kind:
             case NormKind.LAYER_NORM:
                 return op.layer_norm(self.tape, x, parameters, rows)
@@ -288,6 +303,8 @@ class Block:
 
     def activation(self, x: Tensor) -> Tensor:
         """The MLP's activation, with its parameters where it has any."""
+        if self.kernels.relu_squared and self.model.hidden_act == "relu2":
+            return op.elementwise(self.tape, x, "relu2")
         return activation(self.tape, x, self.model.hidden_act, self.norms.get("mlp.act_fn", ()))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **overrides: bool) -> Tensor:
@@ -305,6 +322,8 @@ class Block:
     def attention_shape(self, **overrides: bool) -> AttentionShape:
         """What attention must know of the model and the setup."""
         model, setup = self.model, self.setup
+        if self.kernels.rotary:  # queries and keys are turned where they lie
+            overrides["head_major"] = self.kernels.heads_first and self.rotary is None
         return AttentionShape(
             batch=setup.per_device_train_batch_size,
             length=setup.max_length,
@@ -325,6 +344,15 @@ class Block:
         if self.rotary_tables is None or self.rotary is None:
             return q, k
         model = self.model
+        if self.kernels.rotary:
+            return fused.rotate(
+                self.tape,
+                q,
+                k,
+                self.rotary_tables,
+                copies=self.kernels.heads_first,
+                copies_gradients=self.setup.attn_implementation is AttnImplementation.EAGER,
+            )
         return rotate(
             self.tape,
             q,

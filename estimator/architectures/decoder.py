@@ -14,7 +14,10 @@ from typing import NamedTuple
 from estimator.architectures import Architecture, architecture
 from estimator.architectures.block import Block, NormKind
 from estimator.architectures.experts import balancing_loss
+from estimator.architectures.liger import loss_of
 from estimator.architectures.rotary import Rotary, Tables
+from estimator.arithmetic import ceil_div
+from estimator.memory import fused
 from estimator.memory import operators as op
 from estimator.memory.tape import (
     ACTIVATIONS,
@@ -34,11 +37,13 @@ from estimator.parameters import (
     outer_modules,
     tied_head,
 )
-from estimator.specs import AttnImplementation, MixedPrecision, Model, Phase, TrainingSetup
+from estimator.specs import AttnImplementation, Loss, MixedPrecision, Model, Phase, TrainingSetup
 
 SLIDING = "sliding_attention"
 ID_BYTES = 8
 """Token ids, labels and positions are int64."""
+CHUNKS = 8
+"""Of a text's logits: torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, ``num_output_chunks``."""
 
 
 class LayerKind(NamedTuple):
@@ -83,6 +88,7 @@ class Step:
         self.layers = layers
         self.family: Architecture = architecture(model)
         self.kinds = layer_kinds(model, windowed=has_window(model, setup.max_length))
+        self.loss = loss_of(model, setup)
         autocast = setup.mixed_precision is not MixedPrecision.NO
         self.tape = Tape(autocast_width=2 if autocast else None)
         copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
@@ -119,23 +125,39 @@ class Step:
         del ids, labels, padding
         return tape
 
-    def _forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         tape = self.tape
-        hidden = self._decoder(ids)
-        logits = self._logits(hidden)
-        tape.enter(Phase.LOSS, "loss")
-        loss = self._with_balance(self._loss(logits, labels))
+        hidden: Tensor | None = self._decoder(ids)
+        assert hidden is not None
+        logits = None
+        match self.loss:
+            case Loss.STANDARD:
+                logits = self._logits(hidden)
+                tape.enter(Phase.LOSS, "loss")
+                loss = self._loss(logits, labels)
+            case Loss.CHUNKED_TORCHTUNE:
+                chunks = self._logits_in_chunks(hidden)
+                hidden = None
+                tape.enter(Phase.LOSS, "loss")
+                loss = self._loss_of_chunks(chunks)
+                del chunks
+            case _:
+                tape.enter(Phase.LOSS, "loss")
+                loss = self._loss_without_logits(hidden)
+        loss = self._with_balance(loss)
         del hidden
         tape.operation = "end of autocast"
         tape.autocast_active = False
         self._drop_cache()
         return loss, logits if tape.autocast_width is None else self._in_float32(logits)
 
-    def _in_float32(self, logits: Tensor) -> Tensor:
+    def _in_float32(self, logits: Tensor | None) -> Tensor | None:
         """Accelerate's ``convert_outputs_to_fp32``: a copy of every 16-bit output before the first is let go."""
         tape = self.tape
         tape.operation = "outputs to float32"
-        converted = logits if logits.width == 4 else tape.new(logits.elements, 4, LOGITS)
+        converted = logits
+        if logits is not None and logits.width != 4:
+            converted = tape.new(logits.elements, 4, LOGITS)
         scores = self.router_logits[:]
         for index in range(len(scores)):
             tape.enter(Phase.LOSS, "outputs", index)
@@ -327,16 +349,23 @@ class Step:
 
     # -- head and loss ----------------------------------------------------------------------------------------
 
+    def _head(self) -> Parameter:
+        """The head's weight, V · h: its own, or the embedding's."""
+        outer = self.outer
+        if outer.has("lm_head"):
+            return outer.linears["lm_head"].weight
+        weight = outer.embeddings[next(iter(outer.embeddings))]
+        if weight.requires_grad and self.setup.uses_adapters:
+            # the embedding is a trained copy (PEFT's modules_to_save); the head keeps the frozen original
+            return Parameter("head", weight.elements, weight.width, trainable=False)
+        return weight
+
     def _logits(self, hidden: Tensor) -> Tensor:
         tape, model, outer = self.tape, self.model, self.outer
         if outer.has("lm_head"):
             logits = outer.linear("lm_head", hidden)
         else:
-            name = next(iter(outer.embeddings))
-            weight = outer.embeddings[name]
-            if weight.requires_grad and self.setup.uses_adapters:
-                # the embedding is a trained copy (PEFT's modules_to_save); the head keeps the frozen original
-                weight = Parameter("head", weight.elements, weight.width, trainable=False)
+            weight = self._head()
             width = weight.elements // model.vocab_size
             logits = op.linear(tape, hidden, weight, None, width, model.vocab_size, "lm_head")
         _as_logits(logits)
@@ -355,7 +384,47 @@ class Step:
         padded = tape.new(labels.elements + 1, ID_BYTES)
         shifted = tape.new(labels.elements, ID_BYTES, ACTIVATIONS)
         del padded
+        if self.outer.kernels.whole_logits:
+            return fused.cross_entropy(tape, logits)
         return op.log_softmax_loss(tape, logits, shifted)
+
+    def _loss_without_logits(self, hidden: Tensor) -> Tensor:
+        """Head and loss in one, so that the logits never exist as a whole."""
+        weight, vocabulary = self._head(), self.model.vocab_size
+        width = weight.elements // vocabulary
+        if self.loss is Loss.LIGER:
+            return fused.linear_cross_entropy(self.tape, hidden, weight, width, vocabulary)
+        texts = self.setup.per_device_train_batch_size
+        return fused.log_probabilities(self.tape, hidden, weight, width, texts)
+
+    def _logits_in_chunks(self, hidden: Tensor) -> list[Tensor]:
+        """torchtune's: each text in eight chunks; rows of several texts are copied side by side.
+
+        Source: torchtune 0.6.1, modules/transformer.py, ``chunked_output``.
+        """
+        texts, length = self.setup.per_device_train_batch_size, self.setup.max_length
+        width, size = hidden.elements // self.setup.tokens, ceil_div(length, CHUNKS)
+        sizes = []
+        while length > 0:
+            sizes.append(texts * min(size, length) * width)
+            length -= size
+        return [
+            self._logits(op.clone(self.tape, chunk) if texts > 1 else chunk)
+            for chunk in op.split(self.tape, hidden, sizes)
+        ]
+
+    def _loss_of_chunks(self, chunks: Sequence[Tensor]) -> Tensor:
+        """Only one chunk at a time is in float32, but the log-softmax of all is kept, as are the logits until here.
+
+        Source: torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, ``CEWithChunkedOutputLoss``.
+        """
+        tape, total = self.tape, None
+        shifted = tape.new(self.setup.tokens, ID_BYTES)
+        for chunk in chunks:
+            loss = op.log_softmax_loss(tape, _as_logits(op.cast(tape, chunk, 4)), shifted)
+            total = loss if total is None else op.add(tape, total, loss)
+        assert total is not None
+        return total
 
 
 def _as_logits(x: Tensor) -> Tensor:

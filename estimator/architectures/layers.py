@@ -15,6 +15,7 @@ from estimator.architectures.own_attention import (
     gptj_attention,
     mpt_attention,
 )
+from estimator.memory import fused
 from estimator.memory import operators as op
 from estimator.memory.tape import Tensor
 
@@ -109,6 +110,11 @@ def _fused_attention(
 
 
 def _gated_mlp(b: Block, x: Tensor) -> Tensor:
+    if b.kernels.mlp:
+        return b.linear(
+            "mlp.down_proj",
+            fused.gated(b.tape, b.linear("mlp.gate_proj", x), b.linear("mlp.up_proj", x)),
+        )
     return b.linear(
         "mlp.down_proj",
         op.multiply(
@@ -124,6 +130,8 @@ def _fused_gated_mlp(b: Block, x: Tensor) -> Tensor:
     both = b.linear("mlp.gate_up_proj", x)
     half = both.elements // 2
     gate, up = op.split(b.tape, both, [half, half])
+    if b.kernels.mlp:
+        return b.linear("mlp.down_proj", fused.gated(b.tape, gate, up))
     return b.linear("mlp.down_proj", op.multiply(b.tape, up, b.activation(gate), "gate × up"))
 
 

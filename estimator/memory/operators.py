@@ -274,7 +274,7 @@ def embedding(tape: Tape, ids: Tensor, weight: Parameter, hidden_size: int, toke
     )
 
 
-def _cast_weight(tape: Tape, weight: Tensor, width: int) -> Tensor:
+def cast_weight(tape: Tape, weight: Tensor, width: int) -> Tensor:
     """Autocast's copy of a float32 weight: kept until autocast ends if it is a trained parameter, else made anew.
 
     Source: torch 2.13, aten/src/ATen/autocast_mode.cpp, ``cached_cast``.
@@ -308,8 +308,8 @@ def linear(
     if tape.autocast_active and tape.autocast_width is not None:
         tape.operation = f"{name}: autocast copies"
         # the last argument first, as gcc evaluates them: the order of their gradients
-        b = None if bias is None else _cast_weight(tape, bias, tape.autocast_width)
-        w = _cast_weight(tape, weight, tape.autocast_width)
+        b = None if bias is None else cast_weight(tape, bias, tape.autocast_width)
+        w = cast_weight(tape, weight, tape.autocast_width)
         x = cast(tape, source, tape.autocast_width)
     tape.operation = name
     elements, width = x.elements, x.width
@@ -562,8 +562,8 @@ def matmul(
     aten/src/ATen/native/LinearAlgebra.cpp, ``_matmul_impl`` (``expand`` and ``reshape``).
     """
     if tape.autocast_active and tape.autocast_width is not None:
-        b = _cast_weight(tape, b, tape.autocast_width)
-        a = _cast_weight(tape, a, tape.autocast_width)
+        b = cast_weight(tape, b, tape.autocast_width)
+        a = cast_weight(tape, a, tape.autocast_width)
     sources = a, b  # as they were before the copies, until the product returns
     a, b = (clone(tape, x) if copied else x for x, copied in zip(sources, copies, strict=True))
     tape.operation = name

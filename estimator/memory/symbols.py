@@ -66,6 +66,22 @@ class Recording:
         )
 
 
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is not below a number from 1 up, as Triton rounds; noted like a sum.
+
+    >>> [next_power_of_2(number) for number in (1, 2, 3, 4096, 4097)]
+    [1, 2, 4, 4096, 8192]
+    """
+    if isinstance(number, Symbol):
+        value = _next_power_of_2(int.__add__(number, 0), 0)
+        return number.recording.computed(_next_power_of_2, number, 0, value)
+    return _next_power_of_2(number, 0)
+
+
+def _next_power_of_2(number: int, _: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
 class Symbol(int):
     """An int that knows its place in a recording."""
 

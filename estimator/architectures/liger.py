@@ -1,0 +1,105 @@
+"""Which of Liger's kernels a family gets when Trainer is told ``use_liger_kernel``, and which loss a setup has.
+
+Trainer hands the loaded model to Liger, which replaces what its table says for the ``model_type`` and leaves any other
+family as it is, with a line in the log.
+
+Source: transformers 5.23, integrations/liger.py, ``apply_liger_kernel``; liger-kernel 0.8.5,
+transformers/monkey_patch.py, ``_apply_liger_kernel_to_instance`` and ``apply_liger_kernel_to_*``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from estimator.specs import Loss, Model, TrainingSetup
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What Liger replaces in one family."""
+
+    norm: bool = True
+    head_norms: bool = True
+    """The norms of queries and keys too, where the family has any."""
+    in_place: bool = True
+    """A norm's gradient is written over the incoming one: not where two norms follow each other with a sum between."""
+    final_in_place: bool = True
+    mlp: bool = True
+    """Gate × up in one kernel."""
+    rotary: bool = True
+    fuses_head: bool = True
+    """Head and loss in one."""
+    whole_logits: bool = False
+    """Liger's cross-entropy over whole logits."""
+    relu_squared: bool = False
+    heads_first: bool = False
+    """Queries and keys are normalised head by head, which the kernel wants to lie so: they are copied."""
+
+
+NONE = Kernels(norm=False, mlp=False, rotary=False, fuses_head=False)
+_ALL = Kernels()
+_BESIDE = Kernels(in_place=False, final_in_place=False)
+_OLMO = Kernels(in_place=False, head_norms=False)
+
+KERNELS: dict[str, Kernels] = {
+    "exaone4": replace(_BESIDE, heads_first=True),
+    "gemma": _ALL,
+    "gemma2": _BESIDE,
+    "gemma3_text": _BESIDE,
+    "glm4": replace(_BESIDE, rotary=False),
+    "granite": replace(_ALL, fuses_head=False, whole_logits=True),
+    "hunyuan_v1_dense": replace(_ALL, head_norms=False),
+    "llama": _ALL,
+    "mistral": _ALL,
+    "nemotron": replace(NONE, fuses_head=True, relu_squared=True),
+    "olmo2": _OLMO,
+    "olmo3": _OLMO,
+    "phi3": _ALL,
+    "qwen2": _ALL,
+    "qwen3": _ALL,
+    "smollm3": _ALL,
+}
+LATER = ("mixtral", "qwen3_moe")
+"""Families whose experts Liger replaces by a kernel that is not modelled yet."""
+
+
+def kernels(model: Model, setup: TrainingSetup) -> Kernels:
+    """What Liger replaces in this setup; nothing where it is not asked for or knows no such family."""
+    return KERNELS.get(model.model_type, NONE) if setup.use_liger_kernel else NONE
+
+
+def loss_of(model: Model, setup: TrainingSetup) -> Loss:
+    """How this setup computes its loss: as it says, or Liger's where its kernels are used and fuse the head."""
+    if setup.loss is not None:
+        return setup.loss
+    return Loss.LIGER if kernels(model, setup).fuses_head else Loss.STANDARD
+
+
+def check_liger(model: Model, setup: TrainingSetup) -> None:
+    """Refuse, in one sentence, what Liger refuses and what is not modelled of it."""
+    family = model.model_type
+    if family in LATER and (setup.use_liger_kernel or setup.loss is Loss.LIGER):
+        raise ValueError(
+            f"use_liger_kernel is not modelled yet for {family}, whose experts Liger fuses too; leave it at false."
+        )
+    if setup.loss is Loss.LIGER and not KERNELS.get(family, NONE).fuses_head:
+        raise ValueError(
+            f"Liger 0.8.5 has no fused loss for {family}; take loss chunked_trl, or leave loss at null."
+        )
+
+
+def liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
+    """What Liger does with this family that its name does not say."""
+    if not setup.use_liger_kernel:
+        return []
+    if model.model_type not in KERNELS:
+        return [
+            f"Liger 0.8.5 has no kernels for {model.model_type}: Trainer says so in its log and trains without."
+        ]
+    sentences = ["Liger's kernels are not counted in time: the fast end has all kernels fused."]
+    if kernels(model, setup).whole_logits and loss_of(model, setup) is Loss.STANDARD:
+        sentences.append(
+            f"Liger does not fuse {model.model_type}'s head: the logits exist whole, their gradient is written over "
+            "them."
+        )
+    return sentences
