@@ -10,14 +10,26 @@ import streamlit as st
 from dashboard.example import EXAMPLE
 from estimator.specs import TrainingSetup
 
+DEFAULT = TrainingSetup()
 DEEPEST = 50
 """Clicks that can be undone: ours, more than anyone remembers."""
+
+
+def _now(key: str) -> object:
+    """The value of a key: its widget's, or what the setup carries without one."""
+    state = st.session_state
+    if key in state["bound"] or not hasattr(DEFAULT, key):
+        return state.get(key)
+    return state["passengers"].get(key, getattr(DEFAULT, key))
 
 
 def apply(keys: Mapping[str, object]) -> None:
     """Set some keys. A slider offers a value that it did not have from now on."""
     state = st.session_state
     for key, value in keys.items():
+        if key not in state["bound"] and hasattr(DEFAULT, key):
+            state["passengers"] = {**state["passengers"], key: value}
+            continue
         state[key] = str(value) if isinstance(value, StrEnum) else value
         if key == "model":
             state["in use"] = value
@@ -28,7 +40,7 @@ def apply(keys: Mapping[str, object]) -> None:
 def take(keys: Mapping[str, object]) -> None:
     """Set some keys and remember what they were; the whole page follows, as its widgets must."""
     state = st.session_state
-    before = {key: state.get(key) for key in keys}
+    before = {key: _now(key) for key in keys}
     state["undo"] = [*state.get("undo", []), before][-DEEPEST:]
     apply(keys)
     st.rerun()
@@ -40,8 +52,7 @@ def card(html: str, label: str, name: str, keys: Mapping[str, object]) -> None:
     The button lies unseen over the text. Its label stays as it is while numbers move: a label is Markdown, and reading
     Markdown anew costs the browser more than drawing the card.
     """
-    state = st.session_state
-    is_open = all(state[key] == value for key, value in keys.items())
+    is_open = all(_now(key) == value for key, value in keys.items())
     with st.container(key=f"card {'open ' * is_open}{name}"):
         st.html(html)
         st.button(

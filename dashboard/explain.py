@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from estimator.architectures import architecture
-from estimator.memory import operators
+from estimator.architectures.liger import kernels, loss_of
+from estimator.memory import fused, operators
 from estimator.memory.attention import attention
 from estimator.memory.optimizer import optimizer_states, state_rule, step_transient
 from estimator.memory.overhead import HANDLES, need_bytes, workspace_bytes
@@ -33,7 +34,7 @@ from estimator.parameters import (
     weight_shapes,
 )
 from estimator.results import Estimate, Held
-from estimator.specs import Component, Method, Phase
+from estimator.specs import Component, Loss, Method, Phase
 
 Function = Callable[..., Any]
 
@@ -184,10 +185,13 @@ def _activations(of: Estimate) -> Explanation:
         f"{of.model.num_hidden_layers} layers keep {kept * of.model.num_hidden_layers:,}. "
         "Backward frees them layer by layer; below is what is alive at the peak, by the operator that made it."
     )
+    fused_ones = kernels(of.model, of.setup)
+    norm = fused.rms_norm if fused_ones.norm else operators.rms_norm
+    gated = (fused.gated,) if fused_ones.mlp else ()
     return Explanation(
         lead,
         list(_alive(of, Component.ACTIVATIONS)),
-        (architecture(of.model).layer, attention, operators.linear, operators.rms_norm),
+        (architecture(of.model).layer, attention, operators.linear, norm, *gated),
     )
 
 
@@ -209,15 +213,33 @@ def _gradients(of: Estimate) -> Explanation:
             else "."
         )
     )
+    if loss_of(of.model, of.setup) is Loss.LIGER and not of.setup.uses_adapters:
+        lead += " Liger makes the head's with the loss, so that it is there before backward begins."
     lines = list(_alive(of, Component.GRADIENTS))
     if sum(line.bytes for line in lines) != size:
         lines = [Line("all trained tensors", f"{trained:,} parameters, each in its dtype", size)]
     return Explanation(lead, lines, (gradient_bytes,))
 
 
+LOSSES: Mapping[Loss, tuple[str, Function]] = {
+    Loss.LIGER: (
+        "Liger makes them for a chunk of tokens at a time, and both gradients of the head with them.",
+        fused.linear_cross_entropy,
+    ),
+    Loss.CHUNKED_TRL: (
+        "TRL makes them in one tile of at most 4,096 tokens × 32,768 words, in forward and once more in backward.",
+        fused.log_probabilities,
+    ),
+}
+
+
 def _logits(of: Estimate) -> Explanation:
     setup, words = of.setup, of.model.vocab_size
     copy = setup.tokens * words * 4
+    if (loss := loss_of(of.model, setup)) in LOSSES:
+        whole, function = LOSSES[loss]
+        lead = f"All logits would be {copy:,} bytes a copy in float32. {whole}"
+        return Explanation(lead, list(_alive(of, Component.LOGITS)), (function,))
     lead = (
         f"{setup.per_device_train_batch_size:,} × {setup.max_length:,} tokens × {words:,} words × 4 bytes are "
         f"{copy:,} bytes a copy in float32; the loss makes up to three."

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
+from estimator.architectures.liger import fuses_head, loss_of
 from estimator.engine import least_need, need
 from estimator.limits import fits, smallest_gpu
 from estimator.parameters import dropout_is_refused
@@ -18,6 +19,7 @@ from estimator.specs import (
     AttnImplementation,
     Dtype,
     Gpu,
+    Loss,
     Method,
     Model,
     Optimizer,
@@ -143,6 +145,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             f"The same result, and faster{wants}.",
             ({"attn_implementation": kernel},),
         )
+    yield from _losses(model, setup)
     if splits := tuple(_splits(setup)):
         yield Change(
             "Micro-batch {per_device_train_batch_size}, accumulation {gradient_accumulation_steps}",
@@ -174,6 +177,29 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             f"QLoRA of rank {setup.lora_r}",
             "Adapters over a 4-bit base: results close to LoRA's; steps are slower, each weight is unpacked first.",
             ({"method": Method.QLORA, "dtype": base, **_with_adapters(model, setup)},),
+        )
+
+
+def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
+    """A loss that never holds all logits: Liger's with its other kernels where it has the family, else TRL's.
+
+    Prices: Liger makes the head's gradients with the loss, the same products as before (Hsu et al. 2024,
+    arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, makes the logits once more in backward.
+    """
+    if loss_of(model, setup) is not Loss.STANDARD:
+        return
+    if fuses_head(model):
+        keys: dict[str, Any] = {} if setup.use_liger_kernel else {"use_liger_kernel": True}
+        yield Change(
+            "Liger's fused kernels and loss",
+            "The same result up to rounding, with the package liger-kernel; the logits are never whole.",
+            (keys | ({} if setup.loss is None else {"loss": None}),),
+        )
+    else:
+        yield Change(
+            "TRL's loss in tiles",
+            "The same result up to rounding, with SFTTrainer of TRL 1.16 or newer; the head's product runs once more.",
+            ({"loss": Loss.CHUNKED_TRL},),
         )
 
 

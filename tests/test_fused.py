@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from estimator import Component, MixedPrecision, Model, Phase, TrainingSetup
+from estimator import (
+    AttnImplementation,
+    Component,
+    Loss,
+    MixedPrecision,
+    Model,
+    Phase,
+    TrainingSetup,
+)
 from estimator.engine import estimate
 from estimator.memory import fused
 from estimator.memory.tape import GRADIENTS, LOGITS, Leaf, Parameter, Tape, leaf_node
@@ -69,6 +77,13 @@ def test_liger_leaves_the_head_norms_of_hunyuan_and_takes_those_of_qwen3():
     heads = 4 * (HEADS + KV_HEADS)
     assert kept_per_layer(BF16, qwen3) - plain == T * (2 * (Q + KV) + heads)
     assert kept_per_layer(BF16, hunyuan) - plain == T * (6 * (Q + KV) + heads)
+
+
+def test_flash_attention_keeps_the_unpadded_output_too_and_the_indices():
+    # beside what a packed layer keeps: the kernel's output without padding, 2q, and an int64 index a token
+    packed = replace(BF16, attn_implementation=AttnImplementation.FLASH_ATTENTION_2)
+    padded = replace(packed, padded=True)
+    assert kept_per_layer(padded) - kept_per_layer(packed) == T * (2 * Q + 8)
 
 
 # --- head and loss in one -----------------------------------------------------------------------
@@ -132,3 +147,38 @@ def test_a_tied_head_s_gradient_takes_the_embedding_s_in_place():
         end.resident[Component.GRADIENTS] + end.resident.get(Component.TEMPORARIES, 0) - gradients
     )
     assert V * H * 2 <= other < 2 * V * H * 2
+
+
+# --- losses in chunks ---------------------------------------------------------------------------
+
+
+def stretch(setup: TrainingSetup, phase: Phase, component: Component, model: Model = LLAMA) -> int:
+    """Bytes of a component at the highest moment of a phase."""
+    return estimate(model, None, setup).phases[phase].resident.get(component, 0)
+
+
+def test_trl_has_one_tile_of_logits_whatever_the_vocabulary():
+    # 511 tokens have a label; the tile is 32,768 words wide even where the vocabulary is smaller
+    setup = replace(BF16, loss=Loss.CHUNKED_TRL)
+    tile = (T - 1) * 32768 * 2
+    assert stretch(setup, Phase.LOSS, Component.LOGITS) == tile
+    larger = replace(LLAMA, vocab_size=8 * V)
+    assert stretch(setup, Phase.LOSS, Component.LOGITS, larger) == tile
+
+
+def test_trl_sums_the_head_s_gradient_in_float32_beside_its_cast():
+    # the tile, T - 1 hidden states' gradients and the head's, in float32 and in bfloat16
+    setup = replace(BF16, loss=Loss.CHUNKED_TRL)
+    longer = replace(LLAMA, vocab_size=2 * V)
+    heights = [
+        estimate(model, None, setup).phases[Phase.BACKWARD].bytes for model in (LLAMA, longer)
+    ]
+    # V rows more: weights in the embedding and the head and both of their float32 sums' widths; AdamW's states, 4
+    added = V * H * (2 + 2 + 4 + 2) + 2 * V * H * 4
+    assert heights[1] - heights[0] == added
+
+
+def test_torchtune_keeps_the_log_softmax_of_every_chunk_and_upcasts_one():
+    # 512 tokens in 8 chunks: all logits in bfloat16 and all log-softmax in float32, and one chunk in float32
+    setup = replace(BF16, loss=Loss.CHUNKED_TORCHTUNE)
+    assert stretch(setup, Phase.LOSS, Component.LOGITS) == T * V * 2 + T * V * 4 + T // 8 * V * 4

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from estimator import (
     AttnImplementation,
     Dtype,
+    Loss,
     Method,
     MixedPrecision,
     Optimizer,
@@ -40,6 +41,8 @@ SETUPS = st.builds(
     per_device_train_batch_size=st.integers(1, 48),
     gradient_accumulation_steps=st.integers(1, 4),
     max_length=st.integers(16, 2000),
+    use_liger_kernel=st.booleans(),
+    loss=st.sampled_from([None, None, Loss.STANDARD, Loss.CHUNKED_TRL]),
     lora_r=st.sampled_from([4, 16, 64]),
 )
 # one model of each family and size is enough; each is played anew for every structure

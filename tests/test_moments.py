@@ -15,6 +15,7 @@ from estimator import (
     AttnImplementation,
     Component,
     Dtype,
+    Loss,
     Method,
     MixedPrecision,
     Model,
@@ -25,6 +26,7 @@ from estimator import (
 )
 from estimator import moments as moments_module
 from estimator.architectures.decoder import Step, has_window, layer_kinds
+from estimator.architectures.liger import LATER
 from estimator.moments import played_layers
 from tests.tapes import played
 
@@ -234,6 +236,8 @@ def test_a_recorded_step_read_at_other_sizes_is_that_step_played_anew(family, da
             st.sampled_from([AttnImplementation.SDPA, AttnImplementation.EAGER])
         ),
         padded=data.draw(st.booleans()),
+        use_liger_kernel=data.draw(st.booleans()) and family not in LATER,
+        loss=data.draw(st.sampled_from([None, Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE])),
     )
     same = moments_module.Plan(model, setup)
     for _ in range(3):

@@ -334,6 +334,7 @@ class Block:
             dropout=model.attn_pdrop,
             softcap=model.attn_logit_softcapping,
             softmax_float32=self.softmax_float32,
+            padded=setup.padded,
             **overrides,
         )
 

@@ -68,6 +68,11 @@ def kernels(model: Model, setup: TrainingSetup) -> Kernels:
     return KERNELS.get(model.model_type, NONE) if setup.use_liger_kernel else NONE
 
 
+def fuses_head(model: Model) -> bool:
+    """Whether Liger computes this family's head and loss in one."""
+    return KERNELS.get(model.model_type, NONE).fuses_head
+
+
 def loss_of(model: Model, setup: TrainingSetup) -> Loss:
     """How this setup computes its loss: as it says, or Liger's where its kernels are used and fuse the head."""
     if setup.loss is not None:
@@ -82,9 +87,9 @@ def check_liger(model: Model, setup: TrainingSetup) -> None:
         raise ValueError(
             f"use_liger_kernel is not modelled yet for {family}, whose experts Liger fuses too; leave it at false."
         )
-    if setup.loss is Loss.LIGER and not KERNELS.get(family, NONE).fuses_head:
+    if setup.loss is Loss.LIGER and not fuses_head(model):
         raise ValueError(
-            f"Liger 0.8.5 has no fused loss for {family}; take loss chunked_trl, or leave loss at null."
+            f"loss liger: Liger 0.8.5 has no fused loss for {family}; take chunked_trl, or leave it at null."
         )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from estimator.arithmetic import ceil_div
 from estimator.memory.operators import (
+    INDEX_BYTES,
     Gradients,
     add,
     cast,
@@ -19,6 +20,7 @@ from estimator.memory.operators import (
     dropout,
     elementwise,
     expand_heads,
+    gather,
     matmul,
     repeat_heads,
     scale,
@@ -48,6 +50,8 @@ class AttentionShape:
     scale_product: bool = True
     head_major: bool = False
     """q and k come out of a concatenation head by head, so the flash kernel's output must be copied back."""
+    padded: bool = False
+    """Some rows end in padding."""
 
 
 def attention(
@@ -64,7 +68,29 @@ def attention(
         # transformers 5.23, integrations/flash_attention.py, get_target_dtype
         q, k, v = (cast(tape, x, 2) for x in (q, k, v))
         mask = None
+        if shape.padded:
+            return _unpadded(tape, q, k, v, shape), None
     return _sdpa(tape, q, k, v, mask, shape), None
+
+
+def _unpadded(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+    """FlashAttention where some rows end in padding: the tokens that are none are picked out, attend, and go back.
+
+    Saves copies of q, k and v in place of these, the kernel's output, that output among zeros once more, and the
+    indices of the tokens, which every layer finds for itself. Counts every token as one that is no padding.
+
+    Source: transformers 5.23, modeling_flash_attention_utils.py, ``_upad_input``, ``_index_first_axis``, ``_pad_input``.
+    """
+    tape.operation = "tokens without padding"
+    indices = tape.new(shape.batch * shape.length, INDEX_BYTES)
+    picked = []
+    for x, is_copied in zip((q, k, v), (shape.head_major, shape.head_major, False), strict=True):
+        rows = clone(tape, x) if is_copied else x
+        picked.append(gather(tape, rows, indices, x.elements, "tokens without padding"))
+        del rows
+    out = _fused(tape, picked[0], picked[1], picked[2], shape, mask=None)
+    del picked
+    return gather(tape, out, indices, out.elements, "padding put back")
 
 
 def _sdpa(
