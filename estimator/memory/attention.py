@@ -79,7 +79,7 @@ def _unpadded(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape
     Saves copies of q, k and v in place of these, the kernel's output, that output among zeros once more, and the
     indices of the tokens, which every layer finds for itself. Counts every token as one that is no padding.
 
-    Source: transformers 5.23, modeling_flash_attention_utils.py, ``_upad_input``, ``_index_first_axis``, ``_pad_input``.
+    Source: transformers 5.23, modeling_flash_attention_utils.py, ``_upad_input``, ``_pad_input``.
     """
     tape.operation = "tokens without padding"
     indices = tape.new(shape.batch * shape.length, INDEX_BYTES)
