@@ -39,7 +39,7 @@ MARKS: Mapping[Metric, tuple[str, str]] = MappingProxyType(
 )
 CAPACITIES = tuple(size * wording.GIB for size in range(15, 142))
 """Cards of every whole GiB from 15 (a T4) to 141 (an H200), in bytes."""
-TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000)
 """GiB that an axis names."""
 
 Facet = Callable[[Comparison], str]
@@ -112,12 +112,12 @@ def summary_rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
         trust = it.trust
         rows.append(
             (
-                METRICS[it.metric],
-                f"{it.readings}",
-                f"{estimated}",
+                METRICS[it.metric] + (", phase by phase" if it.by_phase else ""),
+                f"{it.readings:,}",
+                f"{estimated:,}",
                 percent(trust.median) if trust else "-",
                 percent(trust.largest) if trust else "-",
-                f"{it.near} of {estimated}" if estimated else "-",
+                f"{it.near:,} of {estimated:,}" if estimated else "-",
             )
         )
     return rows
@@ -154,8 +154,8 @@ def need_html(found: Agreement, shown: tuple[Spread, Spread]) -> str:
         f"{found.pairs:,} pairs of run and card that get a plain yes or no, {found.agreeing:,} agree with what was "
         f"measured ({100 * found.share:.1f} %); in {found.tight:,} the card lies within the range of the need, and the "
         f"verdict is “tight”. The range is {100 * found.width:.1f} % wide in the median.</p>"
-        f'<p class="hr-text">nvidia-smi showed {more} than PyTorch allocated at its peak. The allocator keeps freed '
-        "blocks while there is room and gives them back where a request would fail, so they decide nothing.</p>"
+        f'<p class="hr-text hr-next">nvidia-smi showed {more} than PyTorch allocated at its peak. The allocator keeps '
+        "freed blocks while there is room and gives them back where a request would fail, so they decide nothing.</p>"
     )
 
 
@@ -192,12 +192,12 @@ def figure(
         "range": [math.log10(low), math.log10(high)],
         "tickvals": TICKS,
         "fixedrange": True,
-        "ticksuffix": " GiB",
         "gridcolor": theme.GRID,
         "zeroline": False,
         "tickangle": 0,
         "tickfont": {"size": 13, "color": look.ink},
     }
+    across = "Traced" if by_method else "Measured"
     groups: dict[str, list[Comparison]] = {}
     for it in shown:
         group = wording.METHODS[it.setup.method] if by_method else METRICS[it.metric]
@@ -238,8 +238,8 @@ def figure(
             "dragmode": False,
             "clickmode": "event+select",
             "legend": {"x": 0.02, "y": 0.98, "font": {"size": 13, "color": look.ink}},
-            "xaxis": {**axis, "title": {"text": "Measured or traced", "font": {"color": look.ink}}},
-            "yaxis": {**axis, "title": {"text": "Estimated", "font": {"color": look.ink}}},
+            "xaxis": {**axis, "title": {"text": f"{across}, GiB", "font": {"color": look.ink}}},
+            "yaxis": {**axis, "title": {"text": "Estimated, GiB", "font": {"color": look.ink}}},
         },
     }
 

@@ -138,7 +138,8 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 [class*="st-key-open-"] {{ position: absolute; inset: 0; width: 100%; }}
 [class*="st-key-open-"] .stButton, [class*="st-key-open-"] button {{ width: 100%; height: 100%; opacity: 0; }}
 .hr-scroll {{ overflow-x: auto; }}
-.hr-table.hr-proof {{ width: auto; }}
+.hr-table.hr-proof {{ width: auto; margin-top: .6rem; }}
+.hr-next {{ margin-top: .6rem; }}
 .hr-picked {{ border-left: .3rem solid #0072B2; padding: .3rem .8rem; overflow-wrap: anywhere; }}
 .hr-card {{ font-size: 1rem; line-height: 1.45; margin: 0; }}
 .hr-card small {{ font-size: .875rem; opacity: .85; }}
@@ -178,6 +179,8 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   [data-testid="stLayoutWrapper"]:has(> .st-key-model-aside) {{ display: flex; }}
   .hr-verdict .hr-word {{ font-size: 1.5rem; }}
   .hr-verdict .hr-say {{ font-size: 1.05rem; }}
+  .hr-table.hr-proof {{ font-size: .875rem; }}
+  .hr-table.hr-proof th, .hr-table.hr-proof td {{ padding-right: .45rem; }}
   .hr-table:not(.hr-proof) tr {{ display: grid; grid-template-columns: 1fr auto auto; }}
   .hr-table .hr-what {{ grid-column: 1 / -1; }}
   .hr-table .hr-what, .hr-table .hr-name-cell, .hr-table .hr-n {{ border-bottom: 0; padding-bottom: .1rem; }}

@@ -15,7 +15,7 @@ from estimator.contract import Reading, parse, read_setup
 from estimator.engine import estimate as estimate_of
 from estimator.moments import Resident, resident, structure
 from estimator.results import Estimate, RunTime
-from estimator.specs import Component, Gpu, Method, Model, TrainingSetup
+from estimator.specs import Component, Gpu, Method, Model, Phase, TrainingSetup
 from estimator.throughput import Sharing, run_time
 
 COUNTS = (
@@ -150,6 +150,8 @@ class Comparison:
     versions: str = ""
     source: str = ""
     note: str = ""
+    phases: Mapping[Phase, int] = field(default_factory=dict)
+    """The height of each phase, in bytes, where it was traced."""
 
     @cached_property
     def _answer(self) -> Estimate | str:
@@ -206,6 +208,18 @@ class Comparison:
         estimated = self.estimated_bytes
         return None if estimated is None else estimated / self.measured_bytes - 1
 
+    @property
+    def phase_errors(self) -> list[float]:
+        """The same of each phase that was traced."""
+        if self.estimate is None:
+            return []
+        answer = self.estimate
+        workspace = answer.peak.resident.get(Component.WORKSPACE, 0)
+        return [
+            (answer.phases[phase].bytes - workspace) / height - 1
+            for phase, height in self.phases.items()
+        ]
+
 
 @lru_cache(maxsize=1)
 def measured() -> tuple[Comparison, ...]:
@@ -242,6 +256,7 @@ def traced() -> tuple[Comparison, ...]:
             reading=read_setup(json.loads(step.setup)),
             measured_bytes=step.peak_bytes,
             how=step.source,
+            phases=step.phases,
         )
         for step in catalog.traced_steps()
     )
@@ -262,7 +277,10 @@ class Trust:
 
 def trust_in(comparisons: Iterable[Comparison]) -> Trust | None:
     """Of those that have an estimate; None where none has."""
-    errors = [abs(it.error) for it in comparisons if it.error is not None]
+    return _trust([abs(it.error) for it in comparisons if it.error is not None])
+
+
+def _trust(errors: Sequence[float]) -> Trust | None:
     if not errors:
         return None
     return Trust(runs=len(errors), median=median(errors), largest=max(errors))
@@ -272,6 +290,8 @@ class Summary(NamedTuple):
     """How near one metric's estimates come."""
 
     metric: Metric
+    by_phase: bool
+    """Of the heights of the four phases, each a reading; else of the peaks."""
     readings: int
     refused: int
     """Readings of setups that are refused."""
@@ -281,17 +301,24 @@ class Summary(NamedTuple):
 
 
 def summaries(comparisons: Sequence[Comparison]) -> tuple[Summary, ...]:
-    """A summary for each metric that these have."""
+    """A summary for each metric that these have, and one of the phases where they were traced."""
     found = []
     for metric in Metric:
         these = [it for it in comparisons if it.metric is metric]
         errors = [abs(it.error) for it in these if it.error is not None]
         if these:
-            near = sum(error <= NEAR for error in errors)
-            found.append(
-                Summary(metric, len(these), len(these) - len(errors), trust_in(these), near)
-            )
+            found.append(_summary(metric, errors, len(these)))
+    phases = [abs(error) for it in comparisons for error in it.phase_errors]
+    if phases:
+        found.append(_summary(Metric.TRACED, phases, len(phases), by_phase=True))
     return tuple(found)
+
+
+def _summary(
+    metric: Metric, errors: Sequence[float], readings: int, *, by_phase: bool = False
+) -> Summary:
+    near = sum(error <= NEAR for error in errors)
+    return Summary(metric, by_phase, readings, readings - len(errors), _trust(errors), near)
 
 
 @lru_cache(maxsize=8)
