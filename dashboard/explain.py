@@ -166,7 +166,7 @@ def _workspace(of: Estimate) -> Explanation:
 
 
 def _outside(of: Estimate) -> Explanation:
-    peak = of.peak.bytes
+    peak = of.decisive.bytes
     slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes
     lines = [
         Line("CUDA context and kernels", "at the most that was read", of.context_high_bytes),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dashboard import theme, wording
 from estimator.results import Estimate
-from estimator.specs import Component, Method, Phase
+from estimator.specs import STEP_PHASES, Component, Method, Phase
 
 Figure = dict[str, Any]
 """What Plotly calls a figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""
@@ -32,7 +32,8 @@ PLACES: Mapping[Phase | Method, float] = {
     Method.LORA: 6.9,
     Method.QLORA: 7.9,
 }
-"""Where each bar stands, from above; the gap holds the second heading."""
+"""Where each bar stands, from above; the gap holds the second heading. Saving yields to evaluation or loading where
+they take more."""
 HEADINGS = {
     -0.85: "One step, phase by phase",
     5.05: "Each method at its peak",
@@ -73,22 +74,26 @@ def _parts(resident: Mapping[Component, int], reserve: int) -> dict[str, int]:
 
 
 def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
-    reserve = estimate.need_high_bytes - estimate.peak.bytes
+    reserve = estimate.need_high_bytes - estimate.decisive.bytes
+    beside = max(
+        (moment for phase, moment in estimate.phases.items() if phase not in STEP_PHASES),
+        key=lambda moment: moment.bytes,
+    )
+    shown = {phase: estimate.phases[phase] for phase in STEP_PHASES} | {Phase.SAVE: beside}
     phases = [
         Bar(
-            PLACES[phase],
-            wording.PHASES[phase],
+            PLACES[place],
+            wording.PHASES[moment.phase],
             _parts(moment.resident, reserve),
-            phase is estimate.peak.phase,
+            moment.phase is estimate.decisive.phase,
         )
-        for phase, moment in estimate.phases.items()
-        if phase in PLACES
+        for place, moment in shown.items()
     ]
     others = [
         Bar(
             PLACES[method],
             wording.METHODS[method],
-            _parts(other.peak.resident, other.need_high_bytes - other.peak.bytes),
+            _parts(other.decisive.resident, other.need_high_bytes - other.decisive.bytes),
             method is estimate.setup.method,
         )
         for method, other in methods.items()

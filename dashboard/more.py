@@ -12,6 +12,8 @@ import streamlit as st
 
 from dashboard import actions, charts, controls, drawing, explain, explore, theme, wording
 from estimator import catalog
+from estimator.acts import acts
+from estimator.evaluation import kept_logits_bytes
 from estimator.ranking import pareto
 from estimator.remedies import remedies as fitting_changes
 from estimator.results import Estimate
@@ -172,6 +174,23 @@ def _step(answer: Estimate) -> None:
     )
 
 
+def _saving(answer: Estimate) -> None:
+    st.html(wording.acts_html(answer, acts(answer)))
+    speed = st.number_input(
+        "Your disk writes, GB a second",
+        0.05,
+        100.0,
+        1.0,
+        0.5,
+        key="disk speed",
+        persist_state="session",
+        help="A SATA SSD writes some 0.5 GB a second, an NVMe SSD 1 to 5, a network disk often 0.1 to 1.",
+        width=320,
+    )
+    kept = kept_logits_bytes(answer.model, answer.setup, 1)
+    st.html(wording.saving_html(answer, kept, speed))
+
+
 def _computed(answer: Estimate) -> None:
     parts: Mapping[str, Component | None] = {
         part.label: component
@@ -204,6 +223,7 @@ SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
     "Which GPU": _gpus,
     "Time and money": _time,
     "Through the step": _step,
+    "Saving and loading": _saving,
     "How computed": _computed,
 }
 """Sections by the name on their switch; the first is open."""

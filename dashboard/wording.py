@@ -11,6 +11,8 @@ from dashboard import theme
 from dashboard.explain import Line
 from dashboard.explore import Against
 from estimator.accuracy import Trust
+from estimator.acts import Act
+from estimator.loading import MERGED_ON_LOADING
 from estimator.remedies import Remedy
 from estimator.results import Estimate, Moment, RunTime
 from estimator.specs import (
@@ -25,6 +27,7 @@ from estimator.specs import (
     TrainingSetup,
     Verdict,
 )
+from estimator.verdict import beyond_the_step
 
 GIB = 2**30
 GB = 10**9
@@ -34,6 +37,8 @@ PHASES: Mapping[Phase, str] = {
     Phase.LOSS: "Loss",
     Phase.BACKWARD: "Backward",
     Phase.OPTIMIZER_STEP: "Optimizer step",
+    Phase.LOAD: "Loading",
+    Phase.EVALUATION: "Evaluation",
     Phase.SAVE: "Save",
 }
 METHODS: Mapping[Method, str] = {Method.FULL: "Full", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
@@ -286,7 +291,8 @@ def verdict(estimate: Estimate) -> Saying:
     low, high = estimate.need_low_bytes, estimate.need_high_bytes
     need = between(low, high)
     subject = f"{METHOD_NOUNS[estimate.setup.method]} of {short_name(estimate.model.hub_id)}"
-    peak = f"Memory is highest in {moment(estimate.peak)}."
+    beyond = beyond_the_step(estimate.decisive, estimate.setup)
+    peak = beyond or f"Memory is highest in {moment(estimate.peak)}."
     gpu = estimate.gpu
     if gpu is None or estimate.verdict is None:
         return Saying(
@@ -399,11 +405,14 @@ def ledger_html(estimate: Estimate) -> str:
             "hr-sum",
         )
     )
+    if beyond := beyond_the_step(estimate.decisive, estimate.setup):
+        label = f"{PHASES[estimate.decisive.phase]} beyond that"
+        rows.append(_row(None, label, number(estimate.decisive.bytes - whole), "", beyond))
     rows.append(
         _row(
             theme.RESERVE.colour,
             theme.RESERVE.label,
-            number(need - whole),
+            number(need - estimate.decisive.bytes),
             "",
             reserve_meaning(estimate),
         )
@@ -716,3 +725,71 @@ def gib_or_bytes(size: int) -> str:
     if size >= 2**20:
         return f"{size / 2**20:,.1f} MiB"
     return f"{size:,} bytes"
+
+
+# --- loading, evaluating, saving ----------------------------------------------------------------
+
+
+def acts_html(estimate: Estimate, acts: Sequence[Act]) -> str:
+    """What a run does beside its steps: GPU, host and disk in GiB, the highest on the GPU in bold."""
+    highest = max(act.gpu_bytes for act in acts)
+    rows = [
+        f'<tr class="{"hr-sum" if act.gpu_bytes == highest else ""}"><td class="hr-name-cell">{escape(act.name)}</td>'
+        + "".join(
+            f'<td class="hr-n">{"–" if size is None else number(size)}</td>' for size in act[1:]
+        )
+        + "</tr>"
+        for act in acts
+    ]
+    head = "".join(
+        f'<th scope="col" class="hr-n">{where}</th>' for where in ("GPU", "Host", "Disk")
+    )
+    lead = beyond_the_step(estimate.decisive, estimate.setup) or (
+        "Nothing that this run does beside its steps needs more of the GPU than its steps do."
+    )
+    if acts[-1].gpu_bytes > estimate.decisive.bytes:
+        lead += " Merging the adapters afterwards does; it can be done on the CPU."
+    return (
+        f'<p class="hr-text">{escape(lead)}</p>'
+        f'<table class="hr-table hr-acts"><thead><tr><th scope="col">GiB at the highest</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float) -> str:
+    """What the table cannot say: the disk of a run, the seconds of a checkpoint, what metrics keep on the GPU."""
+    setup = estimate.setup
+    seconds_a_save = seconds(estimate.disk_bytes / (disk_gb_per_second * GB))
+    if estimate.run_disk_bytes:
+        count_ = estimate.run_disk_bytes // estimate.disk_bytes
+        disk = (
+            f"The run has at most {count_} checkpoint{'s' * (count_ > 1)} on the disk together, "
+            f"{gib(estimate.run_disk_bytes)}; one is written in {seconds_a_save} seconds at best, while training waits."
+        )
+    else:
+        disk = "This run saves no checkpoints (save_strategy is no)."
+    lines = [
+        disk,
+        "Host: one process, beside Python and CUDA's libraries. Without a device_map, from_pretrained puts all weights "
+        "there first; device_map={'': 0} loads straight to the GPU."
+        if setup.method is not Method.QLORA
+        else "Host: one process, beside Python and CUDA's libraries. A 4-bit base goes to the GPU tensor by tensor.",
+        (
+            ""
+            if setup.eval_strategy != "no"
+            else "No evaluation is planned; the row says what one would take. "
+        )
+        + "Without compute_metrics Trainer keeps no logits. With it each evaluation batch leaves "
+        f"{gib(kept_a_batch)} of them on the GPU, and to join them takes as much again; eval_accumulation_steps moves "
+        "them to the host.",
+    ]
+    if estimate.model.model_type in MERGED_ON_LOADING:
+        lines.append(
+            "Files hold experts one by one: to save them, transformers takes every layer's gates and ups apart on the "
+            "GPU before it writes."
+        )
+    if setup.uses_adapters:
+        lines.append(
+            "Merging is after training, when the optimizer is gone; the adapters are saved without the base."
+        )
+    return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines)

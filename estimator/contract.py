@@ -21,7 +21,7 @@ from estimator.parameters import adapter_parameters
 from estimator.remedies import Remedy
 from estimator.repository import from_config
 from estimator.results import Estimate
-from estimator.specs import Component, Gpu, Model, Optimizer, TrainingSetup, Verdict
+from estimator.specs import Component, Gpu, Model, Optimizer, Phase, TrainingSetup, Verdict
 
 FACTS = ("model", "gpu")
 """The keys that name facts; all others are rows of `keys.KEYS`."""
@@ -320,8 +320,9 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
         **_peak(estimate),
         **_need(estimate),
         "per_gpu": [],
-        "host_bytes": None,
+        "host_bytes": estimate.host_bytes,
         "disk_bytes": estimate.disk_bytes,
+        "run_disk_bytes": estimate.run_disk_bytes,
         "paged_bytes": estimate.paged_bytes,
         "total_parameters": estimate.total_parameters,
         "trainable_parameters": estimate.trainable_parameters,
@@ -337,7 +338,10 @@ def _peak(estimate: Estimate) -> dict[str, object]:
         "peak_bytes": peak.bytes,
         "peak_phase": peak.phase.value,
         "peak_moment": peak.name,
-        "phases": {phase.value: moment.bytes for phase, moment in estimate.phases.items()},
+        "phases": {
+            phase.value: estimate.phases[phase].bytes if phase in estimate.phases else None
+            for phase in Phase
+        },
         "moments": [
             {"phase": moment.phase.value, "name": moment.name, "bytes": moment.bytes}
             for moment in estimate.moments
@@ -382,6 +386,7 @@ def _need(estimate: Estimate) -> dict[str, object]:
     return {
         "need_low_bytes": estimate.need_low_bytes,
         "need_high_bytes": estimate.need_high_bytes,
+        "need_phase": estimate.decisive.phase.value,
         "device_bytes": estimate.shown.middle,
         "device_low_bytes": estimate.shown.low,
         "device_high_bytes": estimate.shown.high,

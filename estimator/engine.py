@@ -8,6 +8,8 @@ from functools import lru_cache
 from estimator.architectures import architecture
 from estimator.architectures.liger import check_liger, liger_sentences
 from estimator.cost import cheapest, energy_kwh, run_cost
+from estimator.evaluation import evaluation_moment, evaluation_walk
+from estimator.loading import load_host_bytes, load_moment
 from estimator.memory.overhead import (
     CONTEXT_HIGH_BYTES,
     CONTEXT_LOW_BYTES,
@@ -16,8 +18,13 @@ from estimator.memory.overhead import (
     workspace_bytes,
 )
 from estimator.moments import StepTimeline, resident, structure
-from estimator.results import Estimate, RunTime
-from estimator.saving import checkpoint_bytes, save_moment
+from estimator.results import Estimate, Moment, RunTime
+from estimator.saving import (
+    checkpoint_bytes,
+    checkpoints_at_once,
+    save_host_bytes,
+    save_moment,
+)
 from estimator.specs import (
     AttnImplementation,
     Dtype,
@@ -40,14 +47,17 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     Raises ``ValueError`` with one sentence where the architecture is not modelled or the setup contradicts the model.
     """
     _check(model, setup)
-    played = _as_played(model, setup)
+    played = as_played(model, setup)
     workspace = workspace_bytes(gpu)
     timeline = StepTimeline(model, played, workspace)
     lying = timeline.resident
     phases = timeline.heights()
     peak = max(phases.values(), key=lambda moment: moment.bytes)
-    low, high = need_bytes(peak.bytes, lying.states.paged_bytes)
-    phases[Phase.SAVE] = save_moment(lying, workspace)
+    beside = _beside(model, played, workspace)
+    decisive = max(peak, *beside.values(), key=lambda moment: moment.bytes)
+    low, high = need_bytes(decisive.bytes, lying.states.paged_bytes)
+    phases = {**phases, **beside, Phase.SAVE: save_moment(model, setup, lying, workspace)}
+    checkpoint = checkpoint_bytes(lying, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
         time = run_time(model, gpu, setup, lying)
@@ -59,14 +69,17 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         timeline=timeline,
         phases=phases,
         peak=peak,
+        decisive=decisive,
         context_low_bytes=CONTEXT_LOW_BYTES,
         context_high_bytes=CONTEXT_HIGH_BYTES,
         need_low_bytes=low,
         need_high_bytes=high,
         verdict=verdict(low, high, gpu),
-        shown=shown_bytes(peak.bytes, low, setup.num_gpus, gpu),
+        shown=shown_bytes(decisive.bytes, low, setup.num_gpus, gpu),
         paged_bytes=lying.states.paged_bytes,
-        disk_bytes=checkpoint_bytes(lying, setup),
+        host_bytes=_host_bytes(model, setup),
+        disk_bytes=checkpoint,
+        run_disk_bytes=checkpoints_at_once(setup) * checkpoint,
         total_parameters=lying.total_parameters,
         trainable_parameters=lying.trainable_parameters,
         assumptions=(*_assumptions(model, gpu, setup), *_run_assumptions(gpu, setup, time)),
@@ -89,8 +102,31 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
 def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]:
     """The same; what a card has to do with it is the size of its workspace."""
     _check(model, setup)
-    timeline = StepTimeline(model, _as_played(model, setup), workspace)
-    return need_bytes(timeline.peak_bytes, timeline.resident.states.paged_bytes)
+    played = as_played(model, setup)
+    timeline = StepTimeline(model, played, workspace)
+    peak = max(timeline.peak_bytes, load_moment(model, setup, workspace).bytes)
+    if setup.eval_strategy != "no":
+        peak = max(peak, evaluation_walk(model, played, workspace).peak_bytes)
+    return need_bytes(peak, timeline.resident.states.paged_bytes)
+
+
+def _beside(model: Model, played: TrainingSetup, workspace: int) -> dict[Phase, Moment]:
+    """What may need more than a step: loading, and evaluation where it is planned.
+
+    Saving never does: all it holds beside weights and states are copies of experts, smaller than their gradients.
+    """
+    beside = {Phase.LOAD: load_moment(model, played, workspace)}
+    if played.eval_strategy != "no":
+        beside[Phase.EVALUATION] = evaluation_moment(model, played, workspace)
+    return beside
+
+
+def _host_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes that the host needs at most: while loading, or while a checkpoint is written."""
+    loading = load_host_bytes(model, setup)
+    if setup.save_strategy == "no":
+        return loading
+    return max(loading, save_host_bytes(model, setup, resident(model, structure(setup))))
 
 
 def least_need(model: Model, setup: TrainingSetup) -> int:
@@ -121,7 +157,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         )
 
 
-def _as_played(model: Model, setup: TrainingSetup) -> TrainingSetup:
+def as_played(model: Model, setup: TrainingSetup) -> TrainingSetup:
     """The setup as transformers runs it: eager attention where the family knows no other."""
     if architecture(model).eager_only and setup.attn_implementation is AttnImplementation.SDPA:
         return replace(setup, attn_implementation=AttnImplementation.EAGER)

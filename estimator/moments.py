@@ -8,7 +8,7 @@ never a sum of everything that ever lives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -39,6 +39,8 @@ from estimator.parameters import (
 )
 from estimator.results import Held, Moment
 from estimator.specs import Component, Model, Optimizer, Phase, TrainingSetup
+
+DEFAULTS = TrainingSetup()
 
 
 def weight_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -138,9 +140,10 @@ class Run(NamedTuple):
 class Plan:
     """How one kind of step goes: its programs, and the order in which their segments make up the real step."""
 
-    def __init__(self, model: Model, setup: TrainingSetup) -> None:
+    def __init__(self, model: Model, setup: TrainingSetup, *, training: bool = True) -> None:
         self._model = model
         self._setup = setup
+        self._training = training
         self._programs: list[tuple[Program, list[Run]]] = []
 
     def step(self, setup: TrainingSetup) -> tuple[Sized, list[Run]]:
@@ -161,7 +164,8 @@ class Plan:
         )
         kinds = layer_kinds(self._model, windowed=has_window(self._model, sizes[1]))
         played = played_layers(kinds)
-        program = Program(Step(self._model, setup, played).play(), recording)
+        step = Step(self._model, setup, played, training=self._training)
+        program = Program(step.play(), recording)
         return program, list(_runs(program.marks, stand_ins(kinds, played)))
 
 
@@ -189,6 +193,11 @@ def structure(setup: TrainingSetup) -> TrainingSetup:
         per_device_train_batch_size=1,
         gradient_accumulation_steps=min(2, setup.gradient_accumulation_steps),
         max_length=1,
+        eval_strategy=DEFAULTS.eval_strategy,
+        per_device_eval_batch_size=1,
+        save_strategy=DEFAULTS.save_strategy,
+        save_total_limit=None,
+        save_only_model=False,
         num_train_examples=1,
         num_train_epochs=1.0,
         mean_tokens_per_example=None,
@@ -208,31 +217,20 @@ def _plan(model: Model, structure: TrainingSetup) -> Plan:
     return Plan(model, structure)
 
 
-class StepTimeline:
-    """The moments of one step after the first, in order of time; computed in full only when they are looked at."""
+class Walk:
+    """The stretches of a program set in their places, on top of what lies there when it begins."""
 
-    def __init__(self, model: Model, setup: TrainingSetup, workspace: int) -> None:
-        same = structure(setup)
-        self.resident = resident(model, same)
+    def __init__(
+        self, model: Model, stretches: tuple[Sized, list[Run]], begins: Mapping[Component, int]
+    ) -> None:
         self._layers = model.num_hidden_layers
-        self._sized, self._runs = plan(model, same).step(setup)
-        begins = self.resident.sizes(workspace)
-        if setup.gradient_accumulation_steps > 1:
-            begins[Component.GRADIENTS] = self.resident.gradients
+        self._sized, self._runs = stretches
         self._begins = [begins[component] for component in COMPONENTS]
-        stepped = {
-            **begins,
-            Component.GRADIENTS: self.resident.gradients,
-            Component.TEMPORARIES: self.resident.transient,
-        }
-        self._step = Moment(
-            Phase.OPTIMIZER_STEP, f"{setup.optim.value} step", _alive(stepped.values())
-        )
 
     @property
     def peak_bytes(self) -> int:
         """The highest moment alone; for those who search, five times as fast as ``heights``."""
-        alive, highest = sum(self._begins), self._step.bytes
+        alive = highest = sum(self._begins)
         for run in self._runs:
             rise, net = self._sized.heights[run.segment]
             if run.has_moments:
@@ -251,20 +249,19 @@ class StepTimeline:
                 if run.has_moments:
                     moments.append(self._moment(run, place, running))
                 running = _after(running, segment, 1)
-        return (*moments, self._step)
+        return tuple(moments)
 
     def heights(self) -> dict[Phase, Moment]:
-        """The highest moment of each phase of the step.
+        """The highest moment of each phase.
 
         In a run of equal stretches it is the last where each leaves something behind, else the first.
         """
-        phases = {
+        return {
             phase: self._moment(
                 run, place, _after(before, self._sized.segments[run.segment], place)
             )
             for phase, (_, run, place, before) in self._highest().items()
         }
-        return {**phases, Phase.OPTIMIZER_STEP: self._step}
 
     def _highest(self) -> dict[Phase, tuple[int, Run, int, Bytes]]:
         """For each phase the highest moment: its bytes, its run, its place there, and what was alive before the run."""
@@ -280,6 +277,48 @@ class StepTimeline:
                     highest[phase] = height, run, place, running
             running = _after(running, segment, times)
         return highest
+
+    def _moment(self, run: Run, place: int, running: Bytes) -> Moment:
+        segment = self._sized.segments[run.segment]
+        if run.layers:
+            name = f"layer {run.layers[place] + 1} of {self._layers}: {segment.operation}"
+        else:
+            name = segment.operation or segment.mark.stage
+        return Moment(segment.mark.phase, name, _alive(map(add, running, segment.rise)))
+
+
+class StepTimeline(Walk):
+    """The moments of one step after the first, in order of time; computed in full only when they are looked at."""
+
+    def __init__(self, model: Model, setup: TrainingSetup, workspace: int) -> None:
+        same = structure(setup)
+        self.resident = resident(model, same)
+        begins = self.resident.sizes(workspace)
+        if setup.gradient_accumulation_steps > 1:
+            begins[Component.GRADIENTS] = self.resident.gradients
+        super().__init__(model, plan(model, same).step(setup), begins)
+        stepped = {
+            **begins,
+            Component.GRADIENTS: self.resident.gradients,
+            Component.TEMPORARIES: self.resident.transient,
+        }
+        self._step = Moment(
+            Phase.OPTIMIZER_STEP, f"{setup.optim.value} step", _alive(stepped.values())
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest moment alone."""
+        return max(super().peak_bytes, self._step.bytes)
+
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """Each layer and stage at its highest, and the optimizer's step."""
+        return (*super().moments, self._step)
+
+    def heights(self) -> dict[Phase, Moment]:
+        """The highest moment of each phase of the step."""
+        return {**super().heights(), Phase.OPTIMIZER_STEP: self._step}
 
     def held(self, phase: Phase) -> tuple[Held, ...]:
         """What the tape holds at the highest moment of forward, loss or backward, by what made it; the most first.
@@ -307,14 +346,6 @@ class StepTimeline:
         counts: Counter[Reason] = Counter()
         self._sized.add_held(counts, middle.segment, 1, to_top=False)
         return _by_reason(counts)
-
-    def _moment(self, run: Run, place: int, running: Bytes) -> Moment:
-        segment = self._sized.segments[run.segment]
-        if run.layers:
-            name = f"layer {run.layers[place] + 1} of {self._layers}: {segment.operation}"
-        else:
-            name = segment.operation or segment.mark.stage
-        return Moment(segment.mark.phase, name, _alive(map(add, running, segment.rise)))
 
 
 def _after(running: Bytes, segment: Segment, times: int) -> Bytes:

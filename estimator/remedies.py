@@ -132,6 +132,12 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     learns less and forgets less (Biderman et al. 2024, arXiv:2405.09673); QLoRA reaches 16-bit LoRA's results and
     unpacks each weight before its product (Dettmers et al. 2023, arXiv:2305.14314).
     """
+    if setup.eval_strategy != "no" and setup.per_device_eval_batch_size > 1:
+        yield Change(
+            "Evaluation batch {per_device_eval_batch_size}",
+            "The same metrics; evaluation takes a little longer.",
+            tuple(_smaller_evaluations(setup)),
+        )
     kernels = {
         AttnImplementation.EAGER: (AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2),
         AttnImplementation.SDPA: (AttnImplementation.FLASH_ATTENTION_2,),
@@ -201,6 +207,13 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "The same result up to rounding, with SFTTrainer of TRL 1.16 or newer; the head's product runs once more.",
             ({"loss": Loss.CHUNKED_TRL},),
         )
+
+
+def _smaller_evaluations(setup: TrainingSetup) -> Iterator[Keys]:
+    size = setup.per_device_eval_batch_size
+    while size > 1:
+        size //= 2
+        yield {"per_device_eval_batch_size": size}
 
 
 def _splits(setup: TrainingSetup) -> Iterator[Keys]:

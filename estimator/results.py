@@ -160,9 +160,12 @@ class Estimate:
     setup: TrainingSetup
     timeline: Timeline = field(compare=False, repr=False)
     phases: Mapping[Phase, Moment]
-    """The highest moment of each phase; ``save`` stands beside the four of the step."""
+    """The highest moment of each phase: the four of the step, ``load``, ``save``, and ``evaluation`` if it is planned.
+    """
     peak: Moment
     """The highest moment of the step after the first."""
+    decisive: Moment
+    """The highest moment of the run, which the need follows from: the peak, or one of loading or evaluating."""
     context_low_bytes: int
     """CUDA context and loaded kernels, outside torch's counter."""
     context_high_bytes: int
@@ -174,8 +177,12 @@ class Estimate:
     """What nvidia-smi may show: it counts freed blocks that the allocator keeps, and decides nothing."""
     paged_bytes: int
     """Optimizer states that bitsandbytes keeps in managed memory, outside torch's counter."""
+    host_bytes: int
+    """CPU memory that loading and saving need, one process."""
     disk_bytes: int
     """Weight of one checkpoint on disk."""
+    run_disk_bytes: int
+    """Of all checkpoints that lie there together."""
     total_parameters: int
     trainable_parameters: int
     assumptions: tuple[str, ...]

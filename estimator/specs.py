@@ -75,12 +75,14 @@ class Loss(StrEnum):
 
 
 class Phase(StrEnum):
-    """The parts of one training step, in order of time."""
+    """The parts of one training step in order of time, and what a run does beside its steps."""
 
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"
+    LOAD = "load"
+    EVALUATION = "evaluation"
     SAVE = "save"
 
 
@@ -135,9 +137,13 @@ LARGEST: Mapping[str, int] = MappingProxyType(
         "lora_alpha": 10**6,
         "num_train_examples": 10**12,
         "mean_tokens_per_example": 2**24,
+        "per_device_eval_batch_size": 4096,
+        "save_total_limit": 10**6,
     }
 )
 """The largest whole number that each count of a setup may be: ours, far above any run; the smallest is 1."""
+NULLABLE = frozenset({"mean_tokens_per_example", "save_total_limit"})
+"""Counts that may be null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,12 +371,18 @@ class TrainingSetup:
     mfu: float | None = None
     """One's own model FLOPs utilisation, measured; None: the bracket of published ones."""
     num_gpus: int = 1
+    eval_strategy: str = "no"
+    per_device_eval_batch_size: int = 8
     save_strategy: str = "epoch"
+    save_total_limit: int | None = None
+    """Checkpoints that are kept; None: all."""
+    save_only_model: bool = False
+    """Checkpoints without optimizer states, from which no run can go on."""
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():
             value = getattr(self, name)
-            if value is None and name == "mean_tokens_per_example":
+            if value is None and name in NULLABLE:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
                 raise ValueError(

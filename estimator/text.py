@@ -8,6 +8,7 @@ from itertools import zip_longest
 from estimator.remedies import Remedy
 from estimator.results import Estimate
 from estimator.specs import Component, Verdict
+from estimator.verdict import beyond_the_step
 
 GIB = 2**30
 """Bytes in a GiB."""
@@ -34,10 +35,12 @@ def share(part: int, whole: int) -> str:
 def describe(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> str:
     """The setup, the ledger at the peak, the phases, the parameters, the verdict, remedies and what was assumed."""
     parts = [_headline(estimate), _ledger(estimate), _phases(estimate), _parameters(estimate)]
-    parts += [verdict(estimate), shown(estimate), *_run(estimate)]
+    beyond = beyond_the_step(estimate.decisive, estimate.setup)
+    parts += [" ".join(filter(None, [verdict(estimate), beyond])), shown(estimate), *_run(estimate)]
     if remedies:
         lines = [f"- {it.text} Needs {gib(it.need_high_bytes)} GiB." for it in remedies]
         parts.append("What would fit:\n" + "\n".join(lines))
+    parts.append(_checkpoints(estimate))
     parts += ["Assumed:\n" + "\n".join(f"- {it}" for it in estimate.assumptions)]
     return "\n\n".join(parts)
 
@@ -66,6 +69,13 @@ def shown(estimate: Estimate) -> str:
         f"nvidia-smi may show {gib(low)} to {gib(high)} GiB: the allocator keeps freed blocks while there is room, "
         "so this decides nothing."
     )
+
+
+def _checkpoints(estimate: Estimate) -> str:
+    disk = f"A checkpoint takes {gib(estimate.disk_bytes)} GiB on the disk"
+    if estimate.run_disk_bytes != estimate.disk_bytes:
+        disk += f", those of the run {gib(estimate.run_disk_bytes)}"
+    return f"{disk}; loading and saving need {gib(estimate.host_bytes)} GiB on the host."
 
 
 def seconds(value: float) -> str:

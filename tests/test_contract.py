@@ -46,7 +46,7 @@ load_in_8bit false · prepare_model_for_kbit_training false · max_grad_norm 1.0
 tp_size 1 · pp_size 1 · cp_size 1 · ep_size 1 · dp_replicate_size 1 · offload_optimizer "none"
 offload_param "none" · num_train_examples 10000 · num_train_epochs 1 · mean_tokens_per_example null
 per_device_eval_batch_size 8 · eval_strategy "no" · save_strategy "epoch" · save_total_limit null
-usd_per_gpu_hour null · mfu null
+save_only_model false · usd_per_gpu_hour null · mfu null
 """
 
 
@@ -454,9 +454,10 @@ def test_reading_a_link_never_raises(given: dict[str, str | list[str]]) -> None:
 # --- the answer ---------------------------------------------------------------------------------
 
 ANSWER_KEYS = """
-peak_bytes peak_phase peak_moment phases moments components need_low_bytes need_high_bytes device_bytes
-device_low_bytes device_high_bytes
-capacity_bytes verdict fits per_gpu host_bytes disk_bytes paged_bytes total_parameters trainable_parameters
+peak_bytes peak_phase peak_moment phases moments components need_low_bytes need_high_bytes need_phase
+device_bytes device_low_bytes device_high_bytes
+capacity_bytes verdict fits per_gpu host_bytes disk_bytes run_disk_bytes paged_bytes total_parameters
+trainable_parameters
 step_seconds_low step_seconds_high step_parts tokens_per_second_low tokens_per_second_high flops_per_step
 mfu_low mfu_high steps_per_epoch total_steps epoch_hours_low epoch_hours_high total_hours_low total_hours_high
 energy_kwh_low energy_kwh_high usd_per_gpu_hour price_provider price_date cost_usd_low cost_usd_high

@@ -73,7 +73,8 @@ def test_the_peak_is_the_highest_moment_and_its_ledger_sums_to_it(setup):
     assert result.peak.bytes == max(moment.bytes for moment in result.moments)
     assert result.peak.bytes == sum(result.peak.resident.values())
     assert all(size >= 0 for moment in result.moments for size in moment.resident.values())
-    assert set(result.phases) == {*STEP_PHASES, Phase.SAVE}
+    assert set(result.phases) == {*STEP_PHASES, Phase.LOAD, Phase.SAVE}
+    assert result.decisive.bytes >= result.peak.bytes
     workspace = {moment.resident[Component.WORKSPACE] for moment in result.moments}
     assert len(workspace) == 1, "cuBLAS's workspace is the same at every moment"
     assert result.need_low_bytes <= result.need_high_bytes

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from dashboard import figures, theme, wording
-from estimator import Component, Method, MixedPrecision, Phase, TrainingSetup, catalog, estimate
+from estimator import (
+    STEP_PHASES,
+    Component,
+    Method,
+    MixedPrecision,
+    Phase,
+    TrainingSetup,
+    catalog,
+    estimate,
+)
 
 MODEL, GPU = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
 SETUP = TrainingSetup(mixed_precision=MixedPrecision.NO)
@@ -42,12 +51,20 @@ def test_the_bar_of_the_peak_is_as_long_as_the_high_end_of_the_need(method):
     assert stacked(drawn, method) == need
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", [*STEP_PHASES, Phase.SAVE])
 def test_each_phase_is_drawn_at_its_height_plus_the_reserve(phase):
     answer = by_method()[Method.FULL]
     reserve = answer.need_high_bytes - answer.peak.bytes
     expected = wording.in_gib(answer.phases[phase].bytes + reserve)
     assert stacked(hero(), phase) == pytest.approx(expected, abs=0.01)
+
+
+def test_an_evaluation_that_takes_more_than_all_else_stands_in_savings_place():
+    setup = replace(SETUP, eval_strategy="epoch", per_device_eval_batch_size=64)
+    answer, drawn = by_method(setup)[Method.FULL], hero(setup=setup)
+    need = pytest.approx(wording.in_gib(answer.need_high_bytes), abs=0.01)
+    assert stacked(drawn, Phase.SAVE) == need
+    assert "<b>▸ Evaluation</b>" in drawn["layout"]["yaxis"]["ticktext"]
 
 
 def test_only_the_highest_phase_and_the_chosen_method_are_marked():

@@ -236,17 +236,26 @@ class Block:
         assert linked.lora_a is not None
         assert linked.lora_b is not None
         tape, linear, rank = self.tape, linked.linear, self.setup.lora_r
-        low = op.linear(
-            tape,
-            op.dropout(tape, x, self.setup.lora_dropout),
-            linked.lora_a,
-            None,
-            linear.in_features,
-            rank,
-            "LoRA A",
-        )
+        # no name outlives its operator: without gradients nothing else would keep the low-rank tensor
         return op.scale(
-            tape, op.linear(tape, low, linked.lora_b, None, rank, linear.out_features, "LoRA B")
+            tape,
+            op.linear(
+                tape,
+                op.linear(
+                    tape,
+                    op.dropout(tape, x, self.setup.lora_dropout),
+                    linked.lora_a,
+                    None,
+                    linear.in_features,
+                    rank,
+                    "LoRA A",
+                ),
+                linked.lora_b,
+                None,
+                rank,
+                linear.out_features,
+                "LoRA B",
+            ),
         )
 
     def _base(self, linked: Linked, x: Tensor, name: str) -> Tensor:

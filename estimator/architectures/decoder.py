@@ -82,15 +82,19 @@ def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
 class Step:
     """One micro-batch on a tape. ``layers`` are the indices that are played; the others follow from them."""
 
-    def __init__(self, model: Model, setup: TrainingSetup, layers: Sequence[int]) -> None:
+    def __init__(
+        self, model: Model, setup: TrainingSetup, layers: Sequence[int], *, training: bool = True
+    ) -> None:
         self.model = model
+        self.training = training
+        """False: an evaluation's forward call under ``torch.no_grad``."""
         self.setup = setup
         self.layers = layers
         self.family: Architecture = architecture(model)
         self.kinds = layer_kinds(model, windowed=has_window(model, setup.max_length))
         self.loss = loss_of(model, setup)
         autocast = setup.mixed_precision is not MixedPrecision.NO
-        self.tape = Tape(autocast_width=2 if autocast else None)
+        self.tape = Tape(autocast_width=2 if autocast else None, records=training)
         copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
         self.outer = self._block((*outer_modules(model), *copied_head), "outer")
         self.returned: Tensor | None = None
@@ -111,16 +115,17 @@ class Step:
         )
 
     def play(self) -> Tape:
-        """Forward, loss and backward."""
+        """Forward and loss, and backward in training."""
         tape = self.tape
         ids = tape.new(self.setup.tokens, ID_BYTES, ACTIVATIONS)
         labels = tape.new(self.setup.tokens, ID_BYTES, ACTIVATIONS)
         padding = tape.new(self.setup.tokens, ID_BYTES, ACTIVATIONS) if self.setup.padded else None
         loss, outputs = self._forward(ids, labels)
-        if not self.setup.hold_outputs:
+        if not (self.training and self.setup.hold_outputs):
             del outputs
             self._let_go(self.router_logits)
-        tape.backward(loss)
+        if self.training:
+            tape.backward(loss)
         self.router_logits.clear()
         del ids, labels, padding
         return tape

@@ -203,7 +203,9 @@ class Frame:
 class Tape:
     """Plays one forward and backward pass and writes down what came and went; ``Program`` reads it."""
 
-    def __init__(self, *, autocast_width: int | None) -> None:
+    def __init__(self, *, autocast_width: int | None, records: bool = True) -> None:
+        self.records = records
+        """Whether nodes are made and tensors saved for backward; False under ``torch.no_grad``."""
         self.events: list[Event] = []
         self.marks: list[Mark] = []
         self.autocast_width = autocast_width
@@ -260,7 +262,7 @@ class Tape:
         What its backward needs of the inputs is saved now, before the output is allocated: a replay that fills its
         last placeholder here never makes the output.
         """
-        if not any(x.requires_grad for x in inputs):
+        if not (self.records and any(x.requires_grad for x in inputs)):
             return None
         self._sequence += 1
         node = Node(name, self._sequence, self.stage, self.layer)

@@ -1,0 +1,82 @@
+"""What a run does beside its steps, side by side: loading, evaluating, saving, merging; for a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from estimator.engine import as_played
+from estimator.evaluation import evaluation_moment
+from estimator.loading import load_host_bytes, load_moment
+from estimator.memory.overhead import workspace_bytes
+from estimator.moments import resident, structure
+from estimator.results import Estimate
+from estimator.saving import (
+    FILE_BYTES,
+    checkpoint_bytes,
+    in_16_bits,
+    merge_moment,
+    merged_bytes,
+    save_host_bytes,
+    save_moment,
+)
+from estimator.specs import Method
+
+
+class Act(NamedTuple):
+    """One thing that a run does; bytes at its highest, None where it needs none or nobody can say."""
+
+    name: str
+    gpu_bytes: int
+    host_bytes: int | None
+    disk_bytes: int | None
+
+
+def acts(of: Estimate) -> tuple[Act, ...]:
+    """Loading, a step, an evaluation batch, checkpoints with and without states, and merging if there are adapters.
+
+    The evaluation is given whether one is planned or not. Bytes on one GPU, on the host for one process, on the disk.
+    """
+    model, setup = of.model, of.setup
+    workspace = workspace_bytes(of.gpu)
+    lying = resident(model, structure(setup))
+    saving = save_moment(model, setup, lying, workspace).bytes
+    found = [
+        Act(
+            "Load",
+            load_moment(model, setup, workspace).bytes,
+            load_host_bytes(model, setup),
+            None,
+        ),
+        Act("Training step", of.peak.bytes, None, None),
+        Act(
+            f"Evaluate {setup.per_device_eval_batch_size} × {setup.max_length:,} tokens",
+            evaluation_moment(model, as_played(model, setup), workspace).bytes,
+            None,
+            None,
+        ),
+    ]
+    what = "adapters" if setup.uses_adapters else "weights"
+    for only, name in ((False, f"Save {what} and optimizer"), (True, f"Save {what} only")):
+        saved = replace(setup, save_only_model=only)
+        host, disk = save_host_bytes(model, saved, lying), checkpoint_bytes(lying, saved)
+        found.append(Act(name, saving, host, disk))
+    return (*found, *_merges(of, workspace))
+
+
+def _merges(of: Estimate, workspace: int) -> list[Act]:
+    """Merging after training; over a 4-bit base also into one that is loaded anew in 16 bits."""
+    model, setup = of.model, of.setup
+    if not setup.uses_adapters:
+        return []
+    ways = [("Merge and save", setup)]
+    if setup.method is Method.QLORA:
+        whole = in_16_bits(setup)
+        ways = [("Merge, still in 4 bits", setup), ("Merge into a 16-bit base", whole)]
+    found = []
+    for name, way in ways:
+        lying = resident(model, structure(way))
+        disk = merged_bytes(model, way, lying)
+        gpu = merge_moment(model, way, lying, workspace).bytes
+        found.append(Act(name, gpu, max(load_host_bytes(model, way), min(disk, FILE_BYTES)), disk))
+    return found

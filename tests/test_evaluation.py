@@ -1,0 +1,119 @@
+"""Evaluation: Trainer's loop as it is run, without gradients.
+
+TRACED are heights in bytes of a real ``model.eval()`` and ``torch.no_grad()`` forward call with labels, after two
+training steps: transformers 5.23, peft 0.21, accelerate 1.15 (its autocast and ``convert_outputs_to_fp32``), torch
+2.13, on a device that counts allocations and computes nothing. It has no cuBLAS workspace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import MixedPrecision, Model, Phase, TrainingSetup, Verdict, catalog, estimate
+from estimator.contract import parse
+from estimator.engine import need
+from estimator.evaluation import evaluation_walk, kept_logits_bytes
+from estimator.remedies import remedies
+from estimator.specs import Dtype, Gpu, Method
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "tie_word_embeddings": False,
+}
+TRACED = [
+    # the logits decide: 10 bytes for each of 2,048 x 32,000
+    ({"model": LLAMA, "max_length": 512, "per_device_eval_batch_size": 4}, 799123968, 1323446272),
+    # float32 weights under autocast with a small vocabulary: their 16-bit copies pile up until the last layer
+    (
+        {
+            "model": {**LLAMA, "vocab_size": 1000},
+            "max_length": 512,
+            "per_device_eval_batch_size": 4,
+            "dtype": "float32",
+        },
+        718639616,
+        686934016,
+    ),
+]
+MODEL = catalog.model("mistralai/Mistral-7B-v0.1")
+MANY = TrainingSetup(eval_strategy="epoch", per_device_eval_batch_size=64)
+
+
+@pytest.mark.parametrize(("given", "forward", "loss"), TRACED)
+def test_an_evaluation_is_as_high_as_the_real_one(given, forward, loss):
+    model, _, setup = parse(given)
+    heights = evaluation_walk(model, setup, 0).heights()
+    assert heights[Phase.FORWARD].bytes == pytest.approx(forward, rel=5e-5)
+    assert heights[Phase.LOSS].bytes == pytest.approx(loss, rel=5e-5)
+
+
+def test_nothing_is_kept_from_layer_to_layer():
+    model, _, setup = parse(TRACED[0][0])
+    shallow = evaluation_walk(replace(model, num_hidden_layers=2), setup, 0)
+    deep = evaluation_walk(model, setup, 0)
+    before = [sum(walk._begins) for walk in (shallow, deep)]
+    assert shallow.peak_bytes - before[0] == deep.peak_bytes - before[1]
+
+
+@pytest.mark.parametrize("key", ["gradient_checkpointing", "hold_outputs"])
+def test_what_only_training_does_changes_no_evaluation(key):
+    setup = TrainingSetup(method=Method.LORA, eval_strategy="steps")
+    heights = [
+        estimate(MODEL, None, replace(setup, **{key: flag})).phases[Phase.EVALUATION].bytes
+        for flag in (False, True)
+    ]
+    assert heights[0] == heights[1]
+
+
+def test_without_a_strategy_there_is_no_evaluation():
+    assert Phase.EVALUATION not in estimate(MODEL, None, TrainingSetup()).phases
+    assert need(MODEL, None, replace(MANY, eval_strategy="no")) == need(
+        MODEL, None, TrainingSetup()
+    )
+
+
+def test_a_large_evaluation_decides_the_need_and_leaves_the_peak_of_the_step():
+    plain, many = estimate(MODEL, None, TrainingSetup()), estimate(MODEL, None, MANY)
+    assert many.peak == plain.peak
+    assert many.decisive.phase is Phase.EVALUATION
+    assert many.decisive.bytes > many.peak.bytes
+    assert many.need_low_bytes - plain.need_low_bytes == many.decisive.bytes - plain.peak.bytes
+    assert need(MODEL, None, MANY) == (many.need_low_bytes, many.need_high_bytes)
+
+
+def test_a_run_that_dies_in_evaluation_is_mended_by_a_smaller_evaluation_batch():
+    plain = estimate(MODEL, None, TrainingSetup())
+    card = Gpu(name="one", memory_bytes=plain.need_high_bytes + 2**30)
+    dying = estimate(MODEL, card, MANY)
+    assert dying.verdict is Verdict.DOES_NOT_FIT
+    first, *_ = remedies(dying, [])
+    assert set(first.keys) == {"per_device_eval_batch_size"}
+    assert estimate(MODEL, card, replace(MANY, **first.keys)).verdict is Verdict.FITS
+
+
+def test_logits_are_kept_for_metrics_in_float32_under_autocast():
+    # by hand: 2 batches of 8 x 1,024 tokens, 32,000 words, 4 bytes; 2 bytes where nothing converts the outputs
+    setup = TrainingSetup()
+    assert kept_logits_bytes(MODEL, setup, 2) == 2 * 8 * 1024 * 32000 * 4
+    plain = replace(setup, mixed_precision=MixedPrecision.NO, dtype=Dtype.BFLOAT16)
+    assert kept_logits_bytes(MODEL, plain, 2) == 2 * 8 * 1024 * 32000 * 2
+
+
+def test_dropout_takes_nothing_in_evaluation():
+    gpt2 = catalog.model("openai-community/gpt2")
+    assert gpt2.resid_pdrop
+    setup = TrainingSetup(eval_strategy="epoch")
+
+    def height(model: Model) -> int:
+        return estimate(model, None, setup).phases[Phase.EVALUATION].bytes
+
+    assert height(gpt2) == height(replace(gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))

@@ -1,0 +1,53 @@
+"""Loading: what lies there in the end, and the copies on the way. Numbers by hand from the models' shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator import Component, Method, Phase, TrainingSetup, catalog, estimate
+from estimator.loading import (
+    load_host_bytes,
+    load_moment,
+    merging_bytes,
+    packing_bytes,
+    upcasting_bytes,
+)
+from estimator.moments import weight_bytes
+
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+MIXTRAL = catalog.model("mistralai/Mixtral-8x7B-v0.1")
+H, F, V = 4096, 14336, 32000
+QLORA = TrainingSetup(method=Method.QLORA)
+
+
+def test_plain_weights_are_all_that_loading_takes():
+    full = TrainingSetup()
+    assert load_moment(MISTRAL, full, 0).bytes == weight_bytes(MISTRAL, full)
+    lora = estimate(MISTRAL, None, replace(full, method=Method.LORA))
+    assert lora.phases[Phase.LOAD].resident[Component.ADAPTERS] == 4 * lora.trainable_parameters
+
+
+def test_packing_holds_the_largest_linear_in_16_bits_and_its_scales_twice():
+    count = H * F
+    assert packing_bytes(MISTRAL, QLORA) == 2 * count + 2 * 4 * count // 64
+    once = replace(QLORA, bnb_4bit_use_double_quant=False)
+    assert packing_bytes(MISTRAL, once) == 2 * count
+
+
+def test_upcasting_meets_the_head_last_in_both_widths():
+    # embedding and head of V x H and 65 norms of H go from 2 to 4 bytes; the head's 2 are still there at the end
+    kbit = replace(QLORA, prepare_model_for_kbit_training=True)
+    grown = 2 * (2 * V * H + 65 * H)
+    assert upcasting_bytes(MISTRAL, kbit) == grown + 2 * V * H
+    assert load_moment(MISTRAL, kbit, 0).name == "upcasts"
+    assert load_moment(MISTRAL, kbit, 0).bytes == weight_bytes(MISTRAL, QLORA) + grown + 2 * V * H
+
+
+def test_a_layers_gates_and_ups_lie_there_twice_while_they_are_joined():
+    assert merging_bytes(MIXTRAL, TrainingSetup()) == 8 * 2 * F * H * 2
+    assert merging_bytes(MISTRAL, TrainingSetup()) == 0
+
+
+def test_the_host_holds_all_weights_or_one_tensor_of_a_4_bit_base():
+    assert load_host_bytes(MISTRAL, TrainingSetup()) == weight_bytes(MISTRAL, TrainingSetup())
+    assert load_host_bytes(MISTRAL, QLORA) == 2 * V * H
