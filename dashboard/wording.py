@@ -747,8 +747,13 @@ def acts_html(estimate: Estimate, acts: Sequence[Act]) -> str:
     lead = beyond_the_step(estimate.decisive, estimate.setup) or (
         "Nothing that this run does beside its steps needs more of the GPU than its steps do."
     )
-    if acts[-1].gpu_bytes > estimate.decisive.bytes:
-        lead += " Merging the adapters afterwards does; it can be done on the CPU."
+    beyond = [act.name for act in acts if act.gpu_bytes > estimate.decisive.bytes]
+    if any(name.startswith("Evaluate") for name in beyond):
+        lead += (
+            " An evaluation would, and none is planned: with eval_strategy this verdict counts it."
+        )
+    if any(name.startswith("Merge") for name in beyond):
+        lead += " Merging the adapters afterwards would; it can be done on the CPU."
     return (
         f'<p class="hr-text">{escape(lead)}</p>'
         f'<table class="hr-table hr-acts"><thead><tr><th scope="col">GiB at the highest</th>{head}</tr></thead>'
@@ -759,12 +764,14 @@ def acts_html(estimate: Estimate, acts: Sequence[Act]) -> str:
 def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float) -> str:
     """What the table cannot say: the disk of a run, the seconds of a checkpoint, what metrics keep on the GPU."""
     setup = estimate.setup
-    seconds_a_save = seconds(estimate.disk_bytes / (disk_gb_per_second * GB))
-    if estimate.run_disk_bytes:
-        count_ = estimate.run_disk_bytes // estimate.disk_bytes
+    writing = f"{seconds(estimate.disk_bytes / (disk_gb_per_second * GB))} seconds at best, while training waits"
+    if estimate.run_disk_bytes == estimate.disk_bytes:
+        disk = f"The run leaves one checkpoint of {gib(estimate.disk_bytes)}, written in {writing}."
+    elif estimate.run_disk_bytes:
+        together = estimate.run_disk_bytes // estimate.disk_bytes
         disk = (
-            f"The run has at most {count_} checkpoint{'s' * (count_ > 1)} on the disk together, "
-            f"{gib(estimate.run_disk_bytes)}; one is written in {seconds_a_save} seconds at best, while training waits."
+            f"At most {together} checkpoints lie on the disk together, {gib(estimate.run_disk_bytes)}; each is written "
+            f"in {writing}."
         )
     else:
         disk = "This run saves no checkpoints (save_strategy is no)."
@@ -777,7 +784,7 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
         (
             ""
             if setup.eval_strategy != "no"
-            else "No evaluation is planned; the row says what one would take. "
+            else "The row of an evaluation says what one would take. "
         )
         + "Without compute_metrics Trainer keeps no logits. With it each evaluation batch leaves "
         f"{gib(kept_a_batch)} of them on the GPU, and to join them takes as much again; eval_accumulation_steps moves "

@@ -1,0 +1,51 @@
+"""The section "Saving and loading": what it says of a run that evaluates, saves and merges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dashboard import wording
+from estimator import Method, TrainingSetup, catalog, estimate
+from estimator.acts import acts
+
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+LORA = TrainingSetup(method=Method.LORA, gradient_checkpointing=True)
+
+
+def said(setup: TrainingSetup) -> str:
+    answer = estimate(MISTRAL, None, setup)
+    return wording.acts_html(answer, acts(answer)) + wording.saving_html(answer, 2**30, 1.0)
+
+
+def test_each_method_has_its_own_rows():
+    def names(method: Method) -> list[str]:
+        return [act.name for act in acts(estimate(MISTRAL, None, replace(LORA, method=method)))]
+
+    common = ["Load", "Training step", "Evaluate 8 × 1,024 tokens"]
+    assert names(Method.FULL) == [*common, "Save weights and optimizer", "Save weights only"]
+    adapters = [*common, "Save adapters and optimizer", "Save adapters only"]
+    assert names(Method.LORA) == [*adapters, "Merge and save"]
+    assert names(Method.QLORA) == [
+        *adapters,
+        "Merge, still in 4 bits",
+        "Merge into a 16-bit base",
+    ]
+
+
+def test_an_evaluation_that_is_not_planned_is_spoken_of_and_not_counted():
+    assert "An evaluation would, and none is planned" in said(LORA)
+    assert "Evaluation needs more than training" not in said(LORA)
+    assert "lower per_device_eval_batch_size, now 8" in said(replace(LORA, eval_strategy="steps"))
+
+
+def test_the_verdict_names_what_decides():
+    answer = estimate(MISTRAL, catalog.gpu("L4"), replace(LORA, eval_strategy="steps"))
+    assert wording.verdict(answer).when.startswith("Evaluation needs more than training")
+    assert "Evaluation beyond that" in wording.ledger_html(answer)
+
+
+def test_checkpoints_are_counted():
+    assert "The run leaves one checkpoint of 0.5 GiB" in said(LORA)
+    three = replace(LORA, num_train_epochs=5.0, save_total_limit=2)
+    assert "At most 3 checkpoints lie on the disk together, 1.4 GiB" in said(three)
+    assert "saves no checkpoints" in said(replace(LORA, save_strategy="no"))
