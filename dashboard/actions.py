@@ -29,6 +29,7 @@ def apply(keys: Mapping[str, object]) -> None:
     for key, value in keys.items():
         if key not in state["bound"] and hasattr(DEFAULT, key):
             state["passengers"] = {**state["passengers"], key: value}
+            st.query_params[key] = str(value)
             continue
         state[key] = str(value) if isinstance(value, StrEnum) else value
         if key == "model":

@@ -53,6 +53,18 @@ def test_reset_leads_back_to_the_example_and_can_be_undone():
     assert page.session_state["model"] == LLAMA_ON_4090["model"]
 
 
+def test_a_smaller_evaluation_is_a_click_that_makes_it_fit():
+    keys = {"gpu": "L4", "method": "lora", "gradient_checkpointing": "true"}
+    many = {"eval_strategy": "epoch", "per_device_eval_batch_size": "32"}
+    page = open_page(model="mistralai/Mistral-7B-v0.1", **keys, **many)
+    assert not page.exception
+    assert "Evaluation needs more than training" in text(page)
+    click(page, "open Evaluation batch 16")
+    assert "Fits" in text(page)
+    click(page, "undo last")
+    assert "Evaluation needs more than training" in text(page)
+
+
 def test_every_remedy_on_the_page_is_a_click_that_makes_it_fit():
     model, gpu = catalog.model(LLAMA_ON_4090["model"]), catalog.gpu(LLAMA_ON_4090["gpu"])
     proposed = remedies(estimate(model, gpu, TrainingSetup()), catalog.gpus_like(gpu))
