@@ -157,7 +157,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     passes = 2 if setup.uses_adapters else 3
     branches = setup.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
     once = float(FORWARD * ATTENTION_PRODUCTS * setup.per_device_train_batch_size * pairs)
-    once *= model.query_size
+    once *= (model.query_size + model.value_size) / 2
     backward = PLAIN_BACKWARD if is_eager(model, setup) else FLASH_BACKWARD
     again = 1.0 if setup.gradient_checkpointing else 0.0
     return Work(

@@ -103,6 +103,11 @@ _SHARED = (
     "mlp:@SparseMoeBlock(gate experts:@Experts(act_fn) "
     "shared_expert:@MLP(gate_proj up_proj down_proj act_fn) shared_expert_gate)"
 )
+_SHARED_EXPERTS = "mlp:@MoE(experts:@Experts(act_fn) gate shared_experts:@MLP(gate_proj up_proj down_proj act_fn))"
+_LATENT = (
+    "self_attn:@Attention(q_proj? q_a_proj? q_a_layernorm? q_b_proj? kv_a_proj_with_mqa kv_a_layernorm kv_b_proj "
+    "o_proj)"
+)
 _TWO_NORMS = "input_layernorm post_attention_layernorm"
 _FOUR_NORMS = f"{_TWO_NORMS} pre_feedforward_layernorm post_feedforward_layernorm"
 _GPT2_MLP = "mlp:@MLP(c_fc c_proj act dropout)"
@@ -112,6 +117,14 @@ def _decoder(layer: str, model: str = "@Model") -> str:
     """As Llama has it."""
     inside = f"embed_tokens layers:ModuleList(*:@DecoderLayer({layer})) norm rotary_emb"
     return f"model:{model}({inside}) lm_head"
+
+
+def _partly_dense(attention: str, mixture: str) -> str:
+    """As DeepSeek has it: the first layers have one MLP, the others a mixture of experts."""
+    sparse = f"*:@DecoderLayer({attention} {mixture} {_TWO_NORMS})"
+    dense = f"dense*:@DecoderLayer({attention} {_GATED} {_TWO_NORMS})"
+    inside = f"embed_tokens layers:ModuleList({sparse} {dense}) norm rotary_emb"
+    return f"model:@Model({inside}) lm_head"
 
 
 def _transformer(outer: str) -> str:
@@ -135,6 +148,10 @@ _LAYOUTS: Mapping[str, _Layout] = {
     ),
     "cohere": _Layout("Cohere", _decoder(f"{_ATTENTION} {_GATED} input_layernorm")),
     "cohere2": _Layout("Cohere2", _decoder(f"{_ATTENTION} {_GATED} input_layernorm")),
+    "deepseek_v2": _Layout(
+        "DeepseekV2", _partly_dense(_LATENT, _SHARED_EXPERTS.replace("@MoE", "@Moe"))
+    ),
+    "deepseek_v3": _Layout("DeepseekV3", _partly_dense(_LATENT, _SHARED_EXPERTS)),
     "ernie4_5": _Layout("Ernie4_5", _LLAMA),
     "exaone4": _Layout(
         "Exaone4",
@@ -159,6 +176,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
         "Glm4",
         _decoder(f"{_ATTENTION} {_FUSED} {_TWO_NORMS} post_self_attn_layernorm post_mlp_layernorm"),
     ),
+    "glm4_moe": _Layout("Glm4Moe", _partly_dense(_ATTENTION, _SHARED_EXPERTS)),
     "gpt2": _Layout(
         "GPT2",
         _transformer(
@@ -392,7 +410,7 @@ def _buffers(model: Model, module: str) -> tuple[Tensor, ...]:
 
     Source: transformers 5.23, each ``register_buffer`` of models/<model_type>/modeling_<model_type>.py.
     """
-    rotary = int(model.head_dim * model.partial_rotary_factor)
+    rotary = model.qk_rope_head_dim or int(model.head_dim * model.partial_rotary_factor)
     positions = model.max_position_embeddings
     match model.model_type, module:
         case _, "rotary_emb":
@@ -400,6 +418,10 @@ def _buffers(model: Model, module: str) -> tuple[Tensor, ...]:
             copies = 2 * max(1, len(set(model.layer_types))) if by_type else 2
             frequencies = (rotary + 1) // 2
             return (Tensor("inv_freq", frequencies, Kind.FLOAT32),) * copies
+        case "deepseek_v3", "gate":
+            return (Tensor("e_score_correction_bias", model.num_experts, Kind.WEIGHT),)
+        case "glm4_moe", "gate":
+            return (Tensor("e_score_correction_bias", model.num_experts, Kind.FLOAT32),)
         case "gptj", "attn":
             return (Tensor("embed_positions", positions * rotary, Kind.FLOAT32),)
         case "gpt_bigcode", "transformer":

@@ -309,6 +309,77 @@ def _gpt_oss(model: Model) -> tuple[Module, ...]:
     )
 
 
+def _shared_experts(model: Model) -> tuple[Linear, ...]:
+    hidden, width = model.hidden_size, model.shared_expert_intermediate_size
+    bias = model.mlp_bias
+    return (
+        Linear("mlp.shared_experts.gate_proj", hidden, width, bias),
+        Linear("mlp.shared_experts.up_proj", hidden, width, bias),
+        Linear("mlp.shared_experts.down_proj", width, hidden, bias),
+    )
+
+
+def _latent_attention(model: Model) -> tuple[Module, ...]:
+    hidden, rank, bias = model.hidden_size, model.kv_lora_rank, model.attention_bias
+    heads, rope = model.num_attention_heads, model.qk_rope_head_dim
+    keys_and_values = heads * (model.qk_nope_head_dim + model.v_head_dim)
+    if model.q_lora_rank:
+        queries: tuple[Module, ...] = (
+            Linear("self_attn.q_a_proj", hidden, model.q_lora_rank, bias),
+            Norm("self_attn.q_a_layernorm", model.q_lora_rank),
+            Linear("self_attn.q_b_proj", model.q_lora_rank, model.query_size),
+        )
+    else:
+        queries = (Linear("self_attn.q_proj", hidden, model.query_size),)
+    return (
+        *queries,
+        Linear("self_attn.kv_a_proj_with_mqa", hidden, rank + rope, bias),
+        Norm("self_attn.kv_a_layernorm", rank),
+        Linear("self_attn.kv_b_proj", rank, keys_and_values),
+        Linear("self_attn.o_proj", model.value_size, hidden, bias),
+    )
+
+
+def _deepseek(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_latent_attention(model),
+        *_norms(model, "post_attention_layernorm"),
+        *_experts(model, "mlp", former=_QWEN_NAMES),
+        *_shared_experts(model),
+    )
+
+
+def _deepseek_dense(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_latent_attention(model),
+        *_norms(model, "post_attention_layernorm"),
+        *_gated_mlp(model, bias=model.mlp_bias),
+    )
+
+
+def _glm4_moe(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *(_head_norms(model, "q_norm", "k_norm") if model.qk_norm else ()),
+        *_norms(model, "post_attention_layernorm"),
+        *_experts(model, "mlp", former=_QWEN_NAMES),
+        *_shared_experts(model),
+    )
+
+
+def _glm4_moe_dense(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *(_head_norms(model, "q_norm", "k_norm") if model.qk_norm else ()),
+        *_norms(model, "post_attention_layernorm"),
+        *_gated_mlp(model),
+    )
+
+
 def _hunyuan(model: Model) -> tuple[Module, ...]:
     return (
         *_norms(model, "input_layernorm"),
@@ -659,6 +730,8 @@ _FAMILIES = {
     "bloom": _Family(_bloom, _bloom_outer),
     "cohere": _Family(_cohere),
     "cohere2": _Family(_cohere),
+    "deepseek_v2": _Family(_deepseek, others={DENSE: _deepseek_dense}),
+    "deepseek_v3": _Family(_deepseek, others={DENSE: _deepseek_dense}),
     "ernie4_5": _LLAMA,
     "exaone4": _Family(_exaone4),
     "falcon": _Family(_falcon, _outer("word_embeddings", "ln_f", norm_bias=True)),
@@ -667,6 +740,7 @@ _FAMILIES = {
     "gemma3_text": _Family(_gemma3),
     "glm": _Family(_glm),
     "glm4": _Family(_glm4),
+    "glm4_moe": _Family(_glm4_moe, others={DENSE: _glm4_moe_dense}),
     "gpt2": _Family(_gpt2, _gpt2_outer),
     "gpt_bigcode": _Family(_gpt_bigcode, _gpt2_outer),
     "gpt_oss": _Family(_gpt_oss),

@@ -209,6 +209,18 @@ class Model:
     """Width of the expert that sees every token (Qwen2-MoE); 0: none."""
     norm_topk_prob: bool = False
     """The chosen experts' shares are divided by their sum."""
+    expert_groups: int = 0
+    """DeepSeek: experts are chosen from the best of so many groups; 0: from all."""
+    q_lora_rank: int = 0
+    """Latent attention: width of the queries' latent; 0: none, queries are projected at once."""
+    kv_lora_rank: int = 0
+    """Latent attention: width of the latent that all heads' keys and values come from; 0: ordinary attention."""
+    qk_nope_head_dim: int = 0
+    """Latent attention: the part of a head's query and key that is not turned; ``head_dim`` is both parts."""
+    qk_rope_head_dim: int = 0
+    """Latent attention: the part that is turned, of keys one for all heads."""
+    v_head_dim: int = 0
+    """Width of a head's values where it differs from its keys'; 0: the same."""
     mlp_layer_types: tuple[str, ...] = ()
     """One of ``dense``, ``sparse`` a layer, by transformers' name; empty: all layers alike."""
     output_router_logits: bool = False
@@ -263,6 +275,11 @@ class Model:
     def query_size(self) -> int:
         """Width of all query heads together."""
         return self.num_attention_heads * self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of all heads' outputs together, as attention weighs them."""
+        return self.num_attention_heads * (self.v_head_dim or self.head_dim)
 
     @property
     def key_value_size(self) -> int:

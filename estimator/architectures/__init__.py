@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from estimator.architectures import layers
 from estimator.architectures.block import LayerProgram, NormKind
+from estimator.architectures.deepseek import deepseek
 from estimator.architectures.gpt_oss import gpt_oss
 from estimator.architectures.rotary import Rotary
 from estimator.parameters import check_modelled
@@ -57,6 +58,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "cohere": _COHERE,
     "cohere2": _COHERE,
+    "deepseek_v2": Architecture(deepseek, rotary=Rotary.COMPLEX),
+    "deepseek_v3": Architecture(deepseek, rotary=Rotary.SPLIT_PAIRS),
     "ernie4_5": Architecture(layers.llama, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
     "exaone4": Architecture(layers.olmo2),
     "falcon": Architecture(layers.falcon, _LAYER_NORM, always_masked=True, returns_weights=True),
@@ -69,6 +72,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "glm": _GLM,
     "glm4": _GLM,
+    "glm4_moe": Architecture(deepseek),
     "gpt2": Architecture(layers.gpt2, _LAYER_NORM, rotary=None, softmax_float32=False),
     "gpt_bigcode": Architecture(layers.gpt2, _LAYER_NORM, rotary=None),
     "gpt_oss": Architecture(

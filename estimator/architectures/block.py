@@ -269,19 +269,27 @@ class Block:
         call = op.product if linear.own_class else op.linear
         return call(self.tape, x, weight, bias, linear.in_features, linear.out_features, name)
 
-    def router(self, name: str, x: Tensor) -> Tensor:
+    def router(self, name: str, x: Tensor, *, in_float32: bool = False) -> Tensor:
         """The scores of all experts: a product with a bare matrix, to which PEFT adds B @ A where it is adapted.
 
         Source of the sum: peft 0.21, tuners/lora/layer.py, ``ParamWrapper._activate_lora``, ``_LoraParameterProxy``.
         """
         tape, stack = self.tape, self.stacks[name]
         hidden, experts = stack.module.in_features, stack.module.out_features
-        if stack.lora_a is None or stack.lora_b is None:
-            return op.linear(tape, x, stack.weight, stack.bias, hidden, experts, "router")
-        size, width = stack.weight.elements, stack.weight.width
-        delta = op.scale(tape, op.matmul(tape, stack.lora_b, stack.lora_a, size, "router's B @ A"))
-        delta = op.cast(tape, delta, width)
-        weight = op.add(tape, stack.weight, delta)
+        weight: Tensor = stack.weight
+        if stack.lora_a is not None and stack.lora_b is not None:
+            product = op.matmul(tape, stack.lora_b, stack.lora_a, weight.elements, "router's B @ A")
+            delta = op.cast(tape, op.scale(tape, product), weight.width)
+            del product
+            weight = op.add(tape, weight, delta)
+            del delta
+        if (
+            in_float32
+        ):  # `F.linear(hidden_states.type(torch.float32), self.weight.type(torch.float32))`
+            source, weight = x, op.cast(tape, weight, 4)
+            return op.linear(
+                tape, op.cast(tape, source, 4), weight, stack.bias, hidden, experts, "router"
+            )
         return op.linear(tape, x, weight, stack.bias, hidden, experts, "router")
 
     def factors(self, name: str) -> Factors | None:
@@ -339,6 +347,7 @@ class Block:
             heads=model.num_attention_heads,
             key_value_heads=model.num_key_value_heads,
             head_dim=model.head_dim,
+            value_head_dim=model.v_head_dim or model.head_dim,
             implementation=setup.attn_implementation,
             dropout=model.attn_pdrop,
             softcap=model.attn_logit_softcapping,

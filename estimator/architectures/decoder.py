@@ -337,12 +337,17 @@ class Step:
 
     def _rotary_tables(self, width: int) -> Tables:
         tape, rotary = self.tape, self.family.rotary
-        dimension = int(self.model.head_dim * min(1.0, self.model.partial_rotary_factor))
+        model = self.model
+        turned = int(model.head_dim * min(1.0, model.partial_rotary_factor))
+        dimension = model.qk_rope_head_dim or turned
         if rotary is Rotary.SPLIT_HALVES:  # a number for both halves
             dimension //= 2
         elements = self.setup.max_length * dimension
         width = 4 if rotary is not None and rotary.float32_tables else width
         tape.operation = "rotary tables"
+        if rotary is Rotary.COMPLEX:  # both in one
+            table = tape.new(elements, width, ACTIVATIONS)
+            return Tables(table, table)
         return Tables(
             tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS)
         )

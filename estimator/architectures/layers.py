@@ -43,19 +43,25 @@ def _head_norm(b: Block, x: Tensor, name: str, heads: int) -> Tensor:
     return b.norm(name, x, groups=1 if over_all else heads)
 
 
-def _late_norm_attention(
-    b: Block, x: Tensor, names: tuple[str, str] = ("q_norm", "k_norm"), *, output: str = "o_proj"
+def late_norm_attention(
+    b: Block,
+    x: Tensor,
+    names: tuple[str, str] = ("q_norm", "k_norm"),
+    *,
+    output: str = "o_proj",
+    keeps_parts: bool = True,
 ) -> Tensor:
-    """Gemma 3, Cohere, Phi: the three projections first, then the norms of each head of queries and keys."""
+    """Gemma 3, Cohere, Phi, GLM-4.5: the three projections first, then the norms of each head of queries and keys."""
     q = b.linear("self_attn.q_proj", x)
     k = b.linear("self_attn.k_proj", x)
     v = b.linear("self_attn.v_proj", x)
     if f"self_attn.{names[0]}" in b.norms:
         q = b.norm(f"self_attn.{names[0]}", q, groups=b.model.num_attention_heads)
         k = b.norm(f"self_attn.{names[1]}", k, groups=b.model.num_key_value_heads)
-    parts = _kept_parts(b, q, k)
+    parts = _kept_parts(b, q, k) if keeps_parts else []
     q, k = b.rotate(q, k, parts)
-    return b.linear(f"self_attn.{output}", b.attend(q, k, v, head_major=bool(parts)))
+    is_partial = b.model.partial_rotary_factor < 1
+    return b.linear(f"self_attn.{output}", b.attend(q, k, v, head_major=is_partial))
 
 
 def _kept_parts(b: Block, q: Tensor, k: Tensor) -> list[Tensor]:
@@ -109,7 +115,7 @@ def _fused_attention(
 # -- MLP -------------------------------------------------------------------------------------------------------
 
 
-def _gated_mlp(b: Block, x: Tensor) -> Tensor:
+def gated_mlp(b: Block, x: Tensor) -> Tensor:
     if b.kernels.mlp:
         return b.linear(
             "mlp.down_proj",
@@ -152,7 +158,7 @@ def llama(b: Block, x: Tensor) -> Tensor:
     x = op.add(b.tape, residual, _times_multiplier(b, x))
     residual = x
     x = b.norm("post_attention_layernorm", x)
-    x = mixture(b, x) if b.model.num_experts else _gated_mlp(b, x)
+    x = mixture(b, x) if b.model.num_experts else gated_mlp(b, x)
     x = op.dropout(b.tape, x, b.model.resid_pdrop)
     return op.add(b.tape, residual, _times_multiplier(b, x))
 
@@ -190,12 +196,12 @@ def gemma2(b: Block, x: Tensor) -> Tensor:
     """Four norms: before and after attention, before and after the MLP."""
     residual = x
     x = b.norm("input_layernorm", x)
-    x = _late_norm_attention(b, x) if b.has("self_attn.q_norm") else _separate_attention(b, x)
+    x = late_norm_attention(b, x) if b.has("self_attn.q_norm") else _separate_attention(b, x)
     x = b.norm("post_attention_layernorm", x)
     x = op.add(b.tape, residual, x)
     residual = x
     x = b.norm("pre_feedforward_layernorm", x)
-    x = _gated_mlp(b, x)
+    x = gated_mlp(b, x)
     x = b.norm("post_feedforward_layernorm", x)
     return op.add(b.tape, residual, x)
 
@@ -207,7 +213,7 @@ def olmo2(b: Block, x: Tensor) -> Tensor:
     x = b.norm("post_attention_layernorm", x)
     x = op.add(b.tape, residual, x)
     residual = x
-    x = _gated_mlp(b, x)
+    x = gated_mlp(b, x)
     x = b.norm("post_feedforward_layernorm", x)
     return op.add(b.tape, residual, x)
 
@@ -302,8 +308,8 @@ def cohere(b: Block, x: Tensor) -> Tensor:
     """One norm, then attention and a gated MLP side by side: Cohere and Cohere 2."""
     residual = x
     x = b.norm("input_layernorm", x)
-    attended = _late_norm_attention(b, x)
-    hidden = _gated_mlp(b, x)
+    attended = late_norm_attention(b, x)
+    hidden = gated_mlp(b, x)
     return op.add(b.tape, op.add(b.tape, residual, attended), hidden)
 
 
@@ -311,7 +317,7 @@ def phi(b: Block, x: Tensor) -> Tensor:
     """Phi 1 and 2: one LayerNorm, then attention and an MLP of two matrices side by side."""
     residual = x
     x = b.norm("input_layernorm", x)
-    attended = _late_norm_attention(b, x, ("q_layernorm", "k_layernorm"), output="dense")
+    attended = late_norm_attention(b, x, ("q_layernorm", "k_layernorm"), output="dense")
     attended = op.dropout(b.tape, attended, b.model.resid_pdrop)
     hidden = op.dropout(b.tape, _plain_mlp(b, x, "mlp.fc1", "mlp.fc2"), b.model.resid_pdrop)
     return op.add(b.tape, op.add(b.tape, attended, hidden), residual)
@@ -332,10 +338,10 @@ def stablelm(b: Block, x: Tensor) -> Tensor:
     x = b.norm("input_layernorm", x)
     attended = _split_norm_attention(b, x)
     if b.model.parallel_residual:
-        hidden = op.dropout(b.tape, _gated_mlp(b, x), b.model.resid_pdrop)
+        hidden = op.dropout(b.tape, gated_mlp(b, x), b.model.resid_pdrop)
         return op.add(b.tape, op.add(b.tape, residual, attended), hidden)
     residual = op.add(b.tape, residual, attended)
-    hidden = _gated_mlp(b, b.norm("post_attention_layernorm", residual))
+    hidden = gated_mlp(b, b.norm("post_attention_layernorm", residual))
     hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
     return op.add(b.tape, residual, hidden)
 
@@ -404,7 +410,7 @@ def hunyuan(b: Block, x: Tensor) -> Tensor:
     x = op.add(b.tape, residual, x)
     residual = x
     x = b.norm("post_attention_layernorm", x)
-    x = _gated_mlp(b, x)
+    x = gated_mlp(b, x)
     return op.add(b.tape, residual, x)
 
 

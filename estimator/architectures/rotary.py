@@ -25,13 +25,17 @@ class Rotary(Enum):
     """Cohere: q and k in float32, by tables in the model's dtype."""
     SPLIT_HALVES = auto()
     """GPT-OSS: half a head at a time, by tables of half its width, and both halves joined."""
+    SPLIT_PAIRS = auto()
+    """DeepSeek V3: every second number and the others, by half the tables, and both joined."""
+    COMPLEX = auto()
+    """DeepSeek V2: neighbours as complex numbers of two float32, by one table of such."""
     FLOAT32_SPREAD_PAIRS = auto()
     """ERNIE: in float32, by float32 tables that every layer spreads for itself."""
 
     @property
     def float32_tables(self) -> bool:
         """Whether cosine and sine stay in float32 whatever the model's dtype."""
-        return self in (Rotary.CAST_BACK, Rotary.FLOAT32_SPREAD_PAIRS)
+        return self in (Rotary.CAST_BACK, Rotary.COMPLEX, Rotary.FLOAT32_SPREAD_PAIRS)
 
 
 class Tables(NamedTuple):
@@ -54,8 +58,13 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:
     """Turned queries and keys; of each head only the leading ``share`` is turned, and left in ``parts`` as well."""
     width = q.width
-    if kind is Rotary.SPLIT_HALVES:
-        return _joined_halves(tape, q, tables), _joined_halves(tape, k, tables)
+    match kind:
+        case Rotary.SPLIT_HALVES:
+            return _joined_halves(tape, q, tables), _joined_halves(tape, k, tables)
+        case Rotary.SPLIT_PAIRS:
+            return _joined_pairs(tape, q, k, tables)
+        case Rotary.COMPLEX:
+            return _as_complex(tape, q, k, tables)
     match kind:
         case Rotary.PAIRS:
             tables = _spread(tape, tables)
@@ -79,6 +88,19 @@ def rotate_pairs(tape: Tape, x: Tensor, tables: Tensor) -> Tensor:
 def _joined_halves(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
     """``_apply_rotary_emb``: two products for each half, their difference or sum."""
     first, second = op.split(tape, x, [x.elements // 2] * 2)
+    return _joined(tape, first, second, tables)
+
+
+def _joined_pairs(tape: Tape, q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_pos_emb_interleave``: each part is a slice of its own."""
+    half = Tables(*(tape.view(table, table.elements // 2) for table in tables))
+    q1, q2 = (op.part(tape, q, q.elements // 2) for _ in range(2))
+    k1, k2 = (op.part(tape, k, k.elements // 2) for _ in range(2))
+    q = _joined(tape, q1, q2, half)
+    return q, _joined(tape, k1, k2, half)
+
+
+def _joined(tape: Tape, first: Tensor, second: Tensor, tables: Tables) -> Tensor:
     turned_first = op.subtract(
         tape,
         op.multiply(tape, first, tables.cosine, "rotary"),
@@ -90,6 +112,18 @@ def _joined_halves(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
         op.multiply(tape, first, tables.sine, "rotary"),
     )
     return op.concatenate(tape, [turned_first, turned_second])
+
+
+def _as_complex(tape: Tape, q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_emb``; a complex number is counted as the two float32 that it is."""
+    q_complex, k_complex = op.cast(tape, q, 4), op.cast(tape, k, 4)
+    turned = op.multiply(tape, q_complex, tables.cosine, "rotary")
+    q_out = op.cast(tape, turned, q.width)
+    del turned
+    turned = op.multiply(tape, k_complex, tables.cosine, "rotary")
+    k_out = op.cast(tape, turned, k.width)
+    del q_complex, k_complex
+    return q_out, k_out
 
 
 def _spread(tape: Tape, tables: Tables) -> Tables:

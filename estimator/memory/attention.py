@@ -9,6 +9,7 @@ integrations/sdpa_attention.py and models/llama/modeling_llama.py, ``eager_atten
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from estimator.arithmetic import ceil_div
 from estimator.memory.operators import (
@@ -22,6 +23,8 @@ from estimator.memory.operators import (
     expand_heads,
     gather,
     matmul,
+    pad,
+    part,
     repeat_heads,
     scale,
     softmax,
@@ -43,6 +46,7 @@ class AttentionShape:
     heads: int
     key_value_heads: int
     head_dim: int
+    value_head_dim: int
     implementation: AttnImplementation
     dropout: float = 0.0
     softcap: bool = False
@@ -68,6 +72,8 @@ def attention(
         # transformers 5.23, integrations/flash_attention.py, get_target_dtype
         q, k, v = (cast(tape, x, 2) for x in (q, k, v))
         mask = None
+        if shape.value_head_dim != shape.head_dim:
+            return _widened(tape, q, k, v, shape), None
         if shape.padded:
             return _unpadded(tape, q, k, v, shape), None
     return _sdpa(tape, q, k, v, mask, shape), None
@@ -91,6 +97,18 @@ def _unpadded(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape
     out = _fused(tape, picked[0], picked[1], picked[2], shape, mask=None)
     del picked
     return gather(tape, out, indices, out.elements, "padding put back")
+
+
+def _widened(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+    """Flash attention of values narrower than keys: padded to their width, and the output cut back.
+
+    Source: transformers 5.23, integrations/flash_attention.py, ``flash_attention_forward``.
+    """
+    wanted = v.elements
+    v = pad(tape, v, q.elements)
+    attend = _unpadded if shape.padded else partial(_fused, mask=None)
+    out = attend(tape, q, k, v, shape)
+    return clone(tape, part(tape, out, wanted))
 
 
 def _sdpa(
@@ -134,7 +152,8 @@ def scaled_dot_product(
         # the last first, as gcc evaluates arguments: the order of their gradients
         v, k, q = (cast(tape, x, tape.autocast_width) for x in reversed(sources))
     same_heads = q.elements == k.elements
-    is_flash = q.width == 2 and mask is None and (same_heads or groups_heads)
+    same_width = shape.value_head_dim == shape.head_dim
+    is_flash = q.width == 2 and mask is None and same_width and (same_heads or groups_heads)
     if not (is_flash or same_heads):
         return _math(tape, q, k, v, mask, shape, groups_heads=groups_heads)
     out = _fused(tape, q, k, v, shape, mask=mask)
@@ -150,7 +169,7 @@ def _fused(
     """
     saved_mask = [] if mask is None else [_aligned(tape, _additive(tape, mask, q.width), shape)]
     rows = shape.length
-    if mask is not None or q.width == 4:
+    if mask is not None or q.width == 4 or v.elements < k.elements:  # memory-efficient
         rows = ceil_div(shape.length, 32) * 32
     tape.operation = "attention"
     sizes = [(x.elements, x.width, x.requires_grad) for x in (q, k, v)]
@@ -159,10 +178,17 @@ def _fused(
         return [t.new(n, w) if needed else None for n, w, needed in sizes]
 
     node = tape.begin("attention backward", [q, k, v], backward, [q, k, v])
-    out = tape.new(q.elements, q.width)
+    out = tape.new(_output_elements(q, v, shape), q.width)
     log_sum_exp = tape.new(shape.batch * shape.heads * rows, 4)
     rng = [tape.new(1, RNG_STATE_BYTES // 2), tape.new(1, RNG_STATE_BYTES // 2)]
     return tape.finish(node, out, [out, log_sum_exp, *rng, *saved_mask])
+
+
+def _output_elements(q: Tensor, v: Tensor, shape: AttentionShape) -> int:
+    """As wide as the queries; or as the values, where each query head has its own of another width."""
+    if shape.value_head_dim == shape.head_dim:
+        return q.elements
+    return v.elements
 
 
 def _aligned(tape: Tape, bias: Tensor, shape: AttentionShape) -> Tensor:
@@ -266,5 +292,6 @@ def _eager(
         weights = softmax(tape, weights)
     weights = cast(tape, weights, width)
     weights = dropout(tape, weights, shape.dropout)
-    out = matmul(tape, weights, value, q.elements, "attention output", copies=(False, is_copied))
+    elements = _output_elements(q, v, shape)
+    out = matmul(tape, weights, value, elements, "attention output", copies=(False, is_copied))
     return clone(tape, out), weights

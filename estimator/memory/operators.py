@@ -536,6 +536,50 @@ def clamp(tape: Tape, x: Tensor, *, both_sides: bool) -> Tensor:
     return tape.finish(node, tape.new(elements, width))
 
 
+def pad(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """``F.pad`` with zeros: a new, larger tensor; backward cuts a new one of x's size."""
+    tape.operation = "padding"
+    own, width = x.elements, x.width
+    return tape.record(
+        "padding backward", tape.new(elements, width), [x], lambda t, g: [t.new(own, width)]
+    )
+
+
+def filled(tape: Tape, parts: Sequence[Tensor], width: int) -> Tensor:
+    """A new tensor into whose slices the parts are copied one by one.
+
+    Backward of each copy: the whole gradient again, the slice out of it, and for all copies but the first zeros of the
+    slice's size, which take its place.
+    Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply`` and ``CopyBackwards::apply``.
+    """
+    tape.operation = "copies into one tensor"
+    whole = sum(part.elements for part in parts)
+    out = tape.new(whole, width)
+    for index, x in enumerate(parts):
+        below = out if index and out.requires_grad else None
+        out = _copied_in(tape, tape.view(out), below, x, whole)
+    return out
+
+
+def _copied_in(tape: Tape, out: Tensor, below: Tensor | None, x: Tensor, whole: int) -> Tensor:
+    elements, own, width, needed = x.elements, x.width, out.width, x.requires_grad
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        result = t.new(whole, width)
+        piece = t.new(elements, width)
+        zeros = None if below_needed is False else t.new(elements, width)
+        if own != width and needed:
+            piece = t.new(elements, own)
+        del zeros
+        gradient = piece if needed else None
+        return [result, gradient] if below_needed else [gradient]
+
+    below_needed = below is not None
+    return tape.record(
+        "copy into a slice, backward", out, [x] if below is None else [below, x], backward
+    )
+
+
 def add_in_place(tape: Tape, x: Tensor, b: Tensor) -> Tensor:
     """``x.add_(b)``: nothing new forward; both inputs receive the same gradient."""
     inputs = [(x.requires_grad, _shape(x)), (b.requires_grad, _shape(b))]
