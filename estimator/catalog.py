@@ -33,6 +33,7 @@ MOMENTS = ("before", "after_load", *(phase.value for phase in STEP_PHASES), "pea
 """When a counter was read: before the model, with it, at its highest in each phase of a step, and over all of them."""
 
 LAYER_LETTERS = {"s": "sliding_attention", "f": "full_attention"}
+MLP_LETTERS = {"d": "dense", "s": "sparse"}
 ROPE_LETTERS = {"r": False, "n": True}
 
 
@@ -454,6 +455,13 @@ def _model(row: Mapping[str, str]) -> Model:
         moe_intermediate_size=int(row["moe_intermediate_size"]),
         shared_expert_intermediate_size=int(row["shared_expert_intermediate_size"]),
         norm_topk_prob=_flag(row["norm_topk_prob"]),
+        mlp_layer_types=tuple(MLP_LETTERS[letter] for letter in row["mlp_layer_types"]),
+        expert_groups=int(row["expert_groups"]),
+        q_lora_rank=int(row["q_lora_rank"]),
+        kv_lora_rank=int(row["kv_lora_rank"]),
+        qk_nope_head_dim=int(row["qk_nope_head_dim"]),
+        qk_rope_head_dim=int(row["qk_rope_head_dim"]),
+        v_head_dim=int(row["v_head_dim"]),
     )
 
 

@@ -54,6 +54,7 @@ def resized(known: Model, dimensions: Mapping[str, object]) -> Model:
         "learned_positions": _learned_positions(known, given),
         "layer_types": _repeated(known.layer_types, layers),
         "no_rope_layers": _repeated(known.no_rope_layers, layers),
+        "mlp_layer_types": _first_kept(known.mlp_layer_types, layers),
     }
     changed = ", ".join(f"{name} {value}".lower() for name, value in given.items())
     note = f"A model of one's own: {known.hub_id or known.model_type}" + f" with {changed}" * bool(
@@ -129,6 +130,15 @@ def _learned_positions(known: Model, given: Mapping[str, Any]) -> int:
         return 0
     positions: int = given.get("max_position_embeddings", known.max_position_embeddings)
     return positions + known.learned_positions - known.max_position_embeddings
+
+
+def _first_kept(pattern: Sequence[Item], layers: int) -> tuple[Item, ...]:
+    """The first of a list that begins with other layers; the last goes on.
+
+    >>> _first_kept(("dense", "sparse"), 3)
+    ('dense', 'sparse', 'sparse')
+    """
+    return tuple(pattern[min(index, len(pattern) - 1)] for index in range(layers if pattern else 0))
 
 
 def _repeated(pattern: Sequence[Item], layers: int) -> tuple[Item, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
-from estimator.parameters import MODELLED, OPT_POSITION_OFFSET, check_modelled
+from estimator.parameters import DENSE, MODELLED, OPT_POSITION_OFFSET, check_modelled
 from estimator.specs import Model
 
 MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
@@ -48,8 +48,13 @@ TEXT_PARTS = {
 Of these, and of any other wrapper that names a modelled one, the text part is estimated; the towers are left out.
 """
 
-_SAME_LAYERS = {"qwen2_5_vl_text": "qwen2", "qwen2_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-"""Text parts with a name of their own, and the family whose modules they have."""
+_SAME_LAYERS = {
+    "kimi_k2": "deepseek_v3",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
+"""Models and text parts with a name of their own, and the family whose modules they have."""
 
 # A text_config was long saved without what equals its class's defaults (transformers 5.23, configuration_*.py).
 _NESTED_SIZES: Mapping[str, Mapping[str, int]] = {
@@ -102,6 +107,8 @@ _DEFAULTS = {
     "bloom": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
     "cohere": _Defaults(tied=True),
     "cohere2": _Defaults(tied=True, sliding_window=4096, sliding_pattern=4),
+    "deepseek_v2": _Defaults(head_dim=128),
+    "deepseek_v3": _Defaults(head_dim=128),
     "ernie4_5": _Defaults(tied=True, key_value_heads=2, head_dim=128),
     "exaone4": _Defaults(key_value_heads=32, sliding_window=4096, sliding_pattern=4),
     "falcon": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
@@ -128,6 +135,7 @@ _DEFAULTS = {
     "glm4": _Defaults(
         key_value_heads=2, head_dim=128, partial_rotary_factor=0.5, attention_bias=True
     ),
+    "glm4_moe": _Defaults(key_value_heads=8, partial_rotary_factor=0.5),
     "gpt2": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu_new"),
     "gpt_bigcode": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu_pytorch_tanh"),
     "gpt_neox": _Defaults(
@@ -174,8 +182,13 @@ DERIVED_HEAD_DIM = frozenset(name for name, family in _DEFAULTS.items() if famil
 ONE_HEAD_EACH = frozenset({"bloom", "gpt2", "gpt_neox", "gptj", "mpt", "opt"})
 """Families with a key-value head for every query head."""
 GPTJ_ROTARY_DIM = 64  # GPTJConfig; null turns whole heads
-_PARTIAL_ROTARY = frozenset({"glm", "glm4", "gpt_neox", "nemotron", "phi", "phi3", "stablelm"})
-_MLP_BIAS = frozenset({"arcee", "granite", "llama", "nemotron", "seed_oss", "smollm3"})
+_PARTIAL_ROTARY = frozenset(
+    {"glm", "glm4", "glm4_moe", "gpt_neox", "nemotron", "phi", "phi3", "stablelm"}
+)
+_LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
+_MLP_BIAS = frozenset(
+    {"arcee", "deepseek_v2", "granite", "llama", "nemotron", "seed_oss", "smollm3"}
+)
 _USE_BIAS = {
     "ernie4_5": ("use_bias", False),
     "falcon": ("bias", False),
@@ -189,8 +202,17 @@ _WINDOWED = (
     | _SWITCHED_WINDOW
     | {"cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "olmo3"}
 )
-_EXPERTS = frozenset({"gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
-_EXPERTS_OF_THEIR_OWN_WIDTH = frozenset({"qwen2_moe", "qwen3_moe"})
+_PARTLY_DENSE = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe"})
+"""The first layers have one MLP, the others experts, and shared experts beside them."""
+_EXPERTS = _PARTLY_DENSE | {
+    "gpt_oss",
+    "granitemoe",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+}
+_EXPERTS_OF_THEIR_OWN_WIDTH = _PARTLY_DENSE | {"qwen2_moe", "qwen3_moe"}
 _PDROP = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 _SOFTCAPPED = {"gemma2": (50.0, 30.0), "gemma3_text": (None, None)}
 
@@ -326,6 +348,16 @@ class _Experts(TypedDict):
     shared_expert_intermediate_size: int
     norm_topk_prob: bool
     output_router_logits: bool
+    expert_groups: int
+    mlp_layer_types: tuple[str, ...]
+
+
+class _Latent(TypedDict):
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
 
 
 class _Dropouts(TypedDict):
@@ -348,6 +380,10 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
     read = _text_part(config)
     family = _DEFAULTS.get(read.model_type, _Defaults())
     sizes = _sizes(read, family)
+    latent = _latent(read)
+    if latent["kv_lora_rank"]:
+        sizes["head_dim"] = latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"]
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     positions = _positions(read)
     attn_cap, final_cap = _SOFTCAPPED.get(read.model_type, (None, None))
     capped = read.model_type in _SOFTCAPPED
@@ -371,7 +407,8 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
         **sizes,
         **_biases(read, family),
         **_windows(read, family, sizes["num_hidden_layers"]),
-        **_experts(read, sizes["intermediate_size"]),
+        **latent,
+        **_experts(read, sizes),
         **_dropouts(read),
     )
 
@@ -528,7 +565,7 @@ def _hidden_act(read: _Config, family: _Defaults) -> str:
 
 def _qk_norm(read: _Config) -> bool:
     match read.model_type:
-        case "cohere":
+        case "cohere" | "glm4_moe":
             return read.flag("use_qk_norm", default=False)
         case "phi" | "stablelm":
             return read.flag("qk_layernorm", default=False)
@@ -594,7 +631,7 @@ def _biases(read: _Config, family: _Defaults) -> _Biases:
         case "internlm3":
             output = mlp = read.flag("bias", default=False)
             attention = read.flag("qkv_bias", default=False)
-        case "glm" | "glm4":
+        case "glm" | "glm4" | "glm4_moe":
             attention = read.flag("attention_bias", default=family.attention_bias)
             output = mlp = False
         case "gpt_neox":
@@ -613,7 +650,31 @@ def _biases(read: _Config, family: _Defaults) -> _Biases:
     }
 
 
-def _experts(read: _Config, intermediate_size: int) -> _Experts:
+def _latent(read: _Config) -> _Latent:
+    """Widths of latent attention; all 0 where attention is of the ordinary kind."""
+    if read.model_type not in _LATENT:
+        return {
+            "q_lora_rank": 0,
+            "kv_lora_rank": 0,
+            "qk_nope_head_dim": 0,
+            "qk_rope_head_dim": 0,
+            "v_head_dim": 0,
+        }
+    if read.model_type == "deepseek_v3" and not read.flag("rope_interleave", default=True):
+        raise ValueError(
+            "rope_interleave false is not modelled for deepseek_v3; set it to true in the config."
+        )
+    direct = "q_lora_rank" in read.values and read.values["q_lora_rank"] is None
+    return {
+        "q_lora_rank": 0 if direct else read.whole("q_lora_rank", default=1536),
+        "kv_lora_rank": read.whole("kv_lora_rank", default=512),
+        "qk_nope_head_dim": read.whole("qk_nope_head_dim", default=128),
+        "qk_rope_head_dim": read.whole("qk_rope_head_dim", default=64),
+        "v_head_dim": read.whole("v_head_dim", default=128),
+    }
+
+
+def _experts(read: _Config, sizes: _Sizes) -> _Experts:
     """How many experts, how many a token, how wide; all 0 where every layer has one MLP."""
     if read.model_type not in _EXPERTS:
         return {
@@ -623,23 +684,60 @@ def _experts(read: _Config, intermediate_size: int) -> _Experts:
             "shared_expert_intermediate_size": 0,
             "norm_topk_prob": False,
             "output_router_logits": False,
+            "expert_groups": 0,
+            "mlp_layer_types": (),
         }
     _check_experts(read)
     own_width = read.model_type in _EXPERTS_OF_THEIR_OWN_WIDTH
-    shared = read.model_type == "qwen2_moe"
+    width = read.whole("moe_intermediate_size") if own_width else sizes["intermediate_size"]
     return {
-        "num_experts": read.whole("num_local_experts", "num_experts"),
+        "num_experts": read.whole("num_local_experts", "num_experts", "n_routed_experts"),
         "num_experts_per_tok": read.whole("num_experts_per_tok"),
-        "moe_intermediate_size": read.whole("moe_intermediate_size")
-        if own_width
-        else intermediate_size,
-        "shared_expert_intermediate_size": read.whole("shared_expert_intermediate_size")
-        if shared
-        else 0,
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": _shared_width(read, width),
         "norm_topk_prob": read.model_type == "mixtral"
-        or read.flag("norm_topk_prob", default=False),
+        or read.flag("norm_topk_prob", default=read.model_type in {"deepseek_v3", "glm4_moe"}),
         "output_router_logits": read.flag("output_router_logits", default=False),
+        "expert_groups": _expert_groups(read),
+        "mlp_layer_types": _mlp_layer_types(read, sizes["num_hidden_layers"]),
     }
+
+
+def _shared_width(read: _Config, width: int) -> int:
+    """Width of the experts that see every token, together."""
+    if read.model_type == "qwen2_moe":
+        return read.whole("shared_expert_intermediate_size")
+    if read.model_type in _PARTLY_DENSE:
+        default = 2 if read.model_type == "deepseek_v2" else 1
+        return width * read.whole("n_shared_experts", default=default, most=MOST_HEADS)
+    return 0
+
+
+def _expert_groups(read: _Config) -> int:
+    """Groups of experts of which the best are chosen first; 0: no groups."""
+    match read.model_type:
+        case "deepseek_v2":
+            grouped = read.text("topk_method", default="greedy") == "group_limited_greedy"
+            return read.whole("n_group") if grouped else 0
+        case "deepseek_v3" | "glm4_moe":
+            return read.whole("n_group", default=8 if read.model_type == "deepseek_v3" else 1)
+        case _:
+            return 0
+
+
+def _mlp_layer_types(read: _Config, layers: int) -> tuple[str, ...]:
+    """Which layers have one MLP, where not all have experts."""
+    if read.model_type not in _PARTLY_DENSE:
+        return ()
+    dense = read.values.get("first_k_dense_replace")
+    if dense is None:
+        dense = {"deepseek_v2": 0, "deepseek_v3": 3}.get(read.model_type, 1)
+    if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MOST_LAYERS:
+        raise ValueError(
+            f"first_k_dense_replace must be a whole number from 0, not {_show(dense)}; "
+            "correct it in the config."
+        )
+    return tuple(DENSE if layer < dense else "sparse" for layer in range(layers)) if dense else ()
 
 
 _WITHOUT_EXPERTS: dict[str, object] = {"mlp_only_layers": [], "decoder_sparse_step": 1}
@@ -649,7 +747,7 @@ _CHANGES_THE_INPUT: dict[str, object] = {"router_jitter_noise": 0, "clip_qkv": N
 def _check_experts(read: _Config) -> None:
     """Refuse what no published model of these families has: layers without experts, noise, clipped queries."""
     keys = _CHANGES_THE_INPUT
-    if read.model_type in _EXPERTS_OF_THEIR_OWN_WIDTH:
+    if read.model_type in {"qwen2_moe", "qwen3_moe"}:
         keys = _CHANGES_THE_INPUT | _WITHOUT_EXPERTS
     for name, only in keys.items():
         value = read.values.get(name)

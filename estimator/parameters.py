@@ -29,6 +29,9 @@ class Linear:
     own_class: bool = False
     """A subclass of ``nn.Linear`` with a forward of its own: FalconLinear, which 4-bit loading leaves whole
     (transformers 5.23, integrations/bitsandbytes.py: ``type(module) is nn.Linear``)."""
+    shadowed: bool = False
+    """Has a name that experts' linears once had: PEFT takes the name for their stack, and leaves this alone
+    (PEFT 0.21, utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,10 +316,15 @@ def _shared_experts(model: Model) -> tuple[Linear, ...]:
     hidden, width = model.hidden_size, model.shared_expert_intermediate_size
     bias = model.mlp_bias
     return (
-        Linear("mlp.shared_experts.gate_proj", hidden, width, bias),
-        Linear("mlp.shared_experts.up_proj", hidden, width, bias),
-        Linear("mlp.shared_experts.down_proj", width, hidden, bias),
+        Linear("mlp.shared_experts.gate_proj", hidden, width, bias, shadowed=True),
+        Linear("mlp.shared_experts.up_proj", hidden, width, bias, shadowed=True),
+        Linear("mlp.shared_experts.down_proj", width, hidden, bias, shadowed=True),
     )
+
+
+def _shadowed_mlp(model: Model) -> tuple[Linear, ...]:
+    """The MLP of a layer without experts."""
+    return tuple(replace(it, shadowed=True) for it in _gated_mlp(model, bias=model.mlp_bias))
 
 
 def _latent_attention(model: Model) -> tuple[Module, ...]:
@@ -355,7 +363,7 @@ def _deepseek_dense(model: Model) -> tuple[Module, ...]:
         *_norms(model, "input_layernorm"),
         *_latent_attention(model),
         *_norms(model, "post_attention_layernorm"),
-        *_gated_mlp(model, bias=model.mlp_bias),
+        *_shadowed_mlp(model),
     )
 
 
@@ -376,7 +384,7 @@ def _glm4_moe_dense(model: Model) -> tuple[Module, ...]:
         *_configured_attention(model),
         *(_head_norms(model, "q_norm", "k_norm") if model.qk_norm else ()),
         *_norms(model, "post_attention_layernorm"),
-        *_gated_mlp(model),
+        *_shadowed_mlp(model),
     )
 
 
@@ -776,23 +784,78 @@ MODELLED = frozenset(_FAMILIES)
 """The values of ``model_type`` that have a table."""
 
 
+_STATE_SPACE = (
+    "its state-space layers train by kernels of mamba-ssm and causal-conv1d, "
+    "whose memory differs from that of the PyTorch code"
+)
+_LINEAR_ATTENTION = (
+    "its linear attention trains by kernels of flash-linear-attention, "
+    "whose memory differs from that of the PyTorch code"
+)
+_LAYER_EMBEDDINGS = "its layers take embeddings of their own and share keys and values"
+BEYOND: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "bamba",
+            "falcon_h1",
+            "falcon_mamba",
+            "granitemoehybrid",
+            "jamba",
+            "mamba",
+            "mamba2",
+            "nemotron_h",
+            "zamba",
+            "zamba2",
+        ),
+        _STATE_SPACE,
+    ),
+    **dict.fromkeys(
+        (
+            "kimi_linear",
+            "minimax",
+            "olmo_hybrid",
+            "qwen3_5",
+            "qwen3_5_moe",
+            "qwen3_5_moe_text",
+            "qwen3_5_text",
+            "qwen3_next",
+        ),
+        _LINEAR_ATTENTION,
+    ),
+    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _LAYER_EMBEDDINGS),
+    "lfm2": "its short convolutions train by a kernel of causal-conv1d where that is installed",
+    "llama4": "its attention is cut into chunks in three of four layers",
+    "llama4_text": "its attention is cut into chunks in three of four layers",
+    "mllama": "some of its layers attend to the image",
+    "mllama_text_model": "some of its layers attend to the image",
+    "recurrent_gemma": "two of three layers are recurrent",
+    "rwkv": "its layers are recurrent",
+    "xlstm": "its layers are recurrent",
+}
+"""Architectures that people ask for and that have no table, each with the reason."""
+
+
 class NotModelledError(ValueError):
     """The architecture has no table here."""
 
 
 def check_modelled(model_type: str) -> None:
-    """Refuse an architecture without a table, naming the near ones (no unit; per model).
+    """Refuse an architecture without a table, with the reason or the near ones (no unit; per model).
 
     Source: MODELLED, this module.
 
     >>> check_modelled("llama")
-    >>> check_modelled("mamba2")  # doctest: +ELLIPSIS
+    >>> check_modelled("bert")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    estimator.parameters.NotModelledError: architecture 'mamba2' is not modelled; ...; choose one of those.
+    estimator.parameters.NotModelledError: architecture 'bert' is not modelled; ...; choose one of those.
     """
     if model_type in MODELLED:
         return
+    if model_type in BEYOND:
+        raise NotModelledError(
+            f"architecture {model_type!r} is not modelled: {BEYOND[model_type]}; choose a model of another one."
+        )
     near = get_close_matches(model_type, sorted(MODELLED))
     hint = f" (near: {', '.join(near)})" if near else ""
     names = ", ".join(sorted(MODELLED))
@@ -941,6 +1004,8 @@ def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
     """
     if not setup.uses_adapters or module.name == "lm_head" or is_copied(module, setup):
         return False
+    if isinstance(module, Linear) and module.shadowed:
+        return False
     targets = setup.lora_target_modules
     if isinstance(targets, str):
         if targets != ALL_LINEAR:
@@ -1062,7 +1127,7 @@ def _adaptable(model: Model) -> Iterator[tuple[Linear | Bare, int]]:
     """What adapters can go to, and how many alike."""
     for module, count in modules_with_counts(model):
         match module:
-            case Linear(name=name) if name != "lm_head":
+            case Linear(name=name, shadowed=False) if name != "lm_head":
                 yield module, count
             case Bare(former_names=names) if names:
                 yield module, count

@@ -15,7 +15,7 @@ from estimator.hf_config import TEXT_PARTS, model_from_config
 from estimator.json_text import read_object
 from estimator.kinds import show
 from estimator.memory.stored import stored_bytes, stored_elements
-from estimator.parameters import NotModelledError, total_parameters
+from estimator.parameters import BEYOND, NotModelledError, total_parameters
 from estimator.quantization import Quantization, Storage, quantization_of
 from estimator.specs import Model
 
@@ -225,9 +225,10 @@ def _not_modelled(config: Mapping[str, object], about: About) -> str:
     code = (
         ", and code that lies in a repository is never run here" if config.get("auto_map") else ""
     )
-    named = show(inner or config.get("model_type"))
+    named = inner or config.get("model_type")
+    because = f": {BEYOND[named]}" if isinstance(named, str) and named in BEYOND else ""
     return (
-        f"{about.hub_id} is of the architecture {named}, which is not modelled{code}; "
+        f"{about.hub_id} is of the architecture {show(named)}, which is not modelled{code}{because}; "
         "choose a model of another one, or change the dimensions of the nearest known model."
     )
 

@@ -190,5 +190,5 @@ def test_nearest_model_is_the_one_whose_dimensions_these_are() -> None:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     near = catalog.nearest({name: getattr(llama, name) for name in names}).model
     assert [getattr(near, name) for name in names] == [getattr(llama, name) for name in names]
-    largest = "Qwen/Qwen3-Coder-480B-A35B-Instruct"
+    largest = "moonshotai/Kimi-K2-Instruct"
     assert catalog.nearest({"parameters": 2 * 10**12}).hub_id == largest

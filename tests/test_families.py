@@ -11,13 +11,60 @@ from dataclasses import replace
 import pytest
 
 from estimator import AttnImplementation, TrainingSetup, catalog, estimate
+from estimator.hf_config import model_from_config
 from estimator.memory.stored import stored_bytes
-from estimator.parameters import active_parameters, adapter_parameters, total_parameters
+from estimator.parameters import (
+    BEYOND,
+    MODELLED,
+    NotModelledError,
+    active_parameters,
+    adapter_parameters,
+    is_adapted,
+    layer_groups,
+    layer_modules,
+    modules_with_counts,
+    total_parameters,
+)
 from estimator.quantization import quantization_of
 from estimator.specs import Method
 
 GPT_OSS = catalog.model("openai/gpt-oss-20b")
 LORA = TrainingSetup(method=Method.LORA, lora_dropout=0.0)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+WITHOUT_A_TABLE = {
+    "bamba": "state-space layers",
+    "falcon_h1": "state-space layers",
+    "gemma3n_text": "embeddings of their own",
+    "gemma4_text": "embeddings of their own",
+    "granitemoehybrid": "state-space layers",
+    "jamba": "state-space layers",
+    "kimi_linear": "linear attention",
+    "lfm2": "short convolutions",
+    "llama4_text": "cut into chunks",
+    "mamba2": "state-space layers",
+    "mllama_text_model": "attend to the image",
+    "nemotron_h": "state-space layers",
+    "qwen3_5_text": "linear attention",
+    "qwen3_next": "linear attention",
+    "zamba2": "state-space layers",
+}
+
+
+@pytest.mark.parametrize(("model_type", "reason"), WITHOUT_A_TABLE.items())
+def test_a_hybrid_is_refused_by_name_with_the_reason(model_type: str, reason: str) -> None:
+    sizes = {"vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    whole = {"model_type": model_type, **sizes}
+    inside = {"model_type": "some_wrapper", "text_config": whole}
+    for config in (whole, inside):
+        with pytest.raises(NotModelledError, match=f"'{model_type}' is not modelled: .*{reason}"):
+            model_from_config(config)
+
+
+def test_no_family_is_both_modelled_and_refused() -> None:
+    assert not BEYOND.keys() & MODELLED
 
 
 # --- GPT-OSS --------------------------------------------------------------------------------------
@@ -54,3 +101,36 @@ def test_attention_sinks_run_eagerly_or_not_at_all() -> None:
     flash = replace(LORA, attn_implementation=AttnImplementation.FLASH_ATTENTION_2)
     with pytest.raises(ValueError, match="does not know the attention sinks of gpt_oss; use eager"):
         estimate(GPT_OSS, None, flash)
+
+
+# --- DeepSeek, Kimi, GLM-4.5 ----------------------------------------------------------------------
+
+V3 = catalog.model("deepseek-ai/DeepSeek-V3")
+
+
+def test_deepseek_v3_has_the_parameters_of_its_report() -> None:
+    # DeepSeek-V3 technical report, arXiv:2412.19437: 671 B in all, 37 B active, counted with one embedding of the two
+    embedding = V3.vocab_size * V3.hidden_size
+    assert round(total_parameters(V3) / 10**9) == 671
+    assert round((active_parameters(V3) - embedding) / 10**9) == 37
+
+
+def test_the_first_layers_of_deepseek_v3_have_one_mlp() -> None:
+    assert layer_groups(V3) == ((0, 3), (3, 58))
+    dense = {module.name for module in layer_modules(V3, 2)}
+    sparse = {module.name for module in layer_modules(V3, 3)}
+    assert "mlp.gate_proj" in dense - sparse
+    assert {"mlp.gate", "mlp.experts.down_proj", "mlp.shared_experts.up_proj"} <= sparse - dense
+
+
+def test_peft_takes_the_names_of_the_experts_and_leaves_other_mlps_alone() -> None:
+    # PEFT turns the name down_proj into the experts' stack, so that shared experts and dense layers go without
+    named = replace(LORA, lora_target_modules=("gate_proj", "up_proj", "down_proj"))
+    adapted = {it.name for it, _ in modules_with_counts(V3) if is_adapted(it, named)}
+    assert adapted == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+
+
+def test_kimi_k2_is_read_as_the_deepseek_v3_that_it_is() -> None:
+    kimi = catalog.model("moonshotai/Kimi-K2-Instruct")
+    assert kimi.model_type == "deepseek_v3"
+    assert kimi.num_experts == 384

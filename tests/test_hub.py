@@ -21,7 +21,7 @@ from estimator import TrainingSetup, catalog, hub
 from estimator.__main__ import main
 from estimator.contract import parse, write_fields
 from estimator.hub import fetch, forget
-from estimator.parameters import total_parameters
+from estimator.parameters import BEYOND, total_parameters
 from estimator.repository import HubModel, Trouble
 from tests import fake_hub
 from tests.fake_hub import MEMBER, STRANGER, FakeHub
@@ -511,14 +511,14 @@ def test_diffusion_pipeline(server: FakeHub, ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"model_type": "mamba2"}, "'mamba2', which is not modelled"),
+        ({"model_type": "mamba2"}, f"'mamba2', which is not modelled: {BEYOND['mamba2']}"),
         (
             {"model_type": "chatglm", "auto_map": {"AutoModel": "modeling.py"}},
             "'chatglm', which is not modelled, and code that lies in a repository is never run here",
         ),
         (
             {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
-            "'mllama_text_model', which is not modelled",
+            f"'mllama_text_model', which is not modelled: {BEYOND['mllama_text_model']}",
         ),
     ],
 )

@@ -168,7 +168,7 @@ def test_names_within_a_layer_are_unique(model_type: str) -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("model_type", ["mamba2", "bert", ""])
+@pytest.mark.parametrize("model_type", ["chatglm", "bert", ""])
 def test_unknown_architecture_is_refused_by_name(model_type: str) -> None:
     unknown = replace(TINY_LLAMA, model_type=model_type)
     for count in (total_parameters, layer_modules, outer_modules):

@@ -107,8 +107,37 @@ def _llama_like(model: Model) -> Config:
         config["layer_types"] = list(model.layer_types)
     if model.model_type in _SWITCHED_WINDOW:
         config["use_sliding_window"] = bool(model.sliding_window)
+    if model.model_type in {"deepseek_v2", "deepseek_v3", "glm4_moe"}:
+        return config | _partly_dense(model)
     extra = _SHARED.get(model.model_type)
     return config | (extra(model) if extra else {}) | _experts(model)
+
+
+def _partly_dense(model: Model) -> Config:
+    """DeepSeek and GLM-4.5: layers with one MLP before those with experts; latent attention where it is had."""
+    dense = sum(kind == "dense" for kind in model.mlp_layer_types)
+    groups = model.expert_groups
+    config: Config = {
+        "n_routed_experts": model.num_experts,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        "moe_intermediate_size": model.moe_intermediate_size,
+        "n_shared_experts": model.shared_expert_intermediate_size // model.moe_intermediate_size,
+        "first_k_dense_replace": dense,
+        "norm_topk_prob": model.norm_topk_prob,
+        "output_router_logits": model.output_router_logits,
+        "topk_method": "group_limited_greedy" if groups else "greedy",
+        "n_group": groups or None,
+        "topk_group": max(1, groups // 2) if groups else None,
+    }
+    if not model.kv_lora_rank:
+        return config | {"use_qk_norm": model.qk_norm}
+    return config | {
+        "q_lora_rank": model.q_lora_rank or None,
+        "kv_lora_rank": model.kv_lora_rank,
+        "qk_nope_head_dim": model.qk_nope_head_dim,
+        "qk_rope_head_dim": model.qk_rope_head_dim,
+        "v_head_dim": model.v_head_dim,
+    }
 
 
 def _experts(model: Model) -> Config:

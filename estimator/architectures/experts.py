@@ -143,8 +143,9 @@ def _grouped(
     back = tape.new(pairs, op.INDEX_BYTES)
     weighted = op.gather(tape, weighted, back, pairs * hidden, "experts by token")
     total = op.sum_of_experts(tape, weighted, b.rows * hidden)
+    total = op.cast(tape, total, x.width)
     del sorted_experts, counted, gates_and_ups, downs, bias
-    return op.cast(tape, total, x.width)
+    return total
 
 
 def balancing_loss(

@@ -116,6 +116,7 @@ def _fused_attention(
 
 
 def gated_mlp(b: Block, x: Tensor) -> Tensor:
+    """Llama's MLP: two projections up, one of them through the activation, and their product down."""
     if b.kernels.mlp:
         return b.linear(
             "mlp.down_proj",

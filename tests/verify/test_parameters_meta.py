@@ -56,6 +56,10 @@ MPT = {"vocab_size": 320, "d_model": 64, "n_heads": 8, "n_layers": 4, "max_seq_l
 BLOOM = {"vocab_size": 320, "hidden_size": 64, "n_layer": 4, "n_head": 8}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 LOCAL_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+ROUTED = {"n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2}
+ROUTED |= {"moe_intermediate_size": 40, "n_group": 2}
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+LATENT |= ROUTED | {"v_head_dim": 12, "num_key_value_heads": 8}
 TIED = {"tie_word_embeddings": True}
 UNTIED = {"tie_word_embeddings": False}
 
@@ -69,6 +73,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("cohere", SMALL),
     ("cohere", SMALL | BIASED | {"use_qk_norm": True}),
     ("cohere2", SMALL | {"head_dim": 16}),
+    ("deepseek_v2", SMALL | LATENT | {"q_lora_rank": None}),
+    ("deepseek_v2", SMALL | LATENT | {"first_k_dense_replace": 0, "mlp_bias": True}),
+    ("deepseek_v3", SMALL | LATENT),
+    ("deepseek_v3", SMALL | LATENT | BIASED | {"first_k_dense_replace": 1}),
     ("ernie4_5", SMALL),
     ("ernie4_5", SMALL | UNTIED | {"use_bias": True, "head_dim": 24}),
     ("exaone4", SMALL),
@@ -84,6 +92,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", SMALL | BIASED),
     ("glm", SMALL),
     ("glm4", SMALL | {"attention_bias": False}),
+    ("glm4_moe", SMALL | ROUTED),
+    ("glm4_moe", SMALL | ROUTED | BIASED | {"use_qk_norm": True, "first_k_dense_replace": 2}),
     ("gpt2", GPT2_KEYS),
     ("gpt2", GPT2_KEYS | UNTIED | {"n_inner": 96}),
     ("gpt_bigcode", GPT2_KEYS),
