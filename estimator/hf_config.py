@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
-from estimator.parameters import DENSE, MODELLED, OPT_POSITION_OFFSET, check_modelled
+from estimator.parameters import DENSE, MODELLED, OPT_POSITION_OFFSET, beyond, check_modelled
 from estimator.specs import Model
 
 MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
@@ -430,7 +430,28 @@ def _text_part(config: Mapping[str, object]) -> _Config:
         model_type = TEXT_PARTS[model_type]
     model_type = _SAME_LAYERS.get(model_type, model_type)
     check_modelled(model_type)
-    return _Config(config, model_type)
+    read = _Config(config, model_type)
+    if model_type == "granitemoehybrid":
+        _check_granite(read)
+    return read
+
+
+def _check_granite(read: _Config) -> None:
+    """Of Granite 4.0 those that have attention alone, one MLP, and rotary positions."""
+    kinds = read.values.get("layer_types", read.values.get("layers_block_type"))
+    attention = {"attention", FULL}
+    if not isinstance(kinds, list | tuple) or any(kind not in attention for kind in kinds):
+        raise beyond(read.model_type)
+    if read.values.get("num_local_experts", 8) != 0:
+        raise ValueError(
+            "num_local_experts must be 0 in a granitemoehybrid of attention alone, since only such are modelled; "
+            "correct it in the config."
+        )
+    if read.values.get("position_embedding_type") != "rope":
+        raise ValueError(
+            'position_embedding_type must be "rope" in a granitemoehybrid, since only such are modelled; '
+            "correct it in the config."
+        )
 
 
 def _unwrapped(config: Mapping[str, object], wrapper: str) -> Mapping[str, object]:
@@ -478,6 +499,8 @@ def _intermediate_size(read: _Config, hidden: int, fallback: Mapping[str, int]) 
             return read.whole("n_inner", default=4 * hidden)
         case "falcon":
             return read.whole("ffn_hidden_size", default=4 * hidden)
+        case "granitemoehybrid":
+            return read.whole("shared_intermediate_size", default=1024)
         case "opt":
             return read.whole("ffn_dim")
         case _:

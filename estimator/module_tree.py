@@ -216,6 +216,12 @@ _LAYOUTS: Mapping[str, _Layout] = {
             f"{_ATTENTION} {_TWO_NORMS} block_sparse_moe:@MoE(router experts:@Experts(act_fn))"
         ),
     ),
+    "granitemoehybrid": _Layout(
+        "GraniteMoeHybrid",
+        _decoder(
+            f"{_TWO_NORMS} shared_mlp:@MLP(activation input_linear output_linear) {_ATTENTION}"
+        ),
+    ),
     "hunyuan_v1_dense": _Layout(
         "HunYuanDenseV1",
         _decoder(

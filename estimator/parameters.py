@@ -388,6 +388,17 @@ def _glm4_moe_dense(model: Model) -> tuple[Module, ...]:
     )
 
 
+def _granite_hybrid(model: Model) -> tuple[Module, ...]:
+    """Granite 4.0's members without state-space layers; what is called shared is the only MLP."""
+    hidden, width = model.hidden_size, model.intermediate_size
+    return (
+        *_norms(model, "input_layernorm", "post_attention_layernorm"),
+        Linear("shared_mlp.input_linear", hidden, 2 * width),
+        Linear("shared_mlp.output_linear", width, hidden),
+        *_configured_attention(model),
+    )
+
+
 def _hunyuan(model: Model) -> tuple[Module, ...]:
     return (
         *_norms(model, "input_layernorm"),
@@ -756,6 +767,7 @@ _FAMILIES = {
     "gptj": _Family(_gptj, _outer("wte", "ln_f", norm_bias=True, head_bias=True)),
     "granite": _LLAMA,
     "granitemoe": _Family(_granitemoe),
+    "granitemoehybrid": _Family(_granite_hybrid),
     "hunyuan_v1_dense": _Family(_hunyuan),
     "internlm3": _LLAMA,
     "llama": _LLAMA,
@@ -832,11 +844,25 @@ BEYOND: Mapping[str, str] = {
     "rwkv": "its layers are recurrent",
     "xlstm": "its layers are recurrent",
 }
-"""Architectures that people ask for and that have no table, each with the reason."""
+"""Architectures that people ask for and that have no table, each with the reason. Granite 4.0 is here and there: those
+of its members that have attention alone are modelled."""
 
 
 class NotModelledError(ValueError):
     """The architecture has no table here."""
+
+
+def beyond(model_type: str) -> NotModelledError:
+    """The sentence that refuses one of ``BEYOND`` (no unit; per model).
+
+    Source: BEYOND, this module.
+
+    >>> str(beyond("rwkv"))
+    "architecture 'rwkv' is not modelled: its layers are recurrent; choose a model of another one."
+    """
+    return NotModelledError(
+        f"architecture {model_type!r} is not modelled: {BEYOND[model_type]}; choose a model of another one."
+    )
 
 
 def check_modelled(model_type: str) -> None:
@@ -853,9 +879,7 @@ def check_modelled(model_type: str) -> None:
     if model_type in MODELLED:
         return
     if model_type in BEYOND:
-        raise NotModelledError(
-            f"architecture {model_type!r} is not modelled: {BEYOND[model_type]}; choose a model of another one."
-        )
+        raise beyond(model_type)
     near = get_close_matches(model_type, sorted(MODELLED))
     hint = f" (near: {', '.join(near)})" if near else ""
     names = ", ".join(sorted(MODELLED))

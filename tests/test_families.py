@@ -64,7 +64,8 @@ def test_a_hybrid_is_refused_by_name_with_the_reason(model_type: str, reason: st
 
 
 def test_no_family_is_both_modelled_and_refused() -> None:
-    assert not BEYOND.keys() & MODELLED
+    # but Granite 4.0, some of whose members have attention alone
+    assert BEYOND.keys() & MODELLED == {"granitemoehybrid"}
 
 
 # --- GPT-OSS --------------------------------------------------------------------------------------
@@ -134,3 +135,37 @@ def test_kimi_k2_is_read_as_the_deepseek_v3_that_it_is() -> None:
     kimi = catalog.model("moonshotai/Kimi-K2-Instruct")
     assert kimi.model_type == "deepseek_v3"
     assert kimi.num_experts == 384
+
+
+# --- Granite 4.0 ----------------------------------------------------------------------------------
+
+MICRO = {
+    "model_type": "granitemoehybrid",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "shared_intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "layer_types": ["attention", "attention"],
+    "num_local_experts": 0,
+    "position_embedding_type": "rope",
+}
+
+
+def test_granite_4_of_attention_alone_has_one_mlp_of_the_shared_width() -> None:
+    model = model_from_config(MICRO)
+    # two norms, four projections of 8 x 8, an MLP of 3 x 8 x 16; embedding, head and last norm
+    assert total_parameters(model) == 2 * (2 * 8 + 4 * 64 + 3 * 8 * 16) + 2 * 100 * 8 + 8
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"layer_types": ["mamba", "attention"]}, "its state-space layers train"),
+        ({"num_local_experts": 4}, "num_local_experts must be 0"),
+        ({"position_embedding_type": "nope"}, 'position_embedding_type must be "rope"'),
+    ],
+)
+def test_other_members_of_granite_4_are_refused(keys: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        model_from_config(MICRO | keys)

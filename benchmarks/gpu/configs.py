@@ -23,6 +23,12 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
         "attn_logit_softcapping": 50.0 if model.attn_logit_softcapping else None,
         "final_logit_softcapping": 30.0 if model.final_logit_softcapping else None,
     },
+    "granitemoehybrid": lambda model: {
+        "shared_intermediate_size": model.intermediate_size,
+        "layer_types": ["full_attention"] * model.num_hidden_layers,
+        "position_embedding_type": "rope",
+        "num_local_experts": 0,
+    },
     "gpt_neox": lambda model: {
         "use_parallel_residual": model.parallel_residual,
         "hidden_dropout": model.resid_pdrop,

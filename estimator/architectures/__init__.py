@@ -84,6 +84,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
+    "granitemoehybrid": _GRANITE,
     "hunyuan_v1_dense": Architecture(layers.hunyuan),
     "internlm3": _LLAMA,
     "llama": _LLAMA,

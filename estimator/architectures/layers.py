@@ -159,14 +159,29 @@ def llama(b: Block, x: Tensor) -> Tensor:
     x = op.add(b.tape, residual, _times_multiplier(b, x))
     residual = x
     x = b.norm("post_attention_layernorm", x)
-    x = mixture(b, x) if b.model.num_experts else gated_mlp(b, x)
+    x = _mlp_or_experts(b, x)
     x = op.dropout(b.tape, x, b.model.resid_pdrop)
     return op.add(b.tape, residual, _times_multiplier(b, x))
 
 
+def _mlp_or_experts(b: Block, x: Tensor) -> Tensor:
+    if b.model.num_experts:
+        return mixture(b, x)
+    return _shared_mlp(b, x) if b.has("shared_mlp.input_linear") else gated_mlp(b, x)
+
+
+def _shared_mlp(b: Block, x: Tensor) -> Tensor:
+    """Granite 4.0: gate and up as one product."""
+    both = b.linear("shared_mlp.input_linear", x)
+    gate, up = op.split(b.tape, both, [both.elements // 2] * 2)
+    del both
+    x = op.multiply(b.tape, b.activation(gate), up, "gate × up")
+    return b.linear("shared_mlp.output_linear", x)
+
+
 def _times_multiplier(b: Block, x: Tensor) -> Tensor:
     """Granite multiplies what it adds to the residual by a number."""
-    return op.scale(b.tape, x) if b.model.model_type in ("granite", "granitemoe") else x
+    return op.scale(b.tape, x) if b.model.model_type.startswith("granite") else x
 
 
 def arcee(b: Block, x: Tensor) -> Tensor:

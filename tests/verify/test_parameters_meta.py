@@ -60,6 +60,8 @@ ROUTED = {"n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2
 ROUTED |= {"moe_intermediate_size": 40, "n_group": 2}
 LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
 LATENT |= ROUTED | {"v_head_dim": 12, "num_key_value_heads": 8}
+ATTENTION_ALONE = {"layer_types": ["full_attention"] * 4, "num_local_experts": 0}
+ATTENTION_ALONE |= {"shared_intermediate_size": 96, "position_embedding_type": "rope"}
 TIED = {"tie_word_embeddings": True}
 UNTIED = {"tie_word_embeddings": False}
 
@@ -105,6 +107,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gptj", GPT2_KEYS | {"rotary_dim": 4}),
     ("granite", SMALL | ALL_BIASED),
     ("granitemoe", SMALL | LOCAL_EXPERTS | BIASED | TIED),
+    ("granitemoehybrid", SMALL | ATTENTION_ALONE),
     ("hunyuan_v1_dense", SMALL | {"head_dim": 8}),
     ("llama", SMALL),
     ("llama", SMALL | ALL_BIASED | TIED | {"head_dim": 16}),
