@@ -59,8 +59,8 @@ KERNELS: dict[str, Kernels] = {
     "qwen3": _ALL,
     "smollm3": _ALL,
 }
-LATER = ("mixtral", "qwen3_moe")
-"""Families whose experts Liger replaces by a kernel that is not modelled yet."""
+LATER = ("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")
+"""Families of experts in which Liger replaces what is not modelled yet."""
 
 
 def kernels(model: Model, setup: TrainingSetup) -> Kernels:
@@ -85,7 +85,7 @@ def check_liger(model: Model, setup: TrainingSetup) -> None:
     family = model.model_type
     if family in LATER and (setup.use_liger_kernel or setup.loss is Loss.LIGER):
         raise ValueError(
-            f"use_liger_kernel is not modelled yet for {family}, whose experts Liger fuses too; leave it at false."
+            f"use_liger_kernel is not modelled yet for {family}, where Liger replaces more; leave it at false."
         )
     if setup.loss is Loss.LIGER and not fuses_head(model):
         raise ValueError(
