@@ -152,6 +152,7 @@ _DEFAULTS = {
         sliding_pattern=2,
     ),
     "gptj": _Defaults(derived_head_dim=True, hidden_act="gelu_new"),
+    "ministral3": _Defaults(key_value_heads=8, head_dim=128),
     "mistral": _Defaults(key_value_heads=8, sliding_window=4096),
     "mixtral": _Defaults(key_value_heads=8),
     "mpt": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
@@ -195,7 +196,7 @@ _USE_BIAS = {
     "opt": ("enable_bias", True),
     "starcoder2": ("use_bias", True),
 }
-_ALL_WINDOWED = frozenset({"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})
+_ALL_WINDOWED = frozenset({"ministral3", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})
 _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
 _WINDOWED = (
     _ALL_WINDOWED
@@ -644,7 +645,7 @@ def _biases(read: _Config, family: _Defaults) -> _Biases:
             attention, output, mlp = False, False, True
         case "qwen2_moe":
             attention, output, mlp = read.flag("qkv_bias", default=True), False, False
-        case "mistral" | "mixtral" | "mpt" | "phi3" | "exaone4":
+        case "ministral3" | "mistral" | "mixtral" | "mpt" | "phi3" | "exaone4":
             attention, output, mlp = False, False, False
         case "starcoder2" | "ernie4_5" | "falcon" | "opt":
             name, default = _USE_BIAS[read.model_type]

@@ -232,6 +232,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
     # the repository's own class, written as Llama's (the only one that tests/verify cannot build)
     "internlm3": _Layout("InternLM3", _LLAMA),
     "llama": _Layout("Llama", _LLAMA),
+    "ministral3": _Layout("Ministral3", _LLAMA),
     "mistral": _Layout("Mistral", _LLAMA),
     "mixtral": _Layout("Mixtral", _decoder(f"{_ATTENTION} {_SPARSE} {_TWO_NORMS}")),
     "mpt": _Layout(

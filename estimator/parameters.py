@@ -771,6 +771,7 @@ _FAMILIES = {
     "hunyuan_v1_dense": _Family(_hunyuan),
     "internlm3": _LLAMA,
     "llama": _LLAMA,
+    "ministral3": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _Family(_mixtral),
     "mpt": _Family(_mpt, _outer("wte", "norm_f")),

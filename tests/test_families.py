@@ -169,3 +169,17 @@ def test_granite_4_of_attention_alone_has_one_mlp_of_the_shared_width() -> None:
 def test_other_members_of_granite_4_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(MICRO | keys)
+
+
+# --- Ministral 3 ----------------------------------------------------------------------------------
+
+
+def test_ministral_3_is_the_text_part_of_its_wrapper() -> None:
+    text = {"model_type": "ministral3", "vocab_size": 100, "hidden_size": 8, "head_dim": 4}
+    text |= {"intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = model_from_config(
+        {"model_type": "mistral3", "text_config": text | {"num_key_value_heads": 1}}
+    )
+    assert model.model_type == "ministral3"
+    # as Mistral: two norms, q and o of 8 x 8, k and v of 8 x 4, an MLP of 3 x 8 x 16; embedding, head and last norm
+    assert total_parameters(model) == 2 * (2 * 8 + 2 * 64 + 2 * 32 + 3 * 8 * 16) + 2 * 100 * 8 + 8

@@ -88,6 +88,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hunyuan_v1_dense": Architecture(layers.hunyuan),
     "internlm3": _LLAMA,
     "llama": _LLAMA,
+    "ministral3": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _LLAMA,
     "mpt": Architecture(

@@ -30,8 +30,16 @@ def _separate_attention(
     k = _head_norm(b, b.linear(f"{block}.k_proj", x), "k_norm", b.model.num_key_value_heads)
     v = b.linear(f"{block}.v_proj", x)
     q, k = b.rotate(q, k)
+    if b.model.model_type == "ministral3":
+        q = _scaled_by_position(b, q)
     out = b.attend(q, k, v, head_major=b.model.partial_rotary_factor < 1)
     return b.linear(f"{block}.{output}", out)
+
+
+def _scaled_by_position(b: Block, q: Tensor) -> Tensor:
+    """Ministral 3: queries times a number for each position, ``get_llama_4_attn_scale``."""
+    b.tape.operation = "scale by position"
+    return op.multiply(b.tape, q, b.tape.new(b.setup.max_length, q.width), "scale by position")
 
 
 def _head_norm(b: Block, x: Tensor, name: str, heads: int) -> Tensor:

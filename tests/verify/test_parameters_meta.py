@@ -111,6 +111,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("hunyuan_v1_dense", SMALL | {"head_dim": 8}),
     ("llama", SMALL),
     ("llama", SMALL | ALL_BIASED | TIED | {"head_dim": 16}),
+    ("ministral3", SMALL | TIED | {"head_dim": 16}),
     ("mistral", SMALL | {"head_dim": 16}),
     ("mixtral", SMALL | LOCAL_EXPERTS),
     ("mixtral", SMALL | LOCAL_EXPERTS | TIED | {"head_dim": 16}),
