@@ -4,7 +4,7 @@ import gc
 
 import streamlit as st
 
-from dashboard import figures, theme
+from dashboard import figures, kept, theme
 
 
 @st.cache_resource(show_spinner=False)
@@ -21,6 +21,7 @@ st.set_page_config(page_title="Headroom", page_icon=theme.ICON, layout="wide")
 page = st.navigation(
     [
         st.Page("pages/estimate.py", title="Estimate", url_path="setup", default=True),
+        st.Page("pages/compare.py", title="Compare", url_path="compare"),
         st.Page("pages/how_it_works.py", title="How it works", url_path="how"),
         st.Page("pages/accuracy.py", title="Accuracy", url_path="proof"),
     ],
@@ -28,5 +29,7 @@ page = st.navigation(
 )
 st.html(theme.style(figures.SWITCHES))
 st.sidebar.html('<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>')
+st.session_state["routed"] = True
+kept.follow(estimates=page.title == "Estimate")
 page.run()
 freeze_imports()

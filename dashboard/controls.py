@@ -20,7 +20,7 @@ from typing import Any
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
-from dashboard import actions, models, wording
+from dashboard import actions, kept, models, wording
 from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
 from estimator.contract import Reading, read_link, read_setup, write_fields
@@ -92,7 +92,7 @@ BOUND = (
 )
 """The contract's keys that have a widget. The others are obeyed where an address has them."""
 
-PAGE_KEYS = ("section",)
+PAGE_KEYS = ("section", *kept.KEYS)
 """What an address says of the page, not of the setup."""
 
 STEPS: Mapping[str, tuple[int, ...]] = {

@@ -6,7 +6,7 @@ ranges are fixed by coarse steps, so that nothing jumps when a slider moves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dashboard import theme, wording
@@ -101,7 +101,7 @@ def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
     return phases + others
 
 
-def _trace(part: theme.Part, bars: list[Bar], end: float) -> Figure:
+def _trace(part: theme.Part, bars: list[Bar], end: float, size: int = 13) -> Figure:
     held = [bar for bar in bars if bar.parts[part.label]]
     values = [wording.in_gib(bar.parts[part.label]) for bar in held]
     texts = [wording.number(bar.parts[part.label]) for bar in held]
@@ -117,9 +117,44 @@ def _trace(part: theme.Part, bars: list[Bar], end: float) -> Figure:
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
-        "insidetextfont": {"color": part.ink, "size": 13},
+        "insidetextfont": {"color": part.ink, "size": size},
         "hovertemplate": f"{part.label}: %{{x:.2f}} GiB<extra></extra>",
     }
+
+
+def peak_parts(estimate: Estimate) -> dict[str, int]:
+    """Bytes at the peak by label, and what the card must have beside."""
+    return _parts(estimate.peak.resident, estimate.need_high_bytes - estimate.peak.bytes)
+
+
+def stacked(estimates: Sequence[Estimate], end: float, size: int, width: float) -> list[Figure]:
+    """Each estimate's peak as a bar of its parts, one below the other; ``size`` of their numbers in pixels."""
+    bars = [Bar(place, "", peak_parts(it), False) for place, it in enumerate(estimates)]
+    every = [*theme.COMPONENTS.values(), theme.RESERVE]
+    there = [part for part in every if any(bar.parts[part.label] for bar in bars)]
+    return [{**_trace(part, bars, end, size), "width": width} for part in there]
+
+
+def capacity_marks(estimates: Sequence[Estimate], look: theme.Look, height: float) -> list[Figure]:
+    """A line across each bar where its own card ends; ``height`` in pixels."""
+    held = [(place, it.gpu) for place, it in enumerate(estimates) if it.gpu]
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "Capacity",
+            "y": [place for place, _ in held],
+            "x": [wording.in_gib(gpu.memory_bytes) for _, gpu in held],
+            "marker": {
+                "symbol": "line-ns",
+                "size": round(height),
+                "line": {"width": 4, "color": look.capacity},
+            },
+            "text": [f"{gpu.name}: {wording.gib(gpu.memory_bytes)} usable" for _, gpu in held],
+            "hovertemplate": "%{text}<extra></extra>",
+            "cliponaxis": False,
+        }
+    ]
 
 
 def _totals(

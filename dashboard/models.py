@@ -521,3 +521,8 @@ def _said() -> None:
         st.html(
             f'<p class="hr-note hr-refusal" role="alert">{about}{escape(refusal.sentence)} The page is of {using}.</p>'
         )
+
+
+def asked_of_the_hub(hub_id: str) -> Future[HubModel]:
+    """What the Hub says of a model, in a thread; with the visitor's token where one was given."""
+    return _threads.submit(hub.fetch, hub_id, token=st.session_state.get("hub token") or None)

@@ -99,6 +99,27 @@ def _verdict_colours() -> str:
     )
 
 
+WITHOUT_SIDEBAR = """<style>
+[data-testid="stSidebar"], [data-testid="stExpandSidebarButton"] { display: none !important; }
+</style>"""
+"""For a page that has nothing beside it."""
+
+PRESENTATION = """<style>
+html { font-size: 26px; }
+[data-testid="stSidebar"], [data-testid="stSidebarCollapsedControl"], [data-testid="stExpandSidebarButton"],
+[data-testid="stHeader"] { display: none !important; }
+.stMainBlockContainer { padding: 1rem 2rem .5rem !important; max-width: none; }
+.hr-stage { border-left: 1.2rem solid var(--hr); padding: .2rem 1.2rem .4rem;
+  background: color-mix(in srgb, var(--hr) 11%, transparent); }
+.hr-stage p { margin: 0; line-height: 1.25; }
+.hr-who { font-size: 1.5rem; font-weight: 600; }
+.hr-big { font-size: clamp(2rem, 6.2vw, 5rem); font-weight: 800; color: var(--hr); line-height: 1.1; }
+.hr-need, .hr-asked { font-size: 1.4rem; }
+.hr-verdict .hr-word { font-size: clamp(2rem, 6.2vw, 5rem) !important; }
+</style>"""
+"""For the projector: all type at least 1.6 times as large, and nothing beside the page."""
+
+
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
     '<path fill="#0072B2" d="M1 11h14v4H1z"/><path fill="#009E73" d="M1 6h14v4H1z"/>'
@@ -144,6 +165,24 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-card {{ font-size: 1rem; line-height: 1.45; margin: 0; }}
 .hr-card small {{ font-size: .875rem; opacity: .85; }}
 {_verdict_colours()}
+.hr-scroll {{ overflow-x: auto; }}
+.hr-scroll:focus-visible {{ outline: 3px solid #56B4E9; }}
+.hr-compare {{ border-collapse: separate; border-spacing: 0; font-size: 1rem; min-width: 100%; }}
+.hr-compare th, .hr-compare td {{ text-align: left; vertical-align: top; padding: .4rem .9rem .4rem 0; min-width: 8rem;
+  border-bottom: 1px solid rgba(127,138,148,.3); }}
+.hr-compare thead th {{ font-weight: 600; overflow-wrap: anywhere; border-bottom-width: 2px; }}
+.hr-compare tr > th:first-child {{ position: sticky; left: 0; background: light-dark(#FFFFFF, #11161C);
+  min-width: 7.5rem; font-weight: 600; }}
+.hr-compare .hr-part th {{ padding-top: 1.3rem; font-size: .875rem; opacity: .85; border-bottom-width: 2px; }}
+.hr-compare td small {{ display: block; font-size: .875rem; opacity: .85; }}
+.hr-compare .hr-best b {{ color: light-dark(#00785A, #35C79B); }}
+.hr-answers {{ font-size: 1.0625rem; line-height: 1.5; margin: 0; padding-left: 1.2rem; max-width: 66rem; }}
+.hr-legend {{ margin: 0; font-size: .9375rem; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; }}
+.hr-line {{ display: inline-block; width: .25em; height: 1em; vertical-align: -.12em; margin-right: .5em;
+  background: light-dark(#B83A00, #FF8A57); }}
+.hr-copy {{ font: inherit; color: inherit; background: transparent; border: 1px solid rgba(127,138,148,.45);
+  border-radius: .5rem; padding: .25rem .75rem; min-height: 2.5rem; font-size: .875rem; cursor: pointer; }}
+.hr-copy:hover, .hr-copy:focus-visible {{ border-color: #0072B2; color: #0072B2; }}
 .st-key-methods .hr-card {{ font-size: .9375rem; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }}
 .hr-limit {{ font-size: .875rem; line-height: 1.45; opacity: .8; margin: -.4rem 0 .2rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}

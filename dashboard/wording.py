@@ -477,12 +477,13 @@ def proposal_html(estimate: Estimate, name: str) -> str:
     return _card(name, estimate.verdict, f"needs {gib(estimate.need_high_bytes)}")
 
 
-def _sign(verdict: Verdict) -> str:
+def sign(verdict: Verdict) -> str:
+    """The verdict's sign and word: ``✓ fits``."""
     return f"{SIGNS[verdict]} {theme.VERDICTS[verdict].label.lower()}"
 
 
 def _card(name: str, verdict: Verdict | None, *lines: str) -> str:
-    said = "" if verdict is None else f' <span class="hr-{verdict}">{_sign(verdict)}</span>'
+    said = "" if verdict is None else f' <span class="hr-{verdict}">{sign(verdict)}</span>'
     rest = "".join(f"<br>{escape(line)}" for line in lines)
     return f'<p class="hr-card"><b>{escape(name)}</b>{said}{rest}</p>'
 
@@ -615,7 +616,7 @@ def gpu_row(it: Estimate) -> dict[str, object]:
     time, cost = it.time, it.cost
     return {
         "GPU": it.gpu.name,
-        "Verdict": _sign(it.verdict),
+        "Verdict": sign(it.verdict),
         "Usable": in_gib(it.gpu.memory_bytes),
         "Headroom": in_gib(it.headroom_bytes),
         "Hours, fast": None if time is None else round(time.total_hours_low, 2),

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard import actions, controls, drawing, explore, figures, models, more, wording
+from dashboard import actions, controls, drawing, explore, figures, kept, models, more, wording
 from estimator import trust
 
 
 @st.fragment(key=controls.VERDICT)
 def verdict() -> None:
     """What was not sound, whether it fits, and the three methods one click away."""
+    kept.note(controls.reading())
     for problem in controls.reading().problems:
         st.warning(wording.plain(problem), icon=":material/link_off:")
     answer = controls.answer()
@@ -70,4 +71,5 @@ bars(
         label_visibility="collapsed",
     )
 )
+kept.draw(controls.answer)
 below()

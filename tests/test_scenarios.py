@@ -89,7 +89,7 @@ def test_eight_scenarios_and_a_setup_fit_2000_characters():
     """As Streamlit spells an address (``urllib.parse.urlencode``), with the setup of the estimate page beside them."""
     kept = [sound(it) for it in EIGHT]
     query = {**kept[0].setup, "s": [write_text(it) for it in kept], "v": 1, "within": 60}
-    address = "https://headroom.example.com/comparison?" + urlencode(query, doseq=True)
+    address = "https://headroom.example.com/compare?" + urlencode(query, doseq=True)
     assert len(address) <= 2000
 
 

@@ -1,0 +1,349 @@
+"""The comparison as widgets: what is asked of it, what it shows, what is taken away, and the mode for the projector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import streamlit as st
+
+from dashboard import compare, controls, drawing, kept, models, report, theme, wording
+from dashboard.compare import Entry
+from dashboard.example import EXAMPLE
+from dashboard.kept import Document
+from estimator.contract import parse
+from estimator.engine import estimate
+from estimator.results import Estimate
+from estimator.scenarios import MOST, read, write_file
+
+POLL_SECONDS = 0.5
+"""How often the page looks whether the Hub has answered: ours."""
+CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Contexts that all scenarios can be asked for at once."""
+PICTURES = {"PNG": "png", "SVG": "svg"}
+
+
+class Page(NamedTuple):
+    """What the page is of."""
+
+    document: Document
+    shown: list[Entry]
+    waits: bool
+
+
+def read_page() -> Page:
+    """The scenarios of the address with their estimates."""
+    waits, said = kept.ask_for_models()
+    document = kept.document()
+    shown = compare.entries(document.scenarios, models.known(), document.context, said)
+    return Page(document, shown, waits)
+
+
+def draw(page: Page) -> None:
+    """The whole page."""
+    st.title("Compare", anchor=False)
+    for problem in kept.problems():
+        st.warning(wording.plain(problem), icon=":material/link_off:")
+    _wait(page)
+    if not page.shown:
+        _nothing_yet()
+        return
+    _asked(page)
+    for it in page.shown:
+        if it.estimate is None:
+            st.html(f'<p class="hr-note hr-refusal">{compare.refusal_html(it)}</p>')
+    st.html(compare.answers_html(_answers(page)))
+    _figure(page)
+    parts = {
+        "What follows": compare.results(page.shown, page.document.within),
+        "What differs": compare.differences(page.shown),
+    }
+    st.html(compare.table_html(page.shown, {head: rows for head, rows in parts.items() if rows}))
+    _arrange(page)
+    _take_away(page)
+    with st.expander("What is assumed"):
+        st.html(compare.answers_html([*compare.assumptions(page.shown), compare.RANGE]))
+
+
+def _answers(page: Page) -> list[str]:
+    return compare.answers(page.shown, page.document.within, page.document.context)
+
+
+def _wait(page: Page) -> None:
+    """Look for the Hub's answer until it has come."""
+    if page.waits:
+        st.fragment(_look, run_every=POLL_SECONDS, key="look")()
+
+
+def _look() -> None:
+    if not kept.ask_for_models()[0]:
+        st.rerun(scope="app")
+
+
+def _figure(page: Page, *, chosen: int | None = None) -> None:
+    large = chosen is not None
+    form = PICTURES[st.session_state.get("picture", "PNG")]
+    st.plotly_chart(
+        drawing.Drawn(
+            compare.figure(page.shown, dark=controls.is_dark(), large=large, chosen=chosen)
+        ),
+        key="comparison",
+        config=drawing.menu("headroom-comparison", form),
+        alt=compare.figure_alt(page.shown),
+    )
+    if not large:
+        st.html(compare.legend_html(page.shown))
+
+
+# --- what is asked ------------------------------------------------------------------------------
+
+
+def base() -> Estimate:
+    """The setup that presets vary: that of the estimate's page, else the example."""
+    setup = kept.document().setup
+    if setup is not None:
+        reading = read(setup, models.known())
+        if reading.model is not None:
+            try:
+                return estimate(reading.model, reading.gpu, reading.setup)
+            except ValueError:
+                pass
+    return estimate(*parse(dict(EXAMPLE)))
+
+
+def _nothing_yet() -> None:
+    of = base()
+    st.html(
+        '<p class="hr-text">Nothing is kept yet. Keep a setup on the page Estimate, or begin with one of these, made '
+        f"from {wording.escape(wording.setup_line(of))}:</p>"
+    )
+    with st.container(horizontal=True, key="presets", gap="small"):
+        _presets()
+    _load()
+
+
+def _presets() -> None:
+    for name, make in compare.PRESETS.items():
+        st.button(name, on_click=_preset, args=(make,), key=f"preset {name}")
+
+
+def _preset(make: Callable[[Estimate], list[kept.Scenario]]) -> None:
+    kept.put(make(base()))
+
+
+def _asked(page: Page) -> None:
+    """What if all had another context, by when must it be done; and ways to other comparisons."""
+    state, now = st.session_state, page.document
+    options = sorted({*CONTEXTS, *([now.context] if now.context else [])})
+    state["context of all"] = now.context
+    state["within hours"] = now.within
+    with st.container(horizontal=True, key="asked", gap="small", vertical_alignment="bottom"):
+        st.selectbox(
+            "What if: context of all",
+            options,
+            key="context of all",
+            format_func=lambda it: f"{it:,} tokens",
+            placeholder="Each its own",
+            on_change=lambda: kept.turn(context=st.session_state["context of all"]),
+            help="Estimates every scenario at this context instead of its own; nothing that is kept changes.",
+            width=210,
+        )
+        st.number_input(
+            "Must be done within (hours)",
+            0.1,
+            1_000_000.0,
+            step=1.0,
+            key="within hours",
+            placeholder="No deadline",
+            format="%g",
+            on_change=lambda: kept.turn(within=st.session_state["within hours"]),
+            help="From now to the meeting: the cheapest that fits and is done by then is named.",
+            width=210,
+        )
+        with st.popover("Presets", key="presets"):
+            st.caption("Replaces the scenarios; Undo brings them back.")
+            _presets()
+        st.button("Undo", on_click=kept.undo, disabled=not kept.can_undo(), key="undo kept")
+        kept.copy_button()
+        kept.present_button(compare.best(page.shown) + 1)
+
+
+# --- rename, reorder, duplicate, remove, open ---------------------------------------------------
+
+
+def _arrange(page: Page) -> None:
+    """Everything that can be done with one scenario."""
+    count = len(page.shown)
+    names = [f"{at + 1}. {it.name}" for at, it in enumerate(page.shown)]
+    st.html('<h2 class="hr-head">Change the comparison</h2>')
+    with st.container(horizontal=True, key="arrange", gap="small", vertical_alignment="bottom"):
+        at = st.selectbox(
+            "Scenario",
+            range(count),
+            format_func=lambda it: names[it],
+            key=f"one of {count}",
+            width=280,
+        )
+        name = st.text_input(
+            "Name",
+            page.shown[at].name,
+            max_chars=60,
+            key=f"name of {at} {page.shown[at].name}",
+            width=280,
+        )
+        if name != page.shown[at].name:
+            if refusal := kept.rename(at, name):
+                st.error(wording.plain(refusal))
+            else:
+                st.rerun()
+        if st.button("Open in the estimator", key="to estimator"):
+            open_in_estimator(at)
+        st.button(
+            "← Earlier", on_click=_move, args=(at, at - 1, count), disabled=at == 0, key="earlier"
+        )
+        st.button(
+            "Later →",
+            on_click=_move,
+            args=(at, at + 1, count),
+            disabled=at == count - 1,
+            key="later",
+        )
+        st.button(
+            "Duplicate",
+            on_click=kept.duplicate,
+            args=(at,),
+            disabled=count == MOST,
+            key="duplicate",
+        )
+        st.button("Remove", on_click=kept.remove, args=(at,), key="remove")
+
+
+def _move(at: int, to: int, count: int) -> None:
+    kept.move(at, to)
+    st.session_state[f"one of {count}"] = to
+
+
+def open_in_estimator(at: int) -> None:
+    """The estimate of one scenario; the comparison goes along in the address."""
+    keys = kept.setup_params(kept.scenarios()[at])
+    st.session_state.pop("model", None)  # so that the page reads its address
+    st.switch_page("pages/estimate.py", query_params={**keys, **kept.params(estimates=True)})
+
+
+# --- take away ----------------------------------------------------------------------------------
+
+
+def _take_away(page: Page) -> None:
+    """Files, each with the version, the day, what is assumed and what a range means."""
+    day = today()
+    now = page.document
+    subject = report.Subject(page.shown, day, _link(), now.within, now.context)
+    document = now.setup.setup if now.setup else None
+    files = {
+        "Report (HTML, prints to two pages)": (
+            "html",
+            "text/html",
+            lambda: report.write_html(subject),
+        ),
+        "Table (CSV)": ("csv", "text/csv", lambda: "\ufeff" + report.write_csv(subject)),
+        "Table (JSON)": ("json", "application/json", lambda: report.write_json(subject)),
+        "Summary (Markdown)": ("md", "text/markdown", lambda: report.write_markdown(subject)),
+        "Scenarios (to load again)": (
+            "scenarios.json",
+            "application/json",
+            lambda: write_file(now.scenarios, document),
+        ),
+    }
+    st.html('<h2 class="hr-head">Take away</h2>')
+    with st.container(horizontal=True, key="take away", gap="small"):
+        for label, (ending, mime, make) in files.items():
+            st.download_button(
+                label,
+                make,
+                f"headroom-{day}.{ending}",
+                mime,
+                on_click="ignore",
+                key=f"download {ending}",
+            )
+    with st.container(horizontal=True, key="pictures", gap="medium", vertical_alignment="bottom"):
+        st.segmented_control(
+            "A chart's camera saves",
+            list(PICTURES),
+            default="PNG",
+            required=True,
+            key="picture",
+            persist_state="session",
+            help="The camera stands in each chart's own menu, above its right corner.",
+        )
+        _load()
+    too_long = [it.name for it in now.scenarios if kept.is_too_long(it)]
+    if too_long:
+        st.warning(
+            wording.plain(
+                f"Too long for a link: {', '.join(too_long)}. A copied link opens without; the file has all."
+            )
+        )
+
+
+def _load() -> None:
+    st.file_uploader(
+        "Load scenarios (.json)",
+        type=["json"],
+        key="scenario file",
+        max_upload_size=1,
+        on_change=_take_file,
+    )
+
+
+def _take_file() -> None:
+    dropped = st.session_state.get("scenario file")
+    if dropped is not None:
+        kept.load(dropped.getvalue())
+
+
+def today() -> str:
+    """The visitor's day."""
+    try:
+        zone = ZoneInfo(st.context.timezone or "UTC")
+    except (ZoneInfoNotFoundError, ValueError):
+        zone = ZoneInfo("UTC")
+    return datetime.now(zone).date().isoformat()
+
+
+def _link() -> str:
+    """The address of this comparison, as far as the server knows its own."""
+    url = (st.context.url or "").partition("?")[0]
+    return f"{url}?{kept.query()}" if url else ""
+
+
+# --- the projector ------------------------------------------------------------------------------
+
+
+def present(page: Page) -> None:
+    """One verdict that is read from the last row, the bars below it, and three keys: back, forth, leave."""
+    st.html(theme.PRESENTATION)
+    _wait(page)
+    if not page.shown:
+        _nothing_yet()
+        return
+    count = len(page.shown)
+    at = min(page.document.present or 1, count) - 1
+    st.html(compare.verdict_html(page.shown[at], at == compare.best(page.shown), _answers(page)))
+    _figure(page, chosen=at)
+    with st.container(horizontal=True, key="presenting", gap="small"):
+        for label, to, shortcut in (
+            ("← Previous", (at - 1) % count, "Left"),
+            ("Next →", (at + 1) % count, "Right"),
+        ):
+            st.button(
+                label,
+                on_click=kept.turn,
+                kwargs={"present": to + 1},
+                shortcut=shortcut,
+                key=shortcut,
+            )
+        st.button(
+            "Leave", on_click=kept.turn, kwargs={"present": None}, shortcut="Escape", key="leave"
+        )

@@ -1,0 +1,385 @@
+"""The scenarios that a visitor keeps: in the address, and in the session as long as it lasts; nowhere else.
+
+The address is the document. What it says is read when it says something new: at a visit's start, and when the visitor
+goes back or forth. Another page's bare address says nothing; there the session writes it again. A browser that is busy
+sends its old address once more; that is nothing new either.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import cast
+from urllib.parse import quote_plus, urlencode
+
+import streamlit as st
+
+from dashboard import actions, compare, models
+from estimator.contract import Reading, write_fields
+from estimator.kinds import Kind, Number, Whole
+from estimator.repository import HubModel
+from estimator.results import Estimate
+from estimator.scenarios import (
+    LONGEST_WRITTEN,
+    MOST,
+    VERSION,
+    Found,
+    Scenario,
+    free_name,
+    keep,
+    read_file,
+    read_texts,
+    sound_name,
+    unknown_model,
+    write_text,
+)
+from estimator.specs import LARGEST
+
+SCENARIOS, SETUP = "s", "setup"
+NUMBERS: Mapping[str, Kind] = {
+    "context": Whole(LARGEST["max_length"], nullable=True),
+    "within": Number(1_000_000, open_low=True, nullable=True),
+    "present": Whole(MOST, nullable=True),
+}
+KEYS = (SCENARIOS, SETUP, "v", *NUMBERS)
+"""What an address says of a comparison: its scenarios, the setup of the estimate, the contract, and the page."""
+LATE_SECONDS = 3.0
+"""How long an address that was written over may still come back from a busy browser: ours."""
+BASE = "Setup"
+
+Address = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """All that the address says of a comparison."""
+
+    scenarios: tuple[Scenario, ...] = ()
+    setup: Scenario | None = None
+    """The setup of the estimate's page, where that is not the page that is shown."""
+    context: int | None = None
+    """A context that all are estimated at instead of their own."""
+    within: float | None = None
+    """Hours in which a run must be done."""
+    present: int | None = None
+    """For the projector: the scenario that is spoken of, from 1; None: not for the projector."""
+
+
+def document() -> Document:
+    """What is compared now."""
+    kept: Document = st.session_state.setdefault("kept", Document())
+    return kept
+
+
+def scenarios() -> tuple[Scenario, ...]:
+    """The scenarios that are kept, in order."""
+    return document().scenarios
+
+
+def problems() -> tuple[str, ...]:
+    """What was dropped of a link or a file, a sentence each."""
+    said: tuple[str, ...] = st.session_state.get("kept problems", ())
+    return said
+
+
+# --- the address --------------------------------------------------------------------------------
+
+
+def follow(*, estimates: bool) -> None:
+    """Read the address where it says something new, and write what it should say; before a page is drawn.
+
+    ``estimates``: whether the page is the one whose setup stands in the address by its own keys.
+    """
+    state = st.session_state
+    state["kept estimates"] = estimates
+    given = _given()
+    if any(given.values()) and given != state.get("kept address") and not _is_late(given):
+        _read(given)
+    if estimates:
+        _open_setup()
+    _write()
+
+
+def _given() -> dict[str, tuple[str, ...]]:
+    return {key: tuple(st.query_params.get_all(key)) for key in KEYS}
+
+
+def _is_late(given: Address) -> bool:
+    """Whether a busy browser has sent what was just written over."""
+    before, when = st.session_state.get("kept before", ({}, 0.0))
+    return given == before and time.monotonic() - when < LATE_SECONDS
+
+
+def _read(given: Address) -> None:
+    found = read_texts(given[SCENARIOS], models.known(), given["v"])
+    said = list(found.problems)
+    setup = read_texts(given[SETUP][:1], models.known())
+    said += setup.problems
+    numbers: dict[str, object] = {}
+    for key, kind in NUMBERS.items():
+        try:
+            numbers[key] = kind.read(kind.from_text(given[key][0])) if given[key] else None
+        except ValueError as problem:
+            said.append(f"{key} {problem}")
+    beside = next(iter(setup.scenarios), document().setup)
+    st.session_state["kept"] = Document(
+        found.scenarios,
+        beside,
+        cast("int | None", numbers.get("context")),
+        cast("float | None", numbers.get("within")),
+        cast("int | None", numbers.get("present")),
+    )
+    st.session_state["kept problems"] = tuple(said)
+
+
+def _open_setup() -> None:
+    """A visit that began on another page: the estimate's setup, in the words of its own address."""
+    setup, state = document().setup, st.session_state
+    if setup is None or state.get("model") is not None or "model" in st.query_params:
+        return
+    st.query_params.update(setup_params(setup))
+
+
+def setup_params(scenario: Scenario) -> dict[str, list[str]]:
+    """A scenario's setup as the estimate's page has it in its address: by the contract's keys."""
+    return {key: _texts(value) for key, value in scenario.setup.items()}
+
+
+def _texts(value: object) -> list[str]:
+    """A value of the contract as an address has it."""
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return [value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))]
+
+
+def _write() -> None:
+    """At once, and only where something changes: a browser that is sent an address keeps it in its history."""
+    state = st.session_state
+    now, given = spelled(), _given()
+    state["kept address"] = now
+    if now != given:
+        state["kept before"] = (given, time.monotonic())
+        st.query_params.update({key: list(texts) for key, texts in now.items()})
+
+
+def spelled(*, estimates: bool | None = None) -> dict[str, tuple[str, ...]]:
+    """What the address should say; a scenario that is too long for a link is left out."""
+    kept = document()
+    if estimates is None:
+        estimates = st.session_state.get("kept estimates", False)
+    texts: dict[str, tuple[str, ...]] = dict.fromkeys(KEYS, ())
+    texts[SCENARIOS] = tuple(write_text(it) for it in kept.scenarios if not is_too_long(it))
+    if kept.setup is not None and not estimates and not is_too_long(kept.setup):
+        texts[SETUP] = (write_text(kept.setup),)
+    for key in NUMBERS:
+        value = getattr(kept, key)
+        texts[key] = () if value is None else (f"{value:g}",)
+    if any(texts.values()):
+        texts["v"] = (str(VERSION),)
+    return texts
+
+
+def is_too_long(scenario: Scenario) -> bool:
+    """Whether a scenario is of a pasted config that no link can carry."""
+    return len(quote_plus(write_text(scenario))) > LONGEST_WRITTEN
+
+
+# --- what a click does --------------------------------------------------------------------------
+
+
+def note(reading: Reading) -> None:
+    """Remember the setup of the estimate's page, for the addresses of the others."""
+    if reading.model is not None:
+        setup = Scenario(BASE, write_fields(reading.model, reading.gpu, reading.setup))
+        st.session_state["kept"] = replace(document(), setup=setup)
+
+
+def put(now: Sequence[Scenario]) -> None:
+    """Compare these from now on, and remember what was compared before."""
+    state = st.session_state
+    state["kept undo"] = [*state.get("kept undo", []), scenarios()][-actions.DEEPEST :]
+    _set(scenarios=tuple(now))
+
+
+def undo() -> None:
+    """Take the last change back."""
+    state = st.session_state
+    if state.get("kept undo"):
+        *state["kept undo"], before = state["kept undo"]
+        _set(scenarios=before)
+
+
+def can_undo() -> bool:
+    """Whether there is a change to take back."""
+    return bool(st.session_state.get("kept undo"))
+
+
+def turn(**keys: object) -> None:
+    """Set what the page shows: ``context``, ``within``, ``present``."""
+    _set(**keys)
+
+
+def _set(**keys: object) -> None:
+    st.session_state["kept problems"] = ()
+    st.session_state["kept"] = replace(document(), **keys)  # type: ignore[arg-type]  # by name
+    _write()
+
+
+def add(name: str, of: Estimate) -> str:
+    """Keep an estimate's setup under a name; the sentence that says why not, or nothing."""
+    if len(scenarios()) >= MOST:
+        return f"A comparison holds {MOST} scenarios; remove one first."
+    try:
+        put([*scenarios(), keep(name, of.model, of.gpu, of.setup)])
+    except ValueError as problem:
+        return str(problem)
+    return ""
+
+
+def rename(at: int, name: str) -> str:
+    """Give a scenario another name; the sentence that says why not, or nothing."""
+    try:
+        now = list(scenarios())
+        now[at] = replace(now[at], name=sound_name(name))
+    except ValueError as problem:
+        return str(problem)
+    put(now)
+    return ""
+
+
+def move(at: int, to: int) -> None:
+    """Put a scenario in another place."""
+    now = list(scenarios())
+    now.insert(to, now.pop(at))
+    put(now)
+
+
+def duplicate(at: int) -> None:
+    """A second one of the same setup, behind it."""
+    now = list(scenarios())
+    again = replace(now[at], name=free_name(now[at].name, now))
+    put([*now[: at + 1], again, *now[at + 1 :]])
+
+
+def remove(at: int) -> None:
+    """Compare it no more."""
+    now = list(scenarios())
+    del now[at]
+    put(now)
+
+
+def load(text: bytes) -> None:
+    """Compare what a file holds; where it is no such file, one sentence and all as it was."""
+    try:
+        found: Found = read_file(text, models.known())
+    except ValueError as problem:
+        st.session_state["kept problems"] = (str(problem),)
+        return
+    put(found.scenarios)
+    if found.setup is not None:
+        st.session_state["kept"] = replace(document(), setup=Scenario(BASE, found.setup))
+    st.session_state["kept problems"] = found.problems
+
+
+# --- models of the Hub --------------------------------------------------------------------------
+
+
+def ask_for_models() -> tuple[bool, dict[str, str]]:
+    """Ask the Hub for models that nobody here knows: whether it must still answer, and what is said of each."""
+    state = st.session_state
+    asked: dict[str, Future[HubModel]] = state.setdefault("kept asked", {})
+    said: dict[str, str] = {}
+    for scenario in scenarios():
+        hub_id = unknown_model(scenario, models.known())
+        if not hub_id:
+            continue
+        answer = (
+            asked.setdefault(hub_id, models.asked_of_the_hub(hub_id))
+            if hub_id not in asked
+            else asked[hub_id]
+        )
+        if not answer.done():
+            said[hub_id] = f"The Hub is being asked for {hub_id}."
+        elif (found := answer.result()).model is None:
+            said[hub_id] = " ".join(found.sentences)
+        else:
+            models.remember(hub_id, found)
+    return any(not asked[it].done() for it in said), said
+
+
+# --- on the estimate's page ---------------------------------------------------------------------
+
+
+def draw(answer: Callable[[], Estimate | str]) -> None:
+    """Keep this setup, and the way to the comparison."""
+    count = len(scenarios())
+    with st.container(horizontal=True, key="keeping", gap="small"):
+        if st.button("Keep for comparison", key="keep"):
+            _ask_for_name(answer())
+        label = f"Compare {count} scenario{'s' * (count != 1)}" if count else "Compare scenarios"
+        if st.button(label, key="compare"):
+            st.switch_page("pages/compare.py", query_params=params(estimates=False))
+        copy_button()
+        present_button(1)
+    for problem in problems():
+        st.warning(problem.replace("[", "\\["))
+
+
+def params(*, estimates: bool) -> dict[str, list[str]]:
+    """The address of a page, for a link to it."""
+    return {key: list(texts) for key, texts in spelled(estimates=estimates).items() if texts}
+
+
+def query() -> str:
+    """The address of the comparison, without the question mark."""
+    return urlencode(params(estimates=False), doseq=True)
+
+
+@st.dialog("Keep for comparison")
+def _ask_for_name(of: Estimate | str) -> None:
+    if isinstance(of, str):
+        st.write(of.replace("[", "\\["))
+        return
+    proposed = free_name(compare.proposed_name(of), scenarios())
+    name = st.text_input("Name", proposed, max_chars=60, key=f"name {len(scenarios())}")
+    if st.button("Keep", type="primary", key="keep it"):
+        if refusal := add(name, of):
+            st.error(refusal.replace("[", "\\["))
+        else:
+            st.rerun()
+
+
+def present_button(at: int) -> None:
+    """Into the mode for the projector."""
+    st.button(
+        "Present",
+        on_click=turn,
+        kwargs={"present": at},
+        key="present",
+        help="Large type and few controls, for the projector. Esc leads back.",
+    )
+
+
+COPY = """<button id="hr-copy" type="button" class="hr-copy">Copy the link</button>
+<script>
+(() => {
+  const button = document.getElementById("hr-copy");
+  button.onclick = async () => {
+    const link = window.location.href;
+    try { await navigator.clipboard.writeText(link); }
+    catch { const box = document.createElement("textarea"); box.value = link; document.body.append(box);
+            box.select(); document.execCommand("copy"); box.remove(); }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy the link"; }, 2000);
+  };
+})();
+</script>"""
+"""The browser's own address, which holds everything; no text of a visitor's is in here."""
+
+
+def copy_button() -> None:
+    """Put the address on the clipboard."""
+    st.html(COPY, width="content", unsafe_allow_javascript=True)

@@ -1,0 +1,337 @@
+"""What is taken away from a comparison: a report that prints, tables for programs, and a summary for a ticket.
+
+Each names the version, the day, what is assumed and what the ends of a bracket mean. Names come from links and files:
+they are escaped for the place that they stand in.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from dashboard import compare, theme, wording
+from dashboard.compare import Entry, Row
+from dashboard.figures import peak_parts, scale
+from estimator.contract import write_estimate, write_fields
+from estimator.results import Estimate
+from estimator.specs import Verdict
+
+RELEASE = "0.1.0"
+"""As in pyproject.toml; a test compares."""
+
+
+class Subject(NamedTuple):
+    """What is reported of."""
+
+    shown: Sequence[Entry]
+    day: str
+    """As the page has it: ``2026-11-21``."""
+    link: str = ""
+    within: float | None = None
+    context: int | None = None
+
+    @property
+    def origin(self) -> str:
+        """Version and day in one line."""
+        return f"Headroom {RELEASE}, {self.day}"
+
+
+# --- tables for programs ------------------------------------------------------------------------
+
+
+def write_json(of: Subject) -> str:
+    """Every scenario with its setup and its estimate by the contract, all memory in bytes."""
+    written = {
+        "headroom": RELEASE,
+        "date": of.day,
+        "range": compare.RANGE,
+        "within_hours": of.within,
+        "context_of_all": of.context,
+        "scenarios": [_as_object(it) for it in of.shown],
+    }
+    return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
+
+
+def _as_object(it: Entry) -> dict[str, object]:
+    if it.estimate is None:
+        return {"name": it.name, "error": it.problem}
+    setup = write_fields(it.estimate.model, it.estimate.gpu, it.estimate.setup)
+    return {"name": it.name, "setup": setup, "estimate": write_estimate(it.estimate)}
+
+
+def write_csv(of: Subject) -> str:
+    """A row a scenario: what differs, and what follows, with its unit in the column's name."""
+    differs = compare.differing(of.shown)
+    head = ["scenario", *differs, *_FIGURES, "headroom_version", "date", "assumptions", "range"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(head)
+    for place, it in enumerate(of.shown):
+        assumed = " ".join(it.estimate.assumptions) if it.estimate else it.problem
+        row = [it.name, *(texts[place] for texts in differs.values()), *_figures(it.estimate)]
+        writer.writerow(
+            [safe_cell(cell) for cell in [*row, RELEASE, of.day, assumed, compare.RANGE]]
+        )
+    return text.getvalue()
+
+
+_FIGURES = (
+    "verdict",
+    "peak_bytes",
+    "need_low_bytes",
+    "need_high_bytes",
+    "capacity_bytes",
+    "headroom_bytes",
+    "total_hours_low",
+    "total_hours_high",
+    "cost_usd_low",
+    "cost_usd_high",
+)
+
+
+def _figures(of: Estimate | None) -> list[object]:
+    if of is None:
+        return [""] * len(_FIGURES)
+    written = write_estimate(of)
+    written["headroom_bytes"] = of.headroom_bytes if of.gpu else None
+    found = [written[key] for key in _FIGURES]
+    return ["" if value is None else value for value in found]
+
+
+def safe_cell(value: object) -> object:
+    """A cell that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe.
+
+    >>> safe_cell("=1+1"), safe_cell("@x"), safe_cell("QLoRA"), safe_cell(-5)
+    ("'=1+1", "'@x", 'QLoRA', -5)
+    """
+    if isinstance(value, str) and value.lstrip()[:1] in {"=", "+", "-", "@", "\t", "\r", "|", "%"}:
+        return f"'{value}"
+    return f"'{value}" if isinstance(value, str) and value[:1] in {"\t", "\r", "\n"} else value
+
+
+# --- for a ticket -------------------------------------------------------------------------------
+
+
+def write_markdown(of: Subject) -> str:
+    """The comparison in Markdown."""
+    lines = [f"## {_title(of)}", ""]
+    lines += [f"- {_markdown(it)}" for it in _answers(of)]
+    rows = [*compare.results(of.shown, of.within), *compare.differences(of.shown)]
+    names = " | ".join(_markdown(it.name) for it in of.shown)
+    lines += ["", f"| | {names} |", "|---" * (len(of.shown) + 1) + "|"]
+    for row in rows:
+        cells = " | ".join(
+            f"**{_markdown(it.text)}**" if it.best else _markdown(it.text) for it in row.cells
+        )
+        lines.append(f"| {_markdown(row.label)} | {cells} |")
+    lines += ["", "Bold is the best of its row.", "", "Assumed:", ""]
+    lines += [f"- {_markdown(it)}" for it in compare.assumptions(of.shown)]
+    lines += [
+        "",
+        compare.RANGE,
+        "",
+        f"{of.origin}. {f'[Open it]({of.link})' if of.link else ''}".rstrip(),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _markdown(text: str) -> str:
+    r"""A text as Markdown that shows it as it is.
+
+    >>> print(_markdown("a|b <i> [x](y)"))
+    a\|b &lt;i> \[x\](y)
+    """
+    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text).replace("<", "&lt;").replace("@", "&#64;")
+
+
+def _title(of: Subject) -> str:
+    return f"GPU memory, time and cost of {len(of.shown)} fine-tuning setups"
+
+
+def _answers(of: Subject) -> list[str]:
+    return compare.answers(of.shown, of.within, of.context)
+
+
+# --- the report ---------------------------------------------------------------------------------
+
+
+def write_html(of: Subject) -> str:
+    """One file that needs no other, and prints to two pages of A4: what follows, and what is behind it."""
+    results = compare.results(of.shown, of.within)
+    differs = compare.differences(of.shown)
+    answers = "".join(f"<li>{escape(it)}</li>" for it in _answers(of))
+    assumed = "".join(f"<li>{escape(it)}</li>" for it in compare.assumptions(of.shown))
+    refused = "".join(
+        f"<li>“{escape(it.name)}” is refused: {escape(it.problem)}</li>"
+        for it in of.shown
+        if it.estimate is None
+    )
+    link = f'<p class="link">{escape(of.link)}</p>' if of.link else ""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(_title(of))}</title>
+<meta name="viewport" content="width=device-width">
+<style>{_STYLE}</style></head><body>
+<section><h1>{escape(_title(of))}</h1><p class="origin">{escape(of.origin)}</p>
+<ul>{answers}{refused}</ul>
+<h2>At the peak, on one scale</h2>
+{svg(of.shown)}
+<p class="legend">{_legend(of.shown)}</p>
+<h2>What follows</h2>{_across(of.shown, results)}<p class="small">★ marks the best of its column.</p></section>
+<section class="second"><h2>What differs</h2>{_down(of.shown, differs)}
+<h2>What is assumed</h2><ul class="small">{assumed}</ul>
+<h2>What the ends of a figure mean</h2><p class="small">{escape(compare.RANGE)}</p>
+<h2>Where it can be changed</h2>{link}<p class="origin">{escape(of.origin)}</p></section>
+</body></html>
+"""
+
+
+_STYLE = """
+@page { size: A4 portrait; margin: 13mm; }
+* { box-sizing: border-box; }
+body { font: 10.5pt/1.4 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; color: #1B2530; margin: 0 auto;
+  max-width: 184mm; padding: 8mm 0; -webkit-print-color-adjust: exact; print-color-adjust: exact; }
+@media print { body { padding: 0; max-width: none; } .second { break-before: page; } section { break-inside: avoid; } }
+h1 { font-size: 17pt; margin: 0; line-height: 1.2; } h2 { font-size: 12pt; margin: 4mm 0 1.5mm; }
+.origin { color: #4A5560; font-size: 9pt; margin: 1mm 0 3mm; }
+ul { margin: 0; padding-left: 5mm; } li { margin: .6mm 0; }
+.small, .small li { font-size: 8.5pt; line-height: 1.35; margin-bottom: 0; }
+svg { width: 100%; height: auto; display: block; } .legend { font-size: 8.5pt; margin: 1mm 0 0; }
+.legend span { white-space: nowrap; margin-right: 3.5mm; }
+.legend i { display: inline-block; width: 3mm; height: 3mm; margin-right: 1mm; vertical-align: -.3mm; }
+table { border-collapse: collapse; width: 100%; font-size: 8.5pt; line-height: 1.3; table-layout: fixed; }
+table.wide { font-size: 7.5pt; }
+th, td { text-align: left; vertical-align: top; padding: 1mm 1.5mm; border-bottom: .2mm solid #C5CCD3;
+  overflow-wrap: anywhere; }
+thead th { border-bottom-color: #4A5560; } tbody th { font-weight: 600; }
+td.best { background: #E0F1EA; font-weight: 700; } small { display: block; color: #4A5560; font-weight: 400; }
+.link { font-size: 7.5pt; overflow-wrap: anywhere; margin: 0; }
+"""
+
+
+def _across(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
+    """A line a scenario, a column a property."""
+    head = "".join(f'<th scope="col">{escape(row.label)}</th>' for row in rows)
+    body = "".join(
+        f'<tr><th scope="row">{escape(it.name)}</th>{"".join(_cell(row.cells[at]) for row in rows)}</tr>'
+        for at, it in enumerate(shown)
+    )
+    return f'<table><thead><tr><th scope="col">Scenario</th>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _down(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
+    """A line a property, a column a scenario."""
+    if not rows:
+        return '<p class="small">Nothing: all scenarios have the same setup.</p>'
+    head = "".join(f'<th scope="col">{escape(it.name)}</th>' for it in shown)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row.label)}</th>{"".join(map(_cell, row.cells))}</tr>'
+        for row in rows
+    )
+    wide = "wide" if len(shown) > 4 else ""
+    return f'<table class="{wide}"><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _cell(cell: compare.Cell) -> str:
+    beside = f"<small>{escape(cell.beside)}</small>" if cell.beside else ""
+    return f'<td class="{"best" * cell.best}">{"★ " * cell.best}{escape(cell.text)}{beside}</td>'
+
+
+# --- the chart as SVG ---------------------------------------------------------------------------
+
+WIDTH, LEFT, RIGHT = 1000, 250, 24
+"""Of the drawing, in its own units."""
+ROW, BAR, FOOT = 58, 38, 40
+
+
+def svg(shown: Sequence[Entry]) -> str:
+    """The stacked bars of ``compare.figure``, as a drawing that needs no script."""
+    found = compare.bars(shown)
+    sizes = [it.need_high_bytes for _, it in found]
+    sizes += [it.gpu.memory_bytes for _, it in found if it.gpu]
+    end = scale(max(sizes, default=1))
+    unit = (WIDTH - LEFT - RIGHT) / end
+    height = ROW * len(found) + FOOT
+    drawn = _grid(end, unit, height)
+    drawn += [_svg_bar(name, it, ROW * place, unit, end) for place, (name, it) in enumerate(found)]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="{escape(compare.figure_alt(shown), quote=True)}" font-family="system-ui, sans-serif" '
+        f'font-size="15" fill="#1B2530">{"".join(drawn)}</svg>'
+    )
+
+
+def _grid(end: float, unit: float, height: int) -> list[str]:
+    step = end / 4
+    marks = []
+    for number in range(5):
+        x = LEFT + unit * step * number
+        anchor = "end" if number == 4 else "middle"
+        said = f"{step * number:g}{' GiB' * (number == 4)}"
+        marks.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height - FOOT + 6}" stroke="#D5DAE0"/>'
+            f'<text x="{x:.1f}" y="{height - 12}" text-anchor="{anchor}">{said}</text>'
+        )
+    return marks
+
+
+def _svg_bar(name: str, it: Estimate, top: int, unit: float, end: float) -> str:
+    y = top + (ROW - BAR) / 2
+    where = it.gpu.name if it.gpu else "no GPU"
+    drawn = [
+        f'<text x="{LEFT - 12}" y="{y + 15}" text-anchor="end" font-weight="700">{escape(compare.cut(name))}</text>',
+        f'<text x="{LEFT - 12}" y="{y + 34}" text-anchor="end">{escape(compare.cut(where))}</text>',
+    ]
+    looks = {part.label: part for part in (*theme.COMPONENTS.values(), theme.RESERVE)}
+    x = float(LEFT)
+    for label, size in peak_parts(it).items():
+        width = unit * wording.in_gib(size)
+        if not size:
+            continue
+        part = looks[label]
+        fill = "#FFFFFF" if part.hollow else part.colour
+        drawn.append(
+            f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{fill}" stroke="{part.colour}"/>'
+        )
+        if width > 46:
+            drawn.append(
+                f'<text x="{x + width / 2:.1f}" y="{y + 25}" text-anchor="middle" fill="{part.ink}">'
+                f"{wording.number(size)}</text>"
+            )
+        x += width
+    if it.gpu:
+        line = LEFT + unit * wording.in_gib(it.gpu.memory_bytes)
+        drawn.append(
+            f'<line x1="{line:.1f}" x2="{line:.1f}" y1="{top + 3}" y2="{top + ROW - 3}" '
+            f'stroke="{theme.VERDICTS[Verdict.DOES_NOT_FIT].colour}" stroke-width="4"/>'
+        )
+        x = line if line - 90 < x < line else x
+    drawn.append(
+        f'<text x="{x + 8:.1f}" y="{y + 26}" font-size="18" font-weight="700">{escape(_need(it))}</text>'
+    )
+    return "".join(drawn)
+
+
+def _need(it: Estimate) -> str:
+    sign = f" {wording.SIGNS[it.verdict]}" if it.verdict else ""
+    return f"{wording.number(it.need_high_bytes)}{sign}"
+
+
+def _legend(shown: Sequence[Entry]) -> str:
+    there = {
+        label for _, it in compare.bars(shown) for label, size in peak_parts(it).items() if size
+    }
+    parts = [part for part in (*theme.COMPONENTS.values(), theme.RESERVE) if part.label in there]
+    swatches = [
+        f'<span><i style="background:{"#fff" if it.hollow else it.colour};outline:.3mm solid {it.colour}"></i>'
+        f"{escape(it.label)}</span>"
+        for it in parts
+    ]
+    line = theme.VERDICTS[Verdict.DOES_NOT_FIT].colour
+    swatches.append(f'<span><i style="background:{line};width:1mm"></i>what the card has</span>')
+    return "".join(swatches)

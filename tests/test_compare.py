@@ -1,0 +1,271 @@
+"""The comparison without a browser: figures, sentences, files and the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import plotly.graph_objects as go
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import compare, report
+from dashboard.compare import Entry
+from estimator import Method, TrainingSetup, catalog, estimate
+from estimator.scenarios import Scenario, keep, write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+LORA = TrainingSetup(method=Method.LORA)
+HOSTILE = "=cmd|' /C calc'!A0 <img src=x onerror=alert(1)>"
+
+
+def of(gpu: str = "A100-SXM4-80GB", **keys):
+    return estimate(MISTRAL, catalog.gpu(gpu), replace(LORA, **keys))
+
+
+def three():
+    return compare.entries(compare.three_methods(of()), {})
+
+
+def open_compare(*scenarios: Scenario, **address: str) -> AppTest:
+    page = AppTest.from_file(str(ROOT / "app.py"), default_timeout=240)
+    page.run()
+    if scenarios:
+        page.query_params["s"] = [write_text(it) for it in scenarios]
+    for key, value in address.items():
+        page.query_params[key] = value
+    page.switch_page("pages/compare.py").run()
+    assert not page.exception
+    return page
+
+
+def text(page: AppTest) -> str:
+    pieces = [element.proto.body for element in page.get("html")]
+    return "\n".join(
+        [*pieces, *(it.value for it in page.warning), *(it.value for it in page.error)]
+    )
+
+
+def button(page: AppTest, key: str):
+    return next(it for it in page.button if it.key == key)
+
+
+# --- what it says -------------------------------------------------------------------------------
+
+
+def test_only_what_differs_is_in_the_table_of_differences():
+    rows = compare.differences(three())
+    assert [row.label for row in rows] == ["Method"]
+    assert [cell.text for cell in rows[0].cells] == ["Full", "LoRA", "QLoRA"]
+
+
+def test_key_without_meaning_is_a_dash_and_no_difference():
+    shown = [Entry("full", of(method=Method.FULL, lora_r=16)), Entry("lora", of(lora_r=64))]
+    assert "lora_r" not in compare.differing(shown), "full fine-tuning has no rank"
+    shown.append(Entry("more", of(lora_r=8)))
+    assert compare.differing(shown)["lora_r"] == ["–", "64", "8"]
+
+
+def test_best_of_each_row_is_marked_and_what_does_not_fit_has_no_hours():
+    """Full fine-tuning of Mistral-7B under autocast takes 16 bits of weights and states each and runs out of 80 GB."""
+    rows = {row.label: row.cells for row in compare.results(three())}
+    assert [cell.best for cell in rows["Need"]] == [False, False, True]
+    assert [cell.best for cell in rows["Headroom"]] == [False, False, True]
+    short = compare.entries(
+        [keep("no", MISTRAL, catalog.gpu("L4"), replace(LORA, method=Method.FULL))], {}
+    )
+    both = [*short, *three()[1:]]
+    assert not compare.results(both)[3].cells[0].best
+    assert compare.hours(short[0].estimate) is None
+
+
+def test_cheapest_that_meets_a_deadline_is_named():
+    """The slow end of the hours decides: only what is done by then at worst is surely done."""
+    shown = [
+        Entry("slow and cheap", of("L40S", num_train_examples=100_000)),
+        Entry("fast and dear", of("H100-SXM5-80GB", num_train_examples=100_000)),
+    ]
+    slow, fast = (it.estimate.time.total_hours_high for it in shown)
+    assert fast < slow
+    said = " ".join(compare.answers(shown, within=(fast + slow) / 2))
+    if shown[0].estimate.time.total_hours_low > (fast + slow) / 2:
+        assert "“slow and cheap”" not in said
+    assert "surely done within" in said
+    assert "“fast and dear”" in said
+    assert "None that fits is done within" in " ".join(compare.answers(shown, within=0.1))
+
+
+def test_what_qlora_loses_is_said_beside_lora_of_the_same_setup():
+    said = compare.answers(three())[-1]
+    lora, qlora = three()[1].estimate, three()[2].estimate
+    saved = lora.need_high_bytes - qlora.need_high_bytes
+    assert saved > 0
+    assert f"−{saved / 2**30:.1f} GiB" in said
+    assert "Dettmers et al. 2023" in said
+
+
+def test_what_if_at_another_context_changes_no_scenario():
+    kept = compare.three_methods(of())
+    at_4k = compare.entries(kept, {}, 4096)
+    assert {it.estimate.setup.max_length for it in at_4k} == {4096}
+    assert at_4k[1].estimate == of(max_length=4096)
+    assert "4,096 tokens" in compare.answers(at_4k, context=4096)[0]
+
+
+def test_presets_vary_one_thing():
+    assert [it.setup.get("method", "full") for it in compare.three_methods(of())] == [
+        "full",
+        "lora",
+        "qlora",
+    ]
+    cards = compare.five_gpus(of())
+    assert len({it.setup["gpu"] for it in cards}) == 5
+    assert "A100-SXM4-80GB" in {it.setup["gpu"] for it in cards}
+    lengths = [it.setup.get("max_length", 1024) for it in compare.five_contexts(of())]
+    assert lengths == [512, 1024, 2048, 4096, 8192]
+
+
+def test_refused_scenario_says_why_and_the_others_stay():
+    shown = compare.entries(
+        [Scenario("gone", {"model": "someone/else"}), *compare.three_methods(of())], {}
+    )
+    assert shown[0].estimate is None
+    assert shown[0].problem
+    assert len(compare.bars(shown)) == 3
+    assert "“gone” is refused" in report.write_html(report.Subject(shown, "2026-11-21"))
+
+
+# --- the figure ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_figure_is_one_that_plotly_draws_with_a_capacity_for_each_bar(large):
+    shown = compare.entries(compare.five_gpus(of()), {})
+    drawn = compare.figure(shown, large=large, chosen=1 if large else None)
+    go.Figure(drawn)
+    capacity = next(trace for trace in drawn["data"] if trace["name"] == "Capacity")
+    assert capacity["x"] == [round(it.estimate.gpu.memory_bytes / 2**30, 3) for it in shown]
+    for place, it in enumerate(shown):
+        whole = sum(
+            trace["x"][trace["y"].index(place)]
+            for trace in drawn["data"]
+            if trace["type"] == "bar" and place in trace["y"]
+        )
+        assert whole == pytest.approx(it.estimate.need_high_bytes / 2**30, abs=0.01)
+
+
+# --- what is taken away -------------------------------------------------------------------------
+
+
+def subject(name: str = "one") -> report.Subject:
+    shown = [Entry(name, of()), Entry("two", of("L4"))]
+    return report.Subject(shown, "2026-11-21", "http://localhost:8501/compare?v=1", within=10.0)
+
+
+@pytest.mark.parametrize(
+    "write", [report.write_html, report.write_csv, report.write_json, report.write_markdown]
+)
+def test_each_file_names_version_day_assumptions_and_range(write):
+    written = write(subject())
+    assert report.RELEASE in written
+    assert "2026-11-21" in written
+    assert "Every example is 1024 tokens long" in written
+    assert "nine of ten published runs" in written
+
+
+def test_release_is_that_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["version"] == report.RELEASE
+
+
+def test_name_from_a_link_is_no_html_no_formula_and_no_markdown():
+    of_hostile = subject(HOSTILE[:60])
+    page = report.write_html(of_hostile)
+    assert "<img" not in page
+    assert "<script" not in page
+    rows = list(csv.reader(io.StringIO(report.write_csv(of_hostile))))
+    assert rows[1][0].startswith("'=cmd")
+    assert not any(cell[:1] in {"=", "+", "@", "\t"} for row in rows for cell in row)
+    assert "<img" not in report.write_markdown(of_hostile)
+    assert json.loads(report.write_json(of_hostile))["scenarios"][0]["name"] == HOSTILE[:60]
+    assert "<img" not in compare.table_html(
+        of_hostile.shown, {"What follows": compare.results(of_hostile.shown)}
+    )
+    drawn = json.dumps(compare.figure(of_hostile.shown), ensure_ascii=False)
+    assert "<img" not in drawn
+
+
+def test_json_has_the_estimate_of_the_contract():
+    written = json.loads(report.write_json(subject()))
+    assert written["scenarios"][0]["estimate"]["need_high_bytes"] == of().need_high_bytes
+    assert written["scenarios"][0]["setup"]["model"] == MISTRAL.hub_id
+
+
+def test_report_needs_no_other_file():
+    page = report.write_html(subject())
+    assert "src=" not in page
+    assert "url(" not in page
+    assert page.count("<svg") == 1
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def test_link_opens_on_the_page_with_its_scenarios():
+    page = open_compare(*compare.three_methods(of()))
+    assert "✓ fits" in text(page)
+    spec = json.loads(page.get("plotly_chart")[0].proto.spec)
+    assert "QLoRA" in json.dumps(spec["data"])
+
+
+def test_damaged_link_says_what_was_dropped_on_the_page():
+    page = open_compare(Scenario("good", {"model": MISTRAL.hub_id, "gpu": "L4"}), within="soon")
+    assert "within must be a number" in text(page)
+    assert "good" in text(page)
+
+
+def test_preset_duplicate_remove_and_undo():
+    page = open_compare()
+    button(page, "preset Full, LoRA, QLoRA").click().run()
+    assert not page.exception
+    button(page, "duplicate").click().run()
+    assert "Full 2" in text(page)
+    button(page, "remove").click().run()
+    button(page, "undo kept").click().run()
+    button(page, "undo kept").click().run()
+    assert "Full 2" not in text(page)
+    assert len(page.query_params["s"]) == 3
+    assert page.query_params["v"] == ["1"]
+
+
+def test_rename_to_a_name_that_breaks_links_is_refused_with_a_sentence():
+    page = open_compare(*compare.three_methods(of()))
+    name = next(it for it in page.text_input if it.label == "Name")
+    name.set_value("a~b").run()
+    assert "without ~" in text(page)
+
+
+def test_presentation_shows_one_verdict_and_three_keys():
+    page = open_compare(*compare.three_methods(of()), present="2")
+    assert "hr-big" in text(page)
+    assert "LoRA" in text(page)
+    assert {it.key for it in page.button} == {"Left", "Right", "leave"}
+
+
+def test_old_links_open_on_the_page():
+    lines = (ROOT / "tests" / "reference" / "links.jsonl").read_text("utf-8").splitlines()
+    old = json.loads(lines[1])
+    page = AppTest.from_file(str(ROOT / "app.py"), default_timeout=240)
+    page.run()
+    for key, values in parse_qs(old["query"]).items():
+        page.query_params[key] = values
+    page.switch_page("pages/compare.py").run()
+    assert not page.exception
+    assert not page.warning
+    assert old["scenarios"][0]["name"] in text(page)
