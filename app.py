@@ -4,7 +4,7 @@ import gc
 
 import streamlit as st
 
-from dashboard import figures, kept, theme
+from dashboard import figures, kept, router, theme
 
 
 @st.cache_resource(show_spinner=False)
@@ -16,8 +16,8 @@ def freeze_imports() -> None:
 
 # The icon is a file of ours: a ":material/…:" name would be fetched from another machine.
 st.set_page_config(page_title="Headroom", page_icon=theme.ICON, layout="wide")
-# A page's path in the address must differ from its file's name: beside a folder named pages/, Streamlit
-# would otherwise run that file alone, without this router.
+# A page's path in the address must differ from its file's name, or the file must ask dashboard/router.py: beside a
+# folder named pages/, Streamlit would otherwise run that file alone, without this router.
 page = st.navigation(
     [
         st.Page("pages/estimate.py", title="Estimate", url_path="setup", default=True),
@@ -29,7 +29,7 @@ page = st.navigation(
 )
 st.html(theme.style(figures.SWITCHES))
 st.sidebar.html('<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>')
-st.session_state["routed"] = True
 kept.follow(estimates=page.title == "Estimate")
-page.run()
+with router.routing():
+    page.run()
 freeze_imports()

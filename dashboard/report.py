@@ -176,7 +176,7 @@ def write_html(of: Subject) -> str:
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(_title(of))}</title>
 <meta name="viewport" content="width=device-width">
-<style>{_STYLE}</style></head><body>
+<style>{_STYLE}</style></head><body class="{"many" * (len(of.shown) > 4)}">
 <section><h1>{escape(_title(of))}</h1><p class="origin">{escape(of.origin)}</p>
 <ul>{answers}{refused}</ul>
 <h2>At the peak, on one scale</h2>
@@ -184,7 +184,7 @@ def write_html(of: Subject) -> str:
 <p class="legend">{_legend(of.shown)}</p>
 <h2>What follows</h2>{_across(of.shown, results)}<p class="small">★ marks the best of its column.</p></section>
 <section class="second"><h2>What differs</h2>{_down(of.shown, differs)}
-<h2>What is assumed</h2><ul class="small">{assumed}</ul>
+<h2>What is assumed</h2><ul class="small assumed">{assumed}</ul>
 <h2>What the ends of a figure mean</h2><p class="small">{escape(compare.RANGE)}</p>
 <h2>Where it can be changed</h2>{link}<p class="origin">{escape(of.origin)}</p></section>
 </body></html>
@@ -205,7 +205,9 @@ svg { width: 100%; height: auto; display: block; } .legend { font-size: 8.5pt; m
 .legend span { white-space: nowrap; margin-right: 3.5mm; }
 .legend i { display: inline-block; width: 3mm; height: 3mm; margin-right: 1mm; vertical-align: -.3mm; }
 table { border-collapse: collapse; width: 100%; font-size: 8.5pt; line-height: 1.3; table-layout: fixed; }
-table.wide { font-size: 7.5pt; }
+.many { font-size: 9.5pt; } .many h2 { margin-top: 2.5mm; } .many table { font-size: 7.5pt; }
+.many td, .many th { padding: .6mm 1.2mm; } .many .assumed { columns: 2; }
+.many .small, .many .small li { font-size: 7.5pt; }
 th, td { text-align: left; vertical-align: top; padding: 1mm 1.5mm; border-bottom: .2mm solid #C5CCD3;
   overflow-wrap: anywhere; }
 thead th { border-bottom-color: #4A5560; } tbody th { font-weight: 600; }
@@ -233,8 +235,9 @@ def _down(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
         f'<tr><th scope="row">{escape(row.label)}</th>{"".join(map(_cell, row.cells))}</tr>'
         for row in rows
     )
-    wide = "wide" if len(shown) > 4 else ""
-    return f'<table class="{wide}"><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return (
+        f'<table><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{body}</tbody></table>'
+    )
 
 
 def _cell(cell: compare.Cell) -> str:
@@ -244,9 +247,9 @@ def _cell(cell: compare.Cell) -> str:
 
 # --- the chart as SVG ---------------------------------------------------------------------------
 
-WIDTH, LEFT, RIGHT = 1000, 250, 24
+WIDTH, LEFT, RIGHT = 1000, 280, 24
 """Of the drawing, in its own units."""
-ROW, BAR, FOOT = 58, 38, 40
+ROW, BAR, FOOT = 46, 36, 36
 
 
 def svg(shown: Sequence[Entry]) -> str:
@@ -284,8 +287,8 @@ def _svg_bar(name: str, it: Estimate, top: int, unit: float, end: float) -> str:
     y = top + (ROW - BAR) / 2
     where = it.gpu.name if it.gpu else "no GPU"
     drawn = [
-        f'<text x="{LEFT - 12}" y="{y + 15}" text-anchor="end" font-weight="700">{escape(compare.cut(name))}</text>',
-        f'<text x="{LEFT - 12}" y="{y + 34}" text-anchor="end">{escape(compare.cut(where))}</text>',
+        f'<text x="{LEFT - 12}" y="{y + 14}" text-anchor="end" font-weight="700">{escape(compare.cut(name))}</text>',
+        f'<text x="{LEFT - 12}" y="{y + 32}" text-anchor="end">{escape(compare.cut(where))}</text>',
     ]
     looks = {part.label: part for part in (*theme.COMPONENTS.values(), theme.RESERVE)}
     x = float(LEFT)

@@ -4,10 +4,9 @@ import runpy
 
 import streamlit as st
 
-from dashboard import comparison, kept, theme
+from dashboard import comparison, kept, router, theme
 
-if "routed" not in st.session_state:
-    # The first visitor of a new server: Streamlit takes this file for a page of its own, without the router.
+if not router.is_routed():
     runpy.run_path("app.py", run_name="__main__")
 else:
     st.html(theme.WITHOUT_SIDEBAR)
