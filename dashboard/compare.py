@@ -625,7 +625,8 @@ def five_contexts(of: Estimate) -> list[Scenario]:
 
 def _varied(of: Estimate, changes: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Scenario]:
     for name, keys in changes:
-        for more in ({}, {"lora_dropout": 0.0}):  # PEFT refuses dropout on stacked experts
+        also: tuple[Mapping[str, Any], ...] = ({}, {"lora_dropout": 0.0})
+        for more in also:  # PEFT refuses dropout on stacked experts
             try:
                 setup = replace(of.setup, **keys, **more)
                 estimate(of.model, of.gpu, setup)

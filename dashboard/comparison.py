@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from html import escape
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -16,7 +17,7 @@ from dashboard.kept import Document
 from estimator.contract import parse
 from estimator.engine import estimate
 from estimator.results import Estimate
-from estimator.scenarios import MOST, read, write_file
+from estimator.scenarios import MOST, Scenario, read, write_file
 
 POLL_SECONDS = 0.5
 """How often the page looks whether the Hub has answered: ours."""
@@ -117,7 +118,7 @@ def _nothing_yet() -> None:
     of = base()
     st.html(
         '<p class="hr-text">Nothing is kept yet. Keep a setup on the page Estimate, or begin with one of these, made '
-        f"from {wording.escape(wording.setup_line(of))}:</p>"
+        f"from {escape(wording.setup_line(of))}:</p>"
     )
     with st.container(horizontal=True, key="presets", gap="small"):
         _presets()
@@ -129,7 +130,7 @@ def _presets() -> None:
         st.button(name, on_click=_preset, args=(make,), key=f"preset {name}")
 
 
-def _preset(make: Callable[[Estimate], list[kept.Scenario]]) -> None:
+def _preset(make: Callable[[Estimate], list[Scenario]]) -> None:
     kept.put(make(base()))
 
 

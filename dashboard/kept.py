@@ -110,7 +110,7 @@ def _given() -> dict[str, tuple[str, ...]]:
 def _is_late(given: Address) -> bool:
     """Whether a busy browser has sent what was just written over."""
     before, when = st.session_state.get("kept before", ({}, 0.0))
-    return given == before and time.monotonic() - when < LATE_SECONDS
+    return bool(given == before) and time.monotonic() - when < LATE_SECONDS
 
 
 def _read(given: Address) -> None:
