@@ -242,9 +242,14 @@ def _no_headroom(of: Estimate) -> float | None:
 def _headroom_text(of: Estimate) -> str:
     if of.gpu is None:
         return NONE
-    room = of.headroom_bytes
-    said = f"{wording.gib(room)} free" if room >= 0 else f"{wording.gib(-room)} short"
-    return f"{said} of {wording.number(of.gpu.memory_bytes)}"
+    usable = of.gpu.memory_bytes
+    if of.verdict is Verdict.DOES_NOT_FIT:
+        said = f"{wording.between(of.need_low_bytes - usable, of.need_high_bytes - usable)} short"
+    elif of.verdict is Verdict.TIGHT:
+        said = f"{wording.gib(usable - of.need_low_bytes)} free at best"
+    else:
+        said = f"{wording.gib(usable - of.need_high_bytes)} free"
+    return f"{said} of {wording.number(usable)}"
 
 
 def hours(of: Estimate) -> float | None:

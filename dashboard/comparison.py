@@ -345,6 +345,4 @@ def present(page: Page) -> None:
                 shortcut=shortcut,
                 key=shortcut,
             )
-        st.button(
-            "Leave", on_click=kept.turn, kwargs={"present": None}, shortcut="Escape", key="leave"
-        )
+        kept.leave_button()

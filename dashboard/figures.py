@@ -297,6 +297,27 @@ def hero(
     }
 
 
+LARGER = 1.5
+"""How much larger the hero figure is on a projector."""
+
+
+def enlarged(figure: Figure) -> Figure:
+    """The hero figure with all type, margins and its height larger, for the projector."""
+    grown: Figure = _grown(figure)
+    layout = grown["layout"]
+    margin = {side: round(LARGER * size) for side, size in layout["margin"].items()}
+    return {**grown, "layout": {**layout, "margin": margin, "height": round(LARGER * HEIGHT)}}
+
+
+def _grown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: round(LARGER * inner) if key == "size" else _grown(inner)
+            for key, inner in value.items()
+        }
+    return [_grown(inner) for inner in value] if isinstance(value, list) else value
+
+
 def hero_alt(estimate: Estimate, methods: Mapping[Method, Estimate]) -> str:
     """The hero figure in words, for those who do not see it."""
     bars = ", ".join(

@@ -363,6 +363,11 @@ def present_button(at: int) -> None:
     )
 
 
+def leave_button() -> None:
+    """Out of the mode for the projector."""
+    st.button("Leave", on_click=turn, kwargs={"present": None}, shortcut="Escape", key="leave")
+
+
 COPY = """<button id="hr-copy" type="button" class="hr-copy">Copy the link</button>
 <script>
 (() => {

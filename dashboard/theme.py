@@ -115,7 +115,8 @@ html { font-size: 26px; }
 .hr-who { font-size: 1.5rem; font-weight: 600; }
 .hr-big { font-size: clamp(2rem, 6.2vw, 5rem); font-weight: 800; color: var(--hr); line-height: 1.1; }
 .hr-need, .hr-asked { font-size: 1.4rem; }
-.hr-verdict .hr-word { font-size: clamp(2rem, 6.2vw, 5rem) !important; }
+.hr-verdict .hr-word { font-size: clamp(2rem, 6.2vw, 5rem) !important; line-height: 1.1 !important; }
+.hr-verdict .hr-small, .st-key-methods, .st-key-shown { display: none; }
 </style>"""
 """For the projector: all type at least 1.6 times as large, and nothing beside the page."""
 

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard import actions, controls, drawing, explore, figures, kept, models, more, wording
+from dashboard import (
+    actions,
+    controls,
+    drawing,
+    explore,
+    figures,
+    kept,
+    models,
+    more,
+    theme,
+    wording,
+)
 from estimator import trust
 
 
@@ -38,8 +49,11 @@ def bars(shown: Sequence[str]) -> None:
     if isinstance(answer, str):
         return
     methods = controls.methods(answer)
+    figure = figures.hero(answer, methods, shown, dark=controls.is_dark())
+    if kept.document().present is not None:
+        figure = figures.enlarged(figure)
     st.plotly_chart(
-        drawing.Drawn(figures.hero(answer, methods, shown, dark=controls.is_dark())),
+        drawing.Drawn(figure),
         key="hero",
         config={"displayModeBar": False},
         alt=figures.hero_alt(answer, methods),
@@ -71,5 +85,9 @@ bars(
         label_visibility="collapsed",
     )
 )
-kept.draw(controls.answer)
-below()
+if kept.document().present is not None:
+    st.html(theme.PRESENTATION)
+    kept.leave_button()
+else:
+    kept.draw(controls.answer)
+    below()
