@@ -23,7 +23,6 @@ POLL_SECONDS = 0.5
 """How often the page looks whether the Hub has answered: ours."""
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Contexts that all scenarios can be asked for at once."""
-PICTURES = {"PNG": "png", "SVG": "svg"}
 
 
 class Page(NamedTuple):
@@ -85,13 +84,12 @@ def _look() -> None:
 
 def _figure(page: Page, *, chosen: int | None = None) -> None:
     large = chosen is not None
-    form = PICTURES[st.session_state.get("picture", "PNG")]
     st.plotly_chart(
         drawing.Drawn(
             compare.figure(page.shown, dark=controls.is_dark(), large=large, chosen=chosen)
         ),
         key="comparison",
-        config=drawing.menu("headroom-comparison", form),
+        config=drawing.menu("comparison", shown=True),
         alt=compare.figure_alt(page.shown),
     )
     if not large:
@@ -271,12 +269,12 @@ def _take_away(page: Page) -> None:
     with st.container(horizontal=True, key="pictures", gap="medium", vertical_alignment="bottom"):
         st.segmented_control(
             "A chart's camera saves",
-            list(PICTURES),
+            list(drawing.PICTURES),
             default="PNG",
             required=True,
             key="picture",
             persist_state="session",
-            help="The camera stands in each chart's own menu, above its right corner.",
+            help="The camera stands in each chart's own menu, above its right corner; on other pages, too.",
         )
         _load()
     too_long = [it.name for it in now.scenarios if kept.is_too_long(it)]

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import streamlit as st
 from plotly.basedatatypes import BaseFigure
 
 from dashboard.figures import Figure
 
+PICTURES = ("PNG", "SVG")
 
-def menu(filename: str, form: str = "png") -> dict[str, Any]:
-    """A chart's own menu: a camera that saves it as PNG or SVG, and nothing else."""
+
+def menu(filename: str, shown: bool | str = "hover") -> dict[str, Any]:
+    """A chart's own menu: a camera that saves it as the picture that the visitor has chosen, and nothing else."""
     return {
-        "displayModeBar": True,
+        "displayModeBar": shown,
         "displaylogo": False,
         "modeBarButtons": [["toImage"]],
-        "toImageButtonOptions": {"format": form, "filename": filename, "scale": 2},
+        "toImageButtonOptions": {
+            "format": st.session_state.get("picture", PICTURES[0]).lower(),
+            "filename": f"headroom-{filename}",
+            "scale": 2,
+        },
     }
 
 

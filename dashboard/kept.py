@@ -70,7 +70,7 @@ class Document:
 
 def document() -> Document:
     """What is compared now."""
-    kept: Document = st.session_state.setdefault("kept", Document())
+    kept: Document = st.session_state.setdefault("compared", Document())
     return kept
 
 
@@ -81,7 +81,7 @@ def scenarios() -> tuple[Scenario, ...]:
 
 def problems() -> tuple[str, ...]:
     """What was dropped of a link or a file, a sentence each."""
-    said: tuple[str, ...] = st.session_state.get("kept problems", ())
+    said: tuple[str, ...] = st.session_state.get("compared problems", ())
     return said
 
 
@@ -94,9 +94,9 @@ def follow(*, estimates: bool) -> None:
     ``estimates``: whether the page is the one whose setup stands in the address by its own keys.
     """
     state = st.session_state
-    state["kept estimates"] = estimates
+    state["on the estimate"] = estimates
     given = _given()
-    if any(given.values()) and given != state.get("kept address") and not _is_late(given):
+    if any(given.values()) and given != state.get("address compared") and not _is_late(given):
         _read(given)
     if estimates:
         _open_setup()
@@ -109,7 +109,7 @@ def _given() -> dict[str, tuple[str, ...]]:
 
 def _is_late(given: Address) -> bool:
     """Whether a busy browser has sent what was just written over."""
-    before, when = st.session_state.get("kept before", ({}, 0.0))
+    before, when = st.session_state.get("address before", ({}, 0.0))
     return bool(given == before) and time.monotonic() - when < LATE_SECONDS
 
 
@@ -125,14 +125,14 @@ def _read(given: Address) -> None:
         except ValueError as problem:
             said.append(f"{key} {problem}")
     beside = next(iter(setup.scenarios), document().setup)
-    st.session_state["kept"] = Document(
+    st.session_state["compared"] = Document(
         found.scenarios,
         beside,
         cast("int | None", numbers.get("context")),
         cast("float | None", numbers.get("within")),
         cast("int | None", numbers.get("present")),
     )
-    st.session_state["kept problems"] = tuple(said)
+    st.session_state["compared problems"] = tuple(said)
 
 
 def _open_setup() -> None:
@@ -159,9 +159,9 @@ def _write() -> None:
     """At once, and only where something changes: a browser that is sent an address keeps it in its history."""
     state = st.session_state
     now, given = spelled(), _given()
-    state["kept address"] = now
+    state["address compared"] = now
     if now != given:
-        state["kept before"] = (given, time.monotonic())
+        state["address before"] = (given, time.monotonic())
         st.query_params.update({key: list(texts) for key, texts in now.items()})
 
 
@@ -169,7 +169,7 @@ def spelled(*, estimates: bool | None = None) -> dict[str, tuple[str, ...]]:
     """What the address should say; a scenario that is too long for a link is left out."""
     kept = document()
     if estimates is None:
-        estimates = st.session_state.get("kept estimates", False)
+        estimates = st.session_state.get("on the estimate", False)
     texts: dict[str, tuple[str, ...]] = dict.fromkeys(KEYS, ())
     texts[SCENARIOS] = tuple(write_text(it) for it in kept.scenarios if not is_too_long(it))
     if kept.setup is not None and not estimates and not is_too_long(kept.setup):
@@ -194,27 +194,27 @@ def note(reading: Reading) -> None:
     """Remember the setup of the estimate's page, for the addresses of the others."""
     if reading.model is not None:
         setup = Scenario(BASE, write_fields(reading.model, reading.gpu, reading.setup))
-        st.session_state["kept"] = replace(document(), setup=setup)
+        st.session_state["compared"] = replace(document(), setup=setup)
 
 
 def put(now: Sequence[Scenario]) -> None:
     """Compare these from now on, and remember what was compared before."""
     state = st.session_state
-    state["kept undo"] = [*state.get("kept undo", []), scenarios()][-actions.DEEPEST :]
+    state["compared before"] = [*state.get("compared before", []), scenarios()][-actions.DEEPEST :]
     _set(scenarios=tuple(now))
 
 
 def undo() -> None:
     """Take the last change back."""
     state = st.session_state
-    if state.get("kept undo"):
-        *state["kept undo"], before = state["kept undo"]
+    if state.get("compared before"):
+        *state["compared before"], before = state["compared before"]
         _set(scenarios=before)
 
 
 def can_undo() -> bool:
     """Whether there is a change to take back."""
-    return bool(st.session_state.get("kept undo"))
+    return bool(st.session_state.get("compared before"))
 
 
 def turn(**keys: object) -> None:
@@ -223,8 +223,8 @@ def turn(**keys: object) -> None:
 
 
 def _set(**keys: object) -> None:
-    st.session_state["kept problems"] = ()
-    st.session_state["kept"] = replace(document(), **keys)  # type: ignore[arg-type]  # by name
+    st.session_state["compared problems"] = ()
+    st.session_state["compared"] = replace(document(), **keys)  # type: ignore[arg-type]  # by name
     _write()
 
 
@@ -276,12 +276,12 @@ def load(text: bytes) -> None:
     try:
         found: Found = read_file(text, models.known())
     except ValueError as problem:
-        st.session_state["kept problems"] = (str(problem),)
+        st.session_state["compared problems"] = (str(problem),)
         return
     put(found.scenarios)
     if found.setup is not None:
-        st.session_state["kept"] = replace(document(), setup=Scenario(BASE, found.setup))
-    st.session_state["kept problems"] = found.problems
+        st.session_state["compared"] = replace(document(), setup=Scenario(BASE, found.setup))
+    st.session_state["compared problems"] = found.problems
 
 
 # --- models of the Hub --------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def load(text: bytes) -> None:
 def ask_for_models() -> tuple[bool, dict[str, str]]:
     """Ask the Hub for models that nobody here knows: whether it must still answer, and what is said of each."""
     state = st.session_state
-    asked: dict[str, Future[HubModel]] = state.setdefault("kept asked", {})
+    asked: dict[str, Future[HubModel]] = state.setdefault("asked of the Hub", {})
     said: dict[str, str] = {}
     for scenario in scenarios():
         hub_id = unknown_model(scenario, models.known())

@@ -86,7 +86,7 @@ def _limits(answer: Estimate) -> None:
         key="map",
         on_select=_take_cell,
         selection_mode="points",
-        config={"displayModeBar": False},
+        config=drawing.menu("map"),
         alt=wording.map_alt(around.batches, around.lengths, around.headroom),
     )
 
@@ -159,7 +159,7 @@ def _time(answer: Estimate) -> None:
     st.plotly_chart(
         drawing.Drawn(charts.cost_against_time(fitting, front, answer, dark=controls.is_dark())),
         key="cost",
-        config={"displayModeBar": False},
+        config=drawing.menu("cost"),
         alt=wording.pareto_alt(front),
     )
 
@@ -169,7 +169,7 @@ def _step(answer: Estimate) -> None:
     st.plotly_chart(
         drawing.Drawn(charts.through_the_step(answer, dark=controls.is_dark())),
         key="step",
-        config={"displayModeBar": False},
+        config=drawing.menu("step"),
         alt=wording.step_alt(answer),
     )
 

@@ -26,7 +26,7 @@ def chart(comparisons: Sequence[Comparison], key: str, *, by_method: bool = Fals
         key=key,
         on_select="rerun",
         selection_mode="points",
-        config={"displayModeBar": False},
+        config=drawing.menu("accuracy"),
         alt=proof.figure_alt(comparisons),
     )
     by_key = {proof.key(it): it for it in comparisons}

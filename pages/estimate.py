@@ -55,7 +55,7 @@ def bars(shown: Sequence[str]) -> None:
     st.plotly_chart(
         drawing.Drawn(figure),
         key="hero",
-        config={"displayModeBar": False},
+        config=drawing.menu("hero"),
         alt=figures.hero_alt(answer, methods),
     )
 
