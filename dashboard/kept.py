@@ -382,7 +382,7 @@ COPY = """<button id="hr-copy" type="button" class="hr-copy">Copy the link</butt
   };
 })();
 </script>"""
-"""The browser's own address, which holds everything; no text of a visitor's is in here, and a test looks for bare scripts."""
+"""The browser's own address, which holds everything; no text of a visitor's is in here."""
 
 
 def copy_button() -> None:
