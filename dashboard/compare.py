@@ -232,7 +232,11 @@ def _need_text(of: Estimate) -> str:
 
 def _gib_more(value: float, first: float) -> str:
     more = round(value - first)
-    return "the same" if more == 0 else f"{'+' if more > 0 else '−'}{wording.gib(abs(more))}"
+    return (
+        "the same"
+        if abs(more) < wording.GIB // 20
+        else f"{'+' if more > 0 else '−'}{wording.gib(abs(more))}"
+    )
 
 
 def _no_headroom(of: Estimate) -> float | None:
@@ -506,12 +510,12 @@ def figure(
     text = 15
     row = 62
     if large:
-        row = max(68, min(118, STAGE_PIXELS // count))
+        row = max(58, min(118, STAGE_PIXELS // count))
         text = 24 if row > 80 else 20
     return {
         "data": [
             *stacked([it for _, it in found], end, text - 1, BAR),
-            *capacity_marks([it for _, it in found], look, row * (BAR + 0.12)),
+            *capacity_marks([it for _, it in found], look, row * CAPACITY_SIZE),
             _names(shown, look, text, chosen),
         ],
         "layout": {
@@ -543,9 +547,11 @@ def figure(
     }
 
 
+CAPACITY_SIZE = 0.43
+"""Of the marker that is a card's line, as a share of its row: Plotly draws it 1.4 times as long."""
 BAR = 0.5
 """Height of a bar, as a share of its row."""
-STAGE_PIXELS = 560
+STAGE_PIXELS = 480
 """Height that all bars share on the projector: what 1,080 leave below the verdict."""
 SHOWN_OF_NAME = 30
 """Characters of a name above its bar: ours, what a phone holds; the table has it whole."""

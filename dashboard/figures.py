@@ -136,25 +136,29 @@ def stacked(estimates: Sequence[Estimate], end: float, size: int, width: float) 
 
 
 def capacity_marks(estimates: Sequence[Estimate], look: theme.Look, height: float) -> list[Figure]:
-    """A line across each bar where its own card ends; ``height`` in pixels."""
+    """A line across each bar where its own card ends, clear of what it crosses; ``height`` in pixels."""
     held = [(place, it.gpu) for place, it in enumerate(estimates) if it.gpu]
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "Capacity",
-            "y": [place for place, _ in held],
-            "x": [wording.in_gib(gpu.memory_bytes) for _, gpu in held],
-            "marker": {
-                "symbol": "line-ns",
-                "size": round(height),
-                "line": {"width": 4, "color": look.capacity},
-            },
-            "text": [f"{gpu.name}: {wording.gib(gpu.memory_bytes)} usable" for _, gpu in held],
-            "hovertemplate": "%{text}<extra></extra>",
-            "cliponaxis": False,
-        }
-    ]
+    line: Figure = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "Capacity",
+        "y": [place for place, _ in held],
+        "x": [wording.in_gib(gpu.memory_bytes) for _, gpu in held],
+        "marker": _mark(height, 4, look.capacity),
+        "text": [f"{gpu.name}: {wording.gib(gpu.memory_bytes)} usable" for _, gpu in held],
+        "hovertemplate": "%{text}<extra></extra>",
+        "cliponaxis": False,
+    }
+    clear = _mark(height, 9, look.ground)
+    return [{**line, "name": "Clear", "marker": clear, "hoverinfo": "skip"}, line]
+
+
+def _mark(height: float, width: int, colour: str) -> Figure:
+    return {
+        "symbol": "line-ns",
+        "size": round(height),
+        "line": {"width": width, "color": colour},
+    }
 
 
 def _totals(

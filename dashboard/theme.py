@@ -77,10 +77,11 @@ class Look:
 
     ink: str
     capacity: str
+    ground: str = "#FFFFFF"
 
 
 LIGHT = Look("#1B2530", VERDICTS[Verdict.DOES_NOT_FIT].colour)
-DARK = Look("#E8EDF2", VERDICTS_ON_DARK[Verdict.DOES_NOT_FIT])
+DARK = Look("#E8EDF2", VERDICTS_ON_DARK[Verdict.DOES_NOT_FIT], "#11161C")
 GRID = "rgba(127,138,148,0.25)"
 
 
