@@ -4,7 +4,7 @@ import gc
 
 import streamlit as st
 
-from dashboard import figures, kept, router, theme
+from dashboard import address, figures, kept, router, theme
 
 
 @st.cache_resource(show_spinner=False)
@@ -29,6 +29,7 @@ page = st.navigation(
 )
 st.html(theme.style(figures.SWITCHES))
 st.sidebar.html('<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>')
+address.arrive(page.url_path)
 kept.follow(estimates=page.title == "Estimate")
 with router.routing():
     page.run()

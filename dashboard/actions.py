@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Iterable, Mapping
 
 import streamlit as st
 
+from dashboard import session
 from dashboard.example import EXAMPLE
-from estimator.specs import TrainingSetup
 
-DEFAULT = TrainingSetup()
 DEEPEST = 50
 """Clicks that can be undone: ours, more than anyone remembers."""
 
 
-def _now(key: str) -> object:
-    """The value of a key: its widget's, or what the setup carries without one."""
-    state = st.session_state
-    if key in state["bound"] or not hasattr(DEFAULT, key):
-        return state.get(key)
-    return state["passengers"].get(key, getattr(DEFAULT, key))
-
-
-def apply(keys: Mapping[str, object]) -> None:
-    """Set some keys. A slider offers a value that it did not have from now on."""
-    state = st.session_state
-    for key, value in keys.items():
-        if key not in state["bound"] and hasattr(DEFAULT, key):
-            state["passengers"] = {**state["passengers"], key: value}
-            st.query_params[key] = str(value)
-            continue
-        state[key] = str(value) if isinstance(value, StrEnum) else value
-        if key == "model":
-            state["in use"] = value
-        if key in state["steps"] and value not in state["steps"][key]:
-            state["steps"][key] = tuple(sorted({*state["steps"][key], value}))
-
-
 def take(keys: Mapping[str, object]) -> None:
     """Set some keys and remember what they were; the whole page follows, as its widgets must."""
-    state = st.session_state
-    before = {key: _now(key) for key in keys}
-    state["undo"] = [*state.get("undo", []), before][-DEEPEST:]
-    apply(keys)
+    _remember(keys)
+    session.put(keys)
     st.rerun()
+
+
+def _remember(keys: Iterable[str]) -> None:
+    state = st.session_state
+    before = {key: session.value(key) for key in keys}
+    state["undo"] = [*state.get("undo", []), before][-DEEPEST:]
 
 
 def card(html: str, label: str, name: str, keys: Mapping[str, object]) -> None:
@@ -53,7 +32,7 @@ def card(html: str, label: str, name: str, keys: Mapping[str, object]) -> None:
     The button lies unseen over the text. Its label stays as it is while numbers move: a label is Markdown, and reading
     Markdown anew costs the browser more than drawing the card.
     """
-    is_open = all(_now(key) == value for key, value in keys.items())
+    is_open = all(session.value(key) == value for key, value in keys.items())
     with st.container(key=f"card {'open ' * is_open}{name}"):
         st.html(html)
         st.button(
@@ -70,21 +49,17 @@ def _undo() -> None:
     state = st.session_state
     if state.get("undo"):
         *state["undo"], before = state["undo"]
-        apply(before)
+        session.put(before)
 
 
 def _reset() -> None:
     state = st.session_state
-    default = TrainingSetup()
-    keys = {key: getattr(default, key) if hasattr(default, key) else None for key in state["bound"]}
-    keys["lora_target_modules"] = [default.lora_target_modules]
-    keys |= EXAMPLE
-    before = {key: state[key] for key in keys}
-    state["undo"] = [*state.get("undo", []), before][-DEEPEST:]
-    state["passengers"] = {}
+    touched = {*session.BOUND, *session.kept()}
+    keys = {**{key: getattr(session.DEFAULT, key, None) for key in touched}, **EXAMPLE}
+    _remember(keys)
     state["address_problems"] = []
     state["asking"] = state["trouble"] = None
-    apply(keys)
+    session.put(keys)
 
 
 def draw() -> None:

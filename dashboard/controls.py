@@ -1,8 +1,8 @@
 """Widgets ↔ setup ↔ link.
 
-Every control is a widget whose key is the contract's, whose default is the contract's and which is bound to
-the address: what differs from the contract's defaults stands in the link, so a link means the same here as
-on the command line. A bare address opens on ``EXAMPLE``, written out in the address.
+Every control stands for a key of the contract and has the contract's default: what differs from it stands in the link,
+so a link means the same here as on the command line. A bare address opens on ``EXAMPLE``, written out in the address.
+Widgets that are always drawn are bound to the address; those in an expander show what ``session`` keeps.
 
 Streamlit drops what it cannot read in an address without a word; so the address is read here first, through
 the contract, and what was not sound is reported.
@@ -11,16 +11,16 @@ the contract, and what was not sound is reported.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
-from dashboard import actions, kept, models, wording
+from dashboard import actions, address, kept, models, session, wording
 from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
 from estimator.contract import Reading, read_link, read_setup, write_fields
@@ -55,7 +55,6 @@ REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
 }
 """What really runs beside the what-if of float32 states on 16-bit weights."""
 
-DEFAULT = TrainingSetup()
 BARS, VERDICT, BATCH, CONTEXT, MORE = PARTS = (
     "bars",
     "verdict",
@@ -64,34 +63,8 @@ BARS, VERDICT, BATCH, CONTEXT, MORE = PARTS = (
     "more",
 )
 """The parts that a moved number runs again, as fragments; the figure first, since it takes the browser longest."""
-BOUND = (
-    "model",
-    "gpu",
-    "method",
-    "dtype",
-    "mixed_precision",
-    "optim",
-    "optim_state_dtype",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_length",
-    "num_train_examples",
-    "num_train_epochs",
-    "mean_tokens_per_example",
-    "usd_per_gpu_hour",
-    "mfu",
-    "gradient_checkpointing",
-    "attn_implementation",
-    "lora_r",
-    "lora_dropout",
-    "lora_target_modules",
-    "autocast_adapter_dtype",
-    "bnb_4bit_quant_type",
-    "bnb_4bit_use_double_quant",
-    "prepare_model_for_kbit_training",
-)
-"""The contract's keys that have a widget. The others are obeyed where an address has them."""
-
+UNBOUND = tuple(f.name for f in fields(TrainingSetup) if f.name not in session.BOUND)
+"""The contract's keys that ``session`` keeps: of those in expanders, and of those that have no widget."""
 PAGE_KEYS = ("section", *kept.KEYS)
 """What an address says of the page, not of the setup."""
 
@@ -103,6 +76,10 @@ STEPS: Mapping[str, tuple[int, ...]] = {
 }
 """What a slider offers; a sound value of an address that lies between is added to it."""
 
+LORA, QUANTISATION, RUN, OTHERS = "LoRA", "Quantisation", "Run: examples, price", "More"
+"""The expanders."""
+BEHIND_PRECISION = ("dtype", "mixed_precision")
+"""What the box for precision sets, so that it must be drawn again where one of them is set."""
 EVERY, ATTENTION, CUSTOM = "all linear", "attention", "custom"
 """Which linear layers get an adapter, by name."""
 
@@ -113,7 +90,7 @@ EVERY, ATTENTION, CUSTOM = "all linear", "attention", "custom"
 def open_address() -> None:
     """Once a visit: read the address, keep what is unsound in it as sentences, set the widgets to the rest."""
     state = st.session_state
-    if models.is_known(state.get("model")):
+    if models.is_known(state.get("model")) and not address.moved(UNBOUND):
         return
     params = st.query_params
     given = {key: params.get_all(key) for key in params if key not in PAGE_KEYS}
@@ -125,40 +102,31 @@ def open_address() -> None:
         read = replace(read, model=catalog.model(str(EXAMPLE["model"])))
     assert read.model is not None
     state["address_problems"] = problems
-    state["passengers"] = {
-        field.name: getattr(read.setup, field.name)
-        for field in fields(TrainingSetup)
-        if field.name not in BOUND
-        and getattr(read.setup, field.name) != getattr(DEFAULT, field.name)
-    }
+    state["kept"] = {}
     state["steps"] = {
         key: tuple(sorted({*steps, getattr(read.setup, key)})) for key, steps in STEPS.items()
     }
-    values = _widget_values(read)
+    values = _values_of(read)
     state["own"] = {"gpu": values["gpu"]}
     if not models.is_known(values["model"]):
         models.remember(str(values["model"]), HubModel(model=read.model, notes=read.model.notes))
-    state["bound"] = BOUND
-    actions.apply(values)
-    address = {key: _as_address(values[key]) for key in asked if key in values}
-    address |= {"model": _as_address(values["model"])}
-    if address == given:
+    session.put(values)
+    spelled = {key: address.spelled(values[key]) for key in asked if key in session.BOUND}
+    spelled |= {"model": address.spelled(values["model"])}
+    if all(given.get(key) == texts for key, texts in spelled.items()):
         return
     with suppress(StreamlitAPIException):  # back to a bare address: the widgets stand and write it
-        st.query_params.update(address)
+        st.query_params.update(spelled)
         st.rerun()  # so that the widgets read the address as it is spelled now
 
 
-def _widget_values(read: Reading) -> dict[str, object]:
-    setup = read.setup
+def _values_of(read: Reading) -> dict[str, object]:
     assert read.model is not None
-    facts = write_fields(read.model, read.gpu, DEFAULT)
-    targets = setup.lora_target_modules
+    facts = write_fields(read.model, read.gpu, session.DEFAULT)
     return {
-        **{key: getattr(setup, key) for key in BOUND if hasattr(setup, key)},
+        **{field.name: getattr(read.setup, field.name) for field in fields(TrainingSetup)},
         "model": _as_option(facts["model"]),
         "gpu": _as_option(facts["gpu"]) if "gpu" in facts else None,
-        "lora_target_modules": [targets] if isinstance(targets, str) else list(targets),
     }
 
 
@@ -171,18 +139,12 @@ def _as_fact(option: object) -> object:
     return json.loads(option) if isinstance(option, str) and option.startswith("{") else option
 
 
-def _as_address(value: object) -> list[str]:
-    if isinstance(value, list):
-        return [str(item) for item in value]
-    return [json.dumps(value) if isinstance(value, bool) else str(value)]
-
-
-def _redraw() -> None:
+def _redraw(*also: str) -> None:
     """A number moved: only what shows it runs again, not every widget."""
     if models.is_asking():
         return
     with suppress(StreamlitAPIException):  # a page without these parts runs as a whole
-        st.rerun(PARTS)
+        st.rerun((*PARTS, *also))
 
 
 # --- the widgets --------------------------------------------------------------------------------
@@ -191,12 +153,34 @@ def _redraw() -> None:
 def _apply_precision() -> None:
     pair = wording.PRECISIONS.get(st.session_state["precision"])
     if pair:
-        actions.apply({"dtype": pair[0].value, "mixed_precision": pair[1].value})
+        session.put({"dtype": pair[0], "mixed_precision": pair[1]})
 
 
 def _apply_targets(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
-    chosen = {EVERY: (ALL_LINEAR,), ATTENTION: attention, CUSTOM: linears}
-    actions.apply({"lora_target_modules": list(chosen[st.session_state["adapter_choice"]])})
+    chosen = {EVERY: ALL_LINEAR, ATTENTION: attention, CUSTOM: linears}
+    session.put({"lora_target_modules": chosen[st.session_state["adapter_choice"]]})
+    _redraw(LORA)
+
+
+def _box(key: str) -> dict[str, Any]:
+    """What a widget in an expander shows, and where it puts what it is set to."""
+    name, now = f"{key} box", session.value(key)
+    if name not in st.session_state or st.session_state[name] != now:
+        st.session_state[name] = now
+    return {"key": name, "on_change": _take_box, "args": (key,)}
+
+
+def _take_box(key: str) -> None:
+    session.put({key: st.session_state[f"{key} box"]})
+    if key in BEHIND_PRECISION:
+        st.rerun()
+    _redraw()
+
+
+def _take_modules() -> None:
+    chosen = tuple(st.session_state["lora_target_modules box"])
+    session.put({"lora_target_modules": ALL_LINEAR if chosen in ((), (ALL_LINEAR,)) else chosen})
+    _redraw(LORA)
 
 
 def _with_own(catalogued: Iterable[str], own: str | None) -> list[str]:
@@ -213,31 +197,7 @@ def _slider(label: str, key: str, help_text: str) -> None:
     st.select_slider(
         label,
         st.session_state["steps"][key],
-        getattr(DEFAULT, key),
-        key=key,
-        help=help_text,
-        bind="query-params",
-        on_change=_redraw,
-    )
-
-
-def _choice(label: str, key: str, options: list[str], help_text: str) -> None:
-    st.segmented_control(
-        label,
-        options,
-        default=str(getattr(DEFAULT, key)),
-        key=key,
-        help=help_text,
-        required=True,
-        bind="query-params",
-        width="stretch",
-    )
-
-
-def _toggle(label: str, key: str, help_text: str) -> None:
-    st.toggle(
-        label,
-        getattr(DEFAULT, key),
+        getattr(session.DEFAULT, key),
         key=key,
         help=help_text,
         bind="query-params",
@@ -256,11 +216,15 @@ def _what(setup: TrainingSetup) -> None:
         bind="query-params",
         help="The one card that must hold it all. No default: without one you see sizes and no verdict.",
     )
-    _choice(
+    st.segmented_control(
         "Method",
-        "method",
         _values(Method),
-        "full trains every weight; lora trains small adapters; qlora does so beside a 4-bit base. Our default: full.",
+        default=str(session.DEFAULT.method),
+        key="method",
+        help="full trains every weight; lora small adapters; qlora does so beside a 4-bit base. Our default: full.",
+        required=True,
+        bind="query-params",
+        width="stretch",
     )
     names = list(wording.PRECISIONS)
     current = wording.precision(setup)
@@ -276,7 +240,7 @@ def _what(setup: TrainingSetup) -> None:
     st.selectbox(
         "Optimizer",
         _values(Optimizer),
-        index=_values(Optimizer).index(DEFAULT.optim),
+        index=_values(Optimizer).index(session.DEFAULT.optim),
         key="optim",
         bind="query-params",
         help="Trainer's optim, by its own names. Trainer's default: adamw_torch_fused.",
@@ -329,170 +293,208 @@ def _batch() -> None:
         "Tokens in each example, packed or padded to it. TRL's default: 1,024.",
     )
     _longest_context()
-    _toggle(
+    st.toggle(
         "Gradient checkpointing",
-        "gradient_checkpointing",
-        "Keep only each layer's input and compute the layer again in backward. Trainer's default: off (TRL's: on).",
+        session.DEFAULT.gradient_checkpointing,
+        key="gradient_checkpointing",
+        help="Keep only each layer's input and compute the layer again in backward. Trainer's default: off; TRL's: on.",
+        bind="query-params",
+        on_change=_redraw,
     )
     kernels = _values(AttnImplementation)
     st.selectbox(
         "Attention",
         kernels,
-        index=kernels.index(DEFAULT.attn_implementation),
+        index=kernels.index(session.DEFAULT.attn_implementation),
         key="attn_implementation",
         bind="query-params",
         help="The attention kernel; eager keeps the whole table of scores. Transformers' default: sdpa.",
     )
 
 
-def _adapters(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
-    chosen = st.session_state["lora_target_modules"]
-    if chosen == [ALL_LINEAR]:
-        choice = EVERY
-    else:
-        choice = ATTENTION if sorted(chosen) == sorted(attention) else CUSTOM
-    st.session_state["adapter_choice"] = choice
-    _slider(
-        "Rank",
-        "lora_r",
-        "Width of the adapters; their size grows in step with it. Our default: 16 (PEFT's is 8).",
-    )
-    st.segmented_control(
-        "Adapters on",
-        (EVERY, ATTENTION, CUSTOM),
-        key="adapter_choice",
-        required=True,
-        on_change=_apply_targets,
-        args=(linears, attention),
-        width="stretch",
-        help="The linear layers that get an adapter. Our default: all-linear, as the QLoRA paper.",
-    )
-    st.multiselect(
-        "Modules",
-        [ALL_LINEAR, *linears],
-        [ALL_LINEAR],
-        key="lora_target_modules",
-        accept_new_options=True,
-        bind="query-params",
-        help="The same by name, as PEFT's target_modules. Our default: all-linear.",
-    )
-    st.number_input(
-        "Dropout",
-        0.0,
-        0.95,
-        DEFAULT.lora_dropout,
-        0.05,
-        key="lora_dropout",
-        bind="query-params",
-        help="Dropout before the adapters; any at all keeps one more tensor. TRL's default: 0.05.",
-    )
-    _toggle(
-        "Adapters in float32",
-        "autocast_adapter_dtype",
-        "PEFT's default: on. TRL turns it off for QLoRA: adapters then have the base's dtype.",
-    )
+@st.fragment(key=LORA)
+def _lora() -> None:
+    with _expander(LORA) as opened:
+        if not opened:
+            return
+        st.caption("For LoRA and QLoRA; full fine-tuning has no adapters.")
+        model = reading().model
+        linears, attention = linear_modules(model) if model else ((), ())
+        targets = session.value("lora_target_modules")
+        chosen = [targets] if isinstance(targets, str) else list(cast("tuple[str, ...]", targets))
+        st.session_state["lora_target_modules box"] = chosen
+        st.session_state["adapter_choice"] = (
+            EVERY
+            if chosen == [ALL_LINEAR]
+            else ATTENTION
+            if sorted(chosen) == sorted(attention)
+            else CUSTOM
+        )
+        st.select_slider(
+            "Rank",
+            st.session_state["steps"]["lora_r"],
+            help="Width of the adapters; their size grows in step with it. Our default: 16 (PEFT's is 8).",
+            **_box("lora_r"),
+        )
+        st.segmented_control(
+            "Adapters on",
+            (EVERY, ATTENTION, CUSTOM),
+            key="adapter_choice",
+            required=True,
+            on_change=_apply_targets,
+            args=(linears, attention),
+            width="stretch",
+            help="The linear layers that get an adapter. Our default: all-linear, as the QLoRA paper.",
+        )
+        st.multiselect(
+            "Modules",
+            [ALL_LINEAR, *linears],
+            key="lora_target_modules box",
+            on_change=_take_modules,
+            accept_new_options=True,
+            help="The same by name, as PEFT's target_modules. Our default: all-linear.",
+        )
+        st.number_input(
+            "Dropout",
+            0.0,
+            0.95,
+            step=0.05,
+            help="Dropout before the adapters; any at all keeps one more tensor. TRL's default: 0.05.",
+            **_box("lora_dropout"),
+        )
+        st.toggle(
+            "Adapters in float32",
+            help="PEFT's default: on. TRL turns it off for QLoRA: adapters then have the base's dtype.",
+            **_box("autocast_adapter_dtype"),
+        )
 
 
+@st.fragment(key=QUANTISATION)
 def _quantisation() -> None:
-    _choice(
-        "4-bit format", "bnb_4bit_quant_type", ["nf4", "fp4"], "TRL's default: nf4. Equal in size."
-    )
-    _toggle(
-        "Double quantisation",
-        "bnb_4bit_use_double_quant",
-        "Quantise the scales as well: 0.4 bits a parameter less. Our default: on.",
-    )
-    _toggle(
-        "Prepare for k-bit training",
-        "prepare_model_for_kbit_training",
-        "PEFT's helper: norms, embeddings and head go to float32. TRL's default: off.",
-    )
+    with _expander(QUANTISATION) as opened:
+        if not opened:
+            return
+        st.caption("For QLoRA, whose base is in 4 bits.")
+        st.segmented_control(
+            "4-bit format",
+            ["nf4", "fp4"],
+            required=True,
+            width="stretch",
+            help="TRL's default: nf4. Equal in size.",
+            **_box("bnb_4bit_quant_type"),
+        )
+        st.toggle(
+            "Double quantisation",
+            help="Quantise the scales as well: 0.4 bits a parameter less. Our default: on.",
+            **_box("bnb_4bit_use_double_quant"),
+        )
+        st.toggle(
+            "Prepare for k-bit training",
+            help="PEFT's helper: norms, embeddings and head go to float32. TRL's default: off.",
+            **_box("prepare_model_for_kbit_training"),
+        )
 
 
-def _more() -> None:
-    st.selectbox(
-        "Optimizer states (what-if)",
-        _values((Dtype.FLOAT32, Dtype.BFLOAT16)),
-        index=None,
-        key="optim_state_dtype",
-        placeholder="As the optimizer keeps them",
-        bind="query-params",
-        help="A what-if: hold the states in this dtype. Trainer's default: none, they follow the optimizer.",
-    )
-    _choice(
-        "Weights",
-        "dtype",
-        _values(Dtype),
-        "The dtype behind Precision. Default as in TRL's guides: bfloat16.",
-    )
-    _choice(
-        "Autocast",
-        "mixed_precision",
-        _values(MixedPrecision),
-        "Trainer's bf16 or fp16 behind Precision. Default as in TRL's guides: bf16.",
-    )
-
-
+@st.fragment(key=RUN)
 def _run() -> None:
     """What time and money depend on, and memory does not."""
-    st.number_input(
-        "Examples",
-        1,
-        10**12,
-        DEFAULT.num_train_examples,
-        1000,
-        key="num_train_examples",
-        bind="query-params",
-        on_change=_redraw,
-        help="Examples in the training set. Our default: 10,000.",
-    )
-    st.number_input(
-        "Epochs",
-        0.01,
-        1_000_000.0,
-        DEFAULT.num_train_epochs,
-        1.0,
-        key="num_train_epochs",
-        bind="query-params",
-        on_change=_redraw,
-        help="Passes over the examples. Our default: 1 (Trainer's is 3).",
-    )
-    st.number_input(
-        "Mean tokens of an example",
-        1,
-        LARGEST["mean_tokens_per_example"],
-        None,
-        64,
-        key="mean_tokens_per_example",
-        placeholder="As many as the context",
-        bind="query-params",
-        on_change=_redraw,
-        help="The work is examples × their mean length; the memory follows the context. Our default: the context.",
-    )
-    st.number_input(
-        "US dollars a GPU-hour",
-        0.0,
-        1_000_000.0,
-        None,
-        0.1,
-        key="usd_per_gpu_hour",
-        placeholder="The cheapest listing known",
-        bind="query-params",
-        on_change=_redraw,
-        help="Your own price. Our default: the cheapest listing in data/prices.csv, named with its date.",
-    )
-    st.number_input(
-        "Model FLOPs utilisation (0 to 1)",
-        LOWEST_MFU,
-        1.0,
-        None,
-        0.05,
-        key="mfu",
-        placeholder="The bracket of published runs",
-        bind="query-params",
-        on_change=_redraw,
-        help="What you have measured of such a run; it narrows the bracket. Our default: published runs.",
-    )
+    with _expander(RUN) as opened:
+        if not opened:
+            return
+        st.number_input(
+            "Examples",
+            1,
+            10**12,
+            step=1000,
+            help="Examples in the training set. Our default: 10,000.",
+            **_box("num_train_examples"),
+        )
+        st.number_input(
+            "Epochs",
+            0.01,
+            1_000_000.0,
+            step=1.0,
+            help="Passes over the examples. Our default: 1 (Trainer's is 3).",
+            **_box("num_train_epochs"),
+        )
+        st.number_input(
+            "Mean tokens of an example",
+            1,
+            LARGEST["mean_tokens_per_example"],
+            None,
+            64,
+            placeholder="As many as the context",
+            help="The work is examples × their mean length; the memory follows the context. Our default: the context.",
+            **_box("mean_tokens_per_example"),
+        )
+        st.number_input(
+            "US dollars a GPU-hour",
+            0.0,
+            1_000_000.0,
+            None,
+            0.1,
+            placeholder="The cheapest listing known",
+            help="Your own price. Our default: the cheapest listing in data/prices.csv, named with its date.",
+            **_box("usd_per_gpu_hour"),
+        )
+        st.number_input(
+            "Model FLOPs utilisation (0 to 1)",
+            LOWEST_MFU,
+            1.0,
+            None,
+            0.05,
+            placeholder="The bracket of published runs",
+            help="What you have measured of such a run; it narrows the bracket. Our default: published runs.",
+            **_box("mfu"),
+        )
+
+
+@st.fragment(key=OTHERS)
+def _others() -> None:
+    with _expander(OTHERS) as opened:
+        if not opened:
+            return
+        st.selectbox(
+            "Optimizer states (what-if)",
+            _values((Dtype.FLOAT32, Dtype.BFLOAT16)),
+            index=None,
+            placeholder="As the optimizer keeps them",
+            help="A what-if: hold the states in this dtype. Trainer's default: none, they follow the optimizer.",
+            **_box("optim_state_dtype"),
+        )
+        st.segmented_control(
+            "Weights",
+            _values(Dtype),
+            required=True,
+            width="stretch",
+            help="The dtype behind Precision. Default as in TRL's guides: bfloat16.",
+            **_box("dtype"),
+        )
+        st.segmented_control(
+            "Autocast",
+            _values(MixedPrecision),
+            required=True,
+            width="stretch",
+            help="Trainer's bf16 or fp16 behind Precision. Default as in TRL's guides: bf16.",
+            **_box("mixed_precision"),
+        )
+
+
+@contextmanager
+def _expander(label: str) -> Iterator[bool]:
+    """An expander whose widgets exist only while it is open; whether it is."""
+    expander = st.expander(label, key=f"{label} open", on_change="rerun")
+    with expander:
+        yield bool(expander.open)
+
+
+def _open_what_applies(method: Method) -> None:
+    """A method that was chosen opens what belongs to it."""
+    state = st.session_state
+    if state.get("method drawn") != method:
+        state["method drawn"] = method
+        state[f"{LORA} open"] = method is not Method.FULL
+        state[f"{QUANTISATION} open"] = method is Method.QLORA
 
 
 def draw() -> None:
@@ -500,22 +502,16 @@ def draw() -> None:
     models.settle()
     models.follow()
     now = reading()
-    linears, attention = linear_modules(now.model) if now.model else ((), ())
+    _open_what_applies(now.setup.method)
     with st.sidebar:
         actions.draw()
         models.draw(now.model)
         _what(now.setup)
         _batch()
-        with st.expander("LoRA", expanded=now.setup.uses_adapters):
-            st.caption("For LoRA and QLoRA; full fine-tuning has no adapters.")
-            _adapters(linears, attention)
-        with st.expander("Quantisation", expanded=now.setup.method is Method.QLORA):
-            st.caption("For QLoRA, whose base is in 4 bits.")
-            _quantisation()
-        with st.expander("Run: examples, price"):
-            _run()
-        with st.expander("More"):
-            _more()
+        _lora()
+        _quantisation()
+        _run()
+        _others()
     if st.session_state["model"] is None:  # back to a bare address
         st.rerun()
 
@@ -541,11 +537,8 @@ def linear_modules(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _asked() -> dict[str, object]:
     state = st.session_state
-    asked = {**state["passengers"], **{key: state[key] for key in BOUND if key in state}}
-    asked |= {"model": models.name(), "gpu": _as_fact(state["gpu"])}
-    if asked["lora_target_modules"] in ([], [ALL_LINEAR]):
-        asked["lora_target_modules"] = ALL_LINEAR
-    return asked
+    asked = {**session.kept(), **{key: state[key] for key in session.BOUND if key in state}}
+    return asked | {"model": models.name(), "gpu": _as_fact(state["gpu"])}
 
 
 def reading() -> Reading:

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import streamlit as st
 
-from dashboard import actions, wording
+from dashboard import actions, session, wording
 from dashboard.example import EXAMPLE
 from estimator import catalog, hub
 from estimator.contract import MODEL_MISSING, read_link, read_setup
@@ -227,10 +227,10 @@ def settle() -> None:
         st.session_state["trouble"] = refusal
     elif asking.wanted is None:
         remember(found.model.hub_id, found)
-        actions.apply({"model": found.model.hub_id})
+        session.put({"model": found.model.hub_id})
     else:
         remember(asking.hub_id, found)
-        _take_own(asking.wanted, actions.apply)
+        _take_own(asking.wanted, session.put)
 
 
 # --- a model of one's own -----------------------------------------------------------------------
@@ -409,7 +409,7 @@ def _take_known(option: str) -> None:
     _settled()
     if option in catalog.models():  # what was said of it as an adapter's base is said no more
         _found().pop(option, None)
-    actions.apply({"model": option})
+    session.put({"model": option})
 
 
 def _own_model(model: Model | None) -> None:

@@ -19,7 +19,7 @@ from estimator import catalog, hub
 from estimator.repository import About, HubModel, Trouble, from_config
 from tests.test_hub import LLAMA, LLAMA_PARAMETERS
 from tests.test_repository import QWEN_VL
-from tests.test_start_page import figure, move, open_page, text
+from tests.test_start_page import figure, move, open_page, setting, text
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
 SENTENCE = "It is not there; look <b>elsewhere</b>."
@@ -245,12 +245,12 @@ def test_link_with_an_id_of_the_hub_fetches_it_with_all_else_kept(fake_hub):
     assert [warning.value for warning in page.warning] == []
     fake_hub.may_answer.set()
     answered(page)
-    kept = {key: page.session_state[key] for key in LINK}
+    kept = {key: setting(page, key) for key in LINK}
     assert kept == {
         "model": "me/llama",
         "max_length": 2048,
         "lora_r": 64,
-        "lora_target_modules": ["q_proj"],
+        "lora_target_modules": ("q_proj",),
     }
 
 
@@ -260,7 +260,7 @@ def test_link_opens_on_the_example_s_model_when_the_hub_is_down_with_all_else_ke
     assert "elsewhere" in text(page)
     assert f"The page is of {MISTRAL}." in text(page)
     assert page.session_state["model"] == MISTRAL
-    assert page.session_state["lora_target_modules"] == ["q_proj"]
+    assert setting(page, "lora_target_modules") == ("q_proj",)
     assert page.session_state["max_length"] == 2048
 
 
@@ -269,7 +269,7 @@ def test_link_keeps_modules_that_only_the_fetched_model_has(fake_hub):
     neox = replace(catalog.model("EleutherAI/pythia-160m"), hub_id="me/neox")
     fake_hub.answers["me/neox"] = HubModel(about=About(hub_id="me/neox"), model=neox)
     page = answered(open_at(model="me/neox", lora_target_modules="query_key_value"))
-    assert page.session_state["lora_target_modules"] == ["query_key_value"]
+    assert setting(page, "lora_target_modules") == ("query_key_value",)
     assert [warning.value for warning in page.warning] == []
 
 
@@ -391,6 +391,6 @@ def test_dimensions_that_clash_are_one_sentence():
 
 def test_a_model_of_one_s_own_stays_when_another_control_moves():
     page = open_at(model=json.dumps(LLAMA))
-    move(page, "lora_r", 64)
+    move(page, "max_length", 4096)
     assert json.loads(page.session_state["model"]) == LLAMA
     assert [warning.value for warning in page.warning] == []

@@ -11,7 +11,7 @@ from dashboard.example import EXAMPLE
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.limits import largest_micro_batch, longest_context
 from estimator.remedies import remedies
-from tests.test_start_page import figure, open_page, text
+from tests.test_start_page import figure, open_page, setting, text
 
 LLAMA_ON_4090 = {"model": "meta-llama/Llama-3.1-8B", "gpu": "GeForce RTX 4090"}
 
@@ -46,10 +46,10 @@ def test_reset_leads_back_to_the_example_and_can_be_undone():
     page = open_page(**LLAMA_ON_4090, method="lora", lora_r="64", max_length="4096")
     click(page, "reset to example")
     for key, value in EXAMPLE.items():
-        assert page.session_state[key] == value
-    assert page.session_state["lora_r"] == TrainingSetup().lora_r
+        assert setting(page, key) == value
+    assert setting(page, "lora_r") == TrainingSetup().lora_r
     click(page, "undo last")
-    assert page.session_state["lora_r"] == 64
+    assert setting(page, "lora_r") == 64
     assert page.session_state["model"] == LLAMA_ON_4090["model"]
 
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import drawing, figures
+from dashboard import drawing, figures, session
 from estimator import Method, TrainingSetup, catalog, estimate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +38,13 @@ def figure(page: AppTest) -> dict:
     return json.loads(page.get("plotly_chart")[0].proto.spec)
 
 
+def setting(page: AppTest, key: str) -> object:
+    """What a key of the contract is set to, whether or not its widget is drawn."""
+    if key in session.BOUND:
+        return page.session_state[key]
+    return page.session_state["kept"].get(key, getattr(TrainingSetup(), key))
+
+
 def widget(page: AppTest, key: str):
     return next(
         element
@@ -62,6 +69,7 @@ WIDGETS = (
     "toggle",
     "button_group",
     "multiselect",
+    "number_input",
 )
 
 
@@ -90,7 +98,7 @@ def test_both_real_neighbours_of_the_what_if_stand_beside_it_and_open():
     page.button(key="open bfloat16 states too").click().run()
     assert not page.exception
     assert "Fits" in text(page)
-    assert page.session_state["optim_state_dtype"] in (None, "")
+    assert setting(page, "optim_state_dtype") is None
 
 
 def test_the_hero_figure_stacks_phases_and_methods_against_one_capacity_line():
@@ -99,7 +107,6 @@ def test_the_hero_figure_stacks_phases_and_methods_against_one_capacity_line():
     line = next(shape for shape in drawn["layout"]["shapes"] if shape.get("name") == "capacity")
     assert line["x0"] == pytest.approx(catalog.gpu("A100-SXM4-80GB").memory_bytes / 2**30, abs=0.02)
     weights = next(trace for trace in bars if trace["name"] == "Weights")
-    assert len(weights["x"]) == 8, "five phases and three methods"
     assert len(weights["x"]) == 8, "five phases and three methods"
     assert weights["x"][0] == pytest.approx(
         2 * 7_241_732_096 / 2**30, abs=0.01
@@ -127,7 +134,7 @@ def test_moving_one_control_twice_resets_no_other():
     for batch in (2, 4):
         move(page, "per_device_train_batch_size", batch)
     kept = {
-        key: page.session_state[key]
+        key: setting(page, key)
         for key in ("model", "lora_r", "gradient_checkpointing", "max_length")
     }
     assert kept == {
@@ -147,7 +154,7 @@ def test_a_damaged_address_opens_on_what_was_sound_and_says_what_was_not():
     for word in ("qlroa", "max_length", "bogus", "H1000"):
         assert word in warnings
     assert page.session_state["model"] == "Qwen/Qwen3-8B"
-    assert page.session_state["lora_r"] == 32
+    assert setting(page, "lora_r") == 32
 
 
 @pytest.mark.parametrize(
@@ -180,3 +187,105 @@ def test_what_hero_writes_is_a_valid_plotly_figure(method):
         written = figures.hero(methods[method], methods, dark=dark)
         assert go.Figure(written).to_dict()["data"]  # raises where a key or value is not Plotly's
         assert drawing.Drawn(written).to_dict() is written
+
+
+# --- what lies in an expander -------------------------------------------------------------------
+
+EXPANDERS = {
+    "LoRA": ("lora_r", "lora_target_modules", "lora_dropout", "autocast_adapter_dtype"),
+    "Quantisation": (
+        "bnb_4bit_quant_type",
+        "bnb_4bit_use_double_quant",
+        "prepare_model_for_kbit_training",
+    ),
+    "Run: examples, price": (
+        "num_train_examples",
+        "num_train_epochs",
+        "mean_tokens_per_example",
+        "usd_per_gpu_hour",
+        "mfu",
+    ),
+    "More": ("optim_state_dtype", "dtype", "mixed_precision"),
+}
+
+
+def keys_drawn(page: AppTest) -> set[str]:
+    return {
+        element.key.removesuffix(" box")
+        for kind in WIDGETS
+        for element in page.get(kind)
+        if str(getattr(element, "key", "")).endswith(" box")
+    } - {"model"}
+
+
+@pytest.mark.parametrize("label", EXPANDERS)
+def test_an_expander_s_widgets_exist_only_while_it_is_open(label):
+    page = open_page()
+    assert not keys_drawn(page) & set(EXPANDERS[label])
+    page.session_state[f"{label} open"] = True
+    page.run()
+    assert not page.exception
+    assert set(EXPANDERS[label]) <= keys_drawn(page)
+
+
+def test_a_method_opens_the_expanders_that_belong_to_it():
+    assert not keys_drawn(open_page(method="full", **MISTRAL))
+    assert keys_drawn(open_page(method="lora", **MISTRAL)) == set(EXPANDERS["LoRA"])
+    both = {*EXPANDERS["LoRA"], *EXPANDERS["Quantisation"]}
+    assert keys_drawn(open_page(method="qlora", **MISTRAL)) == both
+
+
+MISTRAL = {"model": "mistralai/Mistral-7B-v0.1"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "spelled"),
+    [
+        ("lora_r", 64, "64"),
+        ("lora_target_modules", ["q_proj", "v_proj"], ["q_proj", "v_proj"]),
+        ("lora_dropout", 0.1, "0.1"),
+        ("autocast_adapter_dtype", False, "false"),
+        ("prepare_model_for_kbit_training", True, "true"),
+        ("num_train_epochs", 3.0, "3.0"),
+        ("mean_tokens_per_example", 700, "700"),
+        ("optim_state_dtype", "bfloat16", "bfloat16"),
+        ("dtype", "float32", "float32"),
+    ],
+)
+def test_a_widget_of_an_expander_sets_its_key_and_the_address_and_takes_both_back(
+    key, value, spelled
+):
+    page = open_page(method="qlora", **MISTRAL)
+    for label in EXPANDERS:
+        page.session_state[f"{label} open"] = True
+    page.run()
+    before = widget(page, f"{key} box").value
+    move(page, f"{key} box", value)
+    assert setting(page, key) == (tuple(value) if isinstance(value, list) else value)
+    assert page.query_params[key] == spelled
+    move(page, f"{key} box", before)
+    assert setting(page, key) == getattr(TrainingSetup(), key)
+    assert key not in page.query_params
+
+
+def test_what_lora_had_is_there_again_after_full_with_its_expander_closed_in_between():
+    page = open_page(method="lora", lora_r="64", lora_target_modules="q_proj", **MISTRAL)
+    before = figure(page)
+    move(page, "method", "full")
+    page.session_state["LoRA open"] = False
+    page.run()
+    assert page.query_params["lora_r"] == "64"
+    move(page, "method", "lora")
+    assert figure(page) == before
+    assert widget(page, "lora_r box").value == 64
+
+
+def test_going_back_to_an_address_sets_what_lies_in_closed_expanders_too():
+    page = open_page(**MISTRAL)
+    page.session_state["Run: examples, price open"] = True
+    page.run()
+    move(page, "num_train_examples box", 50_000)
+    del page.query_params["num_train_examples"]  # as the browser's Back does
+    page.run()
+    assert setting(page, "num_train_examples") == 10_000
+    assert widget(page, "num_train_examples box").value == 10_000

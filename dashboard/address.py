@@ -1,0 +1,74 @@
+"""What the address holds beside the widgets that are bound to it.
+
+Streamlit takes a bound key out of the address when its widget is not drawn. So what lies in a closed expander, and what
+has no widget at all, is written here. The session has it too: a visit to another page takes it out of the address, and
+the return writes it again. Nothing of it stands anywhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+
+import streamlit as st
+
+
+def spelled(value: object) -> list[str]:
+    """A value as an address has it: one text, or one for each item; none for null.
+
+    >>> spelled(True), spelled(0.05), spelled(["q_proj", "v_proj"]), spelled(None)
+    (['true'], ['0.05'], ['q_proj', 'v_proj'], [])
+    """
+    if value is None:
+        return []
+    if isinstance(value, list | tuple):
+        return [str(item) for item in value]
+    return [json.dumps(value) if isinstance(value, bool) else str(value)]
+
+
+def held() -> dict[str, list[str]]:
+    """The texts of each key that is held so."""
+    texts: dict[str, list[str]] = st.session_state.get("held", {})
+    return texts
+
+
+def hold(texts: Mapping[str, Sequence[str]]) -> None:
+    """Write keys into the address, each with its texts; a key without any goes."""
+    now = {**held(), **{key: list(items) for key, items in texts.items()}}
+    st.session_state["held"] = {key: items for key, items in now.items() if items}
+    _write(texts)
+
+
+def arrive(page: str) -> None:
+    """Note which page the visitor is on; before it is drawn."""
+    state = st.session_state
+    state["arrived"] = state.get("page", page) != page
+    state["page"] = page
+
+
+def moved(keys: Collection[str]) -> bool:
+    """Whether the visitor went back or forth to an address that holds something else under these keys.
+
+    Nobody has who has just come from another page: what was held is then written again. A browser that is busy sends
+    its old address once more; that is no move.
+    """
+    state = st.session_state
+    if state["arrived"]:
+        _write({**dict.fromkeys(keys, ()), **held()})
+        state["seen"] = held()
+        return False
+    before = state.get("seen")
+    state["seen"] = now = {
+        key: st.query_params.get_all(key) for key in keys if key in st.query_params
+    }
+    return before is not None and now not in (before, held())
+
+
+def _write(texts: Mapping[str, Sequence[str]]) -> None:
+    """At once, where anything changes: a browser that is sent an address keeps it in its history."""
+    params = st.query_params
+    for key in [key for key, items in texts.items() if not items and key in params]:
+        del params[key]
+    new = {key: list(items) for key, items in texts.items() if items}
+    if any(params.get_all(key) != items for key, items in new.items()):
+        params.update(new)

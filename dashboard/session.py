@@ -1,0 +1,67 @@
+"""The setup as a session holds it, key by key, in the terms of the contract.
+
+A key whose widget is always drawn is that widget's. The others are kept as plain values, and their widgets, where they
+have one, are drawn only while somebody looks: a closed expander costs the browser nothing when a slider moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import streamlit as st
+
+from dashboard import address
+from estimator.specs import TrainingSetup
+
+DEFAULT = TrainingSetup()
+BOUND = (
+    "model",
+    "gpu",
+    "method",
+    "optim",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_length",
+    "gradient_checkpointing",
+    "attn_implementation",
+)
+"""Keys whose widget is always drawn, under the key itself, bound to the address."""
+
+
+def kept() -> dict[str, object]:
+    """The keys that no widget holds, where they differ from the contract's defaults."""
+    values: dict[str, object] = st.session_state["kept"]
+    return values
+
+
+def value(key: str) -> object:
+    """What a key is now; a choice as its text."""
+    if key in BOUND:
+        return st.session_state[key]
+    return kept().get(key, _plain(getattr(DEFAULT, key)))
+
+
+def put(keys: Mapping[str, object]) -> None:
+    """Set some keys, here and in the address. A slider offers a value that it did not have from now on."""
+    state = st.session_state
+    texts: dict[str, list[str]] = {}
+    for key, given in keys.items():
+        plain = _plain(given)
+        if key in BOUND:
+            state[key] = plain
+        elif given == getattr(DEFAULT, key):
+            texts[key] = []
+            kept().pop(key, None)
+        else:
+            texts[key] = address.spelled(plain)
+            kept()[key] = plain
+        if key == "model":
+            state["in use"] = given
+        if key in state["steps"] and given not in state["steps"][key]:
+            state["steps"][key] = tuple(sorted({*state["steps"][key], given}))
+    address.hold(texts)
+
+
+def _plain(given: object) -> object:
+    return str(given) if isinstance(given, StrEnum) else given
