@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import streamlit as st
 
@@ -26,23 +27,34 @@ def _remember(keys: Iterable[str]) -> None:
     state["undo"] = [*state.get("undo", []), before][-DEEPEST:]
 
 
-def card(html: str, label: str, name: str, keys: Mapping[str, object]) -> None:
-    """A card that opens a proposal wherever it is clicked; it rests where the proposal is already open.
+class Proposal(NamedTuple):
+    """Keys that a click sets, and what is said of them."""
 
-    The button lies unseen over the text. Its label stays as it is while numbers move: a label is Markdown, and reading
-    Markdown anew costs the browser more than drawing the card.
+    name: str
+    html: str
+    keys: Mapping[str, object]
+    title: str = ""
+    """How the name is spoken; empty: as it is."""
+
+
+def cards(name: str, verb: str, proposals: Iterable[Proposal]) -> None:
+    """Cards, each of which sets its keys wherever it is clicked; one that is already so rests.
+
+    Each is a text and, over it in the same cell of a grid, a button: two elements, since the browser draws every
+    element again at each move. A button's label stays as it is while numbers move: a label is Markdown, and reading
+    Markdown anew costs more than drawing the card.
     """
-    is_open = all(session.value(key) == value for key, value in keys.items())
-    with st.container(key=f"card {'open ' * is_open}{name}"):
-        st.html(html)
-        st.button(
-            label,
-            on_click=take,
-            args=(keys,),
-            disabled=is_open,
-            key=f"open {name}",
-            width="stretch",
-        )
+    with st.container(key=f"cards {name}"):
+        for it in proposals:
+            st.html(f'<p class="hr-card">{it.html}</p>')
+            st.button(
+                f"{verb} {it.title or it.name}",
+                on_click=take,
+                args=(it.keys,),
+                disabled=all(session.value(key) == value for key, value in it.keys.items()),
+                key=f"open {it.name}",
+                width="stretch",
+            )
 
 
 def _undo() -> None:

@@ -77,7 +77,8 @@ STEPS: Mapping[str, tuple[int, ...]] = {
 """What a slider offers; a sound value of an address that lies between is added to it."""
 
 LORA, QUANTISATION, RUN, OTHERS = "LoRA", "Quantisation", "Run: examples, price", "More"
-"""The expanders."""
+EXPANDERS = "expanders"
+"""The part that runs again when one of them is opened."""
 BEHIND_PRECISION = ("dtype", "mixed_precision")
 """What the box for precision sets, so that it must be drawn again where one of them is set."""
 EVERY, ATTENTION, CUSTOM = "all linear", "attention", "custom"
@@ -159,7 +160,7 @@ def _apply_precision() -> None:
 def _apply_targets(linears: tuple[str, ...], attention: tuple[str, ...]) -> None:
     chosen = {EVERY: ALL_LINEAR, ATTENTION: attention, CUSTOM: linears}
     session.put({"lora_target_modules": chosen[st.session_state["adapter_choice"]]})
-    _redraw(LORA)
+    _redraw(EXPANDERS)
 
 
 def _box(key: str) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def _take_box(key: str) -> None:
 def _take_modules() -> None:
     chosen = tuple(st.session_state["lora_target_modules box"])
     session.put({"lora_target_modules": ALL_LINEAR if chosen in ((), (ALL_LINEAR,)) else chosen})
-    _redraw(LORA)
+    _redraw(EXPANDERS)
 
 
 def _with_own(catalogued: Iterable[str], own: str | None) -> list[str]:
@@ -312,7 +313,6 @@ def _batch() -> None:
     )
 
 
-@st.fragment(key=LORA)
 def _lora() -> None:
     with _expander(LORA) as opened:
         if not opened:
@@ -369,7 +369,6 @@ def _lora() -> None:
         )
 
 
-@st.fragment(key=QUANTISATION)
 def _quantisation() -> None:
     with _expander(QUANTISATION) as opened:
         if not opened:
@@ -395,7 +394,6 @@ def _quantisation() -> None:
         )
 
 
-@st.fragment(key=RUN)
 def _run() -> None:
     """What time and money depend on, and memory does not."""
     with _expander(RUN) as opened:
@@ -449,7 +447,6 @@ def _run() -> None:
         )
 
 
-@st.fragment(key=OTHERS)
 def _others() -> None:
     with _expander(OTHERS) as opened:
         if not opened:
@@ -480,6 +477,14 @@ def _others() -> None:
         )
 
 
+@st.fragment(key=EXPANDERS)
+def _expanders() -> None:
+    _lora()
+    _quantisation()
+    _run()
+    _others()
+
+
 @contextmanager
 def _expander(label: str) -> Iterator[bool]:
     """An expander whose widgets exist only while it is open; whether it is."""
@@ -508,10 +513,7 @@ def draw() -> None:
         models.draw(now.model)
         _what(now.setup)
         _batch()
-        _lora()
-        _quantisation()
-        _run()
-        _others()
+        _expanders()
     if st.session_state["model"] is None:  # back to a bare address
         st.rerun()
 

@@ -303,8 +303,7 @@ def _own(option: str) -> dict[str, object]:
 def draw(model: Model | None) -> None:
     """The model box, what is proposed for a few words, models of one's own, and the token."""
     state = st.session_state
-    with st.container(key="carrier"):  # not seen
-        st.text_input("Model in the address", None, key="model", bind="query-params")
+    st.text_input("Model in the address", None, key="model", bind="query-params")  # not seen
     state["model drawn"] = True
     state["model box"] = state["in use"]
     names = labels()

@@ -25,10 +25,16 @@ def what_if(answer: Estimate) -> None:
     if not controls.is_what_if(answer):
         return
     st.html(wording.WHAT_IF_HTML)
-    with st.container(horizontal=True, key="neighbours", gap="small"):
-        for name, keys in controls.REAL_NEIGHBOURS.items():
-            if neighbour := controls.changed(answer, keys):
-                actions.card(wording.proposal_html(neighbour, name), f"Open {name}", name, keys)
+    neighbours = {
+        name: (controls.changed(answer, keys), keys)
+        for name, keys in controls.REAL_NEIGHBOURS.items()
+    }
+    proposals = [
+        actions.Proposal(name, wording.proposal_html(neighbour, name), keys)
+        for name, (neighbour, keys) in neighbours.items()
+        if neighbour is not None
+    ]
+    actions.cards("neighbours", "Open", proposals)
 
 
 def remedies(answer: Estimate) -> None:
@@ -37,13 +43,13 @@ def remedies(answer: Estimate) -> None:
         return
     found = fitting_changes(answer, catalog.gpus_like(answer.gpu))
     st.html(wording.remedies_head(answer, len(found)))
-    with st.container(key="remedies", gap="small"):
-        for remedy in found:
-            after = controls.applied(answer, remedy.keys)
-            label = f"Apply {remedy.title}"
-            actions.card(
-                wording.remedy_html(remedy, answer, after), label, remedy.title, remedy.keys
-            )
+    proposals = [
+        actions.Proposal(
+            it.title, wording.remedy_html(it, answer, controls.applied(answer, it.keys)), it.keys
+        )
+        for it in found
+    ]
+    actions.cards("remedies", "Apply", proposals)
 
 
 def section(answer: Estimate) -> None:

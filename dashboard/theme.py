@@ -117,7 +117,7 @@ html { font-size: 26px; }
 .hr-big { font-size: clamp(2rem, 6.2vw, 5rem); font-weight: 800; color: var(--hr); line-height: 1.1; }
 .hr-need, .hr-asked { font-size: 1.4rem; }
 .hr-verdict .hr-word { font-size: clamp(2rem, 6.2vw, 5rem) !important; line-height: 1.1 !important; }
-.hr-verdict .hr-small, .st-key-methods, .st-key-shown { display: none; }
+.hr-verdict .hr-small, .st-key-cards-methods, .st-key-shown { display: none; }
 </style>"""
 """For the projector: all type at least 1.6 times as large, and nothing beside the page."""
 
@@ -128,6 +128,27 @@ ICON = (
     '<path fill="none" stroke="#9AA4AE" d="M1.5 1.5h13v3h-13z"/></svg>'
 )
 """The page's icon: two parts of memory, and headroom."""
+
+
+MOST_CARDS = 16
+"""Cards that stand together at most: ours, more than there are remedies."""
+
+
+def _cells() -> str:
+    """Text and button of one card in the same cell, cards side by side or, the remedies, one below the other."""
+    cards = '[class*="st-key-cards-"]'
+    rules = [
+        f"{cards} {{ display: grid; gap: .6rem; grid-template-columns: 1fr; }}",
+        ".st-key-cards-methods { grid-template-columns: repeat(3, 1fr); }",
+        ".st-key-cards-neighbours { grid-template-columns: repeat(2, 1fr); }",
+        f"{cards} > * {{ grid-area: 1 / var(--cell); min-width: 0; }}",
+        ".st-key-cards-remedies > * { grid-area: var(--cell) / 1; }",
+    ]
+    rules += [
+        f"{cards} > :nth-child({2 * cell - 1}), {cards} > :nth-child({2 * cell}) {{ --cell: {cell}; }}"
+        for cell in range(1, MOST_CARDS + 1)
+    ]
+    return "\n".join(rules)
 
 
 def style(pills: list[str]) -> str:
@@ -153,21 +174,22 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-table .hr-n {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 .hr-table tr.hr-sum td {{ font-weight: 600; }}
 .hr-table .hr-what, .hr-table tr.hr-sum .hr-what {{ font-size: .875rem; font-weight: 400; opacity: .85; }}
-[class*="st-key-card-"] {{ position: relative; border: 1px solid rgba(127,138,148,.45); border-radius: .5rem;
-  padding: .55rem .9rem; gap: 0; }}
-[class*="st-key-card-"]:hover {{ border-color: #0072B2; background: rgba(0,114,178,.07); }}
-[class*="st-key-card-open-"] {{ border: 2px solid #0072B2; background: none; }}
-[class*="st-key-card-"]:focus-within {{ outline: 3px solid #56B4E9; }}
-[class*="st-key-open-"] {{ position: absolute; inset: 0; width: 100%; }}
-[class*="st-key-open-"] .stButton, [class*="st-key-open-"] button {{ width: 100%; height: 100%; opacity: 0; }}
 .hr-scroll {{ overflow-x: auto; }}
 .hr-table.hr-proof {{ width: auto; margin-top: .6rem; }}
 .hr-next {{ margin-top: .6rem; }}
 .hr-picked {{ border-left: .3rem solid #0072B2; padding: .3rem .8rem; overflow-wrap: anywhere; }}
-.hr-card {{ font-size: 1rem; line-height: 1.45; margin: 0; }}
+{_cells()}
+.hr-card {{ font-size: 1rem; line-height: 1.45; margin: 0; padding: .6rem .95rem; }}
+[class*="st-key-open-"] {{ align-self: stretch; position: relative; height: auto; }}
+[class*="st-key-open-"] button {{ position: absolute; inset: 0; min-height: 0; overflow: hidden;
+  color: transparent; background: none; border: 1px solid rgba(127,138,148,.45); }}
+[class*="st-key-open-"] button:hover {{ color: transparent; border-color: #0072B2; background: rgba(0,114,178,.07); }}
+[class*="st-key-open-"] button:disabled {{ color: transparent; border: 2px solid #0072B2; background: none; }}
+[class*="st-key-open-"] button:focus-visible {{ outline: 3px solid #56B4E9; }}
 .hr-card small {{ font-size: .875rem; opacity: .85; }}
 {_verdict_colours()}
-.hr-scroll {{ overflow-x: auto; }}
+.st-key-cards-methods .hr-card {{ font-size: .9375rem; white-space: nowrap; overflow: hidden;
+  text-overflow: ellipsis; }}
 .hr-scroll:focus-visible {{ outline: 3px solid #56B4E9; }}
 .hr-compare {{ border-collapse: separate; border-spacing: 0; font-size: 1rem; min-width: 100%; }}
 .hr-compare th, .hr-compare td {{ text-align: left; vertical-align: top; padding: .4rem .9rem .4rem 0; min-width: 8rem;
@@ -185,7 +207,6 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-copy {{ font: inherit; color: inherit; background: transparent; border: 1px solid rgba(127,138,148,.45);
   border-radius: .5rem; padding: .25rem .75rem; min-height: 2.5rem; font-size: .875rem; cursor: pointer; }}
 .hr-copy:hover, .hr-copy:focus-visible {{ border-color: #0072B2; color: #0072B2; }}
-.st-key-methods .hr-card {{ font-size: .9375rem; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }}
 .hr-limit {{ font-size: .875rem; line-height: 1.45; opacity: .8; margin: -.4rem 0 .2rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.25rem; margin-bottom: 0; }}
 .hr-swatch {{ display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .5em; }}
@@ -196,8 +217,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   outline: 1.5px solid {RESERVE.edge}; outline-offset: -1.5px; }}
 .st-key-shown button[aria-checked="false"]::before, .st-key-shown button[aria-pressed="false"]::before
   {{ opacity: .3; }}
-.hr-setup, [data-testid="stLayoutWrapper"]:has(> .st-key-carrier),
-[data-testid="stLayoutWrapper"]:has(> .st-key-model-aside) {{ display: none; }}
+.hr-setup, .st-key-model, .st-key-model-aside {{ display: none; }}
 [data-testid="stSelectboxVirtualDropdown"] {{ width: max-content !important; min-width: var(--trigger-width);
   max-width: 94vw; }}
 .hr-note {{ margin: 0; font-size: .95rem; }}
@@ -213,11 +233,12 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   .stMainBlockContainer {{ padding-top: 4rem; }}
   [data-testid="stExpandSidebarButton"] {{ width: auto; }}
   [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
-  .st-key-methods > div {{ min-width: 100%; }}
-  .st-key-methods .hr-card {{ white-space: normal; }}
+  [class*="st-key-cards-"] {{ grid-template-columns: 1fr !important; }}
+  [class*="st-key-cards-"] > * {{ grid-area: var(--cell) / 1 !important; }}
+  .st-key-cards-methods .hr-card {{ white-space: normal; }}
   .hr-verdict {{ padding: .5rem .8rem .6rem; }}
   .hr-verdict .hr-setup {{ display: block; }}
-  [data-testid="stLayoutWrapper"]:has(> .st-key-model-aside) {{ display: flex; }}
+  .st-key-model-aside {{ display: flex; }}
   .hr-verdict .hr-word {{ font-size: 1.5rem; }}
   .hr-verdict .hr-say {{ font-size: 1.05rem; }}
   .hr-table.hr-proof {{ font-size: .875rem; }}

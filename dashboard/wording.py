@@ -485,7 +485,7 @@ def sign(verdict: Verdict) -> str:
 def _card(name: str, verdict: Verdict | None, *lines: str) -> str:
     said = "" if verdict is None else f' <span class="hr-{verdict}">{sign(verdict)}</span>'
     rest = "".join(f"<br>{escape(line)}" for line in lines)
-    return f'<p class="hr-card"><b>{escape(name)}</b>{said}{rest}</p>'
+    return f"<b>{escape(name)}</b>{said}{rest}"
 
 
 # --- cards and remedies -------------------------------------------------------------------------
@@ -512,7 +512,7 @@ def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:
     """A change that makes it fit: what, what it saves, what it costs in time, in dollars and in quality."""
     saves = f"saves {gib(it.saved_bytes)}, " if it.saved_bytes else ""
     needs = f"{saves}needs {gib(it.need_high_bytes)}; {added(before, after)}"
-    return f'<p class="hr-card"><b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}</small></p>'
+    return f"<b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}</small>"
 
 
 def added(before: Estimate, after: Estimate) -> str:

@@ -34,12 +34,16 @@ def verdict() -> None:
         return
     kin = trust(answer.setup.method, answer.setup.num_gpus > 1)
     st.html(wording.verdict_html(answer, kin))
-    with st.container(horizontal=True, key="methods", gap="small"):
-        for method, other in controls.methods(answer).items():
-            card = wording.card_html(method, other, explore.smallest_card(other))
-            actions.card(
-                card, f"Open {wording.METHODS[method]}", method, controls.method_keys(other)
-            )
+    proposals = [
+        actions.Proposal(
+            method,
+            wording.card_html(method, other, explore.smallest_card(other)),
+            controls.method_keys(other),
+            wording.METHODS[method],
+        )
+        for method, other in controls.methods(answer).items()
+    ]
+    actions.cards("methods", "Open", proposals)
 
 
 @st.fragment(key=controls.BARS)
