@@ -11,6 +11,7 @@ the contract, and what was not sound is reported.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
@@ -63,6 +64,8 @@ BARS, VERDICT, BATCH, CONTEXT, MORE = PARTS = (
     "more",
 )
 """The parts that a moved number runs again, as fragments; the figure first, since it takes the browser longest."""
+REST_SECONDS = 0.25
+"""How long a slider rests before what lies below the figure follows: ours, as long as the figure takes to be drawn."""
 UNBOUND = tuple(f.name for f in fields(TrainingSetup) if f.name not in session.BOUND)
 """The contract's keys that ``session`` keeps: of those in expanders, and of those that have no widget."""
 PAGE_KEYS = ("section", *kept.KEYS)
@@ -144,6 +147,7 @@ def _redraw(*also: str) -> None:
     """A number moved: only what shows it runs again, not every widget."""
     if models.is_asking():
         return
+    st.session_state["moving"] = True
     with suppress(StreamlitAPIException):  # a page without these parts runs as a whole
         st.rerun((*PARTS, *also))
 
@@ -589,6 +593,15 @@ def methods(of: Estimate) -> dict[Method, Estimate]:
 def method_keys(of: Estimate) -> dict[str, object]:
     """What a click on a method's card sets."""
     return {"method": of.setup.method, "lora_dropout": of.setup.lora_dropout}
+
+
+def let_figure_draw() -> None:
+    """Before the last part: a moment in which the browser draws the figure.
+
+    A move that comes meanwhile ends this run: who goes on moving never waits for the rest, which is drawn once.
+    """
+    if st.session_state.pop("moving", False):
+        time.sleep(REST_SECONDS)
 
 
 def is_dark() -> bool:

@@ -67,6 +67,7 @@ def bars(shown: Sequence[str]) -> None:
 @st.fragment(key=controls.MORE)
 def below() -> None:
     """What to change, and one of the sections."""
+    controls.let_figure_draw()
     answer = controls.answer()
     if isinstance(answer, str):
         return
