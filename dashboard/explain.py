@@ -14,9 +14,9 @@ from estimator.memory.attention import attention
 from estimator.memory.optimizer import optimizer_states, state_rule, step_transient
 from estimator.memory.overhead import HANDLES, need_bytes, workspace_bytes
 from estimator.memory.weights import (
-    adapter_shapes,
-    adapter_width,
+    adapter_tensors,
     buffers,
+    int8_bytes,
     module_bytes,
     quantized_bytes,
     tensors_bytes,
@@ -34,7 +34,7 @@ from estimator.parameters import (
     weight_shapes,
 )
 from estimator.results import Estimate, Held
-from estimator.specs import Component, Loss, Method, Phase
+from estimator.specs import Component, Loss, Phase
 
 Function = Callable[..., Any]
 
@@ -99,10 +99,10 @@ def _weights(of: Estimate) -> Explanation:
     for module, count in modules_with_counts(of.model):
         size = count * module_bytes(module, setup)
         if is_quantized(module, setup):
-            width = "4 bits and their scales"
+            width = "8 bits and a scale a row" if setup.has_8bit_base else "4 bits and their scales"
         else:
             width = f"{setup.dtype.bytes} bytes, as loaded"
-            if setup.method is Method.QLORA and setup.prepare_model_for_kbit_training:
+            if setup.has_packed_base and setup.prepare_model_for_kbit_training:
                 width = "4 bytes, after prepare_model_for_kbit_training"
         lines.append(
             Line(module.name, f"{_times(count)}{_shapes(weight_shapes(module))} × {width}", size)
@@ -119,19 +119,22 @@ def _weights(of: Estimate) -> Explanation:
         "Every parameter of the model lies on the GPU from loading to the end; "
         "each tensor is rounded up to 512 bytes."
     )
-    quantized = (quantized_bytes,) if setup.method is Method.QLORA else ()
-    return Explanation(lead, lines, (weight_bytes, module_bytes, *quantized))
+    quantized = (int8_bytes if setup.has_8bit_base else quantized_bytes,)
+    return Explanation(
+        lead, lines, (weight_bytes, module_bytes, *(quantized if setup.has_packed_base else ()))
+    )
 
 
 def _adapters(of: Estimate) -> Explanation:
     lines = []
     for module, count in modules_with_counts(of.model):
-        if shapes := adapter_shapes(module, of.setup):
-            each = tensors_bytes(shapes, adapter_width(of.setup))
+        if tensors := adapter_tensors(module, of.setup):
+            shapes = tuple(tensor.shape for tensor in tensors)
+            each = sum(tensor.bytes for tensor in tensors)
             lines.append(
                 Line(
                     module.name,
-                    f"{_times(count)}({_shapes(shapes)}) × {adapter_width(of.setup)} bytes",
+                    f"{_times(count)}({_shapes(shapes)}) × {tensors[0].width} bytes",
                     count * each,
                 )
             )
@@ -142,9 +145,11 @@ def _adapters(of: Estimate) -> Explanation:
         size = count * tensors_bytes(shapes, width)
         how = f"{_times(count)}({_shapes(shapes)}) × {width} bytes, as loaded"
         lines.append(Line(f"{module.name}, a trained copy", how, size))
+    if of.setup.use_dora:
+        lead += " DoRA adds one number for each output, its trained length."
     if of.setup.modules_to_save:
         lead += " Beside them the modules that are trained whole: the copy is used, the original lies frozen."
-    return Explanation(lead, lines, (adapter_bytes, adapter_shapes, copied_modules))
+    return Explanation(lead, lines, (adapter_bytes, adapter_tensors, copied_modules))
 
 
 def _states(of: Estimate) -> Explanation:
@@ -252,7 +257,9 @@ def _temporaries(of: Estimate) -> Explanation:
     if of.peak.phase is Phase.OPTIMIZER_STEP:
         size = of.peak.resident.get(Component.TEMPORARIES, 0)
         return Explanation(lead, [Line(of.peak.name, "at its highest", size)], (step_transient,))
-    product = operators.linear_4bit if of.setup.method is Method.QLORA else operators.linear
+    product: Function = operators.linear
+    if of.setup.has_packed_base:
+        product = operators.linear_8bit if of.setup.has_8bit_base else operators.linear_4bit
     return Explanation(lead, list(_alive(of, Component.TEMPORARIES)), (product, step_transient))
 
 

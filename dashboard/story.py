@@ -152,6 +152,6 @@ def _bracket(of: Estimate) -> str:
 
 def _gaps() -> str:
     return (
-        "One GPU for now: a job on several is refused, not guessed. So are DoRA, 8-bit bases and architectures whose "
-        "code has not been read. What is refused says so in one sentence."
+        "One GPU for now: a job on several is refused, not guessed. So are architectures whose code has not been read. "
+        "What is refused says so in one sentence."
     )

@@ -20,7 +20,6 @@ from estimator.saving import (
     save_host_bytes,
     save_moment,
 )
-from estimator.specs import Method
 
 
 class Act(NamedTuple):
@@ -65,14 +64,14 @@ def acts(of: Estimate) -> tuple[Act, ...]:
 
 
 def _merges(of: Estimate, workspace: int) -> list[Act]:
-    """Merging after training; over a 4-bit base also into one that is loaded anew in 16 bits."""
+    """Merging after training; over a packed base also into one that is loaded anew in 16 bits."""
     model, setup = of.model, of.setup
     if not setup.uses_adapters:
         return []
     ways = [("Merge and save", setup)]
-    if setup.method is Method.QLORA:
-        whole = in_16_bits(setup)
-        ways = [("Merge, still in 4 bits", setup), ("Merge into a 16-bit base", whole)]
+    if setup.has_packed_base:
+        whole, bits = in_16_bits(setup), 8 if setup.has_8bit_base else 4
+        ways = [(f"Merge, still in {bits} bits", setup), ("Merge into a 16-bit base", whole)]
     found = []
     for name, way in ways:
         lying = resident(model, structure(way))

@@ -10,6 +10,7 @@ from estimator.architectures.liger import check_liger, liger_sentences
 from estimator.cost import cheapest, energy_kwh, run_cost
 from estimator.evaluation import evaluation_moment, evaluation_walk
 from estimator.loading import load_host_bytes, load_moment
+from estimator.memory.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
 from estimator.memory.overhead import (
     CONTEXT_HIGH_BYTES,
     CONTEXT_LOW_BYTES,
@@ -17,7 +18,7 @@ from estimator.memory.overhead import (
     shown_bytes,
     workspace_bytes,
 )
-from estimator.moments import StepTimeline, resident, structure
+from estimator.moments import StepTimeline, resident, structure, trainable_tensors
 from estimator.results import Estimate, Moment, RunTime
 from estimator.saving import (
     checkpoint_bytes,
@@ -149,6 +150,13 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         raise ValueError(
             f"attn_implementation flash_attention_2 does not know the attention sinks of {model.model_type}; use eager."
         )
+    if setup.optim in LOW_RANK_OPTIMIZERS and not any(
+        tensor.is_linear for tensor in trainable_tensors(model, setup)
+    ):
+        raise ValueError(
+            f"optim {setup.optim} projects gradients of linear layers, and {model.model_type} trains none that is an "
+            "nn.Linear; take another optimizer."
+        )
     in_float32 = setup.dtype is Dtype.FLOAT32 and setup.mixed_precision is MixedPrecision.NO
     if in_float32 and is_flash:
         # transformers 5.23, integrations/flash_attention.py, get_target_dtype: float32 stays, and the kernel refuses it
@@ -174,6 +182,18 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(
             f"transformers runs {model.model_type} with eager attention; SDPA is refused there."
         )
+    if setup.has_8bit_base:
+        sentences.append(
+            "LLM.int8 computes columns of an input above its threshold of 6 apart, which keeps a little more; none is "
+            "counted. It keeps the input of every 8-bit layer until backward has ended"
+            + (
+                ", in spite of the checkpoint: use_reentrant drops them."
+                if setup.gradient_checkpointing and not setup.use_reentrant
+                else "."
+            )
+        )
+    elif setup.load_in_8bit:
+        sentences.append(f"load_in_8bit goes with method lora; {setup.method} does not look at it.")
     if setup.uses_adapters and setup.modules_to_save is not None:
         sentences.append(
             f"Copies of {', '.join(setup.modules_to_save)} are trained whole, in the dtype of the base; the originals "
@@ -209,7 +229,17 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(
             f"{gpu.name} has no bfloat16 units; the memory is right, the run would be slow or refused."
         )
-    if setup.optim in (Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW_32BIT):
+    if setup.optim in LOW_RANK_OPTIMIZERS:
+        sentences.append(
+            f"{setup.optim} projects every linear layer (optim_target_modules all-linear) to rank {LOW_RANK}; its step "
+            "is one that renews the projections"
+            + (
+                ", without what cuSOLVER takes for its own."
+                if setup.optim is Optimizer.GALORE_ADAMW
+                else "."
+            )
+        )
+    if setup.optim in PAGED:
         sentences.append(
             "Paged optimizer states lie outside torch's counter; the need counts them at its high end."
         )

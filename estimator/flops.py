@@ -51,6 +51,10 @@ class Matrices(NamedTuple):
     """Σ out_features of the same."""
     copied: int
     """Of all, those that are trained whole beside the adapters."""
+    adapted: int
+    """Σ in · out of the adapted linears, all layers."""
+    units: int
+    """Σ in · (in + out) of the same: what DoRA sends a unit matrix through, a row of A or column of B."""
 
 
 def matrices(model: Model, setup: TrainingSetup) -> Matrices:
@@ -99,6 +103,8 @@ def _matrices(
         sum(count * it.in_features for it, count in adapted),
         sum(count * it.out_features for it, count in adapted),
         sum(times * _elements(it, model) for it, times in copied_modules(model, setup)),
+        sum(times * it.in_features * it.out_features for it, times in adapted),
+        sum(times * it.in_features * (it.in_features + it.out_features) for it, times in adapted),
     )
 
 
@@ -141,9 +147,10 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         attention    2 · 2 · b · pairs · q · (1 + backward)      q: query width; backward: 2.5 flash, 2 eager
         checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q
         loss chunked_trl, whose backward makes the logits once more      2 · T · V · h
+        DoRA         2 · r · in · (in + out), and with dropout 2 · T · 2 · in · out: the base once more
 
     Leaves out: that the first layer's input needs no gradient where everything below an adapter is frozen (1 of L
-    layers, some linears of it); the third matrix of DoRA.
+    layers, some linears of it).
     Source: derived, as said above; Chowdhery et al. 2022, arXiv:2204.02311, appendix B, for the same count with three
     matrices' worth and attention not causal; Hu et al. 2021, arXiv:2106.09685, for the adapters.
 
@@ -156,15 +163,21 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     forward = FORWARD * setup.per_device_train_batch_size * length
     passes = 2 if setup.uses_adapters else 3
     branches = setup.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
+    dora = dora_again = 0
+    if setup.use_dora:
+        dora_again = FORWARD * setup.lora_r * sizes.units
+        base = forward * sizes.adapted if setup.lora_dropout else 0
+        dora_again += base
+        dora = dora_again + base
     once = float(FORWARD * ATTENTION_PRODUCTS * setup.per_device_train_batch_size * pairs)
     once *= (model.query_size + model.value_size) / 2
     backward = PLAIN_BACKWARD if is_eager(model, setup) else FLASH_BACKWARD
     again = 1.0 if setup.gradient_checkpointing else 0.0
     return Work(
         products=float(forward * (passes * (sizes.layers + sizes.outside) + sizes.copied)),
-        adapters=float(forward * 3 * branches),
+        adapters=float(forward * 3 * branches + dora),
         attention=once * (1 + backward),
-        products_again=again * forward * (sizes.layers + branches)
+        products_again=again * (forward * (sizes.layers + branches) + dora_again)
         + (float(forward * _head(model)) if setup.loss is Loss.CHUNKED_TRL else 0.0),
         attention_again=again * once,
     )

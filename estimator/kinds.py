@@ -113,12 +113,14 @@ class Choice(Kind):
     aliases: Mapping[str, str] = field(default_factory=dict)
     later: tuple[str, ...] = ()
     """Words of Hugging Face's that no formula knows yet."""
+    MOST_SHOWN: ClassVar[int] = 12
+    """Ours."""
 
     def _metavar(self) -> str:
         return "{" + ",".join(self.words) + "}"
 
     def _read(self, value: object) -> object:
-        allowed = one_of(self.words) + self._or_null
+        allowed = one_of(self._shown()) + self._or_null
         if not isinstance(value, str):
             raise ValueError(f"must be {allowed}, not {show(value)}.")
         word = self.aliases.get(value, value)
@@ -128,7 +130,14 @@ class Choice(Kind):
             raise ValueError(f"{show(value)} is not modelled yet; take {allowed}.")
         meant = near(word, (*self.words, *self.aliases))
         hint = f"did you mean {one_of(meant)}? It is" if meant else "it is"
-        raise ValueError(f"{show(value)} is unknown; {hint} one of {', '.join(self.words)}.")
+        raise ValueError(f"{show(value)} is unknown; {hint} one of {', '.join(self._shown())}.")
+
+    def _shown(self) -> tuple[str, ...]:
+        """All words, or of a long list its beginning, so that a sentence stays one."""
+        if len(self.words) <= self.MOST_SHOWN:
+            return self.words
+        shown = self.words[: self.MOST_SHOWN - 1]
+        return (*shown, f"{len(self.words) - len(shown)} more that --help lists")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from estimator.memory.weights import (
 from estimator.moments import adapter_bytes, structure, weight_bytes
 from estimator.parameters import Module, is_quantized, layer_modules, outer_modules, weight_shapes
 from estimator.results import Moment
-from estimator.specs import Component, Method, Model, Phase, TrainingSetup
+from estimator.specs import Component, Dtype, Model, Phase, TrainingSetup
 
 MERGED_ON_LOADING = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"})
 """Families whose files hold experts one by one and whose models hold them as stacks, gates and ups as one: transformers
@@ -47,7 +47,7 @@ def _highest(model: Model, setup: TrainingSetup) -> tuple[str, dict[Component, i
     loaded = weight_bytes(model, replace(setup, prepare_model_for_kbit_training=False))
     ready, adapters = weight_bytes(model, setup), adapter_bytes(model, setup)
     moments = [("weights in place", ready, adapters, 0)]
-    if setup.method is Method.QLORA:
+    if setup.has_packed_base:
         moments.append(("packing the largest linear", loaded, 0, packing_bytes(model, setup)))
     if model.model_type in MERGED_ON_LOADING:
         moments.append(("merging a layer's experts", loaded, 0, merging_bytes(model, setup)))
@@ -68,10 +68,10 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
         n · p  +  2 · 4n/64  with double quantisation     p: 2 for 16-bit weights
 
     The weight as the file has it, in ``dtype``, and its scales in float32 twice: as they are, and less their mean. One
-    at a time: transformers loads without threads where it quantises.
+    at a time: transformers loads without threads where it quantises. Into 8 bits: its copy in float16 alone.
 
-    Source: bitsandbytes 0.50, nn/modules.py, ``Params4bit._quantize``, functional.py, ``quantize_4bit``; transformers
-    5.23, integrations/bitsandbytes.py, ``Bnb4bitQuantize``.
+    Source: bitsandbytes 0.50, nn/modules.py, ``Params4bit._quantize`` and ``Int8Params._quantize``, functional.py,
+    ``quantize_4bit``; transformers 5.23, integrations/bitsandbytes.py, ``Bnb4bitQuantize`` and ``Bnb8bitQuantize``.
 
     >>> from estimator.parameters import TINY_LLAMA
     >>> packing_bytes(TINY_LLAMA, TrainingSetup(method=Method.QLORA)) == 512 + 2 * 512
@@ -83,6 +83,8 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
         if is_quantized(module, setup)
     ]
     largest = max(counts, default=0)
+    if setup.has_8bit_base:
+        return allocated(largest * Dtype.FLOAT16.bytes)
     scales = allocated(ceil_div(largest, QUANTIZATION_BLOCK) * FLOAT32_BYTES)
     source = allocated(largest * setup.dtype.bytes)
     return source + (2 * scales if setup.bnb_4bit_use_double_quant and largest else 0)
@@ -147,13 +149,13 @@ def load_host_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes that loading needs on the host, one process.
 
     Without a ``device_map``, ``from_pretrained`` puts all weights on the host and Trainer moves them: all their bytes.
-    A 4-bit base goes to the GPU tensor by tensor (bitsandbytes sets the ``device_map``): the largest tensor alone.
+    A packed base goes to the GPU tensor by tensor (bitsandbytes sets the ``device_map``): the largest tensor alone.
 
     Leaves out: the mapped files, which the system takes back when it must; what Python and CUDA's libraries take.
     Source: transformers 5.23, quantizers/quantizer_bnb_4bit.py, ``update_device_map``; core_model_loading.py,
     ``_materialize_copy``; trainer.py, ``_move_model_to_device``.
     """
-    if setup.method is not Method.QLORA:
+    if not setup.has_packed_base:
         return weight_bytes(model, setup)
     modules = (*outer_modules(model), *layer_modules(model))
     return max(elements(shape) * setup.dtype.bytes for m in modules for shape in weight_shapes(m))

@@ -21,8 +21,7 @@ from estimator.memory.program import Bytes, Program, Reason, Segment, Sized
 from estimator.memory.symbols import Recording
 from estimator.memory.tape import COMPONENTS, Mark
 from estimator.memory.weights import (
-    adapter_shapes,
-    adapter_width,
+    adapter_tensors,
     buffers,
     module_bytes,
     tensors_bytes,
@@ -30,6 +29,8 @@ from estimator.memory.weights import (
 )
 from estimator.parameters import (
     Embedding,
+    Linear,
+    Module,
     adapter_parameters,
     copied_modules,
     modules_with_counts,
@@ -59,15 +60,16 @@ def weight_bytes(model: Model, setup: TrainingSetup) -> int:
 def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of all that PEFT adds, per GPU: adapters, and the copies of ``modules_to_save``.
 
-        Σ adapted linears  r · (in + out) · p  +  Σ copied modules  elements · w
+        Σ adapted linears  (r · (in + out) + out where DoRA) · p  +  Σ copied modules  elements · w
         p: bytes per element of an adapter, 4 by PEFT's default; w: of a weight, as loaded
 
-    Source: derived, from ``adapter_shapes``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters alone
+    Source: derived, from ``adapter_tensors``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters alone
     become float32, copies do not).
     """
     adapters = sum(
-        count * tensors_bytes(adapter_shapes(module, setup), adapter_width(setup))
+        count * tensor.bytes
         for module, count in modules_with_counts(model)
+        for tensor in adapter_tensors(module, setup)
     )
     return adapters + sum(
         count * tensors_bytes(weight_shapes(module), unquantized_width(setup))
@@ -78,20 +80,25 @@ def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
 def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     """Every trained tensor: all weights, or the adapters and what PEFT copied whole."""
     tensors = [
-        Trainable(shape, unquantized_width(setup), count, isinstance(module, Embedding))
+        _trained(module, shape, count, setup)
         for module, count in copied_modules(model, setup)
         for shape in weight_shapes(module)
     ]
     for module, count in modules_with_counts(model):
         if setup.uses_adapters:
-            shapes: Sequence[tuple[int, ...]] = adapter_shapes(module, setup)
-            width = adapter_width(setup)
+            tensors += [
+                Trainable(tensor.shape, tensor.width, count, is_linear=len(tensor.shape) == 2)
+                for tensor in adapter_tensors(module, setup)
+            ]
         else:
-            shapes, width = weight_shapes(module), unquantized_width(setup)
-        tensors += [
-            Trainable(shape, width, count, isinstance(module, Embedding)) for shape in shapes
-        ]
+            tensors += [_trained(module, shape, count, setup) for shape in weight_shapes(module)]
     return tensors
+
+
+def _trained(module: Module, shape: tuple[int, ...], count: int, setup: TrainingSetup) -> Trainable:
+    linear = isinstance(module, Linear) and not module.conv1d and len(shape) == 2
+    embedding = isinstance(module, Embedding)
+    return Trainable(shape, unquantized_width(setup), count, embedding, linear)
 
 
 def gradient_bytes(tensors: Iterable[Trainable]) -> int:

@@ -1048,7 +1048,7 @@ def is_quantized(module: Module, setup: TrainingSetup) -> bool:
     Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay);
     integrations/bitsandbytes.py, ``replace_with_bnb_linear`` (``type(module) is nn.Linear``).
     """
-    if setup.method is not Method.QLORA or not isinstance(module, Linear):
+    if not setup.has_packed_base or not isinstance(module, Linear):
         return False
     return module.name != "lm_head" and not module.own_class
 
@@ -1127,7 +1127,7 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
             if is_quantized(module, setup):
                 raise ValueError(
                     f"modules_to_save names {name!r}, but {module.name} is packed by bitsandbytes and whole numbers "
-                    "have no gradient; leave it out, or take method lora."
+                    "have no gradient; leave it out, or take method lora on a base that is not packed."
                 )
             whole = module.name == name or module.name.endswith(f".{name}")
             if not whole and isinstance(module, Linear) and is_adapted(module, adapters_alone):
@@ -1173,6 +1173,13 @@ def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
 
 def _check_targets(model: Model, setup: TrainingSetup) -> None:
     adaptable = [module for module, _ in _adaptable(model)]
+    bare = [module for module in adaptable if isinstance(module, Bare)]
+    if setup.use_dora and any(is_adapted(module, setup) for module in bare):
+        # PEFT 0.21 tuners/lora/layer.py, ParamWrapper.__init__
+        raise ValueError(
+            f"use_dora cannot go with adapters on the router or the stacked experts of {model.model_type}, PEFT "
+            "refuses it; turn it off, or name projections of the attention in lora_target_modules."
+        )
     if dropout_is_refused(model, setup):
         raise ValueError(
             f"lora_dropout {setup.lora_dropout:g} cannot go with adapters on the router or the stacked experts "
@@ -1227,10 +1234,9 @@ def adapter_rank(module: Linear | Bare, setup: TrainingSetup) -> int:
 def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     """Parameters that PEFT adds to the model, in elements, whole job; 0 for full fine-tuning.
 
-        Σ adapted layers  r · (in + out)  +  Σ copied modules  their parameters
-        r: ``adapter_rank``; A is [r, in], B is [out, r]; copied: ``modules_to_save``
+        Σ adapted layers  r · (in + out)  (+ out where DoRA)  +  Σ copied modules  their parameters
+        r: ``adapter_rank``; A is [r, in], B is [out, r]; DoRA's magnitudes are [out]; copied: ``modules_to_save``
 
-    Leaves out: DoRA's magnitudes.
     Error: none; compared with PEFT's own count in tests/verify.
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.1; PEFT 0.21 tuners/lora/layer.py, ``LoraLayer.update_layer``.
 
@@ -1244,10 +1250,15 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     _check_copies(model, setup)
     copies = sum(count * module_parameters(it) for it, count in copied_modules(model, setup))
     return copies + sum(
-        count * adapter_rank(module, setup) * (module.in_features + module.out_features)
+        count * _adapter_elements(module, setup)
         for module, count in _adaptable(model)
         if is_adapted(module, setup)
     )
+
+
+def _adapter_elements(module: Linear | Bare, setup: TrainingSetup) -> int:
+    matrices = adapter_rank(module, setup) * (module.in_features + module.out_features)
+    return matrices + (module.out_features if setup.use_dora else 0)
 
 
 def trainable_parameters(model: Model, setup: TrainingSetup) -> int:

@@ -245,6 +245,10 @@ _EIGHT_BIT = {
     Optimizer.ADAMW_TORCH: Optimizer.ADAMW_BNB_8BIT,
     Optimizer.PAGED_ADAMW_32BIT: Optimizer.PAGED_ADAMW_8BIT,
     Optimizer.LION_32BIT: Optimizer.LION_8BIT,
+    Optimizer.PAGED_LION_32BIT: Optimizer.PAGED_LION_8BIT,
+    Optimizer.ADEMAMIX: Optimizer.ADEMAMIX_8BIT,
+    Optimizer.PAGED_ADEMAMIX_32BIT: Optimizer.PAGED_ADEMAMIX_8BIT,
+    Optimizer.RMSPROP_BNB: Optimizer.RMSPROP_BNB_8BIT,
 }
 
 

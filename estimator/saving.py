@@ -12,7 +12,7 @@ from estimator.memory.optimizer import state_rule
 from estimator.memory.weights import (
     FLOAT32_BYTES,
     QUANTIZATION_BLOCK,
-    adapter_shapes,
+    adapter_tensors,
     adapter_width,
     elements,
     quantized_bytes,
@@ -129,7 +129,7 @@ def largest_state_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: derived, from ``state_rule``.
     """
     rule = state_rule(setup.optim)
-    return max(rule(tensor, tensor.width) for tensor in trainable_tensors(model, setup))
+    return max(sum(rule(tensor, tensor.width)) for tensor in trainable_tensors(model, setup))
 
 
 # --- adapters merged into the base ----------------------------------------------------------------
@@ -157,16 +157,17 @@ def merging_module_bytes(model: Model, setup: TrainingSetup) -> int:
         16 bits   2 · a · n            B @ A, and the same times the scale     a: bytes of an adapter's element
         4 bits    (p + a + 2m) · n + scales + packed     dequantised base, the scaled product, their sum, and the sum
                                        again from the host, packed anew        m: the wider of p and a
+        8 bits    (4 + 2a + 2 + 1) · n         the same over a float32 base, packed by way of float16
         experts   2 · a · n, or a · n + p · n after the cast to the stack's dtype, which is less
 
     Source: peft 0.21, tuners/lora/layer.py, ``Linear.merge``, ``get_delta_weight`` and ``ParamWrapper.merge``;
-    tuners/lora/bnb.py, ``Linear4bit.merge`` (its locals live until it returns).
+    tuners/lora/bnb.py, ``Linear4bit.merge`` and ``Linear8bitLt.merge`` (their locals live until they return).
     """
     return max(
         (
             _merging(elements(weight_shapes(module)[0]), setup, packed=is_quantized(module, setup))
             for module in layer_modules(model)
-            if adapter_shapes(module, setup)
+            if adapter_tensors(module, setup)
         ),
         default=0,
     )
@@ -177,6 +178,9 @@ def _merging(count: int, setup: TrainingSetup, *, packed: bool) -> int:
     product = allocated(count * width)
     if not packed:
         return 2 * product
+    if setup.has_8bit_base:
+        again = allocated(count * Dtype.FLOAT16.bytes) + allocated(count)
+        return allocated(count * FLOAT32_BYTES) + 2 * product + again
     double_quant = setup.bnb_4bit_use_double_quant
     total = allocated(count * max(width, base))
     scales = allocated(ceil_div(count, QUANTIZATION_BLOCK) * FLOAT32_BYTES)
@@ -185,17 +189,23 @@ def _merging(count: int, setup: TrainingSetup, *, packed: bool) -> int:
 
 
 def merged_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
-    """Bytes of the merged model in its files: as loaded, so that a 4-bit base stays in 4 bits.
+    """Bytes of the merged model in its files: as loaded, so that a packed base stays packed.
 
     Source: peft 0.21, tuners/lora/bnb.py, ``Linear4bit.merge`` (packs again); transformers 5.23,
     quantizers/quantizer_bnb_4bit.py.
     """
-    if setup.method is not Method.QLORA:
+    if not setup.has_packed_base:
         return total_parameters(model) * setup.dtype.bytes
     return resident.weights
 
 
 def in_16_bits(setup: TrainingSetup) -> TrainingSetup:
-    """The setup with its base whole and in 16 bits, as one loads it anew to merge adapters trained over 4 bits."""
+    """The setup with its base whole and in 16 bits, as one loads it anew to merge adapters of a packed one."""
     dtype = Dtype.BFLOAT16 if setup.dtype is Dtype.FLOAT32 else setup.dtype
-    return replace(setup, method=Method.LORA, dtype=dtype, prepare_model_for_kbit_training=False)
+    return replace(
+        setup,
+        method=Method.LORA,
+        load_in_8bit=False,
+        dtype=dtype,
+        prepare_model_for_kbit_training=False,
+    )

@@ -55,6 +55,22 @@ class Optimizer(StrEnum):
     SGD_MOMENTUM = "sgd_momentum"
     LION_32BIT = "lion_32bit"
     LION_8BIT = "lion_8bit"
+    PAGED_LION_32BIT = "paged_lion_32bit"
+    PAGED_LION_8BIT = "paged_lion_8bit"
+    ADEMAMIX = "ademamix"
+    ADEMAMIX_8BIT = "ademamix_8bit"
+    PAGED_ADEMAMIX_32BIT = "paged_ademamix_32bit"
+    PAGED_ADEMAMIX_8BIT = "paged_ademamix_8bit"
+    RMSPROP_BNB = "rmsprop_bnb"
+    RMSPROP_BNB_8BIT = "rmsprop_bnb_8bit"
+    RMSPROP = "rmsprop"
+    ADAGRAD = "adagrad"
+    STABLE_ADAMW = "stable_adamw"
+    SCHEDULE_FREE_ADAMW = "schedule_free_adamw"
+    SCHEDULE_FREE_RADAM = "schedule_free_radam"
+    SCHEDULE_FREE_SGD = "schedule_free_sgd"
+    GALORE_ADAMW = "galore_adamw"
+    APOLLO_ADAMW = "apollo_adamw"
 
 
 class AttnImplementation(StrEnum):
@@ -375,7 +391,10 @@ class TrainingSetup:
     lora_dropout: float = 0.05
     lora_target_modules: str | tuple[str, ...] = ALL_LINEAR
     modules_to_save: tuple[str, ...] | None = None
+    use_dora: bool = False
     autocast_adapter_dtype: bool = True
+    load_in_8bit: bool = False
+    """LLM.int8 under the adapters of ``lora``; the other methods do not look at it."""
     bnb_4bit_quant_type: str = "nf4"
     bnb_4bit_use_double_quant: bool = True
     prepare_model_for_kbit_training: bool = False
@@ -428,21 +447,24 @@ class TrainingSetup:
         self._check_half_precision()
 
     def _check_half_precision(self) -> None:
-        """Refuse float16 weights that are trained under PyTorch's GradScaler: torch 2.13, amp/grad_scaler.py."""
-        if self.dtype is not Dtype.FLOAT16 or self.mixed_precision is not MixedPrecision.FP16:
+        """Refuse 16-bit weights that are trained under fp16 autocast, whose gradients no GradScaler unscales.
+
+        torch 2.13, amp/grad_scaler.py, ``_unscale_grads_``; aten/src/ATen/native/cuda/AmpKernels.cu (no bfloat16:
+        pytorch issue 127176).
+        """
+        if self.dtype is Dtype.FLOAT32 or self.mixed_precision is not MixedPrecision.FP16:
             return
-        refused = (
-            "under mixed_precision fp16 (PyTorch's GradScaler refuses to unscale float16 gradients)"
-        )
+        refused = f"under mixed_precision fp16 (PyTorch's GradScaler refuses to unscale {self.dtype} gradients)"
+        way_out = "use bfloat16" if self.dtype is Dtype.FLOAT16 else "use mixed_precision bf16"
         if not (self.uses_adapters and self.autocast_adapter_dtype):
             raise ValueError(
-                f"dtype float16 cannot be trained {refused}; load the weights in float32, or use bfloat16."
+                f"dtype {self.dtype} cannot be trained {refused}; load the weights in float32, or {way_out}."
             )
-        upcast = self.method is Method.QLORA and self.prepare_model_for_kbit_training
+        upcast = self.has_packed_base and self.prepare_model_for_kbit_training
         if self.modules_to_save and not upcast:
             raise ValueError(
-                f"modules_to_save copies modules in float16, which cannot be trained {refused}; leave modules_to_save "
-                "out, or use bfloat16."
+                f"modules_to_save copies modules in {self.dtype}, which cannot be trained {refused}; leave "
+                f"modules_to_save out, or {way_out}."
             )
 
     @property
@@ -459,6 +481,16 @@ class TrainingSetup:
     def uses_bf16(self) -> bool:
         """Whether any arithmetic is in bfloat16."""
         return self.dtype is Dtype.BFLOAT16 or self.mixed_precision is MixedPrecision.BF16
+
+    @property
+    def has_8bit_base(self) -> bool:
+        """Whether the adapters' base is packed into 8 bits."""
+        return self.method is Method.LORA and self.load_in_8bit
+
+    @property
+    def has_packed_base(self) -> bool:
+        """Whether bitsandbytes packs the adapters' base, into 4 or 8 bits."""
+        return self.method is Method.QLORA or self.has_8bit_base
 
     @property
     def uses_adapters(self) -> bool:

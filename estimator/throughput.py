@@ -72,6 +72,9 @@ DROPOUT_BYTES = 5
 """2 in, 2 out, 1 of mask; twice the first two where the input was cast to float32."""
 ADAPTER_OUTPUT_BYTES = 12
 """A token and an output of an adapted linear: B's result 2, scaled 2+2, added 2+2+2."""
+DORA_WEIGHT_BYTES = 34
+"""An element of an adapted weight, one call: into float32 2+4, B @ A out 4, scaled 4+4, summed 4+4+4, length 4. peft
+0.21, tuners/lora/dora.py, ``DoraLinearLayer.forward``."""
 FUSED_LOSS_BYTES = 4
 """A token and a word of the vocabulary: logits out and in once."""
 EAGER_LOSS_BYTES = 42
@@ -350,6 +353,7 @@ def step_parts(
     fused = tokens_fast * _fused_bytes(model, setup) + _score_bytes(model, setup, length.fast)[0]
     eager = tokens_slow * _eager_bytes(model, setup) + _score_bytes(model, setup, length.slow)[1]
     branches = tokens_slow * _adapter_bytes(setup, sizes)
+    dora = DORA_WEIGHT_BYTES * sizes.adapted if setup.use_dora else 0
     forward_backward = 1 + BACKWARD_TRAFFIC
     words = model.vocab_size * _width(setup)
 
@@ -363,17 +367,17 @@ def step_parts(
         ),
         Part(
             "adapters",
-            fast.adapters / rate.best,
-            slow.adapters / rate.slow + forward_backward * branches / slow_bandwidth,
+            fast.adapters / rate.best + dora / fast_bandwidth,
+            slow.adapters / rate.slow + (forward_backward * branches + dora) / slow_bandwidth,
         ),
         Part(
             "recomputation",
             fast.products_again / rate.best
             + fast.attention_again / flash_fast
-            + again * fused / fast_bandwidth,
+            + again * (fused + dora) / fast_bandwidth,
             slow.products_again / rate.slow
             + slow.attention_again / flash_slow
-            + again * (eager + branches) / slow_bandwidth,
+            + again * (eager + branches + dora) / slow_bandwidth,
         ),
         _dequantisation(setup, sizes, 2 + again, rate),
         _casts(setup, sizes, 1 + again, rate),
@@ -429,8 +433,9 @@ def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
 
 
 def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> Part:
-    quantized = sizes.quantizable if setup.method is Method.QLORA else 0
-    size = quantized * (PACKED_BYTES + UNPACKED_BYTES * _width(setup))
+    quantized = sizes.quantizable if setup.has_packed_base else 0
+    packed = 2 * PACKED_BYTES if setup.has_8bit_base else PACKED_BYTES
+    size = quantized * (packed + UNPACKED_BYTES * _width(setup))
     seconds = passes * size / rate.bandwidth
     return Part("dequantisation", seconds, SLOW_DEQUANTISATION * seconds)
 
@@ -438,7 +443,7 @@ def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Ra
 def _casts(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> Part:
     """Autocast makes 16-bit copies of float32 weights, once a forward pass."""
     autocast = setup.mixed_precision is not MixedPrecision.NO
-    if not autocast or setup.dtype is not Dtype.FLOAT32 or setup.method is Method.QLORA:
+    if not autocast or setup.dtype is not Dtype.FLOAT32 or setup.has_packed_base:
         return Part("casts of weights", 0.0, 0.0)
     seconds = passes * CAST_WEIGHT_BYTES * (sizes.layers + sizes.outside) / rate.bandwidth
     return Part("casts of weights", seconds, seconds / SLOW_BANDWIDTH_SHARE)

@@ -159,7 +159,7 @@ BY_HAND = [
     bad(setup("method", '"LoRA"'), "lora"),
     bad(setup("dtype", '"bf16"'), "bfloat16"),
     bad(setup("optim", '"adamw"'), "adamw_torch"),
-    bad(setup("optim", '"galore_adamw"'), "optim"),
+    bad(setup("optim", '"lomo"'), "optim"),
     bad(setup("attn_implementation", '"flash_attention_3"'), "attn_implementation"),
     bad(setup("lora_target_modules", "[]"), "lora_target_modules"),
     bad(setup("lora_target_modules", '["q_proj", 7]'), "lora_target_modules"),
@@ -174,8 +174,6 @@ BY_HAND = [
     bad(setup("v", "2"), "v"),
     bad(setup("v", '"1"'), "v"),
     bad(setup("num_gpus", '8, "strategy": "zero3"'), "strategy"),
-    bad(setup("load_in_8bit", 'true, "method": "lora"'), "load_in_8bit"),
-    bad(setup("use_dora", "true"), "use_dora"),
     bad('{"model": "openai-community/gpt2", "loss": "liger"}', "loss"),
     bad(setup("offload_param", '"cpu"'), "offload_param"),
 ]

@@ -445,7 +445,7 @@ def test_the_report_has_the_worst_first_and_the_unpredictable_last() -> None:
     right, wrong = case(max_length=128), case(max_length=256)
     out = replace(reading(case()), outcome=rows.OUT_OF_MEMORY, readings={"allocated": {}})
     unknown = replace(
-        reading(case(max_length=512)), setup=json.dumps(GPT2 | {"load_in_8bit": True})
+        reading(case(max_length=512)), setup=json.dumps(GPT2 | {"offload_param": "cpu"})
     )
     lines = list(report([unknown, out, reading(right), reading(wrong, peak=1.05)]))
     ids = [
@@ -455,7 +455,7 @@ def test_the_report_has_the_worst_first_and_the_unpredictable_last() -> None:
     assert "+5.00" in lines[2]
     assert any(line == "peak: 2 rows, median 2.50 %, largest 5.00 %" for line in lines)
     assert lines[-2].startswith("no prediction: ")
-    assert "load_in_8bit true is not modelled yet" in lines[-2]
+    assert "offload_param 'cpu' is not modelled yet" in lines[-2]
     assert lines[-1].endswith("our verdict: fits")
 
 

@@ -1,7 +1,8 @@
-"""What PEFT adds beyond plain LoRA: copies that are trained whole.
+"""What PEFT adds beyond plain LoRA: copies that are trained whole, DoRA, and LLM.int8 beneath.
 
 Heights marked as traced are those of peft 0.21.2, transformers 5.23 and torch 2.13 themselves, in bytes as allocated,
-run on a stand-in device that counts every allocation; they leave out cuBLAS's workspace. Others are by hand.
+run on a stand-in device that counts every allocation; they leave out cuBLAS's workspace. Of bitsandbytes 0.50 its
+``MatMul8bitLt`` ran there as it is written, its kernels replaced by what they allocate. Others are by hand.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from estimator import Component, Dtype, Method, MixedPrecision, Model, TrainingSetup, estimate
+from estimator import (
+    Component,
+    Dtype,
+    Method,
+    MixedPrecision,
+    Model,
+    Phase,
+    TrainingSetup,
+    estimate,
+)
 from estimator.contract import parse, read_setup
 from estimator.memory.optimizer import Trainable
 from estimator.moments import adapter_bytes, trainable_tensors
@@ -34,6 +44,15 @@ LLAMA = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 256,
+    "n_layer": 4,
+    "n_head": 4,
+    "n_positions": 1024,
+    "vocab_size": 4096,
+}
+SMALL_WORDS = LLAMA | {"vocab_size": 512}
 TIED = LLAMA | {"tie_word_embeddings": True}
 V, H = 8192, 512
 EMBEDDING = V * H
@@ -66,6 +85,67 @@ TRACED = {
         | CHECKPOINTED,
         (192_666_624, 209_447_424, 214_228_992, 211_367_936),
     ),
+    "DoRA without autocast": (
+        LLAMA,
+        {"method": "lora", "max_length": 512, "use_dora": True} | PURE,
+        (286_302_208, 305_645_056, 313_496_576, 52_329_472),
+    ),
+    "DoRA without dropout": (
+        LLAMA,
+        {"method": "lora", "max_length": 512, "use_dora": True, "lora_dropout": 0.0},
+        (167_256_064, 188_728_832, 196_531_200, 52_329_472),
+    ),
+    "DoRA, checkpointed": (
+        LLAMA,
+        {"method": "lora", "max_length": 256, "use_dora": True} | CHECKPOINTED,
+        (70_985_728, 73_841_152, 92_426_240, 52_329_472),
+    ),
+    "DoRA in the dtype of the base, on two projections": (
+        LLAMA,
+        {"method": "lora", "max_length": 256, "use_dora": True, "autocast_adapter_dtype": False}
+        | {"lora_target_modules": ["q_proj", "v_proj"]}
+        | PURE,
+        (70_132_224, 86_913_024, 90_838_528, 42_920_960),
+    ),
+    "DoRA of layers with biases, whose base is not computed twice": (
+        GPT2,
+        {"method": "lora", "max_length": 256, "use_dora": True, "lora_dropout": 0.0},
+        (53_365_760, 56_299_008, 58_119_168, 13_332_480),
+    ),
+    "LLM.int8": (
+        LLAMA,
+        {"method": "lora", "max_length": 512, "load_in_8bit": True},
+        (118_835_200, 152_395_264, 160_197_632, 39_472_128),
+    ),
+    "LLM.int8, whose inputs a checkpoint does not drop": (
+        SMALL_WORDS,
+        {"method": "lora", "max_length": 2048, "load_in_8bit": True} | CHECKPOINTED,
+        (109_950_976, 98_565_632, 169_295_872, 23_743_488),
+    ),
+    "LLM.int8 beneath two adapters a layer": (
+        SMALL_WORDS,
+        {"method": "lora", "max_length": 2048, "load_in_8bit": True}
+        | {"lora_target_modules": ["q_proj", "v_proj"]},
+        (234_870_784, 226_483_712, 234_781_696, 15_576_064),
+    ),
+    "LLM.int8 beneath DoRA": (
+        LLAMA,
+        {"method": "lora", "max_length": 512, "load_in_8bit": True, "use_dora": True}
+        | {"lora_dropout": 0.0}
+        | PURE
+        | CHECKPOINTED,
+        (74_067_968, 95_559_168, 113_573_888, 39_828_480),
+    ),
+    "a float16 base with float32 adapters under fp16 autocast": (
+        LLAMA,
+        {"method": "lora", "max_length": 256, "dtype": "float16", "mixed_precision": "fp16"},
+        (86_285_312, 102_819_328, 106_695_680, 51_973_120),
+    ),
+    "float32 weights under fp16 autocast": (
+        LLAMA,
+        {"max_length": 256, "dtype": "float32", "mixed_precision": "fp16"} | CHECKPOINTED,
+        (293_553_664, 310_334_464, 336_166_400, 335_660_032),
+    ),
     "norms and one projection": (
         LLAMA,
         {"method": "lora", "max_length": 256, "modules_to_save": ["norm", "k_proj"]} | PURE,
@@ -86,7 +166,7 @@ def test_heights_are_those_of_the_traced_run(
     workspace = of.peak.resident[Component.WORKSPACE]
     phases = ("forward", "loss", "backward", "optimizer_step")
     ours = [of.phases[phase].bytes - workspace for phase in of.phases if phase.value in phases]
-    assert ours == pytest.approx(heights, rel=1e-3)
+    assert ours == pytest.approx(heights, rel=2e-3)
 
 
 # --- modules_to_save ------------------------------------------------------------------------------
@@ -113,7 +193,7 @@ def test_copies_keep_the_dtype_of_the_base_while_adapters_become_float32() -> No
     tensors = trainable_tensors(model, lora(modules_to_save=("embed_tokens", "lm_head")))
     assert tensors[:2] == [
         Trainable((V, H), 2, 1, is_embedding=True),
-        Trainable((V, H), 2, 1, is_embedding=False),
+        Trainable((V, H), 2, 1, is_linear=True),
     ]
     assert {tensor.width for tensor in tensors[2:]} == {4}
 
@@ -155,3 +235,101 @@ def test_full_fine_tuning_copies_nothing() -> None:
     whole = TrainingSetup(modules_to_save=("lm_head",), mixed_precision=MixedPrecision.NO)
     model: Model = TINY_LLAMA
     assert trainable_parameters(model, whole) == total_parameters(model)
+
+
+# --- DoRA -----------------------------------------------------------------------------------------
+
+
+def test_dora_adds_one_number_for_each_output() -> None:
+    plain, dora = lora(lora_r=2), lora(lora_r=2, use_dora=True)
+    outputs = 2 * (8 + 4 + 4 + 8 + 16 + 16 + 8)  # two layers of TINY_LLAMA
+    added = adapter_parameters(TINY_LLAMA, dora) - adapter_parameters(TINY_LLAMA, plain)
+    assert added == outputs
+
+
+def test_with_dropout_dora_keeps_every_adapted_weight_once_more_and_without_it_none() -> None:
+    # F.linear(x, weight) of a weight cast to float32 keeps it; with the base's own result nothing is kept
+    keys = {"method": "lora", "max_length": 1, "lora_r": 1, "use_dora": True} | PURE
+    layer = 2 * H * H + 2 * H * H // 2 + 3 * H * 1536
+    kept = {
+        dropout: sum(
+            held.bytes
+            for held in told(LLAMA, keys | {"lora_dropout": dropout}).timeline.kept_by_a_layer()
+        )
+        for dropout in (0.0, 0.1)
+    }
+    assert kept[0.1] - kept[0.0] == pytest.approx(4 * layer, rel=0.01)
+
+
+def test_magnitudes_beside_a_packed_base_are_float32_whatever_the_adapters_are() -> None:
+    # trl 1.16, trainer/sft_trainer.py: `if param.requires_grad and "lora_magnitude_vector" not in name`
+    setup = TrainingSetup(method=Method.QLORA, use_dora=True, autocast_adapter_dtype=False)
+    widths = {len(tensor.shape): tensor.width for tensor in trainable_tensors(TINY_LLAMA, setup)}
+    assert widths == {2: 2, 1: 4}
+
+
+def test_a_checkpoint_replays_but_does_not_keep_what_backward_never_asks_for() -> None:
+    """The dense product of B and A is saved by a graph that dies in forward; only its making is seen in the replay."""
+    keys = {"method": "lora", "max_length": 1, "lora_r": 1, "use_dora": True} | CHECKPOINTED
+    of = told(LLAMA, keys | {"lora_dropout": 0.0})
+    forward, backward = (of.phases[phase].bytes for phase in (Phase.FORWARD, Phase.BACKWARD))
+    widest = 4 * 1536 * H
+    assert backward - forward < 3 * widest
+
+
+def test_peft_refuses_dora_on_stacked_experts() -> None:
+    reading = read_setup(
+        {"model": "mistralai/Mixtral-8x7B-v0.1", "method": "lora", "use_dora": True}
+        | {"lora_dropout": 0.0}
+    )
+    assert "use_dora cannot go with adapters on the router" in " ".join(reading.problems)
+
+
+# --- float16 --------------------------------------------------------------------------------------
+
+FP16 = {"mixed_precision": "fp16"}
+
+
+def test_16_bit_weights_are_not_trained_under_fp16_autocast() -> None:
+    # torch 2.13: "Attempting to unscale FP16 gradients."; no kernel for bfloat16 (pytorch issue 127176)
+    for dtype in ("float16", "bfloat16"):
+        for keys in ({}, {"method": "lora", "autocast_adapter_dtype": False}):
+            said = " ".join(read_setup({"model": LLAMA, "dtype": dtype} | FP16 | keys).problems)
+            assert f"refuses to unscale {dtype} gradients" in said
+    for dtype in ("float16", "bfloat16"):
+        assert not read_setup({"model": LLAMA, "dtype": dtype, "method": "lora"} | FP16).problems
+
+
+# --- LLM.int8 -------------------------------------------------------------------------------------
+
+INT8 = {"method": "lora", "load_in_8bit": True}
+
+
+def test_a_linear_takes_a_byte_an_element_and_a_scale_an_output() -> None:
+    shapes = [(512, 512), (256, 512), (256, 512), (512, 512)] + [(1536, 512)] * 2 + [(512, 1536)]
+    dense = told(LLAMA, {"method": "lora"}).peak.resident[Component.WEIGHTS]
+    packed = told(LLAMA, INT8).peak.resident[Component.WEIGHTS]
+    # 2 bytes an element fall to 1, and 4 bytes an output come, in each of 4 layers
+    assert dense - packed == 4 * sum(rows * columns - 4 * rows for rows, columns in shapes)
+
+
+def test_inputs_of_8_bit_layers_outlive_a_checkpoint_unless_it_is_reentrant() -> None:
+    """``ctx.tensors`` is no saved tensor: q, k and v share an input, gate and up too; o and down have their own."""
+    keys = INT8 | CHECKPOINTED | PURE | {"max_length": 1024}
+    kept = {
+        reentrant: sum(
+            held.bytes
+            for held in told(LLAMA, keys | {"use_reentrant": reentrant}).timeline.kept_by_a_layer()
+        )
+        for reentrant in (False, True)
+    }
+    in_bfloat16 = 2 * 1024 * (H + H + H + 1536)
+    assert kept[False] - kept[True] == in_bfloat16
+    assert kept[True] == 2 * 1024 * H  # the layer's own input alone
+
+
+def test_methods_without_a_plain_lora_base_say_that_they_do_not_load_in_8_bits() -> None:
+    for method in ("full", "qlora"):
+        of = told(LLAMA, {"method": method, "load_in_8bit": True})
+        assert any("load_in_8bit goes with method lora" in said for said in of.assumptions)
+        assert of.peak.bytes == told(LLAMA, {"method": method}).peak.bytes

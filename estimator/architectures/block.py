@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from estimator.architectures.activations import activation
+from estimator.architectures.dora import Dora, dora
 from estimator.architectures.liger import Kernels, kernels
 from estimator.architectures.rotary import Rotary, Tables, rotate
 from estimator.memory import fused
@@ -15,8 +16,7 @@ from estimator.memory import operators as op
 from estimator.memory.attention import AttentionShape, attention
 from estimator.memory.tape import Parameter, Tape, Tensor
 from estimator.memory.weights import (
-    adapter_shapes,
-    adapter_width,
+    adapter_tensors,
     elements,
     unquantized_width,
 )
@@ -61,6 +61,7 @@ class Linked:
     bias: Parameter | None
     lora_a: Parameter | None = None
     lora_b: Parameter | None = None
+    magnitude: Parameter | None = None
     is_quantized: bool = False
 
 
@@ -146,7 +147,8 @@ class Block:
                 linked = Linked(module, parameters[0], parameters[1] if module.bias else None)
                 linked.is_quantized = is_quantized(module, setup)
                 if adapters := self._adapters(module, key, has_grad=has_grad):
-                    linked.lora_a, linked.lora_b = adapters
+                    linked.lora_a, linked.lora_b, *magnitude = adapters
+                    linked.magnitude = magnitude[0] if magnitude else None
                 self.linears[module.name] = linked
             case Bare():
                 stack = Stack(module, parameters[0], parameters[1] if module.bias else None)
@@ -158,12 +160,12 @@ class Block:
         return [
             Parameter(
                 f"{key}.{module.name}.lora{part}",
-                elements(shape),
-                adapter_width(self.setup),
+                elements(tensor.shape),
+                tensor.width,
                 trainable=True,
                 has_grad=has_grad,
             )
-            for part, shape in enumerate(adapter_shapes(module, self.setup))
+            for part, tensor in enumerate(adapter_tensors(module, self.setup))
         ]
 
     @property
@@ -212,7 +214,8 @@ class Block:
         """The projection, with LoRA's branch beside it where it is adapted.
 
         Source of the branch: peft 0.21, tuners/lora/layer.py, ``Linear.forward``, and tuners/lora/bnb.py,
-        ``Linear4bit.forward`` (which copies the base's output, and leaves the cast of x to autocast).
+        ``Linear4bit.forward`` (which copies the base's output, and leaves the cast of x to autocast) and
+        ``Linear8bitLt.forward`` (which does not copy it).
         """
         linked = self.linears[name]
         result = self._base(linked, x, name)
@@ -220,17 +223,44 @@ class Block:
             return result
         tape = self.tape
         result_width = result.width
-        if linked.is_quantized:
+        if linked.is_quantized and not self.setup.has_8bit_base:
             result = op.clone(tape, result)
         follows_autocast = linked.is_quantized and tape.autocast_active
         # x itself stays too: the caller holds it until this returns
         adapter_input = x if follows_autocast else op.cast(tape, x, linked.lora_a.width)
+        if linked.magnitude is not None:
+            result = self._with_dora(linked, adapter_input, result)
+            # under autocast Linear4bit leaves the float32 that the magnitudes have made of it
+            return result if follows_autocast else op.cast(tape, result, result_width)
         branch = self._branch(linked, adapter_input)
         if linked.is_quantized and not tape.autocast_active:
             branch = op.cast(tape, branch, result_width)
         result = op.add(tape, result, branch)
         del branch
         return op.cast(tape, result, result_width)
+
+    def _with_dora(self, linked: Linked, x: Tensor, result: Tensor) -> Tensor:
+        assert linked.lora_a is not None
+        assert linked.lora_b is not None
+        assert linked.magnitude is not None
+        tape, setup, linear = self.tape, self.setup, linked.linear
+        packed_width = None
+        if linked.is_quantized:
+            packed_width = 4 if setup.has_8bit_base else setup.dtype.bytes
+        layer = Dora(
+            linear.in_features,
+            linear.out_features,
+            self.setup.lora_r,
+            linked.weight,
+            linked.bias,
+            linked.lora_a,
+            linked.lora_b,
+            linked.magnitude,
+            packed_width,
+            unpacks_scales=not setup.has_8bit_base,
+        )
+        dropped = op.dropout(tape, x, self.setup.lora_dropout)
+        return op.add(tape, result, dora(tape, layer, dropped, result if dropped is x else None))
 
     def _branch(self, linked: Linked, x: Tensor) -> Tensor:
         assert linked.lora_a is not None
@@ -260,6 +290,8 @@ class Block:
 
     def _base(self, linked: Linked, x: Tensor, name: str) -> Tensor:
         linear = linked.linear
+        if linked.is_quantized and self.setup.has_8bit_base:
+            return op.linear_8bit(self.tape, x, linear.in_features, linear.out_features, name)
         if linked.is_quantized:
             compute = self.setup.dtype.bytes
             return op.linear_4bit(

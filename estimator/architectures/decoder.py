@@ -37,7 +37,15 @@ from estimator.parameters import (
     outer_modules,
     tied_head,
 )
-from estimator.specs import AttnImplementation, Loss, MixedPrecision, Model, Phase, TrainingSetup
+from estimator.specs import (
+    AttnImplementation,
+    Dtype,
+    Loss,
+    MixedPrecision,
+    Model,
+    Phase,
+    TrainingSetup,
+)
 
 SLIDING = "sliding_attention"
 ID_BYTES = 8
@@ -94,7 +102,12 @@ class Step:
         self.kinds = layer_kinds(model, windowed=has_window(model, setup.max_length))
         self.loss = loss_of(model, setup)
         autocast = setup.mixed_precision is not MixedPrecision.NO
-        self.tape = Tape(autocast_width=2 if autocast else None, records=training)
+        self.tape = Tape(
+            autocast_width=2 if autocast else None,
+            records=training,
+            is_reentrant=setup.use_reentrant,
+            is_float16=Dtype.FLOAT16 in (setup.dtype, setup.mixed_precision.value),
+        )
         copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
         self.outer = self._block((*outer_modules(model), *copied_head), "outer")
         self.returned: Tensor | None = None
@@ -126,6 +139,7 @@ class Step:
             self._let_go(self.router_logits)
         if self.training:
             tape.backward(loss)
+            self._drop_graph()
         self.router_logits.clear()
         del ids, labels, padding
         return tape
@@ -191,6 +205,17 @@ class Step:
             return loss
         tape.enter(Phase.LOSS, "loss")
         return op.add(tape, loss, op.mean(tape, balance, 1, "sum over experts"))
+
+    def _drop_graph(self) -> None:
+        """With the loss goes the graph and what its nodes kept, layer by layer so that unplayed ones can be counted."""
+        tape = self.tape
+        if not tape.attached:
+            return
+        for index in reversed(range(len(self.layers))):
+            tape.enter(Phase.BACKWARD, "graph", index)
+            tape.attached = [kept for kept in tape.attached if kept[0] != index]
+        tape.enter(Phase.BACKWARD, "end of backward")
+        tape.attached.clear()
 
     def _drop_cache(self) -> None:
         """Autocast ends: its copies of weights go, layer by layer so that unplayed layers can be counted."""

@@ -357,6 +357,32 @@ def product(
     return out if bias is None else add(tape, out, bias)
 
 
+def unpacked(tape: Tape, elements: int, width: int, name: str, *, scales: bool = True) -> Tensor:
+    """A packed weight as a dense one; ``scales``: with its absmax in float32 beside it while the kernel runs (4-bit).
+
+    LLM.int8 has no such kernel: two products in float32, one after the other, make it.
+    Source: bitsandbytes 0.50, functional.py, ``dequantize_4bit``; backends/default/ops.py, ``int8_vectorwise_dequant``.
+    """
+    tape.operation = f"{name}: dequantised weight"
+    beside = tape.new(ceil_div(elements, 64), 4) if scales else tape.new(elements, 4)
+    weight = tape.new(elements, width)
+    del beside
+    return weight
+
+
+def divide_by_constant(tape: Tape, x: Tensor, constant: Tensor, name: str) -> Tensor:
+    """``x / constant``: saves the constant."""
+    tape.operation = name
+    elements, width = x.elements, max(x.width, constant.width)
+    shape = _shape(x)
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [_match(t, t.new(elements, width), shape)]
+
+    node = tape.begin(f"{name} backward", [x], backward, [constant])
+    return tape.finish(node, tape.new(elements, width))
+
+
 def linear_4bit(
     tape: Tape, x: Tensor, in_features: int, out_features: int, width: int, name: str
 ) -> Tensor:
@@ -385,6 +411,41 @@ def linear_4bit(
         return [gradient]
 
     return cast(tape, tape.record(f"{name} backward", out, [x], backward), source.width)
+
+
+def linear_8bit(tape: Tape, x: Tensor, in_features: int, out_features: int, name: str) -> Tensor:
+    """LLM.int8's product: the input in 8 bits times the weight in 8 bits, into int32, float16 and the input's dtype.
+
+    Its input stays with the node itself, where a checkpoint does not look and the engine frees nothing. Backward makes
+    a dense weight in the input's dtype. No column of the input is taken for an outlier.
+    Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul8bitLt`` (``ctx.tensors``); backends/cuda/ops.py,
+    ``int8_vectorwise_quant`` and ``int8_mm_dequant``; backends/default/ops.py, ``int8_mixed_scaled_mm``.
+    """
+    tape.operation = f"{name}: input in 8 bits"
+    elements, width = x.elements, x.width
+    rows = elements // in_features
+    half = x if width == 2 and tape.is_float16 else tape.new(elements, 2)
+    scales, packed = tape.new(rows, 4), tape.new(elements, 1)
+    magnitudes = tape.new(elements, 2)
+    outliers = tape.new(elements, 1)
+    del magnitudes
+    del outliers, half
+    tape.operation = name
+    sums = tape.new(rows * out_features, 4)
+    out = tape.new(rows * out_features, 2)
+    if not (width == 2 and tape.is_float16):
+        out = tape.new(rows * out_features, width)
+    del sums, scales, packed
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        weight = t.new(in_features * out_features, width)
+        gradient = t.new(elements, width)
+        del weight
+        return [gradient]
+
+    node = tape.begin(f"{name} backward", [x], backward)
+    tape.attach(node, x)
+    return tape.finish(node, out)
 
 
 def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:

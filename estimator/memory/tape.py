@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
+from weakref import ref
 
 from estimator.arithmetic import allocated
 from estimator.specs import Component, Phase
@@ -115,6 +116,7 @@ class Node:
         "backward",
         "buffers",
         "edges",
+        "kept",
         "layer",
         "leaf",
         "name",
@@ -131,6 +133,8 @@ class Node:
         self.layer = layer
         self.backward: Backward | None = None
         self.saved: list[Storage | Placeholder | None] = []
+        self.kept: Storage | None = None
+        """An attribute of the node, of which neither the engine nor a checkpoint knows."""
         self.edges: list[tuple[Node, int] | None] = []
         self.buffers: list[Tensor | None] = [None]
         self.waiting = 0
@@ -178,7 +182,7 @@ class Parameter(Tensor):
 class Placeholder:
     """Stands for a tensor that a checkpointed block did not save."""
 
-    __slots__ = ("frame", "index")
+    __slots__ = ("__weakref__", "frame", "index")
 
     def __init__(self, frame: Frame, index: int) -> None:
         self.frame = frame
@@ -192,20 +196,35 @@ class StopReplayError(Exception):
 class Frame:
     """A checkpointed block: its function, its inputs, and what its replay filled."""
 
-    __slots__ = ("count", "filled", "replay")
+    __slots__ = ("filled", "placeholders", "replay")
 
     def __init__(self, replay: Callable[[], Tensor]) -> None:
         self.replay = replay
-        self.count = 0
+        self.placeholders: list[ref[Placeholder]] = []
+        """Dead where the graph that asked for it died in the forward pass: DoRA's dense product."""
         self.filled: list[Storage | None] | None = None
 
 
 class Tape:
     """Plays one forward and backward pass and writes down what came and went; ``Program`` reads it."""
 
-    def __init__(self, *, autocast_width: int | None, records: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        autocast_width: int | None,
+        records: bool = True,
+        is_reentrant: bool = False,
+        is_float16: bool = False,
+    ) -> None:
         self.records = records
         """Whether nodes are made and tensors saved for backward; False under ``torch.no_grad``."""
+        self.is_reentrant = is_reentrant
+        """Checkpoints are of the older kind, which builds no graph in the forward pass."""
+        self.is_float16 = is_float16
+        """What has 16 bits is float16, not bfloat16."""
+        self.attached: list[tuple[int | None, Storage]] = []
+        """What nodes keep as attributes, by layer: it goes with the graph, after the whole backward pass."""
+        self._attached_in_replay: list[Storage] = []
         self.events: list[Event] = []
         self.marks: list[Mark] = []
         self.autocast_width = autocast_width
@@ -299,19 +318,42 @@ class Tape:
         frame = self._replay_frame
         if frame is not None:
             assert frame.filled is not None
-            frame.filled.append(tensor.storage)
+            asked_for = frame.placeholders[len(frame.filled)]() is not None
+            frame.filled.append(tensor.storage if asked_for else None)
             if tensor.storage is not None and tensor.storage.component == TEMPORARIES:
                 tensor.storage.become(ACTIVATIONS)
-            if len(frame.filled) == frame.count:
+            if len(frame.filled) == len(frame.placeholders):
                 raise StopReplayError
-            return None
+            return None if asked_for else tensor.storage
         frame = self._forward_frame
         if frame is not None:
-            frame.count += 1
-            return Placeholder(frame, frame.count - 1)
+            placeholder = Placeholder(frame, len(frame.placeholders))
+            frame.placeholders.append(ref(placeholder))
+            return placeholder
         if tensor.storage is not None and tensor.storage.component == TEMPORARIES:
             tensor.storage.become(ACTIVATIONS)
         return tensor.storage
+
+    def attach(self, node: Node | None, x: Tensor) -> None:
+        """Keep a tensor as an attribute of a node, as an autograd function does that sets ``ctx.something``.
+
+        Hooks on saved tensors never see it, so a checkpoint that is not reentrant does not drop it; and the engine,
+        which releases what was saved once a node has run, leaves it until the graph goes with the loss.
+        Source: torch 2.13, torch/csrc/autograd/python_function.cpp, ``PyNode::release_variables``;
+        torch/utils/checkpoint.py.
+        """
+        if node is None or x.storage is None:
+            return
+        if self._forward_frame is not None and self.is_reentrant:
+            return
+        if x.storage.component == TEMPORARIES:
+            x.storage.become(ACTIVATIONS)
+        if self._replay_frame is None:
+            self.attached.append((self.layer, x.storage))
+        elif self.is_reentrant:
+            self._attached_in_replay.append(x.storage)
+        else:
+            node.kept = x.storage
 
     # -- checkpointing ------------------------------------------------------------------------------------------
 
@@ -392,6 +434,7 @@ class Tape:
             self._accumulate(node)
             return []
         if (node.stage, node.layer) != (self.stage, self.layer):
+            self._attached_in_replay.clear()
             self.enter(Phase.BACKWARD, node.stage, node.layer)
         self.operation = node.name
         buffers, node.buffers = node.buffers, [None]

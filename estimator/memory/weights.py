@@ -15,7 +15,7 @@ from estimator.parameters import (
     is_quantized,
     weight_shapes,
 )
-from estimator.specs import Method, Model, TrainingSetup
+from estimator.specs import Model, TrainingSetup
 
 FLOAT32_BYTES = 4
 QUANTIZATION_BLOCK = 64
@@ -41,7 +41,7 @@ def unquantized_width(setup: TrainingSetup) -> int:
 
     Source: peft 0.21, utils/other.py: casts every float16 and bfloat16 parameter that is not 4-bit to float32.
     """
-    if setup.method is Method.QLORA and setup.prepare_model_for_kbit_training:
+    if setup.has_packed_base and setup.prepare_model_for_kbit_training:
         return FLOAT32_BYTES
     return setup.dtype.bytes
 
@@ -76,6 +76,17 @@ def quantized_bytes(count: int, *, double_quant: bool) -> int:
     return packed + allocated(blocks) + nested + offset_and_book + code
 
 
+def int8_bytes(in_features: int, out_features: int) -> int:
+    """Bytes of a weight [out, in] in LLM.int8, as allocated: a byte an element and a float32 scale an output.
+
+    Source: bitsandbytes 0.50, nn/modules.py, ``Int8Params._quantize`` (CB and SCB).
+
+    >>> int8_bytes(4096, 4096) == 4096 * 4096 + 4 * 4096
+    True
+    """
+    return allocated(in_features * out_features) + allocated(FLOAT32_BYTES * out_features)
+
+
 def module_bytes(module: Module, setup: TrainingSetup) -> int:
     """Bytes of one module's own weights (bias included, adapters not).
 
@@ -83,7 +94,13 @@ def module_bytes(module: Module, setup: TrainingSetup) -> int:
     """
     shapes = weight_shapes(module)
     if is_quantized(module, setup):
-        packed = quantized_bytes(elements(shapes[0]), double_quant=setup.bnb_4bit_use_double_quant)
+        assert isinstance(module, Linear)
+        if setup.has_8bit_base:
+            packed = int8_bytes(module.in_features, module.out_features)
+        else:
+            packed = quantized_bytes(
+                elements(shapes[0]), double_quant=setup.bnb_4bit_use_double_quant
+            )
         return packed + tensors_bytes(shapes[1:], unquantized_width(setup))
     return tensors_bytes(shapes, unquantized_width(setup))
 
@@ -127,14 +144,37 @@ def tensors_bytes(shapes: Iterable[tuple[int, ...]], width: int) -> int:
     return sum(allocated(elements(shape) * width) for shape in shapes)
 
 
-def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[tuple[int, ...], ...]:
-    """Shapes of LoRA's A [r, in] and B [out, r] on this module; none if it is not adapted.
+class AdapterTensor(NamedTuple):
+    """One trained tensor of an adapter."""
 
-    On a stack of E experts r is r · n · E, where n linears were fused into one (gate and up: 2).
+    shape: tuple[int, ...]
+    width: int
+    """Bytes per element."""
 
-    Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer`` and ``ParamWrapper.update_layer``.
+    @property
+    def bytes(self) -> int:
+        """As allocated."""
+        return allocated(elements(self.shape) * self.width)
+
+
+def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor, ...]:
+    """LoRA's A [r, in] and B [out, r] on this module, and DoRA's magnitudes [out]; none if it is not adapted.
+
+    On a stack of E experts r is r · n · E, where n linears were fused into one (gate and up: 2). Magnitudes beside a
+    packed base are float32 whatever the adapters are.
+
+    Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer`` and ``ParamWrapper.update_layer``;
+    tuners/lora/dora.py, ``update_layer``; trl 1.16, trainer/sft_trainer.py (magnitudes are not cast to bfloat16).
     """
     if not (isinstance(module, Linear | Bare) and is_adapted(module, setup)):
         return ()
     rank = adapter_rank(module, setup)
-    return ((rank, module.in_features), (module.out_features, rank))
+    width = adapter_width(setup)
+    matrices = (
+        AdapterTensor((rank, module.in_features), width),
+        AdapterTensor((module.out_features, rank), width),
+    )
+    if not setup.use_dora:
+        return matrices
+    magnitude_width = FLOAT32_BYTES if is_quantized(module, setup) else width
+    return (*matrices, AdapterTensor((module.out_features,), magnitude_width))

@@ -311,3 +311,22 @@ def test_copies_are_those_that_peft_makes(
     trained = sum(p.numel() * p.element_size() for p in adapted.parameters() if p.requires_grad)
     ours = sum(t.alike * t.width * math.prod(t.shape) for t in trainable_tensors(model, setup))
     assert ours == trained
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen2"])
+def test_magnitudes_are_those_that_peft_puts_in(model_type: str) -> None:
+    peft = pytest.importorskip("peft")
+    keys = GPT2_KEYS if model_type == "gpt2" else SMALL
+    real, model = build(model_type, keys)
+    config = peft.LoraConfig(
+        r=4,
+        target_modules="all-linear",
+        use_dora=True,
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=model_type == "gpt2",
+    )
+    with torch.device("meta"):
+        adapted = peft.get_peft_model(real, config)
+    setup = TrainingSetup(method=Method.LORA, lora_r=4, use_dora=True)
+    assert trainable_parameters(model, setup) == adapted.get_nb_trainable_parameters()[0]

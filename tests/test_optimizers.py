@@ -1,0 +1,135 @@
+"""Bytes of optimizer states and of the step's own moment, by hand from each library's source.
+
+Where a test says traced, the optimizer itself (torch 2.13, schedulefree 1.4.1) stepped on a stand-in device that counts
+every allocation.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from estimator import TrainingSetup, catalog, estimate
+from estimator.keys import BY_NAME
+from estimator.memory.optimizer import PAGED, Trainable, optimizer_states, step_transient
+from estimator.specs import Optimizer
+
+BIG = Trainable((1024, 512), 2, 1)
+N = 1024 * 512
+SMALL = Trainable((1536,), 2, 1)
+TRACED_SHAPES = ((1024, 512), (512, 1536), (1536,), (700, 512))
+TRACED_ELEMENTS = 1_670_656
+
+
+def states(optim: Optimizer, *tensors: Trainable) -> tuple[int, int]:
+    return tuple(optimizer_states(tensors or (BIG,), optim, None))
+
+
+@pytest.mark.parametrize(
+    ("optim", "bytes_an_element"),
+    [
+        (Optimizer.LION_32BIT, 4),
+        (Optimizer.LION_8BIT, 1 + 4 / 256),
+        (Optimizer.ADEMAMIX, 3 * 4),
+        (Optimizer.ADEMAMIX_8BIT, 3 * (1 + 4 / 256)),
+        (Optimizer.RMSPROP_BNB, 4),
+        (Optimizer.RMSPROP_BNB_8BIT, 1 + 4 / 256),
+        (Optimizer.RMSPROP, 2),
+        (Optimizer.ADAGRAD, 2),
+        (Optimizer.SCHEDULE_FREE_ADAMW, 2 * 2),
+        (Optimizer.SCHEDULE_FREE_SGD, 2),
+    ],
+)
+def test_states_of_a_bfloat16_matrix(optim: Optimizer, bytes_an_element: float) -> None:
+    assert states(optim) == (N * bytes_an_element, 0)
+
+
+def test_a_small_tensor_and_an_embedding_keep_float32_states() -> None:
+    # bitsandbytes 0.50, optimizer.py, min_8bit_size 4096; transformers 5.23, trainer.py, register_module_override
+    table = BIG._replace(is_embedding=True)
+    for optim, number in [(Optimizer.LION_8BIT, 1), (Optimizer.ADEMAMIX_8BIT, 3)]:
+        assert states(optim, SMALL) == (number * 4 * 1536, 0)
+        assert states(optim, table) == (number * 4 * N, 0)
+
+
+def test_paged_optimizers_page_their_large_states_and_never_the_scales() -> None:
+    # bitsandbytes 0.50, optimizer.py: get_state_buffer for state1, torch.zeros for absmax1
+    assert states(Optimizer.PAGED_LION_32BIT) == (0, 4 * N)
+    assert states(Optimizer.PAGED_LION_8BIT) == (4 * N // 256, N)
+    assert states(Optimizer.PAGED_ADAMW_8BIT) == (2 * 4 * N // 256, 2 * N)
+    assert states(Optimizer.PAGED_ADEMAMIX_8BIT) == (3 * 4 * N // 256, 3 * N)
+    assert states(Optimizer.PAGED_LION_32BIT, SMALL) == (4 * 1536, 0)
+    assert len(PAGED) == 6
+
+
+def test_stable_adamw_keeps_what_16_bit_weights_lose_in_rounding() -> None:
+    # torch-optimi 0.3.3, stableadamw.py, _init_state: kahan_comp for 16-bit parameters only; ε² and a mean beside
+    assert states(Optimizer.STABLE_ADAMW) == (3 * 2 * N + 2 * 512, 0)
+    assert states(Optimizer.STABLE_ADAMW, BIG._replace(width=4)) == (2 * 4 * N + 2 * 512, 0)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize(
+    ("optim", "kept", "transient"),
+    [
+        (Optimizer.ADAMW_TORCH, 2, 1),
+        (Optimizer.RMSPROP, 1, 1),
+        (Optimizer.ADAGRAD, 1, 2),
+        (Optimizer.SCHEDULE_FREE_ADAMW, 2, 1),
+        (Optimizer.SCHEDULE_FREE_SGD, 1, 0),
+    ],
+)
+def test_states_and_transient_are_the_traced_ones(
+    optim: Optimizer, kept: int, transient: int, width: int
+) -> None:
+    tensors = [Trainable(shape, width, 1) for shape in TRACED_SHAPES]
+    everything = TRACED_ELEMENTS * width
+    assert states(optim, *tensors)[0] == pytest.approx(kept * everything, abs=512 * 8)
+    assert step_transient(tensors, optim, None) == pytest.approx(
+        transient * everything, abs=512 * 8
+    )
+
+
+LINEAR = Trainable((1024, 512), 2, 1, is_linear=True)
+
+
+def test_galore_and_apollo_keep_a_projected_gradient_and_its_projector() -> None:
+    """Traced: galore-torch 1.0 and apollo-torch 1.0.3. Float32 GaLore keeps all 512 × 512 of Vh for a slice of it."""
+    wide = LINEAR._replace(shape=(512, 1024))
+    for tensor in (LINEAR, wide):
+        assert states(Optimizer.GALORE_ADAMW, tensor) == (655_360, 0)
+        assert states(Optimizer.APOLLO_ADAMW, tensor) == (655_872, 0)
+    in_float32 = LINEAR._replace(width=4)
+    assert states(Optimizer.GALORE_ADAMW, in_float32) == (2_097_152, 0)
+    assert states(Optimizer.APOLLO_ADAMW, in_float32) == (1_311_232, 0)
+    assert states(Optimizer.GALORE_ADAMW, BIG) == (4 * N, 0)  # no linear: AdamW's two
+
+
+@pytest.mark.parametrize(
+    ("optim", "tensors", "traced"),
+    [
+        (Optimizer.GALORE_ADAMW, [LINEAR], 5_900_288),
+        (Optimizer.GALORE_ADAMW, [LINEAR._replace(alike=3)], 7_211_008),
+        (Optimizer.GALORE_ADAMW, [Trainable((4000, 512), 2, 1), LINEAR], 14_092_288),
+        (Optimizer.GALORE_ADAMW, [LINEAR._replace(alike=3, width=4)], 6_359_040),
+        (Optimizer.GALORE_ADAMW, [LINEAR._replace(width=4)], 5_767_168),
+        (Optimizer.APOLLO_ADAMW, [LINEAR], 2_886_144),
+        (Optimizer.APOLLO_ADAMW, [LINEAR._replace(alike=3)], 3_934_720),
+        (Optimizer.APOLLO_ADAMW, [LINEAR._replace(alike=3, width=4)], 5_771_776),
+    ],
+)
+def test_step_that_renews_the_projections_is_the_traced_one(
+    optim: Optimizer, tensors: list[Trainable], traced: int
+) -> None:
+    assert step_transient(tensors, optim, None) == pytest.approx(traced, rel=1e-3)
+
+
+def test_galore_wants_a_linear_layer() -> None:
+    # transformers 5.23, trainer_optimizer.py: "No target modules found"; GPT-2's are Conv1D, its head is tied
+    setup = TrainingSetup(optim=Optimizer.GALORE_ADAMW)
+    with pytest.raises(ValueError, match=r"trains none that is an nn\.Linear"):
+        estimate(catalog.model("openai-community/gpt2"), None, setup)
+
+
+def test_what_is_not_modelled_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match="'lomo' is not modelled yet"):
+        BY_NAME["optim"].read("lomo")
