@@ -78,7 +78,12 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         verdict=verdict(low, high, gpu),
         shown=shown_bytes(decisive.bytes, low, setup.num_gpus, gpu),
         paged_bytes=lying.states.paged_bytes,
-        host_bytes=_host_bytes(model, setup),
+        host_bytes=_host_bytes(
+            model,
+            structure(setup),
+            saves=setup.save_strategy != "no",
+            only_model=setup.save_only_model,
+        ),
         disk_bytes=checkpoint,
         run_disk_bytes=checkpoints_at_once(setup) * checkpoint,
         total_parameters=lying.total_parameters,
@@ -122,12 +127,14 @@ def _beside(model: Model, played: TrainingSetup, workspace: int) -> dict[Phase, 
     return beside
 
 
-def _host_bytes(model: Model, setup: TrainingSetup) -> int:
+@lru_cache(maxsize=1024)
+def _host_bytes(model: Model, structure: TrainingSetup, *, saves: bool, only_model: bool) -> int:
     """Bytes that the host needs at most: while loading, or while a checkpoint is written."""
-    loading = load_host_bytes(model, setup)
-    if setup.save_strategy == "no":
+    loading = load_host_bytes(model, structure)
+    if not saves:
         return loading
-    return max(loading, save_host_bytes(model, setup, resident(model, structure(setup))))
+    saving = replace(structure, save_only_model=only_model)
+    return max(loading, save_host_bytes(model, saving, resident(model, structure)))
 
 
 def least_need(model: Model, setup: TrainingSetup) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 from estimator.arithmetic import allocated, ceil_div
 from estimator.loading import gate_up_stacks
@@ -122,7 +121,6 @@ def save_host_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> i
     return weights if setup.save_only_model else max(weights, largest_state_bytes(model, setup))
 
 
-@lru_cache(maxsize=1024)
 def largest_state_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of the largest tensor's optimizer states.
 
