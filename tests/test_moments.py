@@ -26,7 +26,6 @@ from estimator import (
 )
 from estimator import moments as moments_module
 from estimator.architectures.decoder import Step, has_window, layer_kinds
-from estimator.architectures.liger import LATER
 from estimator.moments import played_layers
 from tests.tapes import played
 
@@ -236,7 +235,7 @@ def test_a_recorded_step_read_at_other_sizes_is_that_step_played_anew(family, da
             st.sampled_from([AttnImplementation.SDPA, AttnImplementation.EAGER])
         ),
         padded=data.draw(st.booleans()),
-        use_liger_kernel=data.draw(st.booleans()) and family not in LATER,
+        use_liger_kernel=data.draw(st.booleans()),
         loss=data.draw(st.sampled_from([None, Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE])),
     )
     same = moments_module.Plan(model, setup)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from estimator.architectures import Architecture, architecture
 from estimator.architectures.block import Block, NormKind
 from estimator.architectures.experts import balancing_loss
-from estimator.architectures.liger import loss_of
+from estimator.architectures.liger import KERNELS, loss_of
 from estimator.architectures.rotary import Rotary, Tables
 from estimator.arithmetic import ceil_div
 from estimator.memory import fused
@@ -428,7 +428,10 @@ class Step:
         weight, vocabulary = self._head(), self.model.vocab_size
         width = weight.elements // vocabulary
         if self.loss is Loss.LIGER:
-            return fused.linear_cross_entropy(self.tape, hidden, weight, width, vocabulary)
+            budget = KERNELS[self.model.model_type].budget
+            return fused.linear_cross_entropy(
+                self.tape, hidden, weight, width, vocabulary, budget=budget
+            )
         texts = self.setup.per_device_train_batch_size
         return fused.log_probabilities(self.tape, hidden, weight, width, texts)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from estimator.architectures.block import Block, Factors
+from estimator.memory import fused
 from estimator.memory import operators as op
 from estimator.memory.tape import Tape, Tensor
 from estimator.specs import Model
@@ -101,9 +102,24 @@ def grouped_experts(
 ) -> Tensor:
     """The experts' module; PEFT wraps it once for each adapted stack, the stack of downs outermost."""
     up, down = f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"
+    if b.kernels.experts:
+        return _fused(b, x, routing, (b.stacks[up].weight, b.stacks[down].weight))
     down_factors = b.factors(down)
     up_factors = b.factors(up)
     return _grouped(b, x, routing, (up, up_factors), (down, down_factors), gate)
+
+
+def _fused(b: Block, x: Tensor, routing: Routing, stacks: tuple[Tensor, Tensor]) -> Tensor:
+    """Liger's, which knows no adapters: liger-kernel 0.8.5, transformers/swiglu.py, ``LigerExperts.forward``."""
+    model = b.model
+    pairs = b.rows * model.num_experts_per_tok
+    b.tape.operation = "sort by expert"
+    indices = b.tape.new(pairs, 4)
+    out = fused.experts(
+        b.tape, x, stacks, routing.shares, pairs, model.moe_intermediate_size, model.num_experts
+    )
+    del indices
+    return out
 
 
 def _grouped(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from estimator.parameters import Bare, is_adapted, layer_modules
 from estimator.specs import Loss, Model, TrainingSetup
 
 
@@ -29,8 +30,12 @@ class Kernels:
     rotary: bool = True
     fuses_head: bool = True
     """Head and loss in one."""
+    budget: int = 1
+    """``chunk_mem_const``: how many times T · h a chunk's logits may have (transformers/model/gpt_oss.py: 8)."""
     whole_logits: bool = False
     """Liger's cross-entropy over whole logits."""
+    experts: bool = False
+    """Sorting, both products and the sum over a token's experts in one function."""
     relu_squared: bool = False
     heads_first: bool = False
     """Queries and keys are normalised head by head, which the kernel wants to lie so: they are copied."""
@@ -47,19 +52,22 @@ KERNELS: dict[str, Kernels] = {
     "gemma2": _BESIDE,
     "gemma3_text": _BESIDE,
     "glm4": replace(_BESIDE, rotary=False),
+    "gpt_oss": replace(_ALL, mlp=False, budget=8),
     "granite": replace(_ALL, fuses_head=False, whole_logits=True),
     "hunyuan_v1_dense": replace(_ALL, head_norms=False),
     "llama": _ALL,
     "mistral": _ALL,
+    "mixtral": replace(_ALL, experts=True),
     "nemotron": replace(NONE, fuses_head=True, relu_squared=True),
     "olmo2": _OLMO,
     "olmo3": _OLMO,
     "phi3": _ALL,
     "qwen2": _ALL,
     "qwen3": _ALL,
+    "qwen3_moe": replace(_ALL, experts=True),
     "smollm3": _ALL,
 }
-LATER = ("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")
+LATER = ("deepseek_v2", "deepseek_v3")
 """Families of experts in which Liger replaces what is not modelled yet."""
 
 
@@ -81,11 +89,19 @@ def loss_of(model: Model, setup: TrainingSetup) -> Loss:
 
 
 def check_liger(model: Model, setup: TrainingSetup) -> None:
-    """Refuse, in one sentence, what Liger refuses and what is not modelled of it."""
+    """Refuse, in one sentence, what Liger refuses or stops at."""
     family = model.model_type
     if family in LATER and (setup.use_liger_kernel or setup.loss is Loss.LIGER):
         raise ValueError(
             f"use_liger_kernel is not modelled yet for {family}, where Liger replaces more; leave it at false."
+        )
+    if kernels(model, setup).experts and any(
+        isinstance(module, Bare) and module.stack and is_adapted(module, setup)
+        for module in layer_modules(model)
+    ):
+        raise ValueError(
+            "lora_target_modules: Liger's kernel stops at experts that PEFT has wrapped ('ParamWrapper' object has no "
+            "attribute 'hidden_dim'); name the attention's linears alone, or leave use_liger_kernel at false."
         )
     if setup.loss is Loss.LIGER and not fuses_head(model):
         raise ValueError(

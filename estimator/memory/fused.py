@@ -128,12 +128,66 @@ def _finish_both(
         output.output = place
 
 
+EXPERT_ROWS = 64
+"""Rows that one program of Liger's kernels takes: ops/fused_moe.py, ``BLOCK_M_TOKEN``."""
+
+
+def experts(
+    tape: Tape,
+    x: Tensor,
+    stacks: tuple[Tensor, Tensor],
+    shares: Tensor,
+    pairs: int,
+    width: int,
+    count: int,
+) -> Tensor:
+    """A mixture's experts in one function: each token's rows gathered, multiplied, gated, multiplied and summed.
+
+        saved: T · h as it came, T · k · 2f before the gate, three int32 indices     k: experts a token, f: their width
+
+    Backward makes the gated rows again, T · k · f, and the gradients of both stacks whole, also where these are frozen;
+    all of it lives until it returns. ``pairs``: T · k. The list of programs counts one more for every expert, at most.
+
+    Source: liger-kernel 0.8.5, ops/fused_moe.py, ``LigerFusedMoEFunction``, ``compute_routing_metadata``.
+    """
+    tape.operation = "experts"
+    hidden, byte_width = x.elements, x.width
+    up, down = ((stack.elements, stack.width) for stack in stacks)
+    columns = up[0] // (2 * width * count)
+    share_width = shares.width
+
+    def backward(t: Tape, _: Gradients) -> Gradients:
+        before_gate, after = t.new(pairs * 2 * width, byte_width), t.new(pairs * width, byte_width)
+        of_shares = t.new(pairs, byte_width)
+        of_down = t.new(*down)
+        rows, of_x = t.new(pairs * columns, byte_width), t.new(hidden, byte_width)
+        of_up = t.new(*up)
+        del before_gate, after, rows
+        return [of_x, of_up, of_down, op.cast(t, of_shares, share_width)]
+
+    node = tape.begin("experts backward", [x, *stacks, shares], backward)
+    programs = ceil_div(pairs, EXPERT_ROWS) + count
+    lists = [tape.new(size, 4) for size in (pairs, pairs, pairs, programs, programs, count + 1)]
+    before_gate = tape.new(pairs * 2 * width, byte_width)
+    after, rows = tape.new(pairs * width, byte_width), tape.new(pairs * columns, byte_width)
+    out = tape.new(hidden, byte_width)
+    del after, rows
+    return tape.finish(node, out, [x, *stacks, before_gate, shares, *lists])
+
+
 def linear_cross_entropy(
-    tape: Tape, hidden: Tensor, weight: Tensor, in_features: int, vocabulary: int
+    tape: Tape,
+    hidden: Tensor,
+    weight: Tensor,
+    in_features: int,
+    vocabulary: int,
+    *,
+    budget: int = 1,
 ) -> Tensor:
     """Head and cross-entropy together, in chunks of tokens; the gradients are made in forward and kept for backward.
 
-        chunk = next power of two from  ⌈T / ⌈V / h⌉⌉, at most T     T: tokens, V: vocabulary, h: hidden size
+        chunk = next power of two from  ⌈T / ⌈V / (c · h)⌉⌉, at most T     T: tokens, V: vocabulary, h: hidden size
+                                                                           c: ``budget``, 1 but for some families
 
     Saves the gradient of the hidden states, T · h, and where the head is trained its own, V · h, in the dtypes of
     these; backward allocates nothing. One buffer of chunk · V logits serves all chunks. cuBLAS adds a chunk to the
@@ -166,7 +220,7 @@ def linear_cross_entropy(
     gradient = tape.new(hidden_elements, hidden_width)
     kept = [gradient, tape.new(weight_elements, weight_width, GRADIENTS)] if trained else [gradient]
     losses, scored = tape.new(tokens, 4), tape.new(tokens, 1)
-    chunk = next_power_of_2(ceil_div(tokens, ceil_div(vocabulary, in_features)))
+    chunk = next_power_of_2(ceil_div(tokens, ceil_div(vocabulary, budget * in_features)))
     chunk = min(chunk, tokens)
     compute = tape.autocast_width if tape.autocast_active else None
     tape.operation = "logits of one chunk of tokens"

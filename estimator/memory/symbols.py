@@ -67,7 +67,9 @@ class Recording:
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below a number from 1 up, as Triton rounds; noted like a sum.
+    """The smallest power of two that is not below a number from 1 up (a count); noted like a sum.
+
+    Source: triton 3.6, ``triton.next_power_of_2``.
 
     >>> [next_power_of_2(number) for number in (1, 2, 3, 4096, 4097)]
     [1, 2, 4, 4096, 8192]
