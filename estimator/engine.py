@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from estimator.architectures import architecture
-from estimator.architectures.liger import check_liger, liger_sentences
+from estimator.architectures.liger import check_liger, loss_sentences
 from estimator.cost import cheapest, energy_kwh, run_cost
 from estimator.evaluation import evaluation_moment, evaluation_walk
 from estimator.loading import load_host_bytes, load_moment
@@ -206,7 +206,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             f"Copies of {', '.join(setup.modules_to_save)} are trained whole, in the dtype of the base; the originals "
             "stay on the GPU, frozen."
         )
-    sentences += liger_sentences(model, setup)
+    sentences += loss_sentences(model, setup)
     if model.num_experts:
         sentences.append(
             f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts by the grouped kernel: "

@@ -24,6 +24,7 @@ from estimator import (
     TrainingSetup,
     catalog,
 )
+from estimator.architectures.liger import LOSSES
 from estimator.engine import estimate
 from estimator.memory import fused
 from estimator.memory.tape import GRADIENTS, LOGITS, Leaf, Parameter, Tape, leaf_node
@@ -277,6 +278,12 @@ def test_a_family_that_liger_does_not_know_trains_as_before_and_is_told_so():
         "Liger 0.8.5 has no kernels for gpt2: Trainer says so in its log and trains without."
         in told.assumptions
     )
+
+
+@pytest.mark.parametrize("loss", [it for it in Loss if it is not Loss.STANDARD])
+def test_a_loss_that_is_not_the_standard_one_is_said(loss: Loss):
+    setup = replace(BF16, use_liger_kernel=False, loss=loss)
+    assert LOSSES[loss] in estimate(LLAMA, None, setup).assumptions
 
 
 def test_liger_s_loss_is_refused_where_it_does_not_exist():

@@ -109,8 +109,20 @@ def check_liger(model: Model, setup: TrainingSetup) -> None:
         )
 
 
-def liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
-    """What Liger does with this family that its name does not say."""
+LOSSES = {
+    Loss.LIGER: "Liger computes head and loss together, in chunks of tokens: the logits are never whole.",
+    Loss.CHUNKED_TRL: "Head and loss are those of TRL's SFTTrainer: the logits come tile by tile, twice a step.",
+    Loss.CHUNKED_TORCHTUNE: "The loss is torchtune's: one eighth of each text at a time is in float32.",
+}
+
+
+def loss_sentences(model: Model, setup: TrainingSetup) -> list[str]:
+    """What Liger does with this family that its name does not say, and how the loss is computed."""
+    loss = loss_of(model, setup)
+    return [*_liger_sentences(model, setup), *([LOSSES[loss]] if loss in LOSSES else [])]
+
+
+def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     if not setup.use_liger_kernel:
         return []
     if model.model_type not in KERNELS:
