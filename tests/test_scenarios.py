@@ -104,6 +104,16 @@ def test_link_of_an_earlier_release_opens(old):
     ]
 
 
+def test_file_of_an_earlier_release_opens():
+    """tests/reference/scenarios_0_1.json holds the scenarios of the release's links and is never changed."""
+    found = read_file((LINKS.parent / "scenarios_0_1.json").read_bytes())
+    assert found.problems == ()
+    assert [it.name for it in found.scenarios] == [
+        it["name"] for old in OLD if old["release"] == "0.1" for it in old["scenarios"]
+    ]
+    assert found.setup == found.scenarios[1].setup
+
+
 def test_codes_are_no_keys_and_stand_for_one_key_each():
     assert len(set(CODES.values())) == len(CODES)
     assert not set(CODES.values()) & {*BY_NAME, "gpu"} - {"model", "gpu"}
