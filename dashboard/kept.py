@@ -98,8 +98,6 @@ def follow(*, estimates: bool) -> None:
     given = _given()
     if any(given.values()) and given != state.get("address compared") and not _is_late(given):
         _read(given)
-    if estimates:
-        _open_setup()
     _write()
 
 
@@ -135,12 +133,10 @@ def _read(given: Address) -> None:
     st.session_state["compared problems"] = tuple(said)
 
 
-def _open_setup() -> None:
-    """A visit that began on another page: the estimate's setup, in the words of its own address."""
-    setup, state = document().setup, st.session_state
-    if setup is None or state.get("model") is not None or "model" in st.query_params:
-        return
-    st.query_params.update(setup_params(setup))
+def noted() -> dict[str, list[str]]:
+    """The setup of the estimate, for a visitor who comes to its page by an address that does not say it."""
+    setup = document().setup
+    return {} if setup is None else setup_params(setup)
 
 
 def setup_params(scenario: Scenario) -> dict[str, list[str]]:

@@ -141,3 +141,20 @@ def test_report_prints_to_two_pages_of_a4(browser, tmp_path: Path, count):
     paper = page.pdf(format="A4", prefer_css_page_size=True)
     page.close()
     assert len(re.findall(rb"/Type\s*/Page\b(?!s)", paper)) == 2
+
+
+def test_back_leads_to_the_page_before_with_its_setup(browser, address):
+    setup = "model=Qwen/Qwen3-8B&gpu=L40S&method=lora&max_length=2048"
+    with visitor(browser, f"{address}/?{setup}") as page:
+        page.get_by_role("link", name="Compare").click()
+        page.wait_for_url("**/compare?setup=**", timeout=WAIT)
+        page.get_by_role("button", name="Full, LoRA, QLoRA").click()
+        page.locator(".hr-compare").wait_for(timeout=WAIT)
+        page.go_back()
+        page.locator(".hr-compare").wait_for(state="detached", timeout=WAIT)
+        for _ in range(2):  # Streamlit puts a page's bare address into the history before ours
+            if "/compare" in page.url:
+                page.go_back()
+                page.wait_for_timeout(500)
+        page.get_by_text("LoRA of Qwen3-8B needs").first.wait_for(timeout=WAIT)
+        page.wait_for_url("**max_length=2048**", timeout=WAIT)
