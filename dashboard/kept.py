@@ -46,7 +46,7 @@ NUMBERS: Mapping[str, Kind] = {
 }
 KEYS = (SCENARIOS, SETUP, "v", *NUMBERS)
 """What an address says of a comparison: its scenarios, the setup of the estimate, the contract, and the page."""
-LATE_SECONDS = 3.0
+LATE_SECONDS = 1.0
 """How long an address that was written over may still come back from a busy browser: ours."""
 BASE = "Setup"
 

@@ -150,6 +150,7 @@ def test_back_leads_to_the_page_before_with_its_setup(browser, address):
         page.wait_for_url("**/compare?setup=**", timeout=WAIT)
         page.get_by_role("button", name="Full, LoRA, QLoRA").click()
         page.locator(".hr-compare").wait_for(timeout=WAIT)
+        page.wait_for_timeout(1500)  # sooner, it may be a busy browser's old address
         page.go_back()
         page.locator(".hr-compare").wait_for(state="detached", timeout=WAIT)
         for _ in range(2):  # Streamlit puts a page's bare address into the history before ours
