@@ -98,7 +98,9 @@ def open_address() -> None:
         return
     params = st.query_params
     given = {key: params.get_all(key) for key in params if key not in PAGE_KEYS}
-    asked = given or kept.noted() or {key: [str(value)] for key, value in EXAMPLE.items()}
+    asked = given or {key: [str(value)] for key, value in EXAMPLE.items()}
+    if "model" not in given:
+        asked = kept.noted() or asked
     read = read_link(asked, models.known())
     problems = list(read.problems)
     if read.model is None:
