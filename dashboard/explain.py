@@ -12,7 +12,7 @@ from estimator.architectures.liger import kernels, loss_of
 from estimator.memory import fused, operators
 from estimator.memory.attention import attention
 from estimator.memory.optimizer import optimizer_states, state_rule, step_transient
-from estimator.memory.overhead import HANDLES, need_bytes, workspace_bytes
+from estimator.memory.overhead import HANDLES, exchange_bytes, need_bytes, workspace_bytes
 from estimator.memory.weights import (
     adapter_tensors,
     buffers,
@@ -172,11 +172,14 @@ def _workspace(of: Estimate) -> Explanation:
 
 def _outside(of: Estimate) -> Explanation:
     peak = of.decisive.bytes
-    slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes
+    exchange = exchange_bytes(of.setup)[1]
+    slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes - exchange
     lines = [
         Line("CUDA context and kernels", "at the most that was read", of.context_high_bytes),
         Line("allocator's slack", f"3 % of the peak of {peak:,} bytes, at the most", slack),
     ]
+    if exchange:
+        lines.append(Line("NCCL's buffers", "at the most that was read", exchange))
     if of.paged_bytes:
         lines.append(Line("paged states", "if none of them is evicted", of.paged_bytes))
     lead = "Memory that the process takes beside what torch.cuda.max_memory_allocated() counts."

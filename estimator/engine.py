@@ -7,17 +7,21 @@ from functools import lru_cache
 
 from estimator.architectures import architecture
 from estimator.architectures.liger import check_liger, loss_sentences
+from estimator.combinations import refusal
 from estimator.cost import cheapest, energy_kwh, run_cost
 from estimator.evaluation import evaluation_moment, evaluation_walk
 from estimator.loading import load_host_bytes, load_moment
+from estimator.memory.assumed import sharing_sentences
 from estimator.memory.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
 from estimator.memory.overhead import (
     CONTEXT_HIGH_BYTES,
     CONTEXT_LOW_BYTES,
+    exchange_bytes,
     need_bytes,
     shown_bytes,
     workspace_bytes,
 )
+from estimator.memory.sharding import loads_in_parts
 from estimator.moments import StepTimeline, resident, structure, trainable_tensors
 from estimator.results import Estimate, Moment, RunTime
 from estimator.saving import (
@@ -56,7 +60,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     peak = max(phases.values(), key=lambda moment: moment.bytes)
     beside = _beside(model, played, workspace)
     decisive = max(peak, *beside.values(), key=lambda moment: moment.bytes)
-    low, high = need_bytes(decisive.bytes, lying.states.paged_bytes)
+    low, high = need_bytes(decisive.bytes, lying.states.paged_bytes, exchange_bytes(setup))
     phases = {**phases, **beside, Phase.SAVE: save_moment(model, setup, lying, workspace)}
     checkpoint = checkpoint_bytes(lying, setup)
     time = cost = energy = None
@@ -110,10 +114,12 @@ def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]
     _check(model, setup)
     played = as_played(model, setup)
     timeline = StepTimeline(model, played, workspace)
-    peak = max(timeline.peak_bytes, load_moment(model, setup, workspace).bytes)
+    peak = timeline.peak_bytes
+    if not loads_in_parts(setup):
+        peak = max(peak, load_moment(model, setup, workspace).bytes)
     if setup.eval_strategy != "no":
         peak = max(peak, evaluation_walk(model, played, workspace).peak_bytes)
-    return need_bytes(peak, timeline.resident.states.paged_bytes)
+    return need_bytes(peak, timeline.resident.states.paged_bytes, exchange_bytes(setup))
 
 
 def _beside(model: Model, played: TrainingSetup, workspace: int) -> dict[Phase, Moment]:
@@ -121,7 +127,9 @@ def _beside(model: Model, played: TrainingSetup, workspace: int) -> dict[Phase, 
 
     Saving never does: all it holds beside weights and states are copies of experts, smaller than their gradients.
     """
-    beside = {Phase.LOAD: load_moment(model, played, workspace)}
+    beside: dict[Phase, Moment] = {}
+    if not loads_in_parts(played):
+        beside[Phase.LOAD] = load_moment(model, played, workspace)
     if played.eval_strategy != "no":
         beside[Phase.EVALUATION] = evaluation_moment(model, played, workspace)
     return beside
@@ -139,13 +147,15 @@ def _host_bytes(model: Model, structure: TrainingSetup, *, saves: bool, only_mod
 
 def least_need(model: Model, setup: TrainingSetup) -> int:
     """Bytes that no batch, length or kernel can go below: the optimizer's step on weights, gradients and states."""
-    low, _ = need_bytes(resident(model, structure(setup)).step_bytes, 0)
+    low, _ = need_bytes(resident(model, structure(setup)).step_bytes, 0, exchange_bytes(setup))
     return low
 
 
 def _check(model: Model, setup: TrainingSetup) -> None:
     architecture(model)
     check_liger(model, setup)
+    if sentence := refusal(setup):
+        raise ValueError(sentence)
     if 0 < model.position_limit < setup.max_length:
         raise ValueError(
             f"max_length {setup.max_length} exceeds the {model.position_limit} positions that {model.model_type} "
@@ -236,6 +246,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(
             f"{gpu.name} has no bfloat16 units; the memory is right, the run would be slow or refused."
         )
+    sentences += sharing_sentences(setup)
     if setup.optim in LOW_RANK_OPTIMIZERS:
         sentences.append(
             f"{setup.optim} projects every linear layer (optim_target_modules all-linear) to rank {LOW_RANK}; its step "

@@ -22,7 +22,9 @@ from estimator.specs import (
     Loss,
     Method,
     MixedPrecision,
+    Offload,
     Optimizer,
+    Strategy,
     TrainingSetup,
 )
 
@@ -108,11 +110,9 @@ _ATTENTION = Choice(
     later=("flash_attention_3", "flex_attention"),
 )
 _STATE_DTYPE = Choice((Dtype.FLOAT32, Dtype.BFLOAT16), enum=Dtype, nullable=True)
-_STRATEGY = Choice(
-    ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp_grad_op", "hsdp", "device_map")
-)
+_STRATEGY = Choice(tuple(Strategy), enum=Strategy, later=("device_map",))
 _LOSS = Choice(tuple(Loss), enum=Loss, nullable=True)
-_OFFLOAD = Choice(("none", "cpu", "nvme"))
+_OFFLOAD = Choice(tuple(Offload), enum=Offload)
 _WHEN = ("no", "steps", "epoch")
 
 GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
@@ -170,20 +170,25 @@ GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
         "the quantised base": (
             Key("bnb_4bit_quant_type", Choice(("nf4", "fp4")), "the 4-bit format"),
             Key("bnb_4bit_use_double_quant", Flag(), "quantise the scales too", ours=True),
+            Key(
+                "bnb_4bit_quant_storage",
+                Choice(("uint8", "bfloat16", "float16", "float32")),
+                "the dtype that packed weights pass for; FSDP and ZeRO-3 divide floats only",
+            ),
             Key("prepare_model_for_kbit_training", Flag(), "PEFT's upcasts"),
             Key("load_in_8bit", Flag(), "LLM.int8 base, with lora"),
         ),
         "several GPUs": (
-            Key("num_gpus", Whole(65_536), "GPUs in the job", modelled=(1,)),
-            _later("gpus_per_node", Whole(1024), "GPUs in one machine", 8),
-            _later("strategy", _STRATEGY, "how GPUs share the work", "none"),
+            _count("num_gpus", "GPUs in the job"),
+            _count("gpus_per_node", "GPUs in one machine"),
+            Key("strategy", _STRATEGY, "how GPUs share the work"),
             _later("tp_size", Whole(1024), "ranks of tensor parallelism", 1),
             _later("pp_size", Whole(1024), "ranks of pipeline parallelism", 1),
             _later("cp_size", Whole(1024), "ranks of context parallelism", 1),
             _later("ep_size", Whole(1024), "ranks of expert parallelism", 1),
-            _later("dp_replicate_size", Whole(65_536), "replicas of the sharded model", 1),
-            _later("offload_optimizer", _OFFLOAD, "where optimizer states rest", "none"),
-            _later("offload_param", _OFFLOAD, "where weights rest", "none"),
+            _count("dp_replicate_size", "replicas of the sharded model, for hsdp"),
+            Key("offload_optimizer", _OFFLOAD, "where optimizer states rest"),
+            Key("offload_param", _OFFLOAD, "where weights rest"),
         ),
         "the run": (
             _count("num_train_examples", "examples in the training set"),

@@ -18,6 +18,14 @@ from typing import NamedTuple
 from estimator.architectures.decoder import LayerKind, Step, has_window, layer_kinds
 from estimator.memory.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.memory.program import Bytes, Program, Reason, Segment, Sized
+from estimator.memory.sharding import (
+    bucket_bytes,
+    computed,
+    sharded_adapter_bytes,
+    sharded_gradient_bytes,
+    sharded_tensors,
+    sharded_weight_bytes,
+)
 from estimator.memory.symbols import Recording
 from estimator.memory.tape import COMPONENTS, Mark
 from estimator.memory.weights import (
@@ -27,6 +35,7 @@ from estimator.memory.weights import (
     tensors_bytes,
     unquantized_width,
 )
+from estimator.memory.zero import held
 from estimator.parameters import (
     Embedding,
     Linear,
@@ -39,7 +48,7 @@ from estimator.parameters import (
     weight_shapes,
 )
 from estimator.results import Held, Moment
-from estimator.specs import Component, Model, Optimizer, Phase, TrainingSetup
+from estimator.specs import Component, Model, Optimizer, Phase, Strategy, TrainingSetup
 
 DEFAULTS = TrainingSetup()
 
@@ -155,7 +164,12 @@ class Plan:
 
     def step(self, setup: TrainingSetup) -> tuple[Sized, list[Run]]:
         """The step of a setup, which may differ from the plan's in batch, length and rank only, and its order."""
-        sizes = (setup.per_device_train_batch_size, setup.max_length, setup.lora_r)
+        sizes = (
+            setup.per_device_train_batch_size,
+            setup.max_length,
+            setup.lora_r,
+            setup.shard_ranks,
+        )
         for program, runs in self._programs:
             sized = program.at(sizes)
             if sized is not None:
@@ -163,15 +177,15 @@ class Plan:
         self._programs.append(self._played(sizes))
         return self.step(setup)
 
-    def _played(self, sizes: tuple[int, int, int]) -> tuple[Program, list[Run]]:
+    def _played(self, sizes: tuple[int, int, int, int]) -> tuple[Program, list[Run]]:
         recording = Recording()
-        batch, length, rank = (recording.symbol(size) for size in sizes)
+        batch, length, rank, gpus = (recording.symbol(size) for size in sizes)
         setup = replace(
             self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
         )
         kinds = layer_kinds(self._model, windowed=has_window(self._model, sizes[1]))
         played = played_layers(kinds)
-        step = Step(self._model, setup, played, training=self._training)
+        step = Step(self._model, setup, played, gpus, training=self._training)
         program = Program(step.play(), recording)
         return program, list(_runs(program.marks, stand_ins(kinds, played)))
 
@@ -215,8 +229,23 @@ def structure(setup: TrainingSetup) -> TrainingSetup:
 
 @lru_cache(maxsize=1024)
 def plan(model: Model, structure: TrainingSetup) -> Plan:
-    """The plan of a structure; the same for every rank and every optimizer."""
-    return _plan(model, replace(structure, lora_r=1, optim=Optimizer.SGD, optim_state_dtype=None))
+    """The plan of a structure; the same for every rank, every number of GPUs and every optimizer."""
+    gpus, replicas = min(2, structure.num_gpus), 1
+    if structure.strategy is Strategy.HSDP:
+        gpus, replicas = 4, 2
+    elif structure.strategy in (Strategy.ZERO1, Strategy.ZERO2):
+        gpus = structure.num_gpus  # which gradients a rank keeps depends on where its part begins
+    return _plan(
+        model,
+        replace(
+            structure,
+            lora_r=1,
+            optim=Optimizer.SGD,
+            optim_state_dtype=None,
+            num_gpus=gpus,
+            dp_replicate_size=replicas,
+        ),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -301,8 +330,8 @@ class StepTimeline(Walk):
         same = structure(setup)
         self.resident = resident(model, same)
         begins = self.resident.sizes(workspace)
-        if setup.gradient_accumulation_steps > 1:
-            begins[Component.GRADIENTS] = self.resident.gradients
+        if setup.gradient_accumulation_steps > 1 or setup.strategy is Strategy.ZERO3:
+            begins[Component.GRADIENTS] = self.resident.accumulated
         super().__init__(model, plan(model, same).step(setup), begins)
         stepped = {
             **begins,
@@ -379,16 +408,20 @@ class Resident(NamedTuple):
     weights: int
     adapters: int
     gradients: int
+    accumulated: int
+    """Gradients of earlier micro-steps, as the last one finds them."""
     transient: int
     """For the moment of the step itself."""
     states: States
     total_parameters: int
     trainable_parameters: int
+    communication: int = 0
+    """Buffers that stay between steps."""
 
     @property
     def step_bytes(self) -> int:
         """All that is alive in the optimizer's step, but for the workspace."""
-        step = self.weights + self.adapters + self.gradients + self.transient
+        step = self.weights + self.adapters + self.gradients + self.transient + self.communication
         return step + self.states.resident_bytes
 
     def sizes(self, workspace: int) -> dict[Component, int]:
@@ -398,6 +431,7 @@ class Resident(NamedTuple):
             Component.WEIGHTS: self.weights,
             Component.ADAPTERS: self.adapters,
             Component.OPTIMIZER_STATES: self.states.resident_bytes,
+            Component.COMMUNICATION: self.communication,
             Component.WORKSPACE: workspace,
         }
 
@@ -405,13 +439,52 @@ class Resident(NamedTuple):
 @lru_cache(maxsize=1024)
 def resident(model: Model, structure: TrainingSetup) -> Resident:
     """Weights, adapters, gradients and optimizer states, which no batch and no length changes."""
+    if structure.strategy.is_fsdp:
+        return _resident_shards(model, structure)
+    if structure.strategy.is_zero:
+        return _resident_zero(model, structure)
     tensors = trainable_tensors(model, structure)
+    gradients = gradient_bytes(tensors)
     return Resident(
         weight_bytes(model, structure),
         adapter_bytes(model, structure),
-        gradient_bytes(tensors),
+        gradients,
+        gradients,
         step_transient(tensors, structure.optim, structure.optim_state_dtype),
         optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
         total_parameters(model) + adapter_parameters(model, structure),
         trainable_parameters(model, structure),
+        bucket_bytes(tensors) if structure.strategy is Strategy.DDP else 0,
+    )
+
+
+def _resident_shards(model: Model, structure: TrainingSetup) -> Resident:
+    """Of FSDP2's fullest rank: shards of everything, and gradients whole until they are synchronised."""
+    tensors = sharded_tensors(model, structure)
+    whole = trainable_tensors(model, computed(structure))
+    return Resident(
+        sharded_weight_bytes(model, structure) + sum(b.copies * b.bytes for b in buffers(model)),
+        sharded_adapter_bytes(model, structure),
+        sharded_gradient_bytes(model, structure),
+        gradient_bytes(whole),
+        step_transient(tensors, structure.optim, structure.optim_state_dtype),
+        optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
+        total_parameters(model) + adapter_parameters(model, structure),
+        trainable_parameters(model, structure),
+    )
+
+
+def _resident_zero(model: Model, structure: TrainingSetup) -> Resident:
+    """Of DeepSpeed's fullest rank."""
+    of = held(model, structure)
+    return Resident(
+        of.weights + sum(b.copies * b.bytes for b in buffers(model)),
+        0,
+        of.gradients,
+        of.standing,
+        of.transient,
+        of.states,
+        total_parameters(model) + adapter_parameters(model, structure),
+        trainable_parameters(model, structure),
+        of.communication,
     )

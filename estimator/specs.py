@@ -90,6 +90,45 @@ class Loss(StrEnum):
     CHUNKED_TORCHTUNE = "chunked_torchtune"
 
 
+class Strategy(StrEnum):
+    """How GPUs share the work: who keeps what, and what is gathered when."""
+
+    NONE = "none"
+    """One GPU."""
+    DDP = "ddp"
+    """Everything on every GPU; gradients are averaged through buckets."""
+    ZERO1 = "zero1"
+    """DeepSpeed: optimizer states and float32 weights are divided."""
+    ZERO2 = "zero2"
+    """And gradients."""
+    ZERO3 = "zero3"
+    """And weights."""
+    FSDP = "fsdp"
+    """FSDP2 as accelerate runs it: weights, gradients and states are divided, layers gathered one by one."""
+    FSDP_GRAD_OP = "fsdp_grad_op"
+    """The same, but what the forward pass gathered stays until backward (``reshard_after_forward=False``)."""
+    HSDP = "hsdp"
+    """FSDP inside groups of GPUs, which are replicas of each other."""
+
+    @property
+    def is_fsdp(self) -> bool:
+        """One of FSDP2's."""
+        return self in (Strategy.FSDP, Strategy.FSDP_GRAD_OP, Strategy.HSDP)
+
+    @property
+    def is_zero(self) -> bool:
+        """One of DeepSpeed's."""
+        return self in (Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
+
+
+class Offload(StrEnum):
+    """Where weights or optimizer states rest when no layer needs them."""
+
+    NONE = "none"
+    CPU = "cpu"
+    NVME = "nvme"
+
+
 class Phase(StrEnum):
     """The parts of one training step in order of time, and what a run does beside its steps."""
 
@@ -155,6 +194,9 @@ LARGEST: Mapping[str, int] = MappingProxyType(
         "mean_tokens_per_example": 2**24,
         "per_device_eval_batch_size": 4096,
         "save_total_limit": 10**6,
+        "num_gpus": 65_536,
+        "gpus_per_node": 1024,
+        "dp_replicate_size": 65_536,
     }
 )
 """The largest whole number that each count of a setup may be: ours, far above any run; the smallest is 1."""
@@ -409,6 +451,14 @@ class TrainingSetup:
     num_gpus: int = 1
     eval_strategy: str = "no"
     per_device_eval_batch_size: int = 8
+    gpus_per_node: int = 8
+    strategy: Strategy = Strategy.NONE
+    dp_replicate_size: int = 1
+    """Replicas of the sharded model, for ``hsdp``."""
+    offload_optimizer: Offload = Offload.NONE
+    offload_param: Offload = Offload.NONE
+    bnb_4bit_quant_storage: str = "uint8"
+    """The dtype that packed 4-bit weights pass for."""
     save_strategy: str = "epoch"
     save_total_limit: int | None = None
     """Checkpoints that are kept; None: all."""
@@ -471,6 +521,11 @@ class TrainingSetup:
     def tokens(self) -> int:
         """Tokens in one micro-batch, padding included."""
         return self.per_device_train_batch_size * self.max_length
+
+    @property
+    def shard_ranks(self) -> int:
+        """GPUs that one copy of what is divided is spread over."""
+        return self.num_gpus // self.dp_replicate_size
 
     @property
     def effective_batch_size(self) -> int:

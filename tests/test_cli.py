@@ -351,7 +351,7 @@ def test_help_lists_every_key_with_its_default() -> None:
         ),
         ([MISTRAL, "another"], "'another' is not understood; see --help."),
         ([MISTRAL, "--padded", "--no-padded"], "padded comes 2 times; give it once."),
-        ([MISTRAL, "--num-gpus", "8"], "num_gpus 8 is not modelled yet; leave it at 1."),
+        ([MISTRAL, "--num-gpus", "8"], "num_gpus 8 needs a strategy"),
         (["--json", MISTRAL], "--json reads setups from standard input; leave out model."),
     ],
 )

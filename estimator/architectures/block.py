@@ -76,6 +76,15 @@ class Stack:
     lora_b: Parameter | None = None
 
 
+class Owned(NamedTuple):
+    """A parameter with its shape, for those who divide it."""
+
+    module: Module
+    shape: tuple[int, ...]
+    parameter: Parameter
+    is_adapter: bool
+
+
 class Factors(NamedTuple):
     """LoRA's B and A of a stack in the stack's dtype, as they lie ready for the product."""
 
@@ -120,6 +129,7 @@ class Block:
         self.stacks: dict[str, Stack] = {}
         self.norms: dict[str, list[Parameter]] = {}
         self.embeddings: dict[str, Parameter] = {}
+        self.owned: list[Owned] = []
         for module in modules:
             self._add(module, key)
 
@@ -137,6 +147,10 @@ class Block:
                 has_grad=has_grad,
             )
             for part, shape in enumerate(weight_shapes(module))
+        ]
+        self.owned += [
+            Owned(module, shape, parameter, is_adapter=False)
+            for shape, parameter in zip(weight_shapes(module), parameters, strict=True)
         ]
         match module:
             case Norm():
@@ -157,7 +171,8 @@ class Block:
                 self.stacks[module.name] = stack
 
     def _adapters(self, module: Linear | Bare, key: str, *, has_grad: bool) -> list[Parameter]:
-        return [
+        tensors = adapter_tensors(module, self.setup)
+        parameters = [
             Parameter(
                 f"{key}.{module.name}.lora{part}",
                 elements(tensor.shape),
@@ -165,8 +180,13 @@ class Block:
                 trainable=True,
                 has_grad=has_grad,
             )
-            for part, tensor in enumerate(adapter_tensors(module, self.setup))
+            for part, tensor in enumerate(tensors)
         ]
+        self.owned += [
+            Owned(module, tensor.shape, parameter, is_adapter=True)
+            for tensor, parameter in zip(tensors, parameters, strict=True)
+        ]
+        return parameters
 
     @property
     def rows(self) -> int:

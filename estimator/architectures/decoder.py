@@ -16,9 +16,11 @@ from estimator.architectures.block import Block, NormKind
 from estimator.architectures.experts import balancing_loss
 from estimator.architectures.liger import KERNELS, loss_of
 from estimator.architectures.rotary import Rotary, Tables
+from estimator.architectures.sharded import Sharded
 from estimator.arithmetic import ceil_div
 from estimator.memory import fused
 from estimator.memory import operators as op
+from estimator.memory.sharding import computed, finds_unused
 from estimator.memory.tape import (
     ACTIVATIONS,
     LOGITS,
@@ -91,17 +93,23 @@ class Step:
     """One micro-batch on a tape. ``layers`` are the indices that are played; the others follow from them."""
 
     def __init__(
-        self, model: Model, setup: TrainingSetup, layers: Sequence[int], *, training: bool = True
+        self,
+        model: Model,
+        setup: TrainingSetup,
+        layers: Sequence[int],
+        ranks: int = 1,
+        *,
+        training: bool = True,
     ) -> None:
         self.model = model
         self.training = training
         """False: an evaluation's forward call under ``torch.no_grad``."""
-        self.setup = setup
+        self.setup = computed(setup)
         self.layers = layers
         self.family: Architecture = architecture(model)
         self.kinds = layer_kinds(model, windowed=has_window(model, setup.max_length))
         self.loss = loss_of(model, setup)
-        autocast = setup.mixed_precision is not MixedPrecision.NO
+        autocast = self.setup.mixed_precision is not MixedPrecision.NO
         self.tape = Tape(
             autocast_width=2 if autocast else None,
             records=training,
@@ -110,6 +118,7 @@ class Step:
         )
         copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
         self.outer = self._block((*outer_modules(model), *copied_head), "outer")
+        self.sharded = Sharded(self.tape, model, setup, self.outer, ranks, len(layers) - 1)
         self.returned: Tensor | None = None
         """What the last layer returned beside its output."""
         self.router_logits: list[Tensor] = []
@@ -140,6 +149,7 @@ class Step:
         if self.training:
             tape.backward(loss)
             self._drop_graph()
+        self.sharded.end_backward()
         self.router_logits.clear()
         del ids, labels, padding
         return tape
@@ -163,12 +173,20 @@ class Step:
             case _:
                 tape.enter(Phase.LOSS, "loss")
                 loss = self._loss_without_logits(hidden)
+        if logits is None:
+            loss = self.sharded.after_head(loss)
         loss = self._with_balance(loss)
         del hidden
         tape.operation = "end of autocast"
         tape.autocast_active = False
         self._drop_cache()
-        return loss, logits if tape.autocast_width is None else self._in_float32(logits)
+        outputs = logits if tape.autocast_width is None else self._in_float32(logits)
+        del logits
+        if outputs is not None and finds_unused(self.setup):
+            tape.operation = "outputs through DDP's sink"
+            outputs = tape.new(outputs.elements, outputs.width, LOGITS)
+        self.sharded.end_forward()
+        return loss, outputs
 
     def _in_float32(self, logits: Tensor | None) -> Tensor | None:
         """Accelerate's ``convert_outputs_to_fp32``: a copy of every 16-bit output before the first is let go."""
@@ -253,17 +271,22 @@ class Step:
                 block.mask = block.rotary_tables = block.alibi = None
             del block
         tape.enter(Phase.FORWARD, "head")
-        hidden = self._final_norm(hidden)
+        hidden = self._final_norm(self.sharded.before_head(hidden))
         del embedded, masks, tables, alibi
         self.returned = None
         return hidden
 
     def _layer(self, block: Block, hidden: Tensor) -> Tensor:
         program = self.family.layer
+        group = self.sharded.layer(block)
+        if group.members:
+            hidden = group.enter(hidden)
         if self.setup.gradient_checkpointing:
             hidden = self.tape.checkpoint(lambda x: program(block, x), hidden)
         else:
             hidden = program(block, hidden)
+        if group.members:
+            hidden = group.leave(hidden)
         self.returned = block.weights if self.family.returns_weights else None
         block.weights, block.is_replay = None, True
         return hidden
@@ -274,6 +297,7 @@ class Step:
         names = [name for name in outer.embeddings if name not in ("wpe", "embed_positions")]
         weight = outer.embeddings[names[0]]
         width = weight.elements // model.vocab_size
+        self.sharded.before_embedding(ids)
         hidden = op.embedding(tape, ids, weight, width, setup.tokens)
         # Gemma's embedding is a module that scales, so that the hook for input gradients comes after it
         in_module = self.family.norm is NormKind.RMS_ONE_PLUS
@@ -282,6 +306,7 @@ class Step:
         if setup.gradient_checkpointing and not hidden.requires_grad:
             hidden.requires_grad = True
             hidden.node = leaf_node(Leaf(TEMPORARIES, variable=hidden.storage))
+        hidden = self.sharded.after_embedding(hidden)
         if self.family.scales_embedding and not in_module:
             hidden = op.scale(tape, hidden)
         if outer.has("project_in"):
@@ -403,7 +428,7 @@ class Step:
             weight = self._head()
             width = weight.elements // model.vocab_size
             logits = op.linear(tape, hidden, weight, None, width, model.vocab_size, "lm_head")
-        _as_logits(logits)
+        logits = _as_logits(self.sharded.after_head(logits))
         if self.family.scales_logits:
             logits = _as_logits(op.scale(tape, logits))
         if model.final_logit_softcapping:

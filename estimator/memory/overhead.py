@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.results import Shown
-from estimator.specs import Gpu
+from estimator.specs import Gpu, Strategy, TrainingSetup
 
 MIB = 2**20
 HANDLES = 2
@@ -21,6 +21,11 @@ CONTEXT_HIGH_BYTES = 750 * MIB
 out-of-memory messages (data/out_of_memory.csv: 119 MiB on a T4 to 528 on an L40S), rounded away from them, with
 room above for newer cards and the modules of bitsandbytes, flash attention and Triton. Collected, not measured here.
 """
+COMMUNICATOR_LOW_BYTES = 256 * MIB
+"""NCCL's buffers of one group of GPUs: 1.06 GB a process on 8 × H100, less a context of 750 MiB (NVIDIA/nccl 1685)."""
+COMMUNICATOR_HIGH_BYTES = ((2, 544 * MIB), (4, 688 * MIB), (65_536, 1600 * MIB))
+"""At most, by GPUs in the group: 544 MB for 2 and 688 for 3 and 4 on A100 with NVLink (NVIDIA/nccl 964), 1.6 GB for
+more (864). It grows with channels, thus with the link's speed, and no further beyond two nodes (986)."""
 SLACK_HIGH = (3, 100)
 """Allocator slack at the high end, a fraction of the peak: what was reserved but unallocated in those of the messages
 whose request was below 1 GiB; a larger request finds no block for reasons of its own.
@@ -54,8 +59,29 @@ def workspace_bytes(gpu: Gpu | None) -> int:
     return HANDLES * (WORKSPACE_HOPPER_BYTES if hopper else WORKSPACE_BYTES)
 
 
-def need_bytes(peak: int, paged: int) -> tuple[int, int]:
-    """Bytes that the card must have, low and high: the peak, the CUDA context, and the allocator's slack.
+def exchange_bytes(setup: TrainingSetup) -> tuple[int, int]:
+    """Bytes of NCCL's buffers per GPU, low and high, which torch's counter does not include.
+
+    A group of replicas of shards (hsdp) has a communicator of its own beside the shards'.
+
+    Source: NVIDIA/nccl issues 864, 964 and 1685, readings on A100 and H100, collected, not measured here.
+
+    >>> exchange_bytes(TrainingSetup())
+    (0, 0)
+    """
+    if setup.num_gpus == 1:
+        return 0, 0
+    groups = [setup.shard_ranks]
+    if setup.strategy is Strategy.HSDP:
+        groups.append(setup.dp_replicate_size)
+    high = sum(
+        next(size for most, size in COMMUNICATOR_HIGH_BYTES if ranks <= most) for ranks in groups
+    )
+    return len(groups) * COMMUNICATOR_LOW_BYTES, high
+
+
+def need_bytes(peak: int, paged: int, exchange: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    """Bytes that the card must have, low and high: the peak, the CUDA context, NCCL's buffers, the allocator's slack.
 
     Paged optimizer states may be evicted to the host, so they count at the high end only.
 
@@ -63,8 +89,8 @@ def need_bytes(peak: int, paged: int) -> tuple[int, int]:
     """
     numerator, denominator = SLACK_HIGH
     return (
-        peak + CONTEXT_LOW_BYTES,
-        peak + CONTEXT_HIGH_BYTES + peak * numerator // denominator + paged,
+        peak + CONTEXT_LOW_BYTES + exchange[0],
+        peak + CONTEXT_HIGH_BYTES + exchange[1] + peak * numerator // denominator + paged,
     )
 
 

@@ -32,11 +32,13 @@ from estimator.specs import Component, Phase
 
 COMPONENTS = tuple(Component)
 _INDEX = {component: index for index, component in enumerate(COMPONENTS)}
+WEIGHTS = _INDEX[Component.WEIGHTS]
 ADAPTERS = _INDEX[Component.ADAPTERS]
 GRADIENTS = _INDEX[Component.GRADIENTS]
 ACTIVATIONS = _INDEX[Component.ACTIVATIONS]
 LOGITS = _INDEX[Component.LOGITS]
 TEMPORARIES = _INDEX[Component.TEMPORARIES]
+COMMUNICATION = _INDEX[Component.COMMUNICATION]
 
 
 class Event(NamedTuple):
@@ -73,6 +75,14 @@ class Storage:
         self.component = component
         self.operation = tape.operation
         self._write(1)
+
+    @classmethod
+    def standing(cls, tape: Tape, size: int, component: int) -> Storage:
+        """Bytes that were there before the step began and are counted elsewhere, until they go."""
+        storage = cls.__new__(cls)
+        storage.tape, storage.bytes, storage.component = tape, size, component
+        storage.operation = ""
+        return storage
 
     def __del__(self) -> None:
         self._write(-1)
@@ -144,7 +154,7 @@ class Node:
 class Leaf:
     """Where a trained tensor's gradient is kept once it has arrived."""
 
-    __slots__ = ("component", "grad", "has_grad", "variable")
+    __slots__ = ("arrived", "component", "grad", "has_grad", "variable")
 
     def __init__(
         self, component: int, *, has_grad: bool = False, variable: Storage | None = None
@@ -155,6 +165,8 @@ class Leaf:
         self.has_grad = has_grad
         """A gradient exists already (accumulation) and is counted elsewhere: the new one is added into it."""
         self.grad: Storage | None = None
+        self.arrived: Callable[[Leaf], None] | None = None
+        """Who takes the gradient over."""
 
 
 def leaf_node(leaf: Leaf) -> Node:
@@ -238,6 +250,8 @@ class Tape:
         self.unpacked: list[Storage | None] = []
         """What the running node saved, as its backward function holds it: dead when the engine checks its gradients,
         though the node holds its own references longer, unless a checkpoint's replay made them."""
+        self.shards: list[Storage] = []
+        """Gradients of shards, which outlive the step."""
         self._sequence = 0
         self._leaves: list[Leaf] = []
         self._forward_frame: Frame | None = None
@@ -456,6 +470,9 @@ class Tape:
         if leaf.grad is not None:
             leaf.grad.become(leaf.component)
         self._leaves.append(leaf)
+        del gradient
+        if leaf.arrived is not None:
+            leaf.arrived(leaf)
 
     def _sum(self, first: Tensor, second: Tensor) -> Tensor:
         """Two gradients for one input: in place if the first has no other owner, else into a third tensor."""

@@ -66,14 +66,30 @@ def quantized_bytes(count: int, *, double_quant: bool) -> int:
     >>> quantized_bytes(4096 * 4096, double_quant=False) == 4096 * 4096 // 2 + 4096 * 4096 // 16 + 512
     True
     """
+    packed = allocated(packed_bytes(count))
+    return packed + scale_bytes(count, double_quant=double_quant)
+
+
+def packed_bytes(count: int) -> int:
+    """Bytes of ``count`` weights in 4 bits each, without their scales.
+
+    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit``.
+    """
+    return ceil_div(count, 2)
+
+
+def scale_bytes(count: int, *, double_quant: bool) -> int:
+    """Bytes of what ``count`` packed weights are scaled by, each piece as allocated.
+
+    Source: bitsandbytes 0.50, functional.py, ``QuantState``.
+    """
     blocks = ceil_div(count, QUANTIZATION_BLOCK)
-    packed = allocated(ceil_div(count, 2))
     code = allocated(16 * FLOAT32_BYTES)
     if not double_quant:
-        return packed + allocated(blocks * FLOAT32_BYTES) + code
+        return allocated(blocks * FLOAT32_BYTES) + code
     nested = allocated(ceil_div(blocks, NESTED_BLOCK) * FLOAT32_BYTES)
     offset_and_book = allocated(FLOAT32_BYTES) + allocated(256 * FLOAT32_BYTES)
-    return packed + allocated(blocks) + nested + offset_and_book + code
+    return allocated(blocks) + nested + offset_and_book + code
 
 
 def int8_bytes(in_features: int, out_features: int) -> int:

@@ -1,0 +1,181 @@
+"""A model's parameters in the groups that accelerate hands to FSDP2: each layer, the embedding, the head, the rest.
+
+Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``: every layer by the wrap policy; the embedding;
+the final norm with the head, which stay gathered from forward to backward (with the embedding where it is tied); the
+root has what is left, and stays gathered too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from estimator.architectures.block import Block, Owned
+from estimator.arithmetic import allocated, ceil_div
+from estimator.memory.fsdp import Group, Member, Traffic
+from estimator.memory.sharding import (
+    EMBEDDING,
+    ROOT,
+    TAIL,
+    fsdp_groups,
+    is_packed_divided,
+    member_width,
+    packed_width,
+    shard_shape,
+)
+from estimator.memory.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
+from estimator.memory.weights import elements, packed_bytes
+from estimator.memory.zero import (
+    Bucket,
+    Fetched,
+    gradients_in_partition,
+    kept_for_backward,
+    width,
+)
+from estimator.parameters import Linear, is_quantized
+from estimator.specs import Model, Offload, Strategy, TrainingSetup
+
+
+class Sharded:
+    """The groups of a model under FSDP2; without it nothing happens here."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        model: Model,
+        setup: TrainingSetup,
+        outer: Block,
+        ranks: int,
+        top: int,
+    ) -> None:
+        self.model = model
+        self.top = top
+        """The highest of the played layers."""
+        self.fetches = setup.strategy is Strategy.ZERO3
+        self.active = setup.strategy.is_fsdp or self.fetches
+        self.bucket = None
+        if setup.strategy.is_zero:
+            in_part = setup.strategy is not Strategy.ZERO3
+            kept = allocated(width(setup) * gradients_in_partition(model, setup)) if in_part else 0
+            self.bucket = Bucket(tape, setup, model.hidden_size, kept)
+            self._take(outer)
+        self._reshards = setup.strategy is not Strategy.FSDP_GRAD_OP
+        self.setup = setup
+        self.traffic = Traffic(
+            tape,
+            ranks,
+            replicated=setup.strategy is Strategy.HSDP,
+            offloads=setup.offload_param is not Offload.NONE,
+        )
+        names = {
+            group.name: {module.name for module in group.modules} for group in fsdp_groups(model)
+        }
+        self.tail = self._group(outer, names[TAIL], reshards=False)
+        self.root = self._group(outer, names[ROOT], reshards=False)
+        self.tied = model.tie_word_embeddings
+        self.embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
+
+    def layer(self, block: Block) -> Group | Fetched:
+        """The group of one layer."""
+        if self.bucket is not None:
+            self._take(block)
+        group = self._group(block, reshards=self._reshards)
+        if isinstance(group, Fetched) and block.index == self.top:
+            group.stays = True
+            kept = kept_for_backward(self.model, self.setup)
+            group.beside = Storage(self.traffic.tape, kept, WEIGHTS) if kept else None
+        return group
+
+    def _take(self, block: Block) -> None:
+        assert self.bucket is not None
+        for owned in block.owned:
+            if owned.parameter.requires_grad:
+                self.bucket.take(owned.parameter)
+
+    def _group(
+        self, block: Block, names: Container[str] | None = None, *, reshards: bool
+    ) -> Group | Fetched:
+        if self.fetches:
+            small = 10 * self.model.hidden_size
+            size = sum(
+                o.parameter.elements * o.parameter.width
+                for o in block.owned
+                if (names is None or o.module.name in names)
+                and not self._is_packed(o)
+                and o.parameter.elements > small
+            )
+            return Fetched(self.traffic.tape, size, stays=not reshards)
+        members = [
+            member
+            for owned in (block.owned if self.active else ())
+            if (names is None or owned.module.name in names)
+            and (member := self._member(owned)) is not None
+        ]
+        return Group(self.traffic, members, reshards=reshards)
+
+    def _member(self, owned: Owned) -> Member | None:
+        setup, ranks, parameter = self.setup, self.traffic.ranks, owned.parameter
+        if self._is_packed(owned):
+            if not is_packed_divided(setup):
+                return None
+            width = packed_width(setup)
+            count = ceil_div(packed_bytes(parameter.elements), width)
+            return Member(ceil_div(count, ranks), width, width, None)
+        if parameter.requires_grad and setup.gradient_accumulation_steps > 1:
+            self._accumulated(parameter)
+        leaf = parameter.node.leaf if parameter.node is not None else None
+        shard = elements(shard_shape(owned.shape, ranks))
+        stored = member_width(setup, is_adapter=owned.is_adapter)
+        return Member(shard, parameter.width, stored, leaf)
+
+    def _is_packed(self, owned: Owned) -> bool:
+        weight = not owned.is_adapter and len(owned.shape) > 1
+        return (
+            weight and isinstance(owned.module, Linear) and is_quantized(owned.module, self.setup)
+        )
+
+    def _accumulated(self, parameter: Parameter) -> None:
+        """Without synchronisation gradients pile up whole; the last micro-step finds them."""
+        assert parameter.node is not None
+        leaf = parameter.node.leaf
+        assert leaf is not None
+        size = allocated(parameter.elements * parameter.width)
+        leaf.grad = Storage.standing(self.traffic.tape, size, GRADIENTS)
+
+    # -- what happens around the modules ------------------------------------------------------------------------
+
+    def before_embedding(self, ids: Tensor) -> None:
+        """The root's weights and the embedding's are gathered."""
+        if self.active:
+            if not self.fetches:
+                self.root.enter(ids)
+            (self.tail if self.tied else self.embedding).enter(ids)
+
+    def after_embedding(self, hidden: Tensor) -> Tensor:
+        """The embedding's weights go, unless the head is the same."""
+        return hidden if self.tied or not self.active else self.embedding.leave(hidden)
+
+    def before_head(self, hidden: Tensor) -> Tensor:
+        """The final norm's and the head's weights are gathered."""
+        return hidden if self.tied or not self.active else self.tail.enter(hidden)
+
+    def after_head(self, logits: Tensor) -> Tensor:
+        """The head's weights stay for backward."""
+        return self.tail.leave(logits) if self.active else logits
+
+    def end_forward(self) -> None:
+        """The model returns."""
+        if self.active and not self.fetches:
+            if isinstance(self.root, Group) and self.root.members:
+                self.root.after_forward()
+            self.traffic.end_forward()
+
+    def end_backward(self) -> None:
+        """All gradients have arrived."""
+        if self.bucket is not None:
+            self.bucket.end()
+        if self.fetches:
+            for fetched in (self.embedding, self.tail):
+                if isinstance(fetched, Fetched):
+                    fetched.release()
+        elif self.active:
+            self.traffic.end_backward()

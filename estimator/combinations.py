@@ -1,0 +1,163 @@
+"""Which strategies go with which setups: one sentence for each that cannot run, or that no formula knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from estimator.specs import (
+    Dtype,
+    Loss,
+    Method,
+    MixedPrecision,
+    Offload,
+    Optimizer,
+    Strategy,
+    TrainingSetup,
+)
+
+BITSANDBYTES = frozenset(
+    {
+        Optimizer.ADAMW_BNB_8BIT,
+        Optimizer.PAGED_ADAMW_8BIT,
+        Optimizer.PAGED_ADAMW_32BIT,
+        Optimizer.LION_32BIT,
+        Optimizer.LION_8BIT,
+    }
+)
+ADAM = frozenset({Optimizer.ADAMW_TORCH, Optimizer.ADAMW_TORCH_FUSED})
+
+ELEMENTWISE = ADAM | {Optimizer.SGD, Optimizer.SGD_MOMENTUM}
+ON_FLAT_PARTS = ELEMENTWISE | BITSANDBYTES | {Optimizer.ADAFACTOR}
+
+SHARING = ("num_gpus", "strategy", "dp_replicate_size", "offload_optimizer", "offload_param")
+"""The keys that say how GPUs share the work; at their defaults nothing is refused."""
+
+
+class Rule(NamedTuple):
+    """What cannot be, and what to say of it."""
+
+    breaks: Callable[[TrainingSetup], bool]
+    sentence: str
+    """With the setup's own values in braces."""
+
+
+def _offloads(setup: TrainingSetup) -> bool:
+    return {setup.offload_optimizer, setup.offload_param} != {Offload.NONE}
+
+
+def _uses_nvme(setup: TrainingSetup) -> bool:
+    return Offload.NVME in (setup.offload_optimizer, setup.offload_param)
+
+
+RULES = (
+    Rule(
+        lambda s: s.num_gpus > 1 and s.strategy is Strategy.NONE,
+        "num_gpus {s.num_gpus} needs a strategy that says how they share the work; take ddp, fsdp or zero3.",
+    ),
+    Rule(
+        lambda s: s.num_gpus == 1 and (s.strategy.is_fsdp or s.strategy is Strategy.DDP),
+        "strategy {s.strategy} shares between GPUs, and num_gpus is 1; raise num_gpus, or take strategy none.",
+    ),
+    Rule(
+        lambda s: s.dp_replicate_size > 1 and s.strategy is not Strategy.HSDP,
+        "dp_replicate_size {s.dp_replicate_size} is for strategy hsdp; leave it at 1.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy is Strategy.HSDP
+            and (
+                s.dp_replicate_size == 1
+                or s.num_gpus % s.dp_replicate_size != 0
+                or s.shard_ranks == 1
+            )
+        ),
+        "hsdp shards inside dp_replicate_size groups of equal size: with {s.num_gpus} GPUs dp_replicate_size must be a "
+        "divisor above 1 and below {s.num_gpus}, not {s.dp_replicate_size}.",
+    ),
+    Rule(
+        lambda s: _offloads(s) and s.strategy in (Strategy.NONE, Strategy.DDP),
+        "strategy {s.strategy} keeps everything on the GPU; to offload take zero2, zero3 or fsdp.",
+    ),
+    Rule(
+        lambda s: s.strategy.is_fsdp and _uses_nvme(s),
+        "FSDP offloads to CPU memory only; take cpu, or strategy zero3.",
+    ),
+    Rule(
+        lambda s: s.strategy.is_fsdp and s.offload_param is not s.offload_optimizer,
+        "FSDP offloads weights and optimizer states together (CPUOffloadPolicy); set offload_param and "
+        "offload_optimizer both to cpu, or both to none.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy in (Strategy.ZERO1, Strategy.ZERO2)
+            and (s.offload_param is not Offload.NONE or _uses_nvme(s))
+        ),
+        "DeepSpeed offloads weights, and all to NVMe, at stage 3 only; take zero3, or offload_optimizer cpu alone.",
+    ),
+    Rule(
+        lambda s: _offloads(s) and s.optim not in ADAM,
+        "An offloaded optimizer is stepped on the CPU, where optim {s.optim} is not modelled; take adamw_torch.",
+    ),
+    Rule(
+        lambda s: (
+            s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE)
+            and (s.strategy.is_fsdp or s.strategy.is_zero)
+        ),
+        "loss {s.loss} under {s.strategy} is not modelled yet; take loss liger or standard, or strategy ddp.",
+    ),
+    Rule(
+        lambda s: s.strategy.is_fsdp and s.optim in BITSANDBYTES,
+        # github.com/bitsandbytes-foundation/bitsandbytes/issues/1633: illegal memory access
+        "optim {s.optim} crashes on FSDP2's shards (bitsandbytes issue 1633); take adamw_torch_fused, or zero2.",
+    ),
+    Rule(
+        lambda s: s.strategy.is_fsdp and s.optim is Optimizer.ADAFACTOR,
+        "optim adafactor on FSDP2's shards is not modelled yet; take adamw_torch_fused.",
+    ),
+    Rule(
+        lambda s: s.modules_to_save is not None and (s.strategy.is_fsdp or s.strategy.is_zero),
+        "modules_to_save under {s.strategy} is not modelled yet; leave it out, or take ddp.",
+    ),
+    Rule(
+        lambda s: (s.use_dora or s.load_in_8bit) and (s.strategy.is_fsdp or s.strategy.is_zero),
+        "use_dora and load_in_8bit under {s.strategy} are not modelled yet; take strategy ddp.",
+    ),
+    Rule(
+        lambda s: (
+            (s.strategy.is_fsdp and s.optim not in ELEMENTWISE)
+            or (s.strategy.is_zero and s.optim not in ON_FLAT_PARTS)
+        ),
+        "optim {s.optim} under {s.strategy} is not modelled yet; take adamw_torch_fused.",
+    ),
+    Rule(
+        _offloads,
+        "offload_param {s.offload_param} with offload_optimizer {s.offload_optimizer} is not modelled yet under "
+        "{s.strategy}; leave both at none.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy.is_zero
+            and s.mixed_precision is MixedPrecision.NO
+            and (s.dtype is not Dtype.FLOAT32 or s.method is Method.QLORA)
+        ),
+        # DeepSpeed 0.19.6, runtime/engine.py, _configure_distributed_model: __check_params(module, torch.float)
+        "DeepSpeed without bf16 or fp16 wants every weight in float32; set mixed_precision bf16, or dtype float32.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy is Strategy.ZERO3
+            and s.method is Method.QLORA
+            and s.bnb_4bit_quant_storage == "uint8"
+        ),
+        "zero3 divides 4-bit weights only where they pass for floats; set bnb_4bit_quant_storage to bfloat16.",
+    ),
+)
+
+
+def refusal(setup: TrainingSetup) -> str | None:
+    """Why GPUs cannot share this setup's work as it says, in one sentence; None where they can."""
+    for rule in RULES:
+        if rule.breaks(setup):
+            return rule.sentence.format(s=setup)
+    return None

@@ -1,0 +1,50 @@
+"""What is taken for granted when several GPUs share the work, in sentences."""
+
+from __future__ import annotations
+
+from estimator.memory.sharding import is_packed_divided, upcasts_trained
+from estimator.specs import Dtype, Method, Strategy, TrainingSetup
+
+
+def sharing_sentences(setup: TrainingSetup) -> list[str]:
+    """What a reader would not expect of the strategy: sentences, no bytes.
+
+    Source: as ``estimator.memory.sharding``, ``fsdp`` and ``zero`` have it.
+    """
+    if setup.num_gpus == 1:
+        return []
+    sentences = [f"All memory is of the fullest of {setup.num_gpus:,} GPUs."]
+    if setup.strategy is Strategy.DDP:
+        sentences.append(
+            "DDP keeps a second copy of every gradient in its buckets, as Trainer leaves it set."
+        )
+    if setup.strategy.is_fsdp:
+        sentences += _fsdp(setup)
+    if setup.strategy.is_zero:
+        sentences.append(
+            'DeepSpeed\'s buckets are as Trainer fills "auto", h² elements; its own default of 500 million elements '
+            "takes up to 1 GB more."
+        )
+    return sentences
+
+
+def _fsdp(setup: TrainingSetup) -> list[str]:
+    sentences = [
+        "FSDP is version 2 as accelerate 1.15 runs it: each layer one group, the embedding and the head groups of "
+        "their own, and the head stays gathered from forward to backward."
+    ]
+    if upcasts_trained(setup) and setup.dtype is not Dtype.FLOAT32:
+        sentences.append(
+            "Under mixed precision accelerate turns trained weights into float32 before it divides them, so that "
+            "gradients and states are float32 too."
+        )
+    if setup.gradient_accumulation_steps > 1:
+        sentences.append(
+            "With accumulation Trainer synchronises at the last micro-step only: until then every GPU holds whole "
+            "gradients, not a share of them."
+        )
+    if setup.method is Method.QLORA and not is_packed_divided(setup):
+        sentences.append(
+            "Packed 4-bit weights lie whole on every GPU; set bnb_4bit_quant_storage to bfloat16 to divide them."
+        )
+    return sentences

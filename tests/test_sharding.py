@@ -1,0 +1,267 @@
+"""Several GPUs: what each strategy divides, what it adds, and which combinations are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import catalog, estimate
+from estimator.combinations import refusal
+from estimator.contract import parse, read_setup
+from estimator.engine import need
+from estimator.memory.zero import gradients_in_partition, held, partition
+from estimator.parameters import total_parameters
+from estimator.results import Estimate
+from estimator.specs import (
+    STEP_PHASES,
+    Component,
+    Method,
+    Model,
+    Phase,
+    Strategy,
+    TrainingSetup,
+)
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+A100 = catalog.gpu("A100-SXM4-80GB")
+ON_8 = {"num_gpus": 8, "max_length": 64, "max_grad_norm": 0.0}
+
+
+def told(keys: dict[str, Any], **config: Any) -> Estimate:
+    return estimate(*parse({"model": {**LLAMA, **config}, **keys}))
+
+
+def heights(of: Estimate) -> list[int]:
+    """The heights of the step's phases without cuBLAS's workspace, which the trace does not have."""
+    workspace = of.peak.resident[Component.WORKSPACE]
+    return [of.phases[phase].bytes - workspace for phase in STEP_PHASES]
+
+
+# Two steps of the real torch 2.13 fully_shard, by accelerate 1.15's own fsdp2_prepare_model on transformers 5.23's
+# Llama, rank 0 of a fake process group, on a stand-in CUDA device that counts every allocation, rounded to 512 bytes:
+# heights of forward, loss, backward and optimizer step.
+TRACED = {
+    "fsdp": ({"strategy": "fsdp"}, {}, (186_618_368, 126_801_920, 222_372_864, 139_419_136)),
+    "fsdp, a large vocabulary": (
+        {"strategy": "fsdp"},
+        {"vocab_size": 32000},
+        (370_653_696, 368_849_920, 405_660_160, 266_395_136),
+    ),
+    "fsdp, tied": (
+        {"strategy": "fsdp"},
+        {"vocab_size": 32000, "tie_word_embeddings": True},
+        (326_973_440, 276_707_840, 469_171_712, 200_858_624),
+    ),
+    "fsdp, checkpointed": (
+        {"strategy": "fsdp", "gradient_checkpointing": True},
+        {},
+        (173_021_696, 110_643_712, 219_811_328, 139_419_136),
+    ),
+    "fsdp, accumulated": (
+        {"strategy": "fsdp", "gradient_accumulation_steps": 2},
+        {},
+        (326_007_296, 266_190_848, 313_554_944, 139_419_136),
+    ),
+    "fsdp_grad_op": (
+        {"strategy": "fsdp_grad_op"},
+        {},
+        (301_408_768, 264_140_800, 283_627_520, 139_419_136),
+    ),
+    "hsdp": (
+        {"strategy": "hsdp", "dp_replicate_size": 2},
+        {},
+        (291_160_064, 231_343_616, 373_036_544, 278_808_064),
+    ),
+}
+
+
+@pytest.mark.parametrize(("keys", "config", "traced"), TRACED.values(), ids=TRACED)
+def test_heights_are_those_of_the_real_fsdp2(
+    keys: dict[str, Any], config: dict[str, Any], traced: tuple[int, ...]
+) -> None:
+    assert heights(told({**ON_8, **keys}, **config)) == pytest.approx(traced, abs=4096)
+
+
+def test_fsdp_divides_weights_gradients_and_states_by_the_ranks() -> None:
+    # by hand: float32 shards of every tensor under mixed precision, each of 8 divides its rows evenly here
+    step = told({**ON_8, "strategy": "fsdp"}).phases[Phase.OPTIMIZER_STEP].resident
+    layer = 2 * 1024**2 + 2 * 256 * 1024 + 3 * 1024 * 2816 + 2 * 1024
+    parameters = 2 * 1000 * 1024 + 1024 + 6 * layer
+    assert step[Component.WEIGHTS] == 4 * parameters / 8
+    assert step[Component.GRADIENTS] == pytest.approx(4 * parameters / 8, rel=1e-3)
+    assert step[Component.OPTIMIZER_STATES] == pytest.approx(8 * parameters / 8, rel=2e-3)
+
+
+def test_more_ranks_never_need_more() -> None:
+    def at(gpus: int) -> int:
+        setup = TrainingSetup(strategy=Strategy.FSDP, num_gpus=gpus, gradient_checkpointing=True)
+        return need(MISTRAL, A100, setup)[0]
+
+    assert at(5) >= at(8) >= at(16) >= at(64) >= at(1024)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP, Strategy.FSDP_GRAD_OP])
+@pytest.mark.parametrize("gpus", [2, 3, 8, 1000])
+def test_the_need_alone_is_that_of_the_estimate(strategy: Strategy, gpus: int) -> None:
+    setup = TrainingSetup(strategy=strategy, num_gpus=gpus, gradient_accumulation_steps=2)
+    of = estimate(MISTRAL, A100, setup)
+    assert need(MISTRAL, A100, setup) == (of.need_low_bytes, of.need_high_bytes)
+    assert of.peak.bytes == max(moment.bytes for moment in of.moments)
+    assert sum(of.peak.resident.values()) == of.peak.bytes
+
+
+def test_ddp_adds_a_second_copy_of_the_gradients_in_every_phase() -> None:
+    alone = told({"max_length": 64})
+    shared = told({"max_length": 64, "num_gpus": 2, "strategy": "ddp"})
+    gradients = alone.phases[Phase.OPTIMIZER_STEP].resident[Component.GRADIENTS]
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP):
+        added = shared.phases[phase].bytes - alone.phases[phase].bytes
+        assert added == pytest.approx(gradients, rel=1e-3)
+        assert shared.phases[phase].resident[Component.COMMUNICATION] == added
+
+
+def test_packed_weights_lie_whole_unless_they_pass_for_floats() -> None:
+    keys = {**ON_8, "strategy": "fsdp", "method": "qlora"}
+    whole = told(keys).phases[Phase.OPTIMIZER_STEP].resident[Component.WEIGHTS]
+    shard = told({**keys, "bnb_4bit_quant_storage": "bfloat16"})
+    packed = 6 * (1024 * (1024 + 256 + 256 + 1024) + 3 * 1024 * 2816) // 2
+    step = shard.phases[Phase.OPTIMIZER_STEP].resident
+    assert whole - step[Component.WEIGHTS] == pytest.approx(packed * 7 / 8, rel=1e-3)
+
+
+# --- ZeRO -----------------------------------------------------------------------------------------
+
+
+def small_tensors() -> Model:
+    """A model whose largest tensor is far smaller than a rank's part, so that no part is cut by one."""
+    config = {**LLAMA, "num_hidden_layers": 600, "num_key_value_heads": 16}
+    return parse({"model": config})[0]
+
+
+def states_of(strategy: Strategy) -> float:
+    """GB of weights, gradients and states of a rank of 64, scaled to the paper's 7.5 billion parameters."""
+    model = small_tensors()
+    of = held(model, TrainingSetup(strategy=strategy, num_gpus=64, gradient_accumulation_steps=2))
+    gradients = of.standing if strategy is Strategy.ZERO1 else of.gradients
+    total = of.weights + gradients + of.states.resident_bytes
+    return total / total_parameters(model) * 7.5
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gigabytes"),
+    [(Strategy.ZERO1, 31.4), (Strategy.ZERO2, 16.6), (Strategy.ZERO3, 1.9)],
+)
+def test_zero_divides_as_figure_1_of_its_paper_says(strategy: Strategy, gigabytes: float) -> None:
+    # Rajbhandari et al. 2020, arXiv:1910.02054, Figure 1: 7.5B parameters, 64 GPUs, 12 bytes of states each
+    assert states_of(strategy) == pytest.approx(gigabytes, rel=0.03)
+
+
+def test_zero_2_at_its_step_beside_deepspeeds_own_estimate() -> None:
+    # DeepSpeed 0.19.6, stage_1_and_2.py, estimate_zero2_model_states_mem_needs: 2 N + 18 N/W, where 18 is the weights'
+    # and states' 12, gradients in 16 bits and in float32. We count 2 more for the moment when the flat copy of the
+    # 16-bit gradients is turned into float32, and whole tensors where a part cuts them.
+    model, ranks = small_tensors(), 8
+    of = held(model, TrainingSetup(strategy=Strategy.ZERO2, num_gpus=ranks))
+    count = total_parameters(model)
+    ours = of.weights + of.gradients + of.states.resident_bytes + of.transient
+    assert ours - 2 * count / ranks == pytest.approx(2 * count + 18 * count / ranks, rel=0.005)
+
+
+def test_zero_3_keeps_what_deepspeeds_own_estimate_counts() -> None:
+    # stage3.py, estimate_zero3_model_states_mem_needs: 18 N/W + 4 bytes of the largest layer. Its 18 are stage 2's
+    # (2 and 4 of gradients, 12 of states); the shards of the 16-bit weights, 2 N/W, it leaves out. Ours has them, 2 N/W
+    # more for the flat copy of the gradients (one group of 10^9 elements holds all here), and norms whole on each rank.
+    model, ranks = small_tensors(), 64
+    of = held(model, TrainingSetup(strategy=Strategy.ZERO3, num_gpus=ranks))
+    count = total_parameters(model)
+    norms = 2 * 1024 * (2 * 600 + 1)
+    ours = of.weights + of.gradients + of.states.resident_bytes + of.transient - norms
+    assert ours - 4 * count / ranks == pytest.approx(18 * count / ranks, rel=0.005)
+
+
+def test_a_large_embedding_lies_whole_on_the_rank_that_cuts_it() -> None:
+    # Llama-3-8B on 64 GPUs: a part is 125 million elements, the embedding 525 million, and its gradient is kept whole
+    # (copy_grads_in_partition copies param.numel() elements)
+    model = catalog.model("meta-llama/Meta-Llama-3-8B")
+    setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=64)
+    assert gradients_in_partition(model, setup) >= 128_256 * 4096 > partition(model, setup)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3])
+@pytest.mark.parametrize("keys", [{}, {"method": Method.LORA}], ids=["full", "lora"])
+def test_zero_needs_less_by_stage_and_its_ledger_sums(
+    strategy: Strategy, keys: dict[str, Any]
+) -> None:
+    setup = TrainingSetup(strategy=strategy, num_gpus=8, gradient_checkpointing=True, **keys)
+    of = estimate(MISTRAL, A100, setup)
+    assert need(MISTRAL, A100, setup) == (of.need_low_bytes, of.need_high_bytes)
+    assert of.peak.bytes == max(moment.bytes for moment in of.moments)
+    if strategy is not Strategy.ZERO1:
+        before = {Strategy.ZERO2: Strategy.ZERO1, Strategy.ZERO3: Strategy.ZERO2}[strategy]
+        assert of.peak.bytes <= estimate(MISTRAL, A100, replace(setup, strategy=before)).peak.bytes
+
+
+def test_nccl_is_needed_beside_what_torch_counts() -> None:
+    two = TrainingSetup(strategy=Strategy.DDP, num_gpus=2)
+    of = estimate(MISTRAL, A100, two)
+    assert of.need_low_bytes - of.peak.bytes - of.context_low_bytes == 256 * 2**20
+    slack = of.peak.bytes * 3 // 100
+    assert of.need_high_bytes - of.peak.bytes - of.context_high_bytes - slack == 544 * 2**20
+
+
+REFUSED = [
+    ({"num_gpus": 4}, "num_gpus 4 needs a strategy"),
+    ({"strategy": "fsdp"}, "strategy fsdp shares between GPUs, and num_gpus is 1"),
+    ({"strategy": "ddp"}, "strategy ddp shares between GPUs, and num_gpus is 1"),
+    ({"num_gpus": 8, "strategy": "hsdp"}, "hsdp shards inside dp_replicate_size groups"),
+    ({"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 3}, "must be a divisor"),
+    ({"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 8}, "must be a divisor"),
+    ({"num_gpus": 8, "strategy": "fsdp", "dp_replicate_size": 2}, "is for strategy hsdp"),
+    ({"offload_param": "cpu"}, "strategy none keeps everything on the GPU"),
+    (
+        {"num_gpus": 2, "strategy": "fsdp", "offload_param": "cpu"},
+        "FSDP offloads weights and optimizer states together",
+    ),
+    (
+        {"num_gpus": 2, "strategy": "fsdp", "offload_param": "nvme", "offload_optimizer": "nvme"},
+        "FSDP offloads to CPU memory only",
+    ),
+    ({"num_gpus": 2, "strategy": "fsdp", "optim": "adamw_bnb_8bit"}, "crashes on FSDP2's shards"),
+    ({"num_gpus": 2, "strategy": "fsdp", "optim": "adafactor"}, "is not modelled yet"),
+    ({"num_gpus": 2, "strategy": "zero2", "mixed_precision": "no"}, "every weight in float32"),
+    (
+        {"num_gpus": 2, "strategy": "zero3", "method": "qlora"},
+        "zero3 divides 4-bit weights only where they pass for floats",
+    ),
+    ({"num_gpus": 8, "strategy": "ddp", "tp_size": 2}, "tp_size 2 is not modelled yet"),
+]
+
+
+@pytest.mark.parametrize(("keys", "sentence"), REFUSED, ids=lambda value: str(value)[:60])
+def test_what_makes_no_sense_is_refused_in_one_sentence(
+    keys: dict[str, Any], sentence: str
+) -> None:
+    (problem,) = read_setup({"model": "mistralai/Mistral-7B-v0.1", **keys}).problems
+    assert sentence in problem
+
+
+def test_an_estimate_refuses_what_the_contract_refuses() -> None:
+    setup = TrainingSetup(num_gpus=4)
+    assert refusal(setup)
+    with pytest.raises(ValueError, match="needs a strategy"):
+        estimate(MISTRAL, A100, setup)
+    with pytest.raises(ValueError, match="needs a strategy"):
+        need(MISTRAL, A100, replace(setup, num_gpus=5))
