@@ -32,6 +32,7 @@ from estimator.saving import (
 )
 from estimator.specs import (
     AttnImplementation,
+    Component,
     Dtype,
     Gpu,
     Method,
@@ -59,7 +60,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     phases = timeline.heights()
     peak = max(phases.values(), key=lambda moment: moment.bytes)
     beside = _beside(model, played, workspace)
-    decisive = max(peak, *beside.values(), key=lambda moment: moment.bytes)
+    decisive = max((peak, *beside.values()), key=lambda moment: moment.bytes)
     low, high = need_bytes(decisive.bytes, lying.states.paged_bytes, exchange_bytes(setup))
     phases = {**phases, **beside, Phase.SAVE: save_moment(model, setup, lying, workspace)}
     checkpoint = checkpoint_bytes(lying, setup)
@@ -127,9 +128,16 @@ def _beside(model: Model, played: TrainingSetup, workspace: int) -> dict[Phase, 
 
     Saving never does: all it holds beside weights and states are copies of experts, smaller than their gradients.
     """
-    beside: dict[Phase, Moment] = {}
-    if not loads_in_parts(played):
-        beside[Phase.LOAD] = load_moment(model, played, workspace)
+    if loads_in_parts(played):
+        lying = resident(model, structure(played))
+        loading = Moment(
+            Phase.LOAD,
+            "the last shard arrives",
+            {Component.WEIGHTS: lying.weights, Component.ADAPTERS: lying.adapters},
+        )
+    else:
+        loading = load_moment(model, played, workspace)
+    beside = {Phase.LOAD: loading}
     if played.eval_strategy != "no":
         beside[Phase.EVALUATION] = evaluation_moment(model, played, workspace)
     return beside
