@@ -173,7 +173,8 @@ BY_HAND = [
     ),
     bad(setup("v", "2"), "v"),
     bad(setup("v", '"1"'), "v"),
-    bad(setup("num_gpus", '8, "strategy": "zero3"'), "strategy"),
+    bad(setup("num_gpus", "8"), "num_gpus"),
+    bad(setup("strategy", '"device_map"'), "strategy"),
     bad('{"model": "openai-community/gpt2", "loss": "liger"}', "loss"),
     bad(setup("offload_param", '"cpu"'), "offload_param"),
 ]
