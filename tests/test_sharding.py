@@ -230,7 +230,7 @@ REFUSED = [
     ({"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 3}, "must be a divisor"),
     ({"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 8}, "must be a divisor"),
     ({"num_gpus": 8, "strategy": "fsdp", "dp_replicate_size": 2}, "is for strategy hsdp"),
-    ({"offload_param": "cpu"}, "strategy none keeps everything on the GPU"),
+    ({"offload_param": "cpu"}, "strategy none keeps all on the GPU"),
     (
         {"num_gpus": 2, "strategy": "fsdp", "offload_param": "cpu"},
         "FSDP offloads weights and optimizer states together",
