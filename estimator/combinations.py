@@ -77,7 +77,7 @@ RULES = (
     ),
     Rule(
         lambda s: _offloads(s) and s.strategy in (Strategy.NONE, Strategy.DDP),
-        "strategy {s.strategy} keeps all on the GPU; for offload_param and offload_optimizer take zero2, zero3 or fsdp.",
+        "strategy {s.strategy} keeps all on the GPU; offload_param and offload_optimizer go with zero3 or fsdp.",
     ),
     Rule(
         lambda s: s.strategy.is_fsdp and _uses_nvme(s),
