@@ -68,7 +68,8 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
         n · p  +  2 · 4n/64  with double quantisation     p: 2 for 16-bit weights
 
     The weight as the file has it, in ``dtype``, and its scales in float32 twice: as they are, and less their mean. One
-    at a time: transformers loads without threads where it quantises. Into 8 bits: its copy in float16 alone.
+    at a time: transformers loads without threads where it quantises. Into 8 bits: the
+    weight, and a copy of it in float16 that comes back from the host.
 
     Source: bitsandbytes 0.50, nn/modules.py, ``Params4bit._quantize`` and ``Int8Params._quantize``, functional.py,
     ``quantize_4bit``; transformers 5.23, integrations/bitsandbytes.py, ``Bnb4bitQuantize`` and ``Bnb8bitQuantize``.
@@ -83,10 +84,10 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
         if is_quantized(module, setup)
     ]
     largest = max(counts, default=0)
-    if setup.has_8bit_base:
-        return allocated(largest * Dtype.FLOAT16.bytes)
-    scales = allocated(ceil_div(largest, QUANTIZATION_BLOCK) * FLOAT32_BYTES)
     source = allocated(largest * setup.dtype.bytes)
+    if setup.has_8bit_base:
+        return source + allocated(largest * Dtype.FLOAT16.bytes)
+    scales = allocated(ceil_div(largest, QUANTIZATION_BLOCK) * FLOAT32_BYTES)
     return source + (2 * scales if setup.bnb_4bit_use_double_quant and largest else 0)
 
 

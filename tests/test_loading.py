@@ -37,6 +37,12 @@ def test_packing_holds_the_largest_linear_in_16_bits_and_its_scales_twice():
     assert packing_bytes(MISTRAL, once) == 2 * count
 
 
+def test_packing_into_8_bits_goes_through_the_host_and_holds_two_16_bit_copies():
+    eight = TrainingSetup(method=Method.LORA, load_in_8bit=True)
+    assert packing_bytes(MISTRAL, eight) == 2 * 2 * H * F
+    assert load_host_bytes(MISTRAL, eight) == 2 * V * H
+
+
 def test_upcasting_meets_the_head_last_in_both_widths():
     # embedding and head of V x H and 65 norms of H go from 2 to 4 bytes; the head's 2 are still there at the end
     kbit = replace(QLORA, prepare_model_for_kbit_training=True)

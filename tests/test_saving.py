@@ -120,6 +120,13 @@ def test_merging_over_4_bits_holds_the_base_unpacked_the_product_their_sum_and_t
     assert merging_module_bytes(MISTRAL, QLORA) == (2 + 4 + 4 + 4) * count + scales + packed
 
 
+def test_merging_over_8_bits_unpacks_to_float32():
+    eight = replace(LORA, load_in_8bit=True)
+    assert merging_module_bytes(MISTRAL, eight) == (4 + 4 + 4 + 2 + 1) * H * F
+    packed = lying(MISTRAL, eight)
+    assert merged_bytes(MISTRAL, eight, packed) == packed.weights
+
+
 def test_merged_weights_are_as_large_as_the_base_they_were_merged_into():
     assert merged_bytes(MISTRAL, LORA, lying(MISTRAL, LORA)) == 2 * N
     four = lying(MISTRAL, QLORA)
