@@ -26,7 +26,14 @@ from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
 from estimator.contract import Reading, read_link, read_setup, write_fields
 from estimator.limits import largest_micro_batch, longest_context
-from estimator.parameters import Linear, layer_groups, layer_modules
+from estimator.parameters import (
+    Embedding,
+    Linear,
+    layer_groups,
+    layer_modules,
+    outer_modules,
+    tied_head,
+)
 from estimator.repository import HubModel
 from estimator.results import Estimate
 from estimator.specs import (
@@ -36,6 +43,7 @@ from estimator.specs import (
     AttnImplementation,
     Dtype,
     Gpu,
+    Loss,
     Method,
     MixedPrecision,
     Model,
@@ -373,6 +381,13 @@ def _lora() -> None:
             help="PEFT's default: on. TRL turns it off for QLoRA: adapters then have the base's dtype.",
             **_box("autocast_adapter_dtype"),
         )
+        st.toggle(
+            "DoRA",
+            help="Trains the length of a weight's columns apart; with dropout every adapted weight is kept once more. "
+            "PEFT's default: off.",
+            **_box("use_dora"),
+        )
+        _trained_whole(model)
 
 
 def _quantisation() -> None:
@@ -397,6 +412,11 @@ def _quantisation() -> None:
             "Prepare for k-bit training",
             help="PEFT's helper: norms, embeddings and head go to float32. TRL's default: off.",
             **_box("prepare_model_for_kbit_training"),
+        )
+        st.toggle(
+            "8-bit base (LoRA only)",
+            help="LLM.int8: a byte a weight; its inputs stay through backward even under checkpointing. Default: off.",
+            **_box("load_in_8bit"),
         )
 
 
@@ -430,6 +450,20 @@ def _run() -> None:
             placeholder="As many as the context",
             help="The work is examples × their mean length; the memory follows the context. Our default: the context.",
             **_box("mean_tokens_per_example"),
+        )
+        st.selectbox(
+            "Evaluation",
+            ("no", "steps", "epoch"),
+            help="Trainer's eval_strategy: evaluating holds its own batch. Trainer's default: no.",
+            **_box("eval_strategy"),
+        )
+        st.number_input(
+            "Examples in an evaluation batch",
+            1,
+            LARGEST["per_device_eval_batch_size"],
+            step=1,
+            help="Trainer's per_device_eval_batch_size. Trainer's default: 8.",
+            **_box("per_device_eval_batch_size"),
         )
         st.number_input(
             "US dollars a GPU-hour",
@@ -465,6 +499,19 @@ def _others() -> None:
             help="A what-if: hold the states in this dtype. Trainer's default: none, they follow the optimizer.",
             **_box("optim_state_dtype"),
         )
+        st.toggle(
+            "Liger kernels",
+            help="Trainer's use_liger_kernel: fused norm, MLP, rotation and loss. Trainer's default: off.",
+            **_box("use_liger_kernel"),
+        )
+        st.selectbox(
+            "Loss",
+            _values(Loss),
+            index=None,
+            placeholder="Liger's with its kernels, else standard",
+            help="Whether the logits are ever held whole. Trainer's default: standard; with Liger's kernels, theirs.",
+            **_box("loss"),
+        )
         st.segmented_control(
             "Weights",
             _values(Dtype),
@@ -489,6 +536,28 @@ def _expanders() -> None:
     _quantisation()
     _run()
     _others()
+
+
+def _trained_whole(model: Model | None) -> None:
+    """PEFT's modules_to_save: of what is offered, the head and the embedding are what people train."""
+    st.session_state["modules_to_save box"] = list(
+        cast("tuple[str, ...]", session.value("modules_to_save") or ())
+    )
+    st.multiselect(
+        "Trained whole",
+        whole_modules(model) if model else (),
+        key="modules_to_save box",
+        on_change=_take_whole,
+        accept_new_options=True,
+        placeholder="None",
+        help="PEFT's modules_to_save: of each a copy is trained beside the adapters, and the frozen original stays. "
+        "PEFT's default: none.",
+    )
+
+
+def _take_whole() -> None:
+    session.put({"modules_to_save": tuple(st.session_state["modules_to_save box"]) or None})
+    _redraw()
 
 
 @contextmanager
@@ -538,6 +607,13 @@ def linear_modules(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
     ]
     attention = [name for name, path in zip(names, paths, strict=True) if "att" in path]
     return tuple(names), tuple(attention)
+
+
+@lru_cache(maxsize=512)
+def whole_modules(model: Model) -> tuple[str, ...]:
+    """Names of the embeddings and the head, which adapters are often trained beside."""
+    modules = (*outer_modules(model), *tied_head(model))
+    return tuple(module.name for module in modules if isinstance(module, Embedding | Linear))
 
 
 # --- the setup ----------------------------------------------------------------------------------

@@ -192,20 +192,30 @@ def test_what_hero_writes_is_a_valid_plotly_figure(method):
 # --- what lies in an expander -------------------------------------------------------------------
 
 EXPANDERS = {
-    "LoRA": ("lora_r", "lora_target_modules", "lora_dropout", "autocast_adapter_dtype"),
+    "LoRA": (
+        "lora_r",
+        "lora_target_modules",
+        "lora_dropout",
+        "autocast_adapter_dtype",
+        "use_dora",
+        "modules_to_save",
+    ),
     "Quantisation": (
         "bnb_4bit_quant_type",
         "bnb_4bit_use_double_quant",
         "prepare_model_for_kbit_training",
+        "load_in_8bit",
     ),
     "Run: examples, price": (
         "num_train_examples",
         "num_train_epochs",
         "mean_tokens_per_example",
+        "eval_strategy",
+        "per_device_eval_batch_size",
         "usd_per_gpu_hour",
         "mfu",
     ),
-    "More": ("optim_state_dtype", "dtype", "mixed_precision"),
+    "More": ("optim_state_dtype", "use_liger_kernel", "loss", "dtype", "mixed_precision"),
 }
 
 
@@ -246,6 +256,12 @@ MISTRAL = {"model": "mistralai/Mistral-7B-v0.1"}
         ("lora_dropout", 0.1, "0.1"),
         ("autocast_adapter_dtype", False, "false"),
         ("prepare_model_for_kbit_training", True, "true"),
+        ("use_dora", True, "true"),
+        ("modules_to_save", ["lm_head"], "lm_head"),
+        ("eval_strategy", "epoch", "epoch"),
+        ("per_device_eval_batch_size", 2, "2"),
+        ("use_liger_kernel", True, "true"),
+        ("loss", "chunked_trl", "chunked_trl"),
         ("num_train_epochs", 3.0, "3.0"),
         ("mean_tokens_per_example", 700, "700"),
         ("optim_state_dtype", "bfloat16", "bfloat16"),
