@@ -228,9 +228,8 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   border: .15em solid #0072B2; border-right-color: transparent; border-radius: 50%;
   vertical-align: -.08em; animation: hr-turn 1s linear infinite; }}
 @keyframes hr-turn {{ to {{ transform: rotate(1turn); }} }}
-@media (min-width: 641px) {{ .stMainBlockContainer {{ padding-top: 3rem; }} }}
+.stMainBlockContainer {{ padding-top: 4rem; }}
 @media (max-width: 640px) {{
-  .stMainBlockContainer {{ padding-top: 4rem; }}
   [data-testid="stExpandSidebarButton"] {{ width: auto; }}
   [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
   [class*="st-key-cards-"] {{ grid-template-columns: 1fr !important; }}
