@@ -18,11 +18,21 @@ from estimator.memory.weights import (
     tensors_bytes,
 )
 from estimator.moments import adapter_bytes, structure, weight_bytes
-from estimator.parameters import Module, is_quantized, layer_modules, outer_modules, weight_shapes
+from estimator.parameters import (
+    Module,
+    is_quantized,
+    layer_groups,
+    layer_modules,
+    modules_with_counts,
+    outer_modules,
+    weight_shapes,
+)
 from estimator.results import Moment
 from estimator.specs import Component, Dtype, Model, Phase, TrainingSetup
 
-MERGED_ON_LOADING = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"})
+MERGED_ON_LOADING = frozenset(
+    {"deepseek_v2", "deepseek_v3", "glm4_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
+)
 """Families whose files hold experts one by one and whose models hold them as stacks, gates and ups as one: transformers
 5.23, conversion_mapping.py, ``MergeModulelist`` and ``Concatenate``. Granite MoE's files hold stacks already."""
 
@@ -80,7 +90,7 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
     """
     counts = [
         elements(weight_shapes(module)[0])
-        for module in layer_modules(model)
+        for module, _ in modules_with_counts(model)
         if is_quantized(module, setup)
     ]
     largest = max(counts, default=0)
@@ -111,12 +121,12 @@ def gate_up_stacks(model: Model) -> list[tuple[int, ...]]:
     """
     if model.model_type not in MERGED_ON_LOADING:
         return []
-    stacks = [
+    return [
         weight_shapes(module)[0]
-        for module in layer_modules(model)
+        for module, count in modules_with_counts(model)
         if module.name.endswith("experts.gate_up_proj")
+        for _ in range(count)
     ]
-    return stacks * model.num_hidden_layers
 
 
 def upcasting_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -139,10 +149,11 @@ def upcasting_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def _in_order(model: Model) -> Iterator[tuple[Module, int]]:
-    """Modules as ``model.parameters()`` has them, those of all layers as one; and how many are alike."""
+    """Modules as ``model.parameters()`` has them, those of layers that are alike as one; and how many are alike."""
     first, *rest = outer_modules(model)
     yield first, 1
-    yield from ((module, model.num_hidden_layers) for module in layer_modules(model))
+    for index, count in layer_groups(model):
+        yield from ((module, count) for module in layer_modules(model, index))
     yield from ((module, 1) for module in rest)
 
 
@@ -158,5 +169,8 @@ def load_host_bytes(model: Model, setup: TrainingSetup) -> int:
     """
     if not setup.has_packed_base:
         return weight_bytes(model, setup)
-    modules = (*outer_modules(model), *layer_modules(model))
-    return max(elements(shape) * setup.dtype.bytes for m in modules for shape in weight_shapes(m))
+    return max(
+        elements(shape) * setup.dtype.bytes
+        for module, _ in modules_with_counts(model)
+        for shape in weight_shapes(module)
+    )

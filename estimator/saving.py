@@ -19,7 +19,12 @@ from estimator.memory.weights import (
     unquantized_width,
 )
 from estimator.moments import Resident, trainable_tensors
-from estimator.parameters import is_quantized, layer_modules, total_parameters, weight_shapes
+from estimator.parameters import (
+    is_quantized,
+    modules_with_counts,
+    total_parameters,
+    weight_shapes,
+)
 from estimator.results import Moment
 from estimator.specs import Component, Dtype, Method, Model, Phase, TrainingSetup
 from estimator.throughput import lengths
@@ -164,7 +169,7 @@ def merging_module_bytes(model: Model, setup: TrainingSetup) -> int:
     return max(
         (
             _merging(elements(weight_shapes(module)[0]), setup, packed=is_quantized(module, setup))
-            for module in layer_modules(model)
+            for module, _ in modules_with_counts(model)
             if adapter_tensors(module, setup)
         ),
         default=0,

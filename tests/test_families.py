@@ -12,6 +12,7 @@ import pytest
 
 from estimator import AttnImplementation, TrainingSetup, catalog, estimate
 from estimator.hf_config import model_from_config
+from estimator.loading import gate_up_stacks
 from estimator.memory.stored import stored_bytes
 from estimator.parameters import (
     BEYOND,
@@ -129,6 +130,11 @@ def test_peft_takes_the_names_of_the_experts_and_leaves_other_mlps_alone() -> No
     named = replace(LORA, lora_target_modules=("gate_proj", "up_proj", "down_proj"))
     adapted = {it.name for it, _ in modules_with_counts(V3) if is_adapted(it, named)}
     assert adapted == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+
+
+def test_loading_merges_the_experts_of_the_sparse_layers_alone() -> None:
+    # 58 of 61 layers, 256 experts, gate and up of 2048 x 7168 each
+    assert gate_up_stacks(V3) == [(256, 2 * 2048, 7168)] * 58
 
 
 def test_kimi_k2_is_read_as_the_deepseek_v3_that_it_is() -> None:
