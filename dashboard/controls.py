@@ -48,6 +48,7 @@ from estimator.specs import (
     MixedPrecision,
     Model,
     Optimizer,
+    Strategy,
     TrainingSetup,
 )
 
@@ -83,11 +84,13 @@ STEPS: Mapping[str, tuple[int, ...]] = {
     "per_device_train_batch_size": (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256),
     "gradient_accumulation_steps": (*range(1, 17), 20, 24, 32, 48, 64, 96, 128, 256, 512),
     "max_length": tuple(sorted({n << k for n in (128, 192) for k in range(11)} - {196_608})),
+    "num_gpus": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024),
     "lora_r": (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512),
 }
 """What a slider offers; a sound value of an address that lies between is added to it."""
 
-LORA, QUANTISATION, RUN, OTHERS = "LoRA", "Quantisation", "Run: examples, price", "More"
+GPUS, LORA, QUANTISATION = "Several GPUs", "LoRA", "Quantisation"
+RUN, OTHERS = "Run: examples, price", "More"
 EXPANDERS = "expanders"
 """The part that runs again when one of them is opened."""
 BEHIND_PRECISION = ("dtype", "mixed_precision")
@@ -327,6 +330,69 @@ def _batch() -> None:
     )
 
 
+def _several_gpus() -> None:
+    with _expander(GPUS) as opened:
+        if not opened:
+            return
+        st.select_slider(
+            "GPUs",
+            st.session_state["steps"]["num_gpus"],
+            help="GPUs that train one model together; the sizes shown are those of the fullest. Our default: 1.",
+            **_box("num_gpus") | {"on_change": _take_number, "args": ()},
+        )
+        st.selectbox(
+            "Strategy",
+            _values(Strategy),
+            help="Who keeps what: ddp all on each; zero1, zero2, zero3 divide states, gradients, weights (DeepSpeed); "
+            "fsdp divides all (accelerate's FSDP2), hsdp in groups. Default: none, one GPU.",
+            **_box("strategy") | {"on_change": _take_strategy, "args": ()},
+        )
+        st.number_input(
+            "GPUs in one machine",
+            1,
+            LARGEST["gpus_per_node"],
+            step=1,
+            help="Accelerators that share a machine's links. Our default: 8.",
+            **_box("gpus_per_node"),
+        )
+        st.number_input(
+            "Groups (hsdp)",
+            1,
+            LARGEST["dp_replicate_size"],
+            step=1,
+            help="accelerate's dp_replicate_size: groups that are replicas of each other. Default: 1.",
+            **_box("dp_replicate_size"),
+        )
+
+
+def _take_number() -> None:
+    """One GPU shares with nobody; several do so by FSDP until something else is chosen."""
+    number, strategy = st.session_state["num_gpus box"], session.value("strategy")
+    if number == 1:
+        _share(1, Strategy.NONE)
+    else:
+        _share(number, Strategy.FSDP if strategy == Strategy.NONE else Strategy(str(strategy)))
+
+
+def _take_strategy() -> None:
+    """None is for one GPU, any other for at least two, and groups of several need four."""
+    strategy = Strategy(st.session_state["strategy box"])
+    least = {Strategy.NONE: 1, Strategy.HSDP: 4}.get(strategy, 2)
+    number = cast("int", session.value("num_gpus"))
+    _share(1 if strategy is Strategy.NONE else max(least, number), strategy)
+
+
+def _share(number: int, strategy: Strategy) -> None:
+    """Set both; the groups of hsdp are two where those that were set do not divide the GPUs."""
+    groups = cast("int", session.value("dp_replicate_size"))
+    if strategy is not Strategy.HSDP:
+        groups = 1
+    elif groups in (1, number) or number % groups:
+        groups = 2
+    session.put({"num_gpus": number, "strategy": strategy, "dp_replicate_size": groups})
+    _redraw(EXPANDERS)
+
+
 def _lora() -> None:
     with _expander(LORA) as opened:
         if not opened:
@@ -412,6 +478,13 @@ def _quantisation() -> None:
             "Prepare for k-bit training",
             help="PEFT's helper: norms, embeddings and head go to float32. TRL's default: off.",
             **_box("prepare_model_for_kbit_training"),
+        )
+        st.selectbox(
+            "Packed weights pass for",
+            ("uint8", "bfloat16", "float16", "float32"),
+            help="bnb_4bit_quant_storage: FSDP and ZeRO-3 divide packed weights only where they pass for floats. "
+            "bitsandbytes' default: uint8.",
+            **_box("bnb_4bit_quant_storage"),
         )
         st.toggle(
             "8-bit base (LoRA only)",
@@ -532,6 +605,7 @@ def _others() -> None:
 
 @st.fragment(key=EXPANDERS)
 def _expanders() -> None:
+    _several_gpus()
     _lora()
     _quantisation()
     _run()

@@ -15,8 +15,8 @@ from estimator.contract import Reading, parse, read_setup
 from estimator.engine import estimate as estimate_of
 from estimator.moments import Resident, resident, structure
 from estimator.results import Estimate, RunTime
-from estimator.specs import Component, Gpu, Method, Model, Phase, TrainingSetup
-from estimator.throughput import Sharing, run_time
+from estimator.specs import Component, Gpu, Method, Model, Phase, Strategy, TrainingSetup
+from estimator.throughput import SHARING, Sharing, run_time
 
 COUNTS = (
     "lora_r",
@@ -25,13 +25,6 @@ COUNTS = (
     "max_length",
 )
 WORDS = ("method", "dtype", "mixed_precision", "attn_implementation", "gpu")
-SHARING = {
-    "none": Sharing.REPLICAS,
-    "ddp": Sharing.REPLICAS,
-    "zero2": Sharing.STATES,
-    "zero3": Sharing.WEIGHTS,
-    "fsdp": Sharing.WEIGHTS,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +100,7 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         model=model,
         gpu=gpu,
         setup=replace(setup, num_gpus=int(row["num_gpus"])),
-        sharing=SHARING[row["strategy"]],
+        sharing=SHARING[Strategy(row["strategy"])],
         link_gb_per_s=float(row["link_gb_per_s"]) if row["link_gb_per_s"] else None,
         tokens_per_second_per_gpu=float(row["tokens_per_second_per_gpu"]),
         source=row["source"],

@@ -22,7 +22,7 @@ from estimator.memory.overhead import (
     workspace_bytes,
 )
 from estimator.memory.sharding import loads_in_parts
-from estimator.moments import StepTimeline, resident, structure, trainable_tensors
+from estimator.moments import Resident, StepTimeline, resident, structure, trainable_tensors
 from estimator.results import Estimate, Moment, RunTime
 from estimator.saving import (
     checkpoint_bytes,
@@ -40,6 +40,7 @@ from estimator.specs import (
     Model,
     Optimizer,
     Phase,
+    Strategy,
     TrainingSetup,
 )
 from estimator.throughput import missing_rate, run_time
@@ -63,10 +64,11 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     decisive = max((peak, *beside.values()), key=lambda moment: moment.bytes)
     low, high = need_bytes(decisive.bytes, lying.states.paged_bytes, exchange_bytes(setup))
     phases = {**phases, **beside, Phase.SAVE: save_moment(model, setup, lying, workspace)}
-    checkpoint = checkpoint_bytes(lying, setup)
+    whole = _undivided(model, setup, lying)
+    checkpoint = checkpoint_bytes(whole, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
-        time = run_time(model, gpu, setup, lying)
+        time = run_time(model, gpu, setup, whole)
         cost, energy = run_cost(time, gpu, setup), energy_kwh(time, gpu, setup)
     return Estimate(
         model=model,
@@ -99,6 +101,14 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         energy_kwh_low=energy[0] if energy else None,
         energy_kwh_high=energy[1] if energy else None,
     )
+
+
+def _undivided(model: Model, setup: TrainingSetup, lying: Resident) -> Resident:
+    """What would lie on one GPU if nothing were shared: what is exchanged follows from the whole."""
+    if not (setup.strategy.is_fsdp or setup.strategy.is_zero):
+        return lying
+    alone = replace(structure(setup), strategy=Strategy.NONE, num_gpus=1, dp_replicate_size=1)
+    return resident(model, alone)
 
 
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from estimator.specs import (
     MixedPrecision,
     Model,
     Optimizer,
+    Strategy,
     TrainingSetup,
 )
 
@@ -122,6 +123,20 @@ class Sharing(Enum):
     REPLICAS = "everything on each GPU, as DDP has it"
     STATES = "optimizer states in parts, as ZeRO 1 and 2 have it"
     WEIGHTS = "weights too, as ZeRO 3 and FSDP have it"
+    GATHERED_ONCE = "weights too, which backward still has from the forward pass, as FSDP's shard_grad_op has it"
+
+
+SHARING: Mapping[Strategy, Sharing] = {
+    Strategy.NONE: Sharing.REPLICAS,
+    Strategy.DDP: Sharing.REPLICAS,
+    Strategy.ZERO1: Sharing.STATES,
+    Strategy.ZERO2: Sharing.STATES,
+    Strategy.ZERO3: Sharing.WEIGHTS,
+    Strategy.FSDP: Sharing.WEIGHTS,
+    Strategy.FSDP_GRAD_OP: Sharing.GATHERED_ONCE,
+    Strategy.HSDP: Sharing.WEIGHTS,
+}
+"""What each strategy holds in parts."""
 
 
 class Rates(NamedTuple):
@@ -254,14 +269,15 @@ def run_time(
     setup: TrainingSetup,
     resident: Resident,
     *,
-    sharing: Sharing = Sharing.REPLICAS,
+    sharing: Sharing | None = None,
     link_gb_per_s: float | None = None,
 ) -> RunTime:
     """Seconds of a step and hours of the run, whole job; the caller has asked ``missing_rate``.
 
         steps of an epoch = ⌈rows / (b · accumulation · GPUs)⌉,  steps = ⌈epochs · steps of an epoch⌉
 
-    ``sharing`` and ``link_gb_per_s`` say how several GPUs exchange, as ``communication`` has it.
+    ``resident``: what would lie on one GPU if nothing were shared. ``sharing`` (None: the strategy's) and
+    ``link_gb_per_s`` say how several GPUs exchange, as ``communication`` has it.
 
     Leaves out: loading, evaluation, saving, a slow input pipeline, the first step's compilation and warm-up.
     Error: tests/test_throughput.py holds it against data/throughput.csv.
@@ -277,7 +293,8 @@ def run_time(
     else:
         parts = step_parts(model, setup, resident, rate, length, fast, slow)
         if setup.num_gpus > 1:
-            parts = _exchanging(parts, gpu, setup, resident, sharing, link_gb_per_s)
+            shared = SHARING[setup.strategy] if sharing is None else sharing
+            parts = _exchanging(parts, gpu, setup, resident, shared, link_gb_per_s)
     steps = -(-length.rows_per_epoch // setup.effective_batch_size)
     return RunTime(
         parts=parts,
@@ -299,7 +316,7 @@ def _exchanging(
     link_gb_per_s: float | None,
 ) -> tuple[Part, ...]:
     """The parts of a step on one of several GPUs: its share of the optimizer's work, and the exchange."""
-    share = 1 if sharing is Sharing.REPLICAS else setup.num_gpus
+    share = 1 if sharing is Sharing.REPLICAS else setup.shard_ranks
     own = tuple(
         Part(name, low / share, high / share) if name == OPTIMIZER_STEP else Part(name, low, high)
         for name, low, high in parts
@@ -485,23 +502,27 @@ def communication(
     """Seconds a step that one GPU sends: hidden behind the compute at best, added to it at worst.
 
         replicas   2 · (n - 1) / n · gradients, once a step     n: GPUs; a ring; the same with states in parts
-        weights    (n - 1) / n · (2 · weights + gradients), once a micro-batch, both in the compute dtype
+        weights    (n - 1) / n · (2 · weights + gradients), once a micro-batch, both in the compute dtype;
+                   gathered once: 1 · weights;  hsdp: n GPUs of a group, and the r groups exchange their shards'
+                   gradients: 2 · (r - 1) / r · gradients / n, once a step
 
     ``link_gb_per_s``: one direction; else half of the GPU's interconnect.
 
     Leaves out: latency; slower links between machines, which the caller gives.
-    Source: Rajbhandari et al. 2019, arXiv:1910.02054, section 7.
+    Source: Rajbhandari et al. 2019, arXiv:1910.02054, section 7; PyTorch, FSDP, ``ShardingStrategy``.
     """
-    n = setup.num_gpus
+    n, groups = setup.shard_ranks, setup.dp_replicate_size
     both_ways = gpu.interconnect_gb_per_s or PCIE_GB_PER_S
     link = (link_gb_per_s or both_ways / 2) * GIGA
-    if sharing is Sharing.WEIGHTS:
+    if sharing in (Sharing.WEIGHTS, Sharing.GATHERED_ONCE):
         narrow = min(1.0, compute_dtype(setup).bytes / setup.dtype.bytes)
-        exchanged = 2 * (resident.weights + resident.adapters) + resident.gradients
+        gathers = 2 if sharing is Sharing.WEIGHTS else 1
+        exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
         size = setup.gradient_accumulation_steps * narrow * exchanged
     else:
         size = 2 * resident.gradients
-    seconds = size * (n - 1) / n / link
+    between_groups = 2 * (groups - 1) / groups * resident.gradients / n
+    seconds = (size * (n - 1) / n + between_groups) / link
     return Part("exchange between GPUs", seconds, seconds)
 
 

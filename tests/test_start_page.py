@@ -192,6 +192,7 @@ def test_what_hero_writes_is_a_valid_plotly_figure(method):
 # --- what lies in an expander -------------------------------------------------------------------
 
 EXPANDERS = {
+    "Several GPUs": ("num_gpus", "strategy", "gpus_per_node", "dp_replicate_size"),
     "LoRA": (
         "lora_r",
         "lora_target_modules",
@@ -204,6 +205,7 @@ EXPANDERS = {
         "bnb_4bit_quant_type",
         "bnb_4bit_use_double_quant",
         "prepare_model_for_kbit_training",
+        "bnb_4bit_quant_storage",
         "load_in_8bit",
     ),
     "Run: examples, price": (
@@ -282,6 +284,27 @@ def test_a_widget_of_an_expander_sets_its_key_and_the_address_and_takes_both_bac
     move(page, f"{key} box", before)
     assert setting(page, key) == getattr(TrainingSetup(), key)
     assert key not in page.query_params
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "becomes"),
+    [
+        ("num_gpus", 4, (4, "fsdp", 1)),
+        ("strategy", "zero3", (2, "zero3", 1)),
+        ("strategy", "hsdp", (4, "hsdp", 2)),
+    ],
+)
+def test_gpus_and_strategy_are_set_together_and_go_back_together(key, value, becomes):
+    page = open_page(**MISTRAL)
+    page.session_state["Several GPUs open"] = True
+    page.run()
+    move(page, f"{key} box", value)
+    keys = ("num_gpus", "strategy", "dp_replicate_size")
+    assert tuple(setting(page, it) for it in keys) == becomes
+    assert "GPUs" in text(page)
+    assert not page.error
+    move(page, "num_gpus box", 1)
+    assert tuple(setting(page, it) for it in keys) == (1, "none", 1)
 
 
 def test_what_lora_had_is_there_again_after_full_with_its_expander_closed_in_between():

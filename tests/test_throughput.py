@@ -26,7 +26,15 @@ from estimator import (
 from estimator.accuracy import PublishedRun, published_runs
 from estimator.moments import resident, structure
 from estimator.parameters import TINY_LLAMA
-from estimator.throughput import Sharing, communication, missing_rate, rates, run_time
+from estimator.specs import Strategy
+from estimator.throughput import (
+    OPTIMIZER_STEP,
+    Sharing,
+    communication,
+    missing_rate,
+    rates,
+    run_time,
+)
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")
@@ -359,3 +367,56 @@ def test_checkpointing_never_takes_fewer_seconds(setup: TrainingSetup, gpu: Gpu)
     again = run(replace(setup, gradient_checkpointing=True), gpu)
     assert plain.step_seconds_low <= again.step_seconds_low * ROUNDING
     assert plain.step_seconds_high <= again.step_seconds_high * ROUNDING
+
+
+# --- several GPUs, by their strategy ------------------------------------------------------------
+
+
+def _on_four(strategy: Strategy, **keys: object) -> RunTime:
+    setup = TrainingSetup(num_gpus=4, strategy=strategy, **keys)
+    time = estimate(catalog.model("mistralai/Mistral-7B-v0.1"), A100, setup).time
+    assert time is not None
+    return time
+
+
+def _seconds(time: RunTime, name: str) -> float:
+    return next(part.high_seconds for part in time.parts if part.name == name)
+
+
+def test_what_gpus_exchange_follows_from_the_whole_model_and_the_strategy():
+    """By hand: 2-byte weights and gradients of 7,241,732,096 parameters over half of 600 GB/s, 3/4 of it."""
+    link, whole = A100.interconnect_gb_per_s / 2 * 1e9, 2 * 7_241_732_096
+    exchanged = {
+        Strategy.DDP: 2 * whole,
+        Strategy.ZERO2: 2 * whole,
+        Strategy.FSDP: 3 * whole,
+        Strategy.ZERO3: 3 * whole,
+        Strategy.FSDP_GRAD_OP: 2 * whole,
+    }
+    for strategy, size in exchanged.items():
+        seconds = _seconds(_on_four(strategy), "exchange between GPUs")
+        assert seconds == pytest.approx(size * 3 / 4 / link, rel=1e-3), strategy
+
+
+def test_groups_of_hsdp_exchange_inside_and_then_their_shards_gradients():
+    """By hand: 3 · whole · 1/2 inside groups of two, and 2 · 1/2 · whole / 2 between the two groups."""
+    link, whole = A100.interconnect_gb_per_s / 2 * 1e9, 2 * 7_241_732_096
+    seconds = _seconds(_on_four(Strategy.HSDP, dp_replicate_size=2), "exchange between GPUs")
+    assert seconds == pytest.approx((3 * whole / 2 + whole / 2) / link, rel=1e-3)
+
+
+def test_gpus_that_divide_the_states_divide_the_optimizer_s_step():
+    alone = _seconds(_on_four(Strategy.DDP), OPTIMIZER_STEP)
+    assert _seconds(_on_four(Strategy.FSDP), OPTIMIZER_STEP) == pytest.approx(alone / 4, rel=1e-3)
+
+
+def test_a_checkpoint_is_of_the_whole_model_whatever_the_ranks_hold():
+    sizes = {
+        estimate(
+            catalog.model("mistralai/Mistral-7B-v0.1"),
+            None,
+            TrainingSetup(num_gpus=4, strategy=strategy),
+        ).disk_bytes
+        for strategy in (Strategy.DDP, Strategy.FSDP, Strategy.ZERO2)
+    }
+    assert len(sizes) == 1

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 TORCH_IS_HERE = find_spec("torch") is not None
-collect_ignore_glob = [] if TORCH_IS_HERE else ["test_*.py"]
+collect_ignore_glob = [] if TORCH_IS_HERE else ["*.py"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
