@@ -27,10 +27,11 @@ page = st.navigation(
     ],
     position="top",
 )
-st.html(theme.style(figures.SWITCHES))
+estimates = page.title == "Estimate"
+st.html(theme.style(figures.SWITCHES, "Change the setup" if estimates else "Pages"))
 st.sidebar.html('<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>')
 address.arrive(page.url_path)
-kept.follow(estimates=page.title == "Estimate")
+kept.follow(estimates=estimates)
 with router.routing():
     page.run()
 freeze_imports()

@@ -101,9 +101,11 @@ def _verdict_colours() -> str:
 
 
 WITHOUT_SIDEBAR = """<style>
-[data-testid="stSidebar"], [data-testid="stExpandSidebarButton"] { display: none !important; }
+@media (min-width: 768px) {
+  [data-testid="stSidebar"], [data-testid="stExpandSidebarButton"] { display: none !important; }
+}
 </style>"""
-"""For a page that has nothing beside it."""
+"""For a page that has nothing beside it; on a phone the ways to the other pages are there."""
 
 PRESENTATION = """<style>
 html { font-size: 26px; }
@@ -151,8 +153,11 @@ def _cells() -> str:
     return "\n".join(rules)
 
 
-def style(pills: list[str]) -> str:
-    """The page's style sheet. ``pills``: labels of the switches of the hero figure, in order."""
+def style(pills: list[str], sidebar: str) -> str:
+    """The page's style sheet.
+
+    ``pills``: labels of the switches of the hero figure, in order; ``sidebar``: what a phone finds there.
+    """
     return f"""<style>
 .hr-verdict {{ border-left: .6rem solid var(--hr); border-radius: .4rem; padding: .7rem 1.1rem .8rem;
   background: color-mix(in srgb, var(--hr) 11%, transparent); }}
@@ -231,7 +236,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .stMainBlockContainer {{ padding-top: 4rem; }}
 @media (max-width: 640px) {{
   [data-testid="stExpandSidebarButton"] {{ width: auto; }}
-  [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
+  [data-testid="stExpandSidebarButton"]::after {{ content: "{sidebar}"; margin-left: .4rem; }}
   [class*="st-key-cards-"] {{ grid-template-columns: 1fr !important; }}
   [class*="st-key-cards-"] > * {{ grid-area: var(--cell) / 1 !important; }}
   .st-key-cards-methods .hr-card {{ white-space: normal; }}
