@@ -16,14 +16,14 @@ def freeze_imports() -> None:
 
 # The icon is a file of ours: a ":material/…:" name would be fetched from another machine.
 st.set_page_config(page_title="Headroom", page_icon=theme.ICON, layout="wide")
-# A page's path in the address must differ from its file's name, or the file must ask dashboard/router.py: beside a
-# folder named pages/, Streamlit would otherwise run that file alone, without this router.
+# A page's path in the address is its file's name, and the file asks dashboard/router.py: beside a folder named pages/,
+# Streamlit runs that file alone until this router has been run once, and finds no page of any other name.
 page = st.navigation(
     [
         st.Page("pages/estimate.py", title="Estimate", url_path="setup", default=True),
         st.Page("pages/compare.py", title="Compare", url_path="compare"),
-        st.Page("pages/how_it_works.py", title="How it works", url_path="how"),
-        st.Page("pages/accuracy.py", title="Accuracy", url_path="proof"),
+        st.Page("pages/how.py", title="How it works", url_path="how"),
+        st.Page("pages/proof.py", title="Accuracy", url_path="proof"),
     ],
     position="top",
 )

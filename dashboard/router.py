@@ -6,10 +6,15 @@ first visitor of a new server who comes by a link to a page would get that file 
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
+import streamlit as st
+
+APP = Path(__file__).parent.parent / "app.py"
 _routed = ContextVar("routed", default=False)
 
 
@@ -23,6 +28,8 @@ def routing() -> Iterator[None]:
         _routed.reset(before)
 
 
-def is_routed() -> bool:
-    """Whether ``app.py`` runs this."""
-    return _routed.get()
+def route() -> None:
+    """At the top of a page: where Streamlit runs its file alone, ``app.py`` is run in its place."""
+    if not _routed.get():
+        runpy.run_path(str(APP), run_name="__main__")
+        st.stop()

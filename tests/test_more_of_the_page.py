@@ -137,6 +137,6 @@ def test_measured_runs_stand_beside_the_verdict():
 
 def test_how_it_works_is_a_page_of_its_own():
     page = open_page()
-    page.switch_page("pages/how_it_works.py").run()
+    page.switch_page("pages/how.py").run()
     assert not page.exception
     assert "A peak is a moment, not a sum" in [it.value for it in page.subheader]

@@ -221,7 +221,7 @@ def test_the_figure_stands_without_a_single_reading():
 
 def test_the_page_draws_itself_and_its_boxes_narrow_it():
     page = open_page()
-    page.switch_page("pages/accuracy.py").run(timeout=120)
+    page.switch_page("pages/proof.py").run(timeout=120)
     assert not page.exception
     assert len(page.dataframe) == 3
     assert len(page.dataframe[0].value) == len(proof.worst_first(MEASURED))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.browser.conftest import serving
 from tests.browser.test_in_chromium import WAIT, bars, changed, settled, visitor
 
 pytestmark = pytest.mark.browser
@@ -93,3 +94,16 @@ def test_how_it_works_is_reached_from_the_top_and_back_keeps_the_setup(browser, 
         page.get_by_role("link", name="Estimate").click()
         settled(page)
         assert bars(page) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "heading"), [("how", "How it works"), ("proof", "Accuracy"), ("compare", "Compare")]
+)
+def test_a_new_server_s_first_visitor_may_come_by_a_link_to_any_page(browser, path, heading):
+    with serving() as fresh:
+        page = browser.new_page()
+        page.goto(f"{fresh}/{path}")
+        page.get_by_role("heading", name=heading, exact=True).wait_for(timeout=WAIT)
+        page.get_by_role("link", name="Estimate").wait_for(timeout=WAIT)
+        assert page.get_by_text("Page not found").count() == 0
+        page.close()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from dashboard import drawing, proof
+from dashboard import drawing, proof, router
 from dashboard.controls import is_dark
 from estimator import Comparison, accuracy, catalog
 
@@ -45,6 +45,7 @@ def table(comparisons: Sequence[Comparison], what: str) -> None:
     )
 
 
+router.route()
 st.title("Accuracy")
 measured, traced = accuracy.measured(), accuracy.traced()
 summary = st.empty()
