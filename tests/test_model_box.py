@@ -266,7 +266,7 @@ def test_link_opens_on_the_example_s_model_when_the_hub_is_down_with_all_else_ke
 
 def test_link_keeps_modules_that_only_the_fetched_model_has(fake_hub):
     """GPT-NeoX has query_key_value, Mistral has not."""
-    neox = replace(catalog.model("EleutherAI/pythia-160m"), hub_id="me/neox")
+    neox = replace(catalog.model("EleutherAI/pythia-160m"), hub_id="me/neox", config="{}")
     fake_hub.answers["me/neox"] = HubModel(about=About(hub_id="me/neox"), model=neox)
     page = answered(open_at(model="me/neox", lora_target_modules="query_key_value"))
     assert setting(page, "lora_target_modules") == ("query_key_value",)

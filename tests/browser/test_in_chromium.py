@@ -42,11 +42,21 @@ def bars(page):
 
 
 def changed(page, before):
+    """Wait until the bars are others."""
+    _await_bars(page, "!==", before)
+
+
+def becomes(page, wanted):
+    """Wait until the bars are these."""
+    _await_bars(page, "===", wanted)
+
+
+def _await_bars(page, compared, others):
     page.wait_for_function(
-        "before => { const plot = document.querySelector('.js-plotly-plot'); return plot && plot._fullData &&"
+        "others => { const plot = document.querySelector('.js-plotly-plot'); return plot && plot._fullData &&"
         " JSON.stringify(plot._fullData.filter(t => t.type === 'bar').map(t => [t.name, ...Array.from(t.x)]))"
-        " !== before }",
-        arg=page.evaluate("bars => JSON.stringify(bars)", before),
+        f" {compared} JSON.stringify(others) }}",
+        arg=others,
         timeout=WAIT,
     )
     settled(page)
