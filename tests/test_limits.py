@@ -23,6 +23,7 @@ from estimator import (
 )
 from estimator.engine import least_need
 from estimator.limits import fits, largest_micro_batch, longest_context, smallest_gpu
+from estimator.memory.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.remedies import remedies
 from estimator.specs import LARGEST
 
@@ -64,10 +65,17 @@ MODELS = st.sampled_from(
 GPUS = st.sampled_from([card for card in catalog.gpus().values() if card.vendor == "NVIDIA"])
 
 
+def can_be_trained(model, setup):
+    """GPT-2 has learned so many positions, and no nn.Linear whose gradient GaLore or APOLLO could project."""
+    is_long = 0 < model.position_limit <= setup.max_length
+    has_linear = setup.uses_adapters or model.model_type != "gpt2"
+    return not is_long and (has_linear or setup.optim not in LOW_RANK_OPTIMIZERS)
+
+
 @settings(max_examples=200, deadline=None)
 @given(model=MODELS, gpu=GPUS, setup=SETUPS)
 def test_every_limit_fits_and_one_more_does_not(model, gpu, setup):
-    assume(not model.position_limit or setup.max_length < model.position_limit)
+    assume(can_be_trained(model, setup))
     batch = largest_micro_batch(model, gpu, setup)
     assert batch == 0 or fits(model, gpu, replace(setup, per_device_train_batch_size=batch))
     if batch != LARGEST["per_device_train_batch_size"]:
@@ -81,7 +89,7 @@ def test_every_limit_fits_and_one_more_does_not(model, gpu, setup):
 @settings(max_examples=250, deadline=None)
 @given(model=MODELS, gpu=GPUS, setup=SETUPS)
 def test_every_remedy_applied_does_what_it_promised(model, gpu, setup):
-    assume(not model.position_limit or setup.max_length < model.position_limit)
+    assume(can_be_trained(model, setup))
     before = estimate(model, gpu, setup)
     proposed = remedies(before, catalog.gpus_like(gpu))
     if before.verdict is Verdict.FITS:
@@ -106,7 +114,7 @@ def test_every_remedy_applied_does_what_it_promised(model, gpu, setup):
 @settings(max_examples=40, deadline=None)
 @given(model=MODELS, setup=SETUPS)
 def test_the_smallest_gpu_fits_and_none_smaller_does(model, setup):
-    assume(not model.position_limit or setup.max_length < model.position_limit)
+    assume(can_be_trained(model, setup))
     cards = catalog.gpus_like(None)
     smallest = smallest_gpu(model, cards, setup)
     if smallest is not None:
@@ -120,7 +128,7 @@ def test_the_smallest_gpu_fits_and_none_smaller_does(model, setup):
 @settings(max_examples=60, deadline=None)
 @given(model=MODELS, setup=SETUPS)
 def test_no_setup_needs_less_than_its_optimizer_s_step(model, setup):
-    assume(not model.position_limit or setup.max_length < model.position_limit)
+    assume(can_be_trained(model, setup))
     answer = estimate(model, None, setup)
     assert least_need(model, setup) <= answer.need_low_bytes
     step = answer.phases[Phase.OPTIMIZER_STEP]
