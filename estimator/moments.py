@@ -207,6 +207,7 @@ def _runs(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
             yield Run(by_layer[stand_in], tuple(run), has_moments=stage == "layer")
 
 
+@lru_cache(maxsize=64)  # one estimate asks for it three times
 def structure(setup: TrainingSetup) -> TrainingSetup:
     """The setup without the numbers that only stretch it: what all its neighbours on the sliders share."""
     return replace(

@@ -341,7 +341,7 @@ def test_gguf_alone_names_where_it_came_from(server: FakeHub, ask: Ask) -> None:
     )
 
 
-@pytest.mark.parametrize("base", ["/root/checkpoints/7b", "", None, 7, "a/b/c"])
+@pytest.mark.parametrize("base", ["/home/me/checkpoints/7b", "", None, 7, "a/b/c"])
 def test_adapter_without_a_base_on_the_hub(server: FakeHub, ask: Ask, base: object) -> None:
     adapter = {"base_model_name_or_path": base}
     server.has("me/adapter", files={"adapter_config.json": adapter})
