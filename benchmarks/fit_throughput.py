@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from estimator.accuracy import PublishedRun, published_runs
 from estimator.flops import attended_pairs, work
@@ -68,10 +69,13 @@ def main() -> None:
     kinds: dict[str, Callable[[PublishedRun], bool]] = {
         "one GPU": lambda run: run.setup.num_gpus == 1,
         "several GPUs": lambda run: run.setup.num_gpus > 1,
+        "several machines": lambda run: run.crosses,
         "all": lambda run: True,
     }
     for name, chosen in kinds.items():
         report(name, filter(chosen, published_runs()))
+    unknown = [replace(run, link_gb_per_s=None) for run in published_runs() if run.crosses]
+    report("their network not told", unknown)
     for run in published_runs():
         if not run.inside:
             time = run.estimated

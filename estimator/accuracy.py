@@ -53,15 +53,22 @@ class PublishedRun:
         return resident(self.model, structure(self.setup))
 
     @property
+    def crosses(self) -> bool:
+        """Did it run on several machines?"""
+        return self.setup.num_gpus > self.setup.gpus_per_node
+
+    @property
     def estimated(self) -> RunTime:
         """What is estimated for the same setup."""
+        given = self.link_gb_per_s
         return run_time(
             self.model,
             self.gpu,
             self.setup,
             self.resident,
             sharing=self.sharing,
-            link_gb_per_s=self.link_gb_per_s,
+            link_gb_per_s=None if self.crosses else given,
+            network_gb_per_s=given if self.crosses else None,
         )
 
     @property

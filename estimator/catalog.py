@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from estimator.parameters import total_parameters
-from estimator.specs import RATES, STEP_PHASES, Gpu, Model, Phase, Price
+from estimator.specs import RATES, STEP_PHASES, Gpu, Machine, Model, Phase, Price
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -175,6 +175,34 @@ def prices() -> Mapping[str, tuple[Price, ...]]:
         {
             name: tuple(sorted(known, key=lambda it: (it.usd_per_gpu_hour, it.provider)))
             for name, known in listings.items()
+        }
+    )
+
+
+@lru_cache(maxsize=1)
+def machines() -> Mapping[str, tuple[Machine, ...]]:
+    """What each GPU comes in, by its name, the slowest network first (10⁹ bits a second).
+
+    Source: data/machines.csv, by row.
+
+    >>> [machine.network_gbit_per_s for machine in machines()["A100-SXM4-80GB"]]
+    [100.0, 400.0, 1600.0]
+    """
+    known: dict[str, list[Machine]] = {}
+    for row in _rows("machines.csv"):
+        known.setdefault(row["gpu"], []).append(
+            Machine(
+                name=row["machine"],
+                gpus=int(row["gpus"]),
+                network_gbit_per_s=float(row["network_gbit_per_s"]),
+                note=row["note"],
+                source=row["source"],
+            )
+        )
+    return MappingProxyType(
+        {
+            name: tuple(sorted(them, key=lambda it: it.network_gbit_per_s / it.gpus))
+            for name, them in known.items()
         }
     )
 
@@ -478,6 +506,7 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
         **{name: _number(row[name]) for name in RATES},
         source=row["source"],
         prices=prices().get(row["name"], ()),
+        machines=machines().get(row["name"], ()),
     )
 
 

@@ -23,6 +23,7 @@ from estimator.memory.overhead import (
 )
 from estimator.memory.sharding import loads_in_parts
 from estimator.moments import Resident, StepTimeline, resident, structure, trainable_tensors
+from estimator.network import network_sentences
 from estimator.results import Estimate, Moment, RunTime
 from estimator.saving import (
     checkpoint_bytes,
@@ -290,7 +291,7 @@ def _run_assumptions(
     missing = missing_rate(gpu, setup)
     if time is None:
         return (missing,) if missing else ()
-    sentences = []
+    sentences = [] if setup.mfu is not None else network_sentences(gpu, setup)
     mean = setup.mean_tokens_per_example
     if setup.padded and mean is not None and mean < setup.max_length:
         sentences.append(

@@ -15,6 +15,7 @@ from estimator.specs import (
     ALL_LINEAR,
     LARGEST,
     LOWEST_MFU,
+    NETWORK,
     RATE_SPAN,
     RATES,
     AttnImplementation,
@@ -232,8 +233,8 @@ GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
         "architecture": Text(),
         "compute_capability": Text(),
         "supports_bf16": Flag(),
-        **dict.fromkeys(RATES, Number(RATE_SPAN[1], low=RATE_SPAN[0], nullable=True)),
+        **dict.fromkeys((*RATES, NETWORK), Number(RATE_SPAN[1], low=RATE_SPAN[0], nullable=True)),
         "source": Text(),
     }
 )
-"""The keys of a GPU of one's own: the fields of ``Gpu`` but its prices."""
+"""The keys of a GPU of one's own: the fields of ``Gpu`` but its prices and machines."""

@@ -178,6 +178,8 @@ RATES = (
     "tdp_w",
 )
 """The fields of a GPU that time and energy follow from."""
+NETWORK = "network_gb_per_s"
+"""One more, which no card has of itself: only a GPU of one's own gives it."""
 RATE_SPAN = (0.001, 1e9)
 """What such a rate may be, each in its unit: ours, far beyond any card, so that every quotient is finite."""
 LOWEST_MFU = 0.0001
@@ -360,6 +362,18 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What holds several accelerators of one kind, and its way to other machines."""
+
+    name: str
+    gpus: int
+    network_gbit_per_s: float
+    """All ports that GPUs exchange through, in one direction, 10⁹ bits a second."""
+    note: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One accelerator as the driver reports it."""
 
@@ -385,11 +399,16 @@ class Gpu:
     """What 16-bit matrix products were measured to reach at best; None: no measurement, the tensor rate is taken."""
     interconnect_gb_per_s: float | None = None
     """Between GPUs, both directions together, 10⁹ bytes a second."""
+    network_gb_per_s: float | None = None
+    """One's own: what a machine of ``gpus_per_node`` sends to others, one direction, 10⁹ bytes a second; None: as
+    ``machines`` say."""
     tdp_w: float | None = None
     """Board power, watts."""
     source: str = ""
     prices: tuple[Price, ...] = ()
     """What it is rented for, the cheapest first; empty: no listing is known."""
+    machines: tuple[Machine, ...] = ()
+    """What it comes in, the slowest network first; empty: none is known."""
 
     def __post_init__(self) -> None:
         if not 2**28 <= self.memory_bytes <= 2**43:
@@ -397,7 +416,7 @@ class Gpu:
                 f"memory_bytes must lie between 268435456 (256 MiB) and 8796093022208 (8 TiB), "
                 f"not {self.memory_bytes}; give the card's memory in bytes."
             )
-        for name in RATES:
+        for name in (*RATES, NETWORK):
             value = getattr(self, name)
             if value is not None and not RATE_SPAN[0] <= value <= RATE_SPAN[1]:
                 raise ValueError(

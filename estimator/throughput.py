@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from estimator.flops import Matrices, Work, attended_pairs, is_eager, matrices, work
 from estimator.moments import Resident
+from estimator.network import GIGA, exchange_seconds, links, replicas, shards
 from estimator.results import TERA, Part, RunTime
 from estimator.specs import (
     AttnImplementation,
@@ -30,9 +31,6 @@ from estimator.specs import (
     Strategy,
     TrainingSetup,
 )
-
-GIGA = 1e9
-"""Bytes a second in a GB/s."""
 
 # --- matrix products ----------------------------------------------------------------------------
 
@@ -271,13 +269,14 @@ def run_time(
     *,
     sharing: Sharing | None = None,
     link_gb_per_s: float | None = None,
+    network_gb_per_s: float | None = None,
 ) -> RunTime:
     """Seconds of a step and hours of the run, whole job; the caller has asked ``missing_rate``.
 
         steps of an epoch = ⌈rows / (b · accumulation · GPUs)⌉,  steps = ⌈epochs · steps of an epoch⌉
 
-    ``resident``: what would lie on one GPU if nothing were shared. ``sharing`` (None: the strategy's) and
-    ``link_gb_per_s`` say how several GPUs exchange, as ``communication`` has it.
+    ``resident``: what would lie on one GPU if nothing were shared. ``sharing`` (None: the strategy's),
+    ``link_gb_per_s`` and ``network_gb_per_s`` say how several GPUs exchange, as ``communication`` has it.
 
     Leaves out: loading, evaluation, saving, a slow input pipeline, the first step's compilation and warm-up.
     Error: tests/test_throughput.py holds it against data/throughput.csv.
@@ -294,7 +293,15 @@ def run_time(
         parts = step_parts(model, setup, resident, rate, length, fast, slow)
         if setup.num_gpus > 1:
             shared = SHARING[setup.strategy] if sharing is None else sharing
-            parts = _exchanging(parts, gpu, setup, resident, shared, link_gb_per_s)
+            exchange = communication(
+                gpu,
+                setup,
+                resident,
+                sharing=shared,
+                link_gb_per_s=link_gb_per_s,
+                network_gb_per_s=network_gb_per_s,
+            )
+            parts = _exchanging(parts, setup, shared, exchange)
     steps = -(-length.rows_per_epoch // setup.effective_batch_size)
     return RunTime(
         parts=parts,
@@ -308,12 +315,7 @@ def run_time(
 
 
 def _exchanging(
-    parts: tuple[Part, ...],
-    gpu: Gpu,
-    setup: TrainingSetup,
-    resident: Resident,
-    sharing: Sharing,
-    link_gb_per_s: float | None,
+    parts: tuple[Part, ...], setup: TrainingSetup, sharing: Sharing, exchange: Part
 ) -> tuple[Part, ...]:
     """The parts of a step on one of several GPUs: its share of the optimizer's work, and the exchange."""
     share = 1 if sharing is Sharing.REPLICAS else setup.shard_ranks
@@ -321,7 +323,6 @@ def _exchanging(
         Part(name, low / share, high / share) if name == OPTIMIZER_STEP else Part(name, low, high)
         for name, low, high in parts
     )
-    exchange = communication(gpu, setup, resident, sharing=sharing, link_gb_per_s=link_gb_per_s)
     behind = sum(part.low_seconds for part in own)
     return (*own, exchange._replace(low_seconds=max(0.0, exchange.low_seconds - behind)))
 
@@ -498,33 +499,31 @@ def communication(
     *,
     sharing: Sharing,
     link_gb_per_s: float | None = None,
+    network_gb_per_s: float | None = None,
 ) -> Part:
-    """Seconds a step that one GPU sends: hidden behind the compute at best, added to it at worst.
+    """Seconds a step that GPUs exchange: hidden behind the compute at best, added to it at worst.
 
-        replicas   2 · (n - 1) / n · gradients, once a step     n: GPUs; a ring; the same with states in parts
-        weights    (n - 1) / n · (2 · weights + gradients), once a micro-batch, both in the compute dtype;
-                   gathered once: 1 · weights;  hsdp: n GPUs of a group, and the r groups exchange their shards'
-                   gradients: 2 · (r - 1) / r · gradients / n, once a step
+        replicas   2 · gradients, once a step, among all; the same with states in parts
+        weights    2 · weights + gradients, once a micro-batch, both in the compute dtype; gathered once: 1 · weights;
+                   hsdp: among the n GPUs of a copy, and then 2 · gradients / n, once a step, among the copies
 
-    ``link_gb_per_s``: one direction; else half of the GPU's interconnect.
+    ``exchange_seconds`` says how long that takes inside a machine and between machines. ``link_gb_per_s`` and
+    ``network_gb_per_s``: one direction; else the card's own and those of its machines.
 
-    Leaves out: latency; slower links between machines, which the caller gives.
+    Leaves out: latency.
     Source: Rajbhandari et al. 2019, arXiv:1910.02054, section 7; PyTorch, FSDP, ``ShardingStrategy``.
     """
-    n, groups = setup.shard_ranks, setup.dp_replicate_size
-    both_ways = gpu.interconnect_gb_per_s or PCIE_GB_PER_S
-    link = (link_gb_per_s or both_ways / 2) * GIGA
+    by = links(gpu, setup, link_gb_per_s, network_gb_per_s)
     if sharing in (Sharing.WEIGHTS, Sharing.GATHERED_ONCE):
         narrow = min(1.0, compute_dtype(setup).bytes / setup.dtype.bytes)
         gathers = 2 if sharing is Sharing.WEIGHTS else 1
         exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
         size = setup.gradient_accumulation_steps * narrow * exchanged
     else:
-        size = 2 * resident.gradients
-    between_groups = 2 * (groups - 1) / groups * resident.gradients / n
-    seconds = (size * (n - 1) / n + between_groups) / link
-    return Part("exchange between GPUs", seconds, seconds)
-
-
-PCIE_GB_PER_S = 32.0
-"""Both directions of PCIe 3.0 x16, where a GPU's own link is unknown: PCI-SIG, 8 GT/s, 16 lanes, 128/130 coded."""
+        size = 2.0 * resident.gradients
+    low, high = exchange_seconds(size, shards(setup), by)
+    if setup.dp_replicate_size > 1:
+        shard = 2 * resident.gradients / setup.shard_ranks
+        beside = exchange_seconds(shard, replicas(setup), by)
+        low, high = low + beside[0], high + beside[1]
+    return Part("exchange between GPUs", low, high)

@@ -1,0 +1,162 @@
+"""Seconds of an exchange inside a machine and between machines: by hand, as properties, against the tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from estimator import Gpu, TrainingSetup, catalog, estimate
+from estimator.accuracy import published_runs
+from estimator.moments import resident, structure
+from estimator.network import (
+    Group,
+    Links,
+    exchange_seconds,
+    links,
+    network_sentences,
+    replicas,
+    shards,
+)
+from estimator.specs import Strategy
+from estimator.throughput import Sharing, communication
+
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+WEIGHTS = 2 * 7_241_732_096
+"""Bytes of its weights in 16 bits, and of their gradients."""
+A100 = catalog.gpu("A100-SXM4-80GB")
+"""300 GB/s each way inside; 12.5 (a2-ultragpu-8g) to 200 (NDm A100 v4) between machines of eight."""
+
+
+def exchanged(setup: TrainingSetup, sharing: Sharing) -> tuple[float, float]:
+    """Both ends of what Mistral's GPUs exchange, in seconds, before anything is hidden."""
+    lying = resident(MISTRAL, structure(replace(setup, strategy=Strategy.NONE, num_gpus=1)))
+    part = communication(A100, setup, lying, sharing=sharing)
+    return part.low_seconds, part.high_seconds
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def test_inside_a_machine_only_the_gpu_s_own_link_counts() -> None:
+    low, high = exchanged(TrainingSetup(num_gpus=8, strategy=Strategy.DDP), Sharing.REPLICAS)
+    assert low == high == pytest.approx(2 * WEIGHTS * 7 / 8 / 300e9)
+
+
+def test_between_machines_the_slower_of_link_and_network_bounds_a_ring() -> None:
+    """16 GPUs in two machines: at worst a ring over 12.5 GB/s; at best each machine takes in the other's half."""
+    low, high = exchanged(TrainingSetup(num_gpus=16, strategy=Strategy.DDP), Sharing.REPLICAS)
+    assert high == pytest.approx(2 * WEIGHTS * 15 / 16 / 12.5e9)
+    assert low == pytest.approx(max(2 * WEIGHTS * 15 / 16 / 300e9, 2 * WEIGHTS / 2 / 200e9))
+
+
+def test_a_fast_network_leaves_the_link_as_the_bound() -> None:
+    assert exchange_seconds(8e9, Group(4, 2), Links(1e9, 50e9, 50e9)) == pytest.approx((6, 6))
+
+
+def test_hsdp_gathers_inside_its_machine_and_sums_shards_between_machines() -> None:
+    """Inside 3 · weights · 7/8 over 300 GB/s; between, eight sums of 2 · gradients / 8 each, half of it going out."""
+    setup = TrainingSetup(num_gpus=16, strategy=Strategy.HSDP, dp_replicate_size=2)
+    low, high = exchanged(setup, Sharing.WEIGHTS)
+    inside = 3 * WEIGHTS * 7 / 8 / 300e9
+    assert low == pytest.approx(inside + WEIGHTS / 200e9)
+    assert high == pytest.approx(inside + WEIGHTS / 12.5e9)
+
+
+def test_hsdp_between_machines_sends_a_third_of_what_fsdp_sends() -> None:
+    """Over the network: gradients twice, halved, against weights twice and gradients once: 1 of 3, and 15/16 of it."""
+    of_two = {"num_gpus": 16, "dp_replicate_size": 2, "strategy": Strategy.HSDP}
+    hsdp = exchanged(TrainingSetup(**of_two), Sharing.WEIGHTS)[1]
+    fsdp = exchanged(TrainingSetup(num_gpus=16, strategy=Strategy.FSDP), Sharing.WEIGHTS)[1]
+    assert hsdp < 0.4 * fsdp
+
+
+def test_shards_that_do_not_fill_a_machine_evenly_cross_its_border() -> None:
+    """Copies of 6 in machines of 8: the second copy lies in two of them."""
+    setup = TrainingSetup(num_gpus=24, dp_replicate_size=4, strategy=Strategy.HSDP)
+    assert shards(setup).ranks > shards(setup).per_machine
+    even = replace(setup, dp_replicate_size=3)
+    assert shards(even) == Group(8, 8, 1)
+    assert replicas(even) == Group(3, 1, 8)
+
+
+def test_part_of_a_machine_has_that_part_of_its_network() -> None:
+    whole, half = links(A100, TrainingSetup()), links(A100, TrainingSetup(gpus_per_node=4))
+    assert (half.slow, half.fast) == (whole.slow / 2, whole.fast / 2)
+    assert links(A100, TrainingSetup(gpus_per_node=16)) == whole
+
+
+def test_card_that_no_machine_is_known_of_has_ethernet_at_worst_and_its_own_link_at_best() -> None:
+    assert links(catalog.gpu("GeForce RTX 4090"), TrainingSetup()) == Links(32e9, 25e9 / 8, 32e9)
+
+
+def test_own_network_closes_the_bracket_between_machines() -> None:
+    own = Gpu(name="own GPU", memory_bytes=2**36, network_gb_per_s=50.0)
+    assert links(own, TrainingSetup())[1:] == (50e9, 50e9)
+    with pytest.raises(ValueError, match="network_gb_per_s must lie between"):
+        replace(own, network_gb_per_s=0.0)
+
+
+# --- properties ---------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(2, 512),
+    st.integers(1, 16),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1e9, 3e10, 3e11]),
+    st.sampled_from([1e9, 1e10, 4e11]),
+)
+def test_slower_links_never_shorten_an_exchange(
+    ranks: int, per_machine: int, beside: int, link: float, network: float
+) -> None:
+    group = Group(ranks, per_machine, beside)
+    low, high = exchange_seconds(1e9, group, Links(link, network, 2 * network))
+    assert 0 < low <= high
+    slower = exchange_seconds(1e9, group, Links(link / 2, network / 2, network))
+    assert slower[0] >= low
+    assert slower[1] >= high
+
+
+def test_larger_machines_never_lengthen_a_step() -> None:
+    for strategy in (Strategy.DDP, Strategy.FSDP, Strategy.ZERO2):
+        ends = [
+            _ends(TrainingSetup(num_gpus=16, gpus_per_node=node, strategy=strategy))
+            for node in (1, 2, 4, 8, 16)
+        ]
+        assert ends == sorted(ends, reverse=True), strategy
+
+
+def _ends(setup: TrainingSetup) -> float:
+    time = estimate(MISTRAL, A100, setup).time
+    assert time is not None
+    return time.step_seconds_high
+
+
+# --- what is said, and what the tables hold -----------------------------------------------------
+
+
+def test_gpus_that_do_not_fill_their_machines_are_explained() -> None:
+    (said,) = network_sentences(A100, TrainingSetup(num_gpus=12, strategy=Strategy.DDP))
+    assert said.startswith("12 GPUs are 1 machine of 8 and 4 GPUs of one more; between machines go")
+    assert "12.5 to 200 GB a second a machine" in said
+    assert network_sentences(A100, TrainingSetup(num_gpus=8, strategy=Strategy.DDP)) == []
+
+
+def test_an_estimate_over_machines_names_their_network() -> None:
+    setup = TrainingSetup(num_gpus=16, strategy=Strategy.FSDP)
+    assert any("a2-ultragpu-8g" in said for said in estimate(MISTRAL, A100, setup).assumptions)
+
+
+def test_every_machine_holds_a_card_of_the_catalogue_and_is_faster_than_a_disk() -> None:
+    for name, found in catalog.machines().items():
+        assert catalog.gpus()[name].machines == found
+        assert all(it.gpus >= 1 and it.network_gbit_per_s >= 10 and it.source for it in found)
+
+
+def test_nine_of_ten_published_runs_on_several_machines_lie_inside() -> None:
+    runs = [run for run in published_runs() if run.crosses]
+    assert len(runs) > 40
+    assert sum(run.inside for run in runs) >= 0.9 * len(runs)
