@@ -10,6 +10,7 @@ from estimator.engine import need
 from estimator.limits import largest_micro_batch, longest_context, smallest_gpu
 from estimator.ranking import Ranking, rank_gpus
 from estimator.results import Estimate
+from estimator.scaling import COUNTS, Curve, curves
 from estimator.specs import LARGEST, Gpu, Verdict
 from estimator.verdict import verdict
 
@@ -47,6 +48,11 @@ def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:
         cards.append(of.gpu)
     ranking = rank_gpus(of.model, of.setup, cards)
     return sorted(ranking.estimates, key=lambda it: it.gpu.memory_bytes if it.gpu else 0), ranking
+
+
+def on_more_gpus(of: Estimate) -> tuple[Curve, ...]:
+    """The setup under every strategy on 1 to 64 of its card, and on as many as it has."""
+    return curves(of.model, of.gpu, of.setup, (*COUNTS, of.setup.num_gpus))
 
 
 class Around(NamedTuple):

@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 import streamlit as st
 
-from dashboard import actions, charts, controls, drawing, explain, explore, theme, wording
+from dashboard import actions, charts, controls, drawing, explain, explore, many, theme, wording
 from estimator import catalog
 from estimator.acts import acts
 from estimator.evaluation import kept_logits_bytes
 from estimator.ranking import pareto
+from estimator.ranks import ranks
 from estimator.remedies import remedies as fitting_changes
 from estimator.results import Estimate
-from estimator.specs import Component, Verdict
+from estimator.specs import Component, Strategy, Verdict
 
 
 def what_if(answer: Estimate) -> None:
@@ -154,6 +155,34 @@ def _take_own(size: int) -> None:
     controls.take_own_gpu(size)
 
 
+def _many(answer: Estimate) -> None:
+    curves = explore.on_more_gpus(answer)
+    st.html(many.head_html(curves, answer))
+    st.plotly_chart(
+        drawing.Drawn(many.curves_figure(curves, answer, dark=controls.is_dark())),
+        key="many",
+        on_select=_take_count,
+        selection_mode="points",
+        config=drawing.menu("many"),
+        alt=many.alt(curves),
+    )
+    st.html(many.table_html(curves, answer) + many.refusals_html(curves))
+    st.html(many.ranks_html(ranks(answer)))
+
+
+def _take_count() -> None:
+    points = st.session_state["many"].selection.points
+    if points and "customdata" in points[0]:
+        number, strategy, groups = points[0]["customdata"]
+        actions.take(
+            {
+                "num_gpus": int(number),
+                "strategy": Strategy(str(strategy)),
+                "dp_replicate_size": int(groups),
+            }
+        )
+
+
 def _time(answer: Estimate) -> None:
     rows, best = explore.every_gpu(answer)
     st.html(wording.time_html(answer, best.fastest, best.cheapest))
@@ -227,6 +256,7 @@ SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
     "What fills it": _ledger,
     "How far": _limits,
     "Which GPU": _gpus,
+    "How many GPUs": _many,
     "Time and money": _time,
     "Through the step": _step,
     "Saving and loading": _saving,

@@ -6,13 +6,15 @@
 'fits'
 """
 
-from estimator import accuracy, catalog, hub, placement, repository
+from estimator import accuracy, catalog, hub, placement, repository, scaling
 from estimator.accuracy import Comparison, Trust, trust
 from estimator.custom import resized
 from estimator.engine import estimate
 from estimator.ranking import Ranking, pareto, rank_gpus
+from estimator.ranks import Rank, ranks
 from estimator.repository import HubModel, Trouble
 from estimator.results import Estimate, Moment, Part, RunCost, RunTime
+from estimator.scaling import Curve, Point
 from estimator.specs import (
     ALL_LINEAR,
     STEP_PHASES,
@@ -21,12 +23,14 @@ from estimator.specs import (
     Dtype,
     Gpu,
     Loss,
+    Machine,
     Method,
     MixedPrecision,
     Model,
     Optimizer,
     Phase,
     Price,
+    Strategy,
     TrainingSetup,
     Verdict,
 )
@@ -37,11 +41,13 @@ __all__ = [
     "AttnImplementation",
     "Comparison",
     "Component",
+    "Curve",
     "Dtype",
     "Estimate",
     "Gpu",
     "HubModel",
     "Loss",
+    "Machine",
     "Method",
     "MixedPrecision",
     "Model",
@@ -49,10 +55,13 @@ __all__ = [
     "Optimizer",
     "Part",
     "Phase",
+    "Point",
     "Price",
+    "Rank",
     "Ranking",
     "RunCost",
     "RunTime",
+    "Strategy",
     "TrainingSetup",
     "Trouble",
     "Trust",
@@ -64,7 +73,9 @@ __all__ = [
     "pareto",
     "placement",
     "rank_gpus",
+    "ranks",
     "repository",
     "resized",
+    "scaling",
     "trust",
 ]

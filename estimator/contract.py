@@ -19,6 +19,7 @@ from estimator.json_text import read_object
 from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
 from estimator.kinds import near, one_of, show
 from estimator.parameters import adapter_parameters
+from estimator.ranks import ranks
 from estimator.remedies import Remedy
 from estimator.repository import from_config
 from estimator.results import Estimate
@@ -323,7 +324,7 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
     return {
         **_peak(estimate),
         **_need(estimate),
-        "per_gpu": [],
+        "per_gpu": [rank._asdict() for rank in ranks(estimate)],
         "host_bytes": estimate.host_bytes,
         "disk_bytes": estimate.disk_bytes,
         "run_disk_bytes": estimate.run_disk_bytes,

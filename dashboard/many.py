@@ -1,0 +1,440 @@
+"""More and more GPUs: the figure of memory, hours and dollars by strategy, its table, and what differs by rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from dashboard import theme, wording
+from dashboard.figures import Figure, scale
+from estimator.ranks import Rank
+from estimator.results import Estimate
+from estimator.scaling import Curve, Point, rented_in
+from estimator.specs import Strategy, Verdict
+
+
+class Line(NamedTuple):
+    """How a strategy is drawn: colours that the colour-blind can tell apart, and dashes within a family."""
+
+    light: str
+    dark: str
+    dash: str
+    symbol: str
+
+
+LINES: Mapping[Strategy, Line] = {
+    Strategy.DDP: Line("#1B2530", "#E8EDF2", "solid", "square"),
+    Strategy.ZERO1: Line("#0072B2", "#56B4E9", "dot", "circle"),
+    Strategy.ZERO2: Line("#0072B2", "#56B4E9", "dash", "diamond"),
+    Strategy.ZERO3: Line("#0072B2", "#56B4E9", "solid", "triangle-up"),
+    Strategy.FSDP: Line("#00785A", "#35C79B", "solid", "triangle-down"),
+    Strategy.FSDP_GRAD_OP: Line("#00785A", "#35C79B", "dash", "cross"),
+    Strategy.HSDP: Line("#D55E00", "#FF8A57", "solid", "star"),
+}
+PANELS = ("Needed on each GPU", "Hours of the run", "US dollars of the run")
+GAP = 0.09
+"""Share of the figure's height between two panels."""
+PANEL_HEIGHT = 240
+TIMED = frozenset({Verdict.FITS, Verdict.TIGHT})
+"""What is drawn with its hours and dollars: what does not fit takes none."""
+
+
+def curves_figure(curves: Sequence[Curve], chosen: Estimate, *, dark: bool = False) -> Figure:
+    """Memory a GPU, hours and dollars against the number of GPUs, a line a strategy; the first that fits is ringed.
+
+    A point's ``customdata`` is [GPUs, strategy, groups of hsdp], which a click sets.
+    """
+    look = theme.DARK if dark else theme.LIGHT
+    panels = len(_panels(curves))
+    answers = [point.estimate for curve in curves for point in curve.points if point.estimate]
+    capacity = chosen.gpu.memory_bytes if chosen.gpu is not None else 0
+    top = scale(max([capacity, *(answer.need_high_bytes for answer in answers)]))
+    counts = sorted({point.num_gpus for curve in curves for point in curve.points})
+    traces = [
+        trace
+        for curve in curves
+        for panel in range(panels)
+        for trace in _traces(curve, panel, look, dark=dark)
+    ]
+    if capacity:
+        traces.append(_capacity(capacity, counts, look))
+    layout: dict[str, Any] = {
+        "height": 120 + PANEL_HEIGHT * panels,
+        "margin": {"l": 64, "r": 16, "t": 72, "b": 48},
+        "dragmode": False,
+        "hovermode": "closest",
+        "clickmode": "event+select",
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "y": 1 + 44 / (PANEL_HEIGHT * panels),
+            "yanchor": "bottom",
+            "font": {"size": 14, "color": look.ink},
+            "itemclick": "toggle",
+        },
+        "annotations": [_title(panel, panels, look) for panel in range(panels)],
+    }
+    for panel in range(panels):
+        layout |= _axes(panel, panels, counts, top, look)
+    return {"data": traces, "layout": layout}
+
+
+def _panels(curves: Sequence[Curve]) -> Sequence[str]:
+    """The panels that there is anything to draw in."""
+    answers = [point.estimate for curve in curves for point in curve.points if _is_timed(point)]
+    timed = any(answer and answer.time for answer in answers)
+    priced = any(answer and answer.cost for answer in answers)
+    return PANELS[: 1 + timed + (timed and priced)]
+
+
+def _is_timed(point: Point) -> bool:
+    return point.estimate is not None and point.estimate.verdict in TIMED
+
+
+def _traces(curve: Curve, panel: int, look: theme.Look, *, dark: bool) -> list[Figure]:
+    line = LINES[curve.strategy]
+    colour = line.dark if dark else line.light
+    shown = [(point, y) for point in curve.points if (y := _height(point, panel)) is not None]
+    first = curve.first_that_fits
+    axis = str(panel + 1) if panel else ""
+    drawn = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": curve.strategy.value,
+        "legendgroup": curve.strategy.value,
+        "showlegend": panel == 0,
+        "xaxis": f"x{axis}",
+        "yaxis": f"y{axis}",
+        "x": [math.log2(point.num_gpus) for point, _ in shown],
+        "y": [y for _, y in shown],
+        "line": {"color": colour, "width": 2.5, "dash": line.dash},
+        "marker": {
+            "color": colour,
+            "size": 9,
+            "symbol": [line.symbol + ("" if _is_timed(point) else "-open") for point, _ in shown],
+        },
+        "customdata": [_keys(point) for point, _ in shown],
+        "text": [_said(point) for point, _ in shown],
+        "hovertemplate": "%{text}<extra></extra>",
+        "cliponaxis": False,
+    }
+    if panel or first is None:
+        return [drawn]
+    ring = {
+        "type": "scatter",
+        "mode": "markers",
+        "legendgroup": curve.strategy.value,
+        "showlegend": False,
+        "x": [math.log2(first.num_gpus)],
+        "y": [_height(first, 0)],
+        "marker": {
+            "symbol": "circle-open",
+            "size": 22,
+            "color": colour,
+            "line": {"width": 3, "color": colour},
+        },
+        "hoverinfo": "skip",
+        "cliponaxis": False,
+    }
+    return [drawn, ring]
+
+
+def _height(point: Point, panel: int) -> float | None:
+    """Where a point is drawn in a panel; None: not at all. Of hours and dollars the middle of the bracket."""
+    answer = point.estimate
+    if answer is None:
+        return None
+    if panel == 0:
+        return wording.in_gib(answer.need_high_bytes)
+    if not _is_timed(point):
+        return None
+    if panel == 1:
+        time = answer.time
+        return _middle(time.total_hours_low, time.total_hours_high) if time else None
+    cost = answer.cost
+    return _middle(cost.cost_usd_low, cost.cost_usd_high) if cost else None
+
+
+def _middle(low: float, high: float) -> float:
+    return round(math.sqrt(low * high), 4)
+
+
+def _keys(point: Point) -> list[object]:
+    assert point.estimate is not None
+    setup = point.estimate.setup
+    return [setup.num_gpus, setup.strategy.value, setup.dp_replicate_size]
+
+
+def _said(point: Point) -> str:
+    answer = point.estimate
+    assert answer is not None
+    who = (
+        f"{_gpus(point.num_gpus)}, {answer.setup.strategy.value}" if point.num_gpus > 1 else "1 GPU"
+    )
+    parts = [
+        f"<b>{who}</b>",
+        f"needs {wording.between(answer.need_low_bytes, answer.need_high_bytes)}",
+    ]
+    if answer.verdict is not None:
+        parts.append(theme.VERDICTS[answer.verdict].label.lower())
+    if _is_timed(point) and (words := wording.run(answer)):
+        parts.append(words)
+    return "<br>".join(parts) + "<br>Click to take it."
+
+
+def _gpus(count: int) -> str:
+    return f"{count:,} GPU{'s' * (count != 1)}"
+
+
+def _capacity(capacity: int, counts: Sequence[int], look: theme.Look) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": f"{wording.gib(capacity)} usable",
+        "x": [math.log2(counts[0]) - 0.3, math.log2(counts[-1]) + 0.3],
+        "y": [wording.in_gib(capacity)] * 2,
+        "line": {"color": look.capacity, "width": 2.5, "dash": "longdash"},
+        "hoverinfo": "skip",
+    }
+
+
+def _domain(panel: int, panels: int) -> list[float]:
+    """The share of the height that a panel takes, the first on top."""
+    each = (1 - GAP * (panels - 1)) / panels
+    bottom = (panels - 1 - panel) * (each + GAP)
+    return [round(bottom, 4), round(bottom + each, 4)]
+
+
+def _title(panel: int, panels: int, look: theme.Look) -> dict[str, Any]:
+    return {
+        "text": f"<b>{PANELS[panel]}</b>",
+        "xref": "paper",
+        "yref": "paper",
+        "x": 0,
+        "y": _domain(panel, panels)[1],
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "yshift": 4,
+        "showarrow": False,
+        "font": {"size": 14, "color": look.ink},
+    }
+
+
+def _axes(
+    panel: int, panels: int, counts: Sequence[int], top: float, look: theme.Look
+) -> dict[str, Any]:
+    axis = str(panel + 1) if panel else ""
+    last = panel == panels - 1
+    x = {
+        "anchor": f"y{axis}",
+        "tickvals": [math.log2(count) for count in counts],
+        "ticktext": [f"{count:,}" for count in counts],
+        "range": [math.log2(counts[0]) - 0.3, math.log2(counts[-1]) + 0.3],
+        "tickfont": {"size": 13, "color": look.ink},
+        "title": {"text": "GPUs" if last else "", "font": {"size": 14, "color": look.ink}},
+        "tickangle": 0,
+        "gridcolor": theme.GRID,
+        "zeroline": False,
+        "fixedrange": True,
+    }
+    y: dict[str, Any] = {
+        "anchor": f"x{axis}",
+        "domain": _domain(panel, panels),
+        "tickfont": {"size": 13, "color": look.ink},
+        "gridcolor": theme.GRID,
+        "zeroline": False,
+        "fixedrange": True,
+    }
+    if panel == 0:
+        y |= {"range": [0, top], "ticksuffix": " GiB"}
+    else:
+        y |= {
+            "type": "log",
+            "tickprefix": "$" if panel == 2 else "",
+            "tickformat": ".2~g",
+            "nticks": 5,
+        }
+    return {f"xaxis{axis}": x, f"yaxis{axis}": y}
+
+
+# --- in words -----------------------------------------------------------------------------------
+
+
+def head_html(curves: Sequence[Curve], answer: Estimate) -> str:
+    """Where each strategy first fits, what is kept on the way, and what the price list has."""
+    lines = [_first_fits(curves, answer), _kept(curves)]
+    if answer.gpu is not None:
+        lines += _prices(curves, answer)
+    lines.append(
+        "Hours and dollars are the middles of their brackets and drawn where it fits; an open mark does not fit. A "
+        "ring is the first count of a strategy that fits. Choose a point to take it."
+    )
+    return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines if line)
+
+
+def _first_fits(curves: Sequence[Curve], answer: Estimate) -> str:
+    if answer.gpu is None:
+        return "Choose a GPU to see from how many on it fits, and what the run takes."
+    most = max(point.num_gpus for curve in curves for point in curve.points)
+    by_count: dict[int, list[str]] = {}
+    for curve in curves:
+        if (first := curve.first_that_fits) is not None:
+            by_count.setdefault(first.num_gpus, []).append(curve.strategy.value)
+    if 1 in by_count:
+        return f"It fits on 1 {answer.gpu.name}; more of them make the run shorter."
+    if not by_count:
+        return f"It fits on no number of {answer.gpu.name} up to {most:,}, under any strategy."
+    said = "; ".join(
+        f"from {_gpus(count)} on under {_listed(names)}"
+        for count, names in sorted(by_count.items())
+    )
+    never = [curve.strategy.value for curve in curves if curve.first_that_fits is None]
+    up_to = f"; under {_listed(never)} not up to {most:,}" if never else ""
+    return f"On {answer.gpu.name} it fits {said}{up_to}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _kept(curves: Sequence[Curve]) -> str:
+    answers = [point.estimate for point in curves[0].points if point.estimate]
+    setup = answers[0].setup
+    batch = f"{setup.per_device_train_batch_size:,} × {setup.max_length:,} tokens"
+    accumulation = (
+        f" and its {setup.gradient_accumulation_steps:,} micro-steps"
+        if setup.gradient_accumulation_steps > 1
+        else ""
+    )
+    said = f"Each GPU keeps its micro-batch of {batch}{accumulation}; the effective batch grows with the GPUs"
+    first, last = answers[0], answers[-1]
+    if first.time and last.time and first is not last:
+        said += (
+            f", from {first.setup.effective_batch_size:,} to {last.setup.effective_batch_size:,} examples, and an "
+            f"epoch has {last.time.steps_per_epoch:,} steps instead of {first.time.steps_per_epoch:,}"
+        )
+    return f"{said}."
+
+
+def _prices(curves: Sequence[Curve], answer: Estimate) -> list[str]:
+    gpu = answer.gpu
+    assert gpu is not None
+    if answer.setup.usd_per_gpu_hour is not None:
+        return []
+    counts = [point.num_gpus for point in curves[0].points]
+    too_few = [count for count in counts if rented_in(gpu, count)]
+    if not gpu.prices:
+        return [f"No price of {gpu.name} is listed; set usd_per_gpu_hour to your own."]
+    if not too_few:
+        return []
+    least = rented_in(gpu, too_few[0])
+    return [
+        f"The price list has {gpu.name} only in machines of {least}, so below {least} GPUs no dollars are "
+        f"given (marked “only {least} together” in the table)."
+    ]
+
+
+def alt(curves: Sequence[Curve]) -> str:
+    """The figure in words."""
+    lines = []
+    for curve in curves:
+        sizes = [
+            f"{wording.gib(point.estimate.need_high_bytes)} on {point.num_gpus:,}"
+            for point in curve.points
+            if point.estimate
+        ]
+        first = curve.first_that_fits
+        fits = f", first fits on {_gpus(first.num_gpus)}" if first else ""
+        lines.append(f"{curve.strategy.value}: {', '.join(sizes)}{fits}")
+    return f"Memory that each GPU needs, by strategy and number of GPUs. {'; '.join(lines)}."
+
+
+def table_html(curves: Sequence[Curve], answer: Estimate) -> str:
+    """A row a strategy and a column a count: the need with its verdict, the hours and the dollars."""
+    counts = [point.num_gpus for point in curves[0].points]
+    head = "".join(f'<th scope="col">{_gpus(count)}</th>' for count in counts)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(curve.strategy.value)}</th>'
+        + "".join(_cell(point, curve, answer) for point in curve.points)
+        + "</tr>"
+        for curve in curves
+    )
+    return (
+        '<div class="hr-scroll" tabindex="0" role="region" aria-label="Strategies and numbers of GPUs as a table">'
+        '<table class="hr-compare hr-many"><thead><tr><th scope="col">Needs up to</th>'
+        f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
+    answer = point.estimate
+    if answer is None:
+        return f'<td title="{escape(point.refusal)}">–<small>{escape(_short(point.refusal))}</small></td>'
+    need = wording.gib(answer.need_high_bytes)
+    mark = ""
+    if answer.verdict is not None:
+        mark = f' <span class="hr-{answer.verdict}">{wording.sign(answer.verdict)}</span>'
+    lines = []
+    if point == curve.first_that_fits:
+        need = f"<b>{need}</b>"
+        lines.append("first that fits")
+    if _is_timed(point) and answer.time is not None:
+        time, cost = answer.time, answer.cost
+        lines.append(wording.duration(time.total_hours_low, time.total_hours_high))
+        least = rented_in(answer.gpu, point.num_gpus)
+        if cost is not None:
+            lines.append(wording.dollars(cost.cost_usd_low, cost.cost_usd_high))
+        elif least is not None:
+            lines.append(f"only {least} together")
+    here = answer.setup.num_gpus, answer.setup.strategy
+    if here == (chosen.setup.num_gpus, chosen.setup.strategy):
+        lines.append("your setup")
+    small = "".join(f"<small>{escape(line)}</small>" for line in lines)
+    return f"<td>{need}{mark}{small}</td>"
+
+
+def _short(refusal: str) -> str:
+    """What a cell has room for; the sentence itself is below the table."""
+    return "not so many" if refusal.startswith("hsdp") else "refused"
+
+
+def refusals_html(curves: Sequence[Curve]) -> str:
+    """Why some cells are empty, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for curve in curves:
+        for point in curve.points:
+            if point.refusal and not point.refusal.startswith("hsdp has copies"):
+                names = reasons.setdefault(point.refusal, [])
+                if curve.strategy.value not in names:
+                    names.append(curve.strategy.value)
+    return "".join(
+        f'<p class="hr-text">{escape(_listed(names))}: {escape(reason)}</p>'
+        for reason, names in reasons.items()
+    )
+
+
+def ranks_html(found: Sequence[Rank]) -> str:
+    """What differs between the GPUs of this very job; empty where nothing does."""
+    if not found:
+        return ""
+    rows = "".join(
+        f'<tr><td class="hr-name-cell">{escape(rank.ranks)}{", saves" * rank.saves}</td>'
+        f'<td class="hr-n">{wording.gib(rank.peak_bytes)}</td>'
+        f'<td class="hr-n">{wording.gib(rank.need_high_bytes)}</td>'
+        f'<td class="hr-n">{wording.gib(rank.host_bytes)}</td></tr>'
+        for rank in found
+    )
+    spread = found[0].peak_bytes - found[-1].peak_bytes
+    lead = (
+        f"The fullest decides; the emptiest peaks {wording.gib_or_bytes(spread)} lower."
+        if spread
+        else "On the GPU all ranks are alike; rank 0 writes the model, for which its host holds it."
+    )
+    return (
+        f'<h2 class="hr-head">This job, rank by rank</h2><p class="hr-text">{lead}</p>'
+        '<table class="hr-table hr-acts"><thead><tr><th scope="col">Ranks</th>'
+        '<th scope="col" class="hr-n">Peak</th><th scope="col" class="hr-n">Needs up to</th>'
+        f'<th scope="col" class="hr-n">Host</th></tr></thead><tbody>{rows}</tbody></table>'
+    )

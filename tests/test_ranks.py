@@ -1,0 +1,105 @@
+"""Ranks that hold less than the fullest, and the one that saves."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import cast
+
+import pytest
+
+from estimator import TrainingSetup, catalog, estimate
+from estimator.contract import write_estimate
+from estimator.memory.zero import gradients_in_partition, width
+from estimator.ranks import Rank, ranks
+from estimator.specs import Model, Strategy
+
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+GPT2 = catalog.model("openai-community/gpt2")
+"""50,257 words, which no number of GPUs above one divides; all its other rows are divided by 8."""
+
+
+def of(model: Model, strategy: Strategy, num_gpus: int = 8, **keys: object) -> tuple[Rank, ...]:
+    setup = TrainingSetup(strategy=strategy, num_gpus=num_gpus, **keys)  # type: ignore[arg-type]
+    return ranks(estimate(model, None, setup))
+
+
+def test_one_gpu_has_no_ranks() -> None:
+    assert ranks(estimate(MISTRAL, None, TrainingSetup())) == ()
+
+
+def test_ranks_that_divide_every_row_and_do_not_save_are_alike() -> None:
+    """Mistral's 32,000 words, 4,096, 1,024 and 14,336 rows are all multiples of 8."""
+    for strategy in (Strategy.FSDP, Strategy.DDP, Strategy.ZERO3):
+        assert of(MISTRAL, strategy, save_strategy="no") == ()
+
+
+def test_rank_0_saves_and_holds_the_checkpoint_on_its_host() -> None:
+    first, others = of(MISTRAL, Strategy.DDP)
+    assert (first.ranks, first.gpus, first.saves) == ("0", 1, True)
+    assert (others.ranks, others.gpus, others.saves) == ("1-7", 7, False)
+    assert first.peak_bytes == others.peak_bytes
+    assert first.host_bytes >= others.host_bytes
+
+
+def test_the_last_rank_of_fsdp_has_fewer_rows_of_the_states() -> None:
+    """By hand: 6,283 rows on seven ranks and 6,276 on the last, 768 wide, two float32 states: 7 · 768 · 8 bytes."""
+    fullest, *_, last = of(GPT2, Strategy.FSDP, save_strategy="no")
+    assert (fullest.ranks, last.ranks) == ("0-6", "7")
+    assert fullest.peak_bytes - last.peak_bytes == 7 * 768 * 8
+
+
+def test_every_copy_of_hsdp_has_such_a_rank() -> None:
+    last = of(GPT2, Strategy.HSDP, 16, dp_replicate_size=2, save_strategy="no")[-1]
+    assert (last.ranks, last.gpus) == ("7, 15", 2)
+
+
+def test_more_ranks_than_rows_leave_some_without_any() -> None:
+    """768 rows of GPT-2's norms on 1,000 GPUs: one each, and the last 232 have none of them."""
+    last = of(GPT2, Strategy.FSDP, 1000, save_strategy="no")[-1]
+    assert last.ranks.endswith("999")
+    assert sum(rank.gpus for rank in of(GPT2, Strategy.FSDP, 1000)) == 1000
+
+
+@pytest.mark.parametrize("model", [MISTRAL, GPT2], ids=["mistral", "gpt2"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": Strategy.FSDP, "num_gpus": 3},
+        {"strategy": Strategy.ZERO1, "num_gpus": 7},
+        {"strategy": Strategy.ZERO2, "num_gpus": 7, "gradient_accumulation_steps": 2},
+        {"strategy": Strategy.ZERO2, "num_gpus": 64},
+        {"strategy": Strategy.HSDP, "num_gpus": 6, "dp_replicate_size": 2},
+    ],
+    ids=lambda keys: f"{keys['strategy']} {keys['num_gpus']}",
+)
+def test_the_fullest_rank_is_the_one_that_the_estimate_is_of(
+    model: Model, keys: dict[str, object]
+) -> None:
+    answer = estimate(model, None, TrainingSetup(**keys))  # type: ignore[arg-type]
+    found = ranks(answer)
+    assert sum(rank.gpus for rank in found) == answer.setup.num_gpus
+    fullest = found[0]
+    assert fullest.peak_bytes == answer.peak.bytes
+    assert (fullest.need_low_bytes, fullest.need_high_bytes) == (
+        answer.need_low_bytes,
+        answer.need_high_bytes,
+    )
+    assert all(first.peak_bytes >= second.peak_bytes for first, second in pairwise(found))
+
+
+def test_ranks_of_stage_2_differ_by_the_tensors_that_their_bounds_cut() -> None:
+    """The fullest keeps what ``gradients_in_partition`` says; the others at least their part, 2 bytes · N / 7."""
+    setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=7, gradient_accumulation_steps=2)
+    found = of(GPT2, Strategy.ZERO2, 7, gradient_accumulation_steps=2)
+    most = width(setup) * gradients_in_partition(GPT2, setup)
+    assert 0 < found[0].peak_bytes - found[-1].peak_bytes < most - 2 * 124_439_808 // 7 + 1024
+
+
+def test_contract_writes_one_object_a_kind_of_rank() -> None:
+    written = write_estimate(
+        estimate(GPT2, None, TrainingSetup(strategy=Strategy.FSDP, num_gpus=8))
+    )
+    entries = cast("list[dict[str, object]]", written["per_gpu"])
+    assert [entry["ranks"] for entry in entries] == ["0", "1-6", "7"]
+    assert entries[0]["peak_bytes"] == written["peak_bytes"]
+    assert write_estimate(estimate(GPT2, None, TrainingSetup()))["per_gpu"] == []

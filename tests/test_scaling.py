@@ -1,0 +1,162 @@
+"""One setup on more and more GPUs: what stays, what falls, and where it first fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import Gpu, Price, TrainingSetup, catalog, estimate
+from estimator.scaling import COUNTS, STRATEGIES, Curve, curves, rented_in, shared_by
+from estimator.specs import Method, Offload, Strategy, Verdict
+
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+LLAMA_70B = catalog.model("meta-llama/Llama-2-70b-hf")
+A100 = catalog.gpu("A100-SXM4-80GB")
+CHECKPOINTED = TrainingSetup(gradient_checkpointing=True)
+
+
+def by_strategy(setup: TrainingSetup, gpu: Gpu | None = A100) -> dict[Strategy, Curve]:
+    return {curve.strategy: curve for curve in curves(MISTRAL, gpu, setup)}
+
+
+def needs(curve: Curve) -> list[int]:
+    """Of the points on several GPUs."""
+    return [point.estimate.need_high_bytes for point in curve.points[1:] if point.estimate]
+
+
+@pytest.fixture(scope="module")
+def mistral() -> dict[Strategy, Curve]:
+    return by_strategy(CHECKPOINTED)
+
+
+def test_a_point_of_a_curve_is_the_estimate_of_its_setup(mistral: dict[Strategy, Curve]) -> None:
+    point = mistral[Strategy.ZERO3].points[3]
+    alone = replace(CHECKPOINTED, num_gpus=8, strategy=Strategy.ZERO3)
+    assert point.num_gpus == 8
+    assert point.estimate == estimate(MISTRAL, A100, alone)
+
+
+def test_every_strategy_has_a_curve_that_begins_on_the_same_gpu(
+    mistral: dict[Strategy, Curve],
+) -> None:
+    assert tuple(mistral) == STRATEGIES
+    assert len({id(curve.points[0].estimate) for curve in mistral.values()}) == 1
+    assert all([p.num_gpus for p in curve.points] == list(COUNTS) for curve in mistral.values())
+
+
+def test_ddp_needs_the_same_on_any_number_of_gpus(mistral: dict[Strategy, Curve]) -> None:
+    """But for NCCL's buffers, 544 to 1600 MiB a group (memory/overhead.py)."""
+    found = [
+        point.estimate.peak.bytes for point in mistral[Strategy.DDP].points[1:] if point.estimate
+    ]
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ZERO3, Strategy.FSDP])
+def test_what_divides_everything_needs_less_with_every_doubling(
+    mistral: dict[Strategy, Curve], strategy: Strategy
+) -> None:
+    peaks = [point.estimate.peak.bytes for point in mistral[strategy].points[1:] if point.estimate]
+    assert peaks == sorted(set(peaks), reverse=True)
+
+
+def test_each_stage_of_zero_needs_no_more_than_the_one_before(
+    mistral: dict[Strategy, Curve],
+) -> None:
+    for first, second in zip(
+        needs(mistral[Strategy.ZERO2]), needs(mistral[Strategy.ZERO3]), strict=True
+    ):
+        assert second <= first
+
+
+def test_hsdp_shards_within_a_machine_so_that_more_machines_change_no_memory(
+    mistral: dict[Strategy, Curve],
+) -> None:
+    there = {p.num_gpus: p.estimate for p in mistral[Strategy.HSDP].points if p.estimate}
+    assert sorted(there) == [1, 16, 32, 64]
+    peaks = {there[number].peak.bytes for number in (16, 32, 64)}
+    eight = mistral[Strategy.FSDP].points[3].estimate
+    assert eight is not None
+    assert len(peaks) == 1
+    assert min(peaks) >= eight.peak.bytes
+
+
+def test_copies_of_hsdp_are_as_large_as_the_setup_s_own() -> None:
+    own = TrainingSetup(num_gpus=8, dp_replicate_size=4, strategy=Strategy.HSDP)
+    assert shared_by(own, Strategy.HSDP, 8) == own
+    assert shared_by(own, Strategy.HSDP, 16).dp_replicate_size == 8
+    with pytest.raises(ValueError, match="copies of 2 GPUs here, which 2 are not two or more of"):
+        shared_by(own, Strategy.HSDP, 2)
+
+
+def test_the_first_count_that_fits_is_where_all_smaller_ones_do_not() -> None:
+    """Llama 2 70B in full: 16 bytes and more a parameter, 1.1 TB, cannot lie on 8 × 79 GiB and can on 32."""
+    found = {c.strategy: c for c in curves(LLAMA_70B, A100, CHECKPOINTED)}
+    assert found[Strategy.DDP].first_that_fits is None
+    first = found[Strategy.FSDP].first_that_fits
+    assert first is not None
+    assert first.num_gpus in (16, 32)
+    for point in found[Strategy.FSDP].points:
+        assert point.fits == (point.num_gpus >= first.num_gpus)
+
+
+def test_without_a_gpu_there_is_memory_and_no_verdict() -> None:
+    for curve in by_strategy(CHECKPOINTED, None).values():
+        assert curve.first_that_fits is None
+        assert all(p.estimate is None or p.estimate.verdict is None for p in curve.points)
+
+
+def test_the_micro_batch_stays_and_an_epoch_has_fewer_steps(mistral: dict[Strategy, Curve]) -> None:
+    """10,000 examples, one a GPU and step: 10,000 steps on one, 157 on 64."""
+    ends = [mistral[Strategy.DDP].points[place].estimate for place in (0, -1)]
+    batches = {end.setup.per_device_train_batch_size for end in ends if end}
+    assert batches == {1}
+    assert [end.time.steps_per_epoch for end in ends if end and end.time] == [10_000, 157]
+
+
+def test_more_gpus_are_never_slower_inside_a_machine(mistral: dict[Strategy, Curve]) -> None:
+    for curve in mistral.values():
+        hours = [
+            p.estimate.time.total_hours_low
+            for p in curve.points
+            if p.estimate and p.estimate.time and p.num_gpus <= 8
+        ]
+        assert hours == sorted(hours, reverse=True), curve.strategy
+
+
+def test_what_cannot_be_shared_says_why_and_the_other_curves_stay() -> None:
+    found = by_strategy(TrainingSetup(method=Method.QLORA))
+    refused = [p.refusal for p in found[Strategy.ZERO3].points[1:]]
+    assert all("bnb_4bit_quant_storage" in sentence for sentence in refused)
+    assert all(p.estimate for p in found[Strategy.DDP].points)
+
+
+def test_offload_without_sharing_is_refused_on_one_gpu_and_not_dropped_in_silence() -> None:
+    offloads = {"offload_param": Offload.CPU, "offload_optimizer": Offload.CPU}
+    (curve,) = curves(MISTRAL, A100, TrainingSetup(**offloads), [1], [Strategy.ZERO3])
+    assert curve.points[0].estimate is None
+    assert "offload" in curve.points[0].refusal
+
+
+def test_own_utilisation_is_left_out_and_an_own_price_kept() -> None:
+    own = replace(CHECKPOINTED, mfu=0.3, usd_per_gpu_hour=9.0)
+    (curve,) = curves(MISTRAL, A100, own, [8], [Strategy.DDP])
+    answer = curve.points[0].estimate
+    assert answer is not None
+    assert answer.cost is not None
+    assert (answer.setup.mfu, answer.cost.usd_per_gpu_hour) == (None, 9.0)
+
+
+def test_cards_that_are_rented_by_the_machine_say_by_how_many() -> None:
+    by_eight = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
+    card = replace(A100, prices=(by_eight,))
+    assert [rented_in(card, number) for number in (1, 4, 8, 16)] == [8, 8, None, None]
+    assert rented_in(None, 1) is None
+    assert rented_in(replace(A100, prices=()), 1) is None
+
+
+def test_counts_may_be_one_s_own_and_need_not_be_in_order() -> None:
+    (curve,) = curves(MISTRAL, A100, CHECKPOINTED, [12, 3, 3], [Strategy.FSDP])
+    assert [point.num_gpus for point in curve.points] == [3, 12]
+    assert all(p.estimate and p.estimate.verdict is Verdict.FITS for p in curve.points)
