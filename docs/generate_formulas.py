@@ -19,6 +19,7 @@ PACKAGES = (
     "estimator.parameters",
     "estimator.memory",
     "estimator.flops",
+    "estimator.network",
     "estimator.throughput",
     "estimator.cost",
     "estimator.placement",
