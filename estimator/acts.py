@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from estimator.engine import as_played
 from estimator.evaluation import evaluation_moment
 from estimator.loading import load_host_bytes, load_moment
 from estimator.memory.overhead import workspace_bytes
@@ -50,7 +49,7 @@ def acts(of: Estimate) -> tuple[Act, ...]:
         Act("Training step", of.peak.bytes, None, None),
         Act(
             f"Evaluate {setup.per_device_eval_batch_size} × {setup.max_length:,} tokens",
-            evaluation_moment(model, as_played(model, setup), workspace).bytes,
+            evaluation_moment(model, setup, workspace).bytes,
             None,
             None,
         ),

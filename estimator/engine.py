@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
-from estimator.architectures import architecture
+from estimator.architectures import architecture, attention_of
 from estimator.architectures.liger import check_liger, loss_sentences
 from estimator.combinations import refusal
 from estimator.cost import cheapest, energy_kwh, run_cost
@@ -22,7 +22,14 @@ from estimator.memory.overhead import (
     workspace_bytes,
 )
 from estimator.memory.sharding import loads_in_parts
-from estimator.moments import Resident, StepTimeline, resident, structure, trainable_tensors
+from estimator.moments import (
+    Resident,
+    StepTimeline,
+    plan,
+    resident,
+    structure,
+    trainable_tensors,
+)
 from estimator.network import network_sentences
 from estimator.results import Estimate, Moment, RunTime
 from estimator.saving import (
@@ -54,22 +61,23 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
 
     Raises ``ValueError`` with one sentence where the architecture is not modelled or the setup contradicts the model.
     """
-    _check(model, setup)
-    played = as_played(model, setup)
     workspace = workspace_bytes(gpu)
-    timeline = StepTimeline(model, played, workspace)
-    lying = timeline.resident
-    phases = timeline.heights()
-    peak = max(phases.values(), key=lambda moment: moment.bytes)
-    beside = _beside(model, played, workspace)
-    decisive = max((peak, *beside.values()), key=lambda moment: moment.bytes)
+    standing = _standing(model, structure(setup), workspace)
+    _check_length(model, setup)
+    lying = standing.resident
+    timeline = StepTimeline(model, setup, standing.plan, lying, workspace)
+    step = timeline.heights()
+    peak = max(step.values(), key=lambda moment: moment.bytes)
+    phases = {**step, Phase.LOAD: standing.load}
+    if setup.eval_strategy != "no":
+        phases[Phase.EVALUATION] = evaluation_moment(model, setup, workspace)
+    decisive = max(phases.values(), key=lambda moment: moment.bytes)
+    phases[Phase.SAVE] = standing.save
     low, high = need_bytes(decisive.bytes, lying.states.paged_bytes, exchange_bytes(setup))
-    phases = {**phases, **beside, Phase.SAVE: save_moment(model, setup, lying, workspace)}
-    whole = _undivided(model, setup, lying)
-    checkpoint = checkpoint_bytes(whole, setup)
+    checkpoint = checkpoint_bytes(standing.whole, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
-        time = run_time(model, gpu, setup, whole)
+        time = run_time(model, gpu, setup, standing.whole)
         cost, energy = run_cost(time, gpu, setup), energy_kwh(time, gpu, setup)
     return Estimate(
         model=model,
@@ -86,12 +94,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         verdict=verdict(low, high, gpu),
         shown=shown_bytes(decisive.bytes, low, setup.num_gpus, gpu),
         paged_bytes=lying.states.paged_bytes,
-        host_bytes=_host_bytes(
-            model,
-            structure(setup),
-            saves=setup.save_strategy != "no",
-            only_model=setup.save_only_model,
-        ),
+        host_bytes=_host_bytes(standing, setup),
         disk_bytes=checkpoint,
         run_disk_bytes=checkpoints_at_once(setup) * checkpoint,
         total_parameters=lying.total_parameters,
@@ -104,12 +107,65 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     )
 
 
-def _undivided(model: Model, setup: TrainingSetup, lying: Resident) -> Resident:
-    """What would lie on one GPU if nothing were shared: what is exchanged follows from the whole."""
-    if not (setup.strategy.is_fsdp or setup.strategy.is_zero):
-        return lying
-    alone = replace(structure(setup), strategy=Strategy.NONE, num_gpus=1, dp_replicate_size=1)
-    return resident(model, alone)
+class Standing:
+    """What no batch and no length changes, for all setups of one structure; what only ``estimate`` asks for, later.
+
+    Raises ``ValueError`` where the architecture is not modelled or the structure contradicts itself.
+    """
+
+    def __init__(self, model: Model, structure: TrainingSetup, workspace: int) -> None:
+        _check(model, structure)
+        self._model, self._structure, self._workspace = model, structure, workspace
+        self.plan = plan(model, structure)
+        self.resident = resident(model, structure)
+
+    @cached_property
+    def whole(self) -> Resident:
+        """What would lie on one GPU if nothing were shared: what is exchanged follows from the whole."""
+        same = self._structure
+        if not (same.strategy.is_fsdp or same.strategy.is_zero):
+            return self.resident
+        alone = replace(same, strategy=Strategy.NONE, num_gpus=1, dp_replicate_size=1)
+        return resident(self._model, alone)
+
+    @cached_property
+    def load(self) -> Moment:
+        """The highest moment of loading."""
+        if not loads_in_parts(self._structure):
+            return load_moment(self._model, self._structure, self._workspace)
+        parts = {
+            Component.WEIGHTS: self.resident.weights,
+            Component.ADAPTERS: self.resident.adapters,
+        }
+        return Moment(Phase.LOAD, "the last shard arrives", parts)
+
+    @cached_property
+    def save(self) -> Moment:
+        """What is alive while a checkpoint is written.
+
+        Never more than in a step: all it holds beside weights and states are copies of experts, smaller than their
+        gradients.
+        """
+        return save_moment(self._model, self._structure, self.resident, self._workspace)
+
+    @cached_property
+    def load_host_bytes(self) -> int:
+        """Bytes on the host while loading."""
+        return load_host_bytes(self._model, self._structure)
+
+    @cached_property
+    def save_host_bytes(self) -> tuple[int, int]:
+        """Bytes on the host while a checkpoint is written: with optimizer states, and without."""
+        whole, only_model = (
+            save_host_bytes(
+                self._model, replace(self._structure, save_only_model=only), self.resident
+            )
+            for only in (False, True)
+        )
+        return whole, only_model
+
+
+_standing = lru_cache(maxsize=1024)(Standing)
 
 
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
@@ -123,45 +179,20 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
 @lru_cache(maxsize=8192)
 def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]:
     """The same; what a card has to do with it is the size of its workspace."""
-    _check(model, setup)
-    played = as_played(model, setup)
-    timeline = StepTimeline(model, played, workspace)
-    peak = timeline.peak_bytes
-    if not loads_in_parts(setup):
-        peak = max(peak, load_moment(model, setup, workspace).bytes)
+    standing = _standing(model, structure(setup), workspace)
+    _check_length(model, setup)
+    timeline = StepTimeline(model, setup, standing.plan, standing.resident, workspace)
+    peak = max(timeline.peak_bytes, standing.load.bytes)
     if setup.eval_strategy != "no":
-        peak = max(peak, evaluation_walk(model, played, workspace).peak_bytes)
-    return need_bytes(peak, timeline.resident.states.paged_bytes, exchange_bytes(setup))
+        peak = max(peak, evaluation_walk(model, setup, workspace).peak_bytes)
+    return need_bytes(peak, standing.resident.states.paged_bytes, exchange_bytes(setup))
 
 
-def _beside(model: Model, played: TrainingSetup, workspace: int) -> dict[Phase, Moment]:
-    """What may need more than a step: loading, and evaluation where it is planned.
-
-    Saving never does: all it holds beside weights and states are copies of experts, smaller than their gradients.
-    """
-    if loads_in_parts(played):
-        lying = resident(model, structure(played))
-        loading = Moment(
-            Phase.LOAD,
-            "the last shard arrives",
-            {Component.WEIGHTS: lying.weights, Component.ADAPTERS: lying.adapters},
-        )
-    else:
-        loading = load_moment(model, played, workspace)
-    beside = {Phase.LOAD: loading}
-    if played.eval_strategy != "no":
-        beside[Phase.EVALUATION] = evaluation_moment(model, played, workspace)
-    return beside
-
-
-@lru_cache(maxsize=1024)
-def _host_bytes(model: Model, structure: TrainingSetup, *, saves: bool, only_model: bool) -> int:
+def _host_bytes(standing: Standing, setup: TrainingSetup) -> int:
     """Bytes that the host needs at most: while loading, or while a checkpoint is written."""
-    loading = load_host_bytes(model, structure)
-    if not saves:
-        return loading
-    saving = replace(structure, save_only_model=only_model)
-    return max(loading, save_host_bytes(model, saving, resident(model, structure)))
+    if setup.save_strategy == "no":
+        return standing.load_host_bytes
+    return max(standing.load_host_bytes, standing.save_host_bytes[setup.save_only_model])
 
 
 def least_need(model: Model, setup: TrainingSetup) -> int:
@@ -175,11 +206,6 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     check_liger(model, setup)
     if sentence := refusal(setup):
         raise ValueError(sentence)
-    if 0 < model.position_limit < setup.max_length:
-        raise ValueError(
-            f"max_length {setup.max_length} exceeds the {model.position_limit} positions that {model.model_type} "
-            "has learned; lower it."
-        )
     is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
     if is_flash and architecture(model).refuses_flash:
         # transformers 5.23, modeling_utils.py, _compatible_flash_implementations
@@ -201,11 +227,12 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         )
 
 
-def as_played(model: Model, setup: TrainingSetup) -> TrainingSetup:
-    """The setup as transformers runs it: eager attention where the family knows no other."""
-    if architecture(model).eager_only and setup.attn_implementation is AttnImplementation.SDPA:
-        return replace(setup, attn_implementation=AttnImplementation.EAGER)
-    return setup
+def _check_length(model: Model, setup: TrainingSetup) -> None:
+    if 0 < model.position_limit < setup.max_length:
+        raise ValueError(
+            f"max_length {setup.max_length} exceeds the {model.position_limit} positions that {model.model_type} "
+            "has learned; lower it."
+        )
 
 
 def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[str, ...]:
@@ -214,7 +241,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         + (", some padded." if setup.padded else ", packed or padded to it, without a mask."),
         "The peak is of a step after the first, when the optimizer states exist.",
     ]
-    if architecture(model).eager_only and setup.attn_implementation is AttnImplementation.SDPA:
+    if attention_of(model, setup) is not setup.attn_implementation:
         sentences.append(
             f"transformers runs {model.model_type} with eager attention; SDPA is refused there."
         )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from estimator.arithmetic import allocated
-from estimator.moments import Plan, Walk, resident, structure
+from estimator.moments import Plan, Sizes, Walk, resident, structure
 from estimator.results import Moment
 from estimator.specs import MixedPrecision, Model, Optimizer, Phase, TrainingSetup
 
@@ -26,9 +26,12 @@ def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
     Source: torch 2.13, aten/src/ATen/native/Dropout.cpp (``!train`` returns the input) and
     aten/src/ATen/autocast_mode.cpp, ``cached_cast``; transformers 5.23, trainer.py (``use_cache`` is set to false).
     """
-    model, played = _as_evaluated(model), _evaluated(setup)
-    lying = resident(model, structure(setup))
-    return Walk(model, _plan(model, _structure(played)).step(played), lying.sizes(workspace))
+    same = structure(setup)
+    sizes = Sizes(
+        setup.per_device_eval_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
+    )
+    begins = resident(model, same).sizes(workspace)
+    return Walk(model, _plan(model, same).step(sizes), begins)
 
 
 def evaluation_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
@@ -60,29 +63,28 @@ def kept_logits_bytes(model: Model, setup: TrainingSetup, batches: int) -> int:
     return allocated(batches * tokens * model.vocab_size * width)
 
 
-def _evaluated(setup: TrainingSetup) -> TrainingSetup:
-    """The setup of the forward call: the evaluation's batch, and what ``model.eval`` switches off."""
-    return replace(
-        setup,
-        per_device_train_batch_size=setup.per_device_eval_batch_size,
+@lru_cache(maxsize=1024)
+def _plan(model: Model, structure: TrainingSetup) -> Plan:
+    """The plan of the forward call, less what ``model.eval`` switches off; the same for every rank and optimizer."""
+    evaluated = replace(
+        structure,
         gradient_accumulation_steps=1,
         gradient_checkpointing=False,
-        lora_dropout=0.0,
         hold_outputs=False,
+        lora_dropout=0.0,
+        lora_r=1,
+        optim=Optimizer.SGD,
+        optim_state_dtype=None,
     )
+    return _shared_plan(_as_evaluated(model), evaluated)
+
+
+@lru_cache(maxsize=256)
+def _shared_plan(model: Model, structure: TrainingSetup) -> Plan:
+    return Plan(model, structure, training=False)
 
 
 def _as_evaluated(model: Model) -> Model:
     if not (model.embd_pdrop or model.attn_pdrop or model.resid_pdrop):
         return model
     return replace(model, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
-
-
-def _structure(setup: TrainingSetup) -> TrainingSetup:
-    """What all neighbours of an evaluation share: the same program plays for every rank and every optimizer."""
-    return replace(structure(setup), lora_r=1, optim=Optimizer.SGD, optim_state_dtype=None)
-
-
-@lru_cache(maxsize=256)
-def _plan(model: Model, structure: TrainingSetup) -> Plan:
-    return Plan(model, structure, training=False)

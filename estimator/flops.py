@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.architectures import architecture
+from estimator.architectures import attention_of
 from estimator.architectures.decoder import has_window, layer_kinds
 from estimator.parameters import (
     Embedding,
@@ -192,10 +192,7 @@ def is_eager(model: Model, setup: TrainingSetup) -> bool:
 
     Source: transformers 5.23, modeling_utils.py, ``_supports_sdpa`` (false in the families that run eagerly).
     """
-    eager_only = (
-        architecture(model).eager_only and setup.attn_implementation is AttnImplementation.SDPA
-    )
-    return eager_only or setup.attn_implementation is AttnImplementation.EAGER
+    return attention_of(model, setup) is AttnImplementation.EAGER
 
 
 def attended_pairs(model: Model, length: int, *, skips: bool) -> int:

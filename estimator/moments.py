@@ -15,9 +15,10 @@ from itertools import groupby
 from operator import add
 from typing import NamedTuple
 
+from estimator.architectures import attention_of
 from estimator.architectures.decoder import LayerKind, Step, has_window, layer_kinds
 from estimator.memory.optimizer import States, Trainable, optimizer_states, step_transient
-from estimator.memory.program import Bytes, Program, Reason, Segment, Sized
+from estimator.memory.program import Changes, Program, Reason, Sized, summed
 from estimator.memory.sharding import (
     bucket_bytes,
     computed,
@@ -143,14 +144,43 @@ class Run(NamedTuple):
     """Stretches of the real step that one segment stands for, one after the other."""
 
     segment: int
+    phase: Phase
     layers: Sequence[int]
     """Which layers, in order of time; empty outside the layers, where the run is one stretch."""
+    length: int
+    """How many stretches."""
     has_moments: bool
 
-    @property
-    def length(self) -> int:
-        """How many stretches."""
-        return len(self.layers) or 1
+
+class Course:
+    """A played program, and the order in which its stretches make up the real step."""
+
+    def __init__(self, program: Program, runs: Sequence[Run]) -> None:
+        self.program = program
+        self.runs = runs
+        self._there: dict[tuple[int, int, int], Changes] = {}
+
+    def there(self, index: int, place: int, top: int) -> Changes:
+        """What came and has not gone when the event ``top`` is next, at a place of a run."""
+        if (index, place, top) not in self._there:
+            program, segment = self.program, self.runs[index].segment
+            self._there[index, place, top] = summed(
+                [
+                    *((program.whole(run.segment), run.length) for run in self.runs[:index]),
+                    (program.whole(segment), place),
+                    (program.change(program.spans[segment][0], top), 1),
+                ]
+            )
+        return self._there[index, place, top]
+
+
+class Sizes(NamedTuple):
+    """The numbers that only stretch a step."""
+
+    batch: int
+    length: int
+    rank: int
+    gpus: int
 
 
 class Plan:
@@ -158,36 +188,30 @@ class Plan:
 
     def __init__(self, model: Model, setup: TrainingSetup, *, training: bool = True) -> None:
         self._model = model
-        self._setup = setup
+        self._setup = replace(setup, attn_implementation=attention_of(model, setup))
         self._training = training
-        self._programs: list[tuple[Program, list[Run]]] = []
+        self._courses: list[Course] = []
 
-    def step(self, setup: TrainingSetup) -> tuple[Sized, list[Run]]:
-        """The step of a setup, which may differ from the plan's in batch, length and rank only, and its order."""
-        sizes = (
-            setup.per_device_train_batch_size,
-            setup.max_length,
-            setup.lora_r,
-            setup.shard_ranks,
-        )
-        for program, runs in self._programs:
-            sized = program.at(sizes)
+    def step(self, sizes: Sizes) -> tuple[Sized, Course]:
+        """The step at these sizes, and its order."""
+        for course in self._courses:
+            sized = course.program.at(sizes)
             if sized is not None:
-                return sized, runs
-        self._programs.append(self._played(sizes))
-        return self.step(setup)
+                return sized, course
+        self._courses.append(self._played(sizes))
+        return self.step(sizes)
 
-    def _played(self, sizes: tuple[int, int, int, int]) -> tuple[Program, list[Run]]:
+    def _played(self, sizes: Sizes) -> Course:
         recording = Recording()
         batch, length, rank, gpus = (recording.symbol(size) for size in sizes)
         setup = replace(
             self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
         )
-        kinds = layer_kinds(self._model, windowed=has_window(self._model, sizes[1]))
+        kinds = layer_kinds(self._model, windowed=has_window(self._model, sizes.length))
         played = played_layers(kinds)
         step = Step(self._model, setup, played, gpus, training=self._training)
         program = Program(step.play(), recording)
-        return program, list(_runs(program.marks, stand_ins(kinds, played)))
+        return Course(program, list(_runs(program.marks, stand_ins(kinds, played))))
 
 
 def _runs(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
@@ -197,14 +221,15 @@ def _runs(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
     ):
         segments = list(stretch)
         if outside:
-            yield from (Run(segment, (), has_moments=True) for segment, _ in segments)
+            yield from (Run(segment, phase, (), 1, has_moments=True) for segment, _ in segments)
             continue
         by_layer = {mark.layer: segment for segment, mark in segments}
         order = range(len(layers))
         for stand_in, run in groupby(
             reversed(order) if phase is Phase.BACKWARD else order, key=layers.__getitem__
         ):
-            yield Run(by_layer[stand_in], tuple(run), has_moments=stage == "layer")
+            alike = tuple(run)
+            yield Run(by_layer[stand_in], phase, alike, len(alike), has_moments=stage == "layer")
 
 
 @lru_cache(maxsize=64)  # one estimate asks for it three times
@@ -258,86 +283,83 @@ class Walk:
     """The stretches of a program set in their places, on top of what lies there when it begins."""
 
     def __init__(
-        self, model: Model, stretches: tuple[Sized, list[Run]], begins: Mapping[Component, int]
+        self, model: Model, step: tuple[Sized, Course], begins: Mapping[Component, int]
     ) -> None:
         self._layers = model.num_hidden_layers
-        self._sized, self._runs = stretches
+        self._sized, self._course = step
         self._begins = [begins[component] for component in COMPONENTS]
 
     @property
     def peak_bytes(self) -> int:
-        """The highest moment alone; for those who search, five times as fast as ``heights``."""
-        alive = highest = sum(self._begins)
-        for run in self._runs:
-            rise, net = self._sized.heights[run.segment]
-            if run.has_moments:
-                highest = max(highest, alive + rise + max(0, (run.length - 1) * net))
-            alive += run.length * net
-        return highest
+        """The highest moment alone."""
+        return max(height for height, _, _ in self._highest().values())
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
         """Each layer and stage at its highest; with accumulation those of the second micro-step."""
         running = list(self._begins)
         moments = []
-        for run in self._runs:
+        for run in self._course.runs:
             segment = self._sized.segments[run.segment]
             for place in range(run.length):
                 if run.has_moments:
-                    moments.append(self._moment(run, place, running))
-                running = _after(running, segment, 1)
+                    moments.append(self._moment(run, place, map(add, running, segment.rise)))
+                running = list(map(add, running, segment.net))
         return tuple(moments)
 
     def heights(self) -> dict[Phase, Moment]:
-        """The highest moment of each phase.
+        """The highest moment of each phase."""
+        heights = {}
+        for phase, (_, index, place) in self._highest().items():
+            run = self._course.runs[index]
+            there = self._course.there(index, place, self._sized.tops[run.segment])
+            alive = map(add, self._begins, self._sized.bytes_of(there))
+            heights[phase] = self._moment(run, place, alive)
+        return heights
+
+    def _highest(self) -> dict[Phase, tuple[int, int, int]]:
+        """For each phase the highest moment: its bytes, the index of its run, and its place there.
 
         In a run of equal stretches it is the last where each leaves something behind, else the first.
         """
-        return {
-            phase: self._moment(
-                run, place, _after(before, self._sized.segments[run.segment], place)
-            )
-            for phase, (_, run, place, before) in self._highest().items()
-        }
-
-    def _highest(self) -> dict[Phase, tuple[int, Run, int, Bytes]]:
-        """For each phase the highest moment: its bytes, its run, its place there, and what was alive before the run."""
-        running = list(self._begins)
-        highest: dict[Phase, tuple[int, Run, int, Bytes]] = {}
-        for run in self._runs:
-            segment, times = self._sized.segments[run.segment], run.length
-            if run.has_moments:
-                phase, by = segment.mark.phase, sum(segment.net)
-                place = times - 1 if by > 0 else 0
-                height = sum(running) + place * by + sum(segment.rise)
+        alive = sum(self._begins)
+        highest: dict[Phase, tuple[int, int, int]] = {}
+        for index, (segment, phase, _, length, has_moments) in enumerate(self._course.runs):
+            rise, net = self._sized.heights[segment]
+            if has_moments:
+                place = length - 1 if net > 0 else 0
+                height = alive + place * net + rise
                 if phase not in highest or height > highest[phase][0]:
-                    highest[phase] = height, run, place, running
-            running = _after(running, segment, times)
+                    highest[phase] = height, index, place
+            alive += length * net
         return highest
 
-    def _moment(self, run: Run, place: int, running: Bytes) -> Moment:
-        segment = self._sized.segments[run.segment]
+    def _moment(self, run: Run, place: int, alive: Iterable[int]) -> Moment:
+        name = self._sized.operation(run.segment)
         if run.layers:
-            name = f"layer {run.layers[place] + 1} of {self._layers}: {segment.operation}"
-        else:
-            name = segment.operation or segment.mark.stage
-        return Moment(segment.mark.phase, name, _alive(map(add, running, segment.rise)))
+            name = f"layer {run.layers[place] + 1} of {self._layers}: {name}"
+        return Moment(
+            run.phase, name or self._course.program.marks[run.segment].stage, _alive(alive)
+        )
 
 
 class StepTimeline(Walk):
     """The moments of one step after the first, in order of time; computed in full only when they are looked at."""
 
-    def __init__(self, model: Model, setup: TrainingSetup, workspace: int) -> None:
-        same = structure(setup)
-        self.resident = resident(model, same)
-        begins = self.resident.sizes(workspace)
+    def __init__(
+        self, model: Model, setup: TrainingSetup, plan: Plan, resident: Resident, workspace: int
+    ) -> None:
+        begins = resident.sizes(workspace)
         if setup.gradient_accumulation_steps > 1 or setup.strategy is Strategy.ZERO3:
-            begins[Component.GRADIENTS] = self.resident.accumulated
-        super().__init__(model, plan(model, same).step(setup), begins)
+            begins[Component.GRADIENTS] = resident.accumulated
+        sizes = Sizes(
+            setup.per_device_train_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
+        )
+        super().__init__(model, plan.step(sizes), begins)
         stepped = {
             **begins,
-            Component.GRADIENTS: self.resident.gradients,
-            Component.TEMPORARIES: self.resident.transient,
+            Component.GRADIENTS: resident.gradients,
+            Component.TEMPORARIES: resident.transient,
         }
         self._step = Moment(
             Phase.OPTIMIZER_STEP, f"{setup.optim.value} step", _alive(stepped.values())
@@ -362,31 +384,22 @@ class StepTimeline(Walk):
 
         Weights, adapters, states, the workspace and gradients of earlier micro-steps lie beside it.
         """
-        peak, at = self._highest()[phase][1:3]
+        _, index, place = self._highest()[phase]
         counts: Counter[Reason] = Counter()
-        for run in self._runs:
-            if run is peak:
-                self._sized.add_held(counts, run.segment, at, to_top=False)
-                self._sized.add_held(counts, run.segment, 1, to_top=True)
-                break
+        for run in self._course.runs[:index]:
             self._sized.add_held(counts, run.segment, run.length, to_top=False)
+        peak = self._course.runs[index].segment
+        self._sized.add_held(counts, peak, place, to_top=False)
+        self._sized.add_held(counts, peak, 1, to_top=True)
         return _by_reason(counts)
 
     def kept_by_a_layer(self) -> tuple[Held, ...]:
         """What one layer in the middle keeps from forward to backward, by what made it; the most first."""
-        forward = [
-            run
-            for run in self._runs
-            if run.layers and self._sized.segments[run.segment].mark.phase is Phase.FORWARD
-        ]
+        forward = [run for run in self._course.runs if run.layers and run.phase is Phase.FORWARD]
         middle = max(forward, key=lambda run: run.length)
         counts: Counter[Reason] = Counter()
         self._sized.add_held(counts, middle.segment, 1, to_top=False)
         return _by_reason(counts)
-
-
-def _after(running: Bytes, segment: Segment, times: int) -> Bytes:
-    return [alive + times * change for alive, change in zip(running, segment.net, strict=True)]
 
 
 def _by_reason(counts: Counter[Reason]) -> tuple[Held, ...]:

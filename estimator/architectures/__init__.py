@@ -10,7 +10,7 @@ from estimator.architectures.deepseek import deepseek
 from estimator.architectures.gpt_oss import gpt_oss
 from estimator.architectures.rotary import Rotary
 from estimator.parameters import check_modelled
-from estimator.specs import Model
+from estimator.specs import AttnImplementation, Model, TrainingSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +117,11 @@ def architecture(model: Model) -> Architecture:
     """The model's family; refuses one that is not modelled, by name."""
     check_modelled(model.model_type)
     return ARCHITECTURES[model.model_type]
+
+
+def attention_of(model: Model, setup: TrainingSetup) -> AttnImplementation:
+    """The kernel that transformers runs: the setup's, but eager attention where the family knows no SDPA."""
+    wanted = setup.attn_implementation
+    if wanted is AttnImplementation.SDPA and architecture(model).eager_only:
+        return AttnImplementation.EAGER
+    return wanted

@@ -7,7 +7,7 @@ with symbols (``estimator.memory.symbols``) and read as often as a slider moves,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import itemgetter
@@ -35,6 +35,9 @@ class Segment(NamedTuple):
 Reason = tuple[int, str, int]
 """Component, operator and size of equal tensors."""
 
+Changes = Mapping[tuple[int, int], int]
+"""By component and slot of the size: how many more tensors came than went."""
+
 
 class Program:
     """The events of one played step, with sizes that can be computed anew."""
@@ -57,11 +60,10 @@ class Program:
                 for slot, sign in zip(self.slots, self.signs, strict=True)
             )
         )
-        self.ends = [
-            *(after.start for _, after in pairwise(self.marks)),
-            len(self.signs),
-        ]
-        self._changes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        starts = [*(mark.start for mark in self.marks), len(self.signs)]
+        self.spans = list(pairwise(starts))
+        """The first event of each stretch, and the first behind it."""
+        self._changes: dict[tuple[int, int], Changes] = {}
 
     def at(self, inputs: Sequence[int]) -> Sized | None:
         """The program at these sizes; None where a size would have led another way through the step."""
@@ -72,16 +74,27 @@ class Program:
         alive = accumulate(self._deltas(sizes + [-size for size in sizes]), initial=0)
         return Sized(self, sizes, list(alive))
 
-    def change(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """What the events of a range change: component, slot of the size, and how many more come than go."""
+    def change(self, start: int, stop: int) -> Changes:
+        """What the events of a range change."""
         if (start, stop) not in self._changes:
-            count: Counter[tuple[int, int]] = Counter()
+            changes: Counter[tuple[int, int]] = Counter()
             for event in range(start, stop):
-                count[self.components[event], self.slots[event]] += self.signs[event]
-            self._changes[start, stop] = [
-                (component, slot, times) for (component, slot), times in count.items() if times
-            ]
+                changes[self.components[event], self.slots[event]] += self.signs[event]
+            self._changes[start, stop] = {key: times for key, times in changes.items() if times}
         return self._changes[start, stop]
+
+    def whole(self, segment: int) -> Changes:
+        """What a stretch changes from its beginning to its end."""
+        return self.change(*self.spans[segment])
+
+
+def summed(parts: Iterable[tuple[Changes, int]]) -> Changes:
+    """Changes added up, each so many times."""
+    total: Counter[tuple[int, int]] = Counter()
+    for changes, times in parts:
+        for key, count in changes.items():
+            total[key] += times * count
+    return {key: count for key, count in total.items() if count}
 
 
 class Sized:
@@ -90,16 +103,20 @@ class Sized:
     def __init__(self, program: Program, sizes: Sequence[int], alive: Sequence[int]) -> None:
         self._program = program
         self._sizes = sizes
-        self._tops: list[int] = []
-        """For each stretch the event before which most is alive."""
+        self.tops: list[int] = []
+        """For each stretch the event before which most is alive, the first such."""
         self.heights: list[tuple[int, int]] = []
         """For each stretch what it adds at its highest and at its end, in bytes."""
-        for mark, end in zip(program.marks, program.ends, strict=True):
-            # alive[i] is what is alive before event i
-            reached = alive[mark.start : end + 1]
-            top = max(reached)
-            self._tops.append(mark.start + reached.index(top))
-            self.heights.append((top - reached[0], reached[-1] - reached[0]))
+        for start, end in program.spans:
+            begins = alive[start]  # alive[i] is what is alive before event i
+            highest = max(alive[start : end + 1])
+            self.tops.append(alive.index(highest, start))
+            self.heights.append((highest - begins, alive[end] - begins))
+
+    def operation(self, segment: int) -> str:
+        """The operator that makes a stretch's highest moment."""
+        top, mark = self.tops[segment], self._program.marks[segment]
+        return self._program.operations[top - 1] if top > mark.start else mark.operation
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -108,18 +125,18 @@ class Sized:
         return [
             Segment(
                 mark,
-                self._between(mark.start, top),
-                self._between(mark.start, end),
-                program.operations[top - 1] if top > mark.start else mark.operation,
+                self.bytes_of(program.change(mark.start, self.tops[segment])),
+                self.bytes_of(program.whole(segment)),
+                self.operation(segment),
             )
-            for mark, end, top in zip(program.marks, program.ends, self._tops, strict=True)
+            for segment, mark in enumerate(program.marks)
         ]
 
     def add_held(self, held: Counter[Reason], segment: int, times: int, *, to_top: bool) -> None:
         """Add what a stretch makes and frees, by what made it, ``times`` over; to its highest moment or to its end."""
         program = self._program
-        stop = self._tops[segment] if to_top else program.ends[segment]
-        for event in range(program.marks[segment].start, stop):
+        start, end = program.spans[segment]
+        for event in range(start, self.tops[segment] if to_top else end):
             reason = (
                 program.components[event],
                 program.operations[event],
@@ -127,8 +144,9 @@ class Sized:
             )
             held[reason] += times * program.signs[event]
 
-    def _between(self, start: int, stop: int) -> Bytes:
-        change = [0] * len(COMPONENTS)
-        for component, slot, times in self._program.change(start, stop):
-            change[component] += times * self._sizes[slot]
-        return change
+    def bytes_of(self, changes: Changes) -> Bytes:
+        """What changes come to at these sizes, by component."""
+        sizes, changed = self._sizes, [0] * len(COMPONENTS)
+        for (component, slot), times in changes.items():
+            changed[component] += times * sizes[slot]
+        return changed
