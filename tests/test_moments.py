@@ -22,9 +22,11 @@ from estimator import (
     Phase,
     TrainingSetup,
     catalog,
+    engine,
     estimate,
 )
 from estimator import moments as moments_module
+from estimator.architectures import attention_of
 from estimator.architectures.decoder import Step, has_window, layer_kinds
 from estimator.moments import played_layers
 from tests.tapes import played
@@ -187,6 +189,11 @@ WINDOWED = replace(
 )
 
 
+def forget() -> None:
+    for remembers in (estimate, engine._standing, moments_module.plan, moments_module._plan):
+        remembers.cache_clear()
+
+
 @pytest.mark.parametrize(
     "model",
     [LLAMA, WINDOWED, QWEN3_MOE],
@@ -198,15 +205,11 @@ def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch)
     if model.num_experts:
         setup = replace(setup, lora_dropout=0.0)  # which PEFT wants for adapted experts
     few = estimate(model, None, setup)
-    estimate.cache_clear()
-    moments_module.plan.cache_clear()
-    moments_module._plan.cache_clear()
+    forget()
     monkeypatch.setattr(moments_module, "played_layers", lambda kinds: list(range(len(kinds))))
     monkeypatch.setattr(moments_module, "stand_ins", lambda kinds, played: list(played))
     every = estimate(model, None, setup)
-    moments_module.plan.cache_clear()
-    moments_module._plan.cache_clear()
-    estimate.cache_clear()
+    forget()
     assert [(m.phase, m.bytes) for m in few.moments] == [(m.phase, m.bytes) for m in every.moments]
     assert few.phases == every.phases
 
@@ -214,6 +217,7 @@ def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch)
 def fresh(model: Model, setup: TrainingSetup) -> list[tuple[Phase, str, int]]:
     """The heights of a step played at its own sizes, with nothing recorded."""
     kinds = layer_kinds(model, windowed=has_window(model, setup.max_length))
+    setup = replace(setup, attn_implementation=attention_of(model, setup))
     tape = Step(model, setup, played_layers(kinds)).play()
     return [(s.mark.phase, s.operation, sum(s.rise)) for s in played(tape)]
 
