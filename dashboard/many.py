@@ -96,7 +96,7 @@ def _is_timed(point: Point) -> bool:
 def _traces(curve: Curve, panel: int, look: theme.Look, *, dark: bool) -> list[Figure]:
     line = LINES[curve.strategy]
     colour = line.dark if dark else line.light
-    shown = [(point, y) for point in curve.points if (y := _height(point, panel)) is not None]
+    counts = [point.num_gpus for point in curve.points]
     first = curve.first_that_fits
     axis = str(panel + 1) if panel else ""
     drawn = {
@@ -107,16 +107,19 @@ def _traces(curve: Curve, panel: int, look: theme.Look, *, dark: bool) -> list[F
         "showlegend": panel == 0,
         "xaxis": f"x{axis}",
         "yaxis": f"y{axis}",
-        "x": [math.log2(point.num_gpus) for point, _ in shown],
-        "y": [y for _, y in shown],
+        "x": [math.log2(count) for count in counts],
+        "y": [_height(point, panel) for point in curve.points],
+        "connectgaps": False,
         "line": {"color": colour, "width": 2.5, "dash": line.dash},
         "marker": {
             "color": colour,
             "size": 9,
-            "symbol": [line.symbol + ("" if _is_timed(point) else "-open") for point, _ in shown],
+            "symbol": [
+                line.symbol + ("" if _is_timed(point) else "-open") for point in curve.points
+            ],
         },
-        "customdata": [_keys(point) for point, _ in shown],
-        "text": [_said(point) for point, _ in shown],
+        "customdata": [_keys(point) for point in curve.points],
+        "text": [_said(point) for point in curve.points],
         "hovertemplate": "%{text}<extra></extra>",
         "cliponaxis": False,
     }
@@ -161,15 +164,17 @@ def _middle(low: float, high: float) -> float:
     return round(math.sqrt(low * high), 4)
 
 
-def _keys(point: Point) -> list[object]:
-    assert point.estimate is not None
+def _keys(point: Point) -> list[object] | None:
+    if point.estimate is None:
+        return None
     setup = point.estimate.setup
     return [setup.num_gpus, setup.strategy.value, setup.dp_replicate_size]
 
 
 def _said(point: Point) -> str:
     answer = point.estimate
-    assert answer is not None
+    if answer is None:
+        return ""
     who = (
         f"{_gpus(point.num_gpus)}, {answer.setup.strategy.value}" if point.num_gpus > 1 else "1 GPU"
     )
@@ -254,7 +259,7 @@ def _axes(
             "type": "log",
             "tickprefix": "$" if panel == 2 else "",
             "tickformat": ".2~g",
-            "nticks": 5,
+            "dtick": "D2",
         }
     return {f"xaxis{axis}": x, f"yaxis{axis}": y}
 
@@ -375,7 +380,9 @@ def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
     need = wording.gib(answer.need_high_bytes)
     mark = ""
     if answer.verdict is not None:
-        mark = f' <span class="hr-{answer.verdict}">{wording.sign(answer.verdict)}</span>'
+        said = theme.VERDICTS[answer.verdict].label
+        sign = wording.SIGNS[answer.verdict]
+        mark = f' <span class="hr-{answer.verdict}" role="img" aria-label="{said}">{sign}</span>'
     lines = []
     if point == curve.first_that_fits:
         need = f"<b>{need}</b>"
@@ -419,22 +426,28 @@ def ranks_html(found: Sequence[Rank]) -> str:
     """What differs between the GPUs of this very job; empty where nothing does."""
     if not found:
         return ""
+    head = '<h2 class="hr-head">This job, rank by rank</h2>'
+    sizes = {(rank.peak_bytes, rank.need_high_bytes, rank.host_bytes) for rank in found}
+    if len(sizes) == 1:
+        return f'{head}<p class="hr-text">All ranks hold the same; rank 0 writes the model for all.</p>'
     rows = "".join(
-        f'<tr><td class="hr-name-cell">{escape(rank.ranks)}{", saves" * rank.saves}</td>'
-        f'<td class="hr-n">{wording.gib(rank.peak_bytes)}</td>'
-        f'<td class="hr-n">{wording.gib(rank.need_high_bytes)}</td>'
-        f'<td class="hr-n">{wording.gib(rank.host_bytes)}</td></tr>'
+        f'<tr><td class="hr-name-cell">{escape(rank.ranks)}{" (saves)" * rank.saves}</td>'
+        + "".join(
+            f'<td class="hr-n">{size / wording.GIB:,.2f}</td>'
+            for size in (rank.peak_bytes, rank.need_high_bytes, rank.host_bytes)
+        )
+        + "</tr>"
         for rank in found
     )
     spread = found[0].peak_bytes - found[-1].peak_bytes
     lead = (
         f"The fullest decides; the emptiest peaks {wording.gib_or_bytes(spread)} lower."
         if spread
-        else "On the GPU all ranks are alike; rank 0 writes the model, for which its host holds it."
+        else "On the GPU all ranks are alike; rank 0 writes the model for all."
     )
     return (
-        f'<h2 class="hr-head">This job, rank by rank</h2><p class="hr-text">{lead}</p>'
-        '<table class="hr-table hr-acts"><thead><tr><th scope="col">Ranks</th>'
-        '<th scope="col" class="hr-n">Peak</th><th scope="col" class="hr-n">Needs up to</th>'
+        f'{head}<p class="hr-text">{lead}</p>'
+        '<table class="hr-table hr-acts"><thead><tr><th scope="col">GiB on ranks</th>'
+        '<th scope="col" class="hr-n">Peak</th><th scope="col" class="hr-n">Need</th>'
         f'<th scope="col" class="hr-n">Host</th></tr></thead><tbody>{rows}</tbody></table>'
     )

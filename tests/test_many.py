@@ -1,0 +1,166 @@
+"""More and more GPUs on the page: the figure's numbers are the estimates', and the words say what it shows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from html import unescape
+
+import plotly.graph_objects as go
+import pytest
+
+from dashboard import explore, many
+from estimator import Method, Price, TrainingSetup, catalog, estimate
+from estimator.ranks import ranks
+from estimator.results import Estimate
+from estimator.scaling import Curve, curves
+from estimator.specs import Gpu, Strategy
+from tests.test_start_page import open_page, text
+
+GIB = 2**30
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+A100 = catalog.gpu("A100-SXM4-40GB")
+"""Mistral in full fits from 4 of them on."""
+SETUP = TrainingSetup(gradient_checkpointing=True, num_gpus=12, strategy=Strategy.FSDP)
+
+
+def both(
+    gpu: Gpu | None = A100, setup: TrainingSetup = SETUP
+) -> tuple[tuple[Curve, ...], Estimate]:
+    answer = estimate(MISTRAL, gpu, setup)
+    return explore.on_more_gpus(answer), answer
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[tuple[Curve, ...], Estimate]:
+    return both()
+
+
+def test_the_setup_s_own_count_is_on_the_curve(drawn: tuple[tuple[Curve, ...], Estimate]) -> None:
+    found, answer = drawn
+    assert [point.num_gpus for point in found[0].points] == [1, 2, 4, 8, 12, 16, 32, 64]
+    fsdp = next(curve for curve in found if curve.strategy is Strategy.FSDP)
+    own = next(point.estimate for point in fsdp.points if point.num_gpus == 12)
+    assert own == answer
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("gpu", "panels"), [(A100, 3), (None, 1)], ids=["a GPU", "none"])
+def test_plotly_takes_the_figure_as_it_is(gpu: Gpu | None, panels: int, *, dark: bool) -> None:
+    figure = many.curves_figure(*both(gpu), dark=dark)
+    go.Figure(figure)
+    assert len(figure["layout"]["annotations"]) == panels
+
+
+def test_every_point_is_the_need_of_its_setup_and_a_click_carries_it(
+    drawn: tuple[tuple[Curve, ...], Estimate],
+) -> None:
+    figure = many.curves_figure(*drawn)
+    lines = [t for t in figure["data"] if t.get("showlegend") and "customdata" in t]
+    assert [line["name"] for line in lines] == [curve.strategy.value for curve in drawn[0]]
+    for line in lines:
+        for x, y, keys in zip(line["x"], line["y"], line["customdata"], strict=True):
+            if keys is None:
+                assert y is None
+                continue
+            number, strategy, groups = keys
+            assert x == math.log2(number)
+            there = replace(
+                SETUP, num_gpus=number, strategy=Strategy(strategy), dp_replicate_size=groups
+            )
+            need = estimate(MISTRAL, A100, there).need_high_bytes
+            assert y == pytest.approx(need / GIB, abs=0.001)
+
+
+def test_a_ring_marks_the_first_count_that_fits_and_no_other(
+    drawn: tuple[tuple[Curve, ...], Estimate],
+) -> None:
+    figure = many.curves_figure(*drawn)
+    rings = [t for t in figure["data"] if t.get("marker", {}).get("symbol") == "circle-open"]
+    firsts = [curve.first_that_fits for curve in drawn[0]]
+    assert [ring["x"] for ring in rings] == [[math.log2(p.num_gpus)] for p in firsts if p]
+
+
+def test_hours_are_drawn_only_where_it_fits(drawn: tuple[tuple[Curve, ...], Estimate]) -> None:
+    figure = many.curves_figure(*drawn)
+    hours = [t for t in figure["data"] if t.get("yaxis") == "y2"]
+    ddp = next(line for line in hours if line["name"] == "ddp")
+    assert set(ddp["y"]) == {None}
+    assert any(y for line in hours for y in line["y"])
+
+
+def test_the_words_say_from_how_many_it_fits_and_what_is_kept(
+    drawn: tuple[tuple[Curve, ...], Estimate],
+) -> None:
+    said = unescape(many.head_html(*drawn))
+    assert "it fits from 4 GPUs on under zero3, fsdp and fsdp_grad_op" in said
+    assert "under ddp not up to 64" in said
+    assert "Each GPU keeps its micro-batch of 1 × 1,024 tokens" in said
+    assert "an epoch has 157 steps instead of 10,000" in said
+
+
+def test_one_gpu_that_suffices_is_said_to() -> None:
+    said = many.head_html(*both(A100, TrainingSetup(method=Method.LORA)))
+    assert "It fits on 1 A100-SXM4-40GB" in said
+    assert "Choose a GPU" in many.head_html(*both(None))
+
+
+def test_cells_that_only_whole_machines_are_rented_for_are_marked() -> None:
+    by_eight = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
+    found, answer = both(replace(A100, prices=(by_eight,)))
+    assert "below 8 GPUs no dollars are given" in many.head_html(found, answer)
+    table = many.table_html(found, answer)
+    assert "only 8 together" in table
+    own = replace(SETUP, usd_per_gpu_hour=2.0)
+    assert "together" not in many.table_html(*both(replace(A100, prices=(by_eight,)), own))
+
+
+def test_the_table_has_a_header_for_every_row_and_column_and_marks_the_first_that_fits(
+    drawn: tuple[tuple[Curve, ...], Estimate],
+) -> None:
+    table = many.table_html(*drawn)
+    assert table.count('<th scope="row">') == 7
+    assert table.count('<th scope="col">') == 9
+    fitting = [curve for curve in drawn[0] if curve.first_that_fits]
+    assert table.count("first that fits") == len(fitting)
+    assert table.count("your setup") == 1
+
+
+def test_what_is_refused_says_why_once_below_the_table() -> None:
+    found = curves(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
+    said = unescape(many.refusals_html(found))
+    assert said.count("set bnb_4bit_quant_storage to bfloat16") == 1
+    assert said.startswith('<p class="hr-text">zero3:')
+
+
+def test_the_picture_in_words_names_every_strategy(
+    drawn: tuple[tuple[Curve, ...], Estimate],
+) -> None:
+    said = many.alt(drawn[0])
+    assert all(f"{curve.strategy.value}: " in said for curve in drawn[0])
+    assert "first fits on 4 GPUs" in said
+
+
+def test_ranks_are_shown_where_they_differ_and_not_where_they_do_not() -> None:
+    gpt2 = catalog.model("openai-community/gpt2")
+    several = TrainingSetup(num_gpus=8, strategy=Strategy.FSDP)
+    shown = many.ranks_html(ranks(estimate(gpt2, A100, several)))
+    assert "0 (saves)" in shown
+    assert "the emptiest peaks 43,008 bytes lower" in shown
+    mistral = estimate(MISTRAL, A100, several)
+    assert "rank 0 writes the model for all" in many.ranks_html(ranks(mistral))
+    assert many.ranks_html(ranks(estimate(gpt2, A100, TrainingSetup()))) == ""
+
+
+def test_the_section_is_on_the_page_with_its_table_and_ranks() -> None:
+    page = open_page(
+        model="openai-community/gpt2",
+        gpu="L4",
+        num_gpus="8",
+        strategy="fsdp",
+        section="How many GPUs",
+    )
+    assert not page.exception
+    said = text(page)
+    assert "This job, rank by rank" in said
+    assert "first that fits" in said
