@@ -77,7 +77,13 @@ def curves_figure(curves: Sequence[Curve], chosen: Estimate, *, dark: bool = Fal
         "annotations": [_title(panel, panels, look) for panel in range(panels)],
     }
     for panel in range(panels):
-        layout |= _axes(panel, panels, counts, top, look)
+        heights = [
+            height
+            for curve in curves
+            for point in curve.points
+            if (height := _height(point, panel))
+        ]
+        layout |= _axes(panel, panels, counts, top, heights, look)
     return {"data": traces, "layout": layout}
 
 
@@ -85,7 +91,7 @@ def _panels(curves: Sequence[Curve]) -> Sequence[str]:
     """The panels that there is anything to draw in."""
     answers = [point.estimate for curve in curves for point in curve.points if _is_timed(point)]
     timed = any(answer and answer.time for answer in answers)
-    priced = any(answer and answer.cost for answer in answers)
+    priced = any(answer and answer.cost and answer.cost.cost_usd_low for answer in answers)
     return PANELS[: 1 + timed + (timed and priced)]
 
 
@@ -161,7 +167,7 @@ def _height(point: Point, panel: int) -> float | None:
 
 
 def _middle(low: float, high: float) -> float:
-    return round(math.sqrt(low * high), 4)
+    return float(f"{math.sqrt(low * high):.5g}")
 
 
 def _keys(point: Point) -> list[object] | None:
@@ -227,8 +233,26 @@ def _title(panel: int, panels: int, look: theme.Look) -> dict[str, Any]:
     }
 
 
+def _ticks(heights: Sequence[float]) -> list[float]:
+    """Round numbers across a logarithmic axis, more of them where it spans little.
+
+    >>> _ticks([1.9, 5.2]), _ticks([0.03, 0.26])
+    ([2.0, 3.0, 4.0, 5.0], [0.05, 0.1, 0.2])
+    """
+    low, high = min(heights), max(heights)
+    steps = (1, 1.5, 2, 3, 4, 5, 7) if high < 5 * low else (1, 2, 5)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [round(step * 10.0**decade, 6) for decade in decades for step in steps]
+    return [tick for tick in ticks if 0.9 * low <= tick <= 1.1 * high]
+
+
 def _axes(
-    panel: int, panels: int, counts: Sequence[int], top: float, look: theme.Look
+    panel: int,
+    panels: int,
+    counts: Sequence[int],
+    top: float,
+    heights: Sequence[float],
+    look: theme.Look,
 ) -> dict[str, Any]:
     axis = str(panel + 1) if panel else ""
     last = panel == panels - 1
@@ -255,11 +279,12 @@ def _axes(
     if panel == 0:
         y |= {"range": [0, top], "ticksuffix": " GiB"}
     else:
+        ticks = _ticks(heights)
         y |= {
             "type": "log",
-            "tickprefix": "$" if panel == 2 else "",
-            "tickformat": ".2~g",
-            "dtick": "D2",
+            "tickvals": ticks,
+            "ticktext": [f"{'$' * (panel == 2)}{tick:,.10g}" for tick in ticks],
+            "range": [math.log10(min(heights)) - 0.08, math.log10(max(heights)) + 0.08],
         }
     return {f"xaxis{axis}": x, f"yaxis{axis}": y}
 
@@ -404,7 +429,7 @@ def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
 
 def _short(refusal: str) -> str:
     """What a cell has room for; the sentence itself is below the table."""
-    return "not so many" if refusal.startswith("hsdp") else "refused"
+    return "too few" if refusal.startswith("hsdp") else "refused"
 
 
 def refusals_html(curves: Sequence[Curve]) -> str:

@@ -52,6 +52,20 @@ def test_plotly_takes_the_figure_as_it_is(gpu: Gpu | None, panels: int, *, dark:
     assert len(figure["layout"]["annotations"]) == panels
 
 
+@pytest.mark.parametrize(
+    ("keys", "panels"),
+    [({"num_train_examples": 1}, 3), ({"usd_per_gpu_hour": 0.0}, 2), ({"gpus_per_node": 1}, 3)],
+    ids=["one example", "free", "one GPU a machine"],
+)
+def test_odd_runs_are_drawn_too(keys: dict[str, float], panels: int) -> None:
+    """A second's run has its ticks; what costs nothing has no logarithm."""
+    figure = many.curves_figure(*both(A100, replace(SETUP, **keys)))  # type: ignore[arg-type]
+    go.Figure(figure)
+    assert len(figure["layout"]["annotations"]) == panels
+    shown = [figure["layout"].get(f"yaxis{panel}", {}) for panel in range(2, panels + 1)]
+    assert all(len(axis["tickvals"]) > 1 for axis in shown)
+
+
 def test_every_point_is_the_need_of_its_setup_and_a_click_carries_it(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
