@@ -5,6 +5,7 @@ Dollars are US dollars at one price for each GPU-hour, which is named with its p
 
 from __future__ import annotations
 
+from estimator.arithmetic import ceil_div
 from estimator.results import RunCost, RunTime
 from estimator.specs import Gpu, Price, TrainingSetup
 
@@ -14,20 +15,21 @@ WATTS_PER_KILOWATT = 1000
 def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
     """US dollars of the run, whole job; None where no price is known.
 
-        hours · GPUs · price     price: one's own, else the cheapest listing that rents as few GPUs
+        hours · GPUs · price     price: one's own, else the cheapest listing that rents as few GPUs; of a listing that
+                                 rents whole machines all GPUs of as many machines as are needed
 
     Leaves out: storage, traffic, idle hours, taxes; that providers bill by the minute or the second.
     Error: listings of one GPU differ by 2 to 4 times between providers (data/prices.csv).
     Source: data/prices.csv, by row.
     """
-    usd, listing = setup.usd_per_gpu_hour, None
+    usd, listing, gpus = setup.usd_per_gpu_hour, None, setup.num_gpus
     if usd is None:
         listing = cheapest(gpu, setup.num_gpus)
         if listing is None:
             return None
-        usd = listing.usd_per_gpu_hour
-    gpu_hours_low = setup.num_gpus * time.total_hours_low
-    gpu_hours_high = setup.num_gpus * time.total_hours_high
+        usd, gpus = listing.usd_per_gpu_hour, rented(listing, setup.num_gpus)
+    gpu_hours_low = gpus * time.total_hours_low
+    gpu_hours_high = gpus * time.total_hours_high
     return RunCost(
         usd_per_gpu_hour=usd,
         price=listing,
@@ -37,7 +39,7 @@ def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
 
 
 def cheapest(gpu: Gpu, num_gpus: int) -> Price | None:
-    """The listing with the lowest US dollars a GPU-hour among those that rent no more GPUs than are asked for.
+    """The listing with the lowest US dollars an hour for so many GPUs, of those that rent no more at least.
 
     Source: data/prices.csv, by row.
 
@@ -46,7 +48,21 @@ def cheapest(gpu: Gpu, num_gpus: int) -> Price | None:
     True
     """
     offered = [price for price in gpu.prices if price.min_gpus <= num_gpus]
-    return min(offered, key=lambda price: price.usd_per_gpu_hour, default=None)
+    return min(
+        offered, key=lambda price: price.usd_per_gpu_hour * rented(price, num_gpus), default=None
+    )
+
+
+def rented(price: Price, num_gpus: int) -> int:
+    """GPUs that are paid for where a listing rents them by the machine (a count): whole machines.
+
+    Source: data/prices.csv, ``min_gpus``.
+
+    >>> eight = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
+    >>> rented(eight, 12)
+    16
+    """
+    return ceil_div(num_gpus, price.min_gpus) * price.min_gpus
 
 
 def energy_kwh(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> tuple[float, float] | None:

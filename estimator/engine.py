@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from estimator.architectures import architecture, attention_of
 from estimator.architectures.liger import check_liger, loss_sentences
 from estimator.combinations import refusal
-from estimator.cost import cheapest, energy_kwh, run_cost
+from estimator.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.evaluation import evaluation_moment, evaluation_walk
 from estimator.loading import load_host_bytes, load_moment
 from estimator.memory.assumed import sharing_sentences
@@ -339,7 +339,9 @@ def _price(gpu: Gpu, setup: TrainingSetup) -> str:
         return (
             f"No cost is given: no price of {gpu.name} is listed; set usd_per_gpu_hour to your own."
         )
+    together = rented(price, setup.num_gpus)
+    whole = f" {setup.num_gpus} GPUs are paid as {together}, in machines of {price.min_gpus}."
     return (
         f"Priced at {price.usd_per_gpu_hour:.2f} US dollars a GPU-hour, the cheapest listing known: "
-        f"{price.provider}, {price.date}."
+        f"{price.provider}, {price.date}." + whole * (together > setup.num_gpus)
     )

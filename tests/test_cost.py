@@ -15,6 +15,7 @@ from estimator import (
     Gpu,
     Method,
     Price,
+    Strategy,
     TrainingSetup,
     Verdict,
     catalog,
@@ -79,6 +80,24 @@ def test_card_that_is_rented_by_the_eight_has_no_price_for_one() -> None:
     card = replace(A100, prices=(node, single))
     assert cheapest(card, 1) == single
     assert cheapest(card, 8) == node
+
+
+def test_twelve_gpus_of_machines_of_eight_are_paid_as_sixteen() -> None:
+    """By hand: 16 GPU-hours at 1 dollar are dearer than 12 at 1.30, and cheaper than 12 at 1.40."""
+    node = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
+    singly = Price(provider="singly", usd_per_gpu_hour=1.3, date="2026-11-21")
+    assert cheapest(replace(A100, prices=(node, singly)), 12) == singly
+    dearer = replace(singly, usd_per_gpu_hour=1.4)
+    card = replace(A100, prices=(node, dearer))
+    assert cheapest(card, 12) == node
+    setup = TrainingSetup(num_gpus=12, strategy=Strategy.DDP)
+    answer = estimate(MISTRAL, card, setup)
+    assert answer.time is not None
+    assert answer.cost is not None
+    assert answer.cost.cost_usd_high == pytest.approx(16 * answer.time.total_hours_high)
+    assert any(
+        said.endswith("12 GPUs are paid as 16, in machines of 8.") for said in answer.assumptions
+    )
 
 
 def test_measured_rates_are_shares_of_a_dense_rate() -> None:
