@@ -11,6 +11,7 @@ from estimator.hf_config import (
     MOST_ELEMENTS,
     MOST_HEADS,
     MOST_LAYERS,
+    MOST_POSITIONS,
     ONE_HEAD_EACH,
 )
 from estimator.kinds import Flag, Kind, Whole, near, one_of
@@ -24,7 +25,7 @@ DIMENSIONS: Mapping[str, Kind] = {
     "num_attention_heads": Whole(MOST_HEADS),
     "num_key_value_heads": Whole(MOST_HEADS),
     "head_dim": Whole(MOST_ELEMENTS),
-    "max_position_embeddings": Whole(MOST_ELEMENTS),
+    "max_position_embeddings": Whole(MOST_POSITIONS),
     "tie_word_embeddings": Flag(),
 }
 """What may differ from the known model, by the names of ``config.json``."""
@@ -54,7 +55,7 @@ def resized(known: Model, dimensions: Mapping[str, object]) -> Model:
         "learned_positions": _learned_positions(known, given),
         "layer_types": _repeated(known.layer_types, layers),
         "no_rope_layers": _repeated(known.no_rope_layers, layers),
-        "mlp_layer_types": _first_kept(known.mlp_layer_types, layers),
+        "mlp_layer_types": _mlp_pattern(known, layers),
     }
     changed = ", ".join(f"{name} {value}".lower() for name, value in given.items())
     note = f"A model of one's own: {known.hub_id or known.model_type}" + f" with {changed}" * bool(
@@ -130,6 +131,12 @@ def _learned_positions(known: Model, given: Mapping[str, Any]) -> int:
         return 0
     positions: int = given.get("max_position_embeddings", known.max_position_embeddings)
     return positions + known.learned_positions - known.max_position_embeddings
+
+
+def _mlp_pattern(known: Model, layers: int) -> tuple[str, ...]:
+    """Llama 4's layers take turns; elsewhere the first have one MLP."""
+    resize = _repeated if known.model_type == "llama4_text" else _first_kept
+    return resize(known.mlp_layer_types, layers)
 
 
 def _first_kept(pattern: Sequence[Item], layers: int) -> tuple[Item, ...]:

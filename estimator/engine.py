@@ -208,9 +208,17 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         raise ValueError(sentence)
     is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
     if is_flash and architecture(model).refuses_flash:
-        # transformers 5.23, modeling_utils.py, _compatible_flash_implementations
+        # transformers 5.23, modeling_utils.py, _compatible_flash_implementations and _flash_attn_can_dispatch
+        lacking = "chunks" if model.model_type == "llama4_text" else "attention sinks"
+        known = "eager" if architecture(model).eager_only else "sdpa"
         raise ValueError(
-            f"attn_implementation flash_attention_2 does not know the attention sinks of {model.model_type}; use eager."
+            f"attn_implementation flash_attention_2 does not know the {lacking} of {model.model_type}; use {known}."
+        )
+    if model.model_type == "llama4_text" and setup.has_packed_base:
+        # transformers 5.23, quantizers/base.py, SequentialLlama4TextExperts
+        raise ValueError(
+            f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} is not modelled yet for {model.model_type}, "
+            "whose experts transformers takes apart before it packs them; take method lora on a 16-bit base."
         )
     if setup.optim in LOW_RANK_OPTIMIZERS and not any(
         tensor.is_linear for tensor in trainable_tensors(model, setup)
@@ -263,7 +271,12 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             "stay on the GPU, frozen."
         )
     sentences += loss_sentences(model, setup)
-    if model.num_experts:
+    if model.model_type == "llama4_text":
+        sentences.append(
+            f"transformers sends every token through all {model.num_experts} experts, times a share that is 0 for "
+            "those it was not chosen for: memory and time are those of all."
+        )
+    elif model.num_experts:
         sentences.append(
             f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts by the grouped kernel: "
             "how evenly they are spread does not change the memory."

@@ -17,6 +17,7 @@ from estimator.parameters import (
     Module,
     Norm,
     copied_modules,
+    experts_run,
     is_adapted,
     layer_groups,
     layer_modules,
@@ -60,7 +61,7 @@ class Matrices(NamedTuple):
 def matrices(model: Model, setup: TrainingSetup) -> Matrices:
     """Elements that one token is multiplied by, whole model: linears, experts in use, and the head, tied or not.
 
-        layers = Σ in · out,  of a stack of experts k · in · out     k: experts a token
+        layers = Σ in · out,  of a stack of experts k · in · out     k: experts a token is multiplied by
 
     Leaves out: embeddings (rows are looked up), norms (no products), biases.
     Source: derived, from ``layer_modules`` and ``outer_modules``; Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
@@ -112,7 +113,7 @@ def _elements(module: Module, model: Model) -> int:
     if isinstance(module, Norm | Embedding):
         return 0
     *stack, rows, columns = weight_shapes(module)[0]
-    return (model.num_experts_per_tok if stack else 1) * rows * columns
+    return (experts_run(model) if stack else 1) * rows * columns
 
 
 class Work(NamedTuple):
@@ -199,6 +200,7 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
     """Pairs of a query and a key in one example, over all layers, that a kernel multiplies.
 
         skips: causal  s · (s + 1) / 2, or with a window w  w · s - w · (w - 1) / 2     else: s · s
+        in chunks of w (Llama 4)  ⌊s / w⌋ · w · (w + 1) / 2 + r · (r + 1) / 2     r: s mod w
 
     ``skips``: the kernel leaves out what the mask hides, as flash kernels do; plain products do not.
     Source: derived; Dao 2023, arXiv:2307.08691, section 3.1 (blocks above the diagonal are skipped).
@@ -214,5 +216,8 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
         return model.num_hidden_layers * causal
     window = model.sliding_window
     windowed = window * length - window * (window - 1) // 2
+    if model.model_type == "llama4_text":  # chunks, each causal
+        chunks, rest = divmod(length, window)
+        windowed = chunks * (window * (window + 1) // 2) + rest * (rest + 1) // 2
     kinds = layer_kinds(model, windowed=True)
     return sum(windowed if kind.windowed else causal for kind in kinds)

@@ -18,9 +18,14 @@ from estimator.specs import Model
 MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
 MOST_HEADS = 4096  # heads: our limit, seventeen times the catalogue's most (232)
 MOST_ELEMENTS = 10**7  # rows or columns: as Model's own limit
+MOST_POSITIONS = (
+    10**8
+)  # positions: our limit, ten times the longest context in the catalogue (10,485,760)
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+CHUNKED = "chunked_attention"
+"""Llama 4's, read as a window: what lies outside a chunk is masked as what lies outside a window."""
 
 TEXT_PARTS = {
     "aya_vision": "cohere2",
@@ -29,6 +34,7 @@ TEXT_PARTS = {
     "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",
@@ -152,6 +158,9 @@ _DEFAULTS = {
         sliding_pattern=2,
     ),
     "gptj": _Defaults(derived_head_dim=True, hidden_act="gelu_new"),
+    "llama4_text": _Defaults(
+        key_value_heads=8, head_dim=128, sliding_window=8192, sliding_pattern=4
+    ),
     "ministral3": _Defaults(key_value_heads=8, head_dim=128),
     "mistral": _Defaults(key_value_heads=8, sliding_window=4096),
     "mixtral": _Defaults(key_value_heads=8),
@@ -201,13 +210,14 @@ _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smoll
 _WINDOWED = (
     _ALL_WINDOWED
     | _SWITCHED_WINDOW
-    | {"cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "olmo3"}
+    | {"cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "olmo3"}
 )
 _PARTLY_DENSE = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe"})
 """The first layers have one MLP, the others experts, and shared experts beside them."""
 _EXPERTS = _PARTLY_DENSE | {
     "gpt_oss",
     "granitemoe",
+    "llama4_text",
     "mixtral",
     "olmoe",
     "qwen2_moe",
@@ -502,6 +512,8 @@ def _intermediate_size(read: _Config, hidden: int, fallback: Mapping[str, int]) 
             return read.whole("ffn_hidden_size", default=4 * hidden)
         case "granitemoehybrid":
             return read.whole("shared_intermediate_size", default=1024)
+        case "llama4_text":
+            return read.whole("intermediate_size_mlp", default=16384)
         case "opt":
             return read.whole("ffn_dim")
         case _:
@@ -542,7 +554,9 @@ def _positions(read: _Config) -> int:
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
     if read.model_type in {"gpt2", "gpt_bigcode", "opt"}:  # the rows of a table: needed
         return read.whole(*reversed(names[:2]), *names[2:])
-    return read.whole(*names, default=default) if default or read.has(*names) else 0
+    if not (default or read.has(*names)):
+        return 0
+    return read.whole(*names, default=default, most=MOST_POSITIONS)
 
 
 def _learned_positions(read: _Config, positions: int) -> int:
@@ -591,6 +605,8 @@ def _qk_norm(read: _Config) -> bool:
     match read.model_type:
         case "cohere" | "glm4_moe":
             return read.flag("use_qk_norm", default=False)
+        case "llama4_text":
+            return read.flag("use_qk_norm", default=True)
         case "phi" | "stablelm":
             return read.flag("qk_layernorm", default=False)
         case _:
@@ -713,7 +729,7 @@ def _experts(read: _Config, sizes: _Sizes) -> _Experts:
         }
     _check_experts(read)
     own_width = read.model_type in _EXPERTS_OF_THEIR_OWN_WIDTH
-    width = read.whole("moe_intermediate_size") if own_width else sizes["intermediate_size"]
+    width = read.whole("moe_intermediate_size" if own_width else "intermediate_size")
     return {
         "num_experts": read.whole("num_local_experts", "num_experts", "n_routed_experts"),
         "num_experts_per_tok": read.whole("num_experts_per_tok"),
@@ -731,6 +747,8 @@ def _shared_width(read: _Config, width: int) -> int:
     """Width of the experts that see every token, together."""
     if read.model_type == "qwen2_moe":
         return read.whole("shared_expert_intermediate_size")
+    if read.model_type == "llama4_text":
+        return width
     if read.model_type in _PARTLY_DENSE:
         default = 2 if read.model_type == "deepseek_v2" else 1
         return width * read.whole("n_shared_experts", default=default, most=MOST_HEADS)
@@ -751,6 +769,8 @@ def _expert_groups(read: _Config) -> int:
 
 def _mlp_layer_types(read: _Config, layers: int) -> tuple[str, ...]:
     """Which layers have one MLP, where not all have experts."""
+    if read.model_type == "llama4_text":
+        return _interleaved(read, layers)
     if read.model_type not in _PARTLY_DENSE:
         return ()
     dense = read.values.get("first_k_dense_replace")
@@ -764,6 +784,24 @@ def _mlp_layer_types(read: _Config, layers: int) -> tuple[str, ...]:
     return tuple(DENSE if layer < dense else "sparse" for layer in range(layers)) if dense else ()
 
 
+def _interleaved(read: _Config, layers: int) -> tuple[str, ...]:
+    """Llama 4's layers with experts: those listed, or the last of every so many."""
+    every = read.whole("interleave_moe_layer_step", default=1, most=MOST_LAYERS)
+    listed = read.values.get("moe_layers")
+    if listed is None:
+        sparse = set(range(every - 1, layers, every))
+    elif isinstance(listed, list | tuple) and all(type(index) is int for index in listed):
+        sparse = {index for index in listed if index in range(layers)}
+    else:
+        raise ValueError(
+            f"moe_layers must list whole numbers, the layers with experts, not {_show(listed)}; "
+            "correct it in the config."
+        )
+    if len(sparse) == layers:
+        return ()
+    return tuple("sparse" if layer in sparse else DENSE for layer in range(layers))
+
+
 _WITHOUT_EXPERTS: dict[str, object] = {"mlp_only_layers": [], "decoder_sparse_step": 1}
 _CHANGES_THE_INPUT: dict[str, object] = {"router_jitter_noise": 0, "clip_qkv": None}
 
@@ -771,6 +809,8 @@ _CHANGES_THE_INPUT: dict[str, object] = {"router_jitter_noise": 0, "clip_qkv": N
 def _check_experts(read: _Config) -> None:
     """Refuse what no published model of these families has: layers without experts, noise, clipped queries."""
     keys = _CHANGES_THE_INPUT
+    if read.model_type == "llama4_text":
+        _check_llama4(read)
     if read.model_type in {"qwen2_moe", "qwen3_moe"}:
         keys = _CHANGES_THE_INPUT | _WITHOUT_EXPERTS
     for name, only in keys.items():
@@ -780,6 +820,23 @@ def _check_experts(read: _Config) -> None:
                 f"{name} {_show(value)} is not modelled for {read.model_type}; "
                 f"set it to {'null' if only is None else only} in the config."
             )
+
+
+def _check_llama4(read: _Config) -> None:
+    """Refuse what neither Scout nor Maverick has."""
+    if not read.values.get("attn_temperature_tuning", True):  # once the number 4
+        raise ValueError(
+            "attn_temperature_tuning false is not modelled for llama4_text; set it to true in the config."
+        )
+    if read.flag("output_router_logits", default=False):
+        raise ValueError(
+            "output_router_logits true is not modelled for llama4_text; set it to false in the config."
+        )
+    if "attention_chunk_size" in read.values and read.values["attention_chunk_size"] is None:
+        # transformers 5.23, masking_utils.py, create_chunked_causal_mask
+        raise ValueError(
+            "attention_chunk_size null stops transformers' chunked mask; give a whole number in the config."
+        )
 
 
 def _windows(read: _Config, family: _Defaults, layers: int) -> _Windows:
@@ -800,6 +857,8 @@ def _window_size(read: _Config, family: _Defaults) -> int:
         return 0
     if read.model_type in _SWITCHED_WINDOW and not read.flag("use_sliding_window", default=False):
         return 0
+    if read.model_type == "llama4_text":
+        return read.whole("attention_chunk_size", default=family.sliding_window)
     default = 0 if "sliding_window" in read.values else family.sliding_window or 0
     return read.whole("sliding_window", default=default)
 
@@ -810,6 +869,8 @@ def _layer_types(read: _Config, family: _Defaults, layers: int, window: int) -> 
     if read.model_type in _ALL_WINDOWED:
         return (SLIDING,) * layers
     listed = read.items("layer_types", layers)
+    if read.model_type == "llama4_text":
+        listed = tuple(SLIDING if kind == CHUNKED else kind for kind in listed)
     if listed:
         for kind in listed:
             if kind not in (FULL, SLIDING):
@@ -819,7 +880,9 @@ def _layer_types(read: _Config, family: _Defaults, layers: int, window: int) -> 
                 )
         return tuple(str(kind) for kind in listed)
     if read.model_type == "smollm3":
-        return tuple(FULL if rotary else SLIDING for rotary in _smollm3_rotary(read, layers))
+        return tuple(FULL if rotary else SLIDING for rotary in _listed_rotary(read, layers))
+    if read.model_type == "llama4_text":
+        return tuple(SLIDING if rotary else FULL for rotary in _listed_rotary(read, layers))
     if family.sliding_pattern:
         return _patterned(read, family.sliding_pattern, layers)
     first = read.values.get("max_window_layers", 28)  # Qwen2Config, Qwen2MoeConfig and Qwen3Config
@@ -850,8 +913,8 @@ def _patterned(read: _Config, default: int, layers: int) -> tuple[str, ...]:
 
 def _rotary_layers(read: _Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ...]:
     match read.model_type:
-        case "smollm3":
-            return _smollm3_rotary(read, len(kinds))
+        case "smollm3" | "llama4_text":
+            return _listed_rotary(read, len(kinds))
         case "cohere2":  # modeling_cohere2.py: `if self.sliding_window is not None`
             return tuple(kind == SLIDING for kind in kinds)
         case "exaone4" if window:  # modeling_exaone4.py: `or self.is_sliding`
@@ -862,9 +925,9 @@ def _rotary_layers(read: _Config, kinds: tuple[str, ...], window: int) -> tuple[
             return (True,) * len(kinds)
 
 
-def _smollm3_rotary(read: _Config, layers: int) -> tuple[bool, ...]:
-    """SmolLM3's ``no_rope_layers`` says 1 where a layer *has* rotary embeddings."""
-    listed = read.items("no_rope_layers", layers)
+def _listed_rotary(read: _Config, layers: int) -> tuple[bool, ...]:
+    """``no_rope_layers`` says 1 where a layer *has* rotary embeddings; an empty list says nothing."""
+    listed = read.items("no_rope_layers", layers) if read.values.get("no_rope_layers") else ()
     if listed:
         for item in listed:
             if item not in (0, 1):

@@ -16,6 +16,8 @@ from functools import lru_cache
 from math import prod
 
 from estimator.parameters import (
+    DENSE,
+    UNTURNED,
     Bare,
     Linear,
     Module,
@@ -127,6 +129,23 @@ def _partly_dense(attention: str, mixture: str) -> str:
     return f"model:@Model({inside}) lm_head"
 
 
+def _llama4() -> str:
+    """As Llama 4 has it: layers with experts or one MLP, with or without a norm of queries and keys."""
+    attention = "self_attn:@TextAttention(q_proj k_proj v_proj o_proj qk_norm?)"
+    mlp = "@TextMLP(gate_proj up_proj down_proj activation_fn)"
+    mixture = f"@TextMoe(experts:@TextExperts(act_fn) router shared_expert:{mlp})"
+    layers = " ".join(
+        f"{kind}*:@TextDecoderLayer({attention} feed_forward:{inside} {_TWO_NORMS})"
+        for kind, inside in (
+            ("", mixture),
+            (DENSE, mlp),
+            (UNTURNED, mixture),
+            (f"{DENSE}-{UNTURNED}", mlp),
+        )
+    )
+    return f"model:@TextModel(embed_tokens layers:ModuleList({layers}) norm rotary_emb) lm_head"
+
+
 def _transformer(outer: str) -> str:
     """As GPT-2 has it."""
     return f"transformer:@Model({outer}) lm_head"
@@ -232,6 +251,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
     # the repository's own class, written as Llama's (the only one that tests/verify cannot build)
     "internlm3": _Layout("InternLM3", _LLAMA),
     "llama": _Layout("Llama", _LLAMA),
+    "llama4_text": _Layout("Llama4", _llama4()),
     "ministral3": _Layout("Ministral3", _LLAMA),
     "mistral": _Layout("Mistral", _LLAMA),
     "mixtral": _Layout("Mixtral", _decoder(f"{_ATTENTION} {_SPARSE} {_TWO_NORMS}")),
@@ -403,9 +423,7 @@ def _tensors(model: Model, module: Module | None) -> tuple[Tensor, ...]:
         return ()
     # bitsandbytes' quantisers take what is of type nn.Linear or Conv1D itself, and Falcon's are of type FalconLinear:
     # transformers 5.23, integrations/bitsandbytes.py, replace_with_bnb_linear
-    packed = (
-        isinstance(module, Linear) and module.name != "lm_head" and model.model_type != "falcon"
-    )
+    packed = isinstance(module, Linear) and module.name != "lm_head" and not module.own_class
     return tuple(
         Tensor(name, prod(shape), Kind.MATRIX if packed and name == "weight" else Kind.WEIGHT)
         for name, shape in zip(("weight", "bias"), weight_shapes(module), strict=False)

@@ -8,10 +8,10 @@ sums over these tables. Counts are elements, for the whole model, before any sha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 from estimator.specs import ALL_LINEAR, Method, Model, TrainingSetup
@@ -29,6 +29,9 @@ class Linear:
     own_class: bool = False
     """A subclass of ``nn.Linear`` with a forward of its own: FalconLinear, which 4-bit loading leaves whole
     (transformers 5.23, integrations/bitsandbytes.py: ``type(module) is nn.Linear``)."""
+    routes: bool = False
+    """The router of a mixture of experts, a subclass too, whose output is several tensors: PEFT's wrapper stops at it
+    (PEFT 0.21, tuners/lora/layer.py, ``Linear.forward``: ``result.dtype``)."""
     shadowed: bool = False
     """Has a name that experts' linears once had: PEFT takes the name for their stack, and leaves this alone
     (PEFT 0.21, utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``)."""
@@ -81,6 +84,8 @@ OPT_POSITION_OFFSET = 2
 
 DENSE = "dense"
 """A layer of a mixture of experts that has one MLP instead: ``mlp_layer_types``."""
+UNTURNED = "unturned"
+"""A layer of Llama 4 whose queries and keys are not turned: it has no norm of these either."""
 
 TINY_LLAMA = Model(
     model_type="llama",
@@ -385,6 +390,42 @@ def _glm4_moe_dense(model: Model) -> tuple[Module, ...]:
         *(_head_norms(model, "q_norm", "k_norm") if model.qk_norm else ()),
         *_norms(model, "post_attention_layernorm"),
         *_shadowed_mlp(model),
+    )
+
+
+def _llama4_attention(model: Model, *, turned: bool = True) -> tuple[Module, ...]:
+    normed = model.qk_norm and turned
+    return (
+        *_norms(model, "input_layernorm"),
+        *_configured_attention(model),
+        *((Norm("self_attn.qk_norm", model.head_dim, weight=False),) if normed else ()),
+        *_norms(model, "post_attention_layernorm"),
+    )
+
+
+def _llama4(model: Model, *, turned: bool = True) -> tuple[Module, ...]:
+    _, gates_and_ups, downs = _experts(model, "feed_forward")
+    router = Linear("feed_forward.router", model.hidden_size, model.num_experts)
+    shared = _gated(model, "feed_forward.shared_expert", model.shared_expert_intermediate_size)
+    return (
+        *_llama4_attention(model, turned=turned),
+        replace(gates_and_ups, transposed=True),
+        replace(downs, transposed=True),
+        replace(router, own_class=True, routes=True),
+        *shared,
+    )
+
+
+def _llama4_dense(model: Model, *, turned: bool = True) -> tuple[Module, ...]:
+    mlp = _gated(model, "feed_forward", model.intermediate_size)
+    return (*_llama4_attention(model, turned=turned), *mlp)
+
+
+def _gated(model: Model, block: str, width: int) -> tuple[Linear, ...]:
+    return (
+        Linear(f"{block}.gate_proj", model.hidden_size, width),
+        Linear(f"{block}.up_proj", model.hidden_size, width),
+        Linear(f"{block}.down_proj", width, model.hidden_size),
     )
 
 
@@ -771,6 +812,14 @@ _FAMILIES = {
     "hunyuan_v1_dense": _Family(_hunyuan),
     "internlm3": _LLAMA,
     "llama": _LLAMA,
+    "llama4_text": _Family(
+        _llama4,
+        others={
+            DENSE: _llama4_dense,
+            UNTURNED: partial(_llama4, turned=False),
+            f"{DENSE}-{UNTURNED}": partial(_llama4_dense, turned=False),
+        },
+    ),
     "ministral3": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _Family(_mixtral),
@@ -837,8 +886,6 @@ BEYOND: Mapping[str, str] = {
     ),
     **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _LAYER_EMBEDDINGS),
     "lfm2": "its short convolutions train by a kernel of causal-conv1d where that is installed",
-    "llama4": "its attention is cut into chunks in three of four layers",
-    "llama4_text": "its attention is cut into chunks in three of four layers",
     "mllama": "some of its layers attend to the image",
     "mllama_text_model": "some of its layers attend to the image",
     "recurrent_gemma": "two of three layers are recurrent",
@@ -903,7 +950,9 @@ def layer_kind(model: Model, index: int) -> str:
     ''
     """
     is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
-    return DENSE if is_dense else ""
+    has_norms = model.model_type == "llama4_text" and model.qk_norm and bool(model.no_rope_layers)
+    is_unturned = has_norms and model.no_rope_layers[index]
+    return "-".join([DENSE] * is_dense + [UNTURNED] * is_unturned)
 
 
 @lru_cache(maxsize=1024)
@@ -1010,6 +1059,18 @@ def active_parameters(model: Model) -> int:
         if isinstance(it, Bare) and it.stack
     )
     return total_parameters(model) - idle
+
+
+def experts_run(model: Model) -> int:
+    """Experts that every token is multiplied by (a count): those it is sent to, in Llama 4 all; 0 in a dense model.
+
+    Source: transformers 5.23, integrations/moe.py, ``grouped_mm_experts_forward``; models/llama4/modeling_llama4.py,
+    ``Llama4TextMoe.forward`` (``hidden_states.repeat``).
+
+    >>> experts_run(TINY_LLAMA)
+    0
+    """
+    return model.num_experts if model.model_type == "llama4_text" else model.num_experts_per_tok
 
 
 def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
@@ -1171,9 +1232,20 @@ def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
     return setup.lora_dropout > 0 and any(is_adapted(module, setup) for module in bare)
 
 
+def _check_routers(model: Model, setup: TrainingSetup, adaptable: Sequence[Linear | Bare]) -> None:
+    for module in adaptable:
+        if isinstance(module, Linear) and module.routes and is_adapted(module, setup):
+            others = (it.name.rpartition(".")[2] for it in adaptable if it is not module)
+            raise ValueError(
+                f"lora_target_modules takes the router of {model.model_type}, at which PEFT's adapters stop ('tuple' "
+                f"object has no attribute 'dtype'); name the others: {', '.join(dict.fromkeys(others))}."
+            )
+
+
 def _check_targets(model: Model, setup: TrainingSetup) -> None:
     adaptable = [module for module, _ in _adaptable(model)]
     bare = [module for module in adaptable if isinstance(module, Bare)]
+    _check_routers(model, setup, adaptable)
     if setup.use_dora and any(is_adapted(module, setup) for module in bare):
         # PEFT 0.21 tuners/lora/layer.py, ParamWrapper.__init__
         raise ValueError(

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from estimator.flops import Matrices, Work, attended_pairs, is_eager, matrices, work
 from estimator.moments import Resident
 from estimator.network import GIGA, exchange_seconds, links, replicas, shards
+from estimator.parameters import experts_run
 from estimator.results import TERA, Part, RunTime
 from estimator.specs import (
     AttnImplementation,
@@ -417,7 +418,7 @@ def _width(setup: TrainingSetup) -> int:
 
 
 def _mlp_width(model: Model) -> int:
-    return model.num_experts_per_tok * model.moe_intermediate_size or model.intermediate_size
+    return experts_run(model) * model.moe_intermediate_size or model.intermediate_size
 
 
 def _fused_bytes(model: Model, setup: TrainingSetup) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from estimator import (
@@ -210,5 +210,8 @@ def test_the_short_way_to_the_need_gives_the_need_of_the_estimate(
         gradient_accumulation_steps=accumulation,
         lora_dropout=0.0,  # which adapted experts want
     )
-    whole = estimate(catalog.model(model), None, setup)
+    try:
+        whole = estimate(catalog.model(model), None, setup)
+    except ValueError:  # Llama 4's router wants other targets, and its experts no packing
+        reject()
     assert need(catalog.model(model), None, setup) == (whole.need_low_bytes, whole.need_high_bytes)

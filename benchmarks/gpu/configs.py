@@ -34,6 +34,19 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
         "hidden_dropout": model.resid_pdrop,
     },
     "internlm3": lambda model: {"qkv_bias": model.attention_bias, "bias": model.mlp_bias},
+    "llama4_text": lambda model: {
+        "intermediate_size": model.moe_intermediate_size,
+        "intermediate_size_mlp": model.intermediate_size,
+        "use_qk_norm": model.qk_norm,
+        "attention_chunk_size": model.sliding_window,
+        "layer_types": [kind.replace("sliding", "chunked") for kind in model.layer_types],
+        "no_rope_layers": [int(not without) for without in model.no_rope_layers],
+        "moe_layers": [
+            index
+            for index in range(model.num_hidden_layers)
+            if not model.mlp_layer_types or model.mlp_layer_types[index] != "dense"
+        ],
+    },
     "phi": lambda model: {
         "qk_layernorm": model.qk_norm,
         "embd_pdrop": model.embd_pdrop,
@@ -150,7 +163,7 @@ def _experts(model: Model) -> Config:
     """The keys of a mixture of experts; those that a family's class does not know, it does not read."""
     if not model.num_experts:
         return {}
-    is_local = model.model_type in {"granitemoe", "mixtral"}
+    is_local = model.model_type in {"granitemoe", "llama4_text", "mixtral"}
     return {
         "num_local_experts" if is_local else "num_experts": model.num_experts,
         "num_experts_per_tok": model.num_experts_per_tok,

@@ -8,6 +8,7 @@ from estimator.architectures import layers
 from estimator.architectures.block import LayerProgram, NormKind
 from estimator.architectures.deepseek import deepseek
 from estimator.architectures.gpt_oss import gpt_oss
+from estimator.architectures.llama4 import llama4
 from estimator.architectures.rotary import Rotary
 from estimator.parameters import check_modelled
 from estimator.specs import AttnImplementation, Model, TrainingSetup
@@ -88,6 +89,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hunyuan_v1_dense": Architecture(layers.hunyuan),
     "internlm3": _LLAMA,
     "llama": _LLAMA,
+    "llama4_text": Architecture(
+        llama4, rotary=Rotary.COMPLEX, refuses_flash=True, softmax_float32=False
+    ),
     "ministral3": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _LLAMA,

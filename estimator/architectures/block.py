@@ -318,7 +318,7 @@ class Block:
                 self.tape, x, linear.in_features, linear.out_features, compute, name
             )
         weight, bias = linked.weight, linked.bias
-        call = op.product if linear.own_class else op.linear
+        call = op.product if linear.own_class and not linear.routes else op.linear
         return call(self.tape, x, weight, bias, linear.in_features, linear.out_features, name)
 
     def router(self, name: str, x: Tensor, *, in_float32: bool = False) -> Tensor:

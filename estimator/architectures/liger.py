@@ -67,7 +67,7 @@ KERNELS: dict[str, Kernels] = {
     "qwen3_moe": replace(_ALL, experts=True),
     "smollm3": _ALL,
 }
-LATER = ("deepseek_v2", "deepseek_v3")
+LATER = ("deepseek_v2", "deepseek_v3", "llama4_text")
 """Families of experts in which Liger replaces what is not modelled yet."""
 
 

@@ -52,6 +52,8 @@ class AttentionShape:
     softcap: bool = False
     softmax_float32: bool = True
     scale_product: bool = True
+    casts_weights: bool = True
+    """Eager attention's weights are cast back to the dtype of q, which autocast's softmax leaves."""
     head_major: bool = False
     """q and k come out of a concatenation head by head, so the flash kernel's output must be copied back."""
     padded: bool = False
@@ -290,7 +292,8 @@ def _eager(
         weights = softmax(tape, cast(tape, weights, 4))
     else:
         weights = softmax(tape, weights)
-    weights = cast(tape, weights, width)
+    if shape.casts_weights:
+        weights = cast(tape, weights, width)
     weights = dropout(tape, weights, shape.dropout)
     elements = _output_elements(q, v, shape)
     out = matmul(tape, weights, value, elements, "attention output", copies=(False, is_copied))

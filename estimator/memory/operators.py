@@ -193,6 +193,14 @@ def _normalized(tape: Tape, x: Tensor, rows: int) -> Tensor:
     return multiply(tape, x, inverse, "norm")
 
 
+def l2_norm(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """Llama 4's norm of queries and keys, without a weight: float32 inside, cast back.
+
+    Source: transformers 5.23, models/llama4/modeling_llama4.py, ``Llama4TextL2Norm.forward``.
+    """
+    return cast(tape, _normalized(tape, cast(tape, x, 4), rows), x.width)
+
+
 def layer_norm_in_steps(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
     """Cohere's LayerNorm in Python and float32: x less its mean twice, once for the variance, once for the product.
 
@@ -705,6 +713,23 @@ def gather(tape: Tape, x: Tensor, indices: Tensor, elements: int, name: str) -> 
     whole, width = x.elements, x.width
     node = tape.begin(f"{name}, backward", [x], lambda t, g: [t.new(whole, width)], [indices])
     return tape.finish(node, tape.new(elements, width))
+
+
+def scattered(tape: Tape, x: Tensor, indices: Tensor, elements: int, name: str) -> Tensor:
+    """``full_like(…).scatter_``: the values of x in a tensor of -∞; its gradient is gathered out of the whole's."""
+    tape.operation = name
+    own, width = x.elements, x.width
+    node = tape.begin(f"{name}, backward", [x], lambda t, g: [t.new(own, width)], [indices])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def repeat(tape: Tape, x: Tensor, times: int) -> Tensor:
+    """``x.repeat(times, 1)``: so many copies; the gradient is their sum."""
+    tape.operation = "tokens for every expert"
+    own, width = x.elements, x.width
+    out = tape.new(own * times, width)
+    name = "tokens for every expert, backward"
+    return tape.record(name, out, [x], lambda t, g: [t.new(own, width)])
 
 
 def sum_of_experts(tape: Tape, x: Tensor, elements: int) -> Tensor:

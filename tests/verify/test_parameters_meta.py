@@ -60,6 +60,7 @@ ROUTED = {"n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2
 ROUTED |= {"moe_intermediate_size": 40, "n_group": 2}
 LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
 LATENT |= ROUTED | {"v_head_dim": 12, "num_key_value_heads": 8}
+LLAMA4 = LOCAL_EXPERTS | {"intermediate_size_mlp": 144, "head_dim": 16}
 ATTENTION_ALONE = {"layer_types": ["full_attention"] * 4, "num_local_experts": 0}
 ATTENTION_ALONE |= {"shared_intermediate_size": 96, "position_embedding_type": "rope"}
 TIED = {"tie_word_embeddings": True}
@@ -111,6 +112,12 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("hunyuan_v1_dense", SMALL | {"head_dim": 8}),
     ("llama", SMALL),
     ("llama", SMALL | ALL_BIASED | TIED | {"head_dim": 16}),
+    ("llama4_text", SMALL | LLAMA4),
+    ("llama4_text", SMALL | LLAMA4 | {"interleave_moe_layer_step": 2, "use_qk_norm": False}),
+    (
+        "llama4_text",
+        SMALL | LLAMA4 | BIASED | {"moe_layers": [1, 3], "no_rope_layers": [1, 1, 0, 0]},
+    ),
     ("ministral3", SMALL | TIED | {"head_dim": 16}),
     ("mistral", SMALL | {"head_dim": 16}),
     ("mixtral", SMALL | LOCAL_EXPERTS),
