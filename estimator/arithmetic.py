@@ -24,4 +24,4 @@ def allocated(size: int) -> int:
     (512, 512, 1024, 0)
     """
     block = ALLOCATION_BLOCK_BYTES
-    return (size + block - 1) // block * block
+    return (size + (block - 1)) // block * block

@@ -8,17 +8,17 @@ never a sum of everything that ever lives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
-from operator import add
+from operator import add, attrgetter
 from typing import NamedTuple
 
 from estimator.architectures import attention_of
 from estimator.architectures.decoder import LayerKind, Step, has_window, layer_kinds
 from estimator.memory.optimizer import States, Trainable, optimizer_states, step_transient
-from estimator.memory.program import Changes, Program, Reason, Sized, summed
+from estimator.memory.program import Changes, Program, Reason, Sized
 from estimator.memory.sharding import (
     bucket_bytes,
     computed,
@@ -50,8 +50,6 @@ from estimator.parameters import (
 )
 from estimator.results import Held, Moment
 from estimator.specs import Component, Model, Optimizer, Phase, Strategy, TrainingSetup
-
-DEFAULTS = TrainingSetup()
 
 
 def weight_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -163,12 +161,12 @@ class Course:
     def there(self, index: int, place: int, top: int) -> Changes:
         """What came and has not gone when the event ``top`` is next, at a place of a run."""
         if (index, place, top) not in self._there:
-            program, segment = self.program, self.runs[index].segment
-            self._there[index, place, top] = summed(
+            spans, run = self.program.spans, self.runs[index]
+            self._there[index, place, top] = self.program.change_of_all(
                 [
-                    *((program.whole(run.segment), run.length) for run in self.runs[:index]),
-                    (program.whole(segment), place),
-                    (program.change(program.spans[segment][0], top), 1),
+                    *((*spans[before.segment], before.length) for before in self.runs[:index]),
+                    (*spans[run.segment], place),
+                    (spans[run.segment][0], top, 1),
                 ]
             )
         return self._there[index, place, top]
@@ -232,25 +230,38 @@ def _runs(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
             yield Run(by_layer[stand_in], phase, alike, len(alike), has_moments=stage == "layer")
 
 
-@lru_cache(maxsize=64)  # one estimate asks for it three times
+STRETCHING = frozenset(
+    {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "max_length",
+        "eval_strategy",
+        "per_device_eval_batch_size",
+        "save_strategy",
+        "save_total_limit",
+        "save_only_model",
+        "num_train_examples",
+        "num_train_epochs",
+        "mean_tokens_per_example",
+        "usd_per_gpu_hour",
+        "mfu",
+    }
+)
+"""What changes no tensor of a step but in size; of accumulation it matters whether there is any."""
+SHAPING = tuple(field.name for field in fields(TrainingSetup) if field.name not in STRETCHING)
+_shaping: Callable[[TrainingSetup], tuple[object, ...]] = attrgetter(*SHAPING)
+_setup_of: Callable[..., TrainingSetup] = TrainingSetup
+
+
 def structure(setup: TrainingSetup) -> TrainingSetup:
-    """The setup without the numbers that only stretch it: what all its neighbours on the sliders share."""
-    return replace(
-        setup,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=min(2, setup.gradient_accumulation_steps),
-        max_length=1,
-        eval_strategy=DEFAULTS.eval_strategy,
-        per_device_eval_batch_size=1,
-        save_strategy=DEFAULTS.save_strategy,
-        save_total_limit=None,
-        save_only_model=False,
-        num_train_examples=1,
-        num_train_epochs=1.0,
-        mean_tokens_per_example=None,
-        usd_per_gpu_hour=None,
-        mfu=None,
-    )
+    """The setup with all that only stretches it at its default: one object for all its neighbours on the sliders."""
+    return _structure(_shaping(setup), setup.gradient_accumulation_steps > 1)
+
+
+@lru_cache(maxsize=1024)
+def _structure(shaping: tuple[object, ...], accumulates: bool) -> TrainingSetup:
+    steps = 2 if accumulates else 1
+    return _setup_of(**dict(zip(SHAPING, shaping, strict=True)), gradient_accumulation_steps=steps)
 
 
 @lru_cache(maxsize=1024)
@@ -312,7 +323,7 @@ class Walk:
         heights = {}
         for phase, (_, index, place) in self._highest().items():
             run = self._course.runs[index]
-            there = self._course.there(index, place, self._sized.tops[run.segment])
+            there = self._course.there(index, place, self._sized.top(run.segment))
             alive = map(add, self._begins, self._sized.bytes_of(there))
             heights[phase] = self._moment(run, place, alive)
         return heights
@@ -325,7 +336,7 @@ class Walk:
         alive = sum(self._begins)
         highest: dict[Phase, tuple[int, int, int]] = {}
         for index, (segment, phase, _, length, has_moments) in enumerate(self._course.runs):
-            rise, net = self._sized.heights[segment]
+            _, rise, net = self._sized.heights[segment]
             if has_moments:
                 place = length - 1 if net > 0 else 0
                 height = alive + place * net + rise

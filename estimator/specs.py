@@ -410,6 +410,9 @@ class Gpu:
     machines: tuple[Machine, ...] = ()
     """What it comes in, the slowest network first; empty: none is known."""
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.memory_bytes))  # enough, and faster than all its prices
+
     def __post_init__(self) -> None:
         if not 2**28 <= self.memory_bytes <= 2**43:
             raise ValueError(

@@ -376,7 +376,7 @@ def step_parts(
     forward_backward = 1 + BACKWARD_TRAFFIC
     words = model.vocab_size * _width(setup)
 
-    parts = [
+    once = [
         Part("matrix products", fast.products / rate.best, slow.products / rate.slow),
         Part("attention", fast.attention / flash_fast, slow.attention / flash_slow),
         Part(
@@ -406,7 +406,7 @@ def step_parts(
             tokens_slow * words * EAGER_LOSS_BYTES / slow_bandwidth,
         ),
     ]
-    parts = [Part(it.name, times * it.low_seconds, times * it.high_seconds) for it in parts]
+    parts = [Part(name, times * low, times * high) for name, low, high in once if low + high > 0]
     parts.append(_optimizer(setup, resident, rate))
     parts.append(_launches(model, setup, parts, again))
     return tuple(part for part in parts if part.low_seconds + part.high_seconds > 0)

@@ -39,6 +39,16 @@ Changes = Mapping[tuple[int, int], int]
 """By component and slot of the size: how many more tensors came than went."""
 
 
+class Height(NamedTuple):
+    """How high a stretch goes above what was alive when it began, in bytes."""
+
+    before: int
+    """How many events there are before it is highest."""
+    rise: int
+    net: int
+    """What it adds at its end."""
+
+
 class Program:
     """The events of one played step, with sizes that can be computed anew."""
 
@@ -52,17 +62,21 @@ class Program:
         self._places = sorted(set(places))
         slot = {place: index for index, place in enumerate(self._places)}
         self.slots = [slot[place] for place in places]
-        # both signs of every size side by side, so that one itemgetter writes down all events
-        negative = len(self._places)
-        self._deltas = itemgetter(
-            *(
-                slot if sign > 0 else negative + slot
-                for slot, sign in zip(self.slots, self.signs, strict=True)
-            )
-        )
         starts = [*(mark.start for mark in self.marks), len(self.signs)]
         self.spans = list(pairwise(starts))
         """The first event of each stretch, and the first behind it."""
+        # what comes and goes in each stretch: indices of sizes, or from behind of what is taken away
+        shapes: dict[tuple[int, ...], int] = {}
+        changes = [
+            1 + slot if sign > 0 else -1 - slot
+            for slot, sign in zip(self.slots, self.signs, strict=True)
+        ]
+        self._shapes = [
+            shapes.setdefault(tuple(changes[start:end]), len(shapes)) for start, end in self.spans
+        ]
+        """For each stretch which of the different ones it is: layers that are alike are added up once."""
+        # a nothing at each end: before the first event, and because an itemgetter of one gives no tuple
+        self._deltas = [itemgetter(0, *shape, 0) for shape in shapes]
         self._changes: dict[tuple[int, int], Changes] = {}
 
     def at(self, inputs: Sequence[int]) -> Sized | None:
@@ -71,8 +85,13 @@ class Program:
         if not self.recording.holds(table):
             return None
         sizes = [table[place] for place in self._places]
-        alive = accumulate(self._deltas(sizes + [-size for size in sizes]), initial=0)
-        return Sized(self, sizes, list(alive))
+        signed = [0, *sizes, *(-size for size in reversed(sizes))]
+        heights = []
+        for deltas in self._deltas:
+            alive = list(accumulate(deltas(signed)))
+            top = max(alive)
+            heights.append(Height(alive.index(top), top, alive[-1]))
+        return Sized(self, sizes, [heights[shape] for shape in self._shapes])
 
     def change(self, start: int, stop: int) -> Changes:
         """What the events of a range change."""
@@ -83,39 +102,30 @@ class Program:
             self._changes[start, stop] = {key: times for key, times in changes.items() if times}
         return self._changes[start, stop]
 
-    def whole(self, segment: int) -> Changes:
-        """What a stretch changes from its beginning to its end."""
-        return self.change(*self.spans[segment])
-
-
-def summed(parts: Iterable[tuple[Changes, int]]) -> Changes:
-    """Changes added up, each so many times."""
-    total: Counter[tuple[int, int]] = Counter()
-    for changes, times in parts:
-        for key, count in changes.items():
-            total[key] += times * count
-    return {key: count for key, count in total.items() if count}
+    def change_of_all(self, ranges: Iterable[tuple[int, int, int]]) -> Changes:
+        """What the events of some ranges change together, those of each from its start to its stop so many times."""
+        total: Counter[tuple[int, int]] = Counter()
+        for start, stop, times in ranges:
+            for key, count in self.change(start, stop).items():
+                total[key] += times * count
+        return {key: count for key, count in total.items() if count}
 
 
 class Sized:
     """A program at one set of sizes: first in bare heights, then by component for those who ask."""
 
-    def __init__(self, program: Program, sizes: Sequence[int], alive: Sequence[int]) -> None:
+    def __init__(self, program: Program, sizes: Sequence[int], heights: Sequence[Height]) -> None:
         self._program = program
         self._sizes = sizes
-        self.tops: list[int] = []
-        """For each stretch the event before which most is alive, the first such."""
-        self.heights: list[tuple[int, int]] = []
-        """For each stretch what it adds at its highest and at its end, in bytes."""
-        for start, end in program.spans:
-            begins = alive[start]  # alive[i] is what is alive before event i
-            highest = max(alive[start : end + 1])
-            self.tops.append(alive.index(highest, start))
-            self.heights.append((highest - begins, alive[end] - begins))
+        self.heights = heights
+
+    def top(self, segment: int) -> int:
+        """The event before which most of a stretch is alive, the first such."""
+        return self._program.spans[segment][0] + self.heights[segment].before
 
     def operation(self, segment: int) -> str:
         """The operator that makes a stretch's highest moment."""
-        top, mark = self.tops[segment], self._program.marks[segment]
+        top, mark = self.top(segment), self._program.marks[segment]
         return self._program.operations[top - 1] if top > mark.start else mark.operation
 
     @cached_property
@@ -125,8 +135,8 @@ class Sized:
         return [
             Segment(
                 mark,
-                self.bytes_of(program.change(mark.start, self.tops[segment])),
-                self.bytes_of(program.whole(segment)),
+                self.bytes_of(program.change(mark.start, self.top(segment))),
+                self.bytes_of(program.change(*program.spans[segment])),
                 self.operation(segment),
             )
             for segment, mark in enumerate(program.marks)
@@ -136,7 +146,7 @@ class Sized:
         """Add what a stretch makes and frees, by what made it, ``times`` over; to its highest moment or to its end."""
         program = self._program
         start, end = program.spans[segment]
-        for event in range(start, self.tops[segment] if to_top else end):
+        for event in range(start, self.top(segment) if to_top else end):
             reason = (
                 program.components[event],
                 program.operations[event],
