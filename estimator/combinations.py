@@ -30,7 +30,15 @@ ADAM = frozenset({Optimizer.ADAMW_TORCH, Optimizer.ADAMW_TORCH_FUSED})
 ELEMENTWISE = ADAM | {Optimizer.SGD, Optimizer.SGD_MOMENTUM}
 ON_FLAT_PARTS = ELEMENTWISE | BITSANDBYTES | {Optimizer.ADAFACTOR}
 
-SHARING = ("num_gpus", "strategy", "dp_replicate_size", "offload_optimizer", "offload_param")
+SHARING = (
+    "num_gpus",
+    "strategy",
+    "dp_replicate_size",
+    "fsdp_version",
+    "checkpoint_around_fsdp",
+    "offload_optimizer",
+    "offload_param",
+)
 """The keys that say how GPUs share the work; at their defaults nothing is refused."""
 
 
@@ -107,12 +115,48 @@ RULES = (
         "loss {s.loss} under {s.strategy} is not modelled yet; take loss liger or standard, or strategy ddp.",
     ),
     Rule(
-        lambda s: s.strategy.is_fsdp and s.optim in BITSANDBYTES,
+        lambda s: s.fsdp_version == 1 and not s.strategy.is_fsdp,
+        "fsdp_version 1 is for strategy fsdp, and strategy is {s.strategy}; leave it at 2.",
+    ),
+    Rule(
+        lambda s: s.checkpoint_around_fsdp and not s.uses_fsdp1,
+        "checkpoint_around_fsdp is of FSDP 1 under transformers before 4.52; leave it out, or set fsdp_version 1.",
+    ),
+    Rule(
+        lambda s: s.uses_fsdp1 and _offloads(s),
+        "Offloading under fsdp_version 1 is not modelled yet; leave it at none, or take fsdp_version 2.",
+    ),
+    Rule(
+        lambda s: (
+            s.uses_fsdp1 and s.method is Method.QLORA and s.bnb_4bit_quant_storage != s.dtype.value
+        ),
+        # torch 2.13, _flat_param.py, _validate_tensors_to_flatten: floats only, of one dtype
+        "FSDP 1 flattens a layer's tensors into one, which has one dtype: set bnb_4bit_quant_storage to {s.dtype}, as "
+        "dtype, not {s.bnb_4bit_quant_storage}; or take fsdp_version 2.",
+    ),
+    Rule(
+        lambda s: s.uses_fsdp1 and s.method is Method.QLORA and s.prepare_model_for_kbit_training,
+        "FSDP 1 flattens a layer's tensors into one, which has one dtype, and prepare_model_for_kbit_training makes "
+        "its norms float32; leave it out (as TRL does for 4-bit weights that are divided).",
+    ),
+    Rule(
+        lambda s: (
+            s.uses_fsdp1
+            and s.method is Method.QLORA
+            and s.mixed_precision is MixedPrecision.NO
+            and s.autocast_adapter_dtype
+        ),
+        # transformers 5.23, distributed/fsdp.py, update_fsdp_plugin_peft; peft 0.21, _cast_input_dtype
+        "Beside a 4-bit base Trainer has FSDP 1 gather adapters in {s.bnb_4bit_quant_storage}, and PEFT feeds float32 "
+        "ones float32; set mixed_precision bf16, or autocast_adapter_dtype false.",
+    ),
+    Rule(
+        lambda s: s.strategy.is_fsdp and s.fsdp_version == 2 and s.optim in BITSANDBYTES,
         # github.com/bitsandbytes-foundation/bitsandbytes/issues/1633: illegal memory access
         "optim {s.optim} crashes on FSDP2's shards (bitsandbytes issue 1633); take adamw_torch_fused, or zero2.",
     ),
     Rule(
-        lambda s: s.strategy.is_fsdp and s.optim is Optimizer.ADAFACTOR,
+        lambda s: s.strategy.is_fsdp and s.fsdp_version == 2 and s.optim is Optimizer.ADAFACTOR,
         "optim adafactor on FSDP2's shards is not modelled yet; take adamw_torch_fused.",
     ),
     Rule(

@@ -12,6 +12,7 @@ from estimator.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.evaluation import evaluation_moment, evaluation_walk
 from estimator.loading import load_host_bytes, load_moment
 from estimator.memory.assumed import sharing_sentences
+from estimator.memory.flat import check_units
 from estimator.memory.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
 from estimator.memory.overhead import (
     CONTEXT_HIGH_BYTES,
@@ -204,6 +205,7 @@ def least_need(model: Model, setup: TrainingSetup) -> int:
 def _check(model: Model, setup: TrainingSetup) -> None:
     architecture(model)
     check_liger(model, setup)
+    check_units(model, setup)
     if sentence := refusal(setup):
         raise ValueError(sentence)
     is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2

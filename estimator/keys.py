@@ -188,6 +188,12 @@ GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
             _later("cp_size", Whole(1024), "ranks of context parallelism", 1),
             _later("ep_size", Whole(1024), "ranks of expert parallelism", 1),
             _count("dp_replicate_size", "replicas of the sharded model, for hsdp"),
+            _count("fsdp_version", "1: the older FSDP, of flat parameters (fsdp_config's version)"),
+            Key(
+                "checkpoint_around_fsdp",
+                Flag(),
+                "checkpoints lie around FSDP 1's modules: transformers before 4.52",
+            ),
             Key("offload_optimizer", _OFFLOAD, "where optimizer states rest"),
             Key("offload_param", _OFFLOAD, "where weights rest"),
         ),

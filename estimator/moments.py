@@ -17,6 +17,12 @@ from typing import NamedTuple
 
 from estimator.architectures import attention_of
 from estimator.architectures.decoder import LayerKind, Step, has_window, layer_kinds
+from estimator.memory.flat import (
+    flat_accumulated_bytes,
+    flat_bytes,
+    flat_gradient_bytes,
+    flat_tensors,
+)
 from estimator.memory.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.memory.program import Changes, Program, Reason, Sized
 from estimator.memory.sharding import (
@@ -464,6 +470,8 @@ class Resident(NamedTuple):
 @lru_cache(maxsize=1024)
 def resident(model: Model, structure: TrainingSetup) -> Resident:
     """Weights, adapters, gradients and optimizer states, which no batch and no length changes."""
+    if structure.uses_fsdp1:
+        return _resident_units(model, structure)
     if structure.strategy.is_fsdp:
         return _resident_shards(model, structure)
     if structure.strategy.is_zero:
@@ -492,6 +500,22 @@ def _resident_shards(model: Model, structure: TrainingSetup) -> Resident:
         sharded_adapter_bytes(model, structure),
         sharded_gradient_bytes(model, structure),
         gradient_bytes(whole),
+        step_transient(tensors, structure.optim, structure.optim_state_dtype),
+        optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
+        total_parameters(model) + adapter_parameters(model, structure),
+        trainable_parameters(model, structure),
+    )
+
+
+def _resident_units(model: Model, structure: TrainingSetup) -> Resident:
+    """Of FSDP1's first rank: its part of every unit, and gradients whole until they are synchronised."""
+    tensors = flat_tensors(model, structure)
+    return Resident(
+        flat_bytes(model, structure, adapters=False)
+        + sum(b.copies * b.bytes for b in buffers(model)),
+        flat_bytes(model, structure, adapters=True),
+        flat_gradient_bytes(model, structure),
+        flat_accumulated_bytes(model, structure),
         step_transient(tensors, structure.optim, structure.optim_state_dtype),
         optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
         total_parameters(model) + adapter_parameters(model, structure),

@@ -199,6 +199,7 @@ LARGEST: Mapping[str, int] = MappingProxyType(
         "num_gpus": 65_536,
         "gpus_per_node": 1024,
         "dp_replicate_size": 65_536,
+        "fsdp_version": 2,
     }
 )
 """The largest whole number that each count of a setup may be: ours, far above any run; the smallest is 1."""
@@ -477,6 +478,10 @@ class TrainingSetup:
     strategy: Strategy = Strategy.NONE
     dp_replicate_size: int = 1
     """Replicas of the sharded model, for ``hsdp``."""
+    fsdp_version: int = 2
+    """1: torch's older ``FullyShardedDataParallel``, whose layers are flat parameters."""
+    checkpoint_around_fsdp: bool = False
+    """Checkpoints lie around FSDP1's modules, as in transformers before 4.52, not inside them."""
     offload_optimizer: Offload = Offload.NONE
     offload_param: Offload = Offload.NONE
     bnb_4bit_quant_storage: str = "uint8"
@@ -548,6 +553,11 @@ class TrainingSetup:
     def shard_ranks(self) -> int:
         """GPUs that one copy of what is divided is spread over."""
         return self.num_gpus // self.dp_replicate_size
+
+    @property
+    def uses_fsdp1(self) -> bool:
+        """Whether torch's older FSDP divides the work."""
+        return self.strategy.is_fsdp and self.fsdp_version == 1
 
     @property
     def effective_batch_size(self) -> int:

@@ -14,6 +14,7 @@ from estimator.architectures.rotary import Rotary, Tables, rotate
 from estimator.memory import fused
 from estimator.memory import operators as op
 from estimator.memory.attention import AttentionShape, attention
+from estimator.memory.flat import Flat
 from estimator.memory.tape import Parameter, Tape, Tensor
 from estimator.memory.weights import (
     adapter_tensors,
@@ -130,7 +131,12 @@ class Block:
         self.norms: dict[str, list[Parameter]] = {}
         self.embeddings: dict[str, Parameter] = {}
         self.owned: list[Owned] = []
-        for module in modules:
+        self.modules = tuple(modules)
+        self.units: dict[str, Flat] = {}
+        """Under FSDP1 the units of adapters, by their parameter's key."""
+        self.adapters_seen: int | None = None
+        """Bytes per element that PEFT sees in an adapter where they are not those that it computes with."""
+        for module in self.modules:
             self._add(module, key)
 
     def _add(self, module: Module, key: str) -> None:
@@ -247,7 +253,8 @@ class Block:
             result = op.clone(tape, result)
         follows_autocast = linked.is_quantized and tape.autocast_active
         # x itself stays too: the caller holds it until this returns
-        adapter_input = x if follows_autocast else op.cast(tape, x, linked.lora_a.width)
+        seen = self.adapters_seen or linked.lora_a.width
+        adapter_input = x if follows_autocast else op.cast(tape, x, seen)
         if linked.magnitude is not None:
             result = self._with_dora(linked, adapter_input, result)
             # under autocast Linear4bit leaves the float32 that the magnitudes have made of it
@@ -289,24 +296,25 @@ class Block:
         # no name outlives its operator: without gradients nothing else would keep the low-rank tensor
         return op.scale(
             tape,
-            op.linear(
-                tape,
-                op.linear(
-                    tape,
+            self._matrix(
+                self._matrix(
                     op.dropout(tape, x, self.setup.lora_dropout),
                     linked.lora_a,
-                    None,
-                    linear.in_features,
-                    rank,
+                    (linear.in_features, rank),
                     "LoRA A",
                 ),
                 linked.lora_b,
-                None,
-                rank,
-                linear.out_features,
+                (rank, linear.out_features),
                 "LoRA B",
             ),
         )
+
+    def _matrix(self, x: Tensor, weight: Parameter, shape: tuple[int, int], name: str) -> Tensor:
+        """One of an adapter's products; under FSDP1 it is a unit of its own."""
+        unit = self.units.get(weight.key)
+        if unit is None:
+            return op.linear(self.tape, x, weight, None, *shape, name)
+        return unit.leave(op.linear(self.tape, unit.enter(x), weight, None, *shape, name))
 
     def _base(self, linked: Linked, x: Tensor, name: str) -> Tensor:
         linear = linked.linear

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from estimator.architectures import Architecture, architecture
 from estimator.architectures.block import Block, NormKind
 from estimator.architectures.experts import balancing_loss
+from estimator.architectures.flat import FlatUnits
 from estimator.architectures.liger import KERNELS, loss_of
 from estimator.architectures.rotary import Rotary, Tables
 from estimator.architectures.sharded import Sharded
@@ -118,7 +119,11 @@ class Step:
         )
         copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
         self.outer = self._block((*outer_modules(model), *copied_head), "outer")
-        self.sharded = Sharded(self.tape, model, setup, self.outer, ranks, len(layers) - 1)
+        self.sharded: Sharded | FlatUnits
+        if setup.uses_fsdp1:
+            self.sharded = FlatUnits(self.tape, model, setup, self.outer, ranks)
+        else:
+            self.sharded = Sharded(self.tape, model, setup, self.outer, ranks, len(layers) - 1)
         self.returned: Tensor | None = None
         """What the last layer returned beside its output."""
         self.router_logits: list[Tensor] = []

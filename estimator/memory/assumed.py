@@ -28,11 +28,23 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
     return sentences
 
 
+_FSDP1 = (
+    "FSDP is version 1 as accelerate 1.15 runs it, with use_orig_params and without prefetching: each layer one flat "
+    "parameter, each matrix of an adapter another; the embedding and the head stay gathered from forward to backward."
+)
+_FSDP2 = (
+    "FSDP is version 2 as accelerate 1.15 runs it: each layer one group, the embedding and the head groups of "
+    "their own, and the head stays gathered from forward to backward."
+)
+
+
 def _fsdp(setup: TrainingSetup) -> list[str]:
-    sentences = [
-        "FSDP is version 2 as accelerate 1.15 runs it: each layer one group, the embedding and the head groups of "
-        "their own, and the head stays gathered from forward to backward."
-    ]
+    sentences = [_FSDP1 if setup.uses_fsdp1 else _FSDP2]
+    if setup.checkpoint_around_fsdp and setup.use_reentrant and setup.uses_adapters:
+        sentences.append(
+            "FSDP 1 inside a reentrant checkpoint keeps the input of every frozen layer, and its gradient, until "
+            "backward has ended; use_reentrant false drops them, and so does transformers from 4.52 on."
+        )
     if upcasts_trained(setup) and setup.dtype is not Dtype.FLOAT32:
         sentences.append(
             "Under mixed precision accelerate turns trained weights into float32 before it divides them, so that "

@@ -181,7 +181,8 @@ def computed(setup: TrainingSetup) -> TrainingSetup:
     DeepSpeed 0.19.6, runtime/engine.py, ``_configure_distributed_model`` (``module.bfloat16()``).
     """
     divided = setup.strategy.is_fsdp or setup.strategy.is_zero
-    if setup.strategy in (Strategy.ZERO2, Strategy.ZERO3):  # each micro-step reduces its gradients
+    # each micro-step reduces its gradients, or adds them up where they lie flat
+    if setup.strategy in (Strategy.ZERO2, Strategy.ZERO3) or setup.uses_fsdp1:
         setup = replace(setup, gradient_accumulation_steps=1)
     if setup.strategy.is_zero and setup.mixed_precision is not MixedPrecision.NO:
         # accelerate 1.15, _prepare_deepspeed: no autocast around a model that DeepSpeed cast

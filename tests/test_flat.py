@@ -1,0 +1,194 @@
+"""FSDP1: flat parameters, what they hold, and what a reentrant checkpoint around them keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import Component, Phase, estimate
+from estimator.contract import parse
+from estimator.memory.flat import flat_tensors, shard_elements, units
+from estimator.specs import TrainingSetup
+from tests.test_sharding import LLAMA, heights, told
+
+ON_8 = {
+    "num_gpus": 8,
+    "max_length": 64,
+    "max_grad_norm": 0.0,
+    "strategy": "fsdp",
+    "fsdp_version": 1,
+}
+LORA = {"method": "lora"}
+CHECKPOINTED = {"gradient_checkpointing": True}
+LONG = {**LORA, **CHECKPOINTED, "max_length": 1024}
+OLD = {"use_reentrant": True, "checkpoint_around_fsdp": True}
+
+# Two steps of the real torch 2.13 FullyShardedDataParallel with accelerate 1.15's settings and PEFT 0.21's wrap policy
+# on transformers 5.23's Llama, rank 0 of a fake process group, on a stand-in CUDA device that counts every allocation,
+# rounded to 512 bytes: heights of loss, backward and optimizer step. (The forward call begins with the gradients of the
+# step before, which go at once: no higher than the step was.)
+TRACED = {
+    "full": ({}, {}, (126_779_904, 206_664_192, 139_399_680)),
+    "full, checkpointed": (CHECKPOINTED, {}, (110_621_696, 206_664_192, 139_399_680)),
+    "full, tied": (
+        {},
+        {"vocab_size": 32000, "tie_word_embeddings": True},
+        (254_139_904, 446_604_288, 200_839_680),
+    ),
+    "full, accumulated": (
+        {"gradient_accumulation_steps": 3},
+        {},
+        (266_168_832, 332_004_864, 139_399_680),
+    ),
+    "full, bfloat16": ({"mixed_precision": "no"}, {}, (74_509_824, 140_345_856, 69_706_240)),
+    "full, float32": (
+        {"dtype": "float32", "mixed_precision": "no"},
+        {},
+        (148_692_480, 281_276_928, 139_399_680),
+    ),
+    "full, foreach": ({"optim": "adamw_torch"}, {}, (126_770_176, 206_654_464, 174_237_184)),
+    "full, grad_op": (
+        {"strategy": "fsdp_grad_op"},
+        {},
+        (262_070_784, 305_358_336, 139_399_680),
+    ),
+    "full, three ranks": (
+        {"num_gpus": 3},
+        {"vocab_size": 1001},
+        (301_037_568, 427_898_368, 371_732_992),
+    ),
+    "LoRA": (LORA, {}, (46_821_888, 87_485_440, 20_957_696)),
+    "LoRA, accumulated": (
+        {**LORA, "gradient_accumulation_steps": 2},
+        {},
+        (50_311_680, 90_393_600, 20_957_696),
+    ),
+    "LoRA, checkpointed": (
+        {**LORA, **CHECKPOINTED, "max_length": 1024},
+        {"num_hidden_layers": 10},
+        (75_034_624, 179_229_184, 34_587_136),
+    ),
+    "LoRA, more dropout": (
+        {**LORA, **CHECKPOINTED, "max_length": 512, "lora_dropout": 0.1},
+        {},
+        (38_891_520, 102_324_736, 20_957_696),
+    ),
+    "LoRA, no autocast": (
+        {**LORA, **CHECKPOINTED, "max_length": 512, "mixed_precision": "no"},
+        {},
+        (38_891_520, 108_067_328, 20_957_696),
+    ),
+    "LoRA, from float32": (
+        {**LORA, **CHECKPOINTED, "max_length": 512, "dtype": "float32"},
+        {},
+        (56_314_880, 119_748_096, 38_381_056),
+    ),
+}
+
+
+@pytest.mark.parametrize(("keys", "config", "traced"), TRACED.values(), ids=TRACED)
+def test_heights_are_those_of_the_real_fsdp1(
+    keys: dict[str, Any], config: dict[str, Any], traced: tuple[int, ...]
+) -> None:
+    assert heights(told({**ON_8, **keys}, **config))[1:] == pytest.approx(traced, abs=10_240)
+
+
+def test_a_reentrant_checkpoint_around_fsdp1_keeps_inputs_and_gradients_of_frozen_layers() -> None:
+    # the same trace, with the checkpoint outside of FSDP's modules: 195,185,152 bytes in the lowest layer, where inside
+    # it is 177,099,264 in the highest. By hand: gradients of the inputs of 9 layers lie there, 1024 x 1024 x 2 bytes
+    # each, of which one comes in anyway, as one does at the top; and what the adapters of 9 layers have left
+    inside = told({**ON_8, **LONG, "use_reentrant": True}, num_hidden_layers=10)
+    outside = told({**ON_8, **LONG, **OLD}, num_hidden_layers=10)
+    hidden, adapters = 1024 * 1024 * 2, 9 * 145_408 + 5_120
+    grown = outside.peak.bytes - inside.peak.bytes
+    assert grown == 195_185_152 - 177_099_264
+    assert grown == pytest.approx(8 * hidden + adapters, abs=8192)
+    assert outside.peak.name.startswith("layer 1 of 10")
+    assert inside.peak.name.startswith("layer 10 of 10")
+
+
+@pytest.mark.parametrize("changed", [{"method": "full"}, {"use_reentrant": False}])
+def test_nothing_is_held_where_layers_are_trained_or_checkpoints_are_not_reentrant(
+    changed: dict[str, Any],
+) -> None:
+    keys = {**ON_8, **LONG, **OLD, **changed}
+    outside = told(keys)
+    inside = told({**keys, "checkpoint_around_fsdp": False})
+    assert heights(outside) == heights(inside)
+
+
+def test_what_is_held_goes_when_backward_ends_however_many_layers_there_are() -> None:
+    # the ledger of the last moment before the step: weights, adapters, their gradients and states, and nothing else
+    for layers in (2, 5, 9):
+        moments = told({**ON_8, **LONG, **OLD}, num_hidden_layers=layers).moments
+        last = [it for it in moments if it.phase is Phase.BACKWARD][-1]
+        assert last.resident.get(Component.ACTIVATIONS, 0) < 1024 * 1024 * 2 * 2 * layers
+
+
+def test_a_rank_steps_its_share_of_every_unit() -> None:
+    # by hand: all divides by 8 here, so that the pieces of the first rank are an eighth of what is trained
+    model, _, setup = parse({"model": LLAMA, **ON_8})
+    assert isinstance(setup, TrainingSetup)
+    trained = sum(sum(unit.sizes) * unit.alike for unit in units(model, setup))
+    pieces = flat_tensors(model, setup)
+    assert 8 * sum(piece.alike * piece.shape[0] for piece in pieces) == trained
+    assert (
+        shard_elements([10, 10], 2, 4) == 7
+    )  # 10, 6 of padding to 16 bytes, 10, and 2 to divide by 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"strategy": "zero3"}, "fsdp_version 1 is for strategy fsdp"),
+        ({"fsdp_version": 2, "checkpoint_around_fsdp": True}, "before 4.52"),
+        ({"method": "qlora"}, "bnb_4bit_quant_storage to bfloat16"),
+        (
+            {
+                "method": "qlora",
+                "bnb_4bit_quant_storage": "bfloat16",
+                "prepare_model_for_kbit_training": True,
+            },
+            "norms float32",
+        ),
+        (
+            {
+                "method": "qlora",
+                "bnb_4bit_quant_storage": "bfloat16",
+                "mixed_precision": "no",
+            },
+            "autocast_adapter_dtype false",
+        ),
+        ({"offload_param": "cpu", "offload_optimizer": "cpu"}, "not modelled yet"),
+        ({"optim": "adamw_bnb_8bit"}, "not modelled yet"),
+        ({"fsdp_version": 3}, "from 1 to 2"),
+    ],
+)
+def test_what_fsdp1_cannot_do_is_refused_in_one_sentence(
+    keys: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        told({**ON_8, **keys})
+
+
+def test_adapters_of_stacked_experts_are_refused() -> None:
+    config = {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+        "head_dim": 64,
+    }
+    with pytest.raises(ValueError, match="FSDP 1 does not gather the adapters"):
+        estimate(
+            *parse(
+                {
+                    "model": {**LLAMA, **config},
+                    **ON_8,
+                    **LORA,
+                    "lora_dropout": 0.0,
+                    "lora_target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"],
+                }
+            )
+        )
