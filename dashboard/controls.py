@@ -389,7 +389,14 @@ def _share(number: int, strategy: Strategy) -> None:
         groups = 1
     elif groups in (1, number) or number % groups:
         groups = 2
-    session.put({"num_gpus": number, "strategy": strategy, "dp_replicate_size": groups})
+    values: dict[str, object] = {
+        "num_gpus": number,
+        "strategy": strategy,
+        "dp_replicate_size": groups,
+    }
+    if not strategy.is_fsdp:
+        values |= {"fsdp_version": 2, "checkpoint_around_fsdp": False}
+    session.put(values)
     _redraw(EXPANDERS)
 
 

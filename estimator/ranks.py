@@ -49,8 +49,9 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
     """One entry for each kind of rank where they differ, the fullest first; none where all are alike. Bytes.
 
     FSDP2 divides rows: the last ranks may have fewer rows of a tensor, or none, and then keep less of the optimizer's
-    states (weights and gradients are padded). DeepSpeed's stages 1 and 2 keep gradients of whole tensors, as the bounds
-    of a rank's part cut them. Rank 0 writes the model and the others wait, but not under DeepSpeed, where all write.
+    states (weights and gradients are padded); FSDP1's parts are equal. DeepSpeed's stages 1 and 2 keep gradients of
+    whole tensors, as the bounds of a rank's part cut them. Rank 0 writes the model and the others wait, but not under
+    DeepSpeed, where all write.
 
     Error: a rank of stage 1 or 2 keeps at most so much; that it keeps less is counted at the step alone, or with
     accumulation at stage 2 always.
@@ -101,7 +102,7 @@ def _sizes(answer: Estimate, less: Less) -> tuple[int, int, int]:
 
 def _less(model: Model, setup: TrainingSetup) -> list[Less]:
     """By rank, in their order; those of each copy (hsdp) are alike."""
-    if setup.strategy.is_fsdp:
+    if setup.strategy.is_fsdp and not setup.uses_fsdp1:
         return _fewer_rows(model, setup) * setup.dp_replicate_size
     if setup.strategy in (Strategy.ZERO1, Strategy.ZERO2):
         kept = _kept_gradients(model, setup)

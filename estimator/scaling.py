@@ -85,6 +85,8 @@ def shared_by(setup: TrainingSetup, strategy: Strategy, num_gpus: int) -> Traini
     >>> shared_by(TrainingSetup(), Strategy.FSDP, 1).strategy.value
     'none'
     """
+    if num_gpus == 1 or not strategy.is_fsdp:
+        setup = replace(setup, fsdp_version=2, checkpoint_around_fsdp=False)
     if num_gpus == 1:
         return replace(setup, num_gpus=1, strategy=Strategy.NONE, dp_replicate_size=1)
     copies = 1

@@ -46,6 +46,7 @@ use_dora false · autocast_adapter_dtype true · bnb_4bit_quant_type "nf4" · bn
 bnb_4bit_quant_storage "uint8"
 load_in_8bit false · prepare_model_for_kbit_training false · max_grad_norm 1.0 · strategy "none"
 tp_size 1 · pp_size 1 · cp_size 1 · ep_size 1 · dp_replicate_size 1 · offload_optimizer "none"
+fsdp_version 2 · checkpoint_around_fsdp false
 offload_param "none" · num_train_examples 10000 · num_train_epochs 1 · mean_tokens_per_example null
 per_device_eval_batch_size 8 · eval_strategy "no" · save_strategy "epoch" · save_total_limit null
 save_only_model false · usd_per_gpu_hour null · mfu null

@@ -9,7 +9,9 @@ import pytest
 from estimator import Component, Phase, estimate
 from estimator.contract import parse
 from estimator.memory.flat import flat_tensors, shard_elements, units
-from estimator.specs import TrainingSetup
+from estimator.ranks import ranks
+from estimator.scaling import shared_by
+from estimator.specs import Strategy, TrainingSetup
 from tests.test_sharding import LLAMA, heights, told
 
 ON_8 = {
@@ -192,3 +194,24 @@ def test_adapters_of_stacked_experts_are_refused() -> None:
                 }
             )
         )
+
+
+def test_another_strategy_and_one_gpu_forget_the_version_of_fsdp() -> None:
+    setup = TrainingSetup(
+        num_gpus=4,
+        strategy=Strategy.FSDP,
+        fsdp_version=1,
+        use_reentrant=True,
+        checkpoint_around_fsdp=True,
+    )
+    assert shared_by(setup, Strategy.FSDP, 8).fsdp_version == 1
+    for strategy, gpus in ((Strategy.ZERO3, 8), (Strategy.FSDP, 1)):
+        changed = shared_by(setup, strategy, gpus)
+        assert (changed.fsdp_version, changed.checkpoint_around_fsdp) == (2, False)
+
+
+def test_all_ranks_of_fsdp1_are_alike_but_for_the_one_that_saves() -> None:
+    # three ranks, whose rows FSDP2 could not divide evenly
+    keys = {**ON_8, "num_gpus": 3, "save_strategy": "no"}
+    assert ranks(told(keys)) == ()
+    assert len(ranks(told({**keys, "fsdp_version": 2}))) > 1
