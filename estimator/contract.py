@@ -23,7 +23,16 @@ from estimator.ranks import ranks
 from estimator.remedies import Remedy
 from estimator.repository import from_config
 from estimator.results import Estimate
-from estimator.specs import Component, Gpu, Model, Optimizer, Phase, TrainingSetup, Verdict
+from estimator.specs import (
+    NETWORK,
+    Component,
+    Gpu,
+    Model,
+    Optimizer,
+    Phase,
+    TrainingSetup,
+    Verdict,
+)
 
 FACTS = ("model", "gpu")
 """The keys that name facts; all others are rows of `keys.KEYS`."""
@@ -39,6 +48,7 @@ Fact = TypeVar("Fact", Model, Gpu | None)
 
 _setup_of: Callable[..., TrainingSetup] = TrainingSetup
 _gpu_of: Callable[..., Gpu] = Gpu
+_changed: Callable[..., Gpu] = replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +249,23 @@ def _name(value: object, must_be: str) -> str:
     return value
 
 
+def _own_network(given: Mapping[str, object]) -> Gpu:
+    """A catalogued card in machines of one's own: ``{"like": its name, "network_gb_per_s": what joins them}``."""
+    others = [name for name in given if name not in ("like", NETWORK)]
+    if others:
+        raise ValueError(
+            f"gpu: with like only {NETWORK} goes, not {show(others[0])}; leave like out and give memory_bytes."
+        )
+    known = catalog.gpu(_name(given["like"], "gpu: like must be a name"))
+    try:
+        return _changed(known, network_gb_per_s=GPU_KEYS[NETWORK].read(given.get(NETWORK)))
+    except ValueError as problem:
+        raise ValueError(f"gpu: {NETWORK} {problem}") from None
+
+
 def _own_gpu(given: Mapping[str, object]) -> Gpu:
+    if "like" in given:
+        return _own_network(given)
     values: dict[str, object] = {"name": OWN_GPU}
     for name, value in given.items():
         if name not in GPU_KEYS:
@@ -310,6 +336,8 @@ def _write_gpu(gpu: Gpu) -> object:
             return gpu.name
     except ValueError:
         pass
+    if catalog.gpus().get(gpu.name) == replace(gpu, network_gb_per_s=None):
+        return {"like": gpu.name, NETWORK: gpu.network_gb_per_s}
     values = {name: getattr(gpu, name) for name in GPU_KEYS}
     plain = Gpu(name=OWN_GPU, memory_bytes=gpu.memory_bytes)
     return {

@@ -165,6 +165,10 @@ def network_sentences(gpu: Gpu, setup: TrainingSetup) -> list[str]:
     else:
         whose = f" ({ETHERNET.name}, to as fast as the GPU's own link)"
     return [
-        f"{setup.num_gpus:,} GPUs are {among}; between machines go {rate} a machine{whose}. A slower network makes the "
-        "step longer."
+        f"{setup.num_gpus:,} GPUs are {among}; between machines go {rate} a machine{whose}. "
+        + (
+            'Say yours by gpu {"like": a card, "network_gb_per_s": …}.'
+            if slow != fast
+            else "A slower network makes the step longer."
+        )
     ]

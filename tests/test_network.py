@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from estimator import Gpu, TrainingSetup, catalog, estimate
 from estimator.accuracy import published_runs
+from estimator.contract import parse, write_fields
 from estimator.moments import resident, structure
 from estimator.network import (
     Group,
@@ -97,6 +98,33 @@ def test_own_network_closes_the_bracket_between_machines() -> None:
     assert links(own, TrainingSetup())[1:] == (50e9, 50e9)
     with pytest.raises(ValueError, match="network_gb_per_s must lie between"):
         replace(own, network_gb_per_s=0.0)
+
+
+def test_a_catalogued_card_takes_the_network_of_one_s_own_machines_and_is_written_so() -> None:
+    given = {"like": "A100-SXM4-80GB", "network_gb_per_s": 50}
+    setup = {"num_gpus": 16, "strategy": "fsdp", "gpu": given}
+    model, gpu, read = parse({"model": "mistralai/Mistral-7B-v0.1", **setup})
+    assert gpu == replace(A100, network_gb_per_s=50)
+    assert write_fields(model, gpu, read)["gpu"] == given
+    answer = estimate(model, gpu, read)
+    assert answer.cost is not None
+    assert any("50 GB a second a machine, as you gave it" in said for said in answer.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"like": "A100-SXM4-80GB", "memory_bytes": 2**34}, "with like only network_gb_per_s goes"),
+        ({"like": "A100-SXM4-80GB", "network_gb_per_s": 0}, "network_gb_per_s must"),
+        ({"like": "A1000"}, "is not in the catalogue"),
+        ({"like": {}}, "like must be a name"),
+    ],
+)
+def test_what_is_no_network_of_one_s_own_says_what_to_change(
+    given: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse({"model": "mistralai/Mistral-7B-v0.1", "gpu": given})
 
 
 # --- properties ---------------------------------------------------------------------------------
