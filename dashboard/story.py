@@ -152,6 +152,7 @@ def _bracket(of: Estimate) -> str:
 
 def _gaps() -> str:
     return (
-        "One GPU for now: a job on several is refused, not guessed. So are architectures whose code has not been read. "
+        "Tensor, pipeline, context and expert parallelism are refused, not guessed. So are architectures whose code has not "
+        "been read. "
         "What is refused says so in one sentence."
     )
