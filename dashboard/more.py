@@ -166,8 +166,11 @@ def _many(answer: Estimate) -> None:
         config=drawing.menu("many"),
         alt=many.alt(curves),
     )
-    st.html(many.table_html(curves, answer) + many.refusals_html(curves))
-    st.html(many.ranks_html(ranks(answer)))
+    st.html(
+        many.table_html(curves, answer)
+        + many.refusals_html(curves)
+        + many.ranks_html(ranks(answer))
+    )
 
 
 def _take_count() -> None:

@@ -152,7 +152,7 @@ def _bracket(of: Estimate) -> str:
 
 def _gaps() -> str:
     return (
-        "Tensor, pipeline, context and expert parallelism are refused, not guessed. So are architectures whose code has not "
-        "been read. "
+        "Tensor, pipeline, context and expert parallelism are refused, not guessed. So are architectures whose code "
+        "has not been read. "
         "What is refused says so in one sentence."
     )
