@@ -24,6 +24,7 @@ from streamlit.errors import StreamlitAPIException
 from dashboard import actions, address, kept, models, session, wording
 from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
+from estimator.combinations import resting_places
 from estimator.contract import Reading, read_link, read_setup, write_fields
 from estimator.limits import largest_micro_batch, longest_context
 from estimator.parameters import (
@@ -47,6 +48,7 @@ from estimator.specs import (
     Method,
     MixedPrecision,
     Model,
+    Offload,
     Optimizer,
     Strategy,
     TrainingSetup,
@@ -363,6 +365,54 @@ def _several_gpus() -> None:
             help="accelerate's dp_replicate_size: groups that are replicas of each other. Default: 1.",
             **_box("dp_replicate_size"),
         )
+        _offload()
+
+
+OFFLOADS = ("offload_optimizer", "offload_param")
+
+
+def _offload() -> None:
+    """Where states and weights rest: what the strategy allows."""
+    strategy = Strategy(str(session.value("strategy")))
+    labels = (
+        (
+            "Optimizer rests on",
+            "ZeRO-Offload: states and gradients lie in the host's memory, or on NVMe (zero3), and the CPU steps the "
+            "optimizer. FSDP offloads weights with it. Default: none, the GPU.",
+        ),
+        (
+            "Weights rest on",
+            "Weights come from the host's memory, or from NVMe (zero3), whenever a layer needs them. Default: none.",
+        ),
+    )
+    for key, (label, help_text), places in zip(
+        OFFLOADS, labels, resting_places(strategy), strict=True
+    ):
+        box = _box(key) | {"on_change": _take_offload}
+        st.selectbox(
+            label,
+            _with_own(_values(places), str(session.value(key))),
+            help=help_text,
+            disabled=len(places) == 1,
+            **box,
+        )
+
+
+def _take_offload(key: str) -> None:
+    """FSDP takes both or none."""
+    chosen = Offload(st.session_state[f"{key} box"])
+    both = Strategy(str(session.value("strategy"))).is_fsdp
+    session.put(dict.fromkeys(OFFLOADS, chosen) if both else {key: chosen})
+    _redraw(EXPANDERS)
+
+
+def _rest_under(strategy: Strategy) -> dict[str, Offload]:
+    """Where states and weights rest once the strategy is another: as before, where it allows that."""
+    before = [Offload(str(session.value(key))) for key in OFFLOADS]
+    allowed = all(it in places for it, places in zip(before, resting_places(strategy), strict=True))
+    if not allowed or (strategy.is_fsdp and before[0] is not before[1]):
+        before = [Offload.NONE, Offload.NONE]
+    return dict(zip(OFFLOADS, before, strict=True))
 
 
 def _take_number() -> None:
@@ -393,6 +443,7 @@ def _share(number: int, strategy: Strategy) -> None:
         "num_gpus": number,
         "strategy": strategy,
         "dp_replicate_size": groups,
+        **_rest_under(strategy),
     }
     if not strategy.is_fsdp:
         values |= {"fsdp_version": 2, "checkpoint_around_fsdp": False}

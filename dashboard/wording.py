@@ -13,6 +13,7 @@ from dashboard.explore import Against
 from estimator.accuracy import Trust
 from estimator.acts import Act
 from estimator.loading import MERGED_ON_LOADING
+from estimator.memory.offload import offloads
 from estimator.remedies import Remedy
 from estimator.results import Estimate, Moment, RunTime
 from estimator.specs import (
@@ -286,6 +287,16 @@ def capacity_note(gpu: Gpu) -> str:
     )
 
 
+def elsewhere(estimate: Estimate) -> str:
+    """What offload takes of a machine, in one sentence with a space before it; nothing without offload."""
+    if not offloads(estimate.setup):
+        return ""
+    nvme = f" and {gib(estimate.nvme_bytes)} of NVMe" if estimate.nvme_bytes else ""
+    return (
+        f" Each machine needs {gib(estimate.host_bytes)} of memory{nvme}, with what is offloaded."
+    )
+
+
 def verdict(estimate: Estimate) -> Saying:
     """What a manager reads: does it fit, what it needs, what there is, what is left or lacking."""
     low, high = estimate.need_low_bytes, estimate.need_high_bytes
@@ -293,6 +304,7 @@ def verdict(estimate: Estimate) -> Saying:
     subject = f"{METHOD_NOUNS[estimate.setup.method]} of {short_name(estimate.model.hub_id)}"
     beyond = beyond_the_step(estimate.decisive, estimate.setup)
     peak = beyond or f"Memory is highest in {moment(estimate.peak)}."
+    peak += elsewhere(estimate)
     gpu = estimate.gpu
     if gpu is None or estimate.verdict is None:
         return Saying(

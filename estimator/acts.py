@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from estimator.evaluation import evaluation_moment
 from estimator.loading import load_host_bytes, load_moment
+from estimator.memory.offload import node_bytes, offloads
 from estimator.memory.overhead import workspace_bytes
 from estimator.moments import resident, structure
 from estimator.results import Estimate
@@ -22,7 +23,10 @@ from estimator.saving import (
 
 
 class Act(NamedTuple):
-    """One thing that a run does; bytes at its highest, None where it needs none or nobody can say."""
+    """One thing that a run does; bytes at its highest, None where it needs none or nobody can say.
+
+    The host of a step is what all processes of a machine have offloaded; of all else it is one process.
+    """
 
     name: str
     gpu_bytes: int
@@ -39,6 +43,7 @@ def acts(of: Estimate) -> tuple[Act, ...]:
     workspace = workspace_bytes(of.gpu)
     lying = resident(model, structure(setup))
     saving = save_moment(model, setup, lying, workspace).bytes
+    host, nvme = node_bytes(model, structure(setup)) if offloads(setup) else (None, None)
     found = [
         Act(
             "Load",
@@ -46,7 +51,7 @@ def acts(of: Estimate) -> tuple[Act, ...]:
             load_host_bytes(model, setup),
             None,
         ),
-        Act("Training step", of.peak.bytes, None, None),
+        Act("Training step", of.peak.bytes, host, nvme or None),
         Act(
             f"Evaluate {setup.per_device_eval_batch_size} × {setup.max_length:,} tokens",
             evaluation_moment(model, setup, workspace).bytes,

@@ -104,7 +104,7 @@ RULES = (
         "DeepSpeed offloads weights, and all to NVMe, at stage 3 only; take zero3, or offload_optimizer cpu alone.",
     ),
     Rule(
-        lambda s: _offloads(s) and s.optim not in ADAM,
+        lambda s: s.offload_optimizer is not Offload.NONE and s.optim not in ADAM,
         "An offloaded optimizer is stepped on the CPU, where optim {s.optim} is not modelled; take adamw_torch.",
     ),
     Rule(
@@ -175,9 +175,13 @@ RULES = (
         "optim {s.optim} under {s.strategy} is not modelled yet; take adamw_torch_fused.",
     ),
     Rule(
-        _offloads,
-        "offload_param {s.offload_param} with offload_optimizer {s.offload_optimizer} is not modelled yet under "
-        "{s.strategy}; leave both at none.",
+        lambda s: (
+            s.strategy is Strategy.ZERO3
+            and s.offload_param is not Offload.NONE
+            and s.method is Method.QLORA
+        ),
+        "offload_param with method qlora is not modelled yet under zero3, whose 4-bit weights stay on the GPU; take "
+        "offload_param none, or fsdp.",
     ),
     Rule(
         lambda s: (
@@ -197,6 +201,21 @@ RULES = (
         "zero3 divides 4-bit weights only where they pass for floats; set bnb_4bit_quant_storage to bfloat16.",
     ),
 )
+
+
+def resting_places(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offload, ...]]:
+    """Where a strategy can leave the optimizer's states, and where the weights.
+
+    >>> resting_places(Strategy.ZERO2)[1]
+    (<Offload.NONE: 'none'>,)
+    """
+    here, host = (Offload.NONE,), (Offload.NONE, Offload.CPU)
+    if strategy is Strategy.ZERO3:
+        return tuple(Offload), tuple(Offload)
+    return (
+        host if strategy.is_fsdp or strategy.is_zero else here,
+        host if strategy.is_fsdp else here,
+    )
 
 
 def refusal(setup: TrainingSetup) -> str | None:

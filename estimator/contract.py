@@ -354,6 +354,7 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
         **_need(estimate),
         "per_gpu": [rank._asdict() for rank in ranks(estimate)],
         "host_bytes": estimate.host_bytes,
+        "nvme_bytes": estimate.nvme_bytes,
         "disk_bytes": estimate.disk_bytes,
         "run_disk_bytes": estimate.run_disk_bytes,
         "paged_bytes": estimate.paged_bytes,

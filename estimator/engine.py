@@ -13,6 +13,7 @@ from estimator.evaluation import evaluation_moment, evaluation_walk
 from estimator.loading import load_host_bytes, load_moment
 from estimator.memory.assumed import sharing_sentences
 from estimator.memory.flat import check_units
+from estimator.memory.offload import node_bytes
 from estimator.memory.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
 from estimator.memory.overhead import (
     CONTEXT_HIGH_BYTES,
@@ -96,6 +97,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         shown=shown_bytes(decisive.bytes, low, setup.num_gpus, gpu),
         paged_bytes=lying.states.paged_bytes,
         host_bytes=_host_bytes(standing, setup),
+        nvme_bytes=standing.offloaded[1],
         disk_bytes=checkpoint,
         run_disk_bytes=checkpoints_at_once(setup) * checkpoint,
         total_parameters=lying.total_parameters,
@@ -139,6 +141,11 @@ class Standing:
             Component.ADAPTERS: self.resident.adapters,
         }
         return Moment(Phase.LOAD, "the last shard arrives", parts)
+
+    @cached_property
+    def offloaded(self) -> tuple[int, int]:
+        """Bytes of a machine's memory and of its NVMe that hold what is offloaded."""
+        return node_bytes(self._model, self._structure)
 
     @cached_property
     def save(self) -> Moment:
@@ -190,10 +197,12 @@ def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]
 
 
 def _host_bytes(standing: Standing, setup: TrainingSetup) -> int:
-    """Bytes that the host needs at most: while loading, or while a checkpoint is written."""
+    """Bytes that the host needs at most: while loading, or while a checkpoint is written beside what is offloaded."""
+    resting = standing.offloaded[0]
     if setup.save_strategy == "no":
-        return standing.load_host_bytes
-    return max(standing.load_host_bytes, standing.save_host_bytes[setup.save_only_model])
+        return max(standing.load_host_bytes, resting)
+    saving = standing.save_host_bytes[setup.save_only_model]
+    return max(standing.load_host_bytes, resting + saving)
 
 
 def least_need(model: Model, setup: TrainingSetup) -> int:

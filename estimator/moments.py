@@ -32,6 +32,7 @@ from estimator.memory.sharding import (
     sharded_gradient_bytes,
     sharded_tensors,
     sharded_weight_bytes,
+    unmoved_weight_bytes,
 )
 from estimator.memory.symbols import Recording
 from estimator.memory.tape import COMPONENTS, Mark
@@ -55,7 +56,7 @@ from estimator.parameters import (
     weight_shapes,
 )
 from estimator.results import Held, Moment
-from estimator.specs import Component, Model, Optimizer, Phase, Strategy, TrainingSetup
+from estimator.specs import Component, Model, Offload, Optimizer, Phase, Strategy, TrainingSetup
 
 
 def weight_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -495,6 +496,8 @@ def _resident_shards(model: Model, structure: TrainingSetup) -> Resident:
     """Of FSDP2's fullest rank: shards of everything, and gradients whole until they are synchronised."""
     tensors = sharded_tensors(model, structure)
     whole = trainable_tensors(model, computed(structure))
+    if structure.offload_param is not Offload.NONE:
+        return _resident_elsewhere(model, structure, whole)
     return Resident(
         sharded_weight_bytes(model, structure) + sum(b.copies * b.bytes for b in buffers(model)),
         sharded_adapter_bytes(model, structure),
@@ -518,6 +521,22 @@ def _resident_units(model: Model, structure: TrainingSetup) -> Resident:
         flat_accumulated_bytes(model, structure),
         step_transient(tensors, structure.optim, structure.optim_state_dtype),
         optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
+        total_parameters(model) + adapter_parameters(model, structure),
+        trainable_parameters(model, structure),
+    )
+
+
+def _resident_elsewhere(
+    model: Model, structure: TrainingSetup, whole: Iterable[Trainable]
+) -> Resident:
+    """Of a rank whose shards, gradients and states rest on the host; gradients that wait for their sum do not."""
+    return Resident(
+        unmoved_weight_bytes(model, structure) + sum(b.copies * b.bytes for b in buffers(model)),
+        0,
+        0,
+        gradient_bytes(whole),
+        0,
+        States(0, 0),
         total_parameters(model) + adapter_parameters(model, structure),
         trainable_parameters(model, structure),
     )

@@ -178,7 +178,9 @@ class Estimate:
     paged_bytes: int
     """Optimizer states that bitsandbytes keeps in managed memory, outside torch's counter."""
     host_bytes: int
-    """CPU memory that loading and saving need, one process."""
+    """CPU memory that loading and saving need, one process; and what is offloaded, of all processes of a machine."""
+    nvme_bytes: int
+    """Files of what is offloaded to NVMe, of all processes of a machine."""
     disk_bytes: int
     """Weight of one checkpoint on disk."""
     run_disk_bytes: int

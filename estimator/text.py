@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from estimator.memory.offload import offloads
 from estimator.remedies import Remedy
 from estimator.results import Estimate
 from estimator.specs import Component, Verdict
@@ -75,7 +76,10 @@ def _checkpoints(estimate: Estimate) -> str:
     disk = f"A checkpoint takes {gib(estimate.disk_bytes)} GiB on the disk"
     if estimate.run_disk_bytes != estimate.disk_bytes:
         disk += f", those of the run {gib(estimate.run_disk_bytes)}"
-    return f"{disk}; loading and saving need {gib(estimate.host_bytes)} GiB on the host."
+    if not offloads(estimate.setup):
+        return f"{disk}; loading and saving need {gib(estimate.host_bytes)} GiB on the host."
+    away = f", {gib(estimate.nvme_bytes)} GiB on its NVMe" if estimate.nvme_bytes else ""
+    return f"{disk}; a machine needs {gib(estimate.host_bytes)} GiB of memory{away}."
 
 
 def seconds(value: float) -> str:

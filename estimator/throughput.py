@@ -17,8 +17,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from estimator.flops import Matrices, Work, attended_pairs, is_eager, matrices, work
+from estimator.memory.offload import offloads
 from estimator.moments import Resident
 from estimator.network import GIGA, exchange_seconds, links, replicas, shards
+from estimator.offload_time import offload_parts, steps_on_host
 from estimator.parameters import experts_run
 from estimator.results import TERA, Part, RunTime
 from estimator.specs import (
@@ -303,6 +305,8 @@ def run_time(
                 network_gb_per_s=network_gb_per_s,
             )
             parts = _exchanging(parts, setup, shared, exchange)
+        if offloads(setup):
+            parts = _with_offload(parts, model, gpu, setup)
     steps = -(-length.rows_per_epoch // setup.effective_batch_size)
     return RunTime(
         parts=parts,
@@ -326,6 +330,15 @@ def _exchanging(
     )
     behind = sum(part.low_seconds for part in own)
     return (*own, exchange._replace(low_seconds=max(0.0, exchange.low_seconds - behind)))
+
+
+def _with_offload(
+    parts: tuple[Part, ...], model: Model, gpu: Gpu, setup: TrainingSetup
+) -> tuple[Part, ...]:
+    """The parts of a step whose weights or states rest on the host."""
+    rest = tuple(it for it in parts if it.name != OPTIMIZER_STEP or not steps_on_host(setup))
+    behind = sum(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
+    return (*rest, *offload_parts(model, gpu, setup, behind))
 
 
 def _works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, Work]:

@@ -192,7 +192,14 @@ def test_what_hero_writes_is_a_valid_plotly_figure(method):
 # --- what lies in an expander -------------------------------------------------------------------
 
 EXPANDERS = {
-    "Several GPUs": ("num_gpus", "strategy", "gpus_per_node", "dp_replicate_size"),
+    "Several GPUs": (
+        "num_gpus",
+        "strategy",
+        "gpus_per_node",
+        "dp_replicate_size",
+        "offload_optimizer",
+        "offload_param",
+    ),
     "LoRA": (
         "lora_r",
         "lora_target_modules",

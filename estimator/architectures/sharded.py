@@ -27,12 +27,25 @@ from estimator.memory.weights import elements, packed_bytes
 from estimator.memory.zero import (
     Bucket,
     Fetched,
+    ToHost,
     gradients_in_partition,
     kept_for_backward,
+    partition,
+    prefetched,
+    sent_from_stage_2,
+    sent_from_stage_3,
     width,
 )
 from estimator.parameters import Linear, is_quantized
 from estimator.specs import Model, Offload, Strategy, TrainingSetup
+
+
+def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
+    if setup.offload_optimizer is Offload.NONE:
+        return None
+    if setup.strategy is Strategy.ZERO3:
+        return sent_from_stage_3(setup, ranks)
+    return sent_from_stage_2(partition(model, setup))
 
 
 class Sharded:
@@ -56,7 +69,11 @@ class Sharded:
         if setup.strategy.is_zero:
             in_part = setup.strategy is not Strategy.ZERO3
             kept = allocated(width(setup) * gradients_in_partition(model, setup)) if in_part else 0
-            self.bucket = Bucket(tape, setup, model.hidden_size, kept)
+            if in_part and setup.offload_optimizer is not Offload.NONE:
+                kept = 0
+            self.bucket = Bucket(
+                tape, setup, model.hidden_size, kept, _to_host(model, setup, ranks)
+            )
             self._take(outer)
         self._reshards = setup.strategy is not Strategy.FSDP_GRAD_OP
         self.setup = setup
@@ -103,7 +120,9 @@ class Sharded:
                 and not self._is_packed(o)
                 and o.parameter.elements > small
             )
-            return Fetched(self.traffic.tape, size, stays=not reshards)
+            return Fetched(
+                self.traffic.tape, size, stays=not reshards, brought=self._brought(block, size)
+            )
         members = [
             member
             for owned in (block.owned if self.active else ())
@@ -111,6 +130,16 @@ class Sharded:
             and (member := self._member(owned)) is not None
         ]
         return Group(self.traffic, members, reshards=reshards)
+
+    def _brought(self, block: Block, size: int) -> int:
+        """Bytes that come from the host for one gather: of a prefetch bucket, or of a weight that is larger."""
+        setup = self.setup
+        if setup.offload_param is Offload.NONE or setup.num_gpus == 1:
+            return 0  # one rank gathers nothing: what comes is the weight
+        at_once = width(setup) * prefetched(self.model)
+        for owned in block.owned:
+            at_once = max(at_once, owned.parameter.elements * owned.parameter.width)
+        return ceil_div(min(size, at_once), self.traffic.ranks)
 
     def _member(self, owned: Owned) -> Member | None:
         setup, ranks, parameter = self.setup, self.traffic.ranks, owned.parameter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.memory.sharding import is_packed_divided, upcasts_trained
-from estimator.specs import Dtype, Method, Strategy, TrainingSetup
+from estimator.specs import Dtype, Method, Offload, Strategy, TrainingSetup
 
 
 def sharing_sentences(setup: TrainingSetup) -> list[str]:
@@ -12,7 +12,7 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
     Source: as ``estimator.memory.sharding``, ``fsdp`` and ``zero`` have it.
     """
     if setup.num_gpus == 1:
-        return []
+        return offload_sentences(setup)
     sentences = [f"All memory is of the fullest of {setup.num_gpus:,} GPUs."]
     if setup.strategy is Strategy.DDP:
         sentences.append(
@@ -24,6 +24,42 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
         sentences.append(
             'DeepSpeed\'s buckets are as Trainer fills "auto", h² elements; its own default of 500 million elements '
             "takes up to 1 GB more."
+        )
+    return sentences + offload_sentences(setup)
+
+
+def offload_sentences(setup: TrainingSetup) -> list[str]:
+    """What a reader would not expect of offload: sentences, no bytes.
+
+    Source: as ``estimator.memory.offload`` has it.
+    """
+    away = {setup.offload_optimizer, setup.offload_param}
+    if away == {Offload.NONE}:
+        return []
+    sentences = [
+        f"A machine has {setup.gpus_per_node} GPUs at most, whose processes share its memory, its CPU and its disks; "
+        "PyTorch rounds what it pins up to powers of two, and that is counted."
+    ]
+    if setup.offload_optimizer is not Offload.NONE:
+        by = "PyTorch's own AdamW" if setup.strategy.is_fsdp else "DeepSpeedCPUAdam"
+        sentences.append(f"The optimizer is stepped on the CPU by {by}, and the GPU waits for it.")
+    if setup.strategy.is_fsdp and setup.gradient_accumulation_steps == 1:
+        sentences.append(
+            "FSDP2 sends each group's gradients to the host as soon as they are reduced."
+        )
+    if Offload.NVME in away:
+        sentences.append(
+            "NVMe is one SSD at the slow end and eight striped ones at the fast end; reads and writes do not overlap "
+            "the step (pipeline_read and pipeline_write are off by default)."
+        )
+    if setup.offload_optimizer is Offload.NVME:
+        sentences.append(
+            "Every process pins four buffers of a sub-group's states, up to 16 GB with DeepSpeed's sub_group_size of "
+            "10⁹; a smaller sub_group_size takes less."
+        )
+    if setup.offload_param is Offload.NVME:
+        sentences.append(
+            "DeepSpeed's buffer_size is 100 million elements, or a rank's part of the largest tensor if that is more."
         )
     return sentences
 

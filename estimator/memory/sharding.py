@@ -255,6 +255,23 @@ def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
     return total
 
 
+def unmoved_weight_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of weights that stay on the GPU when FSDP2 offloads: scales of packed ones, and those that are not divided.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (shards go to the CPU);
+    accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``ignored_params``).
+    """
+    total = 0
+    for group in fsdp_groups(model):
+        for module in group.modules:
+            if is_quantized(module, setup):
+                count = elements(weight_shapes(module)[0])
+                scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
+                packed = 0 if is_packed_divided(setup) else allocated(packed_bytes(count))
+                total += group.alike * (packed + scales)
+    return total
+
+
 def _packed_shard(shape: Shape, setup: TrainingSetup) -> int:
     count = elements(shape)
     scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)

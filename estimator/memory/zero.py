@@ -37,12 +37,19 @@ from estimator.parameters import (
     outer_modules,
     weight_shapes,
 )
-from estimator.specs import MixedPrecision, Model, Strategy, TrainingSetup
+from estimator.specs import MixedPrecision, Model, Offload, Strategy, TrainingSetup
 
 SUB_GROUP = 10**9
 """Elements of a rank that are stepped together: DeepSpeed 0.19.6, runtime/zero/config.py, ``sub_group_size``."""
 REUSE_DISTANCE = 10**9
 """Elements within which a gathered weight that is used again is kept: the same file, ``max_reuse_distance``."""
+NORM_WIDTH = 8
+"""Bytes per element of the copy of a gradient whose norm is taken before it goes to the host: float64. DeepSpeed
+0.19.6, runtime/zero/utils.py, ``get_norm_dtype``."""
+NORM_PART = 250_000_000
+"""Elements of which stage 3 takes the norm at once: stage3.py, ``_constant_buffered_norm2``."""
+SWAPPED_BYTES = 2**20
+"""Smaller tensors are not written to NVMe: DeepSpeed 0.19.6, runtime/swap_tensor/constants.py, ``MIN_AIO_BYTES``."""
 
 
 class Whole(NamedTuple):
@@ -60,6 +67,14 @@ def width(setup: TrainingSetup) -> int:
     return FLOAT32_BYTES if setup.mixed_precision is MixedPrecision.NO else 2
 
 
+def prefetched(model: Model) -> int:
+    """Elements that stage 3 gathers ahead at once: 0.9 h².
+
+    Source: transformers 5.23, integrations/deepspeed.py, ``stage3_prefetch_bucket_size``.
+    """
+    return 9 * model.hidden_size**2 // 10
+
+
 def _modules(model: Model) -> Iterable[tuple[Module, int]]:
     for module in outer_modules(model):
         yield module, 1
@@ -75,6 +90,14 @@ def _tensors(module: Module, setup: TrainingSetup) -> list[Whole]:
         *(Whole(elements(shape), not setup.uses_adapters) for shape in own),
         *(Whole(elements(shape), True) for shape in adapter_shapes(module, setup)),
     ]
+
+
+def whole_tensors(model: Model, setup: TrainingSetup) -> list[tuple[Whole, int]]:
+    """Every tensor that is not packed, adapters too, with its elements, and how many are alike.
+
+    Source: derived, from ``weight_shapes`` and ``adapter_shapes``.
+    """
+    return [(t, n) for module, n in _modules(model) for t in _tensors(module, setup)]
 
 
 def trained_elements(model: Model, setup: TrainingSetup) -> list[int]:
@@ -144,11 +167,17 @@ def held(model: Model, setup: TrainingSetup) -> Held:
     At the step the part's gradients are laid end to end, 2 N/W, and turned into float32, 4 N/W; at stage 3 by groups
     of 10⁹ elements.
 
-    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``step``; stage3.py, ``_prepare_fp32_grad_for_sub_group``.
+    An offloaded optimizer leaves neither states nor gradients; stages 1 and 2 keep a buffer as large as the largest
+    gradient instead, stage 3 with NVMe the gradients too small to be written. Offloaded weights leave the small ones.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``step`` and ``temp_grad_buffer_for_gpu_offload``;
+    stage3.py, ``_prepare_fp32_grad_for_sub_group``, ``grad_partitions_flat_buffer`` and
+    ``_create_fp16_partitions_with_defragmentation``; swap_tensor/optimizer_utils.py, ``_swap_out_gradients``.
     """
     ranks, size = setup.num_gpus, width(setup)
     stage3 = setup.strategy is Strategy.ZERO3
-    whole = [(t, n) for module, n in _modules(model) for t in _tensors(module, setup)]
+    steps_on_host = setup.offload_optimizer is not Offload.NONE
+    whole = whole_tensors(model, setup)
     packed = sum(n * _packed(module, setup) for module, n in _modules(model))
     trained = sum(n * t.elements for t, n in whole if t.trained)
     frozen = sum(n * t.elements for t, n in whole if not t.trained)
@@ -157,7 +186,8 @@ def held(model: Model, setup: TrainingSetup) -> Held:
         part = sum(n * ceil_div(t.elements, ranks) for t, n in whole if t.trained)
         rest = sum(n * ceil_div(t.elements, ranks) for t, n in whole if not t.trained)
         small = sum(n * t.elements for t, n in whole if t.elements <= 10 * hidden)
-        weights = size * (part + rest + small) + packed
+        parts = part + rest if setup.offload_param is Offload.NONE else 0
+        weights = size * (parts + small) + packed
         stepped = min(part, SUB_GROUP)
         gradients = standing = allocated(size * part)
         # float32 weights are their own masters: stage3.py, _create_fp32_partitions
@@ -170,6 +200,12 @@ def held(model: Model, setup: TrainingSetup) -> Held:
         if setup.gradient_accumulation_steps > 1:
             standing = size * trained if setup.strategy is Strategy.ZERO1 else gradients
         master = FLOAT32_BYTES * part
+    if steps_on_host:
+        on_the_gpu = standing if setup.strategy is Strategy.ZERO1 else 0
+        beside = size * hidden**2 if stage3 else size * max(trained_elements(model, setup))
+        if setup.offload_optimizer is Offload.NVME:
+            beside += FLOAT32_BYTES * _too_small_to_swap(whole, ranks)
+        return Held(weights, 0, on_the_gpu, 0, States(0, 0), beside)
     flat = [Trainable((part,), FLOAT32_BYTES, 1)]
     of_step = [Trainable((stepped,), FLOAT32_BYTES, 1)]
     states = optimizer_states(flat, setup.optim, setup.optim_state_dtype)
@@ -185,6 +221,12 @@ def held(model: Model, setup: TrainingSetup) -> Held:
         states=States(states.resident_bytes + master, states.paged_bytes),
         communication=size * hidden**2 if stage3 else 0,
     )
+
+
+def _too_small_to_swap(whole: Iterable[tuple[Whole, int]], ranks: int) -> int:
+    """Elements of a rank's parts whose float32 gradients wait on the GPU for the step."""
+    parts = ((ceil_div(t.elements, ranks), n) for t, n in whole if t.trained)
+    return sum(n * part for part, n in parts if FLOAT32_BYTES * part < SWAPPED_BYTES)
 
 
 def _packed(module: Module, setup: TrainingSetup) -> int:
@@ -214,10 +256,54 @@ def kept_for_backward(model: Model, setup: TrainingSetup) -> int:
     return width(setup) * max(0, layers - 1) * layer
 
 
+ToHost = Callable[[Sequence[int]], int]
+"""Bytes beside gradients of so many elements each, while their parts go to the host."""
+
+
+def sent_from_stage_2(part: int) -> ToHost:
+    """What stages 1 and 2 hold while gradients go to the host: float64 of the largest, as far as this rank's part goes.
+
+    ``part``: elements of the rank's part. Afterwards it is half as much, float32, which is what goes over the link.
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``set_norm_for_param_grad_in_gpu`` and
+    ``async_inplace_copy_grad_to_fp32_buffer_from_gpu``.
+
+    >>> sent_from_stage_2(1000)([10, 20]), sent_from_stage_2(15)([10, 20])
+    (160, 120)
+    """
+    return lambda gradients: NORM_WIDTH * min(max(gradients), part)
+
+
+def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
+    """What stage 3 holds while the parts of gradients go to the host, in bytes.
+
+        p · width  +  the larger of 8 · min(p, 250 million) and 4 · p     p: elements of the largest part
+
+    It has come back from the host into a copy on the GPU, of which the norm is taken and which is turned into float32.
+    With NVMe the float32 parts of a whole bucket wait for each other: 4 · Σ of the others more.
+    Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``partition_grads``, ``_offload_grad_partition_at_boundary`` and
+    ``_swap_out_offload_fp32_gradients``.
+
+    >>> sent_from_stage_3(TrainingSetup(), 2)([10, 20]) == 10 * 2 + 10 * 8
+    True
+    """
+    waits = setup.offload_optimizer is Offload.NVME
+
+    def beside(gradients: Sequence[int]) -> int:
+        parts = [ceil_div(elements, ranks) for elements in gradients]
+        largest = max(parts)
+        others = FLOAT32_BYTES * (sum(parts) - largest) if waits else 0
+        norm = NORM_WIDTH * min(largest, NORM_PART)
+        return others + largest * width(setup) + max(norm, FLOAT32_BYTES * largest)
+
+    return beside
+
+
 class Bucket:
     """Gradients on their way to their rank: small ones are copied into a buffer, larger ones wait for the next."""
 
-    def __init__(self, tape: Tape, setup: TrainingSetup, hidden: int, kept: int) -> None:
+    def __init__(
+        self, tape: Tape, setup: TrainingSetup, hidden: int, kept: int, to_host: ToHost | None
+    ) -> None:
         self.tape = tape
         self.stage = setup.strategy
         self.limit = hidden**2
@@ -228,6 +314,10 @@ class Bucket:
         self.kept: Storage | None = None
         self.elements = 0
         self.waiting: list[Storage] = []
+        self.to_host = to_host
+        """None: gradients stay on the GPU."""
+        self.inside: list[int] = []
+        """Elements of each gradient that has come together."""
 
     def take(self, parameter: Parameter) -> None:
         """Take over the gradients of a parameter."""
@@ -240,6 +330,8 @@ class Bucket:
         if self.buffer is None and self.stage is not Strategy.ZERO3:
             tape.operation = "bucket"
             self.buffer = Storage(tape, allocated(self.size), COMMUNICATION)
+        if self.stage is Strategy.ZERO1:
+            self.inside.append(elements)
         if self.stage is Strategy.ZERO1 or leaf.grad is None:
             return
         gradient, leaf.grad = leaf.grad, None
@@ -248,6 +340,7 @@ class Bucket:
         if elements > self.limit:
             self.waiting.append(gradient)
         self.elements += elements
+        self.inside.append(elements)
 
     def flush(self) -> None:
         """Reduce what has come together, and let it go."""
@@ -257,11 +350,20 @@ class Bucket:
             # reduce_scatter_coalesced lays the tensors end to end by rank: runtime/comm/coalesced_collectives.py
             size = sum(storage.bytes for storage in self.waiting) or self.size
             copied = Storage(tape, size, TEMPORARIES) if self.elements else None
+            self._send()
             del copied
+        elif self.to_host is not None:
+            self._send()
         elif self.kept is None and self.kept_bytes:
             self.kept = Storage(tape, self.kept_bytes, GRADIENTS)
         self.waiting.clear()
+        self.inside.clear()
         self.elements = 0
+
+    def _send(self) -> None:
+        """To the host: what is beside the gradients meanwhile is gone when this returns."""
+        if self.to_host is not None and self.inside:
+            Storage(self.tape, allocated(self.to_host(self.inside)), TEMPORARIES)
 
     def end(self) -> None:
         """Backward is over."""
@@ -272,9 +374,11 @@ class Bucket:
 class Fetched:
     """Weights of one layer, or of the embedding or the head, that stage 3 gathers where they are needed."""
 
-    def __init__(self, tape: Tape, size: int, *, stays: bool) -> None:
+    def __init__(self, tape: Tape, size: int, *, stays: bool, brought: int = 0) -> None:
         self.tape = tape
         self.size = allocated(size)
+        self.brought = brought
+        """Bytes of the rank's own parts that come from the host for one gather, and go when it has begun."""
         self.members = (size,)
         self.stays = stays
         """From forward to backward, being used again soon."""
@@ -287,6 +391,8 @@ class Fetched:
         if self.weights is None:
             self.tape.operation = "all-gather"
             self.weights = Storage(self.tape, self.size, WEIGHTS)
+            if self.brought:
+                Storage(self.tape, allocated(self.brought), COMMUNICATION)
 
     def release(self) -> None:
         """Let the gathered weights go."""
