@@ -185,6 +185,16 @@ TRACED = {
         {"vocab_size": 32000},
         (154_561_024, 152_888_832, 179_136_512),
     ),
+    "fsdp, accumulated": (
+        {"strategy": "fsdp", "gradient_accumulation_steps": 2},
+        {},
+        (221_436_416, 161_619_968, 207_708_672),
+    ),
+    "fsdp, lora": (
+        {"strategy": "fsdp", "method": "lora"},
+        {},
+        (87_584_768, 26_737_664, 70_888_960),
+    ),
 }
 
 
