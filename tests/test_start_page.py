@@ -314,6 +314,24 @@ def test_gpus_and_strategy_are_set_together_and_go_back_together(key, value, bec
     assert tuple(setting(page, it) for it in keys) == (1, "none", 1)
 
 
+def test_what_rests_on_the_host_is_set_as_the_strategy_allows():
+    page = open_page(num_gpus="8", strategy="fsdp", gradient_checkpointing="true", **MISTRAL)
+    page.session_state["Several GPUs open"] = True
+    page.run()
+    keys = ("offload_optimizer", "offload_param")
+    move(page, "offload_param box", "cpu")
+    assert tuple(setting(page, it) for it in keys) == ("cpu", "cpu")  # FSDP offloads both or none
+    assert not page.error
+    assert "of memory, with what is offloaded" in text(page)
+    move(page, "strategy box", "zero3")
+    move(page, "offload_optimizer box", "nvme")
+    assert tuple(setting(page, it) for it in keys) == ("nvme", "cpu")
+    assert "of NVMe" in text(page)
+    move(page, "strategy box", "zero2")
+    assert tuple(setting(page, it) for it in keys) == ("none", "none")
+    assert "offloaded" not in text(page)
+
+
 def test_what_lora_had_is_there_again_after_full_with_its_expander_closed_in_between():
     page = open_page(method="lora", lora_r="64", lora_target_modules="q_proj", **MISTRAL)
     before = figure(page)
