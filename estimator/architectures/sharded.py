@@ -28,6 +28,7 @@ from estimator.memory.zero import (
     Bucket,
     Fetched,
     ToHost,
+    gathers_nothing,
     gradients_in_partition,
     kept_for_backward,
     partition,
@@ -98,7 +99,7 @@ class Sharded:
         group = self._group(block, reshards=self._reshards)
         if isinstance(group, Fetched) and block.index == self.top:
             group.stays = True
-            kept = kept_for_backward(self.model, self.setup)
+            kept = 0 if gathers_nothing(self.setup) else kept_for_backward(self.model, self.setup)
             group.beside = Storage(self.traffic.tape, kept, WEIGHTS) if kept else None
         return group
 
@@ -119,6 +120,7 @@ class Sharded:
                 if (names is None or o.module.name in names)
                 and not self._is_packed(o)
                 and o.parameter.elements > small
+                and not gathers_nothing(self.setup)
             )
             return Fetched(
                 self.traffic.tape, size, stays=not reshards, brought=self._brought(block, size)

@@ -67,6 +67,15 @@ def width(setup: TrainingSetup) -> int:
     return FLOAT32_BYTES if setup.mixed_precision is MixedPrecision.NO else 2
 
 
+def gathers_nothing(setup: TrainingSetup) -> bool:
+    """Whether stage 3 computes with the weights where they rest: on one GPU, whose part is everything.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/partition_parameters.py, ``_no_gather_coalesced`` and ``NoGatherHandle``.
+    """
+    alone = setup.strategy is Strategy.ZERO3 and setup.num_gpus == 1
+    return alone and setup.offload_param is Offload.NONE
+
+
 def prefetched(model: Model) -> int:
     """Elements that stage 3 gathers ahead at once: 0.9 h².
 
@@ -186,6 +195,7 @@ def held(model: Model, setup: TrainingSetup) -> Held:
         part = sum(n * ceil_div(t.elements, ranks) for t, n in whole if t.trained)
         rest = sum(n * ceil_div(t.elements, ranks) for t, n in whole if not t.trained)
         small = sum(n * t.elements for t, n in whole if t.elements <= 10 * hidden)
+        small = 0 if gathers_nothing(setup) else small
         parts = part + rest if setup.offload_param is Offload.NONE else 0
         weights = size * (parts + small) + packed
         stepped = min(part, SUB_GROUP)
