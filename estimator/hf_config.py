@@ -116,6 +116,7 @@ _DEFAULTS = {
     "deepseek_v2": _Defaults(head_dim=128),
     "deepseek_v3": _Defaults(head_dim=128),
     "ernie4_5": _Defaults(tied=True, key_value_heads=2, head_dim=128),
+    "ernie4_5_moe": _Defaults(tied=True, key_value_heads=4),
     "exaone4": _Defaults(key_value_heads=32, sliding_window=4096, sliding_pattern=4),
     "falcon": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
     "gemma": _Defaults(tied=True, key_value_heads=16, head_dim=256, hidden_act="gelu_pytorch_tanh"),
@@ -142,6 +143,7 @@ _DEFAULTS = {
         key_value_heads=2, head_dim=128, partial_rotary_factor=0.5, attention_bias=True
     ),
     "glm4_moe": _Defaults(key_value_heads=8, partial_rotary_factor=0.5),
+    "glm4_moe_lite": _Defaults(head_dim=64),
     "gpt2": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu_new"),
     "gpt_bigcode": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu_pytorch_tanh"),
     "gpt_neox": _Defaults(
@@ -195,12 +197,19 @@ GPTJ_ROTARY_DIM = 64  # GPTJConfig; null turns whole heads
 _PARTIAL_ROTARY = frozenset(
     {"glm", "glm4", "glm4_moe", "gpt_neox", "nemotron", "phi", "phi3", "stablelm"}
 )
-_LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
+_LATENT: Mapping[str, tuple[int, int, int, int, int]] = {
+    "deepseek_v2": (1536, 512, 128, 64, 128),
+    "deepseek_v3": (1536, 512, 128, 64, 128),
+    "glm4_moe_lite": (768, 512, 192, 64, 256),
+}
+"""Latent attention, and its widths where a config leaves them out: q_lora_rank, kv_lora_rank, qk_nope_head_dim,
+qk_rope_head_dim, v_head_dim."""
 _MLP_BIAS = frozenset(
     {"arcee", "deepseek_v2", "granite", "llama", "nemotron", "seed_oss", "smollm3"}
 )
 _USE_BIAS = {
     "ernie4_5": ("use_bias", False),
+    "ernie4_5_moe": ("use_bias", False),
     "falcon": ("bias", False),
     "opt": ("enable_bias", True),
     "starcoder2": ("use_bias", True),
@@ -212,7 +221,9 @@ _WINDOWED = (
     | _SWITCHED_WINDOW
     | {"cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "olmo3"}
 )
-_PARTLY_DENSE = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe"})
+_PARTLY_DENSE = frozenset(
+    {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite"}
+)
 """The first layers have one MLP, the others experts, and shared experts beside them."""
 _EXPERTS = _PARTLY_DENSE | {
     "gpt_oss",
@@ -224,6 +235,7 @@ _EXPERTS = _PARTLY_DENSE | {
     "qwen3_moe",
 }
 _EXPERTS_OF_THEIR_OWN_WIDTH = _PARTLY_DENSE | {"qwen2_moe", "qwen3_moe"}
+_NORMED_SHARES = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite"})
 _PDROP = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 _SOFTCAPPED = {"gemma2": (50.0, 30.0), "gemma3_text": (None, None)}
 
@@ -663,7 +675,7 @@ def _biases(read: _Config, family: _Defaults) -> _Biases:
             attention, output, mlp = read.flag("qkv_bias", default=True), False, False
         case "ministral3" | "mistral" | "mixtral" | "mpt" | "phi3" | "exaone4":
             attention, output, mlp = False, False, False
-        case "starcoder2" | "ernie4_5" | "falcon" | "opt":
+        case "starcoder2" | "ernie4_5" | "ernie4_5_moe" | "falcon" | "opt":
             name, default = _USE_BIAS[read.model_type]
             attention = output = mlp = read.flag(name, default=default)
         case "stablelm":
@@ -700,17 +712,19 @@ def _latent(read: _Config) -> _Latent:
             "qk_rope_head_dim": 0,
             "v_head_dim": 0,
         }
-    if read.model_type == "deepseek_v3" and not read.flag("rope_interleave", default=True):
+    is_v2 = read.model_type == "deepseek_v2"
+    if not is_v2 and not read.flag("rope_interleave", default=True):
         raise ValueError(
-            "rope_interleave false is not modelled for deepseek_v3; set it to true in the config."
+            f"rope_interleave false is not modelled for {read.model_type}; set it to true in the config."
         )
+    query, key_value, plain, turned, value = _LATENT[read.model_type]
     direct = "q_lora_rank" in read.values and read.values["q_lora_rank"] is None
     return {
-        "q_lora_rank": 0 if direct else read.whole("q_lora_rank", default=1536),
-        "kv_lora_rank": read.whole("kv_lora_rank", default=512),
-        "qk_nope_head_dim": read.whole("qk_nope_head_dim", default=128),
-        "qk_rope_head_dim": read.whole("qk_rope_head_dim", default=64),
-        "v_head_dim": read.whole("v_head_dim", default=128),
+        "q_lora_rank": 0 if direct else read.whole("q_lora_rank", default=query),
+        "kv_lora_rank": read.whole("kv_lora_rank", default=key_value),
+        "qk_nope_head_dim": read.whole("qk_nope_head_dim", default=plain),
+        "qk_rope_head_dim": read.whole("qk_rope_head_dim", default=turned),
+        "v_head_dim": read.whole("v_head_dim", default=value),
     }
 
 
@@ -731,12 +745,14 @@ def _experts(read: _Config, sizes: _Sizes) -> _Experts:
     own_width = read.model_type in _EXPERTS_OF_THEIR_OWN_WIDTH
     width = read.whole("moe_intermediate_size" if own_width else "intermediate_size")
     return {
-        "num_experts": read.whole("num_local_experts", "num_experts", "n_routed_experts"),
-        "num_experts_per_tok": read.whole("num_experts_per_tok"),
+        "num_experts": read.whole(
+            "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"
+        ),
+        "num_experts_per_tok": read.whole("num_experts_per_tok", "moe_k"),
         "moe_intermediate_size": width,
         "shared_expert_intermediate_size": _shared_width(read, width),
-        "norm_topk_prob": read.model_type == "mixtral"
-        or read.flag("norm_topk_prob", default=read.model_type in {"deepseek_v3", "glm4_moe"}),
+        "norm_topk_prob": read.model_type in {"ernie4_5_moe", "mixtral"}
+        or read.flag("norm_topk_prob", default=read.model_type in _NORMED_SHARES),
         "output_router_logits": read.flag("output_router_logits", default=False),
         "expert_groups": _expert_groups(read),
         "mlp_layer_types": _mlp_layer_types(read, sizes["num_hidden_layers"]),
@@ -749,6 +765,10 @@ def _shared_width(read: _Config, width: int) -> int:
         return read.whole("shared_expert_intermediate_size")
     if read.model_type == "llama4_text":
         return width
+    if read.model_type == "ernie4_5_moe":
+        if read.values.get("moe_num_shared_experts") == 0:
+            return 0
+        return width * read.whole("moe_num_shared_experts", default=2, most=MOST_HEADS)
     if read.model_type in _PARTLY_DENSE:
         default = 2 if read.model_type == "deepseek_v2" else 1
         return width * read.whole("n_shared_experts", default=default, most=MOST_HEADS)
@@ -761,7 +781,7 @@ def _expert_groups(read: _Config) -> int:
         case "deepseek_v2":
             grouped = read.text("topk_method", default="greedy") == "group_limited_greedy"
             return read.whole("n_group") if grouped else 0
-        case "deepseek_v3" | "glm4_moe":
+        case "deepseek_v3" | "glm4_moe" | "glm4_moe_lite":
             return read.whole("n_group", default=8 if read.model_type == "deepseek_v3" else 1)
         case _:
             return 0
@@ -773,6 +793,10 @@ def _mlp_layer_types(read: _Config, layers: int) -> tuple[str, ...]:
         return _interleaved(read, layers)
     if read.model_type not in _PARTLY_DENSE:
         return ()
+    if read.model_type == "glm4_moe_lite":
+        return _listed_mlps(read, layers)
+    if read.model_type == "ernie4_5_moe":
+        return _ernie_mlps(read, layers)
     dense = read.values.get("first_k_dense_replace")
     if dense is None:
         dense = {"deepseek_v2": 0, "deepseek_v3": 3}.get(read.model_type, 1)
@@ -782,6 +806,39 @@ def _mlp_layer_types(read: _Config, layers: int) -> tuple[str, ...]:
             "correct it in the config."
         )
     return tuple(DENSE if layer < dense else "sparse" for layer in range(layers)) if dense else ()
+
+
+def _listed_mlps(read: _Config, layers: int) -> tuple[str, ...]:
+    """GLM-4.7 Flash names each; by its class's default the first has one MLP."""
+    listed = read.items("mlp_layer_types", layers) or (DENSE, *["sparse"] * (layers - 1))
+    for kind in listed:
+        if kind not in (DENSE, "sparse"):
+            raise ValueError(
+                f'mlp_layer_types must hold "{DENSE}" and "sparse" only, not {_show(kind)}; correct it in the config.'
+            )
+    return tuple(map(str, listed)) if DENSE in listed else ()
+
+
+def _ernie_mlps(read: _Config, layers: int) -> tuple[str, ...]:
+    """ERNIE 4.5: experts from one layer to another, every so many."""
+    every = read.whole("moe_layer_interval", default=1, most=MOST_LAYERS)
+    first, last = (
+        read.values.get(name, default)
+        for name, default in (("moe_layer_start_index", 1), ("moe_layer_end_index", -1))
+    )
+    for name, value in (("moe_layer_start_index", first), ("moe_layer_end_index", last)):
+        if type(value) is not int or not -1 <= value <= MOST_LAYERS:
+            raise ValueError(
+                f"{name} must be a whole number, a layer, not {_show(value)}; correct it in the config."
+            )
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    last = layers - 1 if last == -1 else last
+    kinds = tuple(
+        "sparse" if (layer + 1) % every == 0 and first <= layer <= last else DENSE
+        for layer in range(layers)
+    )
+    return kinds if DENSE in kinds else ()
 
 
 def _interleaved(read: _Config, layers: int) -> tuple[str, ...]:
@@ -811,6 +868,10 @@ def _check_experts(read: _Config) -> None:
     keys = _CHANGES_THE_INPUT
     if read.model_type == "llama4_text":
         _check_llama4(read)
+    if read.model_type == "ernie4_5_moe" and read.flag("use_bias", default=False):
+        raise ValueError(
+            "use_bias true is not modelled for ernie4_5_moe, whose head has a bias then; set it to false in the config."
+        )
     if read.model_type in {"qwen2_moe", "qwen3_moe"}:
         keys = _CHANGES_THE_INPUT | _WITHOUT_EXPERTS
     for name, only in keys.items():

@@ -31,7 +31,17 @@ from estimator.results import Moment
 from estimator.specs import Component, Dtype, Model, Phase, TrainingSetup
 
 MERGED_ON_LOADING = frozenset(
-    {"deepseek_v2", "deepseek_v3", "glm4_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
+    {
+        "deepseek_v2",
+        "deepseek_v3",
+        "ernie4_5_moe",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "mixtral",
+        "olmoe",
+        "qwen2_moe",
+        "qwen3_moe",
+    }
 )
 """Families whose files hold experts one by one and whose models hold them as stacks, gates and ups as one: transformers
 5.23, conversion_mapping.py, ``MergeModulelist`` and ``Concatenate``. Granite MoE's files hold stacks already."""

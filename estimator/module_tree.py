@@ -172,6 +172,14 @@ _LAYOUTS: Mapping[str, _Layout] = {
     ),
     "deepseek_v3": _Layout("DeepseekV3", _partly_dense(_LATENT, _SHARED_EXPERTS)),
     "ernie4_5": _Layout("Ernie4_5", _LLAMA),
+    "ernie4_5_moe": _Layout(
+        "Ernie4_5_Moe",
+        _partly_dense(
+            _ATTENTION,
+            "mlp:@SparseMoeBlock(gate:@TopKRouter(moe_statics) experts:@Experts(act_fn) "
+            "shared_experts?:@MLP(gate_proj up_proj down_proj act_fn))",
+        ),
+    ),
     "exaone4": _Layout(
         "Exaone4",
         _decoder(f"{_ATTENTION} {_GATED} post_attention_layernorm post_feedforward_layernorm"),
@@ -196,6 +204,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
         _decoder(f"{_ATTENTION} {_FUSED} {_TWO_NORMS} post_self_attn_layernorm post_mlp_layernorm"),
     ),
     "glm4_moe": _Layout("Glm4Moe", _partly_dense(_ATTENTION, _SHARED_EXPERTS)),
+    "glm4_moe_lite": _Layout("Glm4MoeLite", _partly_dense(_LATENT, _SHARED_EXPERTS)),
     "gpt2": _Layout(
         "GPT2",
         _transformer(
@@ -445,7 +454,9 @@ def _buffers(model: Model, module: str) -> tuple[Tensor, ...]:
             return (Tensor("inv_freq", frequencies, Kind.FLOAT32),) * copies
         case "deepseek_v3", "gate":
             return (Tensor("e_score_correction_bias", model.num_experts, Kind.WEIGHT),)
-        case "glm4_moe", "gate":
+        case "glm4_moe" | "glm4_moe_lite", "gate":
+            return (Tensor("e_score_correction_bias", model.num_experts, Kind.FLOAT32),)
+        case "ernie4_5_moe", "moe_statics":
             return (Tensor("e_score_correction_bias", model.num_experts, Kind.FLOAT32),)
         case "gptj", "attn":
             return (Tensor("embed_positions", positions * rotary, Kind.FLOAT32),)

@@ -42,6 +42,7 @@ from estimator.memory.weights import (
     module_bytes,
     tensors_bytes,
     unquantized_width,
+    weight_width,
 )
 from estimator.memory.zero import held
 from estimator.parameters import (
@@ -113,7 +114,7 @@ def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
 def _trained(module: Module, shape: tuple[int, ...], count: int, setup: TrainingSetup) -> Trainable:
     linear = isinstance(module, Linear) and not module.conv1d and len(shape) == 2
     embedding = isinstance(module, Embedding)
-    return Trainable(shape, unquantized_width(setup), count, embedding, linear)
+    return Trainable(shape, weight_width(module, setup), count, embedding, linear)
 
 
 def gradient_bytes(tensors: Iterable[Trainable]) -> int:

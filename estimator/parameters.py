@@ -75,6 +75,8 @@ class Bare:
     """A second parameter beside it: one number an output, of a stack one an output and expert (GPT-OSS)."""
     transposed: bool = False
     """Held as [experts, in, out]."""
+    float32: bool = False
+    """Made and kept in float32 whatever the model's dtype (transformers 5.23, ``_keep_in_fp32_modules_strict``)."""
 
 
 Module = Linear | Norm | Embedding | Bare
@@ -320,6 +322,8 @@ def _gpt_oss(model: Model) -> tuple[Module, ...]:
 def _shared_experts(model: Model) -> tuple[Linear, ...]:
     hidden, width = model.hidden_size, model.shared_expert_intermediate_size
     bias = model.mlp_bias
+    if not width:
+        return ()
     return (
         Linear("mlp.shared_experts.gate_proj", hidden, width, bias, shadowed=True),
         Linear("mlp.shared_experts.up_proj", hidden, width, bias, shadowed=True),
@@ -390,6 +394,14 @@ def _glm4_moe_dense(model: Model) -> tuple[Module, ...]:
         *(_head_norms(model, "q_norm", "k_norm") if model.qk_norm else ()),
         *_norms(model, "post_attention_layernorm"),
         *_shadowed_mlp(model),
+    )
+
+
+def _ernie_moe(model: Model) -> tuple[Module, ...]:
+    """GLM-4.5's modules, with a router in float32; its correction bias is a parameter that is never trained."""
+    modules = _glm4_moe(model)
+    return tuple(
+        replace(it, float32=True) if isinstance(it, Bare) and not it.stack else it for it in modules
     )
 
 
@@ -793,6 +805,7 @@ _FAMILIES = {
     "deepseek_v2": _Family(_deepseek, others={DENSE: _deepseek_dense}),
     "deepseek_v3": _Family(_deepseek, others={DENSE: _deepseek_dense}),
     "ernie4_5": _LLAMA,
+    "ernie4_5_moe": _Family(_ernie_moe, others={DENSE: _glm4_moe_dense}),
     "exaone4": _Family(_exaone4),
     "falcon": _Family(_falcon, _outer("word_embeddings", "ln_f", norm_bias=True)),
     "gemma": _LLAMA,
@@ -801,6 +814,7 @@ _FAMILIES = {
     "glm": _Family(_glm),
     "glm4": _Family(_glm4),
     "glm4_moe": _Family(_glm4_moe, others={DENSE: _glm4_moe_dense}),
+    "glm4_moe_lite": _Family(_deepseek, others={DENSE: _deepseek_dense}),
     "gpt2": _Family(_gpt2, _gpt2_outer),
     "gpt_bigcode": _Family(_gpt_bigcode, _gpt2_outer),
     "gpt_oss": _Family(_gpt_oss),

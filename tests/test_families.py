@@ -16,6 +16,7 @@ from estimator.flops import attended_pairs, matrices
 from estimator.hf_config import model_from_config
 from estimator.loading import gate_up_stacks
 from estimator.memory.stored import stored_bytes
+from estimator.memory.weights import module_bytes
 from estimator.parameters import (
     BEYOND,
     MODELLED,
@@ -29,7 +30,7 @@ from estimator.parameters import (
     total_parameters,
 )
 from estimator.quantization import quantization_of
-from estimator.specs import Method, Model
+from estimator.specs import Dtype, Method, Model
 
 GPT_OSS = catalog.model("openai/gpt-oss-20b")
 LORA = TrainingSetup(method=Method.LORA, lora_dropout=0.0)
@@ -300,3 +301,65 @@ def test_llama_4_is_read_from_its_wrapper_with_the_defaults_of_its_class() -> No
 def test_other_configs_of_llama_4_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(TEXT_OF_SCOUT | keys)
+
+
+# --- GLM-4.7 Flash, ERNIE 4.5 ---------------------------------------------------------------------
+
+
+def test_glm_4_7_flash_is_active_in_about_3_billion() -> None:
+    # "30B-A3B", by its card; counted without the embedding
+    flash = catalog.model("zai-org/GLM-4.7-Flash")
+    embedding = flash.vocab_size * flash.hidden_size
+    assert (active_parameters(flash) - embedding) / 10**9 == pytest.approx(3.6, abs=0.05)
+
+
+def test_the_router_of_ernie_stays_in_float32() -> None:
+    ernie = catalog.model("baidu/ERNIE-4.5-21B-A3B-PT")
+    router = next(it for it in layer_modules(ernie, 1) if it.name == "mlp.gate")
+    assert module_bytes(router, TrainingSetup(dtype=Dtype.BFLOAT16)) == 4 * 2560 * 64
+
+
+ERNIE = {
+    "model_type": "ernie4_5_moe",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "moe_intermediate_size": 4,
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "sparse"),
+    # modeling_ernie4_5_moe.py: (layer + 1) % interval == 0 and start <= layer <= end
+    [
+        ({}, {1, 2, 3}),
+        ({"moe_layer_start_index": 0}, {0, 1, 2, 3}),
+        ({"moe_layer_interval": 2, "moe_layer_end_index": 2}, {1}),
+    ],
+)
+def test_ernie_has_experts_where_its_config_says(keys: dict[str, object], sparse: set[int]) -> None:
+    model = model_from_config(ERNIE | keys)
+    having = {i for i in range(4) if any(m.name == "mlp.gate" for m in layer_modules(model, i))}
+    assert having == sparse
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (ERNIE | {"use_bias": True}, "use_bias true is not modelled for ernie4_5_moe"),
+        (ERNIE | {"moe_layer_end_index": "last"}, "moe_layer_end_index must be a whole number"),
+        (
+            ERNIE | {"model_type": "glm4_moe_lite", "mlp_layer_types": ["sparse"] * 3 + ["both"]},
+            "mlp_layer_types must hold",
+        ),
+    ],
+)
+def test_layers_of_no_known_kind_are_refused(config: dict[str, object], sentence: str) -> None:
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2}
+    with pytest.raises(ValueError, match=sentence):
+        model_from_config(config | sizes)

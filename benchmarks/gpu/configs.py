@@ -16,6 +16,14 @@ Config = dict[str, object]
 _SHARED: Mapping[str, Callable[[Model], Config]] = {
     "cohere": lambda model: {"use_qk_norm": model.qk_norm},
     "ernie4_5": lambda model: {"use_bias": model.attention_bias},
+    "ernie4_5_moe": lambda model: {
+        "use_bias": model.attention_bias,
+        "moe_num_experts": model.num_experts,
+        "moe_k": model.num_experts_per_tok,
+        "moe_num_shared_experts": model.shared_expert_intermediate_size
+        // model.moe_intermediate_size,
+        "moe_layer_start_index": sum(kind == "dense" for kind in model.mlp_layer_types),
+    },
     "exaone4": lambda model: {
         "layer_types": list(model.layer_types) or ["full_attention"] * model.num_hidden_layers
     },
@@ -126,7 +134,7 @@ def _llama_like(model: Model) -> Config:
         config["layer_types"] = list(model.layer_types)
     if model.model_type in _SWITCHED_WINDOW:
         config["use_sliding_window"] = bool(model.sliding_window)
-    if model.model_type in {"deepseek_v2", "deepseek_v3", "glm4_moe"}:
+    if model.model_type in {"deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"}:
         return config | _partly_dense(model)
     extra = _SHARED.get(model.model_type)
     return config | (extra(model) if extra else {}) | _experts(model)
@@ -142,6 +150,7 @@ def _partly_dense(model: Model) -> Config:
         "moe_intermediate_size": model.moe_intermediate_size,
         "n_shared_experts": model.shared_expert_intermediate_size // model.moe_intermediate_size,
         "first_k_dense_replace": dense,
+        "mlp_layer_types": list(model.mlp_layer_types) or ["sparse"] * model.num_hidden_layers,
         "norm_topk_prob": model.norm_topk_prob,
         "output_router_logits": model.output_router_logits,
         "topk_method": "group_limited_greedy" if groups else "greedy",

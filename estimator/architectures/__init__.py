@@ -62,6 +62,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "deepseek_v2": Architecture(deepseek, rotary=Rotary.COMPLEX),
     "deepseek_v3": Architecture(deepseek, rotary=Rotary.SPLIT_PAIRS),
     "ernie4_5": Architecture(layers.llama, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
+    "ernie4_5_moe": Architecture(deepseek, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
     "exaone4": Architecture(layers.olmo2),
     "falcon": Architecture(layers.falcon, _LAYER_NORM, always_masked=True, returns_weights=True),
     "gemma": Architecture(layers.llama, NormKind.RMS_ONE_PLUS, scales_embedding=True),
@@ -74,6 +75,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm": _GLM,
     "glm4": _GLM,
     "glm4_moe": Architecture(deepseek),
+    "glm4_moe_lite": Architecture(deepseek, rotary=Rotary.SPLIT_PAIRS),
     "gpt2": Architecture(layers.gpt2, _LAYER_NORM, rotary=None, softmax_float32=False),
     "gpt_bigcode": Architecture(layers.gpt2, _LAYER_NORM, rotary=None),
     "gpt_oss": Architecture(

@@ -19,7 +19,7 @@ from estimator.memory.tape import Parameter, Tape, Tensor
 from estimator.memory.weights import (
     adapter_tensors,
     elements,
-    unquantized_width,
+    weight_width,
 )
 from estimator.parameters import (
     Bare,
@@ -143,7 +143,7 @@ class Block:
         setup = self.setup
         trainable = not setup.uses_adapters or is_copied(module, setup)
         has_grad = setup.gradient_accumulation_steps > 1
-        width = unquantized_width(setup)
+        width = weight_width(module, setup)
         parameters = [
             Parameter(
                 f"{key}.{module.name}.{part}",

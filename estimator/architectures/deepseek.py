@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, GLM-4.5: attention on compressed keys and values, and routers that score in float32.
+"""DeepSeek V2 and V3, GLM-4.5 and 4.7 Flash, ERNIE 4.5: latent attention, and routers that score in float32.
 
 Source: transformers 5.23, models/deepseek_v2, deepseek_v3 and glm4_moe, modeling_*.py. A name that is bound here keeps
 its tensor alive exactly as long as the same name does there.
@@ -64,24 +64,37 @@ def _expanded(b: Block, kv: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sparse_mlp(b: Block, x: Tensor) -> Tensor:
-    """The chosen experts, and then the shared ones, which see every token."""
+    """The chosen experts, and then (ERNIE: before) the shared ones, which see every token."""
+    if b.model.model_type == "ernie4_5_moe":
+        shared = _shared_experts(b, x) if b.has("mlp.shared_experts.gate_proj") else None
+        out = grouped_experts(b, x, _routing(b, x), "mlp")
+        return out if shared is None else op.add(b.tape, out, shared)
     residuals = x
     routing = _routing(b, x)
     x = grouped_experts(b, x, routing, "mlp")
-    shared = b.linear(
+    return op.add(b.tape, x, _shared_experts(b, residuals))
+
+
+def _shared_experts(b: Block, x: Tensor) -> Tensor:
+    return b.linear(
         "mlp.shared_experts.down_proj",
         op.multiply(
             b.tape,
-            b.activation(b.linear("mlp.shared_experts.gate_proj", residuals)),
-            b.linear("mlp.shared_experts.up_proj", residuals),
+            b.activation(b.linear("mlp.shared_experts.gate_proj", x)),
+            b.linear("mlp.shared_experts.up_proj", x),
             "gate × up",
         ),
     )
-    return op.add(b.tape, x, shared)
 
 
 def _routing(b: Block, x: Tensor) -> Routing:
-    routing = _softmax_routing(b, x) if b.model.model_type == "deepseek_v2" else _sigmoid(b, x)
+    match b.model.model_type:
+        case "deepseek_v2":
+            routing = _softmax_routing(b, x)
+        case "ernie4_5_moe":
+            routing = _corrected_softmax(b, x)
+        case _:
+            routing = _sigmoid(b, x)
     if b.router_logits is not None:
         b.router_logits.append(routing.logits)
     return routing
@@ -92,7 +105,8 @@ def _softmax_routing(b: Block, x: Tensor) -> Routing:
     tape, model = b.tape, b.model
     chosen = b.rows * model.num_experts_per_tok
     logits = b.router("mlp.gate", x, in_float32=True)
-    scores = op.softmax(tape, logits)
+    # `softmax(dim=-1, dtype=torch.float32)`, of what autocast has left in 16 bits
+    scores = op.softmax(tape, op.cast(tape, logits, 4))
     if model.expert_groups:
         mask = _best_groups(b)
         scores = op.masked_fill(tape, scores, mask)
@@ -118,6 +132,20 @@ def _sigmoid(b: Block, x: Tensor) -> Routing:
     shares = op.scale(tape, shares)
     del mask, for_choice
     return Routing(logits, shares, indices)
+
+
+def _corrected_softmax(b: Block, x: Tensor) -> Routing:
+    """ERNIE 4.5: softmax over all experts in float32, and a bias that only the choice sees; then the dtype of x."""
+    tape, chosen = b.tape, b.rows * b.model.num_experts_per_tok
+    with tape.without_autocast():
+        logits = b.router("mlp.gate", x, in_float32=True)
+        scores = op.softmax(tape, logits)
+        _, indices = op.top_k(tape, op.add_number(tape, scores), chosen)
+        shares = op.gather(tape, scores, indices, chosen, "shares of the chosen")
+        total = op.clamp(tape, op.mean(tape, shares, b.rows, "sum of shares"), both_sides=False)
+        shares = op.multiply(tape, shares, total, "shares")
+        del total
+    return Routing(logits, op.cast(tape, shares, x.width), indices)
 
 
 def _best_groups(b: Block) -> Tensor:

@@ -46,6 +46,16 @@ def unquantized_width(setup: TrainingSetup) -> int:
     return setup.dtype.bytes
 
 
+def weight_width(module: Module, setup: TrainingSetup) -> int:
+    """Bytes per element of this module's weight where it is not packed: as loaded, or 4 where it stays in float32.
+
+    Source: transformers 5.23, modeling_utils.py, ``_keep_in_fp32_modules_strict``.
+    """
+    if isinstance(module, Bare) and module.float32:
+        return FLOAT32_BYTES
+    return unquantized_width(setup)
+
+
 def adapter_width(setup: TrainingSetup) -> int:
     """Bytes per element of an adapter: 4 with PEFT's ``autocast_adapter_dtype``, else the base's dtype.
 
@@ -118,7 +128,7 @@ def module_bytes(module: Module, setup: TrainingSetup) -> int:
                 elements(shapes[0]), double_quant=setup.bnb_4bit_use_double_quant
             )
         return packed + tensors_bytes(shapes[1:], unquantized_width(setup))
-    return tensors_bytes(shapes, unquantized_width(setup))
+    return tensors_bytes(shapes, weight_width(module, setup))
 
 
 class Buffer(NamedTuple):
