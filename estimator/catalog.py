@@ -32,7 +32,7 @@ COUNTERS = ("allocated", "reserved", "device")
 MOMENTS = ("before", "after_load", *(phase.value for phase in STEP_PHASES), "peak")
 """When a counter was read: before the model, with it, at its highest in each phase of a step, and over all of them."""
 
-LAYER_LETTERS = {"s": "sliding_attention", "f": "full_attention"}
+LAYER_LETTERS = {"c": "conv", "f": "full_attention", "s": "sliding_attention"}
 MLP_LETTERS = {"d": "dense", "s": "sparse"}
 ROPE_LETTERS = {"r": False, "n": True}
 

@@ -282,6 +282,11 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             "stay on the GPU, frozen."
         )
     sentences += loss_sentences(model, setup)
+    if model.model_type == "lfm2":
+        sentences.append(
+            "The short convolutions are counted as PyTorch runs them, not as the kernel of causal-conv1d does, which "
+            "transformers takes where it is installed."
+        )
     if model.model_type == "llama4_text":
         sentences.append(
             f"transformers sends every token through all {model.num_experts} experts, times a share that is 0 for "

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from estimator.architectures import attention_of
 from estimator.architectures.decoder import has_window, layer_kinds
 from estimator.parameters import (
+    CONVOLUTION,
     Embedding,
     Linear,
     Module,
@@ -209,11 +210,12 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
     >>> attended_pairs(TINY_LLAMA, 4, skips=True), attended_pairs(TINY_LLAMA, 4, skips=False)
     (20, 32)
     """
+    layers = model.num_hidden_layers - model.layer_types.count(CONVOLUTION)
     if not skips:
-        return model.num_hidden_layers * length * length
+        return layers * length * length
     causal = length * (length + 1) // 2
     if not has_window(model, length):
-        return model.num_hidden_layers * causal
+        return layers * causal
     window = model.sliding_window
     windowed = window * length - window * (window - 1) // 2
     if model.model_type == "llama4_text":  # chunks, each causal

@@ -12,7 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
-from estimator.parameters import DENSE, MODELLED, OPT_POSITION_OFFSET, beyond, check_modelled
+from estimator.arithmetic import ceil_div
+from estimator.parameters import (
+    CONVOLUTION,
+    DENSE,
+    MODELLED,
+    OPT_POSITION_OFFSET,
+    SHORT_FILTER,
+    beyond,
+    check_modelled,
+)
 from estimator.specs import Model
 
 MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
@@ -160,6 +169,7 @@ _DEFAULTS = {
         sliding_pattern=2,
     ),
     "gptj": _Defaults(derived_head_dim=True, hidden_act="gelu_new"),
+    "lfm2": _Defaults(tied=True, key_value_heads=8),
     "llama4_text": _Defaults(
         key_value_heads=8, head_dim=128, sliding_window=8192, sliding_pattern=4
     ),
@@ -413,7 +423,7 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
     return Model(
         model_type=read.model_type,
         hub_id=hub_id,
-        tie_word_embeddings=read.flag("tie_word_embeddings", default=family.tied),
+        tie_word_embeddings=_is_tied(read, family),
         max_position_embeddings=positions,
         hidden_act=_hidden_act(read, family),
         qk_norm=_qk_norm(read),
@@ -434,6 +444,11 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
         **_experts(read, sizes),
         **_dropouts(read),
     )
+
+
+def _is_tied(read: _Config, family: _Defaults) -> bool:
+    tied = read.flag("tie_word_embeddings", default=family.tied)
+    return read.flag("tie_embedding", default=tied) if read.model_type == "lfm2" else tied
 
 
 def _text_part(config: Mapping[str, object]) -> _Config:
@@ -524,12 +539,31 @@ def _intermediate_size(read: _Config, hidden: int, fallback: Mapping[str, int]) 
             return read.whole("ffn_hidden_size", default=4 * hidden)
         case "granitemoehybrid":
             return read.whole("shared_intermediate_size", default=1024)
+        case "lfm2":
+            return _lfm2_width(read)
         case "llama4_text":
             return read.whole("intermediate_size_mlp", default=16384)
         case "opt":
             return read.whole("ffn_dim")
         case _:
             return read.whole("intermediate_size", default=fallback.get("intermediate_size"))
+
+
+def _lfm2_width(read: _Config) -> int:
+    """LFM2 takes two thirds of what is given, rounded up to a multiple: ``Lfm2MLP.__init__``."""
+    width = read.whole("block_ff_dim", "intermediate_size", default=12288)
+    if not read.flag("block_auto_adjust_ff_dim", default=True):
+        return width
+    factor = read.values.get("block_ffn_dim_multiplier", 1.0)
+    if factor is not None and factor != 1:
+        raise ValueError(
+            f"block_ffn_dim_multiplier {_show(factor)} is not modelled for lfm2; set it to 1 in the config."
+        )
+    width = 2 * width // 3
+    if factor is None:
+        return width
+    multiple = read.whole("block_multiple_of", default=256)
+    return ceil_div(width, multiple) * multiple
 
 
 def _key_value_heads(read: _Config, family: _Defaults, heads: int) -> int:
@@ -673,7 +707,7 @@ def _biases(read: _Config, family: _Defaults) -> _Biases:
             attention, output, mlp = False, False, True
         case "qwen2_moe":
             attention, output, mlp = read.flag("qkv_bias", default=True), False, False
-        case "ministral3" | "mistral" | "mixtral" | "mpt" | "phi3" | "exaone4":
+        case "lfm2" | "ministral3" | "mistral" | "mixtral" | "mpt" | "phi3" | "exaone4":
             attention, output, mlp = False, False, False
         case "starcoder2" | "ernie4_5" | "ernie4_5_moe" | "falcon" | "opt":
             name, default = _USE_BIAS[read.model_type]
@@ -900,8 +934,33 @@ def _check_llama4(read: _Config) -> None:
         )
 
 
+def _lfm2_layers(read: _Config, layers: int) -> tuple[str, ...]:
+    """Which layers attend and which have a short convolution: named one by one, or those that attend by number."""
+    for name, only in (("conv_bias", False), ("conv_L_cache", SHORT_FILTER)):
+        if read.values.get(name, only) != only:
+            raise ValueError(
+                f"{name} {_show(read.values[name])} is not modelled for lfm2; set it to {only} in the config."
+            )
+    listed = read.items("layer_types", layers)
+    attending = read.values.get("full_attn_idxs")
+    if not listed and isinstance(attending, list | tuple):
+        listed = tuple(FULL if layer in attending else CONVOLUTION for layer in range(layers))
+    for kind in listed:
+        if kind not in (FULL, CONVOLUTION):
+            raise ValueError(
+                f'layer_types must hold "{FULL}" and "{CONVOLUTION}" only, not {_show(kind)}; correct it in the config.'
+            )
+    return tuple(map(str, listed)) if CONVOLUTION in listed else ()
+
+
 def _windows(read: _Config, family: _Defaults, layers: int) -> _Windows:
     """The window, and the layers that have it or have no rotary embedding."""
+    if read.model_type == "lfm2":
+        return {
+            "sliding_window": 0,
+            "layer_types": _lfm2_layers(read, layers),
+            "no_rope_layers": (),
+        }
     window = _window_size(read, family)
     kinds = _layer_types(read, family, layers, window)
     windowed = SLIDING in kinds

@@ -129,6 +129,17 @@ def _partly_dense(attention: str, mixture: str) -> str:
     return f"model:@Model({inside}) lm_head"
 
 
+def _lfm2() -> str:
+    """As LFM2 has it: layers with attention, and layers with a short convolution."""
+    rest = "feed_forward:@MLP(w1 w3 w2) operator_norm ffn_norm"
+    attention = "self_attn:@Attention(q_proj k_proj v_proj out_proj q_layernorm k_layernorm)"
+    convolution = "conv:@ShortConv(conv in_proj out_proj)"
+    layers = f"*:@DecoderLayer({attention} {rest}) conv*:@DecoderLayer({convolution} {rest})"
+    return (
+        f"model:@Model(embed_tokens layers:ModuleList({layers}) rotary_emb embedding_norm) lm_head"
+    )
+
+
 def _llama4() -> str:
     """As Llama 4 has it: layers with experts or one MLP, with or without a norm of queries and keys."""
     attention = "self_attn:@TextAttention(q_proj k_proj v_proj o_proj qk_norm?)"
@@ -259,6 +270,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
     ),
     # the repository's own class, written as Llama's (the only one that tests/verify cannot build)
     "internlm3": _Layout("InternLM3", _LLAMA),
+    "lfm2": _Layout("Lfm2", _lfm2()),
     "llama": _Layout("Llama", _LLAMA),
     "llama4_text": _Layout("Llama4", _llama4()),
     "ministral3": _Layout("Ministral3", _LLAMA),

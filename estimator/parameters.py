@@ -45,6 +45,8 @@ class Norm:
     width: int
     weight: bool = True
     bias: bool = False
+    taps: int = 0
+    """No norm but a short convolution (LFM2): each of ``width`` channels has a filter of so many numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,10 @@ OPT_POSITION_OFFSET = 2
 
 DENSE = "dense"
 """A layer of a mixture of experts that has one MLP instead: ``mlp_layer_types``."""
+CONVOLUTION = "conv"
+"""A layer of LFM2 with a short convolution in attention's place: ``layer_types``."""
+SHORT_FILTER = 3
+"""Numbers in each of its filters: ``conv_L_cache``, as all of LFM2 have it."""
 UNTURNED = "unturned"
 """A layer of Llama 4 whose queries and keys are not turned: it has no norm of these either."""
 
@@ -122,7 +128,7 @@ def weight_shapes(module: Module) -> tuple[tuple[int, ...], ...]:
             weight = (rows, columns) if conv1d else (columns, rows)
             return (weight, (columns,)) if bias else (weight,)
         case Norm(width=width, weight=has_weight, bias=bias):
-            return ((width,),) * (has_weight + bias)
+            return ((width, 1, module.taps),) if module.taps else ((width,),) * (has_weight + bias)
         case Embedding(rows=rows, width=width):
             return ((rows, width),)
         case Bare(in_features=columns, out_features=rows, stack=stack, bias=bias):
@@ -438,6 +444,34 @@ def _gated(model: Model, block: str, width: int) -> tuple[Linear, ...]:
         Linear(f"{block}.gate_proj", model.hidden_size, width),
         Linear(f"{block}.up_proj", model.hidden_size, width),
         Linear(f"{block}.down_proj", width, model.hidden_size),
+    )
+
+
+def _lfm2(model: Model) -> tuple[Module, ...]:
+    return (
+        *_separate_attention(model, bias=False, output_bias=False, output="out_proj"),
+        *_head_norms(model, "q_layernorm", "k_layernorm"),
+        *_lfm2_mlp(model),
+    )
+
+
+def _lfm2_convolution(model: Model) -> tuple[Module, ...]:
+    hidden = model.hidden_size
+    return (
+        Norm("conv.conv", hidden, taps=SHORT_FILTER),
+        Linear("conv.in_proj", hidden, 3 * hidden),
+        Linear("conv.out_proj", hidden, hidden),
+        *_lfm2_mlp(model),
+    )
+
+
+def _lfm2_mlp(model: Model) -> tuple[Module, ...]:
+    hidden, width = model.hidden_size, model.intermediate_size
+    return (
+        Linear("feed_forward.w1", hidden, width),
+        Linear("feed_forward.w3", hidden, width),
+        Linear("feed_forward.w2", width, hidden),
+        *_norms(model, "operator_norm", "ffn_norm"),
     )
 
 
@@ -825,6 +859,9 @@ _FAMILIES = {
     "granitemoehybrid": _Family(_granite_hybrid),
     "hunyuan_v1_dense": _Family(_hunyuan),
     "internlm3": _LLAMA,
+    "lfm2": _Family(
+        _lfm2, _outer("embed_tokens", "embedding_norm"), others={CONVOLUTION: _lfm2_convolution}
+    ),
     "llama": _LLAMA,
     "llama4_text": _Family(
         _llama4,
@@ -899,7 +936,6 @@ BEYOND: Mapping[str, str] = {
         _LINEAR_ATTENTION,
     ),
     **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _LAYER_EMBEDDINGS),
-    "lfm2": "its short convolutions train by a kernel of causal-conv1d where that is installed",
     "mllama": "some of its layers attend to the image",
     "mllama_text_model": "some of its layers attend to the image",
     "recurrent_gemma": "two of three layers are recurrent",
@@ -963,6 +999,8 @@ def layer_kind(model: Model, index: int) -> str:
     >>> layer_kind(TINY_LLAMA, 0)
     ''
     """
+    if model.layer_types and model.layer_types[index] == CONVOLUTION:
+        return CONVOLUTION
     is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
     has_norms = model.model_type == "llama4_text" and model.qk_norm and bool(model.no_rope_layers)
     is_unturned = has_norms and model.no_rope_layers[index]

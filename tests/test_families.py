@@ -20,6 +20,8 @@ from estimator.memory.weights import module_bytes
 from estimator.parameters import (
     BEYOND,
     MODELLED,
+    Bare,
+    Linear,
     NotModelledError,
     active_parameters,
     adapter_parameters,
@@ -46,7 +48,6 @@ WITHOUT_A_TABLE = {
     "granitemoehybrid": "state-space layers",
     "jamba": "state-space layers",
     "kimi_linear": "linear attention",
-    "lfm2": "short convolutions",
     "mamba2": "state-space layers",
     "mllama_text_model": "attend to the image",
     "nemotron_h": "state-space layers",
@@ -363,3 +364,52 @@ def test_layers_of_no_known_kind_are_refused(config: dict[str, object], sentence
     sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2}
     with pytest.raises(ValueError, match=sentence):
         model_from_config(config | sizes)
+
+
+# --- LFM2 -----------------------------------------------------------------------------------------
+
+LFM2 = {
+    "model_type": "lfm2",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "block_ff_dim": 24,
+    "block_multiple_of": 10,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "full_attn_idxs": [1],
+}
+
+
+def test_lfm2_has_convolutions_where_it_does_not_attend() -> None:
+    model = model_from_config(LFM2)
+    # two thirds of 24 is 16, the next multiple of 10 is 20; two norms and an MLP of 3 x 8 x 20 in every layer
+    every = 2 * 8 + 3 * 8 * 20
+    convolution = 8 * 3 + 8 * 24 + 8 * 8  # filters of three, in_proj, out_proj
+    attention = 2 * 64 + 2 * 32 + 2 * 4  # q and o of 8 x 8, k and v of 8 x 4, two norms of a head
+    assert total_parameters(model) == 3 * every + 2 * convolution + attention + 100 * 8 + 8
+    assert attended_pairs(model, 4, skips=True) == 10  # one layer of three attends
+
+
+def test_all_linear_leaves_the_filters_of_lfm2_alone() -> None:
+    adapted = {
+        it.name
+        for it, _ in modules_with_counts(model_from_config(LFM2))
+        if isinstance(it, Linear | Bare) and is_adapted(it, LORA)
+    }
+    assert {"conv.in_proj", "conv.out_proj", "self_attn.out_proj", "feed_forward.w2"} <= adapted
+    assert "conv.conv" not in adapted
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"conv_bias": True}, "conv_bias True is not modelled for lfm2"),
+        ({"conv_L_cache": 4}, "conv_L_cache 4 is not modelled for lfm2"),
+        ({"block_ffn_dim_multiplier": 1.5}, "block_ffn_dim_multiplier 1.5 is not modelled"),
+        ({"layer_types": ["conv", "mamba", "conv"]}, "layer_types must hold"),
+    ],
+)
+def test_other_configs_of_lfm2_are_refused(keys: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        model_from_config(LFM2 | keys)

@@ -42,6 +42,7 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
         "hidden_dropout": model.resid_pdrop,
     },
     "internlm3": lambda model: {"qkv_bias": model.attention_bias, "bias": model.mlp_bias},
+    "lfm2": lambda model: {"block_auto_adjust_ff_dim": False},
     "llama4_text": lambda model: {
         "intermediate_size": model.moe_intermediate_size,
         "intermediate_size_mlp": model.intermediate_size,

@@ -8,6 +8,7 @@ from estimator.architectures import layers
 from estimator.architectures.block import LayerProgram, NormKind
 from estimator.architectures.deepseek import deepseek
 from estimator.architectures.gpt_oss import gpt_oss
+from estimator.architectures.lfm2 import lfm2
 from estimator.architectures.llama4 import llama4
 from estimator.architectures.rotary import Rotary
 from estimator.parameters import check_modelled
@@ -90,6 +91,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granitemoehybrid": _GRANITE,
     "hunyuan_v1_dense": Architecture(layers.hunyuan),
     "internlm3": _LLAMA,
+    "lfm2": Architecture(lfm2),
     "llama": _LLAMA,
     "llama4_text": Architecture(
         llama4, rotary=Rotary.COMPLEX, refuses_flash=True, softmax_float32=False

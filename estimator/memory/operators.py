@@ -456,6 +456,31 @@ def linear_8bit(tape: Tape, x: Tensor, in_features: int, out_features: int, name
     return tape.finish(node, out)
 
 
+def convolution(tape: Tape, x: Tensor, weight: Tensor, elements: int, name: str) -> Tensor:
+    """``F.conv1d``, a filter a channel: saves x and the filters, frozen or not; backward makes their gradients.
+
+    The module hands its filters on as a view, in whose dtype it asks for x first; autocast casts both again.
+    Source: transformers 5.23, models/lfm2/modeling_lfm2.py, ``causal_conv1d_fn``; torch 2.13, derivatives.yaml,
+    ``convolution``.
+    """
+    source = cast(tape, x, weight.width)
+    filters: Tensor = weight
+    x = source
+    if tape.autocast_active and tape.autocast_width is not None:
+        filters, x = (
+            cast(tape, weight, tape.autocast_width),
+            cast(tape, source, tape.autocast_width),
+        )
+    tape.operation = name
+    sizes = [(t.elements, t.width, t.requires_grad) for t in (x, filters)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(n, w) if needed else None for n, w, needed in sizes]
+
+    node = tape.begin(f"{name} backward", [x, filters], backward, [x, filters])
+    return tape.finish(node, tape.new(elements, x.width))
+
+
 def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
     """``native_dropout``: the output and a mask of one byte an element, which is saved; nothing at all for p = 0."""
     if probability == 0:

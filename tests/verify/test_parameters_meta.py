@@ -119,6 +119,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("granitemoe", SMALL | LOCAL_EXPERTS | BIASED | TIED),
     ("granitemoehybrid", SMALL | ATTENTION_ALONE),
     ("hunyuan_v1_dense", SMALL | {"head_dim": 8}),
+    ("lfm2", SMALL | {"layer_types": ["conv", "full_attention", "conv", "conv"]}),
+    ("lfm2", SMALL | {"full_attn_idxs": [0], "block_auto_adjust_ff_dim": False}),
     ("llama", SMALL),
     ("llama", SMALL | ALL_BIASED | TIED | {"head_dim": 16}),
     ("llama4_text", SMALL | LLAMA4),
