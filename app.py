@@ -4,7 +4,7 @@ import gc
 
 import streamlit as st
 
-from dashboard import address, figures, kept, router, theme
+from dashboard import address, figures, kept, navigation, router, theme
 
 
 @st.cache_resource(show_spinner=False)
@@ -20,18 +20,22 @@ st.set_page_config(page_title="Headroom", page_icon=theme.ICON, layout="wide")
 # Streamlit runs that file alone until this router has been run once, and finds no page of any other name.
 page = st.navigation(
     [
-        st.Page("pages/estimate.py", title="Estimate", url_path="setup", default=True),
-        st.Page("pages/compare.py", title="Compare", url_path="compare"),
-        st.Page("pages/how.py", title="How it works", url_path="how"),
-        st.Page("pages/proof.py", title="Accuracy", url_path="proof"),
+        st.Page(it.file, title=it.title, url_path=it.path, default=it is navigation.ESTIMATE)
+        for it in navigation.PAGES
     ],
-    position="top",
+    position="hidden",
 )
-estimates = page.title == "Estimate"
-st.html(theme.style(figures.SWITCHES, "Change the setup" if estimates else "Pages"))
-st.sidebar.html('<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>')
+estimates = page.title == navigation.ESTIMATE.title
+st.html(theme.style(figures.SWITCHES))
+st.sidebar.html(
+    '<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>' + navigation.HISTORY,
+    unsafe_allow_javascript=True,
+)
 address.arrive(page.url_path)
 kept.follow(estimates=estimates)
+if not estimates:
+    st.html(theme.WITHOUT_SIDEBAR)
+    navigation.draw(page.url_path)
 with router.routing():
     page.run()
 freeze_imports()

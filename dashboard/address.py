@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 
 def spelled(value: object) -> list[str]:
@@ -46,22 +47,28 @@ def arrive(page: str) -> None:
     state["page"] = page
 
 
-def moved(keys: Collection[str]) -> bool:
-    """Whether the visitor went back or forth to an address that holds something else under these keys.
+def has_been_gone_to() -> bool:
+    """Whether the browser went to this address, back, forth or along a link; else it only repeats what it was told.
 
-    Nobody has who has just come from another page: what was held is then written again. A browser that is busy sends
-    its old address once more; that is no move.
+    A browser that is busy may repeat an address that has been written over since.
     """
-    state = st.session_state
-    if state["arrived"]:
+    context = get_script_run_ctx()
+    return context is not None and context.is_history_navigation
+
+
+def moved(keys: Collection[str]) -> bool:
+    """Whether the visitor came to an address that holds something else under these keys.
+
+    Who comes from another page to a bare address finds there what was held, written again.
+    """
+    goes_on = st.session_state["arrived"] and "model" in st.query_params
+    if has_been_gone_to() or goes_on:
+        return held() != {
+            key: st.query_params.get_all(key) for key in keys if key in st.query_params
+        }
+    if st.session_state["arrived"]:
         _write({**dict.fromkeys(keys, ()), **held()})
-        state["seen"] = held()
-        return False
-    before = state.get("seen")
-    state["seen"] = now = {
-        key: st.query_params.get_all(key) for key in keys if key in st.query_params
-    }
-    return before is not None and now not in (before, held())
+    return False
 
 
 def _write(texts: Mapping[str, Sequence[str]]) -> None:

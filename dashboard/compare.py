@@ -514,12 +514,12 @@ def figure(
         text = 24 if row > 80 else 20
     return {
         "data": [
-            *stacked([it for _, it in found], end, text - 1, BAR),
+            stacked([it for _, it in found], end, text - 1, BAR),
             *capacity_marks([it for _, it in found], look, row * CAPACITY_SIZE),
             _names(shown, look, text, chosen),
         ],
         "layout": {
-            "barmode": "stack",
+            "barmode": "overlay",
             "height": 78 + row * count,
             "margin": {"l": 8, "r": 12, "t": 34, "b": 44},
             "showlegend": False,

@@ -67,16 +67,17 @@ REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
 }
 """What really runs beside the what-if of float32 states on 16-bit weights."""
 
-BARS, VERDICT, BATCH, CONTEXT, MORE = PARTS = (
+BARS, VERDICT, CARDS, BATCH, CONTEXT, MORE = PARTS = (
     "bars",
     "verdict",
+    "cards",
     "effective batch",
     "longest context",
     "more",
 )
 """The parts that a moved number runs again, as fragments; the figure first, since it takes the browser longest."""
-REST_SECONDS = 0.25
-"""How long a slider rests before what lies below the figure follows: ours, as long as the figure takes to be drawn."""
+REST_SECONDS = 0.2
+"""How long a slider rests before what stands around figure and verdict follows: ours, as the browser takes to draw."""
 UNBOUND = tuple(f.name for f in fields(TrainingSetup) if f.name not in session.BOUND)
 """The contract's keys that ``session`` keeps: of those in expanders, and of those that have no widget."""
 PAGE_KEYS = ("section", *kept.KEYS)
@@ -129,13 +130,18 @@ def open_address() -> None:
     state["own"] = {"gpu": values["gpu"]}
     if not models.is_known(values["model"]):
         models.remember(str(values["model"]), HubModel(model=read.model, notes=read.model.notes))
-    session.put(values)
     spelled = {key: address.spelled(values[key]) for key in asked if key in session.BOUND}
     spelled |= {"model": address.spelled(values["model"])}
-    if all(given.get(key) == texts for key, texts in spelled.items()):
-        return
-    with suppress(StreamlitAPIException):  # back to a bare address: the widgets stand and write it
-        st.query_params.update(spelled)
+    is_written = False
+    if any(given.get(key) != texts for key, texts in spelled.items()):
+        spelled |= {key: texts for key, texts in session.spelled(values).items() if texts}
+        with suppress(
+            StreamlitAPIException
+        ):  # back to a bare address: the widgets stand and write it
+            st.query_params.update(spelled)  # all at once: one entry in the browser's history
+            is_written = True
+    session.put(values)
+    if is_written:
         st.rerun()  # so that the widgets read the address as it is spelled now
 
 
@@ -806,7 +812,7 @@ def method_keys(of: Estimate) -> dict[str, object]:
 
 
 def let_figure_draw() -> None:
-    """Before the last part: a moment in which the browser draws the figure.
+    """Before what stands around them: a moment in which the browser draws verdict and figure.
 
     A move that comes meanwhile ends this run: who goes on moving never waits for the rest, which is drawn once.
     """

@@ -101,24 +101,52 @@ def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
     return phases + others
 
 
-def _trace(part: theme.Part, bars: list[Bar], end: float, size: int = 13) -> Figure:
-    held = [bar for bar in bars if bar.parts[part.label]]
-    values = [wording.in_gib(bar.parts[part.label]) for bar in held]
-    texts = [wording.number(bar.parts[part.label]) for bar in held]
+def _stack(
+    parts: Sequence[theme.Part], bars: Sequence[Bar], end: float, size: int, width: float = 0.78
+) -> Figure:
+    """All bars, part upon part, as one trace: a browser takes twice as long over a trace for each part.
+
+    ``end`` of the scale in GiB, ``size`` of the numbers in pixels, ``width`` of a bar where the next is 1 away.
+    """
+    pieces = [
+        (bar.place, part, bar.parts[part.label])
+        for bar in bars
+        for part in parts
+        if bar.parts[part.label]
+    ]
+    bases, reached = [], dict.fromkeys((bar.place for bar in bars), 0)
+    for place, _, held in pieces:
+        bases.append(wording.in_gib(reached[place]))
+        reached[place] += held
+    lengths = [wording.in_gib(held) for _, _, held in pieces]
     return {
         "type": "bar",
         "orientation": "h",
-        "name": part.label,
-        "y": [bar.place for bar in held],
-        "x": values,
-        "width": 0.78,
-        "marker": {"color": part.fill, "line": {"color": part.edge, "width": part.edge_width}},
-        "text": [t if v > end * LEGIBLE else "" for t, v in zip(texts, values, strict=True)],
+        "name": "Memory",
+        "y": [place for place, _, _ in pieces],
+        "x": lengths,
+        "base": bases,
+        "width": width,
+        "marker": {
+            "color": [part.fill for _, part, _ in pieces],
+            "line": {
+                "color": [part.edge for _, part, _ in pieces],
+                "width": [part.edge_width for _, part, _ in pieces],
+            },
+        },
+        "text": [
+            wording.number(held) if length > end * LEGIBLE else ""
+            for (_, _, held), length in zip(pieces, lengths, strict=True)
+        ],
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
-        "insidetextfont": {"color": part.ink, "size": size},
-        "hovertemplate": f"{part.label}: %{{x:.2f}} GiB<extra></extra>",
+        "insidetextfont": {"color": [part.ink for _, part, _ in pieces], "size": size},
+        "hovertext": [
+            f"{part.label}: {length:.2f} GiB"
+            for (_, part, _), length in zip(pieces, lengths, strict=True)
+        ],
+        "hoverinfo": "text",
     }
 
 
@@ -127,12 +155,10 @@ def peak_parts(estimate: Estimate) -> dict[str, int]:
     return _parts(estimate.peak.resident, estimate.need_high_bytes - estimate.peak.bytes)
 
 
-def stacked(estimates: Sequence[Estimate], end: float, size: int, width: float) -> list[Figure]:
+def stacked(estimates: Sequence[Estimate], end: float, size: int, width: float) -> Figure:
     """Each estimate's peak as a bar of its parts, one below the other; ``size`` of their numbers in pixels."""
     bars = [Bar(place, "", peak_parts(it), False) for place, it in enumerate(estimates)]
-    every = [*theme.COMPONENTS.values(), theme.RESERVE]
-    there = [part for part in every if any(bar.parts[part.label] for bar in bars)]
-    return [{**_trace(part, bars, end, size), "width": width} for part in there]
+    return _stack([*theme.COMPONENTS.values(), theme.RESERVE], bars, end, size, width)
 
 
 def capacity_marks(estimates: Sequence[Estimate], look: theme.Look, height: float) -> list[Figure]:
@@ -234,11 +260,7 @@ def hero(
     every = [*theme.COMPONENTS.values(), theme.RESERVE]
     labels = {part.label for part in every}
     off = set() if shown is None else set(SWITCHES) - set(shown)
-    visible = [
-        part
-        for part in every
-        if part.label not in off and any(bar.parts[part.label] for bar in bars)
-    ]
+    visible = [part for part in every if part.label not in off]
     largest = max(sum(bar.parts.values()) for bar in bars)
     if estimate.gpu is not None:
         largest = max(largest, estimate.gpu.memory_bytes)
@@ -264,10 +286,12 @@ def hero(
     line = None if estimate.gpu is None else wording.in_gib(estimate.gpu.memory_bytes)
     totals = _totals(bars, labels - off, look, line, end)
     return {
-        "data": [*(_trace(part, bars, end) for part in visible), totals],
+        "data": [_stack(visible, bars, end, 13), totals],
         "layout": {
-            "barmode": "stack",
+            "barmode": "overlay",
             "height": HEIGHT,
+            "paper_bgcolor": look.ground,
+            "plot_bgcolor": look.ground,
             "margin": {"l": 122, "r": 12, "t": 26, "b": 30},
             "showlegend": False,
             "hovermode": "closest",
@@ -290,6 +314,7 @@ def hero(
                 "fixedrange": True,
                 "automargin": False,
                 "tickvals": [bar.place for bar in bars],
+                "ticklabelstandoff": 8,
                 "ticktext": [f"<b>▸ {bar.name}</b>" if bar.marked else bar.name for bar in bars],
                 "tickfont": {"size": 15, "color": look.ink},
                 "showgrid": False,

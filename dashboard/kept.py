@@ -1,14 +1,12 @@
 """The scenarios that a visitor keeps: in the address, and in the session as long as it lasts; nowhere else.
 
-The address is the document. What it says is read when it says something new: at a visit's start, and when the visitor
-goes back or forth. Another page's bare address says nothing; there the session writes it again. A browser that is busy
-sends its old address once more; that is nothing new either.
+The address is the document. It is read at a visit's start, and when the visitor goes back, forth or along a link.
+Another page's bare address says nothing; there the session writes it again.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -17,7 +15,7 @@ from urllib.parse import quote_plus, urlencode
 
 import streamlit as st
 
-from dashboard import actions, compare, models
+from dashboard import actions, address, compare, models
 from estimator.contract import Reading, write_fields
 from estimator.kinds import Kind, Number, Whole
 from estimator.repository import HubModel
@@ -46,8 +44,6 @@ NUMBERS: Mapping[str, Kind] = {
 }
 KEYS = (SCENARIOS, SETUP, "v", *NUMBERS)
 """What an address says of a comparison: its scenarios, the setup of the estimate, the contract, and the page."""
-LATE_SECONDS = 1.0
-"""How long an address that was written over may still come back from a busy browser: ours."""
 BASE = "Setup"
 
 Address = Mapping[str, tuple[str, ...]]
@@ -96,19 +92,13 @@ def follow(*, estimates: bool) -> None:
     state = st.session_state
     state["on the estimate"] = estimates
     given = _given()
-    if any(given.values()) and given != state.get("address compared") and not _is_late(given):
+    if any(given.values()) and ("compared" not in state or address.has_been_gone_to()):
         _read(given)
     _write()
 
 
 def _given() -> dict[str, tuple[str, ...]]:
     return {key: tuple(st.query_params.get_all(key)) for key in KEYS}
-
-
-def _is_late(given: Address) -> bool:
-    """Whether a busy browser has sent what was just written over."""
-    before, when = st.session_state.get("address before", ({}, 0.0))
-    return bool(given == before) and time.monotonic() - when < LATE_SECONDS
 
 
 def _read(given: Address) -> None:
@@ -153,11 +143,8 @@ def _texts(value: object) -> list[str]:
 
 def _write() -> None:
     """At once, and only where something changes: a browser that is sent an address keeps it in its history."""
-    state = st.session_state
-    now, given = spelled(), _given()
-    state["address compared"] = now
-    if now != given:
-        state["address before"] = (given, time.monotonic())
+    now = spelled()
+    if now != _given():
         st.query_params.update({key: list(texts) for key, texts in now.items()})
 
 
@@ -310,14 +297,10 @@ def ask_for_models() -> tuple[bool, dict[str, str]]:
 
 
 def draw(answer: Callable[[], Estimate | str]) -> None:
-    """Keep this setup, and the way to the comparison."""
-    count = len(scenarios())
+    """Keep this setup, copy its link, present it."""
     with st.container(horizontal=True, key="keeping", gap="small"):
         if st.button("Keep for comparison", key="keep"):
             _ask_for_name(answer())
-        label = f"Compare {count} scenario{'s' * (count != 1)}" if count else "Compare scenarios"
-        if st.button(label, key="compare"):
-            st.switch_page("pages/compare.py", query_params=params(estimates=False))
         copy_button()
         present_button(1)
     for problem in problems():

@@ -45,22 +45,27 @@ def value(key: str) -> object:
 def put(keys: Mapping[str, object]) -> None:
     """Set some keys, here and in the address. A slider offers a value that it did not have from now on."""
     state = st.session_state
-    texts: dict[str, list[str]] = {}
     for key, given in keys.items():
-        plain = _plain(given)
         if key in BOUND:
-            state[key] = plain
+            state[key] = _plain(given)
         elif given == getattr(DEFAULT, key):
-            texts[key] = []
             kept().pop(key, None)
         else:
-            texts[key] = address.spelled(plain)
-            kept()[key] = plain
+            kept()[key] = _plain(given)
         if key == "model":
             state["in use"] = given
         if key in state["steps"] and given not in state["steps"][key]:
             state["steps"][key] = tuple(sorted({*state["steps"][key], given}))
-    address.hold(texts)
+    address.hold(spelled(keys))
+
+
+def spelled(keys: Mapping[str, object]) -> dict[str, list[str]]:
+    """Those of some keys that no widget writes, as the address has them: no text for a default."""
+    return {
+        key: [] if given == getattr(DEFAULT, key) else address.spelled(_plain(given))
+        for key, given in keys.items()
+        if key not in BOUND
+    }
 
 
 def _plain(given: object) -> object:

@@ -101,16 +101,17 @@ def _verdict_colours() -> str:
 
 
 WITHOUT_SIDEBAR = """<style>
-@media (min-width: 768px) {
-  [data-testid="stSidebar"], [data-testid="stExpandSidebarButton"] { display: none !important; }
-}
+[data-testid="stSidebar"], [data-testid="stExpandSidebarButton"] { display: none !important; }
+.hr-pages { position: fixed !important; height: 3.75rem !important; }
+.hr-pages b { display: inline !important; }
+@media (max-width: 640px) { .hr-pages b { display: none !important; } }
 </style>"""
-"""For a page that has nothing beside it; on a phone the ways to the other pages are there."""
+"""For a page that has nothing beside it."""
 
 PRESENTATION = """<style>
 html { font-size: 26px; }
 [data-testid="stSidebar"], [data-testid="stSidebarCollapsedControl"], [data-testid="stExpandSidebarButton"],
-[data-testid="stHeader"] { display: none !important; }
+[data-testid="stHeader"], .hr-pages { display: none !important; }
 .stMainBlockContainer { padding: 1rem 2rem .5rem !important; max-width: none; }
 .hr-stage { border-left: 1.2rem solid var(--hr); padding: .2rem 1.2rem .4rem;
   background: color-mix(in srgb, var(--hr) 11%, transparent); }
@@ -153,13 +154,10 @@ def _cells() -> str:
     return "\n".join(rules)
 
 
-def style(pills: list[str], sidebar: str) -> str:
-    """The page's style sheet.
-
-    ``pills``: labels of the switches of the hero figure, in order; ``sidebar``: what a phone finds there.
-    """
+def style(pills: list[str]) -> str:
+    """The page's style sheet; ``pills``: labels of the switches of the hero figure, in order."""
     return f"""<style>
-.hr-verdict {{ border-left: .6rem solid var(--hr); border-radius: .4rem; padding: .7rem 1.1rem .8rem;
+.hr-verdict {{ min-height: 13.8rem; border-left: .6rem solid var(--hr); border-radius: .4rem; padding: .7rem 1.1rem .8rem;
   background: color-mix(in srgb, var(--hr) 11%, transparent); }}
 .hr-verdict p {{ margin: 0; }}
 .hr-verdict .hr-word {{ color: var(--hr); font-size: 2.3rem; font-weight: 700; line-height: 1.2; }}
@@ -169,6 +167,16 @@ def style(pills: list[str], sidebar: str) -> str:
 .hr-verdict .hr-small {{ margin-top: .35rem; }}
 .hr-brand {{ font-size: 1.35rem; font-weight: 700; margin: 0; line-height: 1.1; }}
 .hr-brand + p {{ font-size: .875rem; opacity: .8; margin: .2rem 0 0; }}
+.hr-pages {{ position: fixed; top: 0; height: 3.75rem; z-index: 999991; display: flex; align-items: center;
+  gap: .3rem; }}
+.hr-pages a {{ color: inherit; text-decoration: none; padding: .35rem .7rem; border-radius: .5rem;
+  white-space: nowrap; }}
+.hr-pages b {{ display: none; font-size: 1.15rem; margin-right: .8rem; }}
+.hr-pages a:hover {{ background: rgba(127,138,148,.18); }}
+.hr-pages a:focus-visible {{ outline: 3px solid #56B4E9; }}
+.hr-pages a[aria-current] {{ font-weight: 600; background: rgba(127,138,148,.18); }}
+.hr-pages span {{ font-size: .8rem; font-weight: 600; padding: .1rem .45rem; border-radius: 1rem; color: #FFFFFF;
+  background: #0072B2; }}
 .hr-head {{ font-size: 1.05rem; font-weight: 600; margin: 1rem 0 .3rem; padding: 0; }}
 .hr-text {{ font-size: 1rem; line-height: 1.5; max-width: 60rem; margin: 0; }}
 ul.hr-text {{ padding-left: 1.2rem; }}
@@ -233,14 +241,16 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   border: .15em solid #0072B2; border-right-color: transparent; border-radius: 50%;
   vertical-align: -.08em; animation: hr-turn 1s linear infinite; }}
 @keyframes hr-turn {{ to {{ transform: rotate(1turn); }} }}
-.stMainBlockContainer {{ padding-top: 4rem; }}
+.stMainBlockContainer {{ padding-top: 3.6rem; }}
 @media (max-width: 640px) {{
+  .hr-pages {{ position: static; height: auto; margin: 0 -.5rem; gap: 0; font-size: .9375rem; }}
+  .hr-pages a {{ padding: .35rem .55rem; }}
   [data-testid="stExpandSidebarButton"] {{ width: auto; }}
-  [data-testid="stExpandSidebarButton"]::after {{ content: "{sidebar}"; margin-left: .4rem; }}
+  [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
   [class*="st-key-cards-"] {{ grid-template-columns: 1fr !important; }}
   [class*="st-key-cards-"] > * {{ grid-area: var(--cell) / 1 !important; }}
   .st-key-cards-methods .hr-card {{ white-space: normal; }}
-  .hr-verdict {{ padding: .5rem .8rem .6rem; }}
+  .hr-verdict {{ min-height: 0; padding: .5rem .8rem .6rem; }}
   .hr-verdict .hr-setup {{ display: block; }}
   .st-key-model-aside {{ display: flex; }}
   .hr-verdict .hr-word {{ font-size: 1.5rem; }}

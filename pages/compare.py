@@ -1,11 +1,8 @@
 """Compare: up to eight named setups side by side."""
 
-import streamlit as st
-
-from dashboard import comparison, kept, router, theme
+from dashboard import comparison, kept, router
 
 router.route()
-st.html(theme.WITHOUT_SIDEBAR)
 page = comparison.read_page()
 if kept.document().present is not None:
     comparison.present(page)

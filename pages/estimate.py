@@ -16,6 +16,7 @@ from dashboard import (
     kept,
     models,
     more,
+    navigation,
     theme,
     wording,
 )
@@ -24,8 +25,9 @@ from estimator import trust
 
 @st.fragment(key=controls.VERDICT)
 def verdict() -> None:
-    """What was not sound, whether it fits, and the three methods one click away."""
+    """What was not sound, and whether it fits."""
     kept.note(controls.reading())
+    navigation.draw(navigation.ESTIMATE.path)
     for problem in controls.reading().problems:
         st.warning(wording.plain(problem), icon=":material/link_off:")
     answer = controls.answer()
@@ -34,6 +36,15 @@ def verdict() -> None:
         return
     kin = trust(answer.setup.method, answer.setup.num_gpus > 1)
     st.html(wording.verdict_html(answer, kin))
+
+
+@st.fragment(key=controls.CARDS)
+def cards() -> None:
+    """The three methods, one click away."""
+    controls.let_figure_draw()
+    answer = controls.answer()
+    if isinstance(answer, str):
+        return
     proposals = [
         actions.Proposal(
             method,
@@ -56,18 +67,12 @@ def bars(shown: Sequence[str]) -> None:
     figure = figures.hero(answer, methods, shown, dark=controls.is_dark())
     if kept.document().present is not None:
         figure = figures.enlarged(figure)
-    st.plotly_chart(
-        drawing.Drawn(figure),
-        key="hero",
-        config=drawing.menu("hero"),
-        alt=figures.hero_alt(answer, methods),
-    )
+    drawing.plot(figure, "hero", figures.hero_alt(answer, methods))
 
 
 @st.fragment(key=controls.MORE)
 def below() -> None:
     """What to change, and one of the sections."""
-    controls.let_figure_draw()
     answer = controls.answer()
     if isinstance(answer, str):
         return
@@ -80,6 +85,7 @@ controls.open_address()
 controls.draw()
 models.status()
 verdict()
+cards()
 bars(
     st.pills(
         "Parts of the bars",

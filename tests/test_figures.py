@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
@@ -33,13 +34,29 @@ def hero(method: Method = Method.FULL, setup: TrainingSetup = SETUP, gpu=GPU, **
 
 def stacked(figure, place) -> float:
     """The length of the bar at a place, in GiB."""
-    return sum(
-        x
-        for trace in figure["data"]
-        if trace["type"] == "bar"
-        for x, y in zip(trace["x"], trace["y"], strict=True)
-        if y == figures.PLACES[place]
-    )
+    end = 0.0
+    for piece in pieces(figure):
+        if piece.place == figures.PLACES[place]:
+            assert piece.base == pytest.approx(end, abs=0.002), (
+                "each part begins where the last ends"
+            )
+            end = piece.base + piece.length
+    return end
+
+
+class Piece(NamedTuple):
+    label: str
+    place: float
+    base: float
+    length: float
+    colour: str
+
+
+def pieces(figure) -> list[Piece]:
+    bars = figure["data"][0]
+    labels = [text.partition(":")[0] for text in bars["hovertext"]]
+    lists = (labels, bars["y"], bars["base"], bars["x"], bars["marker"]["color"])
+    return [Piece(*values) for values in zip(*lists, strict=True)]
 
 
 @pytest.mark.parametrize("method", Method)
@@ -89,7 +106,7 @@ def test_without_a_gpu_there_is_no_line():
 def test_switching_a_part_off_leaves_scale_height_and_places(off):
     whole = hero()
     rest = hero(shown=[label for label in figures.SWITCHES if label != off])
-    assert off not in [trace["name"] for trace in rest["data"]]
+    assert {it.label for it in pieces(rest)} == {it.label for it in pieces(whole)} - {off}
     for key in ("height", "xaxis", "yaxis", "margin", "shapes"):
         assert rest["layout"][key] == whole["layout"][key]
 
@@ -106,7 +123,7 @@ def test_the_same_setup_draws_the_same_figure():
 def test_colours_are_fixed_and_differ():
     colours = [part.colour for part in theme.COMPONENTS.values()]
     assert len(set(colours)) == len(colours) == len(Component)
-    for trace in hero()["data"]:
-        if trace["name"] in {part.label for part in theme.COMPONENTS.values()}:
-            part = next(p for p in theme.COMPONENTS.values() if p.label == trace["name"])
-            assert trace["marker"]["color"] == part.colour
+    fills = {part.label: part.fill for part in (*theme.COMPONENTS.values(), theme.RESERVE)}
+    drawn = pieces(hero())
+    assert len({it.label for it in drawn}) > 5
+    assert all(it.colour == fills[it.label] for it in drawn)

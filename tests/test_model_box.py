@@ -294,7 +294,7 @@ def test_what_is_no_id_in_a_link_is_not_asked_for(fake_hub, nasty):
 def test_nothing_typed_is_run_as_html(fake_hub):
     page = answered(type_model(open_at(), "<script>/alert(1)"))
     assert "<script>" not in text(page)
-    assert page.get("plotly_chart")
+    assert page.get("bidi_component")
 
 
 def test_an_image_in_a_link_is_shown_as_text():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import plotly.graph_objects as go
 import pytest
@@ -35,7 +36,17 @@ def text(page: AppTest) -> str:
 
 
 def figure(page: AppTest) -> dict:
-    return json.loads(page.get("plotly_chart")[0].proto.spec)
+    return json.loads(page.get("bidi_component")[0].proto.json)["figure"]
+
+
+def sizes(drawn: dict, label: str) -> list[float]:
+    """The lengths in GiB of all pieces of a part, bar by bar."""
+    bars = drawn["data"][0]
+    return [
+        x
+        for x, text in zip(bars["x"], bars["hovertext"], strict=True)
+        if text.startswith(f"{label}:")
+    ]
 
 
 def setting(page: AppTest, key: str) -> object:
@@ -103,14 +114,11 @@ def test_both_real_neighbours_of_the_what_if_stand_beside_it_and_open():
 
 def test_the_hero_figure_stacks_phases_and_methods_against_one_capacity_line():
     drawn = figure(open_page())
-    bars = [trace for trace in drawn["data"] if trace["type"] == "bar"]
     line = next(shape for shape in drawn["layout"]["shapes"] if shape.get("name") == "capacity")
     assert line["x0"] == pytest.approx(catalog.gpu("A100-SXM4-80GB").memory_bytes / 2**30, abs=0.02)
-    weights = next(trace for trace in bars if trace["name"] == "Weights")
-    assert len(weights["x"]) == 8, "five phases and three methods"
-    assert weights["x"][0] == pytest.approx(
-        2 * 7_241_732_096 / 2**30, abs=0.01
-    )  # two bytes a parameter
+    weights = sizes(drawn, "Weights")
+    assert len(weights) == 8, "five phases and three methods"
+    assert weights[0] == pytest.approx(2 * 7_241_732_096 / 2**30, abs=0.01)  # two bytes a parameter
 
 
 def test_switching_a_component_off_keeps_the_scale():
@@ -120,7 +128,8 @@ def test_switching_a_component_off_keeps_the_scale():
     page.run()
     after = figure(page)
     assert after["layout"]["xaxis"]["range"] == before
-    assert not any(trace["name"] == "Optimizer states" for trace in after["data"])
+    assert sizes(after, "Activations")
+    assert not sizes(after, "Optimizer states")
 
 
 def test_moving_one_control_twice_resets_no_other():
@@ -164,7 +173,7 @@ def test_a_damaged_address_opens_on_what_was_sound_and_says_what_was_not():
 def test_hostile_values_in_the_address_give_a_sentence_and_no_traceback(key, nasty):
     page = open_page(**{key: nasty})
     assert "<script>" not in "\n".join(element.proto.body for element in page.get("html"))
-    assert page.get("plotly_chart")
+    assert page.get("bidi_component")
 
 
 def test_a_setup_that_cannot_run_is_one_sentence():
@@ -349,7 +358,8 @@ def test_going_back_to_an_address_sets_what_lies_in_closed_expanders_too():
     page.session_state["Run: examples, price open"] = True
     page.run()
     move(page, "num_train_examples box", 50_000)
-    del page.query_params["num_train_examples"]  # as the browser's Back does
-    page.run()
+    del page.query_params["num_train_examples"]
+    with patch("dashboard.address.has_been_gone_to", return_value=True):
+        page.run()
     assert setting(page, "num_train_examples") == 10_000
     assert widget(page, "num_train_examples box").value == 10_000

@@ -22,6 +22,7 @@ THREE = [
     Scenario("LoRA", {**MISTRAL, "method": "lora"}),
     Scenario("QLoRA", {**MISTRAL, "method": "qlora"}),
 ]
+RESTING = '[data-test-script-state="notRunning"]'
 METRES, PIXELS = 2.0, 1920
 """A projected picture of two metres, the least that a meeting room has."""
 MILLIMETRES_FROM_FOUR_METRES = 4000 / 200
@@ -57,7 +58,7 @@ def test_setup_is_kept_under_a_name_compared_opened_and_come_back_to(browser, ad
         name.wait_for(timeout=WAIT)
         assert name.input_value() == "Qwen3-8B, LoRA on L40S"
         page.get_by_role("button", name="Keep", exact=True).click()
-        page.get_by_role("button", name="Compare 1 scenario").click(timeout=WAIT)
+        page.get_by_role("link", name="Compare, 1 kept").click(timeout=WAIT)
         page.wait_for_url("**/compare?**", timeout=WAIT)
         page.locator(".hr-compare").wait_for(timeout=WAIT)
         assert "Qwen3-8B, LoRA on L40S" in says(page)
@@ -68,7 +69,7 @@ def test_setup_is_kept_under_a_name_compared_opened_and_come_back_to(browser, ad
         page.get_by_text("LoRA of Qwen3-8B needs").first.wait_for(timeout=WAIT)
         settled(page)
         assert parse_qs(urlsplit(page.url).query)["gpu"] == ["L40S"]
-        page.get_by_role("button", name="Compare 1 scenario").click(timeout=WAIT)
+        page.get_by_role("link", name="Compare, 1 kept").click(timeout=WAIT)
         page.locator(".hr-compare").wait_for(timeout=WAIT)
 
 
@@ -143,19 +144,34 @@ def test_report_prints_to_two_pages_of_a4(browser, tmp_path: Path, count):
     assert len(re.findall(rb"/Type\s*/Page\b(?!s)", paper)) == 2
 
 
-def test_back_leads_to_the_page_before_with_its_setup(browser, address):
-    setup = "model=Qwen/Qwen3-8B&gpu=L40S&method=lora&max_length=2048"
-    with visitor(browser, f"{address}/?{setup}") as page:
-        page.get_by_role("link", name="Compare").click()
-        page.wait_for_url("**/compare?setup=**", timeout=WAIT)
-        page.get_by_role("button", name="Full, LoRA, QLoRA").click()
-        page.locator(".hr-compare").wait_for(timeout=WAIT)
-        page.wait_for_timeout(1500)  # sooner, it may be a busy browser's old address
-        page.go_back()
-        page.locator(".hr-compare").wait_for(state="detached", timeout=WAIT)
-        for _ in range(2):  # Streamlit puts a page's bare address into the history before ours
-            if "/compare" in page.url:
-                page.go_back()
-                page.wait_for_timeout(500)
+def test_back_leads_through_pages_and_changes_one_by_one(browser, address):
+    first = "/?model=Qwen%2FQwen3-8B&gpu=L40S&method=lora&max_length=2048&lora_r=64"
+    with visitor(browser, address + first) as page:
+        seen = []
+
+        def arrive(path: str) -> None:
+            page.wait_for_function("path => location.pathname === path", arg=path, timeout=WAIT)
+            page.wait_for_timeout(700)  # entries of half a second are joined
+            page.wait_for_selector(RESTING, timeout=WAIT, state="attached")
+            seen.append(page.url.removeprefix(address))
+
+        arrive("/")
+        for name, path in (
+            ("How it works", "/how"),
+            ("Estimate", "/"),
+            ("Compare", "/compare"),
+            ("Estimate", "/"),
+        ):
+            page.get_by_role("link", name=name).click()
+            arrive(path)
+        page.get_by_role("button", name="Reset").click()
+        page.wait_for_url("**gpu=A100-SXM4-80GB**", timeout=WAIT)
+        arrive("/")
+        assert seen[2] == seen[4] == first
+        assert "lora_r=64" not in seen[5]
+        there = list(seen)
+        for before in reversed(there[:-1]):
+            page.go_back()
+            page.wait_for_url(address + before, timeout=WAIT)
+            page.wait_for_selector(RESTING, timeout=WAIT, state="attached")
         page.get_by_text("LoRA of Qwen3-8B needs").first.wait_for(timeout=WAIT)
-        page.wait_for_url("**max_length=2048**", timeout=WAIT)

@@ -1,0 +1,84 @@
+"""The way from page to page: plain links, each of which holds the whole document.
+
+Streamlit's own navigation leads to a bare address, which the next page must then write again: one entry in the
+browser's history for the bare address, and one for each key. These links need none of that, and open in another tab
+as well.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from dashboard import kept
+
+
+class Page(NamedTuple):
+    """A page of the dashboard."""
+
+    title: str
+    file: str
+    path: str
+    """In its address; the start page's is of no use there, and its link leads to the root."""
+
+
+ESTIMATE = Page("Estimate", "pages/estimate.py", "setup")
+COMPARE = Page("Compare", "pages/compare.py", "compare")
+PAGES = (
+    ESTIMATE,
+    COMPARE,
+    Page("How it works", "pages/how.py", "how"),
+    Page("Accuracy", "pages/proof.py", "proof"),
+)
+
+HISTORY = """<script data-of="headroom">
+if (!window.headroom) {
+  window.headroom = { written: performance.now() };
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest(".hr-pages a");
+    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    event.preventDefault();
+    if (link.hasAttribute("aria-current")) return;
+    history.pushState({}, "", link.href);
+    dispatchEvent(new PopStateEvent("popstate"));
+  });
+  const push = history.pushState.bind(history);
+  history.pushState = (state, title, url) => {
+    const now = performance.now();
+    const stays = new URL(url, location.href).pathname === location.pathname;
+    if (stays && now - window.headroom.written < 500) history.replaceState(state, title, url);
+    else push(state, title, url);
+    window.headroom.written = now;
+  };
+}
+</script>"""
+"""What Back leads to: the setup, or the page, before the last click.
+
+A click on a link goes where it says as the browser's own Back does, and loads nothing anew; without this it would.
+Where one click sets several keys, Streamlit writes the address once for each: such entries, within half a second of
+each other on one page, are joined.
+"""
+
+
+def draw(current: str) -> None:
+    """The links; the page whose path in the address is ``current`` is marked."""
+    items = []
+    for page in PAGES:
+        marks, title = ' aria-current="page"' if page.path == current else "", page.title
+        if page is COMPARE and (count := len(kept.scenarios())):
+            marks += f' aria-label="{title}, {count} kept"'
+            title += f" <span>{count}</span>"
+        items.append(f'<a href="{escape(_address(page))}"{marks}>{title}</a>')
+    st.html(f'<nav class="hr-pages" aria-label="Pages"><b>Headroom</b>{"".join(items)}</nav>')
+
+
+def _address(page: Page) -> str:
+    """Relative to every page of this server, whatever path it is served under."""
+    estimates = page is ESTIMATE
+    params = {**(kept.noted() if estimates else {}), **kept.params(estimates=estimates)}
+    return (
+        f"./{'' if estimates else page.path}{'?' if params else ''}{urlencode(params, doseq=True)}"
+    )
