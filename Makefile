@@ -93,7 +93,7 @@ imports: $(DEV)
 
 pytest: $(DEV) chromium
 	@echo "== pytest"
-	@$(VENV)/bin/python -m pytest
+	@$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile
 
 chromium:
 	@if command -v chromium >/dev/null; then :; \
