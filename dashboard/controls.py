@@ -26,7 +26,7 @@ from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
 from estimator.combinations import resting_places
 from estimator.contract import Reading, read_link, read_setup, write_fields
-from estimator.limits import largest_micro_batch, longest_context
+from estimator.limits import evaluation_stops, largest_micro_batch, longest_context
 from estimator.parameters import (
     Embedding,
     Linear,
@@ -39,8 +39,10 @@ from estimator.repository import HubModel
 from estimator.results import Estimate
 from estimator.specs import (
     ALL_LINEAR,
+    FULL_STATE_DICT,
     LARGEST,
     LOWEST_MFU,
+    SHARDED_STATE_DICT,
     AttnImplementation,
     Dtype,
     Gpu,
@@ -276,27 +278,31 @@ def _what(setup: TrainingSetup) -> None:
 @st.fragment(key=BATCH)
 def _effective_batch() -> None:
     now = reading()
-    limit = _limit(now, largest_micro_batch, wording.batch_limit)
+    key = "per_device_train_batch_size"
+    limit = _limit(now, key, largest_micro_batch, wording.batch_limit)
     st.html(f'<p class="hr-limit">{limit}{wording.effective_batch(now.setup)}</p>')
 
 
 @st.fragment(key=CONTEXT)
 def _longest_context() -> None:
     now = reading()
-    limit = _limit(now, longest_context, wording.context_limit)
+    limit = _limit(now, "max_length", longest_context, wording.context_limit)
     st.html(f'<p class="hr-limit">{limit}</p>')
 
 
 def _limit(
     now: Reading,
+    key: str,
     search: Callable[[Model, Gpu, TrainingSetup], int],
-    say: Callable[[int, Model, TrainingSetup], str],
+    say: Callable[[int, bool, Model, TrainingSetup], str],
 ) -> str:
     """How far one slider can go, in words; nothing without a GPU, or where the setup cannot be trained at all."""
     if now.model is None or now.gpu is None:
         return ""
     try:
-        return say(search(now.model, now.gpu, now.setup), now.model, now.setup)
+        limit = search(now.model, now.gpu, now.setup)
+        evaluating = evaluation_stops(now.model, now.gpu, now.setup, **{key: limit + 1})
+        return say(limit, evaluating, now.model, now.setup)
     except ValueError:
         return ""
 
@@ -370,6 +376,18 @@ def _several_gpus() -> None:
             step=1,
             help="accelerate's dp_replicate_size: groups that are replicas of each other. Default: 1.",
             **_box("dp_replicate_size"),
+        )
+        st.selectbox(
+            "Checkpoints of FSDP",
+            (FULL_STATE_DICT, SHARDED_STATE_DICT),
+            help="fsdp_state_dict_type: the whole model through rank 0, or each GPU its shards. Trainer's default: "
+            "FULL_STATE_DICT; accelerate's launcher: SHARDED_STATE_DICT.",
+            **_box("fsdp_state_dict_type"),
+        )
+        st.toggle(
+            "ZeRO-3 saves 16-bit weights",
+            help="zero3_save_16bit_model: gathers the model to save it, beside DeepSpeed's parts. Default: off.",
+            **_box("zero3_save_16bit_model"),
         )
         _offload()
 
@@ -602,6 +620,7 @@ def _run() -> None:
             help="Trainer's per_device_eval_batch_size. Trainer's default: 8.",
             **_box("per_device_eval_batch_size"),
         )
+        _checkpoints()
         st.number_input(
             "US dollars a GPU-hour",
             0.0,
@@ -622,6 +641,31 @@ def _run() -> None:
             help="What you have measured of such a run; it narrows the bracket. Our default: published runs.",
             **_box("mfu"),
         )
+
+
+def _checkpoints() -> None:
+    """When checkpoints are saved, how many stay, and what they hold."""
+    st.selectbox(
+        "Save",
+        ("no", "steps", "epoch", "best"),
+        help="Trainer's save_strategy: every 500 steps, every epoch, or when the metric is best. Our default: epoch.",
+        **_box("save_strategy"),
+    )
+    st.number_input(
+        "Checkpoints kept",
+        1,
+        LARGEST["save_total_limit"],
+        None,
+        1,
+        placeholder="All",
+        help="Trainer's save_total_limit; the oldest goes when the next is written. Trainer's default: all stay.",
+        **_box("save_total_limit"),
+    )
+    st.toggle(
+        "Weights only",
+        help="Trainer's save_only_model: no optimizer states, so no run can go on from it. Trainer's default: off.",
+        **_box("save_only_model"),
+    )
 
 
 def _others() -> None:
@@ -797,18 +841,28 @@ def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
 
 
 def methods(of: Estimate) -> dict[Method, Estimate]:
-    """The same setup under each method that can train it; without dropout where PEFT refuses it (stacked experts)."""
-    others = {
-        method: changed(of, {"method": method})
-        or changed(of, {"method": method, "lora_dropout": 0.0})
-        for method in Method
-    }
-    return {method: other for method, other in others.items() if other is not None}
+    """The same setup under each method that can train it; as PEFT and ZeRO-3 take it where they refuse it as it is.
+
+    PEFT refuses dropout beside stacked experts, and ZeRO-3 divides packed weights only where they pass for floats.
+    """
+    ways: tuple[dict[str, Any], ...] = (
+        {},
+        {"lora_dropout": 0.0},
+        {"bnb_4bit_quant_storage": str(Dtype.BFLOAT16)},
+    )
+    found = {}
+    for method in Method:
+        others = (changed(of, {"method": method, **way}) for way in ways)
+        if (other := next(filter(None, others), None)) is not None:
+            found[method] = other
+    return found
 
 
 def method_keys(of: Estimate) -> dict[str, object]:
     """What a click on a method's card sets."""
-    return {"method": of.setup.method, "lora_dropout": of.setup.lora_dropout}
+    return {
+        key: getattr(of.setup, key) for key in ("method", "lora_dropout", "bnb_4bit_quant_storage")
+    }
 
 
 def let_figure_draw() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,34 +12,36 @@ from estimator.limits import largest_micro_batch, longest_context, smallest_gpu
 from estimator.ranking import Ranking, rank_gpus
 from estimator.results import Estimate
 from estimator.scaling import COUNTS, Curve, curves
-from estimator.specs import LARGEST, Gpu, Verdict
-from estimator.verdict import verdict
+from estimator.sets import smallest_set
+from estimator.specs import LARGEST, Gpu, TrainingSetup
 
 MAP_STEPS = 8
 """Doublings that a side of the map shows."""
 
 
-class Against(NamedTuple):
-    """One setup held against one card. Bytes."""
+class Place(NamedTuple):
+    """Where a setup fits at the least. Bytes."""
 
     gpu: Gpu
-    verdict: Verdict
+    setup: TrainingSetup
+    """As it is trained there."""
     headroom_bytes: int
-    """What is left at the high end of the need; negative where it does not fit."""
+    """What is left of each GPU at the high end of the need."""
+    keys: Mapping[str, object]
+    """What a click sets to go there; none where a larger card alone is enough."""
 
 
-def smallest_card(of: Estimate) -> Against | None:
-    """The smallest card of the same maker that holds the setup, and the room on it."""
-    found = smallest_gpu(of.model, catalog.gpus_like(of.gpu), of.setup)
-    return None if found is None else against(of, found)
-
-
-def against(of: Estimate, gpu: Gpu) -> Against:
-    """The setup of an estimate on another card."""
-    low, high = need(of.model, gpu, of.setup)
-    said = verdict(low, high, gpu)
-    assert said is not None
-    return Against(gpu, said, gpu.memory_bytes - high)
+def smallest_place(of: Estimate) -> Place | None:
+    """The smallest card of the same maker that holds the setup, or as few GPUs together as do; and the room there."""
+    cards, setup = catalog.gpus_like(of.gpu), of.setup
+    found, keys = smallest_gpu(of.model, cards, setup), {}
+    if found is None:
+        together = smallest_set(of.model, of.gpu, cards, setup)
+        if together is None:
+            return None
+        found, setup = together.gpu, together.setup
+        keys = {**together.keys, "gpu": found.name} if found != of.gpu else {**together.keys}
+    return Place(found, setup, found.memory_bytes - need(of.model, found, setup)[1], keys)
 
 
 def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:

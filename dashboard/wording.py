@@ -9,14 +9,17 @@ from typing import NamedTuple
 
 from dashboard import theme
 from dashboard.explain import Line
-from dashboard.explore import Against
+from dashboard.explore import Place
 from estimator.accuracy import Trust
 from estimator.acts import Act
 from estimator.loading import MERGED_ON_LOADING
 from estimator.memory.offload import offloads
 from estimator.remedies import Remedy
 from estimator.results import Estimate, Moment, RunTime
+from estimator.sets import MOST_GPUS
+from estimator.sharded_saving import write_seconds
 from estimator.specs import (
+    SHARDED_STATE_DICT,
     STEP_PHASES,
     Component,
     Dtype,
@@ -25,10 +28,11 @@ from estimator.specs import (
     MixedPrecision,
     Model,
     Phase,
+    Strategy,
     TrainingSetup,
     Verdict,
 )
-from estimator.verdict import beyond_the_step
+from estimator.verdict import beyond_the_step, smaller_evaluation
 
 GIB = 2**30
 GB = 10**9
@@ -48,6 +52,7 @@ METHOD_NOUNS: Mapping[Method, str] = {
     Method.LORA: "LoRA",
     Method.QLORA: "QLoRA",
 }
+STRATEGIES: Mapping[Strategy, str] = {Strategy.FSDP: "FSDP", Strategy.ZERO3: "ZeRO-3"}
 PRECISIONS: Mapping[str, tuple[Dtype, MixedPrecision]] = {
     "bfloat16": (Dtype.BFLOAT16, MixedPrecision.NO),
     "bfloat16 with autocast": (Dtype.BFLOAT16, MixedPrecision.BF16),
@@ -202,31 +207,35 @@ def effective_batch(setup: TrainingSetup) -> str:
     """
     size = setup.effective_batch_size
     steps = -(-setup.num_train_examples // size)
+    gpus = "on 1 GPU" if setup.num_gpus == 1 else f"× {setup.num_gpus:,} GPUs"
     return (
         f"Effective batch {size:,} = {setup.per_device_train_batch_size:,} × "
-        f"{setup.gradient_accumulation_steps:,} on {setup.num_gpus} GPU; "
+        f"{setup.gradient_accumulation_steps:,} {gpus}; "
         f"{setup.num_train_examples:,} examples are {steps:,} step{'s' * (steps != 1)} an epoch."
     )
 
 
-def batch_limit(limit: int, _model: Model, setup: TrainingSetup) -> str:
+def batch_limit(limit: int, evaluating: bool, _model: Model, setup: TrainingSetup) -> str:
     """How far the micro-batch can go at this length; a sentence and a space, for one that follows."""
     tokens = f"{setup.max_length:,} tokens"
+    if limit == 0 and evaluating:
+        return f"Training fits at {tokens}, evaluation does not: {smaller_evaluation(setup)}. "
     if limit == 0:
         return f"Not even 1 fits at {tokens}. "
     return f"Up to {limit:,} fit at {tokens}. "
 
 
-def context_limit(limit: int, model: Model, setup: TrainingSetup) -> str:
-    """How far the context can go at this micro-batch."""
+def context_limit(limit: int, evaluating: bool, model: Model, setup: TrainingSetup) -> str:
+    """How far the context can go at this micro-batch, or the evaluation that ends it."""
     batch = f"micro-batch {setup.per_device_train_batch_size:,}"
+    ends = f"; evaluation fits no longer one: {smaller_evaluation(setup)}" if evaluating else ""
     if limit == 0:
-        return f"No length fits at {batch}."
+        return f"No length fits at {batch}{ends}."
     if limit == model.position_limit:
         return f"Up to {limit:,} tokens: the model has learned no more positions."
     beyond = 0 < model.max_position_embeddings < limit
     made_for = f"; the model was made for {model.max_position_embeddings:,}" if beyond else ""
-    return f"Up to {limit:,} tokens fit at {batch}{made_for}."
+    return f"Up to {limit:,} tokens fit at {batch}{made_for}{ends}."
 
 
 def precision(setup: TrainingSetup) -> str:
@@ -505,14 +514,21 @@ def _card(name: str, verdict: Verdict | None, *lines: str) -> str:
 # --- cards and remedies -------------------------------------------------------------------------
 
 
-def card_html(method: Method, estimate: Estimate, smallest: Against | None) -> str:
-    """One method of the chosen model: its verdict here, its need, and the smallest card that holds it."""
+def card_html(method: Method, estimate: Estimate, smallest: Place | None) -> str:
+    """One method of the chosen model: its verdict here, its need, and the smallest card or cards that hold it."""
     need = f"needs {gib(estimate.need_high_bytes)}"
     if estimate.verdict is Verdict.FITS:
         need += f", {gib(estimate.headroom_bytes)} free"
-    where = "no single card holds it"
+    where = f"none alone, nor {MOST_GPUS} together"
     if smallest is not None:
-        where = f"smallest: {smallest.gpu.name}, {gib(smallest.headroom_bytes)} free"
+        number = smallest.setup.num_gpus
+        cards = f"{number} × {smallest.gpu.name}" if number > 1 else smallest.gpu.name
+        where = f"smallest: {cards}, {gib(smallest.headroom_bytes)} free"
+        if smallest.keys:
+            way = STRATEGIES.get(smallest.setup.strategy, smallest.setup.strategy)
+            where = (
+                f"{'none alone' if estimate.setup.num_gpus == 1 else 'smallest'}: {cards}, {way}"
+            )
     return _card(
         METHODS[method], estimate.verdict, need, where, run(estimate) or _no_time(estimate)
     )
@@ -748,17 +764,25 @@ def gib_or_bytes(size: int) -> str:
 def acts_html(estimate: Estimate, acts: Sequence[Act]) -> str:
     """What a run does beside its steps: GPU, host and disk in GiB, the highest on the GPU in bold."""
     highest = max(act.gpu_bytes for act in acts)
+    several = estimate.setup.num_gpus > 1
+    columns = (
+        ("GPU", "Host, rank 0", "Host, others", "Disk") if several else ("GPU", "Host", "Disk")
+    )
     rows = [
         f'<tr class="{"hr-sum" if act.gpu_bytes == highest else ""}"><td class="hr-name-cell">{escape(act.name)}</td>'
         + "".join(
-            f'<td class="hr-n">{"–" if size is None else number(size)}</td>' for size in act[1:]
+            f'<td class="hr-n">{"–" if size is None else number(size)}</td>'
+            for size in (
+                act.gpu_bytes,
+                act.host_bytes,
+                *([act.other_host_bytes] if several else []),
+                act.disk_bytes,
+            )
         )
         + "</tr>"
         for act in acts
     ]
-    head = "".join(
-        f'<th scope="col" class="hr-n">{where}</th>' for where in ("GPU", "Host", "Disk")
-    )
+    head = "".join(f'<th scope="col" class="hr-n">{where}</th>' for where in columns)
     lead = beyond_the_step(estimate.decisive, estimate.setup) or (
         "Nothing that this run does beside its steps needs more of the GPU than its steps do."
     )
@@ -771,7 +795,8 @@ def acts_html(estimate: Estimate, acts: Sequence[Act]) -> str:
         lead += " Merging the adapters afterwards would; it can be done on the CPU."
     return (
         f'<p class="hr-text">{escape(lead)}</p>'
-        f'<table class="hr-table hr-acts"><thead><tr><th scope="col">GiB at the highest</th>{head}</tr></thead>'
+        f'<table class="hr-table hr-acts{" hr-several" * several}"><thead><tr>'
+        f'<th scope="col">GiB at the highest</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
@@ -779,7 +804,8 @@ def acts_html(estimate: Estimate, acts: Sequence[Act]) -> str:
 def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float) -> str:
     """What the table cannot say: the disk of a run, the seconds of a checkpoint, what metrics keep on the GPU."""
     setup = estimate.setup
-    writing = f"{seconds(estimate.disk_bytes / (disk_gb_per_second * GB))} seconds at best, while training waits"
+    at_best = write_seconds(estimate.disk_bytes, disk_gb_per_second * GB)
+    writing = f"{seconds(at_best)} seconds at best, while training waits"
     if estimate.run_disk_bytes == estimate.disk_bytes:
         disk = f"The run leaves one checkpoint of {gib(estimate.disk_bytes)}, written in {writing}."
     elif estimate.run_disk_bytes:
@@ -792,6 +818,7 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
         disk = "This run saves no checkpoints (save_strategy is no)."
     lines = [
         disk,
+        *shared_saving(setup),
         "Host: one process, beside Python and CUDA's libraries. Without a device_map, from_pretrained puts all weights "
         "there first; device_map={'': 0} loads straight to the GPU."
         if setup.method is not Method.QLORA
@@ -805,7 +832,7 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
         f"{gib(kept_a_batch)} of them on the GPU, and to join them takes as much again; eval_accumulation_steps moves "
         "them to the host.",
     ]
-    if estimate.model.model_type in MERGED_ON_LOADING:
+    if estimate.model.model_type in MERGED_ON_LOADING and not setup.strategy.divides:
         lines.append(
             "Files hold experts one by one: to save them, transformers takes every layer's gates and ups apart on the "
             "GPU before it writes."
@@ -815,3 +842,43 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
             "Merging is after training, when the optimizer is gone; the adapters are saved without the base."
         )
     return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines)
+
+
+def shared_saving(setup: TrainingSetup) -> list[str]:
+    """Who gathers and who writes a checkpoint where GPUs share the model, and which key changes that."""
+    match setup.strategy:
+        case Strategy.DDP:
+            return ["Rank 0 saves its own copy; the other processes wait."]
+        case strategy if strategy.is_fsdp and setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
+            return [
+                "Each process writes its own shards (fsdp_state_dict_type is SHARDED_STATE_DICT). Trainer.save_model "
+                "writes no model then: accelerate merge-weights makes one of a checkpoint."
+            ]
+        case strategy if strategy.is_fsdp:
+            return [
+                "Every tensor is gathered on the GPUs, one after another, and copied to the host of rank 0, which "
+                "comes to hold the whole model, then all states. With fsdp_state_dict_type SHARDED_STATE_DICT each "
+                "process copies its own shards instead."
+            ]
+        case Strategy.ZERO1 | Strategy.ZERO2:
+            return [
+                "Every process copies all weights to its host, so that "
+                f"{min(setup.num_gpus, setup.gpus_per_node)} in one machine take as many copies; then each writes its "
+                "own states."
+            ]
+        case Strategy.ZERO3 if setup.uses_adapters:
+            return [
+                "The adapters are gathered module by module, frozen weights with them; each process writes its states."
+            ]
+        case Strategy.ZERO3 if setup.zero3_save_16bit_model:
+            return [
+                "16-bit weights are gathered module by module and copied to the host of rank 0 "
+                "(zero3_save_16bit_model is on); each process writes its own states."
+            ]
+        case Strategy.ZERO3:
+            return [
+                "Each process writes its own float32 weights and states, and nobody a model: zero_to_fp32.py makes one "
+                "of them, or zero3_save_16bit_model writes 16-bit weights as well. save_only_model changes nothing."
+            ]
+        case _:
+            return []

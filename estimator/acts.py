@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from estimator.checkpoints import checkpoint
 from estimator.evaluation import evaluation_moment
-from estimator.loading import load_host_bytes, load_moment
+from estimator.loading import load_host_bytes
 from estimator.memory.offload import node_bytes, offloads
 from estimator.memory.overhead import workspace_bytes
 from estimator.moments import resident, structure
 from estimator.results import Estimate
 from estimator.saving import (
     FILE_BYTES,
-    checkpoint_bytes,
     in_16_bits,
     merge_moment,
     merged_bytes,
-    save_host_bytes,
-    save_moment,
 )
+from estimator.specs import SHARDED_STATE_DICT, Offload, Phase, Strategy, TrainingSetup
 
 
 class Act(NamedTuple):
@@ -31,23 +30,25 @@ class Act(NamedTuple):
     name: str
     gpu_bytes: int
     host_bytes: int | None
+    """For the process of rank 0."""
     disk_bytes: int | None
+    other_host_bytes: int | None = None
+    """For each other process, where several GPUs share the work."""
 
 
 def acts(of: Estimate) -> tuple[Act, ...]:
     """Loading, a step, an evaluation batch, checkpoints with and without states, and merging if there are adapters.
 
-    The evaluation is given whether one is planned or not. Bytes on one GPU, on the host for one process, on the disk.
+    The evaluation is given whether one is planned or not. Bytes on the fullest GPU, on the host for one process, on the
+    disk.
     """
     model, setup = of.model, of.setup
     workspace = workspace_bytes(of.gpu)
-    lying = resident(model, structure(setup))
-    saving = save_moment(model, setup, lying, workspace).bytes
     host, nvme = node_bytes(model, structure(setup)) if offloads(setup) else (None, None)
     found = [
         Act(
             "Load",
-            load_moment(model, setup, workspace).bytes,
+            of.phases[Phase.LOAD].bytes,
             load_host_bytes(model, setup),
             None,
         ),
@@ -59,17 +60,39 @@ def acts(of: Estimate) -> tuple[Act, ...]:
             None,
         ),
     ]
+    return (*found, *_saves(of), *_merges(of, workspace))
+
+
+def _saves(of: Estimate) -> list[Act]:
+    """A checkpoint with and without optimizer states; only with them where Trainer refuses the other."""
+    model, setup = of.model, of.setup
     what = "adapters" if setup.uses_adapters else "weights"
-    for only, name in ((False, f"Save {what} and optimizer"), (True, f"Save {what} only")):
-        saved = replace(setup, save_only_model=only)
-        host, disk = save_host_bytes(model, saved, lying), checkpoint_bytes(lying, saved)
-        found.append(Act(name, saving, host, disk))
-    return (*found, *_merges(of, workspace))
+    ways = {f"Save {what} and optimizer": False, f"Save {what} only": True}
+    if setup.strategy.is_fsdp and setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
+        del ways[f"Save {what} only"]
+    found = []
+    for name, only in ways.items():
+        _, rank0, others, disk = checkpoint(model, replace(setup, save_only_model=only))
+        gpu = of.phases[Phase.SAVE].bytes
+        found.append(Act(name, gpu, rank0, disk, others if setup.num_gpus > 1 else None))
+    return found
+
+
+def _on_one(setup: TrainingSetup) -> TrainingSetup:
+    """Adapters are merged after training, on one GPU."""
+    return replace(
+        setup,
+        strategy=Strategy.NONE,
+        num_gpus=1,
+        dp_replicate_size=1,
+        offload_optimizer=Offload.NONE,
+        offload_param=Offload.NONE,
+    )
 
 
 def _merges(of: Estimate, workspace: int) -> list[Act]:
     """Merging after training; over a packed base also into one that is loaded anew in 16 bits."""
-    model, setup = of.model, of.setup
+    model, setup = of.model, _on_one(of.setup)
     if not setup.uses_adapters:
         return []
     ways = [("Merge and save", setup)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from estimator.specs import (
+    SHARDED_STATE_DICT,
     Dtype,
     Loss,
     Method,
@@ -199,6 +200,15 @@ RULES = (
             and s.bnb_4bit_quant_storage == "uint8"
         ),
         "zero3 divides 4-bit weights only where they pass for floats; set bnb_4bit_quant_storage to bfloat16.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy.is_fsdp
+            and s.save_only_model
+            and s.fsdp_state_dict_type == SHARDED_STATE_DICT
+        ),
+        # transformers 5.23, trainer.py, _validate_args
+        "Trainer refuses save_only_model with fsdp_state_dict_type SHARDED_STATE_DICT; take FULL_STATE_DICT.",
     ),
 )
 

@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 
 from estimator.architectures import architecture, attention_of
 from estimator.architectures.liger import check_liger, loss_sentences
+from estimator.checkpoints import checkpoint, gathers_to_save, save_moment
 from estimator.combinations import refusal
 from estimator.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.evaluation import evaluation_moment, evaluation_walk
@@ -34,12 +35,7 @@ from estimator.moments import (
 )
 from estimator.network import network_sentences
 from estimator.results import Estimate, Moment, RunTime
-from estimator.saving import (
-    checkpoint_bytes,
-    checkpoints_at_once,
-    save_host_bytes,
-    save_moment,
-)
+from estimator.saving import checkpoints_at_once
 from estimator.specs import (
     AttnImplementation,
     Component,
@@ -73,10 +69,12 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     phases = {**step, Phase.LOAD: standing.load}
     if setup.eval_strategy != "no":
         phases[Phase.EVALUATION] = evaluation_moment(model, setup, workspace)
+    if gathers_to_save(setup):
+        phases[Phase.SAVE] = standing.save
     decisive = max(phases.values(), key=lambda moment: moment.bytes)
     phases[Phase.SAVE] = standing.save
     low, high = need_bytes(decisive.bytes, lying.states.paged_bytes, exchange_bytes(setup))
-    checkpoint = checkpoint_bytes(standing.whole, setup)
+    saved = checkpoint(model, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
         time = run_time(model, gpu, setup, standing.whole)
@@ -96,10 +94,10 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         verdict=verdict(low, high, gpu),
         shown=shown_bytes(decisive.bytes, low, setup.num_gpus, gpu),
         paged_bytes=lying.states.paged_bytes,
-        host_bytes=_host_bytes(standing, setup),
+        host_bytes=_host_bytes(standing, setup, saved.rank0_host_bytes),
         nvme_bytes=standing.offloaded[1],
-        disk_bytes=checkpoint,
-        run_disk_bytes=checkpoints_at_once(setup) * checkpoint,
+        disk_bytes=saved.disk_bytes,
+        run_disk_bytes=checkpoints_at_once(setup) * saved.disk_bytes,
         total_parameters=lying.total_parameters,
         trainable_parameters=lying.trainable_parameters,
         assumptions=(*_assumptions(model, gpu, setup), *_run_assumptions(gpu, setup, time)),
@@ -151,8 +149,8 @@ class Standing:
     def save(self) -> Moment:
         """What is alive while a checkpoint is written.
 
-        Never more than in a step: all it holds beside weights and states are copies of experts, smaller than their
-        gradients.
+        Never more than in a step where nothing is gathered: all it holds beside weights and states are copies of
+        experts, smaller than their gradients.
         """
         return save_moment(self._model, self._structure, self.resident, self._workspace)
 
@@ -160,17 +158,6 @@ class Standing:
     def load_host_bytes(self) -> int:
         """Bytes on the host while loading."""
         return load_host_bytes(self._model, self._structure)
-
-    @cached_property
-    def save_host_bytes(self) -> tuple[int, int]:
-        """Bytes on the host while a checkpoint is written: with optimizer states, and without."""
-        whole, only_model = (
-            save_host_bytes(
-                self._model, replace(self._structure, save_only_model=only), self.resident
-            )
-            for only in (False, True)
-        )
-        return whole, only_model
 
 
 _standing = lru_cache(maxsize=1024)(Standing)
@@ -193,15 +180,16 @@ def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]
     peak = max(timeline.peak_bytes, standing.load.bytes)
     if setup.eval_strategy != "no":
         peak = max(peak, evaluation_walk(model, setup, workspace).peak_bytes)
+    if gathers_to_save(setup):
+        peak = max(peak, standing.save.bytes)
     return need_bytes(peak, standing.resident.states.paged_bytes, exchange_bytes(setup))
 
 
-def _host_bytes(standing: Standing, setup: TrainingSetup) -> int:
+def _host_bytes(standing: Standing, setup: TrainingSetup, saving: int) -> int:
     """Bytes that the host needs at most: while loading, or while a checkpoint is written beside what is offloaded."""
     resting = standing.offloaded[0]
     if setup.save_strategy == "no":
         return max(standing.load_host_bytes, resting)
-    saving = standing.save_host_bytes[setup.save_only_model]
     return max(standing.load_host_bytes, resting + saving)
 
 

@@ -13,11 +13,13 @@ from types import MappingProxyType
 from estimator.kinds import Choice, Flag, Kind, Momentum, Names, Number, Text, Version, Whole, show
 from estimator.specs import (
     ALL_LINEAR,
+    FULL_STATE_DICT,
     LARGEST,
     LOWEST_MFU,
     NETWORK,
     RATE_SPAN,
     RATES,
+    SHARDED_STATE_DICT,
     AttnImplementation,
     Dtype,
     Loss,
@@ -206,6 +208,17 @@ GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
             Key("save_strategy", Choice((*_WHEN, "best")), "when to save", ours=True),
             _count("save_total_limit", "checkpoints kept; null: all", nullable=True),
             Key("save_only_model", Flag(), "checkpoints without optimizer states"),
+            Key(
+                "fsdp_state_dict_type",
+                Choice((FULL_STATE_DICT, SHARDED_STATE_DICT)),
+                "how FSDP saves: whole through rank 0, or each rank its shards",
+            ),
+            Key(
+                "zero3_save_16bit_model",
+                Flag(),
+                "ZeRO-3 gathers 16-bit weights to save them",
+                aliases=("stage3_gather_16bit_weights_on_model_save",),
+            ),
             Key(
                 "usd_per_gpu_hour",
                 Number(1_000_000, nullable=True),

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from estimator.engine import need
+from estimator.engine import least_need, need
+from estimator.memory.overhead import workspace_bytes
 from estimator.specs import LARGEST, Gpu, Model, TrainingSetup, Verdict
 from estimator.verdict import verdict
 
@@ -16,6 +17,17 @@ from estimator.verdict import verdict
 def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
     """Whether even the high end of the need fits. Raises ``ValueError`` as ``estimate`` does."""
     return verdict(*need(model, gpu, setup), gpu) is Verdict.FITS
+
+
+def holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
+    """The same, and False for a setup that cannot be trained.
+
+    What lies there for the whole step is asked first, since that takes no step to play.
+    """
+    try:
+        return least_need(model, setup) <= gpu.memory_bytes and fits(model, gpu, setup)
+    except ValueError:
+        return False
 
 
 def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
@@ -37,6 +49,18 @@ def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
     )
 
 
+def evaluation_stops(model: Model, gpu: Gpu, setup: TrainingSetup, **larger: int) -> bool:
+    """Whether the setup with these numbers would fit but for its evaluation."""
+    if setup.eval_strategy == "no":
+        return False
+    try:
+        beyond = replace(setup, **larger)  # type: ignore[arg-type]  # the names of counts
+        alone = replace(beyond, eval_strategy="no")
+        return fits(model, gpu, alone) and not fits(model, gpu, beyond)
+    except ValueError:  # no such number, or more positions than were learned
+        return False
+
+
 def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu | None:
     """The card with the least memory that holds the setup; None if none does.
 
@@ -46,7 +70,14 @@ def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu
         (gpu for gpu in gpus if gpu.supports_bf16 or not setup.uses_bf16),
         key=lambda gpu: gpu.memory_bytes,
     )
-    return next((gpu for gpu in by_size if fits(model, gpu, setup)), None)
+    needs: dict[int, int] = {}  # a card changes the need by its workspace alone
+    for gpu in by_size:
+        workspace = workspace_bytes(gpu)
+        if workspace not in needs:
+            needs[workspace] = need(model, gpu, setup)[1]
+        if needs[workspace] <= gpu.memory_bytes:
+            return gpu
+    return None
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:

@@ -57,7 +57,16 @@ from estimator.parameters import (
     weight_shapes,
 )
 from estimator.results import Held, Moment
-from estimator.specs import Component, Model, Offload, Optimizer, Phase, Strategy, TrainingSetup
+from estimator.specs import (
+    FULL_STATE_DICT,
+    Component,
+    Model,
+    Offload,
+    Optimizer,
+    Phase,
+    Strategy,
+    TrainingSetup,
+)
 
 
 def weight_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -289,6 +298,8 @@ def plan(model: Model, structure: TrainingSetup) -> Plan:
             optim_state_dtype=None,
             num_gpus=gpus,
             dp_replicate_size=replicas,
+            fsdp_state_dict_type=FULL_STATE_DICT,
+            zero3_save_16bit_model=False,
         ),
     )
 

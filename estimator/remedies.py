@@ -11,10 +11,12 @@ from itertools import combinations, product
 from typing import Any, NamedTuple
 
 from estimator.architectures.liger import fuses_head, loss_of
-from estimator.engine import least_need, need
-from estimator.limits import fits, smallest_gpu
+from estimator.combinations import refusal
+from estimator.engine import need
+from estimator.limits import holds, smallest_gpu
 from estimator.parameters import dropout_is_refused
 from estimator.results import Estimate
+from estimator.sets import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.specs import (
     AttnImplementation,
     Dtype,
@@ -23,6 +25,7 @@ from estimator.specs import (
     Method,
     Model,
     Optimizer,
+    Strategy,
     TrainingSetup,
     Verdict,
 )
@@ -30,7 +33,7 @@ from estimator.specs import (
 MOST_TOGETHER = 3
 """Changes in one remedy at most; whoever needs four needs another plan."""
 MOST_SHOWN = 6
-"""Remedies at most, the larger GPU beside them."""
+"""Remedies at most, the larger GPU and more GPUs beside them."""
 
 Keys = Mapping[str, Any]
 
@@ -52,7 +55,7 @@ class Remedy(NamedTuple):
     keys: Keys
     """What to set, by the contract's keys."""
     saved_bytes: int
-    """How much lower the high end of the need is; 0 for a larger GPU."""
+    """How much lower the high end of the need on one GPU is; 0 for a larger GPU."""
     need_high_bytes: int
     """The high end of what it then needs."""
 
@@ -63,7 +66,7 @@ class Remedy(NamedTuple):
 
 
 def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:
-    """Changes that make the setup fit its GPU, and the smallest of ``gpus`` that holds it unchanged.
+    """Changes that make the setup fit its GPU; the smallest of ``gpus`` that holds it unchanged; as many GPUs as do.
 
     Empty where it fits already or no GPU is given. Several changes together only where no single one is enough.
     """
@@ -76,13 +79,49 @@ def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:
             for group in combinations(changes, together):
                 found += _fitting(of, of.gpu, group)
     larger = smallest_gpu(of.model, (gpu for gpu in gpus if gpu != of.gpu), of.setup)
-    return (*found[:MOST_SHOWN], *([] if larger is None else [_on(larger, of)]))
+    return (
+        *found[:MOST_SHOWN],
+        *([] if larger is None else [_on(larger, of)]),
+        *_sets(of, of.gpu),
+    )
 
 
 def _on(gpu: Gpu, of: Estimate) -> Remedy:
     high = need(of.model, gpu, of.setup)[1]
     price = "The setup stays as it is."
-    return Remedy(f"A larger GPU: {gpu.name}", price, {"gpu": gpu.name}, 0, high)
+    number = of.setup.num_gpus
+    title = "A larger GPU" if number == 1 else f"{number} larger GPUs"
+    return Remedy(f"{title}: {gpu.name}", price, {"gpu": gpu.name}, 0, high)
+
+
+def _sets(of: Estimate, gpu: Gpu) -> list[Remedy]:
+    """More of the same GPU by each way to divide the model; with checkpointing where that alone is never enough."""
+    ways: tuple[dict[str, Any], ...] = ({}, {"gradient_checkpointing": True})
+    for first in ways:
+        setup = replace(of.setup, **first)
+        found = [fewest_gpus(of.model, gpu, setup, way) for way in WAYS]
+        remedies = [_together(of, first, it) for it in found if it is not None]
+        if remedies or of.setup.gradient_checkpointing:
+            return remedies
+    return []
+
+
+def _together(of: Estimate, first: dict[str, Any], found: GpuSet) -> Remedy:
+    """Prices: as ``_divisions``."""
+    setup = found.setup
+    title = f"{setup.num_gpus} × {found.gpu.name} with {_NAMES[setup.strategy]}"
+    price = f"{setup.num_gpus} GPUs to pay for. {_TRAFFIC}"
+    if setup.num_gpus > setup.gpus_per_node:
+        price += (
+            f" Beyond {setup.gpus_per_node} they stand in several machines, whose network decides."
+        )
+    if setup.effective_batch_size != of.setup.effective_batch_size:
+        price += f" The effective batch grows to {setup.effective_batch_size:,}."
+    if first:
+        title = f"Gradient checkpointing + {title}"
+        price = f"Each layer's forward runs a second time in backward. {price}"
+    high = need(of.model, found.gpu, setup)[1]
+    return Remedy(title, price, {**first, **found.keys}, of.need_high_bytes - high, high)
 
 
 def _fitting(of: Estimate, gpu: Gpu, group: Sequence[Change]) -> Iterator[Remedy]:
@@ -92,7 +131,7 @@ def _fitting(of: Estimate, gpu: Gpu, group: Sequence[Change]) -> Iterator[Remedy
         if len(keys) < sum(map(len, options)):
             return  # two changes of one key are one change
         setup = _changed(of.setup, keys)
-        if setup is None or not _holds(of.model, gpu, setup):
+        if setup is None or not holds(of.model, gpu, setup):
             continue
         high = need(of.model, gpu, setup)[1]
         yield Remedy(
@@ -111,17 +150,10 @@ def _joined(titles: Sequence[str], options: Sequence[Keys]) -> str:
 
 def _changed(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:
     try:
-        return replace(setup, **keys)
+        changed = replace(setup, **keys)
     except ValueError:
         return None
-
-
-def _holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
-    """Whether it fits; what lies there for the whole step is asked first, since that takes no step to play."""
-    try:
-        return least_need(model, setup) <= gpu.memory_bytes and fits(model, gpu, setup)
-    except ValueError:
-        return False
+    return changed if refusal(changed) is None else None
 
 
 def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
@@ -152,6 +184,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             ({"attn_implementation": kernel},),
         )
     yield from _losses(model, setup)
+    yield from _divisions(setup)
     if splits := tuple(_splits(setup)):
         yield Change(
             "Micro-batch {per_device_train_batch_size}, accumulation {gradient_accumulation_steps}",
@@ -206,6 +239,37 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "TRL's loss in tiles",
             "The same result up to rounding, with SFTTrainer of TRL 1.16 or newer; the head's product runs once more.",
             ({"loss": Loss.CHUNKED_TRL},),
+        )
+
+
+_NAMES = {
+    Strategy.ZERO2: "ZeRO-2",
+    Strategy.ZERO3: "ZeRO-3",
+    Strategy.FSDP: "FSDP",
+}
+_TRAFFIC = "Every layer's weights cross the links three times a step, which wants NVLink or better."
+_STRONGER = {
+    Strategy.DDP: (Strategy.ZERO2, Strategy.FSDP, Strategy.ZERO3),
+    Strategy.ZERO1: (Strategy.ZERO2, Strategy.FSDP, Strategy.ZERO3),
+    Strategy.ZERO2: (Strategy.FSDP, Strategy.ZERO3),
+    Strategy.FSDP_GRAD_OP: (Strategy.FSDP,),
+    Strategy.HSDP: (Strategy.FSDP, Strategy.ZERO3),
+}
+"""Strategies that divide more than one, the cheaper first."""
+
+
+def _divisions(setup: TrainingSetup) -> Iterator[Change]:
+    """The same GPUs, with more divided between them.
+
+    Prices: ZeRO's stages 1 and 2 exchange as much as DDP, twice the model a step; stage 3, as FSDP, half as much again
+    (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
+    """
+    for way in _STRONGER.get(setup.strategy, ()):
+        traffic = "no more traffic." if way is Strategy.ZERO2 else _TRAFFIC
+        yield Change(
+            f"{_NAMES[way]} instead of {setup.strategy}",
+            f"The same GPUs: {traffic[0].lower()}{traffic[1:]}",
+            (sharing_keys(setup, way, setup.num_gpus),),
         )
 
 

@@ -35,23 +35,6 @@ SAVE_STEPS = 500
 """Optimizer steps between checkpoints: transformers 5.23, training_args.py, ``save_steps``."""
 
 
-def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspace: int) -> Moment:
-    """Bytes alive on one GPU while Trainer saves: weights, states, the workspace, and copies of experts.
-
-    Gradients are gone by then (``zero_grad`` sets them to None), and tensors are copied to the host to be written. But
-    a mixture of experts is saved expert by expert, as its files are: all layers' gates and ups are taken apart, which
-    copies them on the GPU, before the first byte is written. Adapters are saved alone.
-
-    Source: transformers 5.23, trainer.py, ``_maybe_log_save_evaluate`` after ``optimizer.step`` and ``zero_grad``;
-    core_model_loading.py, ``revert_weight_conversion`` and ``Chunk.convert``; safetensors 0.8, torch.py,
-    ``_to_ndarray``; torch 2.13, serialization.py, ``_save`` (each storage through the host).
-    """
-    sizes = resident.sizes(workspace)
-    if not setup.uses_adapters:
-        sizes[Component.TEMPORARIES] = taken_apart_bytes(model, setup)
-    return Moment(Phase.SAVE, "saving a checkpoint", {c: n for c, n in sizes.items() if n})
-
-
 def taken_apart_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of the copies that ``save_pretrained`` makes of experts on the GPU: every layer's gates and ups.
 

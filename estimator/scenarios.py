@@ -96,6 +96,9 @@ CODES: Mapping[str, str] = MappingProxyType(
         "eval_strategy": "es",
         "save_strategy": "ss",
         "save_total_limit": "sl",
+        "save_only_model": "so",
+        "fsdp_state_dict_type": "sd",
+        "zero3_save_16bit_model": "z6",
         "usd_per_gpu_hour": "us",
     }
 )

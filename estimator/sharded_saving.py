@@ -1,7 +1,7 @@
 """What saving takes where several ranks share a model: on a GPU, on the hosts, on the disk.
 
 Plain numbers go in: bytes of the whole model's weights and states as they are kept over all ranks, the bytes of the
-largest tensor or module that is gathered, and the number of ranks. Whoever knows the strategy knows these.
+largest tensor or module that is gathered, and the number of ranks. ``estimator.checkpoints`` knows these.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from typing import NamedTuple
 
 from estimator.arithmetic import ceil_div
 
-COPIED_AHEAD_BYTES = 10_000_000
-"""Torch 2.13, distributed/checkpoint/filesystem.py, ``FileSystemWriter(per_thread_copy_ahead=10_000_000)``."""
 
-
-class ShardedSave(NamedTuple):
+class Saving(NamedTuple):
     """What one save takes beside what a step leaves there. All in bytes."""
 
     gpu_bytes: int
@@ -27,73 +24,94 @@ class ShardedSave(NamedTuple):
     """Of all files together."""
 
 
-def fsdp_full(weights: int, largest: int, states: int, ranks: int) -> ShardedSave:
+def fsdp_full(
+    gathered: int, largest: int, exported: int, resumed: int, states: int, *, only_model: bool
+) -> Saving:
     """FSDP with ``FULL_STATE_DICT``: every tensor is gathered on all GPUs, and goes to rank 0's host. Bytes.
 
         GPU   the largest tensor whole, in the dtype of its shards (float32 where accelerate has upcast them)
-        host  weights, then all states, on rank 0; nothing on the others
-        disk  2 · weights + states: Trainer writes model.safetensors and, to go on from, pytorch_model_fsdp.bin
+        host  all that is ``gathered``, frozen weights too; then all states; on rank 0, nothing on the others
+        disk  exported (model.safetensors) + resumed (pytorch_model_fsdp.bin) + states; the first with ``only_model``
 
-    A single rank gathers without the host: all weights a second time on the GPU, and then all states.
     Source: torch 2.13, distributed/_state_dict_utils.py, ``_gather_state_dict`` (``cpu_offload``, rank 0 only);
-    accelerate 1.15, utils/fsdp_utils.py, ``save_fsdp_model`` and ``save_fsdp_optimizer`` (offload where
-    ``num_processes > 1``), accelerator.py, ``get_state_dict``; transformers 5.23, trainer.py, ``save_model`` and
-    ``_save_optimizer_and_scheduler``.
+    accelerate 1.15, utils/fsdp_utils.py, ``save_fsdp_model`` and ``save_fsdp_optimizer``, accelerator.py,
+    ``get_state_dict``; transformers 5.23, trainer.py, ``save_model`` and ``_save_optimizer_and_scheduler``.
 
-    >>> fsdp_full(weights=400, largest=50, states=800, ranks=4)
-    ShardedSave(gpu_bytes=50, rank0_host_bytes=800, other_host_bytes=0, disk_bytes=1600)
+    >>> fsdp_full(gathered=400, largest=50, exported=400, resumed=400, states=800, only_model=False)
+    Saving(gpu_bytes=50, rank0_host_bytes=800, other_host_bytes=0, disk_bytes=1600)
     """
-    disk = 2 * weights + states
-    if ranks == 1:
-        return ShardedSave(max(weights, states), min(largest, weights), 0, disk)
-    return ShardedSave(largest, max(weights, states), 0, disk)
+    if only_model:
+        return Saving(largest, gathered, 0, exported)
+    return Saving(largest, max(gathered, states), 0, exported + resumed + states)
 
 
-def fsdp_sharded(weights: int, states: int) -> ShardedSave:
-    """FSDP with ``SHARDED_STATE_DICT``: every rank writes its own shards, a little copied ahead. Bytes.
+def fsdp_sharded(written: int, states: int, ranks: int) -> Saving:
+    """FSDP with ``SHARDED_STATE_DICT``: every rank copies its own shards to its host and writes them. Bytes.
 
-        GPU 0,  host 10 MB a process,  disk weights + states
+        GPU 0,  host max(written, states) / ranks in every process,  disk written + states
 
-    Source: torch 2.13, distributed/checkpoint/filesystem.py, ``_OverlappingCpuLoader``.
+    Source: accelerate 1.15, utils/dataclasses.py, ``set_state_dict_type`` (``offload_to_cpu=True``), and
+    utils/fsdp_utils.py, ``_prepare_sd_options``; torch 2.13, distributed/_state_dict_utils.py,
+    ``_offload_state_dict_to_cpu``. Trainer's own ``save_model`` writes nothing then.
+
+    >>> fsdp_sharded(written=400, states=800, ranks=4)
+    Saving(gpu_bytes=0, rank0_host_bytes=200, other_host_bytes=200, disk_bytes=1200)
     """
-    return ShardedSave(0, COPIED_AHEAD_BYTES, COPIED_AHEAD_BYTES, weights + states)
+    own = ceil_div(max(written, states), ranks)
+    return Saving(0, own, own, written + states)
 
 
-def zero_replicated(weights: int, states: int, ranks: int) -> ShardedSave:
+def zero_replicated(weights: int, written: int, states: int, storage: int) -> Saving:
     """DeepSpeed ZeRO 1 and 2: every rank clones the weights to its host, each writes its states. Bytes.
 
-        GPU 0,  host weights on every rank (accelerate asks all of them),  disk 2 · weights + states
+        GPU 0,  host all weights on every rank (accelerate asks all of them),  disk 2 · written + states
 
-    ``states`` are float32 master weights and moments of all ranks. Weights are written twice: by ``save_pretrained``
-    and in ``mp_rank_00_model_states.pt``.
-    Source: accelerate 1.15, accelerator.py, ``get_state_dict``; DeepSpeed 0.19, checkpoint/utils.py,
-    ``clone_tensors_for_torch_save``, runtime/engine.py, ``save_checkpoint``.
+    ``states`` are float32 master weights and moments of all ranks, 0 with ``save_only_model``; ``storage`` is the
+    largest flat tensor of them, which goes through the host by itself. What is trained is written twice: by
+    ``save_pretrained`` and in ``mp_rank_00_model_states.pt``.
+
+    Source: accelerate 1.15, accelerator.py, ``get_state_dict``; DeepSpeed 0.19.6, checkpoint/utils.py,
+    ``clone_tensors_for_torch_save``, runtime/engine.py, ``save_checkpoint`` (``exclude_frozen_parameters``).
+
+    >>> zero_replicated(weights=200, written=200, states=1200, storage=100)
+    Saving(gpu_bytes=0, rank0_host_bytes=200, other_host_bytes=200, disk_bytes=1600)
     """
-    own = max(weights, ceil_div(states, ranks))
-    return ShardedSave(0, own, own, 2 * weights + states)
+    own = max(weights, storage)
+    return Saving(0, own, own, written + (written + states if states else 0))
 
 
-def zero3(
-    weights: int, largest_module: int, states: int, ranks: int, *, gathers_16bit: bool
-) -> ShardedSave:
-    """DeepSpeed ZeRO 3. Bytes.
+def zero3_gathered(written: int, largest_module: int, states: int, storage: int) -> Saving:
+    """DeepSpeed ZeRO 3 that gathers 16-bit weights, as ``zero3_save_16bit_model`` says and PEFT always has it. Bytes.
 
-        ``stage3_gather_16bit_weights_on_model_save``   on                              off (the default)
-        GPU     the largest module's own weights, gathered                              0
-        host    the 16-bit weights on rank 0, states / ranks on the others              states / ranks
-        disk    weights + states                                                        states
+        GPU   the largest module's own weights, one module after another
+        host  what is written on rank 0; the largest flat tensor of the states in every process
+        disk  written + states
 
-    Without it a checkpoint holds the float32 master weights among its states, and zero_to_fp32.py makes a model of it.
-    Source: DeepSpeed 0.19, runtime/engine.py, ``_zero3_consolidated_16bit_state_dict`` (one module after another,
-    moved to the host on rank 0); transformers 5.23, trainer.py, ``save_model``.
+    Source: DeepSpeed 0.19.6, runtime/engine.py, ``_zero3_consolidated_16bit_state_dict`` (moved to the host on rank 0);
+    transformers 5.23, trainer.py, ``save_model`` (adapters: ``exclude_frozen_parameters``).
 
-    >>> zero3(weights=200, largest_module=50, states=1200, ranks=4, gathers_16bit=True)
-    ShardedSave(gpu_bytes=50, rank0_host_bytes=300, other_host_bytes=300, disk_bytes=1400)
+    >>> zero3_gathered(written=200, largest_module=50, states=1200, storage=100)
+    Saving(gpu_bytes=50, rank0_host_bytes=200, other_host_bytes=100, disk_bytes=1400)
     """
-    own = ceil_div(states, ranks)
-    if not gathers_16bit:
-        return ShardedSave(0, own, own, states)
-    return ShardedSave(largest_module, max(weights, own), own, weights + states)
+    other = storage if states else 0
+    return Saving(largest_module, max(written, other), other, written + states)
+
+
+def zero3_divided(states: int, storage: int) -> Saving:
+    """DeepSpeed ZeRO 3 by default: nothing is gathered, and the disk has float32 parts, no model. Bytes.
+
+        GPU 0,  host the largest flat tensor in every process,  disk states
+
+    ``states`` hold the float32 weights, of which zero_to_fp32.py makes a model. ``save_only_model`` changes nothing:
+    Trainer falls back to DeepSpeed's whole checkpoint.
+
+    Source: transformers 5.23, trainer.py, ``save_model``; DeepSpeed 0.19.6, runtime/zero/stage3.py,
+    ``_rigid_state_dict``; torch 2.13, serialization.py, ``_save`` (each storage through the host).
+
+    >>> zero3_divided(states=1200, storage=100)
+    Saving(gpu_bytes=0, rank0_host_bytes=100, other_host_bytes=100, disk_bytes=1200)
+    """
+    return Saving(0, storage, storage, states)
 
 
 def write_seconds(disk_bytes: int, bytes_per_second: float) -> float:

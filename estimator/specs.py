@@ -120,6 +120,11 @@ class Strategy(StrEnum):
         """One of DeepSpeed's."""
         return self in (Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 
+    @property
+    def divides(self) -> bool:
+        """Whether GPUs keep different parts of something."""
+        return self.is_fsdp or self.is_zero
+
 
 class Offload(StrEnum):
     """Where weights or optimizer states rest when no layer needs them."""
@@ -167,6 +172,9 @@ class Verdict(StrEnum):
 
 
 ALL_LINEAR = "all-linear"
+FULL_STATE_DICT, SHARDED_STATE_DICT = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
+"""What FSDP saves: transformers 5.23, training_args.py, ``fsdp_config`` (the default is the first; accelerate's own
+launcher takes the second for FSDP2)."""
 
 RATES = (
     "memory_bandwidth_gb_per_s",
@@ -491,6 +499,10 @@ class TrainingSetup:
     """Checkpoints that are kept; None: all."""
     save_only_model: bool = False
     """Checkpoints without optimizer states, from which no run can go on."""
+    fsdp_state_dict_type: str = FULL_STATE_DICT
+    """How FSDP saves: whole by way of rank 0, or each rank its own shards."""
+    zero3_save_16bit_model: bool = False
+    """ZeRO-3 gathers 16-bit weights to save them (DeepSpeed's ``stage3_gather_16bit_weights_on_model_save``)."""
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():

@@ -26,16 +26,24 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
     'Evaluation needs more than training: lower per_device_eval_batch_size, now 8.'
     """
     match decisive.phase:
-        case Phase.EVALUATION if setup.per_device_eval_batch_size > 1:
-            now = setup.per_device_eval_batch_size
-            return (
-                f"Evaluation needs more than training: lower per_device_eval_batch_size, now {now}."
-            )
         case Phase.EVALUATION:
-            return "Evaluation needs more than training: set eval_strategy to no, and evaluate elsewhere."
+            return f"Evaluation needs more than training: {smaller_evaluation(setup)}."
         case Phase.LOAD if setup.prepare_model_for_kbit_training:
             return f"Loading needs more than training ({decisive.name}): leave prepare_model_for_kbit_training off."
         case Phase.LOAD:
             return f"Loading needs more than training ({decisive.name}): no batch and no length lowers it."
+        case Phase.SAVE if setup.strategy.is_fsdp:
+            return f"Saving needs more than training ({decisive.name}): set fsdp_state_dict_type to SHARDED_STATE_DICT."
+        case Phase.SAVE if setup.zero3_save_16bit_model and not setup.uses_adapters:
+            return f"Saving needs more than training ({decisive.name}): leave zero3_save_16bit_model off."
+        case Phase.SAVE:
+            return f"Saving needs more than training ({decisive.name}): set save_strategy to no, and save afterwards."
         case _:
             return ""
+
+
+def smaller_evaluation(setup: TrainingSetup) -> str:
+    """The setting that lowers what an evaluation needs, as the end of a sentence."""
+    if setup.per_device_eval_batch_size > 1:
+        return f"lower per_device_eval_batch_size, now {setup.per_device_eval_batch_size}"
+    return "set eval_strategy to no, and evaluate elsewhere"

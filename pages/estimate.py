@@ -45,15 +45,18 @@ def cards() -> None:
     answer = controls.answer()
     if isinstance(answer, str):
         return
-    proposals = [
-        actions.Proposal(
-            method,
-            wording.card_html(method, other, explore.smallest_card(other)),
-            controls.method_keys(other),
-            wording.METHODS[method],
+    proposals = []
+    for method, other in controls.methods(answer).items():
+        place = explore.smallest_place(other)
+        together = place.keys if place is not None else {}
+        proposals.append(
+            actions.Proposal(
+                method,
+                wording.card_html(method, other, place),
+                {**controls.method_keys(other), **together},
+                wording.METHODS[method],
+            )
         )
-        for method, other in controls.methods(answer).items()
-    ]
     actions.cards("methods", "Open", proposals)
 
 

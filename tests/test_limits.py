@@ -21,11 +21,20 @@ from estimator import (
     catalog,
     estimate,
 )
+from estimator.combinations import refusal
 from estimator.engine import least_need
-from estimator.limits import fits, largest_micro_batch, longest_context, smallest_gpu
+from estimator.limits import (
+    evaluation_stops,
+    fits,
+    holds,
+    largest_micro_batch,
+    longest_context,
+    smallest_gpu,
+)
 from estimator.memory.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.remedies import remedies
-from estimator.specs import LARGEST
+from estimator.sets import MOST_GPUS, sharing_keys, smallest_set
+from estimator.specs import LARGEST, Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")
@@ -45,6 +54,16 @@ SETUPS = st.builds(
     use_liger_kernel=st.booleans(),
     loss=st.sampled_from([None, None, Loss.STANDARD, Loss.CHUNKED_TRL]),
     lora_r=st.sampled_from([4, 16, 64]),
+    num_gpus=st.just(1),
+)
+SEVERAL = st.builds(
+    replace,
+    SETUPS,
+    num_gpus=st.sampled_from([2, 3, 4, 8]),
+    gpus_per_node=st.sampled_from([4, 8]),
+    strategy=st.sampled_from([it for it in Strategy if it is not Strategy.NONE]),
+    dp_replicate_size=st.sampled_from([1, 1, 2]),
+    bnb_4bit_quant_storage=st.sampled_from(["uint8", "bfloat16"]),
 )
 # one model of each family and size is enough; each is played anew for every structure
 MODELS = st.sampled_from(
@@ -66,10 +85,14 @@ GPUS = st.sampled_from([card for card in catalog.gpus().values() if card.vendor 
 
 
 def can_be_trained(model, setup):
-    """GPT-2 has learned so many positions, and no nn.Linear whose gradient GaLore or APOLLO could project."""
+    """GPT-2 has learned so many positions, and no nn.Linear whose gradient GaLore or APOLLO could project.
+
+    Not every strategy goes with every setup.
+    """
     is_long = 0 < model.position_limit <= setup.max_length
     has_linear = setup.uses_adapters or model.model_type != "gpt2"
-    return not is_long and (has_linear or setup.optim not in LOW_RANK_OPTIMIZERS)
+    is_projected = has_linear or setup.optim not in LOW_RANK_OPTIMIZERS
+    return not is_long and is_projected and refusal(setup) is None
 
 
 @settings(max_examples=200, deadline=None)
@@ -87,28 +110,100 @@ def test_every_limit_fits_and_one_more_does_not(model, gpu, setup):
 
 
 @settings(max_examples=250, deadline=None)
-@given(model=MODELS, gpu=GPUS, setup=SETUPS)
+@given(model=MODELS, gpu=GPUS, setup=st.one_of(SETUPS, SEVERAL))
 def test_every_remedy_applied_does_what_it_promised(model, gpu, setup):
     assume(can_be_trained(model, setup))
     before = estimate(model, gpu, setup)
     proposed = remedies(before, catalog.gpus_like(gpu))
     if before.verdict is Verdict.FITS:
         assert proposed == ()
-    singles = [remedy for remedy in proposed if len(remedy.title.split(" + ")) == 1]
+    changes = [remedy for remedy in proposed if not {"gpu", "num_gpus"} & set(remedy.keys)]
     for remedy in proposed:
         keys = dict(remedy.keys)
         card = catalog.gpu(keys.pop("gpu", gpu.name))
         after = estimate(model, card, replace(setup, **keys))
         assert after.verdict is Verdict.FITS
         assert after.need_high_bytes == remedy.need_high_bytes
-        assert after.setup.effective_batch_size == setup.effective_batch_size
+        if after.setup.effective_batch_size != setup.effective_batch_size:
+            assert f"grows to {after.setup.effective_batch_size:,}." in remedy.text
+            assert setup.effective_batch_size % after.setup.num_gpus
         if card == gpu:
             assert remedy.saved_bytes == before.need_high_bytes - after.need_high_bytes > 0
         else:
             assert card.memory_bytes > gpu.memory_bytes
-    assert not [
-        it for it in proposed if it not in singles and any("gpu" not in s.keys for s in singles)
-    ]
+        if "num_gpus" in remedy.keys:
+            no_fewer_gpus_do(model, gpu, setup, after.setup)
+    singles = [remedy for remedy in changes if " + " not in remedy.title]
+    assert singles in ([], changes)
+
+
+def no_fewer_gpus_do(model, gpu, before, after):
+    """Half as many, shared alike with the same batch, are as many as before or do not hold it."""
+    number = after.num_gpus // 2
+    if number <= max(before.num_gpus, 1):
+        return
+    alike = replace(before, gradient_checkpointing=after.gradient_checkpointing)
+    keys = sharing_keys(alike, after.strategy, number)
+    assert not holds(model, gpu, replace(alike, **keys))
+
+
+@settings(max_examples=60, deadline=None)
+@given(model=MODELS, gpu=st.one_of(st.none(), GPUS), setup=st.one_of(SETUPS, SEVERAL))
+def test_a_set_of_gpus_holds_what_fewer_do_not(model, gpu, setup):
+    assume(can_be_trained(model, setup))
+    found = smallest_set(model, gpu, catalog.gpus_like(gpu), setup)
+    if found is None:
+        return
+    assert fits(model, found.gpu, found.setup)
+    assert replace(setup, **found.keys) == found.setup
+    assert setup.num_gpus < found.setup.num_gpus <= MOST_GPUS
+    if gpu == found.gpu:
+        no_fewer_gpus_do(model, gpu, setup, found.setup)
+
+
+def test_a_setup_that_80_gib_do_not_hold_is_shared_by_two():
+    # 7.24 billion parameters in float32, gradients and two states: 107.9 GiB, 54 on each of two
+    setup = TrainingSetup(dtype=Dtype.FLOAT32, gradient_checkpointing=True, max_length=512)
+    proposed = remedies(estimate(MISTRAL, A100, setup), [])
+    (shared,) = [it for it in proposed if it.keys.get("strategy") is Strategy.FSDP]
+    assert shared.title == "2 × A100-SXM4-80GB with FSDP"
+    assert dict(shared.keys) == {"num_gpus": 2, "strategy": Strategy.FSDP}
+    assert "The effective batch grows to 2." in shared.price
+
+
+def test_more_gpus_take_the_accumulation_first_and_then_the_batch():
+    setup = TrainingSetup(per_device_train_batch_size=4, gradient_accumulation_steps=6)
+    assert sharing_keys(setup, Strategy.FSDP, 2)["gradient_accumulation_steps"] == 3
+    assert sharing_keys(setup, Strategy.FSDP, 8) == {
+        "num_gpus": 8,
+        "strategy": Strategy.FSDP,
+        "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 1,
+    }
+
+
+def test_packed_weights_are_divided_only_where_they_pass_for_floats():
+    keys = sharing_keys(TrainingSetup(method=Method.QLORA), Strategy.FSDP, 2)
+    assert keys["bnb_4bit_quant_storage"] == "bfloat16"
+
+
+def test_ddp_that_does_not_fit_is_divided_on_the_same_gpus():
+    setup = TrainingSetup(num_gpus=8, strategy=Strategy.DDP, gradient_checkpointing=True)
+    llama, card = catalog.model("meta-llama/Llama-3.1-8B"), catalog.gpu("A100-SXM4-40GB")
+    proposed = remedies(estimate(llama, card, setup), [])
+    titles = [it.title for it in proposed]
+    assert "FSDP instead of ddp" in titles
+    assert "ZeRO-3 instead of ddp" in titles
+
+
+def test_evaluation_is_named_where_it_alone_does_not_fit():
+    setup = TrainingSetup(method=Method.QLORA, eval_strategy="epoch", per_device_eval_batch_size=64)
+    card = catalog.gpu("L4")
+    assert largest_micro_batch(MISTRAL, card, setup) == 0
+    assert evaluation_stops(MISTRAL, card, setup, per_device_train_batch_size=1)
+    assert not evaluation_stops(
+        MISTRAL, card, replace(setup, eval_strategy="no"), per_device_train_batch_size=1
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -145,7 +240,9 @@ def test_the_example_is_mended_by_real_states_first_and_by_adapters_last():
     proposed = remedies(estimate(MISTRAL, A100, what_if), catalog.gpus_like(A100))
     assert [dict(remedy.keys) for remedy in proposed[:1]] == [{"optim_state_dtype": None}]
     assert [remedy.keys.get("method") for remedy in proposed[2:4]] == [Method.LORA, Method.QLORA]
-    assert "gpu" in proposed[-1].keys
+    larger, more = proposed[-2:]
+    assert set(larger.keys) == {"gpu"}
+    assert more.keys["num_gpus"] == 2
 
 
 def test_accumulation_is_never_proposed_to_a_card_that_is_full_of_weights():

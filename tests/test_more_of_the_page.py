@@ -42,6 +42,24 @@ def test_a_card_is_one_click_and_undo_takes_it_back():
     assert page.button(key="undo last").disabled
 
 
+def test_where_no_card_alone_holds_it_a_click_opens_several():
+    page = open_page(model="meta-llama/Llama-3.1-70B", gpu="H100-SXM5-80GB")
+    assert "none alone: 32 × H100-SXM5-80GB, FSDP" in text(page)
+    click(page, "open full")
+    assert (setting(page, "num_gpus"), setting(page, "strategy")) == (32, "fsdp")
+    assert "✓ Fits" in text(page)
+    click(page, "undo last")
+    assert (setting(page, "num_gpus"), setting(page, "strategy")) == (1, "none")
+
+
+def test_the_hint_below_the_micro_batch_names_the_evaluation_that_does_not_fit():
+    many = {"eval_strategy": "epoch", "per_device_eval_batch_size": "64"}
+    page = open_page(model="mistralai/Mistral-7B-v0.1", gpu="L4", method="qlora", **many)
+    said = text(page)
+    assert "evaluation does not: lower per_device_eval_batch_size, now 64." in said
+    assert "Not even 1 fits" not in said
+
+
 def test_reset_leads_back_to_the_example_and_can_be_undone():
     page = open_page(**LLAMA_ON_4090, method="lora", lora_r="64", max_length="4096")
     click(page, "reset to example")

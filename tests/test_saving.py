@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import Component, Method, Optimizer, Phase, TrainingSetup, catalog, estimate
+from estimator.checkpoints import save_moment
 from estimator.moments import resident, structure
 from estimator.saving import (
     FILE_BYTES,
@@ -17,7 +18,6 @@ from estimator.saving import (
     merged_bytes,
     merging_module_bytes,
     save_host_bytes,
-    save_moment,
     taken_apart_bytes,
 )
 from estimator.specs import Dtype
