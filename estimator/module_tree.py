@@ -129,6 +129,12 @@ def _partly_dense(attention: str, mixture: str) -> str:
     return f"model:@Model({inside}) lm_head"
 
 
+def _olmo() -> str:
+    """As Llama has it; the last layer, where the head is tied, for itself."""
+    layer = f"@DecoderLayer({_ATTENTION} {_GATED} {_TWO_NORMS})"
+    return f"model:@Model(embed_tokens layers:ModuleList(*:{layer} last*:{layer}) norm rotary_emb) lm_head"
+
+
 def _lfm2() -> str:
     """As LFM2 has it: layers with attention, and layers with a short convolution."""
     rest = "feed_forward:@MLP(w1 w3 w2) operator_norm ffn_norm"
@@ -284,7 +290,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
         ),
     ),
     "nemotron": _Layout("Nemotron", _decoder(f"{_ATTENTION} {_PLAIN} {_TWO_NORMS}")),
-    "olmo": _Layout("Olmo", _LLAMA),
+    "olmo": _Layout("Olmo", _olmo()),
     "olmo2": _Layout(
         "Olmo2",
         _decoder(f"{_ATTENTION} {_GATED} post_attention_layernorm post_feedforward_layernorm"),
@@ -444,7 +450,11 @@ def _tensors(model: Model, module: Module | None) -> tuple[Tensor, ...]:
         return ()
     # bitsandbytes' quantisers take what is of type nn.Linear or Conv1D itself, and Falcon's are of type FalconLinear:
     # transformers 5.23, integrations/bitsandbytes.py, replace_with_bnb_linear
-    packed = isinstance(module, Linear) and module.name != "lm_head" and not module.own_class
+    packed = (
+        isinstance(module, Linear)
+        and module.name != "lm_head"
+        and not (module.own_class or module.is_last)
+    )
     return tuple(
         Tensor(name, prod(shape), Kind.MATRIX if packed and name == "weight" else Kind.WEIGHT)
         for name, shape in zip(("weight", "bias"), weight_shapes(module), strict=False)

@@ -32,6 +32,9 @@ class Linear:
     routes: bool = False
     """The router of a mixture of experts, a subclass too, whose output is several tensors: PEFT's wrapper stops at it
     (PEFT 0.21, tuners/lora/layer.py, ``Linear.forward``: ``result.dtype``)."""
+    is_last: bool = False
+    """Has the model's last parameter, which transformers takes for the head's and leaves whole when it packs
+    (transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``)."""
     shadowed: bool = False
     """Has a name that experts' linears once had: PEFT takes the name for their stack, and leaves this alone
     (PEFT 0.21, utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``)."""
@@ -92,6 +95,8 @@ CONVOLUTION = "conv"
 """A layer of LFM2 with a short convolution in attention's place: ``layer_types``."""
 SHORT_FILTER = 3
 """Numbers in each of its filters: ``conv_L_cache``, as all of LFM2 have it."""
+LAST = "last"
+"""The last layer of an OLMo whose head is tied: its norms have no weights, so the model's last parameter is here."""
 UNTURNED = "unturned"
 """A layer of Llama 4 whose queries and keys are not turned: it has no norm of these either."""
 
@@ -574,6 +579,12 @@ def _olmo(model: Model) -> tuple[Module, ...]:
     )
 
 
+def _olmo_last(model: Model) -> tuple[Module, ...]:
+    *rest, down = _olmo(model)
+    assert isinstance(down, Linear)
+    return (*rest, replace(down, is_last=True))
+
+
 def _olmo2(model: Model) -> tuple[Module, ...]:
     return (
         *_configured_attention(model),
@@ -876,7 +887,9 @@ _FAMILIES = {
     "mixtral": _Family(_mixtral),
     "mpt": _Family(_mpt, _outer("wte", "norm_f")),
     "nemotron": _Family(_nemotron, _outer("embed_tokens", "norm", norm_bias=True)),
-    "olmo": _Family(_olmo, _outer("embed_tokens", "norm", norm_weight=False)),
+    "olmo": _Family(
+        _olmo, _outer("embed_tokens", "norm", norm_weight=False), others={LAST: _olmo_last}
+    ),
     "olmo2": _Family(_olmo2),
     "olmo3": _Family(_olmo2),
     "olmoe": _Family(_olmoe),
@@ -1001,6 +1014,8 @@ def layer_kind(model: Model, index: int) -> str:
     """
     if model.layer_types and model.layer_types[index] == CONVOLUTION:
         return CONVOLUTION
+    if model.model_type == "olmo" and model.tie_word_embeddings:
+        return LAST if index == model.num_hidden_layers - 1 else ""
     is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
     has_norms = model.model_type == "llama4_text" and model.qk_norm and bool(model.no_rope_layers)
     is_unturned = has_norms and model.no_rope_layers[index]
@@ -1157,13 +1172,13 @@ def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
 def is_quantized(module: Module, setup: TrainingSetup) -> bool:
     """Whether bitsandbytes packs this module: every linear but the head (a yes or no; the same on every GPU).
 
-    Falcon's linears are of a class of their own and stay as loaded.
+    Falcon's linears are of a class of their own and stay as loaded; so does the last of an OLMo with a tied head.
     Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay);
     integrations/bitsandbytes.py, ``replace_with_bnb_linear`` (``type(module) is nn.Linear``).
     """
     if not setup.has_packed_base or not isinstance(module, Linear):
         return False
-    return module.name != "lm_head" and not module.own_class
+    return module.name != "lm_head" and not (module.own_class or module.is_last)
 
 
 def is_copied(module: Module, setup: TrainingSetup) -> bool:

@@ -26,13 +26,14 @@ from estimator.parameters import (
     active_parameters,
     adapter_parameters,
     is_adapted,
+    is_quantized,
     layer_groups,
     layer_modules,
     modules_with_counts,
     total_parameters,
 )
 from estimator.quantization import quantization_of
-from estimator.specs import Dtype, Method, Model
+from estimator.specs import Component, Dtype, Method, MixedPrecision, Model, Optimizer, Phase
 
 GPT_OSS = catalog.model("openai/gpt-oss-20b")
 LORA = TrainingSetup(method=Method.LORA, lora_dropout=0.0)
@@ -366,6 +367,22 @@ def test_layers_of_no_known_kind_are_refused(config: dict[str, object], sentence
         model_from_config(config | sizes)
 
 
+# --- OLMo -----------------------------------------------------------------------------------------
+
+
+def test_the_last_linear_of_an_olmo_with_a_tied_head_is_not_packed() -> None:
+    # transformers 5.23, quantizers/base.py, get_keys_to_not_convert: the last of named_parameters, which is here
+    # model.layers.15.mlp.down_proj.weight, since no norm has a weight and the head is the embedding
+    olmo = catalog.model("allenai/OLMo-1B-hf")
+    qlora = TrainingSetup(method=Method.QLORA)
+    whole = [
+        (it.name, count)
+        for it, count in modules_with_counts(olmo)
+        if isinstance(it, Linear) and not is_quantized(it, qlora)
+    ]
+    assert whole == [("mlp.down_proj", 1)]
+
+
 # --- LFM2 -----------------------------------------------------------------------------------------
 
 LFM2 = {
@@ -413,3 +430,60 @@ def test_all_linear_leaves_the_filters_of_lfm2_alone() -> None:
 def test_other_configs_of_lfm2_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(LFM2 | keys)
+
+
+# --- DeepSeek with Liger --------------------------------------------------------------------------
+
+SMALL_DEEPSEEK = {
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "n_group": 2,
+    "topk_group": 1,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "first_k_dense_replace": 1,
+}
+WITH_LIGER = TrainingSetup(
+    mixed_precision=MixedPrecision.NO, max_length=512, optim=Optimizer.SGD, use_liger_kernel=True
+)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "heights"),
+    # forward, loss and backward of the real step: liger-kernel 0.8.5 with transformers 5.23 and torch 2.13 on a device
+    # that counts allocations
+    [
+        ("deepseek_v2", {}, (76_581_376, 81_276_416, 89_659_904)),
+        ("deepseek_v3", {}, (76_601_344, 81_296_384, 89_679_872)),
+        (
+            "deepseek_v3",
+            {"mixed_precision": MixedPrecision.BF16, "gradient_checkpointing": True},
+            (46_337_536, 47_186_432, 80_762_880),
+        ),
+    ],
+)
+def test_liger_replaces_norms_mlps_experts_and_loss_of_deepseek(
+    model_type: str, changes: dict[str, Any], heights: tuple[int, ...]
+) -> None:
+    model = model_from_config(SMALL_DEEPSEEK | {"model_type": model_type})
+    answer = estimate(model, None, replace(WITH_LIGER, **changes))
+    workspace = answer.peak.resident[Component.WORKSPACE]
+    for phase, height in zip((Phase.FORWARD, Phase.LOSS, Phase.BACKWARD), heights, strict=True):
+        assert answer.phases[phase].bytes - workspace == pytest.approx(height, rel=0.002), phase
+
+
+def test_liger_stops_at_adapted_experts_of_deepseek() -> None:
+    # its first layers have none
+    with pytest.raises(ValueError, match="Liger's kernel stops at experts that PEFT has wrapped"):
+        estimate(V3, None, replace(LORA, use_liger_kernel=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from estimator.architectures.block import Block
 from estimator.architectures.experts import Routing, grouped_experts
 from estimator.architectures.layers import gated_mlp, late_norm_attention
+from estimator.memory import fused
 from estimator.memory import operators as op
 from estimator.memory.tape import Tensor
 
@@ -76,6 +77,10 @@ def _sparse_mlp(b: Block, x: Tensor) -> Tensor:
 
 
 def _shared_experts(b: Block, x: Tensor) -> Tensor:
+    if b.kernels.mlp:
+        gate = b.linear("mlp.shared_experts.gate_proj", x)
+        up = b.linear("mlp.shared_experts.up_proj", x)
+        return b.linear("mlp.shared_experts.down_proj", fused.gated(b.tape, gate, up))
     return b.linear(
         "mlp.shared_experts.down_proj",
         op.multiply(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from estimator.parameters import Bare, is_adapted, layer_modules
+from estimator.parameters import Bare, is_adapted, modules_with_counts
 from estimator.specs import Loss, Model, TrainingSetup
 
 
@@ -46,7 +46,11 @@ _ALL = Kernels()
 _BESIDE = Kernels(in_place=False, final_in_place=False)
 _OLMO = Kernels(in_place=False, head_norms=False)
 
+_DEEPSEEK = Kernels(rotary=False, experts=True)
+
 KERNELS: dict[str, Kernels] = {
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
     "exaone4": replace(_BESIDE, heads_first=True),
     "gemma": _ALL,
     "gemma2": _BESIDE,
@@ -67,8 +71,8 @@ KERNELS: dict[str, Kernels] = {
     "qwen3_moe": replace(_ALL, experts=True),
     "smollm3": _ALL,
 }
-LATER = ("deepseek_v2", "deepseek_v3", "llama4_text")
-"""Families of experts in which Liger replaces what is not modelled yet."""
+LATER = ("llama4_text",)
+"""Families in which Liger replaces what is not modelled yet."""
 
 
 def kernels(model: Model, setup: TrainingSetup) -> Kernels:
@@ -97,7 +101,7 @@ def check_liger(model: Model, setup: TrainingSetup) -> None:
         )
     if kernels(model, setup).experts and any(
         isinstance(module, Bare) and module.stack and is_adapted(module, setup)
-        for module in layer_modules(model)
+        for module, _ in modules_with_counts(model)
     ):
         raise ValueError(
             "lora_target_modules: Liger's kernel stops at experts that PEFT has wrapped ('ParamWrapper' object has no "

@@ -137,6 +137,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("nemotron", SMALL),
     ("nemotron", SMALL | ALL_BIASED),
     ("olmo", SMALL),
+    ("olmo", SMALL | TIED),
     ("olmo2", SMALL),
     ("olmo3", SMALL | BIASED),
     ("olmoe", SMALL | {"num_experts": 6, "num_experts_per_tok": 2}),
