@@ -84,14 +84,8 @@ def _look() -> None:
 
 def _figure(page: Page, *, chosen: int | None = None) -> None:
     large = chosen is not None
-    st.plotly_chart(
-        drawing.Drawn(
-            compare.figure(page.shown, dark=controls.is_dark(), large=large, chosen=chosen)
-        ),
-        key="comparison",
-        config=drawing.menu("comparison", shown=True),
-        alt=compare.figure_alt(page.shown),
-    )
+    figure = compare.figure(page.shown, dark=controls.is_dark(), large=large, chosen=chosen)
+    drawing.plot(figure, "comparison", compare.figure_alt(page.shown), menu=True)
     if not large:
         st.html(compare.legend_html(page.shown))
 
@@ -266,17 +260,7 @@ def _take_away(page: Page) -> None:
                 on_click="ignore",
                 key=f"download {ending}",
             )
-    with st.container(horizontal=True, key="pictures", gap="medium", vertical_alignment="bottom"):
-        st.segmented_control(
-            "A chart's camera saves",
-            list(drawing.PICTURES),
-            default="PNG",
-            required=True,
-            key="picture",
-            persist_state="session",
-            help="The camera stands in each chart's own menu, above its right corner; on other pages, too.",
-        )
-        _load()
+    _load()
     too_long = [it.name for it in now.scenarios if kept.is_too_long(it)]
     if too_long:
         st.warning(

@@ -1,48 +1,20 @@
-"""The one place where a figure meets Plotly: in its classes, and in the browser."""
+"""The one place where a figure meets Plotly: its JavaScript draws it, and what is drawn is changed in place.
+
+``st.plotly_chart`` makes another chart, and draws it twice, at every change of a figure; and its menu holds nothing but
+what JSON can say.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
 import streamlit as st
-from plotly.basedatatypes import BaseFigure
 from streamlit.components.v1 import declare_component
 from streamlit.components.v2 import component
 
 from dashboard.figures import Figure
-
-PICTURES = ("PNG", "SVG")
-
-
-def menu(filename: str, shown: bool | str = "hover") -> dict[str, Any]:
-    """A chart's own menu: a camera that saves it as the picture that the visitor has chosen, and nothing else."""
-    return {
-        "displayModeBar": shown,
-        "displaylogo": False,
-        "modeBarButtons": [["toImage"]],
-        "toImageButtonOptions": {
-            "format": st.session_state.get("picture", PICTURES[0]).lower(),
-            "filename": f"headroom-{filename}",
-            "scale": 2,
-        },
-    }
-
-
-class Drawn(BaseFigure):  # type: ignore[misc]  # plotly has no types
-    """A figure that is sent as it was written.
-
-    Streamlit has Plotly validate a plain dict whenever it is drawn, some 25 ms at every move of a slider. Here a test
-    validates what ``figures.hero`` writes, once.
-    """
-
-    def __init__(self, figure: Figure) -> None:
-        self._figure = figure
-
-    def to_dict(self) -> Figure:
-        """The figure as it was written."""
-        return self._figure
-
 
 declare_component("plotly", path=str(files("plotly") / "package_data"))
 SCRIPT = f"component/{__name__}.plotly/plotly.min.js"
@@ -54,30 +26,66 @@ const loaded = (url) => window.headroomPlotly ??= new Promise((done, fail) => {
   Object.assign(script, { src: url, onload: () => done(window.Plotly), onerror: fail });
   document.head.append(script);
 });
-export default function ({ data, parentElement }) {
+const camera = (Plotly, format, name) => ({
+  name: `Save as ${format.toUpperCase()}`,
+  icon: format === "png" ? Plotly.Icons.camera : Plotly.Icons.disk,
+  click: (plot) => Plotly.downloadImage(plot, { format, scale: 2, filename: `headroom-${name}` }),
+});
+export default function ({ data, parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".hr-plot");
   box.wanted = data;
   box.style.minHeight = `${data.figure.layout.height}px`;
   box.setAttribute("aria-label", data.alt);
   loaded(data.script).then((Plotly) => {
-    const { figure, config } = box.wanted;
+    const { figure, name, menu, picks } = box.wanted;
+    const ground = getComputedStyle(document.querySelector(".stApp")).backgroundColor;
+    const modebar = { bgcolor: "rgba(0,0,0,0)", color: "#7F8A94", activecolor: "#0072B2" };
+    const look = { paper_bgcolor: ground, plot_bgcolor: ground, modebar };
     const font = { family: getComputedStyle(box).fontFamily };
-    Plotly.react(box, figure.data, { ...figure.layout, font }, { ...config, responsive: true });
+    box.cameras ??= [["png", "svg"].map((format) => camera(Plotly, format, name))];
+    const config = { displayModeBar: menu, displaylogo: false, modeBarButtons: box.cameras, responsive: true };
+    Plotly.react(box, figure.data, { ...look, ...figure.layout, font }, config);
+    if (picks && !box.picks) {
+      box.picks = true;
+      box.on("plotly_click", ({ points: [point] }) => setTriggerValue("picked", point.customdata ?? null));
+    }
   }, () => { box.textContent = data.alt; });
 }
 """
-"""Draws into the figure that stands, where ``st.plotly_chart`` makes another one, twice, at every change of it.
-
-Where the script cannot be had, the figure's words stand in its place.
-"""
+"""Where the script cannot be had, the figure's words stand in its place."""
 _draw = component(
     "figure", html='<div class="hr-plot" role="img"></div>', js=DRAW, isolate_styles=False
 )
 
 
-def plot(figure: Figure, key: str, alt: str) -> None:
-    """Draw a figure that changes while one looks; it needs a height and a background. ``alt``: the same in words."""
-    _draw(
-        key=key,
-        data={"figure": figure, "config": menu(key), "alt": alt, "script": SCRIPT},
-    )
+def plot(
+    figure: Figure,
+    key: str,
+    alt: str,
+    *,
+    menu: bool | str = "hover",
+    on_pick: Callable[[Any], None] | None = None,
+) -> None:
+    """Draw a figure that has a height.
+
+    ``alt``: the same in words. ``menu``: are its two cameras there always, or while the pointer is over it. ``on_pick``
+    is called with the ``customdata`` of a point that is clicked.
+    """
+    data = {
+        "figure": figure,
+        "name": key,
+        "alt": alt,
+        "menu": menu,
+        "script": SCRIPT,
+        "picks": on_pick is not None,
+    }
+    if on_pick is None:
+        _draw(key=key, data=data)
+        return
+
+    def take() -> None:
+        picked = st.session_state[key].picked
+        if picked is not None:
+            on_pick(picked)
+
+    _draw(key=key, data=data, on_picked_change=take)

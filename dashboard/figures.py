@@ -290,8 +290,6 @@ def hero(
         "layout": {
             "barmode": "overlay",
             "height": HEIGHT,
-            "paper_bgcolor": look.ground,
-            "plot_bgcolor": look.ground,
             "margin": {"l": 122, "r": 12, "t": 26, "b": 30},
             "showlegend": False,
             "hovermode": "closest",

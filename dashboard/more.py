@@ -88,21 +88,13 @@ def _limits(answer: Estimate) -> None:
     figure = charts.headroom_map(
         around.batches, around.lengths, around.headroom, current, dark=controls.is_dark()
     )
-    st.plotly_chart(
-        drawing.Drawn(figure),
-        key="map",
-        on_select=_take_cell,
-        selection_mode="points",
-        config=drawing.menu("map"),
-        alt=wording.map_alt(around.batches, around.lengths, around.headroom),
-    )
+    words = wording.map_alt(around.batches, around.lengths, around.headroom)
+    drawing.plot(figure, "map", words, on_pick=_take_cell)
 
 
-def _take_cell() -> None:
-    points = st.session_state["map"].selection.points
-    if points and "customdata" in points[0]:
-        batch, length = points[0]["customdata"]
-        actions.take({"per_device_train_batch_size": int(batch), "max_length": int(length)})
+def _take_cell(cell: tuple[int, int]) -> None:
+    batch, length = cell
+    actions.take({"per_device_train_batch_size": int(batch), "max_length": int(length)})
 
 
 def _gpus(answer: Estimate) -> None:
@@ -158,14 +150,8 @@ def _take_own(size: int) -> None:
 def _many(answer: Estimate) -> None:
     curves = explore.on_more_gpus(answer)
     st.html(many.head_html(curves, answer))
-    st.plotly_chart(
-        drawing.Drawn(many.curves_figure(curves, answer, dark=controls.is_dark())),
-        key="many",
-        on_select=_take_count,
-        selection_mode="points",
-        config=drawing.menu("many"),
-        alt=many.alt(curves),
-    )
+    figure = many.curves_figure(curves, answer, dark=controls.is_dark())
+    drawing.plot(figure, "many", many.alt(curves), on_pick=_take_count)
     st.html(
         many.table_html(curves, answer)
         + many.refusals_html(curves)
@@ -173,17 +159,15 @@ def _many(answer: Estimate) -> None:
     )
 
 
-def _take_count() -> None:
-    points = st.session_state["many"].selection.points
-    if points and "customdata" in points[0]:
-        number, strategy, groups = points[0]["customdata"]
-        actions.take(
-            {
-                "num_gpus": int(number),
-                "strategy": Strategy(str(strategy)),
-                "dp_replicate_size": int(groups),
-            }
-        )
+def _take_count(point: tuple[int, str, int]) -> None:
+    number, strategy, groups = point
+    actions.take(
+        {
+            "num_gpus": int(number),
+            "strategy": Strategy(strategy),
+            "dp_replicate_size": int(groups),
+        }
+    )
 
 
 def _time(answer: Estimate) -> None:
@@ -194,22 +178,14 @@ def _time(answer: Estimate) -> None:
     if not front:
         return
     st.html(wording.pareto_html(front))
-    st.plotly_chart(
-        drawing.Drawn(charts.cost_against_time(fitting, front, answer, dark=controls.is_dark())),
-        key="cost",
-        config=drawing.menu("cost"),
-        alt=wording.pareto_alt(front),
-    )
+    figure = charts.cost_against_time(fitting, front, answer, dark=controls.is_dark())
+    drawing.plot(figure, "cost", wording.pareto_alt(front))
 
 
 def _step(answer: Estimate) -> None:
     st.html(wording.step_html(answer))
-    st.plotly_chart(
-        drawing.Drawn(charts.through_the_step(answer, dark=controls.is_dark())),
-        key="step",
-        config=drawing.menu("step"),
-        alt=wording.step_alt(answer),
-    )
+    figure = charts.through_the_step(answer, dark=controls.is_dark())
+    drawing.plot(figure, "step", wording.step_alt(answer))
 
 
 def _saving(answer: Estimate) -> None:

@@ -21,18 +21,16 @@ COLUMNS = {
 
 def chart(comparisons: Sequence[Comparison], key: str, *, by_method: bool = False) -> None:
     """A figure, and what is known of the point that was clicked."""
-    event = st.plotly_chart(
-        drawing.Drawn(proof.figure(comparisons, dark=is_dark(), by_method=by_method)),
-        key=key,
-        on_select="rerun",
-        selection_mode="points",
-        config=drawing.menu("accuracy"),
-        alt=proof.figure_alt(comparisons),
+    state, picked = st.session_state, f"{key} picked"
+    drawing.plot(
+        proof.figure(comparisons, dark=is_dark(), by_method=by_method),
+        key,
+        proof.figure_alt(comparisons),
+        on_pick=lambda point: state.update({picked: point}),
     )
     by_key = {proof.key(it): it for it in comparisons}
-    for point in event.selection.points[:1]:
-        if picked := by_key.get(point.get("customdata", "")):
-            st.html(proof.picked_html(picked))
+    if picked in state and state[picked] in by_key:
+        st.html(proof.picked_html(by_key[state[picked]]))
 
 
 def table(comparisons: Sequence[Comparison], what: str) -> None:

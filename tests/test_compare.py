@@ -221,7 +221,7 @@ def test_report_needs_no_other_file():
 def test_link_opens_on_the_page_with_its_scenarios():
     page = open_compare(*compare.three_methods(of()))
     assert "✓ fits" in text(page)
-    spec = json.loads(page.get("plotly_chart")[0].proto.spec)
+    spec = json.loads(page.get("bidi_component")[0].proto.json)["figure"]
     assert "QLoRA" in json.dumps(spec["data"])
 
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import drawing, figures, session
+from dashboard import figures, session
 from estimator import Method, TrainingSetup, catalog, estimate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -195,7 +195,6 @@ def test_what_hero_writes_is_a_valid_plotly_figure(method):
     for dark in (False, True):
         written = figures.hero(methods[method], methods, dark=dark)
         assert go.Figure(written).to_dict()["data"]  # raises where a key or value is not Plotly's
-        assert drawing.Drawn(written).to_dict() is written
 
 
 # --- what lies in an expander -------------------------------------------------------------------

@@ -73,6 +73,15 @@ def test_setup_is_kept_under_a_name_compared_opened_and_come_back_to(browser, ad
         page.locator(".hr-compare").wait_for(timeout=WAIT)
 
 
+@pytest.mark.parametrize(("kind", "begins"), [("PNG", b"\x89PNG"), ("SVG", b"<svg ")])
+def test_a_chart_s_own_menu_saves_it_as_a_picture_of_either_kind(browser, address, kind, begins):
+    with visitor(browser, link(address)) as page:
+        with page.expect_download(timeout=WAIT) as saving:
+            page.locator(f'.st-key-comparison [data-title="Save as {kind}"]').click()
+        assert saving.value.suggested_filename == f"headroom-comparison.{kind.lower()}"
+        assert Path(saving.value.path()).read_bytes().startswith(begins)
+
+
 def test_two_tabs_do_not_disturb_each_other(browser, address):
     with visitor(browser, link(address)) as one, visitor(browser, link(address)) as two:
         one.get_by_role("button", name="Remove", exact=True).click()
