@@ -7,6 +7,7 @@ docs/decisions/0004 says what this can show and what it cannot.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import Any
 
 import torch
@@ -24,11 +25,16 @@ class Storages(TorchDispatchMode):
         self.alive = 0
         self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}
+        self._sizes: Counter[int] = Counter()
 
     def restart(self) -> int:
         """The highest since the last call, and begin anew."""
         highest, self.peak = self.peak, self.alive
         return highest
+
+    def of_size(self, size: int) -> int:
+        """How many storages of so many bytes are alive."""
+        return self._sizes[allocated(size)]
 
     def note(self, found: object) -> None:
         """Count the storages of what an operator gave, once each."""
@@ -44,10 +50,12 @@ class Storages(TorchDispatchMode):
 
         def gone(_: object) -> None:
             self.alive -= size
+            self._sizes[size] -= 1
             del self._known[key]
 
         self._known[key] = weakref.ref(storage, gone)
         self.alive += size
+        self._sizes[size] += 1
         self.peak = max(self.peak, self.alive)
 
     def __torch_dispatch__(

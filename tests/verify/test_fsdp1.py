@@ -1,0 +1,116 @@
+"""What torch's older FSDP keeps of frozen layers, in two real processes that exchange over gloo.
+
+Expected counts come from the real torch 2.13, transformers 5.23 and peft 0.21, run here.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+LAYERS, LENGTH, HIDDEN = 6, 24, 64
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 50,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 24,  # so that no query is as large as a hidden state
+}
+
+
+def hidden_states(rank: int, store: str, *, frozen: bool, reentrant: bool, around: bool) -> int:
+    """How many tensors of a hidden state's size are alive when the lowest layer is about to be played again."""
+    import peft
+    from peft.utils.other import fsdp_auto_wrap_policy
+    from torch import distributed
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+    from torch.utils.checkpoint import checkpoint
+
+    from tests.verify.storages import Storages
+
+    torch.manual_seed(0)
+    distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(**CONFIG), attn_implementation="eager"
+    )
+    layer_class = type(model.model.layers[0])
+    policy: Any = functools.partial(
+        transformer_auto_wrap_policy, transformer_layer_cls={layer_class}
+    )
+    if frozen:
+        model.enable_input_require_grads()
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+        policy = fsdp_auto_wrap_policy(model)
+    if not around:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.train()
+    lowest = next(it for it in model.modules() if isinstance(it, layer_class))
+    sharded = FullyShardedDataParallel(
+        model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu")
+    )
+    if around:  # transformers 4.51, modeling_llama.py: `_gradient_checkpointing_func(decoder_layer.__call__, ...)`
+        for unit in FullyShardedDataParallel.fsdp_modules(sharded):
+            if isinstance(unit.module, layer_class):
+                unit.forward = _checkpointed(checkpoint, unit.forward, reentrant)
+    counts: list[int] = []
+    ids = torch.zeros((1, LENGTH), dtype=torch.long)
+    with Storages() as counted:
+        lowest.self_attn.register_forward_pre_hook(
+            lambda *_: counts.append(counted.of_size(LENGTH * HIDDEN * 4))
+        )
+        sharded(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    distributed.destroy_process_group()
+    return counts[-1]
+
+
+def _checkpointed(checkpoint: Any, forward: Any, reentrant: bool) -> Any:
+    return lambda *args, **kwargs: checkpoint(
+        functools.partial(forward, **kwargs), *args, use_reentrant=reentrant
+    )
+
+
+CASES = {
+    "around": {"frozen": True, "reentrant": True, "around": True},
+    "inside": {"frozen": True, "reentrant": True, "around": False},
+    "not reentrant": {"frozen": True, "reentrant": False, "around": True},
+    "trained": {"frozen": False, "reentrant": True, "around": True},
+}
+
+
+def _run(rank: int, store: str, case: str, found: Any) -> None:
+    torch.set_num_threads(1)
+    found.put((rank, hidden_states(rank, store, **CASES[case])))
+
+
+def in_two_processes(folder: Path, case: str) -> set[int]:
+    """What each of two ranks counts."""
+    spawn = multiprocessing.get_context("spawn")
+    found = spawn.Queue()
+    store = str(folder / case.replace(" ", "-"))
+    workers = [spawn.Process(target=_run, args=(rank, store, case, found)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    counts = {found.get(timeout=120)[1] for _ in workers}
+    for worker in workers:
+        worker.join()
+    return counts
+
+
+def test_only_frozen_layers_inside_reentrant_checkpoints_are_kept(tmp_path: Path) -> None:
+    (least,) = in_two_processes(tmp_path, "inside")
+    assert in_two_processes(tmp_path, "not reentrant") == {least}
+    # a trained norm has saved what it multiplies its weight by
+    assert in_two_processes(tmp_path, "trained") == {least + 1}
+    # the inputs of the layers above, and the gradients of these inputs but for the one that comes in
+    assert in_two_processes(tmp_path, "around") == {least + (LAYERS - 1) + (LAYERS - 2)}
