@@ -411,6 +411,8 @@ def test_what_is_written_is_read_as_it_was(
         model.num_experts and setup.uses_adapters
     ):  # PEFT adapts stacked experts without dropout only
         setup = replace(setup, lora_dropout=0.0, use_dora=False)
+        if model.model_type == "llama4_text":  # at whose router PEFT's adapters stop
+            setup = replace(setup, lora_target_modules=("q_proj",))
     asked = (model, gpu, setup)
     written = write_fields(*asked)
     assert parse(json.loads(json.dumps(written, allow_nan=False))) == asked
