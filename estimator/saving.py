@@ -145,9 +145,14 @@ def merging_module_bytes(model: Model, setup: TrainingSetup) -> int:
                                        again from the host, packed anew        m: the wider of p and a
         8 bits    (4 + 2a + 2 + 1) · n         the same over a float32 base, packed by way of float16
         experts   2 · a · n, or a · n + p · n after the cast to the stack's dtype, which is less
+        DoRA      (a + w + 2m) · n     the scaled product, a copy of the base, both summed, and the sum scaled; w · n
+                                       once more for the result where w < m, and twice over a packed base: what was
+                                       unpacked for the merge, and for DoRA    w: p, 4 over 8 bits; m: the wider of w, a
 
-    Source: peft 0.21, tuners/lora/layer.py, ``Linear.merge``, ``get_delta_weight`` and ``ParamWrapper.merge``;
-    tuners/lora/bnb.py, ``Linear4bit.merge`` and ``Linear8bitLt.merge`` (their locals live until they return).
+    Source: peft 0.21, tuners/lora/layer.py, ``Linear.merge``, ``get_delta_weight``, ``_unmerged_base_weight`` and
+    ``ParamWrapper.merge``; tuners/lora/bnb.py, ``Linear4bit.merge`` and ``Linear8bitLt.merge`` (their locals live until
+    they return); tuners/lora/variants.py, ``DoraLinearVariant.merge_unsafe`` and ``merge_safe`` (with a graph, which
+    keeps the sum).
     """
     return max(
         (
@@ -162,6 +167,8 @@ def merging_module_bytes(model: Model, setup: TrainingSetup) -> int:
 def _merging(count: int, setup: TrainingSetup, *, packed: bool) -> int:
     width, base = adapter_width(setup), setup.dtype.bytes
     product = allocated(count * width)
+    if setup.use_dora:
+        return _merging_dora(count, setup, packed=packed)
     if not packed:
         return 2 * product
     if setup.has_8bit_base:
@@ -172,6 +179,19 @@ def _merging(count: int, setup: TrainingSetup, *, packed: bool) -> int:
     scales = allocated(ceil_div(count, QUANTIZATION_BLOCK) * FLOAT32_BYTES)
     again = total + quantized_bytes(count, double_quant=double_quant)
     return allocated(count * base) + product + total + again + (2 * scales if double_quant else 0)
+
+
+def _merging_dora(count: int, setup: TrainingSetup, *, packed: bool) -> int:
+    width, base = adapter_width(setup), setup.dtype.bytes
+    if packed and setup.has_8bit_base:
+        base = FLOAT32_BYTES
+    elif not packed:
+        base = unquantized_width(setup)
+    wider = max(width, base)
+    copies = 1 + (base < wider) + 2 * packed
+    return (
+        allocated(count * width) + copies * allocated(count * base) + 2 * allocated(count * wider)
+    )
 
 
 def merged_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:

@@ -58,6 +58,7 @@ V, H = 8192, 512
 EMBEDDING = V * H
 PURE = {"mixed_precision": "no"}
 CHECKPOINTED = {"gradient_checkpointing": True}
+REENTRANT = CHECKPOINTED | {"use_reentrant": True}
 
 TRACED = {
     "head and embedding under autocast": (
@@ -135,6 +136,21 @@ TRACED = {
         | PURE
         | CHECKPOINTED,
         (74_067_968, 95_559_168, 113_573_888, 39_828_480),
+    ),
+    "LLM.int8, whose inputs a reentrant checkpoint drops": (
+        SMALL_WORDS,
+        {"method": "lora", "max_length": 2048, "load_in_8bit": True} | REENTRANT,
+        (68_007_936, 48_233_984, 116_989_952, 23_743_488),
+    ),
+    "reentrant checkpoints, adapters": (
+        SMALL_WORDS,
+        {"method": "lora", "max_length": 2048} | REENTRANT,
+        (88_020_992, 60_734_976, 145_203_200, 36_244_480),
+    ),
+    "reentrant checkpoints, all weights": (
+        SMALL_WORDS,
+        {"max_length": 2048} | REENTRANT,
+        (110_722_560, 106_554_368, 167_420_416, 104_936_448),
     ),
     "a float16 base with float32 adapters under fp16 autocast": (
         LLAMA,

@@ -168,6 +168,11 @@ class Leaf:
         self.arrived: Callable[[Leaf], None] | None = None
         """Who takes the gradient over."""
 
+    def take(self) -> Storage | None:
+        """The gradient, which is then the caller's."""
+        grad, self.grad = self.grad, None
+        return grad
+
 
 def leaf_node(leaf: Leaf) -> Node:
     """The node that accumulates into a leaf: runs as soon as all its gradients have arrived."""
@@ -236,7 +241,8 @@ class Tape:
         """What has 16 bits is float16, not bfloat16."""
         self.attached: list[tuple[int | None, Storage]] = []
         """What nodes keep as attributes, by layer: it goes with the graph, after the whole backward pass."""
-        self._attached_in_replay: list[Storage] = []
+        self._replayed: list[Storage] | None = None
+        """The same of a reentrant checkpoint's replay, whose graph goes when it has been run."""
         self.events: list[Event] = []
         self.marks: list[Mark] = []
         self.autocast_width = autocast_width
@@ -358,14 +364,12 @@ class Tape:
         """
         if node is None or x.storage is None:
             return
-        if self._forward_frame is not None and self.is_reentrant:
-            return
         if x.storage.component == TEMPORARIES:
             x.storage.become(ACTIVATIONS)
-        if self._replay_frame is None:
+        if self._replayed is not None:
+            self._replayed.append(x.storage)
+        elif self._replay_frame is None:
             self.attached.append((self.layer, x.storage))
-        elif self.is_reentrant:
-            self._attached_in_replay.append(x.storage)
         else:
             node.kept = x.storage
 
@@ -373,6 +377,8 @@ class Tape:
 
     def checkpoint(self, block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Play a block without saving; only its input stays, until backward plays it again."""
+        if self.is_reentrant:
+            return self._checkpoint_reentrant(block, x)
         frame = Frame(lambda: block(x))
         if x.storage is not None and x.storage.component == TEMPORARIES:
             x.storage.become(ACTIVATIONS)
@@ -381,15 +387,51 @@ class Tape:
         self._forward_frame = None
         return y
 
+    def _checkpoint_reentrant(self, block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """One node for the whole block, which is played without a graph and saves its input alone.
+
+        Its backward plays the block again to the end, and runs the graph of that by itself: until then the block's
+        input, its output and the output's gradient are held.
+        Source: torch 2.13, torch/utils/checkpoint.py, ``CheckpointFunction``.
+        """
+        elements, width = x.elements, x.width
+
+        def backward(t: Tape, g: list[Tensor | None]) -> list[Tensor | None]:
+            leaf = Leaf(TEMPORARIES)
+            inner = Tensor(elements, width, t.unpacked[0])
+            inner.requires_grad, inner.node = True, leaf_node(leaf)
+            t._replayed = []
+            with t._replaying():
+                y = block(inner)
+            assert y.node is not None
+            y.node.buffers[y.output] = g[0]
+            t._run_graph(y.node)
+            t._replayed = None
+            return [Tensor(elements, width, leaf.take())]
+
+        node = self.begin("checkpoint", [x], backward, [x])
+        records, self.records = self.records, False
+        y = block(x)
+        self.records = records
+        return self.finish(node, y)
+
+    @contextmanager
+    def _replaying(self) -> Iterator[None]:
+        """Under autocast as the forward pass was, with a cache of its own."""
+        cache, self.cast_cache = self.cast_cache, {}
+        autocast, self.autocast_active = self.autocast_active, self.autocast_width is not None
+        try:
+            yield
+        finally:
+            self.autocast_active = autocast
+            self.cast_cache = cache
+
     def _replay(self, frame: Frame) -> None:
         frame.filled = []
-        cache, self.cast_cache = self.cast_cache, {}
-        self._replay_frame, autocast = frame, self.autocast_active
-        self.autocast_active = self.autocast_width is not None
-        with suppress(StopReplayError):
+        self._replay_frame = frame
+        with self._replaying(), suppress(StopReplayError):
             frame.replay()
-        self._replay_frame, self.autocast_active = None, autocast
-        self.cast_cache = cache
+        self._replay_frame = None
 
     def _unpack(self, node: Node) -> list[Storage | None]:
         unpacked: list[Storage | None] = []
@@ -412,12 +454,14 @@ class Tape:
         root = loss.node
         assert root is not None
         loss.node = None
-        _count_dependencies(root)
         self.enter(Phase.BACKWARD, root.stage, root.layer)
         root.buffers[0] = self.new(1, 4)
+        self._run_graph(root)
+
+    def _run_graph(self, root: Node) -> None:
+        _count_dependencies(root)
         ready: list[tuple[int, int, Node]] = [(-root.sequence, 0, root)]
         ticket = 0
-        del root
         while ready:
             node = heapq.heappop(ready)[2]
             gradients = self._run(node)
@@ -448,7 +492,6 @@ class Tape:
             self._accumulate(node)
             return []
         if (node.stage, node.layer) != (self.stage, self.layer):
-            self._attached_in_replay.clear()
             self.enter(Phase.BACKWARD, node.stage, node.layer)
         self.operation = node.name
         buffers, node.buffers = node.buffers, [None]
