@@ -262,9 +262,12 @@ STRETCHING = frozenset(
         "mean_tokens_per_example",
         "usd_per_gpu_hour",
         "mfu",
+        "lora_alpha",
+        "max_grad_norm",
+        "gpus_per_node",
     }
 )
-"""What changes no tensor of a step but in size; of accumulation it matters whether there is any."""
+"""What changes no tensor of a step but in size, and no refusal; of accumulation it matters whether there is any."""
 SHAPING = tuple(field.name for field in fields(TrainingSetup) if field.name not in STRETCHING)
 _shaping: Callable[[TrainingSetup], tuple[object, ...]] = attrgetter(*SHAPING)
 _setup_of: Callable[..., TrainingSetup] = TrainingSetup

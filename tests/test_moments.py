@@ -20,6 +20,7 @@ from estimator import (
     MixedPrecision,
     Model,
     Phase,
+    Strategy,
     TrainingSetup,
     catalog,
     engine,
@@ -28,6 +29,7 @@ from estimator import (
 from estimator import moments as moments_module
 from estimator.architectures import attention_of
 from estimator.architectures.decoder import Step, has_window, layer_kinds
+from estimator.combinations import RULES
 from estimator.moments import played_layers
 from tests.tapes import played
 
@@ -279,3 +281,24 @@ def test_a_layer_keeps_what_its_operators_made():
     by_operation = {held.operation: held.bytes for held in timeline.kept_by_a_layer()}
     assert by_operation["mlp.gate_proj"] == 2 * TOKENS * F
     assert sum(by_operation.values()) == kept_per_layer(BF16)
+
+
+class Watched:
+    """A setup that notes what it is asked for."""
+
+    def __init__(self, setup: TrainingSetup) -> None:
+        self.setup = setup
+        self.asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> object:
+        self.asked.add(name)
+        return getattr(self.setup, name)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_no_refusal_looks_at_what_a_structure_leaves_out(strategy):
+    watched = Watched(TrainingSetup(strategy=strategy, num_gpus=8))
+    for rule in RULES:
+        rule.breaks(watched)
+    assert "strategy" in watched.asked
+    assert not watched.asked & moments_module.STRETCHING - {"gradient_accumulation_steps"}
