@@ -221,7 +221,9 @@ def _values(kind: Iterable[str]) -> list[str]:
     return [str(member) for member in kind]
 
 
+@st.fragment
 def _slider(label: str, key: str, help_text: str) -> None:
+    """In a fragment: the run that its move begins, and that ends in ``_redraw``, is none of the whole page."""
     st.select_slider(
         label,
         st.session_state["steps"][key],
