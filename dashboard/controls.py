@@ -360,7 +360,8 @@ def _several_gpus() -> None:
             "Strategy",
             _values(Strategy),
             help="Who keeps what: ddp all on each; zero1, zero2, zero3 divide states, gradients, weights (DeepSpeed); "
-            "fsdp divides all (accelerate's FSDP2), hsdp in groups. Default: none, one GPU.",
+            "fsdp divides all (accelerate's FSDP2), hsdp in groups; device_map puts layers on different GPUs, "
+            "which work in turn. Default: none, one GPU.",
             **_box("strategy") | {"on_change": _take_strategy, "args": ()},
         )
         st.number_input(

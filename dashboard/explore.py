@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from estimator import catalog
-from estimator.engine import need
+from estimator.engine import estimate, need
 from estimator.limits import largest_micro_batch, longest_context, smallest_gpu
 from estimator.ranking import Ranking, rank_gpus
 from estimator.results import Estimate
 from estimator.scaling import COUNTS, Curve, curves
 from estimator.sets import smallest_set
-from estimator.specs import LARGEST, Gpu, TrainingSetup
+from estimator.specs import LARGEST, Gpu, Offload, Strategy, TrainingSetup
 
 MAP_STEPS = 8
 """Doublings that a side of the map shows."""
@@ -56,6 +56,29 @@ def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:
 def on_more_gpus(of: Estimate) -> tuple[Curve, ...]:
     """The setup under every strategy on 1 to 64 of its card, and on as many as it has."""
     return curves(of.model, of.gpu, of.setup, (*COUNTS, of.setup.num_gpus))
+
+
+def over_devices(of: Estimate) -> Estimate | str:
+    """The setup over a device map: as it is, or as it would be on its GPUs or two; or why it cannot be."""
+    setup = of.setup
+    if setup.strategy is Strategy.DEVICE_MAP:
+        return of
+    number = min(max(2, setup.num_gpus), setup.gpus_per_node)
+    try:
+        return estimate(
+            of.model,
+            of.gpu,
+            replace(
+                setup,
+                strategy=Strategy.DEVICE_MAP,
+                num_gpus=number,
+                dp_replicate_size=1,
+                offload_optimizer=Offload.NONE,
+                offload_param=Offload.NONE,
+            ),
+        )
+    except ValueError as problem:
+        return str(problem)
 
 
 class Around(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dashboard import theme, wording
 from estimator.results import Estimate
-from estimator.specs import STEP_PHASES, Component, Method, Phase
+from estimator.specs import STEP_PHASES, Component, Gpu, Method, Phase
 
 Figure = dict[str, Any]
 """What Plotly calls a figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""
@@ -68,7 +68,8 @@ def scale(largest: int) -> float:
     return end
 
 
-def _parts(resident: Mapping[Component, int], reserve: int) -> dict[str, int]:
+def parts(resident: Mapping[Component, int], reserve: int) -> dict[str, int]:
+    """Bytes by label, and what the card must have beside them."""
     parts = {part.label: resident.get(c, 0) for c, part in theme.COMPONENTS.items()}
     return {**parts, theme.RESERVE.label: reserve}
 
@@ -84,7 +85,7 @@ def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
         Bar(
             PLACES[place],
             wording.PHASES[moment.phase],
-            _parts(moment.resident, reserve),
+            parts(moment.resident, reserve),
             moment.phase is estimate.decisive.phase,
         )
         for place, moment in shown.items()
@@ -93,7 +94,7 @@ def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
         Bar(
             PLACES[method],
             wording.METHODS[method],
-            _parts(other.decisive.resident, other.need_high_bytes - other.decisive.bytes),
+            parts(other.decisive.resident, other.need_high_bytes - other.decisive.bytes),
             method is estimate.setup.method,
         )
         for method, other in methods.items()
@@ -152,7 +153,7 @@ def _stack(
 
 def peak_parts(estimate: Estimate) -> dict[str, int]:
     """Bytes at the peak by label, and what the card must have beside."""
-    return _parts(estimate.peak.resident, estimate.need_high_bytes - estimate.peak.bytes)
+    return parts(estimate.peak.resident, estimate.need_high_bytes - estimate.peak.bytes)
 
 
 def stacked(estimates: Sequence[Estimate], end: float, size: int, width: float) -> Figure:
@@ -322,6 +323,21 @@ def hero(
             "annotations": annotations,
         },
     }
+
+
+def against(
+    bars: list[Bar], gpu: Gpu | None, look: theme.Look, end: float
+) -> tuple[list[Figure], list[Figure], list[Figure]]:
+    """Bars with what each adds up to, held against a card: traces, shapes and annotations."""
+    every = [*theme.COMPONENTS.values(), theme.RESERVE]
+    there = [part for part in every if any(bar.parts[part.label] for bar in bars)]
+    line = None if gpu is None else wording.in_gib(gpu.memory_bytes)
+    totals = _totals(bars, {part.label for part in every}, look, line, end)
+    traces = [_stack(there, bars, end, 13), totals]
+    if gpu is None:
+        return traces, [], []
+    capacity = _capacity(gpu.memory_bytes, end, look)
+    return traces, capacity["shapes"], [capacity["label"]]
 
 
 LARGER = 1.5

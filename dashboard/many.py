@@ -32,6 +32,7 @@ LINES: Mapping[Strategy, Line] = {
     Strategy.FSDP: Line("#00785A", "#35C79B", "solid", "triangle-down"),
     Strategy.FSDP_GRAD_OP: Line("#00785A", "#35C79B", "dash", "cross"),
     Strategy.HSDP: Line("#D55E00", "#FF8A57", "solid", "star"),
+    Strategy.DEVICE_MAP: Line("#A4447E", "#E29AC6", "dashdot", "hexagon"),
 }
 PANELS = ("Needed on each GPU", "Hours of the run", "US dollars of the run")
 GAP = 0.09
@@ -345,6 +346,8 @@ def _kept(curves: Sequence[Curve]) -> str:
             f", from {first.setup.effective_batch_size:,} to {last.setup.effective_batch_size:,} examples, and an "
             f"epoch has {last.time.steps_per_epoch:,} steps instead of {first.time.steps_per_epoch:,}"
         )
+    if any(point.estimate and point.estimate.devices for it in curves for point in it.points):
+        said += "; under device_map all GPUs work on one"
     return f"{said}."
 
 

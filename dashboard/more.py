@@ -10,15 +10,27 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 import streamlit as st
 
-from dashboard import actions, charts, controls, drawing, explain, explore, many, theme, wording
+from dashboard import (
+    actions,
+    charts,
+    controls,
+    drawing,
+    explain,
+    explore,
+    many,
+    placing,
+    theme,
+    wording,
+)
 from estimator import catalog
 from estimator.acts import acts
 from estimator.evaluation import kept_logits_bytes
+from estimator.memory.seats import tail
 from estimator.ranking import pareto
 from estimator.ranks import ranks
 from estimator.remedies import remedies as fitting_changes
 from estimator.results import Estimate
-from estimator.specs import Component, Strategy, Verdict
+from estimator.specs import Component, Offload, Strategy, Verdict
 
 
 def what_if(answer: Estimate) -> None:
@@ -159,6 +171,26 @@ def _many(answer: Estimate) -> None:
     )
 
 
+def _where(answer: Estimate) -> None:
+    placed = explore.over_devices(answer)
+    if isinstance(placed, str):
+        st.info(wording.plain(placed))
+        return
+    left_over = tail(placed.model, placed.gpu, placed.setup)
+    st.html(placing.head_html(placed, answer, left_over))
+    drawing.plot(placing.figure(placed, dark=controls.is_dark()), "where", placing.alt(placed))
+    st.html(placing.table_html(placed))
+    if placed is not answer and left_over is None:
+        keys = {
+            "strategy": Strategy.DEVICE_MAP,
+            "num_gpus": placed.setup.num_gpus,
+            "dp_replicate_size": 1,
+            "offload_optimizer": Offload.NONE,
+            "offload_param": Offload.NONE,
+        }
+        st.button("Train it over this map", on_click=actions.take, args=(keys,), key="take map")
+
+
 def _take_count(point: tuple[int, str, int]) -> None:
     number, strategy, groups = point
     actions.take(
@@ -236,6 +268,7 @@ SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
     "How far": _limits,
     "Which GPU": _gpus,
     "How many GPUs": _many,
+    "Where the layers sit": _where,
     "Time and money": _time,
     "Through the step": _step,
     "Saving and loading": _saving,

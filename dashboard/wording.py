@@ -324,7 +324,8 @@ def verdict(estimate: Estimate) -> Saying:
         )
     usable = gpu.memory_bytes
     number = estimate.setup.num_gpus
-    where = f" on each of {number} GPUs by {estimate.setup.strategy}" if number > 1 else ""
+    which = "the fullest" if estimate.devices else "each"
+    where = f" on {which} of {number} GPUs by {estimate.setup.strategy}" if number > 1 else ""
     offer = f"{subject} needs {need}{where}; one {gpu.name} has {gib(usable)} usable"
     word = f"{SIGNS[estimate.verdict]} {theme.VERDICTS[estimate.verdict].label}"
     if estimate.verdict is Verdict.FITS:

@@ -65,7 +65,10 @@ RULES = (
         "num_gpus {s.num_gpus} needs a strategy that says how they share the work; take ddp, fsdp or zero3.",
     ),
     Rule(
-        lambda s: s.num_gpus == 1 and (s.strategy.is_fsdp or s.strategy is Strategy.DDP),
+        lambda s: (
+            s.num_gpus == 1
+            and (s.strategy.is_fsdp or s.strategy in (Strategy.DDP, Strategy.DEVICE_MAP))
+        ),
         "strategy {s.strategy} shares between GPUs, and num_gpus is 1; raise num_gpus, or take strategy none.",
     ),
     Rule(
@@ -85,8 +88,28 @@ RULES = (
         "divisor above 1 and below {s.num_gpus}, not {s.dp_replicate_size}.",
     ),
     Rule(
-        lambda s: _offloads(s) and s.strategy in (Strategy.NONE, Strategy.DDP),
+        lambda s: _offloads(s) and s.strategy in (Strategy.NONE, Strategy.DDP, Strategy.DEVICE_MAP),
         "strategy {s.strategy} keeps all on the GPU; offload_param and offload_optimizer go with zero3 or fsdp.",
+    ),
+    Rule(
+        lambda s: s.strategy is Strategy.DEVICE_MAP and s.num_gpus > s.gpus_per_node,
+        "device_map is one process on one machine of gpus_per_node {s.gpus_per_node} GPUs, and num_gpus is "
+        "{s.num_gpus}; lower num_gpus, raise gpus_per_node, or take strategy fsdp.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy is Strategy.DEVICE_MAP and (s.use_liger_kernel or s.loss is Loss.LIGER)
+        ),
+        # github.com/linkedin/Liger-Kernel/issues/593 and 1303: Triton launches on the process' current GPU
+        "Liger's kernels are launched on the first GPU wherever their tensors lie (Liger-Kernel issue 1303), so that "
+        "device_map stops with an error; leave use_liger_kernel and loss at their defaults.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy is Strategy.DEVICE_MAP
+            and s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE)
+        ),
+        "loss {s.loss} under device_map is not modelled yet; take loss standard.",
     ),
     Rule(
         lambda s: s.strategy.is_fsdp and _uses_nvme(s),

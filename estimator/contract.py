@@ -18,11 +18,12 @@ from estimator.custom import resized
 from estimator.json_text import read_object
 from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
 from estimator.kinds import near, one_of, show
+from estimator.memory.seats import tail
 from estimator.parameters import adapter_parameters
 from estimator.ranks import ranks
 from estimator.remedies import Remedy
 from estimator.repository import from_config
-from estimator.results import Estimate
+from estimator.results import Estimate, OnDevice
 from estimator.specs import (
     NETWORK,
     Component,
@@ -30,6 +31,7 @@ from estimator.specs import (
     Model,
     Optimizer,
     Phase,
+    Strategy,
     TrainingSetup,
     Verdict,
 )
@@ -89,6 +91,8 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
         problems.append(MODEL_MISSING)
     if model is not None:
         setup = _agree(model, setup, problems)
+        if setup.strategy is Strategy.DEVICE_MAP and (sentence := tail(model, gpu, setup)):
+            problems.append(sentence)
     return Reading(model=model, gpu=gpu, setup=setup, problems=tuple(problems))
 
 
@@ -352,7 +356,8 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
     return {
         **_peak(estimate),
         **_need(estimate),
-        "per_gpu": [rank._asdict() for rank in ranks(estimate)],
+        "per_gpu": [*map(_on_device, estimate.devices)]
+        or [rank._asdict() for rank in ranks(estimate)],
         "host_bytes": estimate.host_bytes,
         "nvme_bytes": estimate.nvme_bytes,
         "disk_bytes": estimate.disk_bytes,
@@ -363,6 +368,20 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
         **_run(estimate),
         "assumptions": list(estimate.assumptions),
         "remedies": [],
+    }
+
+
+def _on_device(it: OnDevice) -> dict[str, object]:
+    """One GPU of a device map."""
+    return {
+        "device": it.device,
+        "gpus": 1,
+        "peak_bytes": it.peak.bytes,
+        "components": {part.value: it.peak.resident.get(part, 0) for part in Component},
+        "need_low_bytes": it.need_low_bytes,
+        "need_high_bytes": it.need_high_bytes,
+        "layers": list(it.layers),
+        "modules": list(it.outside),
     }
 
 

@@ -10,6 +10,7 @@ from estimator.architectures.liger import check_liger, loss_sentences
 from estimator.checkpoints import checkpoint, gathers_to_save, save_moment
 from estimator.combinations import refusal
 from estimator.cost import cheapest, energy_kwh, rented, run_cost
+from estimator.device_map import Share, peaks, shares
 from estimator.evaluation import evaluation_moment, evaluation_walk
 from estimator.loading import load_host_bytes, load_moment
 from estimator.memory.assumed import sharing_sentences
@@ -24,6 +25,7 @@ from estimator.memory.overhead import (
     shown_bytes,
     workspace_bytes,
 )
+from estimator.memory.seats import Seats, seats, tail
 from estimator.memory.sharding import loads_in_parts
 from estimator.moments import (
     Resident,
@@ -34,7 +36,7 @@ from estimator.moments import (
     trainable_tensors,
 )
 from estimator.network import network_sentences
-from estimator.results import Estimate, Moment, RunTime
+from estimator.results import Estimate, Moment, OnDevice, RunTime
 from estimator.saving import checkpoints_at_once
 from estimator.specs import (
     AttnImplementation,
@@ -62,17 +64,19 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     workspace = workspace_bytes(gpu)
     standing = _standing(model, structure(setup), workspace)
     _check_length(model, setup)
-    lying = standing.resident
-    timeline = StepTimeline(model, setup, standing.plan, lying, workspace)
+    devices: tuple[OnDevice, ...] = ()
+    if setup.strategy is Strategy.DEVICE_MAP:
+        share, devices = _over_devices(model, gpu, setup, workspace)
+    else:
+        share = _alone(model, setup, standing, workspace)
+    lying, timeline = share.resident, share.timeline
     step = timeline.heights()
     peak = max(step.values(), key=lambda moment: moment.bytes)
-    phases = {**step, Phase.LOAD: standing.load}
-    if setup.eval_strategy != "no":
-        phases[Phase.EVALUATION] = evaluation_moment(model, setup, workspace)
+    phases = {**step, **share.beside}
     if gathers_to_save(setup):
-        phases[Phase.SAVE] = standing.save
+        phases[Phase.SAVE] = share.save
     decisive = max(phases.values(), key=lambda moment: moment.bytes)
-    phases[Phase.SAVE] = standing.save
+    phases[Phase.SAVE] = share.save
     low, high = need_bytes(decisive.bytes, lying.states.paged_bytes, exchange_bytes(setup))
     saved = checkpoint(model, setup)
     time = cost = energy = None
@@ -92,20 +96,55 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         need_low_bytes=low,
         need_high_bytes=high,
         verdict=verdict(low, high, gpu),
-        shown=shown_bytes(decisive.bytes, low, setup.num_gpus, gpu),
+        shown=shown_bytes(decisive.bytes, low, setup.replicas, gpu),
         paged_bytes=lying.states.paged_bytes,
         host_bytes=_host_bytes(standing, setup, saved.rank0_host_bytes),
         nvme_bytes=standing.offloaded[1],
         disk_bytes=saved.disk_bytes,
         run_disk_bytes=checkpoints_at_once(setup) * saved.disk_bytes,
-        total_parameters=lying.total_parameters,
-        trainable_parameters=lying.trainable_parameters,
+        total_parameters=standing.resident.total_parameters,
+        trainable_parameters=standing.resident.trainable_parameters,
         assumptions=(*_assumptions(model, gpu, setup), *_run_assumptions(gpu, setup, time)),
         time=time,
         cost=cost,
         energy_kwh_low=energy[0] if energy else None,
         energy_kwh_high=energy[1] if energy else None,
+        devices=devices,
     )
+
+
+def _alone(model: Model, setup: TrainingSetup, standing: Standing, workspace: int) -> Share:
+    """What one GPU does: the only one, or the fullest of several that all do alike."""
+    lying = standing.resident
+    beside = {Phase.LOAD: standing.load}
+    if setup.eval_strategy != "no":
+        beside[Phase.EVALUATION] = evaluation_moment(model, setup, workspace)
+    timeline = StepTimeline(model, setup, standing.plan, lying, workspace)
+    return Share(0, lying, timeline, beside, standing.save)
+
+
+def _over_devices(
+    model: Model, gpu: Gpu | None, setup: TrainingSetup, workspace: int
+) -> tuple[Share, tuple[OnDevice, ...]]:
+    """The GPU of a device map that needs most, and what every GPU holds."""
+    at = seats(model, gpu, setup)
+    found = {share.gpu: share for share in shares(model, setup, at, workspace)}
+    devices = []
+    for number, share in found.items():
+        step = share.timeline.heights()
+        decisive = max((*step.values(), *share.beside.values()), key=lambda moment: moment.bytes)
+        devices.append(
+            OnDevice(
+                number,
+                at.layers_on(number),
+                at.outside_on(number),
+                {part: size for part, size in share.resident.sizes(0).items() if size},
+                max(step.values(), key=lambda moment: moment.bytes),
+                *need_bytes(decisive.bytes, share.resident.states.paged_bytes),
+            )
+        )
+    fullest = max(devices, key=lambda it: it.need_high_bytes).device
+    return found[fullest], tuple(devices)
 
 
 class Standing:
@@ -168,7 +207,22 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
 
     Raises ``ValueError`` as ``estimate`` does.
     """
+    if setup.strategy is Strategy.DEVICE_MAP:
+        return _need_over_devices(model, workspace_bytes(gpu), setup, seats(model, gpu, setup))
     return _need(model, workspace_bytes(gpu), setup)
+
+
+@lru_cache(maxsize=8192)
+def _need_over_devices(
+    model: Model, workspace: int, setup: TrainingSetup, at: Seats
+) -> tuple[int, int]:
+    _standing(model, structure(setup), workspace)
+    _check_length(model, setup)
+    needs = [
+        need_bytes(peak, lying.states.paged_bytes)
+        for peak, lying in peaks(model, setup, at, workspace)
+    ]
+    return max(needs, key=lambda low_and_high: low_and_high[1])
 
 
 @lru_cache(maxsize=8192)
@@ -195,7 +249,10 @@ def _host_bytes(standing: Standing, setup: TrainingSetup, saving: int) -> int:
 
 def least_need(model: Model, setup: TrainingSetup) -> int:
     """Bytes that no batch, length or kernel can go below: the optimizer's step on weights, gradients and states."""
-    low, _ = need_bytes(resident(model, structure(setup)).step_bytes, 0, exchange_bytes(setup))
+    step = resident(model, structure(setup)).step_bytes
+    if setup.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds no less than an even part
+        step //= setup.num_gpus
+    low, _ = need_bytes(step, 0, exchange_bytes(setup))
     return low
 
 
@@ -218,6 +275,11 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         raise ValueError(
             f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} is not modelled yet for {model.model_type}, "
             "whose experts transformers takes apart before it packs them; take method lora on a 16-bit base."
+        )
+    if setup.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
+        raise ValueError(
+            "output_router_logits under device_map is not modelled yet; set it to false in the config, or take "
+            "strategy fsdp."
         )
     if setup.optim in LOW_RANK_OPTIMIZERS and not any(
         tensor.is_linear for tensor in trainable_tensors(model, setup)
@@ -310,6 +372,8 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             f"{gpu.name} has no bfloat16 units; the memory is right, the run would be slow or refused."
         )
     sentences += sharing_sentences(setup)
+    if setup.strategy is Strategy.DEVICE_MAP and (left_over := tail(model, gpu, setup)):
+        sentences.append(left_over)
     if setup.optim in LOW_RANK_OPTIMIZERS:
         sentences.append(
             f"{setup.optim} projects every linear layer (optim_target_modules all-linear) to rank {LOW_RANK}; its step "

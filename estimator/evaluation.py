@@ -65,8 +65,12 @@ def kept_logits_bytes(model: Model, setup: TrainingSetup, batches: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _plan(model: Model, structure: TrainingSetup) -> Plan:
-    """The plan of the forward call, less what ``model.eval`` switches off; the same for every rank and optimizer."""
-    evaluated = replace(
+    return _shared_plan(as_evaluated(model), evaluated(structure))
+
+
+def evaluated(structure: TrainingSetup) -> TrainingSetup:
+    """The structure of the forward call, less what ``model.eval`` switches off; one for all ranks and optimizers."""
+    return replace(
         structure,
         gradient_accumulation_steps=1,
         gradient_checkpointing=False,
@@ -76,7 +80,6 @@ def _plan(model: Model, structure: TrainingSetup) -> Plan:
         optim=Optimizer.SGD,
         optim_state_dtype=None,
     )
-    return _shared_plan(_as_evaluated(model), evaluated)
 
 
 @lru_cache(maxsize=256)
@@ -84,7 +87,8 @@ def _shared_plan(model: Model, structure: TrainingSetup) -> Plan:
     return Plan(model, structure, training=False)
 
 
-def _as_evaluated(model: Model) -> Model:
+def as_evaluated(model: Model) -> Model:
+    """The model without its dropouts, as ``model.eval`` leaves it."""
     if not (model.embd_pdrop or model.attn_pdrop or model.resid_pdrop):
         return model
     return replace(model, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)

@@ -113,7 +113,7 @@ _ATTENTION = Choice(
     later=("flash_attention_3", "flex_attention"),
 )
 _STATE_DTYPE = Choice((Dtype.FLOAT32, Dtype.BFLOAT16), enum=Dtype, nullable=True)
-_STRATEGY = Choice(tuple(Strategy), enum=Strategy, later=("device_map",))
+_STRATEGY = Choice(tuple(Strategy), enum=Strategy)
 _LOSS = Choice(tuple(Loss), enum=Loss, nullable=True)
 _OFFLOAD = Choice(tuple(Offload), enum=Offload)
 _WHEN = ("no", "steps", "epoch")

@@ -14,21 +14,24 @@ from estimator.arithmetic import allocated, ceil_div
 from estimator.memory.weights import (
     FLOAT32_BYTES,
     QUANTIZATION_BLOCK,
+    buffers,
     elements,
     tensors_bytes,
 )
-from estimator.moments import adapter_bytes, structure, weight_bytes
+from estimator.moments import Alike, adapters_of, bytes_of, structure, weight_bytes
 from estimator.parameters import (
     Module,
+    copied_modules,
     is_quantized,
-    layer_groups,
-    layer_modules,
     modules_with_counts,
     outer_modules,
     weight_shapes,
 )
 from estimator.results import Moment
-from estimator.specs import Component, Dtype, Model, Phase, TrainingSetup
+from estimator.specs import Component, Dtype, Model, Phase, Strategy, TrainingSetup
+
+Modules = tuple[tuple[Module, int], ...]
+"""Modules with weights, and how many alike."""
 
 MERGED_ON_LOADING = frozenset(
     {
@@ -61,18 +64,40 @@ def load_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
     return Moment(Phase.LOAD, name, {**sizes, Component.WORKSPACE: workspace})
 
 
+def load_moment_of(
+    model: Model, setup: TrainingSetup, modules: Modules, copies: Modules, workspace: int
+) -> Moment:
+    """The same in bytes on a GPU that holds a part of the model: these modules, and the copies that PEFT makes of some.
+
+    Source: as ``load_moment``.
+    """
+    name, sizes = _highest_of(model, setup, modules, copies)
+    return Moment(Phase.LOAD, name, {**sizes, Component.WORKSPACE: workspace})
+
+
 @lru_cache(maxsize=1024)
 def _highest(model: Model, setup: TrainingSetup) -> tuple[str, dict[Component, int]]:
     """The highest moment's name and what lies there, without the workspace."""
-    loaded = weight_bytes(model, replace(setup, prepare_model_for_kbit_training=False))
-    ready, adapters = weight_bytes(model, setup), adapter_bytes(model, setup)
+    modules, copies = tuple(modules_with_counts(model)), copied_modules(model, setup)
+    beside = sum(buffer.copies * buffer.bytes for buffer in buffers(model))
+    return _highest_of(model, setup, modules, copies, beside)
+
+
+@lru_cache(maxsize=1024)
+def _highest_of(
+    model: Model, setup: TrainingSetup, modules: Modules, copies: Modules, beside: int = 0
+) -> tuple[str, dict[Component, int]]:
+    unprepared = replace(setup, prepare_model_for_kbit_training=False)
+    loaded, ready = (bytes_of(modules, it) + beside for it in (unprepared, setup))
+    adapters = adapters_of(modules, copies, setup)
     moments = [("weights in place", ready, adapters, 0)]
     if setup.has_packed_base:
-        moments.append(("packing the largest linear", loaded, 0, packing_bytes(model, setup)))
-    if model.model_type in MERGED_ON_LOADING:
-        moments.append(("merging a layer's experts", loaded, 0, merging_bytes(model, setup)))
+        moments.append(("packing the largest linear", loaded, 0, packing_of(modules, setup)))
+    if stacks := gate_up_stacks(model, modules):
+        merging = max(tensors_bytes([stack], setup.dtype.bytes) for stack in stacks)
+        moments.append(("merging a layer's experts", loaded, 0, merging))
     if ready > loaded:
-        moments.append(("upcasts", loaded, 0, upcasting_bytes(model, setup)))
+        moments.append(("upcasts", loaded, 0, upcasting_of(model, modules, setup)))
     name, weights, adapted, beside = max(moments, key=lambda moment: sum(moment[1:]))
     sizes = {
         Component.WEIGHTS: weights,
@@ -99,10 +124,16 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
     >>> packing_bytes(TINY_LLAMA, TrainingSetup(method=Method.QLORA)) == 512 + 2 * 512
     True
     """
+    return packing_of(modules_with_counts(model), setup)
+
+
+def packing_of(modules: Alike, setup: TrainingSetup) -> int:
+    """The same in bytes, of some modules.
+
+    Source: as ``packing_bytes``.
+    """
     counts = [
-        elements(weight_shapes(module)[0])
-        for module, _ in modules_with_counts(model)
-        if is_quantized(module, setup)
+        elements(weight_shapes(module)[0]) for module, _ in modules if is_quantized(module, setup)
     ]
     largest = max(counts, default=0)
     source = allocated(largest * setup.dtype.bytes)
@@ -125,8 +156,10 @@ def merging_bytes(model: Model, setup: TrainingSetup) -> int:
     )
 
 
-def gate_up_stacks(model: Model) -> list[tuple[int, ...]]:
-    """Shapes of the stacks [experts, gate and up, hidden] of all layers that transformers merges when it loads.
+def gate_up_stacks(model: Model, modules: Alike | None = None) -> list[tuple[int, ...]]:
+    """Shapes of the stacks [experts, gate and up, hidden] that transformers merges when it loads: of all layers.
+
+    ``modules``: of these alone.
 
     Source: transformers 5.23, conversion_mapping.py.
     """
@@ -134,7 +167,7 @@ def gate_up_stacks(model: Model) -> list[tuple[int, ...]]:
         return []
     return [
         weight_shapes(module)[0]
-        for module, count in modules_with_counts(model)
+        for module, count in (modules_with_counts(model) if modules is None else modules)
         if module.name.endswith("experts.gate_up_proj")
         for _ in range(count)
     ]
@@ -148,9 +181,17 @@ def upcasting_bytes(model: Model, setup: TrainingSetup) -> int:
     Each 16-bit tensor that is not packed gets a float32 copy, which then takes its place.
     Source: peft 0.21, utils/other.py, ``prepare_model_for_kbit_training``.
     """
+    return upcasting_of(model, tuple(modules_with_counts(model)), setup)
+
+
+def upcasting_of(model: Model, modules: Modules, setup: TrainingSetup) -> int:
+    """The same in bytes, of some modules.
+
+    Source: as ``upcasting_bytes``.
+    """
     grown = highest = 0
     width = setup.dtype.bytes
-    for module, alike in _in_order(model):
+    for module, alike in _in_order(model, modules):
         shapes = weight_shapes(module)[1:] if is_quantized(module, setup) else weight_shapes(module)
         for shape in shapes:
             old, new = tensors_bytes([shape], width), tensors_bytes([shape], FLOAT32_BYTES)
@@ -159,26 +200,25 @@ def upcasting_bytes(model: Model, setup: TrainingSetup) -> int:
     return highest
 
 
-def _in_order(model: Model) -> Iterator[tuple[Module, int]]:
+def _in_order(model: Model, modules: Modules) -> Iterator[tuple[Module, int]]:
     """Modules as ``model.parameters()`` has them, those of layers that are alike as one; and how many are alike."""
     first, *rest = outer_modules(model)
-    yield first, 1
-    for index, count in layer_groups(model):
-        yield from ((module, count) for module in layer_modules(model, index))
-    yield from ((module, 1) for module in rest)
+    yield from (it for it in modules if it[0] == first)
+    yield from (it for it in modules if it[0] != first and it[0] not in rest)
+    yield from (it for it in modules if it[0] in rest)
 
 
 def load_host_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes that loading needs on the host, one process.
 
     Without a ``device_map``, ``from_pretrained`` puts all weights on the host and Trainer moves them: all their bytes.
-    A packed base goes to the GPU tensor by tensor (bitsandbytes sets the ``device_map``): the largest tensor alone.
+    With one they go to the GPU tensor by tensor, and bitsandbytes sets one for a packed base: the largest tensor alone.
 
     Leaves out: the mapped files, which the system takes back when it must; what Python and CUDA's libraries take.
     Source: transformers 5.23, quantizers/quantizer_bnb_4bit.py, ``update_device_map``; core_model_loading.py,
     ``_materialize_copy``; trainer.py, ``_move_model_to_device``.
     """
-    if not setup.has_packed_base:
+    if not setup.has_packed_base and setup.strategy is not Strategy.DEVICE_MAP:
         return weight_bytes(model, setup)
     return max(
         elements(shape) * setup.dtype.bytes

@@ -8,15 +8,15 @@ never a sum of everything that ever lives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import add, attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from estimator.architectures import attention_of
-from estimator.architectures.decoder import LayerKind, Step, has_window, layer_kinds
+from estimator.architectures.decoder import Step, has_window, layer_kinds
 from estimator.memory.flat import (
     flat_accumulated_bytes,
     flat_bytes,
@@ -68,6 +68,9 @@ from estimator.specs import (
     TrainingSetup,
 )
 
+Alike = Iterable[tuple[Module, int]]
+"""Modules with weights, and how many alike."""
+
 
 def weight_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of all weights but the adapters, and of what lies beside them untrained, per GPU.
@@ -76,10 +79,16 @@ def weight_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: derived, from ``module_bytes`` and ``buffers``.
     """
-    weights = sum(
-        count * module_bytes(module, setup) for module, count in modules_with_counts(model)
-    )
+    weights = bytes_of(modules_with_counts(model), setup)
     return weights + sum(buffer.copies * buffer.bytes for buffer in buffers(model))
+
+
+def bytes_of(modules: Alike, setup: TrainingSetup) -> int:
+    """Bytes of the weights of some modules, adapters not.
+
+    Source: derived, from ``module_bytes``.
+    """
+    return sum(count * module_bytes(module, setup) for module, count in modules)
 
 
 def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -91,25 +100,38 @@ def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: derived, from ``adapter_tensors``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters alone
     become float32, copies do not).
     """
+    return adapters_of(modules_with_counts(model), copied_modules(model, setup), setup)
+
+
+def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
+    """Bytes of the adapters of some modules, and of the copies of others.
+
+    Source: derived, from ``adapter_tensors``.
+    """
     adapters = sum(
         count * tensor.bytes
-        for module, count in modules_with_counts(model)
+        for module, count in modules
         for tensor in adapter_tensors(module, setup)
     )
     return adapters + sum(
         count * tensors_bytes(weight_shapes(module), unquantized_width(setup))
-        for module, count in copied_modules(model, setup)
+        for module, count in copies
     )
 
 
 def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     """Every trained tensor: all weights, or the adapters and what PEFT copied whole."""
+    return trained_of(modules_with_counts(model), copied_modules(model, setup), setup)
+
+
+def trained_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> list[Trainable]:
+    """The trained tensors of some modules, and of those that PEFT copied whole."""
     tensors = [
         _trained(module, shape, count, setup)
-        for module, count in copied_modules(model, setup)
+        for module, count in copies
         for shape in weight_shapes(module)
     ]
-    for module, count in modules_with_counts(model):
+    for module, count in modules:
         if setup.uses_adapters:
             tensors += [
                 Trainable(tensor.shape, tensor.width, count, is_linear=len(tensor.shape) == 2)
@@ -134,7 +156,7 @@ def gradient_bytes(tensors: Iterable[Trainable]) -> int:
     return sum(tensor.alike * tensors_bytes([tensor.shape], tensor.width) for tensor in tensors)
 
 
-def played_layers(kinds: Sequence[LayerKind]) -> list[int]:
+def played_layers(kinds: Sequence[Hashable]) -> list[int]:
     """Indices of the layers to play: of each kind the lowest and one more, and the last of all.
 
     The lowest of a kind is the last in backward to need what its kind shares: a mask, rotary tables.
@@ -147,7 +169,7 @@ def played_layers(kinds: Sequence[LayerKind]) -> list[int]:
     return sorted({last, *lowest.values(), *others.values()})
 
 
-def stand_ins(kinds: Sequence[LayerKind], played: Sequence[int]) -> list[int]:
+def stand_ins(kinds: Sequence[Hashable], played: Sequence[int]) -> list[int]:
     """For every real layer, the position in ``played`` of the layer that stands for it."""
     last = len(kinds) - 1
     position = {index: place for place, index in enumerate(played)}
@@ -198,6 +220,13 @@ class Sizes(NamedTuple):
     gpus: int
 
 
+class Steps(Protocol):
+    """Where the step of a setup comes from."""
+
+    def step(self, sizes: Sizes) -> tuple[Sized, Course]:
+        """The step at these sizes, and its order."""
+
+
 class Plan:
     """How one kind of step goes: its programs, and the order in which their segments make up the real step."""
 
@@ -226,10 +255,10 @@ class Plan:
         played = played_layers(kinds)
         step = Step(self._model, setup, played, gpus, training=self._training)
         program = Program(step.play(), recording)
-        return Course(program, list(_runs(program.marks, stand_ins(kinds, played))))
+        return Course(program, list(runs_of(program.marks, stand_ins(kinds, played))))
 
 
-def _runs(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
+def runs_of(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
     """Set every real layer in its place: forward in their order, backward in the reverse."""
     for (phase, stage, outside), stretch in groupby(
         enumerate(marks), key=lambda pair: (pair[1].phase, pair[1].stage, pair[1].layer is None)
@@ -380,7 +409,7 @@ class StepTimeline(Walk):
     """The moments of one step after the first, in order of time; computed in full only when they are looked at."""
 
     def __init__(
-        self, model: Model, setup: TrainingSetup, plan: Plan, resident: Resident, workspace: int
+        self, model: Model, setup: TrainingSetup, plan: Steps, resident: Resident, workspace: int
     ) -> None:
         begins = resident.sizes(workspace)
         if setup.gradient_accumulation_steps > 1 or setup.strategy is Strategy.ZERO3:
@@ -429,7 +458,9 @@ class StepTimeline(Walk):
     def kept_by_a_layer(self) -> tuple[Held, ...]:
         """What one layer in the middle keeps from forward to backward, by what made it; the most first."""
         forward = [run for run in self._course.runs if run.layers and run.phase is Phase.FORWARD]
-        middle = max(forward, key=lambda run: run.length)
+        middle = max(forward, key=lambda run: run.length, default=None)
+        if middle is None:  # a GPU without layers
+            return ()
         counts: Counter[Reason] = Counter()
         self._sized.add_held(counts, middle.segment, 1, to_top=False)
         return _by_reason(counts)

@@ -150,6 +150,34 @@ def from_pretrained_device_map(
     return placed
 
 
+def settled_bytes(
+    model: Model, gpus: int, *, dtype: str = "bfloat16", packing: Packing | None = None
+) -> int:
+    """Bytes that each of several GPUs must have free for ``from_pretrained_device_map`` to be the same on larger ones.
+
+        max(the share that every GPU but the last is held to,  what the last is left with)
+
+    Under bitsandbytes, which takes 0.9 of what is free, the latter over 0.9.
+
+    Source: derived; nothing is reserved on the last GPU, so that it takes what is left as soon as that fits.
+
+    >>> from estimator.parameters import TINY_LLAMA
+    >>> at_least = settled_bytes(TINY_LLAMA, 3)  # 2,720 / 3 + 1.25 · 1,184, of which there is a doctest above
+    >>> from_pretrained_device_map(TINY_LLAMA, dict.fromkeys(range(3), at_least))["lm_head"], at_least
+    (2, 2387)
+    """
+    unlimited: dict[Device, int] = dict.fromkeys(range(gpus), 2**60)
+    tree = module_tree(model)
+    sizes = sizes_in_bits(tree, _widths(dtype, packing), _never_packed(tree))
+    layers = layer_class(model)
+    layer = max(sizes[node.name] for node in tree.walk() if node.class_name == layers)
+    cushion = max(layer, *_own_sizes(tree, sizes))
+    share = _balanced(_in_bits(unlimited), sizes[""], cushion, Balance.AUTO)[0]
+    placed = from_pretrained_device_map(model, unlimited, dtype=dtype, packing=packing)
+    last = sum(sizes[name] for name, device in placed.items() if device == gpus - 1)
+    return max(share, last * 10 // 9 if packing else last) // 8 + 1
+
+
 # --- sizes ----------------------------------------------------------------------------------------
 
 

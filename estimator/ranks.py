@@ -60,7 +60,7 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
     transformers 5.23, trainer.py, ``save_model`` (``args.should_save``).
     """
     setup = answer.setup
-    if setup.num_gpus == 1:
+    if setup.replicas == 1:  # a device map has its own answer, GPU by GPU
         return ()
     one_saves = setup.save_strategy != "no" and not setup.strategy.is_zero
     kinds: dict[tuple[Less, bool], list[int]] = {}

@@ -69,6 +69,22 @@ class Part(NamedTuple):
     """As slow as published runs have been."""
 
 
+class OnDevice(NamedTuple):
+    """What one GPU of a device map holds. Bytes."""
+
+    device: int
+    layers: tuple[int, ...]
+    """Indices of its decoder layers."""
+    outside: tuple[str, ...]
+    """Its modules around the layers, by their last names."""
+    lying: Mapping[Component, int]
+    """Weights, adapters and optimizer states, which lie there between steps."""
+    peak: Moment
+    """Its highest moment of the step after the first."""
+    need_low_bytes: int
+    need_high_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTime:
     """How long a run takes, from fast to slow."""
@@ -195,6 +211,8 @@ class Estimate:
     energy_kwh_low: float | None = None
     """Board power over the hours, all GPUs; None where the power is unknown."""
     energy_kwh_high: float | None = None
+    devices: tuple[OnDevice, ...] = ()
+    """Under a device map: each GPU that holds anything, in order."""
 
     @property
     def moments(self) -> tuple[Moment, ...]:

@@ -18,7 +18,7 @@ from estimator.memory.weights import (
     tensors_bytes,
     unquantized_width,
 )
-from estimator.moments import Resident, trainable_tensors
+from estimator.moments import Alike, Resident, trainable_tensors
 from estimator.parameters import (
     is_quantized,
     modules_with_counts,
@@ -35,14 +35,14 @@ SAVE_STEPS = 500
 """Optimizer steps between checkpoints: transformers 5.23, training_args.py, ``save_steps``."""
 
 
-def taken_apart_bytes(model: Model, setup: TrainingSetup) -> int:
+def taken_apart_bytes(model: Model, setup: TrainingSetup, modules: Alike | None = None) -> int:
     """Bytes of the copies that ``save_pretrained`` makes of experts on the GPU: every layer's gates and ups.
 
         L · experts · 2 · i · h · p
 
     Source: transformers 5.23, core_model_loading.py, ``Chunk.convert`` (``contiguous`` of each half of a stack).
     """
-    return tensors_bytes(gate_up_stacks(model), unquantized_width(setup))
+    return tensors_bytes(gate_up_stacks(model, modules), unquantized_width(setup))
 
 
 def checkpoint_bytes(resident: Resident, setup: TrainingSetup) -> int:

@@ -109,6 +109,8 @@ class Strategy(StrEnum):
     """The same, but what the forward pass gathered stays until backward (``reshard_after_forward=False``)."""
     HSDP = "hsdp"
     """FSDP inside groups of GPUs, which are replicas of each other."""
+    DEVICE_MAP = "device_map"
+    """Layers on different GPUs, one process that works on one after the other (``device_map="auto"``)."""
 
     @property
     def is_fsdp(self) -> bool:
@@ -572,9 +574,14 @@ class TrainingSetup:
         return self.strategy.is_fsdp and self.fsdp_version == 1
 
     @property
+    def replicas(self) -> int:
+        """Processes that each take a micro-batch of their own: one a GPU, but one in all under ``device_map``."""
+        return 1 if self.strategy is Strategy.DEVICE_MAP else self.num_gpus
+
+    @property
     def effective_batch_size(self) -> int:
         """Examples per optimizer step, over all GPUs."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.num_gpus
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.replicas
 
     @property
     def uses_bf16(self) -> bool:

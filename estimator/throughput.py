@@ -125,6 +125,7 @@ class Sharing(Enum):
     STATES = "optimizer states in parts, as ZeRO 1 and 2 have it"
     WEIGHTS = "weights too, as ZeRO 3 and FSDP have it"
     GATHERED_ONCE = "weights too, which backward still has from the forward pass, as FSDP's shard_grad_op has it"
+    LAYERS = "layers, and one GPU works at a time, as a device map has it"
 
 
 SHARING: Mapping[Strategy, Sharing] = {
@@ -136,6 +137,7 @@ SHARING: Mapping[Strategy, Sharing] = {
     Strategy.FSDP: Sharing.WEIGHTS,
     Strategy.FSDP_GRAD_OP: Sharing.GATHERED_ONCE,
     Strategy.HSDP: Sharing.WEIGHTS,
+    Strategy.DEVICE_MAP: Sharing.LAYERS,
 }
 """What each strategy holds in parts."""
 
@@ -296,15 +298,20 @@ def run_time(
         parts = step_parts(model, setup, resident, rate, length, fast, slow)
         if setup.num_gpus > 1:
             shared = SHARING[setup.strategy] if sharing is None else sharing
-            exchange = communication(
-                gpu,
-                setup,
-                resident,
-                sharing=shared,
-                link_gb_per_s=link_gb_per_s,
-                network_gb_per_s=network_gb_per_s,
-            )
-            parts = _exchanging(parts, setup, shared, exchange)
+            if shared is Sharing.LAYERS:
+                parts = _one_after_another(
+                    parts, model, setup, links(gpu, setup, link_gb_per_s).gpu
+                )
+            else:
+                exchange = communication(
+                    gpu,
+                    setup,
+                    resident,
+                    sharing=shared,
+                    link_gb_per_s=link_gb_per_s,
+                    network_gb_per_s=network_gb_per_s,
+                )
+                parts = _exchanging(parts, setup, shared, exchange)
         if offloads(setup):
             parts = _with_offload(parts, model, gpu, setup)
     steps = -(-length.rows_per_epoch // setup.effective_batch_size)
@@ -339,6 +346,47 @@ def _with_offload(
     rest = tuple(it for it in parts if it.name != OPTIMIZER_STEP or not steps_on_host(setup))
     behind = sum(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
     return (*rest, *offload_parts(model, gpu, setup, behind))
+
+
+def _one_after_another(
+    parts: tuple[Part, ...],
+    model: Model,
+    setup: TrainingSetup,
+    link: float,
+) -> tuple[Part, ...]:
+    """The parts of a step whose layers lie on several GPUs: those of one GPU, and what crosses, which nothing hides.
+
+    The optimizer's kernels are started on every GPU before the first has ended: at best each steps its share at once.
+    """
+    own = tuple(
+        Part(name, low / setup.num_gpus if name == OPTIMIZER_STEP else low, high)
+        for name, low, high in parts
+    )
+    seconds = crossing_bytes(model, setup) / link
+    return (*own, Part("copies between GPUs", seconds, seconds))
+
+
+def crossing_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes that cross from GPU to GPU in an optimizer step of a device map.
+
+        accumulation · T · (2 · (n - 1) · h + V) · p     n: GPUs, T: tokens of a micro-batch
+
+    Hidden states forward and their gradients back, from each GPU to the next; all logits to the first, which it has
+    already where the head is tied: then the hidden states cross once more.
+
+    Leaves out: masks and rotary tables; GPUs that hold no layer.
+    Source: accelerate 1.15, hooks.py, ``AlignDevicesHook``.
+
+    >>> from estimator.parameters import TINY_LLAMA
+    >>> crossing_bytes(TINY_LLAMA, TrainingSetup(num_gpus=2)) == 1024 * (2 * 8 + 10) * 2
+    True
+    """
+    hops = setup.num_gpus - 1
+    if model.tie_word_embeddings:
+        wide = 2 * (hops + 1) * model.hidden_size
+    else:
+        wide = 2 * hops * model.hidden_size + model.vocab_size
+    return setup.gradient_accumulation_steps * setup.tokens * wide * compute_dtype(setup).bytes
 
 
 def _works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, Work]:

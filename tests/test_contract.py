@@ -165,7 +165,19 @@ SENTENCES = [
         {"num_gpus": 2},
         "num_gpus 2 needs a strategy that says how they share the work; take ddp, fsdp or zero3.",
     ),
-    ({"strategy": "device_map"}, "strategy 'device_map' is not modelled yet; take none, ddp, "),
+    ({"strategy": "device_map"}, "strategy device_map shares between GPUs, and num_gpus is 1; "),
+    (
+        {"strategy": "device_map", "num_gpus": 2, "use_liger_kernel": True},
+        "Liger's kernels are launched on the first GPU wherever their tensors lie",
+    ),
+    (
+        {"strategy": "device_map", "num_gpus": 16},
+        "device_map is one process on one machine of gpus_per_node 8 GPUs, and num_gpus is 16; ",
+    ),
+    (
+        {"strategy": "device_map", "num_gpus": 2, "gpu": {"memory_bytes": 2**32}},
+        "device_map leaves a part of the model to the CPU, as the weights are too large for 2 × own GPU",
+    ),
     ({"optim": "lomo"}, "optim 'lomo' is not modelled yet; take adamw_torch_fused, "),
     ({"lora_target_modules": []}, "lora_target_modules must list 1 to 64 module names, not 0."),
     (

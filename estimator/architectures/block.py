@@ -120,6 +120,8 @@ class Block:
         self.softmax_float32 = softmax_float32
         self.mask: Tensor | None = None
         self.alibi: Tensor | None = None
+        self.positions: Tensor | None = None
+        """Position ids, where they are a copy of the layer's own."""
         self.weights: Tensor | None = None
         """Of eager attention: a name of the layer's forward until it returns; a replay never gets as far."""
         self.is_replay = False

@@ -16,11 +16,13 @@ from estimator.architectures.block import Block, NormKind
 from estimator.architectures.experts import balancing_loss
 from estimator.architectures.flat import FlatUnits
 from estimator.architectures.liger import KERNELS, loss_of
+from estimator.architectures.placed import Placed
 from estimator.architectures.rotary import Rotary, Tables
 from estimator.architectures.sharded import Sharded
 from estimator.arithmetic import ceil_div
 from estimator.memory import fused
 from estimator.memory import operators as op
+from estimator.memory.seats import Seats
 from estimator.memory.sharding import computed, finds_unused
 from estimator.memory.tape import (
     ACTIVATIONS,
@@ -40,6 +42,7 @@ from estimator.parameters import (
     outer_modules,
     tied_head,
 )
+from estimator.placement import HEAD
 from estimator.specs import (
     AttnImplementation,
     Dtype,
@@ -101,6 +104,7 @@ class Step:
         ranks: int = 1,
         *,
         training: bool = True,
+        seats: Seats | None = None,
     ) -> None:
         self.model = model
         self.training = training
@@ -124,6 +128,7 @@ class Step:
             self.sharded = FlatUnits(self.tape, model, setup, self.outer, ranks)
         else:
             self.sharded = Sharded(self.tape, model, setup, self.outer, ranks, len(layers) - 1)
+        self.placed = Placed(self.tape, seats)
         self.returned: Tensor | None = None
         """What the last layer returned beside its output."""
         self.router_logits: list[Tensor] = []
@@ -182,6 +187,7 @@ class Step:
             loss = self.sharded.after_head(loss)
         loss = self._with_balance(loss)
         del hidden
+        loss, logits = self.placed.returned(loss, logits)
         tape.operation = "end of autocast"
         tape.autocast_active = False
         self._drop_cache()
@@ -255,12 +261,16 @@ class Step:
     def _decoder(self, ids: Tensor) -> Tensor:
         tape, setup, model = self.tape, self.setup, self.model
         embedded = self._embedding(ids)  # names of the model's forward until it returns
-        positions = tape.new(setup.max_length, ID_BYTES)
+        positions: Tensor | None = tape.new(setup.max_length, ID_BYTES)
         hidden = self._first_hidden(embedded)
+        self.placed.before_masks(next(iter(self.outer.embeddings)))
         masks = self._masks(embedded[0].width)
         alibi = self._alibi()
+        brought: Tensor | None = self.placed.tables(hidden) if self.family.rotary else None
         tables = {local: self._rotary_tables(hidden.width) for local in self._table_kinds()}
-        del positions
+        del brought
+        if self.placed.seats is None:
+            positions = None
         for played, index in enumerate(self.layers):
             tape.enter(Phase.FORWARD, "layer", played)
             kind = self.kinds[index]
@@ -269,20 +279,23 @@ class Step:
             block.rotary_tables = tables.get(kind.sliding and self.family.tables_by_kind)
             block.rotary = self.family.rotary if kind.rotary else None
             block.alibi = alibi
+            block.positions = positions if self.family.rotary is not None else None
             block.router_logits = self.router_logits if model.output_router_logits else None
             hidden = self._layer(block, hidden)
             block.router_logits = None
             if not setup.gradient_checkpointing:  # else its replay needs them
-                block.mask = block.rotary_tables = block.alibi = None
+                block.mask = block.rotary_tables = block.alibi = block.positions = None
             del block
         tape.enter(Phase.FORWARD, "head")
         hidden = self._final_norm(self.sharded.before_head(hidden))
-        del embedded, masks, tables, alibi
+        del embedded, masks, tables, alibi, positions
         self.returned = None
         return hidden
 
     def _layer(self, block: Block, hidden: Tensor) -> Tensor:
         program = self.family.layer
+        assert block.index is not None
+        hidden = self.placed.layer(self.layers[block.index], block, hidden)
         group = self.sharded.layer(block)
         if group.members:
             hidden = group.enter(hidden)
@@ -303,6 +316,7 @@ class Step:
         weight = outer.embeddings[names[0]]
         width = weight.elements // model.vocab_size
         self.sharded.before_embedding(ids)
+        ids = self.placed.module(names[0], ids)
         hidden = op.embedding(tape, ids, weight, width, setup.tokens)
         # Gemma's embedding is a module that scales, so that the hook for input gradients comes after it
         in_module = self.family.norm is NormKind.RMS_ONE_PLUS
@@ -315,6 +329,7 @@ class Step:
         if self.family.scales_embedding and not in_module:
             hidden = op.scale(tape, hidden)
         if outer.has("project_in"):
+            hidden = self.placed.module("project_in", hidden)
             hidden = outer.linear("project_in", hidden)
         learned = [name for name in ("wpe", "embed_positions") if name in outer.embeddings]
         return [hidden, *(self._positions(name) for name in learned)]
@@ -327,7 +342,7 @@ class Step:
             hidden = op.add(tape, hidden, positions)
         if self.outer.has("word_embeddings_layernorm"):
             hidden = self.outer.norm("word_embeddings_layernorm", hidden)
-        hidden = op.dropout(tape, hidden, model.embd_pdrop)
+        hidden = op.dropout(tape, self.placed.dropout(hidden), model.embd_pdrop)
         if (
             model.model_type == "phi"
         ):  # modeling_phi.py: `inputs_embeds = self.embed_dropout(inputs_embeds)`
@@ -409,8 +424,11 @@ class Step:
 
     def _final_norm(self, hidden: Tensor) -> Tensor:
         names = [name for name in self.outer.norms if name != "word_embeddings_layernorm"]
-        hidden = self.outer.norm(names[0], hidden) if names else hidden
-        return self.outer.linear("project_out", hidden) if self.outer.has("project_out") else hidden
+        if names:
+            hidden = self.outer.norm(names[0], self.placed.module(names[0], hidden))
+        if self.outer.has("project_out"):
+            hidden = self.outer.linear("project_out", self.placed.module("project_out", hidden))
+        return hidden
 
     # -- head and loss ----------------------------------------------------------------------------------------
 
@@ -427,6 +445,7 @@ class Step:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         tape, model, outer = self.tape, self.model, self.outer
+        hidden = self.placed.module(HEAD, hidden)
         if outer.has("lm_head"):
             logits = outer.linear("lm_head", hidden)
         else:
@@ -446,9 +465,11 @@ class Step:
         tape = self.tape
         tape.operation = "logits to float32"
         logits = _as_logits(op.cast(tape, logits, 4))
+        self.placed.first()
         padded = tape.new(labels.elements + 1, ID_BYTES)
         shifted = tape.new(labels.elements, ID_BYTES, ACTIVATIONS)
         del padded
+        shifted = self.placed.labels(shifted)
         if self.outer.kernels.whole_logits:
             return fused.cross_entropy(tape, logits)
         return op.log_softmax_loss(tape, logits, shifted)

@@ -5,6 +5,13 @@ from __future__ import annotations
 from estimator.memory.sharding import is_packed_divided, upcasts_trained
 from estimator.specs import Dtype, Method, Offload, Strategy, TrainingSetup
 
+DEVICE_MAP = (
+    'The layers lie where from_pretrained(device_map="auto") puts them on free GPUs of this kind: it evens out the '
+    "weights alone and leaves no room for training. One GPU works at a time, each batch passes through all of them.",
+    "accelerate's hooks copy hidden states from GPU to GPU, the mask and the rotary tables anew for every layer that "
+    "is not where they were made, and all logits back to the first GPU.",
+)
+
 
 def sharing_sentences(setup: TrainingSetup) -> list[str]:
     """What a reader would not expect of the strategy: sentences, no bytes.
@@ -18,6 +25,8 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
         sentences.append(
             "DDP keeps a second copy of every gradient in its buckets, as Trainer leaves it set."
         )
+    if setup.strategy is Strategy.DEVICE_MAP:
+        sentences += DEVICE_MAP
     if setup.strategy.is_fsdp:
         sentences += _fsdp(setup)
     if setup.strategy.is_zero:

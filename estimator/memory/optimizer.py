@@ -264,6 +264,8 @@ def step_transient(
     True
     """
     tensors = list(tensors)
+    if not tensors:  # a GPU that holds nothing trained
+        return 0
     if optim in LOW_RANK_OPTIMIZERS:
         return _low_rank_step(tensors, optim)
     if optim in _COPIES:

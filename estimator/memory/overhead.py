@@ -60,7 +60,7 @@ def workspace_bytes(gpu: Gpu | None) -> int:
 
 
 def exchange_bytes(setup: TrainingSetup) -> tuple[int, int]:
-    """Bytes of NCCL's buffers per GPU, low and high, which torch's counter does not include.
+    """Bytes of NCCL's buffers per GPU, low and high, which torch's counter does not include; none in one process.
 
     A group of replicas of shards (hsdp) has a communicator of its own beside the shards'.
 
@@ -69,7 +69,7 @@ def exchange_bytes(setup: TrainingSetup) -> tuple[int, int]:
     >>> exchange_bytes(TrainingSetup())
     (0, 0)
     """
-    if setup.num_gpus == 1:
+    if setup.replicas == 1:
         return 0, 0
     groups = [setup.shard_ranks]
     if setup.strategy is Strategy.HSDP:

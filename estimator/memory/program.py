@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from operator import itemgetter
 from typing import NamedTuple
 
 from estimator.memory.symbols import Recording
-from estimator.memory.tape import COMPONENTS, Mark, Tape
+from estimator.memory.tape import COMPONENTS, Event, Mark, Tape
 
 Bytes = list[int]
 """Bytes, one entry a component, in the order of ``COMPONENTS``."""
@@ -30,6 +30,37 @@ class Segment(NamedTuple):
     """At its end; negative where more went than came."""
     operation: str
     """The operator that made the highest moment."""
+
+
+class Written(NamedTuple):
+    """What one GPU of several wrote down of a step."""
+
+    events: Sequence[Event]
+    marks: Sequence[Mark]
+
+
+def written_by(tape: Tape, device: int) -> Written:
+    """The part of a tape that one GPU wrote, its marks set anew (derived: sizes in bytes are the events' own)."""
+    own = [event.device == device for event in tape.events]
+    before = list(accumulate(own, initial=0))
+    events = [event for event, is_own in zip(tape.events, own, strict=True) if is_own]
+    if not events:  # it holds a module that makes nothing
+        events = [Event(sign, 0, 0, "", device) for sign in (1, -1)]
+    return Written(
+        events,
+        [
+            _own(mark, before, after.start if after is not None else len(own))
+            for mark, after in zip_longest(tape.marks, tape.marks[1:])
+        ],
+    )
+
+
+def _own(mark: Mark, before: Sequence[int], end: int) -> Mark:
+    start = before[mark.start]
+    is_idle = end > mark.start and before[end] == start
+    return mark._replace(
+        start=start, operation="work on another GPU" if is_idle else mark.operation
+    )
 
 
 Reason = tuple[int, str, int]
@@ -52,7 +83,7 @@ class Height(NamedTuple):
 class Program:
     """The events of one played step, with sizes that can be computed anew."""
 
-    def __init__(self, tape: Tape, recording: Recording) -> None:
+    def __init__(self, tape: Tape | Written, recording: Recording) -> None:
         self.recording = recording
         self.marks = tape.marks
         self.operations = [event.operation for event in tape.events]

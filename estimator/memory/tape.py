@@ -49,6 +49,8 @@ class Event(NamedTuple):
     component: int
     operation: str
     """The operator that made them."""
+    device: int
+    """The GPU that they lie on, from 0; always 0 where one GPU does all."""
 
 
 class Mark(NamedTuple):
@@ -67,10 +69,11 @@ class Mark(NamedTuple):
 class Storage:
     """Bytes on the GPU, alive as long as this object is."""
 
-    __slots__ = ("bytes", "component", "operation", "tape")
+    __slots__ = ("bytes", "component", "device", "operation", "tape")
 
     def __init__(self, tape: Tape, size: int, component: int) -> None:
         self.tape = tape
+        self.device = tape.device
         self.bytes = size
         self.component = component
         self.operation = tape.operation
@@ -81,14 +84,16 @@ class Storage:
         """Bytes that were there before the step began and are counted elsewhere, until they go."""
         storage = cls.__new__(cls)
         storage.tape, storage.bytes, storage.component = tape, size, component
-        storage.operation = ""
+        storage.operation, storage.device = "", tape.device
         return storage
 
     def __del__(self) -> None:
         self._write(-1)
 
     def _write(self, sign: int) -> None:
-        self.tape.events.append(Event(sign, self.bytes, self.component, self.operation))
+        self.tape.events.append(
+            Event(sign, self.bytes, self.component, self.operation, self.device)
+        )
 
     def become(self, component: int) -> None:
         """Count these bytes under another name from now on."""
@@ -125,6 +130,7 @@ class Node:
     __slots__ = (
         "backward",
         "buffers",
+        "device",
         "edges",
         "kept",
         "layer",
@@ -136,8 +142,11 @@ class Node:
         "waiting",
     )
 
-    def __init__(self, name: str, sequence: int, stage: str, layer: int | None) -> None:
+    def __init__(
+        self, name: str, sequence: int, stage: str, layer: int | None, device: int = 0
+    ) -> None:
         self.name = name
+        self.device = device
         self.sequence = sequence
         self.stage = stage
         self.layer = layer
@@ -250,6 +259,8 @@ class Tape:
         self.autocast_active = autocast_width is not None
         self.cast_cache: dict[str, tuple[int | None, Tensor]] = {}
         self.operation = ""
+        self.device = 0
+        """The GPU that works; tensors are made there, and a node's gradients where the node was made."""
         self.stage = ""
         self.layer: int | None = None
         self.enter(Phase.FORWARD, "embedding")
@@ -304,7 +315,7 @@ class Tape:
         if not (self.records and any(x.requires_grad for x in inputs)):
             return None
         self._sequence += 1
-        node = Node(name, self._sequence, self.stage, self.layer)
+        node = Node(name, self._sequence, self.stage, self.layer, self.device)
         node.backward = backward
         node.edges = [_edge(x) for x in inputs]
         self._keep(node, save)
@@ -493,7 +504,7 @@ class Tape:
             return []
         if (node.stage, node.layer) != (self.stage, self.layer):
             self.enter(Phase.BACKWARD, node.stage, node.layer)
-        self.operation = node.name
+        self.operation, self.device = node.name, node.device
         buffers, node.buffers = node.buffers, [None]
         backward, node.backward = node.backward, None
         assert backward is not None

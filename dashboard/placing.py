@@ -1,0 +1,242 @@
+"""Where the layers of a model sit over several GPUs, and what training adds on each: a figure, a table and words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from dashboard import figures, theme, wording
+from dashboard.figures import Bar, Figure
+from estimator.results import Estimate, OnDevice
+from estimator.specs import Component
+
+ROW, BETWEEN, STRIP = 46, 40, 46
+"""Pixels of a bar, of the gap with the capacity's name, and of the strip of layers above it."""
+MARGIN = {"l": 64, "r": 16, "t": 6, "b": 32}
+SHADES = ("#4A5560", "#8A95A0")
+"""Neighbours of the strip in turn."""
+ROOM_FOR_WORDS = 4
+"""GPUs up to which a piece of the strip has room for the word on a phone."""
+
+
+class Piece(NamedTuple):
+    """Neighbours in the model that lie on one GPU."""
+
+    device: int
+    layers: tuple[int, ...]
+    """Indices; empty for modules around the layers."""
+    names: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        """On the strip: a layer is as wide as all modules before or behind the layers together."""
+        return len(self.layers) or 1
+
+    @property
+    def said(self) -> str:
+        """What it holds, in words."""
+        return f"layers {spans(self.layers)}" if self.layers else ", ".join(self.names)
+
+
+def pieces(answer: Estimate) -> list[Piece]:
+    """The model from its embedding to its head, in pieces that lie together."""
+    on = {layer: it.device for it in answer.devices for layer in it.layers}
+    around = [(name, it.device) for it in answer.devices for name in it.outside]
+    first = next(iter(answer.devices)).outside[:1]
+    before = [(name, device) for name, device in around if name in first]
+    behind = [(name, device) for name, device in around if name not in first]
+    layers = [
+        Piece(device, tuple(run), ())
+        for device, run in groupby(sorted(on), key=lambda layer: on[layer])
+    ]
+    return [*_outside(before), *layers, *_outside(behind)]
+
+
+def _outside(named: Sequence[tuple[str, int]]) -> list[Piece]:
+    return [
+        Piece(device, (), tuple(name for name, _ in run))
+        for device, run in groupby(named, key=lambda pair: pair[1])
+    ]
+
+
+def spans(layers: Sequence[int]) -> str:
+    """Layers counted from 1, in short.
+
+    >>> spans([0, 1, 2, 5])
+    '1–3, 6'
+    """
+    runs = [
+        [layer for _, layer in run]
+        for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])
+    ]
+    return ", ".join(
+        f"{run[0] + 1}" if len(run) == 1 else f"{run[0] + 1}–{run[-1] + 1}" for run in runs
+    )
+
+
+def figure(answer: Estimate, *, dark: bool = False) -> Figure:
+    """A strip of the layers by GPU, and below it each GPU's peak by component against what the card has."""
+    look = theme.DARK if dark else theme.LIGHT
+    fullest = max(it.need_high_bytes for it in answer.devices)
+    bars = [
+        Bar(
+            place,
+            f"GPU {it.device}",
+            figures.parts(it.peak.resident, max(0, it.need_high_bytes - it.peak.bytes)),
+            it.need_high_bytes == fullest,
+        )
+        for place, it in enumerate(answer.devices)
+    ]
+    memory = answer.gpu.memory_bytes if answer.gpu is not None else 0
+    end = figures.scale(max(memory, fullest))
+    traces, shapes, notes = figures.against(bars, answer.gpu, look, end)
+    strip = pieces(answer)
+    size = sum(piece.width for piece in strip)
+    height = ROW * len(bars) + BETWEEN + STRIP
+    top = ROW * len(bars) / height
+    axis: dict[str, Any] = {"fixedrange": True, "automargin": False, "zeroline": False}
+    tick = {"size": 14, "color": look.ink}
+    return {
+        "data": [*traces, *_strip(strip, len(bars))],
+        "layout": {
+            "barmode": "stack",
+            "height": height + MARGIN["t"] + MARGIN["b"],
+            "margin": MARGIN,
+            "showlegend": False,
+            "hovermode": "closest",
+            "dragmode": False,
+            "xaxis": axis
+            | {
+                "range": [0, end],
+                "ticksuffix": " GiB",
+                "showticksuffix": "last",
+                "tickangle": 0,
+                "gridcolor": theme.GRID,
+                "nticks": 6,
+                "tickfont": {"size": 13, "color": look.ink},
+            },
+            "yaxis": axis
+            | {
+                "domain": [0, top],
+                "range": [len(bars) - 0.5, -0.5],
+                "tickvals": [bar.place for bar in bars],
+                "ticktext": [f"<b>{bar.name}</b>" if bar.marked else bar.name for bar in bars],
+                "tickfont": tick,
+                "showgrid": False,
+            },
+            "xaxis2": axis
+            | {
+                "anchor": "y2",
+                "range": [0, size],
+                "showticklabels": False,
+                "showgrid": False,
+            },
+            "yaxis2": axis
+            | {
+                "domain": [1 - STRIP / height, 1],
+                "anchor": "x2",
+                "range": [-0.5, 0.5],
+                "tickvals": [0],
+                "ticktext": ["Layers"],
+                "tickfont": tick,
+                "showgrid": False,
+            },
+            "shapes": [
+                shape | ({"y1": top} if shape.get("yref") == "paper" else {}) for shape in shapes
+            ],
+            "annotations": [note | {"y": top} for note in notes],
+        },
+    }
+
+
+def _strip(strip: Sequence[Piece], gpus: int) -> list[Figure]:
+    """One bar a piece, so that each has a colour, a text and words of its own."""
+    word = "GPU " if gpus <= ROOM_FOR_WORDS else ""
+    order = {device: place for place, device in enumerate(sorted({it.device for it in strip}))}
+    return [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "xaxis": "x2",
+            "yaxis": "y2",
+            "x": [piece.width],
+            "y": [0],
+            "width": 1,
+            "marker": {
+                "color": SHADES[order[piece.device] % 2],
+                "line": {"color": "rgba(255,255,255,0.9)", "width": 1},
+            },
+            "text": [f"{word}{piece.device}<br>{spans(piece.layers)}" if piece.layers else ""],
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "textangle": 0,
+            "constraintext": "none",
+            "insidetextfont": {"color": "#FFFFFF", "size": 12},
+            "hovertemplate": f"GPU {piece.device}: {escape(piece.said)}<extra></extra>",
+        }
+        for piece in strip
+    ]
+
+
+def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
+    """What the figure shows, and what it means."""
+    setup = answer.setup
+    weights = [it.lying.get(Component.WEIGHTS, 0) for it in answer.devices]
+    peaks = [it.peak.bytes for it in answer.devices]
+    fullest = max(answer.devices, key=lambda it: it.need_high_bytes)
+    if answer.setup == chosen.setup:
+        lead = "The layers lie where"
+    else:
+        lead = f"If {setup.num_gpus} such GPUs shared it by layers: they would lie where"
+    text = (
+        f'{lead} from_pretrained(device_map="auto") puts them, by their weights alone: '
+        f"{wording.between(min(weights), max(weights))} a GPU. A training step makes that "
+        f"{wording.between(min(peaks), max(peaks))}. GPU {fullest.device} decides: it needs up to "
+        f"{wording.gib(fullest.need_high_bytes)}. One GPU works at a time, so {setup.num_gpus} are paid for the speed "
+        "of one."
+    )
+    warning = f'<p class="hr-text"><b>{escape(left_over)}</b></p>' if left_over else ""
+    return f'<p class="hr-text">{escape(text)}</p>{warning}'
+
+
+def table_html(answer: Estimate) -> str:
+    """Each GPU with what it holds, its weights, what training adds, and the room left, or without a card the need."""
+    last = "Needs up to" if answer.gpu is None else "Room"
+    rows = "".join(_row(it, answer) for it in answer.devices)
+    return (
+        '<table class="hr-table hr-acts"><thead><tr><th scope="col">GPU, GiB</th>'
+        '<th scope="col" class="hr-n">Weights</th><th scope="col" class="hr-n">Training</th>'
+        f'<th scope="col" class="hr-n">{last}</th></tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+def _row(it: OnDevice, answer: Estimate) -> str:
+    weights = it.peak.resident.get(Component.WEIGHTS, 0)
+    left = it.need_high_bytes
+    if answer.gpu is not None:
+        left = answer.gpu.memory_bytes - left
+    shown = f"{'−' if left < 0 else ''}{wording.number(abs(left))}"
+    return (
+        f'<tr><td class="hr-name-cell">{it.device}: {escape(_held(it))}</td>'
+        f'<td class="hr-n">{wording.number(weights)}</td>'
+        f'<td class="hr-n">+{wording.number(it.peak.bytes - weights)}</td>'
+        f'<td class="hr-n">{shown}</td></tr>'
+    )
+
+
+def _held(it: OnDevice) -> str:
+    layers = [f"layers {spans(it.layers)}"] if it.layers else []
+    before = it.outside[:1] if it.device == 0 else ()
+    return ", ".join((*before, *layers, *it.outside[len(before) :]))
+
+
+def alt(answer: Estimate) -> str:
+    """The figure in words."""
+    said = "; ".join(
+        f"GPU {it.device} holds {_held(it)} and peaks at {wording.gib(it.peak.bytes)}"
+        for it in answer.devices
+    )
+    line = f"; each has {wording.gib(answer.gpu.memory_bytes)}" if answer.gpu is not None else ""
+    return f"Layers over {len(answer.devices)} GPUs: {said}{line}."

@@ -1,0 +1,251 @@
+"""Training over a device map: what each GPU holds, against real steps, against one GPU, and by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estimator import catalog, contract, estimate
+from estimator.device_map import resident_on, shares, timeline_on
+from estimator.engine import need
+from estimator.limits import largest_micro_batch
+from estimator.memory.seats import Seats, seats, tail
+from estimator.memory.tape import COMPONENTS
+from estimator.moments import StepTimeline, plan, resident, structure
+from estimator.parameters import TINY_LLAMA
+from estimator.placement import Packing, from_pretrained_device_map, settled_bytes
+from estimator.specs import (
+    Component,
+    Dtype,
+    Gpu,
+    Method,
+    MixedPrecision,
+    Model,
+    Optimizer,
+    Phase,
+    Strategy,
+    TrainingSetup,
+    Verdict,
+)
+from estimator.throughput import crossing_bytes
+
+MISTRAL, GPT2 = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.model("openai-community/gpt2")
+A100 = catalog.gpu("A100-SXM4-80GB")
+LLAMA = replace(
+    TINY_LLAMA,
+    vocab_size=1024,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=8,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=32,
+)
+PLAIN = TrainingSetup(mixed_precision=MixedPrecision.NO, max_length=64)
+THREE = replace(PLAIN, strategy=Strategy.DEVICE_MAP, num_gpus=3)
+TRACED = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "reference" / "device_maps.jsonl").read_text().splitlines()
+]
+PHASE_ERROR = 0.001
+"""Largest in the file on the day that it was set: 0.05 %, 15 KiB of a tiny model's 30 MiB."""
+
+
+@pytest.mark.parametrize("case", TRACED, ids=lambda case: case["name"])
+def test_every_gpu_is_the_traced_step_to_a_thousandth(case):
+    # tests/reference/README.md: real steps of transformers under accelerate's hooks, on stand-in GPUs without workspace
+    model, gpu, setup = contract.parse({**case["setup"], "strategy": "device_map"})
+    at = seats(model, gpu, setup)
+    found = {str(share.gpu): share for share in shares(model, setup, at, 0)}
+    assert found.keys() == case["heights"].keys()
+    for number, heights in case["heights"].items():
+        share = found[number]
+        ours = {**share.timeline.heights(), **share.beside}
+        for phase, height in heights.items():
+            assert ours[Phase(phase)].bytes == pytest.approx(height, rel=PHASE_ERROR), phase
+
+
+class TestAgainstOneGpu:
+    @pytest.mark.parametrize("model", [LLAMA, GPT2, catalog.model("google/gemma-2-2b")])
+    @pytest.mark.parametrize("checkpointing", [False, True])
+    def test_a_map_with_everything_on_one_gpu_is_that_gpus_step(self, model, checkpointing):
+        one = replace(
+            PLAIN, gradient_checkpointing=checkpointing, mixed_precision=MixedPrecision.BF16
+        )
+        all_on_it = Seats((0,) * model.num_hidden_layers, (), 1)
+        placed = timeline_on(model, one, all_on_it, 0, 0)
+        alone = on_one(model, one)
+        # but for the ids of positions, 8 bytes each, which a tape of several GPUs keeps to copy them
+        assert [it.name for it in placed.moments] == [it.name for it in alone.moments]
+        both = zip(placed.moments, alone.moments, strict=True)
+        assert {ours.bytes - its.bytes for ours, its in both} <= {0, 64 * 8}
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        name=st.sampled_from(
+            ["openai-community/gpt2", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-30B-A3B"]
+        ),
+        gpus=st.integers(2, 8),
+        method=st.sampled_from(Method),
+        optim=st.sampled_from(Optimizer),
+        copies=st.sampled_from([None, ("lm_head",)]),
+    )
+    def test_what_lies_on_all_gpus_is_what_would_lie_on_one(
+        self, name, gpus, method, optim, copies
+    ):
+        # nothing is held twice: weights, adapters, gradients and states go with their module
+        model = catalog.model(name)
+        setup = TrainingSetup(
+            method=method,
+            optim=optim,
+            modules_to_save=copies if method is not Method.FULL else None,
+            lora_dropout=0.0,  # PEFT refuses it for stacked experts
+            strategy=Strategy.DEVICE_MAP,
+            num_gpus=gpus,
+        )
+        same, at = structure(setup), seats(model, None, setup)
+        alone = resident(model, same)
+        parts = [resident_on(model, same, at, gpu) for gpu in range(gpus)]
+        for field in ("weights", "adapters", "gradients"):
+            assert sum(getattr(part, field) for part in parts) == getattr(alone, field)
+        assert sum(part.states.resident_bytes for part in parts) == alone.states.resident_bytes
+        assert sum(part.states.paged_bytes for part in parts) == alone.states.paged_bytes
+
+    def test_what_the_forward_pass_keeps_is_what_one_gpu_keeps_and_the_copied_tables(self):
+        # by hand: each layer away from the rotary tables keeps its own cosine and sine, s · d elements of 2 bytes each;
+        # hidden states that cross are read by a cast and kept by nobody
+        at = seats(LLAMA, None, THREE)
+        away = sum(gpu != at.of("rotary_emb") for gpu in at.layers)
+        kept = sum(kept_by_forward(timeline_on(LLAMA, THREE, at, gpu, 0)) for gpu in at.used)
+        copies = away * 2 * 64 * 32 * 2
+        assert 0 < away < 8
+        assert kept == kept_by_forward(on_one(LLAMA, PLAIN)) + copies
+
+    def test_a_checkpoint_keeps_the_copies_of_all_arguments(self):
+        # the hook runs before the checkpoint: tables for layers away from theirs, positions (8 bytes each) for layers
+        # away from the embedding; the copied hidden state takes the place of the first
+        checkpointed = replace(THREE, gradient_checkpointing=True)
+        at = seats(LLAMA, None, checkpointed)
+        away = sum(gpu != at.of("rotary_emb") for gpu in at.layers)
+        elsewhere = sum(gpu != at.of("embed_tokens") for gpu in at.layers)
+        alone = on_one(LLAMA, replace(PLAIN, gradient_checkpointing=True))
+        kept = sum(kept_by_forward(timeline_on(LLAMA, checkpointed, at, gpu, 0)) for gpu in at.used)
+        assert kept == kept_by_forward(alone) + away * 2 * 64 * 32 * 2 + elsewhere * 64 * 8
+
+
+def on_one(model: Model, setup: TrainingSetup) -> StepTimeline:
+    same = structure(setup)
+    return StepTimeline(model, setup, plan(model, same), resident(model, same), 0)
+
+
+def kept_by_forward(line: StepTimeline) -> int:
+    """Bytes that the layers' forward leave for backward: all that they make, less all that they free."""
+    forward = [
+        (line._sized.segments[run.segment], run.length)
+        for run in line._course.runs
+        if run.layers and run.phase is Phase.FORWARD
+    ]
+    return sum(times * sum(segment.net) for segment, times in forward)
+
+
+class TestOutputs:
+    def test_all_logits_come_back_to_the_first_gpu_and_become_float32_there(self):
+        # tokens · words · (2 for the copy + 4 in float32)
+        setup = replace(THREE, mixed_precision=MixedPrecision.BF16)
+        first, *_, last = shares(LLAMA, setup, seats(LLAMA, None, setup), 0)
+        loss = first.timeline.heights()[Phase.LOSS].resident
+        assert loss[Component.LOGITS] == 64 * 1024 * (2 + 4)
+        assert last.timeline.heights()[Phase.BACKWARD].resident[Component.LOGITS] >= 64 * 1024 * 4
+
+    def test_a_tied_head_lies_with_the_embedding_so_that_no_logits_cross(self):
+        tied = replace(LLAMA, tie_word_embeddings=True)
+        at = seats(tied, None, THREE)
+        assert at.of("lm_head") == at.of("embed_tokens") == 0
+        for share in shares(tied, THREE, at, 0)[1:]:
+            logits = [it.resident.get(Component.LOGITS, 0) for it in share.timeline.moments]
+            assert not any(logits)
+
+
+class TestEstimate:
+    SETUP = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4)
+
+    def test_the_fullest_gpu_decides(self):
+        result = estimate(MISTRAL, A100, self.SETUP)
+        fullest = max(result.devices, key=lambda it: it.need_high_bytes)
+        assert result.peak.bytes == fullest.peak.bytes
+        assert (result.need_low_bytes, result.need_high_bytes) == need(MISTRAL, A100, self.SETUP)
+        assert result.need_high_bytes == fullest.need_high_bytes
+        assert len(result.devices) == 4
+        assert sorted(sum((it.layers for it in result.devices), ())) == list(range(32))
+
+    def test_each_gpu_has_workspaces_of_its_own_and_no_buffers_of_nccl(self):
+        result = estimate(MISTRAL, A100, self.SETUP)
+        workspaces = {it.peak.resident[Component.WORKSPACE] for it in result.devices}
+        assert workspaces == {
+            estimate(MISTRAL, A100, TrainingSetup()).peak.resident[Component.WORKSPACE]
+        }
+        assert all(it.peak.resident.get(Component.COMMUNICATION, 0) == 0 for it in result.devices)
+
+    def test_the_batch_is_one_process_and_the_bill_all_gpus(self):
+        result = estimate(MISTRAL, A100, self.SETUP)
+        alone = estimate(MISTRAL, A100, TrainingSetup())
+        assert result.time is not None
+        assert alone.time is not None
+        assert result.time.total_steps == alone.time.total_steps
+        assert result.time.total_hours_high > alone.time.total_hours_high
+        assert result.cost is not None
+        assert result.cost.cost_usd_low == pytest.approx(
+            4 * result.time.total_hours_low * result.cost.usd_per_gpu_hour
+        )
+
+    def test_what_crosses_by_hand(self):
+        # 1,024 tokens: 3 hops of 4,096 numbers there and back, and 32,000 logits to the first; 2 bytes each
+        assert crossing_bytes(MISTRAL, self.SETUP) == 1024 * (2 * 3 * 4096 + 32_000) * 2
+
+    def test_what_does_not_fit_is_told_in_one_sentence_and_does_not_fit(self):
+        small = Gpu(name="small", memory_bytes=3 * 2**30)
+        assert tail(MISTRAL, A100, self.SETUP) is None
+        sentence = tail(MISTRAL, small, self.SETUP)
+        result = estimate(MISTRAL, small, self.SETUP)
+        assert result.verdict is Verdict.DOES_NOT_FIT
+        assert sentence in result.assumptions
+
+    @pytest.mark.parametrize("method", [Method.FULL, Method.QLORA])
+    @pytest.mark.parametrize("gpus", [2, 5])
+    def test_a_larger_card_has_the_same_map_once_it_is_large_enough(self, method, gpus):
+        packing = Packing.FOUR_BIT if method is Method.QLORA else None
+        enough = settled_bytes(MISTRAL, gpus, packing=packing)
+        maps = [
+            from_pretrained_device_map(MISTRAL, dict.fromkeys(range(gpus), size), packing=packing)
+            for size in (enough, enough + 2**30, 2**50)
+        ]
+        assert maps[0] == maps[1] == maps[2]
+
+    def test_packed_modules_are_placed_by_their_packed_size(self):
+        small = Gpu(name="small", memory_bytes=3 * 2**30)  # 14.5 GB in 16 bits, 3.9 in 4
+        qlora = replace(self.SETUP, method=Method.QLORA)
+        assert tail(MISTRAL, small, qlora) is None
+
+    def test_a_search_finds_the_largest_batch(self):
+        batch = largest_micro_batch(MISTRAL, A100, self.SETUP)
+        fitting = replace(self.SETUP, per_device_train_batch_size=batch)
+        beyond = replace(self.SETUP, per_device_train_batch_size=batch + 1)
+        assert need(MISTRAL, A100, fitting)[1] <= A100.memory_bytes < need(MISTRAL, A100, beyond)[1]
+
+    def test_the_contract_names_every_gpu(self):
+        answer = contract.write_estimate(estimate(GPT2, None, replace(self.SETUP, num_gpus=2)))
+        first, second = answer["per_gpu"]
+        assert [first["device"], second["device"]] == [0, 1]
+        assert sum(first["components"].values()) == first["peak_bytes"]
+        assert first["components"].keys() == {part.value for part in COMPONENTS}
+        assert "wte" in first["modules"]
+        assert first["layers"] + second["layers"] == list(range(12))
+
+    def test_more_gpus_than_the_model_has_parts_leave_some_empty(self):
+        result = estimate(LLAMA, None, replace(self.SETUP, num_gpus=8, dtype=Dtype.FLOAT32))
+        assert 1 < len(result.devices) <= 8

@@ -1,0 +1,76 @@
+"""Where the layers sit, as the page draws it: every layer once, every GPU's own peak, and Plotly takes it as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import plotly.graph_objects as go
+import pytest
+
+from dashboard import explore, placing
+from estimator import TrainingSetup, catalog, estimate
+from estimator.specs import Component, Strategy
+from tests.test_start_page import open_page, text
+
+MISTRAL, A100 = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
+FOUR = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4)
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return estimate(MISTRAL, A100, FOUR)
+
+
+@pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.1", "facebook/opt-1.3b"])
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_the_strip_holds_every_layer_once_and_in_order(name, gpus):
+    model = catalog.model(name)
+    placed = estimate(model, None, replace(FOUR, num_gpus=gpus))
+    strip = placing.pieces(placed)
+    assert [layer for piece in strip for layer in piece.layers] == [*range(model.num_hidden_layers)]
+    assert "embed_tokens" in strip[0].names
+    named = sorted(name for piece in strip for name in piece.names)
+    assert named == sorted(name for it in placed.devices for name in it.outside)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_plotly_takes_the_figure(answer, dark):
+    go.Figure(placing.figure(answer, dark=dark))
+    go.Figure(placing.figure(estimate(MISTRAL, None, FOUR), dark=dark))
+
+
+def test_a_bar_adds_up_to_what_its_gpu_needs(answer):
+    drawn = [trace for trace in placing.figure(answer)["data"] if trace.get("xaxis") is None]
+    bars = [trace for trace in drawn if trace["type"] == "bar"]
+    for place, it in enumerate(answer.devices):
+        there = sum(
+            x for trace in bars for y, x in zip(trace["y"], trace["x"], strict=True) if y == place
+        )
+        assert there == pytest.approx(it.need_high_bytes / GIB, abs=0.01)
+
+
+def test_the_table_has_weights_what_training_adds_and_the_room(answer):
+    said = placing.table_html(answer)
+    for it in answer.devices:
+        weights = it.peak.resident[Component.WEIGHTS]
+        assert f"+{(it.peak.bytes - weights) / GIB:.1f}" in said
+        assert f"{(A100.memory_bytes - it.need_high_bytes) / GIB:.1f}" in said
+
+
+def test_any_setup_is_shown_over_two_gpus_or_told_why_not():
+    alone = estimate(MISTRAL, A100, TrainingSetup())
+    placed = explore.over_devices(alone)
+    assert placed == estimate(MISTRAL, A100, replace(FOUR, num_gpus=2))
+    refused = explore.over_devices(estimate(MISTRAL, A100, TrainingSetup(use_liger_kernel=True)))
+    assert isinstance(refused, str)
+    assert refused.startswith("Liger's kernels")
+
+
+def test_the_page_draws_it_and_takes_it_with_a_click():
+    page = open_page(model="openai-community/gpt2", section="Where the layers sit")
+    assert "If 2 such GPUs shared it by layers" in text(page)
+    page.button(key="take map").click().run()
+    page.run()
+    assert not page.exception
+    assert "The layers lie where from_pretrained" in text(page)
