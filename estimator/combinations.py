@@ -92,11 +92,6 @@ RULES = (
         "strategy {s.strategy} keeps all on the GPU; offload_param and offload_optimizer go with zero3 or fsdp.",
     ),
     Rule(
-        lambda s: s.strategy is Strategy.DEVICE_MAP and s.num_gpus > s.gpus_per_node,
-        "device_map is one process on one machine of gpus_per_node {s.gpus_per_node} GPUs, and num_gpus is "
-        "{s.num_gpus}; lower num_gpus, raise gpus_per_node, or take strategy fsdp.",
-    ),
-    Rule(
         lambda s: (
             s.strategy is Strategy.DEVICE_MAP and (s.use_liger_kernel or s.loss is Loss.LIGER)
         ),
@@ -257,3 +252,13 @@ def refusal(setup: TrainingSetup) -> str | None:
         if rule.breaks(setup):
             return rule.sentence.format(s=setup)
     return None
+
+
+def beyond_one_machine(setup: TrainingSetup) -> str | None:
+    """Why one process cannot run so many GPUs, in one sentence; None where it can. No structure knows of machines."""
+    if setup.strategy is not Strategy.DEVICE_MAP or setup.num_gpus <= setup.gpus_per_node:
+        return None
+    return (
+        f"device_map is one process on one machine of gpus_per_node {setup.gpus_per_node} GPUs, and num_gpus is "
+        f"{setup.num_gpus}; lower num_gpus, raise gpus_per_node, or take strategy fsdp."
+    )

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from estimator import catalog
-from estimator.combinations import SHARING, refusal
+from estimator.combinations import SHARING, beyond_one_machine, refusal
 from estimator.custom import resized
 from estimator.json_text import read_object
 from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
@@ -80,7 +80,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     problems: list[str] = []
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
-    if sentence := refusal(setup):
+    if sentence := refusal(setup) or beyond_one_machine(setup):
         problems.append(sentence)
         setup = replace(setup, **{name: getattr(DEFAULT, name) for name in SHARING})
     model = None

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from estimator.architectures import architecture, attention_of
 from estimator.architectures.liger import check_liger, loss_sentences
 from estimator.checkpoints import checkpoint, gathers_to_save, save_moment
-from estimator.combinations import refusal
+from estimator.combinations import beyond_one_machine, refusal
 from estimator.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.device_map import Share, peaks, shares
 from estimator.evaluation import evaluation_moment, evaluation_walk
@@ -297,6 +297,8 @@ def _check(model: Model, setup: TrainingSetup) -> None:
 
 
 def _check_length(model: Model, setup: TrainingSetup) -> None:
+    if sentence := beyond_one_machine(setup):
+        raise ValueError(sentence)
     if 0 < model.position_limit < setup.max_length:
         raise ValueError(
             f"max_length {setup.max_length} exceeds the {model.position_limit} positions that {model.model_type} "
