@@ -157,7 +157,7 @@ def _cells() -> str:
 def style(pills: list[str]) -> str:
     """The page's style sheet; ``pills``: labels of the switches of the hero figure, in order."""
     return f"""<style>
-.hr-verdict {{ min-height: 13.8rem; padding: .7rem 1.1rem .8rem;
+.hr-verdict {{ min-height: 13.4rem; padding: .7rem 1.1rem .8rem;
   border-left: .6rem solid var(--hr); border-radius: .4rem;
   background: color-mix(in srgb, var(--hr) 11%, transparent); }}
 .hr-verdict p {{ margin: 0; }}

@@ -410,13 +410,20 @@ def test_gpus_that_divide_the_states_divide_the_optimizer_s_step():
     assert _seconds(_on_four(Strategy.FSDP), OPTIMIZER_STEP) == pytest.approx(alone / 4, rel=1e-3)
 
 
-def test_a_checkpoint_is_of_the_whole_model_whatever_the_ranks_hold():
-    sizes = {
-        estimate(
-            catalog.model("mistralai/Mistral-7B-v0.1"),
-            None,
-            TrainingSetup(num_gpus=4, strategy=strategy),
-        ).disk_bytes
-        for strategy in (Strategy.DDP, Strategy.FSDP, Strategy.ZERO2)
-    }
-    assert len(sizes) == 1
+@pytest.mark.parametrize(
+    ("strategy", "bytes_a_parameter"),
+    [
+        (Strategy.DDP, 2 + 4),  # bfloat16 weights and AdamW's two states in the same
+        (Strategy.FSDP, 4 + 4 + 8),  # float32: for inference, for resuming, and two states
+        (
+            Strategy.ZERO2,
+            2 + 2 + 12,
+        ),  # for inference, for resuming, and float32 weights with two states
+    ],
+)
+def test_a_checkpoint_is_of_the_whole_model_whatever_the_ranks_hold(strategy, bytes_a_parameter):
+    model = catalog.model("mistralai/Mistral-7B-v0.1")
+    for num_gpus in (2, 4, 8):
+        setup = TrainingSetup(num_gpus=num_gpus, strategy=strategy)
+        whole = bytes_a_parameter * 7_241_732_096
+        assert estimate(model, None, setup).disk_bytes == pytest.approx(whole, rel=1e-4)
