@@ -266,28 +266,20 @@ def hero(
     if estimate.gpu is not None:
         largest = max(largest, estimate.gpu.memory_bytes)
     end = scale(largest)
-    annotations = [
-        {
-            "x": 0,
-            "xref": "paper",
-            "y": y,
-            "yref": "y",
-            "xanchor": "left",
-            "showarrow": False,
-            "text": text,
-            "font": {"size": 15, "color": look.ink},
-        }
-        for y, text in HEADINGS.items()
-    ]
-    shapes = []
+    shapes, annotations = [], []
     if estimate.gpu is not None:
         capacity = _capacity(estimate.gpu.memory_bytes, end, look)
-        shapes = capacity["shapes"]
-        annotations.append(capacity["label"])
+        shapes, annotations = capacity["shapes"], [capacity["label"]]
     line = None if estimate.gpu is None else wording.in_gib(estimate.gpu.memory_bytes)
     totals = _totals(bars, labels - off, look, line, end)
+    written = {  # an annotation takes a browser longer than a text of a trace
+        **totals,
+        "x": [*totals["x"], *(0 for _ in HEADINGS)],
+        "y": [*totals["y"], *HEADINGS],
+        "text": [*totals["text"], *HEADINGS.values()],
+    }
     return {
-        "data": [_stack(visible, bars, end, 13), totals],
+        "data": [_stack(visible, bars, end, 13), written],
         "layout": {
             "barmode": "overlay",
             "height": HEIGHT,
