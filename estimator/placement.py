@@ -116,7 +116,8 @@ def from_pretrained_device_map(
         every GPU but the last     at most model / GPUs + 1.25 · max(largest layer, largest bare module)
         bitsandbytes               0.9 · max_memory; a packed weight counts ½ or 1 byte, its scales nothing
 
-    Raises ``ValueError`` where transformers refuses the map: modules packed into 4 bits on the CPU or the disk.
+    Raises ``ValueError`` where transformers refuses the map: modules packed into 4 bits on the CPU or the disk; and for
+    a packed Llama 4.
 
     Leaves out: ``max_memory`` of None, which reads what is free on the machine and takes 0.9 of it (of the CPU's, and
     of a single GPU's).
@@ -130,6 +131,11 @@ def from_pretrained_device_map(
     >>> from_pretrained_device_map(TINY_LLAMA, three)
     {'model.embed_tokens': 0, 'model.layers': 1, 'model.norm': 1, 'model.rotary_emb': 2, 'lm_head': 2}
     """
+    if packing and model.model_type == "llama4_text":
+        raise ValueError(
+            "transformers takes Llama 4's stacked experts apart before it packs them, which is not modelled; "
+            "leave load_in_4bit and load_in_8bit out."
+        )
     tree = module_tree(model)
     sizes = sizes_in_bits(tree, _widths(dtype, packing), _never_packed(tree))
     layers = layer_class(model)

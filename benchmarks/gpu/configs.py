@@ -166,6 +166,8 @@ def _partly_dense(model: Model) -> Config:
         "qk_nope_head_dim": model.qk_nope_head_dim,
         "qk_rope_head_dim": model.qk_rope_head_dim,
         "v_head_dim": model.v_head_dim,
+        # glm4_moe_lite: another name for the rotary width; the others do not read it
+        "head_dim": model.qk_rope_head_dim,
     }
 
 

@@ -237,6 +237,10 @@ def test_every_family_is_placed_as_the_libraries_place_it(
                 said = from_pretrained_device_map(model, limits, dtype=dtype, balance=balance)
                 assert said == transformers_own(skeleton, limits, balance), (limits, balance)
             for packing, (skeleton, quantizer) in packed.items():
+                if model_type == "llama4_text":
+                    with pytest.raises(ValueError, match="takes Llama 4's stacked experts apart"):
+                        from_pretrained_device_map(model, limits, balance=balance, packing=packing)
+                    continue
                 try:
                     theirs = transformers_own(skeleton, limits, balance, quantizer)
                 except ValueError:
