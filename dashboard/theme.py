@@ -157,8 +157,8 @@ def _cells() -> str:
 def style(pills: list[str]) -> str:
     """The page's style sheet; ``pills``: labels of the switches of the hero figure, in order."""
     return f"""<style>
-.hr-verdict {{ min-height: 13.4rem; padding: .7rem 1.1rem .8rem;
-  border-left: .6rem solid var(--hr); border-radius: .4rem;
+.hr-verdict:has(.hr-run:not(:empty)) {{ min-height: 13.4rem; }}
+.hr-verdict {{ padding: .7rem 1.1rem .8rem; border-left: .6rem solid var(--hr); border-radius: .4rem;
   background: color-mix(in srgb, var(--hr) 11%, transparent); }}
 .hr-verdict p {{ margin: 0; }}
 .hr-verdict .hr-word {{ color: var(--hr); font-size: 2.3rem; font-weight: 700; line-height: 1.2; }}
@@ -251,7 +251,8 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   [class*="st-key-cards-"] {{ grid-template-columns: 1fr !important; }}
   [class*="st-key-cards-"] > * {{ grid-area: var(--cell) / 1 !important; }}
   .st-key-cards-methods .hr-card {{ white-space: normal; }}
-  .hr-verdict {{ min-height: 0; padding: .5rem .8rem .6rem; }}
+  .hr-verdict:has(.hr-run:not(:empty)) {{ min-height: 0; }}
+  .hr-verdict {{ padding: .5rem .8rem .6rem; }}
   .hr-verdict .hr-setup {{ display: block; }}
   .st-key-model-aside {{ display: flex; }}
   .hr-verdict .hr-word {{ font-size: 1.5rem; }}
