@@ -21,7 +21,7 @@ from estimator import (
     catalog,
     estimate,
 )
-from estimator.combinations import refusal
+from estimator.combinations import beyond_one_machine, refusal
 from estimator.engine import least_need
 from estimator.limits import (
     evaluation_stops,
@@ -87,12 +87,13 @@ GPUS = st.sampled_from([card for card in catalog.gpus().values() if card.vendor 
 def can_be_trained(model, setup):
     """GPT-2 has learned so many positions, and no nn.Linear whose gradient GaLore or APOLLO could project.
 
-    Not every strategy goes with every setup.
+    Not every strategy goes with every setup, nor a device map over two machines.
     """
     is_long = 0 < model.position_limit <= setup.max_length
     has_linear = setup.uses_adapters or model.model_type != "gpt2"
     is_projected = has_linear or setup.optim not in LOW_RANK_OPTIMIZERS
-    return not is_long and is_projected and refusal(setup) is None
+    is_shared = refusal(setup) is None and beyond_one_machine(setup) is None
+    return not is_long and is_projected and is_shared
 
 
 @settings(max_examples=200, deadline=None)
