@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from textwrap import wrap
 from typing import Any
 
 from dashboard import theme, wording
@@ -281,6 +282,10 @@ def _step_name(text: str, at: int, look: theme.Look) -> dict[str, Any]:
     }
 
 
+NOTE_WIDTH = 34
+"""Letters of a line of the peak's note, so that it stays beside the axis of a narrow page."""
+
+
 def _peak_note(moment: Moment, at: int, of: int, end: float, look: theme.Look) -> dict[str, Any]:
     height = wording.in_gib(moment.bytes)
     return {
@@ -296,7 +301,10 @@ def _peak_note(moment: Moment, at: int, of: int, end: float, look: theme.Look) -
         "arrowcolor": look.ink,
         "bgcolor": "#FFFFFF" if look is theme.LIGHT else "#0E1117",
         "borderpad": 3,
-        "text": f"<b>Peak {wording.gib(moment.bytes)}</b>: {wording.moment(moment)}",
+        "align": "left",
+        "text": "<br>".join(
+            (f"<b>Peak {wording.gib(moment.bytes)}</b>", *wrap(wording.moment(moment), NOTE_WIDTH))
+        ),
         "font": {"size": 14, "color": look.ink},
     }
 

@@ -24,7 +24,7 @@ from streamlit.errors import StreamlitAPIException
 from dashboard import actions, address, kept, models, session, wording
 from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
-from estimator.combinations import resting_places
+from estimator.combinations import OFFLOADS, resting_places, sharing
 from estimator.contract import Reading, read_link, read_setup, write_fields
 from estimator.limits import evaluation_stops, largest_micro_batch, longest_context
 from estimator.parameters import (
@@ -137,9 +137,8 @@ def open_address() -> None:
     is_written = False
     if any(given.get(key) != texts for key, texts in spelled.items()):
         spelled |= {key: texts for key, texts in session.spelled(values).items() if texts}
-        with suppress(
-            StreamlitAPIException
-        ):  # back to a bare address: the widgets stand and write it
+        # back to a bare address: the widgets stand and write it
+        with suppress(StreamlitAPIException):
             st.query_params.update(spelled)  # all at once: one entry in the browser's history
             is_written = True
     session.put(values)
@@ -395,9 +394,6 @@ def _several_gpus() -> None:
         _offload()
 
 
-OFFLOADS = ("offload_optimizer", "offload_param")
-
-
 def _offload() -> None:
     """Where states and weights rest: what the strategy allows."""
     strategy = Strategy(str(session.value("strategy")))
@@ -433,15 +429,6 @@ def _take_offload(key: str) -> None:
     _redraw(EXPANDERS)
 
 
-def _rest_under(strategy: Strategy) -> dict[str, Offload]:
-    """Where states and weights rest once the strategy is another: as before, where it allows that."""
-    before = [Offload(str(session.value(key))) for key in OFFLOADS]
-    allowed = all(it in places for it, places in zip(before, resting_places(strategy), strict=True))
-    if not allowed or (strategy.is_fsdp and before[0] is not before[1]):
-        before = [Offload.NONE, Offload.NONE]
-    return dict(zip(OFFLOADS, before, strict=True))
-
-
 def _take_number() -> None:
     """One GPU shares with nobody; several do so by FSDP until something else is chosen."""
     number, strategy = st.session_state["num_gpus box"], session.value("strategy")
@@ -466,16 +453,15 @@ def _share(number: int, strategy: Strategy) -> None:
         groups = 1
     elif groups in (1, number) or number % groups:
         groups = 2
-    values: dict[str, object] = {
-        "num_gpus": number,
-        "strategy": strategy,
-        "dp_replicate_size": groups,
-        **_rest_under(strategy),
-    }
-    if not strategy.is_fsdp:
-        values |= {"fsdp_version": 2, "checkpoint_around_fsdp": False}
-    session.put(values)
+    session.put(sharing(_shared_now(), strategy, number, groups))
     _redraw(EXPANDERS)
+
+
+def _shared_now() -> TrainingSetup:
+    """How the widgets say that GPUs share the work, sound or not."""
+    rests = {key: Offload(str(session.value(key))) for key in OFFLOADS}
+    own = {key: session.value(key) for key in ("fsdp_version", "checkpoint_around_fsdp")}
+    return replace(session.DEFAULT, **cast("dict[str, Any]", rests | own))
 
 
 def _lora() -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from estimator import catalog
+from estimator.combinations import sharing
 from estimator.engine import estimate, need
 from estimator.limits import largest_micro_batch, longest_context, smallest_gpu
 from estimator.ranking import Ranking, rank_gpus
 from estimator.results import Estimate
 from estimator.scaling import COUNTS, Curve, curves
 from estimator.sets import smallest_set
-from estimator.specs import LARGEST, Gpu, Offload, Strategy, TrainingSetup
+from estimator.specs import LARGEST, Gpu, Strategy, TrainingSetup
 
 MAP_STEPS = 8
 """Doublings that a side of the map shows."""
@@ -33,15 +34,18 @@ class Place(NamedTuple):
 
 def smallest_place(of: Estimate) -> Place | None:
     """The smallest card of the same maker that holds the setup, or as few GPUs together as do; and the room there."""
-    cards, setup = catalog.gpus_like(of.gpu), of.setup
-    found, keys = smallest_gpu(of.model, cards, setup), {}
-    if found is None:
-        together = smallest_set(of.model, of.gpu, cards, setup)
-        if together is None:
-            return None
-        found, setup = together.gpu, together.setup
-        keys = {**together.keys, "gpu": found.name} if found != of.gpu else {**together.keys}
-    return Place(found, setup, found.memory_bytes - need(of.model, found, setup)[1], keys)
+    cards = catalog.gpus_like(of.gpu)
+    if (alone := smallest_gpu(of.model, cards, of.setup)) is not None:
+        return _place(of, alone, of.setup, {})
+    together = smallest_set(of.model, of.gpu, cards, of.setup)
+    if together is None:
+        return None
+    another = {} if together.gpu == of.gpu else {"gpu": together.gpu.name}
+    return _place(of, together.gpu, together.setup, {**together.keys, **another})
+
+
+def _place(of: Estimate, gpu: Gpu, setup: TrainingSetup, keys: Mapping[str, object]) -> Place:
+    return Place(gpu, setup, gpu.memory_bytes - need(of.model, gpu, setup)[1], keys)
 
 
 def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:
@@ -65,18 +69,8 @@ def over_devices(of: Estimate) -> Estimate | str:
         return of
     number = min(max(2, setup.num_gpus), setup.gpus_per_node)
     try:
-        return estimate(
-            of.model,
-            of.gpu,
-            replace(
-                setup,
-                strategy=Strategy.DEVICE_MAP,
-                num_gpus=number,
-                dp_replicate_size=1,
-                offload_optimizer=Offload.NONE,
-                offload_param=Offload.NONE,
-            ),
-        )
+        shared = replace(setup, **sharing(setup, Strategy.DEVICE_MAP, number))
+        return estimate(of.model, of.gpu, shared)
     except ValueError as problem:
         return str(problem)
 

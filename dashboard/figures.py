@@ -45,6 +45,9 @@ SWITCHES = [
 """What can be switched on and off in the hero figure; one GPU has no communication."""
 
 
+_EVERY = (*theme.COMPONENTS.values(), theme.RESERVE)
+
+
 class Bar(NamedTuple):
     """One bar: its name, its parts by label and whether it is the one to look at."""
 
@@ -70,8 +73,8 @@ def scale(largest: int) -> float:
 
 def parts(resident: Mapping[Component, int], reserve: int) -> dict[str, int]:
     """Bytes by label, and what the card must have beside them."""
-    parts = {part.label: resident.get(c, 0) for c, part in theme.COMPONENTS.items()}
-    return {**parts, theme.RESERVE.label: reserve}
+    held = {part.label: resident.get(c, 0) for c, part in theme.COMPONENTS.items()}
+    return {**held, theme.RESERVE.label: reserve}
 
 
 def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
@@ -159,7 +162,7 @@ def peak_parts(estimate: Estimate) -> dict[str, int]:
 def stacked(estimates: Sequence[Estimate], end: float, size: int, width: float) -> Figure:
     """Each estimate's peak as a bar of its parts, one below the other; ``size`` of their numbers in pixels."""
     bars = [Bar(place, "", peak_parts(it), False) for place, it in enumerate(estimates)]
-    return _stack([*theme.COMPONENTS.values(), theme.RESERVE], bars, end, size, width)
+    return _stack(_EVERY, bars, end, size, width)
 
 
 def capacity_marks(estimates: Sequence[Estimate], look: theme.Look, height: float) -> list[Figure]:
@@ -258,20 +261,12 @@ def hero(
     """
     look = theme.DARK if dark else theme.LIGHT
     bars = _bars(estimate, methods)
-    every = [*theme.COMPONENTS.values(), theme.RESERVE]
-    labels = {part.label for part in every}
     off = set() if shown is None else set(SWITCHES) - set(shown)
-    visible = [part for part in every if part.label not in off]
     largest = max(sum(bar.parts.values()) for bar in bars)
     if estimate.gpu is not None:
         largest = max(largest, estimate.gpu.memory_bytes)
     end = scale(largest)
-    shapes, annotations = [], []
-    if estimate.gpu is not None:
-        capacity = _capacity(estimate.gpu.memory_bytes, end, look)
-        shapes, annotations = capacity["shapes"], [capacity["label"]]
-    line = None if estimate.gpu is None else wording.in_gib(estimate.gpu.memory_bytes)
-    totals = _totals(bars, labels - off, look, line, end)
+    (stack, totals), shapes, annotations = against(bars, estimate.gpu, look, end, off)
     written = {  # an annotation takes a browser longer than a text of a trace
         **totals,
         "x": [*totals["x"], *(0 for _ in HEADINGS)],
@@ -279,7 +274,7 @@ def hero(
         "text": [*totals["text"], *HEADINGS.values()],
     }
     return {
-        "data": [_stack(visible, bars, end, 13), written],
+        "data": [stack, written],
         "layout": {
             "barmode": "overlay",
             "height": HEIGHT,
@@ -318,14 +313,16 @@ def hero(
 
 
 def against(
-    bars: list[Bar], gpu: Gpu | None, look: theme.Look, end: float
-) -> tuple[list[Figure], list[Figure], list[Figure]]:
-    """Bars with what each adds up to, held against a card: traces, shapes and annotations."""
-    every = [*theme.COMPONENTS.values(), theme.RESERVE]
-    there = [part for part in every if any(bar.parts[part.label] for bar in bars)]
+    bars: list[Bar], gpu: Gpu | None, look: theme.Look, end: float, off: Collection[str] = ()
+) -> tuple[tuple[Figure, Figure], list[Figure], list[Figure]]:
+    """Bars and what each adds up to, held against a card: these two traces, shapes and annotations.
+
+    The parts whose labels are in ``off`` are left out.
+    """
+    shown = [part for part in _EVERY if part.label not in off]
     line = None if gpu is None else wording.in_gib(gpu.memory_bytes)
-    totals = _totals(bars, {part.label for part in every}, look, line, end)
-    traces = [_stack(there, bars, end, 13), totals]
+    totals = _totals(bars, {part.label for part in shown}, look, line, end)
+    traces = _stack(shown, bars, end, 13), totals
     if gpu is None:
         return traces, [], []
     capacity = _capacity(gpu.memory_bytes, end, look)

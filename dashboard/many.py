@@ -45,7 +45,7 @@ TIMED = frozenset({Verdict.FITS, Verdict.TIGHT})
 def curves_figure(curves: Sequence[Curve], chosen: Estimate, *, dark: bool = False) -> Figure:
     """Memory a GPU, hours and dollars against the number of GPUs, a line a strategy; the first that fits is ringed.
 
-    A point's ``customdata`` is [GPUs, strategy, groups of hsdp], which a click sets.
+    A point's ``customdata`` is [GPUs, strategy, groups of hsdp], by which a click shares the setup.
     """
     look = theme.DARK if dark else theme.LIGHT
     panels = len(_panels(curves))
@@ -404,7 +404,8 @@ def table_html(curves: Sequence[Curve], answer: Estimate) -> str:
 def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
     answer = point.estimate
     if answer is None:
-        return f'<td title="{escape(point.refusal)}">–<small>{escape(_short(point.refusal))}</small></td>'
+        short = "too few" if point.too_few else "refused"
+        return f'<td title="{escape(point.refusal)}">–<small>{short}</small></td>'
     need = wording.gib(answer.need_high_bytes)
     mark = ""
     if answer.verdict is not None:
@@ -430,17 +431,12 @@ def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
     return f"<td>{need}{mark}{small}</td>"
 
 
-def _short(refusal: str) -> str:
-    """What a cell has room for; the sentence itself is below the table."""
-    return "too few" if refusal.startswith("hsdp") else "refused"
-
-
 def refusals_html(curves: Sequence[Curve]) -> str:
     """Why some cells are empty, each reason once."""
     reasons: dict[str, list[str]] = {}
     for curve in curves:
         for point in curve.points:
-            if point.refusal and not point.refusal.startswith("hsdp has copies"):
+            if point.refusal and not point.too_few:
                 names = reasons.setdefault(point.refusal, [])
                 if curve.strategy.value not in names:
                     names.append(curve.strategy.value)

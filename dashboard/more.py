@@ -6,6 +6,7 @@ Only the section that is open is computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import pandas as pd
 import streamlit as st
@@ -24,13 +25,14 @@ from dashboard import (
 )
 from estimator import catalog
 from estimator.acts import acts
+from estimator.combinations import sharing
 from estimator.evaluation import kept_logits_bytes
 from estimator.memory.seats import tail
 from estimator.ranking import pareto
 from estimator.ranks import ranks
 from estimator.remedies import remedies as fitting_changes
 from estimator.results import Estimate
-from estimator.specs import Component, Offload, Strategy, Verdict
+from estimator.specs import Component, Strategy, TrainingSetup, Verdict
 
 
 def what_if(answer: Estimate) -> None:
@@ -163,7 +165,7 @@ def _many(answer: Estimate) -> None:
     curves = explore.on_more_gpus(answer)
     st.html(many.head_html(curves, answer))
     figure = many.curves_figure(curves, answer, dark=controls.is_dark())
-    drawing.plot(figure, "many", many.alt(curves), on_pick=_take_count)
+    drawing.plot(figure, "many", many.alt(curves), on_pick=partial(_take_count, answer.setup))
     st.html(
         many.table_html(curves, answer)
         + many.refusals_html(curves)
@@ -181,25 +183,13 @@ def _where(answer: Estimate) -> None:
     drawing.plot(placing.figure(placed, dark=controls.is_dark()), "where", placing.alt(placed))
     st.html(placing.table_html(placed))
     if placed is not answer and left_over is None:
-        keys = {
-            "strategy": Strategy.DEVICE_MAP,
-            "num_gpus": placed.setup.num_gpus,
-            "dp_replicate_size": 1,
-            "offload_optimizer": Offload.NONE,
-            "offload_param": Offload.NONE,
-        }
+        keys = sharing(answer.setup, Strategy.DEVICE_MAP, placed.setup.num_gpus)
         st.button("Train it over this map", on_click=actions.take, args=(keys,), key="take map")
 
 
-def _take_count(point: tuple[int, str, int]) -> None:
+def _take_count(setup: TrainingSetup, point: tuple[int, str, int]) -> None:
     number, strategy, groups = point
-    actions.take(
-        {
-            "num_gpus": int(number),
-            "strategy": Strategy(strategy),
-            "dp_replicate_size": int(groups),
-        }
-    )
+    actions.take(sharing(setup, Strategy(strategy), int(number), int(groups)))
 
 
 def _time(answer: Estimate) -> None:

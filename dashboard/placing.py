@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 from dashboard import figures, theme, wording
@@ -99,9 +99,9 @@ def figure(answer: Estimate, *, dark: bool = False) -> Figure:
     axis: dict[str, Any] = {"fixedrange": True, "automargin": False, "zeroline": False}
     tick = {"size": 14, "color": look.ink}
     return {
-        "data": [*traces, *_strip(strip, len(bars))],
+        "data": [*traces, _strip(strip, len(bars))],
         "layout": {
-            "barmode": "stack",
+            "barmode": "overlay",
             "height": height + MARGIN["t"] + MARGIN["b"],
             "margin": MARGIN,
             "showlegend": False,
@@ -122,6 +122,7 @@ def figure(answer: Estimate, *, dark: bool = False) -> Figure:
                 "domain": [0, top],
                 "range": [len(bars) - 0.5, -0.5],
                 "tickvals": [bar.place for bar in bars],
+                "ticklabelstandoff": 8,
                 "ticktext": [f"<b>{bar.name}</b>" if bar.marked else bar.name for bar in bars],
                 "tickfont": tick,
                 "showgrid": False,
@@ -139,6 +140,7 @@ def figure(answer: Estimate, *, dark: bool = False) -> Figure:
                 "anchor": "x2",
                 "range": [-0.5, 0.5],
                 "tickvals": [0],
+                "ticklabelstandoff": 8,
                 "ticktext": ["Layers"],
                 "tickfont": tick,
                 "showgrid": False,
@@ -151,33 +153,36 @@ def figure(answer: Estimate, *, dark: bool = False) -> Figure:
     }
 
 
-def _strip(strip: Sequence[Piece], gpus: int) -> list[Figure]:
-    """One bar a piece, so that each has a colour, a text and words of its own."""
+def _strip(strip: Sequence[Piece], gpus: int) -> Figure:
+    """All layers as one bar of one trace, piece after piece."""
     word = "GPU " if gpus <= ROOM_FOR_WORDS else ""
     order = {device: place for place, device in enumerate(sorted({it.device for it in strip}))}
-    return [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "xaxis": "x2",
-            "yaxis": "y2",
-            "x": [piece.width],
-            "y": [0],
-            "width": 1,
-            "marker": {
-                "color": SHADES[order[piece.device] % 2],
-                "line": {"color": "rgba(255,255,255,0.9)", "width": 1},
-            },
-            "text": [f"{word}{piece.device}<br>{spans(piece.layers)}" if piece.layers else ""],
-            "textposition": "inside",
-            "insidetextanchor": "middle",
-            "textangle": 0,
-            "constraintext": "none",
-            "insidetextfont": {"color": "#FFFFFF", "size": 12},
-            "hovertemplate": f"GPU {piece.device}: {escape(piece.said)}<extra></extra>",
-        }
-        for piece in strip
-    ]
+    widths = [piece.width for piece in strip]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "xaxis": "x2",
+        "yaxis": "y2",
+        "x": widths,
+        "base": [0, *accumulate(widths[:-1])],
+        "y": [0] * len(strip),
+        "width": 1,
+        "marker": {
+            "color": [SHADES[order[piece.device] % 2] for piece in strip],
+            "line": {"color": "rgba(255,255,255,0.9)", "width": 1},
+        },
+        "text": [
+            f"{word}{piece.device}<br>{spans(piece.layers)}" if piece.layers else ""
+            for piece in strip
+        ],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "constraintext": "none",
+        "insidetextfont": {"color": "#FFFFFF", "size": 12},
+        "hovertext": [f"GPU {piece.device}: {escape(piece.said)}" for piece in strip],
+        "hoverinfo": "text",
+    }
 
 
 def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:

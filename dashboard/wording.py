@@ -543,7 +543,9 @@ def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:
     """A change that makes it fit: what, what it saves, what it costs in time, in dollars and in quality."""
     saves = f"saves {gib(it.saved_bytes)}, " if it.saved_bytes else ""
     needs = f"{saves}needs {gib(it.need_high_bytes)}; {added(before, after)}"
-    return f"<b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}</small>"
+    return (
+        f"<b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}{elsewhere(after)}</small>"
+    )
 
 
 def added(before: Estimate, after: Estimate) -> str:
@@ -802,6 +804,18 @@ def acts_html(estimate: Estimate, acts: Sequence[Act]) -> str:
     )
 
 
+def _loading(setup: TrainingSetup) -> str:
+    """Where from_pretrained puts the weights, and what spares the host where something does."""
+    if setup.method is Method.QLORA:
+        return "A 4-bit base goes to the GPU tensor by tensor."
+    first = "Without a device_map, from_pretrained puts all weights there first"
+    if setup.strategy is Strategy.NONE:
+        return f"{first}; device_map={{'': 0}} loads straight to the GPU."
+    if setup.strategy is Strategy.DDP:
+        return f"{first}; device_map={{'': PartialState().process_index}} loads straight to each process' GPU."
+    return ""
+
+
 def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float) -> str:
     """What the table cannot say: the disk of a run, the seconds of a checkpoint, what metrics keep on the GPU."""
     setup = estimate.setup
@@ -820,10 +834,7 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
     lines = [
         disk,
         *shared_saving(setup),
-        "Host: one process, beside Python and CUDA's libraries. Without a device_map, from_pretrained puts all weights "
-        "there first; device_map={'': 0} loads straight to the GPU."
-        if setup.method is not Method.QLORA
-        else "Host: one process, beside Python and CUDA's libraries. A 4-bit base goes to the GPU tensor by tensor.",
+        f"Host: one process, beside Python and CUDA's libraries. {_loading(setup)}",
         (
             ""
             if setup.eval_strategy != "no"

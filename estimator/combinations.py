@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from estimator.specs import (
     SHARDED_STATE_DICT,
@@ -31,14 +31,14 @@ ADAM = frozenset({Optimizer.ADAMW_TORCH, Optimizer.ADAMW_TORCH_FUSED})
 ELEMENTWISE = ADAM | {Optimizer.SGD, Optimizer.SGD_MOMENTUM}
 ON_FLAT_PARTS = ELEMENTWISE | BITSANDBYTES | {Optimizer.ADAFACTOR}
 
+OFFLOADS = ("offload_optimizer", "offload_param")
 SHARING = (
     "num_gpus",
     "strategy",
     "dp_replicate_size",
     "fsdp_version",
     "checkpoint_around_fsdp",
-    "offload_optimizer",
-    "offload_param",
+    *OFFLOADS,
 )
 """The keys that say how GPUs share the work; at their defaults nothing is refused."""
 
@@ -244,6 +244,33 @@ def resting_places(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offlo
         host if strategy.is_fsdp or strategy.is_zero else here,
         host if strategy.is_fsdp else here,
     )
+
+
+def sharing(
+    setup: TrainingSetup, strategy: Strategy, num_gpus: int, dp_replicate_size: int = 1
+) -> dict[str, Any]:
+    """The keys of ``SHARING`` that let so many GPUs share a setup by a strategy.
+
+    What the strategy does not know goes back to its default: FSDP's version under another, and a place to rest that
+    it has not. FSDP offloads weights and states together or not at all.
+
+    >>> offloaded = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=2, offload_optimizer=Offload.CPU)
+    >>> [sharing(offloaded, it, 2)["offload_optimizer"].value for it in (Strategy.ZERO3, Strategy.DDP)]
+    ['cpu', 'none']
+    """
+    rests = setup.offload_optimizer, setup.offload_param
+    places = resting_places(strategy)
+    has_them = all(rest in allowed for rest, allowed in zip(rests, places, strict=True))
+    if not has_them or (strategy.is_fsdp and rests[0] is not rests[1]):
+        rests = Offload.NONE, Offload.NONE
+    return {
+        "num_gpus": num_gpus,
+        "strategy": strategy,
+        "dp_replicate_size": dp_replicate_size,
+        "fsdp_version": setup.fsdp_version if strategy.is_fsdp else 2,
+        "checkpoint_around_fsdp": setup.checkpoint_around_fsdp and strategy.is_fsdp,
+        **dict(zip(OFFLOADS, rests, strict=True)),
+    }
 
 
 def refusal(setup: TrainingSetup) -> str | None:

@@ -17,6 +17,8 @@ from estimator.hf_config import (
 from estimator.kinds import Flag, Kind, Whole, near, one_of
 from estimator.specs import Model
 
+MLPS_IN_TURN = frozenset({"llama4_text"})
+"""Families whose layers take turns between dense MLPs and experts; elsewhere the first layers differ from the rest."""
 DIMENSIONS: Mapping[str, Kind] = {
     "vocab_size": Whole(MOST_ELEMENTS),
     "hidden_size": Whole(MOST_ELEMENTS),
@@ -134,8 +136,7 @@ def _learned_positions(known: Model, given: Mapping[str, Any]) -> int:
 
 
 def _mlp_pattern(known: Model, layers: int) -> tuple[str, ...]:
-    """Llama 4's layers take turns; elsewhere the first have one MLP."""
-    resize = _repeated if known.model_type == "llama4_text" else _first_kept
+    resize = _repeated if known.model_type in MLPS_IN_TURN else _first_kept
     return resize(known.mlp_layer_types, layers)
 
 

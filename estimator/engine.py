@@ -27,6 +27,7 @@ from estimator.memory.overhead import (
 )
 from estimator.memory.seats import Seats, seats, tail
 from estimator.memory.sharding import loads_in_parts
+from estimator.module_tree import splits_packed_experts
 from estimator.moments import (
     Resident,
     StepTimeline,
@@ -257,20 +258,20 @@ def least_need(model: Model, setup: TrainingSetup) -> int:
 
 
 def _check(model: Model, setup: TrainingSetup) -> None:
-    architecture(model)
+    family = architecture(model)
     check_liger(model, setup)
     check_units(model, setup)
     if sentence := refusal(setup):
         raise ValueError(sentence)
     is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
-    if is_flash and architecture(model).refuses_flash:
+    if is_flash and family.flash_lacks:
         # transformers 5.23, modeling_utils.py, _compatible_flash_implementations and _flash_attn_can_dispatch
-        lacking = "chunks" if model.model_type == "llama4_text" else "attention sinks"
-        known = "eager" if architecture(model).eager_only else "sdpa"
+        known = "eager" if family.eager_only else "sdpa"
         raise ValueError(
-            f"attn_implementation flash_attention_2 does not know the {lacking} of {model.model_type}; use {known}."
+            f"attn_implementation flash_attention_2 does not know the {family.flash_lacks} of {model.model_type}; use "
+            f"{known}."
         )
-    if model.model_type == "llama4_text" and setup.has_packed_base:
+    if splits_packed_experts(model) and setup.has_packed_base:
         # transformers 5.23, quantizers/base.py, SequentialLlama4TextExperts
         raise ValueError(
             f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} is not modelled yet for {model.model_type}, "
@@ -334,12 +335,12 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             "stay on the GPU, frozen."
         )
     sentences += loss_sentences(model, setup)
-    if model.model_type == "lfm2":
+    if (fallback := architecture(model).fallback) is not None:
         sentences.append(
-            "The short convolutions are counted as PyTorch runs them, not as the kernel of causal-conv1d does, which "
+            f"The {fallback[0]} are counted as PyTorch runs them, not as the kernel of {fallback[1]} does, which "
             "transformers takes where it is installed."
         )
-    if model.model_type == "llama4_text":
+    if architecture(model).runs_every_expert:
         sentences.append(
             f"transformers sends every token through all {model.num_experts} experts, times a share that is 0 for "
             "those it was not chosen for: memory and time are those of all."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.architectures import attention_of
+from estimator.architectures import architecture, attention_of
 from estimator.architectures.decoder import has_window, layer_kinds
 from estimator.parameters import (
     CONVOLUTION,
@@ -218,7 +218,7 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
         return layers * causal
     window = model.sliding_window
     windowed = window * length - window * (window - 1) // 2
-    if model.model_type == "llama4_text":  # chunks, each causal
+    if architecture(model).has_chunks:  # each causal
         chunks, rest = divmod(length, window)
         windowed = chunks * (window * (window + 1) // 2) + rest * (rest + 1) // 2
     kinds = layer_kinds(model, windowed=True)

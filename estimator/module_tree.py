@@ -90,6 +90,8 @@ class _Layout:
 
     prefix: str
     tree: str
+    splits_packed_experts: bool = False
+    """Stacked experts are taken apart before they are packed in 4 or 8 bits."""
 
 
 BARE_VECTORS = frozenset({"sinks"})
@@ -278,7 +280,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
     "internlm3": _Layout("InternLM3", _LLAMA),
     "lfm2": _Layout("Lfm2", _lfm2()),
     "llama": _Layout("Llama", _LLAMA),
-    "llama4_text": _Layout("Llama4", _llama4()),
+    "llama4_text": _Layout("Llama4", _llama4(), splits_packed_experts=True),
     "ministral3": _Layout("Ministral3", _LLAMA),
     "mistral": _Layout("Mistral", _LLAMA),
     "mixtral": _Layout("Mixtral", _decoder(f"{_ATTENTION} {_SPARSE} {_TWO_NORMS}")),
@@ -356,6 +358,14 @@ def module_tree(model: Model) -> Node:
     """
     check_modelled(model.model_type)
     return _Builder(model).root()
+
+
+def splits_packed_experts(model: Model) -> bool:
+    """Whether transformers makes other modules of its stacked experts before it packs them.
+
+    Source: transformers 5.23, quantizers/base.py, ``MODULES_TO_PATCH_FOR_QUANTIZATION``.
+    """
+    return _LAYOUTS[model.model_type].splits_packed_experts
 
 
 def layer_class(model: Model) -> str:

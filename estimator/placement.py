@@ -16,7 +16,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from estimator.kinds import show
-from estimator.module_tree import Kind, Node, layer_class, module_tree
+from estimator.module_tree import Kind, Node, layer_class, module_tree, splits_packed_experts
 from estimator.specs import Model
 
 Device = int | str
@@ -131,7 +131,7 @@ def from_pretrained_device_map(
     >>> from_pretrained_device_map(TINY_LLAMA, three)
     {'model.embed_tokens': 0, 'model.layers': 1, 'model.norm': 1, 'model.rotary_emb': 2, 'lm_head': 2}
     """
-    if packing and model.model_type == "llama4_text":
+    if packing and splits_packed_experts(model):
         raise ValueError(
             "transformers takes Llama 4's stacked experts apart before it packs them, which is not modelled; "
             "leave load_in_4bit and load_in_8bit out."

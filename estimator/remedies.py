@@ -11,7 +11,7 @@ from itertools import combinations, product
 from typing import Any, NamedTuple
 
 from estimator.architectures.liger import fuses_head, loss_of
-from estimator.combinations import refusal
+from estimator.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.engine import need
 from estimator.limits import holds, smallest_gpu
 from estimator.parameters import dropout_is_refused
@@ -23,7 +23,9 @@ from estimator.specs import (
     Gpu,
     Loss,
     Method,
+    MixedPrecision,
     Model,
+    Offload,
     Optimizer,
     Strategy,
     TrainingSetup,
@@ -110,7 +112,7 @@ def _together(of: Estimate, first: dict[str, Any], found: GpuSet) -> Remedy:
     """Prices: as ``_divisions``."""
     setup = found.setup
     title = f"{setup.num_gpus} × {found.gpu.name} with {_NAMES[setup.strategy]}"
-    price = f"{setup.num_gpus} GPUs to pay for. {_TRAFFIC}"
+    price = f"{setup.num_gpus} GPUs to pay for. {_TRAFFIC}{_brought_back(found.keys)}"
     if setup.num_gpus > setup.gpus_per_node:
         price += (
             f" Beyond {setup.gpus_per_node} they stand in several machines, whose network decides."
@@ -198,6 +200,13 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "Each layer's forward runs a second time in backward; the same result.",
             ({"gradient_checkpointing": True},),
         )
+    if offloaded := tuple(_offloaded(setup)):
+        yield Change(
+            "Offload to the CPU under {strategy}",
+            "The same result: the CPU steps the optimizer, and zero3 and fsdp keep the weights there too, so the link "
+            "between GPU and host decides.",
+            offloaded,
+        )
     if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL:
         yield Change(
             "Weights in bfloat16",
@@ -266,11 +275,37 @@ def _divisions(setup: TrainingSetup) -> Iterator[Change]:
     """
     for way in _STRONGER.get(setup.strategy, ()):
         traffic = "no more traffic." if way is Strategy.ZERO2 else _TRAFFIC
+        keys = sharing_keys(setup, way, setup.num_gpus)
         yield Change(
             f"{_NAMES[way]} instead of {setup.strategy}",
-            f"The same GPUs: {traffic[0].lower()}{traffic[1:]}",
-            (sharing_keys(setup, way, setup.num_gpus),),
+            f"The same GPUs: {traffic[0].lower()}{traffic[1:]}{_brought_back(keys)}",
+            (keys,),
         )
+
+
+def _brought_back(keys: Keys) -> str:
+    return " What was offloaded comes back to the GPUs." if keys.keys() & OFFLOADS else ""
+
+
+def _offloaded(setup: TrainingSetup) -> Iterator[Keys]:
+    """States on the host, then weights too, under a strategy that the GPUs have or that one GPU alone can have.
+
+    Prices: Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload), which runs on one GPU as on several.
+    """
+    if setup.optim not in ADAM:
+        return
+    own = setup.strategy
+    ways = (own,) if own.is_fsdp else (Strategy.ZERO2, Strategy.ZERO3)
+    for way in ways:
+        keys = sharing(setup, way, setup.num_gpus, setup.dp_replicate_size)
+        rests = OFFLOADS[:1] if way is Strategy.ZERO2 else OFFLOADS
+        keys |= dict.fromkeys(rests, Offload.CPU) | _real_states(setup)
+        is_pure = setup.mixed_precision is MixedPrecision.NO and setup.dtype is not Dtype.FLOAT32
+        if way.is_zero and is_pure:  # DeepSpeed trains 16-bit weights beside float32 ones only
+            keys["mixed_precision"] = MixedPrecision.BF16
+        changed = {key: value for key, value in keys.items() if getattr(setup, key) != value}
+        if OFFLOADS[0] in changed or OFFLOADS[1] in changed:
+            yield changed | {"strategy": way}
 
 
 def _smaller_evaluations(setup: TrainingSetup) -> Iterator[Keys]:

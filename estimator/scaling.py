@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from estimator.combinations import OFFLOADS, sharing
 from estimator.engine import estimate
 from estimator.results import Estimate
 from estimator.specs import Gpu, Model, Strategy, TrainingSetup, Verdict
@@ -17,6 +18,10 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """GPUs that a curve goes through by default."""
 STRATEGIES = tuple(strategy for strategy in Strategy if strategy is not Strategy.NONE)
 """Strategies that have a curve, in the order of the contract."""
+
+
+class TooFewError(ValueError):
+    """So many GPUs are not whole groups of the strategy's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,8 @@ class Point:
     """None where the strategy cannot share this setup's work among so many."""
     refusal: str = ""
     """Why not, in one sentence."""
+    too_few: bool = False
+    """Whether more GPUs could be shared: these are not whole groups of hsdp's."""
 
     @property
     def fits(self) -> bool:
@@ -78,27 +85,25 @@ def curves(
 
 
 def shared_by(setup: TrainingSetup, strategy: Strategy, num_gpus: int) -> TrainingSetup:
-    """The setup on so many GPUs under a strategy; ``ValueError`` says why it cannot be.
+    """The setup on so many GPUs under a strategy, which rests where it did; ``ValueError`` says why it cannot be.
 
     >>> shared_by(TrainingSetup(), Strategy.HSDP, 32).dp_replicate_size
     4
     >>> shared_by(TrainingSetup(), Strategy.FSDP, 1).strategy.value
     'none'
     """
-    if num_gpus == 1 or not strategy.is_fsdp:
-        setup = replace(setup, fsdp_version=2, checkpoint_around_fsdp=False)
-    if num_gpus == 1:
-        return replace(setup, num_gpus=1, strategy=Strategy.NONE, dp_replicate_size=1)
+    strategy = strategy if num_gpus > 1 else Strategy.NONE
     copies = 1
     if strategy is Strategy.HSDP:
         of_own = setup.strategy is Strategy.HSDP
         shards = setup.shard_ranks if of_own else setup.gpus_per_node
         copies, rest = divmod(num_gpus, shards)
         if copies < 2 or rest or shards < 2:
-            raise ValueError(
+            raise TooFewError(
                 f"hsdp has copies of {shards} GPUs here, which {num_gpus} are not two or more of."
             )
-    return replace(setup, num_gpus=num_gpus, strategy=strategy, dp_replicate_size=copies)
+    keys = sharing(setup, strategy, num_gpus, copies)
+    return replace(setup, **{key: it for key, it in keys.items() if key not in OFFLOADS})
 
 
 def _point(
@@ -107,7 +112,13 @@ def _point(
     try:
         answer = estimate(model, gpu, shared_by(setup, strategy, num_gpus))
     except ValueError as problem:
-        return Point(num_gpus=num_gpus, strategy=strategy, estimate=None, refusal=str(problem))
+        return Point(
+            num_gpus=num_gpus,
+            strategy=strategy,
+            estimate=None,
+            refusal=str(problem),
+            too_few=isinstance(problem, TooFewError),
+        )
     return Point(num_gpus=num_gpus, strategy=strategy, estimate=answer)
 
 

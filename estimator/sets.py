@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from estimator.combinations import refusal
+from estimator.combinations import refusal, sharing
 from estimator.limits import holds, smallest_gpu
 from estimator.memory.sharding import is_packed_divided
 from estimator.specs import Gpu, Method, Model, Strategy, TrainingSetup
@@ -60,7 +60,7 @@ def smallest_set(
 
 def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:
     """The keys by which so many GPUs share a setup, with the same effective batch if they divide it."""
-    keys: dict[str, Any] = {"num_gpus": number, "strategy": way, "dp_replicate_size": 1}
+    keys = sharing(setup, way, number)
     if setup.method is Method.QLORA and not is_packed_divided(setup):
         keys["bnb_4bit_quant_storage"] = str(setup.dtype)
     if setup.effective_batch_size % number == 0:

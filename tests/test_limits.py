@@ -34,7 +34,7 @@ from estimator.limits import (
 from estimator.memory.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.remedies import remedies
 from estimator.sets import MOST_GPUS, sharing_keys, smallest_set
-from estimator.specs import LARGEST, Strategy
+from estimator.specs import LARGEST, Offload, Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")
@@ -64,6 +64,9 @@ SEVERAL = st.builds(
     strategy=st.sampled_from([it for it in Strategy if it is not Strategy.NONE]),
     dp_replicate_size=st.sampled_from([1, 1, 2]),
     bnb_4bit_quant_storage=st.sampled_from(["uint8", "bfloat16"]),
+    fsdp_version=st.sampled_from([2, 2, 2, 1]),
+    offload_optimizer=st.sampled_from([Offload.NONE, Offload.NONE, Offload.CPU]),
+    offload_param=st.sampled_from([Offload.NONE, Offload.NONE, Offload.CPU]),
 )
 # one model of each family and size is enough; each is played anew for every structure
 MODELS = st.sampled_from(
@@ -197,6 +200,33 @@ def test_ddp_that_does_not_fit_is_divided_on_the_same_gpus():
     assert "ZeRO-3 instead of ddp" in titles
 
 
+def test_what_does_not_fit_one_gpu_may_rest_on_its_host():
+    # 7.24 billion weights of 16 bits and their gradients, 27 GiB, stay; 12 bytes a weight, 81 GiB, do not
+    setup = TrainingSetup(dtype=Dtype.FLOAT32, gradient_checkpointing=True, max_length=512)
+    proposed = remedies(estimate(MISTRAL, A100, setup), [])
+    (offloaded,) = [it for it in proposed if "offload_optimizer" in it.keys]
+    assert dict(offloaded.keys) == {
+        "strategy": Strategy.ZERO2,
+        "offload_optimizer": Offload.CPU,
+    }
+    after = estimate(MISTRAL, A100, replace(setup, **offloaded.keys))
+    assert after.host_bytes > 12 * MISTRAL_PARAMETERS
+
+
+def test_a_strategy_that_cannot_offload_so_says_what_comes_back():
+    states_alone = TrainingSetup(
+        num_gpus=8,
+        strategy=Strategy.ZERO2,
+        offload_optimizer=Offload.CPU,
+        gradient_checkpointing=True,
+    )
+    llama = catalog.model("meta-llama/Llama-3.1-70B")
+    proposed = remedies(estimate(llama, A100, states_alone), [])
+    back = [it for it in proposed if it.keys.get("offload_optimizer") is Offload.NONE]
+    assert back
+    assert all("What was offloaded comes back" in it.price for it in back)
+
+
 def test_evaluation_is_named_where_it_alone_does_not_fit():
     setup = TrainingSetup(method=Method.QLORA, eval_strategy="epoch", per_device_eval_batch_size=64)
     card = catalog.gpu("L4")
@@ -240,7 +270,8 @@ def test_the_example_is_mended_by_real_states_first_and_by_adapters_last():
     what_if = TrainingSetup(mixed_precision=MixedPrecision.NO, optim_state_dtype=Dtype.FLOAT32)
     proposed = remedies(estimate(MISTRAL, A100, what_if), catalog.gpus_like(A100))
     assert [dict(remedy.keys) for remedy in proposed[:1]] == [{"optim_state_dtype": None}]
-    assert [remedy.keys.get("method") for remedy in proposed[2:4]] == [Method.LORA, Method.QLORA]
+    assert proposed[2].keys["offload_optimizer"] is Offload.CPU
+    assert [remedy.keys.get("method") for remedy in proposed[3:5]] == [Method.LORA, Method.QLORA]
     larger, more = proposed[-2:]
     assert set(larger.keys) == {"gpu"}
     assert more.keys["num_gpus"] == 2

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from estimator import Gpu, Price, TrainingSetup, catalog, estimate
+from estimator.combinations import sharing
 from estimator.scaling import COUNTS, STRATEGIES, Curve, curves, rented_in, shared_by
-from estimator.specs import Method, Offload, Strategy, Verdict
+from estimator.specs import Method, MixedPrecision, Offload, Strategy, Verdict
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 LLAMA_70B = catalog.model("meta-llama/Llama-2-70b-hf")
@@ -137,6 +138,29 @@ def test_offload_without_sharing_is_refused_on_one_gpu_and_not_dropped_in_silenc
     (curve,) = curves(MISTRAL, A100, TrainingSetup(**offloads), [1], [Strategy.ZERO3])
     assert curve.points[0].estimate is None
     assert "offload" in curve.points[0].refusal
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"fsdp_version": 1, "checkpoint_around_fsdp": True, "strategy": Strategy.FSDP},
+        {"strategy": Strategy.HSDP, "dp_replicate_size": 2},
+        {
+            "strategy": Strategy.ZERO3,
+            "offload_optimizer": Offload.CPU,
+            "offload_param": Offload.CPU,
+        },
+        {"strategy": Strategy.ZERO2, "offload_optimizer": Offload.CPU},
+    ],
+)
+def test_a_point_s_keys_lead_to_the_very_setup_of_the_point(own: dict[str, object]) -> None:
+    setup = replace(CHECKPOINTED, mixed_precision=MixedPrecision.BF16, num_gpus=8, **own)  # type: ignore[arg-type]
+    drawn = [point for curve in curves(MISTRAL, A100, setup) for point in curve.points]
+    answers = [point.estimate.setup for point in drawn if point.estimate]
+    assert len(answers) > len(COUNTS)
+    for there in answers:
+        keys = sharing(setup, there.strategy, there.num_gpus, there.dp_replicate_size)
+        assert replace(setup, **keys) == there
 
 
 def test_own_utilisation_is_left_out_and_an_own_price_kept() -> None:

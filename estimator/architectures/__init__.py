@@ -33,8 +33,14 @@ class Architecture:
     """The logits are multiplied or divided by a number (Granite, Cohere)."""
     eager_only: bool = False
     """transformers refuses SDPA for this family: it sets ``_supports_sdpa = False``."""
-    refuses_flash: bool = False
-    """Its attention is beyond flash_attention_2, in place of which transformers takes a kernel of another name."""
+    flash_lacks: str = ""
+    """What of its attention flash_attention_2 does not know; transformers takes a kernel of another name instead."""
+    has_chunks: bool = False
+    """Its windows are chunks: a token attends to those of its own chunk."""
+    runs_every_expert: bool = False
+    """Every token goes through every expert, times a share that is 0 for those it was not chosen for."""
+    fallback: tuple[str, str] | None = None
+    """What is counted as PyTorch runs it, and the package whose kernel transformers takes where it is installed."""
     masks_unused_window: bool = False
     """A window's mask is made although no layer has a window (Qwen2-MoE)."""
     returns_weights: bool = False
@@ -80,7 +86,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(layers.gpt2, _LAYER_NORM, rotary=None, softmax_float32=False),
     "gpt_bigcode": Architecture(layers.gpt2, _LAYER_NORM, rotary=None),
     "gpt_oss": Architecture(
-        gpt_oss, NormKind.RMS_CAST_LAST, Rotary.SPLIT_HALVES, eager_only=True, refuses_flash=True
+        gpt_oss,
+        NormKind.RMS_CAST_LAST,
+        Rotary.SPLIT_HALVES,
+        eager_only=True,
+        flash_lacks="attention sinks",
     ),
     "gpt_neox": Architecture(layers.gpt_neox, _LAYER_NORM),
     "gptj": Architecture(
@@ -91,10 +101,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granitemoehybrid": _GRANITE,
     "hunyuan_v1_dense": Architecture(layers.hunyuan),
     "internlm3": _LLAMA,
-    "lfm2": Architecture(lfm2),
+    "lfm2": Architecture(lfm2, fallback=("short convolutions", "causal-conv1d")),
     "llama": _LLAMA,
     "llama4_text": Architecture(
-        llama4, rotary=Rotary.COMPLEX, refuses_flash=True, softmax_float32=False
+        llama4,
+        rotary=Rotary.COMPLEX,
+        softmax_float32=False,
+        flash_lacks="chunks",
+        has_chunks=True,
+        runs_every_expert=True,
     ),
     "ministral3": _LLAMA,
     "mistral": _LLAMA,
