@@ -186,8 +186,8 @@ def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
             },
             "shapes": _lines(len(first), line, look),
             "annotations": [
-                _step_name("First step: no optimizer states yet", 0, look),
-                _step_name("Second step and all others", len(first), look),
+                _step_name("First step:<br>no states yet", 0, look),
+                _step_name("Second step<br>and all others", len(first), look),
                 _peak_note(moments[highest], highest, len(moments), end, look),
             ],
         },
@@ -277,6 +277,7 @@ def _step_name(text: str, at: int, look: theme.Look) -> dict[str, Any]:
         "yref": "paper",
         "yanchor": "bottom",
         "showarrow": False,
+        "align": "left",
         "text": f"<b>{text}</b>",
         "font": {"size": 14, "color": look.ink},
     }

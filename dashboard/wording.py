@@ -548,17 +548,22 @@ def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:
     )
 
 
+MANY_TIMES_PERCENT = 200
+"""From here on a longer run is said as a multiple."""
+
+
 def added(before: Estimate, after: Estimate) -> str:
     """What a change does to the run's time, and what the run then takes; by the middles of the brackets."""
     if before.time is None or after.time is None:
         return "time not known"
     ratio = _middle(after.time) / _middle(before.time)
     percent = round(100 * (ratio - 1))
-    change = (
-        "as long as before"
-        if percent == 0
-        else f"{'+' if percent > 0 else '−'}{abs(percent)} % time"
-    )
+    if percent == 0:
+        change = "as long as before"
+    elif percent >= MANY_TIMES_PERCENT:
+        change = f"{ratio:.0f} times as long"
+    else:
+        change = f"{'+' if percent > 0 else '−'}{abs(percent)} % time"
     return f"{change}, {run(after)}"
 
 

@@ -200,13 +200,6 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "Each layer's forward runs a second time in backward; the same result.",
             ({"gradient_checkpointing": True},),
         )
-    if offloaded := tuple(_offloaded(setup)):
-        yield Change(
-            "Offload to the CPU under {strategy}",
-            "The same result: the CPU steps the optimizer, and zero3 and fsdp keep the weights there too, so the link "
-            "between GPU and host decides.",
-            offloaded,
-        )
     if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL:
         yield Change(
             "Weights in bfloat16",
@@ -225,6 +218,14 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             f"QLoRA of rank {setup.lora_r}",
             "Adapters over a 4-bit base: results close to LoRA's; steps are slower, each weight is unpacked first.",
             ({"method": Method.QLORA, "dtype": base, **_with_adapters(model, setup)},),
+        )
+
+    if offloaded := tuple(_offloaded(setup)):
+        yield Change(
+            "Offload to the CPU under {strategy}",
+            "The same result: the CPU steps the optimizer, and zero3 and fsdp keep the weights there too, so the link "
+            "between GPU and host decides.",
+            offloaded,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from estimator import (
     catalog,
     estimate,
 )
+from estimator.specs import Offload, Strategy
 
 MODEL, GPU = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
 EXAMPLE = TrainingSetup(mixed_precision=MixedPrecision.NO, optim_state_dtype=Dtype.FLOAT32)
@@ -112,3 +114,11 @@ def test_the_setup_in_one_line():
     assert wording.setup_line(estimate(MODEL, GPU, setup)) == (
         "Mistral-7B-v0.1 · LoRA r=16 · bfloat16 · sgd, float32 states · 1 × 1,024 tokens · checkpointing"
     )
+
+
+def test_a_run_that_takes_many_times_as_long_is_said_as_a_multiple():
+    before = estimate(MODEL, GPU, TrainingSetup())
+    keys = {"strategy": Strategy.ZERO2, "offload_optimizer": Offload.CPU}
+    after = estimate(MODEL, GPU, replace(TrainingSetup(), **keys))
+    assert re.match(r"\d+ times as long, ", wording.added(before, after))
+    assert wording.added(before, before).startswith("as long as before, ")
