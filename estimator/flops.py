@@ -13,6 +13,7 @@ from estimator.architectures import architecture, attention_of
 from estimator.architectures.decoder import has_window, layer_kinds
 from estimator.parameters import (
     CONVOLUTION,
+    LINEAR_ATTENTION,
     Embedding,
     Linear,
     Module,
@@ -210,7 +211,8 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
     >>> attended_pairs(TINY_LLAMA, 4, skips=True), attended_pairs(TINY_LLAMA, 4, skips=False)
     (20, 32)
     """
-    layers = model.num_hidden_layers - model.layer_types.count(CONVOLUTION)
+    others = model.layer_types.count(CONVOLUTION) + model.layer_types.count(LINEAR_ATTENTION)
+    layers = model.num_hidden_layers - others
     if not skips:
         return layers * length * length
     causal = length * (length + 1) // 2

@@ -16,13 +16,13 @@ from estimator.arithmetic import ceil_div
 from estimator.parameters import (
     CONVOLUTION,
     DENSE,
+    LINEAR_ATTENTION,
     MODELLED,
     OPT_POSITION_OFFSET,
     SHORT_FILTER,
-    beyond,
     check_modelled,
 )
-from estimator.specs import Model
+from estimator.specs import Model, StateSpace
 
 MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
 MOST_HEADS = 4096  # heads: our limit, seventeen times the catalogue's most (232)
@@ -238,6 +238,7 @@ _PARTLY_DENSE = frozenset(
 _EXPERTS = _PARTLY_DENSE | {
     "gpt_oss",
     "granitemoe",
+    "granitemoehybrid",
     "llama4_text",
     "mixtral",
     "olmoe",
@@ -420,6 +421,7 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
     positions = _positions(read)
     attn_cap, final_cap = _SOFTCAPPED.get(read.model_type, (None, None))
     capped = read.model_type in _SOFTCAPPED
+    windows = _windows(read, family, sizes["num_hidden_layers"])
     return Model(
         model_type=read.model_type,
         hub_id=hub_id,
@@ -439,7 +441,10 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
         final_logit_softcapping=capped and read.cap("final_logit_softcapping", final_cap),
         **sizes,
         **_biases(read, family),
-        **_windows(read, family, sizes["num_hidden_layers"]),
+        **windows,
+        state_space=_state_space(read, sizes["hidden_size"])
+        if LINEAR_ATTENTION in windows["layer_types"]
+        else None,
         **latent,
         **_experts(read, sizes),
         **_dropouts(read),
@@ -469,27 +474,7 @@ def _text_part(config: Mapping[str, object]) -> _Config:
     model_type = _SAME_LAYERS.get(model_type, model_type)
     check_modelled(model_type)
     read = _Config(config, model_type)
-    if model_type == "granitemoehybrid":
-        _check_granite(read)
     return read
-
-
-def _check_granite(read: _Config) -> None:
-    """Of Granite 4.0 those that have attention alone, one MLP, and rotary positions."""
-    kinds = read.values.get("layer_types", read.values.get("layers_block_type"))
-    attention = {"attention", FULL}
-    if not isinstance(kinds, list | tuple) or any(kind not in attention for kind in kinds):
-        raise beyond(read.model_type)
-    if read.values.get("num_local_experts", 8) != 0:
-        raise ValueError(
-            "num_local_experts must be 0 in a granitemoehybrid of attention alone, since only such are modelled; "
-            "correct it in the config."
-        )
-    if read.values.get("position_embedding_type") != "rope":
-        raise ValueError(
-            'position_embedding_type must be "rope" in a granitemoehybrid, since only such are modelled; '
-            "correct it in the config."
-        )
 
 
 def _unwrapped(config: Mapping[str, object], wrapper: str) -> Mapping[str, object]:
@@ -764,7 +749,7 @@ def _latent(read: _Config) -> _Latent:
 
 def _experts(read: _Config, sizes: _Sizes) -> _Experts:
     """How many experts, how many a token, how wide; all 0 where every layer has one MLP."""
-    if read.model_type not in _EXPERTS:
+    if read.model_type not in _EXPERTS or read.values.get("num_local_experts") == 0:
         return {
             "num_experts": 0,
             "num_experts_per_tok": 0,
@@ -953,8 +938,65 @@ def _lfm2_layers(read: _Config, layers: int) -> tuple[str, ...]:
     return tuple(map(str, listed)) if CONVOLUTION in listed else ()
 
 
+def _hybrid_layers(read: _Config, layers: int) -> tuple[str, ...]:
+    """Which layers attend and which have a mixer; all have one where nothing is said."""
+    name = "layer_types" if read.has("layer_types") else "layers_block_type"
+    listed = read.items(name, layers) or (LINEAR_ATTENTION,) * layers
+    # as layers were called before transformers 5 (configuration_utils.py, _LEGACY_LAYER_TYPE_REMAP)
+    kinds = tuple({"mamba": LINEAR_ATTENTION, "attention": FULL}.get(str(it), it) for it in listed)
+    for kind in kinds:
+        if kind not in (FULL, LINEAR_ATTENTION):
+            raise ValueError(
+                f'{name} must hold "{FULL}" and "{LINEAR_ATTENTION}" only, not {_show(kind)}; correct it in the '
+                "config."
+            )
+    return tuple(map(str, kinds)) if LINEAR_ATTENTION in kinds else ()
+
+
+def _state_space(read: _Config, hidden: int) -> StateSpace:
+    """Mamba 2's sizes, by the names that Granite and Falcon-H1 give them.
+
+    Source: transformers 5.23, models/granitemoehybrid/configuration_granitemoehybrid.py.
+    """
+    if read.text("hidden_act", default="silu") != "silu":
+        raise ValueError(
+            f"hidden_act {_show(read.values['hidden_act'])} is not modelled for {read.model_type}; set it to silu in "
+            "the config."
+        )
+    width = read.whole("mamba_expand", default=2, most=MOST_HEADS) * hidden
+    heads = read.whole("mamba_n_heads", default=128, most=MOST_HEADS)
+    if read.values.get("mamba_d_head", "auto") == "auto":
+        head_dim = width // heads
+    else:
+        head_dim = read.whole("mamba_d_head")
+    if heads * head_dim != width:
+        raise ValueError(
+            f"mamba_n_heads {heads} heads of {head_dim} are not mamba_expand times hidden_size, {width}; correct one "
+            "of them in the config."
+        )
+    bias = read.flag("mamba_proj_bias", default=False)
+    return StateSpace(
+        heads=heads,
+        head_dim=head_dim,
+        state_size=read.whole("mamba_d_state", default=256),
+        groups=read.whole("mamba_n_groups", default=1, most=MOST_HEADS),
+        chunk_size=read.whole("mamba_chunk_size", default=256),
+        conv_kernel=read.whole("mamba_d_conv", default=4, most=MOST_HEADS),
+        conv_bias=read.flag("mamba_conv_bias", default=True),
+        in_bias=bias,
+        out_bias=bias,
+    )
+
+
 def _windows(read: _Config, family: _Defaults, layers: int) -> _Windows:
     """The window, and the layers that have it or have no rotary embedding."""
+    if read.model_type == "granitemoehybrid":
+        turned = read.values.get("position_embedding_type") == "rope"
+        return {
+            "sliding_window": 0,
+            "layer_types": _hybrid_layers(read, layers),
+            "no_rope_layers": () if turned else (True,) * layers,
+        }
     if read.model_type == "lfm2":
         return {
             "sliding_window": 0,

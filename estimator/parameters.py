@@ -49,7 +49,7 @@ class Norm:
     weight: bool = True
     bias: bool = False
     taps: int = 0
-    """No norm but a short convolution (LFM2): each of ``width`` channels has a filter of so many numbers."""
+    """No norm but a short convolution (LFM2, Mamba 2): each of ``width`` channels has a filter of so many numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,10 @@ CONVOLUTION = "conv"
 """A layer of LFM2 with a short convolution in attention's place: ``layer_types``."""
 SHORT_FILTER = 3
 """Numbers in each of its filters: ``conv_L_cache``, as all of LFM2 have it."""
+LINEAR_ATTENTION = "linear_attention"
+"""A layer whose states stand for what came before: with Mamba 2's mixer in attention's place: ``layer_types``."""
+MAMBA = "mamba"
+"""What ``layer_kind`` calls such a layer."""
 LAST = "last"
 """The last layer of an OLMo whose head is tied: its norms have no weights, so the model's last parameter is here."""
 UNTURNED = "unturned"
@@ -133,7 +137,8 @@ def weight_shapes(module: Module) -> tuple[tuple[int, ...], ...]:
             weight = (rows, columns) if conv1d else (columns, rows)
             return (weight, (columns,)) if bias else (weight,)
         case Norm(width=width, weight=has_weight, bias=bias):
-            return ((width, 1, module.taps),) if module.taps else ((width,),) * (has_weight + bias)
+            filters = (width, 1, module.taps) if module.taps else (width,)
+            return (filters, (width,))[1 - has_weight : 1 + bias]
         case Embedding(rows=rows, width=width):
             return ((rows, width),)
         case Bare(in_features=columns, out_features=rows, stack=stack, bias=bias):
@@ -480,14 +485,36 @@ def _lfm2_mlp(model: Model) -> tuple[Module, ...]:
     )
 
 
+def _mamba(model: Model, block: str) -> tuple[Module, ...]:
+    """Mamba 2's mixer: three numbers a head, filters, and two projections around the scan."""
+    sizes = model.state_space
+    assert sizes is not None
+    return (
+        *(Norm(f"{block}.{name}", sizes.heads) for name in ("dt_bias", "A_log", "D")),
+        Norm(f"{block}.conv1d", sizes.conv_width, bias=sizes.conv_bias, taps=sizes.conv_kernel),
+        Linear(f"{block}.in_proj", model.hidden_size, sizes.projected_width, sizes.in_bias),
+        *([Norm(f"{block}.norm", sizes.width)] if sizes.is_normed else []),
+        Linear(f"{block}.out_proj", sizes.width, model.hidden_size, sizes.out_bias),
+    )
+
+
 def _granite_hybrid(model: Model) -> tuple[Module, ...]:
-    """Granite 4.0's members without state-space layers; what is called shared is the only MLP."""
+    """Granite 4.0: what is called shared is the only MLP where there are no experts."""
+    return (*_granite_mlp(model), *_configured_attention(model))
+
+
+def _granite_mamba(model: Model) -> tuple[Module, ...]:
+    return (*_granite_mlp(model), *_mamba(model, "mamba"))
+
+
+def _granite_mlp(model: Model) -> tuple[Module, ...]:
     hidden, width = model.hidden_size, model.intermediate_size
+    experts = _experts(model, "block_sparse_moe", router="router") if model.num_experts else ()
     return (
         *_norms(model, "input_layernorm", "post_attention_layernorm"),
+        *experts,
         Linear("shared_mlp.input_linear", hidden, 2 * width),
         Linear("shared_mlp.output_linear", width, hidden),
-        *_configured_attention(model),
     )
 
 
@@ -867,7 +894,7 @@ _FAMILIES = {
     "gptj": _Family(_gptj, _outer("wte", "ln_f", norm_bias=True, head_bias=True)),
     "granite": _LLAMA,
     "granitemoe": _Family(_granitemoe),
-    "granitemoehybrid": _Family(_granite_hybrid),
+    "granitemoehybrid": _Family(_granite_hybrid, others={MAMBA: _granite_mamba}),
     "hunyuan_v1_dense": _Family(_hunyuan),
     "internlm3": _LLAMA,
     "lfm2": _Family(
@@ -925,7 +952,6 @@ BEYOND: Mapping[str, str] = {
             "bamba",
             "falcon_h1",
             "falcon_mamba",
-            "granitemoehybrid",
             "jamba",
             "mamba",
             "mamba2",
@@ -955,8 +981,7 @@ BEYOND: Mapping[str, str] = {
     "rwkv": "its layers are recurrent",
     "xlstm": "its layers are recurrent",
 }
-"""Architectures that people ask for and that have no table, each with the reason. Granite 4.0 is here and there: those
-of its members that have attention alone are modelled."""
+"""Architectures that people ask for and that have no table, each with the reason."""
 
 
 class NotModelledError(ValueError):
@@ -1014,6 +1039,8 @@ def layer_kind(model: Model, index: int) -> str:
     """
     if model.layer_types and model.layer_types[index] == CONVOLUTION:
         return CONVOLUTION
+    if model.layer_types and model.layer_types[index] == LINEAR_ATTENTION:
+        return MAMBA
     if model.model_type == "olmo" and model.tie_word_embeddings:
         return LAST if index == model.num_hidden_layers - 1 else ""
     is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE

@@ -218,6 +218,61 @@ NULLABLE = frozenset({"mean_tokens_per_example", "save_total_limit"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """The sizes of Mamba 2's mixer (Dao and Gu 2024, arXiv:2405.21060), of every layer that has one."""
+
+    heads: int
+    head_dim: int
+    state_size: int
+    """Numbers of state for each channel of a head."""
+    groups: int
+    """How many B and C there are, each for as many heads."""
+    chunk_size: int
+    """Tokens that are multiplied together at once."""
+    conv_kernel: int = 4
+    """Numbers in each filter of the convolution before the scan."""
+    conv_bias: bool = True
+    in_bias: bool = False
+    out_bias: bool = False
+    is_normed: bool = True
+    """A norm joins the gate (Falcon-H1: where the config says so)."""
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "head_dim", "state_size", "groups", "chunk_size", "conv_kernel"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**5:
+                raise ValueError(
+                    f"{name} of a state-space layer must be a whole number from 1 to 100000, not {value!r}; check the "
+                    "config."
+                )
+        if self.heads % self.groups:
+            raise ValueError(
+                f"the {self.heads} heads of a state-space layer are not a multiple of its {self.groups} groups; check "
+                "the config."
+            )
+
+    @property
+    def width(self) -> int:
+        """Of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def group_width(self) -> int:
+        """Of B, and equally of C, for one token."""
+        return self.groups * self.state_size
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the convolution: what the heads read, B and C."""
+        return self.width + 2 * self.group_width
+
+    @property
+    def projected_width(self) -> int:
+        """Of what one token is projected to: gate, channels of the convolution, a step for each head."""
+        return self.width + self.conv_width + self.heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A decoder's dimensions and the switches of its config that change shapes or memory.
 
@@ -292,6 +347,8 @@ class Model:
     """Latent attention: the part that is turned, of keys one for all heads."""
     v_head_dim: int = 0
     """Width of a head's values where it differs from its keys'; 0: the same."""
+    state_space: StateSpace | None = None
+    """Of the layers that have Mamba 2's mixer."""
     mlp_layer_types: tuple[str, ...] = ()
     """One of ``dense``, ``sparse`` a layer, by transformers' name; empty: all layers alike."""
     output_router_logits: bool = False

@@ -8,6 +8,7 @@ from estimator.architectures import layers
 from estimator.architectures.block import LayerProgram, NormKind
 from estimator.architectures.deepseek import deepseek
 from estimator.architectures.gpt_oss import gpt_oss
+from estimator.architectures.hybrids import granite_hybrid
 from estimator.architectures.lfm2 import lfm2
 from estimator.architectures.llama4 import llama4
 from estimator.architectures.rotary import Rotary
@@ -25,6 +26,8 @@ class Architecture:
     """How queries and keys are turned by their positions; None: not at all."""
     tables_by_kind: bool = False
     """Windowed layers turn by other tables than the rest (Gemma 3, OLMo 3)."""
+    tables_if_turned: bool = False
+    """There are no such tables where the config turns no layer (Granite 4.0)."""
     always_masked: bool = False
     """A mask is made even where causality would do (Falcon)."""
     scales_embedding: bool = False
@@ -98,7 +101,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
-    "granitemoehybrid": _GRANITE,
+    "granitemoehybrid": replace(_GRANITE, layer=granite_hybrid, tables_if_turned=True),
     "hunyuan_v1_dense": Architecture(layers.hunyuan),
     "internlm3": _LLAMA,
     "lfm2": Architecture(lfm2, fallback=("short convolutions", "causal-conv1d")),

@@ -266,8 +266,9 @@ class Step:
         self.placed.before_masks(next(iter(self.outer.embeddings)))
         masks = self._masks(embedded[0].width)
         alibi = self._alibi()
-        brought: Tensor | None = self.placed.tables(hidden) if self.family.rotary else None
-        tables = {local: self._rotary_tables(hidden.width) for local in self._table_kinds()}
+        kinds_of_tables = self._table_kinds()
+        brought: Tensor | None = self.placed.tables(hidden) if kinds_of_tables else None
+        tables = {local: self._rotary_tables(hidden.width) for local in kinds_of_tables}
         del brought
         if self.placed.seats is None:
             positions = None
@@ -279,7 +280,7 @@ class Step:
             block.rotary_tables = tables.get(kind.sliding and self.family.tables_by_kind)
             block.rotary = self.family.rotary if kind.rotary else None
             block.alibi = alibi
-            block.positions = positions if self.family.rotary is not None else None
+            block.positions = positions if kinds_of_tables else None
             block.router_logits = self.router_logits if model.output_router_logits else None
             hidden = self._layer(block, hidden)
             block.router_logits = None
@@ -401,6 +402,8 @@ class Step:
     def _table_kinds(self) -> set[bool]:
         """Which sets of rotary tables there are: those of windowed layers beside the others', or one for all."""
         if self.family.rotary is None:
+            return set()
+        if self.family.tables_if_turned and not any(kind.rotary for kind in self.kinds):
             return set()
         both = self.family.tables_by_kind and self.model.layer_types
         return {False, True} if both else {False}

@@ -30,7 +30,7 @@ class Routing(NamedTuple):
 
 def mixture(b: Block, x: Tensor) -> Tensor:
     """Router and experts; Qwen2-MoE adds an expert that sees every token, times a gate of its own."""
-    if b.model.model_type == "granitemoe":
+    if "block_sparse_moe.router" in b.stacks:
         return grouped_experts(b, x, _routing(b, x), "block_sparse_moe")
     if not b.model.shared_expert_intermediate_size:
         return grouped_experts(b, x, _routing(b, x), "mlp")
@@ -56,7 +56,7 @@ def _shared_expert(b: Block, x: Tensor) -> Tensor:
 
 
 def _routing(b: Block, x: Tensor) -> Routing:
-    if b.model.model_type == "granitemoe":
+    if "block_sparse_moe.router" in b.stacks:
         routing = _softmax_of_chosen(b, x, "block_sparse_moe.router")
     else:
         routing = _chosen_of_softmax(b, x)

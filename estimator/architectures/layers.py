@@ -173,18 +173,7 @@ def llama(b: Block, x: Tensor) -> Tensor:
 
 
 def _mlp_or_experts(b: Block, x: Tensor) -> Tensor:
-    if b.model.num_experts:
-        return mixture(b, x)
-    return _shared_mlp(b, x) if b.has("shared_mlp.input_linear") else gated_mlp(b, x)
-
-
-def _shared_mlp(b: Block, x: Tensor) -> Tensor:
-    """Granite 4.0: gate and up as one product."""
-    both = b.linear("shared_mlp.input_linear", x)
-    gate, up = op.split(b.tape, both, [both.elements // 2] * 2)
-    del both
-    x = op.multiply(b.tape, b.activation(gate), up, "gate × up")
-    return b.linear("shared_mlp.output_linear", x)
+    return mixture(b, x) if b.model.num_experts else gated_mlp(b, x)
 
 
 def _times_multiplier(b: Block, x: Tensor) -> Tensor:

@@ -166,8 +166,8 @@ def rms_norm(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
 
     Source: transformers 5.23, models/llama/modeling_llama.py, ``LlamaRMSNorm.forward``.
     """
-    normalized = _normalized(tape, cast(tape, x, 4), rows)
-    return multiply(tape, weight, cast(tape, normalized, x.width), "norm")
+    unit = normalized(tape, cast(tape, x, 4), rows)
+    return multiply(tape, weight, cast(tape, unit, x.width), "norm")
 
 
 def rms_norm_float32(
@@ -177,14 +177,15 @@ def rms_norm_float32(
 
     Source: transformers 5.23, models/gemma/modeling_gemma.py, ``GemmaRMSNorm``; models/olmo2/modeling_olmo2.py.
     """
-    normalized = _normalized(tape, cast(tape, x, 4), rows)
+    unit = normalized(tape, cast(tape, x, 4), rows)
     factor: Tensor = weight
     if one_plus:
         factor = add_number(tape, cast(tape, weight, 4))
-    return cast(tape, multiply(tape, normalized, factor, "norm"), x.width)
+    return cast(tape, multiply(tape, unit, factor, "norm"), x.width)
 
 
-def _normalized(tape: Tape, x: Tensor, rows: int) -> Tensor:
+def normalized(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """x over the root of its mean square, row by row."""
     variance = add_number(tape, mean(tape, square(tape, x), rows))
     inverse = elementwise(
         tape, variance, "inverse root of the norm", saves="output", backward_copies=2
@@ -198,7 +199,7 @@ def l2_norm(tape: Tape, x: Tensor, rows: int) -> Tensor:
 
     Source: transformers 5.23, models/llama4/modeling_llama4.py, ``Llama4TextL2Norm.forward``.
     """
-    return cast(tape, _normalized(tape, cast(tape, x, 4), rows), x.width)
+    return cast(tape, normalized(tape, cast(tape, x, 4), rows), x.width)
 
 
 def layer_norm_in_steps(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
@@ -456,29 +457,46 @@ def linear_8bit(tape: Tape, x: Tensor, in_features: int, out_features: int, name
     return tape.finish(node, out)
 
 
-def convolution(tape: Tape, x: Tensor, weight: Tensor, elements: int, name: str) -> Tensor:
+def convolution(
+    tape: Tape,
+    x: Tensor,
+    weight: Tensor,
+    elements: int,
+    name: str,
+    *,
+    bias: Parameter | None = None,
+) -> Tensor:
     """``F.conv1d``, a filter a channel: saves x and the filters, frozen or not; backward makes their gradients.
 
-    The module hands its filters on as a view, in whose dtype it asks for x first; autocast casts both again.
+    The module hands its filters on as a view, in whose dtype it asks for x first; autocast casts all again. x, whose
+    channels lie side by side, is copied channel by channel for the time of the product, forward and backward.
     Source: transformers 5.23, models/lfm2/modeling_lfm2.py, ``causal_conv1d_fn``; torch 2.13, derivatives.yaml,
-    ``convolution``.
+    ``convolution``; aten/src/ATen/native/Convolution.cpp, ``_convolution`` and ``convolution_backward``
+    (``input.contiguous()``).
     """
     source = cast(tape, x, weight.width)
-    filters: Tensor = weight
-    x = source
+    inputs: list[Tensor] = [source, weight] if bias is None else [source, weight, bias]
     if tape.autocast_active and tape.autocast_width is not None:
-        filters, x = (
-            cast(tape, weight, tape.autocast_width),
-            cast(tape, source, tape.autocast_width),
-        )
+        # the last argument first, as gcc evaluates them
+        inputs = [cast(tape, value, tape.autocast_width) for value in reversed(inputs)][::-1]
+    x, filters = inputs[:2]
     tape.operation = name
-    sizes = [(t.elements, t.width, t.requires_grad) for t in (x, filters)]
+    sizes = [(t.elements, t.width, t.requires_grad) for t in inputs]
+    whole, width = x.elements, x.width
 
     def backward(t: Tape, g: Gradients) -> Gradients:
-        return [t.new(n, w) if needed else None for n, w, needed in sizes]
+        copy = t.new(whole, width)
+        # of the filters first, then of x, then of the bias
+        order = [1, 0, *range(2, len(sizes))]
+        made = {index: t.new(*sizes[index][:2]) for index in order if sizes[index][2]}
+        del copy
+        return [made.get(index) for index in range(len(sizes))]
 
-    node = tape.begin(f"{name} backward", [x, filters], backward, [x, filters])
-    return tape.finish(node, tape.new(elements, x.width))
+    node = tape.begin(f"{name} backward", inputs, backward, [x, filters])
+    copy = tape.new(whole, width)
+    out = tape.new(elements, width)
+    del copy
+    return tape.finish(node, out)
 
 
 def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
