@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
-from estimator.architectures import architecture, attention_of
+from estimator.architectures import architecture, attention_of, fallback_of
 from estimator.architectures.liger import check_liger, loss_sentences
 from estimator.checkpoints import checkpoint, gathers_to_save, save_moment
 from estimator.combinations import beyond_one_machine, refusal
@@ -335,10 +335,10 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             "stay on the GPU, frozen."
         )
     sentences += loss_sentences(model, setup)
-    if (fallback := architecture(model).fallback) is not None:
+    if (fallback := fallback_of(model)) is not None:
         sentences.append(
-            f"The {fallback[0]} are counted as PyTorch runs them, not as the kernel of {fallback[1]} does, which "
-            "transformers takes where it is installed."
+            f"The {fallback[0]} are counted as PyTorch runs them, not as the kernels of {fallback[1]} do, which "
+            "transformers takes where they are installed."
         )
     if architecture(model).runs_every_expert:
         sentences.append(

@@ -94,7 +94,7 @@ class _Layout:
     """Stacked experts are taken apart before they are packed in 4 or 8 bits."""
 
 
-BARE_VECTORS = frozenset({"sinks"})
+BARE_VECTORS = frozenset({"A_log", "D", "dt_bias", "sinks"})
 """Parameters of one dimension that stand in their parent's tables by themselves, without a module."""
 
 _ATTENTION = "self_attn:@Attention(q_proj k_proj v_proj o_proj q_norm? k_norm?)"
@@ -146,6 +146,17 @@ def _lfm2() -> str:
     return (
         f"model:@Model(embed_tokens layers:ModuleList({layers}) rotary_emb embedding_norm) lm_head"
     )
+
+
+def _granite_hybrid() -> str:
+    """As Granite 4.0 has it: layers with attention, layers with a mixer; rotary only if the config asks for it."""
+    rest = (
+        f"{_TWO_NORMS} block_sparse_moe?:@MoE(router experts:@Experts(act_fn)) "
+        "shared_mlp:@MLP(activation input_linear output_linear)"
+    )
+    mixer = "mamba:@MambaLayer(act conv1d in_proj norm out_proj)"
+    layers = f"*:@DecoderLayer({rest} {_ATTENTION}) mamba*:@DecoderLayer({rest} {mixer})"
+    return f"model:@Model(embed_tokens layers:ModuleList({layers}) norm rotary_emb?) lm_head"
 
 
 def _llama4() -> str:
@@ -263,12 +274,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
             f"{_ATTENTION} {_TWO_NORMS} block_sparse_moe:@MoE(router experts:@Experts(act_fn))"
         ),
     ),
-    "granitemoehybrid": _Layout(
-        "GraniteMoeHybrid",
-        _decoder(
-            f"{_TWO_NORMS} shared_mlp:@MLP(activation input_linear output_linear) {_ATTENTION}"
-        ),
-    ),
+    "granitemoehybrid": _Layout("GraniteMoeHybrid", _granite_hybrid()),
     "hunyuan_v1_dense": _Layout(
         "HunYuanDenseV1",
         _decoder(
@@ -430,7 +436,8 @@ class _Builder:
 
     def _exists(self, name: str, within: str | None) -> bool:
         if within is None:
-            return name in self.outer
+            turns = not (self.model.no_rope_layers and all(self.model.no_rope_layers))
+            return name in self.outer or (name == "rotary_emb" and turns)
         return any(known == within or known.startswith(f"{within}.") for known in self.layer)
 
     def _node(self, item: _Item, name: str, within: str | None) -> Node:

@@ -46,7 +46,6 @@ WITHOUT_A_TABLE = {
     "falcon_h1": "state-space layers",
     "gemma3n_text": "embeddings of their own",
     "gemma4_text": "embeddings of their own",
-    "granitemoehybrid": "state-space layers",
     "jamba": "state-space layers",
     "kimi_linear": "linear attention",
     "mamba2": "state-space layers",
@@ -70,7 +69,7 @@ def test_a_hybrid_is_refused_by_name_with_the_reason(model_type: str, reason: st
 
 def test_no_family_is_both_modelled_and_refused() -> None:
     # but Granite 4.0, some of whose members have attention alone
-    assert BEYOND.keys() & MODELLED == {"granitemoehybrid"}
+    assert not BEYOND.keys() & MODELLED
 
 
 # --- GPT-OSS --------------------------------------------------------------------------------------
@@ -168,17 +167,64 @@ def test_granite_4_of_attention_alone_has_one_mlp_of_the_shared_width() -> None:
     assert total_parameters(model) == 2 * (2 * 8 + 4 * 64 + 3 * 8 * 16) + 2 * 100 * 8 + 8
 
 
+HYBRID = MICRO | {
+    "layer_types": ["mamba", "attention"],
+    "position_embedding_type": "nope",
+    "mamba_n_heads": 4,
+    "mamba_d_state": 6,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 4,
+}
+
+
+def test_granite_4_has_mixers_where_it_does_not_attend() -> None:
+    model = model_from_config(HYBRID)
+    every = 2 * 8 + 3 * 8 * 16  # two norms and the MLP
+    channels = 16 + 2 * 2 * 6  # twice the hidden size; B and C of two groups of 6
+    mixer = 8 * (16 + channels + 4) + 16 * 8  # to gate, channels and a step a head; back
+    mixer += (
+        channels * 4 + channels + 3 * 4 + 16
+    )  # filters of 4 with biases; A, D, a bias a step; the norm
+    assert total_parameters(model) == 2 * every + mixer + 4 * 64 + 2 * 100 * 8 + 8
+    assert attended_pairs(model, 4, skips=True) == 10  # one layer of two attends
+    assert all(model.no_rope_layers)
+
+
+def test_experts_of_granite_4_lie_beside_its_mlp() -> None:
+    keys = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 5}
+    more = total_parameters(model_from_config(HYBRID | keys)) - total_parameters(
+        model_from_config(HYBRID)
+    )
+    assert more == 2 * (3 * 8 + 3 * 3 * 8 * 5)  # in both layers a router, and of each expert three
+
+
+def test_state_spaces_are_said_to_run_as_pytorch_runs_them() -> None:
+    sentence = "The state-space layers are counted as PyTorch runs them"
+    assert sentence in " ".join(estimate(model_from_config(HYBRID), None, LORA).assumptions)
+    assert sentence not in " ".join(estimate(model_from_config(MICRO), None, LORA).assumptions)
+
+
+def test_the_scan_grows_with_whole_chunks() -> None:
+    # 65 tokens are filled up to 128: two chunks, as 128 tokens are
+    model = model_from_config(HYBRID | {"mamba_chunk_size": 64})
+    setups = [TrainingSetup(max_length=length) for length in (64, 65, 128, 129)]
+    one, just_two, two, just_three = (estimate(model, None, it).peak.bytes for it in setups)
+    assert just_two - one > two - just_two
+    assert just_three - two > two - just_two
+
+
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"layer_types": ["mamba", "attention"]}, "its state-space layers train"),
-        ({"num_local_experts": 4}, "num_local_experts must be 0"),
-        ({"position_embedding_type": "nope"}, 'position_embedding_type must be "rope"'),
+        ({"layer_types": ["mamba", "conv"]}, 'layer_types must hold "full_attention"'),
+        ({"mamba_d_head": 3}, "mamba_n_heads 4 heads of 3 are not mamba_expand times hidden_size"),
+        ({"mamba_n_groups": 3}, "4 heads of a state-space layer are not a multiple of its 3"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not modelled for granitemoehybrid"),
     ],
 )
-def test_other_members_of_granite_4_are_refused(keys: dict[str, object], sentence: str) -> None:
+def test_other_configs_of_granite_4_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        model_from_config(MICRO | keys)
+        model_from_config(HYBRID | keys)
 
 
 # --- Ministral 3 ----------------------------------------------------------------------------------

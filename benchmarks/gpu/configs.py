@@ -33,9 +33,12 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
     },
     "granitemoehybrid": lambda model: {
         "shared_intermediate_size": model.intermediate_size,
-        "layer_types": ["full_attention"] * model.num_hidden_layers,
-        "position_embedding_type": "rope",
-        "num_local_experts": 0,
+        "intermediate_size": model.moe_intermediate_size or model.intermediate_size,
+        "layer_types": list(model.layer_types) or ["full_attention"] * model.num_hidden_layers,
+        "position_embedding_type": "nope" if model.no_rope_layers else "rope",
+        "num_local_experts": model.num_experts,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        **_state_space(model),
     },
     "gpt_neox": lambda model: {
         "use_parallel_residual": model.parallel_residual,
@@ -83,6 +86,26 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
         "residual_dropout": model.resid_pdrop,
     },
 }
+
+
+def _state_space(model: Model) -> Config:
+    """Mamba 2's sizes by Granite's names."""
+    sizes = model.state_space
+    if sizes is None:
+        return {}
+    return {
+        "mamba_n_heads": sizes.heads,
+        "mamba_d_head": sizes.head_dim,
+        "mamba_expand": sizes.width // model.hidden_size,
+        "mamba_d_state": sizes.state_size,
+        "mamba_n_groups": sizes.groups,
+        "mamba_d_conv": sizes.conv_kernel,
+        "mamba_chunk_size": sizes.chunk_size,
+        "mamba_conv_bias": sizes.conv_bias,
+        "mamba_proj_bias": sizes.in_bias,
+    }
+
+
 _ACTIVATION_KEYS = {"gemma2": "hidden_activation", "gemma3_text": "hidden_activation"}
 _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 

@@ -12,7 +12,7 @@ from estimator.architectures.hybrids import granite_hybrid
 from estimator.architectures.lfm2 import lfm2
 from estimator.architectures.llama4 import llama4
 from estimator.architectures.rotary import Rotary
-from estimator.parameters import check_modelled
+from estimator.parameters import Norm, check_modelled, modules_with_counts
 from estimator.specs import AttnImplementation, Model, TrainingSetup
 
 
@@ -43,7 +43,7 @@ class Architecture:
     runs_every_expert: bool = False
     """Every token goes through every expert, times a share that is 0 for those it was not chosen for."""
     fallback: tuple[str, str] | None = None
-    """What is counted as PyTorch runs it, and the package whose kernel transformers takes where it is installed."""
+    """What is counted as PyTorch runs it, and the packages whose kernels transformers takes where it finds them."""
     masks_unused_window: bool = False
     """A window's mask is made although no layer has a window (Qwen2-MoE)."""
     returns_weights: bool = False
@@ -52,6 +52,7 @@ class Architecture:
     """Eager attention takes the softmax in float32 whatever the dtype."""
 
 
+_MAMBA = ("state-space layers", "mamba-ssm and causal-conv1d")
 _LAYER_NORM = NormKind.LAYER_NORM
 _LLAMA = Architecture(layers.llama)
 _OLMO2 = Architecture(layers.olmo2, NormKind.RMS_CAST_LAST, Rotary.CAST_BACK)
@@ -101,7 +102,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
-    "granitemoehybrid": replace(_GRANITE, layer=granite_hybrid, tables_if_turned=True),
+    "granitemoehybrid": replace(
+        _GRANITE, layer=granite_hybrid, tables_if_turned=True, fallback=_MAMBA
+    ),
     "hunyuan_v1_dense": Architecture(layers.hunyuan),
     "internlm3": _LLAMA,
     "lfm2": Architecture(lfm2, fallback=("short convolutions", "causal-conv1d")),
@@ -143,6 +146,12 @@ def architecture(model: Model) -> Architecture:
     """The model's family; refuses one that is not modelled, by name."""
     check_modelled(model.model_type)
     return ARCHITECTURES[model.model_type]
+
+
+def fallback_of(model: Model) -> tuple[str, str] | None:
+    """The family's ``fallback``, if the model has such layers: each of them begins with a convolution."""
+    has_filters = any(isinstance(it, Norm) and it.taps for it, _ in modules_with_counts(model))
+    return architecture(model).fallback if has_filters else None
 
 
 def attention_of(model: Model, setup: TrainingSetup) -> AttnImplementation:

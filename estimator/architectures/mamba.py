@@ -71,7 +71,12 @@ def _convolved(b: Block, x: Tensor, name: str) -> Tensor:
     out = op.part(
         tape,
         op.convolution(
-            tape, x, weight, longer * sizes.conv_width, "convolution", bias=bias[0] if bias else None
+            tape,
+            x,
+            weight,
+            longer * sizes.conv_width,
+            "convolution",
+            bias=bias[0] if bias else None,
         ),
         x.elements,
     )

@@ -64,6 +64,7 @@ ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40}
 LLAMA4 = LOCAL_EXPERTS | {"intermediate_size_mlp": 144, "head_dim": 16}
 ATTENTION_ALONE = {"layer_types": ["full_attention"] * 4, "num_local_experts": 0}
 ATTENTION_ALONE |= {"shared_intermediate_size": 96, "position_embedding_type": "rope"}
+GRANITE = {"shared_intermediate_size": 96, "mamba_n_heads": 4, "mamba_d_state": 16}
 TIED = {"tie_word_embeddings": True}
 UNTIED = {"tie_word_embeddings": False}
 
@@ -118,6 +119,17 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("granite", SMALL | ALL_BIASED),
     ("granitemoe", SMALL | LOCAL_EXPERTS | BIASED | TIED),
     ("granitemoehybrid", SMALL | ATTENTION_ALONE),
+    ("granitemoehybrid", SMALL | GRANITE | {"num_local_experts": 0, "num_experts_per_tok": 0}),
+    (
+        "granitemoehybrid",
+        SMALL
+        | GRANITE
+        | LOCAL_EXPERTS
+        | BIASED
+        | TIED
+        | {"layers_block_type": ["mamba", "attention", "mamba", "mamba"], "mamba_n_groups": 2}
+        | {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_d_conv": 3},
+    ),
     ("hunyuan_v1_dense", SMALL | {"head_dim": 8}),
     ("lfm2", SMALL | {"layer_types": ["conv", "full_attention", "conv", "conv"]}),
     ("lfm2", SMALL | {"full_attn_idxs": [0], "block_auto_adjust_ff_dim": False}),
@@ -189,8 +201,9 @@ def real_tree(real: Any) -> dict[str, int]:
         module, _, last = name.rpartition(".")
         if last == "e_score_correction_bias":  # ERNIE's, a parameter that is never trained
             continue
-        stack = last.removesuffix("_bias")
-        stands_alone = last in {"gate_up_proj", "down_proj", "sinks"} or stack != last
+        stack = last if last == "dt_bias" else last.removesuffix("_bias")
+        vectors = {"sinks", "A_log", "D", "dt_bias"}
+        stands_alone = last in {"gate_up_proj", "down_proj"} | vectors or stack != last
         owner = f"{module}.{stack}" if stands_alone else module
         tree[owner] = tree.get(owner, 0) + parameter.numel()
     return tree
@@ -267,6 +280,7 @@ LORA = [
     ("qwen2_moe", SMALL | EXPERTS | {"shared_expert_intermediate_size": 80}, "all-linear"),
     ("qwen2_moe", SMALL | EXPERTS | {"shared_expert_intermediate_size": 80}, ("down_proj",)),
     ("granitemoe", SMALL | LOCAL_EXPERTS, "all-linear"),
+    ("granitemoehybrid", SMALL | GRANITE | LOCAL_EXPERTS, "all-linear"),
 ]
 
 
