@@ -20,7 +20,6 @@ from estimator.architectures import attention_of
 from estimator.architectures.decoder import LayerKind, Step, has_window, layer_kinds
 from estimator.evaluation import as_evaluated, evaluated
 from estimator.loading import load_moment_of
-from estimator.memory.optimizer import optimizer_states, step_transient
 from estimator.memory.program import Program, Sized, written_by
 from estimator.memory.seats import FIRST, Modules, Seats, copies_on, modules_on
 from estimator.memory.symbols import Recording
@@ -34,14 +33,13 @@ from estimator.moments import (
     Walk,
     adapters_of,
     bytes_of,
-    gradient_bytes,
     played_layers,
     runs_of,
     stand_ins,
     structure,
     trained_of,
+    undivided,
 )
-from estimator.parameters import adapter_parameters, total_parameters, trainable_parameters
 from estimator.results import Moment
 from estimator.saving import taken_apart_bytes
 from estimator.specs import Component, Model, Optimizer, Phase, TrainingSetup
@@ -149,21 +147,11 @@ def resident_on(model: Model, structure: TrainingSetup, at: Seats, gpu: int) -> 
     """
     modules, copies = modules_on(model, at, gpu), copies_on(model, structure, at, gpu)
     tensors = trained_of(modules, copies, structure)
-    gradients = gradient_bytes(tensors)
     weights = bytes_of(modules, structure)
     for buffer in buffers(model):
         one_a_layer = buffer.copies == model.num_hidden_layers
         weights += buffer.bytes * (len(at.layers_on(gpu)) if one_a_layer else gpu == FIRST)
-    return Resident(
-        weights,
-        adapters_of(modules, copies, structure),
-        gradients,
-        gradients,
-        step_transient(tensors, structure.optim, structure.optim_state_dtype),
-        optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
-        total_parameters(model) + adapter_parameters(model, structure),
-        trainable_parameters(model, structure),
-    )
+    return undivided(model, structure, (weights, adapters_of(modules, copies, structure)), tensors)
 
 
 # --- the step -------------------------------------------------------------------------------------

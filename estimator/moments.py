@@ -524,17 +524,29 @@ def resident(model: Model, structure: TrainingSetup) -> Resident:
     if structure.strategy.is_zero:
         return _resident_zero(model, structure)
     tensors = trainable_tensors(model, structure)
+    lying = weight_bytes(model, structure), adapter_bytes(model, structure)
+    bucket = bucket_bytes(tensors) if structure.strategy is Strategy.DDP else 0
+    return undivided(model, structure, lying, tensors, bucket)
+
+
+def undivided(
+    model: Model,
+    structure: TrainingSetup,
+    lying: tuple[int, int],
+    tensors: Sequence[Trainable],
+    bucket: int = 0,
+) -> Resident:
+    """Of a GPU that keeps these trained tensors whole beside bytes of weights and adapters and a bucket of DDP's."""
     gradients = gradient_bytes(tensors)
     return Resident(
-        weight_bytes(model, structure),
-        adapter_bytes(model, structure),
+        *lying,
         gradients,
         gradients,
         step_transient(tensors, structure.optim, structure.optim_state_dtype),
         optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
         total_parameters(model) + adapter_parameters(model, structure),
         trainable_parameters(model, structure),
-        bucket_bytes(tensors) if structure.strategy is Strategy.DDP else 0,
+        bucket,
     )
 
 

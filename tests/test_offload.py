@@ -35,19 +35,9 @@ from estimator.specs import (
     Strategy,
     TrainingSetup,
 )
+from tests.test_sharding import LLAMA
 
 NONE, CPU, NVME = Offload
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "vocab_size": 1000,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")
 N = total_parameters(MISTRAL)
