@@ -15,6 +15,7 @@ from functools import lru_cache
 from math import inf, log
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from estimator.parameters import total_parameters
 from estimator.specs import RATES, STEP_PHASES, Gpu, Machine, Model, Phase, Price
@@ -35,6 +36,16 @@ MOMENTS = ("before", "after_load", *(phase.value for phase in STEP_PHASES), "pea
 LAYER_LETTERS = {"c": "conv", "f": "full_attention", "s": "sliding_attention"}
 MLP_LETTERS = {"d": "dense", "s": "sparse"}
 ROPE_LETTERS = {"r": False, "n": True}
+OF_LAYERS = (
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "attention_k_eq_v",
+    "num_kv_shared_layers",
+    "use_double_wide_mlp",
+    "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input",
+)
+"""Fields of a model that few families have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -490,7 +501,21 @@ def _model(row: Mapping[str, str]) -> Model:
         qk_nope_head_dim=int(row["qk_nope_head_dim"]),
         qk_rope_head_dim=int(row["qk_rope_head_dim"]),
         v_head_dim=int(row["v_head_dim"]),
+        **_by_layer().get(row["hub_id"], {}),
     )
+
+
+@lru_cache(maxsize=1)
+def _by_layer() -> Mapping[str, Any]:
+    """What else the models of data/layers.csv have: fields of ``Model`` by Hub id."""
+    return {
+        row["hub_id"]: {name: _number_or_flag(row[name]) for name in OF_LAYERS}
+        for row in _rows("layers.csv")
+    }
+
+
+def _number_or_flag(cell: str) -> int | bool:
+    return int(cell) if cell.isdecimal() else _flag(cell)
 
 
 def _gpu(row: Mapping[str, str]) -> Gpu:

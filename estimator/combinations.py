@@ -11,6 +11,7 @@ from estimator.specs import (
     Loss,
     Method,
     MixedPrecision,
+    Model,
     Offload,
     Optimizer,
     Strategy,
@@ -57,6 +58,20 @@ def _offloads(setup: TrainingSetup) -> bool:
 
 def _uses_nvme(setup: TrainingSetup) -> bool:
     return Offload.NVME in (setup.offload_optimizer, setup.offload_param)
+
+
+def shared_between_layers(model: Model, setup: TrainingSetup) -> str:
+    """Why a model whose layers share more than a mask goes with no strategy that divides it; empty: it does.
+
+    Source: derived; transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4TextModel.forward``.
+    """
+    alone = setup.strategy in (Strategy.NONE, Strategy.DDP)
+    if alone or not (model.num_kv_shared_layers or model.hidden_size_per_layer_input):
+        return ""
+    return (
+        f"strategy {setup.strategy} is not modelled yet for {model.model_type} whose layers share embeddings, or keys "
+        "and values; take none or ddp."
+    )
 
 
 RULES = (

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from estimator.hf_config import (
     DERIVED_HEAD_DIM,
+    FULL,
     MOST_ELEMENTS,
     MOST_HEADS,
     MOST_LAYERS,
@@ -55,7 +56,7 @@ def resized(known: Model, dimensions: Mapping[str, object]) -> Model:
         "head_dim": _head_dim(known, given, heads),
         "intermediate_size": _intermediate_size(known, given),
         "learned_positions": _learned_positions(known, given),
-        "layer_types": _repeated(known.layer_types, layers),
+        "layer_types": _layer_types(known, layers),
         "no_rope_layers": _repeated(known.no_rope_layers, layers),
         "mlp_layer_types": _mlp_pattern(known, layers),
     }
@@ -133,6 +134,21 @@ def _learned_positions(known: Model, given: Mapping[str, Any]) -> int:
         return 0
     positions: int = given.get("max_position_embeddings", known.max_position_embeddings)
     return positions + known.learned_positions - known.max_position_embeddings
+
+
+def _layer_types(known: Model, layers: int) -> tuple[str, ...]:
+    """The pattern repeated or cut. Gemma 4's last layer sees everything; of both kinds one is left that shares not."""
+    kinds = _repeated(known.layer_types, layers)
+    if known.model_type != "gemma4_text":
+        return kinds
+    kinds = (*kinds[:-1], FULL)
+    own = kinds[: max(0, layers - known.num_kv_shared_layers)]
+    if known.num_kv_shared_layers and set(own) != set(known.layer_types):
+        raise ValueError(
+            f"num_hidden_layers {layers} is too few for {known.model_type}, whose last {known.num_kv_shared_layers} "
+            "layers take keys and values from those before; raise it."
+        )
+    return kinds
 
 
 def _mlp_pattern(known: Model, layers: int) -> tuple[str, ...]:

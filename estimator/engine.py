@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from estimator.architectures import architecture, attention_of, fallback_of
 from estimator.architectures.liger import check_liger, loss_sentences
 from estimator.checkpoints import checkpoint, gathers_to_save, save_moment
-from estimator.combinations import beyond_one_machine, refusal
+from estimator.combinations import beyond_one_machine, refusal, shared_between_layers
 from estimator.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.device_map import Share, peaks, shares
 from estimator.evaluation import evaluation_moment, evaluation_walk
@@ -265,7 +265,8 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         raise ValueError(sentence)
     is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
     if is_flash and family.flash_lacks:
-        # transformers 5.23, modeling_utils.py, _compatible_flash_implementations and _flash_attn_can_dispatch
+        # transformers 5.23, modeling_utils.py, _compatible_flash_implementations and _flash_attn_can_dispatch;
+        # flash-attn 2.8, csrc/flash_attn/flash_api.cpp, mha_fwd
         known = "eager" if family.eager_only else "sdpa"
         raise ValueError(
             f"attn_implementation flash_attention_2 does not know the {family.flash_lacks} of {model.model_type}; use "
@@ -277,6 +278,8 @@ def _check(model: Model, setup: TrainingSetup) -> None:
             f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} is not modelled yet for {model.model_type}, "
             "whose experts transformers takes apart before it packs them; take method lora on a 16-bit base."
         )
+    if sentence := shared_between_layers(model, setup):
+        raise ValueError(sentence)
     if setup.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
         raise ValueError(
             "output_router_logits under device_map is not modelled yet; set it to false in the config, or take "
@@ -335,6 +338,11 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             "stay on the GPU, frozen."
         )
     sentences += loss_sentences(model, setup)
+    if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:
+        sentences.append(
+            "use_reentrant trains the keys and values that layers share without the gradients of those that take them: "
+            "each layer is played again by itself. Leave it at false."
+        )
     if (fallback := fallback_of(model)) is not None:
         sentences.append(
             f"The {fallback[0]} are counted as PyTorch runs them, not as the kernels of {fallback[1]} do, which "

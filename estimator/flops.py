@@ -6,6 +6,7 @@ forward, 2n for the gradient of its input and 2n for its own gradient. A frozen 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from estimator.architectures import architecture, attention_of
 from estimator.architectures.decoder import has_window, layer_kinds
 from estimator.parameters import (
     CONVOLUTION,
+    FULL_ATTENTION,
     LINEAR_ATTENTION,
     Embedding,
     Linear,
@@ -204,6 +206,8 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
         skips: causal  s · (s + 1) / 2, or with a window w  w · s - w · (w - 1) / 2     else: s · s
         in chunks of w (Llama 4)  ⌊s / w⌋ · w · (w + 1) / 2 + r · (r + 1) / 2     r: s mod w
 
+    Where layers without a window have wider heads (Gemma 4) their pairs count so many times more.
+
     ``skips``: the kernel leaves out what the mask hides, as flash kernels do; plain products do not.
     Source: derived; Dao 2023, arXiv:2307.08691, section 3.1 (blocks above the diagonal are skipped).
 
@@ -211,6 +215,8 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
     >>> attended_pairs(TINY_LLAMA, 4, skips=True), attended_pairs(TINY_LLAMA, 4, skips=False)
     (20, 32)
     """
+    if model.global_head_dim:
+        return _weighed_pairs(model, length, skips=skips)
     others = model.layer_types.count(CONVOLUTION) + model.layer_types.count(LINEAR_ATTENTION)
     layers = model.num_hidden_layers - others
     if not skips:
@@ -225,3 +231,22 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
         windowed = chunks * (window * (window + 1) // 2) + rest * (rest + 1) // 2
     kinds = layer_kinds(model, windowed=True)
     return sum(windowed if kind.windowed else causal for kind in kinds)
+
+
+def _weighed_pairs(model: Model, length: int, *, skips: bool) -> int:
+    """The same where layers have heads of their own width: a pair of twice as wide heads counts as two."""
+    plain = replace(
+        model,
+        global_head_dim=0,
+        layer_types=(),
+        sliding_window=0,
+        num_hidden_layers=1,
+        num_kv_shared_layers=0,
+    )
+    windowed = replace(plain, sliding_window=model.sliding_window)
+    of_global = model.layer_types.count(FULL_ATTENTION)
+    of_others = (model.num_hidden_layers - of_global) * attended_pairs(
+        windowed, length, skips=skips
+    )
+    pairs = of_global * attended_pairs(plain, length, skips=skips)
+    return of_others + pairs * model.global_head_dim // model.head_dim

@@ -40,6 +40,7 @@ TEXT_PARTS = {
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",
@@ -145,6 +146,14 @@ _DEFAULTS = {
         sliding_window=4096,
         sliding_pattern=6,
     ),
+    "gemma4_text": _Defaults(
+        tied=True,
+        key_value_heads=4,
+        head_dim=256,
+        hidden_act="gelu_pytorch_tanh",
+        sliding_window=512,
+        sliding_pattern=6,
+    ),
     "glm": _Defaults(
         key_value_heads=2, head_dim=128, partial_rotary_factor=0.5, attention_bias=True
     ),
@@ -229,13 +238,15 @@ _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smoll
 _WINDOWED = (
     _ALL_WINDOWED
     | _SWITCHED_WINDOW
-    | {"cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "olmo3"}
+    | {"cohere2", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "llama4_text"}
+    | {"olmo3"}
 )
 _PARTLY_DENSE = frozenset(
     {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite"}
 )
 """The first layers have one MLP, the others experts, and shared experts beside them."""
 _EXPERTS = _PARTLY_DENSE | {
+    "gemma4_text",
     "gpt_oss",
     "granitemoe",
     "granitemoehybrid",
@@ -245,10 +256,14 @@ _EXPERTS = _PARTLY_DENSE | {
     "qwen2_moe",
     "qwen3_moe",
 }
-_EXPERTS_OF_THEIR_OWN_WIDTH = _PARTLY_DENSE | {"qwen2_moe", "qwen3_moe"}
+_EXPERTS_OF_THEIR_OWN_WIDTH = _PARTLY_DENSE | {"gemma4_text", "qwen2_moe", "qwen3_moe"}
 _NORMED_SHARES = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite"})
 _PDROP = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
-_SOFTCAPPED = {"gemma2": (50.0, 30.0), "gemma3_text": (None, None)}
+_SOFTCAPPED = {
+    "gemma2": (50.0, 30.0),
+    "gemma3_text": (None, None),
+    "gemma4_text": (None, None),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +409,16 @@ class _Latent(TypedDict):
     v_head_dim: int
 
 
+class _PerLayer(TypedDict):
+    global_head_dim: int
+    num_global_key_value_heads: int
+    attention_k_eq_v: bool
+    num_kv_shared_layers: int
+    use_double_wide_mlp: bool
+    hidden_size_per_layer_input: int
+    vocab_size_per_layer_input: int
+
+
 class _Dropouts(TypedDict):
     embd_pdrop: float
     attn_pdrop: float
@@ -418,6 +443,7 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
     if latent["kv_lora_rank"]:
         sizes["head_dim"] = latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"]
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    windows = _windows(read, family, sizes["num_hidden_layers"])
     positions = _positions(read)
     attn_cap, final_cap = _SOFTCAPPED.get(read.model_type, (None, None))
     capped = read.model_type in _SOFTCAPPED
@@ -448,6 +474,7 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
         **latent,
         **_experts(read, sizes),
         **_dropouts(read),
+        **_per_layer(read, windows["layer_types"], sizes),
     )
 
 
@@ -626,7 +653,7 @@ def _hidden_act(read: _Config, family: _Defaults) -> str:
             return read.text("activation_function", default=family.hidden_act)
         case "falcon":
             return read.text("activation", default=family.hidden_act)
-        case "gemma2" | "gemma3_text":
+        case "gemma2" | "gemma3_text" | "gemma4_text":
             return read.text("hidden_activation", default=family.hidden_act)
         case _:
             return read.text("hidden_act", default=family.hidden_act)
@@ -749,7 +776,10 @@ def _latent(read: _Config) -> _Latent:
 
 def _experts(read: _Config, sizes: _Sizes) -> _Experts:
     """How many experts, how many a token, how wide; all 0 where every layer has one MLP."""
-    if read.model_type not in _EXPERTS or read.values.get("num_local_experts") == 0:
+    is_dense = read.model_type not in _EXPERTS or read.values.get("num_local_experts") == 0
+    if read.model_type == "gemma4_text":
+        is_dense = not read.flag("enable_moe_block", default=False)
+    if is_dense:
         return {
             "num_experts": 0,
             "num_experts_per_tok": 0,
@@ -767,7 +797,7 @@ def _experts(read: _Config, sizes: _Sizes) -> _Experts:
         "num_experts": read.whole(
             "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"
         ),
-        "num_experts_per_tok": read.whole("num_experts_per_tok", "moe_k"),
+        "num_experts_per_tok": read.whole("num_experts_per_tok", "moe_k", "top_k_experts"),
         "moe_intermediate_size": width,
         "shared_expert_intermediate_size": _shared_width(read, width),
         "norm_topk_prob": read.model_type in {"ernie4_5_moe", "mixtral"}
@@ -1040,13 +1070,13 @@ def _layer_types(read: _Config, family: _Defaults, layers: int, window: int) -> 
                     f'layer_types must hold "{FULL}" and "{SLIDING}" only, not {_show(kind)}; '
                     "correct it in the config."
                 )
-        return tuple(str(kind) for kind in listed)
+        return _with_last(read, tuple(str(kind) for kind in listed))
     if read.model_type == "smollm3":
         return tuple(FULL if rotary else SLIDING for rotary in _listed_rotary(read, layers))
     if read.model_type == "llama4_text":
         return tuple(SLIDING if rotary else FULL for rotary in _listed_rotary(read, layers))
     if family.sliding_pattern:
-        return _patterned(read, family.sliding_pattern, layers)
+        return _with_last(read, _patterned(read, family.sliding_pattern, layers))
     first = read.values.get("max_window_layers", 28)  # Qwen2Config, Qwen2MoeConfig and Qwen3Config
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise ValueError(
@@ -1060,13 +1090,23 @@ def _layer_types(read: _Config, family: _Defaults, layers: int, window: int) -> 
     return tuple(SLIDING if layer >= first else FULL for layer in range(layers))
 
 
+def _with_last(read: _Config, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """Gemma 4's last layer sees everything, whatever is listed: ``Gemma4TextConfig.__post_init__``."""
+    return (*kinds[:-1], FULL) if read.model_type == "gemma4_text" else kinds
+
+
 def _patterned(read: _Config, default: int, layers: int) -> tuple[str, ...]:
     pattern = read.values.get("sliding_window_pattern")
     if read.model_type == "exaone4" and isinstance(pattern, str) and set(pattern) == {"L", "G"}:
         return tuple(
             SLIDING if pattern[layer % len(pattern)] == "L" else FULL for layer in range(layers)
         )
-    if read.model_type in {"gemma2", "gpt_oss", "olmo3"}:  # the class reads no such key
+    if read.model_type in {
+        "gemma2",
+        "gemma4_text",
+        "gpt_oss",
+        "olmo3",
+    }:  # the class reads no such key
         every = default
     else:
         every = read.whole("sliding_window_pattern", default=default, most=MOST_LAYERS)
@@ -1100,6 +1140,100 @@ def _listed_rotary(read: _Config, layers: int) -> tuple[bool, ...]:
         return tuple(bool(item) for item in listed)
     every = read.whole("no_rope_layer_interval", default=4, most=MOST_LAYERS)
     return tuple(layer % every != 0 for layer in range(1, layers + 1))
+
+
+def _per_layer(read: _Config, kinds: tuple[str, ...], sizes: _Sizes) -> _PerLayer:
+    """Gemma 4: what differs between its layers; all 0 elsewhere."""
+    if read.model_type != "gemma4_text":
+        return {
+            "global_head_dim": 0,
+            "num_global_key_value_heads": 0,
+            "attention_k_eq_v": False,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+        }
+    _check_gemma4(read, kinds)
+    same = read.flag("attention_k_eq_v", default=False)
+    width = read.values.get("hidden_size_per_layer_input", 256)
+    has_inputs = width is not None and width != 0
+    head_dim, heads = _global_heads(read, kinds, gated=same)
+    return {
+        "global_head_dim": 0 if head_dim == sizes["head_dim"] else head_dim,
+        "num_global_key_value_heads": 0 if heads == sizes["num_key_value_heads"] else heads,
+        "attention_k_eq_v": same,
+        "num_kv_shared_layers": _shared_layers(read, kinds),
+        "use_double_wide_mlp": read.flag("use_double_wide_mlp", default=False),
+        "hidden_size_per_layer_input": (
+            read.whole("hidden_size_per_layer_input", default=256) if has_inputs else 0
+        ),
+        "vocab_size_per_layer_input": (
+            read.whole("vocab_size_per_layer_input", default=262_144) if has_inputs else 0
+        ),
+    }
+
+
+def _check_gemma4(read: _Config, kinds: tuple[str, ...]) -> None:
+    if read.values.get("use_bidirectional_attention") == "all":
+        raise ValueError(
+            'use_bidirectional_attention "all" is not modelled for gemma4_text; set it to null in the config.'
+        )
+    if (
+        read.values.get("num_kv_shared_layers")
+        and read.values.get("hidden_size_per_layer_input", 256) == 0
+    ):
+        # modeling_gemma4.py, _maybe_slice_kv_shared_inputs slices the layers' own embeddings, which are None then
+        raise ValueError(
+            "num_kv_shared_layers needs hidden_size_per_layer_input, without which transformers stops; set it to 0 in "
+            "the config."
+        )
+    if not kinds:
+        raise ValueError(
+            f'layer_types must hold both "{FULL}" and "{SLIDING}" in gemma4_text, since only such are modelled; '
+            "correct it in the config."
+        )
+
+
+def _global_heads(read: _Config, kinds: tuple[str, ...], *, gated: bool) -> tuple[int, int]:
+    """Of layers without a window the width of a head, and the key-value heads; 0: as in the others.
+
+    Configs that transformers 5.23 has saved name them layer by layer.
+    """
+    named = read.part("per_layer_config").values
+    if not named:
+        heads = read.whole("num_global_key_value_heads", default=0, most=MOST_HEADS) if gated else 0
+        return read.whole("global_head_dim", default=512), heads
+    of_global = [named.get(str(layer)) for layer, kind in enumerate(kinds) if kind == FULL]
+    first = of_global[0]
+    if first is None or len(named) != len(of_global) or any(it != first for it in of_global):
+        raise ValueError(
+            f'per_layer_config must say the same of each "{FULL}" layer and nothing of others, since only such models '
+            "are modelled; correct it in the config."
+        )
+    own = read.part("per_layer_config").part(str(kinds.index(FULL)))
+    unknown = sorted(own.values.keys() - {"head_dim", "num_key_value_heads"})
+    if unknown:
+        raise ValueError(
+            f"per_layer_config changes {unknown[0]}, which is not modelled for gemma4_text; correct it in the config."
+        )
+    return (
+        own.whole("head_dim", default=0),
+        own.whole("num_key_value_heads", default=0, most=MOST_HEADS),
+    )
+
+
+def _shared_layers(read: _Config, kinds: tuple[str, ...]) -> int:
+    """How many last layers share; of each type they need one before them that has keys and values."""
+    if read.values.get("num_kv_shared_layers") in (None, 0):
+        return 0
+    shared = read.whole("num_kv_shared_layers", most=len(kinds))
+    if set(kinds[: len(kinds) - shared]) != set(kinds):
+        raise ValueError(
+            f"num_kv_shared_layers {shared} leaves no layer of each type before the {shared} that share; lower it in "
+            "the config."
+        )
+    return shared
 
 
 def _dropouts(read: _Config) -> _Dropouts:

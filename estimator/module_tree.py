@@ -17,6 +17,8 @@ from math import prod
 
 from estimator.parameters import (
     DENSE,
+    GLOBAL,
+    REUSING,
     UNTURNED,
     Bare,
     Linear,
@@ -46,6 +48,8 @@ class Tensor:
     name: str
     elements: int
     kind: Kind
+    is_buffer: bool = False
+    """One beside children, which no split of the module places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,13 @@ class Node:
     def parts(self) -> tuple[Node, ...]:
         """What it falls into where it is split: its own parameters, then its children; buffers are left out.
 
-        Only the experts of a mixture have both.
+        Only the experts of a mixture have both, and Gemma 4's routers.
         """
-        stacks = (one for one in self.tensors if self.children and one.kind is Kind.WEIGHT)
+        stacks = (
+            one
+            for one in self.tensors
+            if self.children and one.kind is Kind.WEIGHT and not one.is_buffer
+        )
         alone = (
             Node(f"{self.name}.{one.name}", tensors=(one,), is_parameter=True) for one in stacks
         )
@@ -94,7 +102,7 @@ class _Layout:
     """Stacked experts are taken apart before they are packed in 4 or 8 bits."""
 
 
-BARE_VECTORS = frozenset({"A_log", "D", "dt_bias", "sinks"})
+BARE_VECTORS = frozenset({"A_log", "D", "dt_bias", "per_expert_scale", "scale", "sinks"})
 """Parameters of one dimension that stand in their parent's tables by themselves, without a module."""
 
 _ATTENTION = "self_attn:@Attention(q_proj k_proj v_proj o_proj q_norm? k_norm?)"
@@ -176,6 +184,29 @@ def _llama4() -> str:
     return f"model:@TextModel(embed_tokens layers:ModuleList({layers}) norm rotary_emb) lm_head"
 
 
+def _gemma4() -> str:
+    """As Gemma 4 has it: layers with and without a window, with and without keys and values of their own."""
+    own = "q_proj q_norm k_norm v_norm k_proj v_proj? o_proj"
+    rest = (
+        f"{_GATED} {_FOUR_NORMS} act_fn? per_layer_input_gate? per_layer_projection? "
+        "post_per_layer_input_norm? router?:@TextRouter(norm proj) experts?:@TextExperts(act_fn) "
+        "post_feedforward_layernorm_1? post_feedforward_layernorm_2? pre_feedforward_layernorm_2?"
+    ).replace("@MLP", "@TextMLP")
+    layers = " ".join(
+        f"{kind}*:@TextDecoderLayer(self_attn:@TextAttention({inside}) {rest})"
+        for kind, inside in (
+            ("", own),
+            (GLOBAL, own),
+            (REUSING, "q_proj q_norm o_proj"),
+            (f"{GLOBAL}-{REUSING}", "q_proj q_norm o_proj"),
+        )
+    )
+    return (
+        f"model:@TextModel(embed_tokens layers:ModuleList({layers}) norm rotary_emb embed_tokens_per_layer? "
+        "per_layer_model_projection? per_layer_projection_norm?) lm_head"
+    )
+
+
 def _transformer(outer: str) -> str:
     """As GPT-2 has it."""
     return f"transformer:@Model({outer}) lm_head"
@@ -228,6 +259,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
     "gemma3_text": _Layout(
         "Gemma3", _decoder(f"{_ATTENTION} {_GATED} {_FOUR_NORMS}", model="@TextModel")
     ),
+    "gemma4_text": _Layout("Gemma4", _gemma4()),
     "glm": _Layout("Glm", _decoder(f"{_ATTENTION} {_FUSED} {_TWO_NORMS}")),
     "glm4": _Layout(
         "Glm4",
@@ -438,6 +470,8 @@ class _Builder:
         if within is None:
             turns = not (self.model.no_rope_layers and all(self.model.no_rope_layers))
             return name in self.outer or (name == "rotary_emb" and turns)
+        if within == "act_fn":  # of Gemma 4's layer, beside that of its MLP
+            return bool(self.model.hidden_size_per_layer_input)
         return any(known == within or known.startswith(f"{within}.") for known in self.layer)
 
     def _node(self, item: _Item, name: str, within: str | None) -> Node:
@@ -486,6 +520,11 @@ def _buffers(model: Model, module: str) -> tuple[Tensor, ...]:
     rotary = model.qk_rope_head_dim or int(model.head_dim * model.partial_rotary_factor)
     positions = model.max_position_embeddings
     match model.model_type, module:
+        case "gemma4_text", "rotary_emb":
+            widths = (model.global_head_dim or rotary, rotary)
+            return tuple(Tensor("inv_freq", it // 2, Kind.FLOAT32) for it in widths for _ in "12")
+        case "gemma4_text", name if name.isdecimal():
+            return (Tensor("layer_scalar", 1, Kind.WEIGHT, is_buffer=True),)
         case _, "rotary_emb":
             by_type = model.model_type in {"gemma3_text", "olmo3"}
             copies = 2 * max(1, len(set(model.layer_types))) if by_type else 2
@@ -501,7 +540,9 @@ def _buffers(model: Model, module: str) -> tuple[Tensor, ...]:
             return (Tensor("embed_positions", positions * rotary, Kind.FLOAT32),)
         case "gpt_bigcode", "transformer":
             return (Tensor("bias", positions**2, Kind.BOOL),)
-        case "gemma" | "gemma2" | "gemma3_text", "embed_tokens":
+        case "gemma4_text", "embed_tokens_per_layer":
+            return (Tensor("embed_scale", 1, Kind.WEIGHT),)
+        case "gemma" | "gemma2" | "gemma3_text" | "gemma4_text", "embed_tokens":
             return (Tensor("embed_scale", 1, Kind.WEIGHT),)
         case "apertus", "act_fn":
             return (Tensor("beta", 1, Kind.WEIGHT), Tensor("eps", 1, Kind.WEIGHT))

@@ -91,6 +91,8 @@ OPT_POSITION_OFFSET = 2
 
 DENSE = "dense"
 """A layer of a mixture of experts that has one MLP instead: ``mlp_layer_types``."""
+FULL_ATTENTION = "full_attention"
+"""A layer without a window: ``layer_types``."""
 CONVOLUTION = "conv"
 """A layer of LFM2 with a short convolution in attention's place: ``layer_types``."""
 SHORT_FILTER = 3
@@ -103,6 +105,15 @@ LAST = "last"
 """The last layer of an OLMo whose head is tied: its norms have no weights, so the model's last parameter is here."""
 UNTURNED = "unturned"
 """A layer of Llama 4 whose queries and keys are not turned: it has no norm of these either."""
+
+GLOBAL = "global"
+"""A layer of Gemma 4 without a window, whose heads are wider."""
+REUSING = "reusing"
+"""A layer that takes the keys and values of a layer before it: ``num_kv_shared_layers``."""
+KEEPING = "keeping"
+"""The layer whose keys and values these take."""
+FIRST_BACK = "reusing, first in backward"
+"""The last of them, whose gradient of these keys and values is the first."""
 
 TINY_LLAMA = Model(
     model_type="llama",
@@ -573,6 +584,72 @@ def _gemma3(model: Model) -> tuple[Module, ...]:
     return (*_gemma2(model), *_head_norms(model, "q_norm", "k_norm"))
 
 
+def _gemma4(model: Model, *, is_global: bool = False, reuses: bool = False) -> tuple[Module, ...]:
+    """``model`` as this layer sees it, by ``layer_model``."""
+    hidden, bias = model.hidden_size, model.attention_bias
+    own = (
+        Norm("self_attn.k_norm", model.head_dim),
+        Norm("self_attn.v_norm", model.head_dim, weight=False),
+        Linear("self_attn.k_proj", hidden, model.key_value_size, bias),
+        *(
+            ()
+            if is_global and model.attention_k_eq_v
+            else (Linear("self_attn.v_proj", hidden, model.key_value_size, bias),)
+        ),
+    )
+    return (
+        Linear("self_attn.q_proj", hidden, model.query_size, bias),
+        Norm("self_attn.q_norm", model.head_dim),
+        *(() if reuses else own),
+        Linear("self_attn.o_proj", model.query_size, hidden, bias),
+        *_gated_mlp(model),
+        *_norms(model, "input_layernorm", "post_attention_layernorm"),
+        *_norms(model, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        *_layer_input(model),
+        *(_gemma4_experts(model) if model.num_experts else ()),
+    )
+
+
+def _layer_input(model: Model) -> tuple[Module, ...]:
+    """What brings a layer's own embedding in."""
+    hidden, width = model.hidden_size, model.hidden_size_per_layer_input
+    if not width:
+        return ()
+    return (
+        Linear("per_layer_input_gate", hidden, width),
+        Linear("per_layer_projection", width, hidden),
+        *_norms(model, "post_per_layer_input_norm"),
+    )
+
+
+def _gemma4_experts(model: Model) -> tuple[Module, ...]:
+    """A mixture beside the MLP; the router scales its input and each expert's share."""
+    hidden, experts = model.hidden_size, model.num_experts
+    _, gates_and_ups, downs = _experts(model, "")
+    return (
+        Norm("router.scale", hidden),
+        Norm("router.per_expert_scale", experts),
+        Norm("router.norm", hidden, weight=False),
+        Linear("router.proj", hidden, experts),
+        replace(gates_and_ups, name="experts.gate_up_proj"),
+        replace(downs, name="experts.down_proj"),
+        *_norms(model, "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
+        *_norms(model, "pre_feedforward_layernorm_2"),
+    )
+
+
+def _gemma4_outer(model: Model) -> tuple[Module, ...]:
+    embedding, norm, *head = _LLAMA_OUTER(model)
+    width = model.hidden_size_per_layer_input
+    of_all_layers = model.num_hidden_layers * width
+    of_layers = (
+        Embedding("embed_tokens_per_layer", model.vocab_size_per_layer_input, of_all_layers),
+        Linear("per_layer_model_projection", model.hidden_size, of_all_layers),
+        Norm("per_layer_projection_norm", width),
+    )
+    return (embedding, norm, *(of_layers if width else ()), *head)
+
+
 def _phi3(model: Model) -> tuple[Module, ...]:
     return (
         *_norms(model, "input_layernorm"),
@@ -883,6 +960,15 @@ _FAMILIES = {
     "gemma": _LLAMA,
     "gemma2": _Family(_gemma2),
     "gemma3_text": _Family(_gemma3),
+    "gemma4_text": _Family(
+        _gemma4,
+        _gemma4_outer,
+        others={
+            GLOBAL: partial(_gemma4, is_global=True),
+            REUSING: partial(_gemma4, reuses=True),
+            f"{GLOBAL}-{REUSING}": partial(_gemma4, is_global=True, reuses=True),
+        },
+    ),
     "glm": _Family(_glm),
     "glm4": _Family(_glm4),
     "glm4_moe": _Family(_glm4_moe, others={DENSE: _glm4_moe_dense}),
@@ -945,7 +1031,7 @@ _LINEAR_ATTENTION = (
     "its linear attention trains by kernels of flash-linear-attention, "
     "whose memory differs from that of the PyTorch code"
 )
-_LAYER_EMBEDDINGS = "its layers take embeddings of their own and share keys and values"
+_STREAMS = "its layers carry four hidden states at once and predict three of them from the other"
 BEYOND: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -974,7 +1060,7 @@ BEYOND: Mapping[str, str] = {
         ),
         _LINEAR_ATTENTION,
     ),
-    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _LAYER_EMBEDDINGS),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), _STREAMS),
     "mllama": "some of its layers attend to the image",
     "mllama_text_model": "some of its layers attend to the image",
     "recurrent_gemma": "two of three layers are recurrent",
@@ -1043,6 +1129,10 @@ def layer_kind(model: Model, index: int) -> str:
         return MAMBA
     if model.model_type == "olmo" and model.tie_word_embeddings:
         return LAST if index == model.num_hidden_layers - 1 else ""
+    if model.model_type == "gemma4_text":
+        is_global = bool(model.layer_types) and model.layer_types[index] == FULL_ATTENTION
+        is_reusing = index >= model.num_hidden_layers - model.num_kv_shared_layers
+        return "-".join([GLOBAL] * is_global + [REUSING] * is_reusing)
     is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
     has_norms = model.model_type == "llama4_text" and model.qk_norm and bool(model.no_rope_layers)
     is_unturned = has_norms and model.no_rope_layers[index]
@@ -1062,6 +1152,58 @@ def layer_groups(model: Model) -> tuple[tuple[int, int], ...]:
     return tuple((kinds.index(kind), count) for kind, count in Counter(kinds).items())
 
 
+def layer_model(model: Model, index: int) -> Model:
+    """The model as one layer sees it, with that layer's own heads and width (no unit; per layer).
+
+    Source: transformers 5.23 models/gemma4/configuration_gemma4.py, ``per_layer_config``; models/gemma4/
+    modeling_gemma4.py, ``Gemma4TextMLP.__init__`` (``use_double_wide_mlp``).
+
+    >>> layer_model(TINY_LLAMA, 1) is TINY_LLAMA
+    True
+    >>> mixed = replace(TINY_LLAMA, layer_types=("sliding_attention", "full_attention"), global_head_dim=16)
+    >>> [layer_model(mixed, index).head_dim for index in range(2)]
+    [4, 16]
+    """
+    is_global = bool(model.global_head_dim) and model.layer_types[index] == FULL_ATTENTION
+    first_reusing = model.num_hidden_layers - model.num_kv_shared_layers
+    is_wide = model.use_double_wide_mlp and index >= first_reusing
+    return _changed(model, is_global=is_global, is_wide=is_wide) if is_global or is_wide else model
+
+
+@lru_cache(maxsize=256)
+def _changed(model: Model, *, is_global: bool, is_wide: bool) -> Model:
+    heads = model.num_global_key_value_heads or model.num_key_value_heads
+    return replace(
+        model,
+        head_dim=model.global_head_dim if is_global else model.head_dim,
+        num_key_value_heads=heads if is_global else model.num_key_value_heads,
+        intermediate_size=(1 + is_wide) * model.intermediate_size,
+    )
+
+
+@lru_cache(maxsize=256)
+def sharing_of_keys(model: Model) -> tuple[str, ...]:
+    """Of every layer what it has to do with keys and values that layers share (a name each); empty: nothing.
+
+    Source: transformers 5.23 models/gemma4/configuration_gemma4.py, ``kv_sharing_modes``.
+
+    >>> sharing_of_keys(replace(TINY_LLAMA, num_hidden_layers=4, num_kv_shared_layers=2))
+    ('', 'keeping', 'reusing', 'reusing, first in backward')
+    """
+    layers, shared = model.num_hidden_layers, model.num_kv_shared_layers
+    if not shared:
+        return ("",) * layers
+    types = model.layer_types or (FULL_ATTENTION,) * layers
+    modes = [""] * (layers - shared) + [REUSING] * shared
+    for kind in set(types):
+        own = [index for index in range(layers - shared) if types[index] == kind]
+        others = [index for index in range(layers - shared, layers) if types[index] == kind]
+        modes[own[-1]] = KEEPING
+        if others:
+            modes[others[-1]] = FIRST_BACK
+    return tuple(modes)
+
+
 def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
     """Modules with weights in decoder layer ``index``, sizes in elements, whole model.
 
@@ -1077,7 +1219,8 @@ def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
             f"layer {index} does not exist in a model of {model.num_hidden_layers} layers; count from 0."
         )
     family = _family(model)
-    return family.others.get(layer_kind(model, index), family.layer)(model)
+    own = family.others.get(layer_kind(model, index), family.layer)
+    return own(layer_model(model, index))
 
 
 def modules_with_counts(model: Model) -> Iterator[tuple[Module, int]]:

@@ -351,6 +351,20 @@ class Model:
     """Of the layers that have Mamba 2's mixer."""
     mlp_layer_types: tuple[str, ...] = ()
     """One of ``dense``, ``sparse`` a layer, by transformers' name; empty: all layers alike."""
+    global_head_dim: int = 0
+    """Gemma 4: width of a head in layers without a window; 0: as in all others."""
+    num_global_key_value_heads: int = 0
+    """Gemma 4: key-value heads of these layers; 0: as many as in all others."""
+    attention_k_eq_v: bool = False
+    """Gemma 4: these layers have no projection for values, which are the keys as projected."""
+    num_kv_shared_layers: int = 0
+    """So many last layers take keys and values from the last layer of their type before them (Gemma 4)."""
+    use_double_wide_mlp: bool = False
+    """Gemma 4: these layers' MLPs are twice as wide."""
+    hidden_size_per_layer_input: int = 0
+    """Width of an embedding of its own for every layer (Gemma 4); 0: there is none."""
+    vocab_size_per_layer_input: int = 0
+    """Rows of the table of these."""
     output_router_logits: bool = False
     """The loss that spreads tokens evenly is added, so that every layer's router scores outlive the layer."""
     config: str = field(default="", compare=False, repr=False)
@@ -378,6 +392,11 @@ class Model:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}; check the config."
+            )
+        if self.num_attention_heads % (self.num_global_key_value_heads or 1):
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_global_key_value_heads "
+                f"{self.num_global_key_value_heads}; check the config."
             )
         experts = self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size
         if any(experts) and not (all(experts) and self.num_experts_per_tok <= self.num_experts):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import Enum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from estimator.memory.offload import offloads
 from estimator.moments import Resident
 from estimator.network import GIGA, exchange_seconds, links, replicas, shards
 from estimator.offload_time import offload_parts, steps_on_host
-from estimator.parameters import experts_run
+from estimator.parameters import experts_run, layer_model
 from estimator.results import TERA, Part, RunTime
 from estimator.specs import (
     AttnImplementation,
@@ -478,21 +479,36 @@ def _width(setup: TrainingSetup) -> int:
     return compute_dtype(setup).bytes // 2
 
 
-def _mlp_width(model: Model) -> int:
-    return experts_run(model) * model.moe_intermediate_size or model.intermediate_size
+class _Widths(NamedTuple):
+    """Of all layers together, in elements a token."""
+
+    mlp: int
+    """Of the MLP, or of the experts in use."""
+    turned: int
+    """Of queries and keys."""
+
+
+@lru_cache(maxsize=1024)
+def _widths(model: Model) -> _Widths:
+    layers = [layer_model(model, index) for index in range(model.num_hidden_layers)]
+    of_experts = experts_run(model) * model.moe_intermediate_size
+    return _Widths(
+        sum(of_experts or it.intermediate_size for it in layers),
+        sum(it.query_size + it.key_value_size for it in layers),
+    )
 
 
 def _fused_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes a token, all layers, one pass forward, kernels fused."""
-    layer = FUSED_HIDDEN_BYTES * model.hidden_size + FUSED_MLP_BYTES * _mlp_width(model)
-    return _width(setup) * model.num_hidden_layers * layer
+    hidden = model.num_hidden_layers * model.hidden_size
+    return _width(setup) * (FUSED_HIDDEN_BYTES * hidden + FUSED_MLP_BYTES * _widths(model).mlp)
 
 
 def _eager_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes a token, all layers, one pass forward, kernel by kernel."""
-    layer = EAGER_HIDDEN_BYTES * model.hidden_size + EAGER_MLP_BYTES * _mlp_width(model)
-    layer += EAGER_ROTARY_BYTES * (model.query_size + model.key_value_size)
-    return _width(setup) * model.num_hidden_layers * layer
+    widths, hidden = _widths(model), model.num_hidden_layers * model.hidden_size
+    layers = EAGER_HIDDEN_BYTES * hidden + EAGER_MLP_BYTES * widths.mlp
+    return _width(setup) * (layers + EAGER_ROTARY_BYTES * widths.turned)
 
 
 def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> tuple[int, int]:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from estimator import AttnImplementation, TrainingSetup, catalog, estimate
+from estimator.architectures.liger import kernels
+from estimator.custom import resized
 from estimator.flops import attended_pairs, matrices
 from estimator.hf_config import model_from_config
 from estimator.loading import gate_up_stacks
@@ -19,7 +21,9 @@ from estimator.memory.stored import stored_bytes
 from estimator.memory.weights import module_bytes
 from estimator.parameters import (
     BEYOND,
+    KEEPING,
     MODELLED,
+    REUSING,
     Bare,
     Linear,
     NotModelledError,
@@ -30,10 +34,22 @@ from estimator.parameters import (
     layer_groups,
     layer_modules,
     modules_with_counts,
+    outer_modules,
+    sharing_of_keys,
     total_parameters,
+    weight_shapes,
 )
 from estimator.quantization import quantization_of
-from estimator.specs import Component, Dtype, Method, MixedPrecision, Model, Optimizer, Phase
+from estimator.specs import (
+    Component,
+    Dtype,
+    Method,
+    MixedPrecision,
+    Model,
+    Optimizer,
+    Phase,
+    Strategy,
+)
 
 GPT_OSS = catalog.model("openai/gpt-oss-20b")
 LORA = TrainingSetup(method=Method.LORA, lora_dropout=0.0)
@@ -44,8 +60,7 @@ LORA = TrainingSetup(method=Method.LORA, lora_dropout=0.0)
 WITHOUT_A_TABLE = {
     "bamba": "state-space layers",
     "falcon_h1": "state-space layers",
-    "gemma3n_text": "embeddings of their own",
-    "gemma4_text": "embeddings of their own",
+    "gemma3n_text": "four hidden states",
     "jamba": "state-space layers",
     "kimi_linear": "linear attention",
     "mamba2": "state-space layers",
@@ -533,3 +548,173 @@ def test_liger_stops_at_adapted_experts_of_deepseek() -> None:
     # its first layers have none
     with pytest.raises(ValueError, match="Liger's kernel stops at experts that PEFT has wrapped"):
         estimate(V3, None, replace(LORA, use_liger_kernel=True))
+
+
+# --- Gemma 4 --------------------------------------------------------------------------------------
+
+E2B = catalog.model("google/gemma-4-E2B-it")
+GEMMA_31B = catalog.model("google/gemma-4-31B-it")
+GEMMA_26B = catalog.model("google/gemma-4-26B-A4B-it")
+
+
+def names(model: Model, index: int) -> set[str]:
+    return {module.name for module in layer_modules(model, index)}
+
+
+def test_layers_without_a_window_have_wider_heads() -> None:
+    # 31B: heads of 256 and 16 for keys in layer 0, of 512 and 4 in layer 5, whose values are its keys
+    first, sixth = layer_modules(GEMMA_31B, 0), layer_modules(GEMMA_31B, 5)
+    widths = [
+        {it.name: it.out_features for it in layer if isinstance(it, Linear)}
+        for layer in (first, sixth)
+    ]
+    assert widths[0]["self_attn.q_proj"] == 32 * 256
+    assert widths[1]["self_attn.q_proj"] == 32 * 512
+    assert [width["self_attn.k_proj"] for width in widths] == [16 * 256, 4 * 512]
+    assert "self_attn.v_proj" in widths[0]
+    assert "self_attn.v_proj" not in widths[1]
+
+
+def test_the_last_layers_take_keys_and_values_from_those_before() -> None:
+    # E2B: 20 of 35 layers, every fifth without a window: layers 13 and 14 are the last of their kinds before
+    modes = sharing_of_keys(E2B)
+    assert [index for index, mode in enumerate(modes) if mode == KEEPING] == [13, 14]
+    assert modes[15:33] == (REUSING,) * 18
+    own = {"self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm"}
+    assert names(E2B, 0) - names(E2B, 15) == own
+    # and their MLPs are twice as wide
+    up = [it for it in layer_modules(E2B, 20) if it.name == "mlp.up_proj"]
+    assert [it.out_features for it in up if isinstance(it, Linear)] == [2 * 6144]
+
+
+def test_every_layer_has_a_row_of_the_second_table() -> None:
+    table = next(it for it in outer_modules(E2B) if it.name == "embed_tokens_per_layer")
+    assert weight_shapes(table) == ((262_144, 35 * 256),)
+
+
+def test_gemma_4_26b_is_active_in_about_4_billion() -> None:
+    # "A4B", by its name: 3.8 billion
+    assert active_parameters(GEMMA_26B) / 10**9 == pytest.approx(3.82, abs=0.01)
+
+
+def test_all_linear_takes_what_brings_the_layers_embeddings_in() -> None:
+    assert {"per_layer_model_projection", "per_layer_input_gate"} <= adapted_by_all_linear(E2B)
+    # PEFT 0.21 knows no former names of Gemma 4's experts
+    beside_experts = adapted_by_all_linear(GEMMA_26B)
+    assert "router.proj" in beside_experts
+    assert not any(name.startswith("experts") for name in beside_experts)
+
+
+def adapted_by_all_linear(model: Model) -> set[str]:
+    adaptable = (it for it, _ in modules_with_counts(model) if isinstance(it, Linear | Bare))
+    return {it.name for it in adaptable if is_adapted(it, LORA)}
+
+
+def test_pairs_of_wider_heads_count_more() -> None:
+    # 31B at 2,048 tokens: 50 layers with windows of 1,024; 10 without, whose heads are twice as wide
+    windowed = 1024 * 2048 - 1024 * 1023 // 2
+    causal = 2048 * 2049 // 2
+    assert attended_pairs(GEMMA_31B, 2048, skips=True) == 50 * windowed + 10 * causal * 2
+    assert attended_pairs(GEMMA_31B, 2048, skips=False) == (50 + 20) * 2048**2
+
+
+TEXT_OF_GEMMA_4 = {
+    "model_type": "gemma4_text",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+}
+
+
+def test_gemma_4_is_read_with_the_defaults_of_its_class() -> None:
+    # Gemma4TextConfig: a head tied to the embedding, windows of 512 in five of six layers, embeddings of 256 a layer
+    model = model_from_config({"model_type": "gemma4", "text_config": TEXT_OF_GEMMA_4})
+    assert model.tie_word_embeddings
+    assert model.layer_types == ("sliding_attention",) * 5 + ("full_attention",)
+    assert (model.sliding_window, model.head_dim, model.global_head_dim) == (512, 4, 512)
+    assert (model.hidden_size_per_layer_input, model.vocab_size_per_layer_input) == (256, 262_144)
+
+
+def test_heads_may_be_named_layer_by_layer() -> None:
+    # as transformers 5.23 saves what it has read
+    saved = TEXT_OF_GEMMA_4 | {"per_layer_config": {"5": {"head_dim": 8, "num_key_value_heads": 1}}}
+    model = model_from_config(saved)
+    assert (model.global_head_dim, model.num_global_key_value_heads) == (8, 1)
+    before = {"global_head_dim": 8, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    assert model_from_config(TEXT_OF_GEMMA_4 | before).num_global_key_value_heads == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"use_bidirectional_attention": "all"}, '"all" is not modelled for gemma4_text'),
+        ({"layer_types": ["full_attention"] * 6}, "layer_types must hold both"),
+        ({"num_kv_shared_layers": 1}, "leaves no layer of each type before the 1 that share"),
+        ({"num_kv_shared_layers": 7}, "num_kv_shared_layers must be a whole number from 1 to 6"),
+        (
+            {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 0},
+            "num_kv_shared_layers needs hidden_size_per_layer_input",
+        ),
+        ({"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config must say the same"),
+        (
+            {"per_layer_config": {"5": {"hidden_size": 8}}},
+            "per_layer_config changes hidden_size, which is not modelled",
+        ),
+        (
+            {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
+            "is not a multiple of num_global_key_value_heads 3",
+        ),
+    ],
+)
+def test_other_configs_of_gemma_4_are_refused(keys: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        model_from_config(TEXT_OF_GEMMA_4 | keys)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "sentence"),
+    [
+        (
+            GEMMA_31B,
+            {"attn_implementation": AttnImplementation.FLASH_ATTENTION_2},
+            "does not know the heads of more than 256 numbers of gemma4_text; use sdpa",
+        ),
+        (
+            E2B,
+            {"strategy": Strategy.FSDP, "num_gpus": 2},
+            "strategy fsdp is not modelled yet for gemma4_text whose layers share",
+        ),
+    ],
+)
+def test_what_gemma_4_cannot_do_is_said(
+    model: Model, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        estimate(model, None, TrainingSetup(**changes))
+
+
+def test_what_shares_nothing_is_divided() -> None:
+    setup = TrainingSetup(mixed_precision=MixedPrecision.NO)
+    one = estimate(GEMMA_31B, None, setup)
+    two = estimate(GEMMA_31B, None, replace(setup, strategy=Strategy.FSDP, num_gpus=2))
+    assert two.peak.bytes < 0.6 * one.peak.bytes
+
+
+def test_too_few_layers_of_one_s_own_leave_nobody_to_share_with() -> None:
+    assert resized(E2B, {"num_hidden_layers": 26}).layer_types[-1] == "full_attention"
+    with pytest.raises(ValueError, match="num_hidden_layers 22 is too few for gemma4_text"):
+        resized(E2B, {"num_hidden_layers": 22})
+
+
+def test_liger_leaves_the_mlp_beside_experts_and_norms_that_it_does_not_know() -> None:
+    # liger-kernel 0.8.5, monkey_patch.py, apply_liger_kernel_to_gemma4_text
+    setup = TrainingSetup(use_liger_kernel=True)
+    assert kernels(GEMMA_31B, setup).mlp
+    assert not kernels(GEMMA_26B, setup).mlp
+    assert "post_per_layer_input_norm" in kernels(E2B, setup).left
+    fused = estimate(GEMMA_31B, None, setup).phases[Phase.LOSS].bytes
+    assert fused < estimate(GEMMA_31B, None, TrainingSetup()).phases[Phase.LOSS].bytes

@@ -76,7 +76,7 @@ def test_tree_holds_every_parameter_once(name):
     """Buffers aside, the elements of the tree are those that parameters.py counts and the Hub publishes."""
     model = catalog.model(name)
     buffers = {"inv_freq", "embed_positions", "embed_scale", "beta", "eps"}
-    buffers |= {"e_score_correction_bias"}
+    buffers |= {"e_score_correction_bias", "layer_scalar"}
     held = sum(
         one.elements
         for node in module_tree(model).walk()

@@ -31,6 +31,18 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
         "attn_logit_softcapping": 50.0 if model.attn_logit_softcapping else None,
         "final_logit_softcapping": 30.0 if model.final_logit_softcapping else None,
     },
+    "gemma4_text": lambda model: {
+        "final_logit_softcapping": 30.0 if model.final_logit_softcapping else None,
+        "global_head_dim": model.global_head_dim or model.head_dim,
+        "num_global_key_value_heads": model.num_global_key_value_heads or None,
+        "attention_k_eq_v": model.attention_k_eq_v,
+        "num_kv_shared_layers": model.num_kv_shared_layers,
+        "use_double_wide_mlp": model.use_double_wide_mlp,
+        "hidden_size_per_layer_input": model.hidden_size_per_layer_input,
+        "vocab_size_per_layer_input": model.vocab_size_per_layer_input or 1,
+        "enable_moe_block": bool(model.num_experts),
+        "top_k_experts": model.num_experts_per_tok or None,
+    },
     "granitemoehybrid": lambda model: {
         "shared_intermediate_size": model.intermediate_size,
         "intermediate_size": model.moe_intermediate_size or model.intermediate_size,
@@ -106,7 +118,7 @@ def _state_space(model: Model) -> Config:
     }
 
 
-_ACTIVATION_KEYS = {"gemma2": "hidden_activation", "gemma3_text": "hidden_activation"}
+_ACTIVATION_KEYS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation")
 _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 
 

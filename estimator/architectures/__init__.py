@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from estimator.architectures import layers
-from estimator.architectures.block import LayerProgram, NormKind
+from estimator.architectures.block import Block, LayerProgram, NormKind
 from estimator.architectures.deepseek import deepseek
+from estimator.architectures.gemma4 import gemma4, layer_inputs
 from estimator.architectures.gpt_oss import gpt_oss
 from estimator.architectures.hybrids import granite_hybrid
 from estimator.architectures.lfm2 import lfm2
 from estimator.architectures.llama4 import llama4
 from estimator.architectures.rotary import Rotary
+from estimator.memory.tape import Tensor
 from estimator.parameters import Norm, check_modelled, modules_with_counts
 from estimator.specs import AttnImplementation, Model, TrainingSetup
 
@@ -32,6 +35,10 @@ class Architecture:
     """A mask is made even where causality would do (Falcon)."""
     scales_embedding: bool = False
     """The embedding is multiplied by a number (Gemma, Granite)."""
+    scales_in_module: bool = False
+    """It is so by the embedding's own module, so that the hook for input gradients comes after (Gemma)."""
+    layer_inputs: Callable[[Block, Tensor, Tensor], Tensor] | None = None
+    """What is made of ids and embeddings for all layers at once, before the first (Gemma 4)."""
     scales_logits: bool = False
     """The logits are multiplied or divided by a number (Granite, Cohere)."""
     eager_only: bool = False
@@ -58,6 +65,9 @@ _LLAMA = Architecture(layers.llama)
 _OLMO2 = Architecture(layers.olmo2, NormKind.RMS_CAST_LAST, Rotary.CAST_BACK)
 _GLM = Architecture(layers.glm, rotary=Rotary.PAIRS)
 _GRANITE = Architecture(layers.llama, scales_embedding=True, scales_logits=True)
+_GEMMA = Architecture(
+    layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True, scales_in_module=True
+)
 _COHERE = Architecture(
     layers.cohere, NormKind.LAYER_NORM_IN_STEPS, Rotary.FLOAT32_PAIRS, scales_logits=True
 )
@@ -76,12 +86,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5_moe": Architecture(deepseek, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
     "exaone4": Architecture(layers.olmo2),
     "falcon": Architecture(layers.falcon, _LAYER_NORM, always_masked=True, returns_weights=True),
-    "gemma": Architecture(layers.llama, NormKind.RMS_ONE_PLUS, scales_embedding=True),
-    "gemma2": Architecture(
-        layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True, eager_only=True
-    ),
-    "gemma3_text": Architecture(
-        layers.gemma2, NormKind.RMS_ONE_PLUS, tables_by_kind=True, scales_embedding=True
+    "gemma": replace(_GEMMA, layer=layers.llama),
+    "gemma2": replace(_GEMMA, eager_only=True),
+    "gemma3_text": replace(_GEMMA, tables_by_kind=True),
+    "gemma4_text": replace(
+        _GEMMA,
+        layer=gemma4,
+        norm=NormKind.RMS_BY_POWER,
+        tables_by_kind=True,
+        layer_inputs=layer_inputs,
+        flash_lacks="heads of more than 256 numbers",
     ),
     "glm": _GLM,
     "glm4": _GLM,

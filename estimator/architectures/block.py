@@ -43,6 +43,8 @@ class NormKind(Enum):
     """Gemma: times 1 + weight in float32, cast last."""
     RMS_CAST_LAST = auto()
     """OLMo 2: times the weight in float32, cast last."""
+    RMS_BY_POWER = auto()
+    """Gemma 4: the same, its inverse root a power; some without a weight."""
     LAYER_NORM = auto()
     """PyTorch's kernel."""
     LAYER_NORM_FLOAT32 = auto()
@@ -124,6 +126,13 @@ class Block:
         """Position ids, where they are a copy of the layer's own."""
         self.weights: Tensor | None = None
         """Of eager attention: a name of the layer's forward until it returns; a replay never gets as far."""
+        self.layer_input: Tensor | None = None
+        """This layer's own embedding of every token."""
+        self.shared_states: dict[bool, tuple[Tensor, Tensor]] = {}
+        """Keys and values that layers with and without a window share, one for the whole model."""
+        self.sharing = ""
+        """What this layer has to do with them, by ``sharing_of_keys``."""
+        self.is_windowed = False
         self.is_replay = False
         self.router_logits: list[Tensor] | None = None
         """Where the router leaves its scores, if the model returns them; None in a checkpoint's replay."""
@@ -212,15 +221,17 @@ class Block:
         parameters = self.norms[name]
         rows = self.rows * groups
         is_of_heads = name.startswith("self_attn.")
-        if self.kernels.norm and (self.kernels.head_norms or not is_of_heads):
+        kernels = self.kernels
+        is_replaced = kernels.norm and bool(parameters) and name not in kernels.left
+        if is_replaced and (kernels.head_norms or not is_of_heads):
             is_final = self.index is None
             return fused.rms_norm(
                 self.tape,
                 x,
                 parameters[0],
                 rows,
-                in_place=self.kernels.final_in_place if is_final else self.kernels.in_place,
-                copies=is_of_heads and self.kernels.heads_first,
+                in_place=kernels.final_in_place if is_final else kernels.in_place,
+                copies=is_of_heads and kernels.heads_first,
             )
         match kind or self.norm_kind:
             case NormKind.LAYER_NORM:
@@ -237,6 +248,9 @@ class Block:
                 return op.rms_norm_float32(self.tape, x, parameters[0], rows, one_plus=True)
             case NormKind.RMS_CAST_LAST:
                 return op.rms_norm_float32(self.tape, x, parameters[0], rows, one_plus=False)
+            case NormKind.RMS_BY_POWER:
+                weight = parameters[0] if parameters else None
+                return op.rms_norm_by_power(self.tape, x, weight, rows)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """The projection, with LoRA's branch beside it where it is adapted.

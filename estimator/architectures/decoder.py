@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.architectures import Architecture, architecture
-from estimator.architectures.block import Block, NormKind
+from estimator.architectures.block import Block
 from estimator.architectures.experts import balancing_loss
 from estimator.architectures.flat import FlatUnits
 from estimator.architectures.liger import KERNELS, loss_of
@@ -38,8 +38,10 @@ from estimator.parameters import (
     Module,
     is_copied,
     layer_kind,
+    layer_model,
     layer_modules,
     outer_modules,
+    sharing_of_keys,
     tied_head,
 )
 from estimator.placement import HEAD
@@ -70,6 +72,8 @@ class LayerKind(NamedTuple):
     """Of a model of two kinds of layers the one with a window, however long: it has its own mask and tables."""
     modules: str = ""
     """What it holds, by ``layer_kind``."""
+    sharing: str = ""
+    """What it has to do with keys and values that layers share, by ``sharing_of_keys``."""
 
 
 def has_window(model: Model, max_length: int) -> bool:
@@ -80,7 +84,7 @@ def has_window(model: Model, max_length: int) -> bool:
 @lru_cache(maxsize=1024)
 def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
     """The kind of every layer: does it see a window shorter than the text, and does it rotate."""
-    family, types = architecture(model), model.layer_types
+    family, types, sharing = architecture(model), model.layer_types, sharing_of_keys(model)
     return tuple(
         LayerKind(
             windowed and (not types or types[index] == SLIDING),
@@ -88,6 +92,7 @@ def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
             and not (model.no_rope_layers and model.no_rope_layers[index]),
             bool(types) and types[index] == SLIDING,
             layer_kind(model, index),
+            sharing[index],
         )
         for index in range(model.num_hidden_layers)
     )
@@ -137,7 +142,7 @@ class Step:
     def _block(self, modules: Sequence[Module], key: str, index: int | None = None) -> Block:
         return Block(
             self.tape,
-            self.model,
+            self.model if index is None else layer_model(self.model, self.layers[index]),
             self.setup,
             modules,
             key=key,
@@ -263,12 +268,16 @@ class Step:
         embedded = self._embedding(ids)  # names of the model's forward until it returns
         positions: Tensor | None = tape.new(setup.max_length, ID_BYTES)
         hidden = self._first_hidden(embedded)
+        of_layers = None
+        if self.family.layer_inputs is not None and model.hidden_size_per_layer_input:
+            of_layers = self.family.layer_inputs(self.outer, ids, hidden)
+        shared: dict[bool, tuple[Tensor, Tensor]] = {}
         self.placed.before_masks(next(iter(self.outer.embeddings)))
         masks = self._masks(embedded[0].width)
         alibi = self._alibi()
         kinds_of_tables = self._table_kinds()
         brought: Tensor | None = self.placed.tables(hidden) if kinds_of_tables else None
-        tables = {local: self._rotary_tables(hidden.width) for local in kinds_of_tables}
+        tables = {local: self._rotary_tables(hidden.width, local) for local in kinds_of_tables}
         del brought
         if self.placed.seats is None:
             positions = None
@@ -282,28 +291,41 @@ class Step:
             block.alibi = alibi
             block.positions = positions if kinds_of_tables else None
             block.router_logits = self.router_logits if model.output_router_logits else None
-            hidden = self._layer(block, hidden)
+            block.shared_states, block.sharing = shared, kind.sharing
+            block.is_windowed = kind.sliding
+            layer_input = None
+            if of_layers is not None:
+                width = setup.tokens * model.hidden_size_per_layer_input
+                layer_input = op.part(tape, of_layers, width)
+            hidden = self._layer(block, hidden, layer_input)
             block.router_logits = None
             if not setup.gradient_checkpointing:  # else its replay needs them
                 block.mask = block.rotary_tables = block.alibi = block.positions = None
-            del block
+            del block, layer_input
         tape.enter(Phase.FORWARD, "head")
         hidden = self._final_norm(self.sharded.before_head(hidden))
-        del embedded, masks, tables, alibi, positions
+        del embedded, masks, tables, alibi, positions, of_layers, shared
         self.returned = None
         return hidden
 
-    def _layer(self, block: Block, hidden: Tensor) -> Tensor:
-        program = self.family.layer
+    def _layer(self, block: Block, hidden: Tensor, layer_input: Tensor | None) -> Tensor:
+        def program(x: Tensor, *given: Tensor) -> Tensor:
+            block.layer_input = given[0] if given else None
+            x = layer(block, x)
+            block.layer_input = None
+            return x
+
+        layer = self.family.layer
+        given = [] if layer_input is None else [layer_input]
         assert block.index is not None
         hidden = self.placed.layer(self.layers[block.index], block, hidden)
         group = self.sharded.layer(block)
         if group.members:
             hidden = group.enter(hidden)
         if self.setup.gradient_checkpointing:
-            hidden = self.tape.checkpoint(lambda x: program(block, x), hidden)
+            hidden = self.tape.checkpoint(program, hidden, *given)
         else:
-            hidden = program(block, hidden)
+            hidden = program(hidden, *given)
         if group.members:
             hidden = group.leave(hidden)
         self.returned = block.weights if self.family.returns_weights else None
@@ -319,8 +341,7 @@ class Step:
         self.sharded.before_embedding(ids)
         ids = self.placed.module(names[0], ids)
         hidden = op.embedding(tape, ids, weight, width, setup.tokens)
-        # Gemma's embedding is a module that scales, so that the hook for input gradients comes after it
-        in_module = self.family.norm is NormKind.RMS_ONE_PLUS
+        in_module = self.family.scales_in_module
         if self.family.scales_embedding and in_module:
             hidden = op.scale(tape, hidden)
         if setup.gradient_checkpointing and not hidden.requires_grad:
@@ -408,10 +429,11 @@ class Step:
         both = self.family.tables_by_kind and self.model.layer_types
         return {False, True} if both else {False}
 
-    def _rotary_tables(self, width: int) -> Tables:
+    def _rotary_tables(self, width: int, local: bool) -> Tables:
         tape, rotary = self.tape, self.family.rotary
         model = self.model
-        turned = int(model.head_dim * min(1.0, model.partial_rotary_factor))
+        head_dim = model.head_dim if local else model.global_head_dim or model.head_dim
+        turned = int(head_dim * min(1.0, model.partial_rotary_factor))
         dimension = model.qk_rope_head_dim or turned
         if rotary is Rotary.SPLIT_HALVES:  # a number for both halves
             dimension //= 2
@@ -426,7 +448,8 @@ class Step:
         )
 
     def _final_norm(self, hidden: Tensor) -> Tensor:
-        names = [name for name in self.outer.norms if name != "word_embeddings_layernorm"]
+        before_layers = ("word_embeddings_layernorm", "per_layer_projection_norm")
+        names = [name for name in self.outer.norms if name not in before_layers]
         if names:
             hidden = self.outer.norm(names[0], self.placed.module(names[0], hidden))
         if self.outer.has("project_out"):

@@ -101,7 +101,8 @@ def grouped_experts(
     b: Block, x: Tensor, routing: Routing, block: str, *, gate: Gate = default_gate
 ) -> Tensor:
     """The experts' module; PEFT wraps it once for each adapted stack, the stack of downs outermost."""
-    up, down = f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"
+    inside = f"{block}.experts".lstrip(".")
+    up, down = f"{inside}.gate_up_proj", f"{inside}.down_proj"
     if b.kernels.experts:
         return _fused(b, x, routing, (b.stacks[up].weight, b.stacks[down].weight))
     down_factors = b.factors(down)

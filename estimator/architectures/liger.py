@@ -37,6 +37,8 @@ class Kernels:
     experts: bool = False
     """Sorting, both products and the sum over a token's experts in one function."""
     relu_squared: bool = False
+    left: frozenset[str] = frozenset()
+    """Norms that it does not know and leaves; those without a weight it leaves too."""
     heads_first: bool = False
     """Queries and keys are normalised head by head, which the kernel wants to lie so: they are copied."""
 
@@ -55,6 +57,19 @@ KERNELS: dict[str, Kernels] = {
     "gemma": _ALL,
     "gemma2": _BESIDE,
     "gemma3_text": _BESIDE,
+    "gemma4_text": replace(
+        _BESIDE,
+        rotary=False,
+        left=frozenset(
+            {
+                "post_per_layer_input_norm",
+                "per_layer_projection_norm",
+                "post_feedforward_layernorm_1",
+                "post_feedforward_layernorm_2",
+                "pre_feedforward_layernorm_2",
+            }
+        ),
+    ),
     "glm4": replace(_BESIDE, rotary=False),
     "gpt_oss": replace(_ALL, mlp=False, budget=8),
     "granite": replace(_ALL, fuses_head=False, whole_logits=True),
@@ -77,7 +92,13 @@ LATER = ("llama4_text",)
 
 def kernels(model: Model, setup: TrainingSetup) -> Kernels:
     """What Liger replaces in this setup; nothing where it is not asked for or knows no such family."""
-    return KERNELS.get(model.model_type, NONE) if setup.use_liger_kernel else NONE
+    if not setup.use_liger_kernel:
+        return NONE
+    known = KERNELS.get(model.model_type, NONE)
+    if model.model_type == "gemma4_text" and model.num_experts:
+        # `geglu and not getattr(decoder_layer, "enable_moe_block", False)`
+        return replace(known, mlp=False)
+    return known
 
 
 def fuses_head(model: Model) -> bool:

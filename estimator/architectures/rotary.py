@@ -80,6 +80,11 @@ def rotate(
     return op.cast(tape, q, width), op.cast(tape, k, width)
 
 
+def turned(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
+    """Gemma 4: queries or keys alone, as Llama turns both."""
+    return _rotated(tape, x, tables, in_float32=False)
+
+
 def rotate_pairs(tape: Tape, x: Tensor, tables: Tensor) -> Tensor:
     """GPT-J: neighbours turned by sines and cosines that are spread for this tensor alone; ``tables`` holds both."""
     return _rotated(tape, x, _spread(tape, Tables(tables, tables)), in_float32=False)
@@ -145,8 +150,8 @@ def _turned(
 ) -> Tensor:
     if share >= 1:
         return _rotated(tape, x, tables, in_float32=in_float32)
-    turned = x.elements // head_dim * int(head_dim * share)
-    rotated_part, passed_part = op.part(tape, x, turned), op.part(tape, x, x.elements - turned)
+    leading = x.elements // head_dim * int(head_dim * share)
+    rotated_part, passed_part = op.part(tape, x, leading), op.part(tape, x, x.elements - leading)
     rotated_part = _rotated(tape, rotated_part, tables, in_float32=in_float32)
     if parts is not None:
         parts.append(rotated_part)

@@ -35,6 +35,9 @@ from estimator.specs import AttnImplementation
 RNG_STATE_BYTES = 16
 """Philox seed and offset kept by the flash and efficient kernels: two int64 tensors, 512 bytes each as allocated."""
 MASK_ALIGNMENT = 16
+FLASH_HEAD_DIM = 256
+"""Numbers of a head that flash attention takes at most: ``check_head_dim_size_flash``; transformers does not ask it to
+group wider heads (``use_gqa_in_sdpa``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +119,11 @@ def _widened(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape)
 def _sdpa(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
 ) -> Tensor:
-    """``sdpa_attention_forward``: with a mask heads are repeated before the kernel, else the kernel groups them."""
-    if mask is not None:
+    """``sdpa_attention_forward``: with a mask, or too wide, heads are repeated; else the kernel groups them."""
+    groups = mask is None and shape.head_dim <= FLASH_HEAD_DIM
+    if not groups:
         k, v = heads_repeated(tape, k, v, shape)
-    return scaled_dot_product(tape, q, k, v, mask, shape, groups_heads=mask is None)
+    return scaled_dot_product(tape, q, k, v, mask, shape, groups_heads=groups)
 
 
 def heads_repeated(
@@ -156,6 +160,7 @@ def scaled_dot_product(
     same_heads = q.elements == k.elements
     same_width = shape.value_head_dim == shape.head_dim
     is_flash = q.width == 2 and mask is None and same_width and (same_heads or groups_heads)
+    is_flash = is_flash and shape.head_dim <= FLASH_HEAD_DIM
     if not (is_flash or same_heads):
         return _math(tape, q, k, v, mask, shape, groups_heads=groups_heads)
     out = _fused(tape, q, k, v, shape, mask=mask)
@@ -171,7 +176,8 @@ def _fused(
     """
     saved_mask = [] if mask is None else [_aligned(tape, _additive(tape, mask, q.width), shape)]
     rows = shape.length
-    if mask is not None or q.width == 4 or v.elements < k.elements:  # memory-efficient
+    is_narrow = shape.head_dim <= FLASH_HEAD_DIM and v.elements >= k.elements
+    if mask is not None or q.width == 4 or not is_narrow:  # memory-efficient
         rows = ceil_div(shape.length, 32) * 32
     tape.operation = "attention"
     sizes = [(x.elements, x.width, x.requires_grad) for x in (q, k, v)]

@@ -70,11 +70,12 @@ def scale(tape: Tape, x: Tensor) -> Tensor:
     return elementwise(tape, x, "scale", saves="nothing")
 
 
-def scale_in_place(tape: Tape, x: Tensor) -> Tensor:
-    """``x *= number``: nothing new forward, a new tensor backward."""
+def scale_in_place(tape: Tape, x: Tensor, *, by_tensor: bool = False) -> Tensor:
+    """``x *= number``: nothing new forward, a new tensor backward; a number that is a buffer is saved."""
     elements, width = x.elements, x.width
-    out = tape.view(x)
-    return tape.record("scale backward", out, [x], lambda t, g: [t.new(elements, width)])
+    saved = [Tensor(1, width, None)] if by_tensor else []
+    node = tape.begin("scale backward", [x], lambda t, g: [t.new(elements, width)], saved)
+    return tape.finish(node, tape.view(x))
 
 
 def add_number(tape: Tape, x: Tensor) -> Tensor:
@@ -184,11 +185,25 @@ def rms_norm_float32(
     return cast(tape, multiply(tape, unit, factor, "norm"), x.width)
 
 
-def normalized(tape: Tape, x: Tensor, rows: int) -> Tensor:
+def rms_norm_by_power(tape: Tape, x: Tensor, weight: Parameter | None, rows: int) -> Tensor:
+    """Gemma 4's RMSNorm: float32 throughout, the inverse root as a power, which saves what it is taken of.
+
+    Source: transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4RMSNorm``; torch 2.13,
+    torch/csrc/autograd/FunctionsManual.cpp, ``pow_backward`` (a power, and two products).
+    """
+    width = x.width
+    unit = normalized(tape, cast(tape, x, 4), rows, by_power=True)
+    if weight is not None:
+        unit = multiply(tape, unit, cast(tape, weight, 4), "norm")
+    return cast(tape, unit, width)
+
+
+def normalized(tape: Tape, x: Tensor, rows: int, *, by_power: bool = False) -> Tensor:
     """x over the root of its mean square, row by row."""
     variance = add_number(tape, mean(tape, square(tape, x), rows))
+    saves, copies = ("input", 3) if by_power else ("output", 2)
     inverse = elementwise(
-        tape, variance, "inverse root of the norm", saves="output", backward_copies=2
+        tape, variance, "inverse root of the norm", saves=saves, backward_copies=copies
     )
     del variance
     return multiply(tape, x, inverse, "norm")

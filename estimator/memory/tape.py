@@ -386,43 +386,53 @@ class Tape:
 
     # -- checkpointing ------------------------------------------------------------------------------------------
 
-    def checkpoint(self, block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Play a block without saving; only its input stays, until backward plays it again."""
+    def checkpoint(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Play a block without saving; only its inputs stay, until backward plays it again."""
         if self.is_reentrant:
-            return self._checkpoint_reentrant(block, x)
-        frame = Frame(lambda: block(x))
-        if x.storage is not None and x.storage.component == TEMPORARIES:
-            x.storage.become(ACTIVATIONS)
+            return self._checkpoint_reentrant(block, *inputs)
+        frame = Frame(lambda: block(*inputs))
+        for x in inputs:
+            if x.storage is not None and x.storage.component == TEMPORARIES:
+                x.storage.become(ACTIVATIONS)
         self._forward_frame = frame
-        y = block(x)
+        y = block(*inputs)
         self._forward_frame = None
         return y
 
-    def _checkpoint_reentrant(self, block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """One node for the whole block, which is played without a graph and saves its input alone.
+    def _checkpoint_reentrant(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """One node for the whole block, which is played without a graph and saves its inputs alone.
 
         Its backward plays the block again to the end, and runs the graph of that by itself: until then the block's
         input, its output and the output's gradient are held.
         Source: torch 2.13, torch/utils/checkpoint.py, ``CheckpointFunction``.
         """
-        elements, width = x.elements, x.width
+        sizes = [(x.elements, x.width, x.requires_grad) for x in inputs]
 
         def backward(t: Tape, g: list[Tensor | None]) -> list[Tensor | None]:
-            leaf = Leaf(TEMPORARIES)
-            inner = Tensor(elements, width, t.unpacked[0])
-            inner.requires_grad, inner.node = True, leaf_node(leaf)
+            leaves = [Leaf(TEMPORARIES) for _ in sizes]
+            again = []
+            for leaf, (elements, width, needed), storage in zip(
+                leaves, sizes, t.unpacked, strict=True
+            ):
+                inner = Tensor(elements, width, storage)
+                if needed:
+                    inner.requires_grad, inner.node = True, leaf_node(leaf)
+                again.append(inner)
             t._replayed = []
             with t._replaying():
-                y = block(inner)
+                y = block(*again)
             assert y.node is not None
             y.node.buffers[y.output] = g[0]
             t._run_graph(y.node)
             t._replayed = None
-            return [Tensor(elements, width, leaf.take())]
+            return [
+                Tensor(elements, width, leaf.take()) if needed else None
+                for leaf, (elements, width, needed) in zip(leaves, sizes, strict=True)
+            ]
 
-        node = self.begin("checkpoint", [x], backward, [x])
+        node = self.begin("checkpoint", inputs, backward, inputs)
         records, self.records = self.records, False
-        y = block(x)
+        y = block(*inputs)
         self.records = records
         return self.finish(node, y)
 

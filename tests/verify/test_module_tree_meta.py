@@ -28,7 +28,9 @@ def test_modules_stand_in_the_order_of_the_real_class(
         for name, module in real.named_modules()
     ][1:]
     assert ours == theirs
-    assert {layer_class(model)} == real._no_split_modules
+    # Gemma 4 names the layers of its towers as well
+    inside = {type(module).__name__ for module in real.modules()}
+    assert {layer_class(model)} == real._no_split_modules & inside
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])

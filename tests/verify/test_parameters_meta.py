@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from estimator.hf_config import model_from_config
+from estimator.module_tree import BARE_VECTORS
 from estimator.moments import trainable_tensors
 from estimator.parameters import (
     MODELLED,
@@ -66,6 +67,14 @@ ATTENTION_ALONE = {"layer_types": ["full_attention"] * 4, "num_local_experts": 0
 ATTENTION_ALONE |= {"shared_intermediate_size": 96, "position_embedding_type": "rope"}
 GRANITE = {"shared_intermediate_size": 96, "mamba_n_heads": 4, "mamba_d_state": 16}
 TIED = {"tie_word_embeddings": True}
+TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 16}
+TWO_KINDS |= {"global_head_dim": 24, "num_key_value_heads": 4}
+SHARING = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+SHARING |= {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 300}
+SAME_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+SAME_VALUES |= {"hidden_size_per_layer_input": 0}
+BESIDE_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2}
+BESIDE_EXPERTS |= {"moe_intermediate_size": 40}
 UNTIED = {"tie_word_embeddings": False}
 
 # Every family at least once, and every switch that changes its weights.
@@ -98,6 +107,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gemma", SMALL),
     ("gemma2", SMALL | {"head_dim": 16}),
     ("gemma3_text", SMALL | BIASED),
+    ("gemma4_text", SMALL | TWO_KINDS),
+    ("gemma4_text", SMALL | TWO_KINDS | BIASED | SHARING),
+    ("gemma4_text", SMALL | TWO_KINDS | SAME_VALUES),
+    ("gemma4_text", SMALL | TWO_KINDS | SAME_VALUES | BESIDE_EXPERTS | UNTIED),
     ("glm", SMALL),
     ("glm4", SMALL | {"attention_bias": False}),
     ("glm4_moe", SMALL | ROUTED),
@@ -202,8 +215,7 @@ def real_tree(real: Any) -> dict[str, int]:
         if last == "e_score_correction_bias":  # ERNIE's, a parameter that is never trained
             continue
         stack = last if last == "dt_bias" else last.removesuffix("_bias")
-        vectors = {"sinks", "A_log", "D", "dt_bias"}
-        stands_alone = last in {"gate_up_proj", "down_proj"} | vectors or stack != last
+        stands_alone = last in {"gate_up_proj", "down_proj", *BARE_VECTORS} or stack != last
         owner = f"{module}.{stack}" if stands_alone else module
         tree[owner] = tree.get(owner, 0) + parameter.numel()
     return tree
