@@ -113,7 +113,7 @@ def test_every_limit_fits_and_one_more_does_not(model, gpu, setup):
         assert not fits(model, gpu, replace(setup, max_length=length + 1))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(model=MODELS, gpu=GPUS, setup=st.one_of(SETUPS, SEVERAL))
 def test_every_remedy_applied_does_what_it_promised(model, gpu, setup):
     assume(can_be_trained(model, setup))
