@@ -31,7 +31,7 @@ def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
         setup.per_device_eval_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
     )
     begins = resident(model, same).sizes(workspace)
-    return Walk(model, _plan(model, same).step(sizes), begins)
+    return Walk(model, _plan(model, same).step(sizes), begins, setup.shard_ranks)
 
 
 def evaluation_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from estimator.architectures import attention_of
 from estimator.architectures.decoder import Step, has_window, layer_kinds
+from estimator.memory.coordinator import OUTSIDE, Coordinator, Rules, Script
 from estimator.memory.flat import (
     flat_accumulated_bytes,
     flat_bytes,
@@ -35,7 +36,7 @@ from estimator.memory.sharding import (
     unmoved_weight_bytes,
 )
 from estimator.memory.symbols import Recording
-from estimator.memory.tape import COMPONENTS, Mark
+from estimator.memory.tape import COMPONENTS, WEIGHTS, Call, Mark
 from estimator.memory.weights import (
     adapter_tensors,
     buffers,
@@ -44,7 +45,7 @@ from estimator.memory.weights import (
     unquantized_width,
     weight_width,
 )
-from estimator.memory.zero import held
+from estimator.memory.zero import gathering, held
 from estimator.parameters import (
     Embedding,
     Linear,
@@ -192,9 +193,14 @@ class Run(NamedTuple):
 class Course:
     """A played program, and the order in which its stretches make up the real step."""
 
-    def __init__(self, program: Program, runs: Sequence[Run]) -> None:
+    def __init__(self, program: Program, runs: Sequence[Run], rules: Rules | None = None) -> None:
         self.program = program
         self.runs = runs
+        self.rules = rules
+        """How stage 3 gathers weights; None where weights are on the tape, or rest."""
+        self._coordinators: dict[tuple[int, ...], Coordinator] = {}
+        """By the elements of the weights, which a rank of adapters changes."""
+        self._gathered: dict[tuple[int, tuple[int, ...]], Gathered] = {}
         self._there: dict[tuple[int, int, int], Changes] = {}
 
     def there(self, index: int, place: int, top: int) -> Changes:
@@ -209,6 +215,41 @@ class Course:
                 ]
             )
         return self._there[index, place, top]
+
+    def gathered(self, sized: Sized, ranks: int) -> Gathered | None:
+        """What stage 3 has gathered at every call of a module; None without stage 3."""
+        if self.rules is None:
+            return None
+        elements = tuple(sized.wholes.values())
+        if (ranks, elements) not in self._gathered:
+            if elements not in self._coordinators:
+                script = Script(map(self.calls_of, self.runs), sized.wholes, self.rules)
+                self._coordinators[elements] = Coordinator(script, self.rules)
+            levels = self._coordinators[elements].levels(ranks)
+            self._gathered[ranks, elements] = Gathered(levels)
+        return self._gathered[ranks, elements]
+
+    def calls_of(self, run: Run) -> list[tuple[int, bool, Sequence[Call]]]:
+        """The layer of each of a run's stretches, whether it is backward, and the modules that it calls."""
+        calls, is_backward = self.program.calls[run.segment], run.phase is Phase.BACKWARD
+        return [(layer, is_backward, calls) for layer in run.layers or (OUTSIDE,)]
+
+
+class Gathered:
+    """Bytes of gathered weights by run, by stretch in it, and by part of the stretch, as ``Height.parts`` has them."""
+
+    def __init__(self, levels: Iterable[Sequence[Sequence[int]]]) -> None:
+        self.levels = list(levels)
+        self.alike = [_first_and_last(run) for run in self.levels]
+        """For each run the first and the last place of every different course in a stretch, and the most there."""
+
+
+def _first_and_last(run: Iterable[Sequence[int]]) -> list[tuple[int, int, int]]:
+    places: dict[tuple[int, ...], tuple[int, int]] = {}
+    for place, levels in enumerate(run):
+        first, _ = places.get(key := tuple(levels), (place, place))
+        places[key] = first, place
+    return [(first, last, max(levels)) for levels, (first, last) in places.items()]
 
 
 class Sizes(NamedTuple):
@@ -255,7 +296,8 @@ class Plan:
         played = played_layers(kinds)
         step = Step(self._model, setup, played, gpus, training=self._training)
         program = Program(step.play(), recording)
-        return Course(program, list(runs_of(program.marks, stand_ins(kinds, played))))
+        runs = list(runs_of(program.marks, stand_ins(kinds, played)))
+        return Course(program, runs, gathering(self._model, self._setup))
 
 
 def runs_of(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
@@ -341,67 +383,115 @@ def _plan(model: Model, structure: TrainingSetup) -> Plan:
     return Plan(model, structure)
 
 
+class Top(NamedTuple):
+    """The highest moment of a phase, or of a stretch."""
+
+    height: int
+    run: int
+    place: int
+    before: int
+    """Events of the stretch before it."""
+    gathered: int
+    """Bytes of weights that stage 3 has gathered then."""
+
+
 class Walk:
     """The stretches of a program set in their places, on top of what lies there when it begins."""
 
     def __init__(
-        self, model: Model, step: tuple[Sized, Course], begins: Mapping[Component, int]
+        self,
+        model: Model,
+        step: tuple[Sized, Course],
+        begins: Mapping[Component, int],
+        ranks: int = 1,
     ) -> None:
         self._layers = model.num_hidden_layers
         self._sized, self._course = step
         self._begins = [begins[component] for component in COMPONENTS]
+        self._gathered = self._course.gathered(self._sized, ranks)
 
     @property
     def peak_bytes(self) -> int:
         """The highest moment alone."""
-        return max(height for height, _, _ in self._highest().values())
+        return max(top.height for top in self._highest().values())
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
         """Each layer and stage at its highest; with accumulation those of the second micro-step."""
         running = list(self._begins)
         moments = []
-        for run in self._course.runs:
+        for index, run in enumerate(self._course.runs):
             segment = self._sized.segments[run.segment]
             for place in range(run.length):
                 if run.has_moments:
-                    moments.append(self._moment(run, place, map(add, running, segment.rise)))
+                    rise = segment.rise
+                    top = self._top(0, index, place)
+                    if self._gathered is not None:
+                        rise = self._sized.bytes_of(self._course.program.change(*self._until(top)))
+                    moments.append(self._moment(top, map(add, running, rise)))
                 running = list(map(add, running, segment.net))
         return tuple(moments)
 
     def heights(self) -> dict[Phase, Moment]:
         """The highest moment of each phase."""
         heights = {}
-        for phase, (_, index, place) in self._highest().items():
-            run = self._course.runs[index]
-            there = self._course.there(index, place, self._sized.top(run.segment))
+        for phase, top in self._highest().items():
+            there = self._course.there(top.run, top.place, self._until(top)[1])
             alive = map(add, self._begins, self._sized.bytes_of(there))
-            heights[phase] = self._moment(run, place, alive)
+            heights[phase] = self._moment(top, alive)
         return heights
 
-    def _highest(self) -> dict[Phase, tuple[int, int, int]]:
-        """For each phase the highest moment: its bytes, the index of its run, and its place there.
+    def _highest(self) -> dict[Phase, Top]:
+        """For each phase the highest moment.
 
         In a run of equal stretches it is the last where each leaves something behind, else the first.
         """
         alive = sum(self._begins)
-        highest: dict[Phase, tuple[int, int, int]] = {}
+        highest: dict[Phase, Top] = {}
         for index, (segment, phase, _, length, has_moments) in enumerate(self._course.runs):
-            _, rise, net = self._sized.heights[segment]
+            _, rise, net, _ = self._sized.heights[segment]
             if has_moments:
-                place = length - 1 if net > 0 else 0
-                height = alive + place * net + rise
-                if phase not in highest or height > highest[phase][0]:
-                    highest[phase] = height, index, place
+                alike = [(0, length - 1, 0)]
+                if self._gathered is not None:
+                    alike = self._gathered.alike[index]
+                for first, last, gathered in alike:
+                    place = last if net > 0 else first
+                    begins = alive + place * net
+                    if phase in highest and begins + rise + gathered <= highest[phase].height:
+                        continue
+                    top = self._top(begins, index, place)
+                    if phase not in highest or top.height > highest[phase].height:
+                        highest[phase] = top
             alive += length * net
         return highest
 
-    def _moment(self, run: Run, place: int, alive: Iterable[int]) -> Moment:
-        name = self._sized.operation(run.segment)
+    def _top(self, alive: int, index: int, place: int) -> Top:
+        """The highest moment of one stretch, above what is alive when it begins."""
+        height = self._sized.heights[self._course.runs[index].segment]
+        if self._gathered is None:
+            return Top(alive + height.rise, index, place, height.before, 0)
+        highest, before, gathered = max(
+            (rise + level, -before, level)
+            for (before, rise), level in zip(
+                height.parts, self._gathered.levels[index][place], strict=True
+            )
+        )
+        return Top(alive + highest, index, place, -before, gathered)
+
+    def _until(self, top: Top) -> tuple[int, int]:
+        """The stretch's events up to its highest moment."""
+        start = self._course.program.spans[self._course.runs[top.run].segment][0]
+        return start, start + top.before
+
+    def _moment(self, top: Top, alive: Iterable[int]) -> Moment:
+        run = self._course.runs[top.run]
+        name = self._sized.operation(run.segment, top.before)
         if run.layers:
-            name = f"layer {run.layers[place] + 1} of {self._layers}: {name}"
+            name = f"layer {run.layers[top.place] + 1} of {self._layers}: {name}"
+        there = list(alive)
+        there[WEIGHTS] += top.gathered
         return Moment(
-            run.phase, name or self._course.program.marks[run.segment].stage, _alive(alive)
+            run.phase, name or self._course.program.marks[run.segment].stage, _alive(there)
         )
 
 
@@ -417,7 +507,7 @@ class StepTimeline(Walk):
         sizes = Sizes(
             setup.per_device_train_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
         )
-        super().__init__(model, plan.step(sizes), begins)
+        super().__init__(model, plan.step(sizes), begins, setup.shard_ranks)
         stepped = {
             **begins,
             Component.GRADIENTS: resident.gradients,
@@ -446,13 +536,15 @@ class StepTimeline(Walk):
 
         Weights, adapters, states, the workspace and gradients of earlier micro-steps lie beside it.
         """
-        _, index, place = self._highest()[phase]
+        top = self._highest()[phase]
         counts: Counter[Reason] = Counter()
-        for run in self._course.runs[:index]:
-            self._sized.add_held(counts, run.segment, run.length, to_top=False)
-        peak = self._course.runs[index].segment
-        self._sized.add_held(counts, peak, place, to_top=False)
-        self._sized.add_held(counts, peak, 1, to_top=True)
+        for run in self._course.runs[: top.run]:
+            self._sized.add_held(counts, run.segment, run.length)
+        peak = self._course.runs[top.run].segment
+        self._sized.add_held(counts, peak, top.place)
+        self._sized.add_held(counts, peak, 1, before=top.before)
+        if top.gathered:
+            counts[WEIGHTS, "all-gather", top.gathered] += 1
         return _by_reason(counts)
 
     def kept_by_a_layer(self) -> tuple[Held, ...]:
@@ -462,7 +554,7 @@ class StepTimeline(Walk):
         if middle is None:  # a GPU without layers
             return ()
         counts: Counter[Reason] = Counter()
-        self._sized.add_held(counts, middle.segment, 1, to_top=False)
+        self._sized.add_held(counts, middle.segment, 1)
         return _by_reason(counts)
 
 

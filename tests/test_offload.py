@@ -202,8 +202,8 @@ def test_heights_are_those_of_the_real_fsdp2_with_offload(
 
 # Two steps of the real DeepSpeed 0.19.6 in bf16 on the same stand-in device, with "auto" buckets and torch's AdamW on
 # the CPU: heights of forward, loss, backward and step of one rank, at 64 tokens. Stage 2 on rank 7 of 8, which has to
-# send the highest layer's gradients. Stage 3 on two layers: bytes that offload takes off each height, as the heights
-# themselves are estimated layer by layer, not bucket by bucket (-5 % in forward, +14 % in backward).
+# send the highest layer's gradients. Stage 3 on two layers: bytes that offload takes off each height; the heights
+# themselves are in tests/test_coordinator.py.
 def heights(keys: dict[str, Any], **config: Any) -> list[int]:
     of = estimate(*parse({"model": {**LLAMA, **config}, "max_length": 64, "num_gpus": 8, **keys}))
     workspace = of.peak.resident[Component.WORKSPACE]

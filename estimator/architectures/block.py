@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from estimator.architectures.activations import activation
 from estimator.architectures.dora import Dora, dora
@@ -14,7 +14,6 @@ from estimator.architectures.rotary import Rotary, Tables, rotate
 from estimator.memory import fused
 from estimator.memory import operators as op
 from estimator.memory.attention import AttentionShape, attention
-from estimator.memory.flat import Flat
 from estimator.memory.tape import Parameter, Tape, Tensor
 from estimator.memory.weights import (
     adapter_tensors,
@@ -32,6 +31,9 @@ from estimator.parameters import (
     weight_shapes,
 )
 from estimator.specs import AttnImplementation, Model, TrainingSetup
+
+ACTIVATION, ROTARY = "mlp.act_fn", "rotary_emb"
+"""Modules without weights."""
 
 
 class NormKind(Enum):
@@ -86,6 +88,16 @@ class Owned(NamedTuple):
     shape: tuple[int, ...]
     parameter: Parameter
     is_adapter: bool
+
+
+class Unit(Protocol):
+    """What happens around a module that is called."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Of its input."""
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Of its output."""
 
 
 class Factors(NamedTuple):
@@ -143,8 +155,8 @@ class Block:
         self.embeddings: dict[str, Parameter] = {}
         self.owned: list[Owned] = []
         self.modules = tuple(modules)
-        self.units: dict[str, Flat] = {}
-        """Under FSDP1 the units of adapters, by their parameter's key."""
+        self.units: dict[str, Unit] = {}
+        """By the key of their first parameter: under FSDP1 the units of adapters, under ZeRO-3 all modules."""
         self.adapters_seen: int | None = None
         """Bytes per element that PEFT sees in an adapter where they are not those that it computes with."""
         for module in self.modules:
@@ -214,10 +226,21 @@ class Block:
         """Whether the layer has a module of this name."""
         return name in self.linears or name in self.norms
 
+    def within(self, key: str, x: Tensor, program: Callable[[Tensor], Tensor]) -> Tensor:
+        """A module's program, in the unit of this key where there is one."""
+        unit = self.units.get(key)
+        return program(x) if unit is None else unit.leave(program(unit.enter(x)))
+
     def norm(
         self, name: str, x: Tensor, *, groups: int = 1, kind: NormKind | None = None
     ) -> Tensor:
         """Normalise; ``groups`` rows a token where the norm is over each head."""
+        if self.units and self.norms[name]:
+            key = self.norms[name][0].key
+            return self.within(key, x, lambda x: self._norm(name, x, groups, kind))
+        return self._norm(name, x, groups, kind)
+
+    def _norm(self, name: str, x: Tensor, groups: int, kind: NormKind | None) -> Tensor:
         parameters = self.norms[name]
         rows = self.rows * groups
         is_of_heads = name.startswith("self_attn.")
@@ -327,10 +350,9 @@ class Block:
 
     def _matrix(self, x: Tensor, weight: Parameter, shape: tuple[int, int], name: str) -> Tensor:
         """One of an adapter's products; under FSDP1 it is a unit of its own."""
-        unit = self.units.get(weight.key)
-        if unit is None:
-            return op.linear(self.tape, x, weight, None, *shape, name)
-        return unit.leave(op.linear(self.tape, unit.enter(x), weight, None, *shape, name))
+        return self.within(
+            weight.key, x, lambda x: op.linear(self.tape, x, weight, None, *shape, name)
+        )
 
     def _base(self, linked: Linked, x: Tensor, name: str) -> Tensor:
         linear = linked.linear
@@ -343,14 +365,21 @@ class Block:
             )
         weight, bias = linked.weight, linked.bias
         call = op.product if linear.own_class and not linear.routes else op.linear
-        return call(self.tape, x, weight, bias, linear.in_features, linear.out_features, name)
+        sizes = linear.in_features, linear.out_features
+        return self.within(weight.key, x, lambda x: call(self.tape, x, weight, bias, *sizes, name))
 
     def router(self, name: str, x: Tensor, *, in_float32: bool = False) -> Tensor:
         """The scores of all experts: a product with a bare matrix, to which PEFT adds B @ A where it is adapted.
 
         Source of the sum: peft 0.21, tuners/lora/layer.py, ``ParamWrapper._activate_lora``, ``_LoraParameterProxy``.
         """
-        tape, stack = self.tape, self.stacks[name]
+        stack = self.stacks[name]
+        return self.within(
+            stack.weight.key, x, lambda x: self._scores(stack, x, in_float32=in_float32)
+        )
+
+    def _scores(self, stack: Stack, x: Tensor, *, in_float32: bool) -> Tensor:
+        tape = self.tape
         hidden, experts = stack.module.in_features, stack.module.out_features
         weight: Tensor = stack.weight
         if stack.lora_a is not None and stack.lora_b is not None:
@@ -396,9 +425,12 @@ class Block:
 
     def activation(self, x: Tensor) -> Tensor:
         """The MLP's activation, with its parameters where it has any."""
+        return self.within(ACTIVATION, x, self._activation)
+
+    def _activation(self, x: Tensor) -> Tensor:
         if self.kernels.relu_squared and self.model.hidden_act == "relu2":
             return op.elementwise(self.tape, x, "relu2")
-        return activation(self.tape, x, self.model.hidden_act, self.norms.get("mlp.act_fn", ()))
+        return activation(self.tape, x, self.model.hidden_act, self.norms.get(ACTIVATION, ()))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **overrides: bool) -> Tensor:
         """Attention with this setup's kernel and this layer's mask."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.architectures import Architecture, architecture
-from estimator.architectures.block import Block
+from estimator.architectures.block import ROTARY, Block
 from estimator.architectures.experts import balancing_loss
 from estimator.architectures.flat import FlatUnits
 from estimator.architectures.liger import KERNELS, loss_of
@@ -23,7 +23,7 @@ from estimator.arithmetic import ceil_div
 from estimator.memory import fused
 from estimator.memory import operators as op
 from estimator.memory.seats import Seats
-from estimator.memory.sharding import computed, finds_unused
+from estimator.memory.sharding import computed, finds_unused, made_divided
 from estimator.memory.tape import (
     ACTIVATIONS,
     LOGITS,
@@ -125,6 +125,7 @@ class Step:
             records=training,
             is_reentrant=setup.use_reentrant,
             is_float16=Dtype.FLOAT16 in (setup.dtype, setup.mixed_precision.value),
+            is_deepspeeds=made_divided(setup),
         )
         copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
         self.outer = self._block((*outer_modules(model), *copied_head), "outer")
@@ -132,7 +133,7 @@ class Step:
         if setup.uses_fsdp1:
             self.sharded = FlatUnits(self.tape, model, setup, self.outer, ranks)
         else:
-            self.sharded = Sharded(self.tape, model, setup, self.outer, ranks, len(layers) - 1)
+            self.sharded = Sharded(self.tape, model, setup, self.outer, ranks)
         self.placed = Placed(self.tape, seats)
         self.returned: Tensor | None = None
         """What the last layer returned beside its output."""
@@ -278,6 +279,8 @@ class Step:
         kinds_of_tables = self._table_kinds()
         brought: Tensor | None = self.placed.tables(hidden) if kinds_of_tables else None
         tables = {local: self._rotary_tables(hidden.width, local) for local in kinds_of_tables}
+        if tables and positions is not None:
+            self.outer.within(ROTARY, positions, lambda x: x)
         del brought
         if self.placed.seats is None:
             positions = None
@@ -376,7 +379,10 @@ class Step:
         tape, setup = self.tape, self.setup
         rows = setup.tokens if name == "embed_positions" else setup.max_length
         ids = tape.new(rows, ID_BYTES)
-        return op.embedding(tape, ids, self.outer.embeddings[name], self.model.hidden_size, rows)
+        weight, width = self.outer.embeddings[name], self.model.hidden_size
+        return self.outer.within(
+            weight.key, ids, lambda ids: op.embedding(tape, ids, weight, width, rows)
+        )
 
     def _masks(self, width: int) -> dict[bool, Tensor | None]:
         """The mask of full and of sliding layers: None where the kernel's own causality is enough."""
@@ -477,7 +483,10 @@ class Step:
         else:
             weight = self._head()
             width = weight.elements // model.vocab_size
-            logits = op.linear(tape, hidden, weight, None, width, model.vocab_size, "lm_head")
+            sizes = width, model.vocab_size
+            logits = outer.within(
+                HEAD, hidden, lambda x: op.linear(tape, x, weight, None, *sizes, "lm_head")
+            )
         logits = _as_logits(self.sharded.after_head(logits))
         if self.family.scales_logits:
             logits = _as_logits(op.scale(tape, logits))
@@ -504,13 +513,17 @@ class Step:
         """Head and loss in one, so that the logits never exist as a whole."""
         weight, vocabulary = self._head(), self.model.vocab_size
         width = weight.elements // vocabulary
-        if self.loss is Loss.LIGER:
-            budget = KERNELS[self.model.model_type].budget
-            return fused.linear_cross_entropy(
-                self.tape, hidden, weight, width, vocabulary, budget=budget
-            )
         texts = self.setup.per_device_train_batch_size
-        return fused.log_probabilities(self.tape, hidden, weight, width, texts)
+
+        def loss(x: Tensor) -> Tensor:
+            if self.loss is Loss.LIGER:
+                budget = KERNELS[self.model.model_type].budget
+                return fused.linear_cross_entropy(
+                    self.tape, x, weight, width, vocabulary, budget=budget
+                )
+            return fused.log_probabilities(self.tape, x, weight, width, texts)
+
+        return self.outer.within(HEAD, hidden, loss)
 
     def _logits_in_chunks(self, hidden: Tensor) -> list[Tensor]:
         """torchtune's: each text in eight chunks; rows of several texts are copied side by side.

@@ -103,11 +103,15 @@ def grouped_experts(
     """The experts' module; PEFT wraps it once for each adapted stack, the stack of downs outermost."""
     inside = f"{block}.experts".lstrip(".")
     up, down = f"{inside}.gate_up_proj", f"{inside}.down_proj"
-    if b.kernels.experts:
-        return _fused(b, x, routing, (b.stacks[up].weight, b.stacks[down].weight))
-    down_factors = b.factors(down)
-    up_factors = b.factors(up)
-    return _grouped(b, x, routing, (up, up_factors), (down, down_factors), gate)
+
+    def experts(x: Tensor) -> Tensor:
+        if b.kernels.experts:
+            return _fused(b, x, routing, (b.stacks[up].weight, b.stacks[down].weight))
+        down_factors = b.factors(down)
+        up_factors = b.factors(up)
+        return _grouped(b, x, routing, (up, up_factors), (down, down_factors), gate)
+
+    return b.within(b.stacks[up].weight.key, x, experts)
 
 
 def _fused(b: Block, x: Tensor, routing: Routing, stacks: tuple[Tensor, Tensor]) -> Tensor:

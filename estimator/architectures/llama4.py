@@ -103,6 +103,11 @@ def _routing(b: Block, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _experts(b: Block, x: Tensor) -> Tensor:
+    key = b.stacks["feed_forward.experts.gate_up_proj"].weight.key
+    return b.within(key, x, lambda x: _products(b, x))
+
+
+def _products(b: Block, x: Tensor) -> Tensor:
     tape, model = b.tape, b.model
     rows = b.rows * model.num_experts
     gates_and_ups = b.stacks["feed_forward.experts.gate_up_proj"].weight

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from estimator.architectures.block import Block, Owned
+from estimator.architectures.block import ACTIVATION, ROTARY, Block, Owned, Unit
 from estimator.arithmetic import allocated, ceil_div
 from estimator.memory.fsdp import Group, Member, Traffic
 from estimator.memory.sharding import (
@@ -22,22 +22,21 @@ from estimator.memory.sharding import (
     packed_width,
     shard_shape,
 )
-from estimator.memory.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
+from estimator.memory.tape import GRADIENTS, Parameter, Storage, Tape, Tensor
 from estimator.memory.weights import elements, packed_bytes
 from estimator.memory.zero import (
     Bucket,
-    Fetched,
+    Called,
     ToHost,
-    gathers_nothing,
+    gathering,
     gradients_in_partition,
-    kept_for_backward,
     partition,
-    prefetched,
     sent_from_stage_2,
     sent_from_stage_3,
     width,
 )
-from estimator.parameters import Linear, is_quantized
+from estimator.parameters import Bare, Linear, is_quantized
+from estimator.placement import HEAD
 from estimator.specs import Model, Offload, Strategy, TrainingSetup
 
 
@@ -59,13 +58,9 @@ class Sharded:
         setup: TrainingSetup,
         outer: Block,
         ranks: int,
-        top: int,
     ) -> None:
-        self.model = model
-        self.top = top
-        """The highest of the played layers."""
-        self.fetches = setup.strategy is Strategy.ZERO3
-        self.active = setup.strategy.is_fsdp or self.fetches
+        self.active = setup.strategy.is_fsdp
+        self.calls = gathering(model, setup) is not None
         self.bucket = None
         if setup.strategy.is_zero:
             in_part = setup.strategy is not Strategy.ZERO3
@@ -73,9 +68,12 @@ class Sharded:
             if in_part and setup.offload_optimizer is not Offload.NONE:
                 kept = 0
             self.bucket = Bucket(
-                tape, setup, model.hidden_size, kept, _to_host(model, setup, ranks)
+                tape, setup, model.hidden_size, kept, ranks, _to_host(model, setup, ranks)
             )
             self._take(outer)
+        self.outer = outer
+        if self.calls:
+            note_calls(tape, outer, setup)
         self._reshards = setup.strategy is not Strategy.FSDP_GRAD_OP
         self.setup = setup
         self.traffic = Traffic(
@@ -92,16 +90,13 @@ class Sharded:
         self.tied = model.tie_word_embeddings
         self.embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
 
-    def layer(self, block: Block) -> Group | Fetched:
+    def layer(self, block: Block) -> Group:
         """The group of one layer."""
         if self.bucket is not None:
             self._take(block)
-        group = self._group(block, reshards=self._reshards)
-        if isinstance(group, Fetched) and block.index == self.top:
-            group.stays = True
-            kept = 0 if gathers_nothing(self.setup) else kept_for_backward(self.model, self.setup)
-            group.beside = Storage(self.traffic.tape, kept, WEIGHTS) if kept else None
-        return group
+        if self.calls:
+            note_calls(self.traffic.tape, block, self.setup)
+        return self._group(block, reshards=self._reshards)
 
     def _take(self, block: Block) -> None:
         assert self.bucket is not None
@@ -109,22 +104,7 @@ class Sharded:
             if owned.parameter.requires_grad:
                 self.bucket.take(owned.parameter)
 
-    def _group(
-        self, block: Block, names: Container[str] | None = None, *, reshards: bool
-    ) -> Group | Fetched:
-        if self.fetches:
-            small = 10 * self.model.hidden_size
-            size = sum(
-                o.parameter.elements * o.parameter.width
-                for o in block.owned
-                if (names is None or o.module.name in names)
-                and not self._is_packed(o)
-                and o.parameter.elements > small
-                and not gathers_nothing(self.setup)
-            )
-            return Fetched(
-                self.traffic.tape, size, stays=not reshards, brought=self._brought(block, size)
-            )
+    def _group(self, block: Block, names: Container[str] | None = None, *, reshards: bool) -> Group:
         members = [
             member
             for owned in (block.owned if self.active else ())
@@ -132,16 +112,6 @@ class Sharded:
             and (member := self._member(owned)) is not None
         ]
         return Group(self.traffic, members, reshards=reshards)
-
-    def _brought(self, block: Block, size: int) -> int:
-        """Bytes that come from the host for one gather: of a prefetch bucket, or of a weight that is larger."""
-        setup = self.setup
-        if setup.offload_param is Offload.NONE or setup.num_gpus == 1:
-            return 0  # one rank gathers nothing: what comes is the weight
-        at_once = width(setup) * prefetched(self.model)
-        for owned in block.owned:
-            at_once = max(at_once, owned.parameter.elements * owned.parameter.width)
-        return ceil_div(min(size, at_once), self.traffic.ranks)
 
     def _member(self, owned: Owned) -> Member | None:
         setup, ranks, parameter = self.setup, self.traffic.ranks, owned.parameter
@@ -159,10 +129,7 @@ class Sharded:
         return Member(shard, parameter.width, stored, leaf)
 
     def _is_packed(self, owned: Owned) -> bool:
-        weight = not owned.is_adapter and len(owned.shape) > 1
-        return (
-            weight and isinstance(owned.module, Linear) and is_quantized(owned.module, self.setup)
-        )
+        return is_packed(owned, self.setup)
 
     def _accumulated(self, parameter: Parameter) -> None:
         """Without synchronisation gradients pile up whole; the last micro-step finds them."""
@@ -177,13 +144,20 @@ class Sharded:
     def before_embedding(self, ids: Tensor) -> None:
         """The root's weights and the embedding's are gathered."""
         if self.active:
-            if not self.fetches:
-                self.root.enter(ids)
+            self.root.enter(ids)
             (self.tail if self.tied else self.embedding).enter(ids)
+        elif self.calls:
+            self._embedding_unit.enter(ids)
 
     def after_embedding(self, hidden: Tensor) -> Tensor:
         """The embedding's weights go, unless the head is the same."""
+        if self.calls:
+            return self._embedding_unit.leave(hidden)
         return hidden if self.tied or not self.active else self.embedding.leave(hidden)
+
+    @property
+    def _embedding_unit(self) -> Unit:
+        return self.outer.units[next(iter(self.outer.embeddings.values())).key]
 
     def before_head(self, hidden: Tensor) -> Tensor:
         """The final norm's and the head's weights are gathered."""
@@ -195,8 +169,8 @@ class Sharded:
 
     def end_forward(self) -> None:
         """The model returns."""
-        if self.active and not self.fetches:
-            if isinstance(self.root, Group) and self.root.members:
+        if self.active:
+            if self.root.members:
                 self.root.after_forward()
             self.traffic.end_forward()
 
@@ -204,9 +178,42 @@ class Sharded:
         """All gradients have arrived."""
         if self.bucket is not None:
             self.bucket.end()
-        if self.fetches:
-            for fetched in (self.embedding, self.tail):
-                if isinstance(fetched, Fetched):
-                    fetched.release()
-        elif self.active:
+        if self.active:
             self.traffic.end_backward()
+
+
+def is_packed(owned: Owned, setup: TrainingSetup) -> bool:
+    """Whether this is the weight of a linear that a quantiser packs (derived, from ``is_quantized``)."""
+    weight = not owned.is_adapter and len(owned.shape) > 1
+    return weight and isinstance(owned.module, Linear) and is_quantized(owned.module, setup)
+
+
+def note_calls(tape: Tape, block: Block, setup: TrainingSetup) -> None:
+    """Have a block's modules note when they are called, each with its own weights as PEFT has left them.
+
+    The activation and the rotary tables have none. The experts of a mixture are one module, with all their stacks.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/parameter_offload.py, ``_register_deepspeed_module``; peft 0.21,
+    tuners/lora/layer.py (``base_layer``, ``lora_A``, ``lora_B``; a dropout before A).
+    """
+    modules: dict[str, list[Parameter]] = {}
+    for owned in block.owned:
+        if is_packed(owned, setup):
+            continue
+        name, part = owned.module.name, owned.parameter.key.rsplit(".", 1)[1]
+        if isinstance(owned.module, Bare):
+            name = name.removesuffix(".gate_up_proj").removesuffix(".down_proj")
+        elif isinstance(owned.module, Linear) and owned.is_adapter:
+            name += ".lora_dropout.lora_A" if part == "lora0" else ".lora_B"
+        elif isinstance(owned.module, Linear) and block.linears[name].lora_a is not None:
+            name += ".base_layer"
+        modules.setdefault(name, []).append(owned.parameter)
+    for name, parameters in modules.items():
+        block.units[parameters[0].key] = Called(tape, name, parameters)
+    if block.index is None:
+        head = block.linears[HEAD].weight if HEAD in block.linears else None
+        tied = next(iter(block.embeddings.values()))
+        block.units[HEAD] = Called(tape, HEAD, [head or tied])
+        block.units[ROTARY] = Called(tape, ROTARY, ())
+    else:
+        block.units[ACTIVATION] = Called(tape, ACTIVATION, ())

@@ -7,14 +7,14 @@ with symbols (``estimator.memory.symbols``) and read as often as a slider moves,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise, zip_longest
 from operator import itemgetter
 from typing import NamedTuple
 
 from estimator.memory.symbols import Recording
-from estimator.memory.tape import COMPONENTS, Event, Mark, Tape
+from estimator.memory.tape import COMPONENTS, Call, Event, Mark, Tape
 
 Bytes = list[int]
 """Bytes, one entry a component, in the order of ``COMPONENTS``."""
@@ -37,6 +37,7 @@ class Written(NamedTuple):
 
     events: Sequence[Event]
     marks: Sequence[Mark]
+    calls: Sequence[Call] = ()
 
 
 def written_by(tape: Tape, device: int) -> Written:
@@ -78,6 +79,8 @@ class Height(NamedTuple):
     rise: int
     net: int
     """What it adds at its end."""
+    parts: tuple[tuple[int, int], ...] = ()
+    """Between the calls of modules and at each of them, in turn: events before the highest moment, and its rise."""
 
 
 class Program:
@@ -96,18 +99,31 @@ class Program:
         starts = [*(mark.start for mark in self.marks), len(self.signs)]
         self.spans = list(pairwise(starts))
         """The first event of each stretch, and the first behind it."""
+        self.calls: list[list[Call]] = [[] for _ in self.marks]
+        """Of each stretch the modules that were called."""
+        for call in tape.calls:
+            self.calls[call.segment].append(call)
+        self._wholes = {
+            whole.key: recording.position(whole.elements)
+            for call in tape.calls
+            for whole in call.weights
+        }
         # what comes and goes in each stretch: indices of sizes, or from behind of what is taken away
-        shapes: dict[tuple[int, ...], int] = {}
+        shapes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         changes = [
             1 + slot if sign > 0 else -1 - slot
             for slot, sign in zip(self.slots, self.signs, strict=True)
         ]
         self._shapes = [
-            shapes.setdefault(tuple(changes[start:end]), len(shapes)) for start, end in self.spans
+            shapes.setdefault(
+                (tuple(changes[start:end]), tuple(call.start - start for call in calls)),
+                len(shapes),
+            )
+            for (start, end), calls in zip(self.spans, self.calls, strict=True)
         ]
         """For each stretch which of the different ones it is: layers that are alike are added up once."""
         # a nothing at each end: before the first event, and because an itemgetter of one gives no tuple
-        self._deltas = [itemgetter(0, *shape, 0) for shape in shapes]
+        self._deltas = [(itemgetter(0, *shape, 0), cuts) for shape, cuts in shapes]
         self._changes: dict[tuple[int, int], Changes] = {}
 
     def at(self, inputs: Sequence[int]) -> Sized | None:
@@ -118,11 +134,13 @@ class Program:
         sizes = [table[place] for place in self._places]
         signed = [0, *sizes, *(-size for size in reversed(sizes))]
         heights = []
-        for deltas in self._deltas:
+        for deltas, cuts in self._deltas:
             alive = list(accumulate(deltas(signed)))
             top = max(alive)
-            heights.append(Height(alive.index(top), top, alive[-1]))
-        return Sized(self, sizes, [heights[shape] for shape in self._shapes])
+            parts = tuple(_parts(alive, cuts)) if self._wholes else ()
+            heights.append(Height(alive.index(top), top, alive[-1], parts))
+        wholes = {key: table[place] for key, place in self._wholes.items()}
+        return Sized(self, sizes, [heights[shape] for shape in self._shapes], wholes)
 
     def change(self, start: int, stop: int) -> Changes:
         """What the events of a range change."""
@@ -142,21 +160,45 @@ class Program:
         return {key: count for key, count in total.items() if count}
 
 
+def _parts(alive: Sequence[int], cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Highest moments between the cuts, and the heights at them."""
+    begin = 0
+    for cut in cuts:
+        yield _highest(alive, begin, cut)
+        yield cut, alive[cut]
+        begin = cut
+    yield _highest(alive, begin, len(alive) - 2)  # the last is a nothing
+
+
+def _highest(alive: Sequence[int], first: int, last: int) -> tuple[int, int]:
+    top = max(range(first, last + 1), key=alive.__getitem__)
+    return top, alive[top]
+
+
 class Sized:
     """A program at one set of sizes: first in bare heights, then by component for those who ask."""
 
-    def __init__(self, program: Program, sizes: Sequence[int], heights: Sequence[Height]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        sizes: Sequence[int],
+        heights: Sequence[Height],
+        wholes: Mapping[str, int],
+    ) -> None:
         self._program = program
         self._sizes = sizes
         self.heights = heights
+        self.wholes = wholes
+        """Elements of each weight that modules are called with."""
 
     def top(self, segment: int) -> int:
         """The event before which most of a stretch is alive, the first such."""
         return self._program.spans[segment][0] + self.heights[segment].before
 
-    def operation(self, segment: int) -> str:
-        """The operator that makes a stretch's highest moment."""
-        top, mark = self.top(segment), self._program.marks[segment]
+    def operation(self, segment: int, before: int | None = None) -> str:
+        """The operator that makes a stretch's highest moment, or the last of so many events."""
+        mark = self._program.marks[segment]
+        top = self.top(segment) if before is None else mark.start + before
         return self._program.operations[top - 1] if top > mark.start else mark.operation
 
     @cached_property
@@ -173,11 +215,13 @@ class Sized:
             for segment, mark in enumerate(program.marks)
         ]
 
-    def add_held(self, held: Counter[Reason], segment: int, times: int, *, to_top: bool) -> None:
-        """Add what a stretch makes and frees, by what made it, ``times`` over; to its highest moment or to its end."""
+    def add_held(
+        self, held: Counter[Reason], segment: int, times: int, before: int | None = None
+    ) -> None:
+        """Add what a stretch makes and frees, by what made it, ``times`` over; up to its end, or so many events."""
         program = self._program
         start, end = program.spans[segment]
-        for event in range(start, self.top(segment) if to_top else end):
+        for event in range(start, end if before is None else start + before):
             reason = (
                 program.components[event],
                 program.operations[event],

@@ -172,6 +172,18 @@ def is_packed_divided(setup: TrainingSetup) -> bool:
     return setup.bnb_4bit_quant_storage != UINT8
 
 
+def made_divided(setup: TrainingSetup) -> bool:
+    """Whether each weight is divided as the model is made, as at stage 3 of every model but a quantised one.
+
+    DeepSpeed then casts none, so that PEFT's adapters stay float32, and puts its own function in ``linear``'s place.
+    Source: transformers 5.23, modeling_utils.py, ``get_init_context`` (``needs_zero3_init``); DeepSpeed 0.19.6,
+    runtime/engine.py, ``_cast_module_mixed_precision`` (``is_zero_init_model``); runtime/zero/partition_parameters.py,
+    ``_enable_mem_efficient_linear``.
+    """
+    quantised = setup.method is Method.QLORA or setup.load_in_8bit
+    return setup.strategy is Strategy.ZERO3 and not quantised
+
+
 def computed(setup: TrainingSetup) -> TrainingSetup:
     """The setup that the forward pass sees: under mixed precision sharded weights are gathered in 16 bits, all of them.
 
@@ -196,7 +208,7 @@ def computed(setup: TrainingSetup) -> TrainingSetup:
         setup,
         # the memory of float16 is the same, and a setup of trained float16 under its scaler could not be built
         dtype=Dtype.BFLOAT16,
-        autocast_adapter_dtype=False,
+        autocast_adapter_dtype=setup.autocast_adapter_dtype and made_divided(setup),
         prepare_model_for_kbit_training=False,
     )
 

@@ -66,6 +66,30 @@ class Mark(NamedTuple):
     operation: str
 
 
+class Whole(NamedTuple):
+    """A weight that a module needs whole."""
+
+    key: str
+    elements: int
+    width: int
+    trained: bool
+
+
+class Call(NamedTuple):
+    """A module begins or has ended its work: where DeepSpeed's hooks gather weights and let them go."""
+
+    segment: int
+    """Index of the mark that it comes after."""
+    start: int
+    """How many events come before it."""
+    module: str
+    """Its name in the layer, or in the model outside the layers."""
+    weights: tuple[Whole, ...]
+    begins: bool
+    is_forward: bool
+    """Of the forward pass or of a checkpoint's replay."""
+
+
 class Storage:
     """Bytes on the GPU, alive as long as this object is."""
 
@@ -241,7 +265,10 @@ class Tape:
         records: bool = True,
         is_reentrant: bool = False,
         is_float16: bool = False,
+        is_deepspeeds: bool = False,
     ) -> None:
+        self.is_deepspeeds = is_deepspeeds
+        """Linear layers are DeepSpeed's own function."""
         self.records = records
         """Whether nodes are made and tensors saved for backward; False under ``torch.no_grad``."""
         self.is_reentrant = is_reentrant
@@ -254,6 +281,8 @@ class Tape:
         """The same of a reentrant checkpoint's replay, whose graph goes when it has been run."""
         self.events: list[Event] = []
         self.marks: list[Mark] = []
+        self.calls: list[Call] = []
+        """Of modules whose weights stage 3 gathers; ``estimator.memory.coordinator`` says which are there then."""
         self.autocast_width = autocast_width
         """Bytes per element that autocast computes in; None without autocast."""
         self.autocast_active = autocast_width is not None
@@ -287,6 +316,13 @@ class Tape:
             yield
         finally:
             self.autocast_active = active
+
+    def call(
+        self, module: str, weights: tuple[Whole, ...], *, begins: bool, is_forward: bool
+    ) -> None:
+        """Note that a module begins or has ended its work."""
+        segment = len(self.marks) - 1
+        self.calls.append(Call(segment, len(self.events), module, weights, begins, is_forward))
 
     # -- tensors ------------------------------------------------------------------------------------------------
 

@@ -15,18 +15,19 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from estimator.arithmetic import allocated, ceil_div
+from estimator.memory.coordinator import Rules
 from estimator.memory.optimizer import States, Trainable, optimizer_states, step_transient
-from estimator.memory.sharding import adapter_shapes, trained_shapes
+from estimator.memory.sharding import adapter_shapes, made_divided, trained_shapes
 from estimator.memory.tape import (
     COMMUNICATION,
     GRADIENTS,
     TEMPORARIES,
-    WEIGHTS,
     Leaf,
     Parameter,
     Storage,
     Tape,
     Tensor,
+    Whole,
 )
 from estimator.memory.weights import FLOAT32_BYTES, elements, quantized_bytes
 from estimator.parameters import (
@@ -41,8 +42,6 @@ from estimator.specs import MixedPrecision, Model, Offload, Strategy, TrainingSe
 
 SUB_GROUP = 10**9
 """Elements of a rank that are stepped together: DeepSpeed 0.19.6, runtime/zero/config.py, ``sub_group_size``."""
-REUSE_DISTANCE = 10**9
-"""Elements within which a gathered weight that is used again is kept: the same file, ``max_reuse_distance``."""
 NORM_WIDTH = 8
 """Bytes per element of the copy of a gradient whose norm is taken before it goes to the host: float64. DeepSpeed
 0.19.6, runtime/zero/utils.py, ``get_norm_dtype``."""
@@ -52,7 +51,7 @@ SWAPPED_BYTES = 2**20
 """Smaller tensors are not written to NVMe: DeepSpeed 0.19.6, runtime/swap_tensor/constants.py, ``MIN_AIO_BYTES``."""
 
 
-class Whole(NamedTuple):
+class Counted(NamedTuple):
     """One tensor of the model, and whether it is trained."""
 
     elements: int
@@ -67,6 +66,15 @@ def width(setup: TrainingSetup) -> int:
     return FLOAT32_BYTES if setup.mixed_precision is MixedPrecision.NO else 2
 
 
+def trained_width(setup: TrainingSetup) -> int:
+    """Bytes per element of the weights that are trained, as they are computed with.
+
+    Source: as ``made_divided``.
+    """
+    wide = setup.uses_adapters and setup.autocast_adapter_dtype and made_divided(setup)
+    return FLOAT32_BYTES if wide else width(setup)
+
+
 def gathers_nothing(setup: TrainingSetup) -> bool:
     """Whether stage 3 computes with the weights where they rest: on one GPU, whose part is everything.
 
@@ -76,12 +84,22 @@ def gathers_nothing(setup: TrainingSetup) -> bool:
     return alone and setup.offload_param is Offload.NONE
 
 
-def prefetched(model: Model) -> int:
-    """Elements that stage 3 gathers ahead at once: 0.9 h².
+def gathering(model: Model, setup: TrainingSetup) -> Rules | None:
+    """How stage 3 gathers weights, in elements: 0.9 h² ahead, and those up to 10 h stay whole; None if it need not.
 
-    Source: transformers 5.23, integrations/deepspeed.py, ``stage3_prefetch_bucket_size``.
+    Source: transformers 5.23, integrations/deepspeed.py, ``stage3_prefetch_bucket_size`` and
+    ``stage3_param_persistence_threshold``.
     """
-    return 9 * model.hidden_size**2 // 10
+    if setup.strategy is not Strategy.ZERO3 or gathers_nothing(setup):
+        return None
+    hidden = model.hidden_size
+    return Rules(
+        prefetched=9 * hidden**2 // 10,
+        persistent=10 * hidden,
+        rests_on_host=setup.offload_param is not Offload.NONE,
+        alone=setup.num_gpus == 1,
+        is_wrapped=setup.uses_adapters,
+    )
 
 
 def _modules(model: Model) -> Iterable[tuple[Module, int]]:
@@ -92,16 +110,16 @@ def _modules(model: Model) -> Iterable[tuple[Module, int]]:
             yield module, count
 
 
-def _tensors(module: Module, setup: TrainingSetup) -> list[Whole]:
+def _tensors(module: Module, setup: TrainingSetup) -> list[Counted]:
     """Of one module: its own weights that are not packed, and its adapters."""
     own = weight_shapes(module)[1 if is_quantized(module, setup) else 0 :]
     return [
-        *(Whole(elements(shape), not setup.uses_adapters) for shape in own),
-        *(Whole(elements(shape), True) for shape in adapter_shapes(module, setup)),
+        *(Counted(elements(shape), not setup.uses_adapters) for shape in own),
+        *(Counted(elements(shape), True) for shape in adapter_shapes(module, setup)),
     ]
 
 
-def whole_tensors(model: Model, setup: TrainingSetup) -> list[tuple[Whole, int]]:
+def whole_tensors(model: Model, setup: TrainingSetup) -> list[tuple[Counted, int]]:
     """Every tensor that is not packed, adapters too, with its elements, and how many are alike.
 
     Source: derived, from ``weight_shapes`` and ``adapter_shapes``.
@@ -194,14 +212,17 @@ def held(model: Model, setup: TrainingSetup) -> Held:
     if stage3:
         part = sum(n * ceil_div(t.elements, ranks) for t, n in whole if t.trained)
         rest = sum(n * ceil_div(t.elements, ranks) for t, n in whole if not t.trained)
-        small = sum(n * t.elements for t, n in whole if t.elements <= 10 * hidden)
+        of_trained = trained_width(setup)
+        small = sum(
+            n * t.elements * (of_trained if t.trained else size)
+            for t, n in whole
+            if t.elements <= 10 * hidden
+        )
         small = 0 if gathers_nothing(setup) else small
-        parts = part + rest if setup.offload_param is Offload.NONE else 0
-        weights = size * (parts + small) + packed
+        parts = of_trained * part + size * rest if setup.offload_param is Offload.NONE else 0
+        weights = parts + small + packed
         stepped = min(part, SUB_GROUP)
         gradients = standing = allocated(size * part)
-        # float32 weights are their own masters: stage3.py, _create_fp32_partitions
-        master = 0 if size == FLOAT32_BYTES else FLOAT32_BYTES * part
     else:
         part = stepped = partition(model, setup)
         weights = size * (trained + frozen) + packed
@@ -209,7 +230,8 @@ def held(model: Model, setup: TrainingSetup) -> Held:
         standing = 0
         if setup.gradient_accumulation_steps > 1:
             standing = size * trained if setup.strategy is Strategy.ZERO1 else gradients
-        master = FLOAT32_BYTES * part
+    # also of float32 weights: _create_fp32_partitions compares the tensor's device with a text, which it never equals
+    master = FLOAT32_BYTES * part
     if steps_on_host:
         on_the_gpu = standing if setup.strategy is Strategy.ZERO1 else 0
         beside = size * hidden**2 if stage3 else size * max(trained_elements(model, setup))
@@ -233,7 +255,7 @@ def held(model: Model, setup: TrainingSetup) -> Held:
     )
 
 
-def _too_small_to_swap(whole: Iterable[tuple[Whole, int]], ranks: int) -> int:
+def _too_small_to_swap(whole: Iterable[tuple[Counted, int]], ranks: int) -> int:
     """Elements of a rank's parts whose float32 gradients wait on the GPU for the step."""
     parts = ((ceil_div(t.elements, ranks), n) for t, n in whole if t.trained)
     return sum(n * part for part, n in parts if FLOAT32_BYTES * part < SWAPPED_BYTES)
@@ -244,26 +266,6 @@ def _packed(module: Module, setup: TrainingSetup) -> int:
         return 0
     count = elements(weight_shapes(module)[0])
     return quantized_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
-
-
-def kept_for_backward(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of the weights that stage 3 holds when forward ends, as backward wants them soon; the highest layer's not.
-
-    The trace runs up to the head and down again: a weight x elements below the top is used again after 2 x elements,
-    and after 3 x where checkpoints replay the layers. It is kept if that is less than 10⁹.
-
-    Error: whole layers are counted; one more may be kept in part.
-    Source: DeepSpeed 0.19.6, runtime/zero/partitioned_param_coordinator.py, ``__params_to_release``.
-    """
-    outer = {module.name: module for module in outer_modules(model)}
-    head = elements(weight_shapes(outer["lm_head"])[0]) if "lm_head" in outer else 0
-    layer = sum(
-        t.elements for m in layer_modules(model) for t in _tensors(m, setup) if t.elements > 0
-    )
-    passes = 3 if setup.gradient_checkpointing else 2
-    above = max(0, REUSE_DISTANCE - 2 * head)
-    layers = min(model.num_hidden_layers, above // (passes * layer))
-    return width(setup) * max(0, layers - 1) * layer
 
 
 ToHost = Callable[[Sequence[int]], int]
@@ -312,12 +314,20 @@ class Bucket:
     """Gradients on their way to their rank: small ones are copied into a buffer, larger ones wait for the next."""
 
     def __init__(
-        self, tape: Tape, setup: TrainingSetup, hidden: int, kept: int, to_host: ToHost | None
+        self,
+        tape: Tape,
+        setup: TrainingSetup,
+        hidden: int,
+        kept: int,
+        ranks: int,
+        to_host: ToHost | None,
     ) -> None:
         self.tape = tape
         self.stage = setup.strategy
+        self.ranks = ranks
         self.limit = hidden**2
-        self.size = self.limit * width(setup)
+        self.width = width(setup)
+        self.size = self.limit * self.width
         self.kept_bytes = kept
         """Of the gradients that this rank keeps at stages 1 and 2."""
         self.buffer: Storage | None = None
@@ -357,9 +367,13 @@ class Bucket:
         tape = self.tape
         tape.operation = "reduction of gradients"
         if self.stage is Strategy.ZERO3:
-            # reduce_scatter_coalesced lays the tensors end to end by rank: runtime/comm/coalesced_collectives.py
-            size = sum(storage.bytes for storage in self.waiting) or self.size
-            copied = Storage(tape, size, TEMPORARIES) if self.elements else None
+            # reduce_scatter_coalesced lays several tensors end to end by rank, and pads each to the ranks; a single
+            # one that can be divided is sent as it lies: runtime/comm/coalesced_collectives.py
+            padded = [ceil_div(count, self.ranks) * self.ranks for count in self.inside]
+            is_whole = padded == self.inside and len(padded) == 1
+            copied = None
+            if padded and not is_whole:
+                copied = Storage(tape, allocated(self.width * sum(padded)), TEMPORARIES)
             self._send()
             del copied
         elif self.to_host is not None:
@@ -381,43 +395,30 @@ class Bucket:
         self.buffer = None
 
 
-class Fetched:
-    """Weights of one layer, or of the embedding or the head, that stage 3 gathers where they are needed."""
+class Called:
+    """A module whose weights stage 3 gathers: where its hooks run is noted on the tape."""
 
-    def __init__(self, tape: Tape, size: int, *, stays: bool, brought: int = 0) -> None:
+    def __init__(self, tape: Tape, name: str, parameters: Iterable[Parameter]) -> None:
         self.tape = tape
-        self.size = allocated(size)
-        self.brought = brought
-        """Bytes of the rank's own parts that come from the host for one gather, and go when it has begun."""
-        self.members = (size,)
-        self.stays = stays
-        """From forward to backward, being used again soon."""
-        self.beside: Storage | None = None
-        """Weights of layers below that are kept for the same reason; gone when this one's backward is over."""
-        self.weights: Storage | None = None
+        self.name = name
+        self.weights = tuple(Whole(p.key, p.elements, p.width, p.requires_grad) for p in parameters)
 
-    def fetch(self) -> None:
-        """Gather what is not there."""
-        if self.weights is None:
-            self.tape.operation = "all-gather"
-            self.weights = Storage(self.tape, self.size, WEIGHTS)
-            if self.brought:
-                Storage(self.tape, allocated(self.brought), COMMUNICATION)
-
-    def release(self) -> None:
-        """Let the gathered weights go."""
-        self.weights = self.beside = None
+    def _note(self, *, begins: bool, is_forward: bool) -> None:
+        self.tape.call(self.name, self.weights, begins=begins, is_forward=is_forward)
 
     def enter(self, x: Tensor) -> Tensor:
-        """The module's input: its weights go when its gradient has come."""
-        self.fetch()
-        return call_back(self.tape, x, self.release) if x.requires_grad else x
+        """The module's input: its weights are wanted, and no longer when its gradient has come."""
+        self._note(begins=True, is_forward=True)
+        if not x.requires_grad:
+            return x
+        return call_back(self.tape, x, lambda: self._note(begins=False, is_forward=False))
 
     def leave(self, x: Tensor) -> Tensor:
-        """The module's output: its gradient calls for the weights."""
-        if not self.stays:
-            self.release()
-        return call_back(self.tape, x, self.fetch)
+        """The module's output: its weights are no longer wanted until its gradient comes."""
+        self._note(begins=False, is_forward=True)
+        if not x.requires_grad:
+            return x
+        return call_back(self.tape, x, lambda: self._note(begins=True, is_forward=False))
 
 
 def call_back(tape: Tape, x: Tensor, call: Callable[[], None]) -> Tensor:

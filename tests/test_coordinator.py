@@ -1,0 +1,210 @@
+"""What ZeRO's stage 3 has gathered at each moment, against the real DeepSpeed; small scripts of it by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import catalog, estimate
+from estimator.contract import parse
+from estimator.memory import coordinator
+from estimator.memory.coordinator import OUTSIDE, Coordinator, Rules, Script
+from estimator.memory.tape import Call, Whole
+from estimator.memory.zero import whole_tensors
+from estimator.moments import Sizes, plan, structure
+from estimator.results import Moment
+from estimator.specs import STEP_PHASES, Component, Phase, Strategy, TrainingSetup
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+BOTH = {"offload_optimizer": "cpu", "offload_param": "cpu"}
+HERE = {"rests_on_host": False, "alone": False, "is_wrapped": False}
+CHECKPOINTS = {"gradient_checkpointing": True}
+
+
+def phases(keys: dict[str, Any], **config: Any) -> dict[Phase, Moment]:
+    given = {"model": {**LLAMA, **config}, "max_length": 64, "num_gpus": 2, "strategy": "zero3"}
+    return dict(estimate(*parse({**given, **keys})).phases)
+
+
+def heights(keys: dict[str, Any], **config: Any) -> list[int]:
+    of = phases(keys, **config)
+    workspace = of[Phase.FORWARD].resident[Component.WORKSPACE]
+    return [of[phase].bytes - workspace for phase in STEP_PHASES]
+
+
+# Three steps of the real DeepSpeed 0.19.6 (transformers 5.23, torch 2.13), of which the second is the first with a
+# recorded trace, on a stand-in CUDA device that counts allocations and a process group that sends nothing: heights of
+# forward, loss, backward and step of one rank in bf16, with Trainer's "auto" buckets and torch's AdamW.
+FULL = [
+    ({}, {}, (255_439_360, 254_907_392, 259_642_368, 272_673_792)),
+    ({}, {"num_hidden_layers": 8}, (948_838_912, 948_306_944, 953_041_920, 1_016_773_632)),
+    ({"num_gpus": 8}, {}, (107_854_848, 107_322_880, 112_057_856, 69_745_152)),
+    (CHECKPOINTS, {}, (252_221_440, 249_521_664, 257_080_832, 272_673_792)),
+    (
+        {"gradient_accumulation_steps": 2},
+        {},
+        (255_439_360, 254_907_392, 259_642_368, 272_673_792),
+    ),
+    ({}, {"vocab_size": 32000}, (893_241_344, 909_627_392, 958_909_952, 971_041_792)),
+    (
+        {},
+        {"vocab_size": 4000, "tie_word_embeddings": True},
+        (275_919_360, 277_307_392, 288_672_768, 295_201_792),
+    ),
+    ({"num_gpus": 1}, {}, (402_375_680, 402_492_416, 412_763_136, 543_246_336)),
+    (BOTH, {}, (58_657_792, 58_125_824, 74_640_384, 2_119_168)),
+    ({"offload_optimizer": "cpu"}, {}, (83_255_296, 82_723_328, 99_237_888, 26_716_672)),
+    (
+        {**BOTH, **CHECKPOINTS},
+        {"num_hidden_layers": 8},
+        (191_517_184, 188_817_408, 208_156_160, 2_171_392),
+    ),
+    (
+        {"offload_optimizer": "cpu", "gradient_accumulation_steps": 2, **CHECKPOINTS},
+        {},
+        (80_037_376, 77_337_600, 96_676_352, 26_716_672),
+    ),
+    ({**BOTH, "num_gpus": 1}, {}, (58_009_088, 58_125_824, 89_058_304, 2_119_168)),
+]
+
+
+@pytest.mark.parametrize(("keys", "config", "traced"), FULL)
+def test_every_phase_is_as_high_as_the_real_stage_3(
+    keys: dict[str, Any], config: dict[str, Any], traced: tuple[int, ...]
+) -> None:
+    ours = heights(keys, **config)
+    assert ours[:3] == pytest.approx(traced[:3], abs=8192)  # scalars, and a buffer of zeros
+    assert ours[3] == pytest.approx(
+        traced[3], abs=40_000
+    )  # small weights are not whole at the step
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers", "traced"),
+    [
+        ({}, 2, (95_562_240, 89_638_400, 89_765_376, 33_678_336)),
+        (CHECKPOINTS, 2, (92_548_096, 84_769_280, 88_913_920, 33_678_336)),
+        (CHECKPOINTS, 8, (318_954_496, 311_175_680, 315_320_320, 122_262_528)),
+    ],
+)
+def test_adapters_stay_float32_as_peft_made_them(
+    keys: dict[str, Any], layers: int, traced: tuple[int, ...]
+) -> None:
+    # the same, LoRA of rank 16 on all linears
+    adapters = {"method": "lora", "lora_target_modules": "all-linear", "lora_r": 16}
+    assert heights({**adapters, **keys}, num_hidden_layers=layers) == pytest.approx(
+        traced, rel=0.005
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "live", "reuse", "traced"),
+    [
+        ({}, 10_000_000, 10_000_000, (785_185_792, 785_302_528, 796_081_152)),
+        (CHECKPOINTS, 20_000_000, 30_000_000, (787_445_760, 783_681_024, 800_495_104)),
+        (
+            {"method": "lora", "lora_r": 16, **CHECKPOINTS},
+            20_000_000,
+            30_000_000,
+            (168_909_824, 161_131_008, 170_416_128),
+        ),
+    ],
+)
+def test_a_model_beyond_the_limits_keeps_as_much_as_the_real_one(
+    monkeypatch: pytest.MonkeyPatch,
+    keys: dict[str, Any],
+    live: int,
+    reuse: int,
+    traced: tuple[int, ...],
+) -> None:
+    # the same on 8 layers, with stage3_max_live_parameters and stage3_max_reuse_distance lowered as much
+    monkeypatch.setattr(coordinator, "LIVE", live)
+    monkeypatch.setattr(coordinator, "REUSE_DISTANCE", reuse)
+    longest = {"max_position_embeddings": 4097}  # a model that no other test has remembered
+    ours = heights({**keys, "lora_target_modules": "all-linear"}, num_hidden_layers=8, **longest)
+    assert ours[:3] == pytest.approx(traced, rel=0.003)
+
+
+def test_gathering_ahead_fills_the_limit_of_live_weights() -> None:
+    # 7.2 billion weights, of which each of 64 ranks has a part; 10⁹ elements of 2 bytes are whole, and what was begun
+    # before the limit was reached: matrices of the MLP, 14,336 · 4,096
+    model, gpu = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
+    setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=64, gradient_checkpointing=True)
+    of = estimate(model, gpu, setup)
+    rest = of.phases[Phase.OPTIMIZER_STEP].resident[Component.WEIGHTS]
+    whole = of.phases[Phase.FORWARD].resident[Component.WEIGHTS] - rest
+    assert 2 * 10**9 <= whole <= 2 * (10**9 + 3 * 14336 * 4096)
+
+
+def calls(name: str, size: int, *, begins: bool, is_forward: bool) -> Call:
+    weights = (Whole(name, size, 2, trained=True),) if size else ()
+    return Call(0, 0, name, weights, begins, is_forward)
+
+
+def levels(sizes: dict[str, int], rules: Rules, ranks: int) -> list[int]:
+    """Bytes that are whole before, at and after each call of modules in forward and, in reverse, in backward."""
+    both = [
+        [
+            calls(name, sizes[name], begins=begins, is_forward=is_forward)
+            for name in names
+            for begins in (True, False)
+        ]
+        for names, is_forward in ((sizes, True), (reversed(sizes), False))
+    ]
+    step = [[(OUTSIDE, back, both[back])] for back in (False, True)]
+    script = Script(step, sizes, rules)
+    forward, backward = Coordinator(script, rules).levels(ranks)
+    return [*forward[0], *backward[0]]
+
+
+def test_weights_are_gathered_when_called_and_stay_until_backward() -> None:
+    # 1,024 elements of 2 bytes; the second comes when the first has begun, for it is next; both stay, as backward
+    # wants them within 10⁹ elements, and go one by one
+    rules = Rules(1024, 10, **HERE)
+    seen = levels({"a": 1024, "b": 1024}, rules, 2)
+    forward, backward = seen[:9], seen[9:]
+    assert forward == [0, *[4096] * 8]
+    assert backward == [4096, 4096, 4096, 4096, 2048, 2048, 2048, 2048, 0]
+
+
+def test_what_comes_together_is_there_twice_until_the_last_has_had_its_turn() -> None:
+    # the model gathers ahead before its first module does: a and b in one buffer of 4,096 bytes, then c alone, 2,048;
+    # at a's turn both are copied out of the buffer, 4,096 more, and at b's it goes
+    rules = Rules(2048, 10, **HERE)
+    seen = levels({"a": 1024, "b": 1024, "c": 1024}, rules, 2)
+    assert seen[:7] == [0, 10240, 10240, 10240, 10240, 10240, 6144]
+
+
+def test_small_weights_are_always_there() -> None:
+    rules = Rules(1024, 2048, **HERE)
+    assert not any(levels({"a": 1024, "b": 1024}, rules, 2))
+
+
+ONE_OF_EACH = {found.model.model_type: found.model for found in catalog.models().values()}
+
+
+@pytest.mark.parametrize("family", sorted(ONE_OF_EACH))
+def test_every_weight_of_a_family_is_gathered_but_the_small_ones(family: str) -> None:
+    # by its table of modules; what no module's call named would never be there
+    model = ONE_OF_EACH[family]
+    setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=8)
+    sized, course = plan(model, structure(setup)).step(Sizes(1, 1024, 16, 8))
+    assert course.rules is not None
+    script = Script(map(course.calls_of, course.runs), sized.wholes, course.rules)
+    large = [
+        (tensor.elements, alike)
+        for tensor, alike in whole_tensors(model, setup)
+        if tensor.elements > 10 * model.hidden_size
+    ]
+    assert sum(script.elements) == sum(elements * alike for elements, alike in large)
