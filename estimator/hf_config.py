@@ -190,6 +190,7 @@ _DEFAULTS = {
     "olmo3": _Defaults(sliding_window=4096, sliding_pattern=4),
     "opt": _Defaults(tied=True, derived_head_dim=True, hidden_act="relu"),
     "phi": _Defaults(hidden_act="gelu_new", partial_rotary_factor=0.5),
+    "phimoe": _Defaults(key_value_heads=8),
     "qwen2": _Defaults(key_value_heads=32, sliding_window=4096),
     "qwen2_moe": _Defaults(key_value_heads=16, sliding_window=4096),
     "qwen3": _Defaults(key_value_heads=32, head_dim=128, sliding_window=4096),
@@ -233,7 +234,9 @@ _USE_BIAS = {
     "opt": ("enable_bias", True),
     "starcoder2": ("use_bias", True),
 }
-_ALL_WINDOWED = frozenset({"ministral3", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"})
+_ALL_WINDOWED = frozenset(
+    {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"}
+)
 _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
 _WINDOWED = (
     _ALL_WINDOWED
@@ -253,6 +256,7 @@ _EXPERTS = _PARTLY_DENSE | {
     "llama4_text",
     "mixtral",
     "olmoe",
+    "phimoe",
     "qwen2_moe",
     "qwen3_moe",
 }
@@ -474,6 +478,7 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
         **latent,
         **_experts(read, sizes),
         **_dropouts(read),
+        jitters_input=_jitters_input(read),
         **_per_layer(read, windows["layer_types"], sizes),
     )
 
@@ -744,7 +749,8 @@ def _biases(read: _Config, family: _Defaults) -> _Biases:
         "attention_bias": attention,
         "attention_output_bias": output,
         "mlp_bias": mlp,
-        "lm_head_bias": read.model_type in {"gptj", "phi"},
+        "lm_head_bias": read.model_type in {"gptj", "phi"}
+        or (read.model_type == "phimoe" and read.flag("lm_head_bias", default=False)),
     }
 
 
@@ -915,6 +921,15 @@ _CHANGES_THE_INPUT: dict[str, object] = {"router_jitter_noise": 0, "clip_qkv": N
 def _check_experts(read: _Config) -> None:
     """Refuse what no published model of these families has: layers without experts, noise, clipped queries."""
     keys = _CHANGES_THE_INPUT
+    if (
+        read.model_type == "phimoe"
+    ):  # its router's noise decides only which experts are near the best
+        keys = {"num_experts_per_tok": 2}
+        if _is_tied(read, _Defaults()) and read.flag("lm_head_bias", default=False):
+            raise ValueError(
+                "lm_head_bias true with tie_word_embeddings true is not modelled for phimoe; set one of the two to "
+                "false in the config."
+            )
     if read.model_type == "llama4_text":
         _check_llama4(read)
     if read.model_type == "ernie4_5_moe" and read.flag("use_bias", default=False):
@@ -1172,6 +1187,10 @@ def _per_layer(read: _Config, kinds: tuple[str, ...], sizes: _Sizes) -> _PerLaye
             read.whole("vocab_size_per_layer_input", default=262_144) if has_inputs else 0
         ),
     }
+
+
+def _jitters_input(read: _Config) -> bool:
+    return read.model_type == "phimoe" and read.share("input_jitter_noise") > 0
 
 
 def _check_gemma4(read: _Config, kinds: tuple[str, ...]) -> None:

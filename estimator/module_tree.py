@@ -360,6 +360,10 @@ _LAYOUTS: Mapping[str, _Layout] = {
             "resid_attn_dropout resid_mlp_dropout"
         ),
     ),
+    "phimoe": _Layout(
+        "Phimoe",
+        _decoder(f"{_ATTENTION} mlp:@SparseMoeBlock(router experts:@Experts(act_fn)) {_TWO_NORMS}"),
+    ),
     "qwen2": _Layout("Qwen2", _LLAMA),
     "qwen2_moe": _Layout("Qwen2Moe", _decoder(f"{_ATTENTION} {_SHARED} {_TWO_NORMS}")),
     "qwen3": _Layout("Qwen3", _LLAMA),

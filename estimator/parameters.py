@@ -300,6 +300,23 @@ def _qwen3_moe(model: Model) -> tuple[Module, ...]:
     )
 
 
+def _phimoe(model: Model) -> tuple[Module, ...]:
+    _, gates_and_ups, downs = _experts(model, "mlp")
+    router = Linear("mlp.router", model.hidden_size, model.num_experts)
+    return (
+        *_norms(model, "input_layernorm", bias=True),
+        *_configured_attention(model),
+        *_norms(model, "post_attention_layernorm", bias=True),
+        replace(router, own_class=True, routes=True),
+        gates_and_ups,
+        downs,
+    )
+
+
+def _phimoe_outer(model: Model) -> tuple[Module, ...]:
+    return _outer("embed_tokens", "norm", norm_bias=True, head_bias=model.lm_head_bias)(model)
+
+
 def _olmoe(model: Model) -> tuple[Module, ...]:
     return (
         *_norms(model, "input_layernorm"),
@@ -1009,6 +1026,7 @@ _FAMILIES = {
     "opt": _Family(_opt, _opt_outer),
     "phi": _Family(_phi, _outer("embed_tokens", "final_layernorm", norm_bias=True, head_bias=True)),
     "phi3": _Family(_phi3),
+    "phimoe": _Family(_phimoe, _phimoe_outer),
     "qwen2": _Family(_qwen2),
     "qwen2_moe": _Family(_qwen2_moe),
     "qwen3": _Family(_qwen3),

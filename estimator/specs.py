@@ -355,6 +355,8 @@ class Model:
     """Gemma 4: width of a head in layers without a window; 0: as in all others."""
     num_global_key_value_heads: int = 0
     """Gemma 4: key-value heads of these layers; 0: as many as in all others."""
+    jitters_input: bool = False
+    """PhiMoE: noise is multiplied into the experts' input in training."""
     attention_k_eq_v: bool = False
     """Gemma 4: these layers have no projection for values, which are the keys as projected."""
     num_kv_shared_layers: int = 0

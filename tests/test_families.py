@@ -718,3 +718,60 @@ def test_liger_leaves_the_mlp_beside_experts_and_norms_that_it_does_not_know() -
     assert "post_per_layer_input_norm" in kernels(E2B, setup).left
     fused = estimate(GEMMA_31B, None, setup).phases[Phase.LOSS].bytes
     assert fused < estimate(GEMMA_31B, None, TrainingSetup()).phases[Phase.LOSS].bytes
+
+
+# --- PhiMoE ---------------------------------------------------------------------------------------
+
+PHI_MOE = {  # microsoft/Phi-3.5-MoE-instruct, by its class's defaults and its published count
+    "model_type": "phimoe",
+    "vocab_size": 32_064,
+    "hidden_size": 4096,
+    "intermediate_size": 6400,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 2,
+    "attention_bias": True,
+    "lm_head_bias": True,
+}
+
+
+def test_phi_3_5_moe_has_as_many_parameters_as_published() -> None:
+    # the Hub's safetensors.total, by llmfit 1.1.17, hf_models.json
+    model = model_from_config(PHI_MOE)
+    assert total_parameters(model) == 41_873_153_344
+    assert active_parameters(model) / 10**9 == pytest.approx(6.6, abs=0.05)  # "6.6B", by its card
+
+
+def test_noise_on_the_experts_input_is_kept_twice_a_layer() -> None:
+    quiet = model_from_config(PHI_MOE | {"num_hidden_layers": 4})
+    noisy = model_from_config(PHI_MOE | {"num_hidden_layers": 4, "input_jitter_noise": 0.01})
+    setup = TrainingSetup(mixed_precision=MixedPrecision.NO, max_length=512)
+    kept = [
+        estimate(model, None, setup).phases[Phase.LOSS].resident[Component.ACTIVATIONS]
+        for model in (quiet, noisy)
+    ]
+    assert kept[1] - kept[0] == 4 * 2 * 512 * 4096 * 2
+
+
+def test_all_linear_takes_the_router_of_phimoe_and_peft_stops_at_it() -> None:
+    # peft 0.21.2 run on the real class: AttributeError: 'tuple' object has no attribute 'dtype'
+    with pytest.raises(ValueError, match=r"takes the router of phimoe, .*; name the others: q_"):
+        estimate(model_from_config(PHI_MOE), None, LORA)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"num_experts_per_tok": 4}, "num_experts_per_tok 4 is not modelled for phimoe"),
+        ({"input_jitter_noise": 2}, "input_jitter_noise must be a number from 0 to 1"),
+        (
+            {"tie_word_embeddings": True},
+            "lm_head_bias true with tie_word_embeddings true is not modelled",
+        ),
+    ],
+)
+def test_other_configs_of_phimoe_are_refused(keys: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        model_from_config(PHI_MOE | keys)

@@ -76,6 +76,11 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
         "embd_pdrop": model.embd_pdrop,
         "resid_pdrop": model.resid_pdrop,
     },
+    "phimoe": lambda model: {
+        "intermediate_size": model.moe_intermediate_size,
+        "lm_head_bias": model.lm_head_bias,
+        "input_jitter_noise": 0.01 * model.jitters_input,
+    },
     "phi3": lambda model: {"resid_pdrop": model.resid_pdrop},
     "seed_oss": lambda model: {
         "attention_out_bias": model.attention_output_bias,
@@ -210,7 +215,7 @@ def _experts(model: Model) -> Config:
     """The keys of a mixture of experts; those that a family's class does not know, it does not read."""
     if not model.num_experts:
         return {}
-    is_local = model.model_type in {"granitemoe", "llama4_text", "mixtral"}
+    is_local = model.model_type in {"granitemoe", "llama4_text", "mixtral", "phimoe"}
     return {
         "num_local_experts" if is_local else "num_experts": model.num_experts,
         "num_experts_per_tok": model.num_experts_per_tok,

@@ -13,6 +13,7 @@ from estimator.architectures.gpt_oss import gpt_oss
 from estimator.architectures.hybrids import granite_hybrid
 from estimator.architectures.lfm2 import lfm2
 from estimator.architectures.llama4 import llama4
+from estimator.architectures.phimoe import phimoe
 from estimator.architectures.rotary import Rotary
 from estimator.memory.tape import Tensor
 from estimator.parameters import Norm, check_modelled, modules_with_counts
@@ -145,6 +146,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "opt": Architecture(layers.opt, _LAYER_NORM, rotary=None),
     "phi": Architecture(layers.phi, _LAYER_NORM),
     "phi3": Architecture(layers.phi3),
+    "phimoe": Architecture(phimoe, _LAYER_NORM),
     "qwen2": _LLAMA,
     "qwen2_moe": Architecture(layers.llama, masks_unused_window=True),
     "qwen3": _LLAMA,

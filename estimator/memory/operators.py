@@ -78,6 +78,24 @@ def scale_in_place(tape: Tape, x: Tensor, *, by_tensor: bool = False) -> Tensor:
     return tape.finish(node, tape.view(x))
 
 
+def multiply_in_place(tape: Tape, x: Tensor, name: str, *, is_of_view: bool = False) -> Tensor:
+    """``x *= noise``: the noise is as large as x, and saved; of a view the whole's gradient is copied around it.
+
+    Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply``.
+    """
+    tape.operation = name
+    elements, width = x.elements, x.width
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        around = [t.new(elements, width) for _ in range(2 * is_of_view)]
+        product = t.new(elements, width)
+        return [around[0] if is_of_view else product]
+
+    noise = tape.new(elements, width)
+    node = tape.begin(f"{name}, backward", [x], backward, [noise])
+    return tape.finish(node, tape.view(x))
+
+
 def add_number(tape: Tape, x: Tensor) -> Tensor:
     """Add a number: a new tensor; the gradient passes through."""
     tape.operation = "add"
