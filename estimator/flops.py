@@ -13,9 +13,8 @@ from typing import NamedTuple
 from estimator.architectures import architecture, attention_of
 from estimator.architectures.decoder import has_window, layer_kinds
 from estimator.parameters import (
-    CONVOLUTION,
     FULL_ATTENTION,
-    LINEAR_ATTENTION,
+    WITHOUT_ATTENTION,
     Embedding,
     Linear,
     Module,
@@ -217,8 +216,7 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
     """
     if model.global_head_dim:
         return _weighed_pairs(model, length, skips=skips)
-    others = model.layer_types.count(CONVOLUTION) + model.layer_types.count(LINEAR_ATTENTION)
-    layers = model.num_hidden_layers - others
+    layers = model.num_hidden_layers - sum(map(model.layer_types.count, WITHOUT_ATTENTION))
     if not skips:
         return layers * length * length
     causal = length * (length + 1) // 2

@@ -15,6 +15,7 @@ from typing import TypedDict
 from estimator.arithmetic import ceil_div
 from estimator.parameters import (
     CONVOLUTION,
+    DELTA_FILTER,
     DENSE,
     LINEAR_ATTENTION,
     MODELLED,
@@ -22,7 +23,7 @@ from estimator.parameters import (
     SHORT_FILTER,
     check_modelled,
 )
-from estimator.specs import Model, StateSpace
+from estimator.specs import DeltaNet, Model, StateSpace
 
 MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
 MOST_HEADS = 4096  # heads: our limit, seventeen times the catalogue's most (232)
@@ -53,6 +54,8 @@ TEXT_PARTS = {
     "qwen2_5_vl": "qwen2",
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",
     "smolvlm": "llama",
     "video_llava": "llama",
@@ -194,7 +197,10 @@ _DEFAULTS = {
     "qwen2": _Defaults(key_value_heads=32, sliding_window=4096),
     "qwen2_moe": _Defaults(key_value_heads=16, sliding_window=4096),
     "qwen3": _Defaults(key_value_heads=32, head_dim=128, sliding_window=4096),
+    "qwen3_5_moe_text": _Defaults(key_value_heads=2, head_dim=256, partial_rotary_factor=0.25),
+    "qwen3_5_text": _Defaults(key_value_heads=4, head_dim=256, partial_rotary_factor=0.25),
     "qwen3_moe": _Defaults(key_value_heads=4, sliding_window=4096),
+    "qwen3_next": _Defaults(key_value_heads=2, head_dim=256, partial_rotary_factor=0.25),
     "seed_oss": _Defaults(key_value_heads=8, head_dim=128, attention_bias=True),
     "smollm3": _Defaults(tied=True, key_value_heads=4),
     "stablelm": _Defaults(key_value_heads=32, derived_head_dim=True, partial_rotary_factor=0.25),
@@ -214,9 +220,18 @@ DERIVED_HEAD_DIM = frozenset(name for name, family in _DEFAULTS.items() if famil
 ONE_HEAD_EACH = frozenset({"bloom", "gpt2", "gpt_neox", "gptj", "mpt", "opt"})
 """Families with a key-value head for every query head."""
 GPTJ_ROTARY_DIM = 64  # GPTJConfig; null turns whole heads
-_PARTIAL_ROTARY = frozenset(
-    {"glm", "glm4", "glm4_moe", "gpt_neox", "nemotron", "phi", "phi3", "stablelm"}
-)
+_DELTA_NETS = frozenset({"qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
+"""Families most of whose layers have a gated delta-net in attention's place."""
+_PARTIAL_ROTARY = _DELTA_NETS | {
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gpt_neox",
+    "nemotron",
+    "phi",
+    "phi3",
+    "stablelm",
+}
 _LATENT: Mapping[str, tuple[int, int, int, int, int]] = {
     "deepseek_v2": (1536, 512, 128, 64, 128),
     "deepseek_v3": (1536, 512, 128, 64, 128),
@@ -258,10 +273,18 @@ _EXPERTS = _PARTLY_DENSE | {
     "olmoe",
     "phimoe",
     "qwen2_moe",
+    "qwen3_5_moe_text",
     "qwen3_moe",
+    "qwen3_next",
 }
-_EXPERTS_OF_THEIR_OWN_WIDTH = _PARTLY_DENSE | {"gemma4_text", "qwen2_moe", "qwen3_moe"}
-_NORMED_SHARES = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite"})
+_EXPERTS_OF_THEIR_OWN_WIDTH = _PARTLY_DENSE | {
+    "gemma4_text",
+    "qwen2_moe",
+    "qwen3_5_moe_text",
+    "qwen3_moe",
+    "qwen3_next",
+}
+_NORMED_SHARES = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_next"})
 _PDROP = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 _SOFTCAPPED = {
     "gemma2": (50.0, 30.0),
@@ -452,6 +475,8 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
     attn_cap, final_cap = _SOFTCAPPED.get(read.model_type, (None, None))
     capped = read.model_type in _SOFTCAPPED
     windows = _windows(read, family, sizes["num_hidden_layers"])
+    has_states = LINEAR_ATTENTION in windows["layer_types"]
+    is_delta = read.model_type in _DELTA_NETS
     return Model(
         model_type=read.model_type,
         hub_id=hub_id,
@@ -473,8 +498,9 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
         **_biases(read, family),
         **windows,
         state_space=_state_space(read, sizes["hidden_size"])
-        if LINEAR_ATTENTION in windows["layer_types"]
+        if has_states and not is_delta
         else None,
+        delta_net=_delta_net(read) if has_states and is_delta else None,
         **latent,
         **_experts(read, sizes),
         **_dropouts(read),
@@ -562,6 +588,8 @@ def _intermediate_size(read: _Config, hidden: int, fallback: Mapping[str, int]) 
             return read.whole("intermediate_size_mlp", default=16384)
         case "opt":
             return read.whole("ffn_dim")
+        case "qwen3_5_moe_text" | "qwen3_next":  # no layer has an MLP of that width
+            return read.whole("intermediate_size", "moe_intermediate_size")
         case _:
             return read.whole("intermediate_size", default=fallback.get("intermediate_size"))
 
@@ -780,6 +808,24 @@ def _latent(read: _Config) -> _Latent:
     }
 
 
+def _delta_net(read: _Config) -> DeltaNet:
+    """Heads of gated delta-nets and their widths.
+
+    Source: transformers 5.23, models/qwen3_5/configuration_qwen3_5.py, models/qwen3_next/configuration_qwen3_next.py.
+    """
+    if read.values.get("linear_conv_kernel_dim", DELTA_FILTER) != DELTA_FILTER:
+        raise ValueError(
+            f"linear_conv_kernel_dim {_show(read.values['linear_conv_kernel_dim'])} is not modelled for "
+            f"{read.model_type}; set it to {DELTA_FILTER} in the config."
+        )
+    return DeltaNet(
+        key_heads=read.whole("linear_num_key_heads", default=16, most=MOST_HEADS),
+        value_heads=read.whole("linear_num_value_heads", default=32, most=MOST_HEADS),
+        key_dim=read.whole("linear_key_head_dim", default=128, most=MOST_HEADS),
+        value_dim=read.whole("linear_value_head_dim", default=128, most=MOST_HEADS),
+    )
+
+
 def _experts(read: _Config, sizes: _Sizes) -> _Experts:
     """How many experts, how many a token, how wide; all 0 where every layer has one MLP."""
     is_dense = read.model_type not in _EXPERTS or read.values.get("num_local_experts") == 0
@@ -806,7 +852,7 @@ def _experts(read: _Config, sizes: _Sizes) -> _Experts:
         "num_experts_per_tok": read.whole("num_experts_per_tok", "moe_k", "top_k_experts"),
         "moe_intermediate_size": width,
         "shared_expert_intermediate_size": _shared_width(read, width),
-        "norm_topk_prob": read.model_type in {"ernie4_5_moe", "mixtral"}
+        "norm_topk_prob": read.model_type in {"ernie4_5_moe", "mixtral", "qwen3_5_moe_text"}
         or read.flag("norm_topk_prob", default=read.model_type in _NORMED_SHARES),
         "output_router_logits": read.flag("output_router_logits", default=False),
         "expert_groups": _expert_groups(read),
@@ -818,6 +864,8 @@ def _shared_width(read: _Config, width: int) -> int:
     """Width of the experts that see every token, together."""
     if read.model_type == "qwen2_moe":
         return read.whole("shared_expert_intermediate_size")
+    if read.model_type in _DELTA_NETS:
+        return read.whole("shared_expert_intermediate_size", default=512)
     if read.model_type == "llama4_text":
         return width
     if read.model_type == "ernie4_5_moe":
@@ -936,7 +984,7 @@ def _check_experts(read: _Config) -> None:
         raise ValueError(
             "use_bias true is not modelled for ernie4_5_moe, whose head has a bias then; set it to false in the config."
         )
-    if read.model_type in {"qwen2_moe", "qwen3_moe"}:
+    if read.model_type in {"qwen2_moe", "qwen3_moe", "qwen3_next"}:
         keys = _CHANGES_THE_INPUT | _WITHOUT_EXPERTS
     for name, only in keys.items():
         value = read.values.get(name)
@@ -1033,6 +1081,23 @@ def _state_space(read: _Config, hidden: int) -> StateSpace:
     )
 
 
+def _delta_net_layers(read: _Config, layers: int) -> tuple[str, ...]:
+    """Which layers attend and which have a gated delta-net: named one by one, or every so many attends."""
+    listed = read.items("layer_types", layers)
+    if not listed:
+        every = read.whole("full_attention_interval", default=4, most=MOST_LAYERS)
+        listed = tuple(
+            LINEAR_ATTENTION if layer % every else FULL for layer in range(1, layers + 1)
+        )
+    for kind in listed:
+        if kind not in (FULL, LINEAR_ATTENTION):
+            raise ValueError(
+                f'layer_types must hold "{FULL}" and "{LINEAR_ATTENTION}" only, not {_show(kind)}; correct it in the '
+                "config."
+            )
+    return tuple(map(str, listed)) if LINEAR_ATTENTION in listed else ()
+
+
 def _windows(read: _Config, family: _Defaults, layers: int) -> _Windows:
     """The window, and the layers that have it or have no rotary embedding."""
     if read.model_type == "granitemoehybrid":
@@ -1046,6 +1111,12 @@ def _windows(read: _Config, family: _Defaults, layers: int) -> _Windows:
         return {
             "sliding_window": 0,
             "layer_types": _lfm2_layers(read, layers),
+            "no_rope_layers": (),
+        }
+    if read.model_type in _DELTA_NETS:
+        return {
+            "sliding_window": 0,
+            "layer_types": _delta_net_layers(read, layers),
             "no_rope_layers": (),
         }
     window = _window_size(read, family)

@@ -16,6 +16,7 @@ from functools import lru_cache
 from math import prod
 
 from estimator.parameters import (
+    DELTA,
     DENSE,
     GLOBAL,
     REUSING,
@@ -120,6 +121,7 @@ _LATENT = (
     "self_attn:@Attention(q_proj? q_a_proj? q_a_layernorm? q_b_proj? kv_a_proj_with_mqa kv_a_layernorm kv_b_proj "
     "o_proj)"
 )
+_SPLIT_PROJECTIONS = "norm out_proj in_proj_qkv in_proj_z in_proj_b in_proj_a"
 _TWO_NORMS = "input_layernorm post_attention_layernorm"
 _FOUR_NORMS = f"{_TWO_NORMS} pre_feedforward_layernorm post_feedforward_layernorm"
 _GPT2_MLP = "mlp:@MLP(c_fc c_proj act dropout)"
@@ -165,6 +167,16 @@ def _granite_hybrid() -> str:
     mixer = "mamba:@MambaLayer(act conv1d in_proj norm out_proj)"
     layers = f"*:@DecoderLayer({rest} {_ATTENTION}) mamba*:@DecoderLayer({rest} {mixer})"
     return f"model:@Model(embed_tokens layers:ModuleList({layers}) norm rotary_emb?) lm_head"
+
+
+def _delta_net(inside: str, mlp: str) -> str:
+    """As Qwen3.5 has it: layers with attention, and layers with a gated delta-net."""
+    linear = f"linear_attn:@GatedDeltaNet(conv1d {inside})"
+    layers = " ".join(
+        f"{kind}*:@DecoderLayer({mixer} {mlp} {_TWO_NORMS})"
+        for kind, mixer in (("", _ATTENTION), (DELTA, linear))
+    )
+    return f"model:@Model(embed_tokens layers:ModuleList({layers}) norm rotary_emb) lm_head"
 
 
 def _llama4() -> str:
@@ -367,7 +379,16 @@ _LAYOUTS: Mapping[str, _Layout] = {
     "qwen2": _Layout("Qwen2", _LLAMA),
     "qwen2_moe": _Layout("Qwen2Moe", _decoder(f"{_ATTENTION} {_SHARED} {_TWO_NORMS}")),
     "qwen3": _Layout("Qwen3", _LLAMA),
+    "qwen3_5_moe_text": _Layout(
+        "Qwen3_5Moe", _delta_net(_SPLIT_PROJECTIONS, _SHARED).replace("@Model", "@TextModel")
+    ),
+    "qwen3_5_text": _Layout(
+        "Qwen3_5", _delta_net(_SPLIT_PROJECTIONS, _GATED).replace("@Model", "@TextModel")
+    ),
     "qwen3_moe": _Layout("Qwen3Moe", _decoder(f"{_ATTENTION} {_SPARSE_GATE_LAST} {_TWO_NORMS}")),
+    "qwen3_next": _Layout(
+        "Qwen3Next", _delta_net("in_proj_qkvz in_proj_ba norm out_proj", _SHARED)
+    ),
     "seed_oss": _Layout("SeedOss", _LLAMA),
     "smollm3": _Layout("SmolLM3", _LLAMA),
     "stablelm": _Layout(

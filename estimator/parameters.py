@@ -49,7 +49,8 @@ class Norm:
     weight: bool = True
     bias: bool = False
     taps: int = 0
-    """No norm but a short convolution (LFM2, Mamba 2): each of ``width`` channels has a filter of so many numbers."""
+    """No norm but a short convolution (LFM2, Mamba 2, delta-nets): each of ``width`` channels has a filter of so many
+    numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,15 @@ CONVOLUTION = "conv"
 SHORT_FILTER = 3
 """Numbers in each of its filters: ``conv_L_cache``, as all of LFM2 have it."""
 LINEAR_ATTENTION = "linear_attention"
-"""A layer whose states stand for what came before: with Mamba 2's mixer in attention's place: ``layer_types``."""
+"""A layer whose states stand for what came before, in attention's place: ``layer_types``."""
 MAMBA = "mamba"
-"""What ``layer_kind`` calls such a layer."""
+"""What ``layer_kind`` calls such a layer with Mamba 2's mixer."""
+DELTA = "delta"
+"""What ``layer_kind`` calls such a layer with a gated delta-net (Qwen3-Next, Qwen3.5)."""
+DELTA_FILTER = 4
+"""Numbers in each filter of its convolution: ``linear_conv_kernel_dim``, as all of them have it."""
+WITHOUT_ATTENTION = (CONVOLUTION, LINEAR_ATTENTION)
+"""Layers that hold something else in attention's place: they read no mask of queries and keys."""
 LAST = "last"
 """The last layer of an OLMo whose head is tied: its norms have no weights, so the model's last parameter is here."""
 UNTURNED = "unturned"
@@ -328,15 +335,25 @@ def _olmoe(model: Model) -> tuple[Module, ...]:
 
 
 def _qwen2_moe(model: Model) -> tuple[Module, ...]:
-    hidden, width = model.hidden_size, model.shared_expert_intermediate_size
     return (
         *_norms(model, "input_layernorm"),
         *_configured_attention(model),
         *_norms(model, "post_attention_layernorm"),
-        *_experts(model, "mlp"),
-        Linear("mlp.shared_expert.gate_proj", hidden, width),
-        Linear("mlp.shared_expert.up_proj", hidden, width),
-        Linear("mlp.shared_expert.down_proj", width, hidden),
+        *_experts_and_shared(model),
+    )
+
+
+def _experts_and_shared(
+    model: Model, former: tuple[str, str, str, str] | None = None
+) -> tuple[Module, ...]:
+    """Experts, and one that sees every token, times a gate of its own."""
+    hidden, width = model.hidden_size, model.shared_expert_intermediate_size
+    shadowed = former is not None
+    return (
+        *_experts(model, "mlp", former=former),
+        Linear("mlp.shared_expert.gate_proj", hidden, width, shadowed=shadowed),
+        Linear("mlp.shared_expert.up_proj", hidden, width, shadowed=shadowed),
+        Linear("mlp.shared_expert.down_proj", width, hidden, shadowed=shadowed),
         Linear("mlp.shared_expert_gate", hidden, 1),
     )
 
@@ -524,6 +541,61 @@ def _mamba(model: Model, block: str) -> tuple[Module, ...]:
         *([Norm(f"{block}.norm", sizes.width)] if sizes.is_normed else []),
         Linear(f"{block}.out_proj", sizes.width, model.hidden_size, sizes.out_bias),
     )
+
+
+def _output_gated_attention(model: Model) -> tuple[Module, ...]:
+    """The projection of queries makes a gate of the output beside them."""
+    hidden, bias = model.hidden_size, model.attention_bias
+    return (
+        Linear("self_attn.q_proj", hidden, 2 * model.query_size, bias),
+        Linear("self_attn.k_proj", hidden, model.key_value_size, bias),
+        Linear("self_attn.v_proj", hidden, model.key_value_size, bias),
+        Linear("self_attn.o_proj", model.query_size, hidden, model.attention_output_bias),
+        *_head_norms(model, "q_norm", "k_norm"),
+    )
+
+
+def _delta_net(model: Model, *, fused: bool = False) -> tuple[Module, ...]:
+    """``fused``: one projection for queries, keys, values and gates, one for learning rate and decay (Qwen3-Next)."""
+    assert model.delta_net is not None
+    hidden, heads = model.hidden_size, model.delta_net.value_heads
+    keys, values = model.delta_net.key_width, model.delta_net.value_width
+    projections = (
+        (("in_proj_qkvz", 2 * (keys + values)), ("in_proj_ba", 2 * heads))
+        if fused
+        else (
+            ("in_proj_qkv", 2 * keys + values),
+            ("in_proj_z", values),
+            ("in_proj_b", heads),
+            ("in_proj_a", heads),
+        )
+    )
+    return (
+        Norm("linear_attn.dt_bias", heads),
+        Norm("linear_attn.A_log", heads),
+        Norm("linear_attn.conv1d", 2 * keys + values, taps=DELTA_FILTER),
+        Norm("linear_attn.norm", model.delta_net.value_dim),
+        Linear("linear_attn.out_proj", values, hidden),
+        *(Linear(f"linear_attn.{name}", hidden, width) for name, width in projections),
+    )
+
+
+Mixer = Callable[[Model], tuple[Module, ...]]
+
+
+def _qwen3_5(model: Model, *, mixer: Mixer = _output_gated_attention) -> tuple[Module, ...]:
+    norms = _norms(model, "input_layernorm", "post_attention_layernorm")
+    return (*mixer(model), *_gated_mlp(model), *norms)
+
+
+def _qwen3_5_moe(model: Model, *, mixer: Mixer = _output_gated_attention) -> tuple[Module, ...]:
+    norms = _norms(model, "input_layernorm", "post_attention_layernorm")
+    return (*mixer(model), *_experts_and_shared(model), *norms)
+
+
+def _qwen3_next(model: Model, *, mixer: Mixer = _output_gated_attention) -> tuple[Module, ...]:
+    norms = _norms(model, "input_layernorm", "post_attention_layernorm")
+    return (*mixer(model), *_experts_and_shared(model, _QWEN_NAMES), *norms)
 
 
 def _granite_hybrid(model: Model) -> tuple[Module, ...]:
@@ -1030,7 +1102,15 @@ _FAMILIES = {
     "qwen2": _Family(_qwen2),
     "qwen2_moe": _Family(_qwen2_moe),
     "qwen3": _Family(_qwen3),
+    "qwen3_5_moe_text": _Family(
+        _qwen3_5_moe, others={DELTA: partial(_qwen3_5_moe, mixer=_delta_net)}
+    ),
+    "qwen3_5_text": _Family(_qwen3_5, others={DELTA: partial(_qwen3_5, mixer=_delta_net)}),
     "qwen3_moe": _Family(_qwen3_moe),
+    "qwen3_next": _Family(
+        _qwen3_next,
+        others={DELTA: partial(_qwen3_next, mixer=partial(_delta_net, fused=True))},
+    ),
     "seed_oss": _LLAMA,
     "smollm3": _LLAMA,
     "stablelm": _Family(_stablelm, _outer("embed_tokens", "norm", norm_bias=True)),
@@ -1070,11 +1150,6 @@ BEYOND: Mapping[str, str] = {
             "kimi_linear",
             "minimax",
             "olmo_hybrid",
-            "qwen3_5",
-            "qwen3_5_moe",
-            "qwen3_5_moe_text",
-            "qwen3_5_text",
-            "qwen3_next",
         ),
         _LINEAR_ATTENTION,
     ),
@@ -1144,7 +1219,7 @@ def layer_kind(model: Model, index: int) -> str:
     if model.layer_types and model.layer_types[index] == CONVOLUTION:
         return CONVOLUTION
     if model.layer_types and model.layer_types[index] == LINEAR_ATTENTION:
-        return MAMBA
+        return MAMBA if model.state_space else DELTA
     if model.model_type == "olmo" and model.tie_word_embeddings:
         return LAST if index == model.num_hidden_layers - 1 else ""
     if model.model_type == "gemma4_text":

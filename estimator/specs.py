@@ -273,6 +273,42 @@ class StateSpace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """The sizes of a gated delta-net (Yang et al. 2024, arXiv:2412.06464), of every layer that has one."""
+
+    key_heads: int
+    """Heads of queries, and of keys."""
+    value_heads: int
+    """Heads of values, each with a state of its own; a head of keys serves as many of them as of another."""
+    key_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("key_heads", "value_heads", "key_dim", "value_dim"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**5:
+                raise ValueError(
+                    f"{name} of a gated delta-net must be a whole number from 1 to 100000, not {value!r}; check the "
+                    "config."
+                )
+        if self.value_heads % self.key_heads:
+            raise ValueError(
+                f"linear_num_value_heads {self.value_heads} is not a multiple of linear_num_key_heads "
+                f"{self.key_heads}; correct one of the two in the config."
+            )
+
+    @property
+    def key_width(self) -> int:
+        """Of all keys of a token together, and equally of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Of all values of a token together."""
+        return self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A decoder's dimensions and the switches of its config that change shapes or memory.
 
@@ -349,6 +385,8 @@ class Model:
     """Width of a head's values where it differs from its keys'; 0: the same."""
     state_space: StateSpace | None = None
     """Of the layers that have Mamba 2's mixer."""
+    delta_net: DeltaNet | None = None
+    """Of the layers that have a gated delta-net."""
     mlp_layer_types: tuple[str, ...] = ()
     """One of ``dense``, ``sparse`` a layer, by transformers' name; empty: all layers alike."""
     global_head_dim: int = 0

@@ -66,8 +66,7 @@ WITHOUT_A_TABLE = {
     "mamba2": "state-space layers",
     "mllama_text_model": "attend to the image",
     "nemotron_h": "state-space layers",
-    "qwen3_5_text": "linear attention",
-    "qwen3_next": "linear attention",
+    "olmo_hybrid": "linear attention",
     "zamba2": "state-space layers",
 }
 

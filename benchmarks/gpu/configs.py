@@ -12,6 +12,19 @@ from estimator.specs import Model
 
 Config = dict[str, object]
 
+
+def _delta_net(model: Model) -> Config:
+    sizes = model.delta_net
+    if sizes is None:
+        return {}
+    return {
+        "linear_num_key_heads": sizes.key_heads,
+        "linear_num_value_heads": sizes.value_heads,
+        "linear_key_head_dim": sizes.key_dim,
+        "linear_value_head_dim": sizes.value_dim,
+    }
+
+
 # Families whose config class takes a bias, a switch or a share by a key of its own; the value is the spec's.
 _SHARED: Mapping[str, Callable[[Model], Config]] = {
     "cohere": lambda model: {"use_qk_norm": model.qk_norm},
@@ -82,6 +95,7 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
         "input_jitter_noise": 0.01 * model.jitters_input,
     },
     "phi3": lambda model: {"resid_pdrop": model.resid_pdrop},
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _delta_net),
     "seed_oss": lambda model: {
         "attention_out_bias": model.attention_output_bias,
         "residual_dropout": model.resid_pdrop,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from estimator.architectures import layers
 from estimator.architectures.block import Block, LayerProgram, NormKind
 from estimator.architectures.deepseek import deepseek
+from estimator.architectures.delta_net import qwen3_5
 from estimator.architectures.gemma4 import gemma4, layer_inputs
 from estimator.architectures.gpt_oss import gpt_oss
 from estimator.architectures.hybrids import granite_hybrid
@@ -32,6 +33,8 @@ class Architecture:
     """Windowed layers turn by other tables than the rest (Gemma 3, OLMo 3)."""
     tables_if_turned: bool = False
     """There are no such tables where the config turns no layer (Granite 4.0)."""
+    tables_by_text: bool = False
+    """Each text of a batch has rotary tables of its own (Qwen3.5, whose positions are those of images as well)."""
     always_masked: bool = False
     """A mask is made even where causality would do (Falcon)."""
     scales_embedding: bool = False
@@ -66,6 +69,12 @@ _LLAMA = Architecture(layers.llama)
 _OLMO2 = Architecture(layers.olmo2, NormKind.RMS_CAST_LAST, Rotary.CAST_BACK)
 _GLM = Architecture(layers.glm, rotary=Rotary.PAIRS)
 _GRANITE = Architecture(layers.llama, scales_embedding=True, scales_logits=True)
+_QWEN3_5 = Architecture(
+    qwen3_5,
+    NormKind.RMS_ONE_PLUS,
+    tables_by_text=True,
+    fallback=("gated delta-nets", "flash-linear-attention and causal-conv1d"),
+)
 _GEMMA = Architecture(
     layers.gemma2, NormKind.RMS_ONE_PLUS, scales_embedding=True, scales_in_module=True
 )
@@ -150,7 +159,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": _LLAMA,
     "qwen2_moe": Architecture(layers.llama, masks_unused_window=True),
     "qwen3": _LLAMA,
+    "qwen3_5_moe_text": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
     "qwen3_moe": _LLAMA,
+    "qwen3_next": replace(_QWEN3_5, tables_by_text=False),
     "seed_oss": _LLAMA,
     "smollm3": _LLAMA,
     "stablelm": Architecture(layers.stablelm, _LAYER_NORM),

@@ -35,6 +35,7 @@ from estimator.memory.tape import (
     leaf_node,
 )
 from estimator.parameters import (
+    WITHOUT_ATTENTION,
     Module,
     is_copied,
     layer_kind,
@@ -288,7 +289,7 @@ class Step:
             tape.enter(Phase.FORWARD, "layer", played)
             kind = self.kinds[index]
             block = self._block(layer_modules(model, index), f"layers.{played}", played)
-            block.mask = masks[kind.sliding]
+            block.mask = masks[kind.sliding] if self._attends(index) else None
             block.rotary_tables = tables.get(kind.sliding and self.family.tables_by_kind)
             block.rotary = self.family.rotary if kind.rotary else None
             block.alibi = alibi
@@ -310,6 +311,11 @@ class Step:
         del embedded, masks, tables, alibi, positions, of_layers, shared
         self.returned = None
         return hidden
+
+    def _attends(self, index: int) -> bool:
+        """Whether the layer reads a mask of queries and keys."""
+        types = self.model.layer_types
+        return not types or types[index] not in WITHOUT_ATTENTION
 
     def _layer(self, block: Block, hidden: Tensor, layer_input: Tensor | None) -> Tensor:
         def program(x: Tensor, *given: Tensor) -> Tensor:
@@ -443,7 +449,8 @@ class Step:
         dimension = model.qk_rope_head_dim or turned
         if rotary is Rotary.SPLIT_HALVES:  # a number for both halves
             dimension //= 2
-        elements = self.setup.max_length * dimension
+        texts = self.setup.per_device_train_batch_size if self.family.tables_by_text else 1
+        elements = texts * self.setup.max_length * dimension
         width = 4 if rotary is not None and rotary.float32_tables else width
         tape.operation = "rotary tables"
         if rotary is Rotary.COMPLEX:  # both in one

@@ -86,7 +86,7 @@ KERNELS: dict[str, Kernels] = {
     "qwen3_moe": replace(_ALL, experts=True),
     "smollm3": _ALL,
 }
-LATER = ("llama4_text",)
+LATER = ("llama4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 """Families in which Liger replaces what is not modelled yet."""
 
 

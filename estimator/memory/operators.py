@@ -582,6 +582,19 @@ def reshape_copy(tape: Tape, x: Tensor) -> Tensor:
     return clone(tape, x)
 
 
+def viewed(tape: Tape, x: Tensor, *, copies_gradient: bool = False) -> Tensor:
+    """Another shape of x, by a node of its own: its gradient is a view, or a copy where its layout allows no view."""
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradient = _gradient(g)
+        if not copies_gradient:
+            return [t.view(gradient)]
+        copied = t.new(gradient.elements, gradient.width)
+        return [copied]
+
+    return tape.record("view backward", tape.view(x), [x], backward)
+
+
 def part(tape: Tape, x: Tensor, elements: int) -> Tensor:
     """A slice: a view; its gradient is the whole tensor again, filled with zeros around."""
     whole, width = x.elements, x.width
@@ -708,11 +721,12 @@ def filled(tape: Tape, parts: Sequence[Tensor], width: int) -> Tensor:
     out = tape.new(whole, width)
     for index, x in enumerate(parts):
         below = out if index and out.requires_grad else None
-        out = _copied_in(tape, tape.view(out), below, x, whole)
+        out = copied_in(tape, tape.view(out), below, x, whole)
     return out
 
 
-def _copied_in(tape: Tape, out: Tensor, below: Tensor | None, x: Tensor, whole: int) -> Tensor:
+def copied_in(tape: Tape, out: Tensor, below: Tensor | None, x: Tensor, whole: int) -> Tensor:
+    """``out[slice] = x``; ``below``: out with what was copied into it before, where that has a gradient."""
     elements, own, width, needed = x.elements, x.width, out.width, x.requires_grad
 
     def backward(t: Tape, g: Gradients) -> Gradients:

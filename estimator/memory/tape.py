@@ -119,6 +119,16 @@ class Storage:
             Event(sign, self.bytes, self.component, self.operation, self.device)
         )
 
+    def keep(self, times: int | None) -> None:
+        """From now on what backward needs; ``times``: so many alike."""
+        if self.component != TEMPORARIES:
+            return
+        self._write(-1)
+        self.component = ACTIVATIONS
+        if times is not None:
+            self.bytes *= times
+        self._write(1)
+
     def become(self, component: int) -> None:
         """Count these bytes under another name from now on."""
         self._write(-1)
@@ -298,6 +308,7 @@ class Tape:
         though the node holds its own references longer, unless a checkpoint's replay made them."""
         self.shards: list[Storage] = []
         """Gradients of shards, which outlive the step."""
+        self._alike: int | None = None
         self._sequence = 0
         self._leaves: list[Leaf] = []
         self._forward_frame: Frame | None = None
@@ -323,6 +334,20 @@ class Tape:
         """Note that a module begins or has ended its work."""
         segment = len(self.marks) - 1
         self.calls.append(Call(segment, len(self.events), module, weights, begins, is_forward))
+
+    @contextmanager
+    def standing_for(self, times: int | None) -> Iterator[None]:
+        """One round of a loop for so many alike: each tensor that it is first to save counts as many times.
+
+        What a round leaves for backward adds up, what it only uses does not; so the rounds before and behind, played
+        one by one, are as high as they are, and this one is no higher than its last in the forward pass, or its first
+        in backward. ``times`` may be 0.
+        """
+        before, self._alike = self._alike, times
+        try:
+            yield
+        finally:
+            self._alike = before
 
     # -- tensors ------------------------------------------------------------------------------------------------
 
@@ -387,8 +412,8 @@ class Tape:
             assert frame.filled is not None
             asked_for = frame.placeholders[len(frame.filled)]() is not None
             frame.filled.append(tensor.storage if asked_for else None)
-            if tensor.storage is not None and tensor.storage.component == TEMPORARIES:
-                tensor.storage.become(ACTIVATIONS)
+            if tensor.storage is not None:
+                tensor.storage.keep(self._alike)
             if len(frame.filled) == len(frame.placeholders):
                 raise StopReplayError
             return None if asked_for else tensor.storage
@@ -397,8 +422,8 @@ class Tape:
             placeholder = Placeholder(frame, len(frame.placeholders))
             frame.placeholders.append(ref(placeholder))
             return placeholder
-        if tensor.storage is not None and tensor.storage.component == TEMPORARIES:
-            tensor.storage.become(ACTIVATIONS)
+        if tensor.storage is not None:
+            tensor.storage.keep(self._alike)
         return tensor.storage
 
     def attach(self, node: Node | None, x: Tensor) -> None:

@@ -63,6 +63,9 @@ LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope
 LATENT |= ROUTED | {"v_head_dim": 12, "num_key_value_heads": 8}
 ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40}
 LLAMA4 = LOCAL_EXPERTS | {"intermediate_size_mlp": 144, "head_dim": 16}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "head_dim": 16}
+DELTA |= {"linear_key_head_dim": 12, "linear_value_head_dim": 20}
+DELTA_MOE = DELTA | EXPERTS | {"shared_expert_intermediate_size": 80}
 ATTENTION_ALONE = {"layer_types": ["full_attention"] * 4, "num_local_experts": 0}
 ATTENTION_ALONE |= {"shared_intermediate_size": 96, "position_embedding_type": "rope"}
 GRANITE = {"shared_intermediate_size": 96, "mamba_n_heads": 4, "mamba_d_state": 16}
@@ -180,8 +183,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen2_moe", SMALL | EXPERTS | {"shared_expert_intermediate_size": 80, "qkv_bias": False}),
     ("qwen3", SMALL),
     ("qwen3", SMALL | BIASED | TIED | {"head_dim": 16}),
+    ("qwen3_5_moe_text", SMALL | DELTA_MOE),
+    ("qwen3_5_text", SMALL | DELTA),
+    ("qwen3_5_text", SMALL | DELTA | BIASED | TIED | {"full_attention_interval": 2}),
     ("qwen3_moe", SMALL | EXPERTS | {"head_dim": 16}),
     ("qwen3_moe", SMALL | EXPERTS | BIASED | TIED),
+    ("qwen3_next", SMALL | DELTA_MOE),
+    ("qwen3_next", SMALL | DELTA_MOE | {"layer_types": ["full_attention", "linear_attention"] * 2}),
     ("seed_oss", SMALL | {"head_dim": 16}),
     ("seed_oss", SMALL | ALL_BIASED | {"attention_out_bias": True}),
     ("smollm3", SMALL),

@@ -1,0 +1,89 @@
+"""Qwen3-Next and Qwen3.5. Counts and sentences; the bytes of real steps are in tests/reference/traced.jsonl."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from estimator import TrainingSetup, estimate
+from estimator.flops import attended_pairs
+from estimator.hf_config import model_from_config
+from estimator.parameters import total_parameters
+from estimator.specs import MixedPrecision, Optimizer, Phase
+
+QWEN3_5 = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 3,
+    "linear_value_head_dim": 5,
+}
+
+
+def test_three_of_four_layers_of_qwen3_5_hold_a_delta_net() -> None:
+    model = model_from_config(QWEN3_5)
+    assert model.layer_types == ("linear_attention",) * 3 + ("full_attention",)
+    every = 2 * 8 + 3 * 8 * 16  # two norms, and an MLP
+    keys, values = 2 * 3, 4 * 5
+    # qkv, z, b and a; out_proj; filters of four; dt_bias and A_log; one norm for all heads
+    delta = 8 * (2 * keys + values + values + 4 + 4) + values * 8 + 4 * (2 * keys + values) + 8 + 5
+    attention = 8 * (2 * 8 + 4 + 4) + 8 * 8 + 2 * 4  # q with its gate, k, v; o; two norms of a head
+    assert total_parameters(model) == 4 * every + 3 * delta + attention + 2 * 100 * 8 + 8
+    assert attended_pairs(model, 4, skips=True) == 10  # one layer of four attends
+
+
+def test_the_text_part_of_qwen3_5_is_taken() -> None:
+    inside = {key: value for key, value in QWEN3_5.items() if key != "model_type"}
+    wrapped = {"model_type": "qwen3_5", "text_config": inside, "vision_config": {"depth": 2}}
+    assert model_from_config(wrapped) == model_from_config(QWEN3_5)
+
+
+def test_every_two_chunks_of_64_tokens_more_add_the_same_to_a_delta_net() -> None:
+    """Played with two, three or four rounds one by one, and with more that one round stands for; to the byte."""
+    setup = TrainingSetup(mixed_precision=MixedPrecision.NO, optim=Optimizer.SGD)
+    # multiples of 512 bytes
+    even = {
+        "hidden_size": 64,
+        "head_dim": 16,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    }
+    model = model_from_config(QWEN3_5 | even)
+    kept = [
+        estimate(model, None, replace(setup, max_length=128 * pairs)).phases[Phase.FORWARD].bytes
+        for pairs in range(1, 8)
+    ]
+    assert len({after - before for before, after in pairwise(kept)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"linear_conv_kernel_dim": 3}, "linear_conv_kernel_dim 3 is not modelled"),
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads 3 is not a multiple"),
+        ({"layer_types": ["mamba"] * 4}, "layer_types must hold"),
+    ],
+)
+def test_other_configs_of_qwen3_5_are_refused(keys: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        model_from_config(QWEN3_5 | keys)
+
+
+def test_what_runs_in_place_of_the_kernels_is_said() -> None:
+    said = " ".join(estimate(model_from_config(QWEN3_5), None, TrainingSetup()).assumptions)
+    assert "gated delta-nets are counted as PyTorch runs them" in said
+    assert "flash-linear-attention and causal-conv1d" in said
+
+
+def test_liger_in_qwen3_5_is_refused() -> None:
+    with pytest.raises(ValueError, match="use_liger_kernel is not modelled yet for qwen3_5_text"):
+        estimate(model_from_config(QWEN3_5), None, TrainingSetup(use_liger_kernel=True))
