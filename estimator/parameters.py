@@ -1562,9 +1562,37 @@ def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
     return setup.lora_dropout > 0 and any(is_adapted(module, setup) for module in bare)
 
 
+def stops_at_router(model: Model, setup: TrainingSetup) -> bool:
+    """Whether the setup's adapters take a router that PEFT stops at (a yes or no).
+
+    Source: PEFT 0.21 tuners/lora/layer.py, ``Linear.forward`` (``result.dtype``, of a tuple).
+
+    >>> stops_at_router(TINY_LLAMA, TrainingSetup(method=Method.LORA))
+    False
+    """
+    return any(_is_stopping(module, setup) for module, _ in _adaptable(model))
+
+
+def _is_stopping(module: Linear | Bare, setup: TrainingSetup) -> bool:
+    return isinstance(module, Linear) and module.routes and is_adapted(module, setup)
+
+
+def attention_projections(model: Model) -> tuple[str, ...]:
+    """The names of the attention's linears, as a list of ``lora_target_modules`` has them (names; per model).
+
+    Source: derived, from ``layer_modules``.
+
+    >>> attention_projections(TINY_LLAMA)
+    ('q_proj', 'k_proj', 'v_proj', 'o_proj')
+    """
+    linears = (module for module, _ in modules_with_counts(model) if isinstance(module, Linear))
+    named = (it.name.rpartition(".") for it in linears)
+    return tuple(dict.fromkeys(last for block, _, last in named if "att" in block))
+
+
 def _check_routers(model: Model, setup: TrainingSetup, adaptable: Sequence[Linear | Bare]) -> None:
     for module in adaptable:
-        if isinstance(module, Linear) and module.routes and is_adapted(module, setup):
+        if _is_stopping(module, setup):
             others = (it.name.rpartition(".")[2] for it in adaptable if it is not module)
             raise ValueError(
                 f"lora_target_modules takes the router of {model.model_type}, at which PEFT's adapters stop ('tuple' "

@@ -14,7 +14,7 @@ from estimator.architectures.liger import fuses_head, loss_of
 from estimator.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.engine import need
 from estimator.limits import holds, smallest_gpu
-from estimator.parameters import dropout_is_refused
+from estimator.parameters import attention_projections, dropout_is_refused, stops_at_router
 from estimator.results import Estimate
 from estimator.sets import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.specs import (
@@ -208,14 +208,14 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
         )
     if setup.method is Method.FULL:
         yield Change(
-            f"LoRA of rank {setup.lora_r}",
+            f"LoRA of rank {setup.lora_r}{_where(model, setup)}",
             "Trains small adapters instead of all weights: learns less where the task is far from pretraining.",
             ({"method": Method.LORA, **_with_adapters(model, setup)},),
         )
     if setup.method is not Method.QLORA:
         base = Dtype.BFLOAT16 if setup.dtype is Dtype.FLOAT32 else setup.dtype
         yield Change(
-            f"QLoRA of rank {setup.lora_r}",
+            f"QLoRA of rank {setup.lora_r}{_where(model, setup)}",
             "Adapters over a 4-bit base: results close to LoRA's; steps are slower, each weight is unpacked first.",
             ({"method": Method.QLORA, "dtype": base, **_with_adapters(model, setup)},),
         )
@@ -327,12 +327,19 @@ def _splits(setup: TrainingSetup) -> Iterator[Keys]:
             }
 
 
-def _with_adapters(model: Model, setup: TrainingSetup) -> Keys:
-    """What else changes with the method: real states, and no dropout where PEFT refuses it."""
+def _where(model: Model, setup: TrainingSetup) -> str:
     adapted = replace(setup, method=Method.LORA)
-    return _real_states(setup) | (
-        {"lora_dropout": 0.0} if dropout_is_refused(model, adapted) else {}
-    )
+    return " on the attention" if stops_at_router(model, adapted) else ""
+
+
+def _with_adapters(model: Model, setup: TrainingSetup) -> Keys:
+    """What else changes with the method: real states, other layers and no dropout where PEFT stops at the setup's."""
+    adapted = replace(setup, method=Method.LORA)
+    keys: dict[str, Any] = dict(_real_states(setup))
+    if stops_at_router(model, adapted):
+        keys["lora_target_modules"] = attention_projections(model)
+        adapted = replace(adapted, **keys)
+    return keys | ({"lora_dropout": 0.0} if dropout_is_refused(model, adapted) else {})
 
 
 def _real_states(setup: TrainingSetup) -> dict[str, Any]:

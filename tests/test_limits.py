@@ -319,3 +319,13 @@ def test_without_a_gpu_there_is_nothing_to_remedy():
 @pytest.mark.parametrize("cards", [[], [catalog.gpu("T4")]])
 def test_no_card_is_named_where_none_is_large_enough(cards):
     assert smallest_gpu(catalog.model("meta-llama/Llama-3.1-70B"), cards, TrainingSetup()) is None
+
+
+def test_where_peft_stops_at_a_router_lora_on_the_attention_is_proposed():
+    # Llama 4 Scout: 109 billion weights, 203 GiB in bfloat16, on a card that holds them and not their gradients
+    scout = catalog.model("meta-llama/Llama-4-Scout-17B-16E")
+    card = catalog.gpu("B300-270GB")
+    proposed = remedies(estimate(scout, card, TrainingSetup(mixed_precision=MixedPrecision.NO)), [])
+    lora = next(it for it in proposed if it.keys.get("method") is Method.LORA)
+    assert lora.title.startswith("LoRA of rank 16 on the attention")
+    assert lora.keys["lora_target_modules"] == ("q_proj", "k_proj", "v_proj", "o_proj")
