@@ -12,8 +12,11 @@ from typing import NamedTuple
 
 from estimator.architectures import architecture, attention_of
 from estimator.architectures.decoder import has_window, layer_kinds
+from estimator.architectures.delta_net import CHUNK
+from estimator.arithmetic import ceil_div
 from estimator.parameters import (
     FULL_ATTENTION,
+    LINEAR_ATTENTION,
     WITHOUT_ATTENTION,
     Embedding,
     Linear,
@@ -127,7 +130,7 @@ class Work(NamedTuple):
     adapters: float
     """LoRA's two matrices, forward and backward."""
     attention: float
-    """Scores and outputs, forward and backward."""
+    """Scores and outputs, forward and backward; of delta-nets what takes their place."""
     products_again: float
     """Linears and adapters of the layers that a checkpoint replays; the head where the loss does."""
     attention_again: float
@@ -149,6 +152,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         full         2 · T · (3 · layers + 3 · outside) + attention     T: tokens in the micro-batch
         frozen       2 · T · (2 · layers + 2 · outside + copied + 3 · r · (in + out)) + attention
         attention    2 · 2 · b · pairs · q · (1 + backward)      q: query width; backward: 2.5 flash, 2 eager
+        delta-nets   2 · b · m · (1 + 2), added to attention     m: ``delta_products``
         checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q
         loss chunked_trl, whose backward makes the logits once more      2 · T · V · h
         DoRA         2 · r · in · (in + out), and with dropout 2 · T · 2 · in · out: the base once more
@@ -176,14 +180,15 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     once = float(FORWARD * ATTENTION_PRODUCTS * setup.per_device_train_batch_size * pairs)
     once *= (model.query_size + model.value_size) / 2
     backward = PLAIN_BACKWARD if is_eager(model, setup) else FLASH_BACKWARD
+    delta = float(FORWARD * setup.per_device_train_batch_size * delta_products(model, length))
     again = 1.0 if setup.gradient_checkpointing else 0.0
     return Work(
         products=float(forward * (passes * (sizes.layers + sizes.outside) + sizes.copied)),
         adapters=float(forward * 3 * branches + dora),
-        attention=once * (1 + backward),
+        attention=once * (1 + backward) + 3 * delta,
         products_again=again * (forward * (sizes.layers + branches) + dora_again)
         + (float(forward * _head(model)) if setup.loss is Loss.CHUNKED_TRL else 0.0),
-        attention_again=again * once,
+        attention_again=again * (once + delta),
     )
 
 
@@ -197,6 +202,29 @@ def is_eager(model: Model, setup: TrainingSetup) -> bool:
     Source: transformers 5.23, modeling_utils.py, ``_supports_sdpa`` (false in the families that run eagerly).
     """
     return attention_of(model, setup) is AttnImplementation.EAGER
+
+
+def delta_products(model: Model, length: int) -> int:
+    """Products of two numbers in the gated delta-nets of one example, forward, over all layers.
+
+        layers · heads · rows · (c · (2 · dₖ + dᵥ) + c · (dₖ + dᵥ) / 2 + 3 · dₖ · dᵥ)
+        c: tokens of a chunk, 64; rows: tokens, rounded up to whole chunks
+
+    Keys with keys, queries with keys, scores with values; two triangular systems; the state read twice and corrected.
+    Leaves out: the convolution before it, products with decays.
+    Source: derived, from transformers 5.23, models/qwen3_5/modeling_qwen3_5.py, ``torch_chunk_gated_delta_rule``.
+
+    >>> from estimator.parameters import TINY_LLAMA
+    >>> delta_products(TINY_LLAMA, 64)
+    0
+    """
+    sizes = model.delta_net
+    if sizes is None:
+        return 0
+    keys, values = sizes.key_dim, sizes.value_dim
+    rows = ceil_div(length, CHUNK) * CHUNK
+    row = CHUNK * (2 * keys + values) + CHUNK * (keys + values) // 2 + 3 * keys * values
+    return model.layer_types.count(LINEAR_ATTENTION) * sizes.value_heads * rows * row
 
 
 def attended_pairs(model: Model, length: int, *, skips: bool) -> int:

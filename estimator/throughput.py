@@ -17,12 +17,14 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
+from estimator.architectures.delta_net import CHUNK
+from estimator.arithmetic import ceil_div
 from estimator.flops import Matrices, Work, attended_pairs, is_eager, matrices, work
 from estimator.memory.offload import offloads
 from estimator.moments import Resident
 from estimator.network import GIGA, exchange_seconds, links, replicas, shards
 from estimator.offload_time import offload_parts, steps_on_host
-from estimator.parameters import experts_run, layer_model
+from estimator.parameters import LINEAR_ATTENTION, experts_run, layer_model
 from estimator.results import TERA, Part, RunTime
 from estimator.specs import (
     AttnImplementation,
@@ -99,6 +101,31 @@ SLOW_DEQUANTISATION = 7
 """Times the roofline at the slow end. fitted: LitGPT on A100, 120 tokens a step, nf4 less 16-bit LoRA: 79 ms for two
 passes over 6.5·10⁹ weights (Llama 2 7B, 5 times) to 215 ms over 12.7·10⁹ (13B, 7 times).
 https://github.com/Lightning-AI/litgpt/blob/26857050/tutorials/resource-tables.md"""
+
+# --- gated delta-nets, a row (a token of a head of values), in float32 -----------------------------
+
+DELTA_KEY_BYTES = 136
+"""A row and an element of its key, kernel by kernel: repeated 8, cast 12, two norms 40, scaled 8, padded 16, times rate
+and decay three times 24, solved for 8, read chunk by chunk 12, queries likewise 8. transformers 5.23,
+models/qwen3_5/modeling_qwen3_5.py, ``torch_chunk_gated_delta_rule``."""
+DELTA_VALUE_BYTES = 128
+"""A row and an element of its value: cast 6, padded 8, times rate 8, solved for 8, zeros 4, the loop's products and
+sums 48, reshaped 8, cast 6, normalised and gated 32."""
+DELTA_PAIR_BYTES = 64
+"""A row and a token of its chunk: decays 20, two products 8, decayed 24, solved with 8, read 4."""
+DELTA_STATE_BYTES = 36
+"""A chunk and an element of the state: read three times, decayed 8, corrected 16."""
+DELTA_SLICE_BYTES = 16
+"""Backward, a round of the loop and an element of what it takes a slice of: the gradient is all zeros but for the slice
+(4), and added to that of the rounds before (12). So this grows with the square of the length."""
+DELTA_COPY_BYTES = 8
+"""Backward, a round and an element of the output: the whole gradient is copied for the slice that was written."""
+DELTA_FUSED_BYTES = 2
+"""At best, in one kernel: queries, keys and values in, the output out."""
+DELTA_FORWARD_KERNELS, DELTA_BACKWARD_KERNELS = 9, 37
+"""Kernels of one round. As traced: transformers 5.23, torch 2.13."""
+LAYER_KERNELS = 120
+"""Kernels of another layer, forward and backward, which the seconds below are for."""
 
 # --- the optimizer, and the host ----------------------------------------------------------------
 
@@ -460,6 +487,7 @@ def step_parts(
             + slow.attention_again / flash_slow
             + again * (eager + branches + dora) / slow_bandwidth,
         ),
+        _delta_nets(model, setup, length, again, rate),
         _dequantisation(setup, sizes, 2 + again, rate),
         _casts(setup, sizes, 1 + again, rate),
         Part(
@@ -470,7 +498,7 @@ def step_parts(
     ]
     parts = [Part(name, times * low, times * high) for name, low, high in once if low + high > 0]
     parts.append(_optimizer(setup, resident, rate))
-    parts.append(_launches(model, setup, parts, again))
+    parts.append(_launches(model, setup, length, parts, again))
     return tuple(part for part in parts if part.low_seconds + part.high_seconds > 0)
 
 
@@ -528,6 +556,30 @@ def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
     return sizes.adapter_inputs * inputs + sizes.adapter_outputs * ADAPTER_OUTPUT_BYTES
 
 
+def _delta_nets(
+    model: Model, setup: TrainingSetup, length: Lengths, again: int, rate: Rates
+) -> Part:
+    """Traffic of gated delta-nets: at best by one kernel, at worst as PyTorch's loop over chunks has it."""
+    sizes = model.delta_net
+    if sizes is None:
+        return Part("delta-nets", 0.0, 0.0)
+    layers = model.layer_types.count(LINEAR_ATTENTION) * sizes.value_heads
+    layers *= setup.per_device_train_batch_size
+    keys, values = sizes.key_dim, sizes.value_dim
+    passes = 1 + BACKWARD_TRAFFIC + again
+    fused = layers * length.fast * DELTA_FUSED_BYTES * (2 * keys + 2 * values)
+    chunks = ceil_div(length.slow, CHUNK)
+    row = DELTA_KEY_BYTES * keys + DELTA_VALUE_BYTES * values + DELTA_PAIR_BYTES * CHUNK
+    once = CHUNK * row + DELTA_STATE_BYTES * keys * values
+    sliced = DELTA_SLICE_BYTES * (3 * keys + values + CHUNK) + DELTA_COPY_BYTES * values
+    looped = layers * chunks * (passes * once + chunks * CHUNK * sliced)
+    return Part(
+        "delta-nets",
+        passes * fused / rate.bandwidth,
+        looped / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
+    )
+
+
 def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> Part:
     quantized = sizes.quantizable if setup.has_packed_base else 0
     packed = 2 * PACKED_BYTES if setup.has_8bit_base else PACKED_BYTES
@@ -557,11 +609,18 @@ def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> Part:
     return Part(OPTIMIZER_STEP, low, high)
 
 
-def _launches(model: Model, setup: TrainingSetup, parts: list[Part], again: int) -> Part:
+def _launches(
+    model: Model, setup: TrainingSetup, length: Lengths, parts: list[Part], again: int
+) -> Part:
     """What the GPU waits for the host to start its kernels: the host's time less the GPU's."""
-    layers = setup.gradient_accumulation_steps * model.num_hidden_layers
+    times = setup.gradient_accumulation_steps
+    layers = times * model.num_hidden_layers
     low = layers * FAST_LAUNCHES * (1 + again / 3)
     high = layers * SLOW_LAUNCHES[setup.method] * (1 + again / 3)
+    deltas = model.layer_types.count(LINEAR_ATTENTION) if model.delta_net else 0
+    rounds = times * deltas * ceil_div(length.slow, CHUNK)
+    kernels = DELTA_FORWARD_KERNELS * (1 + again) + DELTA_BACKWARD_KERNELS
+    high += rounds * kernels * SLOW_LAUNCHES[setup.method] / LAYER_KERNELS
     high *= SLOW_LAUNCHES_SHARED if setup.num_gpus > 1 else 1
     return Part(
         "waiting for the host",

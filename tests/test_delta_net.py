@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from estimator import TrainingSetup, estimate
-from estimator.flops import attended_pairs
+from estimator import TrainingSetup, catalog, estimate
+from estimator.flops import attended_pairs, delta_products
 from estimator.hf_config import model_from_config
 from estimator.parameters import total_parameters
-from estimator.specs import MixedPrecision, Optimizer, Phase
+from estimator.specs import Gpu, MixedPrecision, Model, Optimizer, Phase
 
 QWEN3_5 = {
     "model_type": "qwen3_5_text",
@@ -87,3 +87,28 @@ def test_what_runs_in_place_of_the_kernels_is_said() -> None:
 def test_liger_in_qwen3_5_is_refused() -> None:
     with pytest.raises(ValueError, match="use_liger_kernel is not modelled yet for qwen3_5_text"):
         estimate(model_from_config(QWEN3_5), None, TrainingSetup(use_liger_kernel=True))
+
+
+def test_products_of_a_delta_net_by_hand() -> None:
+    # three layers, four heads, 65 tokens in two chunks of 64; keys of 3, values of 5
+    row = 64 * (3 + 3 + 5) + 64 * (3 + 5) // 2 + 3 * 3 * 5
+    assert delta_products(model_from_config(QWEN3_5), 65) == 3 * 4 * 128 * row
+
+
+def test_the_loop_over_chunks_takes_time_by_the_square_of_the_length() -> None:
+    wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_value_heads": 32}
+    model, gpu = model_from_config(QWEN3_5 | wide), catalog.gpu("A100-SXM4-80GB")
+    setups = [TrainingSetup(max_length=length) for length in (16_384, 32_768, 65_536)]
+    short, middle, long = (delta_net_seconds(model, gpu, setup) for setup in setups)
+    assert middle[0] / short[0] == pytest.approx(
+        2
+    )  # at best one kernel, which reads each number once
+    assert middle[1] / short[1] == pytest.approx(4, rel=0.05)
+    assert long[1] / middle[1] == pytest.approx(4, rel=0.03)
+
+
+def delta_net_seconds(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[float, float]:
+    time = estimate(model, gpu, setup).time
+    assert time is not None
+    part = next(it for it in time.parts if it.name == "delta-nets")
+    return part.low_seconds, part.high_seconds
