@@ -9,7 +9,15 @@ from dataclasses import replace
 from functools import lru_cache
 
 from estimator.arithmetic import ceil_div
-from estimator.memory.sharding import fsdp_groups, is_packed_divided, member_width
+from estimator.memory.flat import largest_unit_bytes, nested_units_bytes, stored_width
+from estimator.memory.sharding import (
+    Part,
+    fsdp_groups,
+    is_packed_divided,
+    member_width,
+    shard_shape,
+    trained_parts,
+)
 from estimator.memory.weights import FLOAT32_BYTES, elements, packed_bytes
 from estimator.memory.zero import SUB_GROUP, width
 from estimator.moments import Resident, resident, structure
@@ -57,7 +65,7 @@ def gathers_to_save(setup: TrainingSetup) -> bool:
     if setup.save_strategy == "no":
         return False
     if setup.strategy.is_fsdp:
-        return setup.fsdp_state_dict_type != SHARDED_STATE_DICT
+        return setup.uses_fsdp1 or setup.fsdp_state_dict_type != SHARDED_STATE_DICT
     return setup.strategy is Strategy.ZERO3 and (
         setup.uses_adapters or setup.zero3_save_16bit_model
     )
@@ -116,19 +124,36 @@ def _fsdp(model: Model, setup: TrainingSetup) -> Saving:
     distributed/checkpoint/state_dict.py, ``ignore_frozen_params``).
     """
     whole = _alone(model, setup)
-    trained = whole.trainable_parameters * member_width(setup, is_adapter=setup.uses_adapters)
+    if setup.uses_fsdp1:
+        width = stored_width(setup, is_adapter=setup.uses_adapters)
+        trained = whole.trainable_parameters * width
+    else:
+        trained = _trained_bytes(model, setup)
     states = whole.states.resident_bytes
     tied = _tied_elements(model) * member_width(setup, is_adapter=False)
     named = trained if setup.uses_adapters else trained + tied
     if setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
-        return fsdp_sharded(named, states, setup.shard_ranks)
+        gathered = nested_units_bytes(model, setup) if setup.uses_fsdp1 else 0
+        return fsdp_sharded(named, states, setup.shard_ranks, gathered)
     return fsdp_full(
         gathered=whole.weights + whole.adapters + tied,
-        largest=largest_gathered_bytes(model, setup),
+        largest=largest_unit_bytes(model, setup)
+        if setup.uses_fsdp1
+        else largest_gathered_bytes(model, setup),
         exported=named,
         resumed=trained + tied,
         states=states,
         only_model=setup.save_only_model,
+    )
+
+
+def _trained_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of all that is trained, whole, in the dtype of its shards."""
+    return sum(
+        group.alike * part.width * elements(part.shape)
+        for group in fsdp_groups(model, setup)
+        for module in group.modules
+        for part in trained_parts(module, setup)
     )
 
 
@@ -143,16 +168,17 @@ def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
     if setup.optim_state_dtype is not None and not setup.uses_adapters:
         wide = max(wide, setup.optim_state_dtype.bytes)
     largest = 0
-    for group in fsdp_groups(model):
+    for group in fsdp_groups(model, setup):
         for module in group.modules:
             shapes = weight_shapes(module)
             if is_quantized(module, setup):
                 if is_packed_divided(setup):
                     largest = max(largest, packed_bytes(elements(shapes[0])))
                 shapes = shapes[1:]
-            for rows, *columns in shapes:
-                padded = ranks * ceil_div(rows, ranks)
-                largest = max(largest, padded * elements(tuple(columns)) * wide)
+            parts = [Part(shape, wide) for shape in shapes]
+            for part in (*parts, *trained_parts(module, setup)):
+                padded = elements(shard_shape(part.shape, ranks)) * ranks
+                largest = max(largest, padded * part.width)
     return largest
 
 

@@ -144,7 +144,7 @@ RULES = (
     Rule(
         lambda s: (
             s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE)
-            and (s.strategy.is_fsdp or s.strategy.is_zero)
+            and (s.uses_fsdp1 or s.strategy.is_zero)
         ),
         "loss {s.loss} under {s.strategy} is not modelled yet; take loss liger or standard, or strategy ddp.",
     ),
@@ -194,7 +194,7 @@ RULES = (
         "optim adafactor on FSDP2's shards is not modelled yet; take adamw_torch_fused.",
     ),
     Rule(
-        lambda s: s.modules_to_save is not None and (s.strategy.is_fsdp or s.strategy.is_zero),
+        lambda s: s.modules_to_save is not None and (s.uses_fsdp1 or s.strategy.is_zero),
         "modules_to_save under {s.strategy} is not modelled yet; leave it out, or take ddp.",
     ),
     Rule(

@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 
 from estimator.architectures import architecture, attention_of, fallback_of
 from estimator.architectures.liger import check_liger, loss_sentences
+from estimator.architectures.sharded import check_head
 from estimator.checkpoints import checkpoint, gathers_to_save, save_moment
 from estimator.combinations import beyond_one_machine, refusal, shared_between_layers
 from estimator.cost import cheapest, energy_kwh, rented, run_cost
@@ -26,7 +27,7 @@ from estimator.memory.overhead import (
     workspace_bytes,
 )
 from estimator.memory.seats import Seats, seats, tail
-from estimator.memory.sharding import loads_in_parts
+from estimator.memory.sharding import check_groups, loads_in_parts
 from estimator.module_tree import splits_packed_experts
 from estimator.moments import (
     Resident,
@@ -261,6 +262,8 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     family = architecture(model)
     check_liger(model, setup)
     check_units(model, setup)
+    check_groups(model, setup)
+    check_head(model, setup)
     if sentence := refusal(setup):
         raise ValueError(sentence)
     is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2

@@ -29,7 +29,8 @@ def fsdp_full(
 ) -> Saving:
     """FSDP with ``FULL_STATE_DICT``: every tensor is gathered on all GPUs, and goes to rank 0's host. Bytes.
 
-        GPU   the largest tensor whole, in the dtype of its shards (float32 where accelerate has upcast them)
+        GPU   the largest tensor (version 1: unit) whole, in the dtype of its shards (float32 where accelerate has
+              upcast them)
         host  all that is ``gathered``, frozen weights too; then all states; on rank 0, nothing on the others
         disk  exported (model.safetensors) + resumed (pytorch_model_fsdp.bin) + states; the first with ``only_model``
 
@@ -45,10 +46,11 @@ def fsdp_full(
     return Saving(largest, max(gathered, states), 0, exported + resumed + states)
 
 
-def fsdp_sharded(written: int, states: int, ranks: int) -> Saving:
+def fsdp_sharded(written: int, states: int, ranks: int, gathered: int = 0) -> Saving:
     """FSDP with ``SHARDED_STATE_DICT``: every rank copies its own shards to its host and writes them. Bytes.
 
-        GPU 0,  host max(written, states) / ranks in every process,  disk written + states
+        GPU gathered: none, but version 1 gathers its units to cut them anew
+        host max(written, states) / ranks in every process,  disk written + states
 
     Source: accelerate 1.15, utils/dataclasses.py, ``set_state_dict_type`` (``offload_to_cpu=True``), and
     utils/fsdp_utils.py, ``_prepare_sd_options``; torch 2.13, distributed/_state_dict_utils.py,
@@ -58,7 +60,7 @@ def fsdp_sharded(written: int, states: int, ranks: int) -> Saving:
     Saving(gpu_bytes=0, rank0_host_bytes=200, other_host_bytes=200, disk_bytes=1200)
     """
     own = ceil_div(max(written, states), ranks)
-    return Saving(0, own, own, written + states)
+    return Saving(gathered, own, own, written + states)
 
 
 def zero_replicated(weights: int, written: int, states: int, storage: int) -> Saving:

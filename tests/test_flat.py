@@ -215,3 +215,23 @@ def test_all_ranks_of_fsdp1_are_alike_but_for_the_one_that_saves() -> None:
     keys = {**ON_8, "num_gpus": 3, "save_strategy": "no"}
     assert ranks(told(keys)) == ()
     assert len(ranks(told({**keys, "fsdp_version": 2}))) > 1
+
+
+LAYER = 2 * 1024**2 + 2 * 256 * 1024 + 3 * 1024 * 2816 + 2 * 1024
+ROOT = 2 * 1000 * 1024 + 1024
+
+
+@pytest.mark.parametrize(
+    ("keys", "gathered"),
+    [
+        # by hand: a trained layer's states go after its weights, the whole unit and the rank's eighth of it in float32
+        ({}, 4 * (LAYER + LAYER // 8)),
+        # by hand: a frozen layer's weights, in bfloat16
+        (LORA, 2 * LAYER),
+        # by hand: of a sharded state dict the root is whole around each layer
+        ({"fsdp_state_dict_type": "SHARDED_STATE_DICT"}, 4 * (ROOT + LAYER)),
+    ],
+)
+def test_saving_gathers_flat_parameters(keys: dict[str, Any], gathered: int) -> None:
+    save = told({**ON_8, **keys}).phases[Phase.SAVE]
+    assert save.resident[Component.COMMUNICATION] == pytest.approx(gathered, rel=1e-4)

@@ -21,6 +21,7 @@ from estimator import (
     catalog,
     estimate,
 )
+from estimator.architectures.sharded import check_head
 from estimator.combinations import beyond_one_machine, refusal
 from estimator.engine import least_need
 from estimator.limits import (
@@ -96,7 +97,16 @@ def can_be_trained(model, setup):
     has_linear = setup.uses_adapters or model.model_type != "gpt2"
     is_projected = has_linear or setup.optim not in LOW_RANK_OPTIMIZERS
     is_shared = refusal(setup) is None and beyond_one_machine(setup) is None
-    return not is_long and is_projected and is_shared
+    return not is_long and is_projected and is_shared and finds_head(model, setup)
+
+
+def finds_head(model, setup):
+    """Liger's loss reads a head that FSDP 2 has not gathered beside adapters."""
+    try:
+        check_head(model, setup)
+    except ValueError:
+        return False
+    return True
 
 
 @settings(max_examples=200, deadline=None)

@@ -203,8 +203,7 @@ class Step:
         if outputs is not None and finds_unused(self.setup):
             tape.operation = "outputs through DDP's sink"
             outputs = tape.new(outputs.elements, outputs.width, LOGITS)
-        self.sharded.end_forward()
-        return loss, outputs
+        return self.sharded.end_forward(loss), outputs
 
     def _in_float32(self, logits: Tensor | None) -> Tensor | None:
         """Accelerate's ``convert_outputs_to_fp32``: a copy of every 16-bit output before the first is let go."""
@@ -307,7 +306,9 @@ class Step:
                 block.mask = block.rotary_tables = block.alibi = block.positions = None
             del block, layer_input
         tape.enter(Phase.FORWARD, "head")
-        hidden = self._final_norm(self.sharded.before_head(hidden))
+        hidden = self._final_norm(self.sharded.before_norm(hidden))
+        if self.loss is not Loss.CHUNKED_TORCHTUNE:
+            hidden = self.sharded.before_head(hidden)
         del embedded, masks, tables, alibi, positions, of_layers, shared
         self.returned = None
         return hidden
@@ -518,7 +519,7 @@ class Step:
 
     def _loss_without_logits(self, hidden: Tensor) -> Tensor:
         """Head and loss in one, so that the logits never exist as a whole."""
-        weight, vocabulary = self._head(), self.model.vocab_size
+        weight, vocabulary = self.sharded.read_head(self._head()), self.model.vocab_size
         width = weight.elements // vocabulary
         texts = self.setup.per_device_train_batch_size
 
@@ -544,7 +545,9 @@ class Step:
             sizes.append(texts * min(size, length) * width)
             length -= size
         return [
-            self._logits(op.clone(self.tape, chunk) if texts > 1 else chunk)
+            self._logits(
+                self.sharded.before_chunk(op.clone(self.tape, chunk) if texts > 1 else chunk)
+            )
             for chunk in op.split(self.tape, hidden, sizes)
         ]
 

@@ -18,7 +18,7 @@ from estimator.memory.flat import (
     shard_elements,
     stored_width,
 )
-from estimator.memory.tape import Leaf, Tape, Tensor
+from estimator.memory.tape import Leaf, Parameter, Tape, Tensor
 from estimator.parameters import outer_modules
 from estimator.specs import Model, Phase, Strategy, TrainingSetup
 
@@ -89,16 +89,29 @@ class FlatUnits:
         """The root stays."""
         return hidden
 
+    def before_norm(self, hidden: Tensor) -> Tensor:
+        """The root is there."""
+        return hidden
+
     def before_head(self, hidden: Tensor) -> Tensor:
         """The root is there."""
         return hidden
+
+    def before_chunk(self, chunk: Tensor) -> Tensor:
+        """The root is there."""
+        return chunk
+
+    def read_head(self, weight: Parameter) -> Tensor:
+        """The root is there."""
+        return weight
 
     def after_head(self, logits: Tensor) -> Tensor:
         """The root stays for backward."""
         return logits
 
-    def end_forward(self) -> None:
+    def end_forward(self, loss: Tensor) -> Tensor:
         """The model returns."""
+        return loss
 
     def end_backward(self) -> None:
         """All gradients have arrived; layer by layer goes what was held, so that unplayed layers can be counted."""

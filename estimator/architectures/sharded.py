@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from estimator.architectures.block import ACTIVATION, ROTARY, Block, Owned, Unit
+from estimator.architectures.liger import loss_of
 from estimator.arithmetic import allocated, ceil_div
 from estimator.memory.fsdp import Group, Member, Traffic
 from estimator.memory.sharding import (
@@ -18,11 +19,12 @@ from estimator.memory.sharding import (
     TAIL,
     fsdp_groups,
     is_packed_divided,
+    joins_norm,
     member_width,
     packed_width,
     shard_shape,
 )
-from estimator.memory.tape import GRADIENTS, Parameter, Storage, Tape, Tensor
+from estimator.memory.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
 from estimator.memory.weights import elements, packed_bytes
 from estimator.memory.zero import (
     Bucket,
@@ -35,9 +37,36 @@ from estimator.memory.zero import (
     sent_from_stage_3,
     width,
 )
-from estimator.parameters import Bare, Linear, is_quantized
+from estimator.parameters import Bare, Linear, is_copied, is_quantized, outer_modules
 from estimator.placement import HEAD
-from estimator.specs import Model, Offload, Strategy, TrainingSetup
+from estimator.specs import Loss, Model, Offload, Strategy, TrainingSetup
+
+
+def check_head(model: Model, setup: TrainingSetup) -> None:
+    """Refuse a loss that reads the head's weight where FSDP2 has not gathered it.
+
+    Beneath PEFT a head that is not tied is a group of its own, and calling it is what gathers it. Raises ``ValueError``
+    with one sentence.
+    Source: liger-kernel 0.8.5, transformers/model/llama.py, ``_liger_for_causal_lm_loss``, and
+    ops/fused_linear_cross_entropy.py; trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (``full_tensor`` gives each
+    rank its own gradient back; tests/verify/test_fsdp2.py).
+    """
+    if not setup.strategy.is_fsdp or setup.uses_fsdp1 or model.tie_word_embeddings:
+        return
+    if joins_norm(model, setup):
+        return
+    loss = loss_of(model, setup)
+    if loss is Loss.LIGER:
+        raise ValueError(
+            f"Liger's loss reads the head of {model.model_type} without calling it, and beside adapters FSDP 2 gathers "
+            'it only when it is called ("got mixed torch.Tensor and DTensor"); take loss chunked_trl.'
+        )
+    head = [module for module in outer_modules(model) if module.name == "lm_head"]
+    if loss is Loss.CHUNKED_TRL and any(is_copied(module, setup) for module in head):
+        raise ValueError(
+            "loss chunked_trl gathers a copied lm_head past FSDP 2, so that its gradient is not averaged between GPUs; "
+            "take loss standard, or leave lm_head out of modules_to_save."
+        )
 
 
 def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
@@ -82,12 +111,18 @@ class Sharded:
             replicated=setup.strategy is Strategy.HSDP,
             offloads=setup.offload_param is not Offload.NONE,
         )
+        self.model = model
+        self.tied = model.tie_word_embeddings
         names = {
-            group.name: {module.name for module in group.modules} for group in fsdp_groups(model)
+            group.name: {module.name for module in group.modules}
+            for group in fsdp_groups(model, setup)
         }
+        self.joins_norm = joins_norm(model, setup)
+        calls_head = loss_of(model, setup) in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE)
+        self.reads_head = self.active and not (calls_head or self.joins_norm or self.tied)
+        """A loss that takes the head's weight without calling the head, in whose group nothing else is called."""
         self.tail = self._group(outer, names[TAIL], reshards=False)
         self.root = self._group(outer, names[ROOT], reshards=False)
-        self.tied = model.tie_word_embeddings
         self.embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
 
     def layer(self, block: Block) -> Group:
@@ -108,25 +143,31 @@ class Sharded:
         members = [
             member
             for owned in (block.owned if self.active else ())
-            if (names is None or owned.module.name in names)
-            and (member := self._member(owned)) is not None
+            if names is None or owned.module.name in names
+            for member in self._members(owned)
         ]
         return Group(self.traffic, members, reshards=reshards)
 
-    def _member(self, owned: Owned) -> Member | None:
+    def _members(self, owned: Owned) -> list[Member]:
+        """The parameter itself, and the frozen original beside a copy that PEFT trains."""
         setup, ranks, parameter = self.setup, self.traffic.ranks, owned.parameter
         if self._is_packed(owned):
             if not is_packed_divided(setup):
-                return None
+                return []
             width = packed_width(setup)
             count = ceil_div(packed_bytes(parameter.elements), width)
-            return Member(ceil_div(count, ranks), width, width, None)
+            return [Member(ceil_div(count, ranks), width, width, None)]
         if parameter.requires_grad and setup.gradient_accumulation_steps > 1:
             self._accumulated(parameter)
         leaf = parameter.node.leaf if parameter.node is not None else None
         shard = elements(shard_shape(owned.shape, ranks))
-        stored = member_width(setup, is_adapter=owned.is_adapter)
-        return Member(shard, parameter.width, stored, leaf)
+        is_copy = not owned.is_adapter and is_copied(owned.module, setup)
+        stored = member_width(setup, is_adapter=owned.is_adapter, is_copy=is_copy)
+        member = Member(shard, parameter.width, stored, leaf)
+        if not is_copy:
+            return [member]
+        original = Member(shard, parameter.width, member_width(setup, is_adapter=False), None)
+        return [original, member]
 
     def _is_packed(self, owned: Owned) -> bool:
         return is_packed(owned, self.setup)
@@ -159,20 +200,46 @@ class Sharded:
     def _embedding_unit(self) -> Unit:
         return self.outer.units[next(iter(self.outer.embeddings.values())).key]
 
+    def before_norm(self, hidden: Tensor) -> Tensor:
+        """The final norm's weights are gathered, and the head's with them."""
+        return self._enter_tail(hidden) if self.joins_norm else hidden
+
     def before_head(self, hidden: Tensor) -> Tensor:
-        """The final norm's and the head's weights are gathered."""
+        """The head's weights are gathered where they have not come with the final norm's."""
+        return hidden if self.joins_norm or self.reads_head else self._enter_tail(hidden)
+
+    def before_chunk(self, chunk: Tensor) -> Tensor:
+        """The head alone is called once for each chunk of a text; what has come with the norm is there for all."""
+        return chunk if self.joins_norm else self.before_head(chunk)
+
+    def read_head(self, weight: Parameter) -> Tensor:
+        """The head's weight for a loss that does not call the head: gathered by itself, in the dtype of its shards.
+
+        Source: trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (``weight.full_tensor()``).
+        """
+        if not self.reads_head:
+            return weight
+        tape, ranks = self.traffic.tape, self.traffic.ranks
+        tape.operation = "the head, gathered by the loss"
+        rows = self.model.vocab_size
+        padded = ranks * ceil_div(rows, ranks) * (weight.elements // rows)
+        whole = tape.new(padded, member_width(self.setup, is_adapter=False), WEIGHTS)
+        return tape.view(whole, weight.elements)
+
+    def _enter_tail(self, hidden: Tensor) -> Tensor:
         return hidden if self.tied or not self.active else self.tail.enter(hidden)
 
     def after_head(self, logits: Tensor) -> Tensor:
         """The head's weights stay for backward."""
-        return self.tail.leave(logits) if self.active else logits
+        return self.tail.leave(logits) if self.active and not self.reads_head else logits
 
-    def end_forward(self) -> None:
-        """The model returns."""
+    def end_forward(self, loss: Tensor) -> Tensor:
+        """The model returns: its gradient calls for what was gathered last before it."""
         if self.active:
             if self.root.members:
-                self.root.after_forward()
+                loss = self.root.leave(loss)
             self.traffic.end_forward()
+        return loss
 
     def end_backward(self) -> None:
         """All gradients have arrived."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.memory.sharding import is_packed_divided, upcasts_trained
-from estimator.specs import Dtype, Method, Offload, Strategy, TrainingSetup
+from estimator.specs import Dtype, Loss, Method, Offload, Strategy, TrainingSetup
 
 DEVICE_MAP = (
     'The layers lie where from_pretrained(device_map="auto") puts them on free GPUs of this kind: it evens out the '
@@ -99,6 +99,10 @@ def _fsdp(setup: TrainingSetup) -> list[str]:
         sentences.append(
             "With accumulation Trainer synchronises at the last micro-step only: until then every GPU holds whole "
             "gradients, not a share of them."
+        )
+    if setup.loss is Loss.CHUNKED_TORCHTUNE and not setup.uses_fsdp1:
+        sentences.append(
+            "torchtune's loss is in accelerate's groups here; its own recipes gather embedding and head with the root."
         )
     if setup.method is Method.QLORA and not is_packed_divided(setup):
         sentences.append(

@@ -218,6 +218,53 @@ def flat_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     return tensors
 
 
+class Whole(NamedTuple):
+    """Units as they are when gathered, in bytes."""
+
+    root: int
+    layer: int
+    """The largest."""
+    adapter: int
+    """The largest matrix of one."""
+
+
+def _gathered(model: Model, setup: TrainingSetup, *, beside: bool) -> Whole:
+    """The largest units in their stored dtype; ``beside``: with a rank's part of them, where they are trained."""
+    sizes: dict[tuple[bool, bool], int] = {}
+    for place, unit in enumerate(units(model, setup)):
+        shard = _shard(unit, setup)
+        width = stored_width(setup, is_adapter=unit.is_adapter)
+        parts = setup.shard_ranks
+        if beside and unit.is_adapter == setup.uses_adapters:
+            state = setup.optim_state_dtype
+            width, parts = max(width, state.bytes if state is not None else 0), parts + 1
+        key = unit.is_adapter, place == 0
+        sizes[key] = max(sizes.get(key, 0), shard * parts * width)
+    return Whole(sizes[False, True], sizes[False, False], sizes.get((True, False), 0))
+
+
+def largest_unit_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes on the GPU while FSDP1 gathers a full state dict: the largest unit, whole, one after the other.
+
+    Weights are gathered in the dtype of their shards and go to the host at once; so are the states of a trained unit,
+    from a rank's part that is laid end to end before.
+
+    Source: torch 2.13, distributed/fsdp/_unshard_param_utils.py, ``_unshard_fsdp_state_params`` (``to_cpu``),
+    _flat_param.py, ``_force_full_precision``, and _optim_utils.py, ``_allgather_orig_param_states``.
+    """
+    return max(_gathered(model, setup, beside=True))
+
+
+def nested_units_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes on the GPU while FSDP1 takes a sharded state dict: the root stays whole while its layers are, one by one.
+
+    Leaves out: a rank's part of each tensor, which goes to the host as soon as it is cut.
+    Source: torch 2.13, distributed/fsdp/_state_dict_utils.py, ``_sharded_pre_state_dict_hook`` (no ``offload_to_cpu``)
+    and ``_sharded_post_state_dict_hook``.
+    """
+    return sum(_gathered(model, setup, beside=False))
+
+
 class Flow:
     """What the units of one model share."""
 

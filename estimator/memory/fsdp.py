@@ -86,7 +86,8 @@ class Group:
         """Freed after forward, and gathered again for backward."""
         self.weights: list[Storage] = []
         self.pending: Storage | None = None
-        self._place: int | None = None
+        self._places: list[int] = []
+        """In the order of the forward pass, one for each call of the module."""
 
     def gather(self) -> None:
         """Send the shards around, if the weights are neither here nor on their way."""
@@ -126,7 +127,7 @@ class Group:
 
     def after_forward(self) -> None:
         """Note the order, and free the weights unless backward finds them still here."""
-        self._place = len(self.traffic.order)
+        self._places.append(len(self.traffic.order))
         self.traffic.order.append(self)
         if self.reshards:
             self.free()
@@ -137,8 +138,9 @@ class Group:
         if self.pending is not None:
             self._copy_out()
             self.pending = None
-        if self._place:
-            self.traffic.order[self._place - 1].gather()
+        place = self._places.pop() if self._places else 0
+        if place:
+            self.traffic.order[place - 1].gather()
 
     def reduce(self) -> None:
         """Free the weights; copy the gradients into one buffer, reduce and scatter it; keep the shard's."""

@@ -333,7 +333,7 @@ def log_probabilities(
     tape.operation = "log-probabilities"
     log_sum, found, entropy, is_best = (tape.new(tokens, size) for size in (4, 4, 4, 1))
     del statistics, logits
-    found = tape.finish(node, found, [scored, targets, log_sum, entropy])
+    found = tape.finish(node, found, [scored, weight, targets, log_sum, entropy])
     del scored, targets, log_sum
     found = op.gather(tape, found, mask, tokens, "log-probabilities")
     loss = op.mean(tape, found, 1, "loss")

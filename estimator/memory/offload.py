@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from estimator.arithmetic import ceil_div
 from estimator.memory.sharding import (
-    adapter_shapes,
     fsdp_groups,
     is_packed_divided,
     member_width,
     packed_width,
     shard_shape,
+    trained_parts,
 )
 from estimator.memory.symbols import next_power_of_2
 from estimator.memory.weights import FLOAT32_BYTES, elements, packed_bytes
@@ -242,8 +242,8 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
     Source: as ``estimator.memory.sharding.sharded_weight_bytes``.
     """
     ranks = setup.shard_ranks
-    own, adapter = (member_width(setup, is_adapter=is_adapter) for is_adapter in (False, True))
-    for group in fsdp_groups(model):
+    own = member_width(setup, is_adapter=False)
+    for group in fsdp_groups(model, setup):
         for module in group.modules:
             shapes = weight_shapes(module)
             if is_quantized(module, setup):
@@ -255,9 +255,10 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
             for shape in shapes:
                 count = elements(shard_shape(shape, ranks))
                 yield Shard(count * own, not setup.uses_adapters, count, group.alike)
-            for shape in adapter_shapes(module, setup):
-                count = elements(shard_shape(shape, ranks))
-                yield Shard(count * adapter, True, count, group.alike)
+            if setup.uses_adapters:
+                for part in trained_parts(module, setup):
+                    count = elements(shard_shape(part.shape, ranks))
+                    yield Shard(count * part.width, True, count, group.alike)
 
 
 def shards_rest(model: Model, setup: TrainingSetup) -> Rest:

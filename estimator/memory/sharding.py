@@ -26,10 +26,12 @@ from estimator.parameters import (
     Embedding,
     Module,
     Norm,
+    is_copied,
     is_quantized,
     layer_groups,
     layer_modules,
     outer_modules,
+    tied_head,
     weight_shapes,
 )
 from estimator.specs import Dtype, Method, MixedPrecision, Model, Strategy, TrainingSetup
@@ -109,18 +111,53 @@ class Grouped(NamedTuple):
 EMBEDDING, TAIL, ROOT, LAYER = "embedding", "tail", "root", "layer"
 
 
-def fsdp_groups(model: Model) -> tuple[Grouped, ...]:
+FINDS_NORM_UNDER_PEFT = frozenset(
+    {"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt"}
+)
+"""Families whose base model has another name than ``model``: by that name PEFT shows the wrapped causal model, which
+has no norm among its children (``base_model_prefix``; peft 0.21, tuners/lora/model.py)."""
+NEVER_FINDS_NORM = frozenset({"llama4_text", "opt"})
+"""The final norm is no child of what ``base_model_prefix`` names: OPT's lies in a decoder, and Llama 4 has no such."""
+
+
+def joins_norm(model: Model, setup: TrainingSetup) -> bool:
+    """Whether the final norm is gathered with the head; else it is left to the root.
+
+    Source: accelerate 1.15, utils/fsdp_utils.py, ``_find_final_norm``: a child of the base model whose class has Norm
+    in its name, which PEFT's ``ModulesToSaveWrapper`` has not.
+    """
+    if model.model_type in NEVER_FINDS_NORM:
+        return False
+    if not setup.uses_adapters:
+        return True
+    return model.model_type in FINDS_NORM_UNDER_PEFT and not any(
+        is_copied(norm, setup) for norm in final_norms(model)
+    )
+
+
+def final_norms(model: Model) -> list[Norm]:
+    """The norm before the head, where there is one.
+
+    Source: derived, from ``outer_modules``; BLOOM has another behind its embedding.
+    """
+    return [
+        module
+        for module in outer_modules(model)
+        if isinstance(module, Norm) and module.name != "word_embeddings_layernorm"
+    ]
+
+
+def fsdp_groups(model: Model, setup: TrainingSetup) -> tuple[Grouped, ...]:
     """The groups that accelerate makes: the embedding, the final norm with the head, what is left, and each layer.
 
-    A tied embedding is in the head's group. OPT's norm is left to the root, being no child of the base model.
+    A tied embedding is in the head's group. A module that PEFT copied is there twice, original and copy.
 
-    Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` and ``_find_final_norm``.
+    Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``; ``joins_norm``.
     """
     outer = outer_modules(model)
     first = next(module for module in outer if isinstance(module, Embedding))
-    norms = [m for m in outer if isinstance(m, Norm) and m.name != "word_embeddings_layernorm"]
     head = [module for module in outer if module.name == "lm_head"]
-    tail = [*(norms if model.model_type != "opt" else []), *head]
+    tail = [*(final_norms(model) if joins_norm(model, setup) else []), *head]
     if model.tie_word_embeddings:
         tail.append(first)
     root = tuple(module for module in outer if module is not first and module not in tail)
@@ -136,12 +173,12 @@ def fsdp_groups(model: Model) -> tuple[Grouped, ...]:
     )
 
 
-def member_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
-    """Bytes per element of a weight's shard as it is stored, and of its gradient.
+def member_width(setup: TrainingSetup, *, is_adapter: bool, is_copy: bool = False) -> int:
+    """Bytes per element of a weight's shard as it is stored, and of its gradient; a copy is PEFT's, of a whole module.
 
     Source: derived, from ``upcasts_trained``, ``adapter_width`` and ``unquantized_width``.
     """
-    trained = is_adapter or not setup.uses_adapters
+    trained = is_adapter or is_copy or not setup.uses_adapters
     if trained and upcasts_trained(setup):
         return FLOAT32_BYTES
     return adapter_width(setup) if is_adapter else unquantized_width(setup)
@@ -221,12 +258,77 @@ def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
     return tuple(tensor.shape for tensor in adapter_tensors(module, setup))
 
 
-def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
-    """Shapes in elements of what is trained of one module: its weights, or its adapters.
+def copied_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
+    """Shapes in elements of the copy that PEFT trains of a module, none if it has none.
 
-    Source: derived, from ``weight_shapes`` and ``adapter_shapes``.
+    Source: as ``is_copied``.
     """
-    return adapter_shapes(module, setup) if setup.uses_adapters else weight_shapes(module)
+    return weight_shapes(module) if is_copied(module, setup) else ()
+
+
+def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
+    """Shapes in elements of what is trained of one module: its weights, or its adapters and its copy.
+
+    Source: derived, from ``weight_shapes``, ``adapter_shapes`` and ``copied_shapes``.
+    """
+    if not setup.uses_adapters:
+        return weight_shapes(module)
+    return (*adapter_shapes(module, setup), *copied_shapes(module, setup))
+
+
+class Part(NamedTuple):
+    """One trained tensor of a module, whole."""
+
+    shape: Shape
+    width: int
+    """Bytes per element of its shards."""
+
+
+def trained_parts(module: Module, setup: TrainingSetup) -> list[Part]:
+    """What FSDP2 divides of a module that is trained: its weights, or its adapters and its copy; elements and bytes.
+
+    Source: derived, from ``member_width``; DoRA's magnitudes beside packed weights are float32 (``adapter_tensors``).
+    """
+    if not setup.uses_adapters:
+        width = member_width(setup, is_adapter=False)
+        return [Part(shape, width) for shape in weight_shapes(module)]
+    upcast = upcasts_trained(setup)
+    copied = member_width(setup, is_adapter=False, is_copy=True)
+    return [
+        *(
+            Part(tensor.shape, FLOAT32_BYTES if upcast else tensor.width)
+            for tensor in adapter_tensors(module, setup)
+        ),
+        *(Part(shape, copied) for shape in copied_shapes(module, setup)),
+    ]
+
+
+def check_groups(model: Model, setup: TrainingSetup) -> None:
+    """Refuse what FSDP2 refuses: trained tensors of two dtypes in one group, and a tied weight in two groups.
+
+    Raises ``ValueError`` with one sentence.
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``_init_mp_dtypes``, and _fsdp_state.py,
+    ``_validate_no_duplicate_params``; accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (a head whose
+    embedding was copied is no longer tied).
+    """
+    if not setup.strategy.is_fsdp or setup.uses_fsdp1 or not setup.uses_adapters:
+        return
+    groups = fsdp_groups(model, setup)
+    first = next(module for module in outer_modules(model) if isinstance(module, Embedding))
+    ends: tuple[Module, ...] = (first, *tied_head(model))
+    if model.tie_word_embeddings and any(is_copied(module, setup) for module in ends):
+        raise ValueError(
+            f"modules_to_save names the embedding or the head of {model.model_type}, which are one tied weight: FSDP 2 "
+            "finds the original in two of its groups and refuses it; leave both out, or take ddp."
+        )
+    for group in groups:
+        parts = [part for module in group.modules for part in trained_parts(module, setup)]
+        if len({part.width for part in parts}) > 1:
+            raise ValueError(
+                "FSDP 2 takes trained tensors of one dtype in each group, and here adapters and what lies beside them "
+                "are of two; set mixed_precision bf16 on a base that is not packed, or "
+                f"autocast_adapter_dtype {str(not setup.autocast_adapter_dtype).lower()}."
+            )
 
 
 def sharded_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
@@ -234,14 +336,16 @@ def sharded_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``to_sharded_dtensor``.
     """
-    width = member_width(setup, is_adapter=setup.uses_adapters)
     return [
         Trainable(
-            shard_shape(shape, setup.shard_ranks), width, group.alike, isinstance(module, Embedding)
+            shard_shape(part.shape, setup.shard_ranks),
+            part.width,
+            group.alike,
+            isinstance(module, Embedding),
         )
-        for group in fsdp_groups(model)
+        for group in fsdp_groups(model, setup)
         for module in group.modules
-        for shape in trained_shapes(module, setup)
+        for part in trained_parts(module, setup)
     ]
 
 
@@ -256,7 +360,7 @@ def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
     """
     ranks, width = setup.shard_ranks, member_width(setup, is_adapter=False)
     total = 0
-    for group in fsdp_groups(model):
+    for group in fsdp_groups(model, setup):
         for module in group.modules:
             shapes = weight_shapes(module)
             if is_quantized(module, setup):
@@ -274,7 +378,7 @@ def unmoved_weight_bytes(model: Model, setup: TrainingSetup) -> int:
     accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``ignored_params``).
     """
     total = 0
-    for group in fsdp_groups(model):
+    for group in fsdp_groups(model, setup):
         for module in group.modules:
             if is_quantized(module, setup):
                 count = elements(weight_shapes(module)[0])
@@ -295,19 +399,17 @@ def _packed_shard(shape: Shape, setup: TrainingSetup) -> int:
 
 
 def sharded_adapter_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of one rank's adapters under FSDP2.
+    """Bytes of one rank's adapters, and of its parts of the modules that PEFT copied, under FSDP2.
 
     Source: as ``sharded_weight_bytes``.
     """
-    width = member_width(setup, is_adapter=True)
+    if not setup.uses_adapters:
+        return 0
     return sum(
-        group.alike
-        * tensors_bytes(
-            [shard_shape(shape, setup.shard_ranks) for shape in adapter_shapes(module, setup)],
-            width,
-        )
-        for group in fsdp_groups(model)
+        group.alike * tensors_bytes([shard_shape(part.shape, setup.shard_ranks)], part.width)
+        for group in fsdp_groups(model, setup)
         for module in group.modules
+        for part in trained_parts(module, setup)
     )
 
 
@@ -316,16 +418,14 @@ def sharded_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_reduce``.
     """
-    width = member_width(setup, is_adapter=setup.uses_adapters)
     return sum(
         group.alike
         * allocated(
-            width
-            * sum(
-                elements(shard_shape(shape, setup.shard_ranks))
+            sum(
+                part.width * elements(shard_shape(part.shape, setup.shard_ranks))
                 for module in group.modules
-                for shape in trained_shapes(module, setup)
+                for part in trained_parts(module, setup)
             )
         )
-        for group in fsdp_groups(model)
+        for group in fsdp_groups(model, setup)
     )

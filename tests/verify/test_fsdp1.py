@@ -6,11 +6,12 @@ Expected counts come from the real torch 2.13, transformers 5.23 and peft 0.21, 
 from __future__ import annotations
 
 import functools
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.verify.processes import in_two_processes
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -28,19 +29,16 @@ CONFIG = {
 }
 
 
-def hidden_states(rank: int, store: str, *, frozen: bool, reentrant: bool, around: bool) -> int:
+def hidden_states(*, frozen: bool, reentrant: bool, around: bool) -> int:
     """How many tensors of a hidden state's size are alive when the lowest layer is about to be played again."""
     import peft
     from peft.utils.other import fsdp_auto_wrap_policy
-    from torch import distributed
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
     from torch.utils.checkpoint import checkpoint
 
     from tests.verify.storages import Storages
 
-    torch.manual_seed(0)
-    distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model(**CONFIG), attn_implementation="eager"
     )
@@ -70,7 +68,6 @@ def hidden_states(rank: int, store: str, *, frozen: bool, reentrant: bool, aroun
             lambda *_: counts.append(counted.of_size(LENGTH * HIDDEN * 4))
         )
         sharded(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-    distributed.destroy_process_group()
     return counts[-1]
 
 
@@ -88,29 +85,15 @@ CASES = {
 }
 
 
-def _run(rank: int, store: str, case: str, found: Any) -> None:
-    torch.set_num_threads(1)
-    found.put((rank, hidden_states(rank, store, **CASES[case])))
-
-
-def in_two_processes(folder: Path, case: str) -> set[int]:
+def counted(folder: Path, case: str) -> set[int]:
     """What each of two ranks counts."""
-    spawn = multiprocessing.get_context("spawn")
-    found = spawn.Queue()
-    store = str(folder / case.replace(" ", "-"))
-    workers = [spawn.Process(target=_run, args=(rank, store, case, found)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    counts = {found.get(timeout=120)[1] for _ in workers}
-    for worker in workers:
-        worker.join()
-    return counts
+    return set(in_two_processes(folder, hidden_states, **CASES[case]))
 
 
 def test_only_frozen_layers_inside_reentrant_checkpoints_are_kept(tmp_path: Path) -> None:
-    (least,) = in_two_processes(tmp_path, "inside")
-    assert in_two_processes(tmp_path, "not reentrant") == {least}
+    (least,) = counted(tmp_path, "inside")
+    assert counted(tmp_path, "not reentrant") == {least}
     # a trained norm has saved what it multiplies its weight by
-    assert in_two_processes(tmp_path, "trained") == {least + 1}
+    assert counted(tmp_path, "trained") == {least + 1}
     # the inputs of the layers above, and the gradients of these inputs but for the one that comes in
-    assert in_two_processes(tmp_path, "around") == {least + (LAYERS - 1) + (LAYERS - 2)}
+    assert counted(tmp_path, "around") == {least + (LAYERS - 1) + (LAYERS - 2)}

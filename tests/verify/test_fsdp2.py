@@ -1,0 +1,168 @@
+"""What torch's fully_shard keeps, as accelerate calls it, in two real processes that exchange over gloo.
+
+Expected bytes come from the real torch 2.13, transformers 5.23, accelerate 1.15 and peft 0.21, run here.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator import contract, estimate
+from estimator.arithmetic import allocated
+from estimator.memory.sharding import sharded_gradient_bytes
+from estimator.moments import resident, structure
+from tests.verify.processes import RANKS, in_two_processes
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 51,  # no rank has as many rows as the other
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+COPIES = {"modules_to_save": ["embed_tokens", "lm_head", "norm"]}
+LORA = {"method": "lora", "lora_r": 4, "lora_dropout": 0.0}
+LENGTH = 16
+
+
+def sharded(setup: dict[str, Any], config: dict[str, Any]) -> Any:
+    """A model as Trainer hands it to accelerate, and as accelerate hands it to fully_shard."""
+    import peft
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(**CONFIG | config), dtype=torch.bfloat16
+    )
+    if setup.get("method") == "lora":
+        settings = peft.LoraConfig(
+            r=setup["lora_r"],
+            target_modules="all-linear",
+            modules_to_save=setup.get("modules_to_save"),
+            use_dora=setup.get("use_dora", False),
+            task_type="CAUSAL_LM",
+        )
+        model = peft.get_peft_model(model, settings)
+    mixed = setup.get("mixed_precision", "bf16")
+    os.environ["ACCELERATE_MIXED_PRECISION"] = mixed
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=True,
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+    )
+    if mixed != "no":
+        plugin.set_mixed_precision(mixed)
+    accelerator: Any = types.SimpleNamespace(
+        state=types.SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh=init_device_mesh("cpu", (RANKS,), mesh_dim_names=("shard",)),
+        parallelism_config=types.SimpleNamespace(fsdp_dim_names=("shard",)),
+        mixed_precision=mixed,
+        is_main_process=False,
+        device=torch.device("cpu"),
+    )
+    return fsdp2_prepare_model(accelerator, model.train())
+
+
+def kept(*, setup: dict[str, Any], config: dict[str, Any], steps: int) -> dict[str, int]:
+    """Bytes of shards, of whole gradients before the last of some micro-steps, and of gradients after it."""
+    from torch.distributed.fsdp import FSDPModule
+
+    model = sharded(setup, config)
+    ids = torch.zeros((1, LENGTH), dtype=torch.long)
+
+    def play(*, last: bool) -> None:
+        model.set_requires_gradient_sync(last)
+        with torch.autocast("cpu", torch.bfloat16, enabled=setup.get("mixed_precision") != "no"):
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+
+    for _ in range(steps - 1):
+        play(last=False)
+    states = {it._get_fsdp_state() for it in model.modules() if isinstance(it, FSDPModule)}
+    groups = [group for state in states for group in state._fsdp_param_groups]
+    params = [it for group in groups for it in group.fsdp_params]
+    whole = (
+        [it.unsharded_param.grad for it in params if it.unsharded_param.grad is not None]
+        if (steps > 1)
+        else []
+    )
+    play(last=True)
+    grads = {
+        it.grad.to_local().untyped_storage() for it in model.parameters() if it.grad is not None
+    }
+    return {
+        "shards": sum(
+            allocated(it._sharded_param_data.untyped_storage().nbytes()) for it in params
+        ),
+        "whole gradients": sum(allocated(it.untyped_storage().nbytes()) for it in whole),
+        "gradients": sum(allocated(it.nbytes()) for it in {it._cdata: it for it in grads}.values()),
+    }
+
+
+CASES = {
+    "full": {},
+    "LoRA": LORA,
+    "LoRA beside copied modules": LORA | COPIES,
+    "LoRA beside copied ends, no autocast": LORA
+    | {"modules_to_save": ["embed_tokens", "lm_head"], "mixed_precision": "no"},
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_shards_and_gradients_through_four_micro_steps_are_those_of_the_real_fsdp2(
+    name: str, tmp_path: Path
+) -> None:
+    setup = {**CASES[name], "gradient_accumulation_steps": 4}
+    model, _, ours = contract.parse(
+        {"model": CONFIG, "strategy": "fsdp", "num_gpus": RANKS, "max_length": LENGTH, **setup}
+    )
+    assert estimate(model, None, ours).peak.bytes > 0  # it is not refused
+    lying = resident(model, structure(ours))
+    real = in_two_processes(tmp_path, kept, setup=setup, config={}, steps=4)[0]
+    assert real == {
+        "shards": lying.weights + lying.adapters,
+        "whole gradients": lying.accumulated,
+        "gradients": sharded_gradient_bytes(model, replace(ours)),
+    }
+
+
+REFUSED = {
+    "two dtypes in one group": (
+        LORA | {"modules_to_save": ["norm"], "mixed_precision": "no"},
+        {},
+        "AssertionError: FSDP expects uniform original parameter dtype",
+        "of one dtype",
+    ),
+    "a tied weight in two groups": (
+        LORA | {"modules_to_save": ["embed_tokens"]},
+        {"tie_word_embeddings": True},
+        "is shared with a parameter already managed by another FSDP group",
+        "one tied weight",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_we_refuse_stops_in_the_real_fsdp2(name: str, tmp_path: Path) -> None:
+    setup, config, theirs, ours = REFUSED[name]
+    for answer in in_two_processes(tmp_path, kept, setup=setup, config=config, steps=1):
+        assert theirs in answer
+    told = {"model": CONFIG | config, "strategy": "fsdp", "num_gpus": RANKS, "max_length": LENGTH}
+    with pytest.raises(ValueError, match=ours):
+        estimate(*contract.parse(told | setup))
