@@ -17,7 +17,9 @@ from estimator.parameters import (
     CONVOLUTION,
     DELTA_FILTER,
     DENSE,
+    EXPERTS,
     LINEAR_ATTENTION,
+    MLP,
     MODELLED,
     OPT_POSITION_OFFSET,
     SHORT_FILTER,
@@ -132,6 +134,7 @@ _DEFAULTS = {
     "ernie4_5_moe": _Defaults(tied=True, key_value_heads=4),
     "exaone4": _Defaults(key_value_heads=32, sliding_window=4096, sliding_pattern=4),
     "falcon": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
+    "falcon_h1": _Defaults(key_value_heads=8),
     "gemma": _Defaults(tied=True, key_value_heads=16, head_dim=256, hidden_act="gelu_pytorch_tanh"),
     "gemma2": _Defaults(
         tied=True,
@@ -190,6 +193,7 @@ _DEFAULTS = {
     "mixtral": _Defaults(key_value_heads=8),
     "mpt": _Defaults(tied=True, derived_head_dim=True, hidden_act="gelu"),
     "nemotron": _Defaults(hidden_act="relu2", partial_rotary_factor=0.5),
+    "nemotron_h": _Defaults(key_value_heads=8, head_dim=128, hidden_act="relu2"),
     "olmo3": _Defaults(sliding_window=4096, sliding_pattern=4),
     "opt": _Defaults(tied=True, derived_head_dim=True, hidden_act="relu"),
     "phi": _Defaults(hidden_act="gelu_new", partial_rotary_factor=0.5),
@@ -240,7 +244,7 @@ _LATENT: Mapping[str, tuple[int, int, int, int, int]] = {
 """Latent attention, and its widths where a config leaves them out: q_lora_rank, kv_lora_rank, qk_nope_head_dim,
 qk_rope_head_dim, v_head_dim."""
 _MLP_BIAS = frozenset(
-    {"arcee", "deepseek_v2", "granite", "llama", "nemotron", "seed_oss", "smollm3"}
+    {"arcee", "deepseek_v2", "falcon_h1", "granite", "llama", "nemotron", "seed_oss", "smollm3"}
 )
 _USE_BIAS = {
     "ernie4_5": ("use_bias", False),
@@ -279,12 +283,13 @@ _EXPERTS = _PARTLY_DENSE | {
 }
 _EXPERTS_OF_THEIR_OWN_WIDTH = _PARTLY_DENSE | {
     "gemma4_text",
+    "nemotron_h",
     "qwen2_moe",
     "qwen3_5_moe_text",
     "qwen3_moe",
     "qwen3_next",
 }
-_NORMED_SHARES = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_next"})
+_NORMED_SHARES = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite", "nemotron_h", "qwen3_next"})
 _PDROP = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 _SOFTCAPPED = {
     "gemma2": (50.0, 30.0),
@@ -475,7 +480,7 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
     attn_cap, final_cap = _SOFTCAPPED.get(read.model_type, (None, None))
     capped = read.model_type in _SOFTCAPPED
     windows = _windows(read, family, sizes["num_hidden_layers"])
-    has_states = LINEAR_ATTENTION in windows["layer_types"]
+    has_states = read.model_type == "falcon_h1" or LINEAR_ATTENTION in windows["layer_types"]
     is_delta = read.model_type in _DELTA_NETS
     return Model(
         model_type=read.model_type,
@@ -561,9 +566,9 @@ def _sizes(read: _Config, family: _Defaults) -> _Sizes:
         "vocab_size": read.whole("vocab_size", default=fallback.get("vocab_size")),
         "hidden_size": hidden,
         "intermediate_size": _intermediate_size(read, hidden, fallback),
-        "num_hidden_layers": read.whole(
-            "num_hidden_layers", "n_layer", "n_layers", most=MOST_LAYERS
-        ),
+        "num_hidden_layers": len(_nemotron_layers(read))
+        if read.model_type == "nemotron_h"
+        else read.whole("num_hidden_layers", "n_layer", "n_layers", most=MOST_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": _key_value_heads(read, family, heads),
         "head_dim": _head_dim(read, family, hidden, heads),
@@ -688,6 +693,8 @@ def _hidden_act(read: _Config, family: _Defaults) -> str:
             return read.text("activation", default=family.hidden_act)
         case "gemma2" | "gemma3_text" | "gemma4_text":
             return read.text("hidden_activation", default=family.hidden_act)
+        case "nemotron_h":
+            return read.text("mlp_hidden_act", default=family.hidden_act)
         case _:
             return read.text("hidden_act", default=family.hidden_act)
 
@@ -754,6 +761,8 @@ def _biases(read: _Config, family: _Defaults) -> _Biases:
             attention, output, mlp = read.flag("qkv_bias", default=True), False, False
         case "lfm2" | "ministral3" | "mistral" | "mixtral" | "mpt" | "phi3" | "exaone4":
             attention, output, mlp = False, False, False
+        case "nemotron_h":
+            attention, output, mlp = False, False, read.flag("mlp_bias", default=False)
         case "starcoder2" | "ernie4_5" | "ernie4_5_moe" | "falcon" | "opt":
             name, default = _USE_BIAS[read.model_type]
             attention = output = mlp = read.flag(name, default=default)
@@ -831,6 +840,8 @@ def _experts(read: _Config, sizes: _Sizes) -> _Experts:
     is_dense = read.model_type not in _EXPERTS or read.values.get("num_local_experts") == 0
     if read.model_type == "gemma4_text":
         is_dense = not read.flag("enable_moe_block", default=False)
+    if read.model_type == "nemotron_h":
+        is_dense = EXPERTS not in _nemotron_layers(read)
     if is_dense:
         return {
             "num_experts": 0,
@@ -868,6 +879,8 @@ def _shared_width(read: _Config, width: int) -> int:
         return read.whole("shared_expert_intermediate_size", default=512)
     if read.model_type == "llama4_text":
         return width
+    if read.model_type == "nemotron_h":
+        return read.whole("moe_shared_expert_intermediate_size", default=7688)
     if read.model_type == "ernie4_5_moe":
         if read.values.get("moe_num_shared_experts") == 0:
             return 0
@@ -884,7 +897,7 @@ def _expert_groups(read: _Config) -> int:
         case "deepseek_v2":
             grouped = read.text("topk_method", default="greedy") == "group_limited_greedy"
             return read.whole("n_group") if grouped else 0
-        case "deepseek_v3" | "glm4_moe" | "glm4_moe_lite":
+        case "deepseek_v3" | "glm4_moe" | "glm4_moe_lite" | "nemotron_h":
             return read.whole("n_group", default=8 if read.model_type == "deepseek_v3" else 1)
         case _:
             return 0
@@ -1046,17 +1059,69 @@ def _hybrid_layers(read: _Config, layers: int) -> tuple[str, ...]:
     return tuple(map(str, kinds)) if LINEAR_ATTENTION in kinds else ()
 
 
+def _nemotron_layers(read: _Config) -> tuple[str, ...]:
+    """The mixer of every layer, by letters or by name; the list says how many layers there are.
+
+    Source: transformers 5.23, models/nemotron_h/configuration_nemotron_h.py, ``__post_init__``.
+    """
+    name = read.has("layer_types", "layers_block_type")
+    listed = read.values[name] if name else read.text("hybrid_override_pattern", default="")
+    kinds = {"M": LINEAR_ATTENTION, "E": EXPERTS, "*": FULL, "-": MLP}
+    kinds |= {"mamba": LINEAR_ATTENTION, "attention": FULL} | {it: it for it in kinds.values()}
+    if not isinstance(listed, list | tuple | str) or not 0 < len(listed) <= MOST_LAYERS:
+        raise ValueError(
+            "the nemotron_h config says nothing of its layers; add hybrid_override_pattern, a letter of M, *, - or E "
+            "for each."
+        )
+    for kind in listed:
+        if kind not in kinds:
+            raise ValueError(
+                f'{name or "hybrid_override_pattern"} must hold "{LINEAR_ATTENTION}", "{FULL}", "{MLP}" and '
+                f'"{EXPERTS}" or their letters M, *, - and E only, not {_show(kind)}; correct it in the config.'
+            )
+    return tuple(kinds[str(kind)] for kind in listed)
+
+
+def _nemotron_state_space(read: _Config) -> StateSpace:
+    """Mamba 2's sizes, by the names that Nemotron-H gives them, and those that it once gave them."""
+    for name, only in (("mamba_hidden_act", "silu"), ("moe_latent_size", None)):
+        if read.values.get(name, only) != only:
+            raise ValueError(
+                f"{name} {_show(read.values[name])} is not modelled for nemotron_h; set it to "
+                f"{only or 'null'} in the config."
+            )
+    bias = read.flag("use_bias", default=False)
+    old_bias = read.flag("mamba_conv_bias", default=True)
+    return StateSpace(
+        heads=read.whole("mamba_num_heads", default=128, most=MOST_HEADS),
+        head_dim=read.whole("mamba_head_dim", default=64),
+        state_size=read.whole("ssm_state_size", default=128),
+        groups=read.whole("mamba_n_groups", "n_groups", default=8, most=MOST_HEADS),
+        chunk_size=read.whole("mamba_chunk_size", "chunk_size", default=128),
+        conv_kernel=read.whole("mamba_d_conv", "conv_kernel", default=4, most=MOST_HEADS),
+        conv_bias=old_bias and read.flag("use_conv_bias", default=True),
+        in_bias=bias,
+        out_bias=bias,
+    )
+
+
 def _state_space(read: _Config, hidden: int) -> StateSpace:
     """Mamba 2's sizes, by the names that Granite and Falcon-H1 give them.
 
-    Source: transformers 5.23, models/granitemoehybrid/configuration_granitemoehybrid.py.
+    Source: transformers 5.23, models/granitemoehybrid/configuration_granitemoehybrid.py and
+    models/falcon_h1/configuration_falcon_h1.py.
     """
+    if read.model_type == "nemotron_h":
+        return _nemotron_state_space(read)
     if read.text("hidden_act", default="silu") != "silu":
         raise ValueError(
             f"hidden_act {_show(read.values['hidden_act'])} is not modelled for {read.model_type}; set it to silu in "
             "the config."
         )
+    is_falcon = read.model_type == "falcon_h1"
     width = read.whole("mamba_expand", default=2, most=MOST_HEADS) * hidden
+    if is_falcon and read.values.get("mamba_d_ssm", 1024) is not None:
+        width = read.whole("mamba_d_ssm", default=1024)
     heads = read.whole("mamba_n_heads", default=128, most=MOST_HEADS)
     if read.values.get("mamba_d_head", "auto") == "auto":
         head_dim = width // heads
@@ -1064,8 +1129,8 @@ def _state_space(read: _Config, hidden: int) -> StateSpace:
         head_dim = read.whole("mamba_d_head")
     if heads * head_dim != width:
         raise ValueError(
-            f"mamba_n_heads {heads} heads of {head_dim} are not mamba_expand times hidden_size, {width}; correct one "
-            "of them in the config."
+            f"mamba_n_heads {heads} heads of {head_dim} are not the {width} that "
+            f"{'mamba_d_ssm' if is_falcon else 'mamba_expand'} asks for; correct one of them in the config."
         )
     bias = read.flag("mamba_proj_bias", default=False)
     return StateSpace(
@@ -1077,7 +1142,9 @@ def _state_space(read: _Config, hidden: int) -> StateSpace:
         conv_kernel=read.whole("mamba_d_conv", default=4, most=MOST_HEADS),
         conv_bias=read.flag("mamba_conv_bias", default=True),
         in_bias=bias,
-        out_bias=bias,
+        out_bias=read.flag("projectors_bias", default=False) if is_falcon else bias,
+        is_normed=not is_falcon or read.flag("mamba_rms_norm", default=False),
+        norm_before_gate=is_falcon and read.flag("mamba_norm_before_gate", default=True),
     )
 
 
@@ -1100,6 +1167,9 @@ def _delta_net_layers(read: _Config, layers: int) -> tuple[str, ...]:
 
 def _windows(read: _Config, family: _Defaults, layers: int) -> _Windows:
     """The window, and the layers that have it or have no rotary embedding."""
+    if read.model_type == "nemotron_h":
+        kinds = _nemotron_layers(read)
+        return {"sliding_window": 0, "layer_types": kinds, "no_rope_layers": ()}
     if read.model_type == "granitemoehybrid":
         turned = read.values.get("position_embedding_type") == "rope"
         return {

@@ -20,6 +20,7 @@ from estimator.memory.weights import (
 )
 from estimator.moments import Alike, adapters_of, bytes_of, structure, weight_bytes
 from estimator.parameters import (
+    Bare,
     Module,
     copied_modules,
     is_quantized,
@@ -41,6 +42,7 @@ MERGED_ON_LOADING = frozenset(
         "glm4_moe",
         "glm4_moe_lite",
         "mixtral",
+        "nemotron_h",
         "olmoe",
         "qwen2_moe",
         "qwen3_moe",
@@ -168,7 +170,8 @@ def gate_up_stacks(model: Model, modules: Alike | None = None) -> list[tuple[int
     return [
         weight_shapes(module)[0]
         for module, count in (modules_with_counts(model) if modules is None else modules)
-        if module.name.endswith("experts.gate_up_proj")
+        if module.name.endswith(("experts.gate_up_proj", "experts.up_proj"))
+        and isinstance(module, Bare)
         for _ in range(count)
     ]
 

@@ -179,6 +179,19 @@ def _delta_net(inside: str, mlp: str) -> str:
     return f"model:@Model(embed_tokens layers:ModuleList({layers}) norm rotary_emb) lm_head"
 
 
+def _nemotron_h() -> str:
+    """As Nemotron-H has it: one mixer a layer, of four kinds."""
+    mixers = {
+        "": "Attention(q_proj k_proj v_proj o_proj)",
+        "mamba": "Mamba2Mixer(act conv1d in_proj norm out_proj)",
+        "mlp": "MLP(up_proj down_proj act_fn)",
+        "moe": "MoE(experts:@Experts(act_fn) gate shared_experts:@MLP(up_proj down_proj act_fn) "
+        "fc1_latent_proj fc2_latent_proj)",
+    }
+    layers = " ".join(f"{kind}*:@Block(norm mixer:@{mixer})" for kind, mixer in mixers.items())
+    return f"model:@Model(embeddings layers:ModuleList({layers}) norm_f) lm_head"
+
+
 def _llama4() -> str:
     """As Llama 4 has it: layers with experts or one MLP, with or without a norm of queries and keys."""
     attention = "self_attn:@TextAttention(q_proj k_proj v_proj o_proj qk_norm?)"
@@ -266,6 +279,13 @@ _LAYOUTS: Mapping[str, _Layout] = {
             "ln_attn? ln_mlp? post_attention_layernorm? input_layernorm?)) ln_f rotary_emb"
         ),
     ),
+    "falcon_h1": _Layout(
+        "FalconH1",
+        _decoder(
+            "feed_forward:@MLP(gate_proj up_proj down_proj act_fn) "
+            f"mamba:@Mixer(act conv1d in_proj norm out_proj) {_ATTENTION} input_layernorm pre_ff_layernorm"
+        ).replace(" norm rotary_emb", " final_layernorm rotary_emb"),
+    ),
     "gemma": _Layout("Gemma", _LLAMA),
     "gemma2": _Layout("Gemma2", _decoder(f"{_ATTENTION} {_GATED} {_FOUR_NORMS}")),
     "gemma3_text": _Layout(
@@ -342,6 +362,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
         ),
     ),
     "nemotron": _Layout("Nemotron", _decoder(f"{_ATTENTION} {_PLAIN} {_TWO_NORMS}")),
+    "nemotron_h": _Layout("NemotronH", _nemotron_h()),
     "olmo": _Layout("Olmo", _olmo()),
     "olmo2": _Layout(
         "Olmo2",
@@ -558,6 +579,11 @@ def _buffers(model: Model, module: str) -> tuple[Tensor, ...]:
         case "deepseek_v3", "gate":
             return (Tensor("e_score_correction_bias", model.num_experts, Kind.WEIGHT),)
         case "glm4_moe" | "glm4_moe_lite", "gate":
+            return (Tensor("e_score_correction_bias", model.num_experts, Kind.FLOAT32),)
+        case "falcon_h1", "mamba":
+            assert model.state_space is not None
+            return (Tensor("mup_vector", model.state_space.projected_width, Kind.WEIGHT),)
+        case "nemotron_h", "gate":
             return (Tensor("e_score_correction_bias", model.num_experts, Kind.FLOAT32),)
         case "ernie4_5_moe", "moe_statics":
             return (Tensor("e_score_correction_bias", model.num_experts, Kind.FLOAT32),)

@@ -35,6 +35,9 @@ class Linear:
     is_last: bool = False
     """Has the model's last parameter, which transformers takes for the head's and leaves whole when it packs
     (transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``)."""
+    unadaptable: bool = False
+    """PEFT refuses an adapter here, since a kernel would read the weight past it (PEFT 0.21, tuners/tuners_utils.py,
+    ``_check_lora_target_modules_mamba``)."""
     shadowed: bool = False
     """Has a name that experts' linears once had: PEFT takes the name for their stack, and leaves this alone
     (PEFT 0.21, utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``)."""
@@ -106,7 +109,9 @@ DELTA = "delta"
 """What ``layer_kind`` calls such a layer with a gated delta-net (Qwen3-Next, Qwen3.5)."""
 DELTA_FILTER = 4
 """Numbers in each filter of its convolution: ``linear_conv_kernel_dim``, as all of them have it."""
-WITHOUT_ATTENTION = (CONVOLUTION, LINEAR_ATTENTION)
+MLP, EXPERTS = "mlp", "moe"
+"""A layer of Nemotron-H that is an MLP alone, or experts alone: ``layer_types``."""
+WITHOUT_ATTENTION = (CONVOLUTION, LINEAR_ATTENTION, MLP, EXPERTS)
 """Layers that hold something else in attention's place: they read no mask of queries and keys."""
 LAST = "last"
 """The last layer of an OLMo whose head is tied: its norms have no weights, so the model's last parameter is here."""
@@ -530,7 +535,7 @@ def _lfm2_mlp(model: Model) -> tuple[Module, ...]:
     )
 
 
-def _mamba(model: Model, block: str) -> tuple[Module, ...]:
+def _mamba(model: Model, block: str, *, unadaptable: bool = False) -> tuple[Module, ...]:
     """Mamba 2's mixer: three numbers a head, filters, and two projections around the scan."""
     sizes = model.state_space
     assert sizes is not None
@@ -539,7 +544,13 @@ def _mamba(model: Model, block: str) -> tuple[Module, ...]:
         Norm(f"{block}.conv1d", sizes.conv_width, bias=sizes.conv_bias, taps=sizes.conv_kernel),
         Linear(f"{block}.in_proj", model.hidden_size, sizes.projected_width, sizes.in_bias),
         *([Norm(f"{block}.norm", sizes.width)] if sizes.is_normed else []),
-        Linear(f"{block}.out_proj", sizes.width, model.hidden_size, sizes.out_bias),
+        Linear(
+            f"{block}.out_proj",
+            sizes.width,
+            model.hidden_size,
+            sizes.out_bias,
+            unadaptable=unadaptable,
+        ),
     )
 
 
@@ -605,6 +616,50 @@ def _granite_hybrid(model: Model) -> tuple[Module, ...]:
 
 def _granite_mamba(model: Model) -> tuple[Module, ...]:
     return (*_granite_mlp(model), *_mamba(model, "mamba"))
+
+
+def _falcon_h1(model: Model) -> tuple[Module, ...]:
+    """Both in every layer: a mixer and attention."""
+    hidden, width, bias = model.hidden_size, model.intermediate_size, model.mlp_bias
+    return (
+        Linear("feed_forward.gate_proj", hidden, width, bias),
+        Linear("feed_forward.up_proj", hidden, width, bias),
+        Linear("feed_forward.down_proj", width, hidden, bias),
+        *_mamba(model, "mamba", unadaptable=True),
+        *_configured_attention(model),
+        *_norms(model, "input_layernorm", "pre_ff_layernorm"),
+    )
+
+
+def _nemotron_h(model: Model) -> tuple[Module, ...]:
+    """One mixer a layer: attention, or one of those below."""
+    attention = _separate_attention(model, bias=False, output_bias=False, block="mixer")
+    return (*_norms(model, "norm"), *attention)
+
+
+def _nemotron_h_mamba(model: Model) -> tuple[Module, ...]:
+    return (*_norms(model, "norm"), *_mamba(model, "mixer", unadaptable=True))
+
+
+def _nemotron_h_mlp(model: Model) -> tuple[Module, ...]:
+    return (
+        *_norms(model, "norm"),
+        *_plain_mlp(model, "mixer.up_proj", "mixer.down_proj", bias=model.mlp_bias),
+    )
+
+
+def _nemotron_h_experts(model: Model) -> tuple[Module, ...]:
+    """Experts of two matrices each, and a shared one."""
+    hidden, width, experts = model.hidden_size, model.moe_intermediate_size, model.num_experts
+    shared, bias = model.shared_expert_intermediate_size, model.mlp_bias
+    return (
+        *_norms(model, "norm"),
+        Bare("mixer.experts.up_proj", hidden, width, experts),
+        Bare("mixer.experts.down_proj", width, hidden, experts),
+        Bare("mixer.gate", hidden, experts),
+        Linear("mixer.shared_experts.up_proj", hidden, shared, bias),
+        Linear("mixer.shared_experts.down_proj", shared, hidden, bias),
+    )
 
 
 def _granite_mlp(model: Model) -> tuple[Module, ...]:
@@ -1046,6 +1101,7 @@ _FAMILIES = {
     "ernie4_5_moe": _Family(_ernie_moe, others={DENSE: _glm4_moe_dense}),
     "exaone4": _Family(_exaone4),
     "falcon": _Family(_falcon, _outer("word_embeddings", "ln_f", norm_bias=True)),
+    "falcon_h1": _Family(_falcon_h1, _outer("embed_tokens", "final_layernorm")),
     "gemma": _LLAMA,
     "gemma2": _Family(_gemma2),
     "gemma3_text": _Family(_gemma3),
@@ -1089,6 +1145,11 @@ _FAMILIES = {
     "mixtral": _Family(_mixtral),
     "mpt": _Family(_mpt, _outer("wte", "norm_f")),
     "nemotron": _Family(_nemotron, _outer("embed_tokens", "norm", norm_bias=True)),
+    "nemotron_h": _Family(
+        _nemotron_h,
+        _outer("embeddings", "norm_f"),
+        others={MAMBA: _nemotron_h_mamba, MLP: _nemotron_h_mlp, EXPERTS: _nemotron_h_experts},
+    ),
     "olmo": _Family(
         _olmo, _outer("embed_tokens", "norm", norm_weight=False), others={LAST: _olmo_last}
     ),
@@ -1134,12 +1195,10 @@ BEYOND: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "bamba",
-            "falcon_h1",
             "falcon_mamba",
             "jamba",
             "mamba",
             "mamba2",
-            "nemotron_h",
             "zamba",
             "zamba2",
         ),
@@ -1216,9 +1275,10 @@ def layer_kind(model: Model, index: int) -> str:
     >>> layer_kind(TINY_LLAMA, 0)
     ''
     """
-    if model.layer_types and model.layer_types[index] == CONVOLUTION:
-        return CONVOLUTION
-    if model.layer_types and model.layer_types[index] == LINEAR_ATTENTION:
+    given = model.layer_types[index] if model.layer_types else ""
+    if given in (CONVOLUTION, MLP, EXPERTS):
+        return given
+    if given == LINEAR_ATTENTION:
         return MAMBA if model.state_space else DELTA
     if model.model_type == "olmo" and model.tie_word_embeddings:
         return LAST if index == model.num_hidden_layers - 1 else ""
@@ -1574,7 +1634,8 @@ def stops_at_router(model: Model, setup: TrainingSetup) -> bool:
 
 
 def _is_stopping(module: Linear | Bare, setup: TrainingSetup) -> bool:
-    return isinstance(module, Linear) and module.routes and is_adapted(module, setup)
+    stops = isinstance(module, Linear) and (module.routes or module.unadaptable)
+    return stops and is_adapted(module, setup)
 
 
 def attention_projections(model: Model) -> tuple[str, ...]:
@@ -1587,17 +1648,27 @@ def attention_projections(model: Model) -> tuple[str, ...]:
     """
     linears = (module for module, _ in modules_with_counts(model) if isinstance(module, Linear))
     named = (it.name.rpartition(".") for it in linears)
-    return tuple(dict.fromkeys(last for block, _, last in named if "att" in block))
+    # Nemotron-H's attention is called a mixer, as its other layers are
+    projections = {f"{letter}_proj" for letter in "qkvo"}
+    return tuple(
+        dict.fromkeys(last for block, _, last in named if "att" in block or last in projections)
+    )
 
 
 def _check_routers(model: Model, setup: TrainingSetup, adaptable: Sequence[Linear | Bare]) -> None:
     for module in adaptable:
-        if _is_stopping(module, setup):
-            others = (it.name.rpartition(".")[2] for it in adaptable if it is not module)
+        if not _is_stopping(module, setup):
+            continue
+        others = (it.name.rpartition(".")[2] for it in adaptable if it is not module)
+        if isinstance(module, Linear) and module.unadaptable:
             raise ValueError(
-                f"lora_target_modules takes the router of {model.model_type}, at which PEFT's adapters stop ('tuple' "
-                f"object has no attribute 'dtype'); name the others: {', '.join(dict.fromkeys(others))}."
+                f"lora_target_modules takes {module.name} of {model.model_type}, where PEFT refuses an adapter since "
+                f"kernels read its weight past it; name the others: {', '.join(dict.fromkeys(others))}."
             )
+        raise ValueError(
+            f"lora_target_modules takes the router of {model.model_type}, at which PEFT's adapters stop ('tuple' "
+            f"object has no attribute 'dtype'); name the others: {', '.join(dict.fromkeys(others))}."
+        )
 
 
 def _check_targets(model: Model, setup: TrainingSetup) -> None:

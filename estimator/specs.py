@@ -236,6 +236,7 @@ class StateSpace:
     out_bias: bool = False
     is_normed: bool = True
     """A norm joins the gate (Falcon-H1: where the config says so)."""
+    norm_before_gate: bool = False
 
     def __post_init__(self) -> None:
         for name in ("heads", "head_dim", "state_size", "groups", "chunk_size", "conv_kernel"):

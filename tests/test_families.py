@@ -59,13 +59,11 @@ LORA = TrainingSetup(method=Method.LORA, lora_dropout=0.0)
 
 WITHOUT_A_TABLE = {
     "bamba": "state-space layers",
-    "falcon_h1": "state-space layers",
     "gemma3n_text": "four hidden states",
     "jamba": "state-space layers",
     "kimi_linear": "linear attention",
     "mamba2": "state-space layers",
     "mllama_text_model": "attend to the image",
-    "nemotron_h": "state-space layers",
     "olmo_hybrid": "linear attention",
     "zamba2": "state-space layers",
 }
@@ -82,7 +80,6 @@ def test_a_hybrid_is_refused_by_name_with_the_reason(model_type: str, reason: st
 
 
 def test_no_family_is_both_modelled_and_refused() -> None:
-    # but Granite 4.0, some of whose members have attention alone
     assert not BEYOND.keys() & MODELLED
 
 
@@ -231,7 +228,10 @@ def test_the_scan_grows_with_whole_chunks() -> None:
     ("keys", "sentence"),
     [
         ({"layer_types": ["mamba", "conv"]}, 'layer_types must hold "full_attention"'),
-        ({"mamba_d_head": 3}, "mamba_n_heads 4 heads of 3 are not mamba_expand times hidden_size"),
+        (
+            {"mamba_d_head": 3},
+            "mamba_n_heads 4 heads of 3 are not the 16 that mamba_expand asks for",
+        ),
         ({"mamba_n_groups": 3}, "4 heads of a state-space layer are not a multiple of its 3"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not modelled for granitemoehybrid"),
     ],
@@ -239,6 +239,89 @@ def test_the_scan_grows_with_whole_chunks() -> None:
 def test_other_configs_of_granite_4_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(HYBRID | keys)
+
+
+# --- Falcon-H1 and Nemotron-H ---------------------------------------------------------------------
+
+FALCON_H1 = {
+    "model_type": "falcon_h1",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "mamba_d_ssm": 12,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 6,
+}
+NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "hybrid_override_pattern": "M-*E",
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 3,
+    "n_groups": 2,
+    "ssm_state_size": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 5,
+    "moe_shared_expert_intermediate_size": 7,
+}
+
+
+def test_falcon_h1_has_a_mixer_and_attention_in_every_layer() -> None:
+    model = model_from_config(FALCON_H1)
+    channels = 12 + 2 * 6
+    mixer = (
+        8 * (12 + channels + 4) + 12 * 8 + channels * 4 + channels + 3 * 4
+    )  # no norm at the gate
+    attention = 2 * 64 + 2 * 32  # q and o of 8 x 8, k and v of 8 x 4
+    layer = mixer + attention + 3 * 8 * 16 + 2 * 8
+    assert total_parameters(model) == 2 * layer + 2 * 100 * 8 + 8
+    assert attended_pairs(model, 4, skips=True) == 20
+
+
+def test_nemotron_h_has_one_mixer_a_layer() -> None:
+    model = model_from_config(NEMOTRON_H)
+    channels = 12 + 2 * 2 * 6
+    mixer = 8 * (12 + channels + 4) + 12 * 8 + channels * 4 + channels + 3 * 4 + 12
+    experts = (
+        4 * 8 + 4 * 2 * 8 * 5 + 2 * 8 * 7
+    )  # a router, four experts and the shared one of two matrices
+    layers = mixer + 2 * 8 * 16 + 2 * 64 + 2 * 32 + experts
+    assert model.num_hidden_layers == 4  # a letter a layer
+    assert total_parameters(model) == layers + 4 * 8 + 2 * 100 * 8 + 8
+    assert attended_pairs(model, 4, skips=True) == 10
+    assert gate_up_stacks(model) == [(4, 5, 8)]
+
+
+@pytest.mark.parametrize("config", [FALCON_H1, NEMOTRON_H])
+def test_peft_refuses_an_adapter_behind_the_scan(config: dict[str, object]) -> None:
+    model = model_from_config(config)
+    with pytest.raises(ValueError, match=r"out_proj of .*, where PEFT refuses an adapter"):
+        estimate(model, None, LORA)
+    assert estimate(model, None, replace(LORA, lora_target_modules=("in_proj",)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"hybrid_override_pattern": None}, "the nemotron_h config says nothing of its layers"),
+        ({"hybrid_override_pattern": "M-x"}, "hybrid_override_pattern must hold"),
+        ({"layers_block_type": ["mamba", "conv"]}, "layers_block_type must hold"),
+        ({"moe_latent_size": 64}, "moe_latent_size 64 is not modelled for nemotron_h"),
+        ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act 'gelu' is not modelled"),
+    ],
+)
+def test_other_configs_of_nemotron_h_are_refused(keys: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        model_from_config(NEMOTRON_H | keys)
 
 
 # --- Ministral 3 ----------------------------------------------------------------------------------

@@ -25,6 +25,57 @@ def _delta_net(model: Model) -> Config:
     }
 
 
+def _state_space(model: Model) -> Config:
+    """Mamba 2's sizes by the names of Granite and Falcon-H1."""
+    sizes = model.state_space
+    if sizes is None:
+        return {}
+    falcons: Config = {
+        "projectors_bias": sizes.out_bias,
+        "mamba_rms_norm": sizes.is_normed,
+        "mamba_norm_before_gate": sizes.norm_before_gate,
+    }
+    return {
+        **(falcons if model.model_type == "falcon_h1" else {}),
+        "mamba_n_heads": sizes.heads,
+        "mamba_d_head": sizes.head_dim,
+        "mamba_expand": max(1, sizes.width // model.hidden_size),
+        "mamba_d_state": sizes.state_size,
+        "mamba_n_groups": sizes.groups,
+        "mamba_d_conv": sizes.conv_kernel,
+        "mamba_chunk_size": sizes.chunk_size,
+        "mamba_conv_bias": sizes.conv_bias,
+        "mamba_proj_bias": sizes.in_bias,
+    }
+
+
+def _nemotron_h(model: Model) -> Config:
+    """Mamba 2's sizes and the experts', by Nemotron-H's names."""
+    sizes = model.state_space
+    experts: Config = {
+        "n_routed_experts": model.num_experts,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        "moe_intermediate_size": model.moe_intermediate_size,
+        "moe_shared_expert_intermediate_size": model.shared_expert_intermediate_size,
+        "n_group": model.expert_groups,
+        "topk_group": 1,
+        "norm_topk_prob": model.norm_topk_prob,
+    }
+    mixers: Config = {}
+    if sizes is not None:
+        mixers = {
+            "mamba_num_heads": sizes.heads,
+            "mamba_head_dim": sizes.head_dim,
+            "ssm_state_size": sizes.state_size,
+            "n_groups": sizes.groups,
+            "conv_kernel": sizes.conv_kernel,
+            "chunk_size": sizes.chunk_size,
+            "use_conv_bias": sizes.conv_bias,
+            "use_bias": sizes.in_bias,
+        }
+    return {**(experts if model.num_experts else {}), **mixers}
+
+
 # Families whose config class takes a bias, a switch or a share by a key of its own; the value is the spec's.
 _SHARED: Mapping[str, Callable[[Model], Config]] = {
     "cohere": lambda model: {"use_qk_norm": model.qk_norm},
@@ -39,6 +90,10 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
     },
     "exaone4": lambda model: {
         "layer_types": list(model.layer_types) or ["full_attention"] * model.num_hidden_layers
+    },
+    "falcon_h1": lambda model: {
+        "mamba_d_ssm": model.state_space and model.state_space.width,
+        **_state_space(model),
     },
     "gemma2": lambda model: {
         "attn_logit_softcapping": 50.0 if model.attn_logit_softcapping else None,
@@ -84,6 +139,7 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
             if not model.mlp_layer_types or model.mlp_layer_types[index] != "dense"
         ],
     },
+    "nemotron_h": _nemotron_h,
     "phi": lambda model: {
         "qk_layernorm": model.qk_norm,
         "embd_pdrop": model.embd_pdrop,
@@ -119,25 +175,10 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
 }
 
 
-def _state_space(model: Model) -> Config:
-    """Mamba 2's sizes by Granite's names."""
-    sizes = model.state_space
-    if sizes is None:
-        return {}
-    return {
-        "mamba_n_heads": sizes.heads,
-        "mamba_d_head": sizes.head_dim,
-        "mamba_expand": sizes.width // model.hidden_size,
-        "mamba_d_state": sizes.state_size,
-        "mamba_n_groups": sizes.groups,
-        "mamba_d_conv": sizes.conv_kernel,
-        "mamba_chunk_size": sizes.chunk_size,
-        "mamba_conv_bias": sizes.conv_bias,
-        "mamba_proj_bias": sizes.in_bias,
-    }
-
-
-_ACTIVATION_KEYS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation")
+_ACTIVATION_KEYS = {
+    "nemotron_h": "mlp_hidden_act",
+    **dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation"),
+}
 _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 
 

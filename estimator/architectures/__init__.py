@@ -11,7 +11,7 @@ from estimator.architectures.deepseek import deepseek
 from estimator.architectures.delta_net import qwen3_5
 from estimator.architectures.gemma4 import gemma4, layer_inputs
 from estimator.architectures.gpt_oss import gpt_oss
-from estimator.architectures.hybrids import granite_hybrid
+from estimator.architectures.hybrids import falcon_h1, granite_hybrid, nemotron_h
 from estimator.architectures.lfm2 import lfm2
 from estimator.architectures.llama4 import llama4
 from estimator.architectures.phimoe import phimoe
@@ -45,6 +45,8 @@ class Architecture:
     """What is made of ids and embeddings for all layers at once, before the first (Gemma 4)."""
     scales_logits: bool = False
     """The logits are multiplied or divided by a number (Granite, Cohere)."""
+    float32_logits: bool = False
+    """The model itself hands on its logits in float32 (Nemotron-H)."""
     eager_only: bool = False
     """transformers refuses SDPA for this family: it sets ``_supports_sdpa = False``."""
     flash_lacks: str = ""
@@ -96,6 +98,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5_moe": Architecture(deepseek, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
     "exaone4": Architecture(layers.olmo2),
     "falcon": Architecture(layers.falcon, _LAYER_NORM, always_masked=True, returns_weights=True),
+    "falcon_h1": Architecture(
+        falcon_h1, scales_embedding=True, scales_logits=True, fallback=_MAMBA
+    ),
     "gemma": replace(_GEMMA, layer=layers.llama),
     "gemma2": replace(_GEMMA, eager_only=True),
     "gemma3_text": replace(_GEMMA, tables_by_kind=True),
@@ -148,6 +153,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         layers.mpt, _LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
     ),
     "nemotron": Architecture(layers.arcee, NormKind.LAYER_NORM_PLUS_ONE),
+    "nemotron_h": Architecture(
+        nemotron_h,
+        NormKind.RMS_WEIGHT_FLOAT32,
+        rotary=None,
+        float32_logits=True,
+        fallback=_MAMBA,
+    ),
     "olmo": Architecture(layers.llama, NormKind.LAYER_NORM_FLOAT32, Rotary.CAST_BACK),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, tables_by_kind=True),

@@ -47,6 +47,8 @@ class NormKind(Enum):
     """OLMo 2: times the weight in float32, cast last."""
     RMS_BY_POWER = auto()
     """Gemma 4: the same, its inverse root a power; some without a weight."""
+    RMS_WEIGHT_FLOAT32 = auto()
+    """Nemotron-H: the same with a copy of the weight in float32."""
     LAYER_NORM = auto()
     """PyTorch's kernel."""
     LAYER_NORM_FLOAT32 = auto()
@@ -274,6 +276,9 @@ class Block:
             case NormKind.RMS_BY_POWER:
                 weight = parameters[0] if parameters else None
                 return op.rms_norm_by_power(self.tape, x, weight, rows)
+            case NormKind.RMS_WEIGHT_FLOAT32:
+                in_float32 = op.cast(self.tape, parameters[0], 4)
+                return op.rms_norm_float32(self.tape, x, in_float32, rows, one_plus=False)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """The projection, with LoRA's branch beside it where it is adapted.

@@ -496,6 +496,8 @@ class Step:
                 HEAD, hidden, lambda x: op.linear(tape, x, weight, None, *sizes, "lm_head")
             )
         logits = _as_logits(self.sharded.after_head(logits))
+        if self.family.float32_logits:
+            logits = _as_logits(op.cast(tape, logits, 4))
         if self.family.scales_logits:
             logits = _as_logits(op.scale(tape, logits))
         if model.final_logit_softcapping:

@@ -99,7 +99,7 @@ def _routing(b: Block, x: Tensor) -> Routing:
         case "ernie4_5_moe":
             routing = _corrected_softmax(b, x)
         case _:
-            routing = _sigmoid(b, x)
+            routing = sigmoid_routing(b, x, "mlp.gate")
     if b.router_logits is not None:
         b.router_logits.append(routing.logits)
     return routing
@@ -120,11 +120,11 @@ def _softmax_routing(b: Block, x: Tensor) -> Routing:
     return Routing(logits, op.scale(tape, shares), indices)
 
 
-def _sigmoid(b: Block, x: Tensor) -> Routing:
-    """DeepSeek V3: a sigmoid each, and a bias that only the choice sees; of the best groups the k largest."""
+def sigmoid_routing(b: Block, x: Tensor, name: str) -> Routing:
+    """DeepSeek V3, Nemotron-H: a sigmoid each, a bias that only the choice sees; of the best groups the k largest."""
     tape, model = b.tape, b.model
     chosen = b.rows * model.num_experts_per_tok
-    logits = b.router("mlp.gate", x, in_float32=True)
+    logits = b.router(name, x, in_float32=True)
     scores = op.elementwise(tape, logits, "sigmoid", saves="output")
     for_choice = op.add_number(tape, scores)
     mask = _best_groups(b)

@@ -94,6 +94,10 @@ def default_gate(b: Block, both: Tensor) -> Tensor:
     return op.multiply(b.tape, b.activation(gate), up, "gate × up")
 
 
+def _activated(b: Block, up: Tensor) -> Tensor:
+    return b.activation(up)
+
+
 Gate = Callable[[Block, Tensor], Tensor]
 
 
@@ -103,6 +107,8 @@ def grouped_experts(
     """The experts' module; PEFT wraps it once for each adapted stack, the stack of downs outermost."""
     inside = f"{block}.experts".lstrip(".")
     up, down = f"{inside}.gate_up_proj", f"{inside}.down_proj"
+    if up not in b.stacks:  # experts without a gate
+        up, gate = f"{inside}.up_proj", _activated
 
     def experts(x: Tensor) -> Tensor:
         if b.kernels.experts:
@@ -148,10 +154,9 @@ def _grouped(
     counted = tape.new(pairs, 4)  # int32, for the histogram
     # with adapters both stacks are new tensors, which parametrize.cached keeps until the module returns
     gates_and_ups = b.folded(*up)
-    bias = b.expert_bias(up[0], sorted_experts, pairs * 2 * width)
-    out = op.grouped_matmul(
-        tape, selected, gates_and_ups, hidden, 2 * width, "experts' gate and up"
-    )
+    inner = b.stacks[up[0]].module.out_features
+    bias = b.expert_bias(up[0], sorted_experts, pairs * inner)
+    out = op.grouped_matmul(tape, selected, gates_and_ups, hidden, inner, "experts' gate and up")
     if bias is not None:
         out = op.add_in_place(tape, out, bias)
     out = gate(b, out)

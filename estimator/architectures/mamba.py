@@ -14,13 +14,21 @@ from estimator.memory.scan import Inputs, ScanShape, scan
 from estimator.memory.tape import Tensor
 
 
-def mamba(b: Block, x: Tensor, block: str) -> Tensor:
-    """One projection to gate, channels and steps; convolution; scan; norm with the gate; projection back."""
+def mamba(b: Block, x: Tensor, block: str, *, multiplies: bool = False) -> Tensor:
+    """One projection to gate, channels and steps; convolution; scan; norm with the gate; projection back.
+
+    ``multiplies``: Falcon-H1 multiplies what it projects by a number, and the projection by a vector, a buffer.
+    """
     tape, setup, sizes = b.tape, b.setup, b.model.state_space
     assert sizes is not None
     width = x.width
     x = _without_padding(b, x)
+    if multiplies:
+        x = op.scale(tape, x)
     whole = b.linear(f"{block}.in_proj", x)
+    if multiplies:
+        vector = Tensor(sizes.projected_width, setup.dtype.bytes, None)
+        whole = op.multiply(tape, whole, vector, "times multipliers")
     decay = op.scale(
         tape,
         op.elementwise(
@@ -31,7 +39,7 @@ def mamba(b: Block, x: Tensor, block: str) -> Tensor:
         tape, whole, [b.rows * size for size in (sizes.width, sizes.conv_width, sizes.heads)]
     )
     channels = _without_padding(b, _convolved(b, channels, f"{block}.conv1d"))
-    inside, key, query = op.split(
+    x, key, query = op.split(
         tape,
         channels,
         [b.rows * size for size in (sizes.width, sizes.group_width, sizes.group_width)],
@@ -46,7 +54,7 @@ def mamba(b: Block, x: Tensor, block: str) -> Tensor:
         sizes.chunk_size,
     )
     skip, step_bias = b.norms[f"{block}.D"][0], b.norms[f"{block}.dt_bias"][0]
-    out = scan(tape, shape, Inputs(inside, step, decay, key, query, skip, step_bias))
+    out = scan(tape, shape, Inputs(x, step, decay, key, query, skip, step_bias))
     out = _gated_norm(b, out, gate, f"{block}.norm")
     out = b.linear(f"{block}.out_proj", op.cast(tape, out, width))
     del whole, channels
@@ -85,15 +93,18 @@ def _convolved(b: Block, x: Tensor, name: str) -> Tensor:
 
 
 def _gated_norm(b: Block, x: Tensor, gate: Tensor, name: str) -> Tensor:
-    """The gate through SiLU in float32, then RMSNorm over each group of heads, times the weight."""
+    """The gate through SiLU in float32, and RMSNorm over each group of heads, times the weight; or the gate alone."""
     tape, sizes = b.tape, b.model.state_space
     assert sizes is not None
-    width = x.width
-    x = op.multiply(
-        tape,
-        op.cast(tape, x, 4),
-        op.elementwise(tape, op.cast(tape, gate, 4), "silu"),
-        "output × gate",
-    )
+    if not sizes.is_normed:
+        return op.multiply(tape, x, op.elementwise(tape, gate, "silu"), "output × gate")
+    if not sizes.norm_before_gate:
+        x = _gated(b, x, gate)
     x = op.normalized(tape, x, b.rows * sizes.groups)
-    return op.multiply(tape, b.norms[name][0], op.cast(tape, x, width), "norm")
+    x = op.multiply(tape, b.norms[name][0], x, "norm")
+    return _gated(b, x, gate) if sizes.norm_before_gate else x
+
+
+def _gated(b: Block, x: Tensor, gate: Tensor) -> Tensor:
+    gate = op.elementwise(b.tape, op.cast(b.tape, gate, 4), "silu")
+    return op.multiply(b.tape, x, gate, "output × gate")

@@ -189,9 +189,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
     return multiply(tape, weight, cast(tape, unit, x.width), "norm")
 
 
-def rms_norm_float32(
-    tape: Tape, x: Tensor, weight: Parameter, rows: int, *, one_plus: bool
-) -> Tensor:
+def rms_norm_float32(tape: Tape, x: Tensor, weight: Tensor, rows: int, *, one_plus: bool) -> Tensor:
     """RMSNorm whose product with the weight is in float32 and cast last (Gemma: times 1 + weight; OLMo 2).
 
     Source: transformers 5.23, models/gemma/modeling_gemma.py, ``GemmaRMSNorm``; models/olmo2/modeling_olmo2.py.

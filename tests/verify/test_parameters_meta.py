@@ -69,6 +69,9 @@ DELTA_MOE = DELTA | EXPERTS | {"shared_expert_intermediate_size": 80}
 ATTENTION_ALONE = {"layer_types": ["full_attention"] * 4, "num_local_experts": 0}
 ATTENTION_ALONE |= {"shared_intermediate_size": 96, "position_embedding_type": "rope"}
 GRANITE = {"shared_intermediate_size": 96, "mamba_n_heads": 4, "mamba_d_state": 16}
+FALCON_H1 = {"mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_d_state": 16}
+NEMOTRON_H = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 4, "ssm_state_size": 16}
+NEMOTRON_H |= {"hybrid_override_pattern": "M-*M", "head_dim": 8}
 TIED = {"tie_word_embeddings": True}
 TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 16}
 TWO_KINDS |= {"global_head_dim": 24, "num_key_value_heads": 4}
@@ -106,6 +109,16 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     (
         "falcon",
         FALCON | {"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
+    ),
+    ("falcon_h1", SMALL | FALCON_H1),
+    (
+        "falcon_h1",
+        SMALL
+        | FALCON_H1
+        | ALL_BIASED
+        | TIED
+        | {"mamba_rms_norm": True, "mamba_proj_bias": True, "projectors_bias": True}
+        | {"mamba_n_groups": 2, "mamba_conv_bias": False},
     ),
     ("gemma", SMALL),
     ("gemma2", SMALL | {"head_dim": 16}),
@@ -164,6 +177,15 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("mpt", MPT),
     ("nemotron", SMALL),
     ("nemotron", SMALL | ALL_BIASED),
+    ("nemotron_h", SMALL | NEMOTRON_H),
+    (
+        "nemotron_h",
+        SMALL
+        | NEMOTRON_H
+        | ROUTED
+        | {"hybrid_override_pattern": "MEM*E", "num_hidden_layers": 5, "use_bias": True}
+        | {"moe_shared_expert_intermediate_size": 72, "mlp_bias": True, "use_conv_bias": False},
+    ),
     ("olmo", SMALL),
     ("olmo", SMALL | TIED),
     ("olmo2", SMALL),
@@ -226,7 +248,9 @@ def real_tree(real: Any) -> dict[str, int]:
         if last == "e_score_correction_bias":  # ERNIE's, a parameter that is never trained
             continue
         stack = last if last == "dt_bias" else last.removesuffix("_bias")
-        stands_alone = last in {"gate_up_proj", "down_proj", *BARE_VECTORS} or stack != last
+        # up_proj: Nemotron-H's stack of experts, a bare parameter
+        alone = {"gate_up_proj", "down_proj", "up_proj", *BARE_VECTORS}
+        stands_alone = last in alone or stack != last
         owner = f"{module}.{stack}" if stands_alone else module
         tree[owner] = tree.get(owner, 0) + parameter.numel()
     return tree
@@ -304,6 +328,8 @@ LORA = [
     ("qwen2_moe", SMALL | EXPERTS | {"shared_expert_intermediate_size": 80}, ("down_proj",)),
     ("granitemoe", SMALL | LOCAL_EXPERTS, "all-linear"),
     ("granitemoehybrid", SMALL | GRANITE | LOCAL_EXPERTS, "all-linear"),
+    ("falcon_h1", SMALL | FALCON_H1, ("in_proj", "q_proj", "down_proj")),
+    ("nemotron_h", SMALL | NEMOTRON_H | ROUTED, ("in_proj", "v_proj", "up_proj")),
 ]
 
 
