@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from estimator.arithmetic import allocated, ceil_div
@@ -13,7 +12,7 @@ from estimator.loading import load_host_bytes
 from estimator.memory.optimizer import States, optimizer_states, step_transient
 from estimator.memory.overhead import exchange_bytes, need_bytes
 from estimator.memory.sharding import sharded_tensors
-from estimator.memory.zero import partition, trained_elements, width
+from estimator.memory.zero import kept_gradients, width
 from estimator.moments import structure
 from estimator.results import Estimate
 from estimator.specs import STEP_PHASES, Component, Model, Phase, Strategy, TrainingSetup
@@ -149,14 +148,7 @@ def _rows(rows: int, ranks: int, rank: int) -> int:
 
 def _kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
     """Bytes of gradients that each rank of stages 1 and 2 keeps: whole tensors, where its part cuts them."""
-    sizes, part = trained_elements(model, setup), partition(model, setup)
-    ends = list(accumulate(sizes))
-    kept = []
-    for rank in range(setup.num_gpus):
-        start, end = min(rank * part, ends[-1]), min((rank + 1) * part, ends[-1])
-        low, high = bisect_right(ends, start), bisect_left(ends, end)
-        kept.append(ends[high] - (ends[low] - sizes[low]) if start < end else 0)
-    return [allocated(width(setup) * elements) for elements in kept]
+    return [allocated(width(setup) * elements) for elements in kept_gradients(model, setup)]
 
 
 def _spans(numbers: Iterable[int]) -> str:

@@ -30,8 +30,9 @@ from estimator.memory.zero import (
     Bucket,
     Called,
     ToHost,
+    after_backward,
     gathering,
-    gradients_in_partition,
+    kept_gradients,
     partition,
     sent_from_stage_2,
     sent_from_stage_3,
@@ -92,10 +93,11 @@ class Sharded:
         self.calls = gathering(model, setup) is not None
         self.bucket = None
         if setup.strategy.is_zero:
-            in_part = setup.strategy is not Strategy.ZERO3
-            kept = allocated(width(setup) * gradients_in_partition(model, setup)) if in_part else 0
-            if in_part and setup.offload_optimizer is not Offload.NONE:
-                kept = 0
+            kept = 0
+            if setup.strategy is Strategy.ZERO1:
+                kept = after_backward(model, setup)
+            elif setup.strategy is Strategy.ZERO2 and setup.offload_optimizer is Offload.NONE:
+                kept = allocated(width(setup) * max(kept_gradients(model, setup)))
             self.bucket = Bucket(
                 tape, setup, model.hidden_size, kept, ranks, _to_host(model, setup, ranks)
             )

@@ -10,7 +10,7 @@ transformers 5.23, integrations/deepspeed.py, ``trainer_config_finalize``.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -127,47 +127,112 @@ def whole_tensors(model: Model, setup: TrainingSetup) -> list[tuple[Counted, int
     return [(t, n) for module, n in _modules(model) for t in _tensors(module, setup)]
 
 
+def _trained_shapes(model: Model, setup: TrainingSetup) -> Iterator[tuple[int, ...]]:
+    """Every trained tensor's, in the order of the model: embedding, layers, head."""
+    first, *last = outer_modules(model)
+    yield from trained_shapes(first, setup)
+    for lowest, count in layer_groups(model):
+        layer = [s for m in layer_modules(model, lowest) for s in trained_shapes(m, setup)]
+        yield from layer * count
+    for module in last:
+        yield from trained_shapes(module, setup)
+
+
 def trained_elements(model: Model, setup: TrainingSetup) -> list[int]:
     """Elements of every trained tensor, in the order of the model: embedding, layers, head.
 
     Source: torch 2.13, ``Module.named_parameters``.
     """
-    outer = outer_modules(model)
-    first = [elements(shape) for shape in trained_shapes(outer[0], setup)]
-    last = [elements(shape) for module in outer[1:] for shape in trained_shapes(module, setup)]
-    layers = [
-        elements(shape)
-        for lowest, count in layer_groups(model)
-        for shape in [s for m in layer_modules(model, lowest) for s in trained_shapes(m, setup)]
-        * count
-    ]
-    return [*first, *layers, *last]
+    return [elements(shape) for shape in _trained_shapes(model, setup)]
+
+
+def stepped_groups(model: Model, setup: TrainingSetup) -> list[list[int]]:
+    """Elements of every trained tensor in the optimizer's groups: those with weight decay, then norms and biases.
+
+    Source: transformers 5.23, trainer.py, ``get_decay_parameter_names``.
+    """
+    if setup.uses_adapters:
+        return [trained_elements(model, setup)]
+    groups: tuple[list[int], list[int]] = ([], [])
+    for shape in _trained_shapes(model, setup):
+        groups[len(shape) == 1].append(elements(shape))
+    return [group for group in groups if group]
 
 
 def partition(model: Model, setup: TrainingSetup) -> int:
-    """Elements of one rank's part of all trained weights, laid end to end and padded to twice the ranks.
+    """Elements of one rank's part of all trained weights, each group laid end to end and padded to twice the ranks.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py (``nccl_start_alignment_factor``).
     """
-    total = sum(trained_elements(model, setup))
-    return 2 * ceil_div(total, 2 * setup.num_gpus)
+    return sum(_part(sum(sizes), setup.num_gpus) for sizes in stepped_groups(model, setup))
 
 
-def gradients_in_partition(model: Model, setup: TrainingSetup) -> int:
-    """Elements of the gradients that the fullest rank of stages 1 and 2 keeps: whole tensors, where its part cuts them.
+def _part(total: int, ranks: int) -> int:
+    return 2 * ceil_div(total, 2 * ranks)
+
+
+def kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
+    """Elements of the gradients that each rank of stages 1 and 2 keeps: whole tensors, where its part cuts them.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition``.
     """
-    sizes, part = trained_elements(model, setup), partition(model, setup)
-    ends = list(accumulate(sizes))
-    most = max(sizes)
-    for boundary in (0, *ends[:-1]):
-        # the rank whose part holds this boundary, and the one that starts behind it
-        for rank in (boundary // part, max(0, boundary - 1) // part):
-            start, end = rank * part, min((rank + 1) * part, ends[-1])
-            low = bisect_right(ends, start)
-            high = bisect_left(ends, end)
-            most = max(most, ends[high] - (ends[low] - sizes[low]))
+    kept = [0] * setup.num_gpus
+    for sizes in stepped_groups(model, setup):
+        ends = list(accumulate(sizes))
+        part = _part(ends[-1], setup.num_gpus)
+        for rank in range(setup.num_gpus):
+            start, end = min(rank * part, ends[-1]), min((rank + 1) * part, ends[-1])
+            if start < end:
+                low, high = bisect_right(ends, start), bisect_left(ends, end)
+                kept[rank] += ends[high] - (ends[low] - sizes[low])
+    return kept
+
+
+def after_backward(model: Model, setup: TrainingSetup) -> int:
+    """Bytes beside all gradients and the bucket when stage 1 reduces them, at its highest and on the fullest rank.
+
+    When backward is over the tensors go by in the order of the model, bucket by bucket. Small ones are copied into the
+    bucket; a rank's own are copied to where they stay, or go to the host by way of a copy in float64, and are let go.
+
+        at a tensor of the rank's own  8 n (offloaded; else all of its own, p Σ n) − p · what has gone before
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``reduce_gradients``, ``reduce_ipg_grads``,
+    ``copy_grads_in_partition`` and ``set_norm_for_param_grad_in_gpu``.
+    """
+    offloads = setup.offload_optimizer is not Offload.NONE
+    size, kept = width(setup), kept_gradients(model, setup)
+    limit, gone, most = model.hidden_size**2, [0] * setup.num_gpus, 0
+    copied = 0  # of small ones, on every rank
+    bucket: list[list[tuple[int, int]]] = []
+    inside = 0
+
+    def reduce() -> None:
+        nonlocal most
+        for pieces in bucket:
+            for rank, piece in pieces:
+                beside = NORM_WIDTH * piece if offloads else size * kept[rank]
+                most = max(most, beside - size * (copied + gone[rank]))
+        for pieces in bucket:
+            whole = sum(piece for _, piece in pieces)
+            for rank, _ in pieces:
+                gone[rank] += whole if whole > limit else 0
+        bucket.clear()
+
+    for sizes in stepped_groups(model, setup):
+        part, start = _part(sum(sizes), setup.num_gpus), 0
+        for count in sizes:
+            if inside + count > limit:
+                reduce()
+                inside = 0
+            copied += count if count <= limit else 0
+            inside += count
+            end = start + count
+            ranks = range(start // part, (end - 1) // part + 1)
+            bucket.append(
+                [(rank, min(end, (rank + 1) * part) - max(start, rank * part)) for rank in ranks]
+            )
+            start = end
+    reduce()
     return most
 
 
@@ -191,13 +256,14 @@ def held(model: Model, setup: TrainingSetup) -> Held:
         stage 1, 2   2 N + (4 + k) N/W + gradients       stage 3   (2 + 2 + 4 + k) N/W + small weights whole
         N: trained weights; W: ranks; k: the optimizer's states in float32, 8 for AdamW
 
-    At the step the part's gradients are laid end to end, 2 N/W, and turned into float32, 4 N/W; at stage 3 by groups
-    of 10⁹ elements.
+    At the step a norm is taken of one gradient after the other in float64, 8 bytes an element; then the part's are
+    laid end to end, 2 N/W, and turned into float32, 4 N/W; at stage 3 by groups of 10⁹ elements.
 
     An offloaded optimizer leaves neither states nor gradients; stages 1 and 2 keep a buffer as large as the largest
     gradient instead, stage 3 with NVMe the gradients too small to be written. Offloaded weights leave the small ones.
 
-    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``step`` and ``temp_grad_buffer_for_gpu_offload``;
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``get_grad_norm_direct``, ``step`` and
+    ``temp_grad_buffer_for_gpu_offload``;
     stage3.py, ``_prepare_fp32_grad_for_sub_group``, ``grad_partitions_flat_buffer`` and
     ``_create_fp16_partitions_with_defragmentation``; swap_tensor/optimizer_utils.py, ``_swap_out_gradients``.
     """
@@ -226,10 +292,12 @@ def held(model: Model, setup: TrainingSetup) -> Held:
     else:
         part = stepped = partition(model, setup)
         weights = size * (trained + frozen) + packed
-        gradients = allocated(size * gradients_in_partition(model, setup))
+        gradients = allocated(size * max(kept_gradients(model, setup)))
         standing = 0
         if setup.gradient_accumulation_steps > 1:
-            standing = size * trained if setup.strategy is Strategy.ZERO1 else gradients
+            # stage 1 lets its bucket go, too, when it has reduced
+            of_stage_1 = size * (trained + hidden**2)
+            standing = of_stage_1 if setup.strategy is Strategy.ZERO1 else gradients
     # also of float32 weights: _create_fp32_partitions compares the tensor's device with a text, which it never equals
     master = FLOAT32_BYTES * part
     if steps_on_host:
@@ -241,7 +309,11 @@ def held(model: Model, setup: TrainingSetup) -> Held:
     flat = [Trainable((part,), FLOAT32_BYTES, 1)]
     of_step = [Trainable((stepped,), FLOAT32_BYTES, 1)]
     states = optimizer_states(flat, setup.optim, setup.optim_state_dtype)
+    at_once = max(ceil_div(t.elements, ranks) for t, _ in whole if t.trained)
+    if not stage3:  # a rank's piece of the largest, which may be all of its part
+        at_once = min(part, max(trained_elements(model, setup)))
     transient = max(
+        NORM_WIDTH * at_once,
         stepped * (size + (FLOAT32_BYTES if size < FLOAT32_BYTES else 0)),
         stepped * FLOAT32_BYTES + step_transient(of_step, setup.optim, setup.optim_state_dtype),
     )
@@ -329,8 +401,10 @@ class Bucket:
         self.width = width(setup)
         self.size = self.limit * self.width
         self.kept_bytes = kept
-        """Of the gradients that this rank keeps at stages 1 and 2."""
+        """Of the gradients that this rank keeps at stage 2; at stage 1 what is beside all gradients in the end."""
         self.buffer: Storage | None = None
+        if setup.strategy is Strategy.ZERO1 and setup.gradient_accumulation_steps > 1:
+            self.buffer = Storage.standing(tape, allocated(self.size), GRADIENTS)
         self.kept: Storage | None = None
         self.elements = 0
         self.waiting: list[Storage] = []
@@ -350,8 +424,6 @@ class Bucket:
         if self.buffer is None and self.stage is not Strategy.ZERO3:
             tape.operation = "bucket"
             self.buffer = Storage(tape, allocated(self.size), COMMUNICATION)
-        if self.stage is Strategy.ZERO1:
-            self.inside.append(elements)
         if self.stage is Strategy.ZERO1 or leaf.grad is None:
             return
         gradient, leaf.grad = leaf.grad, None
@@ -376,6 +448,8 @@ class Bucket:
                 copied = Storage(tape, allocated(self.width * sum(padded)), TEMPORARIES)
             self._send()
             del copied
+        elif self.stage is Strategy.ZERO1:
+            Storage(tape, allocated(self.kept_bytes), TEMPORARIES)
         elif self.to_host is not None:
             self._send()
         elif self.kept is None and self.kept_bytes:
