@@ -197,6 +197,7 @@ def _zero(model: Model, setup: TrainingSetup) -> Saving:
         cloned = whole.weights + _tied_elements(model) * size
         kept = 0 if setup.save_only_model else states
         return zero_replicated(cloned, trained, kept, FLOAT32_BYTES * part)
+    storage = FLOAT32_BYTES * min(part, SUB_GROUP)
     if not (setup.uses_adapters or setup.zero3_save_16bit_model):
         return zero3_divided(states, storage)
     kept = 0 if setup.save_only_model else states
