@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from estimator.parameters import total_parameters
-from estimator.specs import RATES, STEP_PHASES, Gpu, Machine, Model, Phase, Price
+from estimator.specs import RATES, STEP_PHASES, DeltaNet, Gpu, Machine, Model, Phase, Price
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -33,7 +33,12 @@ COUNTERS = ("allocated", "reserved", "device")
 MOMENTS = ("before", "after_load", *(phase.value for phase in STEP_PHASES), "peak")
 """When a counter was read: before the model, with it, at its highest in each phase of a step, and over all of them."""
 
-LAYER_LETTERS = {"c": "conv", "f": "full_attention", "s": "sliding_attention"}
+LAYER_LETTERS = {
+    "c": "conv",
+    "f": "full_attention",
+    "l": "linear_attention",
+    "s": "sliding_attention",
+}
 MLP_LETTERS = {"d": "dense", "s": "sparse"}
 ROPE_LETTERS = {"r": False, "n": True}
 OF_LAYERS = (
@@ -501,8 +506,23 @@ def _model(row: Mapping[str, str]) -> Model:
         qk_nope_head_dim=int(row["qk_nope_head_dim"]),
         qk_rope_head_dim=int(row["qk_rope_head_dim"]),
         v_head_dim=int(row["v_head_dim"]),
+        delta_net=_delta_nets().get(row["hub_id"]),
         **_by_layer().get(row["hub_id"], {}),
     )
+
+
+@lru_cache(maxsize=1)
+def _delta_nets() -> Mapping[str, DeltaNet]:
+    """The sizes of data/delta_nets.csv by Hub id."""
+    return {
+        row["hub_id"]: DeltaNet(
+            key_heads=int(row["key_heads"]),
+            value_heads=int(row["value_heads"]),
+            key_dim=int(row["key_dim"]),
+            value_dim=int(row["value_dim"]),
+        )
+        for row in _rows("delta_nets.csv")
+    }
 
 
 @lru_cache(maxsize=1)

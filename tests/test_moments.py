@@ -31,7 +31,6 @@ from estimator.architectures import attention_of
 from estimator.architectures.decoder import Step, has_window, layer_kinds
 from estimator.combinations import RULES
 from estimator.moments import played_layers
-from estimator.specs import DeltaNet
 from tests.tapes import played
 
 H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1536, 4096, 6, 8, 2, 64
@@ -226,12 +225,6 @@ def fresh(model: Model, setup: TrainingSetup) -> list[tuple[Phase, str, int]]:
 
 
 FAMILIES = {model.model_type: model for model in map(catalog.model, catalog.models())}
-FAMILIES["qwen3_5_text"] = replace(
-    LLAMA,
-    model_type="qwen3_5_text",
-    layer_types=("linear_attention",) * (LLAMA.num_hidden_layers - 1) + ("full_attention",),
-    delta_net=DeltaNet(key_heads=2, value_heads=4, key_dim=24, value_dim=40),
-)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
