@@ -130,7 +130,7 @@ class Work(NamedTuple):
     adapters: float
     """LoRA's two matrices, forward and backward."""
     attention: float
-    """Scores and outputs, forward and backward; of delta-nets what takes their place."""
+    """Scores and outputs, forward and backward; of delta-nets and state spaces what takes their place."""
     products_again: float
     """Linears and adapters of the layers that a checkpoint replays; the head where the loss does."""
     attention_again: float
@@ -152,7 +152,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         full         2 · T · (3 · layers + 3 · outside) + attention     T: tokens in the micro-batch
         frozen       2 · T · (2 · layers + 2 · outside + copied + 3 · r · (in + out)) + attention
         attention    2 · 2 · b · pairs · q · (1 + backward)      q: query width; backward: 2.5 flash, 2 eager
-        delta-nets   2 · b · m · (1 + 2), added to attention     m: ``delta_products``
+        delta-nets   2 · b · m · (1 + 2), added to attention     m: ``delta_products``, ``scan_products``
         checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q
         loss chunked_trl, whose backward makes the logits once more      2 · T · V · h
         DoRA         2 · r · in · (in + out), and with dropout 2 · T · 2 · in · out: the base once more
@@ -180,7 +180,8 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     once = float(FORWARD * ATTENTION_PRODUCTS * setup.per_device_train_batch_size * pairs)
     once *= (model.query_size + model.value_size) / 2
     backward = PLAIN_BACKWARD if is_eager(model, setup) else FLASH_BACKWARD
-    delta = float(FORWARD * setup.per_device_train_batch_size * delta_products(model, length))
+    mixed = delta_products(model, length) + scan_products(model, length)
+    delta = float(FORWARD * setup.per_device_train_batch_size * mixed)
     again = 1.0 if setup.gradient_checkpointing else 0.0
     return Work(
         products=float(forward * (passes * (sizes.layers + sizes.outside) + sizes.copied)),
@@ -225,6 +226,39 @@ def delta_products(model: Model, length: int) -> int:
     rows = ceil_div(length, CHUNK) * CHUNK
     row = CHUNK * (2 * keys + values) + CHUNK * (keys + values) // 2 + 3 * keys * values
     return model.layer_types.count(LINEAR_ATTENTION) * sizes.value_heads * rows * row
+
+
+def scan_products(model: Model, length: int) -> int:
+    """Products of two numbers in the scans of Mamba 2's mixers of one example, forward, over all layers.
+
+        layers · heads · rows · (c · (n + p) + 2 · n · p)
+        c: tokens of a chunk; rows: tokens, rounded up to whole chunks; n: state, p: width of a head
+
+    C with B, scores with values; states from values, outputs from states.
+    Leaves out: the convolution before it, products with decays, what chunks hand on.
+    Source: derived; transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py, ``mamba2_chunk_scan``.
+
+    >>> from estimator.parameters import TINY_LLAMA
+    >>> scan_products(TINY_LLAMA, 64)
+    0
+    """
+    sizes = model.state_space
+    if sizes is None:
+        return 0
+    chunk, state, width = sizes.chunk_size, sizes.state_size, sizes.head_dim
+    rows = ceil_div(length, chunk) * chunk
+    return mixers(model) * sizes.heads * rows * (chunk * (state + width) + 2 * state * width)
+
+
+def mixers(model: Model) -> int:
+    """Layers that have Mamba 2's mixer (a count; the same on every GPU).
+
+    Source: transformers 5.23, models/falcon_h1/modeling_falcon_h1.py (every layer), and ``layer_types`` elsewhere.
+    """
+    if model.state_space is None:
+        return 0
+    layers = model.layer_types
+    return layers.count(LINEAR_ATTENTION) if layers else model.num_hidden_layers
 
 
 def attended_pairs(model: Model, length: int, *, skips: bool) -> int:

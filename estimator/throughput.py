@@ -19,7 +19,17 @@ from typing import NamedTuple
 
 from estimator.architectures.delta_net import CHUNK
 from estimator.arithmetic import ceil_div
-from estimator.flops import Matrices, Work, attended_pairs, is_eager, matrices, work
+from estimator.flops import (
+    FORWARD,
+    Matrices,
+    Work,
+    attended_pairs,
+    is_eager,
+    matrices,
+    mixers,
+    scan_products,
+    work,
+)
 from estimator.memory.offload import offloads
 from estimator.moments import Resident
 from estimator.network import GIGA, exchange_seconds, links, replicas, shards
@@ -127,6 +137,23 @@ DELTA_FORWARD_KERNELS, DELTA_BACKWARD_KERNELS = 9, 37
 LAYER_KERNELS = 120
 """Kernels of another layer, forward and backward, which the seconds below are for."""
 
+# --- state spaces, a token, in float32 -------------------------------------------------------------
+
+SCAN_PAIR_BYTES = 48
+"""A head and a token of its chunk, kernel by kernel: masked 4, summed up 8, masked 8, to the power of e 8, C × B 4,
+decayed 12, read 4. transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py, ``mamba2_chunk_scan``."""
+SCAN_VALUE_BYTES = 170
+"""An element of all heads' values: cast 6, padded twice 16, times D and times the step 16, copied twice 16, three
+products 16, decayed 8, two sums 24, copied 8; gated and normalised 60."""
+SCAN_STATE_BYTES = 80
+"""An element of all heads' B, and equally of C: repeated 8, padded 16, copied 24, decayed 8, products 24."""
+SCAN_CHANNEL_BYTES = 12
+"""A channel of the convolution, in 16 bits: laid out anew 4, convolved 4, activated 4."""
+SCAN_CHUNK_BYTES = 40
+"""A chunk and an element of its state: made 4, joined 8, copied twice 16, handed on 8, read 4."""
+SCAN_FUSED_BYTES = 2
+"""At best, in one kernel: what was projected in, the output out."""
+
 # --- the optimizer, and the host ----------------------------------------------------------------
 
 OPTIMIZER_STEP = "optimizer step"
@@ -181,6 +208,8 @@ class Rates(NamedTuple):
     """What they reach in the slower published runs."""
     bandwidth: float
     """Bytes a second."""
+    float32: float
+    """Operations a second in float32; as ``slow`` where no datasheet says."""
 
 
 def compute_dtype(setup: TrainingSetup) -> Dtype:
@@ -255,7 +284,8 @@ def rates(gpu: Gpu, setup: TrainingSetup) -> Rates:
     measured = None if dtype is Dtype.FLOAT32 else gpu.sustained_tflops
     best = measured or tflops
     slow = min(best, tflops * SLOW_SHARE.get(gpu.architecture, SLOW_SHARE_ELSEWHERE))
-    return Rates(tflops * TERA, best * TERA, slow * TERA, gb_per_s * GIGA)
+    float32 = gpu.fp32_tflops or slow
+    return Rates(tflops * TERA, best * TERA, slow * TERA, gb_per_s * GIGA, float32 * TERA)
 
 
 class Lengths(NamedTuple):
@@ -488,6 +518,7 @@ def step_parts(
             + again * (eager + branches + dora) / slow_bandwidth,
         ),
         _delta_nets(model, setup, length, again, rate),
+        _scans(model, setup, length, again, rate),
         _dequantisation(setup, sizes, 2 + again, rate),
         _casts(setup, sizes, 1 + again, rate),
         Part(
@@ -578,6 +609,30 @@ def _delta_nets(
         passes * fused / rate.bandwidth,
         looped / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
     )
+
+
+def _scans(model: Model, setup: TrainingSetup, length: Lengths, again: int, rate: Rates) -> Part:
+    """Traffic of state spaces: at best by one kernel, at worst as PyTorch runs it, in float32 but for autocast."""
+    sizes = model.state_space
+    if sizes is None:
+        return Part("state spaces", 0.0, 0.0)
+    layers = mixers(model) * setup.per_device_train_batch_size
+    passes = 1 + BACKWARD_TRAFFIC + again
+    fused = layers * length.fast * SCAN_FUSED_BYTES * (sizes.projected_width + sizes.width)
+    chunks = ceil_div(length.slow, sizes.chunk_size)
+    row = SCAN_PAIR_BYTES * sizes.heads * sizes.chunk_size + SCAN_VALUE_BYTES * sizes.width
+    row += 2 * SCAN_STATE_BYTES * sizes.heads * sizes.state_size
+    row += SCAN_CHANNEL_BYTES * sizes.conv_width
+    scanned = (
+        layers
+        * chunks
+        * (sizes.chunk_size * row + SCAN_CHUNK_BYTES * sizes.width * sizes.state_size)
+    )
+    slow = passes * scanned / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
+    if setup.mixed_precision is MixedPrecision.NO:
+        products = setup.per_device_train_batch_size * scan_products(model, length.slow)
+        slow += passes * FORWARD * products / rate.float32
+    return Part("state spaces", passes * fused / rate.bandwidth, slow)
 
 
 def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> Part:

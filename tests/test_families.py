@@ -14,7 +14,7 @@ import pytest
 from estimator import AttnImplementation, TrainingSetup, catalog, estimate
 from estimator.architectures.liger import kernels
 from estimator.custom import resized
-from estimator.flops import attended_pairs, matrices
+from estimator.flops import attended_pairs, matrices, scan_products
 from estimator.hf_config import model_from_config
 from estimator.loading import gate_up_stacks
 from estimator.memory.stored import stored_bytes
@@ -239,6 +239,20 @@ def test_the_scan_grows_with_whole_chunks() -> None:
 def test_other_configs_of_granite_4_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(HYBRID | keys)
+
+
+def test_the_products_of_a_scan_are_counted_by_whole_chunks() -> None:
+    # 5 tokens are two chunks of 4; a row of a head: 4 tokens of its chunk times state 6 and width 4, and twice 6 x 4
+    assert scan_products(model_from_config(HYBRID), 5) == 4 * 8 * (4 * (6 + 4) + 2 * 6 * 4)
+    assert scan_products(model_from_config(MICRO), 5) == 0
+
+
+def test_a_scan_takes_longer_by_pytorch_than_by_a_kernel() -> None:
+    card = catalog.gpu("A100-SXM4-80GB")
+    time = estimate(model_from_config(HYBRID), card, TrainingSetup()).time
+    assert time is not None
+    (part,) = (it for it in time.parts if it.name == "state spaces")
+    assert 0 < 10 * part.low_seconds < part.high_seconds
 
 
 # --- Falcon-H1 and Nemotron-H ---------------------------------------------------------------------

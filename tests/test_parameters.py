@@ -28,7 +28,7 @@ from estimator.parameters import (
     trainable_parameters,
     weight_shapes,
 )
-from estimator.specs import Method, TrainingSetup
+from estimator.specs import Method, StateSpace, TrainingSetup
 
 GPT2 = catalog.model("openai-community/gpt2")
 LLAMA_3_8B = catalog.model("meta-llama/Meta-Llama-3-8B")
@@ -163,7 +163,9 @@ def test_opt_350m_projects_its_embedding_and_has_no_final_norm() -> None:
 
 @pytest.mark.parametrize("model_type", sorted(MODELLED))
 def test_names_within_a_layer_are_unique(model_type: str) -> None:
+    mixer = StateSpace(heads=2, head_dim=4, state_size=4, groups=1, chunk_size=4)
     model = replace(TINY_LLAMA, model_type=model_type, max_position_embeddings=16, qk_norm=True)
+    model = replace(model, state_space=mixer if model_type == "falcon_h1" else None)
     names = [module.name for module in layer_modules(model)]
     assert len(names) == len(set(names))
 
