@@ -18,7 +18,17 @@ from types import MappingProxyType
 from typing import Any
 
 from estimator.parameters import total_parameters
-from estimator.specs import RATES, STEP_PHASES, DeltaNet, Gpu, Machine, Model, Phase, Price
+from estimator.specs import (
+    RATES,
+    STEP_PHASES,
+    DeltaNet,
+    Gpu,
+    Machine,
+    Model,
+    Phase,
+    Price,
+    StateSpace,
+)
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -35,22 +45,16 @@ MOMENTS = ("before", "after_load", *(phase.value for phase in STEP_PHASES), "pea
 
 LAYER_LETTERS = {
     "c": "conv",
+    "e": "moe",
     "f": "full_attention",
     "l": "linear_attention",
+    "m": "mlp",
     "s": "sliding_attention",
 }
 MLP_LETTERS = {"d": "dense", "s": "sparse"}
 ROPE_LETTERS = {"r": False, "n": True}
-OF_LAYERS = (
-    "global_head_dim",
-    "num_global_key_value_heads",
-    "attention_k_eq_v",
-    "num_kv_shared_layers",
-    "use_double_wide_mlp",
-    "hidden_size_per_layer_input",
-    "vocab_size_per_layer_input",
-)
-"""Fields of a model that few families have."""
+ABOUT = frozenset({"hub_id", "source", "retrieved"})
+"""Columns of a table that say of what a row is and where it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -507,6 +511,7 @@ def _model(row: Mapping[str, str]) -> Model:
         qk_rope_head_dim=int(row["qk_rope_head_dim"]),
         v_head_dim=int(row["v_head_dim"]),
         delta_net=_delta_nets().get(row["hub_id"]),
+        state_space=_state_spaces().get(row["hub_id"]),
         **_by_layer().get(row["hub_id"], {}),
     )
 
@@ -514,24 +519,23 @@ def _model(row: Mapping[str, str]) -> Model:
 @lru_cache(maxsize=1)
 def _delta_nets() -> Mapping[str, DeltaNet]:
     """The sizes of data/delta_nets.csv by Hub id."""
-    return {
-        row["hub_id"]: DeltaNet(
-            key_heads=int(row["key_heads"]),
-            value_heads=int(row["value_heads"]),
-            key_dim=int(row["key_dim"]),
-            value_dim=int(row["value_dim"]),
-        )
-        for row in _rows("delta_nets.csv")
-    }
+    return {row["hub_id"]: DeltaNet(**_sizes(row)) for row in _rows("delta_nets.csv")}
+
+
+@lru_cache(maxsize=1)
+def _state_spaces() -> Mapping[str, StateSpace]:
+    """The sizes of data/state_spaces.csv by Hub id."""
+    return {row["hub_id"]: StateSpace(**_sizes(row)) for row in _rows("state_spaces.csv")}
 
 
 @lru_cache(maxsize=1)
 def _by_layer() -> Mapping[str, Any]:
     """What else the models of data/layers.csv have: fields of ``Model`` by Hub id."""
-    return {
-        row["hub_id"]: {name: _number_or_flag(row[name]) for name in OF_LAYERS}
-        for row in _rows("layers.csv")
-    }
+    return {row["hub_id"]: _sizes(row) for row in _rows("layers.csv")}
+
+
+def _sizes(row: Mapping[str, str]) -> dict[str, Any]:
+    return {name: _number_or_flag(cell) for name, cell in row.items() if name not in ABOUT}
 
 
 def _number_or_flag(cell: str) -> int | bool:

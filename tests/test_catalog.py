@@ -104,7 +104,7 @@ def test_dimensions_are_plausible(row: dict[str, str]) -> None:
     assert all(
         row[name] in {"true", "false"} for name in row if row[name].lower() in {"true", "false"}
     )
-    assert set(row["layer_types"]) <= {"c", "f", "l", "s"}
+    assert set(row["layer_types"]) <= {"c", "e", "f", "l", "m", "s"}
     assert "s" not in row["layer_types"] or int(row["sliding_window"]) > 0
 
 
