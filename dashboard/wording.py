@@ -442,8 +442,7 @@ def ledger_html(estimate: Estimate) -> str:
         )
     )
     rows.append(_row(None, "Needed", number(need), "", "What the card must have.", "hr-sum"))
-    shown = estimate.shown
-    rows.append(_row(None, "nvidia-smi", number(shown.middle), "", shown_meaning(estimate)))
+    rows.append(_row(None, "nvidia-smi", "", "", shown_meaning(estimate)))
     head = (
         '<tr><th scope="col">At the peak</th><th scope="col" class="hr-n">GiB</th>'
         '<th scope="col" class="hr-n">Share</th><th scope="col" class="hr-what">What it is</th></tr>'

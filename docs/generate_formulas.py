@@ -23,6 +23,7 @@ PACKAGES = (
     "estimator.throughput",
     "estimator.cost",
     "estimator.placement",
+    "estimator.reserved",
 )
 """Where the formulas are: a module, or a package with all its modules."""
 

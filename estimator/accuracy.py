@@ -14,6 +14,7 @@ from estimator import catalog
 from estimator.contract import Reading, parse, read_setup
 from estimator.engine import estimate as estimate_of
 from estimator.moments import Resident, resident, structure
+from estimator.reserved import reserved, shown
 from estimator.results import Estimate, RunTime
 from estimator.specs import Component, Gpu, Method, Model, Phase, Strategy, TrainingSetup
 from estimator.throughput import SHARING, Sharing, run_time
@@ -186,7 +187,7 @@ class Comparison:
     def estimated_bytes(self) -> int | None:
         """What is estimated for this metric; None without an estimate.
 
-        Of what is reserved or shown there is only a range: its middle, without a context where torch says it.
+        What is reserved or shown is what the caching allocator makes of the step's tensors.
         """
         if self.estimate is None:
             return None
@@ -195,10 +196,9 @@ class Comparison:
             case Metric.ALLOCATED:
                 return answer.peak.bytes
             case Metric.RESERVED:
-                context = (answer.context_low_bytes + answer.context_high_bytes) // 2
-                return max(answer.peak.bytes, answer.shown.middle - context)
+                return max(answer.peak.bytes, reserved(answer))
             case Metric.DEVICE:
-                return answer.shown.middle
+                return shown(answer).middle
             case Metric.TRACED:  # the traced device has no cuBLAS
                 return answer.peak.bytes - answer.peak.resident.get(Component.WORKSPACE, 0)
 

@@ -23,6 +23,7 @@ from estimator.parameters import adapter_parameters
 from estimator.ranks import ranks
 from estimator.remedies import Remedy
 from estimator.repository import from_config
+from estimator.reserved import shown
 from estimator.results import Estimate, OnDevice
 from estimator.specs import (
     NETWORK,
@@ -435,14 +436,14 @@ def _run(estimate: Estimate) -> dict[str, object]:
 
 
 def _need(estimate: Estimate) -> dict[str, object]:
-    verdict = estimate.verdict
+    verdict, on_card = estimate.verdict, shown(estimate)
     return {
         "need_low_bytes": estimate.need_low_bytes,
         "need_high_bytes": estimate.need_high_bytes,
         "need_phase": estimate.decisive.phase.value,
-        "device_bytes": estimate.shown.middle,
-        "device_low_bytes": estimate.shown.low,
-        "device_high_bytes": estimate.shown.high,
+        "device_bytes": on_card.middle,
+        "device_low_bytes": on_card.low,
+        "device_high_bytes": on_card.high,
         "capacity_bytes": estimate.gpu.memory_bytes if estimate.gpu else None,
         "verdict": verdict.value if verdict else None,
         "fits": None if verdict in {None, Verdict.TIGHT} else verdict is Verdict.FITS,

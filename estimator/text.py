@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from estimator import reserved
 from estimator.memory.offload import offloads
 from estimator.remedies import Remedy
 from estimator.results import Estimate
@@ -65,10 +66,10 @@ def verdict(estimate: Estimate) -> str:
 
 def shown(estimate: Estimate) -> str:
     """What nvidia-smi may show, in one sentence."""
-    low, _, high = estimate.shown
+    low, middle, high = reserved.shown(estimate)
     return (
-        f"nvidia-smi may show {gib(low)} to {gib(high)} GiB: the allocator keeps freed blocks while there is room, "
-        "so this decides nothing."
+        f"nvidia-smi may show {gib(middle)} GiB, as runs had it {gib(low)} to {gib(high)}: the allocator keeps freed "
+        "blocks while there is room, so this decides nothing."
     )
 
 

@@ -215,6 +215,14 @@ class Sized:
             for segment, mark in enumerate(program.marks)
         ]
 
+    def events(self, segment: int) -> Iterator[tuple[int, tuple[str, int, int], int]]:
+        """What a stretch makes (1) and frees (-1), one after the other: operator, slot and component, and its bytes."""
+        program = self._program
+        for event in range(*program.spans[segment]):
+            slot = program.slots[event]
+            key = program.operations[event], slot, program.components[event]
+            yield program.signs[event], key, self._sizes[slot]
+
     def add_held(
         self, held: Counter[Reason], segment: int, times: int, before: int | None = None
     ) -> None:

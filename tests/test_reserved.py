@@ -1,0 +1,146 @@
+"""The caching allocator by hand, and what it makes of a run's tensors against what published runs reserved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from estimator import accuracy, catalog, estimate
+from estimator.accuracy import Metric
+from estimator.memory.allocator import MIB, Allocator
+from estimator.reserved import outside_bytes, reserved_bytes, shown
+from estimator.specs import Strategy, TrainingSetup
+
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+A100 = catalog.gpu("A100-SXM4-80GB")
+
+
+def test_small_tensors_share_segments_of_2_mib() -> None:
+    allocator = Allocator()
+    for _ in range(4096):  # of 512 bytes: 2 MiB together
+        allocator.take(512)
+    assert allocator.reserved == 2 * MIB
+    allocator.take(512)
+    assert allocator.reserved == 4 * MIB
+
+
+def test_what_is_below_10_mib_is_cut_from_20() -> None:
+    allocator = Allocator()
+    allocator.take(6 * MIB)
+    allocator.take(6 * MIB)
+    allocator.take(6 * MIB)  # 2 MiB are left
+    assert allocator.reserved == 20 * MIB
+    allocator.take(6 * MIB)
+    assert allocator.reserved == 40 * MIB
+
+
+def test_a_freed_block_is_cut_and_becomes_one_again() -> None:
+    allocator = Allocator()
+    whole = allocator.take(100 * MIB)
+    allocator.give(whole)
+    first, second = allocator.take(30 * MIB), allocator.take(70 * MIB)
+    assert allocator.reserved == 100 * MIB
+    allocator.give(first)
+    allocator.give(second)
+    allocator.take(100 * MIB)
+    assert allocator.reserved == 100 * MIB
+
+
+def test_a_small_tensor_in_the_middle_keeps_two_halves_apart() -> None:
+    allocator = Allocator()
+    blocks = [allocator.take(size * MIB) for size in (40, 2, 40)]
+    allocator.give(blocks[0])
+    allocator.give(blocks[2])
+    # the 2 MiB lie in a segment of 20 by themselves, so that both 40 are whole: nothing is large enough for 60
+    allocator.take(60 * MIB)
+    assert allocator.reserved == (40 + 20 + 40 + 60) * MIB
+
+
+def test_each_stream_has_blocks_of_its_own() -> None:
+    allocator = Allocator()
+    allocator.give(allocator.take(50 * MIB, 0))
+    allocator.take(50 * MIB, 1)
+    assert allocator.reserved == 100 * MIB
+
+
+def test_a_full_card_gives_back_what_is_free_as_a_whole() -> None:
+    allocator = Allocator(limit=100 * MIB)
+    allocator.give(allocator.take(80 * MIB))
+    allocator.take(90 * MIB)
+    assert allocator.reserved == 90 * MIB
+    assert allocator.highest == 90 * MIB
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 5)), max_size=80))
+def test_what_is_reserved_holds_what_is_alive_and_comes_back_whole(
+    steps: list[tuple[int, int]],
+) -> None:
+    allocator, blocks, alive = Allocator(), [], 0
+    for size, age in steps:
+        blocks.append(allocator.take(512 * 7 * size))
+        alive += 512 * 7 * size
+        assert allocator.reserved >= alive
+        if len(blocks) > age:
+            gone = blocks.pop(age)
+            allocator.give(gone)
+            alive = sum(size for _, size, _ in blocks)
+    for block in blocks:
+        allocator.give(block)
+    before = allocator.reserved
+    allocator.give(allocator.take(512))
+    assert allocator.reserved in {before, before + 2 * MIB}
+
+
+def test_readings_are_met_without_a_fitted_share() -> None:
+    # published readings of nvidia-smi and of torch.cuda.max_memory_reserved: data/measurements.csv
+    errors = {
+        metric: [
+            abs(it.error)
+            for it in accuracy.measured()
+            if it.metric is metric and it.error is not None
+        ]
+        for metric in (Metric.DEVICE, Metric.RESERVED)
+    }
+    assert median(errors[Metric.DEVICE]) < 0.05  # 0.06 by the median share of the same runs
+    assert max(errors[Metric.DEVICE]) < 0.15
+    assert sum(error < 0.05 for error in errors[Metric.DEVICE]) >= 16  # of 27, where it was 9
+    assert median(errors[Metric.RESERVED]) < 0.09  # where it was 0.134
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        TrainingSetup(),
+        TrainingSetup(gradient_accumulation_steps=4, gradient_checkpointing=True),
+        TrainingSetup(strategy=Strategy.ZERO2, num_gpus=4),
+        TrainingSetup(strategy=Strategy.ZERO3, num_gpus=4, gradient_checkpointing=True),
+        TrainingSetup(strategy=Strategy.FSDP, num_gpus=4, gradient_checkpointing=True),
+        TrainingSetup(strategy=Strategy.FSDP, num_gpus=4, fsdp_version=1),
+        TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4),
+    ],
+)
+def test_what_is_shown_holds_the_peak_and_the_card(setup: TrainingSetup) -> None:
+    answer = estimate(MISTRAL, A100, setup)
+    on_card = shown(answer)
+    assert on_card.low <= on_card.middle <= on_card.high
+    assert on_card.middle <= max(A100.memory_bytes, answer.need_low_bytes)
+    if answer.need_high_bytes <= A100.memory_bytes:
+        assert on_card.middle >= answer.decisive.bytes
+
+
+def test_room_changes_what_is_kept_and_not_what_is_needed() -> None:
+    setup = TrainingSetup(
+        gradient_checkpointing=True, per_device_train_batch_size=8, max_length=4096
+    )
+    large = replace(A100, memory_bytes=4 * A100.memory_bytes)
+    kept = reserved_bytes(MISTRAL, large, setup)
+    outside = sum(outside_bytes(setup))
+    small = replace(A100, memory_bytes=kept + outside - 1024 * MIB)
+    assert reserved_bytes(MISTRAL, small, setup) <= kept - 1024 * MIB
+    assert estimate(MISTRAL, small, setup).need_low_bytes == (
+        estimate(MISTRAL, large, setup).need_low_bytes
+    )
