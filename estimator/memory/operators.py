@@ -195,10 +195,10 @@ def rms_norm_float32(tape: Tape, x: Tensor, weight: Tensor, rows: int, *, one_pl
     Source: transformers 5.23, models/gemma/modeling_gemma.py, ``GemmaRMSNorm``; models/olmo2/modeling_olmo2.py.
     """
     unit = normalized(tape, cast(tape, x, 4), rows)
-    factor: Tensor = weight
-    if one_plus:
-        factor = add_number(tape, cast(tape, weight, 4))
-    return cast(tape, multiply(tape, unit, factor, "norm"), x.width)
+    if one_plus:  # in Gemma the product takes the name of what it is a product of
+        unit = multiply(tape, unit, add_number(tape, cast(tape, weight, 4)), "norm")
+        return cast(tape, unit, x.width)
+    return cast(tape, multiply(tape, unit, weight, "norm"), x.width)
 
 
 def rms_norm_by_power(tape: Tape, x: Tensor, weight: Parameter | None, rows: int) -> Tensor:
