@@ -32,6 +32,7 @@ from estimator.parameters import (
     Linear,
     layer_groups,
     layer_modules,
+    linears_peft_takes,
     outer_modules,
     tied_head,
 )
@@ -832,12 +833,14 @@ def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
 def methods(of: Estimate) -> dict[Method, Estimate]:
     """The same setup under each method that can train it; as PEFT and ZeRO-3 take it where they refuse it as it is.
 
-    PEFT refuses dropout beside stacked experts, and ZeRO-3 divides packed weights only where they pass for floats.
+    PEFT refuses dropout beside stacked experts and stops at some layers; ZeRO-3 divides packed weights only where they
+    pass for floats.
     """
     ways: tuple[dict[str, Any], ...] = (
         {},
         {"lora_dropout": 0.0},
         {"bnb_4bit_quant_storage": str(Dtype.BFLOAT16)},
+        {"lora_target_modules": linears_peft_takes(of.model)},
     )
     found = {}
     for method in Method:
@@ -850,7 +853,8 @@ def methods(of: Estimate) -> dict[Method, Estimate]:
 def method_keys(of: Estimate) -> dict[str, object]:
     """What a click on a method's card sets."""
     return {
-        key: getattr(of.setup, key) for key in ("method", "lora_dropout", "bnb_4bit_quant_storage")
+        key: getattr(of.setup, key)
+        for key in ("method", "lora_dropout", "bnb_4bit_quant_storage", "lora_target_modules")
     }
 
 

@@ -1622,15 +1622,17 @@ def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
     return setup.lora_dropout > 0 and any(is_adapted(module, setup) for module in bare)
 
 
-def stops_at_router(model: Model, setup: TrainingSetup) -> bool:
-    """Whether the setup's adapters take a router that PEFT stops at (a yes or no).
+def stops_at(model: Model, setup: TrainingSetup) -> tuple[str, ...]:
+    """What the setup's adapters take and PEFT stops at (names; per model): a router, or a weight that kernels read.
 
-    Source: PEFT 0.21 tuners/lora/layer.py, ``Linear.forward`` (``result.dtype``, of a tuple).
+    Source: PEFT 0.21 tuners/lora/layer.py, ``Linear.forward`` (``result.dtype``, of a tuple), and
+    tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``.
 
-    >>> stops_at_router(TINY_LLAMA, TrainingSetup(method=Method.LORA))
-    False
+    >>> stops_at(TINY_LLAMA, TrainingSetup(method=Method.LORA))
+    ()
     """
-    return any(_is_stopping(module, setup) for module, _ in _adaptable(model))
+    names = (_last(module) for module, _ in _adaptable(model) if _is_stopping(module, setup))
+    return tuple(dict.fromkeys(names))
 
 
 def _is_stopping(module: Linear | Bare, setup: TrainingSetup) -> bool:
@@ -1638,21 +1640,21 @@ def _is_stopping(module: Linear | Bare, setup: TrainingSetup) -> bool:
     return stops and is_adapted(module, setup)
 
 
-def attention_projections(model: Model) -> tuple[str, ...]:
-    """The names of the attention's linears, as a list of ``lora_target_modules`` has them (names; per model).
+def _last(module: Linear | Bare) -> str:
+    return module.name.rpartition(".")[2]
 
-    Source: derived, from ``layer_modules``.
 
-    >>> attention_projections(TINY_LLAMA)
-    ('q_proj', 'k_proj', 'v_proj', 'o_proj')
+def linears_peft_takes(model: Model) -> tuple[str, ...]:
+    """All linears that can have an adapter (names; per model), as a list of ``lora_target_modules`` has them.
+
+    Source: derived, from ``layer_modules``; as ``stops_at``.
+
+    >>> linears_peft_takes(TINY_LLAMA)
+    ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj')
     """
-    linears = (module for module, _ in modules_with_counts(model) if isinstance(module, Linear))
-    named = (it.name.rpartition(".") for it in linears)
-    # Nemotron-H's attention is called a mixer, as its other layers are
-    projections = {f"{letter}_proj" for letter in "qkvo"}
-    return tuple(
-        dict.fromkeys(last for block, _, last in named if "att" in block or last in projections)
-    )
+    linears = [module for module, _ in _adaptable(model) if isinstance(module, Linear)]
+    stopping = {_last(it) for it in linears if it.routes or it.unadaptable}
+    return tuple(dict.fromkeys(_last(it) for it in linears if _last(it) not in stopping))
 
 
 def _check_routers(model: Model, setup: TrainingSetup, adaptable: Sequence[Linear | Bare]) -> None:

@@ -14,7 +14,7 @@ from estimator.architectures.liger import fuses_head, loss_of
 from estimator.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.engine import need
 from estimator.limits import holds, smallest_gpu
-from estimator.parameters import attention_projections, dropout_is_refused, stops_at_router
+from estimator.parameters import dropout_is_refused, linears_peft_takes, stops_at
 from estimator.results import Estimate
 from estimator.sets import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.specs import (
@@ -329,15 +329,16 @@ def _splits(setup: TrainingSetup) -> Iterator[Keys]:
 
 def _where(model: Model, setup: TrainingSetup) -> str:
     adapted = replace(setup, method=Method.LORA)
-    return " on the attention" if stops_at_router(model, adapted) else ""
+    stops = stops_at(model, adapted)
+    return f" on all but {' and '.join(stops)}" if stops else ""
 
 
 def _with_adapters(model: Model, setup: TrainingSetup) -> Keys:
     """What else changes with the method: real states, other layers and no dropout where PEFT stops at the setup's."""
     adapted = replace(setup, method=Method.LORA)
     keys: dict[str, Any] = dict(_real_states(setup))
-    if stops_at_router(model, adapted):
-        keys["lora_target_modules"] = attention_projections(model)
+    if stops_at(model, adapted):
+        keys["lora_target_modules"] = linears_peft_takes(model)
         adapted = replace(adapted, **keys)
     return keys | ({"lora_dropout": 0.0} if dropout_is_refused(model, adapted) else {})
 

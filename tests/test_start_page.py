@@ -372,3 +372,13 @@ def test_going_back_to_an_address_sets_what_lies_in_closed_expanders_too():
         page.run()
     assert setting(page, "num_train_examples") == 10_000
     assert widget(page, "num_train_examples box").value == 10_000
+
+
+def test_a_model_at_one_layer_of_which_peft_stops_has_its_three_cards_all_the_same():
+    page = open_page(model="nvidia/Nemotron-H-8B-Base-8K", gpu="H100-SXM5-80GB")
+    for method in ("lora", "qlora"):
+        assert page.button(key=f"open {method}")
+    page.button(key="open lora").click().run()
+    page.run()
+    assert not page.exception
+    assert "LoRA of Nemotron-H-8B-Base-8K needs" in text(page)
