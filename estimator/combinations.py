@@ -198,7 +198,27 @@ RULES = (
         "modules_to_save under {s.strategy} is not modelled yet; leave it out, or take ddp.",
     ),
     Rule(
-        lambda s: (s.use_dora or s.load_in_8bit) and (s.strategy.is_fsdp or s.strategy.is_zero),
+        lambda s: s.has_8bit_base and s.strategy.is_fsdp and s.fsdp_version == 2,
+        # torch 2.13, _fsdp_param.py, _init_sharded_param makes it an nn.Parameter; bitsandbytes 0.50, nn/modules.py,
+        # Linear8bitLt.forward: "'Parameter' object has no attribute 'CB'"
+        "FSDP 2 makes LLM.int8's weights plain parameters, without bitsandbytes' scales ('Parameter' object has no "
+        "attribute 'CB'); take method qlora, or strategy ddp.",
+    ),
+    Rule(
+        lambda s: s.has_8bit_base and s.uses_fsdp1,
+        # torch 2.13, _flat_param.py, _validate_tensors_to_flatten
+        "FSDP 1 cannot flatten integer dtype tensors, and LLM.int8's weights are such; take method qlora with "
+        "bnb_4bit_quant_storage {s.dtype}, or strategy ddp.",
+    ),
+    Rule(
+        lambda s: (
+            (
+                s.use_dora
+                and s.strategy.divides
+                and (s.uses_fsdp1 or s.strategy.is_zero or s.has_packed_base)
+            )
+            or (s.load_in_8bit and s.strategy.is_zero)
+        ),
         "use_dora and load_in_8bit under {s.strategy} are not modelled yet; take strategy ddp.",
     ),
     Rule(

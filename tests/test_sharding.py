@@ -139,6 +139,26 @@ TRACED = {
         FOUR,
         (103_753_728, 47_003_136, 85_217_280, 18_242_048),
     ),
+    "DoRA": (
+        {**LORA, "use_dora": True, "strategy": "fsdp"},
+        FOUR,
+        (117_851_648, 42_689_024, 84_564_992, 14_245_376),
+    ),
+    "DoRA, checkpointed": (
+        {**LORA, "use_dora": True, "strategy": "fsdp", "gradient_checkpointing": True},
+        FOUR,
+        (83_635_200, 19_321_344, 101_210_112, 14_245_376),
+    ),
+    "DoRA, no autocast": (
+        {**LORA, "use_dora": True, "strategy": "fsdp", "mixed_precision": "no"},
+        FOUR,
+        (341_117_440, 231_052_800, 274_733_056, 14_245_376),
+    ),
+    "DoRA, fsdp_grad_op": (
+        {**LORA, "use_dora": True, "strategy": "fsdp_grad_op"},
+        FOUR,
+        (189_345_280, 137_331_200, 135_278_080, 14_245_376),
+    ),
     "Liger's loss": (
         {"strategy": "fsdp", "loss": "liger"},
         FOUR,
@@ -203,6 +223,7 @@ STOPS = {
         {"tie_word_embeddings": True},
         "one tied weight",
     ),
+    "LLM.int8": ({**LORA, "load_in_8bit": True}, {}, "has no attribute 'CB'"),
     "Liger beside an untied head": (
         {**LORA, "loss": "liger"},
         {},
