@@ -281,6 +281,13 @@ def _check(model: Model, setup: TrainingSetup) -> None:
             f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} is not modelled yet for {model.model_type}, "
             "whose experts transformers takes apart before it packs them; take method lora on a 16-bit base."
         )
+    if family.reads_weights and setup.has_packed_base:
+        # transformers 5.23, models/gemma3n/modeling_gemma3n.py, Gemma3nTextAltUp.correct (weight.clamp)
+        raise ValueError(
+            f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} stops in {model.model_type}, whose forward "
+            f"multiplies by the weight of {family.reads_weights} itself, which is no matrix once packed ('a and b "
+            "must have same reduction dim'); take method lora on a 16-bit base."
+        )
     if sentence := shared_between_layers(model, setup):
         raise ValueError(sentence)
     if setup.strategy is Strategy.DEVICE_MAP and model.output_router_logits:

@@ -9,7 +9,7 @@ cannot be read is a ``ValueError`` that names the key and says what to change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from estimator.arithmetic import ceil_div
@@ -43,6 +43,7 @@ TEXT_PARTS = {
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "idefics2": "mistral",
     "idefics3": "llama",
@@ -152,6 +153,14 @@ _DEFAULTS = {
         sliding_window=4096,
         sliding_pattern=6,
     ),
+    "gemma3n_text": _Defaults(
+        tied=True,
+        key_value_heads=2,
+        head_dim=256,
+        hidden_act="gelu_pytorch_tanh",
+        sliding_window=512,
+        sliding_pattern=5,
+    ),
     "gemma4_text": _Defaults(
         tied=True,
         key_value_heads=4,
@@ -260,7 +269,8 @@ _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smoll
 _WINDOWED = (
     _ALL_WINDOWED
     | _SWITCHED_WINDOW
-    | {"cohere2", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "llama4_text"}
+    | {"cohere2", "exaone4", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss"}
+    | {"llama4_text"}
     | {"olmo3"}
 )
 _PARTLY_DENSE = frozenset(
@@ -294,6 +304,7 @@ _PDROP = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 _SOFTCAPPED = {
     "gemma2": (50.0, 30.0),
     "gemma3_text": (None, None),
+    "gemma3n_text": (None, 30.0),
     "gemma4_text": (None, None),
 }
 
@@ -510,6 +521,7 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
         **_experts(read, sizes),
         **_dropouts(read),
         jitters_input=_jitters_input(read),
+        **_streams(read, sizes["num_hidden_layers"]),
         **_per_layer(read, windows["layer_types"], sizes),
     )
 
@@ -595,8 +607,23 @@ def _intermediate_size(read: _Config, hidden: int, fallback: Mapping[str, int]) 
             return read.whole("ffn_dim")
         case "qwen3_5_moe_text" | "qwen3_next":  # no layer has an MLP of that width
             return read.whole("intermediate_size", "moe_intermediate_size")
+        case "gemma3n_text":
+            return _gemma3n_width(read)
         case _:
             return read.whole("intermediate_size", default=fallback.get("intermediate_size"))
+
+
+def _gemma3n_width(read: _Config) -> int:
+    """One width, or one a layer; only such are modelled that are all the same."""
+    widths = read.values.get("intermediate_size")
+    if not isinstance(widths, list | tuple):
+        return read.whole("intermediate_size", default=16_384)
+    if not widths or any(width != widths[0] for width in widths):
+        raise ValueError(
+            "intermediate_size must be the same in all layers of gemma3n_text, since only such are modelled; correct "
+            "it in the config."
+        )
+    return replace(read, values={"intermediate_size": widths[0]}).whole("intermediate_size")
 
 
 def _lfm2_width(read: _Config) -> int:
@@ -691,7 +718,7 @@ def _hidden_act(read: _Config, family: _Defaults) -> str:
             return read.text("activation_function", default=family.hidden_act)
         case "falcon":
             return read.text("activation", default=family.hidden_act)
-        case "gemma2" | "gemma3_text" | "gemma4_text":
+        case "gemma2" | "gemma3_text" | "gemma3n_text" | "gemma4_text":
             return read.text("hidden_activation", default=family.hidden_act)
         case "nemotron_h":
             return read.text("mlp_hidden_act", default=family.hidden_act)
@@ -1259,6 +1286,7 @@ def _patterned(read: _Config, default: int, layers: int) -> tuple[str, ...]:
         )
     if read.model_type in {
         "gemma2",
+        "gemma3n_text",
         "gemma4_text",
         "gpt_oss",
         "olmo3",
@@ -1300,7 +1328,7 @@ def _listed_rotary(read: _Config, layers: int) -> tuple[bool, ...]:
 
 def _per_layer(read: _Config, kinds: tuple[str, ...], sizes: _Sizes) -> _PerLayer:
     """Gemma 4: what differs between its layers; all 0 elsewhere."""
-    if read.model_type != "gemma4_text":
+    if read.model_type not in {"gemma3n_text", "gemma4_text"}:
         return {
             "global_head_dim": 0,
             "num_global_key_value_heads": 0,
@@ -1311,6 +1339,8 @@ def _per_layer(read: _Config, kinds: tuple[str, ...], sizes: _Sizes) -> _PerLaye
             "vocab_size_per_layer_input": 0,
         }
     _check_gemma4(read, kinds)
+    if read.model_type == "gemma3n_text":
+        return _of_gemma3n(read, kinds)
     same = read.flag("attention_k_eq_v", default=False)
     width = read.values.get("hidden_size_per_layer_input", 256)
     has_inputs = width is not None and width != 0
@@ -1334,6 +1364,57 @@ def _jitters_input(read: _Config) -> bool:
     return read.model_type == "phimoe" and read.share("input_jitter_noise") > 0
 
 
+def _of_gemma3n(read: _Config, kinds: tuple[str, ...]) -> _PerLayer:
+    return {
+        "global_head_dim": 0,
+        "num_global_key_value_heads": 0,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": _shared_layers(read, kinds),
+        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": read.whole("hidden_size_per_layer_input", default=256),
+        "vocab_size_per_layer_input": read.whole("vocab_size_per_layer_input", default=262_144),
+    }
+
+
+class _Streams(TypedDict):
+    altup_num_inputs: int
+    laurel_rank: int
+    cut_layers: int
+
+
+def _streams(read: _Config, layers: int) -> _Streams:
+    """Gemma 3n: AltUp's streams, LAuReL's rank, and the first layers, whose gates are cut; all 0 elsewhere."""
+    if read.model_type != "gemma3n_text":
+        return {"altup_num_inputs": 0, "laurel_rank": 0, "cut_layers": 0}
+    for name, only in (("altup_active_idx", 0), ("altup_correct_scale", True)):
+        if read.values.get(name, only) != only:
+            raise ValueError(
+                f"{name} {_show(read.values[name])} is not modelled for gemma3n_text; set it to {only} in the config."
+            )
+    if read.values.get("altup_coef_clip", 120.0) is None:
+        raise ValueError(
+            "altup_coef_clip null is not modelled for gemma3n_text; set it to 120.0 in the config."
+        )
+    # Gemma3nTextConfig.__post_init__: the first ten layers, if there are more
+    cut = 10 if layers > 10 else 0
+    shares = read.values.get("activation_sparsity_pattern", [0.95] * cut + [0.0] * (layers - cut))
+    if not isinstance(shares, list | tuple) or len(shares) != layers:
+        raise ValueError(
+            f"activation_sparsity_pattern must list a share for each of the {layers} layers; correct it in the config."
+        )
+    is_cut = [share != 0 for share in shares]
+    if sorted(is_cut, reverse=True) != is_cut:
+        raise ValueError(
+            "activation_sparsity_pattern is modelled where the first layers are cut and the others not; correct it in "
+            "the config."
+        )
+    return {
+        "altup_num_inputs": read.whole("altup_num_inputs", default=4, most=MOST_HEADS),
+        "laurel_rank": read.whole("laurel_rank", default=64),
+        "cut_layers": sum(is_cut),
+    }
+
+
 def _check_gemma4(read: _Config, kinds: tuple[str, ...]) -> None:
     if read.values.get("use_bidirectional_attention") == "all":
         raise ValueError(
@@ -1350,7 +1431,7 @@ def _check_gemma4(read: _Config, kinds: tuple[str, ...]) -> None:
         )
     if not kinds:
         raise ValueError(
-            f'layer_types must hold both "{FULL}" and "{SLIDING}" in gemma4_text, since only such are modelled; '
+            f'layer_types must hold both "{FULL}" and "{SLIDING}" in {read.model_type}, since only such are modelled; '
             "correct it in the config."
         )
 
@@ -1385,9 +1466,10 @@ def _global_heads(read: _Config, kinds: tuple[str, ...], *, gated: bool) -> tupl
 
 def _shared_layers(read: _Config, kinds: tuple[str, ...]) -> int:
     """How many last layers share; of each type they need one before them that has keys and values."""
-    if read.values.get("num_kv_shared_layers") in (None, 0):
+    default = 15 if read.model_type == "gemma3n_text" else 0
+    if read.values.get("num_kv_shared_layers", default) in (None, 0):
         return 0
-    shared = read.whole("num_kv_shared_layers", most=len(kinds))
+    shared = read.whole("num_kv_shared_layers", default=default, most=len(kinds))
     if set(kinds[: len(kinds) - shared]) != set(kinds):
         raise ValueError(
             f"num_kv_shared_layers {shared} leaves no layer of each type before the {shared} that share; lower it in "

@@ -103,7 +103,9 @@ class _Layout:
     """Stacked experts are taken apart before they are packed in 4 or 8 bits."""
 
 
-BARE_VECTORS = frozenset({"A_log", "D", "dt_bias", "per_expert_scale", "scale", "sinks"})
+BARE_VECTORS = frozenset(
+    {"A_log", "D", "correct_output_scale", "dt_bias", "per_expert_scale", "scale", "sinks"}
+)
 """Parameters of one dimension that stand in their parent's tables by themselves, without a module."""
 
 _ATTENTION = "self_attn:@Attention(q_proj k_proj v_proj o_proj q_norm? k_norm?)"
@@ -232,6 +234,27 @@ def _gemma4() -> str:
     )
 
 
+def _gemma3n() -> str:
+    """As Gemma 3n has it: layers with and without keys and values of their own; projections for each other stream."""
+    rest = (
+        f"{_GATED} {_FOUR_NORMS} act_fn altup:@TextAltUp(correction_coefs prediction_coefs modality_router "
+        "router_norm) laurel:@TextLaurelBlock(linear_left linear_right post_laurel_norm) per_layer_input_gate "
+        "per_layer_projection post_per_layer_input_norm"
+    ).replace("@MLP", "@TextMLP")
+    layers = " ".join(
+        f"{kind}*:@TextDecoderLayer(self_attn:@TextAttention({inside}) {rest})"
+        for kind, inside in (
+            ("", "q_proj q_norm k_proj v_proj k_norm v_norm o_proj"),
+            (REUSING, "q_proj q_norm o_proj"),
+        )
+    )
+    return (
+        f"model:@TextModel(embed_tokens layers:ModuleList({layers}) norm rotary_emb embed_tokens_per_layer "
+        "per_layer_model_projection per_layer_projection_norm altup_projections:ModuleList(#) "
+        "altup_unembed_projections:ModuleList(#)) lm_head"
+    )
+
+
 def _transformer(outer: str) -> str:
     """As GPT-2 has it."""
     return f"transformer:@Model({outer}) lm_head"
@@ -291,6 +314,7 @@ _LAYOUTS: Mapping[str, _Layout] = {
     "gemma3_text": _Layout(
         "Gemma3", _decoder(f"{_ATTENTION} {_GATED} {_FOUR_NORMS}", model="@TextModel")
     ),
+    "gemma3n_text": _Layout("Gemma3n", _gemma3n()),
     "gemma4_text": _Layout("Gemma4", _gemma4()),
     "glm": _Layout("Glm", _decoder(f"{_ATTENTION} {_FUSED} {_TWO_NORMS}")),
     "glm4": _Layout(
@@ -491,11 +515,13 @@ class _Builder:
             elif item.name.endswith("*"):
                 continue
             elif item.name == "#":
-                below = [name for name in self.layer if name.startswith(f"{in_layer}.")]
+                known = self.outer if in_layer is None else self.layer
+                block = above.rpartition(".")[2] if in_layer is None else in_layer
+                below = [name for name in known if name.startswith(f"{block}.")]
                 nodes += (
                     Node(
                         f"{above}.{name.rpartition('.')[2]}",
-                        tensors=_tensors(self.model, self.layer[name]),
+                        tensors=_tensors(self.model, known[name]),
                     )
                     for name in below
                 )
@@ -566,13 +592,20 @@ def _buffers(model: Model, module: str) -> tuple[Tensor, ...]:
     rotary = model.qk_rope_head_dim or int(model.head_dim * model.partial_rotary_factor)
     positions = model.max_position_embeddings
     match model.model_type, module:
+        case "gemma3n_text", "model":
+            return tuple(
+                Tensor(name, 1, Kind.WEIGHT, is_buffer=True)
+                for name in ("per_layer_projection_scale", "per_layer_input_scale")
+            )
+        case "gemma3n_text", "altup":
+            return (Tensor("router_input_scale", 1, Kind.WEIGHT, is_buffer=True),)
         case "gemma4_text", "rotary_emb":
             widths = (model.global_head_dim or rotary, rotary)
             return tuple(Tensor("inv_freq", it // 2, Kind.FLOAT32) for it in widths for _ in "12")
         case "gemma4_text", name if name.isdecimal():
             return (Tensor("layer_scalar", 1, Kind.WEIGHT, is_buffer=True),)
         case _, "rotary_emb":
-            by_type = model.model_type in {"gemma3_text", "olmo3"}
+            by_type = model.model_type in {"gemma3_text", "gemma3n_text", "olmo3"}
             copies = 2 * max(1, len(set(model.layer_types))) if by_type else 2
             frequencies = (rotary + 1) // 2
             return (Tensor("inv_freq", frequencies, Kind.FLOAT32),) * copies
@@ -591,9 +624,9 @@ def _buffers(model: Model, module: str) -> tuple[Tensor, ...]:
             return (Tensor("embed_positions", positions * rotary, Kind.FLOAT32),)
         case "gpt_bigcode", "transformer":
             return (Tensor("bias", positions**2, Kind.BOOL),)
-        case "gemma4_text", "embed_tokens_per_layer":
+        case "gemma3n_text" | "gemma4_text", "embed_tokens_per_layer":
             return (Tensor("embed_scale", 1, Kind.WEIGHT),)
-        case "gemma" | "gemma2" | "gemma3_text" | "gemma4_text", "embed_tokens":
+        case "gemma" | "gemma2" | "gemma3_text" | "gemma3n_text" | "gemma4_text", "embed_tokens":
             return (Tensor("embed_scale", 1, Kind.WEIGHT),)
         case "apertus", "act_fn":
             return (Tensor("beta", 1, Kind.WEIGHT), Tensor("eps", 1, Kind.WEIGHT))

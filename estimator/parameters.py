@@ -766,6 +766,31 @@ def _layer_input(model: Model) -> tuple[Module, ...]:
     )
 
 
+def _gemma3n(model: Model, *, reuses: bool = False) -> tuple[Module, ...]:
+    hidden, streams, rank = model.hidden_size, model.altup_num_inputs, model.laurel_rank
+    return (
+        *_gemma4(model, reuses=reuses),
+        Norm("altup.correct_output_scale", hidden),
+        Linear("altup.correction_coefs", streams, streams),
+        Linear("altup.prediction_coefs", streams, streams**2),
+        Linear("altup.modality_router", hidden, streams),
+        *_norms(model, "altup.router_norm"),
+        Linear("laurel.linear_left", hidden, rank),
+        Linear("laurel.linear_right", rank, hidden),
+        *_norms(model, "laurel.post_laurel_norm"),
+    )
+
+
+def _gemma3n_outer(model: Model) -> tuple[Module, ...]:
+    hidden = model.hidden_size
+    projections = (
+        Linear(f"{block}.{index}", hidden, hidden)
+        for block in ("altup_projections", "altup_unembed_projections")
+        for index in range(model.altup_num_inputs - 1)
+    )
+    return (*_gemma4_outer(model), *projections)
+
+
 def _gemma4_experts(model: Model) -> tuple[Module, ...]:
     """A mixture beside the MLP; the router scales its input and each expert's share."""
     hidden, experts = model.hidden_size, model.num_experts
@@ -1105,6 +1130,9 @@ _FAMILIES = {
     "gemma": _LLAMA,
     "gemma2": _Family(_gemma2),
     "gemma3_text": _Family(_gemma3),
+    "gemma3n_text": _Family(
+        _gemma3n, _gemma3n_outer, others={REUSING: partial(_gemma3n, reuses=True)}
+    ),
     "gemma4_text": _Family(
         _gemma4,
         _gemma4_outer,
@@ -1190,7 +1218,6 @@ _LINEAR_ATTENTION = (
     "its linear attention trains by kernels of flash-linear-attention, "
     "whose memory differs from that of the PyTorch code"
 )
-_STREAMS = "its layers carry four hidden states at once and predict three of them from the other"
 BEYOND: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -1212,7 +1239,6 @@ BEYOND: Mapping[str, str] = {
         ),
         _LINEAR_ATTENTION,
     ),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), _STREAMS),
     "mllama": "some of its layers attend to the image",
     "mllama_text_model": "some of its layers attend to the image",
     "recurrent_gemma": "two of three layers are recurrent",
@@ -1282,8 +1308,9 @@ def layer_kind(model: Model, index: int) -> str:
         return MAMBA if model.state_space else DELTA
     if model.model_type == "olmo" and model.tie_word_embeddings:
         return LAST if index == model.num_hidden_layers - 1 else ""
-    if model.model_type == "gemma4_text":
-        is_global = bool(model.layer_types) and model.layer_types[index] == FULL_ATTENTION
+    if model.num_kv_shared_layers or model.model_type == "gemma4_text":
+        may_be = model.model_type == "gemma4_text" and bool(model.layer_types)
+        is_global = may_be and model.layer_types[index] == FULL_ATTENTION
         is_reusing = index >= model.num_hidden_layers - model.num_kv_shared_layers
         return "-".join([GLOBAL] * is_global + [REUSING] * is_reusing)
     is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE

@@ -394,6 +394,12 @@ class Model:
     """Gemma 4: width of a head in layers without a window; 0: as in all others."""
     num_global_key_value_heads: int = 0
     """Gemma 4: key-value heads of these layers; 0: as many as in all others."""
+    altup_num_inputs: int = 0
+    """Gemma 3n: streams of hidden states that the layers carry; 0: one."""
+    laurel_rank: int = 0
+    """Gemma 3n: rank of the path beside attention."""
+    cut_layers: int = 0
+    """Gemma 3n: so many first layers keep only the largest gates of their MLP."""
     jitters_input: bool = False
     """PhiMoE: noise is multiplied into the experts' input in training."""
     attention_k_eq_v: bool = False

@@ -59,7 +59,6 @@ LORA = TrainingSetup(method=Method.LORA, lora_dropout=0.0)
 
 WITHOUT_A_TABLE = {
     "bamba": "state-space layers",
-    "gemma3n_text": "four hidden states",
     "jamba": "state-space layers",
     "kimi_linear": "linear attention",
     "mamba2": "state-space layers",
@@ -871,3 +870,45 @@ def test_all_linear_takes_the_router_of_phimoe_and_peft_stops_at_it() -> None:
 def test_other_configs_of_phimoe_are_refused(keys: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_from_config(PHI_MOE | keys)
+
+
+# --- Gemma 3n -------------------------------------------------------------------------------------
+
+GEMMA_3N = catalog.model("google/gemma-3n-E2B-it")
+
+
+def test_gemma_3n_is_read_with_the_defaults_of_its_class() -> None:
+    # Gemma3nTextConfig: four streams, rank 64, ten layers with cut gates, every fifth layer without a window
+    text = {"model_type": "gemma3n_text", "vocab_size": 100, "hidden_size": 8}
+    text |= {"num_hidden_layers": 35, "num_attention_heads": 8}
+    model = model_from_config({"model_type": "gemma3n", "text_config": text})
+    assert (model.altup_num_inputs, model.laurel_rank, model.cut_layers) == (4, 64, 10)
+    assert (model.num_kv_shared_layers, model.intermediate_size) == (15, 16_384)
+    assert model.layer_types[:5] == ("sliding_attention",) * 4 + ("full_attention",)
+    assert model.final_logit_softcapping
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"altup_active_idx": 1}, "altup_active_idx 1 is not modelled for gemma3n_text"),
+        ({"altup_correct_scale": False}, "altup_correct_scale False is not modelled"),
+        ({"altup_coef_clip": None}, "altup_coef_clip null is not modelled"),
+        ({"intermediate_size": [8, 16] * 5}, "intermediate_size must be the same in all layers"),
+        ({"activation_sparsity_pattern": [0.0] * 9 + [0.95]}, "the first layers are cut"),
+        ({"activation_sparsity_pattern": 0.5}, "must list a share for each of the 10 layers"),
+        ({"num_kv_shared_layers": 9}, "leaves no layer of each type"),
+    ],
+)
+def test_other_configs_of_gemma_3n_are_refused(keys: dict[str, object], sentence: str) -> None:
+    text = {"model_type": "gemma3n_text", "vocab_size": 100, "hidden_size": 8}
+    text |= {"num_hidden_layers": 10, "num_attention_heads": 8, "num_kv_shared_layers": 5}
+    with pytest.raises(ValueError, match=sentence):
+        model_from_config(text | keys)
+
+
+def test_a_packed_gemma_3n_stops() -> None:
+    # transformers 5.23 run on a packed base: a and b must have same reduction dim, but got [512, 4] X [1, 8]
+    for packed in ({"method": Method.QLORA}, {"method": Method.LORA, "load_in_8bit": True}):
+        with pytest.raises(ValueError, match=r"stops in gemma3n_text, .* altup.correction_coefs"):
+            estimate(GEMMA_3N, None, TrainingSetup(**packed))

@@ -77,6 +77,7 @@ def test_tree_holds_every_parameter_once(name):
     model = catalog.model(name)
     buffers = {"inv_freq", "embed_positions", "embed_scale", "beta", "eps"}
     buffers |= {"e_score_correction_bias", "layer_scalar"}
+    buffers |= {"router_input_scale", "per_layer_projection_scale", "per_layer_input_scale"}
     held = sum(
         one.elements
         for node in module_tree(model).walk()

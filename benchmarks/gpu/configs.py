@@ -99,6 +99,17 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
         "attn_logit_softcapping": 50.0 if model.attn_logit_softcapping else None,
         "final_logit_softcapping": 30.0 if model.final_logit_softcapping else None,
     },
+    "gemma3n_text": lambda model: {
+        "final_logit_softcapping": 30.0 if model.final_logit_softcapping else None,
+        "num_kv_shared_layers": model.num_kv_shared_layers,
+        "hidden_size_per_layer_input": model.hidden_size_per_layer_input,
+        "vocab_size_per_layer_input": model.vocab_size_per_layer_input,
+        "altup_num_inputs": model.altup_num_inputs,
+        "laurel_rank": model.laurel_rank,
+        "activation_sparsity_pattern": [
+            0.95 * (layer < model.cut_layers) for layer in range(model.num_hidden_layers)
+        ],
+    },
     "gemma4_text": lambda model: {
         "final_logit_softcapping": 30.0 if model.final_logit_softcapping else None,
         "global_head_dim": model.global_head_dim or model.head_dim,
@@ -177,7 +188,7 @@ _SHARED: Mapping[str, Callable[[Model], Config]] = {
 
 _ACTIVATION_KEYS = {
     "nemotron_h": "mlp_hidden_act",
-    **dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation"),
+    **dict.fromkeys(("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), "hidden_activation"),
 }
 _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from estimator.architectures import layers
+from estimator.architectures import gemma3n, gemma4, layers
 from estimator.architectures.block import Block, LayerProgram, NormKind
 from estimator.architectures.deepseek import deepseek
 from estimator.architectures.delta_net import qwen3_5
-from estimator.architectures.gemma4 import gemma4, layer_inputs
 from estimator.architectures.gpt_oss import gpt_oss
 from estimator.architectures.hybrids import falcon_h1, granite_hybrid, nemotron_h
 from estimator.architectures.lfm2 import lfm2
@@ -43,6 +42,12 @@ class Architecture:
     """It is so by the embedding's own module, so that the hook for input gradients comes after (Gemma)."""
     layer_inputs: Callable[[Block, Tensor, Tensor], Tensor] | None = None
     """What is made of ids and embeddings for all layers at once, before the first (Gemma 4)."""
+    spread: Callable[[Block, Tensor], tuple[Tensor, list[Tensor]]] | None = None
+    """What makes several streams of the hidden states before the first layer, and what of them is kept (Gemma 3n)."""
+    reads_weights: str = ""
+    """A linear whose weight it reads past the module, where it is no matrix once it is packed."""
+    gathered: Callable[[Block, Tensor], Tensor] | None = None
+    """What makes one of them again after the last."""
     scales_logits: bool = False
     """The logits are multiplied or divided by a number (Granite, Cohere)."""
     float32_logits: bool = False
@@ -106,11 +111,21 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": replace(_GEMMA, tables_by_kind=True),
     "gemma4_text": replace(
         _GEMMA,
-        layer=gemma4,
+        layer=gemma4.gemma4,
         norm=NormKind.RMS_BY_POWER,
         tables_by_kind=True,
-        layer_inputs=layer_inputs,
+        layer_inputs=gemma4.layer_inputs,
         flash_lacks="heads of more than 256 numbers",
+    ),
+    "gemma3n_text": replace(
+        _GEMMA,
+        layer=gemma3n.gemma3n,
+        norm=NormKind.RMS_BY_POWER,
+        tables_by_kind=True,
+        layer_inputs=gemma3n.layer_inputs,
+        spread=gemma3n.spread,
+        gathered=gemma3n.gathered,
+        reads_weights="altup.correction_coefs",
     ),
     "glm": _GLM,
     "glm4": _GLM,

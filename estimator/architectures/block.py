@@ -147,6 +147,8 @@ class Block:
         self.sharing = ""
         """What this layer has to do with them, by ``sharing_of_keys``."""
         self.is_windowed = False
+        self.cuts_gate = False
+        """Only the largest gates of this layer's MLP are left (Gemma 3n)."""
         self.is_replay = False
         self.router_logits: list[Tensor] | None = None
         """Where the router leaves its scores, if the model returns them; None in a checkpoint's replay."""

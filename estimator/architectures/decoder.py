@@ -73,6 +73,8 @@ class LayerKind(NamedTuple):
     """Of a model of two kinds of layers the one with a window, however long: it has its own mask and tables."""
     modules: str = ""
     """What it holds, by ``layer_kind``."""
+    cuts_gate: bool = False
+    """Only the largest gates of its MLP are left."""
     sharing: str = ""
     """What it has to do with keys and values that layers share, by ``sharing_of_keys``."""
 
@@ -93,6 +95,7 @@ def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
             and not (model.no_rope_layers and model.no_rope_layers[index]),
             bool(types) and types[index] == SLIDING,
             layer_kind(model, index),
+            index < model.cut_layers,
             sharing[index],
         )
         for index in range(model.num_hidden_layers)
@@ -273,9 +276,12 @@ class Step:
         if self.family.layer_inputs is not None and model.hidden_size_per_layer_input:
             of_layers = self.family.layer_inputs(self.outer, ids, hidden)
         shared: dict[bool, tuple[Tensor, Tensor]] = {}
+        streams: list[Tensor] = []
         self.placed.before_masks(next(iter(self.outer.embeddings)))
         masks = self._masks(embedded[0].width)
         alibi = self._alibi()
+        if self.family.spread is not None:
+            hidden, streams = self.family.spread(self.outer, hidden)
         kinds_of_tables = self._table_kinds()
         brought: Tensor | None = self.placed.tables(hidden) if kinds_of_tables else None
         tables = {local: self._rotary_tables(hidden.width, local) for local in kinds_of_tables}
@@ -295,7 +301,7 @@ class Step:
             block.positions = positions if kinds_of_tables else None
             block.router_logits = self.router_logits if model.output_router_logits else None
             block.shared_states, block.sharing = shared, kind.sharing
-            block.is_windowed = kind.sliding
+            block.is_windowed, block.cuts_gate = kind.sliding, kind.cuts_gate
             layer_input = None
             if of_layers is not None:
                 width = setup.tokens * model.hidden_size_per_layer_input
@@ -306,10 +312,13 @@ class Step:
                 block.mask = block.rotary_tables = block.alibi = block.positions = None
             del block, layer_input
         tape.enter(Phase.FORWARD, "head")
+        if self.family.gathered is not None:
+            streams.clear()
+            hidden = self.family.gathered(self.outer, hidden)
         hidden = self._final_norm(self.sharded.before_norm(hidden))
         if self.loss is not Loss.CHUNKED_TORCHTUNE:
             hidden = self.sharded.before_head(hidden)
-        del embedded, masks, tables, alibi, positions, of_layers, shared
+        del embedded, masks, tables, alibi, positions, of_layers, shared, streams
         self.returned = None
         return hidden
 

@@ -19,7 +19,7 @@ def gemma4(b: Block, x: Tensor) -> Tensor:
     """Gemma 3's layer; then the layer's own embedding through a gate; and all times a number that is no parameter."""
     residual = x
     x = b.norm("input_layernorm", x)
-    x = _attention(b, x)
+    x = shared_attention(b, x)
     x = b.norm("post_attention_layernorm", x)
     x = op.add(b.tape, residual, x)
     residual = x
@@ -46,7 +46,7 @@ def gemma4(b: Block, x: Tensor) -> Tensor:
     return op.scale_in_place(b.tape, x, by_tensor=True)
 
 
-def _attention(b: Block, x: Tensor) -> Tensor:
+def shared_attention(b: Block, x: Tensor) -> Tensor:
     """Queries always; keys and values of its own, or those that an earlier layer has laid down."""
     tape, model, tables = b.tape, b.model, b.rotary_tables
     assert tables is not None

@@ -743,15 +743,85 @@ def copied_in(tape: Tape, out: Tensor, below: Tensor | None, x: Tensor, whole: i
     )
 
 
-def add_in_place(tape: Tape, x: Tensor, b: Tensor) -> Tensor:
-    """``x.add_(b)``: nothing new forward; both inputs receive the same gradient."""
+def add_in_place(tape: Tape, x: Tensor, b: Tensor, *, is_of_view: bool = False) -> Tensor:
+    """``x.add_(b)``: nothing new forward; both inputs receive the same gradient; of a view, a copy of the whole's.
+
+    Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply``.
+    """
     inputs = [(x.requires_grad, _shape(x)), (b.requires_grad, _shape(b))]
 
     def backward(t: Tape, g: Gradients) -> Gradients:
         gradient = _gradient(g)
+        if is_of_view:
+            whole, gradient = (t.new(gradient.elements, gradient.width) for _ in range(2))
+            own, other = (
+                _match(t, it, like) for it, (_, like) in zip((whole, gradient), inputs, strict=True)
+            )
+            return [own if inputs[0][0] else None, other if inputs[1][0] else None]
         return [_match(t, alias(gradient), like) if needed else None for needed, like in inputs]
 
     return tape.record("add backward", tape.view(x), [x, b], backward)
+
+
+def add_to_slice(tape: Tape, x: Tensor, b: Tensor, elements: int) -> Tensor:
+    """``x[1:] += b``: a sum into a slice, and the slice copied into itself, each of which copies the whole gradient.
+
+    Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply`` and ``CopyBackwards::apply``.
+    """
+    whole, width = x.elements, x.width
+    inputs = [(x.requires_grad, _shape(x)), (b.requires_grad, _shape(b))]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        result, piece = t.new(whole, width), t.new(elements, width)
+        other = _match(t, piece, inputs[1][1]) if inputs[1][0] else None
+        del piece
+        return [result if inputs[0][0] else None, other]
+
+    summed = tape.record("sum into a slice, backward", tape.view(x), [x, b], backward)
+    return copied_in(tape, tape.view(summed), summed, part(tape, summed, elements), whole)
+
+
+def divide(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """``a / b``, broadcast: saves both; b's gradient takes two more tensors of the quotient's size on the way."""
+    tape.operation = "quotient"
+    elements, width = max(a.elements, b.elements), max(a.width, b.width)
+    shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        (first, needs_first), (second, needs_second) = shapes
+        own = t.new(elements, width) if needs_first else None
+        other = None
+        if needs_second:
+            steps = [t.new(elements, width) for _ in range(2)]
+            other = t.new(elements, width)
+            del steps
+        return [
+            None if own is None else _match(t, own, first),
+            None if other is None else _match(t, other, second),
+        ]
+
+    save = [b if a.requires_grad or b.requires_grad else None, a if b.requires_grad else None]
+    node = tape.begin("quotient backward", [a, b], backward, save)
+    return tape.finish(node, tape.new(elements, width))
+
+
+def deviation(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """``std`` of each row: saves x and the result; backward takes x less its mean, and the product.
+
+    Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, ``std_backward``, ``var_backward``.
+    """
+    tape.operation = "standard deviation"
+    elements, width = x.elements, x.width
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        centred = t.new(elements, width)
+        gradient = t.new(elements, width)
+        del centred
+        return [gradient]
+
+    node = tape.begin("standard deviation, backward", [x], backward, [x])
+    out = tape.new(rows, width)
+    return tape.finish(node, out, [out])
 
 
 def matmul(

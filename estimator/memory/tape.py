@@ -416,7 +416,8 @@ class Tape:
                 tensor.storage.keep(self._alike)
             if len(frame.filled) == len(frame.placeholders):
                 raise StopReplayError
-            return None if asked_for else tensor.storage
+            # the replay's own graph holds it too, as long as somebody holds a tensor of that: Gemma 4's shared keys
+            return tensor.storage
         frame = self._forward_frame
         if frame is not None:
             placeholder = Placeholder(frame, len(frame.placeholders))

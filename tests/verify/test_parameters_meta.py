@@ -77,6 +77,9 @@ TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "head_d
 TWO_KINDS |= {"global_head_dim": 24, "num_key_value_heads": 4}
 SHARING = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
 SHARING |= {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 300}
+STREAMS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 16}
+STREAMS |= {"num_kv_shared_layers": 2, "num_key_value_heads": 4, "hidden_size_per_layer_input": 12}
+STREAMS |= {"vocab_size_per_layer_input": 300}
 SAME_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
 SAME_VALUES |= {"hidden_size_per_layer_input": 0}
 BESIDE_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2}
@@ -123,6 +126,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gemma", SMALL),
     ("gemma2", SMALL | {"head_dim": 16}),
     ("gemma3_text", SMALL | BIASED),
+    ("gemma3n_text", SMALL | STREAMS),
+    ("gemma3n_text", SMALL | STREAMS | BIASED | {"altup_num_inputs": 3, "laurel_rank": 4}),
     ("gemma4_text", SMALL | TWO_KINDS),
     ("gemma4_text", SMALL | TWO_KINDS | BIASED | SHARING),
     ("gemma4_text", SMALL | TWO_KINDS | SAME_VALUES),
@@ -270,7 +275,10 @@ def our_tree(model: Model) -> dict[str, int]:
 def relative(name: str) -> str:
     """`model.layers.0.mlp.up_proj` as `0.mlp.up_proj`; `model.norm` as `norm`."""
     inside = re.search(r"(?:layers|h|blocks)\.(\d+\..+)", name)
-    return inside.group(1) if inside else name.rsplit(".", 1)[-1]
+    if inside:
+        return inside.group(1)
+    *_, block, last = ("", *name.split("."))
+    return f"{block}.{last}" if last.isdecimal() else last
 
 
 @pytest.mark.parametrize(("model_type", "keys"), VARIANTS, ids=IDS)
