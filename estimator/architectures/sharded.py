@@ -49,8 +49,8 @@ def check_head(model: Model, setup: TrainingSetup) -> None:
     Beneath PEFT a head that is not tied is a group of its own, and calling it is what gathers it. Raises ``ValueError``
     with one sentence.
     Source: liger-kernel 0.8.5, transformers/model/llama.py, ``_liger_for_causal_lm_loss``, and
-    ops/fused_linear_cross_entropy.py; trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (``full_tensor`` gives each
-    rank its own gradient back; tests/verify/test_fsdp2.py).
+    ops/fused_linear_cross_entropy.py; trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (of ``full_tensor`` each
+    rank gets its own gradient back alone).
     """
     if not setup.strategy.is_fsdp or setup.uses_fsdp1 or model.tie_word_embeddings:
         return
