@@ -47,7 +47,8 @@ router.route()
 st.title("Accuracy")
 measured, traced = accuracy.measured(), accuracy.traced()
 summary = st.empty()
-summary.html(proof.summary_html(accuracy.summaries(measured)))
+with st.spinner("Estimating the measured runs, once."):
+    summary.html(proof.summary_html(accuracy.summaries(measured)))
 with st.container(horizontal=True, key="narrow"):
     chosen = {
         facet: st.multiselect(facet, proof.choices(facet, (*measured, *traced)), placeholder="All")
