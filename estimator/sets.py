@@ -53,9 +53,17 @@ def smallest_set(
     for way in WAYS:
         for keys in _more(setup, way):
             shared = replace(setup, **keys)
-            if (card := smallest_gpu(model, cards, shared)) is not None:
+            if (card := _smallest_holding(model, cards, shared)) is not None:
                 return GpuSet(card, shared, keys)
     return None
+
+
+def _smallest_holding(model: Model, cards: Iterable[Gpu], setup: TrainingSetup) -> Gpu | None:
+    """The smallest card, and None also where the setup cannot be trained so, which may depend on the model."""
+    try:
+        return smallest_gpu(model, cards, setup)
+    except ValueError:
+        return None
 
 
 def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:

@@ -175,6 +175,15 @@ def test_a_set_of_gpus_holds_what_fewer_do_not(model, gpu, setup):
         no_fewer_gpus_do(model, gpu, setup, found.setup)
 
 
+def test_what_fsdp_cannot_train_is_shared_by_zero3_instead():
+    # Liger's loss reads an untied head that FSDP 2 does not gather beside adapters
+    llama = catalog.model("meta-llama/Llama-3.1-70B")
+    setup = TrainingSetup(method=Method.LORA, use_liger_kernel=True, gradient_checkpointing=True)
+    found = smallest_set(llama, catalog.gpu("L40S"), catalog.gpus_like(None), setup)
+    assert found is not None
+    assert found.setup.strategy is Strategy.ZERO3
+
+
 def test_a_setup_that_80_gib_do_not_hold_is_shared_by_two():
     # 7.24 billion parameters in float32, gradients and two states: 107.9 GiB, 54 on each of two
     setup = TrainingSetup(dtype=Dtype.FLOAT32, gradient_checkpointing=True, max_length=512)

@@ -162,7 +162,11 @@ def _convolved(b: Block, x: Tensor) -> Tensor:
     tape, width, channels = b.tape, x.width, x.elements // b.rows
     longer = b.setup.per_device_train_batch_size * (b.setup.max_length + DELTA_FILTER - 1)
     weight = b.norms["linear_attn.conv1d"][0]
-    out = op.convolution(tape, x, weight, longer * channels, "short convolution")
+    out = b.within(
+        weight.key,
+        x,
+        lambda x: op.convolution(tape, x, weight, longer * channels, "short convolution"),
+    )
     out = op.part(tape, out, x.elements)
     out = b.activation(out)
     return op.cast(tape, out, width)

@@ -112,8 +112,11 @@ def layer_inputs(outer: Block, ids: Tensor, embedded: Tensor) -> Tensor:
     layers, width = model.num_hidden_layers, model.hidden_size_per_layer_input
     table = outer.embeddings["embed_tokens_per_layer"]
     in_table = tape.new(ids.elements, ids.width)
-    by_table = op.scale(tape, op.embedding(tape, in_table, table, layers * width, outer.rows))
-    del in_table
+    found = outer.within(
+        table.key, in_table, lambda ids: op.embedding(tape, ids, table, layers * width, outer.rows)
+    )
+    by_table = op.scale(tape, found)
+    del found, in_table
     projected = outer.linear("per_layer_model_projection", embedded)
     projected = op.scale_in_place(tape, projected, by_tensor=True)
     projected = outer.norm("per_layer_projection_norm", projected, groups=layers)

@@ -93,7 +93,11 @@ def layer_inputs(outer: Block, ids: Tensor, embedded: Tensor) -> Tensor:
     tape, model = outer.tape, outer.model
     layers, width = model.num_hidden_layers, model.hidden_size_per_layer_input
     table = outer.embeddings["embed_tokens_per_layer"]
-    by_table = op.scale(tape, op.embedding(tape, ids, table, layers * width, outer.rows))
+    found = outer.within(
+        table.key, ids, lambda ids: op.embedding(tape, ids, table, layers * width, outer.rows)
+    )
+    by_table = op.scale(tape, found)
+    del found
     projected = op.scale(tape, outer.linear("per_layer_model_projection", embedded))
     projected = outer.norm("per_layer_projection_norm", projected, groups=layers)
     return op.scale(tape, op.add(tape, projected, by_table))

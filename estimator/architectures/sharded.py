@@ -271,7 +271,8 @@ def note_calls(tape: Tape, block: Block, setup: TrainingSetup) -> None:
             continue
         name, part = owned.module.name, owned.parameter.key.rsplit(".", 1)[1]
         if isinstance(owned.module, Bare):
-            name = name.removesuffix(".gate_up_proj").removesuffix(".down_proj")
+            for stack in (".gate_up_proj", ".up_proj", ".down_proj"):
+                name = name.removesuffix(stack)
         elif isinstance(owned.module, Linear) and owned.is_adapter:
             name += ".lora_dropout.lora_A" if part == "lora0" else ".lora_B"
         elif isinstance(owned.module, Linear) and block.linears[name].lora_a is not None:
