@@ -140,7 +140,7 @@ def test_a_misspelled_link_is_mended_in_the_address(browser, address):
         assert "lora_r" not in page.url
         assert page.get_by_text("lora_r must be a whole number").count() == 1
         with visitor(browser, page.url) as other:
-            assert bars(other) == bars(page)
+            becomes(other, bars(page))
             assert other.locator('[data-testid="stAlert"]').count() == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests import fake_hub
 from tests.browser.conftest import serving
-from tests.browser.test_in_chromium import WAIT, bars, changed, settled, visitor
+from tests.browser.test_in_chromium import WAIT, bars, becomes, changed, settled, visitor
 from tests.fake_hub import MEMBER, FakeHub
 from tests.test_hub import LLAMA, LLAMA_PARAMETERS
 
@@ -67,7 +67,7 @@ def test_unknown_id_is_asked_for_while_the_page_goes_on_and_its_link_opens_elsew
                 other.get_by_text("LoRA of llama needs").first.wait_for(timeout=WAIT)
                 other.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
                 settled(other)
-                assert bars(other) == bars(page)
+                becomes(other, bars(page))
 
 
 def test_gated_model_is_a_sentence_until_a_token_is_given(browser, address, hub):
@@ -117,5 +117,5 @@ def test_pasted_config_and_its_dimensions_travel_in_the_link(browser, address):
         page.get_by_role("button", name="Use these dimensions").click()
         changed(page, before)
         with visitor(browser, page.url) as other:
-            assert bars(other) == bars(page)
+            becomes(other, bars(page))
             assert other.locator('[data-testid="stAlert"]').count() == 0
