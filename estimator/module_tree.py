@@ -615,7 +615,11 @@ def _buffers(model: Model, module: str) -> tuple[Tensor, ...]:
             return (Tensor("e_score_correction_bias", model.num_experts, Kind.FLOAT32),)
         case "falcon_h1", "mamba":
             assert model.state_space is not None
-            return (Tensor("mup_vector", model.state_space.projected_width, Kind.WEIGHT),)
+            return (
+                Tensor(
+                    "mup_vector", model.state_space.projected_width, Kind.WEIGHT, is_buffer=True
+                ),
+            )
         case "nemotron_h", "gate":
             return (Tensor("e_score_correction_bias", model.num_experts, Kind.FLOAT32),)
         case "ernie4_5_moe", "moe_statics":

@@ -60,7 +60,7 @@ def check_head(model: Model, setup: TrainingSetup) -> None:
     if loss is Loss.LIGER:
         raise ValueError(
             f"Liger's loss reads the head of {model.model_type} without calling it, and beside adapters FSDP 2 gathers "
-            'it only when it is called ("got mixed torch.Tensor and DTensor"); take loss chunked_trl.'
+            'it only when it is called ("got mixed torch.Tensor and DTensor"); take loss chunked_trl or fsdp_version 1.'
         )
     head = [module for module in outer_modules(model) if module.name == "lm_head"]
     if loss is Loss.CHUNKED_TRL and any(is_copied(module, setup) for module in head):
