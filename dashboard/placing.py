@@ -15,7 +15,7 @@ from estimator.specs import Component
 ROW, BETWEEN, STRIP = 46, 40, 46
 """Pixels of a bar, of the gap with the capacity's name, and of the strip of layers above it."""
 MARGIN = {"l": 64, "r": 16, "t": 6, "b": 32}
-SHADES = ("#4A5560", "#8A95A0")
+SHADES = ("#46505B", "#6C7782")
 """Neighbours of the strip in turn."""
 ROOM_FOR_WORDS = 4
 """GPUs up to which a piece of the strip has room for the word on a phone."""

@@ -198,9 +198,6 @@ class Course:
         self.runs = runs
         self.rules = rules
         """How stage 3 gathers weights; None where weights are on the tape, or rest."""
-        self._coordinators: dict[tuple[int, ...], Coordinator] = {}
-        """By the elements of the weights, which a rank of adapters changes."""
-        self._gathered: dict[tuple[int, tuple[int, ...]], Gathered] = {}
         self._there: dict[tuple[int, int, int], Changes] = {}
 
     def there(self, index: int, place: int, top: int) -> Changes:
@@ -220,14 +217,7 @@ class Course:
         """What stage 3 has gathered at every call of a module; None without stage 3."""
         if self.rules is None:
             return None
-        elements = tuple(sized.wholes.values())
-        if (ranks, elements) not in self._gathered:
-            if elements not in self._coordinators:
-                script = Script(map(self.calls_of, self.runs), sized.wholes, self.rules)
-                self._coordinators[elements] = Coordinator(script, self.rules)
-            levels = self._coordinators[elements].levels(ranks)
-            self._gathered[ranks, elements] = Gathered(levels)
-        return self._gathered[ranks, elements]
+        return _gathered(self, self.rules, tuple(sized.wholes.items()), ranks)
 
     def calls_of(self, run: Run) -> list[tuple[int, bool, Sequence[Call]]]:
         """The layer of each of a run's stretches, whether it is backward, and the modules that it calls."""
@@ -242,6 +232,19 @@ class Gathered:
         self.levels = list(levels)
         self.alike = [_first_and_last(run) for run in self.levels]
         """For each run the first and the last place of every different course in a stretch, and the most there."""
+
+
+@lru_cache(maxsize=256)
+def _gathered(
+    course: Course, rules: Rules, wholes: tuple[tuple[str, int], ...], ranks: int
+) -> Gathered:
+    return Gathered(_coordinator(course, rules, wholes).levels(ranks))
+
+
+@lru_cache(maxsize=64)
+def _coordinator(course: Course, rules: Rules, wholes: tuple[tuple[str, int], ...]) -> Coordinator:
+    """By the elements of the weights, which a rank of adapters changes."""
+    return Coordinator(Script(map(course.calls_of, course.runs), dict(wholes), rules), rules)
 
 
 def _first_and_last(run: Iterable[Sequence[int]]) -> list[tuple[int, int, int]]:

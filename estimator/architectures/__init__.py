@@ -44,10 +44,10 @@ class Architecture:
     """What is made of ids and embeddings for all layers at once, before the first (Gemma 4)."""
     spread: Callable[[Block, Tensor], tuple[Tensor, list[Tensor]]] | None = None
     """What makes several streams of the hidden states before the first layer, and what of them is kept (Gemma 3n)."""
-    reads_weights: str = ""
-    """A linear whose weight it reads past the module, where it is no matrix once it is packed."""
     gathered: Callable[[Block, Tensor], Tensor] | None = None
     """What makes one of them again after the last."""
+    reads_weights: str = ""
+    """A linear whose weight it reads past the module, where it is no matrix once it is packed."""
     scales_logits: bool = False
     """The logits are multiplied or divided by a number (Granite, Cohere)."""
     float32_logits: bool = False
