@@ -368,7 +368,16 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
         "trainable_parameters": estimate.trainable_parameters,
         **_run(estimate),
         "assumptions": list(estimate.assumptions),
-        "remedies": [],
+        "remedies": [_remedy(it) for it in remedies],
+    }
+
+
+def _remedy(it: Remedy) -> dict[str, object]:
+    """One change: the keys to set in the setup's object, what they save on one GPU, and the same in words."""
+    return {
+        "keys": {name: _plain(value) for name, value in it.keys.items()},
+        "saved_bytes": it.saved_bytes,
+        "text": it.text,
     }
 
 

@@ -253,6 +253,17 @@ def test_answers_come_line_by_line() -> None:
         process.stdin.close()
 
 
+def test_remedies_come_only_when_they_are_asked_for() -> None:
+    setup = json.dumps({"model": MISTRAL, "gpu": A100, "dtype": "float32"}).encode()
+    (plain,) = answers(run("--json", stdin=setup))
+    (said,) = answers(run("--json", "--remedies", stdin=setup))
+    assert plain.pop("remedies") == []
+    offered = cast(list[dict[str, object]], said.pop("remedies"))
+    assert said == plain
+    # 16 bytes for each of 7.24 billion parameters are 108 GiB: a base that is frozen is what fits 79
+    assert {"method": "lora"} in [it["keys"] for it in offered]
+
+
 def test_reader_that_leaves_is_no_traceback() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "estimator", "--json"],

@@ -18,7 +18,17 @@ from estimator.engine import estimate
 from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, GROUPS, KEYS, Key
 from estimator.kinds import Choice, Flag, Momentum, Names, Number, Version, Whole, show
 from estimator.parameters import Linear, modules_with_counts
-from estimator.specs import Component, Dtype, Gpu, MixedPrecision, Model, Optimizer, TrainingSetup
+from estimator.remedies import remedies
+from estimator.specs import (
+    Component,
+    Dtype,
+    Gpu,
+    MixedPrecision,
+    Model,
+    Optimizer,
+    TrainingSetup,
+    Verdict,
+)
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
 GPT2 = "openai-community/gpt2"
@@ -534,3 +544,66 @@ def test_fits_is_null_without_a_gpu_and_when_tight() -> None:
         said = write_estimate(estimate(model, Gpu(name="own GPU", memory_bytes=memory), setup))
         assert (said["verdict"], said["fits"]) == (verdict, fits)
         assert said["capacity_bytes"] == memory
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": MISTRAL, "gpu": "A100-SXM4-80GB", "dtype": "float32"},
+        {"model": MISTRAL, "gpu": "GeForce RTX 4090", "method": "lora", "max_length": 4096},
+        {"model": MISTRAL, "gpu": {"memory_bytes": 12 * 2**30}, "strategy": "ddp", "num_gpus": 2},
+        {"model": "meta-llama/Llama-4-Scout-17B-16E", "gpu": "H100-SXM5-80GB"},
+    ],
+)
+def test_each_remedy_set_in_the_object_does_what_it_says(given: dict[str, object]) -> None:
+    before = estimate(*parse(given))
+    said = write_estimate(before, remedies(before, catalog.gpus_like(before.gpu)))
+    assert write_estimate(before)["remedies"] == [], "each is an estimate more: not unasked"
+    offered = cast(list[dict[str, object]], json.loads(json.dumps(said))["remedies"])
+    assert offered
+    for remedy in offered:
+        assert list(remedy) == ["keys", "saved_bytes", "text"]
+        after = estimate(*parse(given | cast(dict[str, object], remedy["keys"])))
+        assert after.verdict is Verdict.FITS, remedy["text"]
+        if after.gpu == before.gpu:
+            assert remedy["saved_bytes"] == before.need_high_bytes - after.need_high_bytes
+        else:
+            assert remedy["saved_bytes"] == 0
+        assert str(remedy["text"]).endswith(".")
+
+
+VARIED: list[dict[str, object]] = [
+    {"model": MISTRAL, "gpu": "A100-SXM4-80GB", "dtype": "float32", "optim": "adamw_torch"},
+    {"model": GPT2, "max_length": 32, "optim": "paged_adamw_8bit"},
+    {
+        "model": MISTRAL,
+        "gpu": "GeForce RTX 4090",
+        "method": "qlora",
+        "eval_strategy": "epoch",
+        "usd_per_gpu_hour": 1.5,
+    },
+    {
+        "model": MISTRAL,
+        "gpu": "H100-SXM5-80GB",
+        "strategy": "zero3",
+        "num_gpus": 3,
+        "offload_optimizer": "nvme",
+        "num_train_examples": 100_000,
+        "num_train_epochs": 2,
+        "per_device_eval_batch_size": 64,
+        "eval_strategy": "epoch",
+    },
+    {"model": "meta-llama/Llama-3.1-8B", "strategy": "device_map", "num_gpus": 2, "gpu": "L4"},
+    {"model": GPT2, "gpu": "T4", "num_gpus": 3, "strategy": "fsdp"},
+]
+
+
+def test_no_key_of_the_answer_has_the_same_value_for_every_setup() -> None:
+    """A value that no setup changes is written out, not computed."""
+    estimates = [estimate(*parse(given)) for given in VARIED]
+    answers = [write_estimate(it, remedies(it, catalog.gpus_like(it.gpu))) for it in estimates]
+    constant = {key for key in answers[0] if len({json.dumps(said[key]) for said in answers}) == 1}
+    assert constant == set()
+    for nested in ("phases", "components"):
+        inner = [cast(dict[str, object], said[nested]) for said in answers]
+        assert {key for key in inner[0] if len({one[key] for one in inner}) == 1} == set(), nested
