@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -26,6 +26,7 @@ from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
 from estimator.combinations import OFFLOADS, resting_places, sharing
 from estimator.contract import Reading, read_link, read_setup, write_fields
+from estimator.keys import BY_NAME
 from estimator.limits import evaluation_stops, largest_micro_batch, longest_context
 from estimator.parameters import (
     Embedding,
@@ -190,12 +191,25 @@ def _apply_targets(linears: tuple[str, ...], attention: tuple[str, ...]) -> None
     _redraw(EXPANDERS)
 
 
-def _box(key: str) -> dict[str, Any]:
-    """What a widget in an expander shows, and where it puts what it is set to."""
+def _box(key: str, default: str = "value", options: Sequence[str] | None = None) -> dict[str, Any]:
+    """What a widget in an expander shows, and where it puts what it is set to.
+
+    ``default`` is what its call names its own default: what a browser shows until it is told otherwise, and sends back.
+    It is told once, by a message that the next run may overtake; so the default itself is the key's value. A widget
+    whose default is not None cannot be emptied: one that can be null is told its value in every run instead.
+    """
     name, now = f"{key} box", session.value(key)
-    if name not in st.session_state or st.session_state[name] != now:
+    is_nullable = BY_NAME[key].kind.nullable
+    if is_nullable or name not in st.session_state or st.session_state[name] != now:
         st.session_state[name] = now
-    return {"key": name, "on_change": _take_box, "args": (key,)}
+    shown = None if is_nullable else now if options is None else options.index(str(now))
+    listed = {} if options is None else {"options": options}
+    return {"key": name, default: shown, "on_change": _take_box, "args": (key,), **listed}
+
+
+def _choice(key: str, options: Sequence[str]) -> dict[str, Any]:
+    """The same for a select box."""
+    return _box(key, "index", options)
 
 
 def _take_box(key: str) -> None:
@@ -358,11 +372,10 @@ def _several_gpus() -> None:
         )
         st.selectbox(
             "Strategy",
-            _values(Strategy),
             help="Who keeps what: ddp all on each; zero1, zero2, zero3 divide states, gradients, weights (DeepSpeed); "
             "fsdp divides all (accelerate's FSDP2), hsdp in groups; device_map puts layers on different GPUs, "
             "which work in turn. Default: none, one GPU.",
-            **_box("strategy") | {"on_change": _take_strategy, "args": ()},
+            **_choice("strategy", _values(Strategy)) | {"on_change": _take_strategy, "args": ()},
         )
         st.number_input(
             "GPUs in one machine",
@@ -382,10 +395,9 @@ def _several_gpus() -> None:
         )
         st.selectbox(
             "Checkpoints of FSDP",
-            (FULL_STATE_DICT, SHARDED_STATE_DICT),
             help="fsdp_state_dict_type: the whole model through rank 0, or each GPU its shards. Trainer's default: "
             "FULL_STATE_DICT; accelerate's launcher: SHARDED_STATE_DICT.",
-            **_box("fsdp_state_dict_type"),
+            **_choice("fsdp_state_dict_type", (FULL_STATE_DICT, SHARDED_STATE_DICT)),
         )
         st.toggle(
             "ZeRO-3 saves 16-bit weights",
@@ -412,10 +424,10 @@ def _offload() -> None:
     for key, (label, help_text), places in zip(
         OFFLOADS, labels, resting_places(strategy), strict=True
     ):
-        box = _box(key) | {"on_change": _take_offload}
+        box = _choice(key, _with_own(_values(places), str(session.value(key))))
+        box["on_change"] = _take_offload
         st.selectbox(
             label,
-            _with_own(_values(places), str(session.value(key))),
             help=help_text,
             disabled=len(places) == 1,
             **box,
@@ -539,7 +551,7 @@ def _quantisation() -> None:
             required=True,
             width="stretch",
             help="TRL's default: nf4. Equal in size.",
-            **_box("bnb_4bit_quant_type"),
+            **_box("bnb_4bit_quant_type", "default"),
         )
         st.toggle(
             "Double quantisation",
@@ -553,10 +565,9 @@ def _quantisation() -> None:
         )
         st.selectbox(
             "Packed weights pass for",
-            ("uint8", "bfloat16", "float16", "float32"),
             help="bnb_4bit_quant_storage: FSDP and ZeRO-3 divide packed weights only where they pass for floats. "
             "bitsandbytes' default: uint8.",
-            **_box("bnb_4bit_quant_storage"),
+            **_choice("bnb_4bit_quant_storage", ("uint8", "bfloat16", "float16", "float32")),
         )
         st.toggle(
             "8-bit base (LoRA only)",
@@ -590,17 +601,15 @@ def _run() -> None:
             "Mean tokens of an example",
             1,
             LARGEST["mean_tokens_per_example"],
-            None,
-            64,
+            step=64,
             placeholder="As many as the context",
             help="The work is examples × their mean length; the memory follows the context. Our default: the context.",
             **_box("mean_tokens_per_example"),
         )
         st.selectbox(
             "Evaluation",
-            ("no", "steps", "epoch"),
             help="Trainer's eval_strategy: evaluating holds its own batch. Trainer's default: no.",
-            **_box("eval_strategy"),
+            **_choice("eval_strategy", ("no", "steps", "epoch")),
         )
         st.number_input(
             "Examples in an evaluation batch",
@@ -615,8 +624,7 @@ def _run() -> None:
             "US dollars a GPU-hour",
             0.0,
             1_000_000.0,
-            None,
-            0.1,
+            step=0.1,
             placeholder="The cheapest listing known",
             help="Your own price. Our default: the cheapest listing in data/prices.csv, named with its date.",
             **_box("usd_per_gpu_hour"),
@@ -625,8 +633,7 @@ def _run() -> None:
             "Model FLOPs utilisation (0 to 1)",
             LOWEST_MFU,
             1.0,
-            None,
-            0.05,
+            step=0.05,
             placeholder="The bracket of published runs",
             help="What you have measured of such a run; it narrows the bracket. Our default: published runs.",
             **_box("mfu"),
@@ -637,16 +644,14 @@ def _checkpoints() -> None:
     """When checkpoints are saved, how many stay, and what they hold."""
     st.selectbox(
         "Save",
-        ("no", "steps", "epoch", "best"),
         help="Trainer's save_strategy: every 500 steps, every epoch, or when the metric is best. Our default: epoch.",
-        **_box("save_strategy"),
+        **_choice("save_strategy", ("no", "steps", "epoch", "best")),
     )
     st.number_input(
         "Checkpoints kept",
         1,
         LARGEST["save_total_limit"],
-        None,
-        1,
+        step=1,
         placeholder="All",
         help="Trainer's save_total_limit; the oldest goes when the next is written. Trainer's default: all stay.",
         **_box("save_total_limit"),
@@ -664,11 +669,9 @@ def _others() -> None:
             return
         st.selectbox(
             "Optimizer states (what-if)",
-            _values((Dtype.FLOAT32, Dtype.BFLOAT16)),
-            index=None,
             placeholder="As the optimizer keeps them",
             help="A what-if: hold the states in this dtype. Trainer's default: none, they follow the optimizer.",
-            **_box("optim_state_dtype"),
+            **_choice("optim_state_dtype", _values((Dtype.FLOAT32, Dtype.BFLOAT16))),
         )
         st.toggle(
             "Liger kernels",
@@ -677,11 +680,9 @@ def _others() -> None:
         )
         st.selectbox(
             "Loss",
-            _values(Loss),
-            index=None,
             placeholder="Liger's with its kernels, else standard",
             help="Whether the logits are ever held whole. Trainer's default: standard; with Liger's kernels, theirs.",
-            **_box("loss"),
+            **_choice("loss", _values(Loss)),
         )
         st.segmented_control(
             "Weights",
@@ -689,7 +690,7 @@ def _others() -> None:
             required=True,
             width="stretch",
             help="The dtype behind Precision. Default as in TRL's guides: bfloat16.",
-            **_box("dtype"),
+            **_box("dtype", "default"),
         )
         st.segmented_control(
             "Autocast",
@@ -697,7 +698,7 @@ def _others() -> None:
             required=True,
             width="stretch",
             help="Trainer's bf16 or fp16 behind Precision. Default as in TRL's guides: bf16.",
-            **_box("mixed_precision"),
+            **_box("mixed_precision", "default"),
         )
 
 

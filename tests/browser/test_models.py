@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 
@@ -68,6 +69,34 @@ def test_unknown_id_is_asked_for_while_the_page_goes_on_and_its_link_opens_elsew
                 other.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
                 settled(other)
                 becomes(other, bars(page))
+
+
+@pytest.mark.parametrize("hub_id", ["me/llama", "me/slow"])
+def test_link_with_an_id_of_the_hub_keeps_every_key_when_a_slider_moves(browser, address, hub_id):
+    link = {
+        "model": hub_id,
+        "gpu": "L4",
+        "method": "qlora",
+        "gradient_accumulation_steps": "4",
+        "max_length": "2048",
+        "gradient_checkpointing": "true",
+        "attn_implementation": "eager",
+        "lora_r": "64",
+        "lora_target_modules": "q_proj",
+        "loss": "chunked_trl",
+    }
+    for _ in range(2):
+        with visitor(browser, f"{address}/?{urlencode(link)}") as page:
+            page.get_by_text("QLoRA of llama needs").first.wait_for(timeout=WAIT)
+            page.wait_for_url("**model=me%2Fllama**", timeout=WAIT)
+            settled(page)
+            before = bars(page)
+            page.get_by_role("slider", name="Micro-batch").focus()
+            page.keyboard.press("ArrowRight")
+            changed(page, before)
+            page.wait_for_url("**per_device_train_batch_size=2**", timeout=WAIT)
+            now = dict(parse_qsl(urlsplit(page.url).query))
+            assert now == {**link, "model": "me/llama", "per_device_train_batch_size": "2"}
 
 
 def test_gated_model_is_a_sentence_until_a_token_is_given(browser, address, hub):
