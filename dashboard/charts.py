@@ -10,8 +10,9 @@ from typing import Any
 
 from dashboard import theme, wording
 from dashboard.figures import Figure, scale
+from estimator.overflow import instants, starts_with_states
 from estimator.results import Estimate, Moment
-from estimator.specs import STEP_PHASES, Component, Phase
+from estimator.specs import STEP_PHASES, Component
 
 Grid = Sequence[Sequence[int | None]]
 """Bytes of headroom, a row a micro-batch and a column a context; None where the setup cannot be trained."""
@@ -152,13 +153,15 @@ def _border(headroom: Grid, look: theme.Look) -> Figure:
 def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
     """The moments of the first two steps in order of time as stepped areas, against the capacity, the peak marked."""
     look = theme.DARK if dark else theme.LIGHT
-    second = [m for m in estimate.moments if m.phase in STEP_PHASES]
-    first = [_before_states(moment) for moment in second]
-    moments = [*first, *second]
+    steps = [it for it in instants(estimate) if it.moment.phase in STEP_PHASES]
+    moments = [it.moment for it in steps]
+    first = sum(it.step == 1 for it in steps)
     largest = max(moment.bytes for moment in moments)
     line = estimate.gpu.memory_bytes if estimate.gpu is not None else 0
     end = scale(max(largest, line))
-    highest = len(first) + second.index(max(second, key=lambda moment: moment.bytes))
+    highest = max(range(first, len(moments)), key=lambda at: moments[at].bytes)
+    made = any(moment.resident.get(Component.OPTIMIZER_STATES) for moment in moments[:first])
+    no_states = ":<br>no states yet" if made and not starts_with_states(estimate.setup) else ""
     there = [c for c in theme.COMPONENTS if any(moment.resident.get(c) for moment in moments)]
     return {
         "data": [_area(component, moments) for component in there],
@@ -184,24 +187,14 @@ def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
                 "zeroline": False,
                 "tickfont": {"size": 13, "color": look.ink},
             },
-            "shapes": _lines(len(first), line, look),
+            "shapes": _lines(first, line, look),
             "annotations": [
-                _step_name("First step:<br>no states yet", 0, look),
-                _step_name("Second step<br>and all others", len(first), look),
+                _step_name(f"First step{no_states}", 0, look),
+                _step_name("Second step<br>and all others", first, look),
                 _peak_note(moments[highest], highest, len(moments), end, look),
             ],
         },
     }
-
-
-def _before_states(moment: Moment) -> Moment:
-    """The same moment of the first step: the optimizer makes its states in that step's end."""
-    if moment.phase is Phase.OPTIMIZER_STEP:
-        return moment
-    resident: Mapping[Component, int] = {
-        c: n for c, n in moment.resident.items() if c is not Component.OPTIMIZER_STATES
-    }
-    return moment._replace(resident=resident)
 
 
 def _area(component: Component, moments: Sequence[Moment]) -> Figure:

@@ -9,6 +9,7 @@ from dashboard import wording
 from estimator import catalog
 from estimator.contract import parse
 from estimator.engine import estimate
+from estimator.overflow import runs_out
 from estimator.results import Estimate
 from estimator.specs import Component, Method, Optimizer, Phase
 
@@ -60,8 +61,6 @@ def _walk(of: Estimate) -> str:
     setup = of.setup
     gpu = of.gpu
     assert gpu is not None
-    over = wording.first_overflow(of)
-    dies = f" On a {gpu.name} the allocator gives up in {wording.moment(over)}." if over else ""
     return "\n".join(
         [
             f"{wording.setup_line(of)}, on one {gpu.name} with {wording.gib(gpu.memory_bytes)} usable.",
@@ -76,8 +75,10 @@ def _walk(of: Estimate) -> str:
             f"{_size(of, Phase.BACKWARD, Component.GRADIENTS)} of them at the highest moment: "
             f"{wording.moment(of.phases[Phase.BACKWARD])}.",
             f"5. **Optimizer step.** At the end of the first step the optimizer makes its states: "
-            f"{_size(of, Phase.OPTIMIZER_STEP, Component.OPTIMIZER_STATES)}. They stay, so the second step is the one "
-            f"that decides: {wording.gib(of.peak.bytes)}.{dies}",
+            f"{_size(of, Phase.OPTIMIZER_STEP, Component.OPTIMIZER_STATES)}. With weights and gradients that is "
+            f"{wording.gib(of.phases[Phase.OPTIMIZER_STEP].bytes)}.",
+            f"6. **The second step.** The states stay, and every later step stands on top of them: up to "
+            f"{wording.gib(of.peak.bytes)} in {wording.moment(of.peak)}. {runs_out(of)}",
         ]
     )
 

@@ -14,6 +14,7 @@ from estimator.accuracy import Trust
 from estimator.acts import Act
 from estimator.loading import MERGED_ON_LOADING
 from estimator.memory.offload import offloads
+from estimator.overflow import room_bytes, runs_out, starts_with_states
 from estimator.remedies import Remedy
 from estimator.results import Estimate, Moment, RunTime
 from estimator.sets import MOST_GPUS
@@ -271,14 +272,6 @@ class Saying(NamedTuple):
     capacity: str
 
 
-def first_overflow(estimate: Estimate) -> Moment | None:
-    """The first moment of the step that the card cannot hold, even with the smallest context."""
-    if estimate.gpu is None:
-        return None
-    room = estimate.gpu.memory_bytes - estimate.context_low_bytes
-    return next((m for m in estimate.moments if m.phase in STEP_PHASES and m.bytes > room), None)
-
-
 def moment(m: Moment) -> str:
     """When it is: ``backward (gradients of layer 3)``."""
     return f"{PHASES[m.phase].lower()} ({m.name})"
@@ -340,12 +333,10 @@ def verdict(estimate: Estimate) -> Saying:
         )
     else:
         short = gib(low - usable)
-        over = first_overflow(estimate)
-        runs_out = f"It runs out in {moment(over)}. " if over is not None else ""
         saying = Saying(
             f"{word}: {short} short",
             f"{offer}, at least {short} too little.",
-            runs_out + peak,
+            f"{runs_out(estimate)} {peak}",
             "",
         )
     return saying._replace(capacity=capacity_note(gpu))
@@ -575,11 +566,17 @@ def remedies_head(estimate: Estimate, found: int) -> str:
     assert estimate.gpu is not None
     setup = estimate.setup
     head = "What to change" if found else "No change of this setup makes it fit one card"
-    step = estimate.phases[Phase.OPTIMIZER_STEP].bytes + estimate.context_low_bytes
-    if step > estimate.gpu.memory_bytes:
+    load, step = (estimate.phases[phase].bytes for phase in (Phase.LOAD, Phase.OPTIMIZER_STEP))
+    room = room_bytes(estimate)
+    if load > room:
         note = (
-            f"Weights, gradients and optimizer states alone take {gib(step)}: no smaller batch, shorter context or "
-            "more accumulation makes that fit."
+            f"Loading alone takes {gib(load)} of the {gib(room)} that tensors can have: no batch and no context makes "
+            "that fit."
+        )
+    elif step > room:
+        note = (
+            f"Weights, gradients and optimizer states alone take {gib(step)} of the {gib(room)} that tensors can have: "
+            "no smaller batch, shorter context or more accumulation makes that fit."
         )
     elif setup.per_device_train_batch_size == 1:
         note = (
@@ -618,18 +615,16 @@ def map_alt(
 
 def step_html(estimate: Estimate) -> str:
     """What the picture of two steps explains."""
-    second = estimate.phases[estimate.peak.phase].bytes
-    states = estimate.peak.resident.get(Component.OPTIMIZER_STATES, 0)
-    gpu = estimate.gpu
-    text = (
-        f"Every moment of two training steps, one after the other. The optimizer makes its states ({gib(states)}) at "
-        "the end of the first step; from then on all else stands on top of them."
-    )
-    if gpu is not None and second - states <= gpu.memory_bytes < second:
+    text = "Every moment of two training steps, one after the other."
+    made = estimate.phases[Phase.OPTIMIZER_STEP].resident.get(Component.OPTIMIZER_STATES, 0)
+    if made and starts_with_states(estimate.setup):
+        text += f" The optimizer states ({gib(made)}) are there before the first."
+    elif made:
         text += (
-            " That is why this run passes its first forward and backward and dies in the second."
+            f" The optimizer makes its states ({gib(made)}) at the end of the first step; from then on all else stands "
+            "on top of them."
         )
-    return f'<p class="hr-text">{escape(text)}</p>'
+    return f'<p class="hr-text">{escape(f"{text} {runs_out(estimate)}")}</p>'
 
 
 def step_alt(estimate: Estimate) -> str:

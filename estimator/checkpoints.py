@@ -23,7 +23,12 @@ from estimator.memory.zero import SUB_GROUP, width
 from estimator.moments import Resident, resident, structure
 from estimator.parameters import is_quantized, modules_with_counts, outer_modules, weight_shapes
 from estimator.results import Moment
-from estimator.saving import checkpoint_bytes, save_host_bytes, taken_apart_bytes
+from estimator.saving import (
+    checkpoint_bytes,
+    save_host_bytes,
+    saves_when,
+    taken_apart_bytes,
+)
 from estimator.sharded_saving import (
     Saving,
     fsdp_full,
@@ -62,7 +67,7 @@ def gathers_to_save(setup: TrainingSetup) -> bool:
 
     Source: as ``estimator.sharded_saving``.
     """
-    if setup.save_strategy == "no":
+    if saves_when(setup) == "no":
         return False
     if setup.strategy.is_fsdp:
         return setup.uses_fsdp1 or setup.fsdp_state_dict_type != SHARDED_STATE_DICT

@@ -19,6 +19,7 @@ from estimator.json_text import read_object
 from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
 from estimator.kinds import near, one_of, show
 from estimator.memory.seats import tail
+from estimator.overflow import first_overflow
 from estimator.parameters import adapter_parameters
 from estimator.ranks import ranks
 from estimator.remedies import Remedy
@@ -456,4 +457,14 @@ def _need(estimate: Estimate) -> dict[str, object]:
         "capacity_bytes": estimate.gpu.memory_bytes if estimate.gpu else None,
         "verdict": verdict.value if verdict else None,
         "fits": None if verdict in {None, Verdict.TIGHT} else verdict is Verdict.FITS,
+        "first_overflow": _first_overflow(estimate),
     }
+
+
+def _first_overflow(estimate: Estimate) -> dict[str, object] | None:
+    """Phase, step (0 before the first) and moment at which the run would stop; null unless it does not fit."""
+    over = first_overflow(estimate)
+    if over is None:
+        return None
+    name = over.moment.name if over.device is None else f"GPU {over.device}: {over.moment.name}"
+    return {"phase": over.moment.phase.value, "step": over.step, "moment": name}

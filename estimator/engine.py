@@ -38,7 +38,7 @@ from estimator.moments import (
     trainable_tensors,
 )
 from estimator.network import network_sentences
-from estimator.results import Estimate, Moment, OnDevice, RunTime
+from estimator.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
 from estimator.saving import checkpoints_at_once
 from estimator.specs import (
     AttnImplementation,
@@ -67,8 +67,9 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     standing = _standing(model, structure(setup), workspace)
     _check_length(model, setup)
     devices: tuple[OnDevice, ...] = ()
+    runs: tuple[DeviceRun, ...] = ()
     if setup.strategy is Strategy.DEVICE_MAP:
-        share, devices = _over_devices(model, gpu, setup, workspace)
+        share, devices, runs = _over_devices(model, gpu, setup, workspace)
     else:
         share = _alone(model, setup, standing, workspace)
     lying, timeline = share.resident, share.timeline
@@ -112,6 +113,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         energy_kwh_low=energy[0] if energy else None,
         energy_kwh_high=energy[1] if energy else None,
         devices=devices,
+        device_runs=runs,
     )
 
 
@@ -127,8 +129,8 @@ def _alone(model: Model, setup: TrainingSetup, standing: Standing, workspace: in
 
 def _over_devices(
     model: Model, gpu: Gpu | None, setup: TrainingSetup, workspace: int
-) -> tuple[Share, tuple[OnDevice, ...]]:
-    """The GPU of a device map that needs most, and what every GPU holds."""
+) -> tuple[Share, tuple[OnDevice, ...], tuple[DeviceRun, ...]]:
+    """The GPU of a device map that needs most, what every GPU holds, and what each does of the run."""
     at = seats(model, gpu, setup)
     found = {share.gpu: share for share in shares(model, setup, at, workspace)}
     devices = []
@@ -146,7 +148,11 @@ def _over_devices(
             )
         )
     fullest = max(devices, key=lambda it: it.need_high_bytes).device
-    return found[fullest], tuple(devices)
+    runs = (
+        DeviceRun(number, share.timeline, {**share.beside, Phase.SAVE: share.save})
+        for number, share in found.items()
+    )
+    return found[fullest], tuple(devices), tuple(runs)
 
 
 class Standing:

@@ -59,6 +59,16 @@ class Timeline(Protocol):
         """What one layer keeps from forward to backward, by what made it."""
 
 
+class DeviceRun(NamedTuple):
+    """What one GPU does of a run."""
+
+    device: int | None
+    """Its number under a device map; None where all GPUs do alike."""
+    timeline: Timeline
+    phases: Mapping[Phase, Moment]
+    """The highest moments beside the step: ``load``, ``save``, and ``evaluation`` if it is planned."""
+
+
 class Part(NamedTuple):
     """One reason why a step takes the time it takes, in seconds an optimizer step."""
 
@@ -213,6 +223,8 @@ class Estimate:
     energy_kwh_high: float | None = None
     devices: tuple[OnDevice, ...] = ()
     """Under a device map: each GPU that holds anything, in order."""
+    device_runs: tuple[DeviceRun, ...] = field(default=(), compare=False, repr=False)
+    """What each of them does, in the same order."""
 
     @property
     def moments(self) -> tuple[Moment, ...]:

@@ -76,10 +76,21 @@ def saved_states_bytes(resident: Resident, setup: TrainingSetup) -> int:
     return resident.states.resident_bytes + resident.states.paged_bytes
 
 
+def saves_when(setup: TrainingSetup) -> str:
+    """When Trainer saves: ``no``, ``steps`` or ``epoch``; ``best`` at most as often as it evaluates (no count).
+
+    Source: transformers 5.23, trainer.py, ``_maybe_log_save_evaluate``.
+
+    >>> saves_when(TrainingSetup(save_strategy="best", eval_strategy="steps"))
+    'steps'
+    """
+    return setup.eval_strategy if setup.save_strategy == "best" else setup.save_strategy
+
+
 def checkpoints_at_once(setup: TrainingSetup) -> int:
     """Most checkpoints of a run that lie on the disk together.
 
-    One an epoch, or one in 500 steps and one at the end; ``best`` at most as often as it evaluates. The oldest goes
+    One an epoch, or one in 500 steps and one at the end (``saves_when``). The oldest goes
     only when the next is written, so that there is one more than ``save_total_limit`` for a moment.
 
     Source: transformers 5.23, trainer_callback.py, ``DefaultFlowCallback``; trainer_utils.py, ``rotate_checkpoints``.
@@ -87,7 +98,7 @@ def checkpoints_at_once(setup: TrainingSetup) -> int:
     >>> checkpoints_at_once(TrainingSetup(num_train_epochs=3, save_total_limit=1))
     2
     """
-    when = setup.eval_strategy if setup.save_strategy == "best" else setup.save_strategy
+    when = saves_when(setup)
     if when == "no":
         return 0
     made = math.ceil(setup.num_train_epochs)

@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from estimator import reserved
 from estimator.memory.offload import offloads
+from estimator.overflow import runs_out
 from estimator.remedies import Remedy
 from estimator.results import Estimate
 from estimator.specs import Component, Verdict
@@ -38,7 +39,8 @@ def describe(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> str:
     """The setup, the ledger at the peak, the phases, the parameters, the verdict, remedies and what was assumed."""
     parts = [_headline(estimate), _ledger(estimate), _phases(estimate), _parameters(estimate)]
     beyond = beyond_the_step(estimate.decisive, estimate.setup)
-    parts += [" ".join(filter(None, [verdict(estimate), beyond])), shown(estimate), *_run(estimate)]
+    said = [verdict(estimate), runs_out(estimate), beyond]
+    parts += [" ".join(filter(None, said)), shown(estimate), *_run(estimate)]
     if remedies:
         lines = [f"- {it.text} Needs {gib(it.need_high_bytes)} GiB." for it in remedies]
         parts.append("What would fit:\n" + "\n".join(lines))

@@ -1,0 +1,267 @@
+"""Where a run stops: by hand for named setups, and replayed moment by moment for random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dashboard import charts, story, wording
+from estimator import (
+    STEP_PHASES,
+    Component,
+    Dtype,
+    Estimate,
+    Method,
+    MixedPrecision,
+    Optimizer,
+    Phase,
+    TrainingSetup,
+    Verdict,
+    catalog,
+    estimate,
+)
+from estimator.contract import parse, write_estimate
+from estimator.overflow import first_overflow, instants, room_bytes, runs_out
+from estimator.specs import Strategy
+from estimator.text import describe
+from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL, can_be_trained
+
+MISTRAL, A100 = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
+EXAMPLE = TrainingSetup(mixed_precision=MixedPrecision.NO, optim_state_dtype=Dtype.FLOAT32)
+LLAMA, RTX4090 = "meta-llama/Llama-3.1-8B", "GeForce RTX 4090"
+
+
+def said(**given: object) -> dict[str, object]:
+    """``first_overflow`` of the JSON answer."""
+    answer = write_estimate(estimate(*parse(given)))
+    return cast(dict[str, object], answer["first_overflow"])
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def test_the_example_stops_where_its_states_are_made() -> None:
+    # 7,241,732,096 parameters: 13.5 GiB of weights + 13.5 of gradients + 54.0 of float32 states = 81.0, and 79.1 are
+    # there; its first backward needs no more than weights, gradients and activations
+    answer = estimate(MISTRAL, A100, EXAMPLE)
+    over = first_overflow(answer)
+    assert over is not None
+    assert (over.step, over.moment.phase) == (1, Phase.OPTIMIZER_STEP)
+    parts = over.moment.resident
+    expected = [2 * 7_241_732_096, 2 * 7_241_732_096, 8 * 7_241_732_096]
+    for part, size in zip(
+        (Component.WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES), expected, strict=True
+    ):
+        assert parts[part] == pytest.approx(size, rel=1e-4)
+    for text in (
+        wording.verdict(answer).when,
+        describe(answer),
+        wording.step_html(answer),
+        "\n".join(chapter.text for chapter in story.chapters(answer)),
+    ):
+        assert "It runs out at the first optimizer step, which makes the optimizer states." in text
+
+
+@pytest.mark.parametrize(
+    ("given", "phase", "step", "words"),
+    [
+        # 16.1 GB of weights fit 24, and the gradients of its first backward do not
+        ({"model": LLAMA, "gpu": RTX4090}, "backward", 1, "in the first step's backward"),
+        # 141 GB of weights
+        (
+            {"model": "meta-llama/Llama-3.1-70B", "gpu": RTX4090},
+            "load",
+            0,
+            "while the model loads",
+        ),
+        # DeepSpeed makes its states when it is initialised: 2 · 8.03e9 + 12/4 · 8.03e9 = 40 GB
+        (
+            {"model": LLAMA, "gpu": RTX4090, "strategy": "zero2", "num_gpus": 4},
+            "load",
+            0,
+            "before the first step, when the optimizer states are made",
+        ),
+        # 10,000 examples are 10,000 steps: the epoch's evaluation comes after the last
+        (
+            {
+                "model": LLAMA,
+                "gpu": RTX4090,
+                "method": "lora",
+                "gradient_checkpointing": True,
+                "eval_strategy": "epoch",
+                "per_device_eval_batch_size": 64,
+            },
+            "evaluation",
+            10_000,
+            "in the evaluation after step 10,000",
+        ),
+        # the same by steps: Trainer's 500
+        (
+            {
+                "model": LLAMA,
+                "gpu": RTX4090,
+                "method": "lora",
+                "gradient_checkpointing": True,
+                "eval_strategy": "steps",
+                "per_device_eval_batch_size": 64,
+            },
+            "evaluation",
+            500,
+            "in the evaluation after step 500",
+        ),
+        # the second micro-step finds 0.46 GiB of gradients (124,439,808 × 4 bytes) that the first did not
+        (
+            {
+                "model": "openai-community/gpt2",
+                "gpu": {"memory_bytes": 38 * 2**30 // 10},
+                "dtype": "float32",
+                "mixed_precision": "no",
+                "per_device_train_batch_size": 2,
+                "gradient_accumulation_steps": 4,
+            },
+            "loss",
+            1,
+            "in the second micro-step of the first step, loss",
+        ),
+    ],
+)
+def test_a_run_stops_where_it_first_holds_too_much(
+    given: dict[str, object], phase: str, step: int, words: str
+) -> None:
+    over = said(**given)
+    assert (over["phase"], over["step"]) == (phase, step)
+    answer = estimate(*parse(given))
+    assert words in runs_out(answer)
+    assert runs_out(answer) in describe(answer)
+    assert runs_out(answer) in wording.verdict(answer).when
+
+
+def test_what_fits_what_is_tight_and_what_has_no_card_never_runs_out() -> None:
+    bare = estimate(MISTRAL, None, EXAMPLE)
+    for size in (bare.need_high_bytes, bare.need_low_bytes):
+        answer = estimate(MISTRAL, replace(A100, memory_bytes=size), EXAMPLE)
+        assert answer.verdict in {Verdict.FITS, Verdict.TIGHT}
+        assert first_overflow(answer) is None
+        assert write_estimate(answer)["first_overflow"] is None
+        assert runs_out(answer) == ""
+    assert first_overflow(bare) is None
+
+
+def test_an_evaluation_of_a_run_with_one_step_an_epoch_comes_before_the_second() -> None:
+    setup = replace(
+        TrainingSetup(method=Method.LORA),
+        num_train_examples=1,
+        eval_strategy="epoch",
+        num_train_epochs=3,
+    )
+    order = [(it.step, it.moment.phase) for it in instants(estimate(MISTRAL, A100, setup))]
+    assert order.index((1, Phase.EVALUATION)) < order.index((1, Phase.SAVE))
+    assert order.index((1, Phase.SAVE)) < order.index((2, Phase.FORWARD))
+
+
+def test_of_a_device_map_the_gpu_that_stops_first_is_named() -> None:
+    # four equal parts: GPU 0 also holds the embedding, and the logits come back to it
+    model = catalog.model(LLAMA)
+    setup = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4, max_length=4096)
+    roomy = estimate(model, catalog.gpu(RTX4090), setup)
+    small = replace(
+        catalog.gpu(RTX4090), memory_bytes=min(it.need_low_bytes for it in roomy.devices) - 1
+    )
+    stops = first_overflow(estimate(model, small, setup))
+    assert stops is not None
+    assert stops.device is not None
+    assert f"on GPU {stops.device}" in runs_out(estimate(model, small, setup))
+
+
+# --- replayed -----------------------------------------------------------------------------------
+
+
+def replayed(of: Estimate) -> Iterator[tuple[int, Phase, int]]:
+    """Step, phase and bytes of every moment, from the moments of the later steps and what each step lacks of them."""
+    setup = of.setup
+    accumulates = setup.gradient_accumulation_steps > 1
+    alone = estimate(of.model, of.gpu, replace(setup, gradient_accumulation_steps=1))
+    early = setup.strategy in {Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3}
+    early = early or setup.optim is Optimizer.ADAGRAD
+    yield 0, Phase.LOAD, of.phases[Phase.LOAD].bytes
+    *training, optimizer = of.moments
+    beside = {Component.GRADIENTS, Component.TEMPORARIES}
+    if early:
+        yield 0, Phase.LOAD, sum(n for c, n in optimizer.resident.items() if c not in beside)
+    steps = -(-setup.num_train_examples // setup.effective_batch_size)
+    when = {"no": None, "epoch": steps, "steps": min(500, steps)}
+    for step in (1, 2):
+        absent = 0 if early or step == 2 else optimizer.resident.get(Component.OPTIMIZER_STATES, 0)
+        for moment in alone.moments[:-1] if accumulates else ():
+            yield step, moment.phase, moment.bytes - absent
+        for moment in training:
+            yield step, moment.phase, moment.bytes - absent
+        yield step, Phase.OPTIMIZER_STEP, optimizer.bytes
+        for strategy, phase in (
+            (setup.eval_strategy, Phase.EVALUATION),
+            (setup.save_strategy, Phase.SAVE),
+        ):
+            at = when[strategy]
+            if at is not None and (at == 1) is (step == 1):
+                yield at, phase, of.phases[phase].bytes
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    model=MODELS,
+    gpu=GPUS,
+    setup=st.one_of(SETUPS, SEVERAL),
+    evaluates=st.sampled_from(["no", "epoch", "steps"]),
+    saves=st.sampled_from(["no", "epoch"]),
+    examples=st.sampled_from([1, 100, 10_000]),
+)
+def test_a_run_replayed_moment_by_moment_stops_where_it_is_said_to(
+    model, gpu, setup, evaluates, saves, examples
+):
+    setup = replace(
+        setup, eval_strategy=evaluates, save_strategy=saves, num_train_examples=examples
+    )
+    assume(can_be_trained(model, setup))
+    answer = estimate(model, gpu, setup)
+    over, room = first_overflow(answer), room_bytes(answer)
+    assert (over is not None) is (answer.verdict is Verdict.DOES_NOT_FIT)
+    if over is None:
+        return
+    run = list(replayed(answer))
+    if (
+        answer.devices
+    ):  # each GPU has a run of its own; the fullest one's stops no earlier than the first to stop
+        of_fullest = next(it for it in run if it[2] > room)
+        assert over.step <= of_fullest[0]
+    else:
+        stops = next(it for it in run if it[2] > room)
+        assert (over.step, over.moment.phase, over.moment.bytes) == stops
+    # a card that holds just this moment, and what lies beside the tensors, gets past it
+    larger = replace(gpu, memory_bytes=gpu.memory_bytes + over.moment.bytes - room)
+    again = estimate(model, larger, setup)
+    later = first_overflow(again)
+    if later is not None and not answer.devices and room_bytes(again) == over.moment.bytes:
+        order = [(it.step, it.moment) for it in instants(again)]
+        assert order.index((later.step, later.moment)) > order.index((over.step, over.moment))
+        assert later.moment.bytes > over.moment.bytes
+
+
+@settings(max_examples=25, deadline=None)
+@given(model=MODELS, gpu=GPUS, setup=SETUPS)
+def test_the_picture_of_two_steps_crosses_the_line_where_the_run_stops(model, gpu, setup):
+    assume(can_be_trained(model, setup))
+    answer = estimate(model, gpu, setup)
+    over = first_overflow(answer)
+    assume(over is not None and over.moment.phase in STEP_PHASES)
+    figure = charts.through_the_step(answer)
+    stacked = [sum(sizes) for sizes in zip(*(t["y"] for t in figure["data"]), strict=True)]
+    drawn = [it for it in instants(answer) if it.moment.phase in STEP_PHASES]
+    at = drawn.index(over)
+    room = wording.in_gib(room_bytes(answer))
+    assert stacked[at] > room - 0.01
+    assert all(height <= room + 0.01 for height in stacked[:at])

@@ -1,0 +1,34 @@
+"""When the real optimizers make their states: in the first step, but for Adagrad, which makes them when it is built."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from estimator.overflow import starts_with_states
+from estimator.specs import Optimizer, TrainingSetup
+
+BUILT = {
+    Optimizer.ADAMW_TORCH: torch.optim.AdamW,
+    Optimizer.SGD_MOMENTUM: partial(torch.optim.SGD, momentum=0.9),
+    Optimizer.RMSPROP: torch.optim.RMSprop,
+    Optimizer.ADAGRAD: torch.optim.Adagrad,
+}
+
+
+@pytest.mark.parametrize("optim", BUILT)
+def test_states_are_there_before_the_first_step_where_it_is_said(optim: Optimizer) -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = BUILT[optim]([weight])
+
+    def elements() -> int:
+        state = optimizer.state.get(weight, {})
+        return sum(it.numel() for it in state.values() if it is not None and it.numel() > 1)
+
+    before = elements()
+    weight.grad = torch.ones(4, 4)
+    optimizer.step()
+    assert elements() > 0
+    assert (before == elements()) is starts_with_states(TrainingSetup(optim=optim))
