@@ -1,4 +1,4 @@
-"""The fitted shares of estimator/throughput.py, from the published runs of data/throughput.csv.
+"""The fitted shares of estimator/time/throughput.py, from the published runs of data/throughput.csv.
 
     python benchmarks/fit_throughput.py
 
@@ -14,10 +14,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from estimator.accuracy import PublishedRun, published_runs
-from estimator.flops import attended_pairs, work
-from estimator.results import TERA
-from estimator.throughput import SLOW_SHARE
+from estimator.proof.accuracy import PublishedRun, published_runs
+from estimator.time.flops import attended_pairs, work
+from estimator.time.throughput import SLOW_SHARE
+from estimator.values.results import TERA
 
 LOWEST = 0.05
 """The share of runs of a generation that may lie below what is called slow."""

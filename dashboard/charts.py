@@ -10,9 +10,9 @@ from typing import Any
 
 from dashboard import theme, wording
 from dashboard.figures import Figure, scale
-from estimator.overflow import instants, starts_with_states
-from estimator.results import Estimate, Moment
-from estimator.specs import STEP_PHASES, Component
+from estimator.answer.overflow import instants, starts_with_states
+from estimator.values.results import Estimate, Moment
+from estimator.values.specs import STEP_PHASES, Component
 
 Grid = Sequence[Sequence[int | None]]
 """Bytes of headroom, a row a micro-batch and a column a context; None where the setup cannot be trained."""

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from dashboard import theme, wording
 from dashboard.figures import Figure, capacity_marks, peak_parts, scale, stacked
 from estimator import catalog
-from estimator.contract import write_fields
-from estimator.engine import estimate
-from estimator.keys import KEYS
-from estimator.ranking import rank_gpus
-from estimator.results import Estimate
-from estimator.scenarios import Scenario, keep, read, unknown_model
-from estimator.specs import LARGEST, Method, Model, Verdict
+from estimator.answer.estimate import estimate
+from estimator.contract.scenarios import Scenario, keep, read, unknown_model
+from estimator.contract.setups import write_fields
+from estimator.search.ranking import rank_gpus
+from estimator.values.keys import KEYS
+from estimator.values.results import Estimate
+from estimator.values.specs import LARGEST, Method, Model, Verdict
 
 LABELS: Mapping[str, str] = {
     "model": "Model",

@@ -14,10 +14,10 @@ from dashboard import compare, controls, drawing, kept, models, report, theme, w
 from dashboard.compare import Entry
 from dashboard.example import EXAMPLE
 from dashboard.kept import Document
-from estimator.contract import parse
-from estimator.engine import estimate
-from estimator.results import Estimate
-from estimator.scenarios import MOST, Scenario, read, write_file
+from estimator.answer.estimate import estimate
+from estimator.contract.scenarios import MOST, Scenario, read, write_file
+from estimator.contract.setups import parse
+from estimator.values.results import Estimate
 
 POLL_SECONDS = 0.5
 """How often the page looks whether the Hub has answered: ours."""

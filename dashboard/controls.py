@@ -24,11 +24,8 @@ from streamlit.errors import StreamlitAPIException
 from dashboard import actions, address, kept, models, session, wording
 from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
-from estimator.combinations import OFFLOADS, resting_places, sharing
-from estimator.contract import Reading, read_link, read_setup, write_fields
-from estimator.keys import BY_NAME
-from estimator.limits import evaluation_stops, largest_micro_batch, longest_context
-from estimator.parameters import (
+from estimator.contract.setups import Reading, read_link, read_setup, write_fields
+from estimator.families.parameters import (
     Embedding,
     Linear,
     layer_groups,
@@ -37,9 +34,12 @@ from estimator.parameters import (
     outer_modules,
     tied_head,
 )
-from estimator.repository import HubModel
-from estimator.results import Estimate
-from estimator.specs import (
+from estimator.parallel.combinations import OFFLOADS, resting_places, sharing
+from estimator.search.limits import evaluation_stops, largest_micro_batch, longest_context
+from estimator.sources.repository import HubModel
+from estimator.values.keys import BY_NAME
+from estimator.values.results import Estimate
+from estimator.values.specs import (
     ALL_LINEAR,
     FULL_STATE_DICT,
     LARGEST,

@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from estimator.architectures import architecture
-from estimator.architectures.liger import kernels, loss_of
-from estimator.memory import fused, operators
-from estimator.memory.attention import attention
-from estimator.memory.optimizer import optimizer_states, state_rule, step_transient
-from estimator.memory.overhead import HANDLES, exchange_bytes, need_bytes, workspace_bytes
-from estimator.memory.weights import (
+from estimator.families.liger import kernels, loss_of
+from estimator.families.parameters import (
+    copied_modules,
+    is_quantized,
+    modules_with_counts,
+    weight_shapes,
+)
+from estimator.families.registry import architecture
+from estimator.families.weights import (
     adapter_tensors,
     buffers,
     int8_bytes,
@@ -22,19 +24,17 @@ from estimator.memory.weights import (
     tensors_bytes,
     unquantized_width,
 )
-from estimator.moments import (
+from estimator.resident.optimizer import optimizer_states, state_rule, step_transient
+from estimator.resident.overhead import HANDLES, exchange_bytes, need_bytes, workspace_bytes
+from estimator.step.timeline import (
     adapter_bytes,
     gradient_bytes,
     weight_bytes,
 )
-from estimator.parameters import (
-    copied_modules,
-    is_quantized,
-    modules_with_counts,
-    weight_shapes,
-)
-from estimator.results import Estimate, Held
-from estimator.specs import Component, Loss, Phase
+from estimator.tape import fused, operators
+from estimator.tape.attention import attention
+from estimator.values.results import Estimate, Held
+from estimator.values.specs import Component, Loss, Phase
 
 Function = Callable[..., Any]
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from estimator import catalog
-from estimator.combinations import sharing
-from estimator.engine import estimate, need
-from estimator.limits import largest_micro_batch, longest_context, smallest_gpu
-from estimator.ranking import Ranking, rank_gpus
-from estimator.results import Estimate
-from estimator.scaling import COUNTS, Curve, curves
-from estimator.sets import smallest_set
-from estimator.specs import LARGEST, Gpu, Strategy, TrainingSetup
+from estimator.answer.estimate import estimate, need
+from estimator.parallel.combinations import sharing
+from estimator.search.fewest_gpus import smallest_set
+from estimator.search.limits import largest_micro_batch, longest_context, smallest_gpu
+from estimator.search.ranking import Ranking, rank_gpus
+from estimator.search.scaling import COUNTS, Curve, curves
+from estimator.values.results import Estimate
+from estimator.values.specs import LARGEST, Gpu, Strategy, TrainingSetup
 
 MAP_STEPS = 8
 """Doublings that a side of the map shows."""

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dashboard import theme, wording
-from estimator.results import Estimate
-from estimator.specs import STEP_PHASES, Component, Gpu, Method, Phase
+from estimator.values.results import Estimate
+from estimator.values.specs import STEP_PHASES, Component, Gpu, Method, Phase
 
 Figure = dict[str, Any]
 """What Plotly calls a figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""

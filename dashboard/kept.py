@@ -16,11 +16,7 @@ from urllib.parse import quote_plus, urlencode
 import streamlit as st
 
 from dashboard import actions, address, compare, models
-from estimator.contract import Reading, write_fields
-from estimator.kinds import Kind, Number, Whole
-from estimator.repository import HubModel
-from estimator.results import Estimate
-from estimator.scenarios import (
+from estimator.contract.scenarios import (
     LONGEST_WRITTEN,
     MOST,
     VERSION,
@@ -34,7 +30,11 @@ from estimator.scenarios import (
     unknown_model,
     write_text,
 )
-from estimator.specs import LARGEST
+from estimator.contract.setups import Reading, write_fields
+from estimator.sources.repository import HubModel
+from estimator.values.kinds import Kind, Number, Whole
+from estimator.values.results import Estimate
+from estimator.values.specs import LARGEST
 
 SCENARIOS, SETUP = "s", "setup"
 NUMBERS: Mapping[str, Kind] = {

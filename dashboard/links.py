@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from urllib.parse import urlencode
 
-from estimator.contract import write_fields
-from estimator.results import Estimate
+from estimator.contract.setups import write_fields
+from estimator.values.results import Estimate
 
 
 def query(of: Estimate) -> str:

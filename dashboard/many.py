@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from dashboard import theme, wording
 from dashboard.figures import Figure, scale
-from estimator.ranks import Rank
-from estimator.results import Estimate
-from estimator.scaling import Curve, Point, rented_in
-from estimator.specs import Strategy, Verdict
+from estimator.answer.ranks import Rank
+from estimator.search.scaling import Curve, Point, rented_in
+from estimator.values.results import Estimate
+from estimator.values.specs import Strategy, Verdict
 
 
 class Line(NamedTuple):

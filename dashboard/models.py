@@ -25,10 +25,10 @@ import streamlit as st
 from dashboard import actions, session, wording
 from dashboard.example import EXAMPLE
 from estimator import catalog, hub
-from estimator.contract import MODEL_MISSING, read_link, read_setup
-from estimator.json_text import read_object
-from estimator.repository import HubModel, Trouble, from_text
-from estimator.specs import Model
+from estimator.contract.setups import MODEL_MISSING, read_link, read_setup
+from estimator.sources.repository import HubModel, Trouble, from_text
+from estimator.values.json_text import read_object
+from estimator.values.specs import Model
 
 LONGEST_IN_LINK = 1500
 """Characters that a model may take in an address: ours, so that a link stays under 2,000 with all else in it."""

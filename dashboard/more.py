@@ -24,15 +24,15 @@ from dashboard import (
     wording,
 )
 from estimator import catalog
-from estimator.acts import acts
-from estimator.combinations import sharing
-from estimator.evaluation import kept_logits_bytes
-from estimator.memory.seats import tail
-from estimator.ranking import pareto
-from estimator.ranks import ranks
-from estimator.remedies import remedies as fitting_changes
-from estimator.results import Estimate
-from estimator.specs import Component, Strategy, TrainingSetup, Verdict
+from estimator.answer.ranks import ranks
+from estimator.parallel.combinations import sharing
+from estimator.parallel.module_devices import tail
+from estimator.run.stages import acts
+from estimator.search.ranking import pareto
+from estimator.search.remedies import remedies as fitting_changes
+from estimator.step.evaluation import kept_logits_bytes
+from estimator.values.results import Estimate
+from estimator.values.specs import Component, Strategy, TrainingSetup, Verdict
 
 
 def what_if(answer: Estimate) -> None:

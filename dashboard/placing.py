@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from dashboard import figures, theme, wording
 from dashboard.figures import Bar, Figure
-from estimator.results import Estimate, OnDevice
-from estimator.specs import Component
+from estimator.values.results import Estimate, OnDevice
+from estimator.values.specs import Component
 
 ROW, BETWEEN, STRIP = 46, 40, 46
 """Pixels of a bar, of the gap with the capacity's name, and of the strip of layers above it."""

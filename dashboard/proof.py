@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from dashboard import links, theme, wording
 from dashboard.figures import Figure
-from estimator.accuracy import NEAR, Agreement, Comparison, Metric, Spread, Summary
-from estimator.specs import Method
+from estimator.proof.accuracy import NEAR, Agreement, Comparison, Metric, Spread, Summary
+from estimator.values.specs import Method
 
 METRICS: Mapping[Metric, str] = MappingProxyType(
     {

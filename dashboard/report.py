@@ -17,9 +17,9 @@ from typing import NamedTuple
 from dashboard import compare, theme, wording
 from dashboard.compare import Entry, Row
 from dashboard.figures import peak_parts, scale
-from estimator.contract import write_estimate, write_fields
-from estimator.results import Estimate
-from estimator.specs import Verdict
+from estimator.contract.setups import write_estimate, write_fields
+from estimator.values.results import Estimate
+from estimator.values.specs import Verdict
 
 RELEASE = "0.1.0"
 """As in pyproject.toml; a test compares."""

@@ -12,7 +12,7 @@ from enum import StrEnum
 import streamlit as st
 
 from dashboard import address
-from estimator.specs import TrainingSetup
+from estimator.values.specs import TrainingSetup
 
 DEFAULT = TrainingSetup()
 BOUND = (

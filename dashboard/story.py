@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from dashboard import wording
 from estimator import catalog
-from estimator.contract import parse
-from estimator.engine import estimate
-from estimator.overflow import runs_out
-from estimator.results import Estimate
-from estimator.specs import Component, Method, Optimizer, Phase
+from estimator.answer.estimate import estimate
+from estimator.answer.overflow import runs_out
+from estimator.contract.setups import parse
+from estimator.values.results import Estimate
+from estimator.values.specs import Component, Method, Optimizer, Phase
 
 
 class Chapter(NamedTuple):

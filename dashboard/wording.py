@@ -10,16 +10,17 @@ from typing import NamedTuple
 from dashboard import theme
 from dashboard.explain import Line
 from dashboard.explore import Place
-from estimator.accuracy import Trust
-from estimator.acts import Act
-from estimator.loading import MERGED_ON_LOADING
-from estimator.memory.offload import offloads
-from estimator.overflow import room_bytes, runs_out, starts_with_states
-from estimator.remedies import Remedy
-from estimator.results import Estimate, Moment, RunTime
-from estimator.sets import MOST_GPUS
-from estimator.sharded_saving import write_seconds
-from estimator.specs import (
+from estimator.answer.overflow import room_bytes, runs_out, starts_with_states
+from estimator.answer.verdict import beyond_the_step, smaller_evaluation
+from estimator.parallel.offload import offloads
+from estimator.proof.accuracy import Trust
+from estimator.run.loading import MERGED_ON_LOADING
+from estimator.run.sharded_saving import write_seconds
+from estimator.run.stages import Act
+from estimator.search.fewest_gpus import MOST_GPUS
+from estimator.search.remedies import Remedy
+from estimator.values.results import Estimate, Moment, RunTime
+from estimator.values.specs import (
     SHARDED_STATE_DICT,
     STEP_PHASES,
     Component,
@@ -33,7 +34,6 @@ from estimator.specs import (
     TrainingSetup,
     Verdict,
 )
-from estimator.verdict import beyond_the_step, smaller_evaluation
 
 GIB = 2**30
 GB = 10**9

@@ -16,14 +16,25 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "formulas.md"
 PACKAGES = (
-    "estimator.parameters",
-    "estimator.memory",
-    "estimator.flops",
-    "estimator.network",
-    "estimator.throughput",
-    "estimator.cost",
-    "estimator.placement",
-    "estimator.reserved",
+    "estimator.families.parameters",
+    "estimator.families.weights",
+    "estimator.tape",
+    "estimator.resident",
+    "estimator.parallel.assumed",
+    "estimator.parallel.fsdp1",
+    "estimator.parallel.fsdp2",
+    "estimator.parallel.module_devices",
+    "estimator.parallel.network",
+    "estimator.parallel.offload",
+    "estimator.parallel.placement",
+    "estimator.parallel.sharding",
+    "estimator.parallel.zero",
+    "estimator.parallel.zero3_coordinator",
+    "estimator.step.allocator",
+    "estimator.step.reserved",
+    "estimator.time.flops",
+    "estimator.time.throughput",
+    "estimator.time.cost",
 )
 """Where the formulas are: a module, or a package with all its modules."""
 

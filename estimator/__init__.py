@@ -6,16 +6,19 @@
 'fits'
 """
 
-from estimator import accuracy, catalog, hub, placement, repository, scaling
-from estimator.accuracy import Comparison, Trust, trust
-from estimator.custom import resized
-from estimator.engine import estimate
-from estimator.ranking import Ranking, pareto, rank_gpus
-from estimator.ranks import Rank, ranks
-from estimator.repository import HubModel, Trouble
-from estimator.results import Estimate, Moment, Part, RunCost, RunTime
-from estimator.scaling import Curve, Point
-from estimator.specs import (
+from estimator.answer.estimate import estimate
+from estimator.answer.ranks import Rank, ranks
+from estimator.families.custom import resized
+from estimator.parallel import placement
+from estimator.proof import accuracy
+from estimator.proof.accuracy import Comparison, Trust, trust
+from estimator.search import scaling
+from estimator.search.ranking import Ranking, pareto, rank_gpus
+from estimator.search.scaling import Curve, Point
+from estimator.sources import catalog, hub, repository
+from estimator.sources.repository import HubModel, Trouble
+from estimator.values.results import Estimate, Moment, Part, RunCost, RunTime
+from estimator.values.specs import (
     ALL_LINEAR,
     STEP_PHASES,
     AttnImplementation,

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, NoReturn, TextIO
 
-from estimator import catalog, hub
-from estimator.contract import NONE_KNOWN, Reading, parse, read_link, write_estimate
-from estimator.engine import estimate
-from estimator.json_text import LONGEST_TEXT, read_object
-from estimator.keys import GROUPS, KEYS, Key
-from estimator.kinds import Choice, Flag, near, one_of, show
-from estimator.placement_request import place
-from estimator.remedies import Remedy, remedies
-from estimator.results import Estimate
-from estimator.specs import Model
-from estimator.text import describe
+from estimator.answer.estimate import estimate
+from estimator.contract.placement_request import place
+from estimator.contract.setups import NONE_KNOWN, Reading, parse, read_link, write_estimate
+from estimator.contract.text import describe
+from estimator.search.remedies import Remedy, remedies
+from estimator.sources import catalog, hub
+from estimator.values.json_text import LONGEST_TEXT, read_object
+from estimator.values.keys import GROUPS, KEYS, Key
+from estimator.values.kinds import Choice, Flag, near, one_of, show
+from estimator.values.results import Estimate
+from estimator.values.specs import Model
 
 DESCRIPTION = (
     "How much GPU memory does fine-tuning this model need, what is it made of, and does it fit?"

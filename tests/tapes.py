@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from estimator.memory.program import Program, Segment
-from estimator.memory.symbols import Recording
-from estimator.memory.tape import COMPONENTS, Tape
+from estimator.tape.program import Program, Segment
+from estimator.tape.symbols import Recording
+from estimator.tape.tape import COMPONENTS, Tape
 
 
 def played(tape: Tape) -> list[Segment]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dashboard import wording
 from estimator import Method, TrainingSetup, catalog, estimate
-from estimator.acts import acts
+from estimator.run.stages import acts
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 LORA = TrainingSetup(method=Method.LORA, gradient_checkpointing=True)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from estimator import catalog
-from estimator.parameters import MODELLED
+from estimator.families.parameters import MODELLED
 
 GIB = 2**30
 TABLES = ("gpus.csv", "models.csv")

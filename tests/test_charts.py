@@ -9,8 +9,8 @@ import pytest
 
 from dashboard import charts, explore
 from estimator import Dtype, Method, MixedPrecision, TrainingSetup, catalog, estimate
-from estimator.ranking import pareto
-from estimator.specs import STEP_PHASES, Component, Verdict
+from estimator.search.ranking import pareto
+from estimator.values.specs import STEP_PHASES, Component, Verdict
 
 GIB = 2**30
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")

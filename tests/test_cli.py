@@ -15,11 +15,11 @@ from typing import cast
 import pytest
 
 import estimator.__main__ as command
-from estimator.engine import estimate
-from estimator.keys import KEYS
-from estimator.kinds import Flag
-from estimator.results import Estimate
-from estimator.specs import Component, Gpu, Method, Model, TrainingSetup
+from estimator.answer.estimate import estimate
+from estimator.values.keys import KEYS
+from estimator.values.kinds import Flag
+from estimator.values.results import Estimate
+from estimator.values.specs import Component, Gpu, Method, Model, TrainingSetup
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTRAL = "mistralai/Mistral-7B-v0.1"

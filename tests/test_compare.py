@@ -18,7 +18,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import compare, report
 from dashboard.compare import Entry
 from estimator import Method, TrainingSetup, catalog, estimate
-from estimator.scenarios import Scenario, keep, write_text
+from estimator.contract.scenarios import Scenario, keep, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")

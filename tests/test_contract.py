@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import catalog
-from estimator.combinations import SHARING, refusal
-from estimator.contract import parse, read_link, read_setup, write_estimate, write_fields
-from estimator.engine import estimate
-from estimator.keys import BY_NAME, DEFAULT, GPU_KEYS, GROUPS, KEYS, Key
-from estimator.kinds import Choice, Flag, Momentum, Names, Number, Version, Whole, show
-from estimator.parameters import Linear, modules_with_counts
-from estimator.remedies import remedies
-from estimator.specs import (
+from estimator.answer.estimate import estimate
+from estimator.contract.setups import parse, read_link, read_setup, write_estimate, write_fields
+from estimator.families.parameters import Linear, modules_with_counts
+from estimator.parallel.combinations import SHARING, refusal
+from estimator.search.remedies import remedies
+from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, GROUPS, KEYS, Key
+from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Version, Whole, show
+from estimator.values.specs import (
     Component,
     Dtype,
     Gpu,

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from estimator import catalog, estimate
-from estimator.contract import parse
-from estimator.memory import coordinator
-from estimator.memory.coordinator import OUTSIDE, Coordinator, Rules, Script
-from estimator.memory.tape import Call, Whole
-from estimator.memory.zero import whole_tensors
-from estimator.moments import Sizes, plan, structure
-from estimator.results import Moment
-from estimator.specs import STEP_PHASES, Component, Phase, Strategy, TrainingSetup
+from estimator.contract.setups import parse
+from estimator.parallel import zero3_coordinator as coordinator
+from estimator.parallel.zero import whole_tensors
+from estimator.parallel.zero3_coordinator import OUTSIDE, Coordinator, Rules, Script
+from estimator.step.timeline import Sizes, plan, structure
+from estimator.tape.tape import Call, Whole
+from estimator.values.results import Moment
+from estimator.values.specs import STEP_PHASES, Component, Phase, Strategy, TrainingSetup
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -23,8 +23,8 @@ from estimator import (
     pareto,
     rank_gpus,
 )
-from estimator.contract import parse, write_estimate
-from estimator.cost import cheapest
+from estimator.contract.setups import parse, write_estimate
+from estimator.time.cost import cheapest
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")

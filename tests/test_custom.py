@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from estimator import catalog, resized
-from estimator.contract import parse, read_setup, write_fields
-from estimator.custom import DIMENSIONS
-from estimator.keys import DEFAULT
-from estimator.parameters import total_parameters
+from estimator.contract.setups import parse, read_setup, write_fields
+from estimator.families.custom import DIMENSIONS
+from estimator.families.parameters import total_parameters
+from estimator.values.keys import DEFAULT
 from tests.test_hf_config import LLAMA
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 from estimator import TrainingSetup, catalog, estimate
-from estimator.flops import attended_pairs, delta_products
-from estimator.hf_config import model_from_config
-from estimator.parameters import total_parameters
-from estimator.specs import Gpu, MixedPrecision, Model, Optimizer, Phase
+from estimator.families.hf_config import model_from_config
+from estimator.families.parameters import total_parameters
+from estimator.time.flops import attended_pairs, delta_products
+from estimator.values.specs import Gpu, MixedPrecision, Model, Optimizer, Phase
 
 QWEN3_5 = {
     "model_type": "qwen3_5_text",

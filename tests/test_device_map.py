@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estimator import catalog, contract, estimate
-from estimator.device_map import resident_on, shares, timeline_on
-from estimator.engine import need
-from estimator.limits import largest_micro_batch
-from estimator.memory.seats import Seats, seats, tail
-from estimator.memory.tape import COMPONENTS
-from estimator.moments import StepTimeline, plan, resident, structure
-from estimator.parameters import TINY_LLAMA
-from estimator.placement import Packing, from_pretrained_device_map, settled_bytes
-from estimator.specs import (
+from estimator import catalog, estimate
+from estimator.answer.estimate import need
+from estimator.contract import setups as contract
+from estimator.families.parameters import TINY_LLAMA
+from estimator.parallel.module_devices import Seats, seats, tail
+from estimator.parallel.placement import Packing, from_pretrained_device_map, settled_bytes
+from estimator.run.device_map import resident_on, shares, timeline_on
+from estimator.search.limits import largest_micro_batch
+from estimator.step.timeline import StepTimeline, plan, resident, structure
+from estimator.tape.tape import COMPONENTS
+from estimator.time.throughput import crossing_bytes
+from estimator.values.specs import (
     Component,
     Dtype,
     Gpu,
@@ -32,7 +34,6 @@ from estimator.specs import (
     TrainingSetup,
     Verdict,
 )
-from estimator.throughput import crossing_bytes
 
 MISTRAL, GPT2 = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.model("openai-community/gpt2")
 A100 = catalog.gpu("A100-SXM4-80GB")

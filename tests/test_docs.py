@@ -15,7 +15,11 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-GIB_IS_ALLOWED_IN = {"dashboard/wording.py", "estimator/text.py", "estimator/placement_request.py"}
+GIB_IS_ALLOWED_IN = {
+    "dashboard/wording.py",
+    "estimator/contract/text.py",
+    "estimator/contract/placement_request.py",
+}
 """The display edges, the page's and the command line's; and where accelerate's "24GiB" is read."""
 PLAIN_ARITHMETIC = {"elements"}
 """Products of sizes: nothing to cite."""

@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 
 from estimator import MixedPrecision, Model, Phase, TrainingSetup, Verdict, catalog, estimate
-from estimator.contract import parse
-from estimator.engine import need
-from estimator.evaluation import evaluation_walk, kept_logits_bytes
-from estimator.remedies import remedies
-from estimator.specs import Dtype, Gpu, Method
+from estimator.answer.estimate import need
+from estimator.contract.setups import parse
+from estimator.search.remedies import remedies
+from estimator.step.evaluation import evaluation_walk, kept_logits_bytes
+from estimator.values.specs import Dtype, Gpu, Method
 
 LLAMA = {
     "model_type": "llama",

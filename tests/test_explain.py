@@ -6,8 +6,8 @@ import pytest
 
 from dashboard import explain
 from estimator import Method, Optimizer, TrainingSetup, catalog, estimate
-from estimator.moments import weight_bytes
-from estimator.specs import Component
+from estimator.step.timeline import weight_bytes
+from estimator.values.specs import Component
 
 MODELS = ["mistralai/Mistral-7B-v0.1", "openai-community/gpt2", "google/gemma-2-2b"]
 SETUPS = {

@@ -12,14 +12,10 @@ from typing import Any
 import pytest
 
 from estimator import AttnImplementation, TrainingSetup, catalog, estimate
-from estimator.architectures.liger import kernels
-from estimator.custom import resized
-from estimator.flops import attended_pairs, matrices, scan_products
-from estimator.hf_config import model_from_config
-from estimator.loading import gate_up_stacks
-from estimator.memory.stored import stored_bytes
-from estimator.memory.weights import module_bytes
-from estimator.parameters import (
+from estimator.families.custom import resized
+from estimator.families.hf_config import model_from_config
+from estimator.families.liger import kernels
+from estimator.families.parameters import (
     BEYOND,
     KEEPING,
     MODELLED,
@@ -39,8 +35,12 @@ from estimator.parameters import (
     total_parameters,
     weight_shapes,
 )
-from estimator.quantization import quantization_of
-from estimator.specs import (
+from estimator.families.quantization import quantization_of
+from estimator.families.weights import module_bytes
+from estimator.resident.stored import stored_bytes
+from estimator.run.loading import gate_up_stacks
+from estimator.time.flops import attended_pairs, matrices, scan_products
+from estimator.values.specs import (
     Component,
     Dtype,
     Method,

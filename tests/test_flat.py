@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from estimator import Component, Phase, estimate
-from estimator.contract import parse
-from estimator.memory.flat import flat_tensors, shard_elements, units
-from estimator.ranks import ranks
-from estimator.scaling import shared_by
-from estimator.specs import Strategy, TrainingSetup
+from estimator.answer.ranks import ranks
+from estimator.contract.setups import parse
+from estimator.parallel.fsdp1 import flat_tensors, shard_elements, units
+from estimator.search.scaling import shared_by
+from estimator.values.specs import Strategy, TrainingSetup
 from tests.test_sharding import LLAMA, heights, told
 
 ON_8 = {

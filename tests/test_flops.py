@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from estimator import AttnImplementation, Method, TrainingSetup, catalog
-from estimator.flops import Work, attended_pairs, matrices, work
-from estimator.parameters import TINY_LLAMA, total_parameters
+from estimator.families.parameters import TINY_LLAMA, total_parameters
+from estimator.time.flops import Work, attended_pairs, matrices, work
 
 LLAMA = catalog.model("meta-llama/Llama-3.1-8B")
 LAYER = 8 * (8 + 4 + 4) + 8 * 8 + 3 * 8 * 16

@@ -24,11 +24,11 @@ from estimator import (
     TrainingSetup,
     catalog,
 )
-from estimator.architectures.liger import LOSSES
-from estimator.engine import estimate
-from estimator.memory import fused
-from estimator.memory.tape import GRADIENTS, LOGITS, Leaf, Parameter, Tape, leaf_node
-from estimator.remedies import remedies
+from estimator.answer.estimate import estimate
+from estimator.families.liger import LOSSES
+from estimator.search.remedies import remedies
+from estimator.tape import fused
+from estimator.tape.tape import GRADIENTS, LOGITS, Leaf, Parameter, Tape, leaf_node
 from tests.tapes import played
 
 H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1408, 32000, 3, 8, 4, 64

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from estimator.hf_config import model_from_config
-from estimator.parameters import total_parameters
+from estimator.families.hf_config import model_from_config
+from estimator.families.parameters import total_parameters
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

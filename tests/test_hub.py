@@ -19,10 +19,10 @@ import pytest
 
 from estimator import TrainingSetup, catalog, hub
 from estimator.__main__ import main
-from estimator.contract import parse, write_fields
-from estimator.hub import fetch, forget
-from estimator.parameters import BEYOND, total_parameters
-from estimator.repository import HubModel, Trouble
+from estimator.contract.setups import parse, write_fields
+from estimator.families.parameters import BEYOND, total_parameters
+from estimator.sources.hub import fetch, forget
+from estimator.sources.repository import HubModel, Trouble
 from tests import fake_hub
 from tests.fake_hub import MEMBER, STRANGER, FakeHub
 

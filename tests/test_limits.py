@@ -21,10 +21,12 @@ from estimator import (
     catalog,
     estimate,
 )
-from estimator.architectures.sharded import check_head
-from estimator.combinations import beyond_one_machine, refusal
-from estimator.engine import least_need
-from estimator.limits import (
+from estimator.answer.estimate import least_need
+from estimator.parallel.combinations import beyond_one_machine, refusal
+from estimator.parallel.groups import check_head
+from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
+from estimator.search.fewest_gpus import MOST_GPUS, sharing_keys, smallest_set
+from estimator.search.limits import (
     evaluation_stops,
     fits,
     holds,
@@ -32,10 +34,8 @@ from estimator.limits import (
     longest_context,
     smallest_gpu,
 )
-from estimator.memory.optimizer import LOW_RANK_OPTIMIZERS
-from estimator.remedies import remedies
-from estimator.sets import MOST_GPUS, sharing_keys, smallest_set
-from estimator.specs import LARGEST, Offload, Strategy
+from estimator.search.remedies import remedies
+from estimator.values.specs import LARGEST, Offload, Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from estimator import Component, Method, Phase, TrainingSetup, catalog, estimate
-from estimator.loading import (
+from estimator.run.loading import (
     load_host_bytes,
     load_moment,
     merging_bytes,
     packing_bytes,
     upcasting_bytes,
 )
-from estimator.moments import weight_bytes
-from estimator.saving import taken_apart_bytes
+from estimator.run.saving import taken_apart_bytes
+from estimator.step.timeline import weight_bytes
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 MIXTRAL = catalog.model("mistralai/Mixtral-8x7B-v0.1")

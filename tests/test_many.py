@@ -11,10 +11,10 @@ import pytest
 
 from dashboard import explore, many
 from estimator import Method, Price, TrainingSetup, catalog, estimate
-from estimator.ranks import ranks
-from estimator.results import Estimate
-from estimator.scaling import Curve, curves
-from estimator.specs import Gpu, Strategy
+from estimator.answer.ranks import ranks
+from estimator.search.scaling import Curve, curves
+from estimator.values.results import Estimate
+from estimator.values.specs import Gpu, Strategy
 from tests.test_start_page import open_page, text
 
 GIB = 2**30

@@ -23,8 +23,8 @@ from benchmarks.gpu.configs import config_of
 from benchmarks.gpu.session import CannotStart, Session, Worker
 from benchmarks.gpu.worker import Answer, Found
 from estimator import Method, catalog
-from estimator.hf_config import model_from_config
-from estimator.specs import STEP_PHASES, Component
+from estimator.families.hf_config import model_from_config
+from estimator.values.specs import STEP_PHASES, Component
 
 GIB = 2**30
 H100 = catalog.gpu("H100-SXM5-80GB")

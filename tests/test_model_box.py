@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import models
 from estimator import catalog, hub
-from estimator.repository import About, HubModel, Trouble, from_config
+from estimator.sources.repository import About, HubModel, Trouble, from_config
 from tests.test_hub import LLAMA, LLAMA_PARAMETERS
 from tests.test_repository import QWEN_VL
 from tests.test_start_page import figure, move, open_page, setting, text

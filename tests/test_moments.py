@@ -23,14 +23,14 @@ from estimator import (
     Strategy,
     TrainingSetup,
     catalog,
-    engine,
     estimate,
 )
-from estimator import moments as moments_module
-from estimator.architectures import attention_of
-from estimator.architectures.decoder import Step, has_window, layer_kinds
-from estimator.combinations import RULES
-from estimator.moments import played_layers
+from estimator.answer import estimate as engine
+from estimator.families.registry import attention_of
+from estimator.parallel.combinations import RULES
+from estimator.step import timeline as moments_module
+from estimator.step.decoder import Step, has_window, layer_kinds
+from estimator.step.timeline import played_layers
 from tests.tapes import played
 
 H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1536, 4096, 6, 8, 2, 64

@@ -9,8 +9,8 @@ import pytest
 from dashboard import more
 from dashboard.example import EXAMPLE
 from estimator import Method, TrainingSetup, catalog, estimate
-from estimator.limits import largest_micro_batch, longest_context
-from estimator.remedies import remedies
+from estimator.search.limits import largest_micro_batch, longest_context
+from estimator.search.remedies import remedies
 from tests.test_start_page import figure, open_page, setting, text
 
 LLAMA_ON_4090 = {"model": "meta-llama/Llama-3.1-8B", "gpu": "GeForce RTX 4090"}

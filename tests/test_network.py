@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator import Gpu, TrainingSetup, catalog, estimate
-from estimator.accuracy import published_runs
-from estimator.contract import parse, write_fields
-from estimator.moments import resident, structure
-from estimator.network import (
+from estimator.contract.setups import parse, write_fields
+from estimator.parallel.network import (
     Group,
     Links,
     exchange_seconds,
@@ -21,8 +19,10 @@ from estimator.network import (
     replicas,
     shards,
 )
-from estimator.specs import Strategy
-from estimator.throughput import Sharing, communication
+from estimator.proof.accuracy import published_runs
+from estimator.step.timeline import resident, structure
+from estimator.time.throughput import Sharing, communication
+from estimator.values.specs import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 WEIGHTS = 2 * 7_241_732_096

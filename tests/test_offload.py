@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from estimator import catalog, estimate
-from estimator.combinations import refusal, resting_places
-from estimator.contract import parse, read_setup
-from estimator.engine import need
-from estimator.memory.offload import (
+from estimator.answer.estimate import need
+from estimator.contract.setups import parse, read_setup
+from estimator.families.parameters import total_parameters
+from estimator.parallel.combinations import refusal, resting_places
+from estimator.parallel.offload import (
     Rest,
     moved,
     node_bytes,
@@ -19,11 +20,10 @@ from estimator.memory.offload import (
     resting,
     sub_groups,
 )
-from estimator.memory.zero import trained_elements
-from estimator.offload_time import PCIE_3, PCIE_4, PCIE_5, hosts
-from estimator.parameters import total_parameters
-from estimator.results import Estimate
-from estimator.specs import (
+from estimator.parallel.zero import trained_elements
+from estimator.time.offload_time import PCIE_3, PCIE_4, PCIE_5, hosts
+from estimator.values.results import Estimate
+from estimator.values.specs import (
     STEP_PHASES,
     Component,
     Gpu,

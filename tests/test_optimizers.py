@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from estimator import TrainingSetup, catalog, estimate
-from estimator.keys import BY_NAME
-from estimator.memory.optimizer import PAGED, Trainable, optimizer_states, step_transient
-from estimator.specs import Optimizer
+from estimator.resident.optimizer import PAGED, Trainable, optimizer_states, step_transient
+from estimator.values.keys import BY_NAME
+from estimator.values.specs import Optimizer
 
 BIG = Trainable((1024, 512), 2, 1)
 N = 1024 * 512

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import catalog
-from estimator.parameters import (
+from estimator.families.parameters import (
     MODELLED,
     TINY_LLAMA,
     Embedding,
@@ -28,7 +28,7 @@ from estimator.parameters import (
     trainable_parameters,
     weight_shapes,
 )
-from estimator.specs import Method, StateSpace, TrainingSetup
+from estimator.values.specs import Method, StateSpace, TrainingSetup
 
 GPT2 = catalog.model("openai-community/gpt2")
 LLAMA_3_8B = catalog.model("meta-llama/Meta-Llama-3-8B")

@@ -22,16 +22,16 @@ from estimator import (
     TrainingSetup,
     estimate,
 )
-from estimator.contract import parse, read_setup
-from estimator.memory.optimizer import Trainable
-from estimator.moments import adapter_bytes, trainable_tensors
-from estimator.parameters import (
+from estimator.contract.setups import parse, read_setup
+from estimator.families.parameters import (
     TINY_LLAMA,
     adapter_parameters,
     total_parameters,
     trainable_parameters,
 )
-from estimator.results import Estimate
+from estimator.resident.optimizer import Trainable
+from estimator.step.timeline import adapter_bytes, trainable_tensors
+from estimator.values.results import Estimate
 
 LLAMA = {
     "model_type": "llama",

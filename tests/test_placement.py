@@ -18,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator import catalog
-from estimator.contract import read_model
-from estimator.module_tree import Node, layer_class, module_tree
-from estimator.parameters import MODELLED, TINY_LLAMA, total_parameters
-from estimator.placement import (
+from estimator.contract.placement_request import place
+from estimator.contract.setups import read_model
+from estimator.families.module_tree import Node, layer_class, module_tree
+from estimator.families.parameters import MODELLED, TINY_LLAMA, total_parameters
+from estimator.parallel.placement import (
     ACCELERATE,
     Balance,
     Packing,
@@ -29,7 +30,6 @@ from estimator.placement import (
     infer_auto_device_map,
     sizes_in_bits,
 )
-from estimator.placement_request import place
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = [

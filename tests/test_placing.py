@@ -9,7 +9,7 @@ import pytest
 
 from dashboard import explore, placing
 from estimator import TrainingSetup, catalog, estimate
-from estimator.specs import Component, Strategy
+from estimator.values.specs import Component, Strategy
 from tests.test_start_page import open_page, text
 
 MISTRAL, A100 = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")

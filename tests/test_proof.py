@@ -12,9 +12,9 @@ import pytest
 
 from dashboard import links, proof
 from estimator import Method, TrainingSetup, accuracy, catalog, estimate, trust
-from estimator.accuracy import Metric
-from estimator.contract import read_link
-from estimator.memory import overhead
+from estimator.contract.setups import read_link
+from estimator.proof.accuracy import Metric
+from estimator.resident import overhead
 from tests.test_start_page import open_page
 
 ROOT = Path(__file__).resolve().parent.parent

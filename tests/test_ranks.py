@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from estimator import TrainingSetup, catalog, estimate
-from estimator.contract import write_estimate
-from estimator.memory.zero import kept_gradients, width
-from estimator.ranks import Rank, ranks
-from estimator.specs import Model, Strategy
+from estimator.answer.ranks import Rank, ranks
+from estimator.contract.setups import write_estimate
+from estimator.parallel.zero import kept_gradients, width
+from estimator.values.specs import Model, Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 GPT2 = catalog.model("openai-community/gpt2")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from estimator import Component, Phase, contract, estimate
+from estimator import Component, Phase, estimate
+from estimator.contract import setups as contract
 
 CASES = [
     json.loads(line)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator import TrainingSetup, catalog, estimate
-from estimator.hf_config import model_from_config
-from estimator.parameters import total_parameters
-from estimator.repository import Trouble, from_config, from_text
+from estimator.families.hf_config import model_from_config
+from estimator.families.parameters import total_parameters
+from estimator.sources.repository import Trouble, from_config, from_text
 from tests.test_hf_config import LLAMA
 
 QWEN_VL: dict[

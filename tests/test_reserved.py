@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator import accuracy, catalog, estimate
-from estimator.accuracy import Metric
-from estimator.memory.allocator import MIB, Allocator
-from estimator.reserved import outside_bytes, reserved_bytes, shown
-from estimator.specs import Strategy, TrainingSetup
+from estimator.proof.accuracy import Metric
+from estimator.step.allocator import MIB, Allocator
+from estimator.step.reserved import outside_bytes, reserved_bytes, shown
+from estimator.values.specs import Strategy, TrainingSetup
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")

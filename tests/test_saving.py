@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from estimator import Component, Method, Optimizer, Phase, TrainingSetup, catalog, estimate
-from estimator.checkpoints import save_moment
-from estimator.moments import resident, structure
-from estimator.saving import (
+from estimator.run.checkpoints import save_moment
+from estimator.run.saving import (
     FILE_BYTES,
     checkpoint_bytes,
     checkpoints_at_once,
@@ -20,7 +19,8 @@ from estimator.saving import (
     save_host_bytes,
     taken_apart_bytes,
 )
-from estimator.specs import Dtype
+from estimator.step.timeline import resident, structure
+from estimator.values.specs import Dtype
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 MIXTRAL = catalog.model("mistralai/Mixtral-8x7B-v0.1")

@@ -10,8 +10,7 @@ from urllib.parse import parse_qs, urlencode
 import pytest
 
 from estimator import Method, TrainingSetup, catalog, estimate
-from estimator.keys import BY_NAME
-from estimator.scenarios import (
+from estimator.contract.scenarios import (
     CODES,
     LONGEST_NAME,
     MOST,
@@ -25,6 +24,7 @@ from estimator.scenarios import (
     write_file,
     write_text,
 )
+from estimator.values.keys import BY_NAME
 
 LINKS = Path(__file__).parent / "reference" / "links.jsonl"
 OLD = [json.loads(line) for line in LINKS.read_text("utf-8").splitlines()]

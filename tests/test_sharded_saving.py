@@ -9,11 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from estimator import catalog, estimate
-from estimator.checkpoints import checkpoint, gathers_to_save, save_moment
-from estimator.combinations import refusal
-from estimator.contract import parse
-from estimator.moments import resident, structure
-from estimator.sharded_saving import (
+from estimator.answer.verdict import beyond_the_step
+from estimator.contract.setups import parse
+from estimator.parallel.combinations import refusal
+from estimator.run.checkpoints import checkpoint, gathers_to_save, save_moment
+from estimator.run.sharded_saving import (
     fsdp_full,
     fsdp_sharded,
     write_seconds,
@@ -21,7 +21,8 @@ from estimator.sharded_saving import (
     zero3_gathered,
     zero_replicated,
 )
-from estimator.specs import (
+from estimator.step.timeline import resident, structure
+from estimator.values.specs import (
     FULL_STATE_DICT,
     SHARDED_STATE_DICT,
     Component,
@@ -33,7 +34,6 @@ from estimator.specs import (
     Strategy,
     TrainingSetup,
 )
-from estimator.verdict import beyond_the_step
 
 N, HEAD = 8_000_000_000, 128_256 * 4096
 WEIGHTS, STATES = 4 * N, 8 * N

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from estimator import catalog, estimate
-from estimator.combinations import refusal
-from estimator.contract import parse, read_setup
-from estimator.engine import need
-from estimator.memory.zero import held, kept_gradients, partition
-from estimator.parameters import total_parameters
-from estimator.results import Estimate
-from estimator.specs import (
+from estimator.answer.estimate import need
+from estimator.contract.setups import parse, read_setup
+from estimator.families.parameters import total_parameters
+from estimator.parallel.combinations import refusal
+from estimator.parallel.zero import held, kept_gradients, partition
+from estimator.values.results import Estimate
+from estimator.values.specs import (
     STEP_PHASES,
     Component,
     Method,

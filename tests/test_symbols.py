@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from estimator.arithmetic import allocated
-from estimator.memory.symbols import Recording
+from estimator.tape.symbols import Recording
+from estimator.values.arithmetic import allocated
 
 SIZE = st.integers(0, 10**6)
 

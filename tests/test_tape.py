@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from estimator.memory import operators as op
-from estimator.memory.tape import GRADIENTS, TEMPORARIES, Parameter, Tape, Tensor
-from estimator.specs import Phase
+from estimator.tape import operators as op
+from estimator.tape.tape import GRADIENTS, TEMPORARIES, Parameter, Tape, Tensor
+from estimator.values.specs import Phase
 from tests.tapes import alive, played
 
 ROWS, IN, OUT = 256, 512, 1024

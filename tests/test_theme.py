@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dashboard import theme
-from estimator.specs import Verdict
+from estimator.values.specs import Verdict
 
 CONFIG = tomllib.loads(
     (Path(__file__).resolve().parent.parent / ".streamlit" / "config.toml").read_text("utf-8")

@@ -23,11 +23,10 @@ from estimator import (
     catalog,
     estimate,
 )
-from estimator.accuracy import PublishedRun, published_runs
-from estimator.moments import resident, structure
-from estimator.parameters import TINY_LLAMA
-from estimator.specs import Strategy
-from estimator.throughput import (
+from estimator.families.parameters import TINY_LLAMA
+from estimator.proof.accuracy import PublishedRun, published_runs
+from estimator.step.timeline import resident, structure
+from estimator.time.throughput import (
     OPTIMIZER_STEP,
     Sharing,
     communication,
@@ -35,6 +34,7 @@ from estimator.throughput import (
     rates,
     run_time,
 )
+from estimator.values.specs import Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")

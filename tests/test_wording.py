@@ -21,8 +21,8 @@ from estimator import (
     catalog,
     estimate,
 )
-from estimator.overflow import runs_out
-from estimator.specs import Offload, Strategy
+from estimator.answer.overflow import runs_out
+from estimator.values.specs import Offload, Strategy
 
 MODEL, GPU = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
 EXAMPLE = TrainingSetup(mixed_precision=MixedPrecision.NO, optim_state_dtype=Dtype.FLOAT32)

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from estimator import contract
-from estimator.engine import estimate
-from estimator.results import Estimate
-from estimator.specs import AttnImplementation, Gpu, Method, Model, Optimizer, TrainingSetup
+from estimator.answer.estimate import estimate
+from estimator.contract import setups as contract
+from estimator.values.results import Estimate
+from estimator.values.specs import AttnImplementation, Gpu, Method, Model, Optimizer, TrainingSetup
 
 Given = Mapping[str, object]
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from benchmarks.gpu.cases import read_case
 from benchmarks.gpu.rows import OUT_OF_MEMORY
-from estimator import contract
-from estimator.catalog import Measurement
-from estimator.results import Estimate
-from estimator.specs import STEP_PHASES, Component
+from estimator.contract import setups as contract
+from estimator.sources.catalog import Measurement
+from estimator.values.results import Estimate
+from estimator.values.specs import STEP_PHASES, Component
 
 SHOWN = ("peak", *(phase.value for phase in STEP_PHASES), "after_load")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from estimator.specs import Model
+from estimator.values.specs import Model
 
 Config = dict[str, object]
 

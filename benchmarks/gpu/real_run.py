@@ -21,8 +21,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.configs import config_of
-from estimator.architectures import architecture
-from estimator.specs import (
+from estimator.families.registry import architecture
+from estimator.values.specs import (
     AttnImplementation,
     Method,
     MixedPrecision,

@@ -1,4 +1,4 @@
-"""The rows of `data/measurements.csv`, written as they come. `estimator/catalog.py` reads them."""
+"""The rows of `data/measurements.csv`, written as they come. `estimator/sources/catalog.py` reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from estimator.catalog import COUNTERS, MOMENTS
+from estimator.sources.catalog import COUNTERS, MOMENTS
 
 TABLE = Path(__file__).resolve().parents[2] / "data" / "measurements.csv"
 

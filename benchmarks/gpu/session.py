@@ -22,8 +22,9 @@ from typing import NamedTuple, Protocol
 from benchmarks.gpu import rows
 from benchmarks.gpu.cases import Case, fits
 from benchmarks.gpu.worker import Answer, Found, serve
-from estimator import catalog, contract
-from estimator.specs import Gpu
+from estimator import catalog
+from estimator.contract import setups as contract
+from estimator.values.specs import Gpu
 
 CPU = "cpu"
 SOURCE = "benchmarks/measure_gpu.py"

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.cases import Case
-from estimator.catalog import COUNTERS
-from estimator.specs import STEP_PHASES
+from estimator.sources.catalog import COUNTERS
+from estimator.values.specs import STEP_PHASES
 
 LEFT_IN_PEACE = 1 << 20
 """Bytes that a case may leave (code books that bitsandbytes keeps); with more, its process is not used again."""

@@ -11,7 +11,7 @@ import pytest
 from dashboard import compare, report
 from dashboard.compare import Entry
 from estimator import Method, TrainingSetup, catalog, estimate
-from estimator.scenarios import Scenario, write_text
+from estimator.contract.scenarios import Scenario, write_text
 from tests.browser.conftest import serving
 from tests.browser.test_in_chromium import WAIT, settled, visitor
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from estimator.arithmetic import allocated
+from estimator.values.arithmetic import allocated
 
 
 class Storages(TorchDispatchMode):

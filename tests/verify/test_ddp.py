@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from estimator import estimate
-from estimator.contract import parse
-from estimator.memory.sharding import bucket_bytes
-from estimator.moments import trainable_tensors
-from estimator.specs import Phase
+from estimator.contract.setups import parse
+from estimator.parallel.sharding import bucket_bytes
+from estimator.step.timeline import trainable_tensors
+from estimator.values.specs import Phase
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from estimator import contract, estimate
-from estimator.arithmetic import allocated
-from estimator.memory.sharding import sharded_gradient_bytes
-from estimator.moments import resident, structure
+from estimator import estimate
+from estimator.contract import setups as contract
+from estimator.parallel.sharding import sharded_gradient_bytes
+from estimator.step.timeline import resident, structure
+from estimator.values.arithmetic import allocated
 from tests.verify.processes import RANKS, in_two_processes
 
 torch = pytest.importorskip("torch")

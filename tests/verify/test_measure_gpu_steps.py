@@ -20,8 +20,8 @@ from benchmarks.gpu import worker
 from benchmarks.gpu.cases import DRY_RUN, TINY, Case, read_case
 from benchmarks.gpu.configs import config_of
 from estimator import Method, Model, Phase, TrainingSetup, catalog
-from estimator.hf_config import model_from_config
-from estimator.parameters import adapter_parameters, total_parameters, trainable_parameters
+from estimator.families.hf_config import model_from_config
+from estimator.families.parameters import adapter_parameters, total_parameters, trainable_parameters
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

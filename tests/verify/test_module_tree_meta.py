@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from test_parameters_meta import IDS, VARIANTS, build
 
-from estimator.module_tree import layer_class, module_tree
-from estimator.placement import ACCELERATE, sizes_in_bits
+from estimator.families.module_tree import layer_class, module_tree
+from estimator.parallel.placement import ACCELERATE, sizes_in_bits
 
 torch = pytest.importorskip("torch")
 accelerate = pytest.importorskip("accelerate")

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from estimator.overflow import starts_with_states
-from estimator.specs import Optimizer, TrainingSetup
+from estimator.answer.overflow import starts_with_states
+from estimator.values.specs import Optimizer, TrainingSetup
 
 BUILT = {
     Optimizer.ADAMW_TORCH: torch.optim.AdamW,

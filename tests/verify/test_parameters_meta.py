@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from estimator.hf_config import model_from_config
-from estimator.module_tree import BARE_VECTORS
-from estimator.moments import trainable_tensors
-from estimator.parameters import (
+from estimator.families.hf_config import model_from_config
+from estimator.families.module_tree import BARE_VECTORS
+from estimator.families.parameters import (
     MODELLED,
     adapter_parameters,
     layer_modules,
@@ -23,7 +22,8 @@ from estimator.parameters import (
     trainable_parameters,
     weight_shapes,
 )
-from estimator.specs import Method, Model, TrainingSetup
+from estimator.step.timeline import trainable_tensors
+from estimator.values.specs import Method, Model, TrainingSetup
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -19,7 +19,7 @@ from test_parameters_meta import IDS, SMALL, TIED, VARIANTS, build
 
 from benchmarks.gpu.configs import config_of
 from estimator import catalog
-from estimator.placement import (
+from estimator.parallel.placement import (
     Balance,
     Packing,
     from_pretrained_device_map,

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from estimator import Component, Phase, contract, estimate
+from estimator import Component, Phase, estimate
+from estimator.contract import setups as contract
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

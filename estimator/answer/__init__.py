@@ -1,0 +1,1 @@
+"""Does it fit? The estimate, the verdict, the ranks."""

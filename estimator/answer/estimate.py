@@ -1,0 +1,455 @@
+"""From a setup to its estimate: the one function that joins the formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property, lru_cache
+
+from estimator.answer.verdict import verdict
+from estimator.families.liger import check_liger, loss_sentences
+from estimator.families.module_tree import splits_packed_experts
+from estimator.families.registry import architecture, attention_of, fallback_of
+from estimator.parallel.assumed import sharing_sentences
+from estimator.parallel.combinations import beyond_one_machine, refusal, shared_between_layers
+from estimator.parallel.fsdp1 import check_units
+from estimator.parallel.groups import check_head
+from estimator.parallel.module_devices import Seats, seats, tail
+from estimator.parallel.network import network_sentences
+from estimator.parallel.offload import node_bytes
+from estimator.parallel.sharding import check_groups, loads_in_parts
+from estimator.resident.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
+from estimator.resident.overhead import (
+    CONTEXT_HIGH_BYTES,
+    CONTEXT_LOW_BYTES,
+    exchange_bytes,
+    need_bytes,
+    shown_bytes,
+    workspace_bytes,
+)
+from estimator.run.checkpoints import checkpoint, gathers_to_save, save_moment
+from estimator.run.device_map import Share, peaks, shares
+from estimator.run.loading import load_host_bytes, load_moment
+from estimator.run.saving import checkpoints_at_once
+from estimator.step.evaluation import evaluation_moment, evaluation_walk
+from estimator.step.timeline import (
+    Resident,
+    StepTimeline,
+    plan,
+    resident,
+    structure,
+    trainable_tensors,
+)
+from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
+from estimator.time.throughput import missing_rate, run_time
+from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
+from estimator.values.specs import (
+    AttnImplementation,
+    Component,
+    Dtype,
+    Gpu,
+    Method,
+    MixedPrecision,
+    Model,
+    Optimizer,
+    Phase,
+    Strategy,
+    TrainingSetup,
+)
+
+
+@lru_cache(maxsize=1024)
+def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
+    """Peak memory of a training step in bytes on one GPU, of what, and whether it fits; hours and dollars of the run.
+
+    Raises ``ValueError`` with one sentence where the architecture is not modelled or the setup contradicts the model.
+    """
+    workspace = workspace_bytes(gpu)
+    standing = _standing(model, structure(setup), workspace)
+    _check_length(model, setup)
+    devices: tuple[OnDevice, ...] = ()
+    runs: tuple[DeviceRun, ...] = ()
+    if setup.strategy is Strategy.DEVICE_MAP:
+        share, devices, runs = _over_devices(model, gpu, setup, workspace)
+    else:
+        share = _alone(model, setup, standing, workspace)
+    lying, timeline = share.resident, share.timeline
+    step = timeline.heights()
+    peak = max(step.values(), key=lambda moment: moment.bytes)
+    phases = {**step, **share.beside}
+    if gathers_to_save(setup):
+        phases[Phase.SAVE] = share.save
+    decisive = max(phases.values(), key=lambda moment: moment.bytes)
+    phases[Phase.SAVE] = share.save
+    low, high = need_bytes(decisive.bytes, lying.states.paged_bytes, exchange_bytes(setup))
+    saved = checkpoint(model, setup)
+    time = cost = energy = None
+    if gpu is not None and missing_rate(gpu, setup) is None:
+        time = run_time(model, gpu, setup, standing.whole)
+        cost, energy = run_cost(time, gpu, setup), energy_kwh(time, gpu, setup)
+    return Estimate(
+        model=model,
+        gpu=gpu,
+        setup=setup,
+        timeline=timeline,
+        phases=phases,
+        peak=peak,
+        decisive=decisive,
+        context_low_bytes=CONTEXT_LOW_BYTES,
+        context_high_bytes=CONTEXT_HIGH_BYTES,
+        need_low_bytes=low,
+        need_high_bytes=high,
+        verdict=verdict(low, high, gpu),
+        shown=shown_bytes(decisive.bytes, low, setup.replicas, gpu),
+        paged_bytes=lying.states.paged_bytes,
+        host_bytes=_host_bytes(standing, setup, saved.rank0_host_bytes),
+        nvme_bytes=standing.offloaded[1],
+        disk_bytes=saved.disk_bytes,
+        run_disk_bytes=checkpoints_at_once(setup) * saved.disk_bytes,
+        total_parameters=standing.resident.total_parameters,
+        trainable_parameters=standing.resident.trainable_parameters,
+        assumptions=(*_assumptions(model, gpu, setup), *_run_assumptions(gpu, setup, time)),
+        time=time,
+        cost=cost,
+        energy_kwh_low=energy[0] if energy else None,
+        energy_kwh_high=energy[1] if energy else None,
+        devices=devices,
+        device_runs=runs,
+    )
+
+
+def _alone(model: Model, setup: TrainingSetup, standing: Standing, workspace: int) -> Share:
+    """What one GPU does: the only one, or the fullest of several that all do alike."""
+    lying = standing.resident
+    beside = {Phase.LOAD: standing.load}
+    if setup.eval_strategy != "no":
+        beside[Phase.EVALUATION] = evaluation_moment(model, setup, workspace)
+    timeline = StepTimeline(model, setup, standing.plan, lying, workspace)
+    return Share(0, lying, timeline, beside, standing.save)
+
+
+def _over_devices(
+    model: Model, gpu: Gpu | None, setup: TrainingSetup, workspace: int
+) -> tuple[Share, tuple[OnDevice, ...], tuple[DeviceRun, ...]]:
+    """The GPU of a device map that needs most, what every GPU holds, and what each does of the run."""
+    at = seats(model, gpu, setup)
+    found = {share.gpu: share for share in shares(model, setup, at, workspace)}
+    devices = []
+    for number, share in found.items():
+        step = share.timeline.heights()
+        decisive = max((*step.values(), *share.beside.values()), key=lambda moment: moment.bytes)
+        devices.append(
+            OnDevice(
+                number,
+                at.layers_on(number),
+                at.outside_on(number),
+                {part: size for part, size in share.resident.sizes(0).items() if size},
+                max(step.values(), key=lambda moment: moment.bytes),
+                *need_bytes(decisive.bytes, share.resident.states.paged_bytes),
+            )
+        )
+    fullest = max(devices, key=lambda it: it.need_high_bytes).device
+    runs = (
+        DeviceRun(number, share.timeline, {**share.beside, Phase.SAVE: share.save})
+        for number, share in found.items()
+    )
+    return found[fullest], tuple(devices), tuple(runs)
+
+
+class Standing:
+    """What no batch and no length changes, for all setups of one structure; what only ``estimate`` asks for, later.
+
+    Raises ``ValueError`` where the architecture is not modelled or the structure contradicts itself.
+    """
+
+    def __init__(self, model: Model, structure: TrainingSetup, workspace: int) -> None:
+        _check(model, structure)
+        self._model, self._structure, self._workspace = model, structure, workspace
+        self.plan = plan(model, structure)
+        self.resident = resident(model, structure)
+
+    @cached_property
+    def whole(self) -> Resident:
+        """What would lie on one GPU if nothing were shared: what is exchanged follows from the whole."""
+        same = self._structure
+        if not (same.strategy.is_fsdp or same.strategy.is_zero):
+            return self.resident
+        alone = replace(same, strategy=Strategy.NONE, num_gpus=1, dp_replicate_size=1)
+        return resident(self._model, alone)
+
+    @cached_property
+    def load(self) -> Moment:
+        """The highest moment of loading."""
+        if not loads_in_parts(self._structure):
+            return load_moment(self._model, self._structure, self._workspace)
+        parts = {
+            Component.WEIGHTS: self.resident.weights,
+            Component.ADAPTERS: self.resident.adapters,
+        }
+        return Moment(Phase.LOAD, "the last shard arrives", parts)
+
+    @cached_property
+    def offloaded(self) -> tuple[int, int]:
+        """Bytes of a machine's memory and of its NVMe that hold what is offloaded."""
+        return node_bytes(self._model, self._structure)
+
+    @cached_property
+    def save(self) -> Moment:
+        """What is alive while a checkpoint is written.
+
+        Never more than in a step where nothing is gathered: all it holds beside weights and states are copies of
+        experts, smaller than their gradients.
+        """
+        return save_moment(self._model, self._structure, self.resident, self._workspace)
+
+    @cached_property
+    def load_host_bytes(self) -> int:
+        """Bytes on the host while loading."""
+        return load_host_bytes(self._model, self._structure)
+
+
+_standing = lru_cache(maxsize=1024)(Standing)
+
+
+def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
+    """Bytes that the card must have, low and high: those of ``estimate``, without its moments.
+
+    Raises ``ValueError`` as ``estimate`` does.
+    """
+    if setup.strategy is Strategy.DEVICE_MAP:
+        return _need_over_devices(model, workspace_bytes(gpu), setup, seats(model, gpu, setup))
+    return _need(model, workspace_bytes(gpu), setup)
+
+
+@lru_cache(maxsize=8192)
+def _need_over_devices(
+    model: Model, workspace: int, setup: TrainingSetup, at: Seats
+) -> tuple[int, int]:
+    _standing(model, structure(setup), workspace)
+    _check_length(model, setup)
+    needs = [
+        need_bytes(peak, lying.states.paged_bytes)
+        for peak, lying in peaks(model, setup, at, workspace)
+    ]
+    return max(needs, key=lambda low_and_high: low_and_high[1])
+
+
+@lru_cache(maxsize=8192)
+def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]:
+    """The same; what a card has to do with it is the size of its workspace."""
+    standing = _standing(model, structure(setup), workspace)
+    _check_length(model, setup)
+    timeline = StepTimeline(model, setup, standing.plan, standing.resident, workspace)
+    peak = max(timeline.peak_bytes, standing.load.bytes)
+    if setup.eval_strategy != "no":
+        peak = max(peak, evaluation_walk(model, setup, workspace).peak_bytes)
+    if gathers_to_save(setup):
+        peak = max(peak, standing.save.bytes)
+    return need_bytes(peak, standing.resident.states.paged_bytes, exchange_bytes(setup))
+
+
+def _host_bytes(standing: Standing, setup: TrainingSetup, saving: int) -> int:
+    """Bytes that the host needs at most: while loading, or while a checkpoint is written beside what is offloaded."""
+    resting = standing.offloaded[0]
+    if setup.save_strategy == "no":
+        return max(standing.load_host_bytes, resting)
+    return max(standing.load_host_bytes, resting + saving)
+
+
+def least_need(model: Model, setup: TrainingSetup) -> int:
+    """Bytes that no batch, length or kernel can go below: the optimizer's step on weights, gradients and states."""
+    step = resident(model, structure(setup)).step_bytes
+    if setup.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds no less than an even part
+        step //= setup.num_gpus
+    low, _ = need_bytes(step, 0, exchange_bytes(setup))
+    return low
+
+
+def _check(model: Model, setup: TrainingSetup) -> None:
+    family = architecture(model)
+    check_liger(model, setup)
+    check_units(model, setup)
+    check_groups(model, setup)
+    check_head(model, setup)
+    if sentence := refusal(setup):
+        raise ValueError(sentence)
+    is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
+    if is_flash and family.flash_lacks:
+        # transformers 5.23, modeling_utils.py, _compatible_flash_implementations and _flash_attn_can_dispatch;
+        # flash-attn 2.8, csrc/flash_attn/flash_api.cpp, mha_fwd
+        known = "eager" if family.eager_only else "sdpa"
+        raise ValueError(
+            f"attn_implementation flash_attention_2 does not know the {family.flash_lacks} of {model.model_type}; use "
+            f"{known}."
+        )
+    if splits_packed_experts(model) and setup.has_packed_base:
+        # transformers 5.23, quantizers/base.py, SequentialLlama4TextExperts
+        raise ValueError(
+            f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} is not modelled yet for {model.model_type}, "
+            "whose experts transformers takes apart before it packs them; take method lora on a 16-bit base."
+        )
+    if family.reads_weights and setup.has_packed_base:
+        # transformers 5.23, models/gemma3n/modeling_gemma3n.py, Gemma3nTextAltUp.correct (weight.clamp)
+        raise ValueError(
+            f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} stops in {model.model_type}, whose forward "
+            f"multiplies by the weight of {family.reads_weights} itself, which is no matrix once packed ('a and b "
+            "must have same reduction dim'); take method lora on a 16-bit base."
+        )
+    if sentence := shared_between_layers(model, setup):
+        raise ValueError(sentence)
+    if setup.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
+        raise ValueError(
+            "output_router_logits under device_map is not modelled yet; set it to false in the config, or take "
+            "strategy fsdp."
+        )
+    if setup.optim in LOW_RANK_OPTIMIZERS and not any(
+        tensor.is_linear for tensor in trainable_tensors(model, setup)
+    ):
+        raise ValueError(
+            f"optim {setup.optim} projects gradients of linear layers, and {model.model_type} trains none that is an "
+            "nn.Linear; take another optimizer."
+        )
+    in_float32 = setup.dtype is Dtype.FLOAT32 and setup.mixed_precision is MixedPrecision.NO
+    if in_float32 and is_flash:
+        # transformers 5.23, integrations/flash_attention.py, get_target_dtype: float32 stays, and the kernel refuses it
+        raise ValueError(
+            "attn_implementation flash_attention_2 takes 16-bit inputs only; use sdpa, or bf16 mixed precision."
+        )
+
+
+def _check_length(model: Model, setup: TrainingSetup) -> None:
+    if sentence := beyond_one_machine(setup):
+        raise ValueError(sentence)
+    if 0 < model.position_limit < setup.max_length:
+        raise ValueError(
+            f"max_length {setup.max_length} exceeds the {model.position_limit} positions that {model.model_type} "
+            "has learned; lower it."
+        )
+
+
+def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[str, ...]:
+    sentences = [
+        f"Every example is {setup.max_length} tokens long"
+        + (", some padded." if setup.padded else ", packed or padded to it, without a mask."),
+        "The peak is of a step after the first, when the optimizer states exist.",
+    ]
+    if attention_of(model, setup) is not setup.attn_implementation:
+        sentences.append(
+            f"transformers runs {model.model_type} with eager attention; SDPA is refused there."
+        )
+    if setup.has_8bit_base:
+        sentences.append(
+            "LLM.int8 computes columns of an input above its threshold of 6 apart, which keeps a little more; none is "
+            "counted. It keeps the input of every 8-bit layer until backward has ended"
+            + (
+                ", in spite of the checkpoint: use_reentrant drops them."
+                if setup.gradient_checkpointing and not setup.use_reentrant
+                else "."
+            )
+        )
+    elif setup.load_in_8bit:
+        sentences.append(f"load_in_8bit goes with method lora; {setup.method} does not look at it.")
+    if setup.uses_adapters and setup.modules_to_save is not None:
+        sentences.append(
+            f"Copies of {', '.join(setup.modules_to_save)} are trained whole, in the dtype of the base; the originals "
+            "stay on the GPU, frozen."
+        )
+    sentences += loss_sentences(model, setup)
+    if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:
+        sentences.append(
+            "use_reentrant trains the keys and values that layers share without the gradients of those that take them: "
+            "each layer is played again by itself. Leave it at false."
+        )
+    if (fallback := fallback_of(model)) is not None:
+        sentences.append(
+            f"The {fallback[0]} are counted as PyTorch runs them, not as the kernels of {fallback[1]} do, which "
+            "transformers takes where they are installed."
+        )
+    if architecture(model).runs_every_expert:
+        sentences.append(
+            f"transformers sends every token through all {model.num_experts} experts, times a share that is 0 for "
+            "those it was not chosen for: memory and time are those of all."
+        )
+    elif model.num_experts:
+        sentences.append(
+            f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts by the grouped kernel: "
+            "how evenly they are spread does not change the memory."
+        )
+    if model.num_experts and setup.method is Method.QLORA:
+        width = "float32" if setup.prepare_model_for_kbit_training else setup.dtype.value
+        sentences.append(
+            f"bitsandbytes packs linear layers only: the stacked experts and the router stay in {width}."
+        )
+    if model.model_type == "falcon" and setup.method is Method.QLORA:
+        sentences.append(
+            "bitsandbytes packs plain nn.Linear only: Falcon's own FalconLinear is left as loaded, so that QLoRA saves "
+            "nothing here over LoRA."
+        )
+    if setup.optim_state_dtype is not None and setup.optim_state_dtype is not setup.dtype:
+        sentences.append(
+            f"Optimizer states in {setup.optim_state_dtype.value} beside {setup.dtype.value} weights are a what-if: "
+            "no Trainer run keeps them so."
+        )
+    if (
+        setup.method is not Method.QLORA
+        and gpu is not None
+        and not gpu.supports_bf16
+        and setup.uses_bf16
+    ):
+        sentences.append(
+            f"{gpu.name} has no bfloat16 units; the memory is right, the run would be slow or refused."
+        )
+    sentences += sharing_sentences(setup)
+    if setup.strategy is Strategy.DEVICE_MAP and (left_over := tail(model, gpu, setup)):
+        sentences.append(left_over)
+    if setup.optim in LOW_RANK_OPTIMIZERS:
+        sentences.append(
+            f"{setup.optim} projects every linear layer (optim_target_modules all-linear) to rank {LOW_RANK}; its step "
+            "is one that renews the projections"
+            + (
+                ", without what cuSOLVER takes for its own."
+                if setup.optim is Optimizer.GALORE_ADAMW
+                else "."
+            )
+        )
+    if setup.optim in PAGED:
+        sentences.append(
+            "Paged optimizer states lie outside torch's counter; the need counts them at its high end."
+        )
+    return (*sentences, *model.notes)
+
+
+def _run_assumptions(
+    gpu: Gpu | None, setup: TrainingSetup, time: RunTime | None
+) -> tuple[str, ...]:
+    if gpu is None:
+        return ()
+    missing = missing_rate(gpu, setup)
+    if time is None:
+        return (missing,) if missing else ()
+    sentences = [] if setup.mfu is not None else network_sentences(gpu, setup)
+    mean = setup.mean_tokens_per_example
+    if setup.padded and mean is not None and mean < setup.max_length:
+        sentences.append(
+            f"Padding costs between nothing (batches of like lengths) and {setup.max_length - mean} tokens an example."
+        )
+    elif setup.padded and mean is not None and mean > setup.max_length:
+        sentences.append(f"Examples are cut to {setup.max_length} tokens.")
+    elif mean is not None and mean != setup.max_length:
+        sentences.append(f"Examples of {mean} tokens are packed into rows of {setup.max_length}.")
+    if setup.usd_per_gpu_hour is None:
+        sentences.append(_price(gpu, setup))
+    return tuple(sentences)
+
+
+def _price(gpu: Gpu, setup: TrainingSetup) -> str:
+    price = cheapest(gpu, setup.num_gpus)
+    if price is None:
+        return (
+            f"No cost is given: no price of {gpu.name} is listed; set usd_per_gpu_hour to your own."
+        )
+    together = rented(price, setup.num_gpus)
+    whole = f" {setup.num_gpus} GPUs are paid as {together}, in machines of {price.min_gpus}."
+    return (
+        f"Priced at {price.usd_per_gpu_hour:.2f} US dollars a GPU-hour, the cheapest listing known: "
+        f"{price.provider}, {price.date}." + whole * (together > setup.num_gpus)
+    )

@@ -1,0 +1,224 @@
+"""A run as it happens, moment by moment, and the first moment that the card cannot hold.
+
+Load; the first step, which has no optimizer states before its end; the later steps, which begin with them; evaluating
+and saving, each after the step that Trainer does it first.
+
+Source: transformers 5.23, trainer.py, ``_maybe_log_save_evaluate`` (after the step; evaluates, then saves); torch 2.13,
+optim/adam.py, ``_init_group`` (states are made in the first ``step``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from estimator.answer.estimate import estimate
+from estimator.run.saving import SAVE_STEPS, saves_when
+from estimator.time.throughput import lengths
+from estimator.values.arithmetic import ceil_div
+from estimator.values.results import DeviceRun, Estimate, Moment
+from estimator.values.specs import STEP_PHASES, Component, Optimizer, Phase, TrainingSetup
+
+EVAL_STEPS = 500
+"""Steps between evaluations: transformers 5.23, training_args.py, ``eval_steps`` (None: ``logging_steps``)."""
+STEPS = 2
+"""From the third on every step is as the second."""
+
+
+class Instant(NamedTuple):
+    """A moment of the run, and when it comes for the first time."""
+
+    step: int
+    """Optimizer steps begun: 0 before the first, 1 in it; of evaluating and saving the one that is just over."""
+    micro_step: int
+    """1 or 2 with accumulation, where the second stands for all that find gradients; else 0."""
+    moment: Moment
+    device: int | None = None
+    """The GPU of a device map; None where all GPUs do alike."""
+
+
+def instants(of: Estimate) -> Iterator[Instant]:
+    """Every moment of the run in order of time, on the fullest GPU: each layer and stage at its highest.
+
+    With accumulation a step has two micro-steps here: the first, which finds no gradients, and one that does. A run of
+    one step is followed into a second.
+
+    Error: under FSDP with accumulation, gradients of the first micro-step count as shards; they stay whole until the
+    last one.
+    Source: derived, from ``Estimate.moments`` and ``Estimate.phases``.
+    """
+    return _instants(of, _fullest(of))
+
+
+def first_overflow(of: Estimate) -> Instant | None:
+    """The first moment of the run that the card cannot hold; None unless the verdict is that it does not fit.
+
+    As the verdict: with the least that the CUDA context and communication take, and no slack of the allocator. Under a
+    device map, of all its GPUs the one that stops first.
+
+    Source: derived, from ``instants`` and ``room_bytes``.
+    """
+    if of.gpu is None or of.need_low_bytes <= of.gpu.memory_bytes:
+        return None
+    room = room_bytes(of)
+    found = (
+        next((it for it in _instants(of, run) if it.moment.bytes > room), None)
+        for run in of.device_runs or [_fullest(of)]
+    )
+    return min((it for it in found if it is not None), key=_when)
+
+
+def room_bytes(of: Estimate) -> int:
+    """Bytes that tensors may take of one GPU at most: its memory less the low end of what lies beside them.
+
+    Source: derived, from ``estimator.resident.overhead.need_bytes``.
+    """
+    assert of.gpu is not None
+    return of.gpu.memory_bytes - (of.need_low_bytes - of.decisive.bytes)
+
+
+def starts_with_states(setup: TrainingSetup) -> bool:
+    """Whether optimizer states are there before the first step.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py and stage3.py, ``initialize_optimizer_states``; torch 2.13,
+    optim/adagrad.py, ``__init__``.
+    """
+    return setup.strategy.is_zero or setup.optim is Optimizer.ADAGRAD
+
+
+def _fullest(of: Estimate) -> DeviceRun:
+    return DeviceRun(None, of.timeline, of.phases)
+
+
+def _instants(of: Estimate, run: DeviceRun) -> Iterator[Instant]:
+    device, timeline, beside = run
+    yield Instant(0, 0, beside[Phase.LOAD], device)
+    if starts_with_states(of.setup):
+        yield Instant(0, 0, _optimizer_made(timeline.moments[-1]), device)
+    first = _first_micro_step(of, device)
+    after = sorted(_after_steps(of.setup, beside))
+    for step in range(1, STEPS + 1):
+        stateless = step == 1 and not starts_with_states(of.setup)
+        micro_steps = [first, timeline.moments] if first is not None else [timeline.moments]
+        for number, moments in enumerate(micro_steps, start=0 if first is None else 1):
+            for moment in moments:
+                if moment.phase is not Phase.OPTIMIZER_STEP:
+                    seen = _without(moment, Component.OPTIMIZER_STATES) if stateless else moment
+                    yield Instant(step, number, seen, device)
+        for moment in timeline.moments:
+            if moment.phase is Phase.OPTIMIZER_STEP:
+                yield Instant(step, 0, moment, device)
+        for at, _, phase in after:
+            if at == step or (at > step and step == STEPS):
+                yield Instant(at, 0, beside[phase], device)
+
+
+def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | None:
+    """The moments of a micro-step that finds no gradients; None without accumulation, where every one is such."""
+    if of.setup.gradient_accumulation_steps == 1:
+        return None
+    alone = estimate(of.model, of.gpu, replace(of.setup, gradient_accumulation_steps=1))
+    if device is None:
+        return alone.moments
+    return next(run.timeline.moments for run in alone.device_runs if run.device == device)
+
+
+def _optimizer_made(step: Moment) -> Moment:
+    """What lies there before the first step where states do: as in the optimizer's step, without gradients.
+
+    Leaves out: a float32 gradient of zeros, with which DeepSpeed steps its optimizer once.
+    """
+    without = _without(step, Component.GRADIENTS, Component.TEMPORARIES)
+    return without._replace(phase=Phase.LOAD, name="optimizer states")
+
+
+def _without(moment: Moment, *parts: Component) -> Moment:
+    alive = {
+        component: size for component, size in moment.resident.items() if component not in parts
+    }
+    return moment._replace(resident=alive)
+
+
+def _after_steps(
+    setup: TrainingSetup, beside: Mapping[Phase, Moment]
+) -> Iterator[tuple[int, int, Phase]]:
+    """After which step Trainer evaluates and saves for the first time, and which of the two comes first."""
+    epoch = ceil_div(lengths(setup).rows_per_epoch, setup.effective_batch_size)
+    last = math.ceil(epoch * setup.num_train_epochs)
+    saves = saves_when(setup)
+    if setup.eval_strategy != "no" and Phase.EVALUATION in beside:
+        yield (
+            min(EVAL_STEPS if setup.eval_strategy == "steps" else epoch, last),
+            0,
+            Phase.EVALUATION,
+        )
+    if saves != "no":
+        yield min(SAVE_STEPS if saves == "steps" else epoch, last), 1, Phase.SAVE
+
+
+_ORDER = (Phase.LOAD, *STEP_PHASES, Phase.EVALUATION, Phase.SAVE)
+
+
+def _when(it: Instant) -> tuple[int, bool, int, int, int]:
+    """For GPUs of a device map: forward goes from the first to the last, backward the other way."""
+    phase, device = it.moment.phase, it.device or 0
+    outside = phase not in STEP_PHASES
+    optimizer = phase is Phase.OPTIMIZER_STEP
+    micro_step = STEPS + 1 if optimizer or outside else it.micro_step
+    turn = -device if phase is Phase.BACKWARD else device
+    return it.step, outside, micro_step, _ORDER.index(phase), turn
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+_PHASES: Mapping[Phase, str] = {
+    Phase.FORWARD: "forward",
+    Phase.LOSS: "loss",
+    Phase.BACKWARD: "backward",
+}
+_ORDINALS = ("", "first ", "second ")
+
+
+def where(it: Instant, setup: TrainingSetup) -> str:
+    """When it is, as the end of a sentence.
+
+    >>> where(Instant(1, 0, Moment(Phase.BACKWARD, "layer 9 of 32: linear", {})), TrainingSetup())
+    "in the first step's backward (layer 9 of 32: linear)"
+    >>> where(Instant(1, 2, Moment(Phase.LOSS, "log-softmax", {}), 3), TrainingSetup())
+    "in the second micro-step of the first step, loss (log-softmax), on GPU 3"
+    """
+    moment, on = it.moment, "" if it.device is None else f", on GPU {it.device}"
+    match moment.phase:
+        case Phase.LOAD if Component.OPTIMIZER_STATES in moment.resident:
+            said = "before the first step, when the optimizer states are made"
+        case Phase.LOAD:
+            said = f"while the model loads ({moment.name})"
+        case Phase.OPTIMIZER_STEP if it.step == 1 and _makes_states(it, setup):
+            said = "at the first optimizer step, which makes the optimizer states"
+        case Phase.OPTIMIZER_STEP:
+            said = f"at the {_ORDINALS[it.step]}optimizer step"
+        case Phase.EVALUATION:
+            said = f"in the evaluation after step {it.step:,} ({moment.name})"
+        case Phase.SAVE:
+            said = f"while the checkpoint after step {it.step:,} is saved ({moment.name})"
+        case phase if it.micro_step:
+            said = (
+                f"in the {_ORDINALS[it.micro_step]}micro-step of the {_ORDINALS[it.step]}step, "
+                f"{_PHASES[phase]} ({moment.name})"
+            )
+        case phase:
+            said = f"in the {_ORDINALS[it.step]}step's {_PHASES[phase]} ({moment.name})"
+    return said + on
+
+
+def _makes_states(it: Instant, setup: TrainingSetup) -> bool:
+    made = it.moment.resident.get(Component.OPTIMIZER_STATES, 0)
+    return bool(made) and not starts_with_states(setup)
+
+
+def runs_out(of: Estimate) -> str:
+    """Where the run stops, in one sentence; empty unless the verdict is that it does not fit."""
+    over = first_overflow(of)
+    return "" if over is None else f"It runs out {where(over, of.setup)}."

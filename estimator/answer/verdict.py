@@ -1,0 +1,49 @@
+"""Need against capacity."""
+
+from __future__ import annotations
+
+from estimator.values.results import Moment
+from estimator.values.specs import Gpu, Phase, TrainingSetup, Verdict
+
+
+def verdict(need_low: int, need_high: int, gpu: Gpu | None) -> Verdict | None:
+    """Fits if even the high end of the need does; tight if only the low end does; None without a GPU. All in bytes.
+
+    >>> verdict(1, 2, None) is None
+    True
+    """
+    if gpu is None:
+        return None
+    if need_high <= gpu.memory_bytes:
+        return Verdict.FITS
+    return Verdict.TIGHT if need_low <= gpu.memory_bytes else Verdict.DOES_NOT_FIT
+
+
+def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
+    """What needs more than training, and the setting that lowers it: one sentence; empty where training decides.
+
+    >>> beyond_the_step(Moment(Phase.EVALUATION, "lm_head", {}), TrainingSetup())
+    'Evaluation needs more than training: lower per_device_eval_batch_size, now 8.'
+    """
+    match decisive.phase:
+        case Phase.EVALUATION:
+            return f"Evaluation needs more than training: {smaller_evaluation(setup)}."
+        case Phase.LOAD if setup.prepare_model_for_kbit_training:
+            return f"Loading needs more than training ({decisive.name}): leave prepare_model_for_kbit_training off."
+        case Phase.LOAD:
+            return f"Loading needs more than training ({decisive.name}): no batch and no length lowers it."
+        case Phase.SAVE if setup.strategy.is_fsdp:
+            return f"Saving needs more than training ({decisive.name}): set fsdp_state_dict_type to SHARDED_STATE_DICT."
+        case Phase.SAVE if setup.zero3_save_16bit_model and not setup.uses_adapters:
+            return f"Saving needs more than training ({decisive.name}): leave zero3_save_16bit_model off."
+        case Phase.SAVE:
+            return f"Saving needs more than training ({decisive.name}): set save_strategy to no, and save afterwards."
+        case _:
+            return ""
+
+
+def smaller_evaluation(setup: TrainingSetup) -> str:
+    """The setting that lowers what an evaluation needs, as the end of a sentence."""
+    if setup.per_device_eval_batch_size > 1:
+        return f"lower per_device_eval_batch_size, now {setup.per_device_eval_batch_size}"
+    return "set eval_strategy to no, and evaluate elsewhere"

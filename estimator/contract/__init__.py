@@ -1,0 +1,1 @@
+"""The same as one flat object: JSON, links, scenarios, text."""

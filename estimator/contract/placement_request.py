@@ -1,0 +1,171 @@
+"""A question for a device map, as one JSON object: read, checked and answered.
+
+    {"model": "…", "max_memory": {"0": "24GiB", "cpu": "64GiB"}, "dtype": "bfloat16"}
+
+Without ``device_map`` it is accelerate's ``infer_auto_device_map`` on these limits; with one, what ``from_pretrained``
+of transformers makes of that word, or with ``"library": "accelerate"`` what accelerate's
+``load_checkpoint_and_dispatch`` does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from estimator.contract.setups import MODEL_MISSING, NONE_KNOWN, read_model
+from estimator.parallel.placement import (
+    BITS,
+    CPU,
+    DISK,
+    Balance,
+    Device,
+    Packing,
+    from_pretrained_device_map,
+    infer_auto_device_map,
+)
+from estimator.values.kinds import Choice, Flag, Kind, Names, near, one_of, show
+from estimator.values.specs import Dtype, Model
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "dtype": Choice(tuple(BITS)),
+        "no_split_module_classes": Names(nullable=True),
+        "device_map": Choice(tuple(Balance), enum=Balance, nullable=True),
+        "library": Choice(("accelerate", "transformers"), nullable=True),
+        Packing.FOUR_BIT.value: Flag(),
+        Packing.EIGHT_BIT.value: Flag(),
+    }
+)
+"""What each key may be, beside model and max_memory."""
+DEFAULT_DTYPE = Dtype.BFLOAT16.value
+MOST_GPUS = 1024
+"""Ours: more than one machine has."""
+LARGEST_LIMIT = 2**50
+"""Bytes, ours: a petabyte."""
+UNITS = MappingProxyType(
+    {"GIB": 2**30, "MIB": 2**20, "KIB": 2**10, "GB": 10**9, "MB": 10**6, "KB": 10**3}
+)
+"""Bytes of each unit that accelerate's ``convert_file_size_to_int`` reads, in this order."""
+EXAMPLE = '{"0": "24GiB", "cpu": "64GiB"}'
+
+
+def place(
+    given: Mapping[str, object], known: Mapping[str, Model] = NONE_KNOWN
+) -> dict[str, Device]:
+    """The device map that an object asks for; ``ValueError`` is one sentence that says what to change.
+
+    ``known`` holds models by ids that the catalogue lacks.
+
+    >>> place({"model": "openai-community/gpt2", "max_memory": {"0": "1GiB"}})
+    {'': 0}
+    """
+    _check_keys(given)
+    model = read_model(given["model"], known)
+    limits = _max_memory(given["max_memory"])
+    read = {name: _read(name, value) for name, value in given.items() if name in KINDS}
+    dtype = str(read.get("dtype", DEFAULT_DTYPE))
+    balance, classes = read.get("device_map"), read.get("no_split_module_classes")
+    packing = _packing(read)
+    library = read.get("library") or ("transformers" if balance or packing else "accelerate")
+    if library == "accelerate":
+        if packing:
+            raise ValueError(
+                f"{packing} is an option of transformers; leave library out, or give dtype int4 or int8."
+            )
+        return infer_auto_device_map(
+            model,
+            limits,
+            dtype=dtype,
+            no_split_module_classes=classes if isinstance(classes, tuple) else None,
+            balance=balance if isinstance(balance, Balance) else Balance.SEQUENTIAL,
+        )
+    if not isinstance(balance, Balance):
+        raise ValueError(f"device_map is missing; transformers takes {one_of(Balance)}.")
+    if classes is not None:
+        raise ValueError(
+            "no_split_module_classes is not read by transformers, which keeps decoder layers whole; "
+            "leave it out, or give library accelerate."
+        )
+    if dtype not in list(Dtype):
+        raise ValueError(
+            f"dtype {dtype} is no dtype of transformers' weights; give {one_of(Dtype)}."
+        )
+    return from_pretrained_device_map(model, limits, dtype=dtype, balance=balance, packing=packing)
+
+
+def _check_keys(given: Mapping[str, object]) -> None:
+    keys = ("model", "max_memory", *KINDS)
+    for name in given:
+        if name not in keys:
+            meant = near(name, keys)
+            hint = f"did you mean {one_of(meant)}?" if meant else f"the keys are {', '.join(keys)}."
+            raise ValueError(f"{show(name)} is no key of a placement; {hint}")
+    if "model" not in given:
+        raise ValueError(MODEL_MISSING)
+    if "max_memory" not in given:
+        raise ValueError(
+            f"max_memory is missing; give what each device may hold, such as {EXAMPLE}."
+        )
+
+
+def _read(name: str, value: object) -> object:
+    if name == "no_split_module_classes" and value in ([], ()):
+        return ()  # nothing stays whole
+    try:
+        return KINDS[name].read(value)
+    except ValueError as problem:
+        raise ValueError(f"{name} {problem}") from None
+
+
+def _packing(read: Mapping[str, object]) -> Packing | None:
+    chosen = [packing for packing in Packing if read.get(packing)]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)} cannot both be true; give one of them.")
+    return chosen[0] if chosen else None
+
+
+def _max_memory(value: object) -> dict[Device, int]:
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(
+            f"max_memory must be an object such as {EXAMPLE}, not {show(value) if value != {} else 'empty'}."
+        )
+    return {_device(name): _bytes(name, limit) for name, limit in value.items()}
+
+
+def _device(name: object) -> Device:
+    if name in {CPU, DISK}:
+        return str(name)
+    if isinstance(name, str) and re.fullmatch("0|[1-9][0-9]{0,3}", name) and int(name) < MOST_GPUS:
+        return int(name)
+    raise ValueError(
+        f"max_memory names the device {show(name)}; devices are GPUs by number, such as 0, and cpu and disk."
+    )
+
+
+def _bytes(device: str, limit: object) -> int:
+    """Bytes of a limit, as accelerate reads it: a whole number, or a number and a unit.
+
+    Source: accelerate 1.15 utils/modeling.py, ``convert_file_size_to_int``, a small b at the end is bits.
+    """
+    count = limit if type(limit) is int else _sized(limit) if isinstance(limit, str) else None
+    if count is None or not 0 <= count <= LARGEST_LIMIT:
+        raise ValueError(
+            f"max_memory of {device} must be bytes, or a text such as 24GiB, up to a million GiB, not {show(limit)}."
+        )
+    return count
+
+
+def _sized(text: str) -> int | None:
+    for unit, size in UNITS.items():
+        if text.upper().endswith(unit):
+            try:
+                number = float(text[: -len(unit)])
+            except ValueError:
+                return None
+            if not math.isfinite(number):
+                return None
+            is_bits = len(unit) == 2 and text.endswith("b")
+            return int(number * size) // (8 if is_bits else 1)
+    return None

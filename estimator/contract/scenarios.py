@@ -1,0 +1,352 @@
+"""Named setups, kept to be compared: as texts of a link and as a file, both of untrusted origin.
+
+A scenario is a name and an object of the contract. Of a link and of a file everything that is sound is read, and each
+part that is dropped has one sentence. In a link a scenario is one text of fields, the name first:
+
+    QLoRA on one L4~m.mistralai/Mistral-7B-v0.1~g.L4~me.qlora~b.4
+
+A field is a key, or its short code, then a point and a value. A code is never given to another key, and a key
+that has none yet is written by its name; so an old link reads the same in each later release.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TypeVar
+
+from estimator.contract.setups import (
+    MODEL_MISSING,
+    NONE_KNOWN,
+    Reading,
+    read_link,
+    read_setup,
+    write_fields,
+)
+from estimator.sources import catalog
+from estimator.values.json_text import read_object
+from estimator.values.kinds import show
+from estimator.values.specs import Gpu, Model, TrainingSetup
+
+Given = TypeVar("Given")
+Value = TypeVar("Value")
+
+VERSION = 1
+"""Of the contract that is written here; a link and a file carry it as ``v``."""
+MOST = 8
+"""Scenarios of a comparison: ours, as many bars as can be told apart."""
+LONGEST_NAME = 60
+"""Characters of a scenario's name: ours, a line of the table."""
+LONGEST_TEXT = 4000
+"""Characters of one scenario in a link: ours, twice a whole link that is passed on by mail."""
+LONGEST_WRITTEN = 1500
+"""Characters, as an address spells them, of a scenario that is put into a link: ours, as for a single model."""
+SEPARATOR = "~"
+"""Between fields: one character in an address, where all but letters, digits and ``-._~`` take three."""
+
+CODES: Mapping[str, str] = MappingProxyType(
+    {
+        "model": "m",
+        "gpu": "g",
+        "method": "me",
+        "dtype": "dt",
+        "mixed_precision": "mp",
+        "optim": "op",
+        "optim_args": "oa",
+        "optim_state_dtype": "os",
+        "max_grad_norm": "gn",
+        "per_device_train_batch_size": "b",
+        "gradient_accumulation_steps": "a",
+        "max_length": "l",
+        "padded": "pa",
+        "gradient_checkpointing": "gc",
+        "use_reentrant": "re",
+        "attn_implementation": "at",
+        "hold_outputs": "ho",
+        "use_liger_kernel": "lk",
+        "loss": "lo",
+        "lora_r": "r",
+        "lora_alpha": "la",
+        "lora_dropout": "ld",
+        "lora_target_modules": "lt",
+        "autocast_adapter_dtype": "ad",
+        "modules_to_save": "ms",
+        "use_dora": "do",
+        "bnb_4bit_quant_type": "qt",
+        "bnb_4bit_use_double_quant": "dq",
+        "prepare_model_for_kbit_training": "kb",
+        "load_in_8bit": "i8",
+        "num_gpus": "n",
+        "gpus_per_node": "nn",
+        "strategy": "st",
+        "tp_size": "tp",
+        "pp_size": "pp",
+        "cp_size": "cp",
+        "ep_size": "ep",
+        "dp_replicate_size": "dr",
+        "offload_optimizer": "oo",
+        "offload_param": "of",
+        "num_train_examples": "x",
+        "num_train_epochs": "e",
+        "mean_tokens_per_example": "mt",
+        "per_device_eval_batch_size": "eb",
+        "eval_strategy": "es",
+        "save_strategy": "ss",
+        "save_total_limit": "sl",
+        "save_only_model": "so",
+        "fsdp_state_dict_type": "sd",
+        "zero3_save_16bit_model": "z6",
+        "usd_per_gpu_hour": "us",
+    }
+)
+"""Each key's short name in a link. Add to these; never change one."""
+KEY_OF: Mapping[str, str] = MappingProxyType({code: key for key, code in CODES.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A named setup: the contract's keys that differ from its defaults, as ``write_fields`` writes them."""
+
+    name: str
+    setup: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a link or a file held: its sound scenarios in order, and a sentence for each part that was dropped."""
+
+    scenarios: tuple[Scenario, ...]
+    problems: tuple[str, ...] = ()
+    setup: Mapping[str, object] | None = None
+    """The setup that stood beside them; a file may have one."""
+
+
+def keep(name: str, model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Scenario:
+    """A setup under a name; ``ValueError`` says what is wrong with the name, or that nothing can name the model."""
+    return Scenario(sound_name(name), write_fields(model, gpu, setup))
+
+
+def read(scenario: Scenario, known: Mapping[str, Model] = NONE_KNOWN) -> Reading:
+    """The specs of a scenario; without a model where it is one that nobody here knows, and the Hub may.
+
+    ``known`` holds models by ids that the catalogue lacks.
+    """
+    if unknown_model(scenario, known):
+        others = {key: value for key, value in scenario.setup.items() if key != "model"}
+        return replace(read_setup(others), problems=())
+    return read_setup(scenario.setup, known)
+
+
+def unknown_model(scenario: Scenario, known: Mapping[str, Model] = NONE_KNOWN) -> str:
+    """The id of a scenario's model that neither the catalogue nor ``known`` has; else nothing."""
+    return _hub_id(scenario.setup.get("model"), known)
+
+
+def sound_name(text: str) -> str:
+    """The name without blanks around it; ``ValueError`` says what a name may be.
+
+    >>> sound_name(" QLoRA, 4k ")
+    'QLoRA, 4k'
+    """
+    name = text.strip()
+    if 0 < len(name) <= LONGEST_NAME and name.isprintable() and SEPARATOR not in name:
+        return name
+    raise ValueError(
+        f"A scenario's name must be 1 to {LONGEST_NAME} characters in one line, without {SEPARATOR}; not {show(text)}."
+    )
+
+
+def free_name(name: str, scenarios: Sequence[Scenario]) -> str:
+    """The name, with a number behind it where a scenario has it already.
+
+    >>> free_name("LoRA", [Scenario("LoRA", {}), Scenario("LoRA 2", {})])
+    'LoRA 3'
+    """
+    taken = {scenario.name for scenario in scenarios}
+    tried, number = name[:LONGEST_NAME], 1
+    while tried in taken:
+        number += 1
+        tried = f"{name[: LONGEST_NAME - 4]} {number}"
+    return tried
+
+
+# --- links --------------------------------------------------------------------------------------
+
+
+def write_text(scenario: Scenario) -> str:
+    """A scenario as one text of a link.
+
+    >>> write_text(Scenario("LoRA, 4k", {"model": "openai-community/gpt2", "method": "lora", "lora_r": 8}))
+    'LoRA, 4k~m.openai-community/gpt2~me.lora~r.8'
+    """
+    fields = [scenario.name]
+    for key, value in scenario.setup.items():
+        values = value if isinstance(value, list) else [value]
+        fields += [f"{CODES.get(key, key)}.{_text(one)}" for one in values]
+    return SEPARATOR.join(fields)
+
+
+def read_texts(
+    texts: Sequence[str],
+    known: Mapping[str, Model] = NONE_KNOWN,
+    version: Sequence[str] = (),
+) -> Found:
+    """The scenarios of a link's texts; ``version`` is what the link says of ``v``."""
+    problems = list(read_link({"v": version}).problems) if version else []
+    problems = [said for said in problems if said != MODEL_MISSING]
+
+    def one(number: int, text: str) -> Scenario:
+        return _read_text(number, text, known, problems)
+
+    return Found(_each(texts, one, problems), tuple(problems))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    # in JSON a ~ stands in strings only, where this is the same character
+    return json.dumps(value, separators=(",", ":")).replace(SEPARATOR, "\\u007e")
+
+
+def _read_text(number: int, text: str, known: Mapping[str, Model], problems: list[str]) -> Scenario:
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"it is longer than {LONGEST_TEXT} characters.")
+    name, *fields = text.split(SEPARATOR)
+    called = _called(number, name, problems)
+    texts: dict[str, list[str]] = {}
+    for field in fields:
+        code, point, value = field.partition(".")
+        if not point:
+            problems.append(
+                f"{_of(called)}{show(field)} was dropped: a field is a key, a point and a value."
+            )
+            continue
+        texts.setdefault(KEY_OF.get(code, code), []).append(value)
+    return _sound(called, texts, read_link, known, problems)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def write_file(scenarios: Sequence[Scenario], setup: Mapping[str, object] | None = None) -> str:
+    """Scenarios, and the setup beside them, as the text of a file."""
+    written: dict[str, object] = {"v": VERSION}
+    if setup:
+        written["setup"] = dict(setup)
+    written["scenarios"] = [{"name": it.name, "setup": dict(it.setup)} for it in scenarios]
+    return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
+
+
+def read_file(text: str | bytes, known: Mapping[str, Model] = NONE_KNOWN) -> Found:
+    """What a file holds: scenarios, or one object of the contract, which is one scenario.
+
+    ``ValueError`` is one sentence where the text is no such object at all.
+    """
+    given = read_object(text, "The file", 'one JSON object such as {"v": 1, "scenarios": […]}')
+    problems: list[str] = []
+    if "scenarios" not in given:
+        given = {"scenarios": [{"name": _name_of(given), "setup": given}]}
+    version = given.pop("v", VERSION)
+    problems += [it for it in read_setup({"v": version}).problems if it != MODEL_MISSING]
+    listed, beside = given.pop("scenarios"), given.pop("setup", None)
+    problems += [f"The file's {show(key)} was dropped: it is no part of one." for key in given][
+        :MOST
+    ]
+    if not isinstance(listed, list):
+        raise ValueError(f"The file's scenarios must be a list, not {show(listed)}.")
+
+    def one(number: int, entry: object) -> Scenario:
+        return _read_entry(number, entry, known, problems)
+
+    scenarios = _each(listed, one, problems)
+    setup = None
+    if beside is not None:
+        try:
+            setup = _read_entry(0, {"name": "Setup", "setup": beside}, known, problems).setup
+        except ValueError as problem:
+            problems.append(f"The file's setup was dropped: {problem}")
+    return Found(scenarios, tuple(problems), setup)
+
+
+def _name_of(given: Mapping[str, object]) -> str:
+    model = given.get("model")
+    named = model.rpartition("/")[2] if isinstance(model, str) else ""
+    return named if 0 < len(named) <= LONGEST_NAME else "Scenario 1"
+
+
+def _read_entry(
+    number: int, entry: object, known: Mapping[str, Model], problems: list[str]
+) -> Scenario:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"it must be an object with a name and a setup, not {show(entry)}.")
+    name, setup = entry.get("name", ""), entry.get("setup")
+    if not isinstance(setup, Mapping):
+        raise ValueError(f"its setup must be an object of the contract, not {show(setup)}.")
+    called = _called(number, name, problems)
+    return _sound(called, setup, read_setup, known, problems)
+
+
+# --- what both share ----------------------------------------------------------------------------
+
+
+def _each(
+    given: Sequence[Given], one: Callable[[int, Given], Scenario], problems: list[str]
+) -> tuple[Scenario, ...]:
+    """The sound ones of at most ``MOST``."""
+    scenarios = []
+    for number, it in enumerate(given[:MOST], start=1):
+        try:
+            scenarios.append(one(number, it))
+        except ValueError as problem:
+            problems.append(f"Scenario {number} was dropped: {problem}")
+    if len(given) > MOST:
+        problems.append(
+            f"A comparison holds {MOST} scenarios; the last {len(given) - MOST} of {len(given)} were dropped."
+        )
+    return tuple(scenarios)
+
+
+def _called(number: int, name: object, problems: list[str]) -> str:
+    """The name, or its place for one that is not sound."""
+    try:
+        return sound_name(name if isinstance(name, str) else str(show(name)))
+    except ValueError as problem:
+        problems.append(f"Scenario {number}: {problem}")
+        return f"Scenario {number}"
+
+
+def _of(name: str) -> str:
+    return f"“{name}”: "
+
+
+def _sound(
+    name: str,
+    given: Mapping[str, Value],
+    reader: Callable[[Mapping[str, Value], Mapping[str, Model]], Reading],
+    known: Mapping[str, Model],
+    problems: list[str],
+) -> Scenario:
+    """The scenario of what is sound; ``ValueError`` where it has no model."""
+    later = _hub_id(given.get("model"), known)
+    if later:  # nobody here knows it, and the Hub may: its keys are read without it
+        given = {key: value for key, value in given.items() if key != "model"}
+    reading = reader(given, known)
+    model = catalog.model(next(iter(catalog.models()))) if later else reading.model
+    if model is None:
+        raise ValueError(next(said for said in reading.problems if said.startswith("model")))
+    written = write_fields(model, reading.gpu, reading.setup)
+    problems += [_of(name) + said for said in reading.problems if said != MODEL_MISSING]
+    return Scenario(name, {**written, "model": later or written["model"]})
+
+
+def _hub_id(model: object, known: Mapping[str, Model]) -> str:
+    """A model as it is named where it looks like ``owner/name`` and nobody here knows it; else nothing."""
+    if isinstance(model, list) and len(model) == 1:
+        model = model[0]
+    if not isinstance(model, str) or not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", model):
+        return ""
+    spelled = {it.casefold() for it in (*catalog.models(), *known)}
+    return "" if model.casefold() in spelled else model

@@ -1,0 +1,470 @@
+"""The JSON contract: one flat object in, one out; and the same object as the text of a link.
+
+Reading never raises: a `Reading` has the good fields, and one sentence for each bad one. `parse` is for
+those who want all or nothing. What is written holds every key that differs from the defaults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TypeVar
+
+from estimator.answer.overflow import first_overflow
+from estimator.answer.ranks import ranks
+from estimator.families.custom import resized
+from estimator.families.parameters import adapter_parameters
+from estimator.parallel.combinations import SHARING, beyond_one_machine, refusal
+from estimator.parallel.module_devices import tail
+from estimator.search.remedies import Remedy
+from estimator.sources import catalog
+from estimator.sources.repository import from_config
+from estimator.step.reserved import shown
+from estimator.values.json_text import read_object
+from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
+from estimator.values.kinds import near, one_of, show
+from estimator.values.results import Estimate, OnDevice
+from estimator.values.specs import (
+    NETWORK,
+    Component,
+    Gpu,
+    Model,
+    Optimizer,
+    Phase,
+    Strategy,
+    TrainingSetup,
+    Verdict,
+)
+
+FACTS = ("model", "gpu")
+"""The keys that name facts; all others are rows of `keys.KEYS`."""
+
+MODEL_MISSING = "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or the object of a config.json."
+NONE_KNOWN: Mapping[str, Model] = MappingProxyType({})
+LONGEST_NAME = 200
+"""Characters that a name may have: ours, more than the Hub's 96."""
+OWN_GPU = "own GPU"
+"""The name of a GPU that is given by its memory alone."""
+
+Fact = TypeVar("Fact", Model, Gpu | None)
+
+_setup_of: Callable[..., TrainingSetup] = TrainingSetup
+_gpu_of: Callable[..., Gpu] = Gpu
+_changed: Callable[..., Gpu] = replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What an object said: its sound fields, the others at their defaults, and a sentence for each of those."""
+
+    model: Model | None
+    gpu: Gpu | None
+    setup: TrainingSetup
+    problems: tuple[str, ...]
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KNOWN) -> Reading:
+    """Read a setup from an object of the contract.
+
+    ``known`` holds models by ids that the catalogue lacks: whoever asks the Hub hands in what it said.
+
+    >>> reading = read_setup({"max_length": 2048, "lora_r": True})
+    >>> reading.setup.max_length
+    2048
+    >>> reading.problems[0]
+    'lora_r must be a whole number from 1 to 8192, not true.'
+    """
+    problems: list[str] = []
+    values = _read_keys(given, problems)
+    setup = _build_setup(values, problems)
+    if sentence := refusal(setup) or beyond_one_machine(setup):
+        problems.append(sentence)
+        setup = replace(setup, **{name: getattr(DEFAULT, name) for name in SHARING})
+    model = None
+    if "model" in given:
+        model = _read_fact("model", lambda value: read_model(value, known), given, problems)
+    gpu = _read_fact("gpu", _gpu, given, problems)
+    if "model" not in given:
+        problems.append(MODEL_MISSING)
+    if model is not None:
+        setup = _agree(model, setup, problems)
+        if setup.strategy is Strategy.DEVICE_MAP and (sentence := tail(model, gpu, setup)):
+            problems.append(sentence)
+    return Reading(model=model, gpu=gpu, setup=setup, problems=tuple(problems))
+
+
+def read_link(
+    given: Mapping[str, str | Sequence[str]], known: Mapping[str, Model] = NONE_KNOWN
+) -> Reading:
+    """Read a setup from the texts of a link or of flags; a key may come with one text or with a list of them.
+
+    >>> read_link({"max_length": "2048", "padded": ["true"]}).setup.max_length
+    2048
+    """
+    problems: list[str] = []
+    values: dict[str, object] = {}
+    for name, texts in given.items():
+        try:
+            values[name] = _from_texts(name, [texts] if isinstance(texts, str) else list(texts))
+        except ValueError as problem:
+            problems.append(str(problem))
+    reading = read_setup(values, known)
+    return replace(reading, problems=(*problems, *reading.problems))
+
+
+def parse(
+    given: Mapping[str, object], known: Mapping[str, Model] = NONE_KNOWN
+) -> tuple[Model, Gpu | None, TrainingSetup]:
+    """Model, GPU and setup of an object; one `ValueError` with every sentence if anything is wrong."""
+    reading = read_setup(given, known)
+    if reading.problems or reading.model is None:
+        raise ValueError(" ".join(reading.problems))
+    return reading.model, reading.gpu, reading.setup
+
+
+def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for name, value in given.items():
+        if name in FACTS:
+            continue
+        try:
+            key = BY_NAME.get(name)
+            if key is None:
+                raise ValueError(_unknown_key(name))
+            read = key.read(value)
+            if values.get(key.name, read) != read:
+                raise ValueError(f"{key.name} and {name} disagree; give one of the two names.")
+            values[key.name] = read
+        except ValueError as problem:
+            problems.append(str(problem))
+    return values
+
+
+def _unknown_key(name: str) -> str:
+    meant = near(name, [*FACTS, *BY_NAME])
+    shown = name if name.isidentifier() and len(name) <= 60 else show(name)
+    hint = f"did you mean {one_of(meant)}?" if meant else "leave it out."
+    return f"{shown} is no key of a setup; {hint}"
+
+
+def _build_setup(values: dict[str, object], problems: list[str]) -> TrainingSetup:
+    """The setup of sound values; where they clash, the first one whose default heals it goes."""
+    chosen = {name: value for name, value in values.items() if hasattr(DEFAULT, name)}
+    try:
+        chosen["optim"] = _with_momentum(values)
+    except ValueError as problem:
+        problems.append(str(problem))
+    try:
+        return _setup_of(**chosen)
+    except ValueError as problem:
+        problems.append(str(problem))
+    for name in chosen:
+        try:
+            return _setup_of(**{key: value for key, value in chosen.items() if key != name})
+        except ValueError:
+            continue
+    return DEFAULT
+
+
+def _with_momentum(values: Mapping[str, object]) -> object:
+    """The optimizer, once ``optim_args`` has had its word: momentum makes ``sgd`` another one."""
+    optim, momentum = values.get("optim", DEFAULT.optim), values.get("optim_args")
+    if momentum is None:
+        return optim
+    if optim not in {Optimizer.SGD, Optimizer.SGD_MOMENTUM}:
+        raise ValueError(f"optim_args sets a momentum, which optim {optim} has not; leave it out.")
+    return Optimizer.SGD_MOMENTUM if momentum else Optimizer.SGD
+
+
+def _agree(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingSetup:
+    """The setup, less what this model cannot do."""
+    learned = model.position_limit
+    if 0 < learned < setup.max_length:
+        problems.append(
+            f"max_length {setup.max_length} exceeds the {learned} positions that "
+            f"{model.hub_id or model.model_type} has learned; lower it."
+        )
+        setup = replace(setup, max_length=min(learned, DEFAULT.max_length))
+    if setup.uses_adapters:
+        try:
+            adapter_parameters(model, setup)
+        except ValueError as problem:
+            problems.append(str(problem))
+            setup = replace(
+                setup, lora_target_modules=DEFAULT.lora_target_modules, modules_to_save=None
+            )
+    return setup
+
+
+def _read_fact(
+    name: str, read: Callable[[object], Fact], given: Mapping[str, object], problems: list[str]
+) -> Fact | None:
+    try:
+        return read(given.get(name))
+    except ValueError as problem:
+        said = str(problem)
+        named = said.casefold().startswith((f"{name} ", f"{name}: "))
+        problems.append(name + said[len(name) :] if named else f"{name}: {said}")
+        return None
+
+
+def read_model(value: object, known: Mapping[str, Model] = NONE_KNOWN) -> Model:
+    """The model of a Hub id, of the object of a ``config.json``, or of ``{"like": …}``; ``ValueError`` says why not."""
+    if isinstance(value, Mapping):
+        return _resized(value, known) if "like" in value else _configured(value)
+    name = _name(value, "model must be a Hub id or the object of a config.json")
+    if name in known and name not in catalog.models():  # first: to find near names takes 30 ms
+        return known[name]
+    return catalog.model(name)
+
+
+def _configured(config: Mapping[str, object]) -> Model:
+    found = from_config(config)
+    if found.model is None:
+        raise ValueError(found.problem)
+    return found.model
+
+
+def _resized(given: Mapping[str, object], known: Mapping[str, Model]) -> Model:
+    """A model of one's own: ``{"like": a model, and the dimensions that differ}``."""
+    like = given["like"]
+    if isinstance(like, Mapping) and "like" in like:
+        raise ValueError("model: like must be a Hub id or the object of a config.json.")
+    dimensions = {name: value for name, value in given.items() if name != "like"}
+    model = resized(read_model(like, known), dimensions)
+    return replace(model, config=json.dumps(dict(given)))
+
+
+def _gpu(value: object) -> Gpu | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return _own_gpu(value)
+    own = '{"memory_bytes": 25757220864}'
+    return catalog.gpu(_name(value, f"gpu must be a name, an object such as {own}, or null"))
+
+
+def _name(value: object, must_be: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
+        raise ValueError(f"{must_be}, not {show(value)}.")
+    return value
+
+
+def _own_network(given: Mapping[str, object]) -> Gpu:
+    """A catalogued card in machines of one's own: ``{"like": its name, "network_gb_per_s": what joins them}``."""
+    others = [name for name in given if name not in ("like", NETWORK)]
+    if others:
+        raise ValueError(
+            f"gpu: with like only {NETWORK} goes, not {show(others[0])}; leave like out and give memory_bytes."
+        )
+    known = catalog.gpu(_name(given["like"], "gpu: like must be a name"))
+    try:
+        return _changed(known, network_gb_per_s=GPU_KEYS[NETWORK].read(given.get(NETWORK)))
+    except ValueError as problem:
+        raise ValueError(f"gpu: {NETWORK} {problem}") from None
+
+
+def _own_gpu(given: Mapping[str, object]) -> Gpu:
+    if "like" in given:
+        return _own_network(given)
+    values: dict[str, object] = {"name": OWN_GPU}
+    for name, value in given.items():
+        if name not in GPU_KEYS:
+            raise ValueError(
+                f"gpu has no {show(name)}; its keys are {', '.join(GPU_KEYS)}, of which memory_bytes is needed."
+            )
+        try:
+            values[name] = GPU_KEYS[name].read(value)
+        except ValueError as problem:
+            raise ValueError(f"gpu: {name} {problem}") from None
+    if "memory_bytes" not in values:
+        raise ValueError("gpu needs memory_bytes, the memory of the card in bytes.")
+    return _gpu_of(**values)
+
+
+def _from_texts(name: str, texts: list[str]) -> object:
+    key = BY_NAME.get(name)
+    lists = key is not None and key.kind.takes_list
+    if len(texts) != 1 and not (lists and texts):
+        raise ValueError(f"{name} comes {len(texts)} times; give it once.")
+    text = ",".join(texts)
+    if key is not None:
+        return key.kind.from_text(text)
+    if name in FACTS and text.lstrip().startswith("{"):
+        return read_object(text, name)
+    return None if name == "gpu" and text in {"", "null"} else text
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def write_fields(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[str, object]:
+    """The object of a setup: ``model``, and every key that differs from the defaults."""
+    written: dict[str, object] = {"model": _write_model(model)}
+    if gpu is not None:
+        written["gpu"] = _write_gpu(gpu)
+    for key in KEYS:
+        value = getattr(setup, key.name, key.default)
+        if value != key.default:
+            written[key.name] = _plain(value)
+    return written
+
+
+def _plain(value: object) -> object:
+    """A value of a spec as JSON has it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, str) else value
+
+
+def _write_model(model: Model) -> object:
+    if model.config:  # given as an object, or found on the Hub under its id
+        return model.hub_id or json.loads(model.config)
+    try:
+        if catalog.model(model.hub_id) == replace(model, notes=()):
+            return model.hub_id
+    except ValueError:
+        pass
+    raise ValueError(
+        f"the model {show(model.hub_id or model.model_type)} was built by hand, so that nothing can name it; "
+        "read it from the catalogue or from a config.json."
+    )
+
+
+def _write_gpu(gpu: Gpu) -> object:
+    try:
+        if catalog.gpu(gpu.name) == gpu:
+            return gpu.name
+    except ValueError:
+        pass
+    if catalog.gpus().get(gpu.name) == replace(gpu, network_gb_per_s=None):
+        return {"like": gpu.name, NETWORK: gpu.network_gb_per_s}
+    values = {name: getattr(gpu, name) for name in GPU_KEYS}
+    plain = Gpu(name=OWN_GPU, memory_bytes=gpu.memory_bytes)
+    return {
+        name: value
+        for name, value in values.items()
+        if name == "memory_bytes" or value != getattr(plain, name)
+    }
+
+
+def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[str, object]:
+    """The answer of the contract, all memory in bytes on the fullest GPU; null where a fact is missing."""
+    return {
+        **_peak(estimate),
+        **_need(estimate),
+        "per_gpu": [*map(_on_device, estimate.devices)]
+        or [rank._asdict() for rank in ranks(estimate)],
+        "host_bytes": estimate.host_bytes,
+        "nvme_bytes": estimate.nvme_bytes,
+        "disk_bytes": estimate.disk_bytes,
+        "run_disk_bytes": estimate.run_disk_bytes,
+        "paged_bytes": estimate.paged_bytes,
+        "total_parameters": estimate.total_parameters,
+        "trainable_parameters": estimate.trainable_parameters,
+        **_run(estimate),
+        "assumptions": list(estimate.assumptions),
+        "remedies": [_remedy(it) for it in remedies],
+    }
+
+
+def _remedy(it: Remedy) -> dict[str, object]:
+    """One change: the keys to set in the setup's object, what they save on one GPU, and the same in words."""
+    return {
+        "keys": {name: _plain(value) for name, value in it.keys.items()},
+        "saved_bytes": it.saved_bytes,
+        "text": it.text,
+    }
+
+
+def _on_device(it: OnDevice) -> dict[str, object]:
+    """One GPU of a device map."""
+    return {
+        "device": it.device,
+        "gpus": 1,
+        "peak_bytes": it.peak.bytes,
+        "components": {part.value: it.peak.resident.get(part, 0) for part in Component},
+        "need_low_bytes": it.need_low_bytes,
+        "need_high_bytes": it.need_high_bytes,
+        "layers": list(it.layers),
+        "modules": list(it.outside),
+    }
+
+
+def _peak(estimate: Estimate) -> dict[str, object]:
+    peak = estimate.peak
+    return {
+        "peak_bytes": peak.bytes,
+        "peak_phase": peak.phase.value,
+        "peak_moment": peak.name,
+        "phases": {
+            phase.value: estimate.phases[phase].bytes if phase in estimate.phases else None
+            for phase in Phase
+        },
+        "moments": [
+            {"phase": moment.phase.value, "name": moment.name, "bytes": moment.bytes}
+            for moment in estimate.moments
+        ],
+        "components": {part.value: peak.resident.get(part, 0) for part in Component},
+    }
+
+
+def _run(estimate: Estimate) -> dict[str, object]:
+    """Seconds, hours and dollars; null where a fact is missing."""
+    time, cost = estimate.time, estimate.cost
+    return {
+        "step_seconds_low": time.step_seconds_low if time else None,
+        "step_seconds_high": time.step_seconds_high if time else None,
+        "step_parts": [
+            {"name": name, "seconds_low": low, "seconds_high": high}
+            for name, low, high in (time.parts if time else ())
+        ],
+        "tokens_per_second_low": time.tokens_per_second_low if time else None,
+        "tokens_per_second_high": time.tokens_per_second_high if time else None,
+        "flops_per_step": time.hardware_flops_per_step if time else None,
+        "mfu_low": time.mfu_low if time else None,
+        "mfu_high": time.mfu_high if time else None,
+        "steps_per_epoch": time.steps_per_epoch if time else None,
+        "total_steps": time.total_steps if time else None,
+        "epoch_hours_low": time.epoch_hours_low if time else None,
+        "epoch_hours_high": time.epoch_hours_high if time else None,
+        "total_hours_low": time.total_hours_low if time else None,
+        "total_hours_high": time.total_hours_high if time else None,
+        "energy_kwh_low": estimate.energy_kwh_low,
+        "energy_kwh_high": estimate.energy_kwh_high,
+        "usd_per_gpu_hour": cost.usd_per_gpu_hour if cost else None,
+        "price_provider": cost.price.provider if cost and cost.price else None,
+        "price_date": cost.price.date if cost and cost.price else None,
+        "cost_usd_low": cost.cost_usd_low if cost else None,
+        "cost_usd_high": cost.cost_usd_high if cost else None,
+    }
+
+
+def _need(estimate: Estimate) -> dict[str, object]:
+    verdict, on_card = estimate.verdict, shown(estimate)
+    return {
+        "need_low_bytes": estimate.need_low_bytes,
+        "need_high_bytes": estimate.need_high_bytes,
+        "need_phase": estimate.decisive.phase.value,
+        "device_bytes": on_card.middle,
+        "device_low_bytes": on_card.low,
+        "device_high_bytes": on_card.high,
+        "capacity_bytes": estimate.gpu.memory_bytes if estimate.gpu else None,
+        "verdict": verdict.value if verdict else None,
+        "fits": None if verdict in {None, Verdict.TIGHT} else verdict is Verdict.FITS,
+        "first_overflow": _first_overflow(estimate),
+    }
+
+
+def _first_overflow(estimate: Estimate) -> dict[str, object] | None:
+    """Phase, step (0 before the first) and moment at which the run would stop; null unless it does not fit."""
+    over = first_overflow(estimate)
+    if over is None:
+        return None
+    name = over.moment.name if over.device is None else f"GPU {over.device}: {over.moment.name}"
+    return {"phase": over.moment.phase.value, "step": over.step, "moment": name}

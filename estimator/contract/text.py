@@ -1,0 +1,173 @@
+"""An estimate in words, for the terminal. The display edge of the command line: bytes become GiB here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from estimator.answer.overflow import runs_out
+from estimator.answer.verdict import beyond_the_step
+from estimator.parallel.offload import offloads
+from estimator.search.remedies import Remedy
+from estimator.step import reserved
+from estimator.values.results import Estimate
+from estimator.values.specs import Component, Verdict
+
+GIB = 2**30
+"""Bytes in a GiB."""
+
+
+def gib(size: int) -> str:
+    """Bytes in GiB, as a column shows them.
+
+    >>> gib(3 * 2**29)
+    '1.50'
+    """
+    return f"{size / GIB:,.2f}"
+
+
+def share(part: int, whole: int) -> str:
+    """A part in percent of the whole.
+
+    >>> share(1, 8)
+    '12.5 %'
+    """
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def describe(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> str:
+    """The setup, the ledger at the peak, the phases, the parameters, the verdict, remedies and what was assumed."""
+    parts = [_headline(estimate), _ledger(estimate), _phases(estimate), _parameters(estimate)]
+    beyond = beyond_the_step(estimate.decisive, estimate.setup)
+    said = [verdict(estimate), runs_out(estimate), beyond]
+    parts += [" ".join(filter(None, said)), shown(estimate), *_run(estimate)]
+    if remedies:
+        lines = [f"- {it.text} Needs {gib(it.need_high_bytes)} GiB." for it in remedies]
+        parts.append("What would fit:\n" + "\n".join(lines))
+    parts.append(_checkpoints(estimate))
+    parts += ["Assumed:\n" + "\n".join(f"- {it}" for it in estimate.assumptions)]
+    return "\n\n".join(parts)
+
+
+def verdict(estimate: Estimate) -> str:
+    """Whether it fits, in one sentence."""
+    low, high = gib(estimate.need_low_bytes), gib(estimate.need_high_bytes)
+    gpu = estimate.gpu
+    if gpu is None:
+        return f"Needs {low} to {high} GiB; name a card with --gpu to see whether it fits."
+    has = f"{gpu.name} has {gib(gpu.memory_bytes)} GiB"
+    match estimate.verdict:
+        case Verdict.FITS:
+            return f"Fits: needs {low} to {high} GiB, {has}; {gib(estimate.headroom_bytes)} GiB stay free."
+        case Verdict.TIGHT:
+            return f"Tight: needs {low} to {high} GiB, {has}; it may run out of memory."
+        case _:
+            missing = gib(estimate.need_low_bytes - gpu.memory_bytes)
+            return f"Does not fit: needs {low} to {high} GiB, {has}; at least {missing} GiB are missing."
+
+
+def shown(estimate: Estimate) -> str:
+    """What nvidia-smi may show, in one sentence."""
+    low, middle, high = reserved.shown(estimate)
+    return (
+        f"nvidia-smi may show {gib(middle)} GiB, as runs had it {gib(low)} to {gib(high)}: the allocator keeps freed "
+        "blocks while there is room, so this decides nothing."
+    )
+
+
+def _checkpoints(estimate: Estimate) -> str:
+    disk = f"A checkpoint takes {gib(estimate.disk_bytes)} GiB on the disk"
+    if estimate.run_disk_bytes != estimate.disk_bytes:
+        disk += f", those of the run {gib(estimate.run_disk_bytes)}"
+    if not offloads(estimate.setup):
+        return f"{disk}; loading and saving need {gib(estimate.host_bytes)} GiB on the host."
+    away = f", {gib(estimate.nvme_bytes)} GiB on its NVMe" if estimate.nvme_bytes else ""
+    return f"{disk}; a machine needs {gib(estimate.host_bytes)} GiB of memory{away}."
+
+
+def seconds(value: float) -> str:
+    """Seconds as a column shows them.
+
+    >>> seconds(0.01234), seconds(1.5), seconds(65.0), seconds(12345.6)
+    ('0.012', '1.50', '65.0', '12,346')
+    """
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
+
+
+def _run(estimate: Estimate) -> list[str]:
+    """Why a step takes as long, and what the run takes; nothing where no time is known."""
+    time, cost = estimate.time, estimate.cost
+    if time is None:
+        return []
+    rows = [
+        (part.name, seconds(part.low_seconds), seconds(part.high_seconds)) for part in time.parts
+    ]
+    step = ("one step", seconds(time.step_seconds_low), seconds(time.step_seconds_high))
+    run = [
+        (
+            f"the run ({time.total_steps:,} steps), hours",
+            time.total_hours_low,
+            time.total_hours_high,
+        )
+    ]
+    if cost is not None:
+        run.append(("cost, US dollars", cost.cost_usd_low, cost.cost_usd_high))
+    if estimate.energy_kwh_low is not None and estimate.energy_kwh_high is not None:
+        run.append(
+            ("energy at full board power, kWh", estimate.energy_kwh_low, estimate.energy_kwh_high)
+        )
+    low, high = time.tokens_per_second_low, time.tokens_per_second_high
+    rate = f"{low:,.0f} to {high:,.0f} tokens a second, {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % MFU."
+    whole = [(name, seconds(at_best), seconds(at_worst)) for name, at_best, at_worst in run]
+    return [
+        _table([("seconds of a step", "fast", "slow"), *rows, step]),
+        _table([("what the run takes", "fast", "slow"), *whole]),
+        rate,
+    ]
+
+
+def _headline(estimate: Estimate) -> str:
+    setup = estimate.setup
+    batch = f"{setup.per_device_train_batch_size} x {setup.max_length} tokens"
+    model = estimate.model.hub_id or estimate.model.model_type
+    return f"{model}: {setup.method}, {setup.dtype}, {setup.optim}, {batch}"
+
+
+def _ledger(estimate: Estimate) -> str:
+    peak = estimate.peak
+    held = [(part, peak.resident.get(part, 0)) for part in Component]
+    rows = [(_words(part), gib(size), share(size, peak.bytes)) for part, size in held if size]
+    total = ("all", gib(peak.bytes), share(peak.bytes, peak.bytes))
+    when = f"The peak comes in {_words(peak.phase)}: {peak.name}."
+    return f"{when}\n\n{_table([('alive at the peak', 'GiB', 'share'), *rows, total])}"
+
+
+def _phases(estimate: Estimate) -> str:
+    heights = [(phase, moment.bytes) for phase, moment in estimate.phases.items()]
+    rows = [
+        (_words(phase), gib(size), "peak" if phase is estimate.peak.phase else "")
+        for phase, size in heights
+    ]
+    return _table([("height of each phase", "GiB", ""), *rows])
+
+
+def _parameters(estimate: Estimate) -> str:
+    return f"{estimate.total_parameters:,} parameters, {estimate.trainable_parameters:,} of them trained."
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> str:
+    """The first column to the left, the others to the right, and a rule below the title."""
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    first, *rest = widths
+    lines = [
+        "  ".join(
+            [row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], rest, strict=True))]
+        )
+        for row in rows
+    ]
+    title, *body = (line.rstrip() for line in lines)
+    return "\n".join([title, "-" * (sum(widths) + 4), *body])

@@ -1,0 +1,1 @@
+"""What is this model? Its config's defaults, its modules, its tree of names, its layers' programs."""

@@ -1,0 +1,502 @@
+"""What a layer's program calls: its modules by name, as the method and the precision make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+from estimator.families.activations import activation
+from estimator.families.dora import Dora, dora
+from estimator.families.liger import Kernels, kernels
+from estimator.families.parameters import (
+    Bare,
+    Embedding,
+    Linear,
+    Module,
+    Norm,
+    is_copied,
+    is_quantized,
+    weight_shapes,
+)
+from estimator.families.rotary import Rotary, Tables, rotate
+from estimator.families.weights import (
+    adapter_tensors,
+    elements,
+    weight_width,
+)
+from estimator.tape import fused
+from estimator.tape import operators as op
+from estimator.tape.attention import AttentionShape, attention
+from estimator.tape.tape import Parameter, Tape, Tensor
+from estimator.values.specs import AttnImplementation, Model, TrainingSetup
+
+ACTIVATION, ROTARY = "mlp.act_fn", "rotary_emb"
+"""Modules without weights."""
+
+
+class NormKind(Enum):
+    """How a family normalises."""
+
+    RMS = auto()
+    """Llama: float32 inside, cast back, then times the weight."""
+    RMS_ONE_PLUS = auto()
+    """Gemma: times 1 + weight in float32, cast last."""
+    RMS_CAST_LAST = auto()
+    """OLMo 2: times the weight in float32, cast last."""
+    RMS_BY_POWER = auto()
+    """Gemma 4: the same, its inverse root a power; some without a weight."""
+    RMS_WEIGHT_FLOAT32 = auto()
+    """Nemotron-H: the same with a copy of the weight in float32."""
+    LAYER_NORM = auto()
+    """PyTorch's kernel."""
+    LAYER_NORM_FLOAT32 = auto()
+    """OLMo: the same in float32, cast last."""
+    LAYER_NORM_PLUS_ONE = auto()
+    """Nemotron: times 1 + weight, and in 16 bits under autocast."""
+    LAYER_NORM_IN_STEPS = auto()
+    """Cohere: in Python, in float32, without a bias."""
+
+
+@dataclass(slots=True)
+class Linked:
+    """A linear with its parameters, and its adapters where it has them."""
+
+    linear: Linear
+    weight: Parameter
+    bias: Parameter | None
+    lora_a: Parameter | None = None
+    lora_b: Parameter | None = None
+    magnitude: Parameter | None = None
+    is_quantized: bool = False
+
+
+@dataclass(slots=True)
+class Stack:
+    """A bare weight, and its adapters where PEFT folds them in."""
+
+    module: Bare
+    weight: Parameter
+    bias: Parameter | None = None
+    lora_a: Parameter | None = None
+    lora_b: Parameter | None = None
+
+
+class Owned(NamedTuple):
+    """A parameter with its shape, for those who divide it."""
+
+    module: Module
+    shape: tuple[int, ...]
+    parameter: Parameter
+    is_adapter: bool
+
+
+class Unit(Protocol):
+    """What happens around a module that is called."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Of its input."""
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Of its output."""
+
+
+class Factors(NamedTuple):
+    """LoRA's B and A of a stack in the stack's dtype, as they lie ready for the product."""
+
+    b: Tensor
+    a: Tensor
+
+
+class Block:
+    """One layer (or what lies around the layers) on a tape: modules to call, and what they share."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        model: Model,
+        setup: TrainingSetup,
+        modules: Iterable[Module],
+        *,
+        key: str,
+        norm_kind: NormKind,
+        softmax_float32: bool = True,
+        index: int | None = None,
+    ) -> None:
+        self.tape = tape
+        self.model = model
+        self.setup = setup
+        self.index = index
+        self.kernels: Kernels = kernels(model, setup)
+        """What Liger replaces."""
+        self.norm_kind = norm_kind
+        self.rotary: Rotary | None = None
+        """How this layer turns queries and keys, by the tables that every layer is given."""
+        self.softmax_float32 = softmax_float32
+        self.mask: Tensor | None = None
+        self.alibi: Tensor | None = None
+        self.positions: Tensor | None = None
+        """Position ids, where they are a copy of the layer's own."""
+        self.weights: Tensor | None = None
+        """Of eager attention: a name of the layer's forward until it returns; a replay never gets as far."""
+        self.layer_input: Tensor | None = None
+        """This layer's own embedding of every token."""
+        self.shared_states: dict[bool, tuple[Tensor, Tensor]] = {}
+        """Keys and values that layers with and without a window share, one for the whole model."""
+        self.sharing = ""
+        """What this layer has to do with them, by ``sharing_of_keys``."""
+        self.is_windowed = False
+        self.cuts_gate = False
+        """Only the largest gates of this layer's MLP are left (Gemma 3n)."""
+        self.is_replay = False
+        self.router_logits: list[Tensor] | None = None
+        """Where the router leaves its scores, if the model returns them; None in a checkpoint's replay."""
+        self.rotary_tables: Tables | None = None
+        self.linears: dict[str, Linked] = {}
+        self.stacks: dict[str, Stack] = {}
+        self.norms: dict[str, list[Parameter]] = {}
+        self.embeddings: dict[str, Parameter] = {}
+        self.owned: list[Owned] = []
+        self.modules = tuple(modules)
+        self.units: dict[str, Unit] = {}
+        """By the key of their first parameter: under FSDP1 the units of adapters, under ZeRO-3 all modules."""
+        self.adapters_seen: int | None = None
+        """Bytes per element that PEFT sees in an adapter where they are not those that it computes with."""
+        for module in self.modules:
+            self._add(module, key)
+
+    def _add(self, module: Module, key: str) -> None:
+        setup = self.setup
+        trainable = not setup.uses_adapters or is_copied(module, setup)
+        has_grad = setup.gradient_accumulation_steps > 1
+        width = weight_width(module, setup)
+        parameters = [
+            Parameter(
+                f"{key}.{module.name}.{part}",
+                elements(shape),
+                width,
+                trainable=trainable,
+                has_grad=has_grad,
+            )
+            for part, shape in enumerate(weight_shapes(module))
+        ]
+        self.owned += [
+            Owned(module, shape, parameter, is_adapter=False)
+            for shape, parameter in zip(weight_shapes(module), parameters, strict=True)
+        ]
+        match module:
+            case Norm():
+                self.norms[module.name] = parameters
+            case Embedding():
+                self.embeddings[module.name] = parameters[0]
+            case Linear():
+                linked = Linked(module, parameters[0], parameters[1] if module.bias else None)
+                linked.is_quantized = is_quantized(module, setup)
+                if adapters := self._adapters(module, key, has_grad=has_grad):
+                    linked.lora_a, linked.lora_b, *magnitude = adapters
+                    linked.magnitude = magnitude[0] if magnitude else None
+                self.linears[module.name] = linked
+            case Bare():
+                stack = Stack(module, parameters[0], parameters[1] if module.bias else None)
+                if adapters := self._adapters(module, key, has_grad=has_grad):
+                    stack.lora_a, stack.lora_b = adapters
+                self.stacks[module.name] = stack
+
+    def _adapters(self, module: Linear | Bare, key: str, *, has_grad: bool) -> list[Parameter]:
+        tensors = adapter_tensors(module, self.setup)
+        parameters = [
+            Parameter(
+                f"{key}.{module.name}.lora{part}",
+                elements(tensor.shape),
+                tensor.width,
+                trainable=True,
+                has_grad=has_grad,
+            )
+            for part, tensor in enumerate(tensors)
+        ]
+        self.owned += [
+            Owned(module, tensor.shape, parameter, is_adapter=True)
+            for tensor, parameter in zip(tensors, parameters, strict=True)
+        ]
+        return parameters
+
+    @property
+    def rows(self) -> int:
+        """Tokens of the micro-batch."""
+        return self.setup.tokens
+
+    def has(self, name: str) -> bool:
+        """Whether the layer has a module of this name."""
+        return name in self.linears or name in self.norms
+
+    def within(self, key: str, x: Tensor, program: Callable[[Tensor], Tensor]) -> Tensor:
+        """A module's program, in the unit of this key where there is one."""
+        unit = self.units.get(key)
+        return program(x) if unit is None else unit.leave(program(unit.enter(x)))
+
+    def norm(
+        self, name: str, x: Tensor, *, groups: int = 1, kind: NormKind | None = None
+    ) -> Tensor:
+        """Normalise; ``groups`` rows a token where the norm is over each head."""
+        if self.units and self.norms[name]:
+            key = self.norms[name][0].key
+            return self.within(key, x, lambda x: self._norm(name, x, groups, kind))
+        return self._norm(name, x, groups, kind)
+
+    def _norm(self, name: str, x: Tensor, groups: int, kind: NormKind | None) -> Tensor:
+        parameters = self.norms[name]
+        rows = self.rows * groups
+        is_of_heads = name.startswith("self_attn.")
+        kernels = self.kernels
+        is_replaced = kernels.norm and bool(parameters) and name not in kernels.left
+        if is_replaced and (kernels.head_norms or not is_of_heads):
+            is_final = self.index is None
+            return fused.rms_norm(
+                self.tape,
+                x,
+                parameters[0],
+                rows,
+                in_place=kernels.final_in_place if is_final else kernels.in_place,
+                copies=is_of_heads and kernels.heads_first,
+            )
+        match kind or self.norm_kind:
+            case NormKind.LAYER_NORM:
+                return op.layer_norm(self.tape, x, parameters, rows)
+            case NormKind.LAYER_NORM_FLOAT32:
+                return op.layer_norm(self.tape, x, parameters, rows, in_float32=True)
+            case NormKind.LAYER_NORM_PLUS_ONE:
+                return op.layer_norm_plus_one(self.tape, x, parameters, rows)
+            case NormKind.LAYER_NORM_IN_STEPS:
+                return op.layer_norm_in_steps(self.tape, x, parameters[0], rows)
+            case NormKind.RMS:
+                return op.rms_norm(self.tape, x, parameters[0], rows)
+            case NormKind.RMS_ONE_PLUS:
+                return op.rms_norm_float32(self.tape, x, parameters[0], rows, one_plus=True)
+            case NormKind.RMS_CAST_LAST:
+                return op.rms_norm_float32(self.tape, x, parameters[0], rows, one_plus=False)
+            case NormKind.RMS_BY_POWER:
+                weight = parameters[0] if parameters else None
+                return op.rms_norm_by_power(self.tape, x, weight, rows)
+            case NormKind.RMS_WEIGHT_FLOAT32:
+                in_float32 = op.cast(self.tape, parameters[0], 4)
+                return op.rms_norm_float32(self.tape, x, in_float32, rows, one_plus=False)
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """The projection, with LoRA's branch beside it where it is adapted.
+
+        Source of the branch: peft 0.21, tuners/lora/layer.py, ``Linear.forward``, and tuners/lora/bnb.py,
+        ``Linear4bit.forward`` (which copies the base's output, and leaves the cast of x to autocast) and
+        ``Linear8bitLt.forward`` (which does not copy it).
+        """
+        linked = self.linears[name]
+        result = self._base(linked, x, name)
+        if linked.lora_a is None or linked.lora_b is None:
+            return result
+        tape = self.tape
+        result_width = result.width
+        if linked.is_quantized and not self.setup.has_8bit_base:
+            result = op.clone(tape, result)
+        follows_autocast = linked.is_quantized and tape.autocast_active
+        # x itself stays too: the caller holds it until this returns
+        seen = self.adapters_seen or linked.lora_a.width
+        adapter_input = x if follows_autocast else op.cast(tape, x, seen)
+        if linked.magnitude is not None:
+            result = self._with_dora(linked, adapter_input, result)
+            # under autocast Linear4bit leaves the float32 that the magnitudes have made of it
+            return result if follows_autocast else op.cast(tape, result, result_width)
+        branch = self._branch(linked, adapter_input)
+        if linked.is_quantized and not tape.autocast_active:
+            branch = op.cast(tape, branch, result_width)
+        result = op.add(tape, result, branch)
+        del branch
+        return op.cast(tape, result, result_width)
+
+    def _with_dora(self, linked: Linked, x: Tensor, result: Tensor) -> Tensor:
+        assert linked.lora_a is not None
+        assert linked.lora_b is not None
+        assert linked.magnitude is not None
+        tape, setup, linear = self.tape, self.setup, linked.linear
+        packed_width = None
+        if linked.is_quantized:
+            packed_width = 4 if setup.has_8bit_base else setup.dtype.bytes
+        layer = Dora(
+            linear.in_features,
+            linear.out_features,
+            self.setup.lora_r,
+            linked.weight,
+            linked.bias,
+            linked.lora_a,
+            linked.lora_b,
+            linked.magnitude,
+            packed_width,
+            unpacks_scales=not setup.has_8bit_base,
+        )
+        dropped = op.dropout(tape, x, self.setup.lora_dropout)
+        return op.add(tape, result, dora(tape, layer, dropped, result if dropped is x else None))
+
+    def _branch(self, linked: Linked, x: Tensor) -> Tensor:
+        assert linked.lora_a is not None
+        assert linked.lora_b is not None
+        tape, linear, rank = self.tape, linked.linear, self.setup.lora_r
+        # no name outlives its operator: without gradients nothing else would keep the low-rank tensor
+        return op.scale(
+            tape,
+            self._matrix(
+                self._matrix(
+                    op.dropout(tape, x, self.setup.lora_dropout),
+                    linked.lora_a,
+                    (linear.in_features, rank),
+                    "LoRA A",
+                ),
+                linked.lora_b,
+                (rank, linear.out_features),
+                "LoRA B",
+            ),
+        )
+
+    def _matrix(self, x: Tensor, weight: Parameter, shape: tuple[int, int], name: str) -> Tensor:
+        """One of an adapter's products; under FSDP1 it is a unit of its own."""
+        return self.within(
+            weight.key, x, lambda x: op.linear(self.tape, x, weight, None, *shape, name)
+        )
+
+    def _base(self, linked: Linked, x: Tensor, name: str) -> Tensor:
+        linear = linked.linear
+        if linked.is_quantized and self.setup.has_8bit_base:
+            return op.linear_8bit(self.tape, x, linear.in_features, linear.out_features, name)
+        if linked.is_quantized:
+            compute = self.setup.dtype.bytes
+            return op.linear_4bit(
+                self.tape, x, linear.in_features, linear.out_features, compute, name
+            )
+        weight, bias = linked.weight, linked.bias
+        call = op.product if linear.own_class and not linear.routes else op.linear
+        sizes = linear.in_features, linear.out_features
+        return self.within(weight.key, x, lambda x: call(self.tape, x, weight, bias, *sizes, name))
+
+    def router(self, name: str, x: Tensor, *, in_float32: bool = False) -> Tensor:
+        """The scores of all experts: a product with a bare matrix, to which PEFT adds B @ A where it is adapted.
+
+        Source of the sum: peft 0.21, tuners/lora/layer.py, ``ParamWrapper._activate_lora``, ``_LoraParameterProxy``.
+        """
+        stack = self.stacks[name]
+        return self.within(
+            stack.weight.key, x, lambda x: self._scores(stack, x, in_float32=in_float32)
+        )
+
+    def _scores(self, stack: Stack, x: Tensor, *, in_float32: bool) -> Tensor:
+        tape = self.tape
+        hidden, experts = stack.module.in_features, stack.module.out_features
+        weight: Tensor = stack.weight
+        if stack.lora_a is not None and stack.lora_b is not None:
+            product = op.matmul(tape, stack.lora_b, stack.lora_a, weight.elements, "router's B @ A")
+            delta = op.cast(tape, op.scale(tape, product), weight.width)
+            del product
+            weight = op.add(tape, weight, delta)
+            del delta
+        if (
+            in_float32
+        ):  # `F.linear(hidden_states.type(torch.float32), self.weight.type(torch.float32))`
+            source, weight = x, op.cast(tape, weight, 4)
+            return op.linear(
+                tape, op.cast(tape, source, 4), weight, stack.bias, hidden, experts, "router"
+            )
+        return op.linear(tape, x, weight, stack.bias, hidden, experts, "router")
+
+    def factors(self, name: str) -> Factors | None:
+        """What PEFT lays ready when a wrapped stack is called: the factors, after one product as a check of shapes.
+
+        Source: peft 0.21, tuners/lora/layer.py, ``ParamWrapper.get_delta_factors``; torch 2.13,
+        nn/utils/parametrize.py, ``ParametrizationList.__init__`` (without ``unsafe`` it computes the weight once).
+        """
+        tape, stack = self.tape, self.stacks[name]
+        if stack.lora_a is None or stack.lora_b is None:
+            return None
+        width = stack.weight.width
+        ready = Factors(op.cast(tape, stack.lora_b, width), op.cast(tape, stack.lora_a, width))
+        op.folded(tape, stack.weight, *ready)
+        return ready
+
+    def folded(self, name: str, factors: Factors | None) -> Tensor:
+        """The stack as the experts see it: itself, or a new stack with every expert's B @ A added."""
+        weight = self.stacks[name].weight
+        return weight if factors is None else op.folded(self.tape, weight, *factors)
+
+    def expert_bias(self, name: str, experts: Tensor, elements: int) -> Tensor | None:
+        """The bias of its expert for every row, where the stack has one."""
+        bias = self.stacks[name].bias
+        if bias is None:
+            return None
+        return op.gather(self.tape, bias, experts, elements, "biases by expert")
+
+    def activation(self, x: Tensor) -> Tensor:
+        """The MLP's activation, with its parameters where it has any."""
+        return self.within(ACTIVATION, x, self._activation)
+
+    def _activation(self, x: Tensor) -> Tensor:
+        if self.kernels.relu_squared and self.model.hidden_act == "relu2":
+            return op.elementwise(self.tape, x, "relu2")
+        return activation(self.tape, x, self.model.hidden_act, self.norms.get(ACTIVATION, ()))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **overrides: bool) -> Tensor:
+        """Attention with this setup's kernel and this layer's mask."""
+        shape = self.attention_shape(**overrides)
+        out, weights = attention(self.tape, q, k, v, self.mask, shape)
+        self.hold(weights)
+        return out
+
+    def hold(self, weights: Tensor | None) -> None:
+        """Keep eager attention's weights until the layer has returned."""
+        if not self.is_replay:
+            self.weights = weights
+
+    def attention_shape(self, **overrides: bool) -> AttentionShape:
+        """What attention must know of the model and the setup."""
+        model, setup = self.model, self.setup
+        if self.kernels.rotary:  # queries and keys are turned where they lie
+            overrides["head_major"] = self.kernels.heads_first and self.rotary is None
+        return AttentionShape(
+            batch=setup.per_device_train_batch_size,
+            length=setup.max_length,
+            heads=model.num_attention_heads,
+            key_value_heads=model.num_key_value_heads,
+            head_dim=model.head_dim,
+            value_head_dim=model.v_head_dim or model.head_dim,
+            implementation=setup.attn_implementation,
+            dropout=model.attn_pdrop,
+            softcap=model.attn_logit_softcapping,
+            softmax_float32=self.softmax_float32,
+            padded=setup.padded,
+            **overrides,
+        )
+
+    def rotate(
+        self, q: Tensor, k: Tensor, parts: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Rotary position embedding of queries and keys, where this layer has one; ``parts`` takes what was turned."""
+        if self.rotary_tables is None or self.rotary is None:
+            return q, k
+        model = self.model
+        if self.kernels.rotary:
+            return fused.rotate(
+                self.tape,
+                q,
+                k,
+                self.rotary_tables,
+                copies=self.kernels.heads_first,
+                copies_gradients=self.setup.attn_implementation is AttnImplementation.EAGER,
+            )
+        return rotate(
+            self.tape,
+            q,
+            k,
+            self.rotary_tables,
+            self.rotary,
+            share=model.partial_rotary_factor,
+            head_dim=model.head_dim,
+            parts=parts,
+        )
+
+
+LayerProgram = Callable[[Block, Tensor], Tensor]

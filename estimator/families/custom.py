@@ -1,0 +1,181 @@
+"""A model of one's own: a known one with other dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from estimator.families.hf_config import (
+    DERIVED_HEAD_DIM,
+    FULL,
+    MOST_ELEMENTS,
+    MOST_HEADS,
+    MOST_LAYERS,
+    MOST_POSITIONS,
+    ONE_HEAD_EACH,
+)
+from estimator.values.kinds import Flag, Kind, Whole, near, one_of
+from estimator.values.specs import Model
+
+MLPS_IN_TURN = frozenset({"llama4_text"})
+"""Families whose layers take turns between dense MLPs and experts; elsewhere the first layers differ from the rest."""
+DIMENSIONS: Mapping[str, Kind] = {
+    "vocab_size": Whole(MOST_ELEMENTS),
+    "hidden_size": Whole(MOST_ELEMENTS),
+    "intermediate_size": Whole(MOST_ELEMENTS),
+    "num_hidden_layers": Whole(MOST_LAYERS),
+    "num_attention_heads": Whole(MOST_HEADS),
+    "num_key_value_heads": Whole(MOST_HEADS),
+    "head_dim": Whole(MOST_ELEMENTS),
+    "max_position_embeddings": Whole(MOST_POSITIONS),
+    "tie_word_embeddings": Flag(),
+}
+"""What may differ from the known model, by the names of ``config.json``."""
+
+Item = TypeVar("Item")
+
+
+def resized(known: Model, dimensions: Mapping[str, object]) -> Model:
+    """The known model with these dimensions (counts, in elements); what is not named stays as it is.
+
+    But what the family's class derives follows: a head_dim that was hidden_size / num_attention_heads, as many
+    key-value heads as there are heads where it has one each, BLOOM's MLP of 4 · hidden_size. A pattern of layers is
+    repeated or cut. ``ValueError`` names the dimension and says what to change.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> resized(TINY_LLAMA, {"hidden_size": 16}).head_dim
+    8
+    """
+    given = {name: _read(name, value) for name, value in dimensions.items()}
+    heads = given.get("num_attention_heads", known.num_attention_heads)
+    layers = given.get("num_hidden_layers", known.num_hidden_layers)
+    made = {
+        **given,
+        "num_key_value_heads": _key_value_heads(known, given, heads),
+        "head_dim": _head_dim(known, given, heads),
+        "intermediate_size": _intermediate_size(known, given),
+        "learned_positions": _learned_positions(known, given),
+        "layer_types": _layer_types(known, layers),
+        "no_rope_layers": _repeated(known.no_rope_layers, layers),
+        "mlp_layer_types": _mlp_pattern(known, layers),
+    }
+    changed = ", ".join(f"{name} {value}".lower() for name, value in given.items())
+    note = f"A model of one's own: {known.hub_id or known.model_type}" + f" with {changed}" * bool(
+        given
+    )
+    return replace(known, hub_id="", config="", notes=(*known.notes, f"{note}."), **made)
+
+
+def _read(name: str, value: object) -> Any:
+    if name not in DIMENSIONS:
+        meant = near(name, DIMENSIONS)
+        hint = (
+            f"did you mean {one_of(meant)}?" if meant else f"it is one of {', '.join(DIMENSIONS)}."
+        )
+        raise ValueError(f"{name[:60]!r} is no dimension of a model; {hint}")
+    try:
+        return DIMENSIONS[name].read(value)
+    except ValueError as problem:
+        raise ValueError(f"{name} {problem}") from None
+
+
+def _key_value_heads(known: Model, given: Mapping[str, Any], heads: int) -> int:
+    each = known.model_type in ONE_HEAD_EACH
+    chosen: int = given.get("num_key_value_heads", heads if each else known.num_key_value_heads)
+    if each and chosen != heads:
+        raise ValueError(
+            f"num_key_value_heads {chosen} differs from num_attention_heads {heads}, but {known.model_type} has one "
+            "for each; leave it out."
+        )
+    return chosen
+
+
+def _head_dim(known: Model, given: Mapping[str, Any], heads: int) -> int:
+    hidden: int = given.get("hidden_size", known.hidden_size)
+    derived = known.model_type in DERIVED_HEAD_DIM
+    if derived and given.get("head_dim", 0) * heads not in {0, hidden}:
+        raise ValueError(
+            f"head_dim {given['head_dim']} is not hidden_size {hidden} / num_attention_heads {heads}, as "
+            f"{known.model_type} computes it; leave it out."
+        )
+    if "head_dim" in given:
+        chosen: int = given["head_dim"]
+        return chosen
+    if not derived and known.head_dim * known.num_attention_heads != known.hidden_size:
+        return known.head_dim
+    if hidden % heads:
+        raise ValueError(
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; change one of the two"
+            f"{'' if derived else ', or give head_dim'}."
+        )
+    return hidden // heads
+
+
+def _intermediate_size(known: Model, given: Mapping[str, Any]) -> int:
+    chosen: int = given.get("intermediate_size", known.intermediate_size)
+    if known.model_type not in {"bloom", "mpt"}:
+        return chosen
+    hidden: int = given.get("hidden_size", known.hidden_size)
+    ratio = known.intermediate_size // known.hidden_size
+    if "intermediate_size" not in given:
+        return ratio * hidden
+    if chosen % hidden or (known.model_type == "bloom" and chosen != 4 * hidden):
+        times = "4 times" if known.model_type == "bloom" else "a multiple of"
+        raise ValueError(
+            f"intermediate_size {chosen} is not {times} hidden_size {hidden}, as in {known.model_type}; leave it out."
+        )
+    return chosen
+
+
+def _learned_positions(known: Model, given: Mapping[str, Any]) -> int:
+    """Rows of the position table, which has a row a token, and in OPT two more."""
+    if not known.learned_positions:
+        return 0
+    positions: int = given.get("max_position_embeddings", known.max_position_embeddings)
+    return positions + known.learned_positions - known.max_position_embeddings
+
+
+def _layer_types(known: Model, layers: int) -> tuple[str, ...]:
+    """The pattern repeated or cut. Gemma 4's last layer sees everything; of both kinds one is left that shares not."""
+    kinds = _repeated(known.layer_types, layers)
+    if known.model_type != "gemma4_text":
+        return kinds
+    kinds = (*kinds[:-1], FULL)
+    own = kinds[: max(0, layers - known.num_kv_shared_layers)]
+    if known.num_kv_shared_layers and set(own) != set(known.layer_types):
+        raise ValueError(
+            f"num_hidden_layers {layers} is too few for {known.model_type}, whose last {known.num_kv_shared_layers} "
+            "layers take keys and values from those before; raise it."
+        )
+    return kinds
+
+
+def _mlp_pattern(known: Model, layers: int) -> tuple[str, ...]:
+    resize = _repeated if known.model_type in MLPS_IN_TURN else _first_kept
+    return resize(known.mlp_layer_types, layers)
+
+
+def _first_kept(pattern: Sequence[Item], layers: int) -> tuple[Item, ...]:
+    """The first of a list that begins with other layers; the last goes on.
+
+    >>> _first_kept(("dense", "sparse"), 3)
+    ('dense', 'sparse', 'sparse')
+    """
+    return tuple(pattern[min(index, len(pattern) - 1)] for index in range(layers if pattern else 0))
+
+
+def _repeated(pattern: Sequence[Item], layers: int) -> tuple[Item, ...]:
+    """A list with one item a layer for more or fewer layers: its shortest repeating run, again and again.
+
+    >>> _repeated(("s", "s", "f", "s", "s", "f"), 8)
+    ('s', 's', 'f', 's', 's', 'f', 's', 's')
+    """
+    if not pattern or len(pattern) == layers:
+        return tuple(pattern)
+    run = next(
+        size
+        for size in range(1, len(pattern) + 1)
+        if all(item == pattern[index % size] for index, item in enumerate(pattern))
+    )
+    return tuple(pattern[index % run] for index in range(layers))

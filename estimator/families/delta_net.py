@@ -1,0 +1,387 @@
+"""Qwen3-Next and Qwen3.5: most layers hold a gated delta-net in attention's place, the others a gate of their output.
+
+A delta-net keeps a matrix for each head, which every token decays and corrects. It is counted as PyTorch runs it where
+neither flash-linear-attention nor causal-conv1d is installed: chunk by chunk, in a loop whose every round leaves its
+state for the backward pass.
+
+Source: transformers 5.23, models/qwen3_5/modeling_qwen3_5.py, models/qwen3_next/modeling_qwen3_next.py. A name that is
+bound here keeps its tensor alive exactly as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.families.block import Block
+from estimator.families.experts import mixture
+from estimator.families.layers import gated_mlp
+from estimator.families.parameters import DELTA_FILTER
+from estimator.tape import operators as op
+from estimator.tape.tape import Parameter, Tape, Tensor
+from estimator.values.arithmetic import ceil_div
+from estimator.values.specs import DeltaNet
+
+CHUNK = 64
+"""Tokens of a chunk: ``torch_chunk_gated_delta_rule``, ``chunk_size``."""
+
+
+def qwen3_5(b: Block, x: Tensor) -> Tensor:
+    """Norm, delta-net or attention, add; norm, MLP or experts, add."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = _delta_net(b, x) if b.has("linear_attn.out_proj") else _attention(b, x)
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = mixture(b, x) if b.stacks else gated_mlp(b, x)
+    return op.add(b.tape, residual, x)
+
+
+def _attention(b: Block, x: Tensor) -> Tensor:
+    """Attention whose output is multiplied by a gate that the projection of queries makes beside them."""
+    tape, model = b.tape, b.model
+    size = b.rows * model.query_size
+    q, gate = op.split(tape, b.linear("self_attn.q_proj", x), [size, size])
+    gate = op.clone(tape, gate)
+    q = b.norm("self_attn.q_norm", q, groups=model.num_attention_heads)
+    k = b.norm(
+        "self_attn.k_norm", b.linear("self_attn.k_proj", x), groups=model.num_key_value_heads
+    )
+    v = b.linear("self_attn.v_proj", x)
+    q, k = b.rotate(q, k)
+    out = b.attend(q, k, v, head_major=model.partial_rotary_factor < 1)
+    opened = op.elementwise(tape, gate, "sigmoid", saves="output")
+    out = op.multiply(tape, out, opened, "gate of the output")
+    del opened
+    return b.linear("self_attn.o_proj", out)
+
+
+# -- the delta-net ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Sizes of one layer's rule, in elements."""
+
+    batch: int
+    length: int
+    chunks: int
+    heads: int
+    groups: int
+    """Heads of values that share a head of queries and keys."""
+    key_dim: int
+    value_dim: int
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.length * self.heads
+
+    @property
+    def padded(self) -> int:
+        """Rows of whole chunks."""
+        return self.batch * self.heads * self.chunks * CHUNK
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of tokens of the same chunk."""
+        return self.padded * CHUNK
+
+    @property
+    def of_chunk(self) -> int:
+        """Rows of one chunk."""
+        return self.batch * self.heads * CHUNK
+
+    @property
+    def state(self) -> int:
+        return self.batch * self.heads * self.key_dim * self.value_dim
+
+
+def _shape(b: Block) -> _Shape:
+    sizes, length = _sizes(b), b.setup.max_length
+    return _Shape(
+        b.setup.per_device_train_batch_size,
+        length,
+        ceil_div(length, CHUNK),
+        sizes.value_heads,
+        sizes.value_heads // sizes.key_heads,
+        sizes.key_dim,
+        sizes.value_dim,
+    )
+
+
+def _sizes(b: Block) -> DeltaNet:
+    assert b.model.delta_net is not None
+    return b.model.delta_net
+
+
+def _delta_net(b: Block, x: Tensor) -> Tensor:
+    tape, sizes = b.tape, _sizes(b)
+    if b.setup.padded:
+        x = op.multiply(tape, x, Tensor(b.rows, 1, None), "padding masked")
+    is_fused = b.has("linear_attn.in_proj_qkvz")
+    mixed, z, rate, decay, *held = (_projected_at_once if is_fused else _projected)(b, x)
+    mixed = _convolved(b, mixed)
+    keys, values = b.rows * sizes.key_width, b.rows * sizes.value_width
+    q, k, v = op.split(tape, mixed, [keys, keys, values])
+    del held[2:]
+    beta = op.elementwise(tape, rate, "sigmoid", saves="output")
+    g = _log_decay(b, decay)
+    out = _chunked_rule(tape, _shape(b), q, k, v, g, beta)
+    out = _gated_norm(b, out, z)
+    out = b.linear("linear_attn.out_proj", out)
+    del mixed, z, rate, decay, held, q, k, v, beta, g
+    return out
+
+
+def _projected(b: Block, x: Tensor) -> tuple[Tensor, ...]:
+    """What is mixed with neighbours, the output's gate, the learning rate and the decay."""
+    mixed = b.linear("linear_attn.in_proj_qkv", x)
+    z = b.linear("linear_attn.in_proj_z", x)
+    rate = b.linear("linear_attn.in_proj_b", x)
+    return mixed, z, rate, b.linear("linear_attn.in_proj_a", x)
+
+
+def _projected_at_once(b: Block, x: Tensor) -> tuple[Tensor, ...]:
+    """The same by two projections head by head, whose parts are copied; and what the caller's names hold."""
+    tape, sizes, rows = b.tape, _sizes(b), b.rows
+    keys, values = rows * sizes.key_width, rows * sizes.value_width
+    heads = rows * sizes.value_heads
+    whole = b.linear("linear_attn.in_proj_qkvz", x)
+    both = b.linear("linear_attn.in_proj_ba", x)
+    q, k, v, z = op.split(tape, whole, [keys, keys, values, values])
+    rate, decay = op.split(tape, both, [heads, heads])
+    if sizes.value_heads > sizes.key_heads:
+        v, z, rate, decay = [op.clone(tape, it) for it in (v, z, rate, decay)]
+    q, k = [op.clone(tape, it) for it in (q, k)]
+    mixed = op.concatenate(tape, [q, k, v])
+    return mixed, z, rate, decay, whole, both, q, k, v
+
+
+def _convolved(b: Block, x: Tensor) -> Tensor:
+    """Each channel's filter over the token and those before it, then the activation."""
+    tape, width, channels = b.tape, x.width, x.elements // b.rows
+    longer = b.setup.per_device_train_batch_size * (b.setup.max_length + DELTA_FILTER - 1)
+    weight = b.norms["linear_attn.conv1d"][0]
+    out = b.within(
+        weight.key,
+        x,
+        lambda x: op.convolution(tape, x, weight, longer * channels, "short convolution"),
+    )
+    out = op.part(tape, out, x.elements)
+    out = b.activation(out)
+    return op.cast(tape, out, width)
+
+
+def _log_decay(b: Block, x: Tensor) -> Tensor:
+    """``-exp(A) · softplus(a + bias)``, in float32."""
+    tape = b.tape
+    (a,), (bias,) = b.norms["linear_attn.A_log"], b.norms["linear_attn.dt_bias"]
+    factor = op.elementwise(tape, op.cast(tape, a, 4), "exp", saves="output")
+    factor = op.scale(tape, factor)
+    return op.multiply(
+        tape, factor, op.elementwise(tape, _biased(tape, x, bias), "softplus"), "decay"
+    )
+
+
+def _biased(tape: Tape, x: Tensor, bias: Parameter) -> Tensor:
+    return op.add(tape, op.cast(tape, x, 4), bias)
+
+
+def _gated_norm(b: Block, x: Tensor, z: Tensor) -> Tensor:
+    """RMSNorm of each head, times its gate through silu in float32."""
+    tape, width = b.tape, x.width
+    rows = b.rows * _sizes(b).value_heads
+    x = op.rms_norm(tape, x, b.norms["linear_attn.norm"][0], rows)
+    opened = op.elementwise(tape, op.cast(tape, z, 4), "silu")
+    x = op.multiply(tape, x, opened, "gate of the output")
+    del opened
+    return op.cast(tape, x, width)
+
+
+def _chunked_rule(
+    tape: Tape, s: _Shape, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
+) -> Tensor:
+    """``torch_chunk_gated_delta_rule``: all in float32, chunk by chunk, and the output back in the dtype of q."""
+    width = q.width
+    q, k = (_for_heads(tape, x, s.groups) for x in (q, k))
+    v = op.viewed(tape, v, copies_gradient=True)
+    q, k, v, beta, decay = [op.cast(tape, x, 4) for x in (q, k, v, beta, g)]
+    q = _unit(tape, q, s.rows)
+    k = _unit(tape, k, s.rows)
+    q = op.scale(tape, q)
+    q, k, v = [
+        op.pad(tape, x, s.padded * size)
+        for x, size in ((q, s.key_dim), (k, s.key_dim), (v, s.value_dim))
+    ]
+    beta, decay = [op.pad(tape, x, s.padded) for x in (beta, decay)]
+    v_beta = op.multiply(tape, v, op.viewed(tape, beta), "learning rate")
+    k_beta = op.multiply(tape, k, op.viewed(tape, beta), "learning rate")
+    # the gradient of what a system was solved for lies column by column
+    q, k, k_beta, v_beta = [
+        op.viewed(tape, x, copies_gradient=is_solved)
+        for x, is_solved in ((q, False), (k, False), (k_beta, True), (v_beta, True))
+    ]
+    tape.operation = "mask inside a chunk"
+    all_pairs = tape.new(CHUNK * CHUNK, 1)
+    mask = tape.new(CHUNK * CHUNK, 1)
+    del all_pairs
+    log_decay = _cumulated(tape, decay)
+    pairwise = _pairwise(tape, s, log_decay, mask)
+    # whole chunks of float32 were neither cast nor padded: heads lie beside each other still
+    copies = width == 4 and s.chunks * CHUNK == s.length
+    scores = _product(tape, k_beta, k, s.pairs, "keys × keys", is_copied=copies)
+    system = op.multiply(tape, scores, pairwise, "decay")
+    del scores
+    scores = _product(tape, q, k, s.pairs, "queries × keys", is_copied=copies)
+    within = op.multiply(tape, scores, pairwise, "decay")
+    del scores
+    decayed = op.multiply(tape, k_beta, _exponential(tape, log_decay), "decay")
+    values = _solved(tape, system, v_beta)
+    predicted = _solved(tape, system, decayed)
+    tape.operation = "states and output"
+    state = tape.new(s.state, 4)
+    out = tape.new(s.padded * s.value_dim, 4)
+    q = op.multiply(tape, q, _exponential(tape, log_decay), "decay")
+    k = op.multiply(tape, k, _exponential(tape, _to_the_end(tape, s, log_decay)), "decay")
+    chunk_decay = _exponential(tape, op.part(tape, log_decay, s.padded // CHUNK))
+    of_values, of_keys = s.of_chunk * s.value_dim, s.of_chunk * s.key_dim
+    for times in _rounds(s.chunks):
+        with tape.standing_for(times):
+            new = op.subtract(
+                tape,
+                op.part(tape, values, of_values),
+                _product(tape, op.part(tape, predicted, of_keys), state, of_values, "prediction"),
+            )
+            before = _product(tape, op.part(tape, q, of_keys), state, of_values, "state read")
+            out = _put(
+                tape,
+                out,
+                op.add(
+                    tape,
+                    before,
+                    _product(
+                        tape,
+                        op.part(tape, within, s.of_chunk * CHUNK),
+                        new,
+                        of_values,
+                        "chunk read",
+                    ),
+                ),
+            )
+            state = op.add(
+                tape,
+                op.multiply(
+                    tape, state, op.part(tape, chunk_decay, s.batch * s.heads), "state decayed"
+                ),
+                _product(tape, op.part(tape, k, of_keys), new, s.state, "state corrected"),
+            )
+    del state
+    out = op.clone(tape, out)
+    out = op.part(tape, out, s.rows * s.value_dim)
+    out = op.clone(tape, out) if width == 4 else op.cast(tape, out, width)
+    del beta, decay, v, v_beta, k_beta, mask, log_decay, pairwise, system, within, decayed
+    del values, predicted, chunk_decay, new, before
+    return out
+
+
+def _rounds(chunks: int) -> tuple[int | None, ...]:
+    """The rounds of the loop to play, and for how many each stands; None: for itself.
+
+    The first differs (no state yet has a gradient), as does the last, behind which nobody reads the state; and what all
+    rounds share is first saved in the second.
+    """
+    if chunks == 1:
+        return (None,)
+    if chunks == 2:
+        return (None, None)
+    if chunks == 3:
+        return (None, None, None)
+    return (None, None, chunks - 4, None, None)
+
+
+def _for_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
+    """``repeat_interleave`` where heads of values share one of x; the gradient comes head by head."""
+    if groups == 1:
+        return op.viewed(tape, x, copies_gradient=True)
+    return op.repeat_heads(tape, x, groups)
+
+
+def _unit(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """``l2norm``."""
+    total = op.mean(tape, op.multiply(tape, x, x, "square of the norm"), rows, "sum of squares")
+    total = op.add_number(tape, total)
+    inverse = op.elementwise(
+        tape, total, "inverse root of the norm", saves="output", backward_copies=2
+    )
+    del total
+    return op.multiply(tape, x, inverse, "norm")
+
+
+def _cumulated(tape: Tape, x: Tensor) -> Tensor:
+    """``cumsum`` inside each chunk; its gradient is flipped, summed up and flipped back."""
+    elements, width = x.elements, x.width
+    tape.operation = "decay so far"
+
+    def backward(t: Tape, g: op.Gradients) -> op.Gradients:
+        flipped = t.new(elements, width)
+        total = t.new(elements, width)
+        gradient = t.new(elements, width)
+        del flipped, total
+        return [gradient]
+
+    return tape.record("decay so far, backward", tape.new(elements, width), [x], backward)
+
+
+def _pairwise(tape: Tape, s: _Shape, log_decay: Tensor, mask: Tensor) -> Tensor:
+    """How far a chunk's tokens have decayed for each later one."""
+    x = op.subtract(tape, op.expand(tape, log_decay, s.pairs), op.expand(tape, log_decay, s.pairs))
+    x = op.masked_fill(tape, x, mask)
+    return _exponential(tape, x)
+
+
+def _to_the_end(tape: Tape, s: _Shape, log_decay: Tensor) -> Tensor:
+    return op.subtract(tape, op.part(tape, log_decay, s.padded // CHUNK), log_decay)
+
+
+def _exponential(tape: Tape, x: Tensor) -> Tensor:
+    return op.elementwise(tape, x, "exp", saves="output")
+
+
+def _product(
+    tape: Tape, a: Tensor, b: Tensor, elements: int, name: str, *, is_copied: bool = False
+) -> Tensor:
+    """``@`` of tensors of four or five dimensions, which are seen as three: so each gradient is a view."""
+    a, b = op.viewed(tape, a), op.viewed(tape, b)
+    return op.matmul(tape, a, b, elements, name, copies=(is_copied, is_copied))
+
+
+def _put(tape: Tape, out: Tensor, x: Tensor) -> Tensor:
+    """Into one chunk of the output."""
+    below = out if out.requires_grad else None
+    return op.copied_in(tape, tape.view(out), below, x, out.elements)
+
+
+def _solved(tape: Tape, system: Tensor, b: Tensor) -> Tensor:
+    """``torch.linalg.solve_triangular``: saves the system and the result.
+
+    Backward solves the transposed system for the gradient of b; the system's own is a product with the result, negated
+    and cut to a triangle.
+    Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, ``linalg_solve_triangular_backward``.
+    """
+    tape.operation = "triangular system"
+    size, rest, needs_system = system.elements, b.elements, system.requires_grad
+
+    def backward(t: Tape, g: op.Gradients) -> op.Gradients:
+        of_b = t.new(rest, 4)
+        if not needs_system:
+            return [None, of_b]
+        product = t.new(size, 4)
+        negated = t.new(size, 4)
+        del product
+        triangle = t.new(size, 4)
+        del negated
+        return [triangle, of_b]
+
+    node = tape.begin("triangular system, backward", [system, b], backward, [system])
+    out = tape.new(rest, 4)
+    return tape.finish(node, out, [out])

@@ -1,0 +1,187 @@
+"""A mixture of experts in the place of the MLP: the router, and the experts by grouped matrix products.
+
+Nothing here depends on how evenly the router spreads the tokens: every token goes to k experts, none is dropped and
+none padded, so the rows are T · k whatever each expert receives.
+
+Source: transformers 5.23, integrations/moe.py, ``grouped_mm_experts_forward`` (the default where the GPU has compute
+capability 8.0; below it a fallback of the same sizes), and models/mixtral, qwen2_moe, qwen3_moe, olmoe, granitemoe,
+``*TopKRouter`` and ``*SparseMoeBlock``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from estimator.families.block import Block, Factors
+from estimator.tape import fused
+from estimator.tape import operators as op
+from estimator.tape.tape import Tape, Tensor
+from estimator.values.specs import Model
+
+
+class Routing(NamedTuple):
+    """What the router returns: T · E scores, and of the k chosen experts a token their shares and indices."""
+
+    logits: Tensor
+    shares: Tensor
+    indices: Tensor
+
+
+def mixture(b: Block, x: Tensor) -> Tensor:
+    """Router and experts; Qwen2-MoE adds an expert that sees every token, times a gate of its own."""
+    if "block_sparse_moe.router" in b.stacks:
+        return grouped_experts(b, x, _routing(b, x), "block_sparse_moe")
+    if not b.model.shared_expert_intermediate_size:
+        return grouped_experts(b, x, _routing(b, x), "mlp")
+    shared = _shared_expert(b, x)
+    routing = _routing(b, x)
+    out = grouped_experts(b, x, routing, "mlp")
+    share = op.elementwise(b.tape, b.linear("mlp.shared_expert_gate", x), "sigmoid", saves="output")
+    shared = op.multiply(b.tape, share, shared, "gate × shared expert")
+    del share
+    return op.add(b.tape, out, shared)
+
+
+def _shared_expert(b: Block, x: Tensor) -> Tensor:
+    return b.linear(
+        "mlp.shared_expert.down_proj",
+        op.multiply(
+            b.tape,
+            b.activation(b.linear("mlp.shared_expert.gate_proj", x)),
+            b.linear("mlp.shared_expert.up_proj", x),
+            "gate × up",
+        ),
+    )
+
+
+def _routing(b: Block, x: Tensor) -> Routing:
+    if "block_sparse_moe.router" in b.stacks:
+        routing = _softmax_of_chosen(b, x, "block_sparse_moe.router")
+    else:
+        routing = _chosen_of_softmax(b, x)
+    if b.router_logits is not None:
+        b.router_logits.append(routing.logits)
+    return routing
+
+
+def _chosen_of_softmax(b: Block, x: Tensor) -> Routing:
+    """Softmax over all experts in float32, then the k largest, divided by their sum where the config says so."""
+    tape, chosen = b.tape, b.rows * b.model.num_experts_per_tok
+    logits = b.router("mlp.gate", x)
+    probabilities = op.softmax(tape, op.cast(tape, logits, 4))
+    shares, indices = op.top_k(tape, probabilities, chosen)
+    if b.model.norm_topk_prob:
+        # divided in place, so that autograd keeps a copy of what was there: as many bytes as a product's new output
+        shares = op.multiply(tape, shares, op.mean(tape, shares, b.rows, "sum of shares"), "shares")
+    if b.model.model_type != "mixtral":
+        shares = op.cast(tape, shares, logits.width)
+    return Routing(logits, shares, indices)
+
+
+def _softmax_of_chosen(b: Block, x: Tensor, name: str) -> Routing:
+    """Granite: the k largest scores first, then a softmax over these alone."""
+    tape, chosen = b.tape, b.rows * b.model.num_experts_per_tok
+    logits = op.cast(tape, b.router(name, x), 4)
+    largest, indices = op.top_k(tape, logits, chosen)
+    return Routing(logits, op.cast(tape, op.softmax(tape, largest), x.width), indices)
+
+
+def default_gate(b: Block, both: Tensor) -> Tensor:
+    """``_default_apply_gate``: the first half through the activation, times the second."""
+    half = both.elements // 2
+    gate, up = op.split(b.tape, both, [half, half])
+    return op.multiply(b.tape, b.activation(gate), up, "gate × up")
+
+
+def _activated(b: Block, up: Tensor) -> Tensor:
+    return b.activation(up)
+
+
+Gate = Callable[[Block, Tensor], Tensor]
+
+
+def grouped_experts(
+    b: Block, x: Tensor, routing: Routing, block: str, *, gate: Gate = default_gate
+) -> Tensor:
+    """The experts' module; PEFT wraps it once for each adapted stack, the stack of downs outermost."""
+    inside = f"{block}.experts".lstrip(".")
+    up, down = f"{inside}.gate_up_proj", f"{inside}.down_proj"
+    if up not in b.stacks:  # experts without a gate
+        up, gate = f"{inside}.up_proj", _activated
+
+    def experts(x: Tensor) -> Tensor:
+        if b.kernels.experts:
+            return _fused(b, x, routing, (b.stacks[up].weight, b.stacks[down].weight))
+        down_factors = b.factors(down)
+        up_factors = b.factors(up)
+        return _grouped(b, x, routing, (up, up_factors), (down, down_factors), gate)
+
+    return b.within(b.stacks[up].weight.key, x, experts)
+
+
+def _fused(b: Block, x: Tensor, routing: Routing, stacks: tuple[Tensor, Tensor]) -> Tensor:
+    """Liger's, which knows no adapters: liger-kernel 0.8.5, transformers/swiglu.py, ``LigerExperts.forward``."""
+    model = b.model
+    pairs = b.rows * model.num_experts_per_tok
+    b.tape.operation = "sort by expert"
+    indices = b.tape.new(pairs, 4)
+    out = fused.experts(
+        b.tape, x, stacks, routing.shares, pairs, model.moe_intermediate_size, model.num_experts
+    )
+    del indices
+    return out
+
+
+def _grouped(
+    b: Block,
+    x: Tensor,
+    routing: Routing,
+    up: tuple[str, Factors | None],
+    down: tuple[str, Factors | None],
+    gate: Gate,
+) -> Tensor:
+    """Sort the T · k rows by expert, multiply each expert's with its matrices, sort back, sum over the k."""
+    tape, model = b.tape, b.model
+    hidden, width = model.hidden_size, model.moe_intermediate_size
+    pairs = b.rows * model.num_experts_per_tok
+    tape.operation = "sort by expert"
+    sorted_experts, order = tape.new(pairs, op.INDEX_BYTES), tape.new(pairs, op.INDEX_BYTES)
+    selected = op.gather(
+        tape, x, tape.new(pairs, op.INDEX_BYTES), pairs * hidden, "tokens by expert"
+    )
+    shares = op.gather(tape, routing.shares, order, pairs, "shares by expert")
+    counted = tape.new(pairs, 4)  # int32, for the histogram
+    # with adapters both stacks are new tensors, which parametrize.cached keeps until the module returns
+    gates_and_ups = b.folded(*up)
+    inner = b.stacks[up[0]].module.out_features
+    bias = b.expert_bias(up[0], sorted_experts, pairs * inner)
+    out = op.grouped_matmul(tape, selected, gates_and_ups, hidden, inner, "experts' gate and up")
+    if bias is not None:
+        out = op.add_in_place(tape, out, bias)
+    out = gate(b, out)
+    downs = b.folded(*down)
+    bias = b.expert_bias(down[0], sorted_experts, pairs * hidden)
+    out = op.grouped_matmul(tape, out, downs, width, hidden, "experts' down")
+    if bias is not None:
+        out = op.add_in_place(tape, out, bias)
+    weighted = op.multiply(tape, out, shares, "share × expert")
+    back = tape.new(pairs, op.INDEX_BYTES)
+    weighted = op.gather(tape, weighted, back, pairs * hidden, "experts by token")
+    total = op.sum_of_experts(tape, weighted, b.rows * hidden)
+    total = op.cast(tape, total, x.width)
+    del sorted_experts, counted, gates_and_ups, downs, bias
+    return total
+
+
+def balancing_loss(
+    tape: Tape, model: Model, rows: int, logits: Tensor, so_far: Tensor | None
+) -> Tensor:
+    """One layer's term of the loss that spreads tokens evenly: each expert's mean share, added to those before.
+
+    Source: transformers 5.23, models/mixtral/modeling_mixtral.py, ``load_balancing_loss_func``.
+    """
+    shares = op.softmax(tape, op.cast(tape, logits, 4) if tape.autocast_active else logits)
+    op.top_k(tape, shares, rows * model.num_experts_per_tok)  # counted, and of no further use
+    mean = op.mean(tape, op.cast(tape, shares, 4), model.num_experts, "mean share of each expert")
+    return mean if so_far is None else op.add(tape, so_far, mean)

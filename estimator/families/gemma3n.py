@@ -1,0 +1,172 @@
+"""Gemma 3n: four streams of which one is computed and three predicted, a low-rank path beside attention, cut gates.
+
+Source: transformers 5.23, models/gemma3n/modeling_gemma3n.py. A name that is bound here keeps its tensor alive exactly
+as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families.block import Block
+from estimator.families.gemma4 import shared_attention
+from estimator.tape import operators as op
+from estimator.tape.tape import Tape, Tensor
+
+
+def gemma3n(b: Block, x: Tensor) -> Tensor:
+    """AltUp predicts all streams, the layer computes the first, AltUp corrects all by what that changed."""
+    tape, model = b.tape, b.model
+    one = x.elements // model.altup_num_inputs
+    predictions = _predicted(b, x)
+    active = op.part(tape, predictions, one)
+    normed = b.norm("input_layernorm", active)
+    laurel = _laurel(b, normed)
+    attended = shared_attention(b, normed)
+    attended = b.norm("post_attention_layernorm", attended)
+    gated = op.add(tape, active, attended)
+    both = op.scale(tape, op.add(tape, gated, laurel))
+    before_mlp = b.norm("pre_feedforward_layernorm", both)
+    out = _mlp(b, before_mlp)
+    out_normed = b.norm("post_feedforward_layernorm", out)
+    activated = op.add(tape, both, out_normed)
+    corrected = _corrected(b, predictions, activated)
+    first = op.clone(tape, op.part(tape, corrected, one))
+    scale = b.norms["altup.correct_output_scale"][0]
+    first = op.multiply(tape, op.cast(tape, first, scale.width), scale, "scale")
+    first = op.cast(tape, first, corrected.width)
+    first = b.linear("per_layer_input_gate", first)
+    first = b.activation(first)
+    assert b.layer_input is not None
+    first = op.multiply(tape, first, b.layer_input, "gate × layer's embedding")
+    first = b.linear("per_layer_projection", first)
+    first = b.norm("post_per_layer_input_norm", first)
+    corrected = op.add_to_slice(tape, corrected, first, x.elements - one)
+    del gated, before_mlp, out, out_normed, activated, laurel, attended, normed
+    return corrected
+
+
+def _laurel(b: Block, x: Tensor) -> Tensor:
+    low = b.linear("laurel.linear_left", x)
+    low = b.linear("laurel.linear_right", low)
+    normed = b.norm("laurel.post_laurel_norm", low)
+    return op.add(b.tape, x, normed)
+
+
+def _mlp(b: Block, x: Tensor) -> Tensor:
+    """Llama's; of the first layers' gates only what lies above the others' mean and spread is left."""
+    gate = b.linear("mlp.gate_proj", x)
+    if b.cuts_gate:
+        gate = _cut(b.tape, gate, b.rows)
+    activated = b.activation(gate)
+    up = b.linear("mlp.up_proj", x)
+    down = b.linear("mlp.down_proj", op.multiply(b.tape, activated, up, "gate × up"))
+    del gate
+    return down
+
+
+def _cut(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """``_gaussian_topk``: relu(x - (mean + deviation · number))."""
+    mean = op.mean(tape, x, rows, "mean of the gates")
+    deviation = op.deviation(tape, x, rows)
+    cutoff = op.add(tape, mean, op.scale(tape, deviation))
+    return op.elementwise(tape, op.subtract(tape, x, cutoff), "relu", saves="output")
+
+
+def _modalities(b: Block, x: Tensor) -> Tensor:
+    """``compute_router_modalities``: a number for each stream."""
+    tape = b.tape
+    inputs = op.scale(tape, b.norm("altup.router_norm", x))
+    routed = b.linear("altup.modality_router", inputs)
+    raised = op.elementwise(tape, op.cast(tape, routed, 4), "tanh", saves="output")
+    return op.cast(tape, raised, x.width)
+
+
+def _predicted(b: Block, x: Tensor) -> Tensor:
+    tape, streams = b.tape, b.model.altup_num_inputs
+    modalities = _modalities(b, op.part(tape, x, x.elements // streams))
+    coefficients = b.linear("altup.prediction_coefs", modalities)
+    predictions = op.matmul(tape, x, coefficients, x.elements, "predicted streams")
+    predictions = op.add_in_place(tape, predictions, x, is_of_view=True)
+    return op.cast(tape, op.clone(tape, predictions), x.width)
+
+
+def _corrected(b: Block, predictions: Tensor, activated: Tensor) -> Tensor:
+    tape, streams = b.tape, b.model.altup_num_inputs
+    modalities = _modalities(b, activated)
+    innovation = op.subtract(tape, activated, op.part(tape, predictions, activated.elements))
+    innovation = op.repeat(tape, innovation, streams)
+    linked = b.linears["altup.correction_coefs"]
+    bounded = op.clamp(tape, linked.weight, both_sides=True)
+    coefficients = op.linear(tape, modalities, bounded, None, streams, streams, "correction")
+    coefficients = op.add_number(tape, coefficients)
+    corrected = op.multiply(tape, innovation, coefficients, "correction")
+    corrected = op.add_in_place(tape, corrected, predictions)
+    return op.cast(tape, corrected, activated.width)
+
+
+def layer_inputs(outer: Block, ids: Tensor, embedded: Tensor) -> Tensor:
+    """All layers' embeddings of all tokens; ids beyond the table are taken for the first.
+
+    Source: ``get_per_layer_inputs`` and ``project_per_layer_inputs``.
+    """
+    tape, model = outer.tape, outer.model
+    layers, width = model.num_hidden_layers, model.hidden_size_per_layer_input
+    table = outer.embeddings["embed_tokens_per_layer"]
+    in_table = tape.new(ids.elements, ids.width)
+    found = outer.within(
+        table.key, in_table, lambda ids: op.embedding(tape, ids, table, layers * width, outer.rows)
+    )
+    by_table = op.scale(tape, found)
+    del found, in_table
+    projected = outer.linear("per_layer_model_projection", embedded)
+    projected = op.scale_in_place(tape, projected, by_tensor=True)
+    projected = outer.norm("per_layer_projection_norm", projected, groups=layers)
+    return op.scale(tape, op.add(tape, projected, by_table))
+
+
+def spread(outer: Block, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The streams that enter the first layer, and the names that the model's forward keeps of them."""
+    kept = _magnitudes(outer, [x] * outer.model.altup_num_inputs, "altup_projections", x.width)
+    return _stacked(outer.tape, kept), kept
+
+
+def _stacked(tape: Tape, parts: list[Tensor]) -> Tensor:
+    """``stack``; autocast brings all to the widest dtype first."""
+    width = max(part.width for part in parts)
+    return op.concatenate(tape, [op.cast(tape, part, width) for part in parts])
+
+
+def gathered(outer: Block, x: Tensor) -> Tensor:
+    """The mean of all streams after the last layer, each brought to the first one's magnitude."""
+    tape, streams = outer.tape, outer.model.altup_num_inputs
+    one = x.elements // streams
+    parts = [op.part(tape, x, one)]
+    width = next(iter(outer.embeddings.values())).width
+    sources = [*parts, *([x] * (streams - 1))]
+    kept = _magnitudes(outer, sources, "altup_unembed_projections", width)
+    whole = _stacked(tape, kept)
+    return op.mean(tape, whole, one, "mean of the streams")
+
+
+def _magnitudes(outer: Block, sources: list[Tensor], block: str, width: int) -> list[Tensor]:
+    """The first as it is, the others projected and brought to its magnitude."""
+    tape, rows, first = outer.tape, outer.rows, sources[0]
+    target = _power(tape, op.mean(tape, _power(tape, first), rows), 2)
+    kept = [first]
+    for index, source in enumerate(sources[1:]):
+        own = source if source.elements == first.elements else op.part(tape, source, first.elements)
+        projected = outer.linear(f"{block}.{index}", own)
+        current = op.cast(tape, projected, width)
+        magnitude = op.mean(tape, _power(tape, current), rows)
+        magnitude = op.elementwise(
+            tape, op.clamp(tape, magnitude, both_sides=False), "root", saves="output"
+        )
+        current = op.divide(tape, op.multiply(tape, current, target, "magnitude"), magnitude)
+        kept.append(current)
+        del own
+    return kept
+
+
+def _power(tape: Tape, x: Tensor, backward_copies: int = 3) -> Tensor:
+    """``**``, which autocast takes in float32."""
+    raised = op.cast(tape, x, 4) if tape.autocast_active else x
+    return op.elementwise(tape, raised, "power", backward_copies=backward_copies)

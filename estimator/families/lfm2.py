@@ -1,0 +1,71 @@
+"""LFM2: most layers mix neighbouring tokens by a short convolution between two gates, the others attend.
+
+The convolution is PyTorch's, which runs where the kernel of causal-conv1d is not installed.
+
+Source: transformers 5.23, models/lfm2/modeling_lfm2.py. A name that is bound here keeps its tensor alive exactly as
+long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families.block import Block
+from estimator.families.parameters import SHORT_FILTER
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+
+
+def lfm2(b: Block, x: Tensor) -> Tensor:
+    """Norm, convolution or attention, add; norm, MLP, add."""
+    residual = x
+    mix = _short_convolution if b.has("conv.in_proj") else _attention
+    x = op.add(b.tape, mix(b, b.norm("operator_norm", x)), residual)
+    x = op.add(b.tape, x, _mlp(b, b.norm("ffn_norm", x)))
+    del residual
+    return x
+
+
+def _attention(b: Block, x: Tensor) -> Tensor:
+    model = b.model
+    q = b.norm(
+        "self_attn.q_layernorm", b.linear("self_attn.q_proj", x), groups=model.num_attention_heads
+    )
+    k = b.norm(
+        "self_attn.k_layernorm", b.linear("self_attn.k_proj", x), groups=model.num_key_value_heads
+    )
+    v = b.linear("self_attn.v_proj", x)
+    q, k = b.rotate(q, k)
+    out = b.attend(q, k, v)
+    return b.linear("self_attn.out_proj", out)
+
+
+def _short_convolution(b: Block, x: Tensor) -> Tensor:
+    """One projection to two gates and what they gate; each channel's filter sees the token and those before it."""
+    tape, setup, hidden = b.tape, b.setup, x.elements
+    if setup.padded:
+        mask = tape.new(b.rows, 1)
+        x = op.multiply(tape, x, mask, "padding masked")
+        del mask
+    whole = b.linear("conv.in_proj", x)
+    first, second, inside = op.split(tape, whole, [hidden] * 3)
+    gated = op.multiply(tape, first, inside, "first gate")
+    longer = setup.per_device_train_batch_size * (setup.max_length + SHORT_FILTER - 1)
+    weight = b.norms["conv.conv"][0]
+    mixed = op.convolution(tape, gated, weight, longer * b.model.hidden_size, "short convolution")
+    gated = op.part(tape, mixed, hidden)
+    del mixed
+    y = op.multiply(tape, second, gated, "second gate")
+    out = b.linear("conv.out_proj", y)
+    del whole, first, inside
+    return out
+
+
+def _mlp(b: Block, x: Tensor) -> Tensor:
+    return b.linear(
+        "feed_forward.w2",
+        op.multiply(
+            b.tape,
+            b.activation(b.linear("feed_forward.w1", x)),
+            b.linear("feed_forward.w3", x),
+            "gate × up",
+        ),
+    )

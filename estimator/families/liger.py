@@ -1,0 +1,163 @@
+"""Which of Liger's kernels a family gets when Trainer is told ``use_liger_kernel``, and which loss a setup has.
+
+Trainer hands the loaded model to Liger, which replaces what its table says for the ``model_type`` and leaves any other
+family as it is, with a line in the log.
+
+Source: transformers 5.23, integrations/liger.py, ``apply_liger_kernel``; liger-kernel 0.8.5,
+transformers/monkey_patch.py, ``_apply_liger_kernel_to_instance`` and ``apply_liger_kernel_to_*``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from estimator.families.parameters import Bare, is_adapted, modules_with_counts
+from estimator.values.specs import Loss, Model, TrainingSetup
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What Liger replaces in one family."""
+
+    norm: bool = True
+    head_norms: bool = True
+    """The norms of queries and keys too, where the family has any."""
+    in_place: bool = True
+    """A norm's gradient is written over the incoming one: not where two norms follow each other with a sum between."""
+    final_in_place: bool = True
+    mlp: bool = True
+    """Gate × up in one kernel."""
+    rotary: bool = True
+    fuses_head: bool = True
+    """Head and loss in one."""
+    budget: int = 1
+    """``chunk_mem_const``: how many times T · h a chunk's logits may have (transformers/model/gpt_oss.py: 8)."""
+    whole_logits: bool = False
+    """Liger's cross-entropy over whole logits."""
+    experts: bool = False
+    """Sorting, both products and the sum over a token's experts in one function."""
+    relu_squared: bool = False
+    left: frozenset[str] = frozenset()
+    """Norms that it does not know and leaves; those without a weight it leaves too."""
+    heads_first: bool = False
+    """Queries and keys are normalised head by head, which the kernel wants to lie so: they are copied."""
+
+
+NONE = Kernels(norm=False, mlp=False, rotary=False, fuses_head=False)
+_ALL = Kernels()
+_BESIDE = Kernels(in_place=False, final_in_place=False)
+_OLMO = Kernels(in_place=False, head_norms=False)
+
+_DEEPSEEK = Kernels(rotary=False, experts=True)
+
+KERNELS: dict[str, Kernels] = {
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "exaone4": replace(_BESIDE, heads_first=True),
+    "gemma": _ALL,
+    "gemma2": _BESIDE,
+    "gemma3_text": _BESIDE,
+    "gemma4_text": replace(
+        _BESIDE,
+        rotary=False,
+        left=frozenset(
+            {
+                "post_per_layer_input_norm",
+                "per_layer_projection_norm",
+                "post_feedforward_layernorm_1",
+                "post_feedforward_layernorm_2",
+                "pre_feedforward_layernorm_2",
+            }
+        ),
+    ),
+    "glm4": replace(_BESIDE, rotary=False),
+    "gpt_oss": replace(_ALL, mlp=False, budget=8),
+    "granite": replace(_ALL, fuses_head=False, whole_logits=True),
+    "hunyuan_v1_dense": replace(_ALL, head_norms=False),
+    "llama": _ALL,
+    "mistral": _ALL,
+    "mixtral": replace(_ALL, experts=True),
+    "nemotron": replace(NONE, fuses_head=True, relu_squared=True),
+    "olmo2": _OLMO,
+    "olmo3": _OLMO,
+    "phi3": _ALL,
+    "qwen2": _ALL,
+    "qwen3": _ALL,
+    "qwen3_moe": replace(_ALL, experts=True),
+    "smollm3": _ALL,
+}
+LATER = ("llama4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Families in which Liger replaces what is not modelled yet."""
+
+
+def kernels(model: Model, setup: TrainingSetup) -> Kernels:
+    """What Liger replaces in this setup; nothing where it is not asked for or knows no such family."""
+    if not setup.use_liger_kernel:
+        return NONE
+    known = KERNELS.get(model.model_type, NONE)
+    if model.model_type == "gemma4_text" and model.num_experts:
+        # `geglu and not getattr(decoder_layer, "enable_moe_block", False)`
+        return replace(known, mlp=False)
+    return known
+
+
+def fuses_head(model: Model) -> bool:
+    """Whether Liger computes this family's head and loss in one."""
+    return KERNELS.get(model.model_type, NONE).fuses_head
+
+
+def loss_of(model: Model, setup: TrainingSetup) -> Loss:
+    """How this setup computes its loss: as it says, or Liger's where its kernels are used and fuse the head."""
+    if setup.loss is not None:
+        return setup.loss
+    return Loss.LIGER if kernels(model, setup).fuses_head else Loss.STANDARD
+
+
+def check_liger(model: Model, setup: TrainingSetup) -> None:
+    """Refuse, in one sentence, what Liger refuses or stops at."""
+    family = model.model_type
+    if family in LATER and (setup.use_liger_kernel or setup.loss is Loss.LIGER):
+        raise ValueError(
+            f"use_liger_kernel is not modelled yet for {family}, where Liger replaces more; leave it at false."
+        )
+    if kernels(model, setup).experts and any(
+        isinstance(module, Bare) and module.stack and is_adapted(module, setup)
+        for module, _ in modules_with_counts(model)
+    ):
+        raise ValueError(
+            "lora_target_modules: Liger's kernel stops at experts that PEFT has wrapped ('ParamWrapper' object has no "
+            "attribute 'hidden_dim'); name the attention's linears alone, or leave use_liger_kernel at false."
+        )
+    if setup.loss is Loss.LIGER and not fuses_head(model):
+        raise ValueError(
+            f"loss liger: Liger 0.8.5 has no fused loss for {family}; take chunked_trl, or leave it at null."
+        )
+
+
+LOSSES = {
+    Loss.LIGER: "Liger computes head and loss together, in chunks of tokens: the logits are never whole.",
+    Loss.CHUNKED_TRL: "Head and loss are those of TRL's SFTTrainer: the logits come tile by tile, twice a step.",
+    Loss.CHUNKED_TORCHTUNE: "The loss is torchtune's: one eighth of each text at a time is in float32.",
+}
+
+
+def loss_sentences(model: Model, setup: TrainingSetup) -> list[str]:
+    """What Liger does with this family that its name does not say, and how the loss is computed."""
+    loss = loss_of(model, setup)
+    return [*_liger_sentences(model, setup), *([LOSSES[loss]] if loss in LOSSES else [])]
+
+
+def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
+    if not setup.use_liger_kernel:
+        return []
+    if model.model_type not in KERNELS:
+        return [
+            f"Liger 0.8.5 has no kernels for {model.model_type}: Trainer says so in its log and trains without."
+        ]
+    sentences = ["Liger's kernels are not counted in time: the fast end has all kernels fused."]
+    if kernels(model, setup).whole_logits and loss_of(model, setup) is Loss.STANDARD:
+        sentences.append(
+            f"Liger does not fuse {model.model_type}'s head: the logits exist whole, their gradient is written over "
+            "them."
+        )
+    return sentences

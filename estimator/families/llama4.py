@@ -1,0 +1,119 @@
+"""Llama 4: queries that are scaled where they are not turned, and experts that all see every token.
+
+Each expert gets all tokens, times the router's share, which is 0 for those it was not chosen for: one batched product
+of E · T rows, where other mixtures multiply the T · k chosen ones.
+
+Source: transformers 5.23, models/llama4/modeling_llama4.py. A name that is bound here keeps its tensor alive exactly as
+long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families.block import Block
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+
+
+def llama4(b: Block, x: Tensor) -> Tensor:
+    """Llama's layer, which keeps the attention's output until it returns."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    attended = _attention(b, x)
+    x = op.add(b.tape, residual, attended)
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = _mixture(b, x) if b.stacks else _mlp(b, x, "feed_forward")
+    x = op.add(b.tape, residual, x)
+    del attended
+    return x
+
+
+def _attention(b: Block, x: Tensor) -> Tensor:
+    model = b.model
+    q = b.linear("self_attn.q_proj", x)
+    k = b.linear("self_attn.k_proj", x)
+    v = b.linear("self_attn.v_proj", x)
+    if b.rotary is not None:
+        q, k = _turned(b, q, k)
+        if model.qk_norm:
+            q = op.l2_norm(b.tape, q, b.rows * model.num_attention_heads)
+            k = op.l2_norm(b.tape, k, b.rows * model.num_key_value_heads)
+    else:
+        q = _scaled_by_position(b, q)
+    out = b.attend(q, k, v, casts_weights=False)
+    return b.linear("self_attn.o_proj", out)
+
+
+def _turned(b: Block, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_emb``: complex numbers, each counted as the two float32 that it is."""
+    tape, width = b.tape, q.width
+    assert b.rotary_tables is not None
+    table = b.rotary_tables.cosine
+    q_complex, k_complex = op.cast(tape, q, 4), op.cast(tape, k, 4)
+    q_out = op.multiply(tape, q_complex, table, "rotary")
+    k_out = op.multiply(tape, k_complex, table, "rotary")
+    return op.cast(tape, q_out, width), op.cast(tape, k_out, width)
+
+
+def _scaled_by_position(b: Block, q: Tensor) -> Tensor:
+    """Attention temperature tuning: queries times a float32 number for each position."""
+    tape, length = b.tape, b.setup.max_length
+    tape.operation = "scale by position"
+    positions, scales = tape.new(length, op.INDEX_BYTES), tape.new(length, 4)
+    q = op.cast(tape, op.multiply(tape, q, scales, "scale by position"), q.width)
+    del positions
+    return q
+
+
+def _mlp(b: Block, x: Tensor, block: str) -> Tensor:
+    return b.linear(
+        f"{block}.down_proj",
+        op.multiply(
+            b.tape,
+            b.activation(b.linear(f"{block}.gate_proj", x)),
+            b.linear(f"{block}.up_proj", x),
+            "gate × up",
+        ),
+    )
+
+
+def _mixture(b: Block, x: Tensor) -> Tensor:
+    """All tokens once for every expert, times their shares, through all experts at once; and the shared one."""
+    tape, experts = b.tape, b.model.num_experts
+    scores, logits = _routing(b, x)
+    routed = op.repeat(tape, x, experts)
+    routed = op.multiply(tape, routed, op.clone(tape, scores), "share × token")
+    routed_out = _experts(b, routed)
+    out = _mlp(b, x, "feed_forward.shared_expert")
+    total = op.sum_of_experts(tape, routed_out, x.elements)
+    out = op.add_in_place(tape, out, total)
+    del total
+    b.hold(logits)
+    return out
+
+
+def _routing(b: Block, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The k largest scores through a sigmoid, all others 0; and the scores themselves."""
+    tape, model = b.tape, b.model
+    logits = b.linear("feed_forward.router", x)
+    largest, indices = op.top_k(tape, logits, b.rows * model.num_experts_per_tok)
+    scores = op.scattered(tape, largest, indices, logits.elements, "scores of the chosen")
+    raised = op.elementwise(tape, op.cast(tape, scores, 4), "sigmoid", saves="output")
+    return op.cast(tape, raised, scores.width), logits
+
+
+def _experts(b: Block, x: Tensor) -> Tensor:
+    key = b.stacks["feed_forward.experts.gate_up_proj"].weight.key
+    return b.within(key, x, lambda x: _products(b, x))
+
+
+def _products(b: Block, x: Tensor) -> Tensor:
+    tape, model = b.tape, b.model
+    rows = b.rows * model.num_experts
+    gates_and_ups = b.stacks["feed_forward.experts.gate_up_proj"].weight
+    downs = b.stacks["feed_forward.experts.down_proj"].weight
+    half = rows * model.moe_intermediate_size
+    both = op.matmul(tape, x, gates_and_ups, 2 * half, "experts' gate and up")
+    gate, up = op.split(tape, both, [half, half])
+    states = op.multiply(tape, up, b.activation(gate), "gate × up")
+    return op.matmul(tape, states, downs, rows * model.hidden_size, "experts' down")

@@ -1,0 +1,110 @@
+"""Mamba 2's mixer as PyTorch runs it, which is where the packages mamba-ssm and causal-conv1d are not installed.
+
+Source: transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py, ``GraniteMoeHybridMambaLayer`` and
+``GraniteMoeHybridRMSNormGated``; models/falcon_h1/modeling_falcon_h1.py, ``FalconH1Mixer``;
+models/nemotron_h/modeling_nemotron_h.py, ``NemotronHMamba2Mixer``. A name that is bound here keeps its tensor alive
+exactly as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families.block import Block
+from estimator.tape import operators as op
+from estimator.tape.scan import Inputs, ScanShape, scan
+from estimator.tape.tape import Tensor
+
+
+def mamba(b: Block, x: Tensor, block: str, *, multiplies: bool = False) -> Tensor:
+    """One projection to gate, channels and steps; convolution; scan; norm with the gate; projection back.
+
+    ``multiplies``: Falcon-H1 multiplies what it projects by a number, and the projection by a vector, a buffer.
+    """
+    tape, setup, sizes = b.tape, b.setup, b.model.state_space
+    assert sizes is not None
+    width = x.width
+    x = _without_padding(b, x)
+    if multiplies:
+        x = op.scale(tape, x)
+    whole = b.linear(f"{block}.in_proj", x)
+    if multiplies:
+        vector = Tensor(sizes.projected_width, setup.dtype.bytes, None)
+        whole = op.multiply(tape, whole, vector, "times multipliers")
+    decay = op.scale(
+        tape,
+        op.elementwise(
+            tape, op.cast(tape, b.norms[f"{block}.A_log"][0], 4), "exponential", saves="output"
+        ),
+    )
+    gate, channels, step = op.split(
+        tape, whole, [b.rows * size for size in (sizes.width, sizes.conv_width, sizes.heads)]
+    )
+    channels = _without_padding(b, _convolved(b, channels, f"{block}.conv1d"))
+    x, key, query = op.split(
+        tape,
+        channels,
+        [b.rows * size for size in (sizes.width, sizes.group_width, sizes.group_width)],
+    )
+    shape = ScanShape(
+        setup.per_device_train_batch_size,
+        setup.max_length,
+        sizes.heads,
+        sizes.head_dim,
+        sizes.state_size,
+        sizes.groups,
+        sizes.chunk_size,
+    )
+    skip, step_bias = b.norms[f"{block}.D"][0], b.norms[f"{block}.dt_bias"][0]
+    out = scan(tape, shape, Inputs(x, step, decay, key, query, skip, step_bias))
+    out = _gated_norm(b, out, gate, f"{block}.norm")
+    out = b.linear(f"{block}.out_proj", op.cast(tape, out, width))
+    del whole, channels
+    return out
+
+
+def _without_padding(b: Block, x: Tensor) -> Tensor:
+    """``apply_mask_to_padding_states``: padded tokens times 0, which saves the mask that the model was given."""
+    if not b.setup.padded:
+        return x
+    b.tape.operation = "padding masked"
+    mask = Tensor(b.rows, 1, None)
+    return op.multiply(b.tape, x, mask, "padding masked")
+
+
+def _convolved(b: Block, x: Tensor, name: str) -> Tensor:
+    """``causal_conv1d_fn``: longer by the filter's reach than what is kept of it; then the activation."""
+    tape, setup, sizes = b.tape, b.setup, b.model.state_space
+    assert sizes is not None
+    weight, *bias = b.norms[name]
+    longer = setup.per_device_train_batch_size * (setup.max_length + sizes.conv_kernel - 1)
+    out = op.part(
+        tape,
+        op.convolution(
+            tape,
+            x,
+            weight,
+            longer * sizes.conv_width,
+            "convolution",
+            bias=bias[0] if bias else None,
+        ),
+        x.elements,
+    )
+    out = op.elementwise(tape, out, "silu")
+    return op.cast(tape, out, x.width)
+
+
+def _gated_norm(b: Block, x: Tensor, gate: Tensor, name: str) -> Tensor:
+    """The gate through SiLU in float32, and RMSNorm over each group of heads, times the weight; or the gate alone."""
+    tape, sizes = b.tape, b.model.state_space
+    assert sizes is not None
+    if not sizes.is_normed:
+        return op.multiply(tape, x, op.elementwise(tape, gate, "silu"), "output × gate")
+    if not sizes.norm_before_gate:
+        x = _gated(b, x, gate)
+    x = op.normalized(tape, x, b.rows * sizes.groups)
+    x = op.multiply(tape, b.norms[name][0], x, "norm")
+    return _gated(b, x, gate) if sizes.norm_before_gate else x
+
+
+def _gated(b: Block, x: Tensor, gate: Tensor) -> Tensor:
+    gate = op.elementwise(b.tape, op.cast(b.tape, gate, 4), "silu")
+    return op.multiply(b.tape, x, gate, "output × gate")

@@ -1,0 +1,99 @@
+"""PhiMoE: a router that samples two experts one after the other, and noise on the experts' input.
+
+Source: transformers 5.23, models/phimoe/modeling_phimoe.py. A name that is bound here keeps its tensor alive exactly as
+long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families.block import Block
+from estimator.families.experts import Routing, grouped_experts
+from estimator.families.layers import late_norm_attention
+from estimator.tape import operators as op
+from estimator.tape.tape import Tape, Tensor
+
+
+def phimoe(b: Block, x: Tensor) -> Tensor:
+    """Llama's layer with LayerNorms and experts."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = late_norm_attention(b, x, keeps_parts=False)
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = _mixture(b, x)
+    return op.add(b.tape, residual, x)
+
+
+def _mixture(b: Block, x: Tensor) -> Tensor:
+    """Noise is multiplied into the experts' input twice: as it comes, and by the router into a view of it."""
+    if b.model.jitters_input:
+        x = op.multiply_in_place(b.tape, x, "noise on the experts' input")
+        x = op.multiply_in_place(b.tape, x, "noise on the router's input", is_of_view=True)
+    logits = b.linear("mlp.router", x)
+    shares, indices = _sampled(b, logits)
+    if b.router_logits is not None:
+        b.router_logits.append(logits)
+    return grouped_experts(b, x, Routing(logits, shares, indices), "mlp")
+
+
+def _sampled(b: Block, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """``sparsemixer``: one expert of those near the best, then one of the others near theirs."""
+    tape, rows = b.tape, b.rows
+    first = _expert(b, scores)
+    tape.operation = "scores without the first expert"
+    others = tape.new(scores.elements, scores.width)
+    second = _expert(b, scores)
+    shares = op.concatenate(tape, [first, second])
+    indices = tape.new(2 * rows, op.INDEX_BYTES)
+    del others
+    return shares, indices
+
+
+def _expert(b: Block, scores: Tensor) -> Tensor:
+    """One sampled expert's share of every token, which keeps all shares, the choice and what was masked.
+
+    Of the scores only the shares' own function hands back a gradient (``PhimoeMultiplier``); what lies between them,
+    of which no gradient ever comes, keeps the mask.
+    """
+    tape, rows, elements, width = b.tape, b.rows, scores.elements, scores.width
+    tape.operation = "experts near the best"
+    threshold, best = tape.new(rows, width), tape.new(rows, op.INDEX_BYTES)
+    factor = _after(tape, elements, width)
+    mask = _after(tape, elements, width, result=1)
+    masked = tape.new(elements, width)
+    tape.operation = "choice of an expert"
+    raised = 4 if tape.autocast_active else width
+    noise = _after(tape, elements, width, result=raised)
+    difference = tape.new(elements, raised)
+    del noise
+    values, chosen = tape.new(rows, raised), tape.new(rows, op.INDEX_BYTES)
+    del difference, values
+    if raised != width:
+        cast = tape.new(elements, raised)
+        shares = tape.new(elements, raised)
+        del cast
+    else:
+        shares = tape.new(elements, raised)
+    del masked
+
+    def backward(t: Tape, g: op.Gradients) -> op.Gradients:
+        product, negative = t.new(rows, raised), t.new(rows, raised)
+        gradient = t.new(elements, raised)
+        del product, negative
+        return [gradient if raised == width else t.new(elements, width)]
+
+    share = tape.new(rows, raised)
+    highest, of_highest = tape.new(rows, raised), tape.new(rows, op.INDEX_BYTES)
+    node = tape.begin("sampled expert, backward", [scores], backward, [share, chosen, shares, mask])
+    share = tape.finish(node, tape.new(rows, raised))
+    del threshold, best, factor, highest, of_highest
+    return share
+
+
+def _after(tape: Tape, elements: int, width: int, *, result: int | None = None) -> Tensor:
+    """A tensor made of another that goes at once."""
+    before = tape.new(elements, width)
+    made = tape.new(elements, width if result is None else result)
+    del before
+    return made

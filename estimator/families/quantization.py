@@ -1,0 +1,254 @@
+"""How a checkpoint's weights are stored: its config's ``quantization_config``, read into what decides their bytes.
+
+Keys and defaults are those of transformers 5.23, utils/quantization_config.py, and of the formats' own libraries.
+No regular expression of a config is ever run: which modules are left whole is decided by their names' parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from estimator.values.kinds import Whole, show
+
+
+class Storage(StrEnum):
+    """The rule by which a weight matrix is stored."""
+
+    GPTQ = "gptq"
+    AWQ = "awq"
+    BNB_4BIT = "bnb_4bit"
+    BNB_8BIT = "bnb_8bit"
+    FP8 = "fp8"
+    MXFP4 = "mxfp4"
+    PACKED = "pack-quantized"
+    """compressed-tensors: whole numbers of a few bits, packed into int32."""
+    INT8 = "int-quantized"
+    """compressed-tensors: one byte a weight, one scale a row."""
+
+
+class Scales(StrEnum):
+    """How many weights share an FP8 or packed scale."""
+
+    TENSOR = "tensor"
+    ROW = "channel"
+    GROUP = "group"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """What a ``quantization_config`` says of the weights."""
+
+    name: str
+    """As a sentence has it: ``GPTQ 4-bit``."""
+    storage: Storage | None
+    """None: recognised as quantised, but by a rule that is not known here."""
+    bits: int = 16
+    group_size: int = 0
+    """Weights along a row that share a scale; 0: the whole row."""
+    scales: Scales = Scales.GROUP
+    block: tuple[int, int] = (128, 128)
+    """Rows and columns that share an FP8 scale, where ``scales`` is BLOCK."""
+    scale_bytes: int = 4
+    has_zero_points: bool = False
+    double_quant: bool = False
+    quantized_head: bool = False
+    skipped: frozenset[str] = frozenset()
+    """Modules left whole: names, or the last parts of names, such as ``layers.0.mlp`` or ``lm_head``."""
+
+
+def quantization_of(config: Mapping[str, object]) -> Quantization | None:
+    """How the weights of this ``config.json`` are stored; None where they are plain floats.
+
+    A value that no library could use is a ``ValueError`` that names it.
+
+    >>> quantization_of({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}).name
+    'GPTQ 4-bit'
+    """
+    given = _first_object(config, "quantization_config", "compression_config")
+    if not given:
+        return None
+    return _read(given)
+
+
+def _first_object(config: Mapping[str, object], *names: str) -> Mapping[str, object]:
+    texts = config.get("text_config")
+    places = [config, texts] if isinstance(texts, Mapping) else [config]
+    found = [place[name] for place in places for name in names if place.get(name) is not None]
+    if not found:
+        return {}
+    if not isinstance(found[0], Mapping):
+        raise ValueError(f"quantization_config must be an object, not {show(found[0])}.")
+    return found[0]
+
+
+def _read(given: Mapping[str, object]) -> Quantization | None:
+    method = given.get("quant_method")
+    if method is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
+        method = "bitsandbytes"  # BitsAndBytesConfig of before quant_method
+    skipped = _skipped(given)
+    match method:
+        case "gptq":
+            return _gptq(given, skipped)
+        case "awq":
+            bits = _whole(given, "bits", "w_bit", default=4, most=8)
+            group = _group(given, "group_size", "q_group_size")
+            return Quantization(
+                name=f"AWQ {bits}-bit",
+                storage=Storage.AWQ,
+                bits=bits,
+                group_size=group,
+                has_zero_points=True,
+                skipped=skipped,
+            )
+        case "bitsandbytes":
+            return _bitsandbytes(given, skipped)
+        case "fp8":
+            return _fp8(given, skipped)
+        case "fbgemm_fp8":
+            return Quantization(
+                name="FP8", storage=Storage.FP8, bits=8, scales=Scales.ROW, skipped=skipped
+            )
+        case "mxfp4":
+            return Quantization(
+                name="MXFP4", storage=Storage.MXFP4, bits=4, group_size=32, skipped=skipped
+            )
+        case "compressed-tensors":
+            return _compressed(given, skipped)
+        case str():
+            return Quantization(name=show(method), storage=None, skipped=skipped)
+        case _:
+            raise ValueError(f"quant_method must be a name such as gptq, not {show(method)}.")
+
+
+def _gptq(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
+    bits = _whole(given, "bits", default=4, most=8)
+    return Quantization(
+        name=f"GPTQ {bits}-bit",
+        storage=Storage.GPTQ,
+        bits=bits,
+        group_size=_group(given, "group_size"),
+        has_zero_points=True,
+        quantized_head=given.get("lm_head") is True,
+        skipped=skipped,
+    )
+
+
+def _bitsandbytes(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization | None:
+    if given.get("load_in_4bit") is True:
+        return Quantization(
+            name="bitsandbytes 4-bit",
+            storage=Storage.BNB_4BIT,
+            bits=4,
+            double_quant=given.get("bnb_4bit_use_double_quant") is True,
+            skipped=skipped,
+        )
+    if given.get("load_in_8bit") is True:
+        return Quantization(
+            name="bitsandbytes 8-bit", storage=Storage.BNB_8BIT, bits=8, skipped=skipped
+        )
+    return None  # a config that was saved with both switches off
+
+
+def _fp8(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
+    block = given.get("weight_block_size", [128, 128])  # FineGrainedFP8Config's default
+    if block is None:
+        return Quantization(
+            name="FP8", storage=Storage.FP8, bits=8, scales=Scales.TENSOR, skipped=skipped
+        )
+    return Quantization(
+        name="FP8",
+        storage=Storage.FP8,
+        bits=8,
+        scales=Scales.BLOCK,
+        block=_block(block, "weight_block_size"),
+        skipped=skipped,
+    )
+
+
+def _compressed(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
+    """compressed-tensors with one scheme for all linears; several schemes are left to the headers' count."""
+    groups = given.get("config_groups")
+    schemes = list(groups.values()) if isinstance(groups, Mapping) else []
+    first = schemes[0] if schemes else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    named = given.get("format")
+    unknown = Quantization(
+        name=f"compressed-tensors {named}" if isinstance(named, str) else "compressed-tensors",
+        storage=None,
+        skipped=skipped,
+    )
+    if len(schemes) != 1 or not isinstance(weights, Mapping):
+        return unknown
+    bits = _whole(weights, "num_bits", default=8, most=8)
+    strategy = weights.get("strategy", "tensor")
+    kinds = {
+        "float-quantized": Storage.FP8,
+        "naive-quantized": Storage.FP8 if weights.get("type") == "float" else Storage.INT8,
+        "int-quantized": Storage.INT8,
+        "pack-quantized": Storage.PACKED,
+    }
+    if not isinstance(named, str) or named not in kinds or strategy not in list(Scales):
+        return unknown
+    scales = Scales(str(strategy))
+    return Quantization(
+        name=f"compressed-tensors {'FP8' if kinds[named] is Storage.FP8 else f'{bits}-bit'}",
+        storage=kinds[named],
+        bits=bits,
+        group_size=_group(weights, "group_size") if scales is Scales.GROUP else 0,
+        scales=scales,
+        block=_block(weights.get("block_structure"), "block_structure")
+        if scales is Scales.BLOCK
+        else (128, 128),
+        scale_bytes=2,  # scales in the model's own dtype
+        has_zero_points=weights.get("symmetric") is False,
+        skipped=skipped,
+    )
+
+
+def _whole(given: Mapping[str, object], *names: str, default: int, most: int) -> int:
+    name = next((name for name in names if given.get(name) is not None), None)
+    if name is None:
+        return default
+    try:
+        read = Whole(most).read(given[name])
+    except ValueError as problem:
+        raise ValueError(f"{name} {problem}") from None
+    assert isinstance(read, int)
+    return read
+
+
+def _group(given: Mapping[str, object], *names: str) -> int:
+    """Weights that share a scale; -1, as GPTQ and AWQ write it, is the whole row."""
+    if any(given.get(name) == -1 for name in names):
+        return 0
+    return _whole(given, *names, default=128, most=10**6)
+
+
+def _block(value: object, name: str) -> tuple[int, int]:
+    sizes = (
+        [one for one in value if type(one) is int and one > 0] if isinstance(value, list) else []
+    )
+    if len(sizes) != 2 or not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"{name} must be two whole numbers such as [128, 128], not {show(value)}.")
+    return sizes[0], sizes[1]
+
+
+def _skipped(given: Mapping[str, object]) -> frozenset[str]:
+    keys = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore")
+    listed = [given[key] for key in keys if isinstance(given.get(key), list)]
+    names = [name for names in listed if isinstance(names, list) for name in names]
+    return frozenset(_from_layers(name) for name in names if isinstance(name, str))
+
+
+def _from_layers(name: str) -> str:
+    """A module's name from its layer on: families and wrappers disagree on what stands before.
+
+    >>> _from_layers("model.language_model.layers.3.mlp"), _from_layers("transformer.h.3.attn"), _from_layers("lm_head")
+    ('layers.3.mlp', 'layers.3.attn', 'lm_head')
+    """
+    found = re.search(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,4}(?:\.[^ ]*)?)$", name[:300])
+    return f"layers.{found[1]}" if found else name

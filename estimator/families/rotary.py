@@ -1,0 +1,175 @@
+"""How queries and keys are turned by their positions: one program a family, all of the sizes of its tensors.
+
+A name that is bound here keeps its tensor alive exactly as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+from estimator.tape import operators as op
+from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
+
+
+class Rotary(Enum):
+    """What a family's ``apply_rotary_pos_emb`` does, in transformers 5.23, models/*/modeling_*.py."""
+
+    HALVES = auto()
+    """Llama: the tables' dtype decides."""
+    CAST_BACK = auto()
+    """OLMo: tables in float32, and the result back to the dtype of q."""
+    PAIRS = auto()
+    """GLM: neighbours are turned, by tables that every layer spreads for itself."""
+    FLOAT32_PAIRS = auto()
+    """Cohere: q and k in float32, by tables in the model's dtype."""
+    SPLIT_HALVES = auto()
+    """GPT-OSS: half a head at a time, by tables of half its width, and both halves joined."""
+    SPLIT_PAIRS = auto()
+    """DeepSeek V3: every second number and the others, by half the tables, and both joined."""
+    COMPLEX = auto()
+    """DeepSeek V2: neighbours as complex numbers of two float32, by one table of such."""
+    FLOAT32_SPREAD_PAIRS = auto()
+    """ERNIE: in float32, by float32 tables that every layer spreads for itself."""
+
+    @property
+    def float32_tables(self) -> bool:
+        """Whether cosine and sine stay in float32 whatever the model's dtype."""
+        return self in (Rotary.CAST_BACK, Rotary.COMPLEX, Rotary.FLOAT32_SPREAD_PAIRS)
+
+
+class Tables(NamedTuple):
+    """Cosine and sine of every position, s · d elements each."""
+
+    cosine: Tensor
+    sine: Tensor
+
+
+def rotate(
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    tables: Tables,
+    kind: Rotary,
+    *,
+    share: float,
+    head_dim: int,
+    parts: list[Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Turned queries and keys; of each head only the leading ``share`` is turned, and left in ``parts`` as well."""
+    width = q.width
+    match kind:
+        case Rotary.SPLIT_HALVES:
+            return _joined_halves(tape, q, tables), _joined_halves(tape, k, tables)
+        case Rotary.SPLIT_PAIRS:
+            return _joined_pairs(tape, q, k, tables)
+        case Rotary.COMPLEX:
+            return _as_complex(tape, q, k, tables)
+    match kind:
+        case Rotary.PAIRS:
+            tables = _spread(tape, tables)
+        case Rotary.FLOAT32_PAIRS:
+            q, k = op.cast(tape, q, 4), op.cast(tape, k, 4)
+        case Rotary.FLOAT32_SPREAD_PAIRS:
+            tables = _spread(tape, tables)
+    in_float32 = kind is Rotary.FLOAT32_SPREAD_PAIRS
+    q = _turned(tape, q, tables, share, head_dim, parts, in_float32=in_float32)
+    k = _turned(tape, k, tables, share, head_dim, parts, in_float32=in_float32)
+    if kind in (Rotary.HALVES, Rotary.PAIRS):
+        return q, k
+    return op.cast(tape, q, width), op.cast(tape, k, width)
+
+
+def turned(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
+    """Gemma 4: queries or keys alone, as Llama turns both."""
+    return _rotated(tape, x, tables, in_float32=False)
+
+
+def rotate_pairs(tape: Tape, x: Tensor, tables: Tensor) -> Tensor:
+    """GPT-J: neighbours turned by sines and cosines that are spread for this tensor alone; ``tables`` holds both."""
+    return _rotated(tape, x, _spread(tape, Tables(tables, tables)), in_float32=False)
+
+
+def _joined_halves(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
+    """``_apply_rotary_emb``: two products for each half, their difference or sum."""
+    first, second = op.split(tape, x, [x.elements // 2] * 2)
+    return _joined(tape, first, second, tables)
+
+
+def _joined_pairs(tape: Tape, q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_pos_emb_interleave``: each part is a slice of its own."""
+    half = Tables(*(tape.view(table, table.elements // 2) for table in tables))
+    q1, q2 = (op.part(tape, q, q.elements // 2) for _ in range(2))
+    k1, k2 = (op.part(tape, k, k.elements // 2) for _ in range(2))
+    q = _joined(tape, q1, q2, half)
+    return q, _joined(tape, k1, k2, half)
+
+
+def _joined(tape: Tape, first: Tensor, second: Tensor, tables: Tables) -> Tensor:
+    turned_first = op.subtract(
+        tape,
+        op.multiply(tape, first, tables.cosine, "rotary"),
+        op.multiply(tape, second, tables.sine, "rotary"),
+    )
+    turned_second = op.add(
+        tape,
+        op.multiply(tape, second, tables.cosine, "rotary"),
+        op.multiply(tape, first, tables.sine, "rotary"),
+    )
+    return op.concatenate(tape, [turned_first, turned_second])
+
+
+def _as_complex(tape: Tape, q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_emb``; a complex number is counted as the two float32 that it is."""
+    q_complex, k_complex = op.cast(tape, q, 4), op.cast(tape, k, 4)
+    turned = op.multiply(tape, q_complex, tables.cosine, "rotary")
+    q_out = op.cast(tape, turned, q.width)
+    del turned
+    turned = op.multiply(tape, k_complex, tables.cosine, "rotary")
+    k_out = op.cast(tape, turned, k.width)
+    del q_complex, k_complex
+    return q_out, k_out
+
+
+def _spread(tape: Tape, tables: Tables) -> Tables:
+    """``repeat_interleave``: each number twice, in a new tensor of the same size."""
+    tape.operation = "rotary tables of this layer"
+    cosine, sine = (tape.new(x.elements, x.width, ACTIVATIONS) for x in tables)
+    return Tables(cosine, sine)
+
+
+def _turned(
+    tape: Tape,
+    x: Tensor,
+    tables: Tables,
+    share: float,
+    head_dim: int,
+    parts: list[Tensor] | None,
+    *,
+    in_float32: bool,
+) -> Tensor:
+    if share >= 1:
+        return _rotated(tape, x, tables, in_float32=in_float32)
+    leading = x.elements // head_dim * int(head_dim * share)
+    rotated_part, passed_part = op.part(tape, x, leading), op.part(tape, x, x.elements - leading)
+    rotated_part = _rotated(tape, rotated_part, tables, in_float32=in_float32)
+    if parts is not None:
+        parts.append(rotated_part)
+    return op.concatenate(tape, [rotated_part, passed_part])
+
+
+def _rotated(tape: Tape, x: Tensor, tables: Tables, *, in_float32: bool) -> Tensor:
+    return op.add(
+        tape,
+        op.multiply(tape, op.cast(tape, x, 4) if in_float32 else x, tables.cosine, "rotary"),
+        op.multiply(tape, _rotate_half(tape, x, in_float32=in_float32), tables.sine, "rotary"),
+    )
+
+
+def _rotate_half(tape: Tape, x: Tensor, *, in_float32: bool) -> Tensor:
+    first, second = (
+        op.part(tape, x, x.elements // 2),
+        op.part(tape, x, x.elements - x.elements // 2),
+    )
+    turned = op.concatenate(tape, [op.scale(tape, second), first])
+    return op.cast(tape, turned, 4) if in_float32 else turned

@@ -1,0 +1,206 @@
+"""Bytes of weights and adapters as they lie on one GPU, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from estimator.families.parameters import (
+    Bare,
+    Linear,
+    Module,
+    adapter_rank,
+    is_adapted,
+    is_quantized,
+    weight_shapes,
+)
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.specs import Model, TrainingSetup
+
+FLOAT32_BYTES = 4
+QUANTIZATION_BLOCK = 64
+"""Elements that share one absmax: bitsandbytes 0.50, functional.py, ``quantize_4bit(blocksize=64)`` on CUDA."""
+NESTED_BLOCK = 256
+"""Absmax values that share one second absmax under double quantisation: ``quantize_blockwise(blocksize=256)``."""
+
+
+def elements(shape: tuple[int, ...]) -> int:
+    """Number of elements of a shape.
+
+    >>> elements((4096, 1024))
+    4194304
+    """
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def unquantized_width(setup: TrainingSetup) -> int:
+    """Bytes per element of a weight that is not packed: as loaded, or 4 after ``prepare_model_for_kbit_training``.
+
+    Source: peft 0.21, utils/other.py: casts every float16 and bfloat16 parameter that is not 4-bit to float32.
+    """
+    if setup.has_packed_base and setup.prepare_model_for_kbit_training:
+        return FLOAT32_BYTES
+    return setup.dtype.bytes
+
+
+def weight_width(module: Module, setup: TrainingSetup) -> int:
+    """Bytes per element of this module's weight where it is not packed: as loaded, or 4 where it stays in float32.
+
+    Source: transformers 5.23, modeling_utils.py, ``_keep_in_fp32_modules_strict``.
+    """
+    if isinstance(module, Bare) and module.float32:
+        return FLOAT32_BYTES
+    return unquantized_width(setup)
+
+
+def adapter_width(setup: TrainingSetup) -> int:
+    """Bytes per element of an adapter: 4 with PEFT's ``autocast_adapter_dtype``, else the base's dtype.
+
+    Source: peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype``.
+    """
+    return FLOAT32_BYTES if setup.autocast_adapter_dtype else setup.dtype.bytes
+
+
+def quantized_bytes(count: int, *, double_quant: bool) -> int:
+    """Bytes of ``count`` weights packed into 4 bits, with their scales, each piece as allocated.
+
+    Packed n/2; one float32 absmax for 64 weights: 4n/64. Double quantisation keeps these in 8 bits, n/64, with a
+    float32 for each 256 of them, 4n/(64·256), an offset and a code book of 256 float32. The code of the 16 values
+    itself takes 64 bytes.
+
+    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit`` and ``QuantState``.
+
+    >>> quantized_bytes(4096 * 4096, double_quant=False) == 4096 * 4096 // 2 + 4096 * 4096 // 16 + 512
+    True
+    """
+    packed = allocated(packed_bytes(count))
+    return packed + scale_bytes(count, double_quant=double_quant)
+
+
+def packed_bytes(count: int) -> int:
+    """Bytes of ``count`` weights in 4 bits each, without their scales.
+
+    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit``.
+    """
+    return ceil_div(count, 2)
+
+
+def scale_bytes(count: int, *, double_quant: bool) -> int:
+    """Bytes of what ``count`` packed weights are scaled by, each piece as allocated.
+
+    Source: bitsandbytes 0.50, functional.py, ``QuantState``.
+    """
+    blocks = ceil_div(count, QUANTIZATION_BLOCK)
+    code = allocated(16 * FLOAT32_BYTES)
+    if not double_quant:
+        return allocated(blocks * FLOAT32_BYTES) + code
+    nested = allocated(ceil_div(blocks, NESTED_BLOCK) * FLOAT32_BYTES)
+    offset_and_book = allocated(FLOAT32_BYTES) + allocated(256 * FLOAT32_BYTES)
+    return allocated(blocks) + nested + offset_and_book + code
+
+
+def int8_bytes(in_features: int, out_features: int) -> int:
+    """Bytes of a weight [out, in] in LLM.int8, as allocated: a byte an element and a float32 scale an output.
+
+    Source: bitsandbytes 0.50, nn/modules.py, ``Int8Params._quantize`` (CB and SCB).
+
+    >>> int8_bytes(4096, 4096) == 4096 * 4096 + 4 * 4096
+    True
+    """
+    return allocated(in_features * out_features) + allocated(FLOAT32_BYTES * out_features)
+
+
+def module_bytes(module: Module, setup: TrainingSetup) -> int:
+    """Bytes of one module's own weights (bias included, adapters not).
+
+    Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp (each tensor rounded up to 512 bytes).
+    """
+    shapes = weight_shapes(module)
+    if is_quantized(module, setup):
+        assert isinstance(module, Linear)
+        if setup.has_8bit_base:
+            packed = int8_bytes(module.in_features, module.out_features)
+        else:
+            packed = quantized_bytes(
+                elements(shapes[0]), double_quant=setup.bnb_4bit_use_double_quant
+            )
+        return packed + tensors_bytes(shapes[1:], unquantized_width(setup))
+    return tensors_bytes(shapes, weight_width(module, setup))
+
+
+class Buffer(NamedTuple):
+    """A tensor that belongs to the model and is not trained."""
+
+    name: str
+    copies: int
+    """How many alike, one a layer or one in all."""
+    bytes: int
+
+
+def buffers(model: Model) -> tuple[Buffer, ...]:
+    """Buffers of more than a few KiB, with their bytes as allocated, per GPU.
+
+    GPT-BigCode keeps a causal mask of every pair of positions, positions² bytes, though nothing reads it; GPT-J a table
+    of sines and cosines in float32 in every layer, 4 · positions · rotary_dim bytes.
+
+    Leaves out: rotary frequencies (4 · head_dim bytes).
+    Source: transformers 5.23, models/gpt_bigcode/modeling_gpt_bigcode.py, ``GPTBigCodeModel.__init__``;
+    models/gptj/modeling_gptj.py, ``GPTJAttention.__init__``.
+    """
+    positions = model.max_position_embeddings
+    match model.model_type:
+        case "gpt_bigcode":
+            return (Buffer("bias", 1, allocated(positions**2)),)
+        case "gptj":
+            rotary = int(model.head_dim * model.partial_rotary_factor)
+            table = allocated(positions * rotary * FLOAT32_BYTES)
+            return (Buffer("attn.embed_positions", model.num_hidden_layers, table),)
+        case _:
+            return ()
+
+
+def tensors_bytes(shapes: Iterable[tuple[int, ...]], width: int) -> int:
+    """Bytes of several tensors of one element width, each as allocated.
+
+    Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
+    """
+    return sum(allocated(elements(shape) * width) for shape in shapes)
+
+
+class AdapterTensor(NamedTuple):
+    """One trained tensor of an adapter."""
+
+    shape: tuple[int, ...]
+    width: int
+    """Bytes per element."""
+
+    @property
+    def bytes(self) -> int:
+        """As allocated."""
+        return allocated(elements(self.shape) * self.width)
+
+
+def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor, ...]:
+    """LoRA's A [r, in] and B [out, r] on this module, and DoRA's magnitudes [out]; none if it is not adapted.
+
+    On a stack of E experts r is r · n · E, where n linears were fused into one (gate and up: 2). Magnitudes beside a
+    packed base are float32 whatever the adapters are.
+
+    Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer`` and ``ParamWrapper.update_layer``;
+    tuners/lora/dora.py, ``update_layer``; trl 1.16, trainer/sft_trainer.py (magnitudes are not cast to bfloat16).
+    """
+    if not (isinstance(module, Linear | Bare) and is_adapted(module, setup)):
+        return ()
+    rank = adapter_rank(module, setup)
+    width = adapter_width(setup)
+    matrices = (
+        AdapterTensor((rank, module.in_features), width),
+        AdapterTensor((module.out_features, rank), width),
+    )
+    if not setup.use_dora:
+        return matrices
+    magnitude_width = FLOAT32_BYTES if is_quantized(module, setup) else width
+    return (*matrices, AdapterTensor((module.out_features,), magnitude_width))

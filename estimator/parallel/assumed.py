@@ -1,0 +1,111 @@
+"""What is taken for granted when several GPUs share the work, in sentences."""
+
+from __future__ import annotations
+
+from estimator.parallel.sharding import is_packed_divided, upcasts_trained
+from estimator.values.specs import Dtype, Loss, Method, Offload, Strategy, TrainingSetup
+
+DEVICE_MAP = (
+    'The layers lie where from_pretrained(device_map="auto") puts them on free GPUs of this kind: it evens out the '
+    "weights alone and leaves no room for training. One GPU works at a time, each batch passes through all of them.",
+    "accelerate's hooks copy hidden states from GPU to GPU, the mask and the rotary tables anew for every layer that "
+    "is not where they were made, and all logits back to the first GPU.",
+)
+
+
+def sharing_sentences(setup: TrainingSetup) -> list[str]:
+    """What a reader would not expect of the strategy: sentences, no bytes.
+
+    Source: as ``estimator.parallel.sharding``, ``fsdp`` and ``zero`` have it.
+    """
+    if setup.num_gpus == 1:
+        return offload_sentences(setup)
+    sentences = [f"All memory is of the fullest of {setup.num_gpus:,} GPUs."]
+    if setup.strategy is Strategy.DDP:
+        sentences.append(
+            "DDP keeps a second copy of every gradient in its buckets, as Trainer leaves it set."
+        )
+    if setup.strategy is Strategy.DEVICE_MAP:
+        sentences += DEVICE_MAP
+    if setup.strategy.is_fsdp:
+        sentences += _fsdp(setup)
+    if setup.strategy.is_zero:
+        sentences.append(
+            'DeepSpeed\'s buckets are as Trainer fills "auto", h² elements; its own default of 500 million elements '
+            "takes up to 1 GB more."
+        )
+    return sentences + offload_sentences(setup)
+
+
+def offload_sentences(setup: TrainingSetup) -> list[str]:
+    """What a reader would not expect of offload: sentences, no bytes.
+
+    Source: as ``estimator.parallel.offload`` has it.
+    """
+    away = {setup.offload_optimizer, setup.offload_param}
+    if away == {Offload.NONE}:
+        return []
+    sentences = [
+        f"A machine has {setup.gpus_per_node} GPUs at most, whose processes share its memory, its CPU and its disks; "
+        "PyTorch rounds what it pins up to powers of two, and that is counted."
+    ]
+    if setup.offload_optimizer is not Offload.NONE:
+        by = "PyTorch's own AdamW" if setup.strategy.is_fsdp else "DeepSpeedCPUAdam"
+        sentences.append(f"The optimizer is stepped on the CPU by {by}, and the GPU waits for it.")
+    if setup.strategy.is_fsdp and setup.gradient_accumulation_steps == 1:
+        sentences.append(
+            "FSDP2 sends each group's gradients to the host as soon as they are reduced."
+        )
+    if Offload.NVME in away:
+        sentences.append(
+            "NVMe is one SSD at the slow end and eight striped ones at the fast end; reads and writes do not overlap "
+            "the step (pipeline_read and pipeline_write are off by default)."
+        )
+    if setup.offload_optimizer is Offload.NVME:
+        sentences.append(
+            "Every process pins four buffers of a sub-group's states, up to 16 GB with DeepSpeed's sub_group_size of "
+            "10⁹; a smaller sub_group_size takes less."
+        )
+    if setup.offload_param is Offload.NVME:
+        sentences.append(
+            "DeepSpeed's buffer_size is 100 million elements, or a rank's part of the largest tensor if that is more."
+        )
+    return sentences
+
+
+_FSDP1 = (
+    "FSDP is version 1 as accelerate 1.15 runs it, with use_orig_params and without prefetching: each layer one flat "
+    "parameter, each matrix of an adapter another; the embedding and the head stay gathered from forward to backward."
+)
+_FSDP2 = (
+    "FSDP is version 2 as accelerate 1.15 runs it: each layer one group, the embedding and the head groups of "
+    "their own, and the head stays gathered from forward to backward."
+)
+
+
+def _fsdp(setup: TrainingSetup) -> list[str]:
+    sentences = [_FSDP1 if setup.uses_fsdp1 else _FSDP2]
+    if setup.checkpoint_around_fsdp and setup.use_reentrant and setup.uses_adapters:
+        sentences.append(
+            "FSDP 1 inside a reentrant checkpoint keeps the input of every frozen layer, and its gradient, until "
+            "backward has ended; use_reentrant false drops them, and so does transformers from 4.52 on."
+        )
+    if upcasts_trained(setup) and setup.dtype is not Dtype.FLOAT32:
+        sentences.append(
+            "Under mixed precision accelerate turns trained weights into float32 before it divides them, so that "
+            "gradients and states are float32 too."
+        )
+    if setup.gradient_accumulation_steps > 1:
+        sentences.append(
+            "With accumulation Trainer synchronises at the last micro-step only: until then every GPU holds whole "
+            "gradients, not a share of them."
+        )
+    if setup.loss is Loss.CHUNKED_TORCHTUNE and not setup.uses_fsdp1:
+        sentences.append(
+            "torchtune's loss is in accelerate's groups here; its own recipes gather embedding and head with the root."
+        )
+    if setup.method is Method.QLORA and not is_packed_divided(setup):
+        sentences.append(
+            "Packed 4-bit weights lie whole on every GPU; set bnb_4bit_quant_storage to bfloat16 to divide them."
+        )
+    return sentences

@@ -1,0 +1,326 @@
+"""Which strategies go with which setups: one sentence for each that cannot run, or that no formula knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from estimator.values.specs import (
+    SHARDED_STATE_DICT,
+    Dtype,
+    Loss,
+    Method,
+    MixedPrecision,
+    Model,
+    Offload,
+    Optimizer,
+    Strategy,
+    TrainingSetup,
+)
+
+BITSANDBYTES = frozenset(
+    {
+        Optimizer.ADAMW_BNB_8BIT,
+        Optimizer.PAGED_ADAMW_8BIT,
+        Optimizer.PAGED_ADAMW_32BIT,
+        Optimizer.LION_32BIT,
+        Optimizer.LION_8BIT,
+    }
+)
+ADAM = frozenset({Optimizer.ADAMW_TORCH, Optimizer.ADAMW_TORCH_FUSED})
+
+ELEMENTWISE = ADAM | {Optimizer.SGD, Optimizer.SGD_MOMENTUM}
+ON_FLAT_PARTS = ELEMENTWISE | BITSANDBYTES | {Optimizer.ADAFACTOR}
+
+OFFLOADS = ("offload_optimizer", "offload_param")
+SHARING = (
+    "num_gpus",
+    "strategy",
+    "dp_replicate_size",
+    "fsdp_version",
+    "checkpoint_around_fsdp",
+    *OFFLOADS,
+)
+"""The keys that say how GPUs share the work; at their defaults nothing is refused."""
+
+
+class Rule(NamedTuple):
+    """What cannot be, and what to say of it."""
+
+    breaks: Callable[[TrainingSetup], bool]
+    sentence: str
+    """With the setup's own values in braces."""
+
+
+def _offloads(setup: TrainingSetup) -> bool:
+    return {setup.offload_optimizer, setup.offload_param} != {Offload.NONE}
+
+
+def _uses_nvme(setup: TrainingSetup) -> bool:
+    return Offload.NVME in (setup.offload_optimizer, setup.offload_param)
+
+
+def shared_between_layers(model: Model, setup: TrainingSetup) -> str:
+    """Why a model whose layers share more than a mask goes with no strategy that divides it; empty: it does.
+
+    Source: derived; transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4TextModel.forward``.
+    """
+    alone = setup.strategy in (Strategy.NONE, Strategy.DDP)
+    if alone or not (model.num_kv_shared_layers or model.hidden_size_per_layer_input):
+        return ""
+    return (
+        f"strategy {setup.strategy} is not modelled yet for {model.model_type} whose layers share embeddings, or keys "
+        "and values; take none or ddp."
+    )
+
+
+RULES = (
+    Rule(
+        lambda s: s.num_gpus > 1 and s.strategy is Strategy.NONE,
+        "num_gpus {s.num_gpus} needs a strategy that says how they share the work; take ddp, fsdp or zero3.",
+    ),
+    Rule(
+        lambda s: (
+            s.num_gpus == 1
+            and (s.strategy.is_fsdp or s.strategy in (Strategy.DDP, Strategy.DEVICE_MAP))
+        ),
+        "strategy {s.strategy} shares between GPUs, and num_gpus is 1; raise num_gpus, or take strategy none.",
+    ),
+    Rule(
+        lambda s: s.dp_replicate_size > 1 and s.strategy is not Strategy.HSDP,
+        "dp_replicate_size {s.dp_replicate_size} is for strategy hsdp; leave it at 1.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy is Strategy.HSDP
+            and (
+                s.dp_replicate_size == 1
+                or s.num_gpus % s.dp_replicate_size != 0
+                or s.shard_ranks == 1
+            )
+        ),
+        "hsdp shards inside dp_replicate_size groups of equal size: with {s.num_gpus} GPUs dp_replicate_size must be a "
+        "divisor above 1 and below {s.num_gpus}, not {s.dp_replicate_size}.",
+    ),
+    Rule(
+        lambda s: _offloads(s) and s.strategy in (Strategy.NONE, Strategy.DDP, Strategy.DEVICE_MAP),
+        "strategy {s.strategy} keeps all on the GPU; offload_param and offload_optimizer go with zero3 or fsdp.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy is Strategy.DEVICE_MAP and (s.use_liger_kernel or s.loss is Loss.LIGER)
+        ),
+        # github.com/linkedin/Liger-Kernel/issues/593 and 1303: Triton launches on the process' current GPU
+        "Liger's kernels are launched on the first GPU wherever their tensors lie (Liger-Kernel issue 1303), so that "
+        "device_map stops with an error; leave use_liger_kernel and loss at their defaults.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy is Strategy.DEVICE_MAP
+            and s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE)
+        ),
+        "loss {s.loss} under device_map is not modelled yet; take loss standard.",
+    ),
+    Rule(
+        lambda s: s.strategy.is_fsdp and _uses_nvme(s),
+        "FSDP offloads to CPU memory only; take cpu, or strategy zero3.",
+    ),
+    Rule(
+        lambda s: s.strategy.is_fsdp and s.offload_param is not s.offload_optimizer,
+        "FSDP offloads weights and optimizer states together (CPUOffloadPolicy); set offload_param and "
+        "offload_optimizer both to cpu, or both to none.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy in (Strategy.ZERO1, Strategy.ZERO2)
+            and (s.offload_param is not Offload.NONE or _uses_nvme(s))
+        ),
+        "DeepSpeed offloads weights, and all to NVMe, at stage 3 only; take zero3, or offload_optimizer cpu alone.",
+    ),
+    Rule(
+        lambda s: s.offload_optimizer is not Offload.NONE and s.optim not in ADAM,
+        "An offloaded optimizer is stepped on the CPU, where optim {s.optim} is not modelled; take adamw_torch.",
+    ),
+    Rule(
+        lambda s: (
+            s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE)
+            and (s.uses_fsdp1 or s.strategy.is_zero)
+        ),
+        "loss {s.loss} under {s.strategy} is not modelled yet; take loss liger or standard, or strategy ddp.",
+    ),
+    Rule(
+        lambda s: s.fsdp_version == 1 and not s.strategy.is_fsdp,
+        "fsdp_version 1 is for strategy fsdp, and strategy is {s.strategy}; leave it at 2.",
+    ),
+    Rule(
+        lambda s: s.checkpoint_around_fsdp and not s.uses_fsdp1,
+        "checkpoint_around_fsdp is of FSDP 1 under transformers before 4.52; leave it out, or set fsdp_version 1.",
+    ),
+    Rule(
+        lambda s: s.uses_fsdp1 and _offloads(s),
+        "Offloading under fsdp_version 1 is not modelled yet; leave it at none, or take fsdp_version 2.",
+    ),
+    Rule(
+        lambda s: (
+            s.uses_fsdp1 and s.method is Method.QLORA and s.bnb_4bit_quant_storage != s.dtype.value
+        ),
+        # torch 2.13, _flat_param.py, _validate_tensors_to_flatten: floats only, of one dtype
+        "FSDP 1 flattens a layer's tensors into one, which has one dtype: set bnb_4bit_quant_storage to {s.dtype}, as "
+        "dtype, not {s.bnb_4bit_quant_storage}; or take fsdp_version 2.",
+    ),
+    Rule(
+        lambda s: s.uses_fsdp1 and s.method is Method.QLORA and s.prepare_model_for_kbit_training,
+        "FSDP 1 flattens a layer's tensors into one, which has one dtype, and prepare_model_for_kbit_training makes "
+        "its norms float32; leave it out (as TRL does for 4-bit weights that are divided).",
+    ),
+    Rule(
+        lambda s: (
+            s.uses_fsdp1
+            and s.method is Method.QLORA
+            and s.mixed_precision is MixedPrecision.NO
+            and s.autocast_adapter_dtype
+        ),
+        # transformers 5.23, distributed/fsdp.py, update_fsdp_plugin_peft; peft 0.21, _cast_input_dtype
+        "Beside a 4-bit base Trainer has FSDP 1 gather adapters in {s.bnb_4bit_quant_storage}, and PEFT feeds float32 "
+        "ones float32; set mixed_precision bf16, or autocast_adapter_dtype false.",
+    ),
+    Rule(
+        lambda s: s.strategy.is_fsdp and s.fsdp_version == 2 and s.optim in BITSANDBYTES,
+        # github.com/bitsandbytes-foundation/bitsandbytes/issues/1633: illegal memory access
+        "optim {s.optim} crashes on FSDP2's shards (bitsandbytes issue 1633); take adamw_torch_fused, or zero2.",
+    ),
+    Rule(
+        lambda s: s.strategy.is_fsdp and s.fsdp_version == 2 and s.optim is Optimizer.ADAFACTOR,
+        "optim adafactor on FSDP2's shards is not modelled yet; take adamw_torch_fused.",
+    ),
+    Rule(
+        lambda s: s.modules_to_save is not None and (s.uses_fsdp1 or s.strategy.is_zero),
+        "modules_to_save under {s.strategy} is not modelled yet; leave it out, or take ddp.",
+    ),
+    Rule(
+        lambda s: s.has_8bit_base and s.strategy.is_fsdp and s.fsdp_version == 2,
+        # torch 2.13, _fsdp_param.py, _init_sharded_param makes it an nn.Parameter; bitsandbytes 0.50, nn/modules.py,
+        # Linear8bitLt.forward: "'Parameter' object has no attribute 'CB'"
+        "FSDP 2 makes LLM.int8's weights plain parameters, without bitsandbytes' scales ('Parameter' object has no "
+        "attribute 'CB'); take method qlora, or strategy ddp.",
+    ),
+    Rule(
+        lambda s: s.has_8bit_base and s.uses_fsdp1,
+        # torch 2.13, _flat_param.py, _validate_tensors_to_flatten
+        "FSDP 1 cannot flatten integer dtype tensors, and LLM.int8's weights are such; take method qlora with "
+        "bnb_4bit_quant_storage {s.dtype}, or strategy ddp.",
+    ),
+    Rule(
+        lambda s: (
+            (
+                s.use_dora
+                and s.strategy.divides
+                and (s.uses_fsdp1 or s.strategy.is_zero or s.has_packed_base)
+            )
+            or (s.load_in_8bit and s.strategy.is_zero)
+        ),
+        "use_dora and load_in_8bit under {s.strategy} are not modelled yet; take strategy ddp.",
+    ),
+    Rule(
+        lambda s: (
+            (s.strategy.is_fsdp and s.optim not in ELEMENTWISE)
+            or (s.strategy.is_zero and s.optim not in ON_FLAT_PARTS)
+        ),
+        "optim {s.optim} under {s.strategy} is not modelled yet; take adamw_torch_fused.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy is Strategy.ZERO3
+            and s.offload_param is not Offload.NONE
+            and s.method is Method.QLORA
+        ),
+        "offload_param with method qlora is not modelled yet under zero3, whose 4-bit weights stay on the GPU; take "
+        "offload_param none, or fsdp.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy.is_zero
+            and s.mixed_precision is MixedPrecision.NO
+            and (s.dtype is not Dtype.FLOAT32 or s.method is Method.QLORA)
+        ),
+        # DeepSpeed 0.19.6, runtime/engine.py, _configure_distributed_model: __check_params(module, torch.float)
+        "DeepSpeed without bf16 or fp16 wants every weight in float32; set mixed_precision bf16, or dtype float32.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy is Strategy.ZERO3
+            and s.method is Method.QLORA
+            and s.bnb_4bit_quant_storage == "uint8"
+        ),
+        "zero3 divides 4-bit weights only where they pass for floats; set bnb_4bit_quant_storage to bfloat16.",
+    ),
+    Rule(
+        lambda s: (
+            s.strategy.is_fsdp
+            and s.save_only_model
+            and s.fsdp_state_dict_type == SHARDED_STATE_DICT
+        ),
+        # transformers 5.23, trainer.py, _validate_args
+        "Trainer refuses save_only_model with fsdp_state_dict_type SHARDED_STATE_DICT; take FULL_STATE_DICT.",
+    ),
+)
+
+
+def resting_places(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offload, ...]]:
+    """Where a strategy can leave the optimizer's states, and where the weights.
+
+    >>> resting_places(Strategy.ZERO2)[1]
+    (<Offload.NONE: 'none'>,)
+    """
+    here, host = (Offload.NONE,), (Offload.NONE, Offload.CPU)
+    if strategy is Strategy.ZERO3:
+        return tuple(Offload), tuple(Offload)
+    return (
+        host if strategy.is_fsdp or strategy.is_zero else here,
+        host if strategy.is_fsdp else here,
+    )
+
+
+def sharing(
+    setup: TrainingSetup, strategy: Strategy, num_gpus: int, dp_replicate_size: int = 1
+) -> dict[str, Any]:
+    """The keys of ``SHARING`` that let so many GPUs share a setup by a strategy.
+
+    What the strategy does not know goes back to its default: FSDP's version under another, and a place to rest that
+    it has not. FSDP offloads weights and states together or not at all.
+
+    >>> offloaded = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=2, offload_optimizer=Offload.CPU)
+    >>> [sharing(offloaded, it, 2)["offload_optimizer"].value for it in (Strategy.ZERO3, Strategy.DDP)]
+    ['cpu', 'none']
+    """
+    rests = setup.offload_optimizer, setup.offload_param
+    places = resting_places(strategy)
+    has_them = all(rest in allowed for rest, allowed in zip(rests, places, strict=True))
+    if not has_them or (strategy.is_fsdp and rests[0] is not rests[1]):
+        rests = Offload.NONE, Offload.NONE
+    return {
+        "num_gpus": num_gpus,
+        "strategy": strategy,
+        "dp_replicate_size": dp_replicate_size,
+        "fsdp_version": setup.fsdp_version if strategy.is_fsdp else 2,
+        "checkpoint_around_fsdp": setup.checkpoint_around_fsdp and strategy.is_fsdp,
+        **dict(zip(OFFLOADS, rests, strict=True)),
+    }
+
+
+def refusal(setup: TrainingSetup) -> str | None:
+    """Why GPUs cannot share this setup's work as it says, in one sentence; None where they can."""
+    for rule in RULES:
+        if rule.breaks(setup):
+            return rule.sentence.format(s=setup)
+    return None
+
+
+def beyond_one_machine(setup: TrainingSetup) -> str | None:
+    """Why one process cannot run so many GPUs, in one sentence; None where it can. No structure knows of machines."""
+    if setup.strategy is not Strategy.DEVICE_MAP or setup.num_gpus <= setup.gpus_per_node:
+        return None
+    return (
+        f"device_map is one process on one machine of gpus_per_node {setup.gpus_per_node} GPUs, and num_gpus is "
+        f"{setup.num_gpus}; lower num_gpus, raise gpus_per_node, or take strategy fsdp."
+    )

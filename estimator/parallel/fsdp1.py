@@ -1,0 +1,441 @@
+"""FSDP1: the parameters of a unit lie end to end in one flat parameter, which is gathered, freed and reduced whole.
+
+Units are the decoder layers, each matrix of an adapter by itself, and the root, which has what is left and stays
+gathered from forward to backward. What is gathered is used where it arrives. Gradients of a unit are laid end to end in
+a second tensor beside them all, before the weights go and the sum is scattered.
+
+Source: torch 2.13, distributed/fsdp/_flat_param.py and _runtime_utils.py; accelerate 1.15, accelerator.py,
+``prepare_model`` (every flat parameter that is trained becomes float32 under mixed precision, beside a 4-bit base
+too); peft 0.21, utils/other.py, ``fsdp_auto_wrap_policy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from estimator.families.parameters import (
+    Bare,
+    Module,
+    is_adapted,
+    is_quantized,
+    layer_groups,
+    layer_modules,
+    outer_modules,
+    weight_shapes,
+)
+from estimator.families.weights import (
+    FLOAT32_BYTES,
+    adapter_width,
+    elements,
+    packed_bytes,
+    scale_bytes,
+    unquantized_width,
+)
+from estimator.parallel.sharding import adapter_shapes, computed, packed_width
+from estimator.resident.optimizer import Trainable
+from estimator.tape.tape import COMMUNICATION, GRADIENTS, WEIGHTS, Leaf, Storage, Tape, Tensor
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.specs import MixedPrecision, Model, TrainingSetup
+
+ALIGNMENT_BYTES = 16
+"""To which each tensor of a unit begins: torch 2.13, _flat_param.py, ``_get_aligned_numel`` (``use_orig_params``)."""
+
+
+def shard_elements(sizes: Iterable[int], width: int, ranks: int) -> int:
+    """Elements of each rank's equal part of a unit, from the elements of its tensors and their width when gathered.
+
+    Source: torch 2.13, distributed/fsdp/_flat_param.py, ``_init_flat_param_and_metadata``.
+
+    >>> shard_elements([6, 6], 2, 4)  # 6, 2 of padding, 6, and 2 to divide by 4
+    4
+    """
+    return ceil_div(_starts(sizes, width)[-1], ranks)
+
+
+def _starts(sizes: Iterable[int], width: int) -> list[int]:
+    """Where each tensor ends; between them lies padding."""
+    step = ALIGNMENT_BYTES // width
+    return list(accumulate(sizes, lambda end, size: ceil_div(end, step) * step + size))
+
+
+def stored_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
+    """Bytes per element of a shard, and of its gradient: 4 where trained under mixed precision, else as loaded.
+
+    Source: accelerate 1.15, accelerator.py, ``prepare_model`` ("Upcasted low precision parameters").
+    """
+    trained = is_adapter or not setup.uses_adapters
+    if trained and setup.mixed_precision is not MixedPrecision.NO:
+        return FLOAT32_BYTES
+    return adapter_width(setup) if is_adapter else unquantized_width(setup)
+
+
+def gathered_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
+    """Bytes per element of what is gathered: 2 under mixed precision, else as stored.
+
+    Source: accelerate 1.15, utils/dataclasses.py, ``set_mixed_precision`` (``param_dtype``, ``reduce_dtype``).
+    """
+    played = computed(setup)
+    return adapter_width(played) if is_adapter else unquantized_width(played)
+
+
+class Unit(NamedTuple):
+    """One flat parameter, by the elements of its tensors, and how many units are alike."""
+
+    sizes: tuple[int, ...]
+    is_adapter: bool
+    alike: int = 1
+
+
+def module_sizes(module: Module, setup: TrainingSetup) -> list[int]:
+    """Elements of a module's own tensors as FSDP1 flattens them: packed 4-bit weights in the dtype they pass for.
+
+    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit(quant_storage=…)``.
+    """
+    sizes = [elements(shape) for shape in weight_shapes(module)]
+    if is_quantized(module, setup):
+        sizes[0] = ceil_div(packed_bytes(sizes[0]), packed_width(setup))
+    return sizes
+
+
+def units(model: Model, setup: TrainingSetup) -> list[Unit]:
+    """Every unit of a model: the root, the layers, and each of an adapter's matrices.
+
+    Source: as above.
+    """
+    together = [(list(outer_modules(model)), 1)]
+    together += [
+        (list(layer_modules(model, lowest)), count) for lowest, count in layer_groups(model)
+    ]
+    found = []
+    for modules, alike in together:
+        sizes = [size for module in modules for size in module_sizes(module, setup)]
+        found.append(Unit(tuple(sizes), is_adapter=False, alike=alike))
+        if setup.uses_adapters:
+            found += [
+                Unit((elements(shape),), is_adapter=True, alike=alike)
+                for module in modules
+                for shape in adapter_shapes(module, setup)
+            ]
+    return found
+
+
+def check_units(model: Model, setup: TrainingSetup) -> None:
+    """Refuse adapters that FSDP1 never gathers: PEFT reads those of stacked experts without calling them.
+
+    Raises ``ValueError`` with one sentence.
+    Source: peft 0.21, tuners/lora/layer.py, ``ParamWrapper.get_delta_factors``.
+    """
+    if not setup.uses_fsdp1:
+        return
+    for lowest, _ in layer_groups(model):
+        for module in layer_modules(model, lowest):
+            if isinstance(module, Bare) and is_adapted(module, setup):
+                raise ValueError(
+                    f"lora_target_modules: FSDP 1 does not gather the adapters of {module.name}, which PEFT reads "
+                    "without calling them; name the attention's linears alone, or take fsdp_version 2."
+                )
+
+
+def _shard(unit: Unit, setup: TrainingSetup) -> int:
+    width = gathered_width(setup, is_adapter=unit.is_adapter)
+    return shard_elements(unit.sizes, width, setup.shard_ranks)
+
+
+def flat_bytes(model: Model, setup: TrainingSetup, *, adapters: bool) -> int:
+    """Bytes of one rank's shards of adapters, or of all other weights; the scales of packed weights lie whole.
+
+        Σ units  ⌈elements / ranks⌉ · p     p: 4 where trained under mixed precision, else as loaded
+
+    Source: torch 2.13, distributed/fsdp/_flat_param.py, ``shard``.
+    """
+    shards = sum(
+        unit.alike * allocated(_shard(unit, setup) * stored_width(setup, is_adapter=adapters))
+        for unit in units(model, setup)
+        if unit.is_adapter == adapters
+    )
+    return shards + (0 if adapters else _scales(model, setup))
+
+
+def _scales(model: Model, setup: TrainingSetup) -> int:
+    return sum(
+        count
+        * scale_bytes(
+            elements(weight_shapes(module)[0]), double_quant=setup.bnb_4bit_use_double_quant
+        )
+        for lowest, count in layer_groups(model)
+        for module in layer_modules(model, lowest)
+        if is_quantized(module, setup)
+    )
+
+
+def _trained(model: Model, setup: TrainingSetup) -> list[Unit]:
+    return [unit for unit in units(model, setup) if unit.is_adapter == setup.uses_adapters]
+
+
+def flat_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of one rank's gradients when all are reduced: one tensor a unit, in the stored dtype.
+
+    They stay until the next forward call begins: ``zero_grad`` reaches the views of ``use_orig_params`` alone.
+    Source: torch 2.13, _runtime_utils.py, ``_reduce_grad`` and ``_root_pre_forward``
+    (``_reset_flat_param_grad_info_if_needed``).
+    """
+    width = stored_width(setup, is_adapter=setup.uses_adapters)
+    return sum(
+        unit.alike * allocated(_shard(unit, setup) * width) for unit in _trained(model, setup)
+    )
+
+
+def flat_accumulated_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of the gradients that a rank holds before it synchronises: whole, in the dtype that is gathered.
+
+    Source: torch 2.13, _runtime_utils.py, ``_post_backward_hook`` (``_sync_gradients``); transformers 5.23, trainer.py
+    (``no_sync`` but in the last micro-step).
+    """
+    width = gathered_width(setup, is_adapter=setup.uses_adapters)
+    return sum(
+        unit.alike * allocated(_shard(unit, setup) * setup.shard_ranks * width)
+        for unit in _trained(model, setup)
+    )
+
+
+def flat_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
+    """What the optimizer of the first rank steps: the pieces of tensors that lie in its shards.
+
+    Other ranks hold as many elements, in pieces of other sizes.
+    Source: torch 2.13, _flat_param.py, ``_use_sharded_views``.
+    """
+    stored = stored_width(setup, is_adapter=setup.uses_adapters)
+    gathered = gathered_width(setup, is_adapter=setup.uses_adapters)
+    tensors = []
+    for unit in _trained(model, setup):
+        shard, ends = _shard(unit, setup), _starts(unit.sizes, gathered)
+        for size, end in zip(unit.sizes, ends, strict=True):
+            inside = min(end, shard) - (end - size)
+            if inside > 0:
+                tensors.append(Trainable((inside,), stored, unit.alike))
+    return tensors
+
+
+class Whole(NamedTuple):
+    """Units as they are when gathered, in bytes."""
+
+    root: int
+    layer: int
+    """The largest."""
+    adapter: int
+    """The largest matrix of one."""
+
+
+def _gathered(model: Model, setup: TrainingSetup, *, beside: bool) -> Whole:
+    """The largest units in their stored dtype; ``beside``: with a rank's part of them, where they are trained."""
+    sizes: dict[tuple[bool, bool], int] = {}
+    for place, unit in enumerate(units(model, setup)):
+        shard = _shard(unit, setup)
+        width = stored_width(setup, is_adapter=unit.is_adapter)
+        parts = setup.shard_ranks
+        if beside and unit.is_adapter == setup.uses_adapters:
+            state = setup.optim_state_dtype
+            width, parts = max(width, state.bytes if state is not None else 0), parts + 1
+        key = unit.is_adapter, place == 0
+        sizes[key] = max(sizes.get(key, 0), shard * parts * width)
+    return Whole(sizes[False, True], sizes[False, False], sizes.get((True, False), 0))
+
+
+def largest_unit_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes on the GPU while FSDP1 gathers a full state dict: the largest unit, whole, one after the other.
+
+    Weights are gathered in the dtype of their shards and go to the host at once; so are the states of a trained unit,
+    from a rank's part that is laid end to end before.
+
+    Source: torch 2.13, distributed/fsdp/_unshard_param_utils.py, ``_unshard_fsdp_state_params`` (``to_cpu``),
+    _flat_param.py, ``_force_full_precision``, and _optim_utils.py, ``_allgather_orig_param_states``.
+    """
+    return max(_gathered(model, setup, beside=True))
+
+
+def nested_units_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes on the GPU while FSDP1 takes a sharded state dict: the root stays whole while its layers are, one by one.
+
+    Leaves out: a rank's part of each tensor, which goes to the host as soon as it is cut.
+    Source: torch 2.13, distributed/fsdp/_state_dict_utils.py, ``_sharded_pre_state_dict_hook`` (no ``offload_to_cpu``)
+    and ``_sharded_post_state_dict_hook``.
+    """
+    return sum(_gathered(model, setup, beside=False))
+
+
+class Flow:
+    """What the units of one model share."""
+
+    def __init__(self, tape: Tape, ranks: int, *, holds_inputs: bool = False) -> None:
+        self.tape = tape
+        self.ranks = ranks
+        self.holds_inputs = holds_inputs
+        """Frozen layers keep their input and its gradient until backward ends (``Flat.enter``)."""
+        self.late: list[Flat] = []
+        """Units whose inputs need no gradient: they are reduced, or freed, when backward ends."""
+        self.going: Flat | None = None
+        """A frozen layer whose weights go once the layer below has gathered its own."""
+        self.held: list[tuple[int | None, Storage]] = []
+        """Inputs of frozen layers and their gradients, by layer."""
+
+    def new(self, size: int, component: int = COMMUNICATION) -> Storage:
+        """A fresh buffer of so many bytes."""
+        return Storage(self.tape, allocated(size), component)
+
+    def let_go(self) -> None:
+        """Free what was left for the layer below to outlive."""
+        if self.going is not None:
+            self.going.free()
+            self.going = None
+
+    def end_backward(self) -> None:
+        """What only the end of backward sets free."""
+        self.let_go()
+        for unit in self.late:
+            unit.reduce()
+        self.late.clear()
+
+
+class Flat:
+    """One unit on the tape."""
+
+    members = True
+    """Never without parameters."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        shard: int,
+        widths: tuple[int, int],
+        leaves: Sequence[Leaf],
+        *,
+        stays: bool,
+        accumulates: bool,
+        is_leaf: bool = False,
+    ) -> None:
+        self.flow = flow
+        self.shard = shard
+        """Elements of each rank's part."""
+        self.stored, self.gathered = widths
+        """Bytes per element of the shard, and of what is gathered."""
+        self.leaves = leaves
+        """Where gradients arrive; none if frozen."""
+        self.stays = stays
+        """From forward to backward."""
+        self.is_lowest = False
+        """Of the layers."""
+        self.weights: Storage | None = None
+        self.standing: Storage | None = None
+        """Gradients of earlier micro-steps, whole."""
+        if leaves and accumulates:
+            size = allocated(shard * flow.ranks * self.gathered)
+            self.standing = Storage.standing(flow.tape, size, GRADIENTS)
+        self.is_leaf = is_leaf
+        """One tensor, which is reduced as soon as its gradient is there."""
+        if is_leaf:
+            leaves[0].arrived = lambda _: self.reduce()
+
+    def gather(self) -> None:
+        """Gather what is not there; mixed precision casts the shard before it is sent."""
+        if self.weights is not None:
+            return
+        flow = self.flow
+        flow.tape.operation = "all-gather"
+        cast = flow.new(self.shard * self.gathered) if self.stored != self.gathered else None
+        self.weights = flow.new(self.shard * flow.ranks * self.gathered, WEIGHTS)
+        del cast
+
+    def free(self) -> None:
+        """Let the gathered weights go."""
+        self.weights = None
+
+    def reduce(self) -> None:
+        """Lay the gradients end to end, free the weights, reduce and scatter, keep the shard's."""
+        if all(leaf.grad is None for leaf in self.leaves):
+            self.free()
+            return
+        flow = self.flow
+        tape = flow.tape
+        tape.operation = "gradients laid end to end"
+        whole: Storage | None = flow.new(self.shard * flow.ranks * self.gathered, GRADIENTS)
+        for leaf in self.leaves:
+            leaf.grad = None
+        if self.standing is not None:
+            whole = None
+        self.free()
+        tape.operation = "reduce-scatter"
+        scattered = flow.new(self.shard * self.gathered)
+        if self.stored == self.gathered:
+            scattered.become(GRADIENTS)
+            kept = scattered
+        else:
+            kept = flow.new(self.shard * self.stored, GRADIENTS)
+        del whole, scattered
+        self.standing = None
+        tape.shards.append(kept)
+
+    # -- around a module ----------------------------------------------------------------------------------------
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The module's input: weights are there from now on, and go when its gradient has come.
+
+        The hook that frees a frozen layer's weights is on the tensor whose older hook gathers those of the layer below,
+        so that both lie there for a moment.
+
+        Where ``Flow.holds_inputs``, a frozen layer's input and its gradient stay until backward ends: that hook is then
+        on the input of a reentrant checkpoint's replay, which is a leaf, and holds the node that holds the leaf.
+
+        Source: torch 2.13, _runtime_utils.py, ``_register_post_backward_reshard_only_hook``; autograd/graph.py,
+        ``register_multi_grad_hook`` (``grad_fns``).
+        """
+        self.gather()
+        if self.is_leaf:
+            return x
+        if not x.requires_grad:
+            self.flow.late.append(self)
+            return x
+        if self.leaves:
+            return _call_back(self.flow.tape, x, lambda _: self.reduce())
+        if not self.flow.holds_inputs:
+            return _call_back(self.flow.tape, x, lambda _: self._go())
+        storage, layer = x.storage, self.flow.tape.layer
+
+        def hold(gradient: Tensor | None) -> None:
+            self.reduce()
+            kept = (storage, gradient.storage if gradient is not None else None)
+            self.flow.held += [(layer, it) for it in kept if it is not None]
+
+        return _call_back(self.flow.tape, x, hold)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The module's output: its gradient calls for the weights."""
+        if not self.stays:
+            self.free()
+
+        def gather(_: Tensor | None) -> None:
+            self.gather()
+            if not self.is_leaf:
+                self.flow.let_go()
+
+        return _call_back(self.flow.tape, x, gather)
+
+    def _go(self) -> None:
+        if self.is_lowest:
+            self.free()
+        else:
+            self.flow.going = self
+
+
+def _call_back(tape: Tape, x: Tensor, call: Callable[[Tensor | None], None]) -> Tensor:
+    """The same tensor behind a node that changes nothing and calls when the gradient comes by."""
+
+    def backward(_: Tape, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        call(gradients[0])
+        return [gradients[0]]
+
+    operation = tape.operation
+    out = tape.record("gather", tape.view(x), [x], backward)
+    tape.operation = operation
+    return out

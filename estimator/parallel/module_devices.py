@@ -1,0 +1,209 @@
+"""Where a model sits that is trained over several GPUs by ``device_map="auto"``: which module on which of them.
+
+The map is that of ``estimator.parallel.placement``, which looks at weights alone. One process runs all GPUs, one at
+a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from estimator.families.module_tree import Node, layer_class, module_tree
+from estimator.families.parameters import (
+    Module,
+    is_copied,
+    layer_kind,
+    layer_modules,
+    outer_modules,
+    tied_head,
+)
+from estimator.parallel.placement import (
+    CPU,
+    DISK,
+    HEAD,
+    Device,
+    Packing,
+    from_pretrained_device_map,
+    settled_bytes,
+)
+from estimator.resident.overhead import CONTEXT_LOW_BYTES
+from estimator.values.specs import Gpu, Method, Model, TrainingSetup
+
+FIRST = 0
+"""The GPU that Trainer puts a batch on, and that accelerate brings the outputs back to."""
+ROTARY = "rotary_emb"
+UNLIMITED = 2**50
+"""Bytes, more than any card: a map that nothing but balance decides."""
+
+Modules = tuple[tuple[Module, int], ...]
+"""Modules with weights, and how many alike."""
+
+
+class Seats(NamedTuple):
+    """The GPU of every module of a model, by number."""
+
+    layers: tuple[int, ...]
+    """Of each decoder layer."""
+    outside: tuple[tuple[str, int], ...]
+    """Of each module around the layers, by its last name: ``embed_tokens``, ``norm``, ``rotary_emb``."""
+    gpus: int
+    """How many there are; some may hold nothing."""
+
+    def of(self, name: str) -> int:
+        """The GPU of a module outside the layers; the first where there is none of that name."""
+        return dict(self.outside).get(name, FIRST)
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """The GPUs that hold or do anything, in order."""
+        return tuple(sorted({FIRST, *self.layers, *(gpu for _, gpu in self.outside)}))
+
+    def layers_on(self, gpu: int) -> tuple[int, ...]:
+        """Indices of the layers that one GPU holds."""
+        return tuple(index for index, seat in enumerate(self.layers) if seat == gpu)
+
+    def outside_on(self, gpu: int) -> tuple[str, ...]:
+        """Names of the modules outside the layers that one GPU holds."""
+        return tuple(name for name, seat in self.outside if seat == gpu)
+
+
+def seats(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Seats:
+    """The GPU of every module (a number, from 0), as ``from_pretrained(device_map="auto")`` chooses on free cards.
+
+    Where the weights do not fit into the cards, the map that larger ones would have: see ``tail``.
+
+    Source: transformers 5.23, integrations/accelerate.py, ``get_balanced_memory``; accelerate 1.15, utils/modeling.py,
+    ``get_max_memory`` (free: the card's memory less its context).
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.values.specs import Strategy
+    >>> seats(TINY_LLAMA, None, TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=2)).layers
+    (0, 0)
+    """
+    question = model, setup.num_gpus, setup.dtype.value, _packing(setup)
+    found = None
+    if gpu is not None and _free(gpu) < _settled(*question):
+        found = _seats(*question, _free(gpu))
+    found = found or _seats(*question, UNLIMITED)
+    assert found is not None
+    return found
+
+
+def tail(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str | None:
+    """Why the weights alone are too large for the cards, in one sentence; None where they fit.
+
+    What does not fit goes to the CPU or the disk. accelerate then holds the parameters on the meta device and brings
+    their values for each forward call only, so that no optimizer can step them.
+
+    Source: accelerate 1.15, hooks.py, ``AlignDevicesHook.init_hook`` and ``post_forward``.
+    """
+    question = model, setup.num_gpus, setup.dtype.value, _packing(setup)
+    if gpu is None or _free(gpu) >= _settled(*question):
+        return None
+    if _seats(*question, _free(gpu)) is not None:
+        return None
+    return (
+        f"device_map leaves a part of the model to the CPU, as the weights are too large for {setup.num_gpus} × "
+        f"{gpu.name}, and what accelerate offloads cannot be trained; raise num_gpus, take a larger GPU, or method "
+        "qlora."
+    )
+
+
+def _free(gpu: Gpu) -> int:
+    return gpu.memory_bytes - CONTEXT_LOW_BYTES
+
+
+def _packing(setup: TrainingSetup) -> Packing | None:
+    if setup.method is Method.QLORA:
+        return Packing.FOUR_BIT
+    return Packing.EIGHT_BIT if setup.has_8bit_base else None
+
+
+@lru_cache(maxsize=1024)
+def _seats(model: Model, gpus: int, dtype: str, packing: Packing | None, free: int) -> Seats | None:
+    """None where something is left to the CPU or the disk."""
+    limits: dict[Device, int] = dict.fromkeys(range(gpus), free)
+    try:
+        placed = from_pretrained_device_map(model, limits, dtype=dtype, packing=packing)
+    except ValueError:  # transformers refuses packed modules on the CPU
+        return None
+    if {CPU, DISK} & set(placed.values()):
+        return None
+    layers, outside = _sorted_out(model)
+    return Seats(
+        tuple(_device(name, placed) for name in layers),
+        tuple((name.rpartition(".")[2], _device(name, placed)) for name in outside),
+        gpus,
+    )
+
+
+@lru_cache(maxsize=256)
+def _settled(model: Model, gpus: int, dtype: str, packing: Packing | None) -> int:
+    return settled_bytes(model, gpus, dtype=dtype, packing=packing)
+
+
+@lru_cache(maxsize=64)
+def _sorted_out(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Full names of the layers, and of what lies around them, in the order of the model."""
+    whole, layers, outside = layer_class(model), [], []
+
+    def look(node: Node) -> None:
+        if node.class_name == whole:
+            layers.append(node.name)
+        elif node.children:
+            for child in node.children:
+                look(child)
+        else:
+            outside.append(node.name)
+
+    look(module_tree(model))
+    return tuple(layers), tuple(outside)
+
+
+def _device(name: str, placed: dict[str, Device]) -> int:
+    """Of a module by its own key of a device map, by that of its nearest ancestor, or by its first part's."""
+    above = name
+    while above not in placed and above:
+        above = above.rpartition(".")[0]
+    found = placed.get(above)
+    if found is None:
+        found = next(gpu for key, gpu in placed.items() if key.startswith(f"{name}."))
+    assert isinstance(found, int)
+    return found
+
+
+# --- what one GPU holds ---------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def modules_on(model: Model, at: Seats, gpu: int) -> Modules:
+    """The modules with weights of one GPU, and how many alike (a count).
+
+    Source: derived, from ``outer_modules`` and ``layer_modules``.
+    """
+    return tuple(_modules_on(model, at, gpu))
+
+
+def _modules_on(model: Model, at: Seats, gpu: int) -> Iterator[tuple[Module, int]]:
+    yield from ((module, 1) for module in outer_modules(model) if at.of(module.name) == gpu)
+    own = at.layers_on(gpu)
+    kinds = [layer_kind(model, index) for index in own]
+    for kind, count in Counter(kinds).items():
+        lowest = own[kinds.index(kind)]
+        yield from ((module, count) for module in layer_modules(model, lowest))
+
+
+@lru_cache(maxsize=1024)
+def copies_on(model: Model, setup: TrainingSetup, at: Seats, gpu: int) -> Modules:
+    """The modules of one GPU that PEFT trains a copy of, and how many alike.
+
+    Source: as ``copied_modules``; the copy lies where the original does.
+    """
+    if not setup.uses_adapters or setup.modules_to_save is None:
+        return ()
+    heads = ((module, 1) for module in tied_head(model) if at.of(HEAD) == gpu)
+    everything = (*modules_on(model, at, gpu), *heads)
+    return tuple((module, count) for module, count in everything if is_copied(module, setup))

@@ -1,0 +1,174 @@
+"""What GPUs send each other, inside a machine over their own links and between machines over the network.
+
+The two ends are those of the bracket: at best a hierarchical exchange over the fastest network that the card is offered
+with, inside and outside at once; at worst one ring through all GPUs over the slowest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from estimator.values.arithmetic import ceil_div
+from estimator.values.specs import Gpu, Machine, TrainingSetup
+
+GIGA = 1e9
+"""Bytes a second in a GB/s."""
+BITS = 8
+"""Of a byte."""
+PCIE_GB_PER_S = 32.0
+"""Both directions of PCIe 3.0 x16, where a GPU's own link is unknown: PCI-SIG, 8 GT/s, 16 lanes, 128/130 coded."""
+ETHERNET = Machine(
+    name="25 Gb/s Ethernet",
+    gpus=1,
+    network_gbit_per_s=25,
+    source="data/machines.csv, its slowest row (p3.16xlarge); a plain port of a server",
+)
+"""At worst, whatever the GPUs of a machine, where no machine with the card is known."""
+
+
+class Links(NamedTuple):
+    """Bytes a second in one direction."""
+
+    gpu: float
+    """Of one GPU, inside its machine."""
+    slow: float
+    """Of one machine, all ports that GPUs exchange through, at worst."""
+    fast: float
+    """At best."""
+
+
+class Group(NamedTuple):
+    """GPUs that exchange one thing among themselves."""
+
+    ranks: int
+    per_machine: int
+    """At most, of them in one machine."""
+    side_by_side: int = 1
+    """Groups alike that share a machine's ports."""
+
+
+def machines_of(setup: TrainingSetup) -> int:
+    """Machines that a job's GPUs are in (a count).
+
+    Source: derived, ⌈GPUs / GPUs of a machine⌉.
+
+    >>> machines_of(TrainingSetup(num_gpus=12))
+    2
+    """
+    return ceil_div(setup.num_gpus, setup.gpus_per_node)
+
+
+def links(
+    gpu: Gpu,
+    setup: TrainingSetup,
+    link_gb_per_s: float | None = None,
+    network_gb_per_s: float | None = None,
+) -> Links:
+    """Bytes a second of a GPU's link and of a machine's network, one direction.
+
+    One's own figures, in 10⁹ bytes a second, go before what is known of the card: half of its interconnect, and the
+    networks of the machines that it comes in. A part of such a machine has that part of its network. Where no machine
+    is known the network is at best no slower than the GPU's own link, and at worst 25 Gb/s Ethernet.
+
+    Source: data/gpus.csv (``interconnect_gb_per_s``) and data/machines.csv, by row.
+
+    >>> links(Gpu(name="card", memory_bytes=2**34, network_gb_per_s=50), TrainingSetup())
+    Links(gpu=16000000000.0, slow=50000000000.0, fast=50000000000.0)
+    """
+    own = (link_gb_per_s or (gpu.interconnect_gb_per_s or PCIE_GB_PER_S) / 2) * GIGA
+    given = network_gb_per_s or gpu.network_gb_per_s
+    if given:
+        return Links(own, given * GIGA, given * GIGA)
+    if not gpu.machines:
+        slow = ETHERNET.network_gbit_per_s / BITS * GIGA
+        return Links(own, slow, max(slow, own))
+    rates = [
+        machine.network_gbit_per_s * min(1.0, setup.gpus_per_node / machine.gpus) / BITS * GIGA
+        for machine in gpu.machines
+    ]
+    return Links(own, min(rates), max(rates))
+
+
+def exchange_seconds(size: float, group: Group, by: Links) -> tuple[float, float]:
+    """Seconds, low and high, until every GPU of a group has what the group gathers, ``size`` bytes together.
+
+        inside   S · (n - 1) / n / link                                n: GPUs of the group
+        between  best   S · (n - m) / n / network, inside meanwhile    m: of them in one machine
+                 worst  S · (n - 1) / n / network, or the link if that is slower: one ring through all
+
+    The network is a machine's, shared by the groups that lie side by side in it. A reduction to parts takes as long,
+    an all-reduce twice. Leaves out: latency, sums made by switches (SHARP), other jobs on the same network.
+
+    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (ring: n - 1 parts of n through every link); at best derived: a
+    machine has m parts of n, and the others must come in.
+
+    >>> exchange_seconds(16e9, Group(16, 8), Links(gpu=100e9, slow=10e9, fast=50e9))
+    (0.16, 1.5)
+    """
+    n, m, beside = group
+    inside = size * (n - 1) / n / by.gpu
+    if n <= m:
+        return inside, inside
+    return (
+        max(inside, beside * size * (n - m) / n / by.fast),
+        max(inside, beside * size * (n - 1) / n / by.slow),
+    )
+
+
+def shards(setup: TrainingSetup) -> Group:
+    """The GPUs that one copy of what is divided is spread over: inside a machine if they fill it evenly (counts).
+
+    Source: accelerate 1.15, parallelism_config.py, ``_get_mesh``: the shards are an inner dimension of the mesh.
+
+    >>> shards(TrainingSetup(num_gpus=16)), shards(TrainingSetup(num_gpus=16, dp_replicate_size=4))
+    (Group(ranks=16, per_machine=8, side_by_side=1), Group(ranks=4, per_machine=8, side_by_side=2))
+    """
+    ranks, node = setup.shard_ranks, setup.gpus_per_node
+    if setup.num_gpus <= node or node % ranks == 0:
+        return Group(ranks, node, max(1, node // ranks))
+    return Group(ranks, min(ranks - 1, node))
+
+
+def replicas(setup: TrainingSetup) -> Group:
+    """The GPUs that hold the same shard in each copy (hsdp), one copy after the other filling the machines (counts).
+
+    Source: as ``shards``: the replicas are the outer dimension.
+
+    >>> replicas(TrainingSetup(num_gpus=16, dp_replicate_size=2))
+    Group(ranks=2, per_machine=1, side_by_side=8)
+    """
+    ranks, node, copies = setup.shard_ranks, setup.gpus_per_node, setup.dp_replicate_size
+    if setup.num_gpus <= node:
+        return Group(copies, node)
+    return Group(copies, max(1, node // ranks), min(ranks, node))
+
+
+def network_sentences(gpu: Gpu, setup: TrainingSetup) -> list[str]:
+    """What is taken for granted of the way between machines; none where the job is in one.
+
+    Source: as ``links``.
+    """
+    if setup.num_gpus <= setup.gpus_per_node:
+        return []
+    count, rest = divmod(setup.num_gpus, setup.gpus_per_node)
+    among = f"{count} machine{'s' * (count > 1)} of {setup.gpus_per_node}"
+    if rest:
+        among += f" and {rest} GPU{'s' * (rest > 1)} of one more"
+    by = links(gpu, setup)
+    slow, fast = f"{by.slow / GIGA:.4g}", f"{by.fast / GIGA:.4g}"
+    rate = f"{slow} GB a second" if slow == fast else f"{slow} to {fast} GB a second"
+    if gpu.network_gb_per_s:
+        whose = ", as you gave it"
+    elif gpu.machines:
+        first, last = gpu.machines[0].name, gpu.machines[-1].name
+        whose = f" ({first})" if first == last else f" ({first} to {last})"
+    else:
+        whose = f" ({ETHERNET.name}, to as fast as the GPU's own link)"
+    return [
+        f"{setup.num_gpus:,} GPUs are {among}; between machines go {rate} a machine{whose}. "
+        + (
+            'Say yours by gpu {"like": a card, "network_gb_per_s": …}.'
+            if slow != fast
+            else "A slower network makes the step longer."
+        )
+    ]

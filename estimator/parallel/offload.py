@@ -1,0 +1,340 @@
+"""What offloaded weights, gradients and states take of the host and of its NVMe disks, and what moves in a step.
+
+DeepSpeed pins what travels (``pin_memory``, true by default since 0.19), and so does FSDP2's ``CPUOffloadPolicy``.
+PyTorch rounds a pinned block up to a power of two, which DeepSpeed's own estimate covers by a factor of 1.5.
+
+Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py, offload_config.py and runtime/swap_tensor/, as each
+says; accelerate 1.15, accelerator.py, ``_prepare_deepspeed`` (any AdamW becomes ``DeepSpeedCPUAdam``); torch 2.13,
+distributed/fsdp/_fully_shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import starmap
+from typing import NamedTuple
+
+from estimator.families.parameters import is_quantized, weight_shapes
+from estimator.families.weights import FLOAT32_BYTES, elements, packed_bytes
+from estimator.parallel.sharding import (
+    fsdp_groups,
+    is_packed_divided,
+    member_width,
+    packed_width,
+    shard_shape,
+    trained_parts,
+)
+from estimator.parallel.zero import (
+    SUB_GROUP,
+    partition,
+    trained_elements,
+    whole_tensors,
+    width,
+)
+from estimator.tape.symbols import next_power_of_2
+from estimator.values.arithmetic import ceil_div
+from estimator.values.specs import Model, Offload, Strategy, TrainingSetup
+
+STATES = 2
+"""Adam's moments; they are float32 also beside 16-bit weights: DeepSpeed 0.19.6, ops/adam/cpu_adam.py."""
+OPTIMIZER_BUFFERS = 4
+"""Pinned buffers as large as the largest sub-group, through which states go to NVMe: offload_config.py,
+``DeepSpeedZeroOffloadOptimizerConfig.buffer_count``."""
+WEIGHT_BUFFERS, WEIGHT_BUFFER = 5, 10**8
+"""Pinned buffers for weights, and elements of each: offload_config.py, ``DeepSpeedZeroOffloadParamConfig``. A rank's
+part of a tensor must fit into one, so that ``buffer_size`` has to be raised to the largest."""
+KEPT_FROM_NVME = 10**9
+"""Elements of trained weights that stay in the host's memory although they go to NVMe: the same, ``max_in_cpu``."""
+PASSES = 2
+"""Gathers of a weight in a micro-step: for forward and for backward."""
+
+
+class Rest(NamedTuple):
+    """What one rank keeps off its GPU. All in bytes."""
+
+    pinned: int
+    """Page-locked memory, as it is allocated."""
+    pageable: int
+    """Ordinary memory."""
+    nvme: int
+    """Files."""
+
+    @property
+    def host(self) -> int:
+        """The memory of both kinds."""
+        return self.pinned + self.pageable
+
+
+class Moved(NamedTuple):
+    """What one rank moves in an optimizer step, and what its CPU steps. In bytes, but for the elements."""
+
+    in_micro_steps: int
+    """Over the GPU's host link while micro-steps run, both ways together."""
+    after: int
+    """Over that link when the CPU has stepped."""
+    read: int
+    """From NVMe."""
+    written: int
+    """To NVMe."""
+    stepped: int
+    """Elements that the CPU's Adam steps."""
+
+
+def offloads(setup: TrainingSetup) -> bool:
+    """Whether anything rests off the GPU.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/offload_config.py; torch 2.13, ``CPUOffloadPolicy``.
+    """
+    return {setup.offload_optimizer, setup.offload_param} != {Offload.NONE}
+
+
+def ranks_of_a_node(setup: TrainingSetup) -> int:
+    """Ranks that share one machine's memory, CPU and disks (a count).
+
+    Source: derived.
+
+    >>> ranks_of_a_node(TrainingSetup(num_gpus=16, gpus_per_node=8))
+    8
+    """
+    return min(setup.num_gpus, setup.gpus_per_node)
+
+
+def pinned(size: int) -> int:
+    """Bytes of a page-locked block: the next power of two.
+
+    Source: torch 2.13, ATen/core/CachingHostAllocator.h, ``allocate``.
+
+    >>> pinned(3 * 2**30) == 2**32
+    True
+    """
+    return next_power_of_2(size) if size else 0
+
+
+def resting(model: Model, setup: TrainingSetup) -> Rest:
+    """Bytes that one rank keeps off its GPU while it trains, the fullest.
+
+    Leaves out: what loading needs before; pinned blocks of weights that ``zero.Init`` made and PyTorch keeps for reuse;
+    checkpoints.
+    Source: derived, from ``replicated_rest``, ``divided_rest`` and ``shards_rest``.
+    """
+    if not offloads(setup):
+        return Rest(0, 0, 0)
+    if setup.strategy.is_fsdp:
+        return shards_rest(model, setup)
+    if setup.strategy is Strategy.ZERO3:
+        return divided_rest(model, setup)
+    return replicated_rest(model, setup)
+
+
+def node_bytes(model: Model, setup: TrainingSetup) -> tuple[int, int]:
+    """Bytes of host memory and of NVMe that offload takes on one machine, all its ranks together.
+
+    Source: derived, from ``resting`` and ``ranks_of_a_node``.
+    """
+    rest, ranks = resting(model, setup), ranks_of_a_node(setup)
+    return ranks * rest.host, ranks * rest.nvme
+
+
+def _state_bytes(setup: TrainingSetup) -> int:
+    what_if = setup.optim_state_dtype
+    return STATES * (what_if.bytes if what_if is not None else FLOAT32_BYTES)
+
+
+def replicated_rest(model: Model, setup: TrainingSetup) -> Rest:
+    """Stages 1 and 2: the rank's part n of the float32 weights, their gradients and states. Bytes.
+
+        pinned    4 n weights,  4 n gradients,  p n weights on their way,  p · the largest tensor
+        pageable  8 n states    p: 2 under bf16 or fp16; with accumulation p n more, pinned tensor by tensor
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``__init__`` (``temp_grad_buffer_for_cpu_offload``,
+    ``param_buffer_of_bit16_for_cpu_offload_groups``), ``initialize_optimizer_states`` and
+    ``async_accumulate_grad_in_cpu_via_gpu``.
+    """
+    part, size = partition(model, setup), width(setup)
+    tensors = trained_elements(model, setup)
+    blocks = (FLOAT32_BYTES * part, FLOAT32_BYTES * part, size * part, size * max(tensors))
+    locked = sum(map(pinned, blocks))
+    if setup.gradient_accumulation_steps > 1:
+        accumulated = sum(pinned(size * count) for count in tensors)
+        locked += ceil_div(accumulated, setup.num_gpus)
+    return Rest(locked, _state_bytes(setup) * part, 0)
+
+
+def sub_groups(model: Model, setup: TrainingSetup) -> list[int]:
+    """Elements of the groups of tensors that stage 3 steps one after the other, of one rank.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_create_fp16_sub_groups``.
+    """
+    parts = [ceil_div(count, setup.num_gpus) for count in trained_elements(model, setup)]
+    if sum(parts) <= SUB_GROUP:
+        return [sum(parts)]
+    groups, current = [], 0
+    for part in parts:
+        current += part
+        if current >= SUB_GROUP:
+            groups.append(current)
+            current = 0
+    return [*groups, current] if current else groups
+
+
+def divided_rest(model: Model, setup: TrainingSetup) -> Rest:
+    """Stage 3: a rank's part n of trained weights, in sub-groups of 10⁹ elements, and its part of frozen ones. Bytes.
+
+        optimizer, cpu    pinned 4 n gradients and p n of them as they came; pageable 4 n weights, 8 n states, and the
+                          16-bit weights of a sub-group before they go to the GPU
+        optimizer, nvme   pinned 4 buffers of a sub-group in float32, and p n; on the disk 4 n weights, 8 n states, 4 n
+                          gradients
+        weights, cpu      pinned p n, and each frozen tensor's part
+        weights, nvme     pinned 5 buffers of 10⁸ elements, p n up to n of 10⁹, else a sub-group too; on the disk all
+
+    Leaves out: the alignment of files, and parts below 1 MiB that are not written.
+    Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_create_fp32_partitions``, ``initialize_optimizer_states``,
+    ``_setup_for_real_optimizer``, ``_create_param_groups_fp16_flat_cpu_memory``; partition_parameters.py,
+    ``_partition_param``; runtime/swap_tensor/optimizer_utils.py and partitioned_param_swapper.py, ``__init__``.
+    """
+    size, groups = width(setup), sub_groups(model, setup)
+    part, largest = sum(groups), max(groups)
+    locked = pageable = files = 0
+    states = _state_bytes(setup)
+    if setup.offload_optimizer is not Offload.NONE:
+        locked += pinned(size * part)
+    if setup.offload_optimizer is Offload.CPU:
+        locked += sum(pinned(FLOAT32_BYTES * group) for group in groups)
+        pageable += (FLOAT32_BYTES + states) * part
+        if setup.offload_param is Offload.NONE and size < FLOAT32_BYTES:
+            pageable += size * largest
+    elif setup.offload_optimizer is Offload.NVME:
+        locked += OPTIMIZER_BUFFERS * FLOAT32_BYTES * largest
+        files += (2 * FLOAT32_BYTES + states) * part
+    frozen = _frozen_parts(model, setup)
+    if setup.offload_param is Offload.CPU:
+        locked += pinned(size * part) + sum(n * pinned(size * t) for t, n in frozen)
+    elif setup.offload_param is Offload.NVME:
+        tensors = [ceil_div(t.elements, setup.num_gpus) for t, _ in whole_tensors(model, setup)]
+        locked += WEIGHT_BUFFERS * size * max(WEIGHT_BUFFER, *tensors)
+        locked += pinned(size * min(part, KEPT_FROM_NVME))
+        locked += size * largest if part > KEPT_FROM_NVME else 0
+        files += size * (part + sum(n * t for t, n in frozen))
+    return Rest(locked, pageable, files)
+
+
+def _frozen_parts(model: Model, setup: TrainingSetup) -> list[tuple[int, int]]:
+    """Elements of a rank's part of each frozen tensor that is not packed, and how many are alike."""
+    return [
+        (ceil_div(t.elements, setup.num_gpus), n)
+        for t, n in whole_tensors(model, setup)
+        if not t.trained
+    ]
+
+
+class Shard(NamedTuple):
+    """One tensor's shard under FSDP2."""
+
+    bytes: int
+    trained: bool
+    elements: int
+    alike: int
+
+
+def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
+    """Each tensor's shard on the first rank, as it rests, in bytes and elements.
+
+    Source: as ``estimator.parallel.sharding.sharded_weight_bytes``.
+    """
+    ranks = setup.shard_ranks
+    own = member_width(setup, is_adapter=False)
+    for group in fsdp_groups(model, setup):
+        for module in group.modules:
+            shapes = weight_shapes(module)
+            if is_quantized(module, setup):
+                if is_packed_divided(setup):
+                    each = packed_width(setup)
+                    count = ceil_div(ceil_div(packed_bytes(elements(shapes[0])), each), ranks)
+                    yield Shard(count * each, False, count, group.alike)
+                shapes = shapes[1:]
+            for shape in shapes:
+                count = elements(shard_shape(shape, ranks))
+                yield Shard(count * own, not setup.uses_adapters, count, group.alike)
+            if setup.uses_adapters:
+                for part in trained_parts(module, setup):
+                    count = elements(shard_shape(part.shape, ranks))
+                    yield Shard(count * part.width, True, count, group.alike)
+
+
+def shards_rest(model: Model, setup: TrainingSetup) -> Rest:
+    """FSDP2 with ``CPUOffloadPolicy``: every shard and its gradient pinned, its two states not. Bytes.
+
+        Σ shards  ⌈s⌉ + (⌈s⌉ + 2 s where trained)     ⌈ ⌉: the next power of two
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (``pin_memory``),
+    _fsdp_collectives.py, ``foreach_reduce`` (a non-blocking copy to the CPU is pinned); optim/adam.py.
+    """
+    locked = pageable = 0
+    for shard in shards(model, setup):
+        locked += shard.alike * pinned(shard.bytes) * (2 if shard.trained else 1)
+        if shard.trained:
+            what_if = setup.optim_state_dtype
+            state = what_if.bytes * shard.elements if what_if is not None else shard.bytes
+            pageable += shard.alike * STATES * state
+    return Rest(locked, pageable, 0)
+
+
+def moved(model: Model, setup: TrainingSetup) -> Moved:
+    """What one rank moves in an optimizer step of m micro-steps, n being its part; bytes, and elements stepped.
+
+        stage 1, 2      4 n down and p n up; stage 2 accumulates on the host, 2 (m - 1) · p n + p n more
+        stage 3         m · 2 p n and 4 n, as gradients come back from the host for their norm; p n up unless weights
+                        rest on the host, where every gather brings them: m · 2 · p · all
+        fsdp            m · 2 · shards up (once with fsdp_grad_op), their gradients down
+        nvme            reads 4 n weights, 8 n states, 4 n gradients, writes as much; weights as often as gathered
+
+    Error: small tensors stay gathered, and FSDP2's head from forward to backward; both are counted.
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition`` and ``step``; stage3.py,
+    ``partition_grads`` and ``_reassign_or_swap_out_partitioned_parameters``; partition_parameters.py,
+    ``_all_gather_dtype``; torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``all_gather_inputs``.
+    """
+    if not offloads(setup):
+        return Moved(0, 0, 0, 0, 0)
+    if setup.strategy.is_fsdp:
+        return _moved_shards(model, setup)
+    times, size = setup.gradient_accumulation_steps, width(setup)
+    if setup.strategy is not Strategy.ZERO3:
+        part = partition(model, setup)
+        on_host = 1 if setup.strategy is Strategy.ZERO1 else times
+        again = (2 * on_host - 1) * size * part if times > 1 else 0
+        return Moved(FLOAT32_BYTES * part + again, size * part, 0, 0, part)
+    return _moved_parts(model, setup)
+
+
+def _moved_shards(model: Model, setup: TrainingSetup) -> Moved:
+    passes = 1 if setup.strategy is Strategy.FSDP_GRAD_OP else PASSES
+    gathered = trained = stepped = 0
+    for shard in shards(model, setup):
+        gathered += shard.alike * shard.bytes
+        if shard.trained:
+            trained += shard.alike * shard.bytes
+            stepped += shard.alike * shard.elements
+    brought = setup.gradient_accumulation_steps * passes * gathered
+    return Moved(brought + trained, 0, 0, 0, stepped)
+
+
+def _moved_parts(model: Model, setup: TrainingSetup) -> Moved:
+    times, size = setup.gradient_accumulation_steps, width(setup)
+    part = sum(sub_groups(model, setup))
+    frozen = sum(starmap(int.__mul__, _frozen_parts(model, setup)))
+    running = after = read = written = stepped = 0
+    if setup.offload_optimizer is not Offload.NONE:
+        stepped = part
+        running += (2 * times * size + FLOAT32_BYTES) * part
+        after += size * part if setup.offload_param is Offload.NONE else 0
+    if setup.offload_optimizer is Offload.NVME:
+        states = (2 * FLOAT32_BYTES + _state_bytes(setup)) * part
+        read, written = read + states, written + states
+    if setup.offload_param is not Offload.NONE:
+        running += times * PASSES * size * (part + frozen)
+        after += FLOAT32_BYTES * part if setup.offload_optimizer is Offload.NONE else 0
+    if setup.offload_param is Offload.NVME:
+        away = max(0, part - KEPT_FROM_NVME)
+        read += times * PASSES * size * (away + frozen)
+        written += size * away
+    return Moved(running, after, read, written, stepped)

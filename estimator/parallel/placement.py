@@ -1,0 +1,402 @@
+"""Which module lies on which device: the maps that accelerate and transformers infer, on paper.
+
+Two libraries split a model that is too large for one device. accelerate's ``infer_auto_device_map`` fills devices in
+order; transformers 5, whose ``from_pretrained(device_map="auto")`` once called it, has its own copy, which counts bytes
+and evens devices out a little differently. Both look at weights and buffers alone: they leave no room for activations,
+gradients or optimizer states.
+
+Sizes are whole numbers of bits: a mask's element is an eighth of a byte to accelerate, a packed weight half of one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from estimator.families.module_tree import (
+    Kind,
+    Node,
+    layer_class,
+    module_tree,
+    splits_packed_experts,
+)
+from estimator.values.kinds import show
+from estimator.values.specs import Model
+
+Device = int | str
+"""A GPU by its number, or ``cpu`` or ``disk``."""
+CPU, DISK = "cpu", "disk"
+HEAD = "lm_head"
+
+BITS = MappingProxyType({"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4})
+"""Bits of a weight; accelerate's ``CustomDtype.INT4`` counts half a byte."""
+
+Widths = Mapping[Kind, int]
+"""Bits of an element, by what the tensor is."""
+
+ACCELERATE: Mapping[str, Widths] = MappingProxyType(
+    {
+        dtype: {Kind.WEIGHT: bits, Kind.MATRIX: bits, Kind.FLOAT32: bits, Kind.BOOL: 1}
+        for dtype, bits in BITS.items()
+    }
+)
+"""accelerate 1.15, utils/modeling.py, ``compute_module_sizes(dtype=…)``: buffers shrink with the weights, and
+``dtype_byte_size`` gives a truth value one bit."""
+
+
+class Balance(StrEnum):
+    """The words that ``device_map`` may be, instead of a map."""
+
+    AUTO = "auto"
+    BALANCED = "balanced"
+    BALANCED_LOW_0 = "balanced_low_0"
+    SEQUENTIAL = "sequential"
+
+
+class Packing(StrEnum):
+    """bitsandbytes' two ways to store the weight of a linear layer."""
+
+    FOUR_BIT = "load_in_4bit"
+    EIGHT_BIT = "load_in_8bit"
+
+
+def infer_auto_device_map(
+    model: Model,
+    max_memory: Mapping[Device, int],
+    *,
+    dtype: str = "bfloat16",
+    no_split_module_classes: Collection[str] | None = None,
+    balance: Balance = Balance.SEQUENTIAL,
+) -> dict[str, Device]:
+    """Where accelerate puts each module of a model whose weights are bare and tied: full module name → device.
+
+    ``max_memory`` in bytes a device. ``no_split_module_classes``: classes of modules that stay whole; None: the decoder
+    layer, transformers' ``_no_split_modules``. ``balance``: what ``load_checkpoint_and_dispatch`` does before with
+    ``get_balanced_memory``; sequential: nothing, ``max_memory`` is taken as it is.
+
+        fits on a device     used + module + tied partner ≤ max_memory − reserve
+        reserve              the largest layer still to come, on the first GPU and on the CPU; 0 elsewhere
+
+    What does not fit is split into its children unless it stays whole, and otherwise the next device is begun, never to
+    come back. After the last comes the disk, where all fits.
+
+    Leaves out: ``fallback_allocation`` and ``special_dtypes``; devices other than GPUs, CPU and disk.
+    Error: none; equal to accelerate's own dict in tests/verify, for every family.
+    Source: accelerate 1.15 utils/modeling.py, ``infer_auto_device_map`` and ``get_balanced_memory``.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> infer_auto_device_map(TINY_LLAMA, {0: 2600})  # embedding 160, a layer 1,184, reserve for another
+    {'model.embed_tokens': 0, 'model.layers.0': 0, 'model.layers.1': 'disk', 'model.norm': 'disk',
+     'model.rotary_emb': 'disk', 'lm_head': 'disk'}
+    """
+    tree = module_tree(model)
+    sizes = sizes_in_bits(tree, ACCELERATE[dtype])
+    whole = {layer_class(model)} if no_split_module_classes is None else {*no_split_module_classes}
+    budgets = _in_bits(max_memory)
+    if balance is not Balance.SEQUENTIAL:
+        firsts = _firsts(tree, sizes)
+        if unknown := sorted(whole - {*firsts}):
+            raise ValueError(
+                f"no_split_module_classes names {show(unknown[0])}, which holds no modules in {model.model_type}; "
+                f"name some of {', '.join(firsts)}."
+            )
+        cushion = max([_mean_leaf(tree, sizes), *(firsts[name] for name in whole)])
+        budgets = _balanced(budgets, sizes[""], cushion, balance)
+    return _place(tree, sizes, budgets, whole, splits_what_would_fit_alone=False)
+
+
+def from_pretrained_device_map(
+    model: Model,
+    max_memory: Mapping[Device, int],
+    *,
+    dtype: str = "bfloat16",
+    balance: Balance = Balance.AUTO,
+    packing: Packing | None = None,
+) -> dict[str, Device]:
+    """Where ``from_pretrained(device_map="auto", max_memory=…)`` puts each module: full module name → device.
+
+    As ``infer_auto_device_map``, with decoder layers whole, and:
+
+        every GPU but the last     at most model / GPUs + 1.25 · max(largest layer, largest bare module)
+        bitsandbytes               0.9 · max_memory; a packed weight counts ½ or 1 byte, its scales nothing
+
+    Raises ``ValueError`` where transformers refuses the map: modules packed into 4 bits on the CPU or the disk; and for
+    a packed Llama 4.
+
+    Leaves out: ``max_memory`` of None, which reads what is free on the machine and takes 0.9 of it (of the CPU's, and
+    of a single GPU's).
+    Error: none; equal to transformers' own dict in tests/verify, for every family.
+    Source: transformers 5.23 integrations/accelerate.py, ``_get_device_map``, ``get_balanced_memory``,
+    ``infer_auto_device_map``; quantizers/base.py, ``get_keys_to_not_convert``; quantizers/quantizer_bnb_4bit.py,
+    ``adjust_max_memory`` and ``validate_environment``.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> three = dict.fromkeys(range(3), 9999)  # GPUs 0 and 1: 2,720 / 3 + 1.25 · 1,184 = 2,386 bytes
+    >>> from_pretrained_device_map(TINY_LLAMA, three)
+    {'model.embed_tokens': 0, 'model.layers': 1, 'model.norm': 1, 'model.rotary_emb': 2, 'lm_head': 2}
+    """
+    if packing and splits_packed_experts(model):
+        raise ValueError(
+            "transformers takes Llama 4's stacked experts apart before it packs them, which is not modelled; "
+            "leave load_in_4bit and load_in_8bit out."
+        )
+    tree = module_tree(model)
+    sizes = sizes_in_bits(tree, _widths(dtype, packing), _never_packed(tree))
+    layers = layer_class(model)
+    budgets = _in_bits(max_memory)
+    if balance is not Balance.SEQUENTIAL:
+        layer = max(sizes[node.name] for node in tree.walk() if node.class_name == layers)
+        bare = max(_own_sizes(tree, sizes))
+        budgets = _balanced(budgets, sizes[""], max(layer, bare), balance)
+    if packing:
+        # floats, as `adjust_max_memory` has them; all that is left of a fraction of a bit can hold nothing
+        budgets = {device: int(bits / 8 * 0.90 * 8) for device, bits in budgets.items()}
+    placed = _place(tree, sizes, budgets, {layers}, splits_what_would_fit_alone=True)
+    devices = set(placed.values())
+    if packing and devices != {CPU} and devices & {CPU, DISK}:
+        raise ValueError(
+            f"with {packing} transformers refuses modules on the CPU or the disk; give the GPUs more max_memory."
+        )
+    return placed
+
+
+def settled_bytes(
+    model: Model, gpus: int, *, dtype: str = "bfloat16", packing: Packing | None = None
+) -> int:
+    """Bytes that each of several GPUs must have free for ``from_pretrained_device_map`` to be the same on larger ones.
+
+        max(the share that every GPU but the last is held to,  what the last is left with)
+
+    Under bitsandbytes, which takes 0.9 of what is free, the latter over 0.9.
+
+    Source: derived; nothing is reserved on the last GPU, so that it takes what is left as soon as that fits.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> at_least = settled_bytes(TINY_LLAMA, 3)  # 2,720 / 3 + 1.25 · 1,184, of which there is a doctest above
+    >>> from_pretrained_device_map(TINY_LLAMA, dict.fromkeys(range(3), at_least))["lm_head"], at_least
+    (2, 2387)
+    """
+    unlimited: dict[Device, int] = dict.fromkeys(range(gpus), 2**60)
+    tree = module_tree(model)
+    sizes = sizes_in_bits(tree, _widths(dtype, packing), _never_packed(tree))
+    layers = layer_class(model)
+    layer = max(sizes[node.name] for node in tree.walk() if node.class_name == layers)
+    cushion = max(layer, *_own_sizes(tree, sizes))
+    share = _balanced(_in_bits(unlimited), sizes[""], cushion, Balance.AUTO)[0]
+    placed = from_pretrained_device_map(model, unlimited, dtype=dtype, packing=packing)
+    last = sum(sizes[name] for name, device in placed.items() if device == gpus - 1)
+    return max(share, last * 10 // 9 if packing else last) // 8 + 1
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def sizes_in_bits(tree: Node, widths: Widths, never_packed: str | None = None) -> dict[str, int]:
+    """Bits of each module with all below it, and of each part that a module may fall into: full name → bits.
+
+    A tied head counts nothing: its weight is the embedding's.
+
+    Source: accelerate 1.15 utils/modeling.py, ``compute_module_sizes``.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> sizes_in_bits(module_tree(TINY_LLAMA), ACCELERATE["bfloat16"])["model.embed_tokens"] == 10 * 8 * 16
+    True
+    """
+    sizes: dict[str, int] = {}
+
+    def add(node: Node) -> int:
+        bare = node.name == never_packed
+        own = sum(
+            one.elements * widths[Kind.WEIGHT if bare and one.kind is Kind.MATRIX else one.kind]
+            for one in node.tensors
+        )
+        sizes[node.name] = own + sum(add(child) for child in node.children)
+        for part in node.parts:
+            if part.is_parameter:
+                sizes[part.name] = sum(one.elements * widths[one.kind] for one in part.tensors)
+        return sizes[node.name]
+
+    add(tree)
+    return sizes
+
+
+def _widths(dtype: str, packing: Packing | None) -> Widths:
+    """What ``param_element_size`` says: buffers keep their own dtype, a mask's element is a byte."""
+    matrix = {None: BITS[dtype], Packing.FOUR_BIT: 4, Packing.EIGHT_BIT: 8}[packing]
+    return {Kind.WEIGHT: BITS[dtype], Kind.MATRIX: matrix, Kind.FLOAT32: 32, Kind.BOOL: 8}
+
+
+def _never_packed(tree: Node) -> str | None:
+    """The module of the last parameter, which bitsandbytes leaves as it is beside the head, if that is a weight.
+
+    It is a norm's, but for OLMo with a tied head, whose norms have none.
+    """
+    held = [(node.name, one.name) for node in tree.walk() for one in node.tensors]
+    parameters = [(node, name) for node, name in held if name in {"weight", "bias"}]
+    module, name = parameters[-1]
+    return module if name == "weight" else None
+
+
+def _own_sizes(tree: Node, sizes: Mapping[str, int]) -> Iterator[int]:
+    """Bits of each module's own tensors, without its children's."""
+    for node in tree.walk():
+        yield sizes[node.name] - sum(sizes[child.name] for child in node.children)
+
+
+def _firsts(tree: Node, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Bits of the first module of each class that has children, from the model's own on."""
+    firsts: dict[str, int] = {}
+    for node in tree.walk():
+        if node.name and node.class_name and sizes[node.name]:
+            firsts.setdefault(node.class_name, sizes[node.name])
+    return firsts
+
+
+def _mean_leaf(tree: Node, sizes: Mapping[str, int]) -> int:
+    """Bits of a module that holds tensors and none of whose children does: the mean, whole bytes.
+
+    Source: accelerate 1.15 utils/modeling.py, ``get_module_leaves``.
+    """
+    leaves = [
+        sizes[node.name]
+        for node in tree.walk()
+        if sizes[node.name] and not any(sizes[child.name] for child in node.children)
+    ]
+    return sum(leaves) // (8 * len(leaves)) * 8
+
+
+# --- budgets --------------------------------------------------------------------------------------
+
+
+def _in_bits(max_memory: Mapping[Device, int]) -> dict[Device, int]:
+    """Bits a device in the order in which they are filled: GPUs by number, CPU, disk."""
+    order: list[Device] = sorted(device for device in max_memory if isinstance(device, int))
+    order += [device for device in (CPU, DISK) if device in max_memory]
+    return {device: 8 * max_memory[device] for device in order}
+
+
+def _balanced(
+    budgets: Mapping[Device, int], total: int, cushion: int, balance: Balance
+) -> dict[Device, int]:
+    """Budgets with every GPU but the last held to its share and a cushion."""
+    gpus = [device for device in budgets if isinstance(device, int) and budgets[device] > 0]
+    low_zero = balance is Balance.BALANCED_LOW_0 and len(gpus) > 1
+    if not gpus:
+        return dict(budgets)
+    if low_zero and not {*range(len(gpus))} <= {*budgets}:
+        raise ValueError(
+            "device_map balanced_low_0 counts GPUs from 0 without a gap; number those of max_memory so."
+        )
+    share = total // (8 * (len(gpus) - low_zero)) + 5 * cushion // 32  # bytes: 1.25 · cushion / 8
+    held = dict(budgets)
+    for gpu in gpus[:-1]:
+        if not (low_zero and gpu == 0):
+            held[gpu] = min(8 * share, held[gpu])
+    if low_zero:
+        elsewhere = sum(bits for gpu, bits in held.items() if gpu in range(1, len(gpus)))
+        held[0] = min(max(0, total - elsewhere), held[0])
+    return held
+
+
+# --- placing --------------------------------------------------------------------------------------
+
+
+def _place(
+    tree: Node,
+    sizes: Mapping[str, int],
+    budgets: Mapping[Device, int],
+    whole: Collection[str],
+    *,
+    splits_what_would_fit_alone: bool,
+) -> dict[str, Device]:
+    """The walk that both libraries share.
+
+    ``splits_what_would_fit_alone``: transformers splits a module that fits, but not beside its tied partner; accelerate
+    begins the next device.
+    """
+    devices = [*budgets, *({DISK} - {*budgets})]
+    gpus = [device for device in devices if isinstance(device, int)]
+    reserving = {*gpus[:1], CPU}
+    used = dict.fromkeys(devices, 0)
+    queue = list(tree.children)
+    embedding = next(node.name for node in tree.walk() if node.tensors and not node.children)
+    tied = not queue[-1].tensors
+    largest, bearers = _largest(queue, sizes, whole)
+    placed: dict[str, Device] = {}
+    place = iter(devices)
+    device = next(place)
+    while queue:
+        node = queue.pop(0)
+        bearers = [name for name in bearers if name != node.name and not _is_in(name, node)]
+        if not bearers:
+            largest, bearers = _largest(queue, sizes, whole)
+        reserve = largest if device in reserving else 0
+        room = budgets.get(device, 0) - reserve - used[device]
+        names = (
+            (node.name, HEAD)
+            if tied and f"{embedding}.".startswith(f"{node.name}.")
+            else (node.name,)
+        )
+        size, with_tied = sizes[node.name], sum(sizes[name] for name in names)
+        if device == DISK or with_tied <= room:
+            used[device] += with_tied
+            placed |= dict.fromkeys(names, device)
+            queue = [one for one in queue if one.name not in names]
+        elif _splits(node, whole) and (size >= room or splits_what_would_fit_alone):
+            queue[:0] = node.parts
+            largest, bearers = _largest(queue, sizes, whole)
+        else:
+            used[device] += reserve
+            device = next(place)
+            queue.insert(0, node)
+    return _grouped(placed)
+
+
+def _is_in(name: str, node: Node) -> bool:
+    return name.startswith(f"{node.name}.")
+
+
+def _splits(node: Node, whole: Collection[str]) -> bool:
+    return bool(node.children) and node.class_name not in whole
+
+
+def _largest(
+    nodes: Iterable[Node], sizes: Mapping[str, int], whole: Collection[str]
+) -> tuple[int, list[str]]:
+    """Bits of the largest module that cannot be split, and the names of those that have it."""
+    pending, kept = [node for node in nodes if not node.is_parameter][::-1], []
+    while pending:
+        node = pending.pop()
+        if _splits(node, whole):
+            pending += node.children[::-1]
+        else:
+            kept.append(node.name)
+    most = max((sizes[name] for name in kept), default=0)
+    return most, [name for name in kept if sizes[name] == most]
+
+
+def _grouped(placed: Mapping[str, Device]) -> dict[str, Device]:
+    """A map with one key for all that lies together: a module's own, or the empty name for the whole model.
+
+    Source: accelerate 1.15 utils/modeling.py, ``clean_device_map``.
+
+    >>> _grouped({"model.a": 0, "model.b": 0, "lm_head": 1})
+    {'model': 0, 'lm_head': 1}
+    """
+    under: dict[str, list[Device]] = defaultdict(list)
+    for name, device in placed.items():
+        for ancestor in _ancestors(name):
+            under[ancestor].append(device)
+    together = {name for name, all_of in under.items() if len(all_of) > 1 and len(set(all_of)) == 1}
+    return {
+        next((one for one in _ancestors(name) if one in together), name): device
+        for name, device in placed.items()
+    }
+
+
+def _ancestors(name: str) -> list[str]:
+    """The names above a name, the root's first."""
+    parts = name.split(".")
+    return [".".join(parts[:depth]) for depth in range(len(parts))]

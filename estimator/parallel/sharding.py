@@ -1,0 +1,431 @@
+"""What each strategy divides between GPUs: the tensors of one rank, in elements and bytes.
+
+FSDP2 divides every tensor along its first axis; the last ranks may have fewer rows, and what is stored and sent is
+padded to the rows of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from estimator.families.parameters import (
+    Embedding,
+    Module,
+    Norm,
+    is_copied,
+    is_quantized,
+    layer_groups,
+    layer_modules,
+    outer_modules,
+    tied_head,
+    weight_shapes,
+)
+from estimator.families.weights import (
+    FLOAT32_BYTES,
+    adapter_tensors,
+    adapter_width,
+    elements,
+    packed_bytes,
+    scale_bytes,
+    tensors_bytes,
+    unquantized_width,
+)
+from estimator.resident.optimizer import Trainable
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Strategy, TrainingSetup
+
+UINT8 = "uint8"
+"""bitsandbytes' default dtype for packed 4-bit weights."""
+
+Shape = tuple[int, ...]
+
+
+def shard_shape(shape: Shape, ranks: int) -> Shape:
+    """Elements per axis of the first rank's shard of a tensor, which is the largest: the first axis in ``ranks`` parts.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (``_chunk_with_empty``).
+
+    >>> shard_shape((10, 4), 4)
+    (3, 4)
+    """
+    return (ceil_div(shape[0], ranks), *shape[1:])
+
+
+def last_shard_shape(shape: Shape, ranks: int) -> Shape:
+    """Elements per axis of the last rank's shard, which is the smallest, without padding.
+
+    Source: as ``shard_shape``.
+
+    >>> last_shard_shape((10, 4), 4), last_shard_shape((5, 2), 4)
+    ((1, 4), (0, 2))
+    """
+    rows = ceil_div(shape[0], ranks)
+    return (max(0, shape[0] - rows * (ranks - 1)), *shape[1:])
+
+
+def upcasts_trained(setup: TrainingSetup) -> bool:
+    """Whether accelerate turns trained weights into float32 before FSDP divides them.
+
+    Under mixed precision, unless the base is 4-bit; each gather then sends 16 bits an element.
+    Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` ("Upcast to fp32 master weights").
+    """
+    mixed = setup.mixed_precision is not MixedPrecision.NO
+    return setup.strategy.is_fsdp and mixed and setup.method is not Method.QLORA
+
+
+def finds_unused(setup: TrainingSetup) -> bool:
+    """Whether DDP looks for unused parameters, so that it copies the model's outputs.
+
+    Trainer asks for it unless a bare model is checkpointed; a model of PEFT's is none of transformers' own.
+
+    Source: transformers 5.23, trainer.py, ``create_accelerator_and_postprocess``; torch 2.13,
+    nn/parallel/distributed.py, ``_DDPSink``.
+    """
+    checkpointed = setup.gradient_checkpointing and not setup.uses_adapters
+    return setup.strategy is Strategy.DDP and not checkpointed
+
+
+def bucket_bytes(tensors: Iterable[Trainable]) -> int:
+    """Bytes of DDP's buckets: every gradient once more, as accelerate leaves ``gradient_as_bucket_view`` off.
+
+    Leaves out: rounding of each bucket of 25 MiB up to 512 bytes.
+    Source: torch 2.13, torch/csrc/distributed/c10d/reducer.cpp, ``initialize_buckets``; accelerate 1.15,
+    utils/dataclasses.py, ``DistributedDataParallelKwargs``.
+
+    >>> bucket_bytes([Trainable((1024, 1024), 2, 3)]) == 3 * 2 * 1024**2
+    True
+    """
+    return allocated(sum(t.alike * elements(t.shape) * t.width for t in tensors))
+
+
+class Grouped(NamedTuple):
+    """Modules that FSDP2 gathers and reduces together, and how many groups alike there are."""
+
+    name: str
+    modules: tuple[Module, ...]
+    alike: int = 1
+
+
+EMBEDDING, TAIL, ROOT, LAYER = "embedding", "tail", "root", "layer"
+
+
+FINDS_NORM_UNDER_PEFT = frozenset(
+    {"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt"}
+)
+"""Families whose base model has another name than ``model``: by that name PEFT shows the wrapped causal model, which
+has no norm among its children (``base_model_prefix``; peft 0.21, tuners/lora/model.py)."""
+NEVER_FINDS_NORM = frozenset({"llama4_text", "opt"})
+"""The final norm is no child of what ``base_model_prefix`` names: OPT's lies in a decoder, and Llama 4 has no such."""
+
+
+def joins_norm(model: Model, setup: TrainingSetup) -> bool:
+    """Whether the final norm is gathered with the head; else it is left to the root.
+
+    Source: accelerate 1.15, utils/fsdp_utils.py, ``_find_final_norm``: a child of the base model whose class has Norm
+    in its name, which PEFT's ``ModulesToSaveWrapper`` has not.
+    """
+    if model.model_type in NEVER_FINDS_NORM:
+        return False
+    if not setup.uses_adapters:
+        return True
+    return model.model_type in FINDS_NORM_UNDER_PEFT and not any(
+        is_copied(norm, setup) for norm in final_norms(model)
+    )
+
+
+def final_norms(model: Model) -> list[Norm]:
+    """The norm before the head, where there is one.
+
+    Source: derived, from ``outer_modules``; BLOOM has another behind its embedding.
+    """
+    return [
+        module
+        for module in outer_modules(model)
+        if isinstance(module, Norm) and module.name != "word_embeddings_layernorm"
+    ]
+
+
+def fsdp_groups(model: Model, setup: TrainingSetup) -> tuple[Grouped, ...]:
+    """The groups that accelerate makes: the embedding, the final norm with the head, what is left, and each layer.
+
+    A tied embedding is in the head's group. A module that PEFT copied is there twice, original and copy.
+
+    Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``; ``joins_norm``.
+    """
+    outer = outer_modules(model)
+    first = next(module for module in outer if isinstance(module, Embedding))
+    head = [module for module in outer if module.name == "lm_head"]
+    tail = [*(final_norms(model) if joins_norm(model, setup) else []), *head]
+    if model.tie_word_embeddings:
+        tail.append(first)
+    root = tuple(module for module in outer if module is not first and module not in tail)
+    embedding = () if model.tie_word_embeddings else (first,)
+    return (
+        Grouped(EMBEDDING, embedding),
+        Grouped(TAIL, tuple(tail)),
+        Grouped(ROOT, root),
+        *(
+            Grouped(LAYER, layer_modules(model, lowest), count)
+            for lowest, count in layer_groups(model)
+        ),
+    )
+
+
+def member_width(setup: TrainingSetup, *, is_adapter: bool, is_copy: bool = False) -> int:
+    """Bytes per element of a weight's shard as it is stored, and of its gradient; a copy is PEFT's, of a whole module.
+
+    Source: derived, from ``upcasts_trained``, ``adapter_width`` and ``unquantized_width``.
+    """
+    trained = is_adapter or is_copy or not setup.uses_adapters
+    if trained and upcasts_trained(setup):
+        return FLOAT32_BYTES
+    return adapter_width(setup) if is_adapter else unquantized_width(setup)
+
+
+def packed_width(setup: TrainingSetup) -> int:
+    """Bytes of one element of the dtype that packed weights pass for (``bnb_4bit_quant_storage``).
+
+    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit(quant_storage=…)``.
+    """
+    return 1 if setup.bnb_4bit_quant_storage == UINT8 else Dtype(setup.bnb_4bit_quant_storage).bytes
+
+
+def loads_in_parts(setup: TrainingSetup) -> bool:
+    """Whether the weights reach each GPU already divided, so that loading never needs more than a step.
+
+    Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_load_full_state_dict``; DeepSpeed 0.19.6,
+    runtime/zero/partition_parameters.py, ``Init``.
+    """
+    return setup.strategy.is_fsdp or setup.strategy is Strategy.ZERO3
+
+
+def is_packed_divided(setup: TrainingSetup) -> bool:
+    """Whether packed 4-bit weights are divided: only where they pass for floats.
+
+    Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``incompatible_params4bit`` are ignored).
+    """
+    return setup.bnb_4bit_quant_storage != UINT8
+
+
+def made_divided(setup: TrainingSetup) -> bool:
+    """Whether each weight is divided as the model is made, as at stage 3 of every model but a quantised one.
+
+    DeepSpeed then casts none, so that PEFT's adapters stay float32, and puts its own function in ``linear``'s place.
+    Source: transformers 5.23, modeling_utils.py, ``get_init_context`` (``needs_zero3_init``); DeepSpeed 0.19.6,
+    runtime/engine.py, ``_cast_module_mixed_precision`` (``is_zero_init_model``); runtime/zero/partition_parameters.py,
+    ``_enable_mem_efficient_linear``.
+    """
+    quantised = setup.method is Method.QLORA or setup.load_in_8bit
+    return setup.strategy is Strategy.ZERO3 and not quantised
+
+
+def computed(setup: TrainingSetup) -> TrainingSetup:
+    """The setup that the forward pass sees: under mixed precision sharded weights are gathered in 16 bits, all of them.
+
+    Adapters and what PEFT cast to float32 included; so no operator casts a weight again.
+
+    Source: accelerate 1.15, utils/dataclasses.py, ``set_mixed_precision`` (``param_dtype``, ``reduce_dtype``);
+    DeepSpeed 0.19.6, runtime/engine.py, ``_configure_distributed_model`` (``module.bfloat16()``).
+    """
+    divided = setup.strategy.is_fsdp or setup.strategy.is_zero
+    # each micro-step reduces its gradients, or adds them up where they lie flat
+    if setup.strategy in (Strategy.ZERO2, Strategy.ZERO3) or setup.uses_fsdp1:
+        setup = replace(setup, gradient_accumulation_steps=1)
+    if setup.strategy.is_zero and setup.mixed_precision is not MixedPrecision.NO:
+        # accelerate 1.15, _prepare_deepspeed: no autocast around a model that DeepSpeed cast
+        setup = replace(setup, mixed_precision=MixedPrecision.NO)
+        divided_in_16_bits = True
+    else:
+        divided_in_16_bits = setup.mixed_precision is not MixedPrecision.NO
+    if not divided or not divided_in_16_bits:
+        return setup
+    return replace(
+        setup,
+        # the memory of float16 is the same, and a setup of trained float16 under its scaler could not be built
+        dtype=Dtype.BFLOAT16,
+        autocast_adapter_dtype=setup.autocast_adapter_dtype and made_divided(setup),
+        prepare_model_for_kbit_training=False,
+    )
+
+
+def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
+    """Shapes in elements of a module's adapters, none if it is not adapted.
+
+    Source: as ``adapter_tensors``.
+    """
+    return tuple(tensor.shape for tensor in adapter_tensors(module, setup))
+
+
+def copied_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
+    """Shapes in elements of the copy that PEFT trains of a module, none if it has none.
+
+    Source: as ``is_copied``.
+    """
+    return weight_shapes(module) if is_copied(module, setup) else ()
+
+
+def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
+    """Shapes in elements of what is trained of one module: its weights, or its adapters and its copy.
+
+    Source: derived, from ``weight_shapes``, ``adapter_shapes`` and ``copied_shapes``.
+    """
+    if not setup.uses_adapters:
+        return weight_shapes(module)
+    return (*adapter_shapes(module, setup), *copied_shapes(module, setup))
+
+
+class Part(NamedTuple):
+    """One trained tensor of a module, whole."""
+
+    shape: Shape
+    width: int
+    """Bytes per element of its shards."""
+
+
+def trained_parts(module: Module, setup: TrainingSetup) -> list[Part]:
+    """What FSDP2 divides of a module that is trained: its weights, or its adapters and its copy; elements and bytes.
+
+    Source: derived, from ``member_width``; DoRA's magnitudes beside packed weights are float32 (``adapter_tensors``).
+    """
+    if not setup.uses_adapters:
+        width = member_width(setup, is_adapter=False)
+        return [Part(shape, width) for shape in weight_shapes(module)]
+    upcast = upcasts_trained(setup)
+    copied = member_width(setup, is_adapter=False, is_copy=True)
+    return [
+        *(
+            Part(tensor.shape, FLOAT32_BYTES if upcast else tensor.width)
+            for tensor in adapter_tensors(module, setup)
+        ),
+        *(Part(shape, copied) for shape in copied_shapes(module, setup)),
+    ]
+
+
+def check_groups(model: Model, setup: TrainingSetup) -> None:
+    """Refuse what FSDP2 refuses: trained tensors of two dtypes in one group, and a tied weight in two groups.
+
+    Raises ``ValueError`` with one sentence.
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``_init_mp_dtypes``, and _fsdp_state.py,
+    ``_validate_no_duplicate_params``; accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (a head whose
+    embedding was copied is no longer tied).
+    """
+    if not setup.strategy.is_fsdp or setup.uses_fsdp1 or not setup.uses_adapters:
+        return
+    groups = fsdp_groups(model, setup)
+    first = next(module for module in outer_modules(model) if isinstance(module, Embedding))
+    ends: tuple[Module, ...] = (first, *tied_head(model))
+    if model.tie_word_embeddings and any(is_copied(module, setup) for module in ends):
+        raise ValueError(
+            f"modules_to_save names the embedding or the head of {model.model_type}, which are one tied weight: FSDP 2 "
+            "finds the original in two of its groups and refuses it; leave both out, or take ddp."
+        )
+    for group in groups:
+        parts = [part for module in group.modules for part in trained_parts(module, setup)]
+        if len({part.width for part in parts}) > 1:
+            raise ValueError(
+                "FSDP 2 takes trained tensors of one dtype in each group, and here adapters and what lies beside them "
+                "are of two; set mixed_precision bf16 on a base that is not packed, or "
+                f"autocast_adapter_dtype {str(not setup.autocast_adapter_dtype).lower()}."
+            )
+
+
+def sharded_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
+    """What is trained, as the first rank holds it under FSDP2: the optimizer sees these shards, without padding.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``to_sharded_dtensor``.
+    """
+    return [
+        Trainable(
+            shard_shape(part.shape, setup.shard_ranks),
+            part.width,
+            group.alike,
+            isinstance(module, Embedding),
+        )
+        for group in fsdp_groups(model, setup)
+        for module in group.modules
+        for part in trained_parts(module, setup)
+    ]
+
+
+def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of one rank's weights under FSDP2, adapters not: every tensor padded to the rows of the first rank.
+
+        Σ tensors  ⌈rows / ranks⌉ · columns · p     p: 4 where trained under mixed precision, else as loaded
+
+    Packed 4-bit weights lie whole on every GPU, unless they pass for floats; their scales always do.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param``.
+    """
+    ranks, width = setup.shard_ranks, member_width(setup, is_adapter=False)
+    total = 0
+    for group in fsdp_groups(model, setup):
+        for module in group.modules:
+            shapes = weight_shapes(module)
+            if is_quantized(module, setup):
+                total += group.alike * _packed_shard(shapes[0], setup)
+                shapes = shapes[1:]
+            shards = [shard_shape(shape, ranks) for shape in shapes]
+            total += group.alike * tensors_bytes(shards, width)
+    return total
+
+
+def unmoved_weight_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of weights that stay on the GPU when FSDP2 offloads: scales of packed ones, and those that are not divided.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (shards go to the CPU);
+    accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``ignored_params``).
+    """
+    total = 0
+    for group in fsdp_groups(model, setup):
+        for module in group.modules:
+            if is_quantized(module, setup):
+                count = elements(weight_shapes(module)[0])
+                scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
+                packed = 0 if is_packed_divided(setup) else allocated(packed_bytes(count))
+                total += group.alike * (packed + scales)
+    return total
+
+
+def _packed_shard(shape: Shape, setup: TrainingSetup) -> int:
+    count = elements(shape)
+    scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
+    packed = packed_bytes(count)
+    if is_packed_divided(setup):
+        width = packed_width(setup)
+        packed = ceil_div(ceil_div(packed, width), setup.shard_ranks) * width
+    return allocated(packed) + scales
+
+
+def sharded_adapter_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of one rank's adapters, and of its parts of the modules that PEFT copied, under FSDP2.
+
+    Source: as ``sharded_weight_bytes``.
+    """
+    if not setup.uses_adapters:
+        return 0
+    return sum(
+        group.alike * tensors_bytes([shard_shape(part.shape, setup.shard_ranks)], part.width)
+        for group in fsdp_groups(model, setup)
+        for module in group.modules
+        for part in trained_parts(module, setup)
+    )
+
+
+def sharded_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of one rank's gradients under FSDP2 when all are reduced: one flat tensor a group, in the stored dtype.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_reduce``.
+    """
+    return sum(
+        group.alike
+        * allocated(
+            sum(
+                part.width * elements(shard_shape(part.shape, setup.shard_ranks))
+                for module in group.modules
+                for part in trained_parts(module, setup)
+            )
+        )
+        for group in fsdp_groups(model, setup)
+    )

@@ -1,0 +1,508 @@
+"""DeepSpeed's ZeRO: what a rank holds under each stage, and what becomes of weights and gradients on the tape.
+
+Every trained weight is kept in 16 bits, and once more in float32 in flat parts, one a rank, which the optimizer steps.
+Buckets are as Trainer fills ``auto``: reduce h², prefetch 0.9 h², persistence threshold 10 h elements (h: hidden size).
+
+Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py and partitioned_param_coordinator.py, as each says;
+transformers 5.23, integrations/deepspeed.py, ``trainer_config_finalize``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from estimator.families.parameters import (
+    Module,
+    is_quantized,
+    layer_groups,
+    layer_modules,
+    outer_modules,
+    weight_shapes,
+)
+from estimator.families.weights import FLOAT32_BYTES, elements, quantized_bytes
+from estimator.parallel.sharding import adapter_shapes, made_divided, trained_shapes
+from estimator.parallel.zero3_coordinator import Rules
+from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
+from estimator.tape.tape import (
+    COMMUNICATION,
+    GRADIENTS,
+    TEMPORARIES,
+    Leaf,
+    Parameter,
+    Storage,
+    Tape,
+    Tensor,
+    Whole,
+)
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.specs import MixedPrecision, Model, Offload, Strategy, TrainingSetup
+
+SUB_GROUP = 10**9
+"""Elements of a rank that are stepped together: DeepSpeed 0.19.6, runtime/zero/config.py, ``sub_group_size``."""
+NORM_WIDTH = 8
+"""Bytes per element of the copy of a gradient whose norm is taken before it goes to the host: float64. DeepSpeed
+0.19.6, runtime/zero/utils.py, ``get_norm_dtype``."""
+NORM_PART = 250_000_000
+"""Elements of which stage 3 takes the norm at once: stage3.py, ``_constant_buffered_norm2``."""
+SWAPPED_BYTES = 2**20
+"""Smaller tensors are not written to NVMe: DeepSpeed 0.19.6, runtime/swap_tensor/constants.py, ``MIN_AIO_BYTES``."""
+
+
+class Counted(NamedTuple):
+    """One tensor of the model, and whether it is trained."""
+
+    elements: int
+    trained: bool
+
+
+def width(setup: TrainingSetup) -> int:
+    """Bytes per element of the weights that are computed with: 2 under bf16 or fp16, else 4.
+
+    Source: DeepSpeed 0.19.6, runtime/engine.py, ``_cast_module_mixed_precision`` and ``__check_params``.
+    """
+    return FLOAT32_BYTES if setup.mixed_precision is MixedPrecision.NO else 2
+
+
+def trained_width(setup: TrainingSetup) -> int:
+    """Bytes per element of the weights that are trained, as they are computed with.
+
+    Source: as ``made_divided``.
+    """
+    wide = setup.uses_adapters and setup.autocast_adapter_dtype and made_divided(setup)
+    return FLOAT32_BYTES if wide else width(setup)
+
+
+def gathers_nothing(setup: TrainingSetup) -> bool:
+    """Whether stage 3 computes with the weights where they rest: on one GPU, whose part is everything.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/partition_parameters.py, ``_no_gather_coalesced`` and ``NoGatherHandle``.
+    """
+    alone = setup.strategy is Strategy.ZERO3 and setup.num_gpus == 1
+    return alone and setup.offload_param is Offload.NONE
+
+
+def gathering(model: Model, setup: TrainingSetup) -> Rules | None:
+    """How stage 3 gathers weights, in elements: 0.9 h² ahead, and those up to 10 h stay whole; None if it need not.
+
+    Source: transformers 5.23, integrations/deepspeed.py, ``stage3_prefetch_bucket_size`` and
+    ``stage3_param_persistence_threshold``.
+    """
+    if setup.strategy is not Strategy.ZERO3 or gathers_nothing(setup):
+        return None
+    hidden = model.hidden_size
+    return Rules(
+        prefetched=9 * hidden**2 // 10,
+        persistent=10 * hidden,
+        rests_on_host=setup.offload_param is not Offload.NONE,
+        alone=setup.num_gpus == 1,
+        is_wrapped=setup.uses_adapters,
+    )
+
+
+def _modules(model: Model) -> Iterable[tuple[Module, int]]:
+    for module in outer_modules(model):
+        yield module, 1
+    for lowest, count in layer_groups(model):
+        for module in layer_modules(model, lowest):
+            yield module, count
+
+
+def _tensors(module: Module, setup: TrainingSetup) -> list[Counted]:
+    """Of one module: its own weights that are not packed, and its adapters."""
+    own = weight_shapes(module)[1 if is_quantized(module, setup) else 0 :]
+    return [
+        *(Counted(elements(shape), not setup.uses_adapters) for shape in own),
+        *(Counted(elements(shape), True) for shape in adapter_shapes(module, setup)),
+    ]
+
+
+def whole_tensors(model: Model, setup: TrainingSetup) -> list[tuple[Counted, int]]:
+    """Every tensor that is not packed, adapters too, with its elements, and how many are alike.
+
+    Source: derived, from ``weight_shapes`` and ``adapter_shapes``.
+    """
+    return [(t, n) for module, n in _modules(model) for t in _tensors(module, setup)]
+
+
+def _trained_shapes(model: Model, setup: TrainingSetup) -> Iterator[tuple[int, ...]]:
+    """Every trained tensor's, in the order of the model: embedding, layers, head."""
+    first, *last = outer_modules(model)
+    yield from trained_shapes(first, setup)
+    for lowest, count in layer_groups(model):
+        layer = [s for m in layer_modules(model, lowest) for s in trained_shapes(m, setup)]
+        yield from layer * count
+    for module in last:
+        yield from trained_shapes(module, setup)
+
+
+def trained_elements(model: Model, setup: TrainingSetup) -> list[int]:
+    """Elements of every trained tensor, in the order of the model: embedding, layers, head.
+
+    Source: torch 2.13, ``Module.named_parameters``.
+    """
+    return [elements(shape) for shape in _trained_shapes(model, setup)]
+
+
+def stepped_groups(model: Model, setup: TrainingSetup) -> list[list[int]]:
+    """Elements of every trained tensor in the optimizer's groups: those with weight decay, then norms and biases.
+
+    Source: transformers 5.23, trainer.py, ``get_decay_parameter_names``.
+    """
+    if setup.uses_adapters:
+        return [trained_elements(model, setup)]
+    groups: tuple[list[int], list[int]] = ([], [])
+    for shape in _trained_shapes(model, setup):
+        groups[len(shape) == 1].append(elements(shape))
+    return [group for group in groups if group]
+
+
+def partition(model: Model, setup: TrainingSetup) -> int:
+    """Elements of one rank's part of all trained weights, each group laid end to end and padded to twice the ranks.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py (``nccl_start_alignment_factor``).
+    """
+    return sum(_part(sum(sizes), setup.num_gpus) for sizes in stepped_groups(model, setup))
+
+
+def _part(total: int, ranks: int) -> int:
+    return 2 * ceil_div(total, 2 * ranks)
+
+
+def kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
+    """Elements of the gradients that each rank of stages 1 and 2 keeps: whole tensors, where its part cuts them.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition``.
+    """
+    kept = [0] * setup.num_gpus
+    for sizes in stepped_groups(model, setup):
+        ends = list(accumulate(sizes))
+        part = _part(ends[-1], setup.num_gpus)
+        for rank in range(setup.num_gpus):
+            start, end = min(rank * part, ends[-1]), min((rank + 1) * part, ends[-1])
+            if start < end:
+                low, high = bisect_right(ends, start), bisect_left(ends, end)
+                kept[rank] += ends[high] - (ends[low] - sizes[low])
+    return kept
+
+
+def after_backward(model: Model, setup: TrainingSetup) -> int:
+    """Bytes beside all gradients and the bucket when stage 1 reduces them, at its highest and on the fullest rank.
+
+    When backward is over the tensors go by in the order of the model, bucket by bucket. Small ones are copied into the
+    bucket; a rank's own are copied to where they stay, or go to the host by way of a copy in float64, and are let go.
+
+        at a tensor of the rank's own  8 n (offloaded; else all of its own, p Σ n) − p · what has gone before
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``reduce_gradients``, ``reduce_ipg_grads``,
+    ``copy_grads_in_partition`` and ``set_norm_for_param_grad_in_gpu``.
+    """
+    offloads = setup.offload_optimizer is not Offload.NONE
+    size, kept = width(setup), kept_gradients(model, setup)
+    limit, gone, most = model.hidden_size**2, [0] * setup.num_gpus, 0
+    copied = 0  # of small ones, on every rank
+    bucket: list[list[tuple[int, int]]] = []
+    inside = 0
+
+    def reduce() -> None:
+        nonlocal most
+        for pieces in bucket:
+            for rank, piece in pieces:
+                beside = NORM_WIDTH * piece if offloads else size * kept[rank]
+                most = max(most, beside - size * (copied + gone[rank]))
+        for pieces in bucket:
+            whole = sum(piece for _, piece in pieces)
+            for rank, _ in pieces:
+                gone[rank] += whole if whole > limit else 0
+        bucket.clear()
+
+    for sizes in stepped_groups(model, setup):
+        part, start = _part(sum(sizes), setup.num_gpus), 0
+        for count in sizes:
+            if inside + count > limit:
+                reduce()
+                inside = 0
+            copied += count if count <= limit else 0
+            inside += count
+            end = start + count
+            ranks = range(start // part, (end - 1) // part + 1)
+            bucket.append(
+                [(rank, min(end, (rank + 1) * part) - max(start, rank * part)) for rank in ranks]
+            )
+            start = end
+    reduce()
+    return most
+
+
+class Held(NamedTuple):
+    """Bytes that one rank holds, by what they are."""
+
+    weights: int
+    gradients: int
+    """That are there at the step."""
+    standing: int
+    """Of these, what is there already when a micro-step begins."""
+    transient: int
+    states: States
+    """With the float32 weights that the optimizer steps."""
+    communication: int
+
+
+def held(model: Model, setup: TrainingSetup) -> Held:
+    """Bytes of one rank under ZeRO, the fullest.
+
+        stage 1, 2   2 N + (4 + k) N/W + gradients       stage 3   (2 + 2 + 4 + k) N/W + small weights whole
+        N: trained weights; W: ranks; k: the optimizer's states in float32, 8 for AdamW
+
+    At the step a norm is taken of one gradient after the other in float64, 8 bytes an element; then the part's are
+    laid end to end, 2 N/W, and turned into float32, 4 N/W; at stage 3 by groups of 10⁹ elements.
+
+    An offloaded optimizer leaves neither states nor gradients; stages 1 and 2 keep a buffer as large as the largest
+    gradient instead, stage 3 with NVMe the gradients too small to be written. Offloaded weights leave the small ones.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``get_grad_norm_direct``, ``step`` and
+    ``temp_grad_buffer_for_gpu_offload``;
+    stage3.py, ``_prepare_fp32_grad_for_sub_group``, ``grad_partitions_flat_buffer`` and
+    ``_create_fp16_partitions_with_defragmentation``; swap_tensor/optimizer_utils.py, ``_swap_out_gradients``.
+    """
+    ranks, size = setup.num_gpus, width(setup)
+    stage3 = setup.strategy is Strategy.ZERO3
+    steps_on_host = setup.offload_optimizer is not Offload.NONE
+    whole = whole_tensors(model, setup)
+    packed = sum(n * _packed(module, setup) for module, n in _modules(model))
+    trained = sum(n * t.elements for t, n in whole if t.trained)
+    frozen = sum(n * t.elements for t, n in whole if not t.trained)
+    hidden = model.hidden_size
+    if stage3:
+        part = sum(n * ceil_div(t.elements, ranks) for t, n in whole if t.trained)
+        rest = sum(n * ceil_div(t.elements, ranks) for t, n in whole if not t.trained)
+        of_trained = trained_width(setup)
+        small = sum(
+            n * t.elements * (of_trained if t.trained else size)
+            for t, n in whole
+            if t.elements <= 10 * hidden
+        )
+        small = 0 if gathers_nothing(setup) else small
+        parts = of_trained * part + size * rest if setup.offload_param is Offload.NONE else 0
+        weights = parts + small + packed
+        stepped = min(part, SUB_GROUP)
+        gradients = standing = allocated(size * part)
+    else:
+        part = stepped = partition(model, setup)
+        weights = size * (trained + frozen) + packed
+        gradients = allocated(size * max(kept_gradients(model, setup)))
+        standing = 0
+        if setup.gradient_accumulation_steps > 1:
+            # stage 1 lets its bucket go, too, when it has reduced
+            of_stage_1 = size * (trained + hidden**2)
+            standing = of_stage_1 if setup.strategy is Strategy.ZERO1 else gradients
+    # also of float32 weights: _create_fp32_partitions compares the tensor's device with a text, which it never equals
+    master = FLOAT32_BYTES * part
+    if steps_on_host:
+        on_the_gpu = standing if setup.strategy is Strategy.ZERO1 else 0
+        beside = size * hidden**2 if stage3 else size * max(trained_elements(model, setup))
+        if setup.offload_optimizer is Offload.NVME:
+            beside += FLOAT32_BYTES * _too_small_to_swap(whole, ranks)
+        return Held(weights, 0, on_the_gpu, 0, States(0, 0), beside)
+    flat = [Trainable((part,), FLOAT32_BYTES, 1)]
+    of_step = [Trainable((stepped,), FLOAT32_BYTES, 1)]
+    states = optimizer_states(flat, setup.optim, setup.optim_state_dtype)
+    at_once = max(ceil_div(t.elements, ranks) for t, _ in whole if t.trained)
+    if not stage3:  # a rank's piece of the largest, which may be all of its part
+        at_once = min(part, max(trained_elements(model, setup)))
+    transient = max(
+        NORM_WIDTH * at_once,
+        stepped * (size + (FLOAT32_BYTES if size < FLOAT32_BYTES else 0)),
+        stepped * FLOAT32_BYTES + step_transient(of_step, setup.optim, setup.optim_state_dtype),
+    )
+    return Held(
+        weights=weights,
+        gradients=gradients,
+        standing=standing,
+        transient=transient,
+        states=States(states.resident_bytes + master, states.paged_bytes),
+        communication=size * hidden**2 if stage3 else 0,
+    )
+
+
+def _too_small_to_swap(whole: Iterable[tuple[Counted, int]], ranks: int) -> int:
+    """Elements of a rank's parts whose float32 gradients wait on the GPU for the step."""
+    parts = ((ceil_div(t.elements, ranks), n) for t, n in whole if t.trained)
+    return sum(n * part for part, n in parts if FLOAT32_BYTES * part < SWAPPED_BYTES)
+
+
+def _packed(module: Module, setup: TrainingSetup) -> int:
+    if not is_quantized(module, setup):
+        return 0
+    count = elements(weight_shapes(module)[0])
+    return quantized_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
+
+
+ToHost = Callable[[Sequence[int]], int]
+"""Bytes beside gradients of so many elements each, while their parts go to the host."""
+
+
+def sent_from_stage_2(part: int) -> ToHost:
+    """What stages 1 and 2 hold while gradients go to the host: float64 of the largest, as far as this rank's part goes.
+
+    ``part``: elements of the rank's part. Afterwards it is half as much, float32, which is what goes over the link.
+    Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``set_norm_for_param_grad_in_gpu`` and
+    ``async_inplace_copy_grad_to_fp32_buffer_from_gpu``.
+
+    >>> sent_from_stage_2(1000)([10, 20]), sent_from_stage_2(15)([10, 20])
+    (160, 120)
+    """
+    return lambda gradients: NORM_WIDTH * min(max(gradients), part)
+
+
+def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
+    """What stage 3 holds while the parts of gradients go to the host, in bytes.
+
+        p · width  +  the larger of 8 · min(p, 250 million) and 4 · p     p: elements of the largest part
+
+    It has come back from the host into a copy on the GPU, of which the norm is taken and which is turned into float32.
+    With NVMe the float32 parts of a whole bucket wait for each other: 4 · Σ of the others more.
+    Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``partition_grads``, ``_offload_grad_partition_at_boundary`` and
+    ``_swap_out_offload_fp32_gradients``.
+
+    >>> sent_from_stage_3(TrainingSetup(), 2)([10, 20]) == 10 * 2 + 10 * 8
+    True
+    """
+    waits = setup.offload_optimizer is Offload.NVME
+
+    def beside(gradients: Sequence[int]) -> int:
+        parts = [ceil_div(elements, ranks) for elements in gradients]
+        largest = max(parts)
+        others = FLOAT32_BYTES * (sum(parts) - largest) if waits else 0
+        norm = NORM_WIDTH * min(largest, NORM_PART)
+        return others + largest * width(setup) + max(norm, FLOAT32_BYTES * largest)
+
+    return beside
+
+
+class Bucket:
+    """Gradients on their way to their rank: small ones are copied into a buffer, larger ones wait for the next."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        setup: TrainingSetup,
+        hidden: int,
+        kept: int,
+        ranks: int,
+        to_host: ToHost | None,
+    ) -> None:
+        self.tape = tape
+        self.stage = setup.strategy
+        self.ranks = ranks
+        self.limit = hidden**2
+        self.width = width(setup)
+        self.size = self.limit * self.width
+        self.kept_bytes = kept
+        """Of the gradients that this rank keeps at stage 2; at stage 1 what is beside all gradients in the end."""
+        self.buffer: Storage | None = None
+        if setup.strategy is Strategy.ZERO1 and setup.gradient_accumulation_steps > 1:
+            self.buffer = Storage.standing(tape, allocated(self.size), GRADIENTS)
+        self.kept: Storage | None = None
+        self.elements = 0
+        self.waiting: list[Storage] = []
+        self.to_host = to_host
+        """None: gradients stay on the GPU."""
+        self.inside: list[int] = []
+        """Elements of each gradient that has come together."""
+
+    def take(self, parameter: Parameter) -> None:
+        """Take over the gradients of a parameter."""
+        count = parameter.elements
+        if parameter.node is not None and parameter.node.leaf is not None:
+            parameter.node.leaf.arrived = lambda leaf: self._arrive(leaf, count)
+
+    def _arrive(self, leaf: Leaf, elements: int) -> None:
+        tape = self.tape
+        if self.buffer is None and self.stage is not Strategy.ZERO3:
+            tape.operation = "bucket"
+            self.buffer = Storage(tape, allocated(self.size), COMMUNICATION)
+        if self.stage is Strategy.ZERO1 or leaf.grad is None:
+            return
+        gradient, leaf.grad = leaf.grad, None
+        if self.elements + elements > self.limit:
+            self.flush()
+        if elements > self.limit:
+            self.waiting.append(gradient)
+        self.elements += elements
+        self.inside.append(elements)
+
+    def flush(self) -> None:
+        """Reduce what has come together, and let it go."""
+        tape = self.tape
+        tape.operation = "reduction of gradients"
+        if self.stage is Strategy.ZERO3:
+            # reduce_scatter_coalesced lays several tensors end to end by rank, and pads each to the ranks; a single
+            # one that can be divided is sent as it lies: runtime/comm/coalesced_collectives.py
+            padded = [ceil_div(count, self.ranks) * self.ranks for count in self.inside]
+            is_whole = padded == self.inside and len(padded) == 1
+            copied = None
+            if padded and not is_whole:
+                copied = Storage(tape, allocated(self.width * sum(padded)), TEMPORARIES)
+            self._send()
+            del copied
+        elif self.stage is Strategy.ZERO1:
+            Storage(tape, allocated(self.kept_bytes), TEMPORARIES)
+        elif self.to_host is not None:
+            self._send()
+        elif self.kept is None and self.kept_bytes:
+            self.kept = Storage(tape, self.kept_bytes, GRADIENTS)
+        self.waiting.clear()
+        self.inside.clear()
+        self.elements = 0
+
+    def _send(self) -> None:
+        """To the host: what is beside the gradients meanwhile is gone when this returns."""
+        if self.to_host is not None and self.inside:
+            Storage(self.tape, allocated(self.to_host(self.inside)), TEMPORARIES)
+
+    def end(self) -> None:
+        """Backward is over."""
+        self.flush()
+        self.buffer = None
+
+
+class Called:
+    """A module whose weights stage 3 gathers: where its hooks run is noted on the tape."""
+
+    def __init__(self, tape: Tape, name: str, parameters: Iterable[Parameter]) -> None:
+        self.tape = tape
+        self.name = name
+        self.weights = tuple(Whole(p.key, p.elements, p.width, p.requires_grad) for p in parameters)
+
+    def _note(self, *, begins: bool, is_forward: bool) -> None:
+        self.tape.call(self.name, self.weights, begins=begins, is_forward=is_forward)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The module's input: its weights are wanted, and no longer when its gradient has come."""
+        self._note(begins=True, is_forward=True)
+        if not x.requires_grad:
+            return x
+        return call_back(self.tape, x, lambda: self._note(begins=False, is_forward=False))
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The module's output: its weights are no longer wanted until its gradient comes."""
+        self._note(begins=False, is_forward=True)
+        if not x.requires_grad:
+            return x
+        return call_back(self.tape, x, lambda: self._note(begins=True, is_forward=False))
+
+
+def call_back(tape: Tape, x: Tensor, call: Callable[[], None]) -> Tensor:
+    """The same tensor behind a node that changes nothing and calls when the gradient comes by."""
+
+    def backward(_: Tape, gradients: list[Tensor | None]) -> Sequence[Tensor | None]:
+        call()
+        return [gradients[0]]
+
+    operation = tape.operation
+    out = tape.record("gather", tape.view(x), [x], backward)
+    tape.operation = operation
+    return out

@@ -1,0 +1,1 @@
+"""Is it true? Measured and traced beside estimated."""

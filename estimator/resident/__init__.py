@@ -1,0 +1,1 @@
+"""What lies on the GPU all the time? Optimizer states, workspaces, quantised storage."""

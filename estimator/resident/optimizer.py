@@ -1,0 +1,277 @@
+"""Bytes of optimizer states, and what the step allocates for a moment beside them, per GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from estimator.families.weights import elements
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.specs import Dtype, Optimizer
+
+EIGHT_BIT_BLOCK = 256
+"""Elements that share one float32 absmax in 8-bit states: bitsandbytes 0.50, optim/optimizer.py, blockwise."""
+EIGHT_BIT_MINIMUM = 4096
+"""Tensors with fewer elements keep float32 states: bitsandbytes 0.50, optim/optimizer.py, ``min_8bit_size``."""
+PAGED_MINIMUM = 100_000
+"""Tensors with fewer elements are not paged: bitsandbytes 0.50, optim/optimizer.py, ``get_state_buffer``."""
+
+LOW_RANK = 128
+"""Rank of GaLore's and APOLLO's projections: transformers 5.23, trainer_optimizer.py, ``optim_args`` left out."""
+
+
+class Trainable(NamedTuple):
+    """One trained tensor, and how many alike."""
+
+    shape: tuple[int, ...]
+    width: int
+    """Bytes per element."""
+    alike: int
+    is_embedding: bool = False
+    is_linear: bool = False
+    """The matrix of an ``nn.Linear``, which GaLore and APOLLO project."""
+
+
+class States(NamedTuple):
+    """Bytes of states inside torch's allocator, and in bitsandbytes' managed memory outside it."""
+
+    resident_bytes: int
+    paged_bytes: int
+
+
+Rule = Callable[[Trainable, int], States]
+"""One tensor's states from the bytes per element of a state that takes the parameter's dtype."""
+
+
+def _of_the_parameter(number: int, beside: int = 0) -> Rule:
+    """Tensors like the parameter, and ``beside`` bytes for each of its counters on the GPU."""
+
+    def states(tensor: Trainable, width: int) -> States:
+        return States(number * allocated(elements(tensor.shape) * width) + beside, 0)
+
+    return states
+
+
+def _bitsandbytes(*buffers: int, eight_bit: bool = False, paged: bool = False) -> Rule:
+    """Buffers of so many times the parameter's elements each, their scales always resident."""
+
+    def states(tensor: Trainable, width: int) -> States:
+        count = elements(tensor.shape)
+        packed = eight_bit and count >= EIGHT_BIT_MINIMUM and not tensor.is_embedding
+        each = 1 if packed else 4
+        codes = sum(allocated(each * times * count) for times in buffers)
+        blocks = 4 * ceil_div(count, EIGHT_BIT_BLOCK)
+        scales = sum(allocated(times * blocks) for times in buffers) if packed else 0
+        away = paged and count >= PAGED_MINIMUM
+        return States(scales, codes) if away else States(codes + scales, 0)
+
+    return states
+
+
+def _adafactor(tensor: Trainable, width: int) -> States:
+    # float32 means of rows and of columns of the last two dimensions; vectors whole:
+    # transformers 5.23, optimization.py, Adafactor._get_options (beta1 None: no first moment)
+    if len(tensor.shape) < 2:
+        return States(allocated(4 * elements(tensor.shape)), 0)
+    stack = elements(tensor.shape[:-2])
+    rows, columns = stack * tensor.shape[-2], stack * tensor.shape[-1]
+    return States(allocated(4 * rows) + allocated(4 * columns), 0)
+
+
+def _stable_adamw(tensor: Trainable, width: int) -> States:
+    # a third tensor holds what 16-bit weights lose in rounding; ε², a flag and a mean lie beside, on the GPU:
+    # torch-optimi 0.3.3, stableadamw.py, _init_state (kahan_sum None, Triton)
+    return _of_the_parameter(3 if tensor.width < 4 else 2, 2 * allocated(4))(tensor, width)
+
+
+def _low_rank(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Elements of a projected gradient and of its projector: the longer side by r, and r by the shorter one."""
+    rank = min(LOW_RANK, *shape)
+    return rank * max(shape), rank * min(shape)
+
+
+def _galore(tensor: Trainable, width: int) -> States:
+    if not tensor.is_linear:
+        return _of_the_parameter(2)(tensor, tensor.width)
+    low, projector = _low_rank(tensor.shape)
+    # a slice of the singular vectors is a view of them all, unless a cast to 16 bits copies it
+    kept = projector if tensor.width < 4 else min(tensor.shape) ** 2
+    sizes = (low, low, kept)
+    return States(sum(allocated(size * tensor.width) for size in sizes), 0)
+
+
+def _apollo(tensor: Trainable, width: int) -> States:
+    if not tensor.is_linear:
+        return _of_the_parameter(2)(tensor, tensor.width)
+    low, projector = _low_rank(tensor.shape)
+    sizes = (low, low, projector, 1)  # and the norm of the last step
+    return States(sum(allocated(size * tensor.width) for size in sizes), 0)
+
+
+def _low_rank_step(tensors: Sequence[Trainable], optim: Optimizer) -> int:
+    """The highest moment of a loop over tensors in which what one left behind lives until the next one makes its own.
+
+    It is in the renewal of the largest matrix's projector, or in an update of full size.
+    """
+    left = [(_left_behind(tensor), tensor) for tensor in tensors]
+    return max(
+        max(_update(tensor), _renewal(tensor, optim) + _before(tensor, left)) for tensor in tensors
+    )
+
+
+def _left_behind(tensor: Trainable) -> int:
+    """Denominator and update; of a projected gradient the update is of full size, the denominator is not."""
+    size = elements(tensor.shape) * tensor.width
+    if not tensor.is_linear:
+        return 2 * size
+    return size + _low_rank(tensor.shape)[0] * tensor.width
+
+
+def _before(tensor: Trainable, left: Iterable[tuple[int, Trainable]]) -> int:
+    """The most that another tensor may have left when this one's turn comes."""
+    return max((size for size, other in left if other is not tensor or other.alike > 1), default=0)
+
+
+def _update(tensor: Trainable) -> int:
+    size = elements(tensor.shape) * tensor.width
+    if not tensor.is_linear:
+        return size * (3 if tensor.alike > 1 else 2)
+    return 2 * size + 3 * _low_rank(tensor.shape)[0] * tensor.width
+
+
+def _renewal(tensor: Trainable, optim: Optimizer) -> int:
+    if not tensor.is_linear:
+        return 0
+    size, shorter = elements(tensor.shape), min(tensor.shape)
+    low, projector = _low_rank(tensor.shape)
+    in_float32 = 4 * size if tensor.width < 4 else 0
+    if optim is Optimizer.APOLLO_ADAMW:  # random numbers, and the same divided by √r
+        return in_float32 + 2 * 4 * projector
+    factors = (
+        4 * size + 4 * shorter**2 + 4 * shorter
+    )  # both sets of singular vectors, and the values
+    diagonal = 4 * min(LOW_RANK, shorter) ** 2  # of the values, gone when the projector is cast
+    cast = tensor.width * projector if tensor.width < 4 else 0
+    return in_float32 + factors + 4 * low + max(diagonal, cast)
+
+
+_ONE_COUNTER = allocated(4)
+_STATES: dict[Optimizer, Rule] = {
+    # the fused kernel keeps its step counter, one float32, on the GPU: torch 2.13, optim/adam.py, _init_group
+    Optimizer.ADAMW_TORCH_FUSED: _of_the_parameter(2, _ONE_COUNTER),
+    Optimizer.ADAMW_TORCH: _of_the_parameter(2),
+    Optimizer.ADAMW_BNB_8BIT: _bitsandbytes(1, 1, eight_bit=True),
+    Optimizer.PAGED_ADAMW_8BIT: _bitsandbytes(1, 1, eight_bit=True, paged=True),
+    Optimizer.PAGED_ADAMW_32BIT: _bitsandbytes(1, 1, paged=True),
+    Optimizer.ADAFACTOR: _adafactor,
+    Optimizer.SGD: _of_the_parameter(0),
+    Optimizer.SGD_MOMENTUM: _of_the_parameter(1),
+    Optimizer.LION_32BIT: _bitsandbytes(1),
+    Optimizer.LION_8BIT: _bitsandbytes(1, eight_bit=True),
+    Optimizer.PAGED_LION_32BIT: _bitsandbytes(1, paged=True),
+    Optimizer.PAGED_LION_8BIT: _bitsandbytes(1, eight_bit=True, paged=True),
+    # a fast and a slow mean in one buffer: bitsandbytes 0.50, optim/ademamix.py, _get_state_double_buffer
+    Optimizer.ADEMAMIX: _bitsandbytes(2, 1),
+    Optimizer.ADEMAMIX_8BIT: _bitsandbytes(2, 1, eight_bit=True),
+    Optimizer.PAGED_ADEMAMIX_32BIT: _bitsandbytes(2, 1, paged=True),
+    Optimizer.PAGED_ADEMAMIX_8BIT: _bitsandbytes(2, 1, eight_bit=True, paged=True),
+    Optimizer.RMSPROP_BNB: _bitsandbytes(1),
+    Optimizer.RMSPROP_BNB_8BIT: _bitsandbytes(1, eight_bit=True),
+    Optimizer.RMSPROP: _of_the_parameter(1),
+    Optimizer.ADAGRAD: _of_the_parameter(1),
+    Optimizer.STABLE_ADAMW: _stable_adamw,
+    # z, the weights without averaging, and a second moment (sgd: z alone): schedulefree 1.4.1, *_schedulefree.py, step
+    Optimizer.SCHEDULE_FREE_ADAMW: _of_the_parameter(2),
+    Optimizer.SCHEDULE_FREE_RADAM: _of_the_parameter(2),
+    Optimizer.SCHEDULE_FREE_SGD: _of_the_parameter(1),
+    Optimizer.GALORE_ADAMW: _galore,
+    Optimizer.APOLLO_ADAMW: _apollo,
+}
+PAGED = frozenset(optimizer for optimizer in Optimizer if optimizer.startswith("paged"))
+"""Optimizers whose large states lie in memory that the driver moves between GPU and host."""
+LOW_RANK_OPTIMIZERS = frozenset({Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW})
+"""Optimizers that keep their states of a projected gradient."""
+KEEPS_PARAMETER_DTYPE = frozenset(
+    {Optimizer.ADAMW_TORCH_FUSED, Optimizer.ADAMW_TORCH, Optimizer.SGD_MOMENTUM}
+    | {Optimizer.RMSPROP, Optimizer.ADAGRAD, Optimizer.STABLE_ADAMW}
+    | {Optimizer.SCHEDULE_FREE_ADAMW, Optimizer.SCHEDULE_FREE_RADAM, Optimizer.SCHEDULE_FREE_SGD}
+)
+"""Optimizers whose states take the parameter's dtype, so that a what-if dtype means something."""
+_COPIES: dict[Optimizer, int] = {
+    Optimizer.ADAMW_TORCH: 1,
+    Optimizer.RMSPROP: 1,
+    Optimizer.ADAGRAD: 2,
+    Optimizer.SCHEDULE_FREE_ADAMW: 1,
+    Optimizer.SCHEDULE_FREE_RADAM: 1,
+}
+"""Tensors like the state of every parameter that a foreach optimizer makes at once, at its highest."""
+
+
+def state_rule(optim: Optimizer) -> Rule:
+    """The rule that gives one tensor's states in bytes, resident and paged, from its width.
+
+    Source: derived, one rule an optimizer; see ``optimizer_states`` for where each was read.
+    """
+    return _STATES[optim]
+
+
+def optimizer_states(
+    tensors: Iterable[Trainable], optim: Optimizer, state_dtype: Dtype | None
+) -> States:
+    """Bytes of all states after the first step.
+
+    AdamW keeps two tensors, SGD with momentum, RMSprop and Adagrad one in the parameter's dtype; bitsandbytes'
+    optimizers always float32, the 8-bit ones one byte and 4/256 an element a state, but float32 for small tensors and
+    for embeddings; Adafactor rows + columns in float32. Scales are never paged. GaLore and APOLLO keep AdamW's two of a
+    linear's gradient projected to rank 128, and the projector, which in float32 is a view of all singular vectors.
+
+    Source: torch 2.13, optim/adam.py, sgd.py, rmsprop.py and adagrad.py; bitsandbytes 0.50, optim/optimizer.py,
+    ``init_state`` and ``get_state_buffer``, and optim/ademamix.py; schedulefree 1.4.1; torch-optimi 0.3.3; galore-torch
+    1.0, adamw.py and galore_projector.py; apollo-torch 1.0.3, apollo.py and random_projector.py;
+    transformers 5.23, optimization.py, ``Adafactor``, trainer_optimizer.py (which class, with which arguments), and
+    trainer.py (embeddings registered for 32-bit states).
+
+    >>> optimizer_states([Trainable((4096, 4096), 2, 1)], Optimizer.ADAMW_TORCH, None).resident_bytes == 4 * 4096**2
+    True
+    """
+    resident = paged = 0
+    rule = _STATES[optim]
+    for tensor in tensors:
+        what_if = state_dtype is not None and optim in KEEPS_PARAMETER_DTYPE
+        width = state_dtype.bytes if what_if and state_dtype is not None else tensor.width
+        states = rule(tensor, width)
+        resident += tensor.alike * states.resident_bytes
+        paged += tensor.alike * states.paged_bytes
+    return States(resident, paged)
+
+
+def step_transient(
+    tensors: Iterable[Trainable], optim: Optimizer, state_dtype: Dtype | None
+) -> int:
+    """Bytes that ``optimizer.step()`` allocates beside weights, gradients and states, at its highest.
+
+    Foreach AdamW: a square root of every second moment at once; Adagrad: the scaled gradients, too. Adafactor: float32
+    copies of the largest tensor's gradient and weight and two working tensors, 16 bytes an element (8 where they are
+    float32 already). Fused and bitsandbytes' kernels: none. GaLore, in a step that renews its projectors: float32 copy,
+    singular vectors and values of the largest matrix, beside what the tensor before it left; APOLLO: the copy alone.
+
+    Leaves out: cuSOLVER's own scratch in GaLore's decomposition.
+
+    Source: torch 2.13, optim/adam.py, ``_multi_tensor_adam`` (``_foreach_sqrt``), adagrad.py, rmsprop.py; schedulefree
+    1.4.1, ``step``; transformers 5.23, optimization.py, ``Adafactor.step``.
+
+    >>> step_transient([Trainable((1024, 1024), 2, 3)], Optimizer.ADAMW_TORCH, None) == 3 * 2 * 1024**2
+    True
+    """
+    tensors = list(tensors)
+    if not tensors:  # a GPU that holds nothing trained
+        return 0
+    if optim in LOW_RANK_OPTIMIZERS:
+        return _low_rank_step(tensors, optim)
+    if optim in _COPIES:
+        width = state_dtype.bytes if state_dtype is not None else None
+        each = sum(t.alike * allocated(elements(t.shape) * (width or t.width)) for t in tensors)
+        return _COPIES[optim] * each
+    if optim is Optimizer.ADAFACTOR:
+        return max(elements(t.shape) * (16 if t.width < 4 else 8) for t in tensors)
+    return 0

@@ -1,0 +1,113 @@
+"""What a process holds on the GPU beside the model's tensors: workspaces, the CUDA context, slack."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from estimator.values.results import Shown
+from estimator.values.specs import Gpu, Strategy, TrainingSetup
+
+MIB = 2**20
+HANDLES = 2
+"""The forward pass and autograd's thread each have a cuBLAS handle with a workspace of its own."""
+WORKSPACE_BYTES = 8 * MIB + 128 * 1024
+"""A handle's default, ``:4096:2:16:8``: 2 × 4 MiB + 8 × 16 KiB; torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp."""
+WORKSPACE_HOPPER_BYTES = 32 * MIB
+"""On compute capability 9.0: 8 × 4 MiB; the same file."""
+
+CONTEXT_LOW_BYTES = 100 * MIB
+CONTEXT_HIGH_BYTES = 750 * MIB
+"""Context and loaded kernels of one process: what it held of the card less what torch reserved, in public
+out-of-memory messages (data/out_of_memory.csv: 119 MiB on a T4 to 528 on an L40S), rounded away from them, with
+room above for newer cards and the modules of bitsandbytes, flash attention and Triton. Collected, not measured here.
+"""
+COMMUNICATOR_LOW_BYTES = 256 * MIB
+"""NCCL's buffers of one group of GPUs: 1.06 GB a process on 8 × H100, less a context of 750 MiB (NVIDIA/nccl 1685)."""
+COMMUNICATOR_HIGH_BYTES = ((2, 544 * MIB), (4, 688 * MIB), (65_536, 1600 * MIB))
+"""At most, by GPUs in the group: 544 MB for 2 and 688 for 3 and 4 on A100 with NVLink (NVIDIA/nccl 964), 1.6 GB for
+more (864). It grows with channels, thus with the link's speed, and no further beyond two nodes (986)."""
+SLACK_HIGH = (3, 100)
+"""Allocator slack at the high end, a fraction of the peak: what was reserved but unallocated in those of the messages
+whose request was below 1 GiB; a larger request finds no block for reasons of its own.
+"""
+
+
+class Shares(NamedTuple):
+    """What nvidia-smi showed beyond the allocated peak, in hundredths of it: least, median and most of the runs."""
+
+    low: int
+    middle: int
+    high: int
+
+
+CACHED_ON_ONE = Shares(1, 12, 33)
+CACHED_ON_SEVERAL = Shares(22, 39, 56)
+"""Cached blocks, context and communication together.
+collected: data/measurements.csv, rows with both readings, 2026-11: 13 runs on one GPU, 14 sharded over several.
+"""
+
+
+def workspace_bytes(gpu: Gpu | None) -> int:
+    """Bytes of cuBLAS workspaces, which torch's counter includes, the same at every moment.
+
+    Source: torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``.
+
+    >>> workspace_bytes(None)
+    17039360
+    """
+    hopper = gpu is not None and gpu.compute_capability == "9.0"
+    return HANDLES * (WORKSPACE_HOPPER_BYTES if hopper else WORKSPACE_BYTES)
+
+
+def exchange_bytes(setup: TrainingSetup) -> tuple[int, int]:
+    """Bytes of NCCL's buffers per GPU, low and high, which torch's counter does not include; none in one process.
+
+    A group of replicas of shards (hsdp) has a communicator of its own beside the shards'.
+
+    Source: NVIDIA/nccl issues 864, 964 and 1685, readings on A100 and H100, collected, not measured here.
+
+    >>> exchange_bytes(TrainingSetup())
+    (0, 0)
+    """
+    if setup.replicas == 1:
+        return 0, 0
+    groups = [setup.shard_ranks]
+    if setup.strategy is Strategy.HSDP:
+        groups.append(setup.dp_replicate_size)
+    high = sum(
+        next(size for most, size in COMMUNICATOR_HIGH_BYTES if ranks <= most) for ranks in groups
+    )
+    return len(groups) * COMMUNICATOR_LOW_BYTES, high
+
+
+def need_bytes(peak: int, paged: int, exchange: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    """Bytes that the card must have, low and high: the peak, the CUDA context, NCCL's buffers, the allocator's slack.
+
+    Paged optimizer states may be evicted to the host, so they count at the high end only.
+
+    Source: context and slack as collected above; torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
+    """
+    numerator, denominator = SLACK_HIGH
+    return (
+        peak + CONTEXT_LOW_BYTES + exchange[0],
+        peak + CONTEXT_HIGH_BYTES + exchange[1] + peak * numerator // denominator + paged,
+    )
+
+
+def shown_bytes(peak: int, need_low: int, gpus: int, gpu: Gpu | None) -> Shown:
+    """Bytes that nvidia-smi may show of the card while the run goes on: least, in the middle, and most.
+
+    PyTorch's allocator keeps the blocks that tensors free, and gives them back only where a request would fail, so
+    this says how much room there was, not how much is needed. At least the need; at most what the card has, unless the
+    need is above it.
+
+    Source: the spread of published runs (``CACHED_ON_ONE``, ``CACHED_ON_SEVERAL``); torch 2.13,
+    c10/cuda/CUDACachingAllocator.cpp, ``release_cached_blocks``.
+
+    >>> shown_bytes(100_000, 1000, 1, None)
+    Shown(low=101000, middle=112000, high=133000)
+    """
+    shares = CACHED_ON_ONE if gpus == 1 else CACHED_ON_SEVERAL
+    most = gpu.memory_bytes if gpu is not None else None
+    held = [max(need_low, peak * (100 + share) // 100) for share in shares]
+    return Shown(*(it if most is None or it <= most else max(most, need_low) for it in held))

@@ -1,0 +1,1 @@
+"""What does a run need beside its steps? Loading, saving, checkpoints, device maps."""

@@ -1,0 +1,230 @@
+"""What a checkpoint of Trainer's takes under each strategy, and the moment on the GPU when it is saved.
+
+Source: as ``estimator.run.saving`` and ``estimator.run.sharded_saving`` have it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from estimator.families.parameters import (
+    is_quantized,
+    modules_with_counts,
+    outer_modules,
+    weight_shapes,
+)
+from estimator.families.weights import FLOAT32_BYTES, elements, packed_bytes
+from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, stored_width
+from estimator.parallel.sharding import (
+    Part,
+    fsdp_groups,
+    is_packed_divided,
+    member_width,
+    shard_shape,
+    trained_parts,
+)
+from estimator.parallel.zero import SUB_GROUP, width
+from estimator.run.saving import (
+    checkpoint_bytes,
+    save_host_bytes,
+    saves_when,
+    taken_apart_bytes,
+)
+from estimator.run.sharded_saving import (
+    Saving,
+    fsdp_full,
+    fsdp_sharded,
+    zero3_divided,
+    zero3_gathered,
+    zero_replicated,
+)
+from estimator.step.timeline import Resident, resident, structure
+from estimator.values.arithmetic import ceil_div
+from estimator.values.results import Moment
+from estimator.values.specs import (
+    SHARDED_STATE_DICT,
+    Component,
+    Model,
+    Offload,
+    Phase,
+    Strategy,
+    TrainingSetup,
+)
+
+
+def checkpoint(model: Model, setup: TrainingSetup) -> Saving:
+    """Bytes that one checkpoint of Trainer's takes: on the fullest GPU beside what lies there, on hosts, on the disk.
+
+    Source: derived, from the strategy's formula in ``run.sharded_saving``, or for one copy of the model on every
+    GPU from ``taken_apart_bytes``, ``save_host_bytes`` and ``checkpoint_bytes``: rank 0 saves alone.
+
+    >>> from estimator.families.parameters import TINY_LLAMA, total_parameters
+    >>> only = TrainingSetup(save_only_model=True)
+    >>> checkpoint(TINY_LLAMA, only).disk_bytes == 2 * total_parameters(TINY_LLAMA)
+    True
+    """
+    return _checkpoint(model, structure(setup), setup.save_only_model)
+
+
+def gathers_to_save(setup: TrainingSetup) -> bool:
+    """Whether a run that saves gathers on the GPU what is divided between GPUs.
+
+    Source: as ``estimator.run.sharded_saving``.
+    """
+    if saves_when(setup) == "no":
+        return False
+    if setup.strategy.is_fsdp:
+        return setup.uses_fsdp1 or setup.fsdp_state_dict_type != SHARDED_STATE_DICT
+    return setup.strategy is Strategy.ZERO3 and (
+        setup.uses_adapters or setup.zero3_save_16bit_model
+    )
+
+
+def save_moment(model: Model, setup: TrainingSetup, lying: Resident, workspace: int) -> Moment:
+    """Bytes alive on the fullest GPU while Trainer saves: weights, states, the workspace, and what saving adds.
+
+    Gradients are gone by then (``zero_grad`` sets them to None), and tensors are copied to the host to be written. A
+    mixture of experts is saved expert by expert, as its files are: all layers' gates and ups are taken apart, which
+    copies them on the GPU before the first byte is written, unless the strategy moved them to the host before. Adapters
+    are saved alone. What is divided is gathered, tensor by tensor or module by module.
+
+    Source: transformers 5.23, trainer.py, ``_maybe_log_save_evaluate`` after ``optimizer.step`` and ``zero_grad``;
+    core_model_loading.py, ``revert_weight_conversion`` and ``Chunk.convert``; safetensors 0.8, torch.py,
+    ``_to_ndarray``; torch 2.13, serialization.py, ``_save`` (each storage through the host); ``checkpoint``.
+    """
+    sizes, added = lying.sizes(workspace), checkpoint(model, setup).gpu_bytes
+    divided = setup.strategy.divides
+    sizes[Component.COMMUNICATION if divided else Component.TEMPORARIES] += added
+    name = "gathering weights to save them" if divided and added else "saving a checkpoint"
+    return Moment(Phase.SAVE, name, {c: n for c, n in sizes.items() if n})
+
+
+@lru_cache(maxsize=1024)
+def _checkpoint(model: Model, structure: TrainingSetup, only_model: bool) -> Saving:
+    setup = replace(structure, save_only_model=only_model)
+    if setup.strategy.is_fsdp:
+        return _fsdp(model, setup)
+    if setup.strategy.is_zero:
+        return _zero(model, setup)
+    lying = resident(model, structure)
+    copies = 0 if setup.uses_adapters else taken_apart_bytes(model, setup)
+    host = save_host_bytes(model, setup, lying)
+    return Saving(copies, host, 0, checkpoint_bytes(lying, setup))
+
+
+def _alone(model: Model, setup: TrainingSetup) -> Resident:
+    """What one rank would hold by itself: the whole model as the strategy keeps it."""
+    return resident(
+        model,
+        replace(
+            structure(setup),
+            num_gpus=1,
+            dp_replicate_size=1,
+            offload_optimizer=Offload.NONE,
+            offload_param=Offload.NONE,
+        ),
+    )
+
+
+def _fsdp(model: Model, setup: TrainingSetup) -> Saving:
+    """A tied head has a name of its own, so that it is gathered and written beside its embedding.
+
+    Beside adapters too, in what a run goes on from: only the first name of a frozen weight is left out (torch 2.13,
+    distributed/checkpoint/state_dict.py, ``ignore_frozen_params``).
+    """
+    whole = _alone(model, setup)
+    if setup.uses_fsdp1:
+        width = stored_width(setup, is_adapter=setup.uses_adapters)
+        trained = whole.trainable_parameters * width
+    else:
+        trained = _trained_bytes(model, setup)
+    states = whole.states.resident_bytes
+    tied = _tied_elements(model) * member_width(setup, is_adapter=False)
+    named = trained if setup.uses_adapters else trained + tied
+    if setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
+        gathered = nested_units_bytes(model, setup) if setup.uses_fsdp1 else 0
+        return fsdp_sharded(named, states, setup.shard_ranks, gathered)
+    return fsdp_full(
+        gathered=whole.weights + whole.adapters + tied,
+        largest=largest_unit_bytes(model, setup)
+        if setup.uses_fsdp1
+        else largest_gathered_bytes(model, setup),
+        exported=named,
+        resumed=trained + tied,
+        states=states,
+        only_model=setup.save_only_model,
+    )
+
+
+def _trained_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of all that is trained, whole, in the dtype of its shards."""
+    return sum(
+        group.alike * part.width * elements(part.shape)
+        for group in fsdp_groups(model, setup)
+        for module in group.modules
+        for part in trained_parts(module, setup)
+    )
+
+
+def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes on the GPU of the largest tensor that FSDP2 gathers for a full state dict: as its shards, padded alike.
+
+        max over tensors  ranks · ⌈rows / ranks⌉ · columns · p     p: of the shard as stored, or of a wider state
+
+    Source: torch 2.13, distributed/tensor/placement_types.py, ``Shard._to_replicate_tensor``.
+    """
+    ranks, wide = setup.shard_ranks, member_width(setup, is_adapter=False)
+    if setup.optim_state_dtype is not None and not setup.uses_adapters:
+        wide = max(wide, setup.optim_state_dtype.bytes)
+    largest = 0
+    for group in fsdp_groups(model, setup):
+        for module in group.modules:
+            shapes = weight_shapes(module)
+            if is_quantized(module, setup):
+                if is_packed_divided(setup):
+                    largest = max(largest, packed_bytes(elements(shapes[0])))
+                shapes = shapes[1:]
+            parts = [Part(shape, wide) for shape in shapes]
+            for part in (*parts, *trained_parts(module, setup)):
+                padded = elements(shard_shape(part.shape, ranks)) * ranks
+                largest = max(largest, padded * part.width)
+    return largest
+
+
+def _tied_elements(model: Model) -> int:
+    if not model.tie_word_embeddings:
+        return 0
+    return elements(weight_shapes(outer_modules(model)[0])[0])
+
+
+def _zero(model: Model, setup: TrainingSetup) -> Saving:
+    whole, size = _alone(model, setup), width(setup)
+    trained = whole.trainable_parameters * size
+    states = whole.states.resident_bytes + whole.states.paged_bytes
+    part = ceil_div(whole.trainable_parameters, setup.num_gpus)
+    if setup.strategy is not Strategy.ZERO3:
+        cloned = whole.weights + _tied_elements(model) * size
+        kept = 0 if setup.save_only_model else states
+        return zero_replicated(cloned, trained, kept, FLOAT32_BYTES * part)
+    storage = FLOAT32_BYTES * min(part, SUB_GROUP)
+    if not (setup.uses_adapters or setup.zero3_save_16bit_model):
+        return zero3_divided(states, storage)
+    kept = 0 if setup.save_only_model else states
+    return zero3_gathered(trained, _largest_module_bytes(model, setup), kept, storage)
+
+
+def _largest_module_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of the largest module's own weights, each padded to the ranks' parts, as ZeRO-3 gathers them."""
+    ranks, size = setup.num_gpus, width(setup)
+
+    def gathered(count: int) -> int:
+        return ranks * ceil_div(count, ranks) * size
+
+    largest = 0
+    for module, _ in modules_with_counts(model):
+        shapes, packed = weight_shapes(module), 0
+        if is_quantized(module, setup):
+            packed, shapes = packed_bytes(elements(shapes[0])), shapes[1:]
+        largest = max(largest, packed + sum(gathered(elements(shape)) for shape in shapes))
+    return largest

@@ -1,0 +1,236 @@
+"""A training step of a model that lies on several GPUs by ``device_map="auto"``: what each of them holds, and when.
+
+One process runs the GPUs one after the other. Each holds its modules' weights, gradients and optimizer states, and what
+its layers keep for backward; the hidden states cross from one to the next, the logits come back to the first
+(``parallel.device_hooks``). So the step is played once, on a tape that knows its GPUs, and read once for each.
+
+Leaves out: the norms of gradient clipping, 512 bytes for each trained tensor, as on one GPU.
+
+Source: transformers 5.23, trainer.py (``is_model_parallel``); accelerate 1.15, big_modeling.py, ``dispatch_model``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from estimator.families.registry import attention_of
+from estimator.families.weights import buffers
+from estimator.parallel.module_devices import FIRST, Modules, Seats, copies_on, modules_on
+from estimator.run.loading import load_moment_of
+from estimator.run.saving import taken_apart_bytes
+from estimator.step.decoder import LayerKind, Step, has_window, layer_kinds
+from estimator.step.evaluation import as_evaluated, evaluated
+from estimator.step.timeline import (
+    Course,
+    Resident,
+    Run,
+    Sizes,
+    StepTimeline,
+    Walk,
+    adapters_of,
+    bytes_of,
+    played_layers,
+    runs_of,
+    stand_ins,
+    structure,
+    trained_of,
+    undivided,
+)
+from estimator.tape.program import Program, Sized, written_by
+from estimator.tape.symbols import Recording
+from estimator.values.results import Moment
+from estimator.values.specs import Component, Model, Optimizer, Phase, TrainingSetup
+
+
+class Share(NamedTuple):
+    """What one GPU does of the step."""
+
+    gpu: int
+    resident: Resident
+    timeline: StepTimeline
+    beside: Mapping[Phase, Moment]
+    """Its highest moments of loading and, where it is planned, of evaluating."""
+    save: Moment
+
+
+def shares(model: Model, setup: TrainingSetup, at: Seats, workspace: int) -> list[Share]:
+    """What each GPU does that holds anything, in order. Every one of them has cuBLAS workspaces of its own."""
+    same = structure(setup)
+    return [
+        Share(
+            gpu,
+            lying := resident_on(model, same, at, gpu),
+            timeline_on(model, setup, at, gpu, workspace),
+            _beside(model, setup, at, gpu, workspace),
+            _saved(model, same, lying, workspace, modules_on(model, at, gpu)),
+        )
+        for gpu in at.used
+    ]
+
+
+def _saved(
+    model: Model, setup: TrainingSetup, lying: Resident, workspace: int, modules: Modules
+) -> Moment:
+    """While a checkpoint is written: as ``run.checkpoints`` has it, with copies of this GPU's experts alone."""
+    sizes = lying.sizes(workspace)
+    if not setup.uses_adapters:
+        sizes[Component.TEMPORARIES] = taken_apart_bytes(model, setup, modules)
+    return Moment(Phase.SAVE, "saving a checkpoint", {c: n for c, n in sizes.items() if n})
+
+
+def peaks(
+    model: Model, setup: TrainingSetup, at: Seats, workspace: int
+) -> list[tuple[int, Resident]]:
+    """Bytes at the highest moment of each GPU, loading and evaluating included, and what lies on it; for searches."""
+    found = []
+    for gpu in at.used:
+        timeline = timeline_on(model, setup, at, gpu, workspace)
+        peak = max(timeline.peak_bytes, load_on(model, setup, at, gpu, workspace).bytes)
+        if setup.eval_strategy != "no":
+            peak = max(peak, evaluation_walk_on(model, setup, at, gpu, workspace).peak_bytes)
+        found.append((peak, resident_on(model, structure(setup), at, gpu)))
+    return found
+
+
+def timeline_on(
+    model: Model, setup: TrainingSetup, at: Seats, gpu: int, workspace: int
+) -> StepTimeline:
+    """The moments of a step after the first on one GPU."""
+    same = structure(setup)
+    plan = PlanOn(_plan(model, _played(same), at, training=True), gpu)
+    return StepTimeline(model, setup, plan, resident_on(model, same, at, gpu), workspace)
+
+
+def evaluation_walk_on(
+    model: Model, setup: TrainingSetup, at: Seats, gpu: int, workspace: int
+) -> Walk:
+    """One evaluation batch after the first step on one GPU: as ``estimator.step.evaluation`` has it for all."""
+    same = structure(setup)
+    sizes = Sizes(setup.per_device_eval_batch_size, setup.max_length, setup.lora_r, 1)
+    plan = PlanOn(_plan(as_evaluated(model), evaluated(same), at, training=False), gpu)
+    return Walk(model, plan.step(sizes), resident_on(model, same, at, gpu).sizes(workspace))
+
+
+def load_on(model: Model, setup: TrainingSetup, at: Seats, gpu: int, workspace: int) -> Moment:
+    """The highest moment of loading in bytes on one GPU: every weight goes to its own at once.
+
+    Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``.
+    """
+    modules, copies = modules_on(model, at, gpu), copies_on(model, setup, at, gpu)
+    return load_moment_of(model, structure(setup), modules, copies, workspace)
+
+
+def _beside(
+    model: Model, setup: TrainingSetup, at: Seats, gpu: int, workspace: int
+) -> dict[Phase, Moment]:
+    beside = {Phase.LOAD: load_on(model, setup, at, gpu, workspace)}
+    if setup.eval_strategy != "no":
+        heights = evaluation_walk_on(model, setup, at, gpu, workspace).heights()
+        highest = max(heights.values(), key=lambda moment: moment.bytes)
+        beside[Phase.EVALUATION] = Moment(Phase.EVALUATION, highest.name, highest.resident)
+    return beside
+
+
+# --- what lies there ------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def resident_on(model: Model, structure: TrainingSetup, at: Seats, gpu: int) -> Resident:
+    """Weights, adapters, gradients and states of one GPU, in bytes; the counts of parameters are the model's.
+
+    A foreach optimizer groups tensors by their GPU, so that each has its own temporaries.
+
+    Source: torch 2.13, utils/_foreach_utils.py, ``_group_tensors_by_device_and_dtype``.
+    """
+    modules, copies = modules_on(model, at, gpu), copies_on(model, structure, at, gpu)
+    tensors = trained_of(modules, copies, structure)
+    weights = bytes_of(modules, structure)
+    for buffer in buffers(model):
+        one_a_layer = buffer.copies == model.num_hidden_layers
+        weights += buffer.bytes * (len(at.layers_on(gpu)) if one_a_layer else gpu == FIRST)
+    return undivided(model, structure, (weights, adapters_of(modules, copies, structure)), tensors)
+
+
+# --- the step -------------------------------------------------------------------------------------
+
+
+class PlacedLayer(NamedTuple):
+    """What makes one layer's memory differ from another's: its kind, its GPU, whether the hidden states cross to it."""
+
+    kind: LayerKind
+    gpu: int
+    is_entered: bool
+
+
+def placed_kinds(kinds: Sequence[LayerKind], at: Seats) -> list[PlacedLayer]:
+    """The kind of every layer with its GPU; the first on its GPU is one of its own."""
+    return [
+        PlacedLayer(kind, gpu, index > 0 and gpu != at.layers[index - 1])
+        for index, (kind, gpu) in enumerate(zip(kinds, at.layers, strict=True))
+    ]
+
+
+class PlacedPlan:
+    """How one kind of step goes over several GPUs: the program of each, and the order of its stretches."""
+
+    def __init__(self, model: Model, setup: TrainingSetup, at: Seats, *, training: bool) -> None:
+        self._model, self._at, self._training = model, at, training
+        self._setup = replace(setup, attn_implementation=attention_of(model, setup))
+        self._courses: list[dict[int, Course]] = []
+
+    def step(self, sizes: Sizes, gpu: int) -> tuple[Sized, Course]:
+        """The step at these sizes, and its order, on one GPU."""
+        for courses in self._courses:
+            sized = courses[gpu].program.at(sizes[:3])
+            if sized is not None:
+                return sized, courses[gpu]
+        self._courses.append(self._played(sizes))
+        return self.step(sizes, gpu)
+
+    def _played(self, sizes: Sizes) -> dict[int, Course]:
+        recording = Recording()
+        batch, length, rank = (recording.symbol(size) for size in sizes[:3])
+        setup = replace(
+            self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
+        )
+        kinds = layer_kinds(self._model, windowed=has_window(self._model, sizes.length))
+        placed = placed_kinds(kinds, self._at)
+        played = played_layers(placed)
+        tape = Step(self._model, setup, played, training=self._training, seats=self._at).play()
+        layers = stand_ins(placed, played)
+        courses = {}
+        for gpu in self._at.used:
+            program = Program(written_by(tape, gpu), recording)
+            runs = [run for run in runs_of(program.marks, layers) if _concerns(program, run)]
+            courses[gpu] = Course(program, runs)
+        return courses
+
+
+class PlanOn(NamedTuple):
+    """The part of a plan that is one GPU's."""
+
+    plan: PlacedPlan
+    gpu: int
+
+    def step(self, sizes: Sizes) -> tuple[Sized, Course]:
+        """The step at these sizes, and its order."""
+        return self.plan.step(sizes, self.gpu)
+
+
+def _concerns(program: Program, run: Run) -> bool:
+    """Whether a GPU makes or frees anything in a layer's stretch; stretches outside the layers always count."""
+    start, end = program.spans[run.segment]
+    return not run.layers or end > start
+
+
+def _played(same: TrainingSetup) -> TrainingSetup:
+    """What all setups share whose program is the same."""
+    return replace(same, lora_r=1, optim=Optimizer.SGD, optim_state_dtype=None)
+
+
+@lru_cache(maxsize=256)
+def _plan(model: Model, structure: TrainingSetup, at: Seats, *, training: bool) -> PlacedPlan:
+    return PlacedPlan(model, structure, at, training=training)

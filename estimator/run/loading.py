@@ -1,0 +1,230 @@
+"""What loading holds: on the GPU while weights arrive, are packed, merged and upcast; on the host before they go there.
+
+Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``; modeling_utils.py,
+``caching_allocator_warmup`` (one block of the model's bytes, given back before the first weight comes: nothing on top).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from estimator.families.parameters import (
+    Bare,
+    Module,
+    copied_modules,
+    is_quantized,
+    modules_with_counts,
+    outer_modules,
+    weight_shapes,
+)
+from estimator.families.weights import (
+    FLOAT32_BYTES,
+    QUANTIZATION_BLOCK,
+    buffers,
+    elements,
+    tensors_bytes,
+)
+from estimator.step.timeline import Alike, adapters_of, bytes_of, structure, weight_bytes
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.results import Moment
+from estimator.values.specs import Component, Dtype, Model, Phase, Strategy, TrainingSetup
+
+Modules = tuple[tuple[Module, int], ...]
+"""Modules with weights, and how many alike."""
+
+MERGED_ON_LOADING = frozenset(
+    {
+        "deepseek_v2",
+        "deepseek_v3",
+        "ernie4_5_moe",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "mixtral",
+        "nemotron_h",
+        "olmoe",
+        "qwen2_moe",
+        "qwen3_moe",
+    }
+)
+"""Families whose files hold experts one by one and whose models hold them as stacks, gates and ups as one: transformers
+5.23, conversion_mapping.py, ``MergeModulelist`` and ``Concatenate``. Granite MoE's files hold stacks already."""
+
+
+def load_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
+    """The highest moment from ``from_pretrained`` to the adapters, in bytes on one GPU.
+
+    The highest of: packing the largest linear beside all others (QLoRA), merging one layer's gates and ups beside all
+    others (experts), the upcasts of ``prepare_model_for_kbit_training``, and what lies there in the end with the
+    adapters. The workspace is counted as at every moment, though the first product makes it.
+
+    Leaves out: the order of files, by which a last linear meets all but one layer's rest; an adapter's own upcast.
+    Source: derived, from ``packing_bytes``, ``merging_bytes`` and ``upcasting_bytes``.
+    """
+    name, sizes = _highest(model, structure(setup))
+    return Moment(Phase.LOAD, name, {**sizes, Component.WORKSPACE: workspace})
+
+
+def load_moment_of(
+    model: Model, setup: TrainingSetup, modules: Modules, copies: Modules, workspace: int
+) -> Moment:
+    """The same in bytes on a GPU that holds a part of the model: these modules, and the copies that PEFT makes of some.
+
+    Source: as ``load_moment``.
+    """
+    name, sizes = _highest_of(model, setup, modules, copies)
+    return Moment(Phase.LOAD, name, {**sizes, Component.WORKSPACE: workspace})
+
+
+@lru_cache(maxsize=1024)
+def _highest(model: Model, setup: TrainingSetup) -> tuple[str, dict[Component, int]]:
+    """The highest moment's name and what lies there, without the workspace."""
+    modules, copies = tuple(modules_with_counts(model)), copied_modules(model, setup)
+    beside = sum(buffer.copies * buffer.bytes for buffer in buffers(model))
+    return _highest_of(model, setup, modules, copies, beside)
+
+
+@lru_cache(maxsize=1024)
+def _highest_of(
+    model: Model, setup: TrainingSetup, modules: Modules, copies: Modules, beside: int = 0
+) -> tuple[str, dict[Component, int]]:
+    unprepared = replace(setup, prepare_model_for_kbit_training=False)
+    loaded, ready = (bytes_of(modules, it) + beside for it in (unprepared, setup))
+    adapters = adapters_of(modules, copies, setup)
+    moments = [("weights in place", ready, adapters, 0)]
+    if setup.has_packed_base:
+        moments.append(("packing the largest linear", loaded, 0, packing_of(modules, setup)))
+    if stacks := gate_up_stacks(model, modules):
+        merging = max(tensors_bytes([stack], setup.dtype.bytes) for stack in stacks)
+        moments.append(("merging a layer's experts", loaded, 0, merging))
+    if ready > loaded:
+        moments.append(("upcasts", loaded, 0, upcasting_of(model, modules, setup)))
+    name, weights, adapted, beside = max(moments, key=lambda moment: sum(moment[1:]))
+    sizes = {
+        Component.WEIGHTS: weights,
+        Component.ADAPTERS: adapted,
+        Component.TEMPORARIES: beside,
+    }
+    return name, {component: size for component, size in sizes.items() if size}
+
+
+def packing_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes beside the packed weights while bitsandbytes packs the largest linear of n weights, on the GPU.
+
+        n · p  +  2 · 4n/64  with double quantisation     p: 2 for 16-bit weights
+
+    The weight as the file has it, in ``dtype``, and its scales in float32 twice: as they are, and less their mean. One
+    at a time: transformers loads without threads where it quantises. Into 8 bits: the
+    weight, and a copy of it in float16 that comes back from the host.
+
+    Source: bitsandbytes 0.50, nn/modules.py, ``Params4bit._quantize`` and ``Int8Params._quantize``, functional.py,
+    ``quantize_4bit``; transformers 5.23, integrations/bitsandbytes.py, ``Bnb4bitQuantize`` and ``Bnb8bitQuantize``.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.values.specs import Method
+    >>> packing_bytes(TINY_LLAMA, TrainingSetup(method=Method.QLORA)) == 512 + 2 * 512
+    True
+    """
+    return packing_of(modules_with_counts(model), setup)
+
+
+def packing_of(modules: Alike, setup: TrainingSetup) -> int:
+    """The same in bytes, of some modules.
+
+    Source: as ``packing_bytes``.
+    """
+    counts = [
+        elements(weight_shapes(module)[0]) for module, _ in modules if is_quantized(module, setup)
+    ]
+    largest = max(counts, default=0)
+    source = allocated(largest * setup.dtype.bytes)
+    if setup.has_8bit_base:
+        return source + allocated(largest * Dtype.FLOAT16.bytes)
+    scales = allocated(ceil_div(largest, QUANTIZATION_BLOCK) * FLOAT32_BYTES)
+    return source + (2 * scales if setup.bnb_4bit_use_double_quant and largest else 0)
+
+
+def merging_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes beside the weights while one layer's gates and ups become a stack: the stack once more, on the GPU.
+
+        experts · 2 · i · h · p     gates and ups stacked each, then joined; what was joined is still there
+
+    All other weights may be there already: four threads load ahead.
+    Source: transformers 5.23, core_model_loading.py, ``MergeModulelist.convert``, ``Concatenate.convert``.
+    """
+    return max(
+        (tensors_bytes([shape], setup.dtype.bytes) for shape in gate_up_stacks(model)), default=0
+    )
+
+
+def gate_up_stacks(model: Model, modules: Alike | None = None) -> list[tuple[int, ...]]:
+    """Shapes of the stacks [experts, gate and up, hidden] that transformers merges when it loads: of all layers.
+
+    ``modules``: of these alone.
+
+    Source: transformers 5.23, conversion_mapping.py.
+    """
+    if model.model_type not in MERGED_ON_LOADING:
+        return []
+    return [
+        weight_shapes(module)[0]
+        for module, count in (modules_with_counts(model) if modules is None else modules)
+        if module.name.endswith(("experts.gate_up_proj", "experts.up_proj"))
+        and isinstance(module, Bare)
+        for _ in range(count)
+    ]
+
+
+def upcasting_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes beside the weights as loaded, at the highest of ``prepare_model_for_kbit_training``, on the GPU.
+
+        max over tensors  Σ before it (4 - p) · n  +  4 · n     one after another, in the model's order
+
+    Each 16-bit tensor that is not packed gets a float32 copy, which then takes its place.
+    Source: peft 0.21, utils/other.py, ``prepare_model_for_kbit_training``.
+    """
+    return upcasting_of(model, tuple(modules_with_counts(model)), setup)
+
+
+def upcasting_of(model: Model, modules: Modules, setup: TrainingSetup) -> int:
+    """The same in bytes, of some modules.
+
+    Source: as ``upcasting_bytes``.
+    """
+    grown = highest = 0
+    width = setup.dtype.bytes
+    for module, alike in _in_order(model, modules):
+        shapes = weight_shapes(module)[1:] if is_quantized(module, setup) else weight_shapes(module)
+        for shape in shapes:
+            old, new = tensors_bytes([shape], width), tensors_bytes([shape], FLOAT32_BYTES)
+            grown += alike * (new - old)
+            highest = max(highest, grown + old)
+    return highest
+
+
+def _in_order(model: Model, modules: Modules) -> Iterator[tuple[Module, int]]:
+    """Modules as ``model.parameters()`` has them, those of layers that are alike as one; and how many are alike."""
+    first, *rest = outer_modules(model)
+    yield from (it for it in modules if it[0] == first)
+    yield from (it for it in modules if it[0] != first and it[0] not in rest)
+    yield from (it for it in modules if it[0] in rest)
+
+
+def load_host_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes that loading needs on the host, one process.
+
+    Without a ``device_map``, ``from_pretrained`` puts all weights on the host and Trainer moves them: all their bytes.
+    With one they go to the GPU tensor by tensor, and bitsandbytes sets one for a packed base: the largest tensor alone.
+
+    Leaves out: the mapped files, which the system takes back when it must; what Python and CUDA's libraries take.
+    Source: transformers 5.23, quantizers/quantizer_bnb_4bit.py, ``update_device_map``; core_model_loading.py,
+    ``_materialize_copy``; trainer.py, ``_move_model_to_device``.
+    """
+    if not setup.has_packed_base and setup.strategy is not Strategy.DEVICE_MAP:
+        return weight_bytes(model, setup)
+    return max(
+        elements(shape) * setup.dtype.bytes
+        for module, _ in modules_with_counts(model)
+        for shape in weight_shapes(module)
+    )

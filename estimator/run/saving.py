@@ -1,0 +1,228 @@
+"""What saving takes on the GPU, the host and the disk: a checkpoint of Trainer's, and adapters merged for good."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from estimator.families.parameters import (
+    is_quantized,
+    modules_with_counts,
+    total_parameters,
+    weight_shapes,
+)
+from estimator.families.weights import (
+    FLOAT32_BYTES,
+    QUANTIZATION_BLOCK,
+    adapter_tensors,
+    adapter_width,
+    elements,
+    quantized_bytes,
+    tensors_bytes,
+    unquantized_width,
+)
+from estimator.resident.optimizer import state_rule
+from estimator.run.loading import gate_up_stacks
+from estimator.step.timeline import Alike, Resident, trainable_tensors
+from estimator.time.throughput import lengths
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.results import Moment
+from estimator.values.specs import Component, Dtype, Method, Model, Phase, TrainingSetup
+
+FILE_BYTES = 50 * 10**9
+"""A file of weights at most: transformers 5.23, modeling_utils.py, ``save_pretrained(max_shard_size="50GB")``."""
+SAVE_STEPS = 500
+"""Optimizer steps between checkpoints: transformers 5.23, training_args.py, ``save_steps``."""
+
+
+def taken_apart_bytes(model: Model, setup: TrainingSetup, modules: Alike | None = None) -> int:
+    """Bytes of the copies that ``save_pretrained`` makes of experts on the GPU: every layer's gates and ups.
+
+        L · experts · 2 · i · h · p
+
+    Source: transformers 5.23, core_model_loading.py, ``Chunk.convert`` (``contiguous`` of each half of a stack).
+    """
+    return tensors_bytes(gate_up_stacks(model, modules), unquantized_width(setup))
+
+
+def checkpoint_bytes(resident: Resident, setup: TrainingSetup) -> int:
+    """Bytes of one checkpoint on disk: what is trained, and its optimizer states unless ``save_only_model``.
+
+        trained · p  +  states
+
+    Leaves out: tokenizer, config, random states and headers (some MB).
+    Source: transformers 5.23, trainer.py, ``_save_checkpoint``; peft 0.21, ``save_pretrained`` (adapters alone).
+    """
+    return trained_bytes(resident, setup) + saved_states_bytes(resident, setup)
+
+
+def trained_bytes(resident: Resident, setup: TrainingSetup) -> int:
+    """Bytes of the trained weights in a file: all of the model's, tied ones once; or adapters and ``modules_to_save``.
+
+    Source: transformers 5.23, modeling_utils.py, ``save_pretrained``; peft 0.21, ``get_peft_model_state_dict``.
+    """
+    if setup.uses_adapters:
+        return resident.adapters
+    return resident.trainable_parameters * unquantized_width(setup)
+
+
+def saved_states_bytes(resident: Resident, setup: TrainingSetup) -> int:
+    """Bytes of ``optimizer.pt``; 0 with ``save_only_model``.
+
+    Source: transformers 5.23, trainer.py, ``_save_optimizer_and_scheduler``.
+    """
+    if setup.save_only_model:
+        return 0
+    return resident.states.resident_bytes + resident.states.paged_bytes
+
+
+def saves_when(setup: TrainingSetup) -> str:
+    """When Trainer saves: ``no``, ``steps`` or ``epoch``; ``best`` at most as often as it evaluates (no count).
+
+    Source: transformers 5.23, trainer.py, ``_maybe_log_save_evaluate``.
+
+    >>> saves_when(TrainingSetup(save_strategy="best", eval_strategy="steps"))
+    'steps'
+    """
+    return setup.eval_strategy if setup.save_strategy == "best" else setup.save_strategy
+
+
+def checkpoints_at_once(setup: TrainingSetup) -> int:
+    """Most checkpoints of a run that lie on the disk together.
+
+    One an epoch, or one in 500 steps and one at the end (``saves_when``). The oldest goes
+    only when the next is written, so that there is one more than ``save_total_limit`` for a moment.
+
+    Source: transformers 5.23, trainer_callback.py, ``DefaultFlowCallback``; trainer_utils.py, ``rotate_checkpoints``.
+
+    >>> checkpoints_at_once(TrainingSetup(num_train_epochs=3, save_total_limit=1))
+    2
+    """
+    when = saves_when(setup)
+    if when == "no":
+        return 0
+    made = math.ceil(setup.num_train_epochs)
+    if when == "steps":
+        steps = ceil_div(lengths(setup).rows_per_epoch, setup.effective_batch_size)
+        made = ceil_div(math.ceil(steps * setup.num_train_epochs), SAVE_STEPS)
+    return made if setup.save_total_limit is None else min(made, setup.save_total_limit + 1)
+
+
+def save_host_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
+    """Bytes that saving a checkpoint needs on the host: one file of weights, then one state after another.
+
+        max( min(trained · p, 50 GB),  states of the largest tensor )
+
+    Source: safetensors 0.8, torch.py, ``save_file`` (a file's tensors are all on the host before it is written);
+    torch 2.13, serialization.py, ``_save``.
+    """
+    weights = min(trained_bytes(resident, setup), FILE_BYTES)
+    return weights if setup.save_only_model else max(weights, largest_state_bytes(model, setup))
+
+
+def largest_state_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of the largest tensor's optimizer states.
+
+    Source: derived, from ``state_rule``.
+    """
+    rule = state_rule(setup.optim)
+    return max(sum(rule(tensor, tensor.width)) for tensor in trainable_tensors(model, setup))
+
+
+# --- adapters merged into the base ----------------------------------------------------------------
+
+
+def merge_moment(model: Model, setup: TrainingSetup, resident: Resident, workspace: int) -> Moment:
+    """The highest moment of ``merge_and_unload`` and of saving what it made, in bytes on one GPU.
+
+    After training, when the optimizer is gone: weights, adapters, and the copies of one module at a time.
+    Source: derived, from ``merging_module_bytes`` and ``taken_apart_bytes``.
+    """
+    beside = max(merging_module_bytes(model, setup), taken_apart_bytes(model, setup))
+    sizes = {
+        Component.WEIGHTS: resident.weights,
+        Component.ADAPTERS: resident.adapters,
+        Component.TEMPORARIES: beside,
+        Component.WORKSPACE: workspace,
+    }
+    return Moment(Phase.SAVE, "merging the adapters", {c: n for c, n in sizes.items() if n})
+
+
+def merging_module_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes beside weights and adapters while the largest adapted module of n weights is merged, on the GPU.
+
+        16 bits   2 · a · n            B @ A, and the same times the scale     a: bytes of an adapter's element
+        4 bits    (p + a + 2m) · n + scales + packed     dequantised base, the scaled product, their sum, and the sum
+                                       again from the host, packed anew        m: the wider of p and a
+        8 bits    (4 + 2a + 2 + 1) · n         the same over a float32 base, packed by way of float16
+        experts   2 · a · n, or a · n + p · n after the cast to the stack's dtype, which is less
+        DoRA      (a + w + 2m) · n     the scaled product, a copy of the base, both summed, and the sum scaled; w · n
+                                       once more for the result where w < m, and twice over a packed base: what was
+                                       unpacked for the merge, and for DoRA    w: p, 4 over 8 bits; m: the wider of w, a
+
+    Source: peft 0.21, tuners/lora/layer.py, ``Linear.merge``, ``get_delta_weight``, ``_unmerged_base_weight`` and
+    ``ParamWrapper.merge``; tuners/lora/bnb.py, ``Linear4bit.merge`` and ``Linear8bitLt.merge`` (their locals live until
+    they return); tuners/lora/variants.py, ``DoraLinearVariant.merge_unsafe`` and ``merge_safe`` (with a graph, which
+    keeps the sum).
+    """
+    return max(
+        (
+            _merging(elements(weight_shapes(module)[0]), setup, packed=is_quantized(module, setup))
+            for module, _ in modules_with_counts(model)
+            if adapter_tensors(module, setup)
+        ),
+        default=0,
+    )
+
+
+def _merging(count: int, setup: TrainingSetup, *, packed: bool) -> int:
+    width, base = adapter_width(setup), setup.dtype.bytes
+    product = allocated(count * width)
+    if setup.use_dora:
+        return _merging_dora(count, setup, packed=packed)
+    if not packed:
+        return 2 * product
+    if setup.has_8bit_base:
+        again = allocated(count * Dtype.FLOAT16.bytes) + allocated(count)
+        return allocated(count * FLOAT32_BYTES) + 2 * product + again
+    double_quant = setup.bnb_4bit_use_double_quant
+    total = allocated(count * max(width, base))
+    scales = allocated(ceil_div(count, QUANTIZATION_BLOCK) * FLOAT32_BYTES)
+    again = total + quantized_bytes(count, double_quant=double_quant)
+    return allocated(count * base) + product + total + again + (2 * scales if double_quant else 0)
+
+
+def _merging_dora(count: int, setup: TrainingSetup, *, packed: bool) -> int:
+    width, base = adapter_width(setup), setup.dtype.bytes
+    if packed and setup.has_8bit_base:
+        base = FLOAT32_BYTES
+    elif not packed:
+        base = unquantized_width(setup)
+    wider = max(width, base)
+    copies = 1 + (base < wider) + 2 * packed
+    return (
+        allocated(count * width) + copies * allocated(count * base) + 2 * allocated(count * wider)
+    )
+
+
+def merged_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
+    """Bytes of the merged model in its files: as loaded, so that a packed base stays packed.
+
+    Source: peft 0.21, tuners/lora/bnb.py, ``Linear4bit.merge`` (packs again); transformers 5.23,
+    quantizers/quantizer_bnb_4bit.py.
+    """
+    if not setup.has_packed_base:
+        return total_parameters(model) * setup.dtype.bytes
+    return resident.weights
+
+
+def in_16_bits(setup: TrainingSetup) -> TrainingSetup:
+    """The setup with its base whole and in 16 bits, as one loads it anew to merge adapters of a packed one."""
+    dtype = Dtype.BFLOAT16 if setup.dtype is Dtype.FLOAT32 else setup.dtype
+    return replace(
+        setup,
+        method=Method.LORA,
+        load_in_8bit=False,
+        dtype=dtype,
+        prepare_model_for_kbit_training=False,
+    )

@@ -1,0 +1,131 @@
+"""What saving takes where several ranks share a model: on a GPU, on the hosts, on the disk.
+
+Plain numbers go in: bytes of the whole model's weights and states as they are kept over all ranks, the bytes of the
+largest tensor or module that is gathered, and the number of ranks. ``estimator.run.checkpoints`` knows these.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from estimator.values.arithmetic import ceil_div
+
+
+class Saving(NamedTuple):
+    """What one save takes beside what a step leaves there. All in bytes."""
+
+    gpu_bytes: int
+    """On the fullest GPU, beside its weights and states."""
+    rank0_host_bytes: int
+    """On the host of rank 0, for that process."""
+    other_host_bytes: int
+    """On the host, for each other process."""
+    disk_bytes: int
+    """Of all files together."""
+
+
+def fsdp_full(
+    gathered: int, largest: int, exported: int, resumed: int, states: int, *, only_model: bool
+) -> Saving:
+    """FSDP with ``FULL_STATE_DICT``: every tensor is gathered on all GPUs, and goes to rank 0's host. Bytes.
+
+        GPU   the largest tensor (version 1: unit) whole, in the dtype of its shards (float32 where accelerate has
+              upcast them)
+        host  all that is ``gathered``, frozen weights too; then all states; on rank 0, nothing on the others
+        disk  exported (model.safetensors) + resumed (pytorch_model_fsdp.bin) + states; the first with ``only_model``
+
+    Source: torch 2.13, distributed/_state_dict_utils.py, ``_gather_state_dict`` (``cpu_offload``, rank 0 only);
+    accelerate 1.15, utils/fsdp_utils.py, ``save_fsdp_model`` and ``save_fsdp_optimizer``, accelerator.py,
+    ``get_state_dict``; transformers 5.23, trainer.py, ``save_model`` and ``_save_optimizer_and_scheduler``.
+
+    >>> fsdp_full(gathered=400, largest=50, exported=400, resumed=400, states=800, only_model=False)
+    Saving(gpu_bytes=50, rank0_host_bytes=800, other_host_bytes=0, disk_bytes=1600)
+    """
+    if only_model:
+        return Saving(largest, gathered, 0, exported)
+    return Saving(largest, max(gathered, states), 0, exported + resumed + states)
+
+
+def fsdp_sharded(written: int, states: int, ranks: int, gathered: int = 0) -> Saving:
+    """FSDP with ``SHARDED_STATE_DICT``: every rank copies its own shards to its host and writes them. Bytes.
+
+        GPU gathered: none, but version 1 gathers its units to cut them anew
+        host max(written, states) / ranks in every process,  disk written + states
+
+    Source: accelerate 1.15, utils/dataclasses.py, ``set_state_dict_type`` (``offload_to_cpu=True``), and
+    utils/fsdp_utils.py, ``_prepare_sd_options``; torch 2.13, distributed/_state_dict_utils.py,
+    ``_offload_state_dict_to_cpu``. Trainer's own ``save_model`` writes nothing then.
+
+    >>> fsdp_sharded(written=400, states=800, ranks=4)
+    Saving(gpu_bytes=0, rank0_host_bytes=200, other_host_bytes=200, disk_bytes=1200)
+    """
+    own = ceil_div(max(written, states), ranks)
+    return Saving(gathered, own, own, written + states)
+
+
+def zero_replicated(weights: int, written: int, states: int, storage: int) -> Saving:
+    """DeepSpeed ZeRO 1 and 2: every rank clones the weights to its host, each writes its states. Bytes.
+
+        GPU 0,  host all weights on every rank (accelerate asks all of them),  disk 2 · written + states
+
+    ``states`` are float32 master weights and moments of all ranks, 0 with ``save_only_model``; ``storage`` is the
+    largest flat tensor of them, which goes through the host by itself. What is trained is written twice: by
+    ``save_pretrained`` and in ``mp_rank_00_model_states.pt``.
+
+    Source: accelerate 1.15, accelerator.py, ``get_state_dict``; DeepSpeed 0.19.6, checkpoint/utils.py,
+    ``clone_tensors_for_torch_save``, runtime/engine.py, ``save_checkpoint`` (``exclude_frozen_parameters``).
+
+    >>> zero_replicated(weights=200, written=200, states=1200, storage=100)
+    Saving(gpu_bytes=0, rank0_host_bytes=200, other_host_bytes=200, disk_bytes=1600)
+    """
+    own = max(weights, storage)
+    return Saving(0, own, own, written + (written + states if states else 0))
+
+
+def zero3_gathered(written: int, largest_module: int, states: int, storage: int) -> Saving:
+    """DeepSpeed ZeRO 3 that gathers 16-bit weights, as ``zero3_save_16bit_model`` says and PEFT always has it. Bytes.
+
+        GPU   the largest module's own weights, one module after another
+        host  what is written on rank 0; the largest flat tensor of the states in every process
+        disk  written + states
+
+    Source: DeepSpeed 0.19.6, runtime/engine.py, ``_zero3_consolidated_16bit_state_dict`` (moved to the host on rank 0);
+    transformers 5.23, trainer.py, ``save_model`` (adapters: ``exclude_frozen_parameters``).
+
+    >>> zero3_gathered(written=200, largest_module=50, states=1200, storage=100)
+    Saving(gpu_bytes=50, rank0_host_bytes=200, other_host_bytes=100, disk_bytes=1400)
+    """
+    other = storage if states else 0
+    return Saving(largest_module, max(written, other), other, written + states)
+
+
+def zero3_divided(states: int, storage: int) -> Saving:
+    """DeepSpeed ZeRO 3 by default: nothing is gathered, and the disk has float32 parts, no model. Bytes.
+
+        GPU 0,  host the largest flat tensor in every process,  disk states
+
+    ``states`` hold the float32 weights, of which zero_to_fp32.py makes a model. ``save_only_model`` changes nothing:
+    Trainer falls back to DeepSpeed's whole checkpoint.
+
+    Source: transformers 5.23, trainer.py, ``save_model``; DeepSpeed 0.19.6, runtime/zero/stage3.py,
+    ``_rigid_state_dict``; torch 2.13, serialization.py, ``_save`` (each storage through the host).
+
+    >>> zero3_divided(states=1200, storage=100)
+    Saving(gpu_bytes=0, rank0_host_bytes=100, other_host_bytes=100, disk_bytes=1200)
+    """
+    return Saving(0, storage, storage, states)
+
+
+def write_seconds(disk_bytes: int, bytes_per_second: float) -> float:
+    """Seconds to write a checkpoint at a disk's speed, at best: nothing else is done meanwhile by Trainer.
+
+    Raises ``ValueError`` for a speed that is not above 0. Source: derived.
+
+    >>> write_seconds(3 * 10**9, 1.5e9)
+    2.0
+    """
+    if not bytes_per_second > 0:
+        raise ValueError(
+            f"bytes_per_second must be above 0, not {bytes_per_second!r}; give the disk's speed."
+        )
+    return disk_bytes / bytes_per_second

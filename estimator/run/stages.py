@@ -1,0 +1,108 @@
+"""What a run does beside its steps, side by side: loading, evaluating, saving, merging; for a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from estimator.parallel.offload import node_bytes, offloads
+from estimator.resident.overhead import workspace_bytes
+from estimator.run.checkpoints import checkpoint
+from estimator.run.loading import load_host_bytes
+from estimator.run.saving import (
+    FILE_BYTES,
+    in_16_bits,
+    merge_moment,
+    merged_bytes,
+)
+from estimator.step.evaluation import evaluation_moment
+from estimator.step.timeline import resident, structure
+from estimator.values.results import Estimate
+from estimator.values.specs import SHARDED_STATE_DICT, Offload, Phase, Strategy, TrainingSetup
+
+
+class Act(NamedTuple):
+    """One thing that a run does; bytes at its highest, None where it needs none or nobody can say.
+
+    The host of a step is what all processes of a machine have offloaded; of all else it is one process.
+    """
+
+    name: str
+    gpu_bytes: int
+    host_bytes: int | None
+    """For the process of rank 0."""
+    disk_bytes: int | None
+    other_host_bytes: int | None = None
+    """For each other process, where several GPUs share the work."""
+
+
+def acts(of: Estimate) -> tuple[Act, ...]:
+    """Loading, a step, an evaluation batch, checkpoints with and without states, and merging if there are adapters.
+
+    The evaluation is given whether one is planned or not. Bytes on the fullest GPU, on the host for one process, on the
+    disk.
+    """
+    model, setup = of.model, of.setup
+    workspace = workspace_bytes(of.gpu)
+    host, nvme = node_bytes(model, structure(setup)) if offloads(setup) else (None, None)
+    found = [
+        Act(
+            "Load",
+            of.phases[Phase.LOAD].bytes,
+            load_host_bytes(model, setup),
+            None,
+        ),
+        Act("Training step", of.peak.bytes, host, nvme or None),
+        Act(
+            f"Evaluate {setup.per_device_eval_batch_size} × {setup.max_length:,} tokens",
+            evaluation_moment(model, setup, workspace).bytes,
+            None,
+            None,
+        ),
+    ]
+    return (*found, *_saves(of), *_merges(of, workspace))
+
+
+def _saves(of: Estimate) -> list[Act]:
+    """A checkpoint with and without optimizer states; only with them where Trainer refuses the other."""
+    model, setup = of.model, of.setup
+    what = "adapters" if setup.uses_adapters else "weights"
+    ways = {f"Save {what} and optimizer": False, f"Save {what} only": True}
+    if setup.strategy.is_fsdp and setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
+        del ways[f"Save {what} only"]
+    found = []
+    for name, only in ways.items():
+        _, rank0, others, disk = checkpoint(model, replace(setup, save_only_model=only))
+        gpu = of.phases[Phase.SAVE].bytes
+        found.append(Act(name, gpu, rank0, disk, others if setup.num_gpus > 1 else None))
+    return found
+
+
+def _on_one(setup: TrainingSetup) -> TrainingSetup:
+    """Adapters are merged after training, on one GPU."""
+    return replace(
+        setup,
+        strategy=Strategy.NONE,
+        num_gpus=1,
+        dp_replicate_size=1,
+        offload_optimizer=Offload.NONE,
+        offload_param=Offload.NONE,
+    )
+
+
+def _merges(of: Estimate, workspace: int) -> list[Act]:
+    """Merging after training; over a packed base also into one that is loaded anew in 16 bits."""
+    model, setup = of.model, _on_one(of.setup)
+    if not setup.uses_adapters:
+        return []
+    ways = [("Merge and save", setup)]
+    if setup.has_packed_base:
+        whole, bits = in_16_bits(setup), 8 if setup.has_8bit_base else 4
+        ways = [(f"Merge, still in {bits} bits", setup), ("Merge into a 16-bit base", whole)]
+    found = []
+    for name, way in ways:
+        lying = resident(model, structure(way))
+        disk = merged_bytes(model, way, lying)
+        gpu = merge_moment(model, way, lying, workspace).bytes
+        found.append(Act(name, gpu, max(load_host_bytes(model, way), min(disk, FILE_BYTES)), disk))
+    return found

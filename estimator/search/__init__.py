@@ -1,0 +1,1 @@
+"""What should I change, and how far can I go? Limits, remedies, scaling, ranking."""

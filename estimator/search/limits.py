@@ -1,0 +1,92 @@
+"""How far a setup can go on one GPU: the largest batch, the longest context, the smallest card.
+
+Found by bisection on the need itself, so each is exact: it fits, and one more does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from estimator.answer.estimate import least_need, need
+from estimator.answer.verdict import verdict
+from estimator.resident.overhead import workspace_bytes
+from estimator.values.specs import LARGEST, Gpu, Model, TrainingSetup, Verdict
+
+
+def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
+    """Whether even the high end of the need fits. Raises ``ValueError`` as ``estimate`` does."""
+    return verdict(*need(model, gpu, setup), gpu) is Verdict.FITS
+
+
+def holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
+    """The same, and False for a setup that cannot be trained.
+
+    What lies there for the whole step is asked first, since that takes no step to play.
+    """
+    try:
+        return least_need(model, setup) <= gpu.memory_bytes and fits(model, gpu, setup)
+    except ValueError:
+        return False
+
+
+def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
+    """Most examples that go through at once at this length; 0 if not even one does."""
+    return _largest(
+        lambda size: fits(model, gpu, replace(setup, per_device_train_batch_size=size)),
+        LARGEST["per_device_train_batch_size"],
+    )
+
+
+def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
+    """Most tokens an example may have at this micro-batch; 0 if not even one fits.
+
+    At most as many as the model has learned positions, where it has learned them.
+    """
+    return _largest(
+        lambda length: fits(model, gpu, replace(setup, max_length=length)),
+        model.position_limit or LARGEST["max_length"],
+    )
+
+
+def evaluation_stops(model: Model, gpu: Gpu, setup: TrainingSetup, **larger: int) -> bool:
+    """Whether the setup with these numbers would fit but for its evaluation."""
+    if setup.eval_strategy == "no":
+        return False
+    try:
+        beyond = replace(setup, **larger)  # type: ignore[arg-type]  # the names of counts
+        alone = replace(beyond, eval_strategy="no")
+        return fits(model, gpu, alone) and not fits(model, gpu, beyond)
+    except ValueError:  # no such number, or more positions than were learned
+        return False
+
+
+def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu | None:
+    """The card with the least memory that holds the setup; None if none does.
+
+    A card without bfloat16 units is passed over where the setup computes in bfloat16.
+    """
+    by_size = sorted(
+        (gpu for gpu in gpus if gpu.supports_bf16 or not setup.uses_bf16),
+        key=lambda gpu: gpu.memory_bytes,
+    )
+    needs: dict[int, int] = {}  # a card changes the need by its workspace alone
+    for gpu in by_size:
+        workspace = workspace_bytes(gpu)
+        if workspace not in needs:
+            needs[workspace] = need(model, gpu, setup)[1]
+        if needs[workspace] <= gpu.memory_bytes:
+            return gpu
+    return None
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to ``most`` that holds, for a property that ends once: doubled, then halved in on."""
+    good, bad = 0, 1
+    while bad <= most and holds(bad):
+        good, bad = bad, bad * 2
+    bad = min(bad, most + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good

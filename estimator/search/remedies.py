@@ -1,0 +1,381 @@
+"""What to change so that a setup fits: the smallest changes first, in the order of what they cost in speed and quality.
+
+A remedy is proposed only if the setup with its keys fits, by the same estimate as everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any, NamedTuple
+
+from estimator.answer.estimate import need
+from estimator.families.liger import fuses_head, loss_of
+from estimator.families.parameters import dropout_is_refused, linears_peft_takes, stops_at
+from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
+from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
+from estimator.search.limits import holds, smallest_gpu
+from estimator.values.results import Estimate
+from estimator.values.specs import (
+    AttnImplementation,
+    Dtype,
+    Gpu,
+    Loss,
+    Method,
+    MixedPrecision,
+    Model,
+    Offload,
+    Optimizer,
+    Strategy,
+    TrainingSetup,
+    Verdict,
+)
+
+MOST_TOGETHER = 3
+"""Changes in one remedy at most; whoever needs four needs another plan."""
+MOST_SHOWN = 6
+"""Remedies at most, the larger GPU and more GPUs beside them."""
+
+Keys = Mapping[str, Any]
+
+
+class Change(NamedTuple):
+    """One kind of change: what it is called, what it costs, and how mildly or strongly it can be made."""
+
+    title: str
+    price: str
+    options: tuple[Keys, ...]
+    """Fields of the setup to set; the mildest first."""
+
+
+class Remedy(NamedTuple):
+    """A change, or several together, that makes the setup fit."""
+
+    title: str
+    price: str
+    keys: Keys
+    """What to set, by the contract's keys."""
+    saved_bytes: int
+    """How much lower the high end of the need on one GPU is; 0 for a larger GPU."""
+    need_high_bytes: int
+    """The high end of what it then needs."""
+
+    @property
+    def text(self) -> str:
+        """Title and price in one line."""
+        return f"{self.title}. {self.price}"
+
+
+def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:
+    """Changes that make the setup fit its GPU; the smallest of ``gpus`` that holds it unchanged; as many GPUs as do.
+
+    Empty where it fits already or no GPU is given. Several changes together only where no single one is enough.
+    """
+    if of.gpu is None or of.verdict is Verdict.FITS:
+        return ()
+    changes = list(_changes(of.model, of.setup))
+    found: list[Remedy] = []
+    for together in range(1, MOST_TOGETHER + 1):
+        if not found:
+            for group in combinations(changes, together):
+                found += _fitting(of, of.gpu, group)
+    larger = smallest_gpu(of.model, (gpu for gpu in gpus if gpu != of.gpu), of.setup)
+    return (
+        *found[:MOST_SHOWN],
+        *([] if larger is None else [_on(larger, of)]),
+        *_sets(of, of.gpu),
+    )
+
+
+def _on(gpu: Gpu, of: Estimate) -> Remedy:
+    high = need(of.model, gpu, of.setup)[1]
+    price = "The setup stays as it is."
+    number = of.setup.num_gpus
+    title = "A larger GPU" if number == 1 else f"{number} larger GPUs"
+    return Remedy(f"{title}: {gpu.name}", price, {"gpu": gpu.name}, 0, high)
+
+
+def _sets(of: Estimate, gpu: Gpu) -> list[Remedy]:
+    """More of the same GPU by each way to divide the model; with checkpointing where that alone is never enough."""
+    ways: tuple[dict[str, Any], ...] = ({}, {"gradient_checkpointing": True})
+    for first in ways:
+        setup = replace(of.setup, **first)
+        found = [fewest_gpus(of.model, gpu, setup, way) for way in WAYS]
+        remedies = [_together(of, first, it) for it in found if it is not None]
+        if remedies or of.setup.gradient_checkpointing:
+            return remedies
+    return []
+
+
+def _together(of: Estimate, first: dict[str, Any], found: GpuSet) -> Remedy:
+    """Prices: as ``_divisions``."""
+    setup = found.setup
+    title = f"{setup.num_gpus} × {found.gpu.name} with {_NAMES[setup.strategy]}"
+    price = f"{setup.num_gpus} GPUs to pay for. {_TRAFFIC}{_brought_back(found.keys)}"
+    if setup.num_gpus > setup.gpus_per_node:
+        price += (
+            f" Beyond {setup.gpus_per_node} they stand in several machines, whose network decides."
+        )
+    if setup.effective_batch_size != of.setup.effective_batch_size:
+        price += f" The effective batch grows to {setup.effective_batch_size:,}."
+    if first:
+        title = f"Gradient checkpointing + {title}"
+        price = f"Each layer's forward runs a second time in backward. {price}"
+    high = need(of.model, found.gpu, setup)[1]
+    return Remedy(title, price, {**first, **found.keys}, of.need_high_bytes - high, high)
+
+
+def _fitting(of: Estimate, gpu: Gpu, group: Sequence[Change]) -> Iterator[Remedy]:
+    """The mildest way to make a group of changes that fits, if there is one."""
+    for options in product(*(change.options for change in group)):
+        keys = {key: value for option in options for key, value in option.items()}
+        if len(keys) < sum(map(len, options)):
+            return  # two changes of one key are one change
+        setup = _changed(of.setup, keys)
+        if setup is None or not holds(of.model, gpu, setup):
+            continue
+        high = need(of.model, gpu, setup)[1]
+        yield Remedy(
+            _joined([change.title for change in group], options),
+            " ".join(change.price for change in group),
+            keys,
+            of.need_high_bytes - high,
+            high,
+        )
+        return
+
+
+def _joined(titles: Sequence[str], options: Sequence[Keys]) -> str:
+    return " + ".join(title.format(**option) for title, option in zip(titles, options, strict=True))
+
+
+def _changed(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:
+    try:
+        changed = replace(setup, **keys)
+    except ValueError:
+        return None
+    return changed if refusal(changed) is None else None
+
+
+def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
+    """What can still be changed in a setup, from what costs nothing to what costs most.
+
+    Prices: checkpointing runs each layer's forward twice, a third of a step's arithmetic at most (Chen et al. 2016,
+    arXiv:1604.06174); 8-bit states reach the results of 32-bit ones (Dettmers et al. 2021, arXiv:2110.02861); LoRA
+    learns less and forgets less (Biderman et al. 2024, arXiv:2405.09673); QLoRA reaches 16-bit LoRA's results and
+    unpacks each weight before its product (Dettmers et al. 2023, arXiv:2305.14314).
+    """
+    if setup.eval_strategy != "no" and setup.per_device_eval_batch_size > 1:
+        yield Change(
+            "Evaluation batch {per_device_eval_batch_size}",
+            "The same metrics; evaluation takes a little longer.",
+            tuple(_smaller_evaluations(setup)),
+        )
+    kernels = {
+        AttnImplementation.EAGER: (AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2),
+        AttnImplementation.SDPA: (AttnImplementation.FLASH_ATTENTION_2,),
+        AttnImplementation.FLASH_ATTENTION_2: (),
+    }[setup.attn_implementation]
+    for kernel in kernels:
+        name = "SDPA" if kernel is AttnImplementation.SDPA else "FlashAttention 2"
+        wants = "" if name == "SDPA" else ", with the package flash-attn on an Ampere card or newer"
+        yield Change(
+            f"Attention by {name}",
+            f"The same result, and faster{wants}.",
+            ({"attn_implementation": kernel},),
+        )
+    yield from _losses(model, setup)
+    yield from _divisions(setup)
+    if splits := tuple(_splits(setup)):
+        yield Change(
+            "Micro-batch {per_device_train_batch_size}, accumulation {gradient_accumulation_steps}",
+            f"The same effective batch of {setup.effective_batch_size:,}; smaller products use the GPU less well.",
+            splits,
+        )
+    yield from _optimizers(setup)
+    if not setup.gradient_checkpointing:
+        yield Change(
+            "Gradient checkpointing",
+            "Each layer's forward runs a second time in backward; the same result.",
+            ({"gradient_checkpointing": True},),
+        )
+    if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL:
+        yield Change(
+            "Weights in bfloat16",
+            "Steps smaller than a 256th of a weight are rounded away; watch the loss.",
+            ({"dtype": Dtype.BFLOAT16},),
+        )
+    if setup.method is Method.FULL:
+        yield Change(
+            f"LoRA of rank {setup.lora_r}{_where(model, setup)}",
+            "Trains small adapters instead of all weights: learns less where the task is far from pretraining.",
+            ({"method": Method.LORA, **_with_adapters(model, setup)},),
+        )
+    if setup.method is not Method.QLORA:
+        base = Dtype.BFLOAT16 if setup.dtype is Dtype.FLOAT32 else setup.dtype
+        yield Change(
+            f"QLoRA of rank {setup.lora_r}{_where(model, setup)}",
+            "Adapters over a 4-bit base: results close to LoRA's; steps are slower, each weight is unpacked first.",
+            ({"method": Method.QLORA, "dtype": base, **_with_adapters(model, setup)},),
+        )
+
+    if offloaded := tuple(_offloaded(setup)):
+        yield Change(
+            "Offload to the CPU under {strategy}",
+            "The same result: the CPU steps the optimizer, and zero3 and fsdp keep the weights there too, so the link "
+            "between GPU and host decides.",
+            offloaded,
+        )
+
+
+def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
+    """A loss that never holds all logits: Liger's with its other kernels where it has the family, else TRL's.
+
+    Prices: Liger makes the head's gradients with the loss, the same products as before (Hsu et al. 2024,
+    arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, makes the logits once more in backward.
+    """
+    if loss_of(model, setup) is not Loss.STANDARD:
+        return
+    if fuses_head(model):
+        keys: dict[str, Any] = {} if setup.use_liger_kernel else {"use_liger_kernel": True}
+        yield Change(
+            "Liger's fused kernels and loss",
+            "The same result up to rounding, with the package liger-kernel; the logits are never whole.",
+            (keys | ({} if setup.loss is None else {"loss": None}),),
+        )
+    else:
+        yield Change(
+            "TRL's loss in tiles",
+            "The same result up to rounding, with SFTTrainer of TRL 1.16 or newer; the head's product runs once more.",
+            ({"loss": Loss.CHUNKED_TRL},),
+        )
+
+
+_NAMES = {
+    Strategy.ZERO2: "ZeRO-2",
+    Strategy.ZERO3: "ZeRO-3",
+    Strategy.FSDP: "FSDP",
+}
+_TRAFFIC = "Every layer's weights cross the links three times a step, which wants NVLink or better."
+_STRONGER = {
+    Strategy.DDP: (Strategy.ZERO2, Strategy.FSDP, Strategy.ZERO3),
+    Strategy.ZERO1: (Strategy.ZERO2, Strategy.FSDP, Strategy.ZERO3),
+    Strategy.ZERO2: (Strategy.FSDP, Strategy.ZERO3),
+    Strategy.FSDP_GRAD_OP: (Strategy.FSDP,),
+    Strategy.HSDP: (Strategy.FSDP, Strategy.ZERO3),
+}
+"""Strategies that divide more than one, the cheaper first."""
+
+
+def _divisions(setup: TrainingSetup) -> Iterator[Change]:
+    """The same GPUs, with more divided between them.
+
+    Prices: ZeRO's stages 1 and 2 exchange as much as DDP, twice the model a step; stage 3, as FSDP, half as much again
+    (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
+    """
+    for way in _STRONGER.get(setup.strategy, ()):
+        traffic = "no more traffic." if way is Strategy.ZERO2 else _TRAFFIC
+        keys = sharing_keys(setup, way, setup.num_gpus)
+        yield Change(
+            f"{_NAMES[way]} instead of {setup.strategy}",
+            f"The same GPUs: {traffic[0].lower()}{traffic[1:]}{_brought_back(keys)}",
+            (keys,),
+        )
+
+
+def _brought_back(keys: Keys) -> str:
+    return " What was offloaded comes back to the GPUs." if keys.keys() & OFFLOADS else ""
+
+
+def _offloaded(setup: TrainingSetup) -> Iterator[Keys]:
+    """States on the host, then weights too, under a strategy that the GPUs have or that one GPU alone can have.
+
+    Prices: Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload), which runs on one GPU as on several.
+    """
+    if setup.optim not in ADAM:
+        return
+    own = setup.strategy
+    ways = (own,) if own.is_fsdp else (Strategy.ZERO2, Strategy.ZERO3)
+    for way in ways:
+        keys = sharing(setup, way, setup.num_gpus, setup.dp_replicate_size)
+        rests = OFFLOADS[:1] if way is Strategy.ZERO2 else OFFLOADS
+        keys |= dict.fromkeys(rests, Offload.CPU) | _real_states(setup)
+        is_pure = setup.mixed_precision is MixedPrecision.NO and setup.dtype is not Dtype.FLOAT32
+        if way.is_zero and is_pure:  # DeepSpeed trains 16-bit weights beside float32 ones only
+            keys["mixed_precision"] = MixedPrecision.BF16
+        changed = {key: value for key, value in keys.items() if getattr(setup, key) != value}
+        if OFFLOADS[0] in changed or OFFLOADS[1] in changed:
+            yield changed | {"strategy": way}
+
+
+def _smaller_evaluations(setup: TrainingSetup) -> Iterator[Keys]:
+    size = setup.per_device_eval_batch_size
+    while size > 1:
+        size //= 2
+        yield {"per_device_eval_batch_size": size}
+
+
+def _splits(setup: TrainingSetup) -> Iterator[Keys]:
+    """Smaller micro-batches with more accumulation and the same effective batch."""
+    size = setup.per_device_train_batch_size * setup.gradient_accumulation_steps
+    for batch in range(setup.per_device_train_batch_size - 1, 0, -1):
+        if size % batch == 0:
+            yield {
+                "per_device_train_batch_size": batch,
+                "gradient_accumulation_steps": size // batch,
+            }
+
+
+def _where(model: Model, setup: TrainingSetup) -> str:
+    adapted = replace(setup, method=Method.LORA)
+    stops = stops_at(model, adapted)
+    return f" on all but {' and '.join(stops)}" if stops else ""
+
+
+def _with_adapters(model: Model, setup: TrainingSetup) -> Keys:
+    """What else changes with the method: real states, other layers and no dropout where PEFT stops at the setup's."""
+    adapted = replace(setup, method=Method.LORA)
+    keys: dict[str, Any] = dict(_real_states(setup))
+    if stops_at(model, adapted):
+        keys["lora_target_modules"] = linears_peft_takes(model)
+        adapted = replace(adapted, **keys)
+    return keys | ({"lora_dropout": 0.0} if dropout_is_refused(model, adapted) else {})
+
+
+def _real_states(setup: TrainingSetup) -> dict[str, Any]:
+    """States in a what-if dtype go back to the optimizer's own."""
+    return {} if setup.optim_state_dtype is None else {"optim_state_dtype": None}
+
+
+_EIGHT_BIT = {
+    Optimizer.ADAMW_TORCH_FUSED: Optimizer.ADAMW_BNB_8BIT,
+    Optimizer.ADAMW_TORCH: Optimizer.ADAMW_BNB_8BIT,
+    Optimizer.PAGED_ADAMW_32BIT: Optimizer.PAGED_ADAMW_8BIT,
+    Optimizer.LION_32BIT: Optimizer.LION_8BIT,
+    Optimizer.PAGED_LION_32BIT: Optimizer.PAGED_LION_8BIT,
+    Optimizer.ADEMAMIX: Optimizer.ADEMAMIX_8BIT,
+    Optimizer.PAGED_ADEMAMIX_32BIT: Optimizer.PAGED_ADEMAMIX_8BIT,
+    Optimizer.RMSPROP_BNB: Optimizer.RMSPROP_BNB_8BIT,
+}
+
+
+def _optimizers(setup: TrainingSetup) -> Iterator[Change]:
+    if setup.optim is Optimizer.ADAMW_TORCH:
+        yield Change(
+            "Fused AdamW",
+            "The same arithmetic in one kernel, and faster.",
+            ({"optim": Optimizer.ADAMW_TORCH_FUSED},),
+        )
+    if setup.optim_state_dtype is Dtype.FLOAT32 and setup.dtype is not Dtype.FLOAT32:
+        yield Change(
+            f"Optimizer states in {setup.dtype}",
+            "As Trainer really keeps them; small second moments lose digits.",
+            ({"optim_state_dtype": None},),
+        )
+    if setup.optim in _EIGHT_BIT:
+        yield Change(
+            "8-bit optimizer states",
+            "Blocks of 256 share a scale; published results equal those of 32-bit states.",
+            ({"optim": _EIGHT_BIT[setup.optim], **_real_states(setup)},),
+        )

@@ -1,0 +1,1 @@
+"""Who says so? The catalogue, the Hub, a repository's files: the doors to facts."""

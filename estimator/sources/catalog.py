@@ -1,0 +1,607 @@
+"""The shipped facts: the one door to ``data/``.
+
+Models and accelerators by name, and measurements, in the order of their files. An unknown name is refused
+with the near ones; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import lru_cache
+from math import inf, log
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from estimator.families.parameters import total_parameters
+from estimator.values.specs import (
+    RATES,
+    STEP_PHASES,
+    DeltaNet,
+    Gpu,
+    Machine,
+    Model,
+    Phase,
+    Price,
+    StateSpace,
+)
+
+DATA = Path(__file__).resolve().parent.parent.parent / "data"
+
+ALIKE = 0.7
+"""How alike two spellings must be to be offered: 1 is equal, 0 has nothing in common."""
+
+ABOUT_AS_LARGE = 0.1
+"""How far a model may be from a size that is searched for, as a share of it: "7b" finds 7.6 billion."""
+
+COUNTERS = ("allocated", "reserved", "device")
+"""What counts bytes: torch's allocator what it gave out, and what it holds; the driver what all processes hold."""
+MOMENTS = ("before", "after_load", *(phase.value for phase in STEP_PHASES), "peak")
+"""When a counter was read: before the model, with it, at its highest in each phase of a step, and over all of them."""
+
+LAYER_LETTERS = {
+    "c": "conv",
+    "e": "moe",
+    "f": "full_attention",
+    "l": "linear_attention",
+    "m": "mlp",
+    "s": "sliding_attention",
+}
+MLP_LETTERS = {"d": "dense", "s": "sparse"}
+ROPE_LETTERS = {"r": False, "n": True}
+ABOUT = frozenset({"hub_id", "source", "retrieved"})
+"""Columns of a table that say of what a row is and where it was read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogModel:
+    """One row of ``data/models.csv``."""
+
+    model: Model
+    family: str
+    published_parameters: int | None
+    """Elements that the Hub counts in the repository; None: no exact count is published."""
+    published_extra: int
+    """Elements of the published count that are not trained: stored buffers, second copies, towers."""
+    published_extra_is: str
+    license: str
+    gated: str
+    """``yes``, ``no`` or ``unknown``."""
+    source: str
+
+    @property
+    def hub_id(self) -> str:
+        """Its repository on the Hub."""
+        return self.model.hub_id
+
+    @property
+    def parameters(self) -> int:
+        """Our own count, in elements."""
+        return _parameters(self.model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One row of ``data/measurements.csv``: what a real card showed of one setup."""
+
+    id: str
+    setup: str
+    """The setup as JSON, an object of the contract, its GPU included."""
+    gpu: str
+    """The card, as its driver names it."""
+    outcome: str
+    """``measured`` or ``out_of_memory``."""
+    measured: str
+    """Of which steps the readings are, and how they were taken."""
+    readings: Mapping[str, Mapping[str, int]]
+    """Bytes, by counter and moment; what was not read is missing."""
+    total_parameters: int | None
+    trainable_parameters: int | None
+    versions: str
+    source: str
+    retrieved: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """One row of ``data/traced.csv``: one step of the real libraries, its tensors counted without a GPU."""
+
+    id: str
+    model_name: str
+    setup: str
+    """The setup as JSON, an object of the contract, its GPU included."""
+    peak_bytes: int
+    phases: Mapping[Phase, int]
+    """The height of each phase of the step, in bytes."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """One row of ``data/out_of_memory.csv``: what PyTorch's message said when no block was to be had (bytes)."""
+
+    gpu: str
+    several_gpus: bool
+    capacity_bytes: int
+    process_bytes: int
+    """What the process held of the card, all libraries together."""
+    allocated_bytes: int
+    unallocated_bytes: int
+    """Reserved by PyTorch, but not given out."""
+    tried_bytes: int
+    source: str
+
+    @property
+    def outside_bytes(self) -> int:
+        """What PyTorch did not reserve: context, kernels, other libraries."""
+        return self.process_bytes - self.allocated_bytes - self.unallocated_bytes
+
+
+@lru_cache(maxsize=1)
+def models() -> Mapping[str, CatalogModel]:
+    """Every catalogued model by its Hub id (counts in elements).
+
+    Source: data/models.csv, by row.
+
+    >>> models()["openai-community/gpt2"].published_parameters
+    137022720
+    """
+    rows = _rows("models.csv")
+    return MappingProxyType({row["hub_id"]: _catalog_model(row) for row in rows})
+
+
+@lru_cache(maxsize=1)
+def gpus() -> Mapping[str, Gpu]:
+    """Every catalogued accelerator by name (memory in bytes).
+
+    Source: data/gpus.csv, by row.
+
+    >>> gpus()["A100-SXM4-80GB"].memory_bytes < 80 * 2**30
+    True
+    """
+    return MappingProxyType({row["name"]: _gpu(row) for row in _rows("gpus.csv")})
+
+
+def gpus_like(gpu: Gpu | None) -> list[Gpu]:
+    """What to propose beside a card: its maker's accelerators; NVIDIA's where none is given or the maker is unknown.
+
+    Source: data/gpus.csv.
+
+    >>> {card.vendor for card in gpus_like(gpus()["Instinct MI300X"])}
+    {'AMD'}
+    """
+    vendor = gpu.vendor if gpu is not None and gpu.vendor else "NVIDIA"
+    return [card for card in gpus().values() if card.vendor == vendor]
+
+
+@lru_cache(maxsize=1)
+def prices() -> Mapping[str, tuple[Price, ...]]:
+    """What each GPU is rented for, by its name, the cheapest first (US dollars a GPU and hour, on demand).
+
+    Source: data/prices.csv, by row.
+
+    >>> prices()["A10G"][0].provider
+    'AWS'
+    """
+    listings: dict[str, list[Price]] = {}
+    for row in _rows("prices.csv"):
+        listings.setdefault(row["gpu"], []).append(_price(row))
+    return MappingProxyType(
+        {
+            name: tuple(sorted(known, key=lambda it: (it.usd_per_gpu_hour, it.provider)))
+            for name, known in listings.items()
+        }
+    )
+
+
+@lru_cache(maxsize=1)
+def machines() -> Mapping[str, tuple[Machine, ...]]:
+    """What each GPU comes in, by its name, the slowest network first (10⁹ bits a second).
+
+    Source: data/machines.csv, by row.
+
+    >>> [machine.network_gbit_per_s for machine in machines()["A100-SXM4-80GB"]]
+    [100.0, 400.0, 1600.0]
+    """
+    known: dict[str, list[Machine]] = {}
+    for row in _rows("machines.csv"):
+        known.setdefault(row["gpu"], []).append(
+            Machine(
+                name=row["machine"],
+                gpus=int(row["gpus"]),
+                network_gbit_per_s=float(row["network_gbit_per_s"]),
+                note=row["note"],
+                source=row["source"],
+            )
+        )
+    return MappingProxyType(
+        {
+            name: tuple(sorted(them, key=lambda it: it.network_gbit_per_s / it.gpus))
+            for name, them in known.items()
+        }
+    )
+
+
+def published_speeds() -> list[dict[str, str]]:
+    """Published training speeds, a mapping a row, as ``estimator.proof.accuracy`` reads them (tokens a second and GPU).
+
+    Source: data/throughput.csv, by row.
+
+    >>> len(published_speeds()) > 250
+    True
+    """
+    return _rows("throughput.csv")
+
+
+def measurements(table: Path = DATA / "measurements.csv") -> tuple[Measurement, ...]:
+    """Every reading of a real GPU (memory in bytes), of the shipped table or of one that has its columns.
+
+    Source: data/measurements.csv, by row.
+
+    >>> {row.outcome for row in measurements()} <= {"measured", "out_of_memory"}
+    True
+    """
+    return tuple(_measurement(row) for row in _rows(table))
+
+
+def left_out() -> list[dict[str, str]]:
+    """Published readings that are no row of ``measurements``, each with the reason, a mapping a row (as published).
+
+    Source: data/left_out.csv, by row.
+
+    >>> all(row["reason"] for row in left_out())
+    True
+    """
+    return _rows("left_out.csv")
+
+
+def traced_steps() -> tuple[TracedStep, ...]:
+    """Every traced step (memory in bytes).
+
+    Source: data/traced.csv, by row.
+
+    >>> max(step.peak_bytes for step in traced_steps()) > 2**36
+    True
+    """
+    return tuple(
+        TracedStep(
+            id=row["id"],
+            model_name=row["model_name"],
+            setup=row["setup"],
+            peak_bytes=int(row["peak_bytes"]),
+            phases={phase: int(row[f"{phase}_bytes"]) for phase in STEP_PHASES},
+            source=row["source"],
+        )
+        for row in _rows("traced.csv")
+    )
+
+
+def out_of_memory() -> tuple[OutOfMemory, ...]:
+    """What out-of-memory messages say of context and allocator (memory in bytes).
+
+    Source: data/out_of_memory.csv, by row.
+
+    >>> min(message.outside_bytes for message in out_of_memory()) > 0
+    True
+    """
+    return tuple(
+        OutOfMemory(
+            gpu=row["gpu"],
+            several_gpus=_flag(row["several_gpus"]),
+            **{
+                name: int(row[name])
+                for name in (
+                    "capacity_bytes",
+                    "process_bytes",
+                    "allocated_bytes",
+                    "unallocated_bytes",
+                    "tried_bytes",
+                )
+            },
+            source=row["source"],
+        )
+        for row in _rows("out_of_memory.csv")
+    )
+
+
+def model(hub_id: str) -> Model:
+    """The catalogued model of this Hub id; upper and lower case do not matter.
+
+    Source: data/models.csv.
+
+    >>> model("meta-llama/llama-3.1-8b").num_hidden_layers
+    32
+    """
+    return models()[_found("model", hub_id, models())].model
+
+
+def gpu(name: str) -> Gpu:
+    """The catalogued accelerator of this name; upper and lower case do not matter.
+
+    Source: data/gpus.csv.
+
+    >>> gpu("l4").nameplate_gb
+    24.0
+    """
+    return gpus()[_found("GPU", name, gpus())]
+
+
+def search(text: str, most: int = 20) -> tuple[CatalogModel, ...]:
+    """Models that every word of a text fits, by name, family or size (``7b``, ``500M``), the best first.
+
+    A word fits a name or family that has a word beginning with it; a size also fits a count within a tenth of it.
+    Where no model fits every word, those whose names are spelled alike. An empty text finds the first of the file.
+
+    Source: data/models.csv.
+
+    >>> [entry.hub_id for entry in search("qwen 7b")][:3]
+    ['Qwen/Qwen1.5-7B', 'Qwen/Qwen2-7B', 'Qwen/Qwen2.5-7B']
+    """
+    words = re.findall(r"[a-z0-9.]+", text[:100].casefold())
+    if not words:
+        return tuple(models().values())[:most]
+    scores = {name: _fit(words, entry) for name, entry in models().items()}
+    asked = text.strip().casefold()
+    fitting = sorted(
+        (name for name in scores if scores[name]),
+        key=lambda name: (name.casefold() != asked, -scores[name]),
+    )
+    if fitting:
+        return tuple(models()[name] for name in fitting[:most])
+    by_case = {name.casefold(): name for name in models()}
+    return tuple(models()[by_case[name]] for name in _near(text[:100].casefold(), by_case, most))
+
+
+def _fit(words: Sequence[str], entry: CatalogModel) -> float:
+    """How well every word fits; 0 if one does not. Whole words of the name count most, sizes by count least."""
+    of_name = _words(entry.hub_id)
+    of_both = of_name | _words(entry.family)
+    fits = []
+    for word in words:
+        if word in of_name:
+            fits.append(1.0)
+        elif word in of_both or any(one.startswith(word) for one in of_both):
+            fits.append(0.8)
+        elif any(word in one for one in of_both if len(word) > 2):
+            fits.append(0.6)
+        elif (size := _size(word)) and abs(entry.parameters / size - 1) <= ABOUT_AS_LARGE:
+            fits.append(0.4)
+        else:
+            return 0.0
+    return sum(fits) / len(fits)
+
+
+def _words(name: str) -> set[str]:
+    """The words of a name: its runs of letters, digits and points, and what letters and digits alone make of them.
+
+    >>> sorted(_words("Qwen2.5-7B"))
+    ['2.5', '7b', 'qwen', 'qwen2.5']
+    """
+    runs = re.findall(r"[a-z0-9.]+", name.casefold())
+    parts = (re.fullmatch(r"([a-z]+)([0-9][0-9.]*)", run) for run in runs)
+    return {*runs, *(part for found in parts if found for part in found.groups())}
+
+
+@lru_cache(maxsize=1024)
+def _parameters(model: Model) -> int:
+    return total_parameters(model)
+
+
+def _size(word: str) -> float:
+    """The parameters that a word such as ``7b`` or ``350m`` stands for; 0: it stands for none."""
+    found = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,3})?)(b|m)", word)
+    return float(found[1]) * {"b": 10**9, "m": 10**6}[found[2]] if found else 0.0
+
+
+def nearest(dimensions: Mapping[str, int]) -> CatalogModel:
+    """The catalogued model whose dimensions are nearest, by the sum of the logarithms of their ratios.
+
+    Dimensions are counts by the names of ``Model`` (``hidden_size``, ``num_hidden_layers``, …), or ``parameters``.
+
+    Source: derived: a model twice as wide is as far off as one half as wide.
+
+    >>> nearest({"hidden_size": 4000, "num_hidden_layers": 32, "vocab_size": 32000}).hub_id
+    'meta-llama/Llama-2-7b-hf'
+    """
+    return min(models().values(), key=lambda entry: _distance(entry, dimensions))
+
+
+def _distance(entry: CatalogModel, dimensions: Mapping[str, int]) -> float:
+    total = 0.0
+    for name, asked in dimensions.items():
+        size = entry.parameters if name == "parameters" else getattr(entry.model, name)
+        total += abs(log(asked / size)) if asked > 0 and size > 0 else inf
+    return total
+
+
+def _found(kind: str, name: str, known: Mapping[str, object]) -> str:
+    if name in known:
+        return name
+    by_case = {key.casefold(): key for key in known}
+    if name.casefold() in by_case:
+        return by_case[name.casefold()]
+    near = [by_case[key] for key in _near(name.casefold(), by_case)]
+    hint = f"near names are: {', '.join(near)}" if near else f"the catalogue has {len(known)}"
+    raise ValueError(f"{kind} {name!r} is not in the catalogue; {hint}; choose one of those.")
+
+
+def _near(name: str, known: Mapping[str, str], most: int = 4) -> list[str]:
+    """Names whose words are spelled like the words of this one, the best first and the shorter of equals."""
+    words = re.findall("[a-z0-9.]+", name[:100])
+    scores = {key: _likeness(words, key) for key in known}
+    best = sorted(known, key=lambda key: (-scores[key], len(key)))
+    return [key for key in best[:most] if scores[key] >= ALIKE]
+
+
+def _likeness(words: Sequence[str], key: str) -> float:
+    """From 0 to 1: how well the words are found among those of ``key``, on average."""
+    found = re.findall("[a-z0-9.]+", key)
+    best = [max(SequenceMatcher(None, word, other).ratio() for other in found) for word in words]
+    return sum(best) / len(best) if best else 0.0
+
+
+def _rows(table: str | Path) -> list[dict[str, str]]:
+    with (DATA / table).open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def _catalog_model(row: Mapping[str, str]) -> CatalogModel:
+    return CatalogModel(
+        model=_model(row),
+        family=row["family"],
+        published_parameters=_count(row["published_parameters"]),
+        published_extra=int(row["published_extra_parameters"]),
+        published_extra_is=row["published_extra_is"],
+        license=row["license"],
+        gated=row["gated"],
+        source=row["source"],
+    )
+
+
+def _model(row: Mapping[str, str]) -> Model:
+    return Model(
+        hub_id=row["hub_id"],
+        model_type=row["model_type"],
+        vocab_size=int(row["vocab_size"]),
+        hidden_size=int(row["hidden_size"]),
+        intermediate_size=int(row["intermediate_size"]),
+        num_hidden_layers=int(row["num_hidden_layers"]),
+        num_attention_heads=int(row["num_attention_heads"]),
+        num_key_value_heads=int(row["num_key_value_heads"]),
+        head_dim=int(row["head_dim"]),
+        tie_word_embeddings=_flag(row["tie_word_embeddings"]),
+        max_position_embeddings=int(row["max_position_embeddings"]),
+        hidden_act=row["hidden_act"],
+        attention_bias=_flag(row["attention_bias"]),
+        attention_output_bias=_flag(row["attention_output_bias"]),
+        mlp_bias=_flag(row["mlp_bias"]),
+        lm_head_bias=_flag(row["lm_head_bias"]),
+        qk_norm=_flag(row["qk_norm"]),
+        learned_positions=int(row["learned_positions"]),
+        word_embed_proj_dim=int(row["word_embed_proj_dim"]),
+        do_layer_norm_before=_flag(row["do_layer_norm_before"]),
+        partial_rotary_factor=float(row["partial_rotary_factor"]),
+        sliding_window=int(row["sliding_window"]),
+        layer_types=tuple(LAYER_LETTERS[letter] for letter in row["layer_types"]),
+        no_rope_layers=tuple(ROPE_LETTERS[letter] for letter in row["no_rope_layers"]),
+        parallel_residual=_flag(row["parallel_residual"]),
+        new_decoder_architecture=_flag(row["new_decoder_architecture"]),
+        num_ln_in_parallel_attn=int(row["num_ln_in_parallel_attn"]),
+        norms_without_weight=_flag(row["norms_without_weight"]),
+        attn_logit_softcapping=_flag(row["attn_logit_softcapping"]),
+        final_logit_softcapping=_flag(row["final_logit_softcapping"]),
+        embd_pdrop=float(row["embd_pdrop"]),
+        attn_pdrop=float(row["attn_pdrop"]),
+        resid_pdrop=float(row["resid_pdrop"]),
+        num_experts=int(row["num_experts"]),
+        num_experts_per_tok=int(row["num_experts_per_tok"]),
+        moe_intermediate_size=int(row["moe_intermediate_size"]),
+        shared_expert_intermediate_size=int(row["shared_expert_intermediate_size"]),
+        norm_topk_prob=_flag(row["norm_topk_prob"]),
+        mlp_layer_types=tuple(MLP_LETTERS[letter] for letter in row["mlp_layer_types"]),
+        expert_groups=int(row["expert_groups"]),
+        q_lora_rank=int(row["q_lora_rank"]),
+        kv_lora_rank=int(row["kv_lora_rank"]),
+        qk_nope_head_dim=int(row["qk_nope_head_dim"]),
+        qk_rope_head_dim=int(row["qk_rope_head_dim"]),
+        v_head_dim=int(row["v_head_dim"]),
+        delta_net=_delta_nets().get(row["hub_id"]),
+        state_space=_state_spaces().get(row["hub_id"]),
+        **_by_layer().get(row["hub_id"], {}),
+    )
+
+
+@lru_cache(maxsize=1)
+def _delta_nets() -> Mapping[str, DeltaNet]:
+    """The sizes of data/delta_nets.csv by Hub id."""
+    return {row["hub_id"]: DeltaNet(**_sizes(row)) for row in _rows("delta_nets.csv")}
+
+
+@lru_cache(maxsize=1)
+def _state_spaces() -> Mapping[str, StateSpace]:
+    """The sizes of data/state_spaces.csv by Hub id."""
+    return {row["hub_id"]: StateSpace(**_sizes(row)) for row in _rows("state_spaces.csv")}
+
+
+@lru_cache(maxsize=1)
+def _by_layer() -> Mapping[str, Any]:
+    """What else the models of data/layers.csv have: fields of ``Model`` by Hub id."""
+    return {row["hub_id"]: _sizes(row) for row in _rows("layers.csv")}
+
+
+def _sizes(row: Mapping[str, str]) -> dict[str, Any]:
+    return {name: _number_or_flag(cell) for name, cell in row.items() if name not in ABOUT}
+
+
+def _number_or_flag(cell: str) -> int | bool:
+    return int(cell) if cell.isdecimal() else _flag(cell)
+
+
+def _gpu(row: Mapping[str, str]) -> Gpu:
+    return Gpu(
+        name=row["name"],
+        memory_bytes=int(row["memory_bytes"]),
+        memory_is_derived=_flag(row["memory_is_derived"]),
+        nameplate_gb=float(row["nameplate_gb"]),
+        vendor=row["vendor"],
+        architecture=row["architecture"],
+        compute_capability=row["compute_capability"],
+        supports_bf16=_flag(row["supports_bf16"]),
+        **{name: _number(row[name]) for name in RATES},
+        source=row["source"],
+        prices=prices().get(row["name"], ()),
+        machines=machines().get(row["name"], ()),
+    )
+
+
+def _price(row: Mapping[str, str]) -> Price:
+    return Price(
+        provider=row["provider"],
+        usd_per_gpu_hour=float(row["usd_per_gpu_hour"]),
+        min_gpus=int(row["min_gpus"]),
+        date=row["date"],
+        note=row["note"],
+        source=row["source"],
+    )
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if cell else None
+
+
+def _measurement(row: Mapping[str, str]) -> Measurement:
+    cells = {
+        counter: {moment: row[f"{counter}_{moment}_bytes"] for moment in MOMENTS}
+        for counter in COUNTERS
+    }
+    return Measurement(
+        id=row["id"],
+        setup=row["setup"],
+        gpu=row["gpu"],
+        outcome=row["outcome"],
+        measured=row["measured"],
+        readings={
+            counter: {moment: int(cell) for moment, cell in read.items() if cell}
+            for counter, read in cells.items()
+        },
+        total_parameters=_count(row["total_parameters"]),
+        trainable_parameters=_count(row["trainable_parameters"]),
+        versions=row["versions"],
+        source=row["source"],
+        retrieved=row["retrieved"],
+        note=row["note"],
+    )
+
+
+def _count(cell: str) -> int | None:
+    return int(cell) if cell else None
+
+
+def _flag(cell: str) -> bool:
+    assert cell in {"true", "false"}, cell
+    return cell == "true"

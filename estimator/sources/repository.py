@@ -1,0 +1,338 @@
+"""What a config.json turns out to be: a model to estimate, or one sentence that says what to do instead.
+
+A config from the Hub, one that was pasted and one that was dropped go the same way. All of it is of untrusted origin:
+nothing in it is run, not even a regular expression.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from estimator.families.hf_config import TEXT_PARTS, model_from_config
+from estimator.families.parameters import BEYOND, NotModelledError, total_parameters
+from estimator.families.quantization import Quantization, Storage, quantization_of
+from estimator.resident.stored import stored_bytes, stored_elements
+from estimator.values.json_text import read_object
+from estimator.values.kinds import show
+from estimator.values.specs import Model
+
+CLOSE_ENOUGH = 0.001
+"""The largest difference between the Hub's count and ours that is not worth a sentence, as a share: ours."""
+
+
+class Trouble(StrEnum):
+    """Why there is no model: what a page or a program can do about it depends on this alone."""
+
+    BAD_ID = "bad_id"
+    BAD_TOKEN = "bad_token"
+    NOT_FOUND = "not_found"
+    GATED = "gated"
+    DISABLED = "disabled"
+    NO_CONFIG = "no_config"
+    UNREADABLE = "unreadable"
+    NOT_A_DECODER = "not_a_decoder"
+    NOT_MODELLED = "not_modelled"
+    DOWN = "down"
+    SLOW = "slow"
+    RATE_LIMITED = "rate_limited"
+    OFFLINE = "offline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What the Hub says of a repository beside its files; nothing of it is known of a pasted config."""
+
+    hub_id: str = ""
+    """As the Hub spells it now."""
+    license: str = "unknown"
+    gated: str = "unknown"
+    """``yes``, ``no`` or ``unknown``, as in the catalogue."""
+    published_parameters: int | None = None
+    """Elements that the Hub counts in the safetensors files; None: there are none, or it has not counted."""
+    pipeline_tag: str = ""
+    origin: str = ""
+    """The repository that it says it was made from."""
+
+
+UNKNOWN = About()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubModel:
+    """A model that was asked for by its id or its config: found, or not and why."""
+
+    about: About = UNKNOWN
+    model: Model | None = None
+    trouble: Trouble | None = None
+    problem: str = ""
+    """What is wrong and what to do, where there is no model."""
+    notes: tuple[str, ...] = ()
+    """What must be known of the model; the estimate repeats it among its assumptions."""
+    left_out: str = ""
+    """What the estimate leaves out of a model of more than text: ``the vision tower and the projector``."""
+    quantization: Quantization | None = None
+    stored_bytes: int | None = None
+    """Bytes of the weights as the files hold them; None where that is not known."""
+
+    @property
+    def parameters(self) -> int | None:
+        """Our own count, in elements."""
+        return total_parameters(self.model) if self.model else None
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """All that is to be said: the problem, or the notes."""
+        return (self.problem, *self.notes) if self.problem else self.notes
+
+
+def from_text(text: str | bytes, subject: str = "The config.json") -> HubModel:
+    """The model of a config.json that somebody pasted or dropped.
+
+    >>> from_text("<!DOCTYPE html>").problem
+    'The config.json is a web page, not JSON; open the file on the Hub and copy it with its raw button.'
+    """
+    start = text[:200].lstrip()
+    if start[:1] in {"<", b"<"}:
+        return HubModel(
+            trouble=Trouble.UNREADABLE,
+            problem=f"{subject} is a web page, not JSON; open the file on the Hub and copy it with its raw button.",
+        )
+    try:
+        config = read_object(text, subject, "the object of a config.json")
+    except ValueError as problem:
+        return HubModel(trouble=Trouble.UNREADABLE, problem=str(problem))
+    return from_config(config)
+
+
+def from_config(config: Mapping[str, object], about: About = UNKNOWN) -> HubModel:
+    """The model of a config.json object, with all that is to be said of it."""
+    name = about.hub_id or "this config"
+    kind = _not_a_decoder(config, about)
+    if kind:
+        return HubModel(
+            about=about, trouble=Trouble.NOT_A_DECODER, problem=_capital(f"{name} {kind}")
+        )
+    try:
+        model = model_from_config(config, about.hub_id)
+        quantization = quantization_of(config)
+        written = _as_json(config)
+    except NotModelledError as problem:
+        said = _not_modelled(config, about) if about.hub_id else str(problem)
+        return HubModel(about=about, trouble=Trouble.NOT_MODELLED, problem=said)
+    except ValueError as problem:
+        where = f"The config.json of {name} cannot be used: " if about.hub_id else ""
+        return HubModel(about=about, trouble=Trouble.UNREADABLE, problem=f"{where}{problem}")
+    left_out = _left_out(config)
+    notes = (
+        *_text_notes(model, left_out),
+        *_quantization_notes(quantization, about),
+        *_count_notes(model, quantization, about, left_out),
+    )
+    return HubModel(
+        about=about,
+        model=replace(model, config=written, notes=notes),
+        notes=notes,
+        left_out=left_out,
+        quantization=quantization,
+        stored_bytes=_stored(model, quantization, config),
+    )
+
+
+def _as_json(config: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(dict(config))
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(
+            "the config holds what JSON cannot; give the object of a config.json."
+        ) from None
+
+
+# --- what is no decoder -------------------------------------------------------------------------
+
+# transformers 5.23, models/auto/modeling_auto.py: the model types of MODEL_FOR_MASKED_LM, SEQ_TO_SEQ_CAUSAL_LM,
+# IMAGE_CLASSIFICATION, CTC and SPEECH_SEQ_2_SEQ that people train, less those that hold a decoder as text_config.
+_NAMES = {
+    "an encoder": """
+        albert bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie esm eurobert
+        flaubert fnet funnel gte ibert jina_embeddings_v3 layoutlm longformer luke megatron-bert mobilebert modernbert
+        mpnet mra new nomic_bert nystromformer perceiver rembert roberta roberta-prelayernorm roc_bert roformer
+        squeezebert xlm xlm-roberta xlm-roberta-xl xmod yoso""",
+    "an encoder-decoder": """
+        bart bigbird_pegasus blenderbot blenderbot-small encoder-decoder fsmt led longt5 m2m_100 marian mbart mt5 mvp
+        nllb-moe pegasus pegasus_x plbart prophetnet seamless_m4t seamless_m4t_v2 switch_transformers t5 t5gemma
+        t5gemma2 umt5""",
+    "an image model": """
+        beit bit clip convnext convnextv2 deit detr dinov2 dinov2_with_registers efficientnet mobilenet_v2 resnet sam
+        sam2 segformer siglip siglip2 swin swinv2 timm_wrapper vit vit_mae yolos""",
+    "a speech model": """
+        hubert moonshine sew speech_to_text speecht5 unispeech wav2vec2 wav2vec2-bert wav2vec2-conformer wavlm
+        whisper""",
+}
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+_CLASSIFIERS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "RewardModel",
+)
+_EMBEDDING_TAGS = frozenset({"feature-extraction", "sentence-similarity"})
+
+
+def _not_a_decoder(config: Mapping[str, object], about: About) -> str:
+    """What it is instead and what to choose, as the end of a sentence; empty for a decoder."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        return ""
+    architecture = _architecture(config)
+    choose = "only decoders, which write text token by token, are estimated. Choose one of those."
+    if model_type in _KINDS:
+        return f"is {_KINDS[model_type]} ({model_type}); {choose}"
+    if architecture.endswith("ForMaskedLM"):
+        return f"is an encoder ({architecture}); {choose}"
+    if config.get("is_encoder_decoder") is True and "text_config" not in config:
+        return f"is an encoder-decoder ({model_type[:100]}); {choose}"
+    decoder = "Choose the decoder that it was made from" + (
+        f", {about.origin}." * bool(about.origin) or "."
+    )
+    if architecture.endswith(_CLASSIFIERS):
+        return (
+            f"has a head for classes ({architecture}), not for words; only training with a language-model head "
+            f"is modelled. {decoder}"
+        )
+    bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+    if bare or about.pipeline_tag in _EMBEDDING_TAGS:
+        what = f" ({architecture})" if architecture else ""
+        return (
+            f"is an embedding model{what}; only training with a language-model head is modelled, not on pooled "
+            f"vectors. {decoder}"
+        )
+    return ""
+
+
+def _architecture(config: Mapping[str, object]) -> str:
+    listed = config.get("architectures")
+    first = listed[0] if isinstance(listed, list) and listed else ""
+    return first[:100] if isinstance(first, str) else ""
+
+
+def _not_modelled(config: Mapping[str, object], about: About) -> str:
+    texts = config.get("text_config")
+    inner = texts.get("model_type") if isinstance(texts, Mapping) else None
+    code = (
+        ", and code that lies in a repository is never run here" if config.get("auto_map") else ""
+    )
+    named = inner or config.get("model_type")
+    because = f": {BEYOND[named]}" if isinstance(named, str) and named in BEYOND else ""
+    return (
+        f"{about.hub_id} is of the architecture {show(named)}, which is not modelled{code}{because}; "
+        "choose a model of another one, or change the dimensions of the nearest known model."
+    )
+
+
+# --- what is said of a model --------------------------------------------------------------------
+
+_TOWERS = {
+    "vision_config": "the vision tower",
+    "vision_tower_config": "the vision tower",
+    "audio_config": "the audio encoder",
+}
+
+
+def _left_out(config: Mapping[str, object]) -> str:
+    """What a wrapper holds beside its text part, in words; empty for a model of text alone."""
+    if "text_config" not in config and config.get("model_type") not in TEXT_PARTS:
+        return ""
+    towers = dict.fromkeys(name for key, name in _TOWERS.items() if config.get(key) is not None)
+    return (
+        " and ".join([*towers, "what joins it to the text"]) if towers else "all but the text part"
+    )
+
+
+def _text_notes(model: Model, left_out: str) -> tuple[str, ...]:
+    if not left_out:
+        return ()
+    return (f"Only the text part ({model.model_type}) is estimated; left out: {left_out}.",)
+
+
+def _quantization_notes(quantization: Quantization | None, about: About) -> tuple[str, ...]:
+    if quantization is None:
+        return ()
+    original = f"its original, {about.origin}," if about.origin else "its original"
+    stored = f"The weights are stored as {quantization.name}"
+    match quantization.storage:
+        case Storage.BNB_4BIT:
+            said = "as method qlora packs them; take qlora to train adapters beside them."
+            return (f"{stored}, {said}",)
+        case Storage.FP8 | Storage.MXFP4:
+            return (
+                f"{stored}; training on these is not modelled. Load them dequantised (dequantize=True), or load "
+                f"{original} in 16 bits: that is what is estimated.",
+            )
+        case _:
+            return (
+                f"{stored}; training on these is not modelled. Load {original} in 16 bits, or pack it with method "
+                "qlora: that is what is estimated.",
+            )
+
+
+def _count_notes(
+    model: Model, quantization: Quantization | None, about: About, left_out: str
+) -> tuple[str, ...]:
+    """Both counts, where the Hub's and ours differ."""
+    ours, theirs = total_parameters(model), about.published_parameters
+    if not about.hub_id:
+        return ()
+    if theirs is None:
+        return (
+            f"The Hub has no count of {about.hub_id}, which has no safetensors files; ours, {ours:,}, is unchecked.",
+        )
+    if left_out:
+        return (
+            f"The Hub counts {theirs:,} parameters in all of {about.hub_id}; the text part has {ours:,}.",
+        )
+    if any(_close(theirs, count) for count in (ours, *_hub_counts(model, quantization))):
+        return ()
+    more = "more" if ours > theirs else "fewer"
+    percent = 100 * abs(ours - theirs) / max(theirs, 1)
+    copy = model.tie_word_embeddings and theirs - ours == model.vocab_size * model.hidden_size
+    why = " Its files hold the tied head twice." if copy else ""
+    return (
+        f"The Hub counts {theirs:,} parameters in {about.hub_id}, we count {ours:,} ({percent:,.1f} % {more}); "
+        f"the estimate is of ours.{why}",
+    )
+
+
+def _close(theirs: int, ours: int) -> bool:
+    return abs(theirs - ours) <= CLOSE_ENOUGH * theirs
+
+
+def _hub_counts(model: Model, quantization: Quantization | None) -> tuple[int, ...]:
+    """Other counts that the Hub gives for quantised files: elements as stored, and of bitsandbytes each byte twice.
+
+    Source: huggingface.js, hub/src/lib/parse-safetensors-metadata.ts, ``getQuantizationMultiplier``; the totals of
+    unsloth's bnb-4bit repositories, which count the scales' bytes twice.
+    """
+    if quantization is None or quantization.storage is None:
+        return ()
+    stored = stored_elements(model, quantization)
+    return (sum(stored.values()), sum(stored.values()) + stored.get(1, 0))
+
+
+def _stored(
+    model: Model, quantization: Quantization | None, config: Mapping[str, object]
+) -> int | None:
+    if quantization is not None and quantization.storage is None:
+        return None
+    texts = config.get("text_config")
+    places = [config, texts] if isinstance(texts, Mapping) else [config]
+    named = [place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key)]
+    return stored_bytes(model, quantization, 4 if "float32" in named[:1] else 2)
+
+
+def _capital(sentence: str) -> str:
+    """A sentence that begins with a word begins large; an id keeps its spelling."""
+    return "This" + sentence[4:] if sentence.startswith("this ") else sentence

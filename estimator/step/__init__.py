@@ -1,0 +1,1 @@
+"""When is what alive? A training step in order of time, evaluation, what torch reserves."""

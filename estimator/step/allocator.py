@@ -1,0 +1,125 @@
+"""PyTorch's caching allocator: which blocks it asks the driver for, and which it gives out again.
+
+A freed block is kept. A request takes the smallest kept block that is large enough, on its own stream, and cuts off
+what it does not need; neighbours that are free become one again. Only where the card is full are kept blocks given
+back. So what a process reserves is more than what its tensors ever take at once, by what does not fit together.
+
+Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``get_allocation_size``, ``get_free_block``, ``should_split``,
+``free_block``, ``release_cached_blocks``; its defaults, without ``expandable_segments``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from estimator.values.arithmetic import ceil_div
+
+MIB = 2**20
+SMALL = MIB
+"""Bytes up to which a tensor comes out of the pool of small blocks (``kSmallSize``)."""
+SMALL_SEGMENT = 2 * MIB
+"""Bytes that the pool of small blocks grows by (``kSmallBuffer``)."""
+LARGE_SEGMENT = 20 * MIB
+"""Bytes that are asked for where less than ``WHOLE`` are needed (``kLargeBuffer``)."""
+WHOLE = 10 * MIB
+"""Bytes from which a request is a segment of its own, rounded up to ``SMALL_SEGMENT`` (``kMinLargeAlloc``)."""
+LEAST = 512
+"""Bytes of the smallest block (``kMinBlockSize``)."""
+
+Pool = list[tuple[int, int]]
+"""Free blocks, by size and then by address."""
+
+
+Block = tuple[int, int, Pool]
+"""What a tensor lies in: its address, its bytes, and the pool that it came from."""
+
+
+def segment_bytes(size: int) -> int:
+    """Bytes that the driver is asked for, where no kept block holds a request of so many.
+
+    Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``get_allocation_size``.
+
+    >>> [segment_bytes(size) // MIB for size in (512, 3 * MIB, 11 * MIB)]
+    [2, 20, 12]
+    """
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    if size < WHOLE:
+        return LARGE_SEGMENT
+    return ceil_div(size, SMALL_SEGMENT) * SMALL_SEGMENT
+
+
+class Allocator:
+    """The blocks of one process on one GPU. Sizes are bytes, multiples of 512."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.reserved = 0
+        """Bytes of all segments."""
+        self.highest = 0
+        """The most that was ever reserved."""
+        self._limit = limit
+        self._pools: dict[tuple[bool, int], Pool] = {}
+        self._free_from: dict[int, int] = {}
+        """The bytes of a free block by its address."""
+        self._free_to: dict[int, int] = {}
+        """The address of a free block by where it ends."""
+        self._segments: dict[int, int] = {}
+        self._next = 0
+
+    def take(self, size: int, stream: int = 0) -> Block:
+        """A block for a tensor of so many bytes."""
+        is_small = size <= SMALL
+        pool = self._pools.setdefault((is_small, stream), [])
+        place = bisect_left(pool, (size,))
+        if place < len(pool):
+            held, address = pool.pop(place)
+            del self._free_from[address], self._free_to[address + held]
+        else:
+            held, address = self._grow(size)
+        rest = held - size
+        if rest >= LEAST if is_small else rest > SMALL:
+            self._put(pool, address + size, rest)
+            held = size
+        return address, held, pool
+
+    def give(self, block: Block) -> None:
+        """The tensor is gone: its block is kept, as one with its free neighbours."""
+        address, size, pool = block
+        after = self._free_from.pop(address + size, None)
+        if after is not None:
+            self._drop(pool, address + size, after)
+            size += after
+        before = self._free_to.pop(address, None)
+        if before is not None:
+            joined = self._free_from.pop(before)
+            pool.pop(bisect_left(pool, (joined, before)))
+            address, size = before, size + joined
+        self._put(pool, address, size)
+
+    def _grow(self, size: int) -> tuple[int, int]:
+        asked = segment_bytes(size)
+        if self._limit is not None and self.reserved + asked > self._limit:
+            self._release()
+        address = self._next
+        self._next += asked + 1  # no segment is the neighbour of another
+        self._segments[address] = asked
+        self.reserved += asked
+        self.highest = max(self.highest, self.reserved)
+        return asked, address
+
+    def _release(self) -> None:
+        """Give back every segment that is free as a whole."""
+        for pool in self._pools.values():
+            for size, address in [it for it in pool if self._segments.get(it[1]) == it[0]]:
+                del self._free_from[address], self._segments[address]
+                self._drop(pool, address, size)
+                self.reserved -= size
+
+    def _put(self, pool: Pool, address: int, size: int) -> None:
+        insort(pool, (size, address))
+        self._free_from[address] = size
+        self._free_to[address + size] = address
+
+    def _drop(self, pool: Pool, address: int, size: int) -> None:
+        pool.pop(bisect_left(pool, (size, address)))
+        del self._free_to[address + size]

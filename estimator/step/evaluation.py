@@ -1,0 +1,94 @@
+"""What an evaluation holds on the GPU: Trainer's loop, a forward call without gradients at a batch size of its own.
+
+Source: transformers 5.23, trainer.py, ``evaluation_loop`` and ``prediction_step`` (``torch.no_grad``, ``model.eval``);
+``_inner_training_loop`` evaluates after ``optimizer.step`` and ``zero_grad``, when gradients are gone and states exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from estimator.step.timeline import Plan, Sizes, Walk, resident, structure
+from estimator.values.arithmetic import allocated
+from estimator.values.results import Moment
+from estimator.values.specs import MixedPrecision, Model, Optimizer, Phase, TrainingSetup
+
+
+def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
+    """One evaluation batch after the first step: weights, adapters and states lie there, and no gradients.
+
+    Dropouts pass their input on, nothing is checkpointed and nothing saved. What remains is one layer's tensors at a
+    time, autocast's copies of float32 weights (kept without gradients as well), and the loss: for T · V logits 2 bytes
+    as they come out, 4 as float32 and 4 of log-softmax at once. ``prediction_step`` holds the outputs until it returns.
+
+    Leaves out: the next batch's ids, which accelerate's loader puts on the GPU beforehand (24 bytes a token).
+    Source: torch 2.13, aten/src/ATen/native/Dropout.cpp (``!train`` returns the input) and
+    aten/src/ATen/autocast_mode.cpp, ``cached_cast``; transformers 5.23, trainer.py (``use_cache`` is set to false).
+    """
+    same = structure(setup)
+    sizes = Sizes(
+        setup.per_device_eval_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
+    )
+    begins = resident(model, same).sizes(workspace)
+    return Walk(model, _plan(model, same).step(sizes), begins, setup.shard_ranks)
+
+
+def evaluation_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
+    """The highest moment of an evaluation batch, in bytes on one GPU.
+
+    Source: derived, from ``evaluation_walk``.
+    """
+    highest = max(
+        evaluation_walk(model, setup, workspace).heights().values(), key=lambda moment: moment.bytes
+    )
+    return Moment(Phase.EVALUATION, highest.name, highest.resident)
+
+
+def kept_logits_bytes(model: Model, setup: TrainingSetup, batches: int) -> int:
+    """Bytes of the logits that Trainer keeps on the GPU after some evaluation batches, where it is given metrics.
+
+        batches · b · s · V · p     p: 4 under autocast, whose outputs accelerate converts to float32, else the dtype's
+
+    With ``compute_metrics`` every batch is joined to those before it by ``torch.cat``, which holds both for a moment:
+    twice as much. ``eval_accumulation_steps`` moves them to the host every so many batches, and
+    ``preprocess_logits_for_metrics`` makes them small. Without ``compute_metrics`` nothing is kept:
+    ``prediction_loss_only`` is set.
+
+    Source: transformers 5.23, trainer.py, ``evaluate`` and ``evaluation_loop``; trainer_pt_utils.py,
+    ``EvalLoopContainer.add`` and ``nested_concat``; accelerate 1.15, ``convert_outputs_to_fp32``.
+    """
+    width = 4 if setup.mixed_precision is not MixedPrecision.NO else setup.dtype.bytes
+    tokens = setup.per_device_eval_batch_size * setup.max_length
+    return allocated(batches * tokens * model.vocab_size * width)
+
+
+@lru_cache(maxsize=1024)
+def _plan(model: Model, structure: TrainingSetup) -> Plan:
+    return _shared_plan(as_evaluated(model), evaluated(structure))
+
+
+def evaluated(structure: TrainingSetup) -> TrainingSetup:
+    """The structure of the forward call, less what ``model.eval`` switches off; one for all ranks and optimizers."""
+    return replace(
+        structure,
+        gradient_accumulation_steps=1,
+        gradient_checkpointing=False,
+        hold_outputs=False,
+        lora_dropout=0.0,
+        lora_r=1,
+        optim=Optimizer.SGD,
+        optim_state_dtype=None,
+    )
+
+
+@lru_cache(maxsize=256)
+def _shared_plan(model: Model, structure: TrainingSetup) -> Plan:
+    return Plan(model, structure, training=False)
+
+
+def as_evaluated(model: Model) -> Model:
+    """The model without its dropouts, as ``model.eval`` leaves it."""
+    if not (model.embd_pdrop or model.attn_pdrop or model.resid_pdrop):
+        return model
+    return replace(model, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)

@@ -1,0 +1,272 @@
+"""What torch reserves and what nvidia-smi shows: a run's first two steps, each tensor through the caching allocator.
+
+The tensors and their order are the tape's, the blocks are the allocator's: nothing is fitted. The second step differs
+from the first, since the optimizer's states have settled in between, in blocks that activations left.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from estimator.families.parameters import modules_with_counts, weight_shapes
+from estimator.families.weights import FLOAT32_BYTES
+from estimator.parallel.fsdp1 import flat_tensors
+from estimator.parallel.sharding import sharded_tensors
+from estimator.parallel.zero import SUB_GROUP
+from estimator.resident.optimizer import Trainable, optimizer_states
+from estimator.resident.overhead import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, exchange_bytes
+from estimator.step.allocator import Allocator, Block
+from estimator.step.timeline import (
+    Course,
+    Resident,
+    Sizes,
+    plan,
+    resident,
+    structure,
+    trainable_tensors,
+)
+from estimator.tape.program import Sized
+from estimator.tape.tape import WEIGHTS
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.results import Estimate, Shown
+from estimator.values.specs import Gpu, Model, Strategy, TrainingSetup
+
+STEPS = 2
+"""From the third on every request finds the block that it found before."""
+STATES = 2
+"""Of AdamW; others' are laid down in as many pieces."""
+IN_FLIGHT = 2
+"""Gathers that FSDP1 lets the CPU run ahead by: torch 2.13, distributed/fsdp/_limiter_utils.py, ``_FreeEventQueue``."""
+
+COMPUTE, GATHER, CAST, REDUCE = range(4)
+"""Streams; a block that was made on one is given out there alone."""
+
+Key = tuple[str, int, int]
+"""Operator, slot of the size, component: tensors of equal keys stand for each other."""
+
+
+class Change(NamedTuple):
+    """One tensor is made, goes, or is counted under another name from now on."""
+
+    sign: int
+    """1, -1 or 0."""
+    key: Key
+    """Of those with this key that are there the youngest goes."""
+    bytes: int
+    stream: int
+    other: Key
+    """The new name."""
+
+
+def _stream(setup: TrainingSetup, operation: str, component: int) -> int:
+    """Where FSDP1 makes a tensor: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_init_streams``."""
+    if not setup.uses_fsdp1:
+        return COMPUTE
+    if operation == "all-gather":
+        return GATHER if component == WEIGHTS else CAST
+    return REDUCE if operation == "reduce-scatter" else COMPUTE
+
+
+class _Process:
+    """One process: its allocator, what lies there, and what has yet to be given back."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.allocator = Allocator(limit)
+        self.live: defaultdict[Key, list[Block]] = defaultdict(list)
+        self._late: deque[Block] = deque()
+
+    def lay(self, sizes: Iterable[int], stream: int = COMPUTE) -> list[Block]:
+        """So many tensors, one after the other."""
+        return [self.allocator.take(allocated(size), stream) for size in sizes if size]
+
+    def lay_flat_states(self, lying: Resident, same: TrainingSetup) -> None:
+        """DeepSpeed's, flat, float32 weights among them, before the first step: it is stepped with gradients of 0.
+
+        Stage 3 cuts them into sub-groups. A float32 gradient of the largest lies beside them meanwhile.
+        Source: DeepSpeed 0.19.6, runtime/zero/stage3.py and stage_1_and_2.py, ``initialize_optimizer_states``.
+        """
+        part, groups = ceil_div(lying.trainable_parameters, same.num_gpus), 1
+        if same.strategy is Strategy.ZERO3:
+            groups = ceil_div(part, SUB_GROUP)
+        each = _pieces(lying.states.resident_bytes, (1 + STATES) * groups)
+        self.lay([*each[:groups], lying.accumulated])
+        gradient = self.lay([FLOAT32_BYTES * ceil_div(part, groups)])
+        self.lay(each[groups:])
+        self.clear(gradient)
+
+    def clear(self, blocks: Iterable[Block]) -> None:
+        """All of these go."""
+        for block in blocks:
+            self.allocator.give(block)
+
+    def play(self, changes: Iterable[Change]) -> None:
+        """A stretch of the step."""
+        take, give, live, late = self.allocator.take, self.allocator.give, self.live, self._late
+        for sign, key, size, stream, other in changes:
+            if sign > 0:
+                if stream == GATHER and len(late) >= IN_FLIGHT:
+                    give(late.popleft())
+                live[key].append(take(size, stream))
+            elif held := live[
+                key
+            ]:  # else it lay there before the step and is counted with what lies there
+                if sign == 0:
+                    live[other].append(held.pop())
+                elif stream == GATHER:
+                    late.append(held.pop())
+                else:
+                    give(held.pop())
+
+    def end_step(self) -> None:
+        """Gradients are set to None."""
+        for held in self.live.values():
+            self.clear(held)
+        self.live.clear()
+
+
+@lru_cache(maxsize=256)
+def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
+    """Bytes that torch has reserved on the GPU after two steps (``torch.cuda.max_memory_reserved``).
+
+    Weights, states and temporaries of the optimizer's step are laid down in as many equal pieces as there are tensors.
+    FSDP1 gathers, casts and reduces on streams of their own; a gathered unit's block is free again two gathers later.
+
+    Leaves out: what loading, evaluating and saving leave behind.
+    Error: see data/measurements.csv, readings of ``reserved`` and ``device``.
+    Source: as ``estimator.step.allocator``; torch 2.13, distributed/fsdp/_runtime_utils.py, ``_unshard`` and
+    ``_init_streams``.
+    """
+    same = structure(setup)
+    lying = resident(model, same)
+    limit = None
+    if gpu is not None:
+        limit = gpu.memory_bytes - sum(outside_bytes(setup))
+    process = _Process(limit)
+    sizes = Sizes(
+        setup.per_device_train_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
+    )
+    sized, course = plan(model, same).step(sizes)
+    program = list(_changes(sized, course, setup))
+    process.lay(_pieces(lying.weights + lying.adapters, _count(model, setup)))
+    process.lay([lying.communication])
+    process.lay([_most_gathered(sized, course, setup)], GATHER)
+    if same.strategy.is_zero:
+        process.lay_flat_states(lying, same)
+    for step in range(STEPS):
+        for stretch in program:
+            process.play(stretch)
+        trained = _trained(model, same)
+        if step == 0:
+            if not same.strategy.is_zero:
+                process.lay(_state_sizes(trained, same))
+            if setup.gradient_accumulation_steps > 1 and not same.strategy.is_zero:
+                process.lay(_pieces(lying.accumulated, sum(it.alike for it in trained)))
+        process.clear(process.lay(_step_sizes(lying, trained, same)))
+        process.end_step()
+    return process.allocator.highest
+
+
+def outside_bytes(setup: TrainingSetup) -> tuple[int, int]:
+    """Bytes beside torch's: of the CUDA context and of NCCL, each the middle of what was collected.
+
+    Source: ``estimator.resident.overhead``.
+    """
+    return (CONTEXT_LOW_BYTES + CONTEXT_HIGH_BYTES) // 2, sum(exchange_bytes(setup)) // 2
+
+
+def reserved(answer: Estimate) -> int:
+    """The same for an answer; under a device map, whose GPUs differ, what published runs reserved in the middle. Bytes.
+
+    Source: ``reserved_bytes``; ``estimator.resident.overhead.shown_bytes``.
+    """
+    if answer.setup.strategy is Strategy.DEVICE_MAP:
+        return answer.shown.middle - sum(outside_bytes(answer.setup))
+    return reserved_bytes(answer.model, answer.gpu, answer.setup)
+
+
+def shown(answer: Estimate) -> Shown:
+    """Bytes that nvidia-smi shows: what torch reserves, the context, NCCL's buffers; least and most of published runs.
+
+    At most what the card has, unless the need is above it.
+    Source: ``reserved``; ``estimator.resident.overhead.shown_bytes``.
+    """
+    low, _, high = answer.shown
+    middle = max(reserved(answer), answer.decisive.bytes) + sum(outside_bytes(answer.setup))
+    if answer.gpu is not None:
+        middle = min(middle, max(answer.gpu.memory_bytes, answer.need_low_bytes))
+    return Shown(min(low, middle), middle, max(high, middle))
+
+
+def _changes(sized: Sized, course: Course, setup: TrainingSetup) -> Iterator[list[Change]]:
+    """The step, stretch by stretch, every layer in its place."""
+    stretches: dict[int, list[Change]] = {}
+    for run in course.runs:
+        if run.segment not in stretches:
+            stretches[run.segment] = _stretch(setup, sized.events(run.segment))
+        for _ in range(run.length):
+            yield stretches[run.segment]
+
+
+def _most_gathered(sized: Sized, course: Course, setup: TrainingSetup) -> int:
+    """Bytes of the weights that stage 3 has gathered at most, in blocks of a stream of their own.
+
+    Each layer's find those of the layer before, so that they are laid down once.
+    Source: DeepSpeed 0.19.6, runtime/zero/partitioned_param_coordinator.py, ``__allgather_stream``.
+    """
+    gathered = course.gathered(sized, setup.shard_ranks)
+    if gathered is None:
+        return 0
+    return max(level for run in gathered.alike for _, _, level in run)
+
+
+def _stretch(setup: TrainingSetup, events: Iterable[tuple[int, Key, int]]) -> list[Change]:
+    changes: list[Change] = []
+    for sign, key, size in events:
+        if not size:
+            continue
+        last = changes[-1] if changes else None
+        if sign > 0 and last is not None and last.sign < 0 and last.key[:2] == key[:2]:
+            changes[-1] = Change(0, last.key, size, COMPUTE, key)
+        else:
+            changes.append(Change(sign, key, size, _stream(setup, key[0], key[2]), key))
+    return changes
+
+
+def _pieces(total: int, count: int) -> list[int]:
+    """Bytes in so many equal pieces."""
+    return [ceil_div(total, count)] * count if total else []
+
+
+def _count(model: Model, setup: TrainingSetup) -> int:
+    """How many tensors the weights are; of FSDP1's units one, each."""
+    if setup.uses_fsdp1:
+        return model.num_hidden_layers + 1
+    return sum(count * len(weight_shapes(it)) for it, count in modules_with_counts(model))
+
+
+def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
+    if same.uses_fsdp1:
+        return flat_tensors(model, same)
+    if same.strategy.is_fsdp:
+        return sharded_tensors(model, same)
+    return trainable_tensors(model, same)
+
+
+def _step_sizes(lying: Resident, trained: Iterable[Trainable], same: TrainingSetup) -> list[int]:
+    """Temporaries of the step: one for every trained tensor; DeepSpeed's flat gradient in 16 bits and in float32."""
+    if same.strategy.is_zero:
+        return [lying.transient // 3, lying.transient - lying.transient // 3]
+    return _pieces(lying.transient, sum(it.alike for it in trained))
+
+
+def _state_sizes(trained: Iterable[Trainable], same: TrainingSetup) -> Iterator[int]:
+    """Two states for every trained tensor."""
+    for tensor in trained:
+        one = optimizer_states(
+            [tensor._replace(alike=1)], same.optim, same.optim_state_dtype
+        ).resident_bytes
+        for _ in range(tensor.alike):
+            yield from _pieces(one, STATES)

@@ -1,0 +1,306 @@
+"""Attention kernels: what each keeps and copies. q, k and v are token-major tensors of T × heads × head_dim elements.
+
+Which kernel runs is PyTorch's choice: flash for 16-bit without a mask; memory-efficient with a mask or in float32;
+the math path where neither takes the inputs (float32 with grouped key-value heads).
+Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; transformers 5.23,
+integrations/sdpa_attention.py and models/llama/modeling_llama.py, ``eager_attention_forward``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from estimator.tape.operators import (
+    INDEX_BYTES,
+    Gradients,
+    add,
+    cast,
+    clone,
+    dropout,
+    elementwise,
+    expand_heads,
+    gather,
+    matmul,
+    pad,
+    part,
+    repeat_heads,
+    scale,
+    softmax,
+)
+from estimator.tape.tape import Tape, Tensor
+from estimator.values.arithmetic import ceil_div
+from estimator.values.specs import AttnImplementation
+
+RNG_STATE_BYTES = 16
+"""Philox seed and offset kept by the flash and efficient kernels: two int64 tensors, 512 bytes each as allocated."""
+MASK_ALIGNMENT = 16
+FLASH_HEAD_DIM = 256
+"""Numbers of a head that flash attention takes at most: ``check_head_dim_size_flash``; transformers does not ask it to
+group wider heads (``use_gqa_in_sdpa``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Sizes that every attention kernel needs."""
+
+    batch: int
+    length: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    value_head_dim: int
+    implementation: AttnImplementation
+    dropout: float = 0.0
+    softcap: bool = False
+    softmax_float32: bool = True
+    scale_product: bool = True
+    casts_weights: bool = True
+    """Eager attention's weights are cast back to the dtype of q, which autocast's softmax leaves."""
+    head_major: bool = False
+    """q and k come out of a concatenation head by head, so the flash kernel's output must be copied back."""
+    padded: bool = False
+    """Some rows end in padding."""
+
+
+def attention(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
+) -> tuple[Tensor, Tensor | None]:
+    """Attend with the implementation that the setup asks for; ``mask`` is None where causality is the kernel's own.
+
+    The output, and from eager attention its weights, which the layer's ``_`` holds as long as the layer runs.
+    """
+    if shape.implementation is AttnImplementation.EAGER:
+        return _eager(tape, q, k, v, mask, shape)
+    if shape.implementation is AttnImplementation.FLASH_ATTENTION_2:
+        # float32 queries of a float32 stream are cast to the weights' 16 bits:
+        # transformers 5.23, integrations/flash_attention.py, get_target_dtype
+        q, k, v = (cast(tape, x, 2) for x in (q, k, v))
+        mask = None
+        if shape.value_head_dim != shape.head_dim:
+            return _widened(tape, q, k, v, shape), None
+        if shape.padded:
+            return _unpadded(tape, q, k, v, shape), None
+    return _sdpa(tape, q, k, v, mask, shape), None
+
+
+def _unpadded(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+    """FlashAttention where some rows end in padding: the tokens that are none are picked out, attend, and go back.
+
+    Saves copies of q, k and v in place of these, the kernel's output, that output among zeros once more, and the
+    indices of the tokens, which every layer finds for itself. Counts every token as one that is no padding.
+
+    Source: transformers 5.23, modeling_flash_attention_utils.py, ``_upad_input``, ``_pad_input``.
+    """
+    tape.operation = "tokens without padding"
+    indices = tape.new(shape.batch * shape.length, INDEX_BYTES)
+    picked = []
+    for x, is_copied in zip((q, k, v), (shape.head_major, shape.head_major, False), strict=True):
+        rows = clone(tape, x) if is_copied else x
+        picked.append(gather(tape, rows, indices, x.elements, "tokens without padding"))
+        del rows
+    out = _fused(tape, picked[0], picked[1], picked[2], shape, mask=None)
+    del picked
+    return gather(tape, out, indices, out.elements, "padding put back")
+
+
+def _widened(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+    """Flash attention of values narrower than keys: padded to their width, and the output cut back.
+
+    Source: transformers 5.23, integrations/flash_attention.py, ``flash_attention_forward``.
+    """
+    wanted = v.elements
+    v = pad(tape, v, q.elements)
+    attend = _unpadded if shape.padded else partial(_fused, mask=None)
+    out = attend(tape, q, k, v, shape)
+    return clone(tape, part(tape, out, wanted))
+
+
+def _sdpa(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
+) -> Tensor:
+    """``sdpa_attention_forward``: with a mask, or too wide, heads are repeated; else the kernel groups them."""
+    groups = mask is None and shape.head_dim <= FLASH_HEAD_DIM
+    if not groups:
+        k, v = heads_repeated(tape, k, v, shape)
+    return scaled_dot_product(tape, q, k, v, mask, shape, groups_heads=groups)
+
+
+def heads_repeated(
+    tape: Tape, k: Tensor, v: Tensor, shape: AttentionShape
+) -> tuple[Tensor, Tensor]:
+    """``repeat_kv``: every key-value head copied for its group; a single head is only expanded."""
+    groups = shape.heads // shape.key_value_heads
+    repeat = repeat_heads if shape.key_value_heads > 1 else expand_heads
+    if groups == 1:
+        return k, v
+    return repeat(tape, k, groups), repeat(tape, v, groups)
+
+
+def scaled_dot_product(
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    shape: AttentionShape,
+    *,
+    groups_heads: bool = False,
+) -> Tensor:
+    """``F.scaled_dot_product_attention``; ``groups_heads`` is its ``enable_gqa``.
+
+    Flash takes 16 bits without a mask and may group heads; memory-efficient attention takes the rest, but needs as
+    many key-value heads as queries; what neither takes runs as the math path, in float32.
+    Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, ``select_sdp_backend``.
+    """
+    sources = q, k, v  # the caller holds the uncast tensors until this returns
+    if tape.autocast_active and tape.autocast_width is not None:
+        # the last first, as gcc evaluates arguments: the order of their gradients
+        v, k, q = (cast(tape, x, tape.autocast_width) for x in reversed(sources))
+    same_heads = q.elements == k.elements
+    same_width = shape.value_head_dim == shape.head_dim
+    is_flash = q.width == 2 and mask is None and same_width and (same_heads or groups_heads)
+    is_flash = is_flash and shape.head_dim <= FLASH_HEAD_DIM
+    if not (is_flash or same_heads):
+        return _math(tape, q, k, v, mask, shape, groups_heads=groups_heads)
+    out = _fused(tape, q, k, v, shape, mask=mask)
+    return clone(tape, out) if shape.head_major and is_flash else out
+
+
+def _fused(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, *, mask: Tensor | None
+) -> Tensor:
+    """Flash or memory-efficient: saves q, k, v, the output and a float32 log-sum-exp for each token and head.
+
+    A mask becomes an additive bias [b, 1, s, s] in the compute dtype, made and saved by every layer for itself.
+    """
+    saved_mask = [] if mask is None else [_aligned(tape, _additive(tape, mask, q.width), shape)]
+    rows = shape.length
+    is_narrow = shape.head_dim <= FLASH_HEAD_DIM and v.elements >= k.elements
+    if mask is not None or q.width == 4 or not is_narrow:  # memory-efficient
+        rows = ceil_div(shape.length, 32) * 32
+    tape.operation = "attention"
+    sizes = [(x.elements, x.width, x.requires_grad) for x in (q, k, v)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(n, w) if needed else None for n, w, needed in sizes]
+
+    node = tape.begin("attention backward", [q, k, v], backward, [q, k, v])
+    out = tape.new(_output_elements(q, v, shape), q.width)
+    log_sum_exp = tape.new(shape.batch * shape.heads * rows, 4)
+    rng = [tape.new(1, RNG_STATE_BYTES // 2), tape.new(1, RNG_STATE_BYTES // 2)]
+    return tape.finish(node, out, [out, log_sum_exp, *rng, *saved_mask])
+
+
+def _output_elements(q: Tensor, v: Tensor, shape: AttentionShape) -> int:
+    """As wide as the queries; or as the values, where each query head has its own of another width."""
+    if shape.value_head_dim == shape.head_dim:
+        return q.elements
+    return v.elements
+
+
+def _aligned(tape: Tape, bias: Tensor, shape: AttentionShape) -> Tensor:
+    """``pad_bias``: the kernel wants rows of a multiple of 16 numbers; others are copied into such.
+
+    Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp, ``preprocess_mask``.
+    """
+    row = ceil_div(shape.length, MASK_ALIGNMENT) * MASK_ALIGNMENT
+    if row == shape.length:
+        return bias
+    return tape.new(bias.elements // shape.length * row, bias.width)
+
+
+def _additive(tape: Tape, mask: Tensor, width: int) -> Tensor:
+    """A mask of truth values as 0 and -∞ in the dtype of q; one of numbers (ALiBi) is that already."""
+    if mask.width > 1:
+        return cast(tape, mask, width)
+    tape.operation = "attention: additive mask of this layer"
+    return tape.new(mask.elements, width)
+
+
+def _math(
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    shape: AttentionShape,
+    *,
+    groups_heads: bool,
+) -> Tensor:
+    """The math path, in float32 whatever the dtype: keeps q, k, v and b · heads · s² probabilities in float32.
+
+    Without ``enable_gqa`` one key-value head is broadcast by the products, which copy it for every query head where
+    more than one text leaves no view.
+    Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp, ``_scaled_dot_product_attention_math``.
+    """
+    width, groups = q.width, shape.heads // shape.key_value_heads
+    scores = shape.batch * shape.heads * shape.length**2
+    bias = tape.new(shape.length**2, width) if mask is None else _additive(tape, mask, width)
+    with tape.without_autocast():
+        uncast_q, uncast_k, v = cast(tape, q, 4), cast(tape, k, 4), cast(tape, v, 4)
+        q = scale(tape, uncast_q)
+        if groups_heads:
+            uncast_k, v = repeat_heads(tape, uncast_k, groups), repeat_heads(tape, v, groups)
+            k = scale(tape, uncast_k)
+        else:
+            k = expand_heads(tape, scale(tape, uncast_k), groups)
+        several = shape.batch > 1
+        is_copied = several and not groups_heads
+        copies = several and not shape.head_major, is_copied
+        weights = matmul(tape, q, k, scores, "attention scores", copies=copies)
+        del k  # the mask is added in place
+        probabilities = softmax(tape, weights)
+        tape.operation = "attention: rows without a score"
+        masked = tape.new(scores, 1)
+        del masked, weights
+        probabilities = dropout(tape, probabilities, shape.dropout)
+        # the second output, which nobody asks for
+        returned = cast(tape, probabilities, width) if width != 4 else None
+        out = matmul(
+            tape,
+            probabilities,
+            v if groups_heads else expand_heads(tape, v, groups),
+            uncast_q.elements,
+            "attention output",
+            copies=(False, is_copied),
+        )
+        del probabilities
+        out = cast(tape, out, width)
+        del uncast_q, uncast_k, q, v, returned, bias
+    return clone(tape, out)
+
+
+def _eager(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
+) -> tuple[Tensor, Tensor]:
+    """Scores as ordinary tensors: product, scale, mask, float32 softmax, cast, dropout, product.
+
+    Saves per score 4 bytes of softmax output and its copy in the compute dtype.
+    """
+    groups = shape.heads // shape.key_value_heads
+    scores = shape.batch * shape.heads * shape.length**2
+    key, value = heads_repeated(tape, k, v, shape)
+    several = shape.batch > 1
+    # repeated heads lie head by head already
+    is_copied = several and (groups == 1 or shape.key_value_heads == 1)
+    weights = matmul(tape, q, key, scores, "attention scores", copies=(several, is_copied))
+    if shape.scale_product:
+        weights = scale(tape, weights)
+    if shape.softcap:
+        weights = scale(tape, weights)
+        weights = elementwise(tape, weights, "tanh", saves="output")
+        weights = scale(tape, weights)
+    if mask is not None:
+        weights = add(tape, weights, mask)
+    width = q.width
+    if shape.softmax_float32 or tape.autocast_active:
+        weights = softmax(tape, cast(tape, weights, 4))
+    else:
+        weights = softmax(tape, weights)
+    if shape.casts_weights:
+        weights = cast(tape, weights, width)
+    weights = dropout(tape, weights, shape.dropout)
+    elements = _output_elements(q, v, shape)
+    out = matmul(tape, weights, value, elements, "attention output", copies=(False, is_copied))
+    return clone(tape, out), weights

@@ -1,0 +1,973 @@
+"""One rule for each operator: what it allocates, what it saves for backward, what its backward allocates.
+
+``n`` is a tensor's number of elements, ``T`` the tokens of the micro-batch. A product saves the other factor if
+this one needs a gradient, and so on.
+
+Source, where a rule names no other: torch 2.13, tools/autograd/derivatives.yaml (what a backward function asks for).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from estimator.tape.tape import ACTIVATIONS, LOGITS, Parameter, Tape, Tensor
+from estimator.values.arithmetic import ceil_div
+
+Gradients = list[Tensor | None]
+INDEX_BYTES = 8
+"""Indices and sort permutations are int64."""
+
+
+def _gradient(gradients: Gradients) -> Tensor:
+    gradient = gradients[0]
+    assert gradient is not None
+    return gradient
+
+
+def alias(x: Tensor) -> Tensor:
+    """The same tensor under a second owner."""
+    return Tensor(x.elements, x.width, x.storage, is_view=x.is_view)
+
+
+def _match(tape: Tape, gradient: Tensor, x: Tensor) -> Tensor:
+    """Bring a gradient to the shape and dtype of its input, each by a new tensor, as ``validate_outputs`` does."""
+    tape.unpacked.clear()
+    if gradient.elements != x.elements:
+        gradient = tape.new(x.elements, gradient.width)
+    if gradient.width != x.width:
+        gradient = tape.new(x.elements, x.width)
+    return gradient
+
+
+def cast(tape: Tape, x: Tensor, width: int) -> Tensor:
+    """``x.to(dtype)``: a copy of n elements, or ``x`` itself where the dtype is the same."""
+    if x.width == width:
+        return x
+    tape.operation = "cast to float32" if width == 4 else "cast to 16 bits"
+    from_width, elements = x.width, x.elements
+    node = tape.begin("cast backward", [x], lambda t, g: [t.new(elements, from_width)])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def elementwise(
+    tape: Tape, x: Tensor, name: str, *, saves: str = "input", backward_copies: int = 1
+) -> Tensor:
+    """A kernel over n elements that saves its ``input``, its ``output`` or ``nothing``."""
+    tape.operation = name
+    elements, width = x.elements, x.width
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        held = [t.new(elements, width) for _ in range(backward_copies)]
+        return [held[-1]]
+
+    node = tape.begin(f"{name} backward", [x], backward, [x] if saves == "input" else [])
+    out = tape.new(elements, width)
+    return tape.finish(node, out, [out] if saves == "output" else [])
+
+
+def scale(tape: Tape, x: Tensor) -> Tensor:
+    """Multiply by a number: a new tensor each way, nothing saved."""
+    return elementwise(tape, x, "scale", saves="nothing")
+
+
+def scale_in_place(tape: Tape, x: Tensor, *, by_tensor: bool = False) -> Tensor:
+    """``x *= number``: nothing new forward, a new tensor backward; a number that is a buffer is saved."""
+    elements, width = x.elements, x.width
+    saved = [Tensor(1, width, None)] if by_tensor else []
+    node = tape.begin("scale backward", [x], lambda t, g: [t.new(elements, width)], saved)
+    return tape.finish(node, tape.view(x))
+
+
+def multiply_in_place(tape: Tape, x: Tensor, name: str, *, is_of_view: bool = False) -> Tensor:
+    """``x *= noise``: the noise is as large as x, and saved; of a view the whole's gradient is copied around it.
+
+    Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply``.
+    """
+    tape.operation = name
+    elements, width = x.elements, x.width
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        around = [t.new(elements, width) for _ in range(2 * is_of_view)]
+        product = t.new(elements, width)
+        return [around[0] if is_of_view else product]
+
+    noise = tape.new(elements, width)
+    node = tape.begin(f"{name}, backward", [x], backward, [noise])
+    return tape.finish(node, tape.view(x))
+
+
+def add_number(tape: Tape, x: Tensor) -> Tensor:
+    """Add a number: a new tensor; the gradient passes through."""
+    tape.operation = "add"
+    return tape.record(
+        "add backward", tape.new(x.elements, x.width), [x], lambda t, g: [alias(_gradient(g))]
+    )
+
+
+def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """Sum of two tensors (broadcast): saves nothing; both inputs receive the same gradient."""
+    tape.operation = "add"
+    out = tape.new(max(a.elements, b.elements), max(a.width, b.width))
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradient = _gradient(g)
+        return [_match(t, alias(gradient), x) if needed else None for x, needed in shapes]
+
+    shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
+    return tape.record("add backward", out, [a, b], backward)
+
+
+def _shape(x: Tensor) -> Tensor:
+    """A tensor's size without its storage, for a closure that must not keep it alive."""
+    return Tensor(x.elements, x.width, None)
+
+
+def multiply(tape: Tape, a: Tensor, b: Tensor, name: str = "product") -> Tensor:
+    """Product of two tensors (broadcast): saves each factor that the other's gradient needs.
+
+    Backward: both gradients at the width and size of the product, together, then reduced to their factor's shape.
+    """
+    tape.operation = name
+    elements, width = max(a.elements, b.elements), max(a.width, b.width)
+    shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        full: Gradients = [t.new(elements, width) if needed else None for _, needed in shapes]
+        for position, (shape, _) in enumerate(shapes):
+            gradient = full[position]
+            if gradient is not None:
+                full[position] = _match(t, gradient, shape)
+            del gradient
+        return full
+
+    save = [b if a.requires_grad else None, a if b.requires_grad else None]
+    node = tape.begin(f"{name} backward", [a, b], backward, save)
+    return tape.finish(node, tape.new(elements, width))
+
+
+def subtract(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """Difference of two tensors (broadcast): saves nothing; b's gradient is negated, then reduced to b's shape."""
+    tape.operation = "difference"
+    elements, width = max(a.elements, b.elements), max(a.width, b.width)
+    shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        (first, needs_first), (second, needs_second) = shapes
+        negated = t.new(elements, width) if needs_second else None
+        return [
+            _match(t, alias(_gradient(g)), first) if needs_first else None,
+            None if negated is None else _match(t, negated, second),
+        ]
+
+    node = tape.begin("difference backward", [a, b], backward)
+    return tape.finish(node, tape.new(elements, width))
+
+
+def square(tape: Tape, x: Tensor) -> Tensor:
+    """``x.pow(2)``; backward holds x, 2x and their product with the gradient at once."""
+    return elementwise(tape, x, "square of the norm", backward_copies=3)
+
+
+def mean(tape: Tape, x: Tensor, rows: int, name: str = "mean of the norm") -> Tensor:
+    """Mean or sum over the last dimension, one number a row; backward spreads it out again."""
+    tape.operation = name
+    elements, width = x.elements, x.width
+    return tape.record(
+        f"{name}, backward",
+        tape.new(rows, width),
+        [x],
+        lambda t, g: [t.new(elements, width)],
+    )
+
+
+def rms_norm(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
+    """Llama's RMSNorm: x in float32, its mean square, the product, back to the dtype, times the weight.
+
+    Source: transformers 5.23, models/llama/modeling_llama.py, ``LlamaRMSNorm.forward``.
+    """
+    unit = normalized(tape, cast(tape, x, 4), rows)
+    return multiply(tape, weight, cast(tape, unit, x.width), "norm")
+
+
+def rms_norm_float32(tape: Tape, x: Tensor, weight: Tensor, rows: int, *, one_plus: bool) -> Tensor:
+    """RMSNorm whose product with the weight is in float32 and cast last (Gemma: times 1 + weight; OLMo 2).
+
+    Source: transformers 5.23, models/gemma/modeling_gemma.py, ``GemmaRMSNorm``; models/olmo2/modeling_olmo2.py.
+    """
+    unit = normalized(tape, cast(tape, x, 4), rows)
+    if one_plus:  # in Gemma the product takes the name of what it is a product of
+        unit = multiply(tape, unit, add_number(tape, cast(tape, weight, 4)), "norm")
+        return cast(tape, unit, x.width)
+    return cast(tape, multiply(tape, unit, weight, "norm"), x.width)
+
+
+def rms_norm_by_power(tape: Tape, x: Tensor, weight: Parameter | None, rows: int) -> Tensor:
+    """Gemma 4's RMSNorm: float32 throughout, the inverse root as a power, which saves what it is taken of.
+
+    Source: transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4RMSNorm``; torch 2.13,
+    torch/csrc/autograd/FunctionsManual.cpp, ``pow_backward`` (a power, and two products).
+    """
+    width = x.width
+    unit = normalized(tape, cast(tape, x, 4), rows, by_power=True)
+    if weight is not None:
+        unit = multiply(tape, unit, cast(tape, weight, 4), "norm")
+    return cast(tape, unit, width)
+
+
+def normalized(tape: Tape, x: Tensor, rows: int, *, by_power: bool = False) -> Tensor:
+    """x over the root of its mean square, row by row."""
+    variance = add_number(tape, mean(tape, square(tape, x), rows))
+    saves, copies = ("input", 3) if by_power else ("output", 2)
+    inverse = elementwise(
+        tape, variance, "inverse root of the norm", saves=saves, backward_copies=copies
+    )
+    del variance
+    return multiply(tape, x, inverse, "norm")
+
+
+def l2_norm(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """Llama 4's norm of queries and keys, without a weight: float32 inside, cast back.
+
+    Source: transformers 5.23, models/llama4/modeling_llama4.py, ``Llama4TextL2Norm.forward``.
+    """
+    return cast(tape, normalized(tape, cast(tape, x, 4), rows), x.width)
+
+
+def layer_norm_in_steps(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
+    """Cohere's LayerNorm in Python and float32: x less its mean twice, once for the variance, once for the product.
+
+    Source: transformers 5.23, models/cohere/modeling_cohere.py, ``CohereLayerNorm.forward``.
+    """
+    width, x = x.width, cast(tape, x, 4)
+    average = mean(tape, x, rows)
+    variance = mean(tape, square(tape, subtract(tape, x, average)), rows)
+    centred = subtract(tape, x, average)
+    shifted = add_number(tape, variance)
+    inverse = elementwise(
+        tape, shifted, "inverse root of the norm", saves="output", backward_copies=2
+    )
+    del shifted
+    x = multiply(tape, centred, inverse, "norm")
+    del centred, inverse
+    x = multiply(tape, cast(tape, weight, 4), x, "norm")
+    return cast(tape, x, width)
+
+
+def layer_norm(
+    tape: Tape, x: Tensor, parameters: Sequence[Tensor], rows: int, *, in_float32: bool = False
+) -> Tensor:
+    """The LayerNorm kernel: saves x, mean and 1/deviation in float32; under autocast it runs in float32.
+
+    OLMo asks for float32 (``in_float32``), and for the dtype of x again.
+    Source: transformers 5.23, models/olmo/modeling_olmo.py, ``OlmoLayerNorm.forward``; torch 2.13,
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu; aten/src/ATen/autocast_mode.h (float32 list).
+    """
+    source = x  # the caller holds the uncast input until this returns
+    if tape.autocast_active or in_float32:
+        weights = [cast(tape, p, 4) for p in reversed(parameters)][::-1]
+        x = cast(tape, source, 4)
+    else:
+        weights = list(parameters)
+    tape.operation = "layer norm"
+    elements, width = x.elements, x.width
+    sizes = [(w.elements, w.width, w.requires_grad) for w in weights]
+    needs_x = x.requires_grad
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradients: Gradients = [t.new(elements, width) if needs_x else None]
+        return gradients + [t.new(n, w) if needed else None for n, w, needed in sizes]
+
+    node = tape.begin("layer norm backward", [x, *weights], backward, [x, *weights])
+    out = tape.new(elements, width)
+    statistics = [tape.new(rows, 4), tape.new(rows, 4)]
+    out = tape.finish(node, out, statistics)
+    return cast(tape, out, source.width) if in_float32 else out
+
+
+def layer_norm_plus_one(
+    tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int
+) -> Tensor:
+    """Nemotron's: the kernel with 1 + weight; under autocast all in 16 bits, with autocast off.
+
+    Source: transformers 5.23, models/nemotron/modeling_nemotron.py, ``NemotronLayerNorm1P.forward``.
+    """
+    weight, *bias = parameters
+    raised = add_number(tape, weight)
+    if not tape.autocast_active or tape.autocast_width is None:
+        return layer_norm(tape, x, [raised, *bias], rows)
+    width = tape.autocast_width
+    x, *rest = (cast(tape, value, width) for value in (x, raised, *bias))
+    with tape.without_autocast():
+        return layer_norm(tape, x, rest, rows)
+
+
+def embedding(tape: Tape, ids: Tensor, weight: Parameter, hidden_size: int, tokens: int) -> Tensor:
+    """Look up rows; saves the ids; the gradient is dense, vocabulary × hidden.
+
+    Source: torch 2.13, derivatives.yaml, ``embedding``: ``embedding_dense_backward``.
+    """
+    tape.operation = "embedding"
+    out = tape.new(tokens * hidden_size, weight.width)
+    elements, width = weight.elements, weight.width
+    return tape.record(
+        "embedding gradient", out, [weight], lambda t, g: [t.new(elements, width)], [ids]
+    )
+
+
+def cast_weight(tape: Tape, weight: Tensor, width: int) -> Tensor:
+    """Autocast's copy of a float32 weight: kept until autocast ends if it is a trained parameter, else made anew.
+
+    Source: torch 2.13, aten/src/ATen/autocast_mode.cpp, ``cached_cast``.
+    """
+    if not (isinstance(weight, Parameter) and weight.requires_grad):
+        return cast(tape, weight, width)
+    cached = tape.cast_cache.get(weight.key)
+    if cached is None:
+        cached = (tape.layer, cast(tape, weight, width))
+        tape.cast_cache[weight.key] = cached
+    return cached[1]
+
+
+def linear(
+    tape: Tape,
+    x: Tensor,
+    weight: Tensor,
+    bias: Parameter | None,
+    in_features: int,
+    out_features: int,
+    name: str,
+) -> Tensor:
+    """``x @ W.T + b``: saves x if W is trained and W if x needs a gradient.
+
+    Backward: the gradients of x and W exist together with the output's; W's is a transposed view.
+    Under autocast a float32 input gets its own 16-bit copy in every call; so do the weights, once.
+
+    DeepSpeed's saves both whatever is trained, once its output is there, and W's gradient is a tensor of its own:
+    DeepSpeed 0.19.6, runtime/zero/linear.py, ``LinearFunctionForZeroStage3``.
+    """
+    source = x  # the caller holds the uncast input until this returns
+    w = weight
+    b: Tensor | None = bias
+    if tape.autocast_active and tape.autocast_width is not None:
+        tape.operation = f"{name}: autocast copies"
+        # the last argument first, as gcc evaluates them: the order of their gradients
+        b = None if bias is None else cast_weight(tape, bias, tape.autocast_width)
+        w = cast_weight(tape, weight, tape.autocast_width)
+        x = cast(tape, source, tape.autocast_width)
+    tape.operation = name
+    elements, width = x.elements, x.width
+    rows = elements // in_features
+    needs_x, needs_w = x.requires_grad, w.requires_grad
+    needs_b = b is not None and b.requires_grad
+    size = w.elements
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradients: Gradients = []
+        gradients.append(t.new(elements, width) if needs_x else None)
+        if needs_w:
+            gradient = t.new(size, width)
+            gradient.is_view = not t.is_deepspeeds
+            gradients.append(gradient)
+        else:
+            gradients.append(None)
+        gradients.append(t.new(out_features, width) if needs_b else None)
+        return gradients
+
+    inputs = [x, w] if b is None else [x, w, b]
+    if tape.is_deepspeeds:
+        node = tape.begin(f"{name} backward", inputs, backward)
+        return tape.finish(node, tape.new(rows * out_features, width), [x, w])
+    save = [x if needs_w else None, w if needs_x else None]
+    node = tape.begin(f"{name} backward", inputs, backward, save)
+    return tape.finish(node, tape.new(rows * out_features, width))
+
+
+def product(
+    tape: Tape,
+    x: Tensor,
+    weight: Tensor,
+    bias: Parameter | None,
+    in_features: int,
+    out_features: int,
+    name: str,
+) -> Tensor:
+    """``x @ W.T + b`` as two operators: autocast, which sees a transposed view, casts W anew in every call.
+
+    Source: transformers 5.23, models/falcon/modeling_falcon.py, ``FalconLinear``; torch 2.13,
+    aten/src/ATen/autocast_mode.cpp, ``cached_cast`` (leaves only).
+    """
+    source = weight
+    if tape.autocast_active and tape.autocast_width is not None:
+        weight = cast(tape, source, tape.autocast_width)
+    out = linear(tape, x, weight, None, in_features, out_features, name)
+    return out if bias is None else add(tape, out, bias)
+
+
+def unpacked(tape: Tape, elements: int, width: int, name: str, *, scales: bool = True) -> Tensor:
+    """A packed weight as a dense one; ``scales``: with its absmax in float32 beside it while the kernel runs (4-bit).
+
+    LLM.int8 has no such kernel: two products in float32, one after the other, make it.
+    Source: bitsandbytes 0.50, functional.py, ``dequantize_4bit``; backends/default/ops.py, ``int8_vectorwise_dequant``.
+    """
+    tape.operation = f"{name}: dequantised weight"
+    beside = tape.new(ceil_div(elements, 64), 4) if scales else tape.new(elements, 4)
+    weight = tape.new(elements, width)
+    del beside
+    return weight
+
+
+def divide_by_constant(tape: Tape, x: Tensor, constant: Tensor, name: str) -> Tensor:
+    """``x / constant``: saves the constant."""
+    tape.operation = name
+    elements, width = x.elements, max(x.width, constant.width)
+    shape = _shape(x)
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [_match(t, t.new(elements, width), shape)]
+
+    node = tape.begin(f"{name} backward", [x], backward, [constant])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def linear_4bit(
+    tape: Tape, x: Tensor, in_features: int, out_features: int, width: int, name: str
+) -> Tensor:
+    """Bitsandbytes' 4-bit product: the weight is dequantised for the time of the product, forward and backward.
+
+    Saves nothing but the packed weight. Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul4Bit``;
+    nn/modules.py, ``Linear4bit.forward`` (input to the compute dtype, output back to the input's).
+    """
+    source = x  # the caller holds the uncast input until this returns
+    x = cast(tape, source, width)
+    tape.operation = f"{name}: dequantised weight"
+    elements = x.elements
+    absmax = ceil_div(in_features * out_features, 64)
+
+    def dequantised(t: Tape) -> tuple[Tensor, Tensor]:
+        return t.new(absmax, 4), t.new(in_features * out_features, width)
+
+    weight = dequantised(tape)
+    out = tape.new(elements // in_features * out_features, width)
+    del weight
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        weight = dequantised(t)
+        gradient = t.new(elements, width)
+        del weight
+        return [gradient]
+
+    return cast(tape, tape.record(f"{name} backward", out, [x], backward), source.width)
+
+
+def linear_8bit(tape: Tape, x: Tensor, in_features: int, out_features: int, name: str) -> Tensor:
+    """LLM.int8's product: the input in 8 bits times the weight in 8 bits, into int32, float16 and the input's dtype.
+
+    Its input stays with the node itself, where a checkpoint does not look and the engine frees nothing. Backward makes
+    a dense weight in the input's dtype. No column of the input is taken for an outlier.
+    Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul8bitLt`` (``ctx.tensors``); backends/cuda/ops.py,
+    ``int8_vectorwise_quant`` and ``int8_mm_dequant``; backends/default/ops.py, ``int8_mixed_scaled_mm``.
+    """
+    tape.operation = f"{name}: input in 8 bits"
+    elements, width = x.elements, x.width
+    rows = elements // in_features
+    half = x if width == 2 and tape.is_float16 else tape.new(elements, 2)
+    scales, packed = tape.new(rows, 4), tape.new(elements, 1)
+    magnitudes = tape.new(elements, 2)
+    outliers = tape.new(elements, 1)
+    del magnitudes
+    del outliers, half
+    tape.operation = name
+    sums = tape.new(rows * out_features, 4)
+    out = tape.new(rows * out_features, 2)
+    if not (width == 2 and tape.is_float16):
+        out = tape.new(rows * out_features, width)
+    del sums, scales, packed
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        weight = t.new(in_features * out_features, width)
+        gradient = t.new(elements, width)
+        del weight
+        return [gradient]
+
+    node = tape.begin(f"{name} backward", [x], backward)
+    tape.attach(node, x)
+    return tape.finish(node, out)
+
+
+def convolution(
+    tape: Tape,
+    x: Tensor,
+    weight: Tensor,
+    elements: int,
+    name: str,
+    *,
+    bias: Parameter | None = None,
+) -> Tensor:
+    """``F.conv1d``, a filter a channel: saves x and the filters, frozen or not; backward makes their gradients.
+
+    The module hands its filters on as a view, in whose dtype it asks for x first; autocast casts all again. x, whose
+    channels lie side by side, is copied channel by channel for the time of the product, forward and backward.
+    Source: transformers 5.23, models/lfm2/modeling_lfm2.py, ``causal_conv1d_fn``; torch 2.13, derivatives.yaml,
+    ``convolution``; aten/src/ATen/native/Convolution.cpp, ``_convolution`` and ``convolution_backward``
+    (``input.contiguous()``).
+    """
+    source = cast(tape, x, weight.width)
+    inputs: list[Tensor] = [source, weight] if bias is None else [source, weight, bias]
+    if tape.autocast_active and tape.autocast_width is not None:
+        # the last argument first, as gcc evaluates them
+        inputs = [cast(tape, value, tape.autocast_width) for value in reversed(inputs)][::-1]
+    x, filters = inputs[:2]
+    tape.operation = name
+    sizes = [(t.elements, t.width, t.requires_grad) for t in inputs]
+    whole, width = x.elements, x.width
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        copy = t.new(whole, width)
+        # of the filters first, then of x, then of the bias
+        order = [1, 0, *range(2, len(sizes))]
+        made = {index: t.new(*sizes[index][:2]) for index in order if sizes[index][2]}
+        del copy
+        return [made.get(index) for index in range(len(sizes))]
+
+    node = tape.begin(f"{name} backward", inputs, backward, [x, filters])
+    copy = tape.new(whole, width)
+    out = tape.new(elements, width)
+    del copy
+    return tape.finish(node, out)
+
+
+def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
+    """``native_dropout``: the output and a mask of one byte an element, which is saved; nothing at all for p = 0."""
+    if probability == 0:
+        return x
+    tape.operation = "dropout"
+    elements, width = x.elements, x.width
+    out = tape.new(elements, width)
+    mask = tape.new(elements, 1)
+    return tape.record("dropout backward", out, [x], lambda t, g: [t.new(elements, width)], [mask])
+
+
+def choose(tape: Tape, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``where``: saves the condition, one byte an element; both gradients exist together, zero where not chosen."""
+    tape.operation = "choice"
+    sizes = [(x.elements, x.width, x.requires_grad) for x in (a, b)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(n, w) if needed else None for n, w, needed in sizes]
+
+    node = tape.begin("choice backward", [a, b], backward, [condition])
+    return tape.finish(node, tape.new(a.elements, a.width))
+
+
+def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """``masked_fill``: a new tensor each way; saves the mask."""
+    tape.operation = "masked scores"
+    elements, width = x.elements, x.width
+    node = tape.begin("masked scores, backward", [x], lambda t, g: [t.new(elements, width)], [mask])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def clone(tape: Tape, x: Tensor) -> Tensor:
+    """A copy; the gradient passes through."""
+    tape.operation = "copy"
+    return tape.record(
+        "copy backward", tape.new(x.elements, x.width), [x], lambda t, g: [alias(_gradient(g))]
+    )
+
+
+def reshape_copy(tape: Tape, x: Tensor) -> Tensor:
+    """``contiguous()`` of a transposed tensor: a copy forward; its gradient is a view of the incoming one."""
+    return clone(tape, x)
+
+
+def viewed(tape: Tape, x: Tensor, *, copies_gradient: bool = False) -> Tensor:
+    """Another shape of x, by a node of its own: its gradient is a view, or a copy where its layout allows no view."""
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradient = _gradient(g)
+        if not copies_gradient:
+            return [t.view(gradient)]
+        copied = t.new(gradient.elements, gradient.width)
+        return [copied]
+
+    return tape.record("view backward", tape.view(x), [x], backward)
+
+
+def part(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """A slice: a view; its gradient is the whole tensor again, filled with zeros around."""
+    whole, width = x.elements, x.width
+    out = tape.view(x, elements)
+    return tape.record("slice backward", out, [x], lambda t, g: [t.new(whole, width)])
+
+
+def pick(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """``x[..., [i], :]``: a list as index copies, and saves the index; its gradient is the whole, filled with zeros."""
+    tape.operation = "pick"
+    whole, width = x.elements, x.width
+    index = tape.new(1, INDEX_BYTES)
+    node = tape.begin("pick backward", [x], lambda t, g: [t.new(whole, width)], [index])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def split(tape: Tape, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """``split`` or ``chunk``: views; one gradient of the whole when all parts' have arrived."""
+    whole, width = x.elements, x.width
+    parts = [tape.view(x, size) for size in sizes]
+    tape.record("split backward", parts[0], [x], lambda t, g: [t.new(whole, width)])
+    node = parts[0].node
+    if node is not None:
+        node.buffers = [None] * len(parts)
+        for output, piece in enumerate(parts):
+            piece.requires_grad, piece.node, piece.output = True, node, output
+    return parts
+
+
+def concatenate(tape: Tape, parts: Sequence[Tensor]) -> Tensor:
+    """``cat``: one new tensor; the gradients are views of the incoming one."""
+    tape.operation = "concatenate"
+    out = tape.new(sum(p.elements for p in parts), parts[0].width)
+    sizes = [(p.elements, p.requires_grad) for p in parts]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        whole = _gradient(g)
+        return [t.view(whole, size) if needed else None for size, needed in sizes]
+
+    return tape.record("concatenate backward", out, list(parts), backward)
+
+
+def repeat_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
+    """``repeat_kv``: every key-value head copied for its group of query heads; nothing if there is one a head.
+
+    Source: transformers 5.23, integrations/sdpa_attention.py, ``repeat_kv``.
+    """
+    if groups == 1:
+        return x
+    tape.operation = "repeat key-value heads"
+    elements, width = x.elements, x.width
+    out = tape.new(elements * groups, width)
+    return tape.record(
+        "repeat key-value heads backward", out, [x], lambda t, g: [t.new(elements, width)]
+    )
+
+
+def expand_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
+    """One key-value head seen by every query head: a view without bytes of its own; its gradient is their sum."""
+    elements, width = x.elements, x.width
+    out = tape.view(x, elements * groups)
+    return tape.record("expand backward", out, [x], lambda t, g: [t.new(elements, width)])
+
+
+def expand(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """``expand``: a view of as many elements as are asked for; its gradient is summed into x's shape."""
+    own, width = x.elements, x.width
+    return tape.record(
+        "expand backward", tape.view(x, elements), [x], lambda t, g: [t.new(own, width)]
+    )
+
+
+def largest(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """``max`` of each row: saves the indices, int64; its gradient is scattered into zeros of x's size."""
+    tape.operation = "largest of each row"
+    elements, width = x.elements, x.width
+    values, indices = tape.new(rows, width), tape.new(rows, INDEX_BYTES)
+    return tape.record(
+        "largest of each row, backward",
+        values,
+        [x],
+        lambda t, g: [t.new(elements, width)],
+        [indices],
+    )
+
+
+def clamp(tape: Tape, x: Tensor, *, both_sides: bool) -> Tensor:
+    """``clamp``: saves x; backward asks of each element whether it lay inside, one byte for each side.
+
+    Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, ``clamp_backward``.
+    """
+    tape.operation = "clamp"
+    elements, width = x.elements, x.width
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        zero = t.new(1, width)
+        inside = [t.new(elements, 1) for _ in range(1 + both_sides)]
+        gradient = t.new(elements, width)
+        del inside, zero
+        return [gradient]
+
+    node = tape.begin("clamp backward", [x], backward, [x])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def pad(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """``F.pad`` with zeros: a new, larger tensor; backward cuts a new one of x's size."""
+    tape.operation = "padding"
+    own, width = x.elements, x.width
+    return tape.record(
+        "padding backward", tape.new(elements, width), [x], lambda t, g: [t.new(own, width)]
+    )
+
+
+def filled(tape: Tape, parts: Sequence[Tensor], width: int) -> Tensor:
+    """A new tensor into whose slices the parts are copied one by one.
+
+    Backward of each copy: the whole gradient again, the slice out of it, and for all copies but the first zeros of the
+    slice's size, which take its place.
+    Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply`` and ``CopyBackwards::apply``.
+    """
+    tape.operation = "copies into one tensor"
+    whole = sum(part.elements for part in parts)
+    out = tape.new(whole, width)
+    for index, x in enumerate(parts):
+        below = out if index and out.requires_grad else None
+        out = copied_in(tape, tape.view(out), below, x, whole)
+    return out
+
+
+def copied_in(tape: Tape, out: Tensor, below: Tensor | None, x: Tensor, whole: int) -> Tensor:
+    """``out[slice] = x``; ``below``: out with what was copied into it before, where that has a gradient."""
+    elements, own, width, needed = x.elements, x.width, out.width, x.requires_grad
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        result = t.new(whole, width)
+        piece = t.new(elements, width)
+        zeros = None if below_needed is False else t.new(elements, width)
+        if own != width and needed:
+            piece = t.new(elements, own)
+        del zeros
+        gradient = piece if needed else None
+        return [result, gradient] if below_needed else [gradient]
+
+    below_needed = below is not None
+    return tape.record(
+        "copy into a slice, backward", out, [x] if below is None else [below, x], backward
+    )
+
+
+def add_in_place(tape: Tape, x: Tensor, b: Tensor, *, is_of_view: bool = False) -> Tensor:
+    """``x.add_(b)``: nothing new forward; both inputs receive the same gradient; of a view, a copy of the whole's.
+
+    Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply``.
+    """
+    inputs = [(x.requires_grad, _shape(x)), (b.requires_grad, _shape(b))]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradient = _gradient(g)
+        if is_of_view:
+            whole, gradient = (t.new(gradient.elements, gradient.width) for _ in range(2))
+            own, other = (
+                _match(t, it, like) for it, (_, like) in zip((whole, gradient), inputs, strict=True)
+            )
+            return [own if inputs[0][0] else None, other if inputs[1][0] else None]
+        return [_match(t, alias(gradient), like) if needed else None for needed, like in inputs]
+
+    return tape.record("add backward", tape.view(x), [x, b], backward)
+
+
+def add_to_slice(tape: Tape, x: Tensor, b: Tensor, elements: int) -> Tensor:
+    """``x[1:] += b``: a sum into a slice, and the slice copied into itself, each of which copies the whole gradient.
+
+    Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply`` and ``CopyBackwards::apply``.
+    """
+    whole, width = x.elements, x.width
+    inputs = [(x.requires_grad, _shape(x)), (b.requires_grad, _shape(b))]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        result, piece = t.new(whole, width), t.new(elements, width)
+        other = _match(t, piece, inputs[1][1]) if inputs[1][0] else None
+        del piece
+        return [result if inputs[0][0] else None, other]
+
+    summed = tape.record("sum into a slice, backward", tape.view(x), [x, b], backward)
+    return copied_in(tape, tape.view(summed), summed, part(tape, summed, elements), whole)
+
+
+def divide(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """``a / b``, broadcast: saves both; b's gradient takes two more tensors of the quotient's size on the way."""
+    tape.operation = "quotient"
+    elements, width = max(a.elements, b.elements), max(a.width, b.width)
+    shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        (first, needs_first), (second, needs_second) = shapes
+        own = t.new(elements, width) if needs_first else None
+        other = None
+        if needs_second:
+            steps = [t.new(elements, width) for _ in range(2)]
+            other = t.new(elements, width)
+            del steps
+        return [
+            None if own is None else _match(t, own, first),
+            None if other is None else _match(t, other, second),
+        ]
+
+    save = [b if a.requires_grad or b.requires_grad else None, a if b.requires_grad else None]
+    node = tape.begin("quotient backward", [a, b], backward, save)
+    return tape.finish(node, tape.new(elements, width))
+
+
+def deviation(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """``std`` of each row: saves x and the result; backward takes x less its mean, and the product.
+
+    Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, ``std_backward``, ``var_backward``.
+    """
+    tape.operation = "standard deviation"
+    elements, width = x.elements, x.width
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        centred = t.new(elements, width)
+        gradient = t.new(elements, width)
+        del centred
+        return [gradient]
+
+    node = tape.begin("standard deviation, backward", [x], backward, [x])
+    out = tape.new(rows, width)
+    return tape.finish(node, out, [out])
+
+
+def matmul(
+    tape: Tape,
+    a: Tensor,
+    b: Tensor,
+    elements: int,
+    name: str,
+    *,
+    copies: tuple[bool, bool] = (False, False),
+) -> Tensor:
+    """Batched product of two activations: saves both; both gradients exist together.
+
+    A factor whose batch and heads do not merge into one dimension is copied first (``copies``): torch 2.13,
+    aten/src/ATen/native/LinearAlgebra.cpp, ``_matmul_impl`` (``expand`` and ``reshape``).
+    """
+    if tape.autocast_active and tape.autocast_width is not None:
+        b = cast_weight(tape, b, tape.autocast_width)
+        a = cast_weight(tape, a, tape.autocast_width)
+    sources = a, b  # as they were before the copies, until the product returns
+    a, b = (clone(tape, x) if copied else x for x, copied in zip(sources, copies, strict=True))
+    tape.operation = name
+    width = a.width
+    shapes = [(a.elements, a.width, a.requires_grad), (b.elements, b.width, b.requires_grad)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(n, w) if needed else None for n, w, needed in shapes]
+
+    save = [b if a.requires_grad else None, a if b.requires_grad else None]
+    node = tape.begin(f"{name} backward", [a, b], backward, save)
+    return tape.finish(node, tape.new(elements, width))
+
+
+def softmax(tape: Tape, x: Tensor) -> Tensor:
+    """Softmax: saves its output; backward one tensor."""
+    return elementwise(tape, x, "softmax", saves="output")
+
+
+def top_k(tape: Tape, x: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
+    """The largest values and their int64 indices, which are saved; backward scatters into zeros of x's size."""
+    tape.operation = "choice of experts"
+    elements, width = x.elements, x.width
+    values, indices = tape.new(chosen, width), tape.new(chosen, INDEX_BYTES)
+    values = tape.record(
+        "choice of experts, backward", values, [x], lambda t, g: [t.new(elements, width)], [indices]
+    )
+    return values, indices
+
+
+def gather(tape: Tape, x: Tensor, indices: Tensor, elements: int, name: str) -> Tensor:
+    """``x[indices]`` over rows: a copy that saves the indices; its gradient is added into zeros of x's size."""
+    tape.operation = name
+    whole, width = x.elements, x.width
+    node = tape.begin(f"{name}, backward", [x], lambda t, g: [t.new(whole, width)], [indices])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def scattered(tape: Tape, x: Tensor, indices: Tensor, elements: int, name: str) -> Tensor:
+    """``full_like(…).scatter_``: the values of x in a tensor of -∞; its gradient is gathered out of the whole's."""
+    tape.operation = name
+    own, width = x.elements, x.width
+    node = tape.begin(f"{name}, backward", [x], lambda t, g: [t.new(own, width)], [indices])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def repeat(tape: Tape, x: Tensor, times: int) -> Tensor:
+    """``x.repeat(times, 1)``: so many copies; the gradient is their sum."""
+    tape.operation = "tokens for every expert"
+    own, width = x.elements, x.width
+    out = tape.new(own * times, width)
+    name = "tokens for every expert, backward"
+    return tape.record(name, out, [x], lambda t, g: [t.new(own, width)])
+
+
+def sum_of_experts(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """Sum over each token's experts, in float32 under autocast; backward lays out the gradient once for each expert.
+
+    Source: torch 2.13, aten/src/ATen/autocast_mode.h (``sum`` takes a float32 dtype, without a copy of its input).
+    """
+    tape.operation = "sum over experts"
+    whole, width = x.elements, x.width
+    out = tape.new(elements, 4 if tape.autocast_active else width)
+    return tape.record("sum over experts, backward", out, [x], lambda t, g: [t.new(whole, width)])
+
+
+def grouped_matmul(
+    tape: Tape, x: Tensor, stack: Tensor, in_features: int, out_features: int, name: str
+) -> Tensor:
+    """Each expert's rows times its own matrix of the stack: saves x if the stack is trained, the stack if x needs it.
+
+    Autocast does not know this kernel: x is cast to the stack's dtype, and no 16-bit copy of the stack is made. Sizes
+    do not depend on how the tokens are spread over the experts. Backward: one gradient for the whole stack.
+    Source: transformers 5.23, integrations/moe.py, ``_grouped_mm``; torch 2.13, derivatives.yaml, ``_grouped_mm``.
+    """
+    x = cast(tape, x, stack.width)
+    tape.operation = name
+    shapes = [(v.elements, v.width, v.requires_grad) for v in (x, stack)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(n, w) if needed else None for n, w, needed in shapes]
+
+    save = [x if stack.requires_grad else None, stack if x.requires_grad else None]
+    node = tape.begin(f"{name} backward", [x, stack], backward, save)
+    return tape.finish(node, tape.new(x.elements // in_features * out_features, x.width))
+
+
+def folded(tape: Tape, stack: Parameter, b: Tensor, a: Tensor) -> Tensor:
+    """``baddbmm``: a new stack, frozen weights plus B @ A of every expert; saves both factors.
+
+    Backward needs the gradient of the whole stack, and makes those of the factors.
+    Source: peft 0.21, tuners/lora/layer.py, ``_LoraFactorsProxy`` (autocast is off in it).
+    """
+    tape.operation = "adapters folded into the experts"
+    sizes = [(b.elements, b.width), (a.elements, a.width)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(*size) for size in sizes]
+
+    node = tape.begin("adapters folded into the experts, backward", [b, a], backward, [a, b])
+    return tape.finish(node, tape.new(stack.elements, stack.width))
+
+
+def log_softmax_loss(tape: Tape, logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy: log-softmax, then the negative log-likelihood.
+
+    Backward of the likelihood fills a dense float32 tensor of T·V with zeros; log-softmax adds its own gradient while
+    its output is still saved: three copies of the logits in float32 at once.
+    Source: torch 2.13, aten/src/ATen/native/LossNLL.cpp; transformers 5.23, loss/loss_utils.py.
+    """
+    tape.operation = "log-softmax"
+    elements = logits.elements
+    log_probabilities = tape.new(elements, 4, LOGITS)
+    log_probabilities = tape.record(
+        "log-softmax backward: three copies of the logits in float32",
+        log_probabilities,
+        [logits],
+        lambda t, g: [t.new(elements, 4, LOGITS)],
+        [log_probabilities],
+    )
+    tape.operation = "negative log-likelihood"
+    loss = tape.new(1, 4)
+    weight = tape.new(1, 4, ACTIVATIONS)
+    return tape.record(
+        "negative log-likelihood backward",
+        loss,
+        [log_probabilities],
+        lambda t, g: [t.new(elements, 4, LOGITS)],
+        [weight, labels],
+    )

@@ -1,0 +1,173 @@
+"""Numbers that remember how they were reached, so that what was computed once can be computed again for others.
+
+A :class:`Symbol` is an ``int`` that notes every sum, product and quotient it enters, and every comparison it decides.
+The notes of a :class:`Recording` give the same results for other inputs (``evaluate``), as long as every comparison
+would still be decided the same way (``holds``). An operation that could not be noted raises instead of passing a bare
+number on (``range`` and a float on the left are the two that Python does not let it see; tests compare each program's
+replay with a fresh run). It is the way torch.compile treats dynamic shapes: a trace, and guards.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, SupportsIndex
+
+Arithmetic = Callable[[int, int], int]
+Comparison = Callable[[int, int], bool]
+
+
+class Recording:
+    """What was done with the symbols of one computation, in order."""
+
+    def __init__(self) -> None:
+        self.inputs = 0
+        self._steps: dict[tuple[Arithmetic, int, int], int] = {}
+        self._constants: dict[int, int] = {}
+        self._guards: dict[tuple[Comparison, int, int], bool] = {}
+
+    def symbol(self, value: int) -> Symbol:
+        """An input. All inputs come before the first operation."""
+        assert not self._steps
+        self.inputs += 1
+        return Symbol(value, self, self.inputs - 1)
+
+    def position(self, number: int) -> int:
+        """Where a number stands in the table that ``evaluate`` returns; constants stand at its end, from behind."""
+        if isinstance(number, Symbol):
+            return number.position
+        return self._constants.setdefault(number, -1 - len(self._constants))
+
+    def computed(self, function: Arithmetic, left: int, right: int, value: int) -> Symbol:
+        """The result of an operation; the same operation twice is one entry."""
+        key = (function, self.position(left), self.position(right))
+        place = self._steps.setdefault(key, self.inputs + len(self._steps))
+        return Symbol(value, self, place)
+
+    def decided(self, compare: Comparison, left: int, right: int, outcome: bool) -> bool:
+        """Note how a comparison came out."""
+        key = (compare, self.position(left), self.position(right))
+        if key[1] != key[2]:
+            self._guards[key] = outcome
+        return outcome
+
+    def evaluate(self, inputs: Sequence[int]) -> list[int]:
+        """Every number of the recording, for these inputs."""
+        table = [*inputs, *([0] * len(self._steps)), *reversed(self._constants)]
+        for place, (function, left, right) in enumerate(self._steps, self.inputs):
+            table[place] = function(table[left], table[right])
+        return table
+
+    def holds(self, table: Sequence[int]) -> bool:
+        """Whether every comparison comes out as it did."""
+        return all(
+            compare(table[left], table[right]) == outcome
+            for (compare, left, right), outcome in self._guards.items()
+        )
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is not below a number from 1 up (a count); noted like a sum.
+
+    Source: triton 3.6, ``triton.next_power_of_2``.
+
+    >>> [next_power_of_2(number) for number in (1, 2, 3, 4096, 4097)]
+    [1, 2, 4, 4096, 8192]
+    """
+    if isinstance(number, Symbol):
+        value = _next_power_of_2(int.__add__(number, 0), 0)
+        return number.recording.computed(_next_power_of_2, number, 0, value)
+    return _next_power_of_2(number, 0)
+
+
+def _next_power_of_2(number: int, _: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+class Symbol(int):
+    """An int that knows its place in a recording."""
+
+    recording: Recording
+    position: int
+
+    def __new__(cls, value: int, recording: Recording, position: int) -> Symbol:
+        """A number, where it is noted and at which place."""
+        symbol = super().__new__(cls, value)
+        symbol.recording = recording
+        symbol.position = position
+        return symbol
+
+    def _computed(self, function: Arithmetic, left: int, right: int, value: int) -> Symbol:
+        return self.recording.computed(function, left, right, value)
+
+    def __add__(self, other: int) -> Symbol:
+        return self._computed(operator.add, self, other, int.__add__(self, other))
+
+    def __radd__(self, other: int) -> Symbol:
+        return self._computed(operator.add, other, self, int.__radd__(self, other))
+
+    def __sub__(self, other: int) -> Symbol:
+        return self._computed(operator.sub, self, other, int.__sub__(self, other))
+
+    def __rsub__(self, other: int) -> Symbol:
+        return self._computed(operator.sub, other, self, int.__rsub__(self, other))
+
+    def __mul__(self, other: int) -> Symbol:
+        return self._computed(operator.mul, self, other, int.__mul__(self, other))
+
+    def __rmul__(self, other: int) -> Symbol:
+        return self._computed(operator.mul, other, self, int.__rmul__(self, other))
+
+    def __floordiv__(self, other: int) -> Symbol:
+        return self._computed(operator.floordiv, self, other, int.__floordiv__(self, other))
+
+    def __rfloordiv__(self, other: int) -> Symbol:
+        return self._computed(operator.floordiv, other, self, int.__rfloordiv__(self, other))
+
+    def __neg__(self) -> Symbol:
+        return self._computed(operator.sub, 0, self, int.__neg__(self))
+
+    def __pow__(self, exponent: int, _modulo: None = None) -> Symbol:  # type: ignore[override]
+        if exponent != 2:
+            self._refuse()
+        return self * self
+
+    def _decided(self, compare: Comparison, other: object, outcome: object) -> bool:
+        assert isinstance(other, int)
+        assert isinstance(outcome, bool)
+        return self.recording.decided(compare, self, other, outcome)
+
+    def __eq__(self, other: object) -> bool:
+        return self._decided(operator.eq, other, int.__eq__(self, other))
+
+    def __ne__(self, other: object) -> bool:
+        return self._decided(operator.ne, other, int.__ne__(self, other))
+
+    def __lt__(self, other: int) -> bool:
+        return self._decided(operator.lt, other, int.__lt__(self, other))
+
+    def __le__(self, other: int) -> bool:
+        return self._decided(operator.le, other, int.__le__(self, other))
+
+    def __gt__(self, other: int) -> bool:
+        return self._decided(operator.gt, other, int.__gt__(self, other))
+
+    def __ge__(self, other: int) -> bool:
+        return self._decided(operator.ge, other, int.__ge__(self, other))
+
+    def __bool__(self) -> bool:
+        return self._decided(operator.ne, 0, int.__ne__(self, 0))
+
+    __hash__ = None  # type: ignore[assignment]  # a cache must not mistake a symbol for its number
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError(
+            "This operation on a size is not recorded; add it to estimator.tape.symbols."
+        )
+
+    __index__: Callable[[SupportsIndex], int] = _refuse  # type: ignore[assignment]
+    __int__ = __float__ = __str__ = __format__ = _refuse
+    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __divmod__ = _refuse
+    __rdivmod__ = __rpow__ = __lshift__ = __rshift__ = __and__ = __or__ = __round__ = __abs__ = (
+        _refuse
+    )

@@ -1,0 +1,1 @@
+"""How long, and how dear? Operations, seconds, exchange, dollars."""

@@ -1,0 +1,79 @@
+"""Dollars and kilowatt-hours of a run.
+
+Dollars are US dollars at one price for each GPU-hour, which is named with its provider and its day.
+"""
+
+from __future__ import annotations
+
+from estimator.values.arithmetic import ceil_div
+from estimator.values.results import RunCost, RunTime
+from estimator.values.specs import Gpu, Price, TrainingSetup
+
+WATTS_PER_KILOWATT = 1000
+
+
+def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
+    """US dollars of the run, whole job; None where no price is known.
+
+        hours · GPUs · price     price: one's own, else the cheapest listing that rents as few GPUs; of a listing that
+                                 rents whole machines all GPUs of as many machines as are needed
+
+    Leaves out: storage, traffic, idle hours, taxes; that providers bill by the minute or the second.
+    Error: listings of one GPU differ by 2 to 4 times between providers (data/prices.csv).
+    Source: data/prices.csv, by row.
+    """
+    usd, listing, gpus = setup.usd_per_gpu_hour, None, setup.num_gpus
+    if usd is None:
+        listing = cheapest(gpu, setup.num_gpus)
+        if listing is None:
+            return None
+        usd, gpus = listing.usd_per_gpu_hour, rented(listing, setup.num_gpus)
+    gpu_hours_low = gpus * time.total_hours_low
+    gpu_hours_high = gpus * time.total_hours_high
+    return RunCost(
+        usd_per_gpu_hour=usd,
+        price=listing,
+        cost_usd_low=gpu_hours_low * usd,
+        cost_usd_high=gpu_hours_high * usd,
+    )
+
+
+def cheapest(gpu: Gpu, num_gpus: int) -> Price | None:
+    """The listing with the lowest US dollars an hour for so many GPUs, of those that rent no more at least.
+
+    Source: data/prices.csv, by row.
+
+    >>> eight = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
+    >>> cheapest(Gpu(name="card", memory_bytes=2**34, prices=(eight,)), 1) is None
+    True
+    """
+    offered = [price for price in gpu.prices if price.min_gpus <= num_gpus]
+    return min(
+        offered, key=lambda price: price.usd_per_gpu_hour * rented(price, num_gpus), default=None
+    )
+
+
+def rented(price: Price, num_gpus: int) -> int:
+    """GPUs that are paid for where a listing rents them by the machine (a count): whole machines.
+
+    Source: data/prices.csv, ``min_gpus``.
+
+    >>> eight = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
+    >>> rented(eight, 12)
+    16
+    """
+    return ceil_div(num_gpus, price.min_gpus) * price.min_gpus
+
+
+def energy_kwh(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> tuple[float, float] | None:
+    """Kilowatt-hours of the run, low and high, whole job: the boards at their rated power for all its hours.
+
+        hours · GPUs · TDP
+
+    Leaves out: the host, cooling, power supplies; a GPU that waits draws less than its TDP.
+    Source: derived; TDP from data/gpus.csv.
+    """
+    if gpu.tdp_w is None:
+        return None
+    kilowatts = setup.num_gpus * gpu.tdp_w / WATTS_PER_KILOWATT
+    return kilowatts * time.total_hours_low, kilowatts * time.total_hours_high

@@ -1,0 +1,312 @@
+"""Floating-point operations of one micro-batch on one GPU, counted product by product.
+
+A multiplication and the addition that follows it are two operations, so a matrix of n elements costs 2n a token
+forward, 2n for the gradient of its input and 2n for its own gradient. A frozen matrix has no gradient of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from estimator.families.delta_net import CHUNK
+from estimator.families.parameters import (
+    FULL_ATTENTION,
+    LINEAR_ATTENTION,
+    WITHOUT_ATTENTION,
+    Embedding,
+    Linear,
+    Module,
+    Norm,
+    copied_modules,
+    experts_run,
+    is_adapted,
+    layer_groups,
+    layer_modules,
+    outer_modules,
+    weight_shapes,
+)
+from estimator.families.registry import architecture, attention_of
+from estimator.step.decoder import has_window, layer_kinds
+from estimator.values.arithmetic import ceil_div
+from estimator.values.specs import AttnImplementation, Loss, Method, Model, TrainingSetup
+
+FORWARD = 2
+"""Operations an element of a matrix and a token, forward: one multiplication, one addition."""
+ATTENTION_PRODUCTS = 2
+"""Scores from queries and keys, outputs from scores and values."""
+FLASH_BACKWARD = 2.5
+"""Backward of a flash kernel over its forward: five products for two, since it makes the scores again.
+Dao 2023, arXiv:2307.08691, section 4.1."""
+PLAIN_BACKWARD = 2.0
+"""Backward over forward where the scores were kept: two products for each."""
+
+
+class Matrices(NamedTuple):
+    """Elements that one token is multiplied by, whole model; of a mixture of experts those in use."""
+
+    layers: int
+    """In all layers together."""
+    outside: int
+    """Head and projections outside the layers, which no checkpoint replays."""
+    quantizable: int
+    """Of the layers', those in linears: what 4-bit loading packs. Stacked experts stay whole."""
+    adapter_inputs: int
+    """Σ in_features of the adapted linears, all layers."""
+    adapter_outputs: int
+    """Σ out_features of the same."""
+    copied: int
+    """Of all, those that are trained whole beside the adapters."""
+    adapted: int
+    """Σ in · out of the adapted linears, all layers."""
+    units: int
+    """Σ in · (in + out) of the same: what DoRA sends a unit matrix through, a row of A or column of B."""
+
+
+def matrices(model: Model, setup: TrainingSetup) -> Matrices:
+    """Elements that one token is multiplied by, whole model: linears, experts in use, and the head, tied or not.
+
+        layers = Σ in · out,  of a stack of experts k · in · out     k: experts a token is multiplied by
+
+    Leaves out: embeddings (rows are looked up), norms (no products), biases.
+    Source: derived, from ``layer_modules`` and ``outer_modules``; Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> matrices(TINY_LLAMA, TrainingSetup()).layers == 2 * (8 * (8 + 4 + 4 + 8) + 3 * 8 * 16)
+    True
+    >>> matrices(TINY_LLAMA, TrainingSetup()).outside == 8 * 10
+    True
+    """
+    return _matrices(model, setup.method, setup.lora_target_modules, setup.modules_to_save)
+
+
+@lru_cache(maxsize=1024)
+def _matrices(
+    model: Model,
+    method: Method,
+    targets: str | tuple[str, ...],
+    copies: tuple[str, ...] | None,
+) -> Matrices:
+    setup = TrainingSetup(method=method, lora_target_modules=targets, modules_to_save=copies)
+    outer = outer_modules(model)
+    layer = [
+        (module, count)
+        for index, count in layer_groups(model)
+        for module in layer_modules(model, index)
+    ]
+    has_head = any(module.name == "lm_head" for module in outer)
+    tied = 0 if has_head else _head(model)
+    linears = [(it, count) for it, count in layer if isinstance(it, Linear)]
+    adapted = [
+        (it, count)
+        for it, count in (*linears, *((it, 1) for it in outer if isinstance(it, Linear)))
+        if is_adapted(it, setup)
+    ]
+    return Matrices(
+        sum(count * _elements(module, model) for module, count in layer),
+        sum(_elements(module, model) for module in outer) + tied,
+        sum(count * it.in_features * it.out_features for it, count in linears),
+        sum(count * it.in_features for it, count in adapted),
+        sum(count * it.out_features for it, count in adapted),
+        sum(times * _elements(it, model) for it, times in copied_modules(model, setup)),
+        sum(times * it.in_features * it.out_features for it, times in adapted),
+        sum(times * it.in_features * (it.in_features + it.out_features) for it, times in adapted),
+    )
+
+
+def _elements(module: Module, model: Model) -> int:
+    if isinstance(module, Norm | Embedding):
+        return 0
+    *stack, rows, columns = weight_shapes(module)[0]
+    return (experts_run(model) if stack else 1) * rows * columns
+
+
+class Work(NamedTuple):
+    """Operations of one micro-batch on one GPU."""
+
+    products: float
+    """Linears and head, forward and backward."""
+    adapters: float
+    """LoRA's two matrices, forward and backward."""
+    attention: float
+    """Scores and outputs, forward and backward; of delta-nets and state spaces what takes their place."""
+    products_again: float
+    """Linears and adapters of the layers that a checkpoint replays; the head where the loss does."""
+    attention_again: float
+
+    @property
+    def model(self) -> float:
+        """What a model's utilisation counts: everything but the replay."""
+        return self.products + self.adapters + self.attention
+
+    @property
+    def hardware(self) -> float:
+        """What the GPU runs: the replay too."""
+        return self.model + self.products_again + self.attention_again
+
+
+def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work:
+    """Operations of one micro-batch of ``length`` tokens an example, on one GPU; ``pairs`` as ``attended_pairs`` says.
+
+        full         2 · T · (3 · layers + 3 · outside) + attention     T: tokens in the micro-batch
+        frozen       2 · T · (2 · layers + 2 · outside + copied + 3 · r · (in + out)) + attention
+        attention    2 · 2 · b · pairs · q · (1 + backward)      q: query width; backward: 2.5 flash, 2 eager
+        delta-nets   2 · b · m · (1 + 2), added to attention     m: ``delta_products``, ``scan_products``
+        checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q
+        loss chunked_trl, whose backward makes the logits once more      2 · T · V · h
+        DoRA         2 · r · in · (in + out), and with dropout 2 · T · 2 · in · out: the base once more
+
+    Leaves out: that the first layer's input needs no gradient where everything below an adapter is frozen (1 of L
+    layers, some linears of it).
+    Source: derived, as said above; Chowdhery et al. 2022, arXiv:2204.02311, appendix B, for the same count with three
+    matrices' worth and attention not causal; Hu et al. 2021, arXiv:2106.09685, for the adapters.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> full = work(TINY_LLAMA, TrainingSetup(), 4, pairs=0)
+    >>> full.products == 6 * 4 * (1152 + 80)
+    True
+    """
+    sizes = matrices(model, setup)
+    forward = FORWARD * setup.per_device_train_batch_size * length
+    passes = 2 if setup.uses_adapters else 3
+    branches = setup.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
+    dora = dora_again = 0
+    if setup.use_dora:
+        dora_again = FORWARD * setup.lora_r * sizes.units
+        base = forward * sizes.adapted if setup.lora_dropout else 0
+        dora_again += base
+        dora = dora_again + base
+    once = float(FORWARD * ATTENTION_PRODUCTS * setup.per_device_train_batch_size * pairs)
+    once *= (model.query_size + model.value_size) / 2
+    backward = PLAIN_BACKWARD if is_eager(model, setup) else FLASH_BACKWARD
+    mixed = delta_products(model, length) + scan_products(model, length)
+    delta = float(FORWARD * setup.per_device_train_batch_size * mixed)
+    again = 1.0 if setup.gradient_checkpointing else 0.0
+    return Work(
+        products=float(forward * (passes * (sizes.layers + sizes.outside) + sizes.copied)),
+        adapters=float(forward * 3 * branches + dora),
+        attention=once * (1 + backward) + 3 * delta,
+        products_again=again * (forward * (sizes.layers + branches) + dora_again)
+        + (float(forward * _head(model)) if setup.loss is Loss.CHUNKED_TRL else 0.0),
+        attention_again=again * (once + delta),
+    )
+
+
+def _head(model: Model) -> int:
+    return model.vocab_size * (model.word_embed_proj_dim or model.hidden_size)
+
+
+def is_eager(model: Model, setup: TrainingSetup) -> bool:
+    """Whether attention runs as plain products that keep every score (a yes or no; the same on every GPU).
+
+    Source: transformers 5.23, modeling_utils.py, ``_supports_sdpa`` (false in the families that run eagerly).
+    """
+    return attention_of(model, setup) is AttnImplementation.EAGER
+
+
+def delta_products(model: Model, length: int) -> int:
+    """Products of two numbers in the gated delta-nets of one example, forward, over all layers.
+
+        layers · heads · rows · (c · (2 · dₖ + dᵥ) + c · (dₖ + dᵥ) / 2 + 3 · dₖ · dᵥ)
+        c: tokens of a chunk, 64; rows: tokens, rounded up to whole chunks
+
+    Keys with keys, queries with keys, scores with values; two triangular systems; the state read twice and corrected.
+    Leaves out: the convolution before it, products with decays.
+    Source: derived, from transformers 5.23, models/qwen3_5/modeling_qwen3_5.py, ``torch_chunk_gated_delta_rule``.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> delta_products(TINY_LLAMA, 64)
+    0
+    """
+    sizes = model.delta_net
+    if sizes is None:
+        return 0
+    keys, values = sizes.key_dim, sizes.value_dim
+    rows = ceil_div(length, CHUNK) * CHUNK
+    row = CHUNK * (2 * keys + values) + CHUNK * (keys + values) // 2 + 3 * keys * values
+    return model.layer_types.count(LINEAR_ATTENTION) * sizes.value_heads * rows * row
+
+
+def scan_products(model: Model, length: int) -> int:
+    """Products of two numbers in the scans of Mamba 2's mixers of one example, forward, over all layers.
+
+        layers · heads · rows · (c · (n + p) + 2 · n · p)
+        c: tokens of a chunk; rows: tokens, rounded up to whole chunks; n: state, p: width of a head
+
+    C with B, scores with values; states from values, outputs from states.
+    Leaves out: the convolution before it, products with decays, what chunks hand on.
+    Source: derived; transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py, ``mamba2_chunk_scan``.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> scan_products(TINY_LLAMA, 64)
+    0
+    """
+    sizes = model.state_space
+    if sizes is None:
+        return 0
+    chunk, state, width = sizes.chunk_size, sizes.state_size, sizes.head_dim
+    rows = ceil_div(length, chunk) * chunk
+    return mixers(model) * sizes.heads * rows * (chunk * (state + width) + 2 * state * width)
+
+
+def mixers(model: Model) -> int:
+    """Layers that have Mamba 2's mixer (a count; the same on every GPU).
+
+    Source: transformers 5.23, models/falcon_h1/modeling_falcon_h1.py (every layer), and ``layer_types`` elsewhere.
+    """
+    if model.state_space is None:
+        return 0
+    layers = model.layer_types
+    return layers.count(LINEAR_ATTENTION) if layers else model.num_hidden_layers
+
+
+def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
+    """Pairs of a query and a key in one example, over all layers, that a kernel multiplies.
+
+        skips: causal  s · (s + 1) / 2, or with a window w  w · s - w · (w - 1) / 2     else: s · s
+        in chunks of w (Llama 4)  ⌊s / w⌋ · w · (w + 1) / 2 + r · (r + 1) / 2     r: s mod w
+
+    Where layers without a window have wider heads (Gemma 4) their pairs count so many times more.
+
+    ``skips``: the kernel leaves out what the mask hides, as flash kernels do; plain products do not.
+    Source: derived; Dao 2023, arXiv:2307.08691, section 3.1 (blocks above the diagonal are skipped).
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> attended_pairs(TINY_LLAMA, 4, skips=True), attended_pairs(TINY_LLAMA, 4, skips=False)
+    (20, 32)
+    """
+    if model.global_head_dim:
+        return _weighed_pairs(model, length, skips=skips)
+    layers = model.num_hidden_layers - sum(map(model.layer_types.count, WITHOUT_ATTENTION))
+    if not skips:
+        return layers * length * length
+    causal = length * (length + 1) // 2
+    if not has_window(model, length):
+        return layers * causal
+    window = model.sliding_window
+    windowed = window * length - window * (window - 1) // 2
+    if architecture(model).has_chunks:  # each causal
+        chunks, rest = divmod(length, window)
+        windowed = chunks * (window * (window + 1) // 2) + rest * (rest + 1) // 2
+    kinds = layer_kinds(model, windowed=True)
+    return sum(windowed if kind.windowed else causal for kind in kinds)
+
+
+def _weighed_pairs(model: Model, length: int, *, skips: bool) -> int:
+    """The same where layers have heads of their own width: a pair of twice as wide heads counts as two."""
+    plain = replace(
+        model,
+        global_head_dim=0,
+        layer_types=(),
+        sliding_window=0,
+        num_hidden_layers=1,
+        num_kv_shared_layers=0,
+    )
+    windowed = replace(plain, sliding_window=model.sliding_window)
+    of_global = model.layer_types.count(FULL_ATTENTION)
+    of_others = (model.num_hidden_layers - of_global) * attended_pairs(
+        windowed, length, skips=skips
+    )
+    pairs = of_global * attended_pairs(plain, length, skips=skips)
+    return of_others + pairs * model.global_head_dim // model.head_dim

@@ -1,0 +1,134 @@
+"""Seconds that offload adds to a step: the CPU's Adam, the link between GPU and host, and NVMe, each from fast to slow.
+
+The fast end is a roofline, the slow end is what was published, as everywhere (docs/decisions/0003).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from estimator.parallel.offload import Moved, moved, ranks_of_a_node
+from estimator.values.results import Part
+from estimator.values.specs import Gpu, Model, Offload, Optimizer, Strategy, TrainingSetup
+
+GIGA = 1e9
+"""Bytes a second in a GB/s."""
+
+
+class Host(NamedTuple):
+    """A machine of the time of its GPUs, in GB/s."""
+
+    link: float
+    """PCIe x16, one direction: PCI-SIG, 8, 16 and 32 GT/s a lane, 16 lanes, 128/130 coded."""
+    memory: float
+    """Both sockets together, by the processors' datasheets."""
+
+
+PCIE_3 = Host(15.75, 256.0)
+"""DGX-2: two Xeon 8168 of six channels DDR4-2666, 21.3 GB/s each."""
+PCIE_4 = Host(31.5, 409.6)
+"""DGX A100: two EPYC 7742 of eight channels DDR4-3200, 25.6 GB/s each. nvbandwidth reads 24.8 GB/s of the link's 31.5:
+forums.developer.nvidia.com/t/352186."""
+PCIE_5 = Host(63.0, 614.4)
+"""DGX H100: two Xeon 8480C of eight channels DDR5-4800, 38.4 GB/s each. nvbandwidth reads 55.6 GB/s of the link's 63:
+developer.nvidia.com/blog, "NVIDIA NVbandwidth", 2025."""
+HOSTS: Mapping[str, Host] = MappingProxyType(
+    {
+        "Pascal": PCIE_3,
+        "Volta": PCIE_3,
+        "Turing": PCIE_3,
+        "Ampere": PCIE_4,
+        "Ada Lovelace": PCIE_4,
+        "Hopper": PCIE_5,
+        "Blackwell": PCIE_5,
+        "Blackwell Ultra": PCIE_5,
+    }
+)
+"""By ``Gpu.architecture``."""
+
+SLOW_LINK_SHARE = 0.35
+"""Of the link at the slow end: 11 of 31.5 GB/s up on an A100 while it sends down, the same forum."""
+SLOW_STEPPED = 1.8e9
+"""Elements a second that a machine's CPU steps at the slow end: Qwen-72B on four machines of A100, ZeRO-3 with both
+offloaded, 10 s a step (github.com/deepspeedai/DeepSpeed/issues/6834). Two channels of DDR4-3200, a desktop's, give as
+much: 51.2 GB/s / 28 bytes."""
+ADAM_BYTES = 28
+"""An element of float32: weight, gradient, two moments in, all but the gradient out. derived."""
+SCALED_BYTES = 8
+"""DeepSpeed multiplies every gradient in place before the step: stage_1_and_2.py, ``unscale_and_clip_grads``."""
+CLIPPED_BYTES = 12
+"""FSDP2 with ``max_grad_norm``: a norm, and a product in place. torch 2.13, nn/utils/clip_grad.py."""
+COPIED_BYTES = 6
+"""A float32 weight into 16 bits on the host, 4 + 2: DeepSpeed 0.19.6, stage_1_and_2.py, ``step``."""
+UNFUSED_PASSES = 20 / 7
+"""Passes of torch's unfused AdamW against the fused one's seven; DeepSpeed replaces both by its own."""
+
+FAST_READ, FAST_WRITE = 48.0, 26.0
+"""GB/s of eight Gen5 SSDs striped in one machine: DeepSpeed, blogs/deepnvme/03-2025 ("I/O performance scaling")."""
+SLOW_READ, SLOW_WRITE = 3.15, 1.13
+"""GB/s of one SSD: read up to 3.15 (github.com/deepspeedai/DeepSpeed/issues/998), written 1.05 GiB/s
+(docs.nvidia.com/deploy/gds-support-for-nvme, "Test GDS")."""
+
+
+def hosts(gpu: Gpu) -> tuple[Host, Host]:
+    """The slowest and the fastest host that a GPU is likely to have, rates in GB/s; the same where its age is known.
+
+    Source: data/gpus.csv, ``architecture``; the machines named above.
+    """
+    known = HOSTS.get(gpu.architecture)
+    return (known, known) if known is not None else (PCIE_3, PCIE_5)
+
+
+def offload_parts(model: Model, gpu: Gpu, setup: TrainingSetup, behind: float) -> tuple[Part, ...]:
+    """Seconds a step of what offload adds, fast and slow.
+
+        CPU step   ranks of a machine · n · bytes / its memory's bandwidth,   at worst n · ranks / 1.8e9
+        link       bytes / PCIe, at best behind the GPU's ``behind`` seconds but for stages 1 and 2, which send on the
+                   stream that computes, and for weights that come back after the step
+        NVMe       ranks · read / 48 GB/s + ranks · written / 26 GB/s,  at worst one SSD
+
+    Leaves out: two GPUs behind one switch; pageable copies; the first step.
+    Source: derived, from ``estimator.parallel.offload.moved``.
+    """
+    of, ranks = moved(model, setup), ranks_of_a_node(setup)
+    slow, fast = hosts(gpu)
+    parts = (
+        _stepping(setup, of, ranks, fast),
+        _link(setup, of, slow, fast, behind),
+        Part(
+            "NVMe",
+            ranks * (of.read / FAST_READ + of.written / FAST_WRITE) / GIGA,
+            ranks * (of.read / SLOW_READ + of.written / SLOW_WRITE) / GIGA,
+        ),
+    )
+    return tuple(part for part in parts if part.high_seconds > 0)
+
+
+def _stepping(setup: TrainingSetup, of: Moved, ranks: int, fast: Host) -> Part:
+    size = ADAM_BYTES
+    passes = 1.0
+    if setup.strategy.is_fsdp:
+        size += CLIPPED_BYTES if setup.max_grad_norm > 0 else 0
+        passes = UNFUSED_PASSES if setup.optim is Optimizer.ADAMW_TORCH else 1.0
+    else:
+        size += SCALED_BYTES + COPIED_BYTES
+    low = passes * ranks * of.stepped * size / (fast.memory * GIGA)
+    return Part("optimizer step on the CPU", low, passes * ranks * of.stepped / SLOW_STEPPED)
+
+
+def _link(setup: TrainingSetup, of: Moved, slow: Host, fast: Host, behind: float) -> Part:
+    hidden = 0.0 if setup.strategy in (Strategy.ZERO1, Strategy.ZERO2) else behind
+    low = max(0.0, of.in_micro_steps / (fast.link * GIGA) - hidden)
+    low += of.after / (fast.link * GIGA)
+    high = (of.in_micro_steps + of.after) / (SLOW_LINK_SHARE * slow.link * GIGA)
+    return Part("between GPU and host", low, high)
+
+
+def steps_on_host(setup: TrainingSetup) -> bool:
+    """Whether the CPU steps the optimizer, so that the GPU does not.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_optimizer_step``; torch 2.13, ``CPUOffloadPolicy``.
+    """
+    return setup.offload_optimizer is not Offload.NONE

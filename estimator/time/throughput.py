@@ -1,0 +1,721 @@
+"""Seconds of a step and hours of a run, as a bracket with its reasons.
+
+Every part of a step has two ends. The fast end is a roofline: matrix products at the best rate that anybody measured on
+the card, all else at its memory bandwidth, kernels fused. The slow end is what published runs show: matrix products at
+the share of the dense rate that the slower runs of that generation reach, kernels as PyTorch runs them one by one.
+Parts add up, because one stream runs them one after the other.
+
+The shares below that say "fitted" come from data/throughput.csv by ``benchmarks/fit_throughput.py``, which prints them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import Enum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+from estimator.families.delta_net import CHUNK
+from estimator.families.parameters import LINEAR_ATTENTION, experts_run, layer_model
+from estimator.parallel.network import GIGA, exchange_seconds, links, replicas, shards
+from estimator.parallel.offload import offloads
+from estimator.step.timeline import Resident
+from estimator.time.flops import (
+    FORWARD,
+    Matrices,
+    Work,
+    attended_pairs,
+    is_eager,
+    matrices,
+    mixers,
+    scan_products,
+    work,
+)
+from estimator.time.offload_time import offload_parts, steps_on_host
+from estimator.values.arithmetic import ceil_div
+from estimator.values.results import TERA, Part, RunTime
+from estimator.values.specs import (
+    AttnImplementation,
+    Dtype,
+    Gpu,
+    Method,
+    MixedPrecision,
+    Model,
+    Optimizer,
+    Strategy,
+    TrainingSetup,
+)
+
+# --- matrix products ----------------------------------------------------------------------------
+
+SLOW_SHARE: Mapping[str, float] = MappingProxyType(
+    {"Ampere": 0.55, "Ada Lovelace": 0.42, "Hopper": 0.36, "Blackwell": 0.22}
+)
+"""Share of the dense rate that matrix products reach in the slower published runs, by ``Gpu.architecture``.
+fitted: data/throughput.csv, 2026-11: 1 in 20 rows of a generation lies below. Ampere and Hopper have 212 and 41 rows,
+Ada Lovelace 8 and Blackwell 2."""
+SLOW_SHARE_ELSEWHERE = 0.22
+"""The same where too few runs were published: the lowest of those above."""
+FAST_ATTENTION_SHARE = 0.75
+"""FlashAttention-3 on H100, forward, 740 of 989 TFLOPS: Shah et al. 2024, arXiv:2407.08608, abstract. Version 2 on A100
+comes to 73 %: Dao 2023, arXiv:2307.08691, abstract."""
+SLOW_ATTENTION_SHARE = 0.35
+"""FlashAttention-2 on H100: Shah et al. 2024, arXiv:2407.08608, abstract."""
+
+# --- memory traffic: bytes, in 16-bit compute ---------------------------------------------------
+
+SLOW_BANDWIDTH_SHARE = 0.8
+"""Share of the memory bandwidth that PyTorch's elementwise kernels are taken to reach at the slow end: ours."""
+FUSED_HIDDEN_BYTES = 12
+"""A token and an element of the hidden state, forward, kernels fused: two norms with the sum before them, 2 bytes in
+(twice) and 2 out each."""
+FUSED_MLP_BYTES = 6
+"""A token and an element of the MLP's width, fused: gate and up in, their product out."""
+EAGER_HIDDEN_BYTES = 84
+"""One by one: two RMS norms of 36 (cast 2+4, square 4+4, mean 4, scale 4+4, cast 4+2, weight 2+2+2, and the rows'
+factors) and two sums of 6. transformers 5.23, models/llama/modeling_llama.py."""
+EAGER_MLP_BYTES = 10
+"""Activation 2+2, product 2+2+2."""
+EAGER_ROTARY_BYTES = 20
+"""A token and an element of queries and keys: two products 2+2, negated and joined halves 2+4, a sum of 6."""
+ADAPTER_CAST_BYTES = 12
+"""A token and an input of an adapted linear, adapters in float32 under autocast: to float32 2+4, back 4+2. peft 0.21,
+tuners/lora/layer.py, ``Linear.forward``."""
+DROPOUT_BYTES = 5
+"""2 in, 2 out, 1 of mask; twice the first two where the input was cast to float32."""
+ADAPTER_OUTPUT_BYTES = 12
+"""A token and an output of an adapted linear: B's result 2, scaled 2+2, added 2+2+2."""
+DORA_WEIGHT_BYTES = 34
+"""An element of an adapted weight, one call: into float32 2+4, B @ A out 4, scaled 4+4, summed 4+4+4, length 4. peft
+0.21, tuners/lora/dora.py, ``DoraLinearLayer.forward``."""
+FUSED_LOSS_BYTES = 4
+"""A token and a word of the vocabulary: logits out and in once."""
+EAGER_LOSS_BYTES = 42
+"""Logits 2, to float32 2+4, log-softmax 4+4; backward: gradient 4, log-softmax 4+4+4, back to 16 bits 4+2, into two
+products 2+2. transformers 5.23, loss/loss_utils.py."""
+SCORE_BYTES = 24
+"""Eager attention, a score: product 2, scaled 2+2, masked 2+2, softmax in float32 2+4, back 4+2, second product 2.
+transformers 5.23, ``eager_attention_forward``."""
+FUSED_SCORE_BYTES = 8
+"""At best: written, read by the softmax, written, read."""
+CAST_WEIGHT_BYTES = 6
+"""Autocast of a float32 weight to 16 bits."""
+PACKED_BYTES, UNPACKED_BYTES = 0.5, 2
+"""A 4-bit weight in, 16 bits out."""
+BACKWARD_TRAFFIC = 2
+"""Backward over forward: a gradient in and out where there was a value, and the value again. derived."""
+
+SLOW_DEQUANTISATION = 7
+"""Times the roofline at the slow end. fitted: LitGPT on A100, 120 tokens a step, nf4 less 16-bit LoRA: 79 ms for two
+passes over 6.5·10⁹ weights (Llama 2 7B, 5 times) to 215 ms over 12.7·10⁹ (13B, 7 times).
+https://github.com/Lightning-AI/litgpt/blob/26857050/tutorials/resource-tables.md"""
+
+# --- gated delta-nets, a row (a token of a head of values), in float32 -----------------------------
+
+DELTA_KEY_BYTES = 136
+"""A row and an element of its key, kernel by kernel: repeated 8, cast 12, two norms 40, scaled 8, padded 16, times rate
+and decay three times 24, solved for 8, read chunk by chunk 12, queries likewise 8. transformers 5.23,
+models/qwen3_5/modeling_qwen3_5.py, ``torch_chunk_gated_delta_rule``."""
+DELTA_VALUE_BYTES = 128
+"""A row and an element of its value: cast 6, padded 8, times rate 8, solved for 8, zeros 4, the loop's products and
+sums 48, reshaped 8, cast 6, normalised and gated 32."""
+DELTA_PAIR_BYTES = 64
+"""A row and a token of its chunk: decays 20, two products 8, decayed 24, solved with 8, read 4."""
+DELTA_STATE_BYTES = 36
+"""A chunk and an element of the state: read three times, decayed 8, corrected 16."""
+DELTA_SLICE_BYTES = 16
+"""Backward, a round of the loop and an element of what it takes a slice of: the gradient is all zeros but for the slice
+(4), and added to that of the rounds before (12). So this grows with the square of the length."""
+DELTA_COPY_BYTES = 8
+"""Backward, a round and an element of the output: the whole gradient is copied for the slice that was written."""
+DELTA_FUSED_BYTES = 2
+"""At best, in one kernel: queries, keys and values in, the output out."""
+DELTA_FORWARD_KERNELS, DELTA_BACKWARD_KERNELS = 9, 37
+"""Kernels of one round. As traced: transformers 5.23, torch 2.13."""
+LAYER_KERNELS = 120
+"""Kernels of another layer, forward and backward, which the seconds below are for."""
+
+# --- state spaces, a token, in float32 -------------------------------------------------------------
+
+SCAN_PAIR_BYTES = 48
+"""A head and a token of its chunk, kernel by kernel: masked 4, summed up 8, masked 8, to the power of e 8, C × B 4,
+decayed 12, read 4. transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py, ``mamba2_chunk_scan``."""
+SCAN_VALUE_BYTES = 170
+"""An element of all heads' values: cast 6, padded twice 16, times D and times the step 16, copied twice 16, three
+products 16, decayed 8, two sums 24, copied 8; gated and normalised 60."""
+SCAN_STATE_BYTES = 80
+"""An element of all heads' B, and equally of C: repeated 8, padded 16, copied 24, decayed 8, products 24."""
+SCAN_CHANNEL_BYTES = 12
+"""A channel of the convolution, in 16 bits: laid out anew 4, convolved 4, activated 4."""
+SCAN_CHUNK_BYTES = 40
+"""A chunk and an element of its state: made 4, joined 8, copied twice 16, handed on 8, read 4."""
+SCAN_FUSED_BYTES = 2
+"""At best, in one kernel: what was projected in, the output out."""
+
+# --- the optimizer, and the host ----------------------------------------------------------------
+
+OPTIMIZER_STEP = "optimizer step"
+FOREACH_PASSES = 20 / 7
+"""Passes of foreach AdamW over its tensors against the fused kernel's seven: torch 2.13, optim/adam.py,
+``_multi_tensor_adam``: mul 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4."""
+UNFUSED = frozenset({Optimizer.ADAMW_TORCH, Optimizer.ADAFACTOR})
+FAST_LAUNCHES = 0.0005
+"""Seconds the host needs to start a layer's kernels, forward and backward, at best: about 120 of 4 µs each. derived."""
+SLOW_LAUNCHES: Mapping[Method, float] = MappingProxyType(
+    {Method.FULL: 0.005, Method.LORA: 0.006, Method.QLORA: 0.010}
+)
+"""Seconds a layer and micro-batch below which no small step was published: LoRA 4.1 to 5.9 ms (LitGPT, Qwen, PEFT), nf4
+6.9 to 9.8 (LitGPT). Full fine-tuning has no adapters to start. fitted: data/throughput.csv, 2026-11."""
+
+SLOW_LAUNCHES_SHARED = 2
+"""Times that for several GPUs: their hooks and collectives. fitted: data/throughput.csv, Qwen's and LitGPT's rows."""
+
+
+class Sharing(Enum):
+    """What several GPUs hold in parts."""
+
+    REPLICAS = "everything on each GPU, as DDP has it"
+    STATES = "optimizer states in parts, as ZeRO 1 and 2 have it"
+    WEIGHTS = "weights too, as ZeRO 3 and FSDP have it"
+    GATHERED_ONCE = "weights too, which backward still has from the forward pass, as FSDP's shard_grad_op has it"
+    LAYERS = "layers, and one GPU works at a time, as a device map has it"
+
+
+SHARING: Mapping[Strategy, Sharing] = {
+    Strategy.NONE: Sharing.REPLICAS,
+    Strategy.DDP: Sharing.REPLICAS,
+    Strategy.ZERO1: Sharing.STATES,
+    Strategy.ZERO2: Sharing.STATES,
+    Strategy.ZERO3: Sharing.WEIGHTS,
+    Strategy.FSDP: Sharing.WEIGHTS,
+    Strategy.FSDP_GRAD_OP: Sharing.GATHERED_ONCE,
+    Strategy.HSDP: Sharing.WEIGHTS,
+    Strategy.DEVICE_MAP: Sharing.LAYERS,
+}
+"""What each strategy holds in parts."""
+
+
+class Rates(NamedTuple):
+    """What a GPU does a second."""
+
+    peak: float
+    """Operations a second by the datasheet, dense, in the compute dtype."""
+    best: float
+    """What matrix products were measured to reach."""
+    slow: float
+    """What they reach in the slower published runs."""
+    bandwidth: float
+    """Bytes a second."""
+    float32: float
+    """Operations a second in float32; as ``slow`` where no datasheet says."""
+
+
+def compute_dtype(setup: TrainingSetup) -> Dtype:
+    """The dtype that matrix products run in (no unit): autocast's, or the weights' own.
+
+    Source: torch 2.13, torch/amp/autocast_mode.py; bitsandbytes 0.50, nn/modules.py, ``Linear4bit.forward``.
+
+    >>> compute_dtype(TrainingSetup()).value
+    'bfloat16'
+    """
+    match setup.mixed_precision:
+        case MixedPrecision.BF16:
+            return Dtype.BFLOAT16
+        case MixedPrecision.FP16:
+            return Dtype.FLOAT16
+        case _:
+            return setup.dtype
+
+
+def missing_rate(gpu: Gpu, setup: TrainingSetup) -> str | None:
+    """Why no time can be given, in one sentence; None where it can.
+
+    Source: data/gpus.csv (empty cells are unknown).
+
+    >>> missing_rate(Gpu(name="card", memory_bytes=2**34), TrainingSetup())
+    'No time is given: the bfloat16 rate of card is unknown (bf16_dense_tflops).'
+    """
+    dtype = compute_dtype(setup)
+    if dtype is Dtype.BFLOAT16 and not gpu.supports_bf16:
+        return f"No time is given: {gpu.name} has no bfloat16 units; set mixed_precision to fp16."
+    if _dense_tflops(gpu, dtype) is None:
+        return (
+            f"No time is given: the {dtype.value} rate of {gpu.name} is unknown ({_RATE[dtype]})."
+        )
+    if gpu.memory_bandwidth_gb_per_s is None:
+        return (
+            f"No time is given: the memory bandwidth of {gpu.name} is unknown "
+            "(memory_bandwidth_gb_per_s)."
+        )
+    return None
+
+
+_RATE = {
+    Dtype.BFLOAT16: "bf16_dense_tflops",
+    Dtype.FLOAT16: "fp16_dense_tflops",
+    Dtype.FLOAT32: "fp32_tflops",
+}
+
+
+def _dense_tflops(gpu: Gpu, dtype: Dtype) -> float | None:
+    rates = {
+        Dtype.BFLOAT16: gpu.bf16_dense_tflops,
+        Dtype.FLOAT16: gpu.fp16_dense_tflops,
+        Dtype.FLOAT32: gpu.fp32_tflops,
+    }
+    return rates[dtype]
+
+
+def rates(gpu: Gpu, setup: TrainingSetup) -> Rates:
+    """Operations and bytes a second of one GPU for this setup; the caller has asked ``missing_rate``.
+
+    Source: data/gpus.csv, by row; ``sustained_tflops`` from its own source there.
+
+    >>> card = Gpu(name="card", memory_bytes=2**34, bf16_dense_tflops=100, memory_bandwidth_gb_per_s=1000)
+    >>> rates(card, TrainingSetup()).best == 100e12
+    True
+    """
+    dtype = compute_dtype(setup)
+    tflops, gb_per_s = _dense_tflops(gpu, dtype), gpu.memory_bandwidth_gb_per_s
+    assert tflops is not None
+    assert gb_per_s is not None
+    measured = None if dtype is Dtype.FLOAT32 else gpu.sustained_tflops
+    best = measured or tflops
+    slow = min(best, tflops * SLOW_SHARE.get(gpu.architecture, SLOW_SHARE_ELSEWHERE))
+    float32 = gpu.fp32_tflops or slow
+    return Rates(tflops * TERA, best * TERA, slow * TERA, gb_per_s * GIGA, float32 * TERA)
+
+
+class Lengths(NamedTuple):
+    """Tokens of one example as the GPU sees them."""
+
+    rows_per_epoch: int
+    """Examples, or packed rows."""
+    mean: int
+    """Tokens of text in an example, at most those of a row."""
+    fast: int
+    """Tokens computed for a row at best."""
+    slow: int
+    """At worst."""
+    text: float
+    """Tokens of text in a row."""
+
+
+def lengths(setup: TrainingSetup) -> Lengths:
+    """Rows of an epoch, and tokens of a row: examples times their mean length is the work.
+
+        packed   rows = ⌈examples · mean / max_length⌉, all of max_length tokens
+        padded   rows = examples, of the mean length (batches of like lengths) to max_length (padded to it)
+
+    Source: derived; TRL, data_utils.py, ``pack_dataset``; transformers 5.23, data/data_collator.py.
+
+    >>> lengths(TrainingSetup(num_train_examples=100, mean_tokens_per_example=256)).rows_per_epoch
+    25
+    """
+    longest = setup.max_length
+    mean = setup.mean_tokens_per_example or longest
+    examples = setup.num_train_examples
+    if setup.padded:
+        mean = min(mean, longest)
+        return Lengths(examples, mean, mean, longest, float(mean))
+    rows = -(-examples * mean // longest)
+    return Lengths(rows, min(mean, longest), longest, longest, examples * mean / rows)
+
+
+def run_time(
+    model: Model,
+    gpu: Gpu,
+    setup: TrainingSetup,
+    resident: Resident,
+    *,
+    sharing: Sharing | None = None,
+    link_gb_per_s: float | None = None,
+    network_gb_per_s: float | None = None,
+) -> RunTime:
+    """Seconds of a step and hours of the run, whole job; the caller has asked ``missing_rate``.
+
+        steps of an epoch = ⌈rows / (b · accumulation · GPUs)⌉,  steps = ⌈epochs · steps of an epoch⌉
+
+    ``resident``: what would lie on one GPU if nothing were shared. ``sharing`` (None: the strategy's),
+    ``link_gb_per_s`` and ``network_gb_per_s`` say how several GPUs exchange, as ``communication`` has it.
+
+    Leaves out: loading, evaluation, saving, a slow input pipeline, the first step's compilation and warm-up.
+    Error: tests/test_throughput.py holds it against data/throughput.csv.
+    Source: transformers 5.23, trainer.py, ``set_initial_training_values``.
+    """
+    rate, length = rates(gpu, setup), lengths(setup)
+    fast, slow = _works(model, setup, length)
+    accumulation = setup.gradient_accumulation_steps
+    model_flops = accumulation * slow.model
+    if setup.mfu is not None:
+        seconds = model_flops / (setup.mfu * rate.peak)
+        parts: tuple[Part, ...] = (Part("at the given utilisation", seconds, seconds),)
+    else:
+        parts = step_parts(model, setup, resident, rate, length, fast, slow)
+        if setup.num_gpus > 1:
+            shared = SHARING[setup.strategy] if sharing is None else sharing
+            if shared is Sharing.LAYERS:
+                parts = _one_after_another(
+                    parts, model, setup, links(gpu, setup, link_gb_per_s).gpu
+                )
+            else:
+                exchange = communication(
+                    gpu,
+                    setup,
+                    resident,
+                    sharing=shared,
+                    link_gb_per_s=link_gb_per_s,
+                    network_gb_per_s=network_gb_per_s,
+                )
+                parts = _exchanging(parts, setup, shared, exchange)
+        if offloads(setup):
+            parts = _with_offload(parts, model, gpu, setup)
+    steps = -(-length.rows_per_epoch // setup.effective_batch_size)
+    return RunTime(
+        parts=parts,
+        model_flops_per_step=model_flops,
+        hardware_flops_per_step=accumulation * slow.hardware,
+        peak_tflops=rate.peak / TERA,
+        tokens_per_step=min(setup.effective_batch_size, length.rows_per_epoch) * length.text,
+        steps_per_epoch=steps,
+        total_steps=math.ceil(steps * setup.num_train_epochs),
+    )
+
+
+def _exchanging(
+    parts: tuple[Part, ...], setup: TrainingSetup, sharing: Sharing, exchange: Part
+) -> tuple[Part, ...]:
+    """The parts of a step on one of several GPUs: its share of the optimizer's work, and the exchange."""
+    share = 1 if sharing is Sharing.REPLICAS else setup.shard_ranks
+    own = tuple(
+        Part(name, low / share, high / share) if name == OPTIMIZER_STEP else Part(name, low, high)
+        for name, low, high in parts
+    )
+    behind = sum(part.low_seconds for part in own)
+    return (*own, exchange._replace(low_seconds=max(0.0, exchange.low_seconds - behind)))
+
+
+def _with_offload(
+    parts: tuple[Part, ...], model: Model, gpu: Gpu, setup: TrainingSetup
+) -> tuple[Part, ...]:
+    """The parts of a step whose weights or states rest on the host."""
+    rest = tuple(it for it in parts if it.name != OPTIMIZER_STEP or not steps_on_host(setup))
+    behind = sum(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
+    return (*rest, *offload_parts(model, gpu, setup, behind))
+
+
+def _one_after_another(
+    parts: tuple[Part, ...],
+    model: Model,
+    setup: TrainingSetup,
+    link: float,
+) -> tuple[Part, ...]:
+    """The parts of a step whose layers lie on several GPUs: those of one GPU, and what crosses, which nothing hides.
+
+    The optimizer's kernels are started on every GPU before the first has ended: at best each steps its share at once.
+    """
+    own = tuple(
+        Part(name, low / setup.num_gpus if name == OPTIMIZER_STEP else low, high)
+        for name, low, high in parts
+    )
+    seconds = crossing_bytes(model, setup) / link
+    return (*own, Part("copies between GPUs", seconds, seconds))
+
+
+def crossing_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes that cross from GPU to GPU in an optimizer step of a device map.
+
+        accumulation · T · (2 · (n - 1) · h + V) · p     n: GPUs, T: tokens of a micro-batch
+
+    Hidden states forward and their gradients back, from each GPU to the next; all logits to the first, which it has
+    already where the head is tied: then the hidden states cross once more.
+
+    Leaves out: masks and rotary tables; GPUs that hold no layer.
+    Source: accelerate 1.15, hooks.py, ``AlignDevicesHook``.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> crossing_bytes(TINY_LLAMA, TrainingSetup(num_gpus=2)) == 1024 * (2 * 8 + 10) * 2
+    True
+    """
+    hops = setup.num_gpus - 1
+    if model.tie_word_embeddings:
+        wide = 2 * (hops + 1) * model.hidden_size
+    else:
+        wide = 2 * hops * model.hidden_size + model.vocab_size
+    return setup.gradient_accumulation_steps * setup.tokens * wide * compute_dtype(setup).bytes
+
+
+def _works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, Work]:
+    """The work of a micro-batch at best and at worst: what is padded, and what the kernel skips."""
+    eager = is_eager(model, setup)
+    masked = setup.padded or 0 < model.sliding_window <= length.slow
+    skips = not eager and (
+        setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2 or not masked
+    )
+    slow_pairs = attended_pairs(model, length.slow, skips=skips)
+    slow = work(model, setup, length.slow, pairs=slow_pairs)
+    # packed examples do not look at each other where the kernel is told their bounds
+    example = length.fast if eager else length.mean
+    pairs = attended_pairs(model, example, skips=not eager) * length.fast // example
+    if (length.fast, pairs) == (length.slow, slow_pairs):
+        return slow, slow
+    return work(model, setup, length.fast, pairs=pairs), slow
+
+
+def step_parts(
+    model: Model,
+    setup: TrainingSetup,
+    resident: Resident,
+    rate: Rates,
+    length: Lengths,
+    fast: Work,
+    slow: Work,
+) -> tuple[Part, ...]:
+    """Why an optimizer step on one GPU takes as long as it does: seconds of each part, low and high.
+
+        products / rate + attention / rate + Σ traffic / bandwidth, and what the host lacks in speed beyond that
+
+    Leaves out: what overlaps (a second stream, the host's work behind the GPU's); paged states that come from the host.
+    Source: derived; the roofline of Williams et al. 2009, doi:10.1145/1498765.1498785, part by part.
+    """
+    sizes, times = matrices(model, setup), setup.gradient_accumulation_steps
+    again = 1 if setup.gradient_checkpointing else 0
+    flash_fast = min(rate.best, FAST_ATTENTION_SHARE * rate.peak)
+    flash_slow = min(rate.slow, SLOW_ATTENTION_SHARE * rate.peak)
+    fast_bandwidth, slow_bandwidth = rate.bandwidth, SLOW_BANDWIDTH_SHARE * rate.bandwidth
+    micro = setup.per_device_train_batch_size
+    tokens_fast, tokens_slow = micro * length.fast, micro * length.slow
+
+    fused = tokens_fast * _fused_bytes(model, setup) + _score_bytes(model, setup, length.fast)[0]
+    eager = tokens_slow * _eager_bytes(model, setup) + _score_bytes(model, setup, length.slow)[1]
+    branches = tokens_slow * _adapter_bytes(setup, sizes)
+    dora = DORA_WEIGHT_BYTES * sizes.adapted if setup.use_dora else 0
+    forward_backward = 1 + BACKWARD_TRAFFIC
+    words = model.vocab_size * _width(setup)
+
+    once = [
+        Part("matrix products", fast.products / rate.best, slow.products / rate.slow),
+        Part("attention", fast.attention / flash_fast, slow.attention / flash_slow),
+        Part(
+            "norms, activations, residuals",
+            forward_backward * fused / fast_bandwidth,
+            forward_backward * eager / slow_bandwidth,
+        ),
+        Part(
+            "adapters",
+            fast.adapters / rate.best + dora / fast_bandwidth,
+            slow.adapters / rate.slow + (forward_backward * branches + dora) / slow_bandwidth,
+        ),
+        Part(
+            "recomputation",
+            fast.products_again / rate.best
+            + fast.attention_again / flash_fast
+            + again * (fused + dora) / fast_bandwidth,
+            slow.products_again / rate.slow
+            + slow.attention_again / flash_slow
+            + again * (eager + branches + dora) / slow_bandwidth,
+        ),
+        _delta_nets(model, setup, length, again, rate),
+        _scans(model, setup, length, again, rate),
+        _dequantisation(setup, sizes, 2 + again, rate),
+        _casts(setup, sizes, 1 + again, rate),
+        Part(
+            "logits and loss",
+            tokens_fast * words * FUSED_LOSS_BYTES / fast_bandwidth,
+            tokens_slow * words * EAGER_LOSS_BYTES / slow_bandwidth,
+        ),
+    ]
+    parts = [Part(name, times * low, times * high) for name, low, high in once if low + high > 0]
+    parts.append(_optimizer(setup, resident, rate))
+    parts.append(_launches(model, setup, length, parts, again))
+    return tuple(part for part in parts if part.low_seconds + part.high_seconds > 0)
+
+
+def _width(setup: TrainingSetup) -> int:
+    """Element widths as multiples of 16 bits."""
+    return compute_dtype(setup).bytes // 2
+
+
+class _Widths(NamedTuple):
+    """Of all layers together, in elements a token."""
+
+    mlp: int
+    """Of the MLP, or of the experts in use."""
+    turned: int
+    """Of queries and keys."""
+
+
+@lru_cache(maxsize=1024)
+def _widths(model: Model) -> _Widths:
+    layers = [layer_model(model, index) for index in range(model.num_hidden_layers)]
+    of_experts = experts_run(model) * model.moe_intermediate_size
+    return _Widths(
+        sum(of_experts or it.intermediate_size for it in layers),
+        sum(it.query_size + it.key_value_size for it in layers),
+    )
+
+
+def _fused_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes a token, all layers, one pass forward, kernels fused."""
+    hidden = model.num_hidden_layers * model.hidden_size
+    return _width(setup) * (FUSED_HIDDEN_BYTES * hidden + FUSED_MLP_BYTES * _widths(model).mlp)
+
+
+def _eager_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes a token, all layers, one pass forward, kernel by kernel."""
+    widths, hidden = _widths(model), model.num_hidden_layers * model.hidden_size
+    layers = EAGER_HIDDEN_BYTES * hidden + EAGER_MLP_BYTES * widths.mlp
+    return _width(setup) * (layers + EAGER_ROTARY_BYTES * widths.turned)
+
+
+def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> tuple[int, int]:
+    """Bytes of a micro-batch's attention scores, one pass forward, fused and not; none where no score is kept."""
+    if not is_eager(model, setup):
+        return 0, 0
+    scores = setup.per_device_train_batch_size * model.num_attention_heads * length * length
+    scores *= model.num_hidden_layers * _width(setup)
+    return scores * FUSED_SCORE_BYTES, scores * SCORE_BYTES
+
+
+def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
+    """Bytes a token beside the adapters' products, one pass forward."""
+    cast = setup.autocast_adapter_dtype and setup.mixed_precision is not MixedPrecision.NO
+    dropout = DROPOUT_BYTES + 4 * cast if setup.lora_dropout else 0
+    inputs = ADAPTER_CAST_BYTES * cast + dropout
+    return sizes.adapter_inputs * inputs + sizes.adapter_outputs * ADAPTER_OUTPUT_BYTES
+
+
+def _delta_nets(
+    model: Model, setup: TrainingSetup, length: Lengths, again: int, rate: Rates
+) -> Part:
+    """Traffic of gated delta-nets: at best by one kernel, at worst as PyTorch's loop over chunks has it."""
+    sizes = model.delta_net
+    if sizes is None:
+        return Part("delta-nets", 0.0, 0.0)
+    layers = model.layer_types.count(LINEAR_ATTENTION) * sizes.value_heads
+    layers *= setup.per_device_train_batch_size
+    keys, values = sizes.key_dim, sizes.value_dim
+    passes = 1 + BACKWARD_TRAFFIC + again
+    fused = layers * length.fast * DELTA_FUSED_BYTES * (2 * keys + 2 * values)
+    chunks = ceil_div(length.slow, CHUNK)
+    row = DELTA_KEY_BYTES * keys + DELTA_VALUE_BYTES * values + DELTA_PAIR_BYTES * CHUNK
+    once = CHUNK * row + DELTA_STATE_BYTES * keys * values
+    sliced = DELTA_SLICE_BYTES * (3 * keys + values + CHUNK) + DELTA_COPY_BYTES * values
+    looped = layers * chunks * (passes * once + chunks * CHUNK * sliced)
+    return Part(
+        "delta-nets",
+        passes * fused / rate.bandwidth,
+        looped / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
+    )
+
+
+def _scans(model: Model, setup: TrainingSetup, length: Lengths, again: int, rate: Rates) -> Part:
+    """Traffic of state spaces: at best by one kernel, at worst as PyTorch runs it, in float32 but for autocast."""
+    sizes = model.state_space
+    if sizes is None:
+        return Part("state spaces", 0.0, 0.0)
+    layers = mixers(model) * setup.per_device_train_batch_size
+    passes = 1 + BACKWARD_TRAFFIC + again
+    fused = layers * length.fast * SCAN_FUSED_BYTES * (sizes.projected_width + sizes.width)
+    chunks = ceil_div(length.slow, sizes.chunk_size)
+    row = SCAN_PAIR_BYTES * sizes.heads * sizes.chunk_size + SCAN_VALUE_BYTES * sizes.width
+    row += 2 * SCAN_STATE_BYTES * sizes.heads * sizes.state_size
+    row += SCAN_CHANNEL_BYTES * sizes.conv_width
+    scanned = (
+        layers
+        * chunks
+        * (sizes.chunk_size * row + SCAN_CHUNK_BYTES * sizes.width * sizes.state_size)
+    )
+    slow = passes * scanned / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
+    if setup.mixed_precision is MixedPrecision.NO:
+        products = setup.per_device_train_batch_size * scan_products(model, length.slow)
+        slow += passes * FORWARD * products / rate.float32
+    return Part("state spaces", passes * fused / rate.bandwidth, slow)
+
+
+def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> Part:
+    quantized = sizes.quantizable if setup.has_packed_base else 0
+    packed = 2 * PACKED_BYTES if setup.has_8bit_base else PACKED_BYTES
+    size = quantized * (packed + UNPACKED_BYTES * _width(setup))
+    seconds = passes * size / rate.bandwidth
+    return Part("dequantisation", seconds, SLOW_DEQUANTISATION * seconds)
+
+
+def _casts(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> Part:
+    """Autocast makes 16-bit copies of float32 weights, once a forward pass."""
+    autocast = setup.mixed_precision is not MixedPrecision.NO
+    if not autocast or setup.dtype is not Dtype.FLOAT32 or setup.has_packed_base:
+        return Part("casts of weights", 0.0, 0.0)
+    seconds = passes * CAST_WEIGHT_BYTES * (sizes.layers + sizes.outside) / rate.bandwidth
+    return Part("casts of weights", seconds, seconds / SLOW_BANDWIDTH_SHARE)
+
+
+def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> Part:
+    """Gradients in, weights and states in and out; with clipping a norm before and a product in place."""
+    trained = resident.adapters if setup.uses_adapters else resident.weights
+    states = resident.states.resident_bytes + resident.states.paged_bytes
+    passes = FOREACH_PASSES if setup.optim in UNFUSED else 1.0
+    update = passes * (resident.gradients + 2 * trained + 2 * states)
+    clips = setup.max_grad_norm > 0
+    low = (update + clips * resident.gradients) / rate.bandwidth
+    high = (update + 3 * clips * resident.gradients) / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
+    return Part(OPTIMIZER_STEP, low, high)
+
+
+def _launches(
+    model: Model, setup: TrainingSetup, length: Lengths, parts: list[Part], again: int
+) -> Part:
+    """What the GPU waits for the host to start its kernels: the host's time less the GPU's."""
+    times = setup.gradient_accumulation_steps
+    layers = times * model.num_hidden_layers
+    low = layers * FAST_LAUNCHES * (1 + again / 3)
+    high = layers * SLOW_LAUNCHES[setup.method] * (1 + again / 3)
+    deltas = model.layer_types.count(LINEAR_ATTENTION) if model.delta_net else 0
+    rounds = times * deltas * ceil_div(length.slow, CHUNK)
+    kernels = DELTA_FORWARD_KERNELS * (1 + again) + DELTA_BACKWARD_KERNELS
+    high += rounds * kernels * SLOW_LAUNCHES[setup.method] / LAYER_KERNELS
+    high *= SLOW_LAUNCHES_SHARED if setup.num_gpus > 1 else 1
+    return Part(
+        "waiting for the host",
+        max(0.0, low - sum(part.low_seconds for part in parts)),
+        max(0.0, high - sum(part.high_seconds for part in parts)),
+    )
+
+
+def communication(
+    gpu: Gpu,
+    setup: TrainingSetup,
+    resident: Resident,
+    *,
+    sharing: Sharing,
+    link_gb_per_s: float | None = None,
+    network_gb_per_s: float | None = None,
+) -> Part:
+    """Seconds a step that GPUs exchange: hidden behind the compute at best, added to it at worst.
+
+        replicas   2 · gradients, once a step, among all; the same with states in parts
+        weights    2 · weights + gradients, once a micro-batch, both in the compute dtype; gathered once: 1 · weights;
+                   hsdp: among the n GPUs of a copy, and then 2 · gradients / n, once a step, among the copies
+
+    ``exchange_seconds`` says how long that takes inside a machine and between machines. ``link_gb_per_s`` and
+    ``network_gb_per_s``: one direction; else the card's own and those of its machines.
+
+    Leaves out: latency.
+    Source: Rajbhandari et al. 2019, arXiv:1910.02054, section 7; PyTorch, FSDP, ``ShardingStrategy``.
+    """
+    by = links(gpu, setup, link_gb_per_s, network_gb_per_s)
+    if sharing in (Sharing.WEIGHTS, Sharing.GATHERED_ONCE):
+        narrow = min(1.0, compute_dtype(setup).bytes / setup.dtype.bytes)
+        gathers = 2 if sharing is Sharing.WEIGHTS else 1
+        exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
+        size = setup.gradient_accumulation_steps * narrow * exchanged
+    else:
+        size = 2.0 * resident.gradients
+    low, high = exchange_seconds(size, shards(setup), by)
+    if setup.dp_replicate_size > 1:
+        shard = 2 * resident.gradients / setup.shard_ranks
+        beside = exchange_seconds(shard, replicas(setup), by)
+        low, high = low + beside[0], high + beside[1]
+    return Part("exchange between GPUs", low, high)

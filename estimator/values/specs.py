@@ -1,0 +1,727 @@
+"""What is asked: a model, a GPU and a training setup, frozen and checked when built.
+
+Names are Hugging Face's (``TrainingArguments``, ``BitsAndBytesConfig``, ``LoraConfig``, ``config.json``).
+Sizes are counts or bytes, always ``int``. A ``ValueError`` says what to change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Method(StrEnum):
+    """What is trained: every weight, or adapters beside a frozen (``qlora``: 4-bit) base."""
+
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+class Dtype(StrEnum):
+    """The dtype that the weights are loaded in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes per element."""
+        return 4 if self is Dtype.FLOAT32 else 2
+
+
+class MixedPrecision(StrEnum):
+    """Trainer's ``bf16=True`` or ``fp16=True``: autocast around the forward pass, not a cast of the weights."""
+
+    NO = "no"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class Optimizer(StrEnum):
+    """``TrainingArguments.optim``, by the names of transformers' ``OptimizerNames``."""
+
+    ADAMW_TORCH_FUSED = "adamw_torch_fused"
+    ADAMW_TORCH = "adamw_torch"
+    ADAMW_BNB_8BIT = "adamw_bnb_8bit"
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    PAGED_ADAMW_32BIT = "paged_adamw_32bit"
+    ADAFACTOR = "adafactor"
+    SGD = "sgd"
+    SGD_MOMENTUM = "sgd_momentum"
+    LION_32BIT = "lion_32bit"
+    LION_8BIT = "lion_8bit"
+    PAGED_LION_32BIT = "paged_lion_32bit"
+    PAGED_LION_8BIT = "paged_lion_8bit"
+    ADEMAMIX = "ademamix"
+    ADEMAMIX_8BIT = "ademamix_8bit"
+    PAGED_ADEMAMIX_32BIT = "paged_ademamix_32bit"
+    PAGED_ADEMAMIX_8BIT = "paged_ademamix_8bit"
+    RMSPROP_BNB = "rmsprop_bnb"
+    RMSPROP_BNB_8BIT = "rmsprop_bnb_8bit"
+    RMSPROP = "rmsprop"
+    ADAGRAD = "adagrad"
+    STABLE_ADAMW = "stable_adamw"
+    SCHEDULE_FREE_ADAMW = "schedule_free_adamw"
+    SCHEDULE_FREE_RADAM = "schedule_free_radam"
+    SCHEDULE_FREE_SGD = "schedule_free_sgd"
+    GALORE_ADAMW = "galore_adamw"
+    APOLLO_ADAMW = "apollo_adamw"
+
+
+class AttnImplementation(StrEnum):
+    """The attention kernel, as ``from_pretrained(attn_implementation=…)`` names it."""
+
+    EAGER = "eager"
+    SDPA = "sdpa"
+    FLASH_ATTENTION_2 = "flash_attention_2"
+
+
+class Loss(StrEnum):
+    """How the head and the loss are computed: over all logits, or without ever holding them whole."""
+
+    STANDARD = "standard"
+    LIGER = "liger"
+    CHUNKED_TRL = "chunked_trl"
+    CHUNKED_TORCHTUNE = "chunked_torchtune"
+
+
+class Strategy(StrEnum):
+    """How GPUs share the work: who keeps what, and what is gathered when."""
+
+    NONE = "none"
+    """One GPU."""
+    DDP = "ddp"
+    """Everything on every GPU; gradients are averaged through buckets."""
+    ZERO1 = "zero1"
+    """DeepSpeed: optimizer states and float32 weights are divided."""
+    ZERO2 = "zero2"
+    """And gradients."""
+    ZERO3 = "zero3"
+    """And weights."""
+    FSDP = "fsdp"
+    """FSDP2 as accelerate runs it: weights, gradients and states are divided, layers gathered one by one."""
+    FSDP_GRAD_OP = "fsdp_grad_op"
+    """The same, but what the forward pass gathered stays until backward (``reshard_after_forward=False``)."""
+    HSDP = "hsdp"
+    """FSDP inside groups of GPUs, which are replicas of each other."""
+    DEVICE_MAP = "device_map"
+    """Layers on different GPUs, one process that works on one after the other (``device_map="auto"``)."""
+
+    @property
+    def is_fsdp(self) -> bool:
+        """One of FSDP2's."""
+        return self in (Strategy.FSDP, Strategy.FSDP_GRAD_OP, Strategy.HSDP)
+
+    @property
+    def is_zero(self) -> bool:
+        """One of DeepSpeed's."""
+        return self in (Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
+
+    @property
+    def divides(self) -> bool:
+        """Whether GPUs keep different parts of something."""
+        return self.is_fsdp or self.is_zero
+
+
+class Offload(StrEnum):
+    """Where weights or optimizer states rest when no layer needs them."""
+
+    NONE = "none"
+    CPU = "cpu"
+    NVME = "nvme"
+
+
+class Phase(StrEnum):
+    """The parts of one training step in order of time, and what a run does beside its steps."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    LOAD = "load"
+    EVALUATION = "evaluation"
+    SAVE = "save"
+
+
+STEP_PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
+
+
+class Component(StrEnum):
+    """What memory is made of. The order is the order of the stacked bars."""
+
+    WEIGHTS = "weights"
+    ADAPTERS = "adapters"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATES = "optimizer_states"
+    ACTIVATIONS = "activations"
+    LOGITS = "logits"
+    TEMPORARIES = "temporaries"
+    COMMUNICATION = "communication"
+    WORKSPACE = "workspace"
+
+
+class Verdict(StrEnum):
+    """Need against capacity."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    DOES_NOT_FIT = "does_not_fit"
+
+
+ALL_LINEAR = "all-linear"
+FULL_STATE_DICT, SHARDED_STATE_DICT = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
+"""What FSDP saves: transformers 5.23, training_args.py, ``fsdp_config`` (the default is the first; accelerate's own
+launcher takes the second for FSDP2)."""
+
+RATES = (
+    "memory_bandwidth_gb_per_s",
+    "bf16_dense_tflops",
+    "fp16_dense_tflops",
+    "fp32_tflops",
+    "sustained_tflops",
+    "interconnect_gb_per_s",
+    "tdp_w",
+)
+"""The fields of a GPU that time and energy follow from."""
+NETWORK = "network_gb_per_s"
+"""One more, which no card has of itself: only a GPU of one's own gives it."""
+RATE_SPAN = (0.001, 1e9)
+"""What such a rate may be, each in its unit: ours, far beyond any card, so that every quotient is finite."""
+LOWEST_MFU = 0.0001
+"""The lowest utilisation that is believed, a share: ours, for the same reason."""
+
+LARGEST: Mapping[str, int] = MappingProxyType(
+    {
+        "per_device_train_batch_size": 4096,
+        "gradient_accumulation_steps": 65_536,
+        "max_length": 2**24,
+        "lora_r": 8192,
+        "lora_alpha": 10**6,
+        "num_train_examples": 10**12,
+        "mean_tokens_per_example": 2**24,
+        "per_device_eval_batch_size": 4096,
+        "save_total_limit": 10**6,
+        "num_gpus": 65_536,
+        "gpus_per_node": 1024,
+        "dp_replicate_size": 65_536,
+        "fsdp_version": 2,
+    }
+)
+"""The largest whole number that each count of a setup may be: ours, far above any run; the smallest is 1."""
+NULLABLE = frozenset({"mean_tokens_per_example", "save_total_limit"})
+"""Counts that may be null."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """The sizes of Mamba 2's mixer (Dao and Gu 2024, arXiv:2405.21060), of every layer that has one."""
+
+    heads: int
+    head_dim: int
+    state_size: int
+    """Numbers of state for each channel of a head."""
+    groups: int
+    """How many B and C there are, each for as many heads."""
+    chunk_size: int
+    """Tokens that are multiplied together at once."""
+    conv_kernel: int = 4
+    """Numbers in each filter of the convolution before the scan."""
+    conv_bias: bool = True
+    in_bias: bool = False
+    out_bias: bool = False
+    is_normed: bool = True
+    """A norm joins the gate (Falcon-H1: where the config says so)."""
+    norm_before_gate: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "head_dim", "state_size", "groups", "chunk_size", "conv_kernel"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**5:
+                raise ValueError(
+                    f"{name} of a state-space layer must be a whole number from 1 to 100000, not {value!r}; check the "
+                    "config."
+                )
+        if self.heads % self.groups:
+            raise ValueError(
+                f"the {self.heads} heads of a state-space layer are not a multiple of its {self.groups} groups; check "
+                "the config."
+            )
+
+    @property
+    def width(self) -> int:
+        """Of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def group_width(self) -> int:
+        """Of B, and equally of C, for one token."""
+        return self.groups * self.state_size
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the convolution: what the heads read, B and C."""
+        return self.width + 2 * self.group_width
+
+    @property
+    def projected_width(self) -> int:
+        """Of what one token is projected to: gate, channels of the convolution, a step for each head."""
+        return self.width + self.conv_width + self.heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """The sizes of a gated delta-net (Yang et al. 2024, arXiv:2412.06464), of every layer that has one."""
+
+    key_heads: int
+    """Heads of queries, and of keys."""
+    value_heads: int
+    """Heads of values, each with a state of its own; a head of keys serves as many of them as of another."""
+    key_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("key_heads", "value_heads", "key_dim", "value_dim"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**5:
+                raise ValueError(
+                    f"{name} of a gated delta-net must be a whole number from 1 to 100000, not {value!r}; check the "
+                    "config."
+                )
+        if self.value_heads % self.key_heads:
+            raise ValueError(
+                f"linear_num_value_heads {self.value_heads} is not a multiple of linear_num_key_heads "
+                f"{self.key_heads}; correct one of the two in the config."
+            )
+
+    @property
+    def key_width(self) -> int:
+        """Of all keys of a token together, and equally of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Of all values of a token together."""
+        return self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A decoder's dimensions and the switches of its config that change shapes or memory.
+
+    What follows from the family alone (which norm, fused or separate projections, how the MLP is gated)
+    is not stored here: ``estimator.families.registry`` knows it by ``model_type``.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hub_id: str = ""
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 0
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    """Biases on the query, key and value projections."""
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    lm_head_bias: bool = False
+    qk_norm: bool = False
+    """Where a family leaves it to the config (StableLM, Cohere): norms on queries and keys."""
+    learned_positions: int = 0
+    """Rows of a learned position embedding; 0: rotary, ALiBi or none."""
+    word_embed_proj_dim: int = 0
+    """OPT: width of the embedding where it differs from the hidden size; 0: the same."""
+    do_layer_norm_before: bool = True
+    """OPT: false where the norms follow attention and MLP and no final norm exists (OPT 350M)."""
+    partial_rotary_factor: float = 1.0
+    sliding_window: int = 0
+    """Tokens that a windowed layer sees; 0: no window."""
+    layer_types: tuple[str, ...] = ()
+    """One of ``full_attention``, ``sliding_attention`` a layer; empty: all layers alike."""
+    no_rope_layers: tuple[bool, ...] = ()
+    """True where a layer has no rotary embedding (SmolLM3); empty: rotary everywhere."""
+    parallel_residual: bool = False
+    """Attention and MLP read the same input (GPT-NeoX, Falcon); where the family leaves it to the config."""
+    new_decoder_architecture: bool = False
+    """Falcon 40B and 180B: two norms, grouped key-value heads."""
+    num_ln_in_parallel_attn: int = 2
+    """Falcon's new decoder: norms before attention and MLP; 1 in Falcon 11B, where both read the same norm."""
+    norms_without_weight: bool = False
+    """OLMo 1: layer norms that have no parameters."""
+    attn_logit_softcapping: bool = False
+    final_logit_softcapping: bool = False
+    embd_pdrop: float = 0.0
+    attn_pdrop: float = 0.0
+    resid_pdrop: float = 0.0
+    num_experts: int = 0
+    """Experts in every layer; 0: a dense model."""
+    num_experts_per_tok: int = 0
+    """Experts that each token is sent to."""
+    moe_intermediate_size: int = 0
+    """Width of one expert; ``intermediate_size`` is the width of a dense MLP, or the same."""
+    shared_expert_intermediate_size: int = 0
+    """Width of the expert that sees every token (Qwen2-MoE); 0: none."""
+    norm_topk_prob: bool = False
+    """The chosen experts' shares are divided by their sum."""
+    expert_groups: int = 0
+    """DeepSeek: experts are chosen from the best of so many groups; 0: from all."""
+    q_lora_rank: int = 0
+    """Latent attention: width of the queries' latent; 0: none, queries are projected at once."""
+    kv_lora_rank: int = 0
+    """Latent attention: width of the latent that all heads' keys and values come from; 0: ordinary attention."""
+    qk_nope_head_dim: int = 0
+    """Latent attention: the part of a head's query and key that is not turned; ``head_dim`` is both parts."""
+    qk_rope_head_dim: int = 0
+    """Latent attention: the part that is turned, of keys one for all heads."""
+    v_head_dim: int = 0
+    """Width of a head's values where it differs from its keys'; 0: the same."""
+    state_space: StateSpace | None = None
+    """Of the layers that have Mamba 2's mixer."""
+    delta_net: DeltaNet | None = None
+    """Of the layers that have a gated delta-net."""
+    mlp_layer_types: tuple[str, ...] = ()
+    """One of ``dense``, ``sparse`` a layer, by transformers' name; empty: all layers alike."""
+    global_head_dim: int = 0
+    """Gemma 4: width of a head in layers without a window; 0: as in all others."""
+    num_global_key_value_heads: int = 0
+    """Gemma 4: key-value heads of these layers; 0: as many as in all others."""
+    altup_num_inputs: int = 0
+    """Gemma 3n: streams of hidden states that the layers carry; 0: one."""
+    laurel_rank: int = 0
+    """Gemma 3n: rank of the path beside attention."""
+    cut_layers: int = 0
+    """Gemma 3n: so many first layers keep only the largest gates of their MLP."""
+    jitters_input: bool = False
+    """PhiMoE: noise is multiplied into the experts' input in training."""
+    attention_k_eq_v: bool = False
+    """Gemma 4: these layers have no projection for values, which are the keys as projected."""
+    num_kv_shared_layers: int = 0
+    """So many last layers take keys and values from the last layer of their type before them (Gemma 4)."""
+    use_double_wide_mlp: bool = False
+    """Gemma 4: these layers' MLPs are twice as wide."""
+    hidden_size_per_layer_input: int = 0
+    """Width of an embedding of its own for every layer (Gemma 4); 0: there is none."""
+    vocab_size_per_layer_input: int = 0
+    """Rows of the table of these."""
+    output_router_logits: bool = False
+    """The loss that spreads tokens evenly is added, so that every layer's router scores outlive the layer."""
+    config: str = field(default="", compare=False, repr=False)
+    """The JSON of the object that was given for it, to write it again; empty for the catalogue's."""
+    notes: tuple[str, ...] = ()
+    """What whoever uses it must know: what was left out, how it is stored; sentences."""
+
+    def __post_init__(self) -> None:
+        positive = (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+        )
+        for name in positive:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**7:
+                raise ValueError(
+                    f"{name} must be a whole number from 1 to 10 million, not {value!r}; check the config."
+                )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}; check the config."
+            )
+        if self.num_attention_heads % (self.num_global_key_value_heads or 1):
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_global_key_value_heads "
+                f"{self.num_global_key_value_heads}; check the config."
+            )
+        experts = self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size
+        if any(experts) and not (all(experts) and self.num_experts_per_tok <= self.num_experts):
+            raise ValueError(
+                "num_experts, num_experts_per_tok and moe_intermediate_size go together, and a token can be sent to "
+                f"{self.num_experts} of {self.num_experts} experts at most, not {self.num_experts_per_tok}; "
+                "check the config."
+            )
+        for name in ("layer_types", "no_rope_layers", "mlp_layer_types"):
+            pattern = getattr(self, name)
+            if pattern and len(pattern) != self.num_hidden_layers:
+                raise ValueError(
+                    f"{name} lists {len(pattern)} layers, but num_hidden_layers is {self.num_hidden_layers}; "
+                    "check the config."
+                )
+
+    @property
+    def position_limit(self) -> int:
+        """Tokens that a learned position embedding allows; 0: no such limit. OPT's table has two rows more."""
+        return self.learned_positions and (self.max_position_embeddings or self.learned_positions)
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of all heads' outputs together, as attention weighs them."""
+        return self.num_attention_heads * (self.v_head_dim or self.head_dim)
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of all key heads together (equally of all value heads)."""
+        return self.num_key_value_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one provider asks for one GPU, on demand, on one day."""
+
+    provider: str
+    usd_per_gpu_hour: float
+    date: str
+    """The day it was read, as ``2026-11-21``."""
+    min_gpus: int = 1
+    """How many are rented together at least."""
+    note: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What holds several accelerators of one kind, and its way to other machines."""
+
+    name: str
+    gpus: int
+    network_gbit_per_s: float
+    """All ports that GPUs exchange through, in one direction, 10⁹ bits a second."""
+    note: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One accelerator as the driver reports it."""
+
+    name: str
+    memory_bytes: int
+    """Usable bytes: what ``torch.cuda.get_device_properties().total_memory`` says."""
+    memory_is_derived: bool = False
+    """No reading exists; ``memory_bytes`` is the reported memory less a stated reserve."""
+    nameplate_gb: float = 0.0
+    """What is printed on the box, in vendor's GB."""
+    vendor: str = ""
+    architecture: str = ""
+    compute_capability: str = ""
+    supports_bf16: bool = True
+    memory_bandwidth_gb_per_s: float | None = None
+    """10⁹ bytes a second; None here and below: unknown."""
+    bf16_dense_tflops: float | None = None
+    """Tensor rate without sparsity, 10¹² operations a second."""
+    fp16_dense_tflops: float | None = None
+    fp32_tflops: float | None = None
+    """Vector rate: PyTorch leaves TF32 off for matrix products."""
+    sustained_tflops: float | None = None
+    """What 16-bit matrix products were measured to reach at best; None: no measurement, the tensor rate is taken."""
+    interconnect_gb_per_s: float | None = None
+    """Between GPUs, both directions together, 10⁹ bytes a second."""
+    network_gb_per_s: float | None = None
+    """One's own: what a machine of ``gpus_per_node`` sends to others, one direction, 10⁹ bytes a second; None: as
+    ``machines`` say."""
+    tdp_w: float | None = None
+    """Board power, watts."""
+    source: str = ""
+    prices: tuple[Price, ...] = ()
+    """What it is rented for, the cheapest first; empty: no listing is known."""
+    machines: tuple[Machine, ...] = ()
+    """What it comes in, the slowest network first; empty: none is known."""
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.memory_bytes))  # enough, and faster than all its prices
+
+    def __post_init__(self) -> None:
+        if not 2**28 <= self.memory_bytes <= 2**43:
+            raise ValueError(
+                f"memory_bytes must lie between 268435456 (256 MiB) and 8796093022208 (8 TiB), "
+                f"not {self.memory_bytes}; give the card's memory in bytes."
+            )
+        for name in (*RATES, NETWORK):
+            value = getattr(self, name)
+            if value is not None and not RATE_SPAN[0] <= value <= RATE_SPAN[1]:
+                raise ValueError(
+                    f"{name} must lie between 0.001 and 1 billion, or be null where it is unknown, not {value!r}."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSetup:
+    """One fine-tuning run, by the keys of the JSON contract. Defaults are Trainer's or TRL's unless said otherwise.
+
+    Numbers are ``int`` (a planner may one day pass int64 arrays; formulas never branch on them).
+    """
+
+    method: Method = Method.FULL
+    dtype: Dtype = Dtype.BFLOAT16
+    mixed_precision: MixedPrecision = MixedPrecision.BF16
+    optim: Optimizer = Optimizer.ADAMW_TORCH_FUSED
+    optim_state_dtype: Dtype | None = None
+    per_device_train_batch_size: int = 1
+    gradient_accumulation_steps: int = 1
+    max_length: int = 1024
+    padded: bool = False
+    gradient_checkpointing: bool = False
+    use_reentrant: bool = False
+    attn_implementation: AttnImplementation = AttnImplementation.SDPA
+    use_liger_kernel: bool = False
+    loss: Loss | None = None
+    """None: Liger's where its kernels are used and the family has it, else the standard one."""
+    hold_outputs: bool = False
+    lora_r: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.05
+    lora_target_modules: str | tuple[str, ...] = ALL_LINEAR
+    modules_to_save: tuple[str, ...] | None = None
+    use_dora: bool = False
+    autocast_adapter_dtype: bool = True
+    load_in_8bit: bool = False
+    """LLM.int8 under the adapters of ``lora``; the other methods do not look at it."""
+    bnb_4bit_quant_type: str = "nf4"
+    bnb_4bit_use_double_quant: bool = True
+    prepare_model_for_kbit_training: bool = False
+    max_grad_norm: float = 1.0
+    num_train_examples: int = 10_000
+    num_train_epochs: float = 1.0
+    mean_tokens_per_example: int | None = None
+    usd_per_gpu_hour: float | None = None
+    """One's own price; None: the cheapest listing of the GPU."""
+    mfu: float | None = None
+    """One's own model FLOPs utilisation, measured; None: the bracket of published ones."""
+    num_gpus: int = 1
+    eval_strategy: str = "no"
+    per_device_eval_batch_size: int = 8
+    gpus_per_node: int = 8
+    strategy: Strategy = Strategy.NONE
+    dp_replicate_size: int = 1
+    """Replicas of the sharded model, for ``hsdp``."""
+    fsdp_version: int = 2
+    """1: torch's older ``FullyShardedDataParallel``, whose layers are flat parameters."""
+    checkpoint_around_fsdp: bool = False
+    """Checkpoints lie around FSDP1's modules, as in transformers before 4.52, not inside them."""
+    offload_optimizer: Offload = Offload.NONE
+    offload_param: Offload = Offload.NONE
+    bnb_4bit_quant_storage: str = "uint8"
+    """The dtype that packed 4-bit weights pass for."""
+    save_strategy: str = "epoch"
+    save_total_limit: int | None = None
+    """Checkpoints that are kept; None: all."""
+    save_only_model: bool = False
+    """Checkpoints without optimizer states, from which no run can go on."""
+    fsdp_state_dict_type: str = FULL_STATE_DICT
+    """How FSDP saves: whole by way of rank 0, or each rank its own shards."""
+    zero3_save_16bit_model: bool = False
+    """ZeRO-3 gathers 16-bit weights to save them (DeepSpeed's ``stage3_gather_16bit_weights_on_model_save``)."""
+
+    def __post_init__(self) -> None:
+        for name, largest in LARGEST.items():
+            value = getattr(self, name)
+            if value is None and name in NULLABLE:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+                raise ValueError(
+                    f"{name} must be a whole number from 1 to {largest}, not {value!r}."
+                )
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(
+                f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}."
+            )
+        if not 0 <= self.max_grad_norm < math.inf:
+            raise ValueError(
+                f"max_grad_norm must be 0 (no clipping) or more, not {self.max_grad_norm!r}."
+            )
+        if not 0 < self.num_train_epochs < math.inf:
+            raise ValueError(f"num_train_epochs must be above 0, not {self.num_train_epochs!r}.")
+        if self.mfu is not None and not LOWEST_MFU <= self.mfu <= 1:
+            raise ValueError(
+                f"mfu must be a share from {LOWEST_MFU} to 1 (0.4 for 40 %), not {self.mfu!r}."
+            )
+        if self.usd_per_gpu_hour is not None and not 0 <= self.usd_per_gpu_hour < math.inf:
+            raise ValueError(f"usd_per_gpu_hour must be 0 or more, not {self.usd_per_gpu_hour!r}.")
+        if self.lora_target_modules == ():
+            raise ValueError(
+                'lora_target_modules is empty; name at least one module or give "all-linear".'
+            )
+        self._check_half_precision()
+
+    def _check_half_precision(self) -> None:
+        """Refuse 16-bit weights that are trained under fp16 autocast, whose gradients no GradScaler unscales.
+
+        torch 2.13, amp/grad_scaler.py, ``_unscale_grads_``; aten/src/ATen/native/cuda/AmpKernels.cu (no bfloat16:
+        pytorch issue 127176).
+        """
+        if self.dtype is Dtype.FLOAT32 or self.mixed_precision is not MixedPrecision.FP16:
+            return
+        refused = f"under mixed_precision fp16 (PyTorch's GradScaler refuses to unscale {self.dtype} gradients)"
+        way_out = "use bfloat16" if self.dtype is Dtype.FLOAT16 else "use mixed_precision bf16"
+        if not (self.uses_adapters and self.autocast_adapter_dtype):
+            raise ValueError(
+                f"dtype {self.dtype} cannot be trained {refused}; load the weights in float32, or {way_out}."
+            )
+        upcast = self.has_packed_base and self.prepare_model_for_kbit_training
+        if self.modules_to_save and not upcast:
+            raise ValueError(
+                f"modules_to_save copies modules in {self.dtype}, which cannot be trained {refused}; leave "
+                f"modules_to_save out, or {way_out}."
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one micro-batch, padding included."""
+        return self.per_device_train_batch_size * self.max_length
+
+    @property
+    def shard_ranks(self) -> int:
+        """GPUs that one copy of what is divided is spread over."""
+        return self.num_gpus // self.dp_replicate_size
+
+    @property
+    def uses_fsdp1(self) -> bool:
+        """Whether torch's older FSDP divides the work."""
+        return self.strategy.is_fsdp and self.fsdp_version == 1
+
+    @property
+    def replicas(self) -> int:
+        """Processes that each take a micro-batch of their own: one a GPU, but one in all under ``device_map``."""
+        return 1 if self.strategy is Strategy.DEVICE_MAP else self.num_gpus
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Examples per optimizer step, over all GPUs."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.replicas
+
+    @property
+    def uses_bf16(self) -> bool:
+        """Whether any arithmetic is in bfloat16."""
+        return self.dtype is Dtype.BFLOAT16 or self.mixed_precision is MixedPrecision.BF16
+
+    @property
+    def has_8bit_base(self) -> bool:
+        """Whether the adapters' base is packed into 8 bits."""
+        return self.method is Method.LORA and self.load_in_8bit
+
+    @property
+    def has_packed_base(self) -> bool:
+        """Whether bitsandbytes packs the adapters' base, into 4 or 8 bits."""
+        return self.method is Method.QLORA or self.has_8bit_base
+
+    @property
+    def uses_adapters(self) -> bool:
+        """LoRA or QLoRA."""
+        return self.method is not Method.FULL
