@@ -73,8 +73,10 @@ def rotate(
         case Rotary.FLOAT32_SPREAD_PAIRS:
             tables = _spread(tape, tables)
     in_float32 = kind is Rotary.FLOAT32_SPREAD_PAIRS
-    q = _turned(tape, q, tables, share, head_dim, parts, in_float32=in_float32)
-    k = _turned(tape, k, tables, share, head_dim, parts, in_float32=in_float32)
+    if share >= 1:
+        q, k = (_rotated(tape, x, tables, in_float32=in_float32) for x in (q, k))
+    else:
+        q, k = _partly_turned(tape, q, k, tables, share, head_dim, parts, in_float32=in_float32)
     if kind in (Rotary.HALVES, Rotary.PAIRS):
         return q, k
     return op.cast(tape, q, width), op.cast(tape, k, width)
@@ -138,24 +140,29 @@ def _spread(tape: Tape, tables: Tables) -> Tables:
     return Tables(cosine, sine)
 
 
-def _turned(
+def _partly_turned(
     tape: Tape,
-    x: Tensor,
+    q: Tensor,
+    k: Tensor,
     tables: Tables,
     share: float,
     head_dim: int,
     parts: list[Tensor] | None,
     *,
     in_float32: bool,
-) -> Tensor:
-    if share >= 1:
-        return _rotated(tape, x, tables, in_float32=in_float32)
-    leading = x.elements // head_dim * int(head_dim * share)
-    rotated_part, passed_part = op.part(tape, x, leading), op.part(tape, x, x.elements - leading)
-    rotated_part = _rotated(tape, rotated_part, tables, in_float32=in_float32)
+) -> tuple[Tensor, Tensor]:
+    """Both are sliced, then both turned, then both joined: backward unslices neither before both are turned back."""
+    sliced = [_leading(tape, x, share, head_dim) for x in (q, k)]
+    turned = [_rotated(tape, x, tables, in_float32=in_float32) for x, _ in sliced]
     if parts is not None:
-        parts.append(rotated_part)
-    return op.concatenate(tape, [rotated_part, passed_part])
+        parts.extend(turned)
+    q, k = (op.concatenate(tape, [turned.pop(0), rest]) for _, rest in sliced)
+    return q, k
+
+
+def _leading(tape: Tape, x: Tensor, share: float, head_dim: int) -> tuple[Tensor, Tensor]:
+    leading = x.elements // head_dim * int(head_dim * share)
+    return op.part(tape, x, leading), op.part(tape, x, x.elements - leading)
 
 
 def _rotated(tape: Tape, x: Tensor, tables: Tables, *, in_float32: bool) -> Tensor:

@@ -185,8 +185,12 @@ def rms_norm(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
 
     Source: transformers 5.23, models/llama/modeling_llama.py, ``LlamaRMSNorm.forward``.
     """
-    unit = normalized(tape, cast(tape, x, 4), rows)
-    return multiply(tape, weight, cast(tape, unit, x.width), "norm")
+    own, variance = _variance(tape, x, rows)
+    unit = normalized(tape, own, rows, variance)
+    del own
+    out = multiply(tape, weight, cast(tape, unit, x.width), "norm")
+    del variance
+    return out
 
 
 def rms_norm_float32(tape: Tape, x: Tensor, weight: Tensor, rows: int, *, one_plus: bool) -> Tensor:
@@ -194,11 +198,22 @@ def rms_norm_float32(tape: Tape, x: Tensor, weight: Tensor, rows: int, *, one_pl
 
     Source: transformers 5.23, models/gemma/modeling_gemma.py, ``GemmaRMSNorm``; models/olmo2/modeling_olmo2.py.
     """
-    unit = normalized(tape, cast(tape, x, 4), rows)
     if one_plus:  # in Gemma the product takes the name of what it is a product of
+        unit = normalized(tape, cast(tape, x, 4), rows)
         unit = multiply(tape, unit, add_number(tape, cast(tape, weight, 4)), "norm")
         return cast(tape, unit, x.width)
-    return cast(tape, multiply(tape, unit, weight, "norm"), x.width)
+    own, variance = _variance(tape, x, rows)
+    unit = normalized(tape, own, rows, variance)
+    del own
+    out = cast(tape, multiply(tape, unit, weight, "norm"), x.width)
+    del variance
+    return out
+
+
+def _variance(tape: Tape, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """x in float32, and its mean square, which has a name until the module returns."""
+    x = cast(tape, x, 4)
+    return x, mean(tape, square(tape, x), rows)
 
 
 def rms_norm_by_power(tape: Tape, x: Tensor, weight: Parameter | None, rows: int) -> Tensor:
@@ -214,14 +229,16 @@ def rms_norm_by_power(tape: Tape, x: Tensor, weight: Parameter | None, rows: int
     return cast(tape, unit, width)
 
 
-def normalized(tape: Tape, x: Tensor, rows: int, *, by_power: bool = False) -> Tensor:
-    """x over the root of its mean square, row by row."""
-    variance = add_number(tape, mean(tape, square(tape, x), rows))
+def normalized(
+    tape: Tape, x: Tensor, rows: int, variance: Tensor | None = None, *, by_power: bool = False
+) -> Tensor:
+    """x over the root of its mean square, row by row; the caller may hold that as ``variance``."""
+    shifted = add_number(tape, variance or mean(tape, square(tape, x), rows))
     saves, copies = ("input", 3) if by_power else ("output", 2)
     inverse = elementwise(
-        tape, variance, "inverse root of the norm", saves=saves, backward_copies=copies
+        tape, shifted, "inverse root of the norm", saves=saves, backward_copies=copies
     )
-    del variance
+    del shifted
     return multiply(tape, x, inverse, "norm")
 
 
@@ -552,8 +569,14 @@ def choose(tape: Tape, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     tape.operation = "choice"
     sizes = [(x.elements, x.width, x.requires_grad) for x in (a, b)]
 
+    def gradient(t: Tape, elements: int, width: int) -> Tensor:
+        zero = t.new(1, width)
+        chosen = t.new(elements, width)
+        del zero
+        return chosen
+
     def backward(t: Tape, g: Gradients) -> Gradients:
-        return [t.new(n, w) if needed else None for n, w, needed in sizes]
+        return [gradient(t, n, w) if needed else None for n, w, needed in sizes]
 
     node = tape.begin("choice backward", [a, b], backward, [condition])
     return tape.finish(node, tape.new(a.elements, a.width))
@@ -808,15 +831,18 @@ def divide(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 def deviation(tape: Tape, x: Tensor, rows: int) -> Tensor:
     """``std`` of each row: saves x and the result; backward takes x less its mean, and the product.
 
+    Three tensors of the rows' size stand beside these: the variance's gradient, that over the count, and the mean.
+
     Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, ``std_backward``, ``var_backward``.
     """
     tape.operation = "standard deviation"
     elements, width = x.elements, x.width
 
     def backward(t: Tape, g: Gradients) -> Gradients:
+        of_rows = [t.new(rows, width) for _ in range(3)]
         centred = t.new(elements, width)
         gradient = t.new(elements, width)
-        del centred
+        del centred, of_rows
         return [gradient]
 
     node = tape.begin("standard deviation, backward", [x], backward, [x])
@@ -931,14 +957,21 @@ def grouped_matmul(
 def folded(tape: Tape, stack: Parameter, b: Tensor, a: Tensor) -> Tensor:
     """``baddbmm``: a new stack, frozen weights plus B @ A of every expert; saves both factors.
 
-    Backward needs the gradient of the whole stack, and makes those of the factors.
-    Source: peft 0.21, tuners/lora/layer.py, ``_LoraFactorsProxy`` (autocast is off in it).
+    Backward needs the gradient of the whole stack, and makes those of the factors, each of which is then scaled.
+    Source: peft 0.21, tuners/lora/layer.py, ``_LoraFactorsProxy`` (autocast is off in it); torch 2.13,
+    derivatives.yaml, ``baddbmm`` (``maybe_multiply``, which is none where lora_alpha is lora_r).
     """
     tape.operation = "adapters folded into the experts"
     sizes = [(b.elements, b.width), (a.elements, a.width)]
 
+    def scaled(t: Tape, elements: int, width: int) -> Tensor:
+        product = t.new(elements, width)
+        gradient = t.new(elements, width)
+        del product
+        return gradient
+
     def backward(t: Tape, g: Gradients) -> Gradients:
-        return [t.new(*size) for size in sizes]
+        return [scaled(t, *size) for size in sizes]
 
     node = tape.begin("adapters folded into the experts, backward", [b, a], backward, [a, b])
     return tape.finish(node, tape.new(stack.elements, stack.width))

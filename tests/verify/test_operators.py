@@ -1,0 +1,531 @@
+"""Single operators of the real torch, counted storage by storage: what tests/reference/operators.csv holds.
+
+The meta device runs the operators that a GPU would run, without their values; autocast knows no meta device, so those
+rows run on the CPU, by operators that are on its list for 16 bits and on CUDA's. What only a GPU shows is left out:
+workspaces inside a kernel, and the copies that a convolution makes of its input (tests/test_operators.py has these by
+hand). ``UPDATE_OPERATORS=1`` writes the file anew; tests/test_operators.py holds our rules to it without torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+import pytest
+
+from tests.operator_cases import (
+    BATCH,
+    CASES,
+    CHOSEN,
+    EXPERTS,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    LENGTH,
+    LOSS_BYTES,
+    OUT,
+    VOCABULARY,
+    H,
+    Measured,
+    T,
+    read_table,
+    write_table,
+)
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+F = torch.nn.functional
+Storages = pytest.importorskip("tests.verify.storages").Storages
+
+
+class Source(torch.autograd.Function):
+    """Something before that makes a tensor, and drops the gradient that comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, needed: Any, like: Any) -> Any:
+        return torch.empty(like[0], dtype=like[1], device=needed.device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None
+
+
+class Sink(torch.autograd.Function):
+    """A loss that saves nothing and hands each output a new gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Any) -> Any:
+        ctx.likes = [(it.shape, it.dtype, it.device) for it in outputs]
+        return torch.empty((), device=outputs[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return tuple(torch.empty(shape, dtype=of, device=at) for shape, of, at in ctx.likes)
+
+
+class Real:
+    """Inputs that need a gradient, and weights and constants that were there before and are not counted."""
+
+    def __init__(self, counted: Any, dtype: Any, device: str) -> None:
+        self.counted, self.dtype, self.device = counted, dtype, device
+        self._before: list[Any] = []
+        self._needed = self.stands(lambda: torch.zeros((), device=device, requires_grad=True))
+
+    def stands(self, make: Callable[[], Any]) -> Any:
+        """Make something, and never count it."""
+        with torch.utils._python_dispatch._disable_current_modes():
+            made = make()
+        self._before.append(made)
+        found = [made] if isinstance(made, torch.Tensor) else [*made.parameters(), *made.buffers()]
+        for tensor in found:
+            self.counted.know(tensor.untyped_storage())
+        return made
+
+    def input(self, *shape: int, grad: bool = True) -> Any:
+        if not grad:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        return Source.apply(self._needed, (shape, self.dtype))
+
+    def weight(self, *shape: int, trained: bool = True) -> Any:
+        return self.stands(
+            lambda: torch.zeros(shape, dtype=self.dtype, device=self.device, requires_grad=trained)
+        )
+
+    def constant(self, *shape: int, dtype: Any = None) -> Any:
+        return self.stands(
+            lambda: torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
+        )
+
+    def module(self, make: Callable[[], Any], *, trained: bool = True) -> Any:
+        """A layer of transformers in the case's dtype."""
+
+        def built() -> Any:
+            with torch.device(self.device):
+                return make().to(self.dtype).requires_grad_(trained)
+
+        return self.stands(built)
+
+
+def _native_dropout(x: Any, p: float, training: bool = True) -> Any:
+    """What a GPU runs: torch 2.13, aten/src/ATen/native/Dropout.cpp, ``is_fused_kernel_acceptable``."""
+    return torch.ops.aten.native_dropout(x, p, training)[0] if p else x
+
+
+def _owners(x: Any) -> tuple[int, int]:
+    """Who holds a tensor and who its storage, the dispatcher's own references among them."""
+    return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata)
+
+
+class AsWithoutMode(Storages):
+    """Backward as it runs where no mode watches it: in place, where autograd would else choose the functional twin.
+
+    Source: torch 2.13, torch/csrc/autograd: input_buffer.cpp, ``can_accumulate_inplace`` (a sum of two gradients takes
+    the first one's place if nobody else holds it); FunctionsManual.cpp, ``areAnyTensorSubclassLike``.
+    """
+
+    TWINS: ClassVar = {
+        torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+        torch.ops.aten.scatter.value: torch.ops.aten.scatter_.value,
+        torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+    }
+
+    def __init__(self, sole: tuple[int, int]) -> None:
+        super().__init__()
+        self.in_backward = False
+        self.sole = sole
+        """``_owners`` of a gradient that nobody but the engine holds."""
+        self.seen: list[tuple[int, int]] = []
+
+    def know(self, storage: Any) -> None:
+        """Never count it."""
+        self._known[storage._cdata] = lambda: storage  # type: ignore[assignment]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if self.in_backward:
+            func = self.TWINS.get(func, func)
+            if func is torch.ops.aten.add.Tensor and isinstance(args[1], torch.Tensor):
+                self.seen.append(_owners(args[0]))
+                if self.seen[-1] == self.sole and args[0].shape == args[1].shape:
+                    return args[0]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@cache
+def sole_owner() -> tuple[int, int]:
+    """``_owners`` of a fresh gradient, seen where two of them meet."""
+    with AsWithoutMode((0, 0)) as counted:
+        x = Source.apply(torch.zeros((), device="meta", requires_grad=True), ((4,), torch.float32))
+        loss = Sink.apply(x * 2.0, x * 3.0)
+        counted.in_backward = True
+        loss.backward()
+    (seen,) = counted.seen
+    return seen
+
+
+def real(name: str, dtype: str) -> Measured:
+    """One operator forward and backward, as torch runs it."""
+    case = CASES[name]
+    device = "cpu" if case.autocast else "meta"
+    with AsWithoutMode(sole_owner()) as counted:
+        it = Real(counted, getattr(torch, dtype), device)
+        counted.restart()
+        autocast = torch.autocast("cpu", torch.bfloat16) if case.autocast else nullcontext()
+        with autocast, patch.object(F, "dropout", _native_dropout):
+            outputs = REAL[name](it)
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        forward = counted.restart()
+        loss = Sink.apply(*outputs)
+        del outputs
+        kept = counted.alive - LOSS_BYTES
+        counted.restart()
+        counted.in_backward = True
+        loss.backward(it.constant(dtype=torch.float32))
+        return Measured(kept, forward, counted.restart())
+
+
+def _linear(*, trained: bool, bias: bool, needs_x: bool = True) -> Callable[[Real], Any]:
+    def run(it: Real) -> Any:
+        x = it.input(T, H, grad=needs_x)
+        b = it.weight(OUT, trained=trained) if bias else None
+        return F.linear(x, it.weight(OUT, H, trained=trained), b)
+
+    return run
+
+
+def _product(it: Real) -> Any:
+    x, weight, bias = it.input(T, H), it.weight(OUT, H), it.weight(OUT)
+    return x @ weight.T + bias
+
+
+def _two_linears(it: Real) -> Any:
+    x, weight = it.input(T, H), it.weight(OUT, H)
+    return [F.linear(x, weight) for _ in range(2)]
+
+
+def _unary(run: Callable[[Any], Any], *shape: int) -> Callable[[Real], Any]:
+    return lambda it: run(it.input(*(shape or (T, H))))
+
+
+def _binary(
+    run: Callable[[Any, Any], Any],
+    second: tuple[int, ...] = (T, H),
+    grads: tuple[bool, bool] = (True, True),
+) -> Callable[[Real], Any]:
+    return lambda it: run(it.input(T, H, grad=grads[0]), it.input(*second, grad=grads[1]))
+
+
+def _view_in_place(x: Any) -> Any:
+    view = x.view(-1)
+    view.mul_(torch.empty_like(view))
+    return view
+
+
+def _in_place(x: Any) -> Any:
+    return x.mul_(torch.empty_like(x))
+
+
+def _filled(it: Real) -> Any:
+    a, b = it.input(T, H), it.input(T, H)
+    out = torch.empty(2 * T, H, dtype=it.dtype, device=it.device)
+    out[:T] = a
+    out[T:] = b
+    return out
+
+
+def _add_to_slice(it: Real) -> Any:
+    x, b = it.input(T, H), it.input(T // 2, H)
+    x[T // 2 :] += b
+    return x
+
+
+def _scatter(it: Real) -> Any:
+    x, indices = it.input(T, CHOSEN), it.constant(T, CHOSEN, dtype=torch.long)
+    return torch.full((T, H), float("-inf"), dtype=it.dtype, device=it.device).scatter_(
+        1, indices, x
+    )
+
+
+def _gather(it: Real) -> Any:
+    return it.input(T, H)[it.constant(T * CHOSEN, dtype=torch.long)]
+
+
+def _grouped(*, trained: bool) -> Callable[[Real], Any]:
+    def run(it: Real) -> Any:
+        stack = it.weight(EXPERTS, H, OUT, trained=trained)
+        return torch._grouped_mm(it.input(T, H), stack, it.constant(EXPERTS, dtype=torch.int32))
+
+    return run
+
+
+def _folded(it: Real) -> Any:
+    stack = it.weight(EXPERTS, OUT, H, trained=False)
+    b, a = it.input(EXPERTS, OUT, CHOSEN), it.input(EXPERTS, CHOSEN, H)
+    return torch.baddbmm(stack, b, a, alpha=2.0)
+
+
+def _cross_entropy(it: Real) -> Any:
+    logits = it.input(T, VOCABULARY).float()
+    return F.cross_entropy(logits, it.constant(T, dtype=torch.long), ignore_index=-100)
+
+
+def _layer_norm(*, trained: bool = True, bias: bool = True) -> Callable[[Real], Any]:
+    def run(it: Real) -> Any:
+        layer = it.module(lambda: torch.nn.LayerNorm(H, bias=bias), trained=trained)
+        return layer(it.input(T, H))
+
+    return run
+
+
+def _layer_norm_in_float32(it: Real) -> Any:
+    """As CUDA's autocast has it, whose list for float32 the CPU's does not share: the last argument first."""
+    x, weight, bias = it.input(T, H), it.weight(H), it.weight(H)
+    bias32, weight32 = bias.float(), weight.float()
+    return F.layer_norm(x.float(), (H,), weight32, bias32)
+
+
+def _of(path: str, *arguments: Any, trained: bool = True, **keys: Any) -> Callable[[Real], Any]:
+    """A layer of transformers, by the end of its address."""
+    from importlib import import_module
+
+    module, name = path.rsplit(".", 1)
+    made = getattr(import_module(f"transformers.{module}"), name)
+    return lambda it: it.module(lambda: made(*arguments, **keys), trained=trained)(it.input(T, H))
+
+
+def _activation(name: str) -> Callable[[Real], Any]:
+    from transformers.activations import ACT2FN
+
+    return _unary(ACT2FN[name])
+
+
+def _gated(name: str) -> Callable[[Real], Any]:
+    from transformers.activations import ACT2FN
+
+    def run(it: Real) -> Any:
+        gate, up = it.input(T, H), it.input(T, H)
+        return ACT2FN[name](gate) * up
+
+    return run
+
+
+def _xielu(it: Real) -> Any:
+    from transformers.activations import XIELUActivation
+
+    return it.module(XIELUActivation)._xielu_python(it.input(T, H))
+
+
+def _heads(it: Real, heads: int = HEADS) -> Any:
+    """[b, heads, s, d], laid out token by token as a projection leaves them."""
+    return it.input(BATCH, LENGTH, heads, HEAD_DIM).transpose(1, 2)
+
+
+def _matmul(it: Real) -> Any:
+    q, k = it.input(BATCH, HEADS, LENGTH, HEAD_DIM), it.input(BATCH, HEADS, HEAD_DIM, LENGTH)
+    return q @ k
+
+
+def _matmul_of_views(it: Real) -> Any:
+    q, k = _heads(it), _heads(it)
+    return q @ k.transpose(2, 3)
+
+
+def _rotary(path: str, *, half: bool = False) -> Callable[[Real], Any]:
+    from importlib import import_module
+
+    run = import_module(f"transformers.models.{path}").apply_rotary_pos_emb
+
+    def turned(it: Real) -> Any:
+        width = HEAD_DIM // 2 if half or "glm" in path else HEAD_DIM
+        of = torch.float32 if "olmo" in path else None
+        cosine, sine = (it.constant(1, LENGTH, width, dtype=of) for _ in range(2))
+        q, k = _heads(it), _heads(it, KV_HEADS)
+        return run(q, k, cosine, sine)
+
+    return turned
+
+
+def _flash(heads: int = HEADS) -> Callable[[Real], Any]:
+    def run(it: Real) -> Any:
+        q, k, v = _heads(it), _heads(it, heads), _heads(it, heads)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention
+        return kernel(q, k, v, 0.0, True)[0]
+
+    return run
+
+
+def _efficient(*, mask: bool = False) -> Callable[[Real], Any]:
+    def run(it: Real) -> Any:
+        q, k, v = _heads(it), _heads(it), _heads(it)
+        bias = it.constant(BATCH, 1, LENGTH, LENGTH) if mask else None
+        if bias is not None:
+            bias = bias.expand(BATCH, HEADS, LENGTH, LENGTH)
+        kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+        return kernel(q, k, v, bias, True, 0.0, not mask)[0]
+
+    return run
+
+
+def _eager(*, dropout: float = 0.0, softcap: float | None = None) -> Callable[[Real], Any]:
+    if softcap:
+        from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+    else:
+        from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    class Layer:
+        num_key_value_groups = HEADS // KV_HEADS
+        training = True
+
+    def run(it: Real) -> Any:
+        q, k, v = _heads(it), _heads(it, KV_HEADS), _heads(it, KV_HEADS)
+        mask = it.constant(BATCH, 1, LENGTH, LENGTH)
+        keys = {"softcap": softcap} if softcap else {}
+        out, _ = eager_attention_forward(
+            Layer(), q, k, v, mask, scaling=0.125, dropout=dropout, **keys
+        )
+        return out
+
+    return run
+
+
+NORMS = "models.{0}.modeling_{0}.{1}RMSNorm"
+REAL: dict[str, Callable[[Real], Any]] = {
+    "cast": lambda it: it.input(T, H).to(
+        torch.bfloat16 if it.dtype is torch.float32 else torch.float32
+    ),
+    "add a number": _unary(lambda x: x + 1.0),
+    "multiply by a number": _unary(lambda x: x * 2.0),
+    "multiply by a number in place": _unary(lambda x: x.mul_(2.0)),
+    "multiply by noise in place": _unary(_in_place),
+    "multiply a view by noise in place": _unary(_view_in_place),
+    "add": _binary(torch.add),
+    "add, broadcast": _binary(torch.add, (H,)),
+    "add in place": _binary(lambda a, b: a.add_(b)),
+    "add to a slice": _add_to_slice,
+    "subtract": _binary(torch.sub),
+    "subtract, broadcast": _binary(torch.sub, (T, 1)),
+    "multiply": _binary(torch.mul),
+    "multiply, broadcast": _binary(torch.mul, (T, 1)),
+    "multiply, one gradient": _binary(torch.mul, grads=(True, False)),
+    "divide": _binary(torch.div),
+    "divide, broadcast": _binary(torch.div, (T, 1)),
+    "divide by a constant": lambda it: it.input(T, H) / it.constant(1, dtype=torch.float32),
+    "square": _unary(lambda x: x.pow(2)),
+    "mean": _unary(lambda x: x.mean(-1, keepdim=True)),
+    "standard deviation": _unary(lambda x: x.std(-1, keepdim=True)),
+    "largest of each row": _unary(lambda x: x.max(dim=-1, keepdim=True)[0]),
+    "clamp below": _unary(lambda x: x.clamp(min=0.5)),
+    "clamp": _unary(lambda x: x.clamp(0.5, 1.0)),
+    "softmax": _unary(lambda x: F.softmax(x, dim=-1)),
+    "dropout": _unary(lambda x: F.dropout(x, 0.1, True)),
+    "no dropout": _unary(torch.nn.Identity()),
+    "where": lambda it: torch.where(
+        it.constant(T, H, dtype=torch.bool), it.input(T, H), it.input(T, H)
+    ),
+    "masked_fill": lambda it: it.input(T, H).masked_fill(it.constant(T, H, dtype=torch.bool), 0.0),
+    "clone": _unary(torch.clone),
+    "view": _unary(lambda x: x.view(-1)),
+    "slice": _unary(lambda x: x[:, : H // 2]),
+    "pick": _unary(lambda x: x[:, torch.zeros(1, dtype=torch.long, device=x.device)]),
+    "split": _unary(lambda x: x.split(H // 2, -1)),
+    "concatenate": lambda it: torch.cat([it.input(T, H), it.input(T, OUT)], -1),
+    "pad": _unary(lambda x: F.pad(x, (0, OUT - H))),
+    "copies into one tensor": _filled,
+    "repeat": _unary(lambda x: x.repeat(3, 1)),
+    "expand": lambda it: it.input(T, 1).expand(T, H),
+    "repeat_kv": lambda it: transformers.integrations.sdpa_attention.repeat_kv(
+        _heads(it, KV_HEADS), 2
+    ),
+    "repeat_kv of one head": lambda it: _heads(it, 1).expand(-1, HEADS, -1, -1),
+    "top_k": _unary(lambda x: x.topk(CHOSEN, dim=-1)[0]),
+    "gather rows": _gather,
+    "scatter": _scatter,
+    "sum of experts": lambda it: it.input(T * CHOSEN, H).view(T, CHOSEN, H).sum(1),
+    "grouped product": _grouped(trained=True),
+    "grouped product, frozen": _grouped(trained=False),
+    "adapters folded into experts": _folded,
+    "embedding": lambda it: F.embedding(it.constant(T, dtype=torch.long), it.weight(VOCABULARY, H)),
+    "cross-entropy": _cross_entropy,
+    "linear": _linear(trained=True, bias=False),
+    "linear with bias": _linear(trained=True, bias=True),
+    "linear, frozen": _linear(trained=False, bias=True),
+    "linear of an input without gradient": _linear(trained=True, bias=True, needs_x=False),
+    "linear under autocast": _linear(trained=True, bias=False),
+    "linear with bias under autocast": _linear(trained=True, bias=True),
+    "linear, frozen, under autocast": _linear(trained=False, bias=True),
+    "two linears of one weight under autocast": _two_linears,
+    "product": _product,
+    "product under autocast": _product,
+    "matmul": _matmul,
+    "matmul of transposed heads": _matmul_of_views,
+    "matmul under autocast": _matmul,
+    "RMSNorm": _of(NORMS.format("llama", "Llama"), H),
+    "RMSNorm, frozen": _of(NORMS.format("llama", "Llama"), H, trained=False),
+    "RMSNorm, Gemma": _of(NORMS.format("gemma", "Gemma"), H),
+    "RMSNorm, OLMo 2": _of(NORMS.format("olmo2", "Olmo2"), H),
+    "RMSNorm, Gemma 4": _of(NORMS.format("gemma4", "Gemma4"), H),
+    "RMSNorm, Gemma 4, without a weight": _of(
+        NORMS.format("gemma4", "Gemma4"), H, with_scale=False
+    ),
+    "L2Norm, Llama 4": _of("models.llama4.modeling_llama4.Llama4TextL2Norm"),
+    "LayerNorm": _layer_norm(),
+    "LayerNorm without bias": _layer_norm(bias=False),
+    "LayerNorm, frozen": _layer_norm(trained=False),
+    "LayerNorm under autocast": _layer_norm_in_float32,
+    "LayerNorm, Cohere": _of("models.cohere.modeling_cohere.CohereLayerNorm", H),
+    "LayerNorm, Nemotron": _of("models.nemotron.modeling_nemotron.NemotronLayerNorm1P", H),
+    "LayerNorm, OLMo": _of("models.olmo.modeling_olmo.OlmoLayerNorm", H),
+    "silu": _activation("silu"),
+    "gelu": _activation("gelu"),
+    "gelu_pytorch_tanh": _activation("gelu_pytorch_tanh"),
+    "gelu_new": _activation("gelu_new"),
+    "gelu_fast": _activation("gelu_fast"),
+    "gelu, BLOOM": _of("models.bloom.modeling_bloom.BloomGelu"),
+    "relu": _activation("relu"),
+    "relu2": _activation("relu2"),
+    "sigmoid": _activation("sigmoid"),
+    "tanh": _activation("tanh"),
+    "xielu": _xielu,
+    "silu × up": _gated("silu"),
+    "gelu_pytorch_tanh × up": _gated("gelu_pytorch_tanh"),
+    "softplus": _unary(F.softplus),
+    "exponential": _unary(torch.exp),
+    "cumulative sum": _unary(lambda x: torch.cumsum(x, dim=0)),
+    "repeat_interleave": _unary(lambda x: x.repeat_interleave(3, dim=0, output_size=3 * T)),
+    "rotary": _rotary("llama.modeling_llama"),
+    "rotary, OLMo": _rotary("olmo.modeling_olmo"),
+    "rotary, GLM": _rotary("glm.modeling_glm"),
+    "rotary, Cohere": _rotary("cohere.modeling_cohere"),
+    "rotary, GPT-OSS": _rotary("gpt_oss.modeling_gpt_oss", half=True),
+    "flash attention": _flash(),
+    "flash attention of grouped heads": _flash(KV_HEADS),
+    "memory-efficient attention": _efficient(),
+    "memory-efficient attention with a mask": _efficient(mask=True),
+    "eager attention": _eager(),
+    "eager attention with dropout": _eager(dropout=0.1),
+    "eager attention with softcap": _eager(softcap=50.0),
+}
+
+
+ROWS = [(name, dtype) for name, case in CASES.items() for dtype in case.dtypes]
+
+
+def test_every_operator_has_its_real_one() -> None:
+    assert REAL.keys() == CASES.keys()
+
+
+@pytest.mark.parametrize(("name", "dtype"), ROWS)
+def test_the_file_holds_what_torch_takes(name: str, dtype: str) -> None:
+    if "UPDATE_OPERATORS" in os.environ:
+        pytest.skip("the file is written anew")
+    assert real(name, dtype) == read_table()[name, dtype]
+
+
+@pytest.mark.skipif("UPDATE_OPERATORS" not in os.environ, reason="writes the file of operators")
+def test_the_file_is_written_anew() -> None:
+    write_table({row: real(*row) for row in ROWS})
