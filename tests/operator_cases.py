@@ -8,13 +8,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from estimator.architectures.activations import activation, bloom_gelu
-from estimator.architectures.rotary import Rotary, Tables, rotate
-from estimator.memory import operators as op
-from estimator.memory import scan
-from estimator.memory.attention import AttentionShape, attention, scaled_dot_product
-from estimator.memory.tape import Parameter, Tape, Tensor
-from estimator.specs import AttnImplementation, Phase
+from estimator.families.activations import activation, bloom_gelu
+from estimator.families.rotary import Rotary, Tables, rotate
+from estimator.tape import operators as op
+from estimator.tape import scan
+from estimator.tape.attention import AttentionShape, attention, scaled_dot_product
+from estimator.tape.tape import Parameter, Tape, Tensor
+from estimator.values.specs import AttnImplementation, Phase
 
 BATCH, LENGTH = 2, 192
 T = BATCH * LENGTH

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from estimator.memory import operators as op
-from estimator.memory.attention import scaled_dot_product
-from estimator.memory.tape import Tape, Tensor
+from estimator.tape import operators as op
+from estimator.tape.attention import scaled_dot_product
+from estimator.tape.tape import Tape, Tensor
 from tests.operator_cases import (
     BATCH,
     CASES,
