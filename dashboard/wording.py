@@ -19,7 +19,7 @@ from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Act
 from estimator.search.fewest_gpus import MOST_GPUS
 from estimator.search.remedies import Remedy
-from estimator.values.results import Estimate, Moment, RunTime
+from estimator.values.results import Estimate, Moment, RunTime, Shown
 from estimator.values.specs import (
     SHARDED_STATE_DICT,
     STEP_PHASES,
@@ -385,10 +385,10 @@ def reserve_meaning(estimate: Estimate) -> str:
     )
 
 
-def shown_meaning(estimate: Estimate) -> str:
+def shown_meaning(shown: Shown) -> str:
     """What nvidia-smi may show, and why it decides nothing."""
     return (
-        f"May show {between(estimate.shown.low, estimate.shown.high)}, as in measured runs: the allocator keeps freed "
+        f"May show {between(shown.low, shown.high)}, as in measured runs: the allocator keeps freed "
         "blocks while there is room."
     )
 
@@ -433,7 +433,8 @@ def ledger_html(estimate: Estimate) -> str:
         )
     )
     rows.append(_row(None, "Needed", number(need), "", "What the card must have.", "hr-sum"))
-    rows.append(_row(None, "nvidia-smi", "", "", shown_meaning(estimate)))
+    if estimate.shown is not None:
+        rows.append(_row(None, "nvidia-smi", "", "", shown_meaning(estimate.shown)))
     head = (
         '<tr><th scope="col">At the peak</th><th scope="col" class="hr-n">GiB</th>'
         '<th scope="col" class="hr-n">Share</th><th scope="col" class="hr-what">What it is</th></tr>'

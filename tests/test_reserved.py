@@ -6,14 +6,18 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from estimator import accuracy, catalog, estimate
+from dashboard import wording
+from estimator import Verdict, accuracy, catalog, estimate
+from estimator.contract.setups import write_estimate
+from estimator.contract.text import describe
 from estimator.proof.accuracy import Metric
 from estimator.step.allocator import MIB, Allocator
 from estimator.step.reserved import outside_bytes, reserved_bytes, shown
 from estimator.values.specs import Strategy, TrainingSetup
+from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL, can_be_trained
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")
@@ -123,13 +127,29 @@ def test_readings_are_met_without_a_fitted_share() -> None:
         TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4),
     ],
 )
-def test_what_is_shown_holds_the_peak_and_the_card(setup: TrainingSetup) -> None:
-    answer = estimate(MISTRAL, A100, setup)
-    on_card = shown(answer)
-    assert on_card.low <= on_card.middle <= on_card.high
-    assert on_card.middle <= max(A100.memory_bytes, answer.need_low_bytes)
-    if answer.need_high_bytes <= A100.memory_bytes:
-        assert on_card.middle >= answer.decisive.bytes
+def test_what_is_shown_holds_the_peak_and_no_more_than_the_card(setup: TrainingSetup) -> None:
+    bare = estimate(MISTRAL, None, setup)
+    for memory in (bare.need_low_bytes, bare.need_high_bytes, 2 * bare.need_high_bytes):
+        answer = estimate(MISTRAL, replace(A100, memory_bytes=memory), setup)
+        on_card = shown(answer)
+        assert on_card is not None
+        assert answer.decisive.bytes <= on_card.low <= on_card.middle <= on_card.high <= memory
+    cannot_run = estimate(MISTRAL, replace(A100, memory_bytes=bare.need_low_bytes - 1), setup)
+    assert shown(cannot_run) is None
+    answer = write_estimate(cannot_run)
+    assert [answer[f"device_{end}bytes"] for end in ("low_", "", "high_")] == [None] * 3
+    for said in (describe(cannot_run), wording.ledger_html(cannot_run)):
+        assert "nvidia-smi" not in said
+
+
+@settings(max_examples=100, deadline=None)
+@given(model=MODELS, gpu=GPUS, setup=st.one_of(SETUPS, SEVERAL))
+def test_the_page_shows_no_more_than_the_card_has(model, gpu, setup):
+    assume(can_be_trained(model, setup))
+    answer = estimate(model, gpu, setup)
+    assert (answer.shown is None) is (answer.verdict is Verdict.DOES_NOT_FIT)
+    if answer.shown is not None:
+        assert answer.need_low_bytes <= answer.shown.low <= answer.shown.high <= gpu.memory_bytes
 
 
 def test_room_changes_what_is_kept_and_not_what_is_needed() -> None:

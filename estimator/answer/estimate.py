@@ -54,6 +54,7 @@ from estimator.values.specs import (
     Phase,
     Strategy,
     TrainingSetup,
+    Verdict,
 )
 
 
@@ -81,6 +82,9 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     decisive = max(phases.values(), key=lambda moment: moment.bytes)
     phases[Phase.SAVE] = share.save
     low, high = need_bytes(decisive.bytes, lying.states.paged_bytes, exchange_bytes(setup))
+    fits, shown = verdict(low, high, gpu), None
+    if fits is not Verdict.DOES_NOT_FIT:
+        shown = shown_bytes(decisive.bytes, low, setup.replicas, gpu)
     saved = checkpoint(model, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
@@ -98,8 +102,8 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         context_high_bytes=CONTEXT_HIGH_BYTES,
         need_low_bytes=low,
         need_high_bytes=high,
-        verdict=verdict(low, high, gpu),
-        shown=shown_bytes(decisive.bytes, low, setup.replicas, gpu),
+        verdict=fits,
+        shown=shown,
         paged_bytes=lying.states.paged_bytes,
         host_bytes=_host_bytes(standing, setup, saved.rank0_host_bytes),
         nvme_bytes=standing.offloaded[1],

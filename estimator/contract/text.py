@@ -40,7 +40,7 @@ def describe(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> str:
     parts = [_headline(estimate), _ledger(estimate), _phases(estimate), _parameters(estimate)]
     beyond = beyond_the_step(estimate.decisive, estimate.setup)
     said = [verdict(estimate), runs_out(estimate), beyond]
-    parts += [" ".join(filter(None, said)), shown(estimate), *_run(estimate)]
+    parts += [*filter(None, [" ".join(filter(None, said)), shown(estimate)]), *_run(estimate)]
     if remedies:
         lines = [f"- {it.text} Needs {gib(it.need_high_bytes)} GiB." for it in remedies]
         parts.append("What would fit:\n" + "\n".join(lines))
@@ -67,8 +67,11 @@ def verdict(estimate: Estimate) -> str:
 
 
 def shown(estimate: Estimate) -> str:
-    """What nvidia-smi may show, in one sentence."""
-    low, middle, high = reserved.shown(estimate)
+    """What nvidia-smi may show, in one sentence; empty for what cannot run."""
+    on_card = reserved.shown(estimate)
+    if on_card is None:
+        return ""
+    low, middle, high = on_card
     return (
         f"nvidia-smi may show {gib(middle)} GiB, as runs had it {gib(low)} to {gib(high)}: the allocator keeps freed "
         "blocks while there is room, so this decides nothing."

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from estimator.answer.estimate import estimate as estimate_of
 from estimator.contract.setups import Reading, parse, read_setup
 from estimator.sources import catalog
-from estimator.step.reserved import reserved, shown
+from estimator.step.reserved import device_bytes, reserved
 from estimator.step.timeline import Resident, resident, structure
 from estimator.time.throughput import SHARING, Sharing, run_time
 from estimator.values.results import Estimate, RunTime
@@ -198,7 +198,7 @@ class Comparison:
             case Metric.RESERVED:
                 return max(answer.peak.bytes, reserved(answer))
             case Metric.DEVICE:
-                return shown(answer).middle
+                return device_bytes(answer)
             case Metric.TRACED:  # the traced device has no cuBLAS
                 return answer.peak.bytes - answer.peak.resident.get(Component.WORKSPACE, 0)
 

@@ -98,8 +98,8 @@ def shown_bytes(peak: int, need_low: int, gpus: int, gpu: Gpu | None) -> Shown:
     """Bytes that nvidia-smi may show of the card while the run goes on: least, in the middle, and most.
 
     PyTorch's allocator keeps the blocks that tensors free, and gives them back only where a request would fail, so
-    this says how much room there was, not how much is needed. At least the need; at most what the card has, unless the
-    need is above it.
+    this says how much room there was, not how much is needed. At least the need, at most what the card has: for a run
+    whose need it holds.
 
     Source: the spread of published runs (``CACHED_ON_ONE``, ``CACHED_ON_SEVERAL``); torch 2.13,
     c10/cuda/CUDACachingAllocator.cpp, ``release_cached_blocks``.
@@ -108,6 +108,5 @@ def shown_bytes(peak: int, need_low: int, gpus: int, gpu: Gpu | None) -> Shown:
     Shown(low=101000, middle=112000, high=133000)
     """
     shares = CACHED_ON_ONE if gpus == 1 else CACHED_ON_SEVERAL
-    most = gpu.memory_bytes if gpu is not None else None
     held = [max(need_low, peak * (100 + share) // 100) for share in shares]
-    return Shown(*(it if most is None or it <= most else max(most, need_low) for it in held))
+    return Shown(*(it if gpu is None else min(it, gpu.memory_bytes) for it in held))

@@ -17,7 +17,12 @@ from estimator.parallel.fsdp1 import flat_tensors
 from estimator.parallel.sharding import sharded_tensors
 from estimator.parallel.zero import SUB_GROUP
 from estimator.resident.optimizer import Trainable, optimizer_states
-from estimator.resident.overhead import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, exchange_bytes
+from estimator.resident.overhead import (
+    CONTEXT_HIGH_BYTES,
+    CONTEXT_LOW_BYTES,
+    exchange_bytes,
+    shown_bytes,
+)
 from estimator.step.allocator import Allocator, Block
 from estimator.step.timeline import (
     Course,
@@ -32,7 +37,7 @@ from estimator.tape.program import Sized
 from estimator.tape.tape import WEIGHTS
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Estimate, Shown
-from estimator.values.specs import Gpu, Model, Strategy, TrainingSetup
+from estimator.values.specs import Gpu, Model, Strategy, TrainingSetup, Verdict
 
 STEPS = 2
 """From the third on every request finds the block that it found before."""
@@ -183,20 +188,32 @@ def reserved(answer: Estimate) -> int:
     Source: ``reserved_bytes``; ``estimator.resident.overhead.shown_bytes``.
     """
     if answer.setup.strategy is Strategy.DEVICE_MAP:
-        return answer.shown.middle - sum(outside_bytes(answer.setup))
+        shares = shown_bytes(answer.decisive.bytes, answer.need_low_bytes, 1, answer.gpu)
+        return shares.middle - sum(outside_bytes(answer.setup))
     return reserved_bytes(answer.model, answer.gpu, answer.setup)
 
 
-def shown(answer: Estimate) -> Shown:
-    """Bytes that nvidia-smi shows: what torch reserves, the context, NCCL's buffers; least and most of published runs.
+def device_bytes(answer: Estimate) -> int:
+    """Bytes of the card that the process takes: what torch reserves, the CUDA context, NCCL's buffers.
 
     At most what the card has, unless the need is above it.
     Source: ``reserved``; ``estimator.resident.overhead.shown_bytes``.
     """
+    held = max(reserved(answer), answer.decisive.bytes) + sum(outside_bytes(answer.setup))
+    if answer.gpu is None or answer.verdict is Verdict.DOES_NOT_FIT:
+        return held
+    return min(held, answer.gpu.memory_bytes)
+
+
+def shown(answer: Estimate) -> Shown | None:
+    """Bytes that nvidia-smi shows: ``device_bytes``, and least and most of published runs; None for what cannot run.
+
+    Source: ``device_bytes``; ``estimator.memory.overhead.shown_bytes``.
+    """
+    if answer.shown is None:
+        return None
     low, _, high = answer.shown
-    middle = max(reserved(answer), answer.decisive.bytes) + sum(outside_bytes(answer.setup))
-    if answer.gpu is not None:
-        middle = min(middle, max(answer.gpu.memory_bytes, answer.need_low_bytes))
+    middle = device_bytes(answer)
     return Shown(min(low, middle), middle, max(high, middle))
 
 
