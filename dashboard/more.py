@@ -244,7 +244,12 @@ def _computed(answer: Estimate) -> None:
     if chosen not in parts:  # what had been open holds nothing any more
         chosen = next(iter(parts))
     told = explain.explain(parts[chosen], answer)
-    st.html(f'<p class="hr-text">{told.lead}</p>{wording.lines_html(told.lines, chosen)}')
+    lead = (
+        f"{told.lead} {wording.download(answer)}"
+        if parts[chosen] is Component.WEIGHTS
+        else told.lead
+    )
+    st.html(f'<p class="hr-text">{lead}</p>{wording.lines_html(told.lines, chosen)}')
     if parts[chosen] is Component.ACTIVATIONS:
         st.html(wording.lines_html(explain.kept_lines(answer), "What one layer keeps"))
     st.html('<h2 class="hr-head">The code that computed it</h2>')

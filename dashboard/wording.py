@@ -14,6 +14,7 @@ from estimator.answer.overflow import room_bytes, runs_out, starts_with_states
 from estimator.answer.verdict import beyond_the_step, smaller_evaluation
 from estimator.parallel.offload import offloads
 from estimator.proof.accuracy import Trust
+from estimator.resident.stored import checkpoint_bytes
 from estimator.run.loading import MERGED_ON_LOADING
 from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Act
@@ -854,6 +855,15 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
             "Merging is after training, when the optimizer is gone; the adapters are saved without the base."
         )
     return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines)
+
+
+def download(estimate: Estimate) -> str:
+    """What the checkpoint's files take, in a sentence; empty where that is not known."""
+    size, stored = checkpoint_bytes(estimate.model), estimate.model.quantization
+    if size is None:
+        return ""
+    form = f", stored as {escape(stored.name)}" if stored else ""
+    return f"The checkpoint's files hold {gib(size)}{form}: so much is downloaded and stays on the disk."
 
 
 def shared_saving(setup: TrainingSetup) -> list[str]:

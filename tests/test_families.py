@@ -35,11 +35,11 @@ from estimator.families.parameters import (
     total_parameters,
     weight_shapes,
 )
-from estimator.families.quantization import quantization_of
 from estimator.families.weights import module_bytes
 from estimator.resident.stored import stored_bytes
 from estimator.run.loading import gate_up_stacks
 from estimator.time.flops import attended_pairs, matrices, scan_products
+from estimator.values.quantization import quantization_of
 from estimator.values.specs import (
     Component,
     Dtype,

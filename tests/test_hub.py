@@ -95,7 +95,7 @@ def test_hub_model_estimates_as_the_catalogue_s_own(server: FakeHub, ask: Ask) -
         for name in type(ours).__dataclass_fields__
         if getattr(ours, name) != getattr(model, name)
     }
-    assert differing == {"hub_id", "config"}
+    assert differing == {"hub_id", "config", "stored_width"}
 
 
 @pytest.mark.parametrize(
@@ -254,12 +254,10 @@ def test_quantised_checkpoint_is_recognised_and_names_its_original(
     # hugging-quants/Meta-Llama-3.1-8B-Instruct-GPTQ-INT4: as many, and a zero bias for every linear
     server.has("me/llama-gptq", quantized, parameters=8_031_637_504, tags=tags)
     found = ask("me/llama-gptq")
-    assert found.quantization is not None
+    assert found.model is not None
+    assert found.model.quantization is not None
     assert found.parameters == LLAMA_PARAMETERS
-    assert found.sentences == (
-        "The weights are stored as GPTQ 4-bit; training on these is not modelled. Load its original, me/llama, in "
-        "16 bits, or pack it with method qlora: that is what is estimated.",
-    )
+    assert found.sentences == ("The weights are stored as GPTQ 4-bit, made from me/llama.",)
 
 
 # --- not found, not open ------------------------------------------------------------------------

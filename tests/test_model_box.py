@@ -205,12 +205,14 @@ def test_notes_of_a_found_model_are_shown(fake_hub):
     assert "The Hub counts 8,100,000,000 parameters in me/odd, we count 8,030,261,248" in text(page)
 
 
-def test_quantised_checkpoint_says_what_is_estimated(fake_hub):
+def test_quantised_checkpoint_says_how_it_is_stored_and_why_it_is_refused(fake_hub):
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     fake_hub.has("me/gptq", {**LLAMA, "quantization_config": gptq}, origin="me/llama")
     page = answered(type_model(open_at(), "me/gptq"))
     assert "The weights are stored as GPTQ" in text(page)
-    assert "Load its original, me/llama, in 16 bits" in text(page)
+    assert "made from me/llama" in text(page)
+    (refused,) = page.error
+    assert "method lora on weights stored as GPTQ 4-bit is not modelled yet" in refused.value
 
 
 def test_of_text_and_images_the_text_part_is_named(fake_hub):

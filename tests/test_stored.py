@@ -9,9 +9,9 @@ import pytest
 
 from estimator import catalog
 from estimator.families.parameters import TINY_LLAMA, total_parameters
-from estimator.families.quantization import Quantization, Storage, quantization_of
 from estimator.families.weights import quantized_bytes
 from estimator.resident.stored import matrix_elements, stored_bytes, stored_elements
+from estimator.values.quantization import Quantization, Storage, quantization_of
 
 LLAMA_2_7B = catalog.model("meta-llama/Llama-2-7b-hf")
 LLAMA_3_8B = catalog.model("meta-llama/Llama-3.1-8B")

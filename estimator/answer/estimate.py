@@ -29,6 +29,7 @@ from estimator.resident.overhead import (
 from estimator.run.checkpoints import checkpoint, gathers_to_save, save_moment
 from estimator.run.device_map import Share, peaks, shares
 from estimator.run.loading import load_host_bytes, load_moment
+from estimator.run.prequantized import as_loaded, loading_sentence
 from estimator.run.saving import checkpoints_at_once
 from estimator.step.evaluation import evaluation_moment, evaluation_walk
 from estimator.step.timeline import (
@@ -64,6 +65,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
 
     Raises ``ValueError`` with one sentence where the architecture is not modelled or the setup contradicts the model.
     """
+    setup = as_loaded(model, setup)
     workspace = workspace_bytes(gpu)
     standing = _standing(model, structure(setup), workspace)
     _check_length(model, setup)
@@ -219,6 +221,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
 
     Raises ``ValueError`` as ``estimate`` does.
     """
+    setup = as_loaded(model, setup)
     if setup.strategy is Strategy.DEVICE_MAP:
         return _need_over_devices(model, workspace_bytes(gpu), setup, seats(model, gpu, setup))
     return _need(model, workspace_bytes(gpu), setup)
@@ -261,6 +264,7 @@ def _host_bytes(standing: Standing, setup: TrainingSetup, saving: int) -> int:
 
 def least_need(model: Model, setup: TrainingSetup) -> int:
     """Bytes that no batch, length or kernel can go below: the optimizer's step on weights, gradients and states."""
+    setup = as_loaded(model, setup)
     step = resident(model, structure(setup)).step_bytes
     if setup.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds no less than an even part
         step //= setup.num_gpus
@@ -336,6 +340,8 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         + (", some padded." if setup.padded else ", packed or padded to it, without a mask."),
         "The peak is of a step after the first, when the optimizer states exist.",
     ]
+    if loaded := loading_sentence(model, setup):
+        sentences.append(loaded)
     if attention_of(model, setup) is not setup.attn_implementation:
         sentences.append(
             f"transformers runs {model.model_type} with eager attention; SDPA is refused there."

@@ -18,6 +18,7 @@ from estimator.families.custom import resized
 from estimator.families.parameters import adapter_parameters
 from estimator.parallel.combinations import SHARING, beyond_one_machine, refusal
 from estimator.parallel.module_devices import tail
+from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
 from estimator.sources import catalog
 from estimator.sources.repository import from_config
@@ -360,6 +361,7 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
         **_need(estimate),
         "per_gpu": [*map(_on_device, estimate.devices)]
         or [rank._asdict() for rank in ranks(estimate)],
+        "stored_bytes": checkpoint_bytes(estimate.model),
         "host_bytes": estimate.host_bytes,
         "nvme_bytes": estimate.nvme_bytes,
         "disk_bytes": estimate.disk_bytes,

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from estimator.answer.overflow import runs_out
 from estimator.answer.verdict import beyond_the_step
 from estimator.parallel.offload import offloads
+from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
 from estimator.step import reserved
 from estimator.values.results import Estimate
@@ -79,7 +80,9 @@ def shown(estimate: Estimate) -> str:
 
 
 def _checkpoints(estimate: Estimate) -> str:
-    disk = f"A checkpoint takes {gib(estimate.disk_bytes)} GiB on the disk"
+    files = checkpoint_bytes(estimate.model)
+    download = f"The model's files take {gib(files)} GiB. " if files else ""
+    disk = f"{download}A checkpoint takes {gib(estimate.disk_bytes)} GiB on the disk"
     if estimate.run_disk_bytes != estimate.disk_bytes:
         disk += f", those of the run {gib(estimate.run_disk_bytes)}"
     if not offloads(estimate.setup):

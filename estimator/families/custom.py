@@ -64,7 +64,8 @@ def resized(known: Model, dimensions: Mapping[str, object]) -> Model:
     note = f"A model of one's own: {known.hub_id or known.model_type}" + f" with {changed}" * bool(
         given
     )
-    return replace(known, hub_id="", config="", notes=(*known.notes, f"{note}."), **made)
+    plain = replace(known, hub_id="", config="", quantization=None, stored_width=0)
+    return replace(plain, notes=(*known.notes, f"{note}."), **made)
 
 
 def _read(name: str, value: object) -> Any:

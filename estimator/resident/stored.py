@@ -9,11 +9,11 @@ from estimator.families.parameters import (
     Bare,
     Linear,
     Module,
+    is_quantized,
     layer_modules,
     outer_modules,
     weight_shapes,
 )
-from estimator.families.quantization import Quantization, Scales, Storage
 from estimator.families.weights import (
     FLOAT32_BYTES,
     NESTED_BLOCK,
@@ -21,7 +21,8 @@ from estimator.families.weights import (
     elements,
 )
 from estimator.values.arithmetic import ceil_div
-from estimator.values.specs import Model
+from estimator.values.quantization import Quantization, Scales, Storage
+from estimator.values.specs import Model, TrainingSetup
 
 MXFP4_BLOCK = 32
 """Weights that share one exponent: OCP Microscaling Formats (MX) v1.0, table 1."""
@@ -44,6 +45,23 @@ def stored_bytes(model: Model, quantization: Quantization | None, width: int = 2
     return sum(size * count for size, count in stored_elements(model, quantization, width).items())
 
 
+def checkpoint_bytes(model: Model) -> int | None:
+    """Bytes of the checkpoint's weights in its files, which are downloaded and lie on the disk (whole job).
+
+    None where the files' dtype or the rule of their format is not known. Leaves out and error: as ``stored_bytes``.
+    Source: derived, from ``stored_bytes``.
+
+    >>> from dataclasses import replace
+    >>> from estimator.families.parameters import TINY_LLAMA, total_parameters
+    >>> checkpoint_bytes(replace(TINY_LLAMA, stored_width=2)) == 2 * total_parameters(TINY_LLAMA)
+    True
+    """
+    is_unknown = model.quantization is not None and model.quantization.storage is None
+    if is_unknown or not model.stored_width:
+        return None
+    return stored_bytes(model, model.quantization, model.stored_width)
+
+
 def stored_elements(
     model: Model, quantization: Quantization | None, width: int = 2
 ) -> Mapping[int, int]:
@@ -56,7 +74,7 @@ def stored_elements(
     Source: derived, from ``matrix_elements``; transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``.
     """
     counted: Counter[int] = Counter()
-    for name, module in _modules(model, quantization):
+    for name, module in _modules(model):
         shapes = weight_shapes(module)
         if quantization is not None and _is_quantized(name, module, quantization):
             *stack, rows, columns = _out_in(module)
@@ -151,7 +169,23 @@ def _scales(quantization: Quantization, rows: int, columns: int) -> int:
             return ceil_div(rows, height) * ceil_div(columns, width)
 
 
-def _modules(model: Model, quantization: Quantization | None) -> Iterator[tuple[str, Module]]:
+def modules_packed_otherwise(model: Model, setup: TrainingSetup) -> Iterator[str]:
+    """Modules that the checkpoint holds packed and bitsandbytes would leave whole under this setup, or the reverse.
+
+    Source: derived, from the checkpoint's ``llm_int8_skip_modules`` and ``is_quantized``.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.values.specs import Method
+    >>> list(modules_packed_otherwise(TINY_LLAMA, TrainingSetup(method=Method.QLORA)))[0]
+    'layers.0.self_attn.q_proj'
+    """
+    for name, module in _modules(model):
+        stored = model.quantization is not None and _is_quantized(name, module, model.quantization)
+        if stored != is_quantized(module, setup):
+            yield name
+
+
+def _modules(model: Model) -> Iterator[tuple[str, Module]]:
     """Every module with its name from its layer on."""
     yield from ((module.name, module) for module in outer_modules(model))
     for index in range(model.num_hidden_layers):

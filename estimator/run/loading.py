@@ -93,7 +93,7 @@ def _highest_of(
     loaded, ready = (bytes_of(modules, it) + beside for it in (unprepared, setup))
     adapters = adapters_of(modules, copies, setup)
     moments = [("weights in place", ready, adapters, 0)]
-    if setup.has_packed_base:
+    if setup.has_packed_base and model.quantization is None:  # else packed in the files
         moments.append(("packing the largest linear", loaded, 0, packing_of(modules, setup)))
     if stacks := gate_up_stacks(model, modules):
         merging = max(tensors_bytes([stack], setup.dtype.bytes) for stack in stacks)

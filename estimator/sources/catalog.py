@@ -7,6 +7,7 @@ with the near ones; nothing is guessed.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from estimator.families.parameters import total_parameters
+from estimator.values.quantization import Quantization, quantization_of
 from estimator.values.specs import (
     RATES,
     STEP_PHASES,
@@ -512,6 +514,8 @@ def _model(row: Mapping[str, str]) -> Model:
         v_head_dim=int(row["v_head_dim"]),
         delta_net=_delta_nets().get(row["hub_id"]),
         state_space=_state_spaces().get(row["hub_id"]),
+        quantization=(quantization := _stored_as().get(row["hub_id"])),
+        stored_width=2 if quantization else 0,  # what these leave whole is bfloat16
         **_by_layer().get(row["hub_id"], {}),
     )
 
@@ -526,6 +530,18 @@ def _delta_nets() -> Mapping[str, DeltaNet]:
 def _state_spaces() -> Mapping[str, StateSpace]:
     """The sizes of data/state_spaces.csv by Hub id."""
     return {row["hub_id"]: StateSpace(**_sizes(row)) for row in _rows("state_spaces.csv")}
+
+
+@lru_cache(maxsize=1)
+def _stored_as() -> Mapping[str, Quantization]:
+    """How the quantised checkpoints of data/stored.csv are stored, by Hub id."""
+    read = {
+        row["hub_id"]: quantization_of(
+            {"quantization_config": json.loads(row["quantization_config"])}
+        )
+        for row in _rows("stored.csv")
+    }
+    return {hub_id: found for hub_id, found in read.items() if found}
 
 
 @lru_cache(maxsize=1)

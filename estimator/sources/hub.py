@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from estimator.resident.stored import stored_bytes
 from estimator.sources import catalog
 from estimator.sources.repository import About, HubModel, Trouble, from_config
 from estimator.values.json_text import LONGEST_TEXT, read_object
@@ -262,7 +261,7 @@ def _catalogued(hub_id: str) -> HubModel | None:
         gated=entry.gated,
         published_parameters=entry.published_parameters,
     )
-    return HubModel(about=about, model=entry.model, stored_bytes=stored_bytes(entry.model, None))
+    return HubModel(about=about, model=entry.model)
 
 
 def _with_note(found: HubModel, note: str) -> HubModel:

@@ -13,10 +13,10 @@ from enum import StrEnum
 
 from estimator.families.hf_config import TEXT_PARTS, model_from_config
 from estimator.families.parameters import BEYOND, NotModelledError, total_parameters
-from estimator.families.quantization import Quantization, Storage, quantization_of
-from estimator.resident.stored import stored_bytes, stored_elements
+from estimator.resident.stored import checkpoint_bytes, stored_elements
 from estimator.values.json_text import read_object
 from estimator.values.kinds import show
+from estimator.values.quantization import Quantization, quantization_of
 from estimator.values.specs import Model
 
 CLOSE_ENOUGH = 0.001
@@ -73,9 +73,11 @@ class HubModel:
     """What must be known of the model; the estimate repeats it among its assumptions."""
     left_out: str = ""
     """What the estimate leaves out of a model of more than text: ``the vision tower and the projector``."""
-    quantization: Quantization | None = None
-    stored_bytes: int | None = None
-    """Bytes of the weights as the files hold them; None where that is not known."""
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the weights as the files hold them; None where that is not known."""
+        return checkpoint_bytes(self.model) if self.model else None
 
     @property
     def parameters(self) -> int | None:
@@ -128,16 +130,20 @@ def from_config(config: Mapping[str, object], about: About = UNKNOWN) -> HubMode
     left_out = _left_out(config)
     notes = (
         *_text_notes(model, left_out),
-        *_quantization_notes(quantization, about),
         *_count_notes(model, quantization, about, left_out),
+    )
+    found = replace(
+        model,
+        config=written,
+        notes=notes,
+        quantization=quantization,
+        stored_width=_stored_width(config),
     )
     return HubModel(
         about=about,
-        model=replace(model, config=written, notes=notes),
-        notes=notes,
+        model=found,
+        notes=(*_quantization_notes(quantization, about), *notes),
         left_out=left_out,
-        quantization=quantization,
-        stored_bytes=_stored(model, quantization, config),
     )
 
 
@@ -261,22 +267,8 @@ def _text_notes(model: Model, left_out: str) -> tuple[str, ...]:
 def _quantization_notes(quantization: Quantization | None, about: About) -> tuple[str, ...]:
     if quantization is None:
         return ()
-    original = f"its original, {about.origin}," if about.origin else "its original"
-    stored = f"The weights are stored as {quantization.name}"
-    match quantization.storage:
-        case Storage.BNB_4BIT:
-            said = "as method qlora packs them; take qlora to train adapters beside them."
-            return (f"{stored}, {said}",)
-        case Storage.FP8 | Storage.MXFP4:
-            return (
-                f"{stored}; training on these is not modelled. Load them dequantised (dequantize=True), or load "
-                f"{original} in 16 bits: that is what is estimated.",
-            )
-        case _:
-            return (
-                f"{stored}; training on these is not modelled. Load {original} in 16 bits, or pack it with method "
-                "qlora: that is what is estimated.",
-            )
+    original = f", made from {about.origin}" * bool(about.origin)
+    return (f"The weights are stored as {quantization.name}{original}.",)
 
 
 def _count_notes(
@@ -322,15 +314,12 @@ def _hub_counts(model: Model, quantization: Quantization | None) -> tuple[int, .
     return (sum(stored.values()), sum(stored.values()) + stored.get(1, 0))
 
 
-def _stored(
-    model: Model, quantization: Quantization | None, config: Mapping[str, object]
-) -> int | None:
-    if quantization is not None and quantization.storage is None:
-        return None
+def _stored_width(config: Mapping[str, object]) -> int:
+    """Bytes of a number that is not quantised: as the config names its dtype, or 16 bits."""
     texts = config.get("text_config")
     places = [config, texts] if isinstance(texts, Mapping) else [config]
     named = [place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key)]
-    return stored_bytes(model, quantization, 4 if "float32" in named[:1] else 2)
+    return 4 if "float32" in named[:1] else 2
 
 
 def _capital(sentence: str) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from estimator.values.quantization import Quantization
+
 
 class Method(StrEnum):
     """What is trained: every weight, or adapters beside a frozen (``qlora``: 4-bit) base."""
@@ -414,6 +416,10 @@ class Model:
     """Rows of the table of these."""
     output_router_logits: bool = False
     """The loss that spreads tokens evenly is added, so that every layer's router scores outlive the layer."""
+    quantization: Quantization | None = None
+    """How the checkpoint's files store the weights, where not as plain floats."""
+    stored_width: int = 0
+    """Bytes of a number that the files do not quantise; 0: not known."""
     config: str = field(default="", compare=False, repr=False)
     """The JSON of the object that was given for it, to write it again; empty for the catalogue's."""
     notes: tuple[str, ...] = ()

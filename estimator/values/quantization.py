@@ -13,6 +13,9 @@ from enum import StrEnum
 
 from estimator.values.kinds import Whole, show
 
+QUANT_STORAGES = ("uint8", "int8", "float16", "bfloat16", "float32", "float64")
+"""What packed 4-bit weights can pass for: transformers 5.23, utils/quantization_config.py, ``BitsAndBytesConfig``."""
+
 
 class Storage(StrEnum):
     """The rule by which a weight matrix is stored."""
@@ -46,6 +49,10 @@ class Quantization:
     """As a sentence has it: ``GPTQ 4-bit``."""
     storage: Storage | None
     """None: recognised as quantised, but by a rule that is not known here."""
+    config_class: str = ""
+    """transformers' own name of such a config: ``GPTQConfig``."""
+    can_dequantize: bool = False
+    """Whether ``from_pretrained`` can load it as plain floats (``dequantize=True``)."""
     bits: int = 16
     group_size: int = 0
     """Weights along a row that share a scale; 0: the whole row."""
@@ -55,6 +62,9 @@ class Quantization:
     scale_bytes: int = 4
     has_zero_points: bool = False
     double_quant: bool = False
+    quant_type: str = "fp4"
+    quant_storage: str = "uint8"
+    """bitsandbytes: the dtype that packed 4-bit weights pass for."""
     quantized_head: bool = False
     skipped: frozenset[str] = frozenset()
     """Modules left whole: names, or the last parts of names, such as ``layers.0.mlp`` or ``lm_head``."""
@@ -99,6 +109,7 @@ def _read(given: Mapping[str, object]) -> Quantization | None:
             return Quantization(
                 name=f"AWQ {bits}-bit",
                 storage=Storage.AWQ,
+                config_class="AwqConfig",
                 bits=bits,
                 group_size=group,
                 has_zero_points=True,
@@ -110,11 +121,22 @@ def _read(given: Mapping[str, object]) -> Quantization | None:
             return _fp8(given, skipped)
         case "fbgemm_fp8":
             return Quantization(
-                name="FP8", storage=Storage.FP8, bits=8, scales=Scales.ROW, skipped=skipped
+                name="FBGEMM FP8",
+                storage=Storage.FP8,
+                config_class="FbgemmFp8Config",
+                bits=8,
+                scales=Scales.ROW,
+                skipped=skipped,
             )
         case "mxfp4":
             return Quantization(
-                name="MXFP4", storage=Storage.MXFP4, bits=4, group_size=32, skipped=skipped
+                name="MXFP4",
+                storage=Storage.MXFP4,
+                config_class="Mxfp4Config",
+                can_dequantize=True,
+                bits=4,
+                group_size=32,
+                skipped=skipped,
             )
         case "compressed-tensors":
             return _compressed(given, skipped)
@@ -129,6 +151,7 @@ def _gptq(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
     return Quantization(
         name=f"GPTQ {bits}-bit",
         storage=Storage.GPTQ,
+        config_class="GPTQConfig",
         bits=bits,
         group_size=_group(given, "group_size"),
         has_zero_points=True,
@@ -142,29 +165,34 @@ def _bitsandbytes(given: Mapping[str, object], skipped: frozenset[str]) -> Quant
         return Quantization(
             name="bitsandbytes 4-bit",
             storage=Storage.BNB_4BIT,
+            config_class="BitsAndBytesConfig",
             bits=4,
             double_quant=given.get("bnb_4bit_use_double_quant") is True,
+            quant_type=_word(given, "bnb_4bit_quant_type", ("fp4", "nf4")),
+            quant_storage=_word(given, "bnb_4bit_quant_storage", QUANT_STORAGES),
             skipped=skipped,
         )
     if given.get("load_in_8bit") is True:
         return Quantization(
-            name="bitsandbytes 8-bit", storage=Storage.BNB_8BIT, bits=8, skipped=skipped
+            name="bitsandbytes 8-bit",
+            storage=Storage.BNB_8BIT,
+            config_class="BitsAndBytesConfig",
+            bits=8,
+            skipped=skipped,
         )
     return None  # a config that was saved with both switches off
 
 
 def _fp8(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
     block = given.get("weight_block_size", [128, 128])  # FineGrainedFP8Config's default
-    if block is None:
-        return Quantization(
-            name="FP8", storage=Storage.FP8, bits=8, scales=Scales.TENSOR, skipped=skipped
-        )
     return Quantization(
         name="FP8",
         storage=Storage.FP8,
+        config_class="FineGrainedFP8Config",
+        can_dequantize=True,
         bits=8,
-        scales=Scales.BLOCK,
-        block=_block(block, "weight_block_size"),
+        scales=Scales.TENSOR if block is None else Scales.BLOCK,
+        block=(128, 128) if block is None else _block(block, "weight_block_size"),
         skipped=skipped,
     )
 
@@ -197,6 +225,8 @@ def _compressed(given: Mapping[str, object], skipped: frozenset[str]) -> Quantiz
     return Quantization(
         name=f"compressed-tensors {'FP8' if kinds[named] is Storage.FP8 else f'{bits}-bit'}",
         storage=kinds[named],
+        config_class="CompressedTensorsConfig",
+        can_dequantize=True,
         bits=bits,
         group_size=_group(weights, "group_size") if scales is Scales.GROUP else 0,
         scales=scales,
@@ -207,6 +237,14 @@ def _compressed(given: Mapping[str, object], skipped: frozenset[str]) -> Quantiz
         has_zero_points=weights.get("symmetric") is False,
         skipped=skipped,
     )
+
+
+def _word(given: Mapping[str, object], name: str, words: tuple[str, ...]) -> str:
+    """One of some words, of which the first is bitsandbytes' default."""
+    value = given.get(name) or words[0]
+    if value not in words:
+        raise ValueError(f"{name} must be one of {', '.join(words)}, not {show(value)}.")
+    return str(value)
 
 
 def _whole(given: Mapping[str, object], *names: str, default: int, most: int) -> int:

@@ -1,0 +1,156 @@
+"""What transformers makes of a checkpoint whose weights are stored quantised, and which runs it refuses there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator.resident.stored import modules_packed_otherwise
+from estimator.values.quantization import Quantization, Storage
+from estimator.values.refusals import NOT_MODELLED, Line, Refusal
+from estimator.values.specs import Method, Model, TrainingSetup
+
+UNKNOWN_FORMAT = Refusal(
+    "{model} is stored as {name}, which is not modelled yet; take the 16-bit checkpoint that it was made from.",
+    NOT_MODELLED,
+)
+FULL_ON_QUANTISED = Refusal(
+    "method full cannot train {model}, whose weights are stored as {name}: Trainer takes adapters beside them only; "
+    "take {instead}.",
+    Line(
+        "transformers",
+        "trainer_utils.py",
+        133,
+        "You cannot perform fine-tuning on purely quantized models.",
+    ),
+)
+NO_TRAINING = Refusal(
+    "{model} is stored as {name}, a format that transformers does not train, not with adapters either; take "
+    "the 16-bit checkpoint that it was made from.",
+    Line(
+        "transformers",
+        "trainer_utils.py",
+        140,
+        "but that quantization method do not support training.",
+    ),
+)
+SECOND_QUANTISATION = Refusal(
+    "{model} is stored as {name}, which transformers does not pack again with bitsandbytes (it finds a {config_class} "
+    "where a BitsAndBytesConfig is passed); take {instead}.",
+    Line("transformers", "quantizers/auto.py", 264, "but you are passing a"),
+)
+DORA_ON_GPTQ = Refusal(
+    "use_dora cannot go with weights stored as {name}, PEFT refuses it; leave use_dora at false.",
+    Line("peft", "tuners/lora/gptq.py", 40, "does not support DoRA yet"),
+)
+DORA_ON_AWQ = Refusal(
+    "use_dora cannot go with weights stored as {name}, PEFT refuses it; leave use_dora at false.",
+    Line("peft", "tuners/lora/awq.py", 37, "does not support DoRA yet"),
+)
+LORA_ON_INT32 = Refusal(
+    "method lora on weights stored as {name} is not modelled yet (what GPTQModel's kernels unpack while they run); "
+    "take the 16-bit checkpoint that they were made from.",
+    NOT_MODELLED,
+)
+PACKED_OTHERWISE = Refusal(
+    "{model} is stored as {name}, but {module} otherwise than bitsandbytes would pack it, which is not modelled yet; "
+    "take the 16-bit checkpoint that it was made from.",
+    NOT_MODELLED,
+)
+
+
+def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
+    """The setup of the run that transformers makes of this one on this checkpoint (no unit; the same on every GPU).
+
+    Weights that bitsandbytes packed stay packed without being asked, with the checkpoint's own settings; those in FP8,
+    MXFP4 or compressed-tensors are loaded as plain floats (``dequantize=True``), as Trainer wants them. What the
+    libraries refuse, or no formula knows, is a ``RefusedError``.
+
+    Source: transformers 5.23, trainer_utils.py, ``validate_quantization_for_training``; quantizers/auto.py,
+    ``merge_quantization_configs``; quantizers/base.py, ``postprocess_model``.
+
+    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.values.quantization import quantization_of
+    >>> packed = quantization_of({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
+    >>> run = as_loaded(replace(TINY_LLAMA, quantization=packed), TrainingSetup(method=Method.LORA))
+    >>> run.method.value, run.bnb_4bit_use_double_quant
+    ('qlora', False)
+    """
+    stored = model.quantization
+    if stored is None:
+        return setup
+    said = _said(model, stored, setup)
+    if stored.storage is None:
+        raise UNKNOWN_FORMAT(**said)
+    if stored.storage in (Storage.BNB_4BIT, Storage.BNB_8BIT):
+        return _packed(model, stored, setup)
+    if setup.has_packed_base:
+        raise SECOND_QUANTISATION(**said)
+    if stored.can_dequantize:
+        return setup
+    if setup.method is Method.FULL:
+        raise FULL_ON_QUANTISED(**said)
+    if stored.storage is Storage.FP8:
+        raise NO_TRAINING(**said)
+    if setup.use_dora:
+        raise (DORA_ON_GPTQ if stored.storage is Storage.GPTQ else DORA_ON_AWQ)(**said)
+    raise LORA_ON_INT32(**said)
+
+
+def _packed(model: Model, stored: Quantization, setup: TrainingSetup) -> TrainingSetup:
+    """The run on weights that bitsandbytes packed before: transformers takes the checkpoint's settings over one's own.
+
+    Source: transformers 5.23, quantizers/auto.py, ``merge_quantization_configs`` (BitsAndBytesConfig is none of
+    ``LOADING_ATTRIBUTES_CONFIG_TYPES``).
+    """
+    said = _said(model, stored, setup)
+    if setup.method is Method.FULL:
+        raise FULL_ON_QUANTISED(**said)
+    if stored.storage is Storage.BNB_8BIT:
+        run = replace(setup, method=Method.LORA, load_in_8bit=True)
+    else:
+        run = replace(
+            setup,
+            method=Method.QLORA,
+            load_in_8bit=False,
+            bnb_4bit_quant_type=stored.quant_type,
+            bnb_4bit_use_double_quant=stored.double_quant,
+            bnb_4bit_quant_storage=stored.quant_storage,
+        )
+    if other := next(modules_packed_otherwise(model, run), None):
+        raise PACKED_OTHERWISE(module=other, **said)
+    return run
+
+
+def loading_sentence(model: Model, setup: TrainingSetup) -> str:
+    """How the checkpoint's weights are loaded, in a sentence; empty where they are stored as plain floats.
+
+    Source: as ``as_loaded``.
+    """
+    stored = model.quantization
+    if stored is None:
+        return ""
+    if stored.can_dequantize:
+        beside = (
+            " LoRA beside FP8 weights as they are stored is not modelled yet."
+            if stored.storage is Storage.FP8 and setup.uses_adapters
+            else ""
+        )
+        return (
+            f"The checkpoint's {stored.name} weights are loaded with {stored.config_class}(dequantize=True), so that "
+            f"they are {setup.dtype} on the GPU.{beside}"
+        )
+    run = "LoRA over 8-bit weights" if setup.has_8bit_base else "QLoRA"
+    double = "" if setup.has_8bit_base or stored.double_quant else ", without double quantisation"
+    return f"The checkpoint's weights are stored as {stored.name} and stay so: the run is {run}{double}."
+
+
+def _said(model: Model, stored: Quantization, setup: TrainingSetup) -> dict[str, object]:
+    is_packed = stored.storage in (Storage.BNB_4BIT, Storage.BNB_8BIT)
+    original = "the 16-bit checkpoint that it was made from"
+    lora = "method lora" + " without load_in_8bit" * (setup.has_8bit_base and not is_packed)
+    return {
+        "model": model.hub_id or "this model",
+        "name": stored.name,
+        "config_class": stored.config_class,
+        "instead": f"{lora}, or {original}" if is_packed or stored.can_dequantize else original,
+    }

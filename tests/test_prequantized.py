@@ -1,0 +1,169 @@
+"""Checkpoints that are stored quantised: the run is the one that transformers makes of them, or it is refused.
+
+What transformers 5.23 does with each format is checked against its own code in tests/verify/test_prequantized_real.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from estimator import Method, TrainingSetup, catalog, estimate
+from estimator.answer.estimate import least_need, need
+from estimator.contract.setups import write_estimate
+from estimator.resident.stored import checkpoint_bytes
+from estimator.run.loading import load_moment
+from estimator.run.prequantized import (
+    DORA_ON_AWQ,
+    DORA_ON_GPTQ,
+    FULL_ON_QUANTISED,
+    LORA_ON_INT32,
+    NO_TRAINING,
+    PACKED_OTHERWISE,
+    SECOND_QUANTISATION,
+    UNKNOWN_FORMAT,
+    as_loaded,
+)
+from estimator.sources.repository import from_config
+from estimator.values.refusals import Refusal, RefusedError
+from estimator.values.specs import Model
+from tests.test_hf_config import LLAMA
+
+LORA = TrainingSetup(method=Method.LORA, max_length=64)
+QLORA = TrainingSetup(method=Method.QLORA, max_length=64, bnb_4bit_use_double_quant=False)
+EIGHT_BIT = replace(LORA, load_in_8bit=True)
+FULL = TrainingSetup(max_length=64)
+BNB_4BIT = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+BNB_8BIT = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+GPTQ, AWQ = ({"quant_method": name, "bits": 4, "group_size": 128} for name in ("gptq", "awq"))
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "strategy": "group"}}},
+}
+FLOATS = ({"quant_method": "fp8"}, {"quant_method": "mxfp4"}, COMPRESSED)
+
+
+def stored(quantization: dict[str, Any] | None) -> Model:
+    """A small Llama stored so."""
+    small = {**LLAMA, "num_hidden_layers": 2, "vocab_size": 512}
+    found = from_config({**small, "quantization_config": quantization}).model
+    assert found is not None
+    return found
+
+
+def why_not(quantization: dict[str, Any], setup: TrainingSetup) -> Refusal | None:
+    """The record of the refusal; None where the setup is estimated."""
+    try:
+        estimate(stored(quantization), None, setup)
+    except RefusedError as refused:
+        return refused.refusal
+    return None
+
+
+@pytest.mark.parametrize(
+    ("quantization", "setup", "refusal"),
+    [
+        *((it, FULL, FULL_ON_QUANTISED) for it in (GPTQ, AWQ, BNB_4BIT, BNB_8BIT)),
+        *((it, QLORA, SECOND_QUANTISATION) for it in (GPTQ, AWQ, *FLOATS)),
+        *((it, EIGHT_BIT, SECOND_QUANTISATION) for it in (GPTQ, AWQ, *FLOATS)),
+        *((it, LORA, LORA_ON_INT32) for it in (GPTQ, AWQ)),
+        (GPTQ, replace(LORA, use_dora=True), DORA_ON_GPTQ),
+        (AWQ, replace(LORA, use_dora=True), DORA_ON_AWQ),
+        ({"quant_method": "fbgemm_fp8"}, FULL, FULL_ON_QUANTISED),
+        ({"quant_method": "fbgemm_fp8"}, LORA, NO_TRAINING),
+        ({"quant_method": "exl2"}, LORA, UNKNOWN_FORMAT),
+        ({**BNB_4BIT, "llm_int8_skip_modules": ["model.layers.1.mlp"]}, LORA, PACKED_OTHERWISE),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_its_cause(
+    quantization: dict[str, Any], setup: TrainingSetup, refusal: Refusal
+) -> None:
+    assert why_not(quantization, setup) is refusal
+
+
+@pytest.mark.parametrize("setup", [LORA, QLORA, EIGHT_BIT])
+def test_weights_that_bitsandbytes_packed_stay_packed_whatever_is_asked(
+    setup: TrainingSetup,
+) -> None:
+    four, eight = stored(BNB_4BIT), stored(BNB_8BIT)
+    for model, asked in ((four, QLORA), (eight, EIGHT_BIT)):
+        found = estimate(model, None, setup)
+        plain = estimate(replace(model, quantization=None), None, asked)
+        assert found.peak == plain.peak
+        assert found.trainable_parameters == plain.trainable_parameters
+        assert need(model, None, setup) == (found.need_low_bytes, found.need_high_bytes)
+        assert any("stay so: the run is" in said for said in found.assumptions)
+
+
+def test_double_quantisation_is_the_checkpoint_s() -> None:
+    twice = stored({**BNB_4BIT, "bnb_4bit_use_double_quant": True})
+    assert as_loaded(twice, QLORA).bnb_4bit_use_double_quant
+    assert not as_loaded(stored(BNB_4BIT), QLORA).bnb_4bit_use_double_quant
+    assert need(twice, None, QLORA) < need(stored(BNB_4BIT), None, QLORA)
+
+
+def test_nothing_is_packed_again_while_a_packed_checkpoint_loads() -> None:
+    model, run = stored(BNB_4BIT), QLORA
+    again = load_moment(replace(model, quantization=None), run, 0)
+    assert again.name == "packing the largest linear"
+    assert load_moment(model, run, 0).name == "weights in place"
+    assert load_moment(model, run, 0).bytes < again.bytes
+
+
+@pytest.mark.parametrize("quantization", FLOATS)
+@pytest.mark.parametrize("setup", [FULL, LORA])
+def test_dequantised_weights_are_those_of_the_original(
+    quantization: dict[str, Any], setup: TrainingSetup
+) -> None:
+    found = estimate(stored(quantization), None, setup)
+    plain = estimate(stored(None), None, setup)
+    assert found.peak == plain.peak
+    said = [it for it in found.assumptions if "(dequantize=True), so that they are bfloat16" in it]
+    assert len(said) == 1
+
+
+@given(
+    quantization=st.sampled_from([GPTQ, AWQ, BNB_4BIT, BNB_8BIT, *FLOATS]),
+    setup=st.sampled_from([FULL, LORA, QLORA, EIGHT_BIT]),
+)
+def test_no_checkpoint_is_estimated_at_16_bits_in_silence(
+    quantization: dict[str, Any], setup: TrainingSetup
+) -> None:
+    """Refused, or its format is named among the assumptions; and every entry of the engine agrees."""
+    model = stored(quantization)
+    assert model.quantization is not None
+    why = why_not(quantization, setup)
+    if why is None:
+        found = estimate(model, None, setup)
+        assert any(model.quantization.name in said for said in found.assumptions)
+        assert least_need(model, setup) <= found.need_low_bytes
+        return
+    for entry in (estimate, need, lambda model, _, setup: least_need(model, setup)):
+        with pytest.raises(RefusedError, match=model.quantization.name):
+            entry(model, None, setup)
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "total_size"),
+    [
+        # model.safetensors.index.json of the repository, metadata.total_size
+        ("openai/gpt-oss-20b", 13_761_264_768),
+    ],
+)
+def test_the_catalogue_knows_what_its_files_hold(hub_id: str, total_size: int) -> None:
+    model = catalog.model(hub_id)
+    assert checkpoint_bytes(model) == total_size
+    setup = replace(LORA, lora_dropout=0.0, lora_target_modules=("q_proj",))
+    assert write_estimate(estimate(model, None, setup))["stored_bytes"] == total_size
+    with pytest.raises(RefusedError, match="does not pack again with bitsandbytes"):
+        estimate(model, None, replace(setup, method=Method.QLORA))
+
+
+def test_bytes_of_files_whose_dtype_is_unknown_are_null() -> None:
+    found = estimate(catalog.model("openai-community/gpt2"), None, FULL)
+    assert write_estimate(found)["stored_bytes"] is None
