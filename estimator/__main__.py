@@ -18,8 +18,8 @@ from estimator.contract.text import describe
 from estimator.search.remedies import Remedy, remedies
 from estimator.sources import catalog, hub
 from estimator.values.json_text import LONGEST_TEXT, read_object
-from estimator.values.keys import GROUPS, KEYS, Key
-from estimator.values.kinds import Choice, Flag, near, one_of, show
+from estimator.values.keys import BY_NAME, GROUPS, KEYS, MEANT, PARALLEL_WORDS, Key
+from estimator.values.kinds import Choice, Flag, near, one_of, plain, show
 from estimator.values.results import Estimate
 from estimator.values.specs import Model
 
@@ -224,6 +224,10 @@ def _parser() -> _Parser:
         group = parser.add_argument_group(title)
         for key in keys:
             _add_flag(group, key)
+    for word in PARALLEL_WORDS.keys() - BY_NAME.keys():  # so that the contract says what they are
+        parser.add_argument(
+            _flag(word), dest=word, action="append", nargs="?", const="true", help=argparse.SUPPRESS
+        )
     return parser
 
 
@@ -273,7 +277,9 @@ def _texts(value: object) -> list[str]:
 
 def _unknown_argument(argument: str) -> str:
     names = ["gpu", "hub", "hub_token", "json", "remedies", *(key.name for key in KEYS)]
-    meant = near(argument.lstrip("-"), names) if argument.startswith("-") else []
+    word = plain(argument.lstrip("-"))
+    meant = [MEANT[word]] if word in MEANT else near(word, names)
+    meant = meant if argument.startswith("-") else []
     hint = f"; did you mean {one_of([_flag(name) for name in meant])}?" if meant else ""
     return f"{show(argument)} is not understood{hint}"
 

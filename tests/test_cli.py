@@ -361,6 +361,13 @@ def test_help_lists_every_key_with_its_default() -> None:
             [MISTRAL, "--max-lenght=5"],
             "'--max-lenght' is not understood; did you mean --max-length?",
         ),
+        (
+            [MISTRAL, "--tensor-parallel-size", "4"],
+            "tensor_parallel_size 4 is not modelled yet: a run with tensor parallelism",
+        ),
+        ([MISTRAL, "--expert-parallel"], "expert_parallel true is not modelled yet: "),
+        ([MISTRAL, "--strategy", "megatron"], "strategy 'megatron' is not modelled yet: "),
+        ([MISTRAL, "--world-size", "8"], "'--world-size' is not understood; did you mean --num-gp"),
         ([MISTRAL, "another"], "'another' is not understood; see --help."),
         ([MISTRAL, "--padded", "--no-padded"], "padded comes 2 times; give it once."),
         ([MISTRAL, "--num-gpus", "8"], "num_gpus 8 needs a strategy"),

@@ -17,7 +17,16 @@ from estimator.contract.setups import parse, read_link, read_setup, write_estima
 from estimator.families.parameters import Linear, modules_with_counts
 from estimator.parallel.combinations import SHARING, refusal
 from estimator.search.remedies import remedies
-from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, GROUPS, KEYS, Key
+from estimator.values.keys import (
+    BY_NAME,
+    DEFAULT,
+    GPU_KEYS,
+    GROUPS,
+    KEYS,
+    PARALLEL_WORDS,
+    UNMODELLED_STRATEGIES,
+    Key,
+)
 from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Version, Whole, show
 from estimator.values.specs import (
     Component,
@@ -147,11 +156,71 @@ def some_other_value(key: Key) -> object:
 
 
 @EVERY_KEY
-def test_key_without_physics_says_so_and_says_what_to_leave(key: Key) -> None:
+def test_key_without_physics_says_so(key: Key) -> None:
     if key.modelled and not isinstance(key.kind, Version):
         sentence = problem(**{key.name: some_other_value(key)})
-        assert sentence.startswith(key.name)
-        assert "is not modelled yet; leave it at " in sentence
+        assert sentence.startswith(f"{key.name} 2 is not modelled yet: a run with ")
+
+
+# by hand, from accelerate's ParallelismConfig, vLLM's and Megatron-LM's arguments, torchtitan's and ms-swift's configs
+ASK_FOR_PARALLELISM = {
+    "tensor parallelism": (
+        {"tensor_parallel_size": 4},
+        {"tensor-model-parallel-size": 4},
+        {"tp": 2},
+        {"tensor_parallel_degree": 2},
+        {"strategy": "tp"},
+        {"strategy": "tensor_parallel"},
+        {"tp_plan": "auto"},
+    ),
+    "pipeline parallelism": (
+        {"pipeline_parallel_size": 2},
+        {"pipeline_model_parallel_size": 2},
+        {"strategy": "pipeline"},
+    ),
+    "context parallelism": ({"context_parallel_size": 2}, {"strategy": "ring_attention"}),
+    "sequence parallelism": (
+        {"sequence_parallel_size": 2},
+        {"ulysses_degree": 8},
+        {"sp_size": 2},
+        {"sequence_parallel": True},
+    ),
+    "expert parallelism": ({"expert_parallel": 8}, {"enable_expert_parallel": True}),
+    "tensor or pipeline parallelism": ({"strategy": "megatron"}, {"strategy": "Megatron-LM"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [(asked, what) for what, them in ASK_FOR_PARALLELISM.items() for asked in them],
+    ids=str,
+)
+def test_parallelism_without_physics_is_named_and_no_other_run_is_advised(
+    asked: dict[str, object], what: str
+) -> None:
+    said = f"is not modelled yet: a run with {what} cannot be estimated."
+    ((name, value),) = asked.items()
+    link = str(value).lower() if isinstance(value, bool) else str(value)
+    for problems in (
+        read_setup({"model": MISTRAL, "num_gpus": 8, "strategy": "fsdp", **asked}).problems,
+        read_link({"model": MISTRAL, "num_gpus": "8", "strategy": "fsdp", name: link}).problems,
+    ):
+        (sentence,) = problems
+        assert sentence.startswith(f"{name} ")
+        assert sentence.endswith(said)
+
+
+@pytest.mark.parametrize("word", sorted(PARALLEL_WORDS))
+def test_parallelism_of_one_rank_is_accepted(word: str) -> None:
+    assert read_setup({"model": MISTRAL, word: 1}) == read_setup({"model": MISTRAL})
+    assert read_link({"model": MISTRAL, word: "1"}).problems == ()
+
+
+@pytest.mark.parametrize("word", sorted(UNMODELLED_STRATEGIES))
+def test_strategy_without_physics_is_not_answered_with_another(word: str) -> None:
+    (sentence,) = read_setup({"model": MISTRAL, "num_gpus": 8, "strategy": word}).problems
+    assert sentence.endswith(f"with {UNMODELLED_STRATEGIES[word]} cannot be estimated.")
+    assert not {"take", "leave"} & set(sentence.split())
 
 
 # --- sentences, by hand -------------------------------------------------------------------------
@@ -171,6 +240,7 @@ SENTENCES = [
     ),
     ({"max_lenght": 8}, "max_lenght is no key of a setup; did you mean max_length?"),
     ({"wings": 2}, "wings is no key of a setup; leave it out."),
+    ({"world_size": 8}, "world_size is no key of a setup; did you mean num_gpus?"),
     ({"v": 2}, "v must be 1, the contract that is read here, not 2."),
     (
         {"num_gpus": 2},

@@ -408,6 +408,52 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(
     assert sentence in problem
 
 
+FP16_WEIGHTS = [
+    {"method": method, "dtype": dtype, "autocast_adapter_dtype": autocast}
+    for method in ("full", "lora", "qlora")
+    for dtype in ("float32", "float16", "bfloat16")
+    for autocast in (True, False)
+]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp", "fsdp_grad_op", "zero2", "zero3"])
+def test_fp16_is_refused_only_where_the_scaler_meets_16_bit_gradients(strategy: str) -> None:
+    # torch 2.13, GradScaler: "Attempting to unscale FP16 gradients.", and no kernel for bfloat16. Its ShardedGradScaler
+    # allows them, and accelerate's FSDP 1 makes none. FSDP 2's trained weights become float32 but beside a 4-bit base.
+    sharing = {"strategy": strategy.removesuffix("1"), "num_gpus": 4, "max_length": 256}
+    if strategy == "fsdp1":
+        sharing["fsdp_version"] = 1
+    for keys in FP16_WEIGHTS:
+        kept_in_16_bits = (
+            keys["dtype"] != "float32"
+            and (keys["method"] == "full" or not keys["autocast_adapter_dtype"])
+            and (strategy == "ddp" or (strategy.startswith("fsdp") and keys["method"] == "qlora"))
+            and strategy != "fsdp1"
+        )
+        packed_as = {"bnb_4bit_quant_storage": keys["dtype"]} if keys["method"] == "qlora" else {}
+        given = {"model": LLAMA, **sharing, **keys, **packed_as}
+        found = read_setup({**given, "mixed_precision": "fp16"}).problems
+        if kept_in_16_bits:
+            assert f"refuses to unscale {keys['dtype']} gradients" in found[0]
+            continue
+        assert found == ()
+        # gathered and computed in 16 bits either way: the same memory
+        told_fp16 = estimate(*parse({**given, "mixed_precision": "fp16"}))
+        told_bf16 = estimate(*parse({**given, "mixed_precision": "bf16"}))
+        assert heights(told_fp16) == heights(told_bf16)
+
+
+def test_a_t4_is_asked_for_fsdp_under_fp16() -> None:
+    # a card without bfloat16; weights, gradients and AdamW's states take 16 bytes each, divided
+    keys = {"dtype": "float16", "mixed_precision": "fp16", "strategy": "fsdp", "num_gpus": 16}
+    answer = estimate(
+        *parse({"model": "bigscience/bloom-7b1", "gpu": "T4", "max_length": 256, **keys})
+    )
+    assert answer.peak.bytes > 16 * total_parameters(answer.model) / 16
+    assert answer.time is not None
+    assert answer.time.step_seconds_low > 0
+
+
 def test_an_estimate_refuses_what_the_contract_refuses() -> None:
     setup = TrainingSetup(num_gpus=4)
     assert refusal(setup)

@@ -24,8 +24,16 @@ from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.step.reserved import shown
 from estimator.values.json_text import read_object
-from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS
-from estimator.values.kinds import near, one_of, show
+from estimator.values.keys import (
+    BY_NAME,
+    DEFAULT,
+    GPU_KEYS,
+    KEYS,
+    MEANT,
+    NOT_PARALLEL,
+    PARALLEL_WORDS,
+)
+from estimator.values.kinds import near, not_modelled, one_of, plain, show
 from estimator.values.results import Estimate, OnDevice
 from estimator.values.specs import (
     NETWORK,
@@ -84,8 +92,11 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
     if sentence := refusal(setup) or beyond_one_machine(setup):
-        problems.append(sentence)
+        if "strategy" in values or "strategy" not in given:  # else it is of a default of ours
+            problems.append(sentence)
         setup = replace(setup, **{name: getattr(DEFAULT, name) for name in SHARING})
+        if refusal(setup):
+            setup = replace(setup, mixed_precision=DEFAULT.mixed_precision)
     model = None
     if "model" in given:
         model = _read_fact("model", lambda value: read_model(value, known), given, problems)
@@ -136,6 +147,9 @@ def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, ob
         try:
             key = BY_NAME.get(name)
             if key is None:
+                if parallelism := PARALLEL_WORDS.get(plain(name)):
+                    _refuse_parallel(name, value, parallelism)
+                    continue
                 raise ValueError(_unknown_key(name))
             read = key.read(value)
             if values.get(key.name, read) != read:
@@ -146,8 +160,16 @@ def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, ob
     return values
 
 
+def _refuse_parallel(name: str, value: object, parallelism: str) -> None:
+    """Accept another name of an unmodelled parallelism where it says that there is none."""
+    if type(value) not in (type(None), bool, int) or value not in NOT_PARALLEL or value is True:
+        raise ValueError(f"{name} {not_modelled(value, parallelism)}")
+
+
 def _unknown_key(name: str) -> str:
     meant = near(name, [*FACTS, *BY_NAME])
+    if plain(name) in MEANT:
+        meant = [MEANT[plain(name)]]
     shown = name if name.isidentifier() and len(name) <= 60 else show(name)
     hint = f"did you mean {one_of(meant)}?" if meant else "leave it out."
     return f"{shown} is no key of a setup; {hint}"
@@ -296,6 +318,10 @@ def _from_texts(name: str, texts: list[str]) -> object:
     text = ",".join(texts)
     if key is not None:
         return key.kind.from_text(text)
+    if plain(name) in PARALLEL_WORDS:
+        return {"null": None, "false": False, "true": True}.get(
+            text.lower(), BY_NAME["tp_size"].kind.from_text(text)
+        )
     if name in FACTS and text.lstrip().startswith("{"):
         return read_object(text, name)
     return None if name == "gpu" and text in {"", "null"} else text

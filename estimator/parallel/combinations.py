@@ -74,7 +74,44 @@ def shared_between_layers(model: Model, setup: TrainingSetup) -> str:
     )
 
 
+def _unscaled(setup: TrainingSetup) -> bool:
+    """Whether the weights are of 16 bits where a GradScaler meets gradients of the dtype of what is trained.
+
+    Who divides weights keeps what is trained, and its gradients, in float32: accelerate 1.15, accelerator.py,
+    ``prepare_model`` (FSDP 1, beside 4-bit weights too) and utils/fsdp_utils.py, ``fsdp2_prepare_model`` (FSDP 2, but
+    not beside 4-bit weights). DeepSpeed 0.19.8 has a scaler of its own.
+    """
+    if setup.dtype is Dtype.FLOAT32 or setup.mixed_precision is not MixedPrecision.FP16:
+        return False
+    in_float32 = setup.uses_fsdp1 or (setup.strategy.is_fsdp and setup.method is not Method.QLORA)
+    return not in_float32 and not setup.strategy.is_zero
+
+
+# torch 2.13, amp/grad_scaler.py, _unscale_grads_; aten/src/ATen/native/cuda/AmpKernels.cu (no bfloat16: pytorch issue
+# 127176)
+UNSCALED = (
+    "under mixed_precision fp16 (PyTorch's GradScaler refuses to unscale {s.dtype} gradients)"
+)
+OR_BF16 = "or take dtype bfloat16 with mixed_precision bf16."
+
 RULES = (
+    Rule(
+        lambda s: _unscaled(s) and not s.uses_adapters,
+        f"dtype {{s.dtype}} cannot be trained {UNSCALED}; load the weights in float32, {OR_BF16}",
+    ),
+    Rule(
+        lambda s: _unscaled(s) and s.uses_adapters and not s.autocast_adapter_dtype,
+        f"Adapters in {{s.dtype}} cannot be trained {UNSCALED}; set autocast_adapter_dtype true, {OR_BF16}",
+    ),
+    Rule(
+        lambda s: (
+            _unscaled(s)
+            and bool(s.modules_to_save)
+            and not (s.has_packed_base and s.prepare_model_for_kbit_training)
+        ),
+        f"modules_to_save copies modules in {{s.dtype}}, which cannot be trained {UNSCALED}; leave "
+        f"modules_to_save out, {OR_BF16}",
+    ),
     Rule(
         lambda s: s.num_gpus > 1 and s.strategy is Strategy.NONE,
         "num_gpus {s.num_gpus} needs a strategy that says how they share the work; take ddp, fsdp or zero3.",

@@ -241,10 +241,12 @@ def computed(setup: TrainingSetup) -> TrainingSetup:
         divided_in_16_bits = setup.mixed_precision is not MixedPrecision.NO
     if not divided or not divided_in_16_bits:
         return setup
+    autocasts = setup.mixed_precision is not MixedPrecision.NO
     return replace(
         setup,
-        # the memory of float16 is the same, and a setup of trained float16 under its scaler could not be built
+        # the memory of float16 is the same; gathered weights are no leaves, and no scaler sees their gradients
         dtype=Dtype.BFLOAT16,
+        mixed_precision=MixedPrecision.BF16 if autocasts else MixedPrecision.NO,
         autocast_adapter_dtype=setup.autocast_adapter_dtype and made_divided(setup),
         prepare_model_for_kbit_training=False,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from estimator.values.kinds import (
     Choice,
@@ -20,7 +21,7 @@ from estimator.values.kinds import (
     Text,
     Version,
     Whole,
-    show,
+    not_modelled,
 )
 from estimator.values.specs import (
     ALL_LINEAR,
@@ -43,6 +44,88 @@ from estimator.values.specs import (
 )
 
 DEFAULT = TrainingSetup()
+
+# --- parallelisms without physics -----------------------------------------------------------------
+
+
+class Parallelism(NamedTuple):
+    """A way to share a run between GPUs that no formula knows yet, and what people call it."""
+
+    name: str
+    words: tuple[str, ...]
+    """Alone and with ``_size`` and ``_degree`` behind them they are keys of a configuration; alone, strategies too."""
+    strategies: tuple[str, ...] = ()
+    """More words for a strategy."""
+
+
+PARALLELISMS = (
+    # accelerate 1.15, parallelism_config.py; vLLM and ms-swift; Megatron-LM's arguments.py; torchtitan's
+    Parallelism(
+        "tensor parallelism",
+        ("tp", "tensor_parallel", "tensor_parallelism", "tensor_model_parallel", "tp_plan"),
+    ),
+    Parallelism(
+        "pipeline parallelism",
+        ("pp", "pipeline_parallel", "pipeline_parallelism", "pipeline_model_parallel"),
+        ("pipeline", "gpipe", "1f1b"),
+    ),
+    Parallelism(
+        "context parallelism",
+        ("cp", "context_parallel", "context_parallelism", "ring_attention", "ring_attn"),
+        ("ring",),
+    ),
+    Parallelism(
+        "sequence parallelism",
+        (
+            *("sp", "sequence_parallel", "sequence_parallelism"),
+            *("ulysses", "ulysses_parallel", "ulysses_sequence_parallel", "alst"),
+        ),
+        ("deepspeed_ulysses",),
+    ),
+    Parallelism(
+        "expert parallelism",
+        (
+            *("ep", "expert_parallel", "expert_parallelism", "expert_model_parallel", "moe_ep"),
+            *("expert_tensor_parallel", "enable_expert_parallel", "moe_expert_parallel"),
+        ),
+    ),
+    Parallelism(
+        "tensor or pipeline parallelism",
+        ("model_parallel", "megatron", "megatron_lm"),
+        ("megatron_core", "mcore", "3d", "3d_parallel", "3d_parallelism"),
+    ),
+)
+
+PARALLEL_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        word + suffix: it.name
+        for it in PARALLELISMS
+        for word in it.words
+        for suffix in ("", "_size", "_degree")
+    }
+)
+"""Each key that asks for such a parallelism, in ``plain`` spelling, and which."""
+
+UNMODELLED_STRATEGIES: Mapping[str, str] = MappingProxyType(
+    {word: it.name for it in PARALLELISMS for word in (*it.words, *it.strategies)}
+)
+"""The same of strategies."""
+
+NOT_PARALLEL = (None, False, 1)
+"""What such a key says where nothing is shared that way."""
+
+MEANT: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("world_size", "num_processes", "nproc_per_node", "n_gpus", "n_gpu", "gpus"),
+            *("devices", "dp_size", "dp_shard_size", "data_parallel_size", "dp"),
+        ),
+        "num_gpus",
+    )
+)
+"""Keys that others use and that look like none here, in ``plain`` spelling."""
+
+# --- keys -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +160,7 @@ class Key:
         except ValueError as problem:
             raise ValueError(f"{self.name} {problem}") from None
         if self.modelled and read not in self.modelled:
-            raise ValueError(
-                f"{self.name} {show(value)} is not modelled yet; leave it at {show(self.default)}."
-            )
+            raise ValueError(f"{self.name} {not_modelled(value, PARALLEL_WORDS[self.name])}")
         return read
 
 
@@ -124,7 +205,7 @@ _ATTENTION = Choice(
     later=("flash_attention_3", "flex_attention"),
 )
 _STATE_DTYPE = Choice((Dtype.FLOAT32, Dtype.BFLOAT16), enum=Dtype, nullable=True)
-_STRATEGY = Choice(tuple(Strategy), enum=Strategy)
+_STRATEGY = Choice(tuple(Strategy), enum=Strategy, stands_for=UNMODELLED_STRATEGIES)
 _LOSS = Choice(tuple(Loss), enum=Loss, nullable=True)
 _OFFLOAD = Choice(tuple(Offload), enum=Offload)
 _WHEN = ("no", "steps", "epoch")

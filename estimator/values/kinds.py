@@ -52,6 +52,24 @@ def one_of(words: Iterable[str]) -> str:
     return f"{', '.join(rest)} or {last}" if rest else last
 
 
+def plain(word: str) -> str:
+    """A word in lower case, with underscores between its parts.
+
+    >>> plain("Megatron-LM")
+    'megatron_lm'
+    """
+    return word[:100].lower().replace("-", "_").replace(" ", "_")
+
+
+def not_modelled(value: object, parallelism: str) -> str:
+    """What is said of a value that asks for a parallelism; to leave it out would be the estimate of another run.
+
+    >>> not_modelled(2, "tensor parallelism")
+    '2 is not modelled yet: a run with tensor parallelism cannot be estimated.'
+    """
+    return f"{show(value)} is not modelled yet: a run with {parallelism} cannot be estimated."
+
+
 def near(word: str, known: Iterable[str]) -> list[str]:
     """The known words that the given one may have meant, the nearest first.
 
@@ -59,7 +77,7 @@ def near(word: str, known: Iterable[str]) -> list[str]:
     ['lora_r', 'lora_alpha']
     """
     known = list(known)
-    word = word.lower().replace("-", "_")[:100]
+    word = plain(word)
     alike = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     within = [one for one in known if len(word) > 2 and (word in one or one in word)]
     return list(dict.fromkeys([*alike, *within]))[:3]
@@ -113,6 +131,8 @@ class Choice(Kind):
     aliases: Mapping[str, str] = field(default_factory=dict)
     later: tuple[str, ...] = ()
     """Words of Hugging Face's that no formula knows yet."""
+    stands_for: Mapping[str, str] = field(default_factory=dict)
+    """Words for something that no formula knows yet, and that no other word here comes near; in ``plain`` spelling."""
     MOST_SHOWN: ClassVar[int] = 12
     """Ours."""
 
@@ -128,6 +148,8 @@ class Choice(Kind):
             return self.enum(word) if self.enum else str(word)
         if word in self.later:
             raise ValueError(f"{show(value)} is not modelled yet; take {allowed}.")
+        if what := self.stands_for.get(plain(value)):
+            raise ValueError(not_modelled(value, what))
         meant = near(word, (*self.words, *self.aliases))
         hint = f"did you mean {one_of(meant)}? It is" if meant else "it is"
         raise ValueError(f"{show(value)} is unknown; {hint} one of {', '.join(self._shown())}.")

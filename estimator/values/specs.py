@@ -664,28 +664,6 @@ class TrainingSetup:
             raise ValueError(
                 'lora_target_modules is empty; name at least one module or give "all-linear".'
             )
-        self._check_half_precision()
-
-    def _check_half_precision(self) -> None:
-        """Refuse 16-bit weights that are trained under fp16 autocast, whose gradients no GradScaler unscales.
-
-        torch 2.13, amp/grad_scaler.py, ``_unscale_grads_``; aten/src/ATen/native/cuda/AmpKernels.cu (no bfloat16:
-        pytorch issue 127176).
-        """
-        if self.dtype is Dtype.FLOAT32 or self.mixed_precision is not MixedPrecision.FP16:
-            return
-        refused = f"under mixed_precision fp16 (PyTorch's GradScaler refuses to unscale {self.dtype} gradients)"
-        way_out = "use bfloat16" if self.dtype is Dtype.FLOAT16 else "use mixed_precision bf16"
-        if not (self.uses_adapters and self.autocast_adapter_dtype):
-            raise ValueError(
-                f"dtype {self.dtype} cannot be trained {refused}; load the weights in float32, or {way_out}."
-            )
-        upcast = self.has_packed_base and self.prepare_model_for_kbit_training
-        if self.modules_to_save and not upcast:
-            raise ValueError(
-                f"modules_to_save copies modules in {self.dtype}, which cannot be trained {refused}; leave "
-                f"modules_to_save out, or {way_out}."
-            )
 
     @property
     def tokens(self) -> int:

@@ -57,7 +57,8 @@ def sharded(setup: dict[str, Any], config: dict[str, Any]) -> Any:
             use_dora=setup.get("use_dora", False),
             task_type="CAUSAL_LM",
         )
-        model = peft.get_peft_model(model, settings)
+        autocast = setup.get("autocast_adapter_dtype", True)
+        model = peft.get_peft_model(model, settings, autocast_adapter_dtype=autocast)
     mixed = setup.get("mixed_precision", "bf16")
     os.environ["ACCELERATE_MIXED_PRECISION"] = mixed
     plugin = FullyShardedDataParallelPlugin(
@@ -86,10 +87,14 @@ def kept(*, setup: dict[str, Any], config: dict[str, Any], steps: int) -> dict[s
     model = sharded(setup, config)
     ids = torch.zeros((1, LENGTH), dtype=torch.long)
 
+    mixed = setup.get("mixed_precision", "bf16")
+    width = torch.float16 if mixed == "fp16" else torch.bfloat16
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=mixed == "fp16")
+
     def play(*, last: bool) -> None:
         model.set_requires_gradient_sync(last)
-        with torch.autocast("cpu", torch.bfloat16, enabled=setup.get("mixed_precision") != "no"):
-            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        with torch.autocast("cpu", width, enabled=mixed != "no"):
+            scaler.scale(model(input_ids=ids, labels=ids, use_cache=False).loss).backward()
 
     for _ in range(steps - 1):
         play(last=False)
@@ -102,6 +107,8 @@ def kept(*, setup: dict[str, Any], config: dict[str, Any], steps: int) -> dict[s
         else []
     )
     play(last=True)
+    # as accelerate's clip_grad_norm_ does; it raises where a gradient is float16
+    scaler.unscale_(torch.optim.SGD(it for it in model.parameters() if it.requires_grad))
     grads = {
         it.grad.to_local().untyped_storage() for it in model.parameters() if it.grad is not None
     }
@@ -116,7 +123,9 @@ def kept(*, setup: dict[str, Any], config: dict[str, Any], steps: int) -> dict[s
 
 CASES = {
     "full": {},
+    "full, fp16": {"mixed_precision": "fp16"},
     "LoRA": LORA,
+    "LoRA, fp16": LORA | {"mixed_precision": "fp16", "autocast_adapter_dtype": False},
     "LoRA beside copied modules": LORA | COPIES,
     "LoRA beside copied ends, no autocast": LORA
     | {"modules_to_save": ["embed_tokens", "lm_head"], "mixed_precision": "no"},
