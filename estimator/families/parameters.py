@@ -1519,6 +1519,58 @@ def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
     return any(_names(target, module) for target in targets)
 
 
+def is_trained(module: Module, setup: TrainingSetup) -> bool:
+    """Whether something of this module is trained: all of it, its adapter, or PEFT's copy of it (a yes or no).
+
+    Source: derived, from ``is_adapted`` and ``is_copied``.
+
+    >>> is_trained(Norm("norm", 8), TrainingSetup()), is_trained(Norm("norm", 8), TrainingSetup(method=Method.LORA))
+    (True, False)
+    """
+    if not setup.uses_adapters or is_copied(module, setup):
+        return True
+    return isinstance(module, Linear | Bare) and is_adapted(module, setup)
+
+
+def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
+    """The lowest layer with something to train, the last that backward reaches (an index, from 0; the number of layers
+    where none has); None where gradients go on to the embedding.
+
+    They do where something before the layers is trained, and under gradient checkpointing, which has the embedding's
+    output require a gradient.
+
+    Source: torch 2.13, torch/csrc/autograd/function.h, ``collect_next_edges`` (no node where no input requires a
+    gradient); transformers 5.23, modeling_utils.py, ``enable_input_require_grads``.
+
+    >>> lowest_trained(TINY_LLAMA, TrainingSetup(method=Method.LORA)), lowest_trained(TINY_LLAMA, TrainingSetup())
+    (0, None)
+    """
+    before = (module for module in outer_modules(model) if not is_after_layers(module))
+    if setup.gradient_checkpointing or any(is_trained(module, setup) for module in before):
+        return None
+    return min(
+        (
+            lowest
+            for lowest, _ in layer_groups(model)
+            if any(is_trained(module, setup) for module in layer_modules(model, lowest))
+        ),
+        default=model.num_hidden_layers,
+    )
+
+
+def is_after_layers(module: Module) -> bool:
+    """Whether a module outside the layers works on what comes out of them: the final norm, projections, the head.
+
+    Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the model's ``forward``.
+
+    >>> [is_after_layers(module) for module in outer_modules(TINY_LLAMA)]
+    [False, True, True]
+    """
+    if isinstance(module, Norm):
+        return module.name not in ("word_embeddings_layernorm", "per_layer_projection_norm")
+    return module.name.startswith(("lm_head", "project_out", "altup_unembed_projections"))
+
+
 def is_quantized(module: Module, setup: TrainingSetup) -> bool:
     """Whether bitsandbytes packs this module: every linear but the head (a yes or no; the same on every GPU).
 

@@ -21,7 +21,7 @@ from estimator.families.weights import buffers
 from estimator.parallel.module_devices import FIRST, Modules, Seats, copies_on, modules_on
 from estimator.run.loading import load_moment_of
 from estimator.run.saving import taken_apart_bytes
-from estimator.step.decoder import LayerKind, Step, has_window, layer_kinds
+from estimator.step.decoder import LayerKind, Step, has_window, layer_kinds, reached
 from estimator.step.evaluation import as_evaluated, evaluated
 from estimator.step.timeline import (
     Course,
@@ -196,7 +196,11 @@ class PlacedPlan:
         setup = replace(
             self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
         )
-        kinds = layer_kinds(self._model, windowed=has_window(self._model, sizes.length))
+        kinds = reached(
+            layer_kinds(self._model, windowed=has_window(self._model, sizes.length)),
+            self._model,
+            self._setup,
+        )
         placed = placed_kinds(kinds, self._at)
         played = played_layers(placed)
         tape = Step(self._model, setup, played, training=self._training, seats=self._at).play()

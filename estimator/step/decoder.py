@@ -21,6 +21,7 @@ from estimator.families.parameters import (
     layer_kind,
     layer_model,
     layer_modules,
+    lowest_trained,
     outer_modules,
     sharing_of_keys,
     tied_head,
@@ -77,6 +78,14 @@ class LayerKind(NamedTuple):
     """Only the largest gates of its MLP are left."""
     sharing: str = ""
     """What it has to do with keys and values that layers share, by ``sharing_of_keys``."""
+    reach: str = ""
+    """How far backward comes: ``BELOW`` and ``LOWEST``; empty where it goes on to the layer beneath."""
+
+
+BELOW = "below"
+"""A layer that backward does not reach: nothing in it or before it is trained, so that it saves nothing."""
+LOWEST = "lowest"
+"""The last that backward reaches: its input needs no gradient."""
 
 
 def has_window(model: Model, max_length: int) -> bool:
@@ -102,6 +111,22 @@ def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
     )
 
 
+def reached(
+    kinds: Sequence[LayerKind], model: Model, setup: TrainingSetup
+) -> tuple[LayerKind, ...]:
+    """The kinds with how far backward comes: where it ends at a layer, that and those beneath are kinds of their own.
+
+    So is what comes next above: it may be the last in backward to need what all share.
+    """
+    lowest = lowest_trained(model, setup)
+    if lowest is None:
+        return tuple(kinds)
+    return tuple(
+        kind._replace(reach=BELOW if index < lowest else LOWEST) if index <= lowest else kind
+        for index, kind in enumerate(kinds)
+    )
+
+
 class Step:
     """One micro-batch on a tape. ``layers`` are the indices that are played; the others follow from them."""
 
@@ -122,6 +147,8 @@ class Step:
         self.layers = layers
         self.family: Architecture = architecture(model)
         self.kinds = layer_kinds(model, windowed=has_window(model, setup.max_length))
+        self.lowest = lowest_trained(model, setup) or 0
+        """The lowest layer that backward reaches."""
         self.loss = loss_of(model, setup)
         autocast = self.setup.mixed_precision is not MixedPrecision.NO
         self.tape = Tape(
@@ -307,6 +334,7 @@ class Step:
                 width = setup.tokens * model.hidden_size_per_layer_input
                 layer_input = op.part(tape, of_layers, width)
             hidden = self._layer(block, hidden, layer_input)
+            assert hidden.requires_grad == (self.training and index >= self.lowest)
             block.router_logits = None
             if not setup.gradient_checkpointing:  # else its replay needs them
                 block.mask = block.rotary_tables = block.alibi = block.positions = None

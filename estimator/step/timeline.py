@@ -53,7 +53,7 @@ from estimator.parallel.sharding import (
 from estimator.parallel.zero import gathering, held
 from estimator.parallel.zero3_coordinator import OUTSIDE, Coordinator, Rules, Script
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
-from estimator.step.decoder import Step, has_window, layer_kinds
+from estimator.step.decoder import Step, has_window, layer_kinds, reached
 from estimator.tape.program import Changes, Program, Reason, Sized
 from estimator.tape.symbols import Recording
 from estimator.tape.tape import COMPONENTS, WEIGHTS, Call, Mark
@@ -295,7 +295,11 @@ class Plan:
         setup = replace(
             self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
         )
-        kinds = layer_kinds(self._model, windowed=has_window(self._model, sizes.length))
+        kinds = reached(
+            layer_kinds(self._model, windowed=has_window(self._model, sizes.length)),
+            self._model,
+            self._setup,
+        )
         played = played_layers(kinds)
         step = Step(self._model, setup, played, gpus, training=self._training)
         program = Program(step.play(), recording)
@@ -304,7 +308,10 @@ class Plan:
 
 
 def runs_of(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
-    """Set every real layer in its place: forward in their order, backward in the reverse."""
+    """Set every real layer in its place: forward in their order, backward in the reverse.
+
+    A layer that backward does not reach has no stretch there.
+    """
     for (phase, stage, outside), stretch in groupby(
         enumerate(marks), key=lambda pair: (pair[1].phase, pair[1].stage, pair[1].layer is None)
     ):
@@ -318,6 +325,8 @@ def runs_of(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
             reversed(order) if phase is Phase.BACKWARD else order, key=layers.__getitem__
         ):
             alike = tuple(run)
+            if stand_in not in by_layer:
+                continue
             yield Run(by_layer[stand_in], phase, alike, len(alike), has_moments=stage == "layer")
 
 

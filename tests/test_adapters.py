@@ -1,0 +1,214 @@
+"""Where adapters are and are not: layers beneath the first, targets that PEFT takes, embeddings and heads.
+
+Heights marked as traced are those of peft 0.21.2, transformers 5.23 and torch 2.13 themselves, in bytes as allocated,
+run on a stand-in device that counts every allocation; they leave out cuBLAS's workspace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import Component, Model, Phase, catalog, engine, estimate
+from estimator.contract.setups import parse
+from estimator.families.parameters import (
+    Linear,
+    layer_groups,
+    layer_modules,
+    linears_peft_takes,
+    modules_with_counts,
+)
+from estimator.step import timeline as moments_module
+
+IDS = {catalog.model(hub_id).model_type: hub_id for hub_id in reversed(catalog.models())}
+"""One model of every family in the catalogue."""
+
+# --- layers beneath the first adapter ------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 4096,
+}
+HEADS = {"head_dim": 64}
+DELTA, FULL, CONV = "linear_attention", "full_attention", "conv"
+QWEN3_5 = {
+    **SMALL,
+    **HEADS,
+    "model_type": "qwen3_5_text",
+    "layer_types": [DELTA, DELTA, DELTA, FULL, DELTA, FULL],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+LFM2 = {
+    **SMALL,
+    "model_type": "lfm2",
+    "layer_types": [CONV, CONV, FULL, CONV, FULL, CONV],
+    "block_auto_adjust_ff_dim": False,
+}
+GRANITE = {
+    **SMALL,
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "mamba", "attention", "mamba", "attention", "mamba"],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 64,
+    "mamba_d_state": 32,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "shared_intermediate_size": 512,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+}
+DEEPSEEK = {
+    **SMALL,
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 128,
+    "q_lora_rank": None,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
+LLAMA = {**SMALL, **HEADS, "model_type": "llama"}
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MLP = ["gate_proj", "up_proj", "down_proj"]
+STEP = {"method": "lora", "max_length": 512, "per_device_train_batch_size": 2}
+
+TRACED = {
+    "attention above three delta-nets": (
+        QWEN3_5,
+        {"lora_target_modules": ATTENTION},
+        (79_270_400, 112_842_752, 120_649_216, 13_180_416),
+    ),
+    "attention above two short convolutions": (
+        LFM2,
+        {"lora_target_modules": ["q_proj", "k_proj", "v_proj", "out_proj"]}
+        | {"mixed_precision": "no"},
+        (81_874_432, 115_446_784, 123_277_824, 11_169_280),
+    ),
+    "attention above two layers of Mamba": (
+        GRANITE,
+        {"lora_target_modules": ATTENTION},
+        (136_346_112, 161_529_856, 169_336_320, 13_959_680),
+    ),
+    "experts above two dense layers": (
+        DEEPSEEK,
+        {"lora_target_modules": MLP, "lora_dropout": 0.0},
+        (71_013_888, 104_586_240, 112_417_280, 26_087_936),
+    ),
+    "values alone": (
+        LLAMA,
+        {"lora_target_modules": ["v_proj"]},
+        (66_563_584, 100_135_936, 107_958_784, 11_875_840),
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "keys", "heights"), TRACED.values(), ids=TRACED)
+def test_heights_are_those_of_the_traced_run(
+    model: dict[str, Any], keys: dict[str, Any], heights: tuple[int, ...]
+) -> None:
+    of = estimate(*parse({"model": model} | STEP | keys))
+    phases = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
+    workspace = of.peak.resident[Component.WORKSPACE]
+    ours = [of.phases[phase].bytes - workspace for phase in phases]
+    assert ours == pytest.approx(heights, rel=2e-3)
+
+
+def lists_of_targets(model: Model) -> list[list[str]]:
+    """What people name: everything by name, the attention, the MLP, one linear that not every layer has."""
+    linears = linears_peft_takes(model)
+    short = [
+        {
+            it.name.rpartition(".")[2]
+            for it in layer_modules(model, lowest)
+            if isinstance(it, Linear)
+        }
+        for lowest, _ in layer_groups(model)
+    ]
+    rare = [name for name in linears if 0 < sum(name in names for names in short) < len(short)]
+    attention = {
+        it.name.rpartition(".")[2]
+        for it, _ in modules_with_counts(model)
+        if isinstance(it, Linear) and "attn" in it.name
+    }
+    named = [[*linears], [n for n in linears if n in attention], MLP, rare[:1], [linears[-1]]]
+    return [names for index, names in enumerate(named) if names and names not in named[:index]]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("hub_id", IDS.values(), ids=IDS)
+def test_every_list_of_targets_is_answered_or_refused_in_a_sentence(
+    hub_id: str, checkpointing: bool
+) -> None:
+    answered = 0
+    for names in reversed(lists_of_targets(catalog.model(hub_id))):
+        given = {"model": hub_id, "method": "lora", "lora_target_modules": names}
+        given |= {"gradient_checkpointing": checkpointing, "lora_dropout": 0.0}
+        said = ""
+        try:
+            of = estimate(*parse(given))
+        except ValueError as refusal:
+            said = str(refusal)
+        else:
+            assert of.peak.bytes > of.peak.resident[Component.WEIGHTS]
+            answered += 1
+        assert not said or (said.startswith("lora_target_modules ") and said.endswith("."))
+        if answered and checkpointing:  # every layer is reached, whatever the targets are
+            break
+    assert answered
+
+
+def forget() -> None:
+    for remembers in (estimate, engine._standing, moments_module.plan, moments_module._plan):
+        remembers.cache_clear()
+
+
+PARTLY = {
+    "llama": ["v_proj"],
+    "qwen3_5_text": ATTENTION,
+    "deepseek_v3": MLP,
+    "gemma3n_text": ["per_layer_projection"],
+    "gemma4_text": ["k_proj"],
+    "granitemoehybrid": ["v_proj"],
+}
+
+
+@pytest.mark.parametrize("strategy", [{}, {"strategy": "ddp", "num_gpus": 2}], ids=["one", "ddp"])
+@pytest.mark.parametrize("family", PARTLY)
+def test_playing_some_layers_is_playing_all_where_few_have_adapters(
+    family: str, strategy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"model": IDS[family], "method": "lora", "lora_target_modules": PARTLY[family]}
+    asked = parse(given | {"lora_dropout": 0.0, "max_length": 256} | strategy)
+    some = estimate(*asked)
+    forget()
+    monkeypatch.setattr(moments_module, "played_layers", lambda kinds: list(range(len(kinds))))
+    monkeypatch.setattr(moments_module, "stand_ins", lambda kinds, played: list(played))
+    every = estimate(*asked)
+    forget()
+    assert [(m.phase, m.bytes) for m in some.moments] == [(m.phase, m.bytes) for m in every.moments]
+
+
+def test_beneath_the_first_adapter_nothing_is_kept() -> None:
+    of = estimate(*parse({"model": QWEN3_5, "lora_target_modules": ATTENTION} | STEP))
+    forward = [m for m in of.moments if m.phase is Phase.FORWARD and "layer" in m.name]
+    before = [m.resident.get(Component.ACTIVATIONS, 0) for m in forward]
+    # the moments of layers 1 to 3, the delta-nets, begin with the same activations; layer 4 leaves some
+    assert before[0] == before[1] == before[2] < before[4]
+    backward = [m for m in of.moments if m.phase is Phase.BACKWARD and "layer" in m.name]
+    assert [m.name.split(":")[0] for m in backward] == [f"layer {n} of 6" for n in (6, 5, 4)]
