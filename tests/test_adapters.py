@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from estimator import Component, Model, Phase, catalog, engine, estimate
+from estimator import Component, Model, Phase, catalog, estimate
+from estimator.answer import estimate as engine
 from estimator.contract.setups import parse
 from estimator.families.parameters import (
     Linear,
