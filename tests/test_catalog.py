@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import re
+from fractions import Fraction
 
 import pytest
 
-from estimator import catalog
+from estimator import Strategy, TrainingSetup, catalog, estimate
 from estimator.families.parameters import MODELLED
 
 GIB = 2**30
@@ -128,13 +129,98 @@ def test_unknown_model_is_refused_with_near_names(name: str, near: str) -> None:
 
 
 def test_unknown_gpu_is_refused_with_near_names() -> None:
-    with pytest.raises(ValueError, match=r"GPU 'RTX 4090'.*GeForce RTX 4090"):
-        catalog.gpu("RTX 4090")
+    with pytest.raises(ValueError, match=r"GPU 'RTX 4O90'.*GeForce RTX 4090"):
+        catalog.gpu("RTX 4O90")
 
 
 def test_nothing_near_still_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"the catalogue has \d+; choose"):
         catalog.gpu("@@@@@@")
+
+
+# --- names as people have them --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("4090", ["GeForce RTX 4090"]),
+        ("rtx4090", ["GeForce RTX 4090"]),
+        ("RTX 3090", ["GeForce RTX 3090"]),  # not the Ti, whose name says more
+        ("3090 ti", ["GeForce RTX 3090 Ti"]),
+        ("5090 32 GB", ["GeForce RTX 5090"]),
+        ("7900xtx", ["Radeon RX 7900 XTX"]),
+        ("MI300", ["Instinct MI300X"]),
+        ("A10", ["A10"]),  # not the A100
+        ("L40", ["L40"]),
+        ("A100 40GB", ["A100-PCIe-40GB", "A100-SXM4-40GB"]),
+        ("4x A100-80GB", ["A100-PCIe-80GB", "A100-SXM4-80GB"]),
+        ("H100", ["H100-PCIe-80GB", "H100-SXM5-80GB", "H100-NVL-94GB"]),
+        ("H100 SXM", ["H100-SXM5-80GB"]),
+        ("3080", ["GeForce RTX 3080 10GB", "GeForce RTX 3080 12GB"]),
+        ("NVIDIA GeForce RTX 3080", ["GeForce RTX 3080 10GB", "GeForce RTX 3080 12GB"]),
+        ("NVIDIA A100-SXM4-80GB", ["A100-SXM4-80GB"]),  # what torch prints
+        ("NVIDIA H100 80GB HBM3", ["H100-SXM5-80GB"]),
+        ("Tesla T4", ["T4"]),
+        ("a2-ultragpu-8g", ["A100-SXM4-80GB"]),  # what clouds call a machine
+        ("P4D.24xlarge", ["A100-SXM4-40GB"]),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", ["A100-SXM4-80GB MIG 1g.10gb"]),
+        ("H100 1g.10gb", ["H100-PCIe-80GB MIG 1g.10gb", "H100-SXM5-80GB MIG 1g.10gb"]),
+        ("nvidia", []),
+        ("@@@", []),
+        ("x" * 10**6, []),
+    ],
+)
+def test_cards_are_found_by_the_names_that_people_have(text: str, meant: list[str]) -> None:
+    assert list(catalog.find_gpus(text)) == meant
+    if len(meant) == 1:
+        assert catalog.gpu(text).name == meant[0]
+    else:
+        said = f"may be {', '.join(meant)};" if meant else "is not in the catalogue"
+        with pytest.raises(ValueError, match=re.escape(said)):
+            catalog.gpu(text)
+
+
+def test_every_card_and_slice_is_found_by_its_own_names() -> None:
+    for card in [*catalog.gpus().values(), *catalog.slices().values()]:
+        assert catalog.gpu(card.name.upper()) == card
+        assert card.name in catalog.find_gpus(card.device_name or card.name)
+
+
+# --- slices ---------------------------------------------------------------------------------------
+
+
+def test_slice_has_its_share_of_the_card() -> None:
+    """By hand: 42 of an A100's 108 SMs, four eighths of its bandwidth, half of its price as two slices fill it."""
+    card, part = catalog.gpu("A100-SXM4-40GB"), catalog.gpu("A100-SXM4-40GB MIG 3g.20gb")
+    assert part.bf16_dense_tflops == pytest.approx(312 * 42 / 108, abs=0.01)
+    assert part.memory_bandwidth_gb_per_s == 1555 / 2
+    assert part.memory_bytes == int(19.62 * GIB)  # nvidia-smi mig -lgip
+    assert part.interconnect_gb_per_s is None
+    singly = [price for price in card.prices if price.min_gpus == 1]
+    assert [2 * price.usd_per_gpu_hour for price in part.prices] == pytest.approx(
+        [price.usd_per_gpu_hour for price in singly]
+    )
+
+
+@pytest.mark.parametrize("row", rows("mig.csv"), ids=lambda row: row["gpu"] + " " + row["profile"])
+def test_slices_fit_into_their_card(row: dict[str, str]) -> None:
+    card, number = catalog.gpu(row["gpu"]), int(row["instances"])
+    part = catalog.slices()[f"{row['gpu']} MIG {row['profile']}"]
+    assert number * part.memory_bytes <= card.memory_bytes
+    assert 0 < Fraction(row["sm_share"]) * number <= 1
+    share = Fraction(row["memory_share"])
+    left = catalog.MIG_PERCENT_LEFT[share]
+    assert left <= 100 * part.memory_bytes / (card.memory_bytes * share) + 0.01 <= 100.01
+    assert "https://" in row["source"]
+
+
+def test_several_slices_have_no_time_and_say_why() -> None:
+    part = catalog.gpu("A100-SXM4-80GB MIG 3g.40gb")
+    setup = TrainingSetup(num_gpus=2, strategy=Strategy.DDP)
+    answer = estimate(catalog.model("openai-community/gpt2"), part, setup)
+    assert answer.time is None
+    assert any("slices have no link to one another" in said for said in answer.assumptions)
 
 
 # --- search -------------------------------------------------------------------------------------

@@ -353,7 +353,7 @@ def test_help_lists_every_key_with_its_default() -> None:
     [
         ([], "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or --help."),
         (["wings/Wings"], "model 'wings/Wings' is not in the catalogue; "),
-        ([MISTRAL, "--gpu", "A100"], "gpu 'A100' is not in the catalogue; near names are: "),
+        ([MISTRAL, "--gpu", "A100"], "gpu 'A100' may be A100-PCIe-40GB, A100-SXM4-40GB, "),
         ([MISTRAL, "--max-length", "many"], "max_length must be a whole number from 1 to 16777216"),
         ([MISTRAL, "--max-length", "-5"], "max_length must be a whole number from 1 to 16777216"),
         ([MISTRAL, "--max-length"], "argument --max-length: expected one argument; see --help."),

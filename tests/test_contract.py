@@ -95,8 +95,9 @@ def test_every_field_of_a_setup_is_a_key() -> None:
 
 
 def test_every_field_of_a_gpu_is_a_key_of_its_object() -> None:
-    facts = [field.name for field in fields(Gpu) if field.name not in ("prices", "machines")]
-    assert sorted(GPU_KEYS) == sorted(facts), "those two are the catalogue's; one's own is a key"
+    catalogued = ("prices", "machines", "device_name", "like", "slices")
+    facts = [field.name for field in fields(Gpu) if field.name not in catalogued]
+    assert sorted(GPU_KEYS) == sorted(facts), "those are the catalogue's, and like is a key itself"
 
 
 def test_no_key_stands_twice() -> None:
@@ -285,12 +286,19 @@ SENTENCES = [
         {"gradient_checkpointing": True, "activation_checkpointing": False},
         "gradient_checkpointing and activation_checkpointing disagree; give one of the two names.",
     ),
-    ({"gpu": "A100"}, "gpu 'A100' is not in the catalogue; near names are: "),
+    ({"gpu": "A1OO"}, "gpu 'A1OO' is not in the catalogue; "),
+    (
+        {"gpu": "A100 40GB"},
+        "gpu 'A100 40GB' may be A100-PCIe-40GB, A100-SXM4-40GB; name one of them.",
+    ),
     ({"gpu": 80}, "gpu must be a name, an object such as "),
-    ({"gpu": {}}, "gpu needs memory_bytes, the memory of the card in bytes."),
+    (
+        {"gpu": {}},
+        "gpu needs memory_bytes, the memory of the card in bytes, or like, a card of the catalogue.",
+    ),
     ({"gpu": {"memory_bytes": "80GB"}}, "gpu: memory_bytes must be a whole number from "),
     ({"gpu": {"memory_bytes": 80}}, "gpu: memory_bytes must lie between "),
-    ({"gpu": {"memory_gb": 80}}, "gpu has no 'memory_gb'; its keys are "),
+    ({"gpu": {"memory_gb": 80}}, "gpu has no 'memory_gb'; its keys are like, name, memory_bytes, "),
     ({"model": 7}, "model must be a Hub id or the object of a config.json, not 7."),
     ({"model": "x" * 10**6}, "model must be a Hub id or the object of a config.json, not 'xxx"),
     ({"model": "mistralai/Mistral-7B"}, "model 'mistralai/Mistral-7B' is not in the catalogue; "),

@@ -23,13 +23,24 @@ from estimator import (
     pareto,
     rank_gpus,
 )
-from estimator.contract.setups import parse, write_estimate
+from estimator.contract.setups import parse, write_estimate, write_fields
 from estimator.time.cost import cheapest
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")
 SETUP = TrainingSetup(method=Method.QLORA, max_length=2048, gradient_checkpointing=True)
 TABLE = Path(__file__).resolve().parent.parent / "data" / "prices.csv"
+
+
+def listings() -> list[dict[str, str]]:
+    """The rows of the price list."""
+    with TABLE.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def date(text: str) -> datetime.date:
+    """A day of the table."""
+    return datetime.date.fromisoformat(text)
 
 
 def priced(setup: TrainingSetup = SETUP, gpu: Gpu = A100) -> Estimate:
@@ -56,15 +67,42 @@ def dollars(answer: Estimate) -> float:
 
 
 def test_every_price_names_a_gpu_a_provider_a_day_and_a_page() -> None:
-    with TABLE.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert len(rows) > 50
+    rows = listings()
+    assert len(rows) > 140
+    assert len({row["gpu"] for row in rows}) >= 53
     for row in rows:
         assert row["gpu"] in catalog.gpus(), row
         assert row["provider"], row
-        assert "https://" in row["source"], row
-        assert datetime.date.fromisoformat(row["date"]) <= datetime.date(2026, 11, 21), row
+        assert row["region"], row
+        assert row["commitment"] in {"on demand", "marketplace"}, row
+        assert row["source"].startswith("https://"), row
+        assert date(row["date"]) <= date(row["retrieved"]), row
         assert 0.05 < float(row["usd_per_gpu_hour"]) < 20, row
+
+
+def test_prices_older_than_120_days_are_marked() -> None:
+    """Against the newest day of the table: no clock."""
+    newest = max(date(row["retrieved"]) for row in listings())
+    for row in listings():
+        assert row["is_old"] == str((newest - date(row["date"])).days > 120).lower(), row
+
+
+def test_marketplace_says_that_its_prices_start_there_and_an_old_listing_that_it_is_old() -> None:
+    old = Price(
+        provider="market",
+        usd_per_gpu_hour=1.0,
+        date="2026-01-01",
+        commitment="marketplace",
+        is_old=True,
+    )
+    (said,) = [it for it in priced(gpu=replace(A100, prices=(old,))).assumptions if "Priced" in it]
+    assert "prices start at that" in said
+    assert "that listing is old" in said
+    fresh = replace(old, commitment="on demand", is_old=False)
+    (said,) = [
+        it for it in priced(gpu=replace(A100, prices=(fresh,))).assumptions if "Priced" in it
+    ]
+    assert said.endswith("market, 2026-01-01.")
 
 
 def test_prices_hang_on_their_gpu_the_cheapest_first() -> None:
@@ -178,6 +216,46 @@ def test_own_gpu_may_bring_its_rates() -> None:
     card = {"memory_bytes": 2**35, "bf16_dense_tflops": 100, "memory_bandwidth_gb_per_s": 800}
     answer = write_estimate(estimate(*parse({"model": MISTRAL.hub_id, "gpu": card, "mfu": 0.5})))
     assert answer["step_seconds_low"] == answer["step_seconds_high"]
+
+
+def test_card_like_another_has_its_speed_its_own_memory_and_its_own_price() -> None:
+    """A 4090 with 48 GiB takes as long as a 4090, and half a dollar an hour is what it is said to cost."""
+    card = {"like": "4090", "memory_bytes": 48 * 2**30, "usd_per_gpu_hour": 0.5}
+    asked = {"model": MISTRAL.hub_id, "method": "qlora", "gpu": card}
+    model, gpu, setup = parse(asked)
+    answer, like = estimate(model, gpu, setup), estimate(model, catalog.gpu("4090"), setup)
+    assert gpu is not None
+    assert (gpu.memory_bytes, gpu.like) == (48 * 2**30, "GeForce RTX 4090")
+    assert hours(answer) == hours(like)
+    assert dollars(answer) == pytest.approx(0.5 * hours(answer))
+    assert parse(write_fields(model, gpu, setup)) == (model, gpu, setup)
+
+
+def test_card_of_one_s_own_has_no_listing_of_another_s() -> None:
+    card = {"like": "A100-SXM4-80GB", "memory_bytes": 2**36}
+    answer = estimate(*parse({"model": MISTRAL.hub_id, "method": "qlora", "gpu": card}))
+    assert answer.time is not None
+    assert answer.cost is None
+    assert any("set usd_per_gpu_hour" in said for said in answer.assumptions)
+
+
+def test_card_that_is_memory_alone_is_told_what_time_needs() -> None:
+    answer = estimate(*parse({"model": MISTRAL.hub_id, "gpu": {"memory_bytes": 2**36}}))
+    assert answer.time is None
+    assert any("say with like which card of the catalogue" in said for said in answer.assumptions)
+
+
+def test_two_prices_of_one_card_are_one_too_many() -> None:
+    card = {"memory_bytes": 2**36, "usd_per_gpu_hour": 1}
+    with pytest.raises(ValueError, match="disagree; give one of them"):
+        parse({"model": MISTRAL.hub_id, "gpu": card, "usd_per_gpu_hour": 2})
+
+
+@pytest.mark.parametrize("name", [*catalog.gpus(), *catalog.slices()])
+def test_card_like_any_other_is_written_as_it_was_read(name: str) -> None:
+    for own in ({"memory_bytes": 2**35}, {"tdp_w": None, "name": "mine"}, {"network_gb_per_s": 5}):
+        model, gpu, setup = parse({"model": MISTRAL.hub_id, "gpu": {"like": name, **own}})
+        assert parse(write_fields(model, gpu, setup)) == (model, gpu, setup)
 
 
 @pytest.mark.parametrize(

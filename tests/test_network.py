@@ -114,7 +114,7 @@ def test_a_catalogued_card_takes_the_network_of_one_s_own_machines_and_is_writte
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"like": "A100-SXM4-80GB", "memory_bytes": 2**34}, "with like only network_gb_per_s goes"),
+        ({"like": "A100-SXM4-80GB", "speed": 2}, "gpu has no 'speed'; its keys are like, "),
         ({"like": "A100-SXM4-80GB", "network_gb_per_s": 0}, "network_gb_per_s must"),
         ({"like": "A1000"}, "is not in the catalogue"),
         ({"like": {}}, "like must be a name"),

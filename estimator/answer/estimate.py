@@ -458,8 +458,15 @@ def _price(gpu: Gpu, setup: TrainingSetup) -> str:
             f"No cost is given: no price of {gpu.name} is listed; set usd_per_gpu_hour to your own."
         )
     together = rented(price, setup.num_gpus)
-    whole = f" {setup.num_gpus} GPUs are paid as {together}, in machines of {price.min_gpus}."
+    more = (
+        f"; the card's price over the {gpu.slices} slices that it holds" * (gpu.slices > 1),
+        "; a marketplace, where prices start at that" * (price.commitment == "marketplace"),
+        "; that listing is old, ask again" * price.is_old,
+        ".",
+        f" {setup.num_gpus} GPUs are paid as {together}, in machines of {price.min_gpus}."
+        * (together > setup.num_gpus),
+    )
     return (
         f"Priced at {price.usd_per_gpu_hour:.2f} US dollars a GPU-hour, the cheapest listing known: "
-        f"{price.provider}, {price.date}." + whole * (together > setup.num_gpus)
+        f"{price.provider}, {price.date}" + "".join(more)
     )

@@ -54,6 +54,8 @@ MODEL_MISSING = "model is missing; give a Hub id such as mistralai/Mistral-7B-v0
 NONE_KNOWN: Mapping[str, Model] = MappingProxyType({})
 LONGEST_NAME = 200
 """Characters that a name may have: ours, more than the Hub's 96."""
+PRICE = "usd_per_gpu_hour"
+"""A key of the setup, which a card of one's own may bring."""
 OWN_GPU = "own GPU"
 """The name of a GPU that is given by its memory alone."""
 
@@ -89,6 +91,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     'lora_r must be a whole number from 1 to 8192, not true.'
     """
     problems: list[str] = []
+    given = _own_price(given, problems)
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
     if sentence := refusal(setup) or beyond_one_machine(setup):
@@ -137,6 +140,18 @@ def parse(
     if reading.problems or reading.model is None:
         raise ValueError(" ".join(reading.problems))
     return reading.model, reading.gpu, reading.setup
+
+
+def _own_price(given: Mapping[str, object], problems: list[str]) -> Mapping[str, object]:
+    """The object with the price of a card of one's own among the setup's keys, where it belongs."""
+    card = given.get("gpu")
+    if not isinstance(card, Mapping) or PRICE not in card:
+        return given
+    asked = card[PRICE]
+    if given.get(PRICE, asked) != asked:
+        problems.append(f"{PRICE} of the setup and that of its gpu disagree; give one of them.")
+    rest = {name: value for name, value in card.items() if name != PRICE}
+    return {PRICE: asked, **given, "gpu": rest}
 
 
 def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, object]:
@@ -278,36 +293,48 @@ def _name(value: object, must_be: str) -> str:
     return value
 
 
-def _own_network(given: Mapping[str, object]) -> Gpu:
-    """A catalogued card in machines of one's own: ``{"like": its name, "network_gb_per_s": what joins them}``."""
-    others = [name for name in given if name not in ("like", NETWORK)]
-    if others:
-        raise ValueError(
-            f"gpu: with like only {NETWORK} goes, not {show(others[0])}; leave like out and give memory_bytes."
-        )
-    known = catalog.gpu(_name(given["like"], "gpu: like must be a name"))
-    try:
-        return _changed(known, network_gb_per_s=GPU_KEYS[NETWORK].read(given.get(NETWORK)))
-    except ValueError as problem:
-        raise ValueError(f"gpu: {NETWORK} {problem}") from None
-
-
 def _own_gpu(given: Mapping[str, object]) -> Gpu:
-    if "like" in given:
-        return _own_network(given)
-    values: dict[str, object] = {"name": OWN_GPU}
+    """A card of one's own: by its figures, or ``{"like": a catalogued one, and the figures that differ}``."""
+    values: dict[str, object] = {}
     for name, value in given.items():
+        if name == "like":
+            continue
         if name not in GPU_KEYS:
             raise ValueError(
-                f"gpu has no {show(name)}; its keys are {', '.join(GPU_KEYS)}, of which memory_bytes is needed."
+                f"gpu has no {show(name)}; its keys are like, {', '.join(GPU_KEYS)} and usd_per_gpu_hour."
             )
         try:
             values[name] = GPU_KEYS[name].read(value)
         except ValueError as problem:
             raise ValueError(f"gpu: {name} {problem}") from None
-    if "memory_bytes" not in values:
-        raise ValueError("gpu needs memory_bytes, the memory of the card in bytes.")
-    return _gpu_of(**values)
+    if "like" not in given:
+        if "memory_bytes" not in values:
+            raise ValueError(
+                "gpu needs memory_bytes, the memory of the card in bytes, or like, a card of the catalogue."
+            )
+        return _gpu_of(**{"name": OWN_GPU, **values})
+    known = catalog.gpu(_name(given["like"], "gpu: like must be a name"))
+    if set(values) <= {NETWORK}:  # the card itself, in machines of one's own
+        return _changed(known, **values)
+    return _changed(_blank(known), **{"name": own_name(known), **values})
+
+
+def own_name(like: Gpu) -> str:
+    """What a card of one's own is called that is as fast as a catalogued one, unless it has a name."""
+    return f"{OWN_GPU} like {like.name}"
+
+
+def _blank(known: Gpu) -> Gpu:
+    """What a card of one's own has of the one it is like: all but what is said or asked of that very card."""
+    return replace(
+        known,
+        like=known.name,
+        memory_is_derived=False,
+        nameplate_gb=0.0,
+        device_name="",
+        prices=(),
+        source="",
+    )
 
 
 def _from_texts(name: str, texts: list[str]) -> object:
@@ -369,11 +396,18 @@ def _write_gpu(gpu: Gpu) -> object:
             return gpu.name
     except ValueError:
         pass
-    if catalog.gpus().get(gpu.name) == replace(gpu, network_gb_per_s=None):
+    known = {**catalog.gpus(), **catalog.slices()}
+    if known.get(gpu.name) == replace(gpu, network_gb_per_s=None):
         return {"like": gpu.name, NETWORK: gpu.network_gb_per_s}
+    if gpu.like in known:
+        plain, kept = (
+            replace(_blank(known[gpu.like]), name=own_name(known[gpu.like])),
+            {"like": gpu.like},
+        )
+    else:
+        plain, kept = Gpu(name=OWN_GPU, memory_bytes=gpu.memory_bytes), {}
     values = {name: getattr(gpu, name) for name in GPU_KEYS}
-    plain = Gpu(name=OWN_GPU, memory_bytes=gpu.memory_bytes)
-    return {
+    return kept | {
         name: value
         for name, value in values.items()
         if name == "memory_bytes" or value != getattr(plain, name)

@@ -10,8 +10,9 @@ import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from fractions import Fraction
 from functools import lru_cache
 from math import inf, log
 from pathlib import Path
@@ -36,6 +37,12 @@ DATA = Path(__file__).resolve().parent.parent.parent / "data"
 
 ALIKE = 0.7
 """How alike two spellings must be to be offered: 1 is equal, 0 has nothing in common."""
+
+MIG_PERCENT_LEFT: Mapping[Fraction, int] = MappingProxyType(
+    {Fraction(1, 8): 86, Fraction(1, 4): 92, Fraction(1, 2): 97}
+)
+"""What a MIG slice is taken to have of its share of the card's memory where nobody has read it, in percent, by that
+share: no more than any reading of data/mig.csv leaves (0.869, 0.923 and 0.993)."""
 
 ABOUT_AS_LARGE = 0.1
 """How far a model may be from a size that is searched for, as a share of it: "7b" finds 7.6 billion."""
@@ -182,6 +189,27 @@ def gpus_like(gpu: Gpu | None) -> list[Gpu]:
 
 
 @lru_cache(maxsize=1)
+def slices() -> Mapping[str, Gpu]:
+    """Every MIG slice by the name that torch gives it behind its card's (memory in bytes).
+
+        memory     read, else share of the card's · 86 to 97 %
+        speed      rates · share of the SMs; bandwidth · share of the memory
+        price      the card's over the slices that it holds, where it is let singly; its power likewise
+
+    Leaves out: what slices of one card do to each other.
+    Error: where the SMs were read none; else the guide's sevenths, which are up to 18 % too many (an eighth of an H100
+        has 16 of its 132 SMs) and 27 % too few (1g.20gb has 26).
+    Source: data/mig.csv, by row.
+
+    >>> slices()["A100-SXM4-80GB MIG 3g.40gb"].bf16_dense_tflops
+    121.33
+    """
+    return MappingProxyType(
+        {it.name: it for it in (_slice(gpus()[row["gpu"]], row) for row in _rows("mig.csv"))}
+    )
+
+
+@lru_cache(maxsize=1)
 def prices() -> Mapping[str, tuple[Price, ...]]:
     """What each GPU is rented for, by its name, the cheapest first (US dollars a GPU and hour, on demand).
 
@@ -323,14 +351,128 @@ def model(hub_id: str) -> Model:
 
 
 def gpu(name: str) -> Gpu:
-    """The catalogued accelerator of this name; upper and lower case do not matter.
+    """The accelerator or MIG slice that a name means: its own, its driver's, or one by which one card is found.
 
-    Source: data/gpus.csv.
+    Source: data/gpus.csv and data/mig.csv.
 
-    >>> gpu("l4").nameplate_gb
-    24.0
+    >>> gpu("l4").nameplate_gb, gpu("4090").name, gpu("NVIDIA H100 80GB HBM3").name
+    (24.0, 'GeForce RTX 4090', 'H100-SXM5-80GB')
     """
-    return gpus()[_found("GPU", name, gpus())]
+    if name in gpus():
+        return gpus()[name]
+    known = {**gpus(), **slices()}
+    found = find_gpus(name)
+    if len(found) == 1:
+        return known[found[0]]
+    if found:
+        shown = ", ".join(found[:MOST_NAMED]) + ", …" * (len(found) > MOST_NAMED)
+        raise ValueError(f"GPU {name[:100]!r} may be {shown}; name one of them.")
+    return known[_found("GPU", name, gpus())]
+
+
+MOST_NAMED = 8
+"""Cards that a sentence lists: ours."""
+_BESIDE_THE_MODEL = frozenset(
+    {"geforce", "rtx", "radeon", "rx", "instinct", "arc", "apple", "quadro", "gpu"}
+)
+"""Words of a card's name that people leave out."""
+_OF_THE_MAKER = frozenset({"nvidia", "amd", "intel", "tesla", "graphics", "generation", "edition"})
+"""Words that people, and drivers, put in."""
+
+
+def find_gpus(text: str) -> tuple[str, ...]:
+    """Names of the accelerators and MIG slices that a text may mean, in the order of the files; one: it is that.
+
+    A name fits that has every word of the text, whatever the case, the order and the maker's name; "A100 40GB" fits two
+    cards. Of several, one that has no word beside them but its line and its size is meant: "3090" is no 3090 Ti; and
+    no slice where a whole card fits. A cloud's name for a machine means the card in it. A number before it ("4x") is
+    no part of it.
+
+    Source: data/gpus.csv, data/mig.csv and data/machines.csv, by row.
+
+    >>> find_gpus("A100 40GB")
+    ('A100-PCIe-40GB', 'A100-SXM4-40GB')
+    >>> find_gpus("8x H100 SXM"), find_gpus("p4de.24xlarge"), find_gpus("A30 MIG 1g.6gb")
+    (('H100-SXM5-80GB',), ('A100-SXM4-80GB',), ('A30 MIG 1g.6gb',))
+    """
+    asked = text.strip()[:100].casefold()
+    if asked in _gpu_names():
+        return _gpu_names()[asked]
+    asked = re.sub(r"^[0-9]{1,3} ?[x×*] ?", "", asked)
+    words = _gpu_words(asked) - _OF_THE_MAKER
+    if not words:
+        return ()
+    known = _words_of_gpus()
+    for fits in (_is_word, _begins):
+        found = [name for name, those in known.items() if all(fits(word, those) for word in words)]
+        whole = [name for name in found if name in gpus()] or found
+        plain = [name for name in whole if not _beyond(known[name], words)]
+        if whole:
+            return tuple(plain if len(plain) == 1 else whole)
+    squeezed = _squeezed(asked)
+    return tuple(name for name in gpus() if len(squeezed) > 3 and squeezed in _squeezed(name))
+
+
+def _squeezed(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.casefold())
+
+
+@lru_cache(maxsize=1)
+def _gpu_names() -> Mapping[str, tuple[str, ...]]:
+    """What each whole name means, in lower case: the catalogue's, the driver's, a machine's of a cloud."""
+    names: dict[str, list[str]] = {}
+    for card in (*gpus().values(), *slices().values()):
+        also = (
+            {machine.name.split(" (")[0] for machine in card.machines} if card.slices == 1 else ()
+        )
+        for name in {
+            card.name.casefold(),
+            card.device_name.casefold(),
+            *map(str.casefold, also),
+        } - {""}:
+            names.setdefault(name, []).append(card.name)
+    return {
+        name: (those[0],) if name == those[0].casefold() else tuple(those)
+        for name, those in names.items()
+    }
+
+
+@lru_cache(maxsize=1)
+def _words_of_gpus() -> Mapping[str, frozenset[str]]:
+    """The words by which each is found: of its names, and its size; a slice's are its card's and its profile."""
+    cards = {
+        name: _gpu_words(f"{name} {card.device_name} {card.nameplate_gb:g}GB")
+        for name, card in gpus().items()
+    }
+    parts = {name: cards[it.like] | _gpu_words(name) for name, it in slices().items()}
+    return {**cards, **parts}
+
+
+def _gpu_words(name: str) -> frozenset[str]:
+    """The words of a card's name: "RTX4090" is two, "80 GB" is one."""
+    text = re.sub(r"([0-9]) ?gi?b\b", r"\1gb", name.casefold())
+    text = re.sub(
+        r"\b(rtx|gtx|rx|mi)[ -]?(?=[0-9])", lambda it: it[1] + ("" if it[1] == "mi" else " "), text
+    )
+    return frozenset(re.findall(r"[a-z0-9.]+", text))
+
+
+def _is_word(word: str, those: frozenset[str]) -> bool:
+    """Whether it is a word of a name, or letters that begin one ("sxm")."""
+    return word in those or (word.isalpha() and any(one.startswith(word) for one in those))
+
+
+def _begins(word: str, those: frozenset[str]) -> bool:
+    """Whether it is one but for letters at its end ("mi300")."""
+    return _is_word(word, those) or any(
+        one.startswith(word) and one[len(word) :].isalpha() for one in those
+    )
+
+
+def _beyond(those: frozenset[str], words: frozenset[str]) -> bool:
+    """Whether a name says more than was asked: not its line, its maker, or its size."""
+    more = those - words - _BESIDE_THE_MODEL - _OF_THE_MAKER
+    return any(not re.fullmatch(r"[0-9]+gb", word) for word in more)
 
 
 def search(text: str, most: int = 20) -> tuple[CatalogModel, ...]:
@@ -570,9 +712,50 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
         supports_bf16=_flag(row["supports_bf16"]),
         **{name: _number(row[name]) for name in RATES},
         source=row["source"],
+        device_name=row["device_name"],
         prices=prices().get(row["name"], ()),
         machines=machines().get(row["name"], ()),
     )
+
+
+def _slice(card: Gpu, row: Mapping[str, str]) -> Gpu:
+    of_memory, of_sms, number = (
+        Fraction(row["memory_share"]),
+        Fraction(row["sm_share"]),
+        int(row["instances"]),
+    )
+    share = {
+        "memory_bandwidth_gb_per_s": of_memory,
+        "tdp_w": Fraction(1, number),
+        **dict.fromkeys((name for name in RATES if "tflops" in name), of_sms),
+    }
+    rates = {name: _part(getattr(card, name), share.get(name)) for name in RATES}
+    read = _count(row["memory_bytes"])
+    percent = of_memory * MIG_PERCENT_LEFT[of_memory]
+    left = card.memory_bytes * percent.numerator // (100 * percent.denominator)
+    return replace(
+        card,
+        name=f"{card.name} MIG {row['profile']}",
+        device_name=f"{card.device_name} MIG {row['profile']}" if card.device_name else "",
+        like=card.name,
+        slices=number,
+        memory_bytes=left if read is None else read,
+        memory_is_derived=read is None,
+        nameplate_gb=0.0,
+        source=row["source"],
+        prices=tuple(
+            replace(price, usd_per_gpu_hour=price.usd_per_gpu_hour / number)
+            for price in card.prices
+            if price.min_gpus == 1
+        ),
+        machines=(),
+        **rates,
+    )
+
+
+def _part(rate: float | None, share: Fraction | None) -> float | None:
+    """A share of a rate, to 0.01; None: the slice has none of it, or it is unknown."""
+    return None if rate is None or share is None else round(rate * float(share), 2)
 
 
 def _price(row: Mapping[str, str]) -> Price:
@@ -581,6 +764,9 @@ def _price(row: Mapping[str, str]) -> Price:
         usd_per_gpu_hour=float(row["usd_per_gpu_hour"]),
         min_gpus=int(row["min_gpus"]),
         date=row["date"],
+        region=row["region"],
+        commitment=row["commitment"],
+        is_old=_flag(row["is_old"]),
         note=row["note"],
         source=row["source"],
     )

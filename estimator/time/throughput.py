@@ -37,6 +37,7 @@ from estimator.time.offload_time import offload_parts, steps_on_host
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import TERA, Part, RunTime
 from estimator.values.specs import (
+    RATES,
     AttnImplementation,
     Dtype,
     Gpu,
@@ -234,10 +235,20 @@ def missing_rate(gpu: Gpu, setup: TrainingSetup) -> str | None:
 
     Source: data/gpus.csv (empty cells are unknown).
 
-    >>> missing_rate(Gpu(name="card", memory_bytes=2**34), TrainingSetup())
+    >>> missing_rate(Gpu(name="card", memory_bytes=2**34, fp32_tflops=9), TrainingSetup())
     'No time is given: the bfloat16 rate of card is unknown (bf16_dense_tflops).'
     """
     dtype = compute_dtype(setup)
+    if all(getattr(gpu, name) is None for name in RATES):
+        return (
+            f"No time is given: nothing is known of the speed of {gpu.name}; say with like which card of the "
+            f"catalogue it is as fast as, or give {_RATE[dtype]} and memory_bandwidth_gb_per_s."
+        )
+    if gpu.slices > 1 and setup.num_gpus > 1:
+        return (
+            f"No time is given: {gpu.name} is a MIG slice, and slices have no link to one another; "
+            "set num_gpus to 1."
+        )
     if dtype is Dtype.BFLOAT16 and not gpu.supports_bf16:
         return f"No time is given: {gpu.name} has no bfloat16 units; set mixed_precision to fp16."
     if _dense_tflops(gpu, dtype) is None:

@@ -348,4 +348,4 @@ GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
         "source": Text(),
     }
 )
-"""The keys of a GPU of one's own: the fields of ``Gpu`` but its prices and machines."""
+"""The keys of a GPU of one's own, beside ``like``: the fields of ``Gpu`` but what only the catalogue knows."""

@@ -497,6 +497,12 @@ class Price:
     """The day it was read, as ``2026-11-21``."""
     min_gpus: int = 1
     """How many are rented together at least."""
+    region: str = ""
+    """Where, as the provider calls it; ``all``: one price everywhere; ``any``: the cheapest of all."""
+    commitment: str = ""
+    """``on demand``, or ``marketplace``: what the cheapest host asks ("starting at"), whose machine may be gone."""
+    is_old: bool = False
+    """It was read more than 120 days before the newest of the table."""
     note: str = ""
     source: str = ""
 
@@ -545,6 +551,12 @@ class Gpu:
     tdp_w: float | None = None
     """Board power, watts."""
     source: str = ""
+    device_name: str = ""
+    """What its driver and ``torch.cuda.get_device_name`` call it; empty: unknown."""
+    like: str = ""
+    """Of a card of one's own: the catalogued card whose other figures it has."""
+    slices: int = 1
+    """Of a MIG slice: how many such slices its card holds at most; 1: a whole card."""
     prices: tuple[Price, ...] = ()
     """What it is rented for, the cheapest first; empty: no listing is known."""
     machines: tuple[Machine, ...] = ()
