@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from fractions import Fraction
@@ -64,6 +64,10 @@ MLP_LETTERS = {"d": "dense", "s": "sparse"}
 ROPE_LETTERS = {"r": False, "n": True}
 ABOUT = frozenset({"hub_id", "source", "retrieved"})
 """Columns of a table that say of what a row is and where it was read."""
+
+
+_gpu_of: Callable[..., Gpu] = Gpu
+_changed: Callable[..., Gpu] = replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -701,7 +705,7 @@ def _number_or_flag(cell: str) -> int | bool:
 
 
 def _gpu(row: Mapping[str, str]) -> Gpu:
-    return Gpu(
+    return _gpu_of(
         name=row["name"],
         memory_bytes=int(row["memory_bytes"]),
         memory_is_derived=_flag(row["memory_is_derived"]),
@@ -733,7 +737,7 @@ def _slice(card: Gpu, row: Mapping[str, str]) -> Gpu:
     read = _count(row["memory_bytes"])
     percent = of_memory * MIG_PERCENT_LEFT[of_memory]
     left = card.memory_bytes * percent.numerator // (100 * percent.denominator)
-    return replace(
+    return _changed(
         card,
         name=f"{card.name} MIG {row['profile']}",
         device_name=f"{card.device_name} MIG {row['profile']}" if card.device_name else "",
