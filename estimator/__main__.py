@@ -20,6 +20,7 @@ from estimator.sources import catalog, hub
 from estimator.values.json_text import LONGEST_TEXT, read_object
 from estimator.values.keys import BY_NAME, GROUPS, KEYS, MEANT, PARALLEL_WORDS, Key
 from estimator.values.kinds import Choice, Flag, near, one_of, plain, show
+from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
 from estimator.values.specs import Model
 
@@ -80,7 +81,7 @@ class _Ask:
             return NONE_KNOWN
         found = hub.fetch(name, token=self.token)
         if found.model is None:
-            raise ValueError(" ".join(found.sentences))
+            raise InputError(" ".join(found.sentences))
         return {name: found.model}
 
 

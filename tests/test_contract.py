@@ -574,8 +574,8 @@ def test_reading_a_link_never_raises(given: dict[str, str | list[str]]) -> None:
 ANSWER_KEYS = """
 peak_bytes peak_phase peak_moment phases moments components need_low_bytes need_high_bytes need_phase
 device_bytes device_low_bytes device_high_bytes
-capacity_bytes verdict fits first_overflow stored_bytes
-per_gpu host_bytes nvme_bytes disk_bytes run_disk_bytes paged_bytes total_parameters
+capacity_bytes verdict fits first_overflow
+per_gpu stored_bytes host_bytes nvme_bytes disk_bytes run_disk_bytes paged_bytes total_parameters
 trainable_parameters
 step_seconds_low step_seconds_high step_parts tokens_per_second_low tokens_per_second_high flops_per_step
 mfu_low mfu_high steps_per_epoch total_steps epoch_hours_low epoch_hours_high total_hours_low total_hours_high

@@ -42,6 +42,7 @@ from estimator.step.timeline import (
 )
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.throughput import missing_rate, run_time
+from estimator.values.refusals import InputError
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
 from estimator.values.specs import (
     AttnImplementation,
@@ -285,7 +286,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         # transformers 5.23, modeling_utils.py, _compatible_flash_implementations and _flash_attn_can_dispatch;
         # flash-attn 2.8, csrc/flash_attn/flash_api.cpp, mha_fwd
         known = "eager" if family.eager_only else "sdpa"
-        raise ValueError(
+        raise InputError(
             f"attn_implementation flash_attention_2 does not know the {family.flash_lacks} of {model.model_type}; use "
             f"{known}."
         )
@@ -297,7 +298,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         )
     if family.reads_weights and setup.has_packed_base:
         # transformers 5.23, models/gemma3n/modeling_gemma3n.py, Gemma3nTextAltUp.correct (weight.clamp)
-        raise ValueError(
+        raise InputError(
             f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} stops in {model.model_type}, whose forward "
             f"multiplies by the weight of {family.reads_weights} itself, which is no matrix once packed ('a and b "
             "must have same reduction dim'); take method lora on a 16-bit base."
@@ -312,14 +313,14 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     if setup.optim in LOW_RANK_OPTIMIZERS and not any(
         tensor.is_linear for tensor in trainable_tensors(model, setup)
     ):
-        raise ValueError(
+        raise InputError(
             f"optim {setup.optim} projects gradients of linear layers, and {model.model_type} trains none that is an "
             "nn.Linear; take another optimizer."
         )
     in_float32 = setup.dtype is Dtype.FLOAT32 and setup.mixed_precision is MixedPrecision.NO
     if in_float32 and is_flash:
         # transformers 5.23, integrations/flash_attention.py, get_target_dtype: float32 stays, and the kernel refuses it
-        raise ValueError(
+        raise InputError(
             "attn_implementation flash_attention_2 takes 16-bit inputs only; use sdpa, or bf16 mixed precision."
         )
 
@@ -328,7 +329,7 @@ def _check_length(model: Model, setup: TrainingSetup) -> None:
     if sentence := beyond_one_machine(setup):
         raise ValueError(sentence)
     if 0 < model.position_limit < setup.max_length:
-        raise ValueError(
+        raise InputError(
             f"max_length {setup.max_length} exceeds the {model.position_limit} positions that {model.model_type} "
             "has learned; lower it."
         )

@@ -26,6 +26,7 @@ from estimator.parallel.placement import (
     infer_auto_device_map,
 )
 from estimator.values.kinds import Choice, Flag, Kind, Names, near, one_of, show
+from estimator.values.refusals import InputError
 from estimator.values.specs import Dtype, Model
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -101,11 +102,11 @@ def _check_keys(given: Mapping[str, object]) -> None:
         if name not in keys:
             meant = near(name, keys)
             hint = f"did you mean {one_of(meant)}?" if meant else f"the keys are {', '.join(keys)}."
-            raise ValueError(f"{show(name)} is no key of a placement; {hint}")
+            raise InputError(f"{show(name)} is no key of a placement; {hint}")
     if "model" not in given:
-        raise ValueError(MODEL_MISSING)
+        raise InputError(MODEL_MISSING)
     if "max_memory" not in given:
-        raise ValueError(
+        raise InputError(
             f"max_memory is missing; give what each device may hold, such as {EXAMPLE}."
         )
 
@@ -116,19 +117,19 @@ def _read(name: str, value: object) -> object:
     try:
         return KINDS[name].read(value)
     except ValueError as problem:
-        raise ValueError(f"{name} {problem}") from None
+        raise InputError(f"{name} {problem}") from None
 
 
 def _packing(read: Mapping[str, object]) -> Packing | None:
     chosen = [packing for packing in Packing if read.get(packing)]
     if len(chosen) > 1:
-        raise ValueError(f"{' and '.join(chosen)} cannot both be true; give one of them.")
+        raise InputError(f"{' and '.join(chosen)} cannot both be true; give one of them.")
     return chosen[0] if chosen else None
 
 
 def _max_memory(value: object) -> dict[Device, int]:
     if not isinstance(value, Mapping) or not value:
-        raise ValueError(
+        raise InputError(
             f"max_memory must be an object such as {EXAMPLE}, not {show(value) if value != {} else 'empty'}."
         )
     return {_device(name): _bytes(name, limit) for name, limit in value.items()}
@@ -139,7 +140,7 @@ def _device(name: object) -> Device:
         return str(name)
     if isinstance(name, str) and re.fullmatch("0|[1-9][0-9]{0,3}", name) and int(name) < MOST_GPUS:
         return int(name)
-    raise ValueError(
+    raise InputError(
         f"max_memory names the device {show(name)}; devices are GPUs by number, such as 0, and cpu and disk."
     )
 
@@ -151,7 +152,7 @@ def _bytes(device: str, limit: object) -> int:
     """
     count = limit if type(limit) is int else _sized(limit) if isinstance(limit, str) else None
     if count is None or not 0 <= count <= LARGEST_LIMIT:
-        raise ValueError(
+        raise InputError(
             f"max_memory of {device} must be bytes, or a text such as 24GiB, up to a million GiB, not {show(limit)}."
         )
     return count

@@ -29,6 +29,7 @@ from estimator.contract.setups import (
 from estimator.sources import catalog
 from estimator.values.json_text import read_object
 from estimator.values.kinds import show
+from estimator.values.refusals import InputError
 from estimator.values.specs import Gpu, Model, TrainingSetup
 
 Given = TypeVar("Given")
@@ -154,7 +155,7 @@ def sound_name(text: str) -> str:
     name = text.strip()
     if 0 < len(name) <= LONGEST_NAME and name.isprintable() and SEPARATOR not in name:
         return name
-    raise ValueError(
+    raise InputError(
         f"A scenario's name must be 1 to {LONGEST_NAME} characters in one line, without {SEPARATOR}; not {show(text)}."
     )
 
@@ -213,7 +214,7 @@ def _text(value: object) -> str:
 
 def _read_text(number: int, text: str, known: Mapping[str, Model], problems: list[str]) -> Scenario:
     if len(text) > LONGEST_TEXT:
-        raise ValueError(f"it is longer than {LONGEST_TEXT} characters.")
+        raise InputError(f"it is longer than {LONGEST_TEXT} characters.")
     name, *fields = text.split(SEPARATOR)
     called = _called(number, name, problems)
     texts: dict[str, list[str]] = {}
@@ -256,7 +257,7 @@ def read_file(text: str | bytes, known: Mapping[str, Model] = NONE_KNOWN) -> Fou
         :MOST
     ]
     if not isinstance(listed, list):
-        raise ValueError(f"The file's scenarios must be a list, not {show(listed)}.")
+        raise InputError(f"The file's scenarios must be a list, not {show(listed)}.")
 
     def one(number: int, entry: object) -> Scenario:
         return _read_entry(number, entry, known, problems)
@@ -281,10 +282,10 @@ def _read_entry(
     number: int, entry: object, known: Mapping[str, Model], problems: list[str]
 ) -> Scenario:
     if not isinstance(entry, Mapping):
-        raise ValueError(f"it must be an object with a name and a setup, not {show(entry)}.")
+        raise InputError(f"it must be an object with a name and a setup, not {show(entry)}.")
     name, setup = entry.get("name", ""), entry.get("setup")
     if not isinstance(setup, Mapping):
-        raise ValueError(f"its setup must be an object of the contract, not {show(setup)}.")
+        raise InputError(f"its setup must be an object of the contract, not {show(setup)}.")
     called = _called(number, name, problems)
     return _sound(called, setup, read_setup, known, problems)
 
@@ -336,7 +337,7 @@ def _sound(
     reading = reader(given, known)
     model = catalog.model(next(iter(catalog.models()))) if later else reading.model
     if model is None:
-        raise ValueError(next(said for said in reading.problems if said.startswith("model")))
+        raise InputError(next(said for said in reading.problems if said.startswith("model")))
     written = write_fields(model, reading.gpu, reading.setup)
     problems += [_of(name) + said for said in reading.problems if said != MODEL_MISSING]
     return Scenario(name, {**written, "model": later or written["model"]})

@@ -34,6 +34,7 @@ from estimator.values.keys import (
     PARALLEL_WORDS,
 )
 from estimator.values.kinds import near, not_modelled, one_of, plain, show
+from estimator.values.refusals import InputError
 from estimator.values.results import Estimate, OnDevice
 from estimator.values.specs import (
     NETWORK,
@@ -138,7 +139,7 @@ def parse(
     """Model, GPU and setup of an object; one `ValueError` with every sentence if anything is wrong."""
     reading = read_setup(given, known)
     if reading.problems or reading.model is None:
-        raise ValueError(" ".join(reading.problems))
+        raise InputError(" ".join(reading.problems))
     return reading.model, reading.gpu, reading.setup
 
 
@@ -165,10 +166,10 @@ def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, ob
                 if parallelism := PARALLEL_WORDS.get(plain(name)):
                     _refuse_parallel(name, value, parallelism)
                     continue
-                raise ValueError(_unknown_key(name))
+                raise InputError(_unknown_key(name))
             read = key.read(value)
             if values.get(key.name, read) != read:
-                raise ValueError(f"{key.name} and {name} disagree; give one of the two names.")
+                raise InputError(f"{key.name} and {name} disagree; give one of the two names.")
             values[key.name] = read
         except ValueError as problem:
             problems.append(str(problem))
@@ -178,7 +179,7 @@ def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, ob
 def _refuse_parallel(name: str, value: object, parallelism: str) -> None:
     """Accept another name of an unmodelled parallelism where it says that there is none."""
     if type(value) not in (type(None), bool, int) or value not in NOT_PARALLEL or value is True:
-        raise ValueError(f"{name} {not_modelled(value, parallelism)}")
+        raise InputError(f"{name} {not_modelled(value, parallelism)}")
 
 
 def _unknown_key(name: str) -> str:
@@ -215,7 +216,7 @@ def _with_momentum(values: Mapping[str, object]) -> object:
     if momentum is None:
         return optim
     if optim not in {Optimizer.SGD, Optimizer.SGD_MOMENTUM}:
-        raise ValueError(f"optim_args sets a momentum, which optim {optim} has not; leave it out.")
+        raise InputError(f"optim_args sets a momentum, which optim {optim} has not; leave it out.")
     return Optimizer.SGD_MOMENTUM if momentum else Optimizer.SGD
 
 
@@ -264,7 +265,7 @@ def read_model(value: object, known: Mapping[str, Model] = NONE_KNOWN) -> Model:
 def _configured(config: Mapping[str, object]) -> Model:
     found = from_config(config)
     if found.model is None:
-        raise ValueError(found.problem)
+        raise InputError(found.problem)
     return found.model
 
 
@@ -272,7 +273,7 @@ def _resized(given: Mapping[str, object], known: Mapping[str, Model]) -> Model:
     """A model of one's own: ``{"like": a model, and the dimensions that differ}``."""
     like = given["like"]
     if isinstance(like, Mapping) and "like" in like:
-        raise ValueError("model: like must be a Hub id or the object of a config.json.")
+        raise InputError("model: like must be a Hub id or the object of a config.json.")
     dimensions = {name: value for name, value in given.items() if name != "like"}
     model = resized(read_model(like, known), dimensions)
     return replace(model, config=json.dumps(dict(given)))
@@ -289,7 +290,7 @@ def _gpu(value: object) -> Gpu | None:
 
 def _name(value: object, must_be: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
-        raise ValueError(f"{must_be}, not {show(value)}.")
+        raise InputError(f"{must_be}, not {show(value)}.")
     return value
 
 
@@ -300,16 +301,16 @@ def _own_gpu(given: Mapping[str, object]) -> Gpu:
         if name == "like":
             continue
         if name not in GPU_KEYS:
-            raise ValueError(
+            raise InputError(
                 f"gpu has no {show(name)}; its keys are like, {', '.join(GPU_KEYS)} and usd_per_gpu_hour."
             )
         try:
             values[name] = GPU_KEYS[name].read(value)
         except ValueError as problem:
-            raise ValueError(f"gpu: {name} {problem}") from None
+            raise InputError(f"gpu: {name} {problem}") from None
     if "like" not in given:
         if "memory_bytes" not in values:
-            raise ValueError(
+            raise InputError(
                 "gpu needs memory_bytes, the memory of the card in bytes, or like, a card of the catalogue."
             )
         return _gpu_of(**{"name": OWN_GPU, **values})
@@ -341,7 +342,7 @@ def _from_texts(name: str, texts: list[str]) -> object:
     key = BY_NAME.get(name)
     lists = key is not None and key.kind.takes_list
     if len(texts) != 1 and not (lists and texts):
-        raise ValueError(f"{name} comes {len(texts)} times; give it once.")
+        raise InputError(f"{name} comes {len(texts)} times; give it once.")
     text = ",".join(texts)
     if key is not None:
         return key.kind.from_text(text)
@@ -384,7 +385,7 @@ def _write_model(model: Model) -> object:
             return model.hub_id
     except ValueError:
         pass
-    raise ValueError(
+    raise InputError(
         f"the model {show(model.hub_id or model.model_type)} was built by hand, so that nothing can name it; "
         "read it from the catalogue or from a config.json."
     )

@@ -16,6 +16,7 @@ from estimator.families.hf_config import (
     ONE_HEAD_EACH,
 )
 from estimator.values.kinds import Flag, Kind, Whole, near, one_of
+from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
 MLPS_IN_TURN = frozenset({"llama4_text"})
@@ -74,18 +75,18 @@ def _read(name: str, value: object) -> Any:
         hint = (
             f"did you mean {one_of(meant)}?" if meant else f"it is one of {', '.join(DIMENSIONS)}."
         )
-        raise ValueError(f"{name[:60]!r} is no dimension of a model; {hint}")
+        raise InputError(f"{name[:60]!r} is no dimension of a model; {hint}")
     try:
         return DIMENSIONS[name].read(value)
     except ValueError as problem:
-        raise ValueError(f"{name} {problem}") from None
+        raise InputError(f"{name} {problem}") from None
 
 
 def _key_value_heads(known: Model, given: Mapping[str, Any], heads: int) -> int:
     each = known.model_type in ONE_HEAD_EACH
     chosen: int = given.get("num_key_value_heads", heads if each else known.num_key_value_heads)
     if each and chosen != heads:
-        raise ValueError(
+        raise InputError(
             f"num_key_value_heads {chosen} differs from num_attention_heads {heads}, but {known.model_type} has one "
             "for each; leave it out."
         )
@@ -96,7 +97,7 @@ def _head_dim(known: Model, given: Mapping[str, Any], heads: int) -> int:
     hidden: int = given.get("hidden_size", known.hidden_size)
     derived = known.model_type in DERIVED_HEAD_DIM
     if derived and given.get("head_dim", 0) * heads not in {0, hidden}:
-        raise ValueError(
+        raise InputError(
             f"head_dim {given['head_dim']} is not hidden_size {hidden} / num_attention_heads {heads}, as "
             f"{known.model_type} computes it; leave it out."
         )
@@ -106,7 +107,7 @@ def _head_dim(known: Model, given: Mapping[str, Any], heads: int) -> int:
     if not derived and known.head_dim * known.num_attention_heads != known.hidden_size:
         return known.head_dim
     if hidden % heads:
-        raise ValueError(
+        raise InputError(
             f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; change one of the two"
             f"{'' if derived else ', or give head_dim'}."
         )
@@ -123,7 +124,7 @@ def _intermediate_size(known: Model, given: Mapping[str, Any]) -> int:
         return ratio * hidden
     if chosen % hidden or (known.model_type == "bloom" and chosen != 4 * hidden):
         times = "4 times" if known.model_type == "bloom" else "a multiple of"
-        raise ValueError(
+        raise InputError(
             f"intermediate_size {chosen} is not {times} hidden_size {hidden}, as in {known.model_type}; leave it out."
         )
     return chosen
@@ -145,7 +146,7 @@ def _layer_types(known: Model, layers: int) -> tuple[str, ...]:
     kinds = (*kinds[:-1], FULL)
     own = kinds[: max(0, layers - known.num_kv_shared_layers)]
     if known.num_kv_shared_layers and set(own) != set(known.layer_types):
-        raise ValueError(
+        raise InputError(
             f"num_hidden_layers {layers} is too few for {known.model_type}, whose last {known.num_kv_shared_layers} "
             "layers take keys and values from those before; raise it."
         )

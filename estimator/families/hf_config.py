@@ -25,6 +25,7 @@ from estimator.families.parameters import (
     check_modelled,
 )
 from estimator.values.arithmetic import ceil_div
+from estimator.values.refusals import InputError
 from estimator.values.specs import DeltaNet, Model, StateSpace
 
 MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
@@ -323,13 +324,13 @@ class _Config:
         name = self.has(*names)
         if name is None:
             if default is None:
-                raise ValueError(
+                raise InputError(
                     f"the {self.model_type} config has no {names[0]}; add it, a whole number."
                 )
             return default
         value = self.values[name]
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ValueError(
+            raise InputError(
                 f"{name} must be a whole number from 1 to {most}, not {_show(value)}; "
                 "correct it in the config."
             )
@@ -340,7 +341,7 @@ class _Config:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ValueError(
+            raise InputError(
                 f"{name} must be true or false, not {_show(value)}; correct it in the config."
             )
         return value
@@ -351,7 +352,7 @@ class _Config:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise ValueError(
+            raise InputError(
                 f"{name} must be a number from 0 to 1, not {_show(value)}; "
                 "correct it in the config."
             )
@@ -363,7 +364,7 @@ class _Config:
             return default
         value = self.values[name]
         if not isinstance(value, str) or not value:
-            raise ValueError(
+            raise InputError(
                 f"{name} must be a name, not {_show(value)}; correct it in the config."
             )
         return value
@@ -374,7 +375,7 @@ class _Config:
         if value is None:
             return False
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 10**9:
-            raise ValueError(
+            raise InputError(
                 f"{name} must be a positive number or null, not {_show(value)}; "
                 "correct it in the config."
             )
@@ -386,7 +387,7 @@ class _Config:
         if value is None:
             return _Config({}, self.model_type)
         if not isinstance(value, Mapping):
-            raise ValueError(
+            raise InputError(
                 f"{name} must be an object, not {_show(value)}; correct it in the config."
             )
         return _Config(value, self.model_type)
@@ -398,7 +399,7 @@ class _Config:
             return ()
         if not isinstance(value, list | tuple) or len(value) != layers:
             length = f"{len(value)} items" if isinstance(value, list | tuple) else _show(value)
-            raise ValueError(
+            raise InputError(
                 f"{name} must list one item for each of the {layers} layers, not {length}; "
                 "correct it in the config."
             )
@@ -533,7 +534,7 @@ def _is_tied(read: _Config, family: _Defaults) -> bool:
 
 def _text_part(config: Mapping[str, object]) -> _Config:
     if not isinstance(config, Mapping):
-        raise ValueError(f"a config must be an object of keys and values, not {_show(config)}.")
+        raise InputError(f"a config must be an object of keys and values, not {_show(config)}.")
     model_type = config.get("model_type")
     if model_type is None:
         raise ValueError(
@@ -541,7 +542,7 @@ def _text_part(config: Mapping[str, object]) -> _Config:
             f"{len(MODELLED)} architectures that are modelled: llama, mistral, qwen3 and others."
         )
     if not isinstance(model_type, str):
-        raise ValueError(f"model_type must be a name, not {_show(model_type)}; correct the config.")
+        raise InputError(f"model_type must be a name, not {_show(model_type)}; correct the config.")
     if "text_config" in config:
         return _text_part(_unwrapped(config, model_type))
     if model_type in {"qwen2_vl", "qwen2_5_vl"}:  # before transformers 5 the text's keys lay beside
@@ -664,7 +665,7 @@ def _head_dim(read: _Config, family: _Defaults, hidden: int, heads: int) -> int:
         if family.head_dim and "head_dim" not in read.values:
             return family.head_dim
     if hidden % heads:
-        raise ValueError(
+        raise InputError(
             f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; "
             "correct one of the two in the config"
             f"{'' if family.derived_head_dim else ', or give head_dim'}."
@@ -944,7 +945,7 @@ def _mlp_layer_types(read: _Config, layers: int) -> tuple[str, ...]:
     if dense is None:
         dense = {"deepseek_v2": 0, "deepseek_v3": 3}.get(read.model_type, 1)
     if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MOST_LAYERS:
-        raise ValueError(
+        raise InputError(
             f"first_k_dense_replace must be a whole number from 0, not {_show(dense)}; "
             "correct it in the config."
         )
@@ -956,7 +957,7 @@ def _listed_mlps(read: _Config, layers: int) -> tuple[str, ...]:
     listed = read.items("mlp_layer_types", layers) or (DENSE, *["sparse"] * (layers - 1))
     for kind in listed:
         if kind not in (DENSE, "sparse"):
-            raise ValueError(
+            raise InputError(
                 f'mlp_layer_types must hold "{DENSE}" and "sparse" only, not {_show(kind)}; correct it in the config.'
             )
     return tuple(map(str, listed)) if DENSE in listed else ()
@@ -971,7 +972,7 @@ def _ernie_mlps(read: _Config, layers: int) -> tuple[str, ...]:
     )
     for name, value in (("moe_layer_start_index", first), ("moe_layer_end_index", last)):
         if type(value) is not int or not -1 <= value <= MOST_LAYERS:
-            raise ValueError(
+            raise InputError(
                 f"{name} must be a whole number, a layer, not {_show(value)}; correct it in the config."
             )
     assert isinstance(first, int)
@@ -993,7 +994,7 @@ def _interleaved(read: _Config, layers: int) -> tuple[str, ...]:
     elif isinstance(listed, list | tuple) and all(type(index) is int for index in listed):
         sparse = {index for index in listed if index in range(layers)}
     else:
-        raise ValueError(
+        raise InputError(
             f"moe_layers must list whole numbers, the layers with experts, not {_show(listed)}; "
             "correct it in the config."
         )
@@ -1065,7 +1066,7 @@ def _lfm2_layers(read: _Config, layers: int) -> tuple[str, ...]:
         listed = tuple(FULL if layer in attending else CONVOLUTION for layer in range(layers))
     for kind in listed:
         if kind not in (FULL, CONVOLUTION):
-            raise ValueError(
+            raise InputError(
                 f'layer_types must hold "{FULL}" and "{CONVOLUTION}" only, not {_show(kind)}; correct it in the config.'
             )
     return tuple(map(str, listed)) if CONVOLUTION in listed else ()
@@ -1079,7 +1080,7 @@ def _hybrid_layers(read: _Config, layers: int) -> tuple[str, ...]:
     kinds = tuple({"mamba": LINEAR_ATTENTION, "attention": FULL}.get(str(it), it) for it in listed)
     for kind in kinds:
         if kind not in (FULL, LINEAR_ATTENTION):
-            raise ValueError(
+            raise InputError(
                 f'{name} must hold "{FULL}" and "{LINEAR_ATTENTION}" only, not {_show(kind)}; correct it in the '
                 "config."
             )
@@ -1096,13 +1097,13 @@ def _nemotron_layers(read: _Config) -> tuple[str, ...]:
     kinds = {"M": LINEAR_ATTENTION, "E": EXPERTS, "*": FULL, "-": MLP}
     kinds |= {"mamba": LINEAR_ATTENTION, "attention": FULL} | {it: it for it in kinds.values()}
     if not isinstance(listed, list | tuple | str) or not 0 < len(listed) <= MOST_LAYERS:
-        raise ValueError(
+        raise InputError(
             "the nemotron_h config says nothing of its layers; add hybrid_override_pattern, a letter of M, *, - or E "
             "for each."
         )
     for kind in listed:
         if kind not in kinds:
-            raise ValueError(
+            raise InputError(
                 f'{name or "hybrid_override_pattern"} must hold "{LINEAR_ATTENTION}", "{FULL}", "{MLP}" and '
                 f'"{EXPERTS}" or their letters M, *, - and E only, not {_show(kind)}; correct it in the config.'
             )
@@ -1155,7 +1156,7 @@ def _state_space(read: _Config, hidden: int) -> StateSpace:
     else:
         head_dim = read.whole("mamba_d_head")
     if heads * head_dim != width:
-        raise ValueError(
+        raise InputError(
             f"mamba_n_heads {heads} heads of {head_dim} are not the {width} that "
             f"{'mamba_d_ssm' if is_falcon else 'mamba_expand'} asks for; correct one of them in the config."
         )
@@ -1185,7 +1186,7 @@ def _delta_net_layers(read: _Config, layers: int) -> tuple[str, ...]:
         )
     for kind in listed:
         if kind not in (FULL, LINEAR_ATTENTION):
-            raise ValueError(
+            raise InputError(
                 f'layer_types must hold "{FULL}" and "{LINEAR_ATTENTION}" only, not {_show(kind)}; correct it in the '
                 "config."
             )
@@ -1249,7 +1250,7 @@ def _layer_types(read: _Config, family: _Defaults, layers: int, window: int) -> 
     if listed:
         for kind in listed:
             if kind not in (FULL, SLIDING):
-                raise ValueError(
+                raise InputError(
                     f'layer_types must hold "{FULL}" and "{SLIDING}" only, not {_show(kind)}; '
                     "correct it in the config."
                 )
@@ -1262,7 +1263,7 @@ def _layer_types(read: _Config, family: _Defaults, layers: int, window: int) -> 
         return _with_last(read, _patterned(read, family.sliding_pattern, layers))
     first = read.values.get("max_window_layers", 28)  # Qwen2Config, Qwen2MoeConfig and Qwen3Config
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise ValueError(
+        raise InputError(
             f"max_window_layers must be a whole number from 0, not {_show(first)}; "
             "correct it in the config."
         )
@@ -1317,7 +1318,7 @@ def _listed_rotary(read: _Config, layers: int) -> tuple[bool, ...]:
     if listed:
         for item in listed:
             if item not in (0, 1):
-                raise ValueError(
+                raise InputError(
                     f"no_rope_layers must hold 0 and 1 only, not {_show(item)}; "
                     "correct it in the config."
                 )
@@ -1399,12 +1400,12 @@ def _streams(read: _Config, layers: int) -> _Streams:
     cut = 10 if layers > 10 else 0
     shares = read.values.get("activation_sparsity_pattern", [0.95] * cut + [0.0] * (layers - cut))
     if not isinstance(shares, list | tuple) or len(shares) != layers:
-        raise ValueError(
+        raise InputError(
             f"activation_sparsity_pattern must list a share for each of the {layers} layers; correct it in the config."
         )
     is_cut = [share != 0 for share in shares]
     if sorted(is_cut, reverse=True) != is_cut:
-        raise ValueError(
+        raise InputError(
             "activation_sparsity_pattern is modelled where the first layers are cut and the others not; correct it in "
             "the config."
         )
@@ -1471,7 +1472,7 @@ def _shared_layers(read: _Config, kinds: tuple[str, ...]) -> int:
         return 0
     shared = read.whole("num_kv_shared_layers", default=default, most=len(kinds))
     if set(kinds[: len(kinds) - shared]) != set(kinds):
-        raise ValueError(
+        raise InputError(
             f"num_kv_shared_layers {shared} leaves no layer of each type before the {shared} that share; lower it in "
             "the config."
         )

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 from math import prod
 
+from estimator.values.refusals import InputError
 from estimator.values.specs import ALL_LINEAR, Method, Model, TrainingSetup
 
 
@@ -1069,7 +1070,7 @@ def _learned_positions(model: Model, offset: int = 0) -> int:
         model.max_position_embeddings and model.max_position_embeddings + offset
     )
     if not rows:
-        raise ValueError(f"{model.model_type} learns its positions; give max_position_embeddings.")
+        raise InputError(f"{model.model_type} learns its positions; give max_position_embeddings.")
     return rows
 
 
@@ -1395,7 +1396,7 @@ def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
     ['input_layernorm', 'self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj']
     """
     if not 0 <= index < model.num_hidden_layers:
-        raise ValueError(
+        raise InputError(
             f"layer {index} does not exist in a model of {model.num_hidden_layers} layers; count from 0."
         )
     family = _family(model)
@@ -1512,7 +1513,7 @@ def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
     targets = setup.lora_target_modules
     if isinstance(targets, str):
         if targets != ALL_LINEAR:
-            raise ValueError(
+            raise InputError(
                 f'lora_target_modules {targets!r} is neither "all-linear" nor a list; give one of the two.'
             )
         return isinstance(module, Linear) or bool(module.former_names)
@@ -1644,7 +1645,7 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
         taken = [module for module in modules if module.name.endswith(name)]
         if not taken or any(block.endswith(name) for block in blocks):
             known = ", ".join(m.name for m in modules if not isinstance(m, Bare))
-            raise ValueError(
+            raise InputError(
                 f"modules_to_save names {name!r}, which is no single module of {model.model_type}; name some of: "
                 f"{known}."
             )
@@ -1778,7 +1779,7 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
     if unmatched:
         every = (name for m in adaptable for name in getattr(m, "former_names", (m.name,)))
         names = dict.fromkeys(every)
-        raise ValueError(
+        raise InputError(
             f"lora_target_modules names {', '.join(map(repr, unmatched))}, which {model.model_type} does not have as "
             f"adaptable layers; its linear layers are: {', '.join(names)}."
         )
@@ -1788,7 +1789,7 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
         named = {target.rsplit(".", 1)[-1] for target in setup.lora_target_modules}
         missing = [name for name in module.former_names if name not in named]
         if missing and len(missing) < len(module.former_names):
-            raise ValueError(
+            raise InputError(
                 f"lora_target_modules leaves out {', '.join(map(repr, missing))}, which is one matrix with "
                 f"{' and '.join(repr(n) for n in module.former_names if n in named)} in {model.model_type}; "
                 "name both or neither."

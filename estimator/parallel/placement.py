@@ -23,6 +23,7 @@ from estimator.families.module_tree import (
     splits_packed_experts,
 )
 from estimator.values.kinds import show
+from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
 Device = int | str
@@ -98,7 +99,7 @@ def infer_auto_device_map(
     if balance is not Balance.SEQUENTIAL:
         firsts = _firsts(tree, sizes)
         if unknown := sorted(whole - {*firsts}):
-            raise ValueError(
+            raise InputError(
                 f"no_split_module_classes names {show(unknown[0])}, which holds no modules in {model.model_type}; "
                 f"name some of {', '.join(firsts)}."
             )
@@ -286,7 +287,7 @@ def _balanced(
     if not gpus:
         return dict(budgets)
     if low_zero and not {*range(len(gpus))} <= {*budgets}:
-        raise ValueError(
+        raise InputError(
             "device_map balanced_low_0 counts GPUs from 0 without a gap; number those of max_memory so."
         )
     share = total // (8 * (len(gpus) - low_zero)) + 5 * cushion // 32  # bytes: 1.25 · cushion / 8

@@ -22,6 +22,7 @@ from estimator.families.weights import (
 )
 from estimator.values.arithmetic import ceil_div
 from estimator.values.quantization import Quantization, Scales, Storage
+from estimator.values.refusals import InputError
 from estimator.values.specs import Model, TrainingSetup
 
 MXFP4_BLOCK = 32
@@ -125,7 +126,7 @@ def matrix_elements(quantization: Quantization, rows: int, columns: int) -> Mapp
             scales = _scales(quantization, rows, columns)
             return Counter({1: rows * columns}) + Counter({quantization.scale_bytes: scales})
         case None:
-            raise ValueError(
+            raise InputError(
                 f"how {quantization.name} stores a matrix is not known here; take the files' own size."
             )
 

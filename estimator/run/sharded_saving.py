@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.values.arithmetic import ceil_div
+from estimator.values.refusals import InputError
 
 
 class Saving(NamedTuple):
@@ -125,7 +126,7 @@ def write_seconds(disk_bytes: int, bytes_per_second: float) -> float:
     2.0
     """
     if not bytes_per_second > 0:
-        raise ValueError(
+        raise InputError(
             f"bytes_per_second must be above 0, not {bytes_per_second!r}; give the disk's speed."
         )
     return disk_bytes / bytes_per_second

@@ -21,6 +21,7 @@ from typing import Any
 
 from estimator.families.parameters import total_parameters
 from estimator.values.quantization import Quantization, quantization_of
+from estimator.values.refusals import InputError
 from estimator.values.specs import (
     RATES,
     STEP_PHASES,
@@ -370,7 +371,7 @@ def gpu(name: str) -> Gpu:
         return known[found[0]]
     if found:
         shown = ", ".join(found[:MOST_NAMED]) + ", …" * (len(found) > MOST_NAMED)
-        raise ValueError(f"GPU {name[:100]!r} may be {shown}; name one of them.")
+        raise InputError(f"GPU {name[:100]!r} may be {shown}; name one of them.")
     return known[_found("GPU", name, gpus())]
 
 
@@ -575,7 +576,7 @@ def _found(kind: str, name: str, known: Mapping[str, object]) -> str:
         return by_case[name.casefold()]
     near = [by_case[key] for key in _near(name.casefold(), by_case)]
     hint = f"near names are: {', '.join(near)}" if near else f"the catalogue has {len(known)}"
-    raise ValueError(f"{kind} {name!r} is not in the catalogue; {hint}; choose one of those.")
+    raise InputError(f"{kind} {name!r} is not in the catalogue; {hint}; choose one of those.")
 
 
 def _near(name: str, known: Mapping[str, str], most: int = 4) -> list[str]:

@@ -17,6 +17,7 @@ from estimator.resident.stored import checkpoint_bytes, stored_elements
 from estimator.values.json_text import read_object
 from estimator.values.kinds import show
 from estimator.values.quantization import Quantization, quantization_of
+from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
 CLOSE_ENOUGH = 0.001
@@ -151,7 +152,7 @@ def _as_json(config: Mapping[str, object]) -> str:
     try:
         return json.dumps(dict(config))
     except (TypeError, ValueError, RecursionError):
-        raise ValueError(
+        raise InputError(
             "the config holds what JSON cannot; give the object of a config.json."
         ) from None
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from estimator.values.kinds import show
+from estimator.values.refusals import InputError
 
 LONGEST_TEXT = 1_000_000
 """Bytes that a text may have: ours, a hundred times the longest config.json of the Hub's dense models."""
@@ -27,35 +28,35 @@ def read_object(
     >>> read_object("[1]", "The line")
     Traceback (most recent call last):
     ...
-    ValueError: The line must be one JSON object, not a list.
+    estimator.values.refusals.InputError: The line must be one JSON object, not a list.
     """
     text = _decoded(text, subject)
     if not text.strip():
-        raise ValueError(f"{subject} is empty; write {whole} there.")
+        raise InputError(f"{subject} is empty; write {whole} there.")
     try:
         value: object = json.loads(text, object_pairs_hook=_once, parse_int=_whole)
     except RecursionError:
-        raise ValueError(_too_deep(subject, whole)) from None
+        raise InputError(_too_deep(subject, whole)) from None
     except json.JSONDecodeError as problem:
-        raise ValueError(
+        raise InputError(
             f"{subject} is not valid JSON ({problem.msg} at character {problem.pos + 1}); correct it there."
         ) from None
     if not isinstance(value, dict):
-        raise ValueError(f"{subject} must be {whole}, not {show(value)}.")
+        raise InputError(f"{subject} must be {whole}, not {show(value)}.")
     if _depth(value) > DEEPEST:
-        raise ValueError(_too_deep(subject, whole))
+        raise InputError(_too_deep(subject, whole))
     return value
 
 
 def _decoded(text: str | bytes, subject: str) -> str:
     if len(text) > LONGEST_TEXT:
-        raise ValueError(f"{subject} is longer than {LONGEST_TEXT} bytes; shorten it.")
+        raise InputError(f"{subject} is longer than {LONGEST_TEXT} bytes; shorten it.")
     if isinstance(text, str):
         return text.removeprefix("\N{BYTE ORDER MARK}")
     try:
         return text.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        raise ValueError(
+        raise InputError(
             f"{subject} is not UTF-8 at byte {problem.start + 1}; save it as UTF-8."
         ) from None
 
@@ -79,7 +80,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, value in pairs:
         if name in values:
-            raise ValueError(f"{show(name)} stands twice in one object; give it once.")
+            raise InputError(f"{show(name)} stands twice in one object; give it once.")
         values[name] = value
     return values
 

@@ -23,6 +23,7 @@ from estimator.values.kinds import (
     Whole,
     not_modelled,
 )
+from estimator.values.refusals import InputError
 from estimator.values.specs import (
     ALL_LINEAR,
     FULL_STATE_DICT,
@@ -158,9 +159,9 @@ class Key:
         try:
             read = self.kind.read(value)
         except ValueError as problem:
-            raise ValueError(f"{self.name} {problem}") from None
+            raise InputError(f"{self.name} {problem}") from None
         if self.modelled and read not in self.modelled:
-            raise ValueError(f"{self.name} {not_modelled(value, PARALLEL_WORDS[self.name])}")
+            raise InputError(f"{self.name} {not_modelled(value, PARALLEL_WORDS[self.name])}")
         return read
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
+from estimator.values.refusals import InputError
+
 SHOWN_CHARACTERS = 40
 """How much of a wrong value an error repeats."""
 
@@ -142,17 +144,17 @@ class Choice(Kind):
     def _read(self, value: object) -> object:
         allowed = one_of(self._shown()) + self._or_null
         if not isinstance(value, str):
-            raise ValueError(f"must be {allowed}, not {show(value)}.")
+            raise InputError(f"must be {allowed}, not {show(value)}.")
         word = self.aliases.get(value, value)
         if word in self.words:
             return self.enum(word) if self.enum else str(word)
         if word in self.later:
             raise ValueError(f"{show(value)} is not modelled yet; take {allowed}.")
         if what := self.stands_for.get(plain(value)):
-            raise ValueError(not_modelled(value, what))
+            raise InputError(not_modelled(value, what))
         meant = near(word, (*self.words, *self.aliases))
         hint = f"did you mean {one_of(meant)}? It is" if meant else "it is"
-        raise ValueError(f"{show(value)} is unknown; {hint} one of {', '.join(self._shown())}.")
+        raise InputError(f"{show(value)} is unknown; {hint} one of {', '.join(self._shown())}.")
 
     def _shown(self) -> tuple[str, ...]:
         """All words, or of a long list its beginning, so that a sentence stays one."""
@@ -176,7 +178,7 @@ class Whole(Kind):
         if type(value) is int and self.low <= value <= self.high:
             return value
         span = f"from {self.low} to {self.high}{self._or_null}"
-        raise ValueError(f"must be a whole number {span}, not {show(value)}.")
+        raise InputError(f"must be a whole number {span}, not {show(value)}.")
 
     def _from_text(self, text: str) -> object:
         return int(text) if re.fullmatch(r"-?[0-9]{1,30}", text) else text
@@ -199,7 +201,7 @@ class Number(Kind):
             return float(value)
         low = f"{'above' if self.open_low else 'from'} {self.low:.15g}"
         high = f"{'below' if self.open_high else 'up to'} {self.high:.15g}"
-        raise ValueError(f"must be a number {low} and {high}{self._or_null}, not {show(value)}.")
+        raise InputError(f"must be a number {low} and {high}{self._or_null}, not {show(value)}.")
 
     def _holds(self, value: float) -> bool:
         above = value > self.low if self.open_low else value >= self.low
@@ -219,7 +221,7 @@ class Flag(Kind):
 
     def _read(self, value: object) -> object:
         if not isinstance(value, bool):
-            raise ValueError(f"must be true or false, not {show(value)}.")
+            raise InputError(f"must be true or false, not {show(value)}.")
         return value
 
     def _from_text(self, text: str) -> object:
@@ -244,16 +246,16 @@ class Names(Kind):
             return self.word
         if not isinstance(value, list | tuple):
             word = f'"{self.word}" or ' if self.word else ""
-            raise ValueError(
+            raise InputError(
                 f"must be {word}a list of module names{self._or_null}, not {show(value)}."
             )
         for name in value:
             if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,100}", name):
-                raise ValueError(f"must list names of modules such as q_proj, not {show(name)}.")
+                raise InputError(f"must list names of modules such as q_proj, not {show(name)}.")
         if not value or len(value) > self.MOST:
-            raise ValueError(f"must list 1 to {self.MOST} module names, not {len(value)}.")
+            raise InputError(f"must list 1 to {self.MOST} module names, not {len(value)}.")
         if twice := [name for name in value if value.count(name) > 1]:
-            raise ValueError(f"names {show(twice[0])} twice; name it once.")
+            raise InputError(f"names {show(twice[0])} twice; name it once.")
         return tuple(value)
 
     def _from_text(self, text: str) -> object:
@@ -268,7 +270,7 @@ class Text(Kind):
 
     def _read(self, value: object) -> object:
         if not isinstance(value, str) or len(value) > self.MOST or not value.isprintable():
-            raise ValueError(
+            raise InputError(
                 f"must be a line of at most {self.MOST} characters, not {show(value)}."
             )
         return value
@@ -283,7 +285,7 @@ class Version(Kind):
 
     def _read(self, value: object) -> object:
         if type(value) is not int or value != 1:
-            raise ValueError(f"must be 1, the contract that is read here, not {show(value)}.")
+            raise InputError(f"must be 1, the contract that is read here, not {show(value)}.")
         return value
 
     def _from_text(self, text: str) -> object:
@@ -301,7 +303,7 @@ class Momentum(Kind):
         text = value.replace(" ", "") if isinstance(value, str) else ""
         found = re.fullmatch(r"momentum=(0|0?\.[0-9]{1,20}|0\.)", text)
         if not found:
-            raise ValueError(
+            raise InputError(
                 f'must be "momentum=X" with X from 0 and below 1{self._or_null}, not {show(value)}; '
                 "nothing else in it is modelled."
             )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from estimator.values.kinds import Whole, show
+from estimator.values.refusals import InputError
 
 QUANT_STORAGES = ("uint8", "int8", "float16", "bfloat16", "float32", "float64")
 """What packed 4-bit weights can pass for: transformers 5.23, utils/quantization_config.py, ``BitsAndBytesConfig``."""
@@ -91,7 +92,7 @@ def _first_object(config: Mapping[str, object], *names: str) -> Mapping[str, obj
     if not found:
         return {}
     if not isinstance(found[0], Mapping):
-        raise ValueError(f"quantization_config must be an object, not {show(found[0])}.")
+        raise InputError(f"quantization_config must be an object, not {show(found[0])}.")
     return found[0]
 
 
@@ -143,7 +144,7 @@ def _read(given: Mapping[str, object]) -> Quantization | None:
         case str():
             return Quantization(name=show(method), storage=None, skipped=skipped)
         case _:
-            raise ValueError(f"quant_method must be a name such as gptq, not {show(method)}.")
+            raise InputError(f"quant_method must be a name such as gptq, not {show(method)}.")
 
 
 def _gptq(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
@@ -243,7 +244,7 @@ def _word(given: Mapping[str, object], name: str, words: tuple[str, ...]) -> str
     """One of some words, of which the first is bitsandbytes' default."""
     value = given.get(name) or words[0]
     if value not in words:
-        raise ValueError(f"{name} must be one of {', '.join(words)}, not {show(value)}.")
+        raise InputError(f"{name} must be one of {', '.join(words)}, not {show(value)}.")
     return str(value)
 
 
@@ -254,7 +255,7 @@ def _whole(given: Mapping[str, object], *names: str, default: int, most: int) ->
     try:
         read = Whole(most).read(given[name])
     except ValueError as problem:
-        raise ValueError(f"{name} {problem}") from None
+        raise InputError(f"{name} {problem}") from None
     assert isinstance(read, int)
     return read
 
@@ -271,7 +272,7 @@ def _block(value: object, name: str) -> tuple[int, int]:
         [one for one in value if type(one) is int and one > 0] if isinstance(value, list) else []
     )
     if len(sizes) != 2 or not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"{name} must be two whole numbers such as [128, 128], not {show(value)}.")
+        raise InputError(f"{name} must be two whole numbers such as [128, 128], not {show(value)}.")
     return sizes[0], sizes[1]
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from estimator.values.quantization import Quantization
+from estimator.values.refusals import InputError
 
 
 class Method(StrEnum):
@@ -244,12 +245,12 @@ class StateSpace:
         for name in ("heads", "head_dim", "state_size", "groups", "chunk_size", "conv_kernel"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**5:
-                raise ValueError(
+                raise InputError(
                     f"{name} of a state-space layer must be a whole number from 1 to 100000, not {value!r}; check the "
                     "config."
                 )
         if self.heads % self.groups:
-            raise ValueError(
+            raise InputError(
                 f"the {self.heads} heads of a state-space layer are not a multiple of its {self.groups} groups; check "
                 "the config."
             )
@@ -290,12 +291,12 @@ class DeltaNet:
         for name in ("key_heads", "value_heads", "key_dim", "value_dim"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**5:
-                raise ValueError(
+                raise InputError(
                     f"{name} of a gated delta-net must be a whole number from 1 to 100000, not {value!r}; check the "
                     "config."
                 )
         if self.value_heads % self.key_heads:
-            raise ValueError(
+            raise InputError(
                 f"linear_num_value_heads {self.value_heads} is not a multiple of linear_num_key_heads "
                 f"{self.key_heads}; correct one of the two in the config."
             )
@@ -438,22 +439,22 @@ class Model:
         for name in positive:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**7:
-                raise ValueError(
+                raise InputError(
                     f"{name} must be a whole number from 1 to 10 million, not {value!r}; check the config."
                 )
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
+            raise InputError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}; check the config."
             )
         if self.num_attention_heads % (self.num_global_key_value_heads or 1):
-            raise ValueError(
+            raise InputError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_global_key_value_heads "
                 f"{self.num_global_key_value_heads}; check the config."
             )
         experts = self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size
         if any(experts) and not (all(experts) and self.num_experts_per_tok <= self.num_experts):
-            raise ValueError(
+            raise InputError(
                 "num_experts, num_experts_per_tok and moe_intermediate_size go together, and a token can be sent to "
                 f"{self.num_experts} of {self.num_experts} experts at most, not {self.num_experts_per_tok}; "
                 "check the config."
@@ -461,7 +462,7 @@ class Model:
         for name in ("layer_types", "no_rope_layers", "mlp_layer_types"):
             pattern = getattr(self, name)
             if pattern and len(pattern) != self.num_hidden_layers:
-                raise ValueError(
+                raise InputError(
                     f"{name} lists {len(pattern)} layers, but num_hidden_layers is {self.num_hidden_layers}; "
                     "check the config."
                 )
@@ -567,14 +568,14 @@ class Gpu:
 
     def __post_init__(self) -> None:
         if not 2**28 <= self.memory_bytes <= 2**43:
-            raise ValueError(
+            raise InputError(
                 f"memory_bytes must lie between 268435456 (256 MiB) and 8796093022208 (8 TiB), "
                 f"not {self.memory_bytes}; give the card's memory in bytes."
             )
         for name in (*RATES, NETWORK):
             value = getattr(self, name)
             if value is not None and not RATE_SPAN[0] <= value <= RATE_SPAN[1]:
-                raise ValueError(
+                raise InputError(
                     f"{name} must lie between 0.001 and 1 billion, or be null where it is unknown, not {value!r}."
                 )
 
@@ -653,27 +654,27 @@ class TrainingSetup:
             if value is None and name in NULLABLE:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
-                raise ValueError(
+                raise InputError(
                     f"{name} must be a whole number from 1 to {largest}, not {value!r}."
                 )
         if not 0 <= self.lora_dropout < 1:
-            raise ValueError(
+            raise InputError(
                 f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}."
             )
         if not 0 <= self.max_grad_norm < math.inf:
-            raise ValueError(
+            raise InputError(
                 f"max_grad_norm must be 0 (no clipping) or more, not {self.max_grad_norm!r}."
             )
         if not 0 < self.num_train_epochs < math.inf:
-            raise ValueError(f"num_train_epochs must be above 0, not {self.num_train_epochs!r}.")
+            raise InputError(f"num_train_epochs must be above 0, not {self.num_train_epochs!r}.")
         if self.mfu is not None and not LOWEST_MFU <= self.mfu <= 1:
-            raise ValueError(
+            raise InputError(
                 f"mfu must be a share from {LOWEST_MFU} to 1 (0.4 for 40 %), not {self.mfu!r}."
             )
         if self.usd_per_gpu_hour is not None and not 0 <= self.usd_per_gpu_hour < math.inf:
-            raise ValueError(f"usd_per_gpu_hour must be 0 or more, not {self.usd_per_gpu_hour!r}.")
+            raise InputError(f"usd_per_gpu_hour must be 0 or more, not {self.usd_per_gpu_hour!r}.")
         if self.lora_target_modules == ():
-            raise ValueError(
+            raise InputError(
                 'lora_target_modules is empty; name at least one module or give "all-linear".'
             )
 
