@@ -95,6 +95,17 @@ def test_flash_attention_keeps_the_unpadded_output_too_and_the_indices():
     assert kept_per_layer(padded) - kept_per_layer(packed) == T * (2 * Q + 8)
 
 
+@pytest.mark.parametrize("kernel", [AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2])
+def test_flash_attention_keeps_heads_padded_to_8_numbers_and_its_output_cut_back(
+    kernel: AttnImplementation,
+) -> None:
+    # heads of 36 are kept as heads of 40 are, 2 (q + k + v + out); what is cut back of the output is a copy, 2q, that
+    # the next product keeps
+    setup = replace(BF16, attn_implementation=kernel, use_liger_kernel=False)
+    whole, cut = (kept_per_layer(setup, replace(LLAMA, head_dim=width)) for width in (40, 36))
+    assert cut - whole == T * 2 * HEADS * 36
+
+
 # --- head and loss in one -----------------------------------------------------------------------
 
 

@@ -468,6 +468,7 @@ class Block:
             softcap=model.attn_logit_softcapping,
             softmax_float32=self.softmax_float32,
             padded=setup.padded,
+            upcast=model.reorder_and_upcast_attn,
             **overrides,
         )
 

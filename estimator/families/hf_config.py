@@ -511,6 +511,10 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
         norms_without_weight=_norms_without_weight(read),
         attn_logit_softcapping=capped and read.cap("attn_logit_softcapping", attn_cap),
         final_logit_softcapping=capped and read.cap("final_logit_softcapping", final_cap),
+        clip_qkv=_clips(read),
+        reorder_and_upcast_attn=read.model_type == "gpt2"
+        and read.flag("reorder_and_upcast_attn", default=False),
+        use_bidirectional_attention=_sees_both_ways(read),
         **sizes,
         **_biases(read, family),
         **windows,
@@ -524,6 +528,25 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
         jitters_input=_jitters_input(read),
         **_streams(read, sizes["num_hidden_layers"]),
         **_per_layer(read, windows["layer_types"], sizes),
+    )
+
+
+def _clips(read: _Config) -> bool:
+    """Whether queries, keys and values are clamped; by 0, too, except in MPT (``if self.clip_qkv``)."""
+    match read.model_type:
+        case "olmo" | "olmoe":
+            return read.cap("clip_qkv", None)
+        case "mpt":
+            inner = read.part("attn_config")
+            return inner.values.get("clip_qkv") != 0 and inner.cap("clip_qkv", None)
+        case _:
+            return False
+
+
+def _sees_both_ways(read: _Config) -> bool:
+    """Gemma 3: whether every token sees those after it (Gemma and Gemma 2 have the key, and masks all the same)."""
+    return read.model_type == "gemma3_text" and read.flag(
+        "use_bidirectional_attention", default=False
     )
 
 
@@ -1004,11 +1027,11 @@ def _interleaved(read: _Config, layers: int) -> tuple[str, ...]:
 
 
 _WITHOUT_EXPERTS: dict[str, object] = {"mlp_only_layers": [], "decoder_sparse_step": 1}
-_CHANGES_THE_INPUT: dict[str, object] = {"router_jitter_noise": 0, "clip_qkv": None}
+_CHANGES_THE_INPUT: dict[str, object] = {"router_jitter_noise": 0}
 
 
 def _check_experts(read: _Config) -> None:
-    """Refuse what no published model of these families has: layers without experts, noise, clipped queries."""
+    """Refuse what no published model of these families has: layers without experts, noise."""
     keys = _CHANGES_THE_INPUT
     if (
         read.model_type == "phimoe"
@@ -1236,7 +1259,9 @@ def _window_size(read: _Config, family: _Defaults) -> int:
     if read.model_type == "llama4_text":
         return read.whole("attention_chunk_size", default=family.sliding_window)
     default = 0 if "sliding_window" in read.values else family.sliding_window or 0
-    return read.whole("sliding_window", default=default)
+    window = read.whole("sliding_window", default=default)
+    # Gemma3TextConfig.__post_init__: a token sees half of it on either side
+    return window // 2 + 1 if window and _sees_both_ways(read) else window
 
 
 def _layer_types(read: _Config, family: _Defaults, layers: int, window: int) -> tuple[str, ...]:

@@ -97,6 +97,8 @@ def mpt_attention(b: Block, x: Tensor) -> Tensor:
     """ALiBi in float32 joins the scores, and masking makes one more copy of them."""
     tape, shape, model = b.tape, b.attention_shape(), b.model
     qkv = b.linear("attn.Wqkv", x)
+    if model.clip_qkv:
+        qkv = op.clamp(tape, qkv, both_sides=True)
     q, k, v = op.split(tape, qkv, [b.rows * model.query_size] * 3)
     scores = op.scale(tape, _scores(tape, q, k, shape))
     assert b.alibi is not None

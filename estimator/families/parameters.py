@@ -1445,7 +1445,7 @@ def module_parameters(module: Module) -> int:
 def total_parameters(model: Model) -> int:
     """Parameters of the model in elements, whole job; a tied head counts once.
 
-        Σ outer + Σ layers
+        Σ outer + Σ layers + what is never trained
 
     Leaves out: stored buffers and second copies of a tied head, which some Hub totals count (see data/models.csv).
     Error: none; equal to the published count of every row of data/models.csv.
@@ -1454,7 +1454,23 @@ def total_parameters(model: Model) -> int:
     >>> total_parameters(TINY_LLAMA) == 2 * 10 * 8 + 8 + 2 * (2 * 8 + 8 * (8 + 4 + 4 + 8) + 3 * 8 * 16)
     True
     """
-    return sum(count * module_parameters(module) for module, count in modules_with_counts(model))
+    made = sum(count * module_parameters(module) for module, count in modules_with_counts(model))
+    return made + untrained_parameters(model)
+
+
+def untrained_parameters(model: Model) -> int:
+    """Parameters that the class itself freezes, in elements, whole job: ERNIE's, one an expert in layers with experts.
+
+    Error: none; exact. The other families keep this correction of the router's choice as a buffer.
+    Source: transformers 5.23, models/ernie4_5_moe/modeling_ernie4_5_moe.py, ``Ernie4_5_MoeStatics``.
+
+    >>> untrained_parameters(TINY_LLAMA)
+    0
+    """
+    if model.model_type != "ernie4_5_moe":
+        return 0
+    kinds = model.mlp_layer_types or (EXPERTS,) * model.num_hidden_layers
+    return model.num_experts * sum(kind != DENSE for kind in kinds)
 
 
 def active_parameters(model: Model) -> int:
@@ -1848,11 +1864,11 @@ def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
     """Parameters that receive gradients, in elements, whole job: all of them, or the adapters alone.
 
     Error: none; exact.
-    Source: derived, from ``total_parameters`` and ``adapter_parameters``.
+    Source: derived, from ``total_parameters``, ``untrained_parameters`` and ``adapter_parameters``.
 
     >>> trainable_parameters(TINY_LLAMA, TrainingSetup()) == total_parameters(TINY_LLAMA)
     True
     """
     if setup.method is Method.FULL:
-        return total_parameters(model)
+        return total_parameters(model) - untrained_parameters(model)
     return adapter_parameters(model, setup)

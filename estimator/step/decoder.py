@@ -434,6 +434,7 @@ class Step:
         masks: dict[bool, Tensor | None] = {}
         additive = setup.attn_implementation is AttnImplementation.EAGER
         needed = setup.padded or self.family.always_masked or additive
+        needed = needed or self.model.use_bidirectional_attention
         for sliding in (False, True):
             alike = [kind for kind in self.kinds if kind.sliding == sliding]
             # Qwen2MoeConfig makes an unused window one of 0 tokens, which every text exceeds

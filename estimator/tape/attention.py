@@ -26,6 +26,7 @@ from estimator.tape.operators import (
     part,
     repeat_heads,
     scale,
+    scaled_matmul,
     softmax,
 )
 from estimator.tape.tape import Tape, Tensor
@@ -35,6 +36,11 @@ from estimator.values.specs import AttnImplementation
 RNG_STATE_BYTES = 16
 """Philox seed and offset kept by the flash and efficient kernels: two int64 tensors, 512 bytes each as allocated."""
 MASK_ALIGNMENT = 16
+FLASH_ALIGNMENT = 8
+"""Flash attention wants heads of a multiple of 8 numbers: torch 2.13, aten/src/ATen/native/transformers/attention.cpp,
+``pad_last_dim<8>``; flash-attn 2.8, flash_attn_interface.py, ``FlashAttnFunc``."""
+EFFICIENT_ALIGNMENT_BYTES = 16
+"""Memory-efficient attention wants heads of a multiple of 16 bytes (``check_head_dim_size_mem_efficient``)."""
 FLASH_HEAD_DIM = 256
 """Numbers of a head that flash attention takes at most: ``check_head_dim_size_flash``; transformers does not ask it to
 group wider heads (``use_gqa_in_sdpa``)."""
@@ -61,6 +67,8 @@ class AttentionShape:
     """q and k come out of a concatenation head by head, so the flash kernel's output must be copied back."""
     padded: bool = False
     """Some rows end in padding."""
+    upcast: bool = False
+    """Eager attention multiplies queries and keys in float32 (GPT-2's ``reorder_and_upcast_attn``)."""
 
 
 def attention(
@@ -71,7 +79,8 @@ def attention(
     The output, and from eager attention its weights, which the layer's ``_`` holds as long as the layer runs.
     """
     if shape.implementation is AttnImplementation.EAGER:
-        return _eager(tape, q, k, v, mask, shape)
+        attend = _upcast if shape.upcast else _eager
+        return attend(tape, q, k, v, mask, shape)
     if shape.implementation is AttnImplementation.FLASH_ATTENTION_2:
         # float32 queries of a float32 stream are cast to the weights' 16 bits:
         # transformers 5.23, integrations/flash_attention.py, get_target_dtype
@@ -161,10 +170,39 @@ def scaled_dot_product(
     same_width = shape.value_head_dim == shape.head_dim
     is_flash = q.width == 2 and mask is None and same_width and (same_heads or groups_heads)
     is_flash = is_flash and shape.head_dim <= FLASH_HEAD_DIM
-    if not (is_flash or same_heads):
+    if not is_flash and not (same_heads and _is_aligned(shape, q.width)):
         return _math(tape, q, k, v, mask, shape, groups_heads=groups_heads)
-    out = _fused(tape, q, k, v, shape, mask=mask)
-    return clone(tape, out) if shape.head_major and is_flash else out
+    is_cut = is_flash and shape.head_dim % FLASH_ALIGNMENT > 0
+    if is_cut and shape.implementation is AttnImplementation.SDPA:
+        out = _flash_of_padded_heads(tape, q, k, v, shape)
+    else:
+        out = _fused(tape, q, k, v, shape, mask=mask)
+    return clone(tape, out) if is_cut or (shape.head_major and is_flash) else out
+
+
+def _is_aligned(shape: AttentionShape, width: int) -> bool:
+    """Whether memory-efficient attention takes heads of this width."""
+    return not (
+        shape.head_dim * width % EFFICIENT_ALIGNMENT_BYTES
+        or shape.value_head_dim * width % EFFICIENT_ALIGNMENT_BYTES
+    )
+
+
+def _flash_of_padded_heads(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape
+) -> Tensor:
+    """Flash attention of heads padded with zeros to a multiple of 8 numbers; its output is cut back, by a view.
+
+    Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp, ``scaled_dot_product_attention``.
+    """
+    own = q.elements
+    q, k, v = (pad(tape, x, _padded_elements(x, shape)) for x in (q, k, v))
+    return part(tape, _fused(tape, q, k, v, shape, mask=None), own)
+
+
+def _padded_elements(x: Tensor, shape: AttentionShape) -> int:
+    width = ceil_div(shape.head_dim, FLASH_ALIGNMENT) * FLASH_ALIGNMENT
+    return x.elements // shape.head_dim * width
 
 
 def _fused(
@@ -173,23 +211,44 @@ def _fused(
     """Flash or memory-efficient: saves q, k, v, the output and a float32 log-sum-exp for each token and head.
 
     A mask becomes an additive bias [b, 1, s, s] in the compute dtype, made and saved by every layer for itself.
+    flash-attn pads heads to a multiple of 8 numbers inside its function, and in backward the output's gradient too:
+    flash-attn 2.8, flash_attn_interface.py, ``FlashAttnFunc`` and ``FlashAttnVarlenFunc``.
     """
+    pads = (
+        shape.implementation is AttnImplementation.FLASH_ATTENTION_2
+        and shape.head_dim % FLASH_ALIGNMENT > 0
+    )
     saved_mask = [] if mask is None else [_aligned(tape, _additive(tape, mask, q.width), shape)]
     rows = shape.length
     is_narrow = shape.head_dim <= FLASH_HEAD_DIM and v.elements >= k.elements
     if mask is not None or q.width == 4 or not is_narrow:  # memory-efficient
         rows = ceil_div(shape.length, 32) * 32
     tape.operation = "attention"
-    sizes = [(x.elements, x.width, x.requires_grad) for x in (q, k, v)]
+    own = _output_elements(q, v, shape)
+    sizes = [
+        (x.elements, _padded_elements(x, shape) if pads else x.elements, x.width, x.requires_grad)
+        for x in (q, k, v)
+    ]
+    padded = sizes[0][1]
 
     def backward(t: Tape, g: Gradients) -> Gradients:
-        return [t.new(n, w) if needed else None for n, w, needed in sizes]
+        around = t.new(padded, sizes[0][2]) if pads else None
+        whole = [t.new(n, w) if needed or pads else None for _, n, w, needed in sizes]
+        del around
+        if not pads:
+            return list(whole)
+        return [
+            t.view(x, n) if needed and x is not None else None
+            for x, (n, _, _, needed) in zip(whole, sizes, strict=True)
+        ]
 
-    node = tape.begin("attention backward", [q, k, v], backward, [q, k, v])
-    out = tape.new(_output_elements(q, v, shape), q.width)
+    node = tape.begin("attention backward", [q, k, v], backward, [] if pads else [q, k, v])
+    inside = [tape.new(n, w) for _, n, w, _ in sizes] if pads else []
+    out = tape.new(padded if pads else own, q.width)
     log_sum_exp = tape.new(shape.batch * shape.heads * rows, 4)
     rng = [tape.new(1, RNG_STATE_BYTES // 2), tape.new(1, RNG_STATE_BYTES // 2)]
-    return tape.finish(node, out, [out, log_sum_exp, *rng, *saved_mask])
+    kept = [out, log_sum_exp, *rng, *saved_mask, *inside]
+    return tape.finish(node, tape.view(out, own) if pads else out, kept)
 
 
 def _output_elements(q: Tensor, v: Tensor, shape: AttentionShape) -> int:
@@ -234,9 +293,11 @@ def _math(
     more than one text leaves no view.
     Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp, ``_scaled_dot_product_attention_math``.
     """
-    width, groups = q.width, shape.heads // shape.key_value_heads
+    width = q.width
+    groups = 1 if q.elements == k.elements else shape.heads // shape.key_value_heads
+    elements = _output_elements(q, v, shape)
     scores = shape.batch * shape.heads * shape.length**2
-    bias = tape.new(shape.length**2, width) if mask is None else _additive(tape, mask, width)
+    bias = tape.new(shape.length**2, 4) if mask is None else _additive(tape, mask, width)
     with tape.without_autocast():
         uncast_q, uncast_k, v = cast(tape, q, 4), cast(tape, k, 4), cast(tape, v, 4)
         q = scale(tape, uncast_q)
@@ -246,8 +307,11 @@ def _math(
         else:
             k = expand_heads(tape, scale(tape, uncast_k), groups)
         several = shape.batch > 1
-        is_copied = several and not groups_heads
-        copies = several and not shape.head_major, is_copied
+        is_copied = several and not (groups_heads and groups > 1)
+        copies = (
+            several and not shape.head_major,
+            is_copied and not (shape.head_major and groups == 1),
+        )
         weights = matmul(tape, q, k, scores, "attention scores", copies=copies)
         del k  # the mask is added in place
         probabilities = softmax(tape, weights)
@@ -261,7 +325,7 @@ def _math(
             tape,
             probabilities,
             v if groups_heads else expand_heads(tape, v, groups),
-            uncast_q.elements,
+            elements,
             "attention output",
             copies=(False, is_copied),
         )
@@ -303,4 +367,30 @@ def _eager(
     weights = dropout(tape, weights, shape.dropout)
     elements = _output_elements(q, v, shape)
     out = matmul(tape, weights, value, elements, "attention output", copies=(False, is_copied))
+    return clone(tape, out), weights
+
+
+def _upcast(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
+) -> tuple[Tensor, Tensor]:
+    """Scores in float32 throughout, added to an empty tensor of their size that nobody reads.
+
+    Source: transformers 5.23, models/gpt2/modeling_gpt2.py, ``_upcast_and_reordered_attn``.
+    """
+    scores = shape.batch * shape.heads * shape.length**2
+    several = shape.batch > 1
+    empty = tape.new(scores, 4)
+    with tape.without_autocast():
+        query, key = (clone(tape, x) if several else x for x in (q, k))
+        weights = scaled_matmul(
+            tape, cast(tape, query, 4), cast(tape, key, 4), scores, "attention scores"
+        )
+    del empty
+    if mask is not None:
+        weights = add(tape, weights, mask)
+    weights = softmax(tape, weights)
+    weights = cast(tape, weights, v.width)
+    weights = dropout(tape, weights, shape.dropout)
+    out = matmul(tape, weights, v, q.elements, "attention output", copies=(False, several))
+    del query, key
     return clone(tape, out), weights

@@ -711,14 +711,34 @@ def clamp(tape: Tape, x: Tensor, *, both_sides: bool) -> Tensor:
     elements, width = x.elements, x.width
 
     def backward(t: Tape, g: Gradients) -> Gradients:
-        zero = t.new(1, width)
-        inside = [t.new(elements, 1) for _ in range(1 + both_sides)]
-        gradient = t.new(elements, width)
-        del inside, zero
-        return [gradient]
+        return [_clamped_gradient(t, elements, width, sides=1 + both_sides)]
 
     node = tape.begin("clamp backward", [x], backward, [x])
     return tape.finish(node, tape.new(elements, width))
+
+
+def clamp_in_place(tape: Tape, x: Tensor) -> Tensor:
+    """``clamp_`` between two numbers: x was overwritten, so that backward is left a copy of what was there.
+
+    Source: torch 2.13, tools/autograd/gen_variable_type.py (``original_self``: a clone, if the formula reads ``self``).
+    """
+    tape.operation = "clamp: what was there"
+    elements, width = x.elements, x.width
+    before = tape.new(elements, width) if x.requires_grad and tape.records else None
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [_clamped_gradient(t, elements, width, sides=2)]
+
+    node = tape.begin("clamp backward", [x], backward, [before])
+    return tape.finish(node, tape.view(x))
+
+
+def _clamped_gradient(tape: Tape, elements: int, width: int, *, sides: int) -> Tensor:
+    zero = tape.new(1, width)
+    inside = [tape.new(elements, 1) for _ in range(sides)]
+    gradient = tape.new(elements, width)
+    del inside, zero
+    return gradient
 
 
 def pad(tape: Tape, x: Tensor, elements: int) -> Tensor:
@@ -879,6 +899,27 @@ def matmul(
     save = [b if a.requires_grad else None, a if b.requires_grad else None]
     node = tape.begin(f"{name} backward", [a, b], backward, save)
     return tape.finish(node, tape.new(elements, width))
+
+
+def scaled_matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) -> Tensor:
+    """``baddbmm`` with a factor, onto nothing: saves both; each gradient is a product, and once more times the factor.
+
+    Source: torch 2.13, derivatives.yaml, ``baddbmm``; torch/csrc/autograd/FunctionsManual.cpp, ``maybe_multiply``.
+    """
+    tape.operation = name
+    shapes = [(a.elements, a.width, a.requires_grad), (b.elements, b.width, b.requires_grad)]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        gradients: Gradients = []
+        for count, width, needed in shapes:
+            unscaled = t.new(count, width) if needed else None
+            gradients.append(t.new(count, width) if needed else None)
+            del unscaled
+        return gradients
+
+    save = [b if a.requires_grad else None, a if b.requires_grad else None]
+    node = tape.begin(f"{name} backward", [a, b], backward, save)
+    return tape.finish(node, tape.new(elements, a.width))
 
 
 def softmax(tape: Tape, x: Tensor) -> Tensor:

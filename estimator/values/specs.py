@@ -362,6 +362,12 @@ class Model:
     """OLMo 1: layer norms that have no parameters."""
     attn_logit_softcapping: bool = False
     final_logit_softcapping: bool = False
+    clip_qkv: bool = False
+    """Queries, keys and values are clamped as they are projected (OLMo, OLMoE, MPT)."""
+    reorder_and_upcast_attn: bool = False
+    """GPT-2: eager attention multiplies queries and keys in float32."""
+    use_bidirectional_attention: bool = False
+    """Gemma 3: every token sees those after it too, so that a mask is always built."""
     embd_pdrop: float = 0.0
     attn_pdrop: float = 0.0
     resid_pdrop: float = 0.0
