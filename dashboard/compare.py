@@ -258,26 +258,28 @@ def _headroom_text(of: Estimate) -> str:
 
 def hours(of: Estimate) -> float | None:
     """The middle of the run's hours; None where it does not fit or nothing is known."""
-    if of.time is None or of.verdict is Verdict.DOES_NOT_FIT:
+    if of.time is None or not of.can_run:
         return None
     return math.sqrt(of.time.total_hours_low * of.time.total_hours_high)
 
 
 def _hours_text(of: Estimate) -> str:
-    if of.time is None:
+    if of.time is None or not of.can_run:
         return NONE
     return wording.duration(of.time.total_hours_low, of.time.total_hours_high)
 
 
 def dollars(of: Estimate) -> float | None:
     """The middle of the run's US dollars; None where it does not fit or nothing is known."""
-    if of.cost is None or of.verdict is Verdict.DOES_NOT_FIT:
+    if of.cost is None or not of.can_run:
         return None
     return math.sqrt(of.cost.cost_usd_low * of.cost.cost_usd_high)
 
 
 def _dollars_text(of: Estimate) -> str:
-    return NONE if of.cost is None else wording.dollars(of.cost.cost_usd_low, of.cost.cost_usd_high)
+    if of.cost is None or not of.can_run:
+        return NONE
+    return wording.dollars(of.cost.cost_usd_low, of.cost.cost_usd_high)
 
 
 def _times(value: float, first: float) -> str:
@@ -318,9 +320,10 @@ def _best(shown: Sequence[Entry], within: float | None) -> Iterator[str]:
         if held:
             yield f"None of {len(held)} scenarios surely fits its card."
         return
-    if len(fitting) < len(shown):
+    answered = [it for it in shown if it.estimate]
+    if len(fitting) < len(answered):
         one = len(fitting) == 1
-        yield f"{len(fitting)} of {len(shown)} {'fits' if one else 'fit'}: {_list(fitting)}."
+        yield f"{len(fitting)} of {len(answered)} {'fits' if one else 'fit'}: {_list(fitting)}."
     if within is not None:
         late = [it for it in fitting if _in_time(it, within).startswith("✕")]
         sure = [it for it in fitting if _in_time(it, within) == "✓ yes"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from estimator import catalog
 from estimator.answer.estimate import estimate, need
 from estimator.parallel.combinations import sharing
-from estimator.search.fewest_gpus import smallest_set
+from estimator.search.fewest_gpus import smallest_set, why_not_shared
 from estimator.search.limits import largest_micro_batch, longest_context, smallest_gpu
 from estimator.search.ranking import Ranking, rank_gpus
 from estimator.search.scaling import COUNTS, Curve, curves
@@ -32,14 +32,17 @@ class Place(NamedTuple):
     """What a click sets to go there; none where a larger card alone is enough."""
 
 
-def smallest_place(of: Estimate) -> Place | None:
-    """The smallest card of the same maker that holds the setup, or as few GPUs together as do; and the room there."""
+def smallest_place(of: Estimate) -> Place | str:
+    """The smallest card of the same maker that holds the setup, or as few GPUs together as do; and the room there.
+
+    Else why no GPUs can share it, in one sentence; empty where they can, and are too few.
+    """
     cards = catalog.gpus_like(of.gpu)
     if (alone := smallest_gpu(of.model, cards, of.setup)) is not None:
         return _place(of, alone, of.setup, {})
     together = smallest_set(of.model, of.gpu, cards, of.setup)
     if together is None:
-        return None
+        return why_not_shared(of.model, of.setup)
     another = {} if together.gpu == of.gpu else {"gpu": together.gpu.name}
     return _place(of, together.gpu, together.setup, {**together.keys, **another})
 

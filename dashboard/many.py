@@ -308,7 +308,6 @@ def head_html(curves: Sequence[Curve], answer: Estimate) -> str:
 def _first_fits(curves: Sequence[Curve], answer: Estimate) -> str:
     if answer.gpu is None:
         return "Choose a GPU to see from how many on it fits, and what the run takes."
-    most = max(point.num_gpus for curve in curves for point in curve.points)
     by_count: dict[int, list[str]] = {}
     for curve in curves:
         if (first := curve.first_that_fits) is not None:
@@ -316,14 +315,33 @@ def _first_fits(curves: Sequence[Curve], answer: Estimate) -> str:
     if 1 in by_count:
         return f"It fits on 1 {answer.gpu.name}; more of them make the run shorter."
     if not by_count:
-        return f"It fits on no number of {answer.gpu.name} up to {most:,}, under any strategy."
+        never = _never(curves)
+        return (
+            f"It does not fit 1 {answer.gpu.name}, nor several{never or ', which cannot share it'}."
+        )
     said = "; ".join(
         f"from {_gpus(count)} on under {_listed(names)}"
         for count, names in sorted(by_count.items())
     )
-    never = [curve.strategy.value for curve in curves if curve.first_that_fits is None]
-    up_to = f"; under {_listed(never)} not up to {most:,}" if never else ""
-    return f"On {answer.gpu.name} it fits {said}{up_to}."
+    return f"On {answer.gpu.name} it fits {said}{_never(curves)}."
+
+
+def _never(curves: Sequence[Curve]) -> str:
+    """Strategies under which it fits on no number of GPUs that they can share it among; those that are refused."""
+    up_to: dict[int, list[str]] = {}
+    refused = []
+    for curve in curves:
+        if curve.first_that_fits is not None:
+            continue
+        shared = [point for point in curve.points if point.num_gpus > 1]
+        if counts := [point.num_gpus for point in shared if point.estimate]:
+            up_to.setdefault(max(counts), []).append(curve.strategy.value)
+        elif any(not point.too_few for point in shared):
+            refused.append(curve.strategy.value)
+    parts = [
+        f"; under {_listed(names)} not up to {most:,}" for most, names in sorted(up_to.items())
+    ]
+    return "".join(parts) + (f"; {_listed(refused)} cannot share it" if refused else "")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -80,6 +80,7 @@ def write_csv(of: Subject) -> str:
     return text.getvalue()
 
 
+_OF_A_RUN = ("total_hours_low", "total_hours_high", "cost_usd_low", "cost_usd_high")
 _FIGURES = (
     "verdict",
     "peak_bytes",
@@ -87,10 +88,7 @@ _FIGURES = (
     "need_high_bytes",
     "capacity_bytes",
     "headroom_bytes",
-    "total_hours_low",
-    "total_hours_high",
-    "cost_usd_low",
-    "cost_usd_high",
+    *_OF_A_RUN,
 )
 
 
@@ -99,6 +97,8 @@ def _figures(of: Estimate | None) -> list[object]:
         return [""] * len(_FIGURES)
     written = write_estimate(of)
     written["headroom_bytes"] = of.headroom_bytes if of.gpu else None
+    if not of.can_run:
+        written |= dict.fromkeys(_OF_A_RUN)
     found = [written[key] for key in _FIGURES]
     return ["" if value is None else value for value in found]
 

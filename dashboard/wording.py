@@ -141,8 +141,8 @@ def dollars(low: float, high: float) -> str:
 
 
 def run(estimate: Estimate) -> str:
-    """Time and money of the run in a few words: ``3.1 to 6.9 hours, $8 to 19``; empty where nothing is known."""
-    if estimate.time is None:
+    """Time and money of the run in a few words: ``3.1 to 6.9 hours, $8 to 19``; empty where unknown or never run."""
+    if estimate.time is None or not estimate.can_run:
         return ""
     words = duration(estimate.time.total_hours_low, estimate.time.total_hours_high)
     if estimate.cost is not None:
@@ -151,9 +151,9 @@ def run(estimate: Estimate) -> str:
 
 
 def run_sentence(estimate: Estimate) -> str:
-    """What the whole run takes, for the manager who asks second."""
+    """What the whole run takes, for the manager who asks second; empty where unknown or never run."""
     time, cost = estimate.time, estimate.cost
-    if time is None:
+    if time is None or not estimate.can_run:
         return ""
     setup = estimate.setup
     would = "takes" if estimate.verdict is Verdict.FITS else "would take"
@@ -507,13 +507,18 @@ def _card(name: str, verdict: Verdict | None, *lines: str) -> str:
 # --- cards and remedies -------------------------------------------------------------------------
 
 
-def card_html(method: Method, estimate: Estimate, smallest: Place | None) -> str:
-    """One method of the chosen model: its verdict here, its need, and the smallest card or cards that hold it."""
+def card_html(method: Method, estimate: Estimate, smallest: Place | str) -> str:
+    """One method of the chosen model: its verdict here, its need, and the smallest card or cards that hold it.
+
+    ``smallest``: or why no number of cards can share it.
+    """
     need = f"needs {gib(estimate.need_high_bytes)}"
     if estimate.verdict is Verdict.FITS:
         need += f", {gib(estimate.headroom_bytes)} free"
     where = f"none alone, nor {MOST_GPUS} together"
-    if smallest is not None:
+    if isinstance(smallest, str):
+        where = "none alone; sharing it is refused" if smallest else where
+    else:
         number = smallest.setup.num_gpus
         cards = f"{number} × {smallest.gpu.name}" if number > 1 else smallest.gpu.name
         where = f"smallest: {cards}, {gib(smallest.headroom_bytes)} free"
@@ -522,9 +527,12 @@ def card_html(method: Method, estimate: Estimate, smallest: Place | None) -> str
             where = (
                 f"{'none alone' if estimate.setup.num_gpus == 1 else 'smallest'}: {cards}, {way}"
             )
-    return _card(
-        METHODS[method], estimate.verdict, need, where, run(estimate) or _no_time(estimate)
-    )
+    return _card(METHODS[method], estimate.verdict, need, where, *_run_line(estimate))
+
+
+def _run_line(estimate: Estimate) -> list[str]:
+    """Hours and dollars, or why there are none; no line for what cannot run."""
+    return [run(estimate) or _no_time(estimate)] if estimate.can_run else []
 
 
 def _no_time(estimate: Estimate) -> str:
@@ -608,10 +616,11 @@ def map_alt(
     """The map in words: for each context the largest of the shown batches that fits."""
     sentences = []
     for column, length in enumerate(lengths):
-        fitting = [b for b, row in zip(batches, headroom, strict=True) if (row[column] or -1) >= 0]
-        sentences.append(
-            f"{length:,} tokens up to {fitting[-1]}" if fitting else f"{length:,} tokens none"
-        )
+        rooms = {batch: row[column] for batch, row in zip(batches, headroom, strict=True)}
+        known = {batch: room for batch, room in rooms.items() if room is not None}
+        fitting = [batch for batch, room in known.items() if room >= 0]
+        most = f"up to {fitting[-1]}" if fitting else "none" if known else "cannot be trained"
+        sentences.append(f"{length:,} tokens {most}")
     return f"Largest micro-batch that fits, of those shown: {', '.join(sentences)}."
 
 
@@ -647,7 +656,7 @@ def gpu_row(it: Estimate) -> dict[str, object]:
     """One card as a row of the table; plain numbers, so that they can be sorted."""
     assert it.gpu is not None
     assert it.verdict is not None
-    time, cost = it.time, it.cost
+    time, cost = (it.time, it.cost) if it.can_run else (None, None)
     return {
         "GPU": it.gpu.name,
         "Verdict": sign(it.verdict),
@@ -682,6 +691,14 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
     time = estimate.time
     if time is None and estimate.gpu is None:
         return '<p class="hr-text">Choose a GPU to see how long the run takes on it.</p>'
+    best = [
+        f"{name} card that holds it: {one.gpu.name}, {run(one)}."
+        for name, one in (("Fastest", fastest), ("Cheapest", cheapest))
+        if one is not None and one.gpu is not None
+    ]
+    if estimate.gpu is not None and not estimate.can_run:
+        said = f"It does not fit {estimate.gpu.name}, so there are no hours and no dollars of it."
+        return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in (said, *best))
     if time is None:
         said = next(
             (it for it in estimate.assumptions if it.startswith("No time")), "No time is known."
@@ -707,9 +724,7 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
         lines.append(
             f"Energy: {estimate.energy_kwh_low:,.1f} to {estimate.energy_kwh_high:,.1f} kWh at the board's rated power."
         )
-    for name, best in (("Fastest", fastest), ("Cheapest", cheapest)):
-        if best is not None and best.gpu is not None:
-            lines.append(f"{name} card that holds it: {best.gpu.name}, {run(best)}.")
+    lines += best
     said = "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines)
     return said + table
 

@@ -48,7 +48,7 @@ def cards() -> None:
     proposals = []
     for method, other in controls.methods(answer).items():
         place = explore.smallest_place(other)
-        together = place.keys if place is not None else {}
+        together = {} if isinstance(place, str) else place.keys
         proposals.append(
             actions.Proposal(
                 method,

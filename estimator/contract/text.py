@@ -101,9 +101,9 @@ def seconds(value: float) -> str:
 
 
 def _run(estimate: Estimate) -> list[str]:
-    """Why a step takes as long, and what the run takes; nothing where no time is known."""
+    """Why a step takes as long, and what the run takes; nothing where no time is known, or nothing runs."""
     time, cost = estimate.time, estimate.cost
-    if time is None:
+    if time is None or not estimate.can_run:
         return []
     rows = [
         (part.name, seconds(part.low_seconds), seconds(part.high_seconds)) for part in time.parts

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from estimator.answer.estimate import need
 from estimator.parallel.combinations import refusal, sharing
 from estimator.parallel.sharding import is_packed_divided
 from estimator.search.limits import holds, smallest_gpu
@@ -56,6 +57,30 @@ def smallest_set(
             if (card := _smallest_holding(model, cards, shared)) is not None:
                 return GpuSet(card, shared, keys)
     return None
+
+
+def why_not_shared(model: Model, setup: TrainingSetup) -> str:
+    """Why no number of GPUs can divide this setup by any of ``WAYS``, in one sentence; empty where one can."""
+    why = ""
+    number = 2
+    while number <= MOST_GPUS:
+        for way in WAYS:
+            if number > setup.num_gpus:
+                shared = replace(setup, **sharing_keys(setup, way, number))
+                said = refusal(shared) or _refused(model, shared)
+                if not said:
+                    return ""
+                why = why or said
+        number *= 2
+    return why
+
+
+def _refused(model: Model, setup: TrainingSetup) -> str:
+    try:
+        need(model, None, setup)
+    except ValueError as problem:
+        return str(problem)
+    return ""
 
 
 def _smallest_holding(model: Model, cards: Iterable[Gpu], setup: TrainingSetup) -> Gpu | None:

@@ -233,6 +233,11 @@ class Estimate:
         return self.timeline.moments
 
     @property
+    def can_run(self) -> bool:
+        """False for what does not fit: of such a run no hours and no dollars are shown."""
+        return self.verdict is not Verdict.DOES_NOT_FIT
+
+    @property
     def headroom_bytes(self) -> int:
         """Capacity less the high end of the need; negative when it does not fit. Needs a GPU."""
         assert self.gpu is not None

@@ -1,0 +1,128 @@
+"""Of what cannot run no hours and no dollars are shown; what is refused is not said to be too large."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from html import unescape
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dashboard import compare, explore, many, report, wording
+from dashboard.compare import Entry
+from estimator import Dtype, Method, Strategy, TrainingSetup, Verdict, catalog, estimate
+from estimator.contract.text import describe
+from estimator.parallel.combinations import refusal
+from estimator.search.fewest_gpus import MOST_GPUS, WAYS, sharing_keys, why_not_shared
+from estimator.search.scaling import curves
+from tests.test_limits import MODELS, SETUPS, SEVERAL, can_be_trained
+
+MISTRAL, A100 = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
+PRICED = st.sampled_from([card for card in catalog.gpus().values() if card.prices])
+RUN_WORDS = ("$", "hours", "minutes", " days", "kWh", "tokens a second", "seconds of a step")
+
+
+@settings(max_examples=30, deadline=None)
+@given(model=MODELS, gpu=PRICED, setup=st.one_of(SETUPS, SEVERAL))
+def test_hours_and_dollars_are_shown_of_what_may_run_alone(model, gpu, setup):
+    assume(can_be_trained(model, setup))
+    answer = estimate(model, gpu, setup)
+    assume(answer.time is not None and answer.cost is not None)
+    entries = [Entry("it", answer), Entry("again", answer)]
+    rows = {row.label: row.cells[0].text for row in compare.results(entries)}
+    subject = report.Subject(entries, "2026-01-01")
+    (of_csv, _) = csv.DictReader(io.StringIO(report.write_csv(subject)))
+    row = wording.gpu_row(answer)
+    shown = {
+        "run": wording.run(answer),
+        "sentence": wording.run_sentence(answer),
+        "card": wording.card_html(setup.method, answer, ""),
+        "time": wording.time_html(answer, None, None).replace("no hours and no dollars", ""),
+        "text": describe(answer).partition("Assumed:")[0],
+        "table": f"{rows['Hours']} {rows['Cost']}".strip("– "),
+        "csv": of_csv["total_hours_high"] + of_csv["cost_usd_low"],
+        "gpus": f"{row['Hours, slow'] or ''}{row['Dollars, low'] or ''}",
+    }
+    bare = {"table", "csv", "gpus"}  # numbers alone
+    for where, said in shown.items():
+        has_run = bool(said) if where in bare else any(word in said for word in RUN_WORDS)
+        assert has_run is (answer.verdict is not Verdict.DOES_NOT_FIT), where
+
+
+# --- refused ------------------------------------------------------------------------------------
+
+
+def test_a_strategy_that_is_refused_is_not_said_to_be_too_few_gpus() -> None:
+    # ZeRO-3 divides packed weights only where they pass for floats (bnb_4bit_quant_storage): refused on every number
+    qlora = TrainingSetup(method=Method.QLORA, max_length=32_768, per_device_train_batch_size=64)
+    card = catalog.gpu("T4")
+    answer = estimate(MISTRAL, card, qlora)
+    found = curves(MISTRAL, card, qlora)
+    (zero3,) = [curve for curve in found if curve.strategy is Strategy.ZERO3]
+    assert all(point.refusal for point in zero3.points if point.num_gpus > 1)
+    said = unescape(many.head_html(found, answer))
+    assert "zero3 cannot share it" in said
+    assert "under ddp, " in said
+
+
+def test_strategies_that_stop_at_a_machine_are_not_said_to_reach_64() -> None:
+    # a device map is one process: the 8 GPUs of a machine at most
+    setup = TrainingSetup(dtype=Dtype.FLOAT32)
+    llama, card = catalog.model("meta-llama/Llama-3.1-70B"), catalog.gpu("T4")
+    said = unescape(many.head_html(curves(llama, card, setup), estimate(llama, card, setup)))
+    assert "under device_map not up to 8" in said
+
+
+@settings(max_examples=20, deadline=None)
+@given(model=MODELS, setup=st.one_of(SETUPS, SEVERAL))
+def test_why_nothing_is_shared_is_a_refusal_of_every_number_of_gpus(model, setup):
+    assume(can_be_trained(model, setup))
+    refusals = []
+    for number in (2, 4, 8, 16, 32, MOST_GPUS):
+        for way in WAYS:
+            if number > setup.num_gpus:
+                shared = replace(setup, **sharing_keys(setup, way, number))
+                try:
+                    estimate(model, None, shared)
+                    refusals.append(refusal(shared) or "")
+                except ValueError as problem:
+                    refusals.append(refusal(shared) or str(problem))
+    assert why_not_shared(model, setup) == (refusals[0] if all(refusals) else "")
+
+
+def test_a_card_says_that_sharing_is_refused_and_not_that_64_are_too_few() -> None:
+    # layers that share keys and values: one GPU and DDP alone are modelled
+    model, card = catalog.model("google/gemma-4-E4B-it"), catalog.gpu("T4")
+    setup = TrainingSetup(max_length=131_072, per_device_train_batch_size=64)
+    answer = estimate(model, card, setup)
+    place = explore.smallest_place(answer)
+    assert isinstance(place, str)
+    assert place
+    said = wording.card_html(Method.FULL, answer, place)
+    assert "sharing it is refused" in said
+    assert "together" not in said
+    assert "together" in wording.card_html(Method.FULL, answer, "")
+
+
+def test_a_refused_scenario_is_not_counted_among_those_that_do_not_fit() -> None:
+    fits = estimate(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
+    too_large = estimate(MISTRAL, A100, TrainingSetup(dtype=Dtype.FLOAT32))
+    entries = [Entry("a", fits), Entry("b", too_large), Entry("c", None, "no such model")]
+    assert "1 of 2 fits: “a”." in compare.answers(entries)
+
+
+@pytest.mark.parametrize(
+    ("headroom", "said"),
+    [
+        ([[5], [-5]], "512 tokens up to 1."),
+        ([[0], [0]], "512 tokens up to 2."),
+        ([[-1], [-2]], "512 tokens none."),
+        ([[-1], [None]], "512 tokens none."),
+        ([[None], [None]], "512 tokens cannot be trained."),
+    ],
+)
+def test_the_map_says_what_cannot_be_trained(headroom: list[list[int | None]], said: str) -> None:
+    assert wording.map_alt([1, 2], [512], headroom).endswith(said)
