@@ -243,6 +243,55 @@ def test_utilisation_of_ones_own_closes_the_bracket() -> None:
     assert bracket.step_seconds_low < time.step_seconds_low < bracket.step_seconds_high
 
 
+TIMED = [gpu for gpu in catalog.gpus().values() if missing_rate(gpu, TrainingSetup()) is None]
+
+
+@given(
+    gpu=st.sampled_from(TIMED),
+    model=st.sampled_from([MISTRAL, catalog.model("Qwen/Qwen3-0.6B")]),
+    method=st.sampled_from(Method),
+    padded=st.booleans(),
+    mean=st.sampled_from([None, 50, 700, 5000]),
+    batch=st.sampled_from([1, 16, 64]),
+    length=st.sampled_from([128, 1024, 16384]),
+    kernel=st.sampled_from(AttnImplementation),
+    utilisation=st.sampled_from([None, None, 0.4]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_end_uses_more_than_all_of_a_card(
+    gpu, model, method, padded, mean, batch, length, kernel, utilisation
+) -> None:
+    """Each end computes its own operations in its own time: padded rows take longer, and are more of both."""
+    setup = TrainingSetup(
+        method=method,
+        padded=padded,
+        mean_tokens_per_example=mean,
+        per_device_train_batch_size=batch,
+        max_length=length,
+        attn_implementation=kernel,
+        mfu=utilisation,
+    )
+    time = timed(setup, model, gpu)
+    assert 0 < time.mfu_low <= time.mfu_high <= 1
+    if utilisation:
+        assert time.mfu_low == pytest.approx(utilisation)
+        assert time.mfu_high == pytest.approx(utilisation)
+
+
+def test_utilisation_at_best_counts_the_text_alone() -> None:
+    """Rows of 50 tokens padded to 1,024, on a card of 10¹⁴ operations a second: 50 tokens' work in their time."""
+    short = replace(LONG, max_length=50)
+    padded = replace(LONG, max_length=1024, mean_tokens_per_example=50, padded=True)
+    work, time = timed(short, gpu=CARD).model_flops_per_step, timed(padded, gpu=CARD)
+    assert time.least_model_flops_per_step == work
+    assert time.model_flops_per_step > 20 * work
+    ends = (
+        work / time.step_seconds_low / 1e14,
+        time.model_flops_per_step / time.step_seconds_high / 1e14,
+    )
+    assert (time.mfu_low, time.mfu_high) == pytest.approx((min(ends), max(ends)))
+
+
 # --- what is missing ----------------------------------------------------------------------------
 
 

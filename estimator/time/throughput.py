@@ -359,9 +359,12 @@ def run_time(
     rate, length = rates(gpu, setup), lengths(setup)
     fast, slow = _works(model, setup, length)
     accumulation = setup.gradient_accumulation_steps
-    model_flops = accumulation * slow.model
+    model_flops, least_model_flops = accumulation * slow.model, accumulation * fast.model
+    # a card may be measured above its datasheet's rate; that is its peak then, and no run uses more than all of it
+    peak = max(rate.peak, rate.best)
     if setup.mfu is not None:
-        seconds = model_flops / (setup.mfu * rate.peak)
+        seconds = model_flops / (setup.mfu * peak)
+        least_model_flops = model_flops  # measured on whatever the run computes
         parts: tuple[Part, ...] = (Part("at the given utilisation", seconds, seconds),)
     else:
         parts = step_parts(model, setup, resident, rate, length, fast, slow)
@@ -387,8 +390,9 @@ def run_time(
     return RunTime(
         parts=parts,
         model_flops_per_step=model_flops,
+        least_model_flops_per_step=least_model_flops,
         hardware_flops_per_step=accumulation * slow.hardware,
-        peak_tflops=rate.peak / TERA,
+        peak_tflops=peak / TERA,
         tokens_per_step=min(setup.effective_batch_size, length.rows_per_epoch) * length.text,
         steps_per_epoch=steps,
         total_steps=math.ceil(steps * setup.num_train_epochs),

@@ -102,11 +102,13 @@ class RunTime:
     parts: tuple[Part, ...]
     """Why a step takes as long; their sums are its ends. One part where the utilisation was given."""
     model_flops_per_step: float
-    """Operations of an optimizer step on one GPU, without the replay of checkpoints."""
+    """Operations of an optimizer step on one GPU at worst, without the replay of checkpoints."""
+    least_model_flops_per_step: float
+    """The same at best: rows no longer than their text, and no score between two packed examples."""
     hardware_flops_per_step: float
     """With it."""
     peak_tflops: float
-    """Dense rate that these are held against, 10¹² operations a second."""
+    """Dense rate that these are held against, 10¹² operations a second: the datasheet's, or what was measured above."""
     tokens_per_step: float
     """Tokens of the training set in an optimizer step, over all GPUs; padding is none."""
     steps_per_epoch: int
@@ -154,16 +156,24 @@ class RunTime:
 
     @property
     def mfu_low(self) -> float:
-        """Model FLOPs utilisation of the slow end, a share of the dense rate."""
-        return self._utilisation(self.step_seconds_high)
+        """Model FLOPs utilisation, the lower of both ends', a share of the dense rate.
+
+        Each end's operations over its own seconds; padding is work, so the slow end may use the GPU better.
+        """
+        return min(self._utilisations())
 
     @property
     def mfu_high(self) -> float:
-        """Model FLOPs utilisation of the fast end."""
-        return self._utilisation(self.step_seconds_low)
+        """Model FLOPs utilisation, the higher of both ends'; at most 1."""
+        return max(self._utilisations())
 
-    def _utilisation(self, seconds: float) -> float:
-        return self.model_flops_per_step / (seconds * self.peak_tflops * TERA)
+    def _utilisations(self) -> tuple[float, float]:
+        ends = (
+            (self.least_model_flops_per_step, self.step_seconds_low),
+            (self.model_flops_per_step, self.step_seconds_high),
+        )
+        fast, slow = (flops / (seconds * self.peak_tflops * TERA) for flops, seconds in ends)
+        return fast, slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
