@@ -42,12 +42,16 @@ class _Server(ThreadingHTTPServer):
 
 
 class FakeHub:
-    """Serves ``repositories`` while it is entered; ``asked`` has each request's path, ``tokens`` its credentials."""
+    """Serves ``repositories`` while it is entered; ``asked`` has each request's path, ``tokens`` its credentials.
+
+    ``cookies`` has what each request brought back of the cookies that it was given.
+    """
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.asked: list[str] = []
         self.tokens: list[str | None] = []
+        self.cookies: list[str | None] = []
         self.closing = threading.Event()
         hub = self
 
@@ -115,6 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         bearer = self.headers.get("authorization")
         token = bearer.removeprefix("Bearer ") if bearer else None
         self.hub.tokens.append(token)
+        self.hub.cookies.append(self.headers.get("cookie"))
         hub_id, name = _wanted(split.path)
         repository = self.hub.repositories.get(hub_id)
         if token not in {None, MEMBER, STRANGER}:
@@ -202,6 +207,16 @@ def drip(handler: _Handler) -> None:
 def fault(handler: _Handler) -> None:
     """A fault of the Hub's own."""
     handler.refuse(503, "", "Service unavailable")
+
+
+def wants_a_token(handler: _Handler) -> None:
+    """As a mirror may answer who brings no token: without a code of the Hub's."""
+    handler.refuse(401, "", "Invalid credentials in Authorization header")
+
+
+def gives_a_cookie(handler: _Handler) -> None:
+    """A fault, with a cookie that says who asked."""
+    handler.refuse(503, "", "Service unavailable", set_cookie="session=of-a-member; Path=/")
 
 
 def web_page(handler: _Handler) -> None:

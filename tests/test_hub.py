@@ -310,6 +310,16 @@ def test_token_that_is_none(server: FakeHub, ask: Ask, token: str) -> None:
     assert problem == f"{begins}copy it anew from {server.url}/settings/tokens, or leave it out."
 
 
+def test_without_a_token_none_is_called_unknown(server: FakeHub, ask: Ask) -> None:
+    hub_id = server.answers("me/closed", fake_hub.wants_a_token)
+    assert said(ask(hub_id), Trouble.GATED) == (
+        "me/closed is private or gated: the Hub wants a token; give one that may see it, or paste its config.json."
+    )
+    assert said(ask(hub_id, token="hf_expired"), Trouble.BAD_TOKEN).startswith(
+        "The Hub does not know this token"
+    )
+
+
 def test_disabled_repository(server: FakeHub, ask: Ask) -> None:
     server.has("me/disabled", LLAMA).disabled = True
     assert said(ask("me/disabled"), Trouble.DISABLED) == (
@@ -562,7 +572,21 @@ def test_config_that_hangs_is_left_behind_in_time(server: FakeHub, ask: Ask) -> 
 
 def test_endless_answer_is_not_kept_in_memory(server: FakeHub, ask: Ask) -> None:
     found = ask(server.answers("me/endless", fake_hub.endless))
-    assert found.trouble is Trouble.DOWN
+    assert said(found, Trouble.UNREADABLE) == (
+        f"{server.url} says more than {hub.LONGEST_ANSWER} bytes of me/endless, which are not read; paste its "
+        "config.json."
+    )
+
+
+def test_repository_with_a_long_list_of_files_is_read_as_any_other(
+    server: FakeHub, ask: Ask
+) -> None:
+    """Thirty thousand checkpoints of a training run, some 2 MB of names."""
+    files = {f"checkpoint-{step}/optimizer-{'x' * 40}.pt": b"" for step in range(30_000)}
+    server.has("me/long", LLAMA, files=files, parameters=LLAMA_PARAMETERS)
+    found = ask("me/long")
+    assert found.trouble is None, found.sentences
+    assert found.parameters == LLAMA_PARAMETERS
 
 
 def test_socket_that_accepts_and_says_nothing() -> None:
@@ -659,6 +683,14 @@ def test_token_is_used_for_its_own_call_alone(server: FakeHub, ask: Ask) -> None
     assert MEMBER not in repr(found)
     assert ask("them/gated").trouble is Trouble.GATED
     assert set(server.tokens) == {None}
+
+
+def test_no_cookie_of_one_visitor_s_goes_with_the_next(server: FakeHub, ask: Ask) -> None:
+    server.has("me/llama", LLAMA)
+    server.cookies.clear()
+    ask(server.answers("me/cookie", fake_hub.gives_a_cookie), token=MEMBER)
+    assert ask("me/llama").model is not None
+    assert server.cookies == [None, None, None]
 
 
 def test_token_does_not_follow_a_redirect_to_another_host(server: FakeHub, ask: Ask) -> None:

@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from http.cookiejar import DefaultCookiePolicy
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 5.0
 """Seconds until an answer, by default: ours."""
 LONGEST_ANSWER = 8_000_000
-"""Bytes that the Hub may say of one repository: ours; ten thousand files are below one million."""
+"""Bytes that the Hub may say of one repository: ours; a file of its list takes some hundred."""
 MOST_AT_ONCE = 16
 """Repositories asked for at the same time: ours, so that a Hub that hangs cannot pile up threads."""
 KEPT_SECONDS = 600.0
@@ -44,6 +45,9 @@ OTHERWISE = "choose a model of the catalogue, or paste a config.json"
 
 # fields of GET /api/models/{id}; huggingface_hub 2.4, hf_api.py, ExpandModelProperty_T
 ASKED = ("gated", "library_name", "pipeline_tag", "safetensors", "sha", "siblings", "tags")
+
+NO_COOKIES = DefaultCookiePolicy(allowed_domains=())
+"""Keeps no cookie and sends none."""
 
 _SURE = frozenset(
     {
@@ -400,8 +404,13 @@ class _Hub:
             )
         address = f"{self.endpoint}/api/models/{hub_id}"
         text = self._get(hub_id, address, {"expand": list(ASKED)}, most=LONGEST_ANSWER)
+        if len(text) > LONGEST_ANSWER:
+            raise _Refused(
+                Trouble.UNREADABLE,
+                f"{self.endpoint} says more than {LONGEST_ANSWER} bytes of {hub_id}, which are not read; {PASTE}.",
+            )
         try:
-            return read_object(text, "The Hub's answer")
+            return read_object(text, "The Hub's answer", longest=LONGEST_ANSWER)
         except ValueError:
             raise _Refused(
                 Trouble.DOWN,
@@ -424,8 +433,12 @@ class _Hub:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise _slow(self.seconds)
+        session = (
+            get_session()
+        )  # one for all visitors: it shall bring no cookie of one's to the next
+        session.cookies.jar.set_policy(NO_COOKIES)
         try:
-            with get_session().stream(
+            with session.stream(
                 "GET",
                 address,
                 params=asked,
@@ -493,6 +506,11 @@ def _refused(hub: _Hub, hub_id: str, failure: HfHubHTTPError) -> _Refused:
                 Trouble.NO_CONFIG,
                 f"{hub_id} lists a config that the Hub does not give out; try again, or {PASTE}.",
             )
+    if status == 401 and not hub.has_token:
+        return _Refused(
+            Trouble.GATED,
+            f"{hub_id} is private or gated: the Hub wants a token; give one that may see it, or {PASTE}.",
+        )
     if status == 401:
         return _Refused(Trouble.BAD_TOKEN, f"The Hub does not know this token; {hub.another_token}")
     if status == 429:

@@ -17,9 +17,11 @@ DEEPEST = 64
 
 
 def read_object(
-    text: str | bytes, subject: str, whole: str = "one JSON object"
+    text: str | bytes, subject: str, whole: str = "one JSON object", longest: int = LONGEST_TEXT
 ) -> dict[str, object]:
     """The JSON object that a text is; ``ValueError`` is one sentence about ``subject``, which should be ``whole``.
+
+    ``longest``: bytes that it may have.
 
     NaN and Infinity are read as Python reads them: the Hub's configs have them where nothing is counted.
 
@@ -30,7 +32,7 @@ def read_object(
     ...
     estimator.values.refusals.InputError: The line must be one JSON object, not a list.
     """
-    text = _decoded(text, subject)
+    text = _decoded(text, subject, longest)
     if not text.strip():
         raise InputError(f"{subject} is empty; write {whole} there.")
     try:
@@ -48,9 +50,9 @@ def read_object(
     return value
 
 
-def _decoded(text: str | bytes, subject: str) -> str:
-    if len(text) > LONGEST_TEXT:
-        raise InputError(f"{subject} is longer than {LONGEST_TEXT} bytes; shorten it.")
+def _decoded(text: str | bytes, subject: str, longest: int) -> str:
+    if len(text) > longest:
+        raise InputError(f"{subject} is longer than {longest} bytes; shorten it.")
     if isinstance(text, str):
         return text.removeprefix("\N{BYTE ORDER MARK}")
     try:
