@@ -445,7 +445,7 @@ def _cell_html(cell: Cell) -> str:
 def answers_html(sentences: Sequence[str]) -> str:
     """The sentences as a list."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="hr-answers">{items}</ul>' if items else ""
+    return f'<ul class="hr-answers">{items}</ul>'
 
 
 def refusal_html(it: Entry) -> str:
@@ -462,7 +462,9 @@ def legend_html(shown: Sequence[Entry]) -> str:
         f'outline-offset:-1.5px"></i>{escape(it.label)}</span>'
         for it in parts
     )
-    return f'<p class="hr-legend">{said}<span><i class="hr-line"></i>what the card has</span></p>'
+    if any(of.gpu for _, of in bars(shown)):
+        said += '<span><i class="hr-line"></i>what the card has</span>'
+    return f'<p class="hr-legend">{said}</p>'
 
 
 def verdict_html(it: Entry, is_best: bool, sentences: Sequence[str]) -> str:

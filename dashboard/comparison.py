@@ -44,8 +44,7 @@ def read_page() -> Page:
 def draw(page: Page) -> None:
     """The whole page."""
     st.title("Compare", anchor=False)
-    for problem in kept.problems():
-        st.warning(wording.plain(problem), icon=":material/link_off:")
+    kept.say_problems()
     _wait(page)
     if not page.shown:
         _nothing_yet()
@@ -54,7 +53,7 @@ def draw(page: Page) -> None:
     for it in page.shown:
         if it.estimate is None:
             st.html(f'<p class="hr-note hr-refusal">{compare.refusal_html(it)}</p>')
-    st.html(compare.answers_html(_answers(page)))
+    _say(_answers(page))
     _figure(page)
     parts = {
         "What follows": compare.results(page.shown, page.document.within),
@@ -64,7 +63,12 @@ def draw(page: Page) -> None:
     _arrange(page)
     _take_away(page)
     with st.expander("What is assumed"):
-        st.html(compare.answers_html([*compare.assumptions(page.shown), compare.RANGE]))
+        _say([*compare.assumptions(page.shown), compare.RANGE])
+
+
+def _say(sentences: list[str]) -> None:
+    if sentences:
+        st.html(compare.answers_html(sentences))
 
 
 def _answers(page: Page) -> list[str]:
@@ -83,6 +87,8 @@ def _look() -> None:
 
 
 def _figure(page: Page, *, chosen: int | None = None) -> None:
+    if not compare.bars(page.shown):
+        return
     large = chosen is not None
     figure = compare.figure(page.shown, dark=controls.is_dark(), large=large, chosen=chosen)
     drawing.plot(figure, "comparison", compare.figure_alt(page.shown), menu=True)
@@ -307,9 +313,11 @@ def _link() -> str:
 def present(page: Page) -> None:
     """One verdict that is read from the last row, the bars below it, and three keys: back, forth, leave."""
     st.html(theme.PRESENTATION)
+    kept.say_problems()
     _wait(page)
     if not page.shown:
         _nothing_yet()
+        kept.leave_button()
         return
     count = len(page.shown)
     at = min(page.document.present or 1, count) - 1

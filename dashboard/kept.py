@@ -15,7 +15,7 @@ from urllib.parse import quote_plus, urlencode
 
 import streamlit as st
 
-from dashboard import actions, address, compare, models
+from dashboard import actions, address, compare, models, wording
 from estimator.contract.scenarios import (
     LONGEST_WRITTEN,
     MOST,
@@ -157,12 +157,19 @@ def spelled(*, estimates: bool | None = None) -> dict[str, tuple[str, ...]]:
     texts[SCENARIOS] = tuple(write_text(it) for it in kept.scenarios if not is_too_long(it))
     if kept.setup is not None and not estimates and not is_too_long(kept.setup):
         texts[SETUP] = (write_text(kept.setup),)
-    for key in NUMBERS:
-        value = getattr(kept, key)
-        texts[key] = () if value is None else (f"{value:g}",)
+    texts |= written_numbers(kept)
     if any(texts.values()):
         texts["v"] = (str(VERSION),)
     return texts
+
+
+def written_numbers(of: Document) -> dict[str, tuple[str, ...]]:
+    """The numbers of a comparison as an address has them: to the last digit."""
+    values = {key: getattr(of, key) for key in NUMBERS}
+    return {
+        key: () if value is None else (json.dumps(value).removesuffix(".0"),)
+        for key, value in values.items()
+    }
 
 
 def is_too_long(scenario: Scenario) -> bool:
@@ -303,8 +310,13 @@ def draw(answer: Callable[[], Estimate | str]) -> None:
             _ask_for_name(answer())
         copy_button()
         present_button(1)
+    say_problems()
+
+
+def say_problems() -> None:
+    """What was dropped of a link or a file."""
     for problem in problems():
-        st.warning(problem.replace("[", "\\["))
+        st.warning(wording.plain(problem), icon=":material/link_off:")
 
 
 def params(*, estimates: bool) -> dict[str, list[str]]:

@@ -101,6 +101,7 @@ bars(
 )
 if kept.document().present is not None:
     st.html(theme.PRESENTATION)
+    kept.say_problems()
     kept.leave_button()
 else:
     kept.draw(controls.answer)

@@ -13,12 +13,15 @@ from urllib.parse import parse_qs
 
 import plotly.graph_objects as go
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard import compare, report
+from dashboard import compare, kept, report
 from dashboard.compare import Entry
 from estimator import Method, TrainingSetup, catalog, estimate
-from estimator.contract.scenarios import Scenario, keep, write_text
+from estimator.contract.scenarios import MOST, Scenario, keep, write_text
+from estimator.values.specs import LARGEST
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
@@ -250,6 +253,67 @@ def test_rename_to_a_name_that_breaks_links_is_refused_with_a_sentence():
     name = next(it for it in page.text_input if it.label == "Name")
     name.set_value("a~b").run()
     assert "without ~" in text(page)
+
+
+NO_GPU = Scenario("A", {"model": "openai-community/gpt2"})
+REFUSED = Scenario(
+    "B",
+    {
+        "model": "openai-community/gpt2",
+        "dtype": "float32",
+        "mixed_precision": "no",
+        "attn_implementation": "flash_attention_2",
+    },
+)
+
+
+@pytest.mark.parametrize("scenario", [NO_GPU, REFUSED], ids=["no GPU", "refused"])
+@pytest.mark.parametrize("present", [False, True])
+def test_comparison_without_an_answer_has_a_way_out(scenario, present):
+    page = open_compare(scenario, **({"present": "1"} if present else {}))
+    drawn = [it for it in page.get("bidi_component")]
+    assert len(drawn) == (scenario is NO_GPU), "a need is a bar; a refusal is none"
+    assert "what the card has" not in text(page)
+    if scenario is REFUSED:
+        assert "flash_attention_2 takes 16-bit inputs only" in text(page)
+    button(page, "leave" if present else "remove").click().run()
+    assert not page.exception
+    assert ("Nothing is kept yet" in text(page)) != present
+
+
+def test_presentation_says_what_it_dropped():
+    page = open_compare(present="1", s=[write_text(NO_GPU), "B~m.no/such/model"])
+    assert "Scenario 2 was dropped" in page.warning[0].value
+    assert button(page, "leave")
+
+
+def test_presentation_of_nothing_can_be_left():
+    page = open_compare(present="1", s="B~m.no/such/model")
+    assert page.warning
+    button(page, "leave").click().run()
+    assert page.title[0].value == "Compare"
+
+
+@pytest.mark.parametrize("number", [1, 1024, 100_000, 1_000_000, 1_048_576])
+def test_context_of_all_is_read_again_as_it_was_written(number):
+    page = open_compare(NO_GPU, context=str(number), within="24.5")
+    assert page.query_params["context"] == str(number)
+    assert page.query_params["within"] == "24.5"
+    assert not page.warning
+
+
+@given(
+    context=st.none() | st.integers(1, LARGEST["max_length"]),
+    within=st.none() | st.floats(0, 1_000_000, exclude_min=True),
+    present=st.none() | st.integers(1, MOST),
+)
+def test_every_number_of_an_address_is_read_again_as_it_was_written(context, within, present):
+    written = kept.written_numbers(kept.Document((), None, context, within, present))
+    read = {
+        key: kind.read(kind.from_text(written[key][0])) if written[key] else None
+        for key, kind in kept.NUMBERS.items()
+    }
+    assert read == {"context": context, "within": within, "present": present}
 
 
 def test_presentation_shows_one_verdict_and_three_keys():
