@@ -1471,14 +1471,16 @@ def _global_heads(read: _Config, kinds: tuple[str, ...], *, gated: bool) -> tupl
     if not named:
         heads = read.whole("num_global_key_value_heads", default=0, most=MOST_HEADS) if gated else 0
         return read.whole("global_head_dim", default=512), heads
-    of_global = [named.get(str(layer)) for layer, kind in enumerate(kinds) if kind == FULL]
+    # saved with leading zeros, so that the keys sort: "05" of 30 layers
+    keys = {int(name): name for name in named if name.isdecimal() and len(name) <= len("4096")}
+    of_global = [named.get(keys.get(layer, "")) for layer, kind in enumerate(kinds) if kind == FULL]
     first = of_global[0]
     if first is None or len(named) != len(of_global) or any(it != first for it in of_global):
         raise ValueError(
             f'per_layer_config must say the same of each "{FULL}" layer and nothing of others, since only such models '
             "are modelled; correct it in the config."
         )
-    own = read.part("per_layer_config").part(str(kinds.index(FULL)))
+    own = read.part("per_layer_config").part(keys[kinds.index(FULL)])
     unknown = sorted(own.values.keys() - {"head_dim", "num_key_value_heads"})
     if unknown:
         raise ValueError(

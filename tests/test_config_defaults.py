@@ -1,0 +1,82 @@
+"""What a config leaves out is what its own class says: every key of every family, one by one and all together.
+
+tests/reference/config_defaults.jsonl holds the classes of transformers 5.23 with their defaults written out, as
+tests/verify/test_config_defaults_real.py writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator import Model
+from estimator.families.hf_config import model_from_config
+from estimator.families.parameters import MODELLED
+
+FILE = Path(__file__).parent / "reference" / "config_defaults.jsonl"
+CONFIGS: dict[str, dict[str, Any]] = {
+    config["model_type"]: config for config in map(json.loads, FILE.read_text().splitlines())
+}
+WITHOUT_A_CLASS = {"internlm3"}
+"""Remote code on the Hub."""
+POSITIONS = {"max_position_embeddings", "max_seq_len", "n_positions"}
+"""Left out, they are unknown rather than the class's, unless they are learned."""
+UNUSED = {("qwen3_next", "intermediate_size"), ("qwen3_5_moe_text", "intermediate_size")}
+"""No layer has an MLP of that width."""
+
+
+def seen(config: dict[str, Any]) -> Model:
+    return replace(model_from_config(config), max_position_embeddings=0, learned_positions=0)
+
+
+ASKED_FOR = r"config (has no \w+; add it, a whole number|says nothing of its layers; add hybrid)"
+"""Sizes that no config of the Hub leaves out have no default here."""
+
+
+def required(config: dict[str, Any]) -> set[str]:
+    found = {"model_type"}
+    for key in config.keys() - found:
+        try:
+            model_from_config({name: value for name, value in config.items() if name != key})
+        except ValueError as error:
+            if not re.search(ASKED_FOR, str(error)):
+                raise
+            found.add(key)
+    return found
+
+
+def test_every_family_is_in_the_file() -> None:
+    assert CONFIGS.keys() == MODELLED - WITHOUT_A_CLASS
+
+
+@pytest.mark.parametrize("model_type", sorted(CONFIGS))
+def test_a_key_that_is_left_out_is_its_class_s_default(model_type: str) -> None:
+    config = CONFIGS[model_type]
+    needed, whole = required(config), seen(config)
+    for key in config.keys() - needed:
+        if (model_type, key) in UNUSED:
+            continue
+        without = {name: value for name, value in config.items() if name != key}
+        assert seen(without) == whole, key
+        if key not in POSITIONS:
+            assert model_from_config(without) == model_from_config(config), key
+
+
+@pytest.mark.parametrize("model_type", sorted(CONFIGS))
+def test_a_config_of_nothing_but_its_sizes_is_the_class_s_own(model_type: str) -> None:
+    config = CONFIGS[model_type]
+    kept = required(config) | {key for family, key in UNUSED if family == model_type}
+    assert seen({key: config[key] for key in kept if key in config}) == seen(config)
+
+
+@pytest.mark.parametrize("name", ["5", "05", "0005"])
+def test_a_layer_s_own_keys_are_found_whatever_zeros_lead_its_number(name: str) -> None:
+    # transformers 5.23 saves "05" where a model has ten layers or more
+    config = {key: value for key, value in CONFIGS["gemma4_text"].items() if key != "layer_types"}
+    config |= {"num_hidden_layers": 6, "per_layer_config": {name: {"head_dim": 384}}}
+    assert model_from_config(config).global_head_dim == 384
