@@ -13,7 +13,7 @@ from dashboard.explore import Place
 from estimator.answer.overflow import room_bytes, runs_out, starts_with_states
 from estimator.answer.verdict import beyond_the_step, smaller_evaluation
 from estimator.parallel.offload import offloads
-from estimator.proof.accuracy import Trust
+from estimator.proof.accuracy import Facet, Kin
 from estimator.resident.stored import checkpoint_bytes
 from estimator.run.loading import MERGED_ON_LOADING
 from estimator.run.sharded_saving import write_seconds
@@ -343,20 +343,58 @@ def verdict(estimate: Estimate) -> Saying:
     return saying._replace(capacity=capacity_note(gpu))
 
 
-def trust_sentence(method: Method, trust: Trust | None) -> str:
-    """How far measured runs of this kind lay from our estimate."""
-    kind = METHOD_NOUNS[method]
+def trust_sentence(estimate: Estimate, kin: Kin) -> str:
+    """How far measured runs of this kind lay from our estimate; where there are none, what was measured instead."""
+    setup, trust = estimate.setup, kin.trust
     if trust is None:
-        return f"No measured run of {kind} is at hand to hold this against."
+        return f"No run of {METHOD_NOUNS[setup.method]} was measured."
     runs = f"{trust.runs} measured run{'s' * (trust.runs != 1)}"
-    return f"{runs} of this kind: {_off(trust.median)} off in the median, {_off(trust.largest)} at most."
+    off = f"{_off(trust.median)} off in the median, {_off(trust.largest)} at most."
+    if not kin.unlike:
+        return f"{runs} of this kind ({_measured(kin)}): {off}"
+    lacks = [
+        said
+        for facet, said in (
+            (Facet.STRATEGY, _shared(setup)),
+            (Facet.FAMILY, f"with layers as {estimate.model.model_type} has them"),
+            (Facet.CARD, f"on {_generation(estimate.gpu)}"),
+        )
+        if facet in kin.unlike
+    ]
+    method = METHOD_NOUNS[setup.method]
+    return f"No run of {method} was measured {' '.join(lacks)}. Nearest: {runs} ({_measured(kin)}), {off}"
+
+
+def _measured(kin: Kin) -> str:
+    """What was measured: method, strategy, models and cards."""
+    first = kin.runs[0].setup
+    families = sorted({run.model.model_type for run in kin.runs if run.model is not None})
+    cards = sorted({run.reading.gpu.name for run in kin.runs if run.reading.gpu is not None})
+    shared = sorted({_shared(run.setup) for run in kin.runs})
+    said = f"{METHOD_NOUNS[first.method]} {' and '.join(shared)}, {' and '.join(families)}"
+    return f"{said}, {' and '.join(cards)}" if cards else said
+
+
+def _shared(setup: TrainingSetup) -> str:
+    """By which strategy: ``on one GPU``, ``under FSDP 1``, ``under zero2 with offload``."""
+    if setup.strategy is Strategy.NONE:
+        return "on one GPU"
+    way = setup.strategy.value
+    if setup.strategy.is_fsdp:
+        version = 1 if setup.uses_fsdp1 else 2
+        way = f"FSDP {version}" if setup.strategy is Strategy.FSDP else f"{way} of FSDP {version}"
+    return f"under {way}{' with offload' * offloads(setup)}"
+
+
+def _generation(gpu: Gpu | None) -> str:
+    return "any card" if gpu is None else f"a card of {gpu.vendor}'s {gpu.architecture} generation"
 
 
 def _off(error: float) -> str:
     return "<0.1 %" if error < 0.0005 else f"{100 * error:.1f} %"
 
 
-def verdict_html(estimate: Estimate, trust: Trust | None) -> str:
+def verdict_html(estimate: Estimate, kin: Kin) -> str:
     """The verdict as a coloured panel; the words say all that the colour says."""
     saying = verdict(estimate)
     if estimate.verdict is None:
@@ -371,7 +409,7 @@ def verdict_html(estimate: Estimate, trust: Trust | None) -> str:
         f'<p class="hr-run">{escape(run_sentence(estimate))}</p>'
         f'<p class="hr-small hr-setup">{escape(setup_line(estimate))}</p>'
         f'<p class="hr-small">{escape(saying.when)} {escape(saying.capacity)} '
-        f"{escape(trust_sentence(estimate.setup.method, trust))}</p></div>"
+        f"{escape(trust_sentence(estimate, kin))}</p></div>"
     )
 
 

@@ -11,7 +11,7 @@ from estimator.answer.ranks import Rank, ranks
 from estimator.families.custom import resized
 from estimator.parallel import placement
 from estimator.proof import accuracy
-from estimator.proof.accuracy import Comparison, Trust, trust
+from estimator.proof.accuracy import Comparison, Kin, Trust, kin
 from estimator.search import scaling
 from estimator.search.ranking import Ranking, pareto, rank_gpus
 from estimator.search.scaling import Curve, Point
@@ -49,6 +49,7 @@ __all__ = [
     "Estimate",
     "Gpu",
     "HubModel",
+    "Kin",
     "Loss",
     "Machine",
     "Method",
@@ -73,6 +74,7 @@ __all__ = [
     "catalog",
     "estimate",
     "hub",
+    "kin",
     "pareto",
     "placement",
     "rank_gpus",
@@ -80,5 +82,4 @@ __all__ = [
     "repository",
     "resized",
     "scaling",
-    "trust",
 ]

@@ -20,7 +20,7 @@ from dashboard import (
     theme,
     wording,
 )
-from estimator import trust
+from estimator import kin
 
 
 @st.fragment(key=controls.VERDICT)
@@ -34,8 +34,7 @@ def verdict() -> None:
     if isinstance(answer, str):
         st.error(wording.plain(answer), icon=":material/block:")
         return
-    kin = trust(answer.setup.method, answer.setup.num_gpus > 1)
-    st.html(wording.verdict_html(answer, kin))
+    st.html(wording.verdict_html(answer, kin(answer)))
 
 
 @st.fragment(key=controls.CARDS)

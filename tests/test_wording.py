@@ -20,6 +20,7 @@ from estimator import (
     Verdict,
     catalog,
     estimate,
+    kin,
 )
 from estimator.answer.overflow import runs_out
 from estimator.values.specs import Offload, Strategy
@@ -98,7 +99,8 @@ def test_every_part_phase_and_verdict_has_words():
 
 def test_names_from_outside_are_escaped():
     card = Gpu(name="<b>card</b>", memory_bytes=80 * wording.GIB)
-    assert "<b>card" not in wording.verdict_html(estimate(MODEL, card, EXAMPLE), None)
+    answer = estimate(MODEL, card, EXAMPLE)
+    assert "<b>card" not in wording.verdict_html(answer, kin(answer))
 
 
 def test_the_setup_in_one_line():

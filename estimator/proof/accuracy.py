@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from estimator.answer.estimate import estimate as estimate_of
 from estimator.contract.setups import Reading, parse, read_setup
+from estimator.families.registry import architecture
 from estimator.sources import catalog
 from estimator.step.reserved import device_bytes, reserved
 from estimator.step.timeline import Resident, resident, structure
 from estimator.time.throughput import SHARING, Sharing, run_time
 from estimator.values.results import Estimate, RunTime
-from estimator.values.specs import Component, Gpu, Method, Model, Phase, Strategy, TrainingSetup
+from estimator.values.specs import Component, Gpu, Model, Phase, Strategy, TrainingSetup
 
 COUNTS = (
     "lora_r",
@@ -321,18 +322,69 @@ def _summary(
     return Summary(metric, by_phase, readings, readings - len(errors), _trust(errors), near)
 
 
-@lru_cache(maxsize=8)
-def trust(method: Method, several_gpus: bool = False) -> Trust | None:
-    """Of the measured runs of this method that are estimated, by what PyTorch allocated; None where there are none.
+class Facet(StrEnum):
+    """What makes two runs of one kind, the weightiest first."""
 
-    Runs on one GPU and runs over several are two kinds.
+    METHOD = "method"
+    STRATEGY = "strategy"
+    """With FSDP's version and what is offloaded."""
+    FAMILY = "family"
+    """The layers' program and all else that follows from ``model_type``: Llama's and Mistral's are the same."""
+    CARD = "card"
+    """The generation of the GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kin:
+    """The measured runs that are most like a setup."""
+
+    runs: tuple[Comparison, ...]
+    trust: Trust | None
+    """None where no run of the method was measured."""
+    unlike: frozenset[Facet]
+    """In what they are of another kind; empty where they are of the same."""
+
+
+def kin(of: Estimate) -> Kin:
+    """Measured runs of the same kind, by what PyTorch allocated; else those of the same method that share most.
+
+    Without a GPU any card is the same kind.
     """
-    return trust_in(
-        it
+    wanted = _facets(of.model, of.gpu, of.setup)
+    if of.gpu is None:
+        del wanted[Facet.CARD]
+    groups: dict[frozenset[Facet], list[Comparison]] = {}
+    for it, facets in _measured_facets():
+        unlike = frozenset(facet for facet, value in wanted.items() if facets[facet] != value)
+        groups.setdefault(unlike, []).append(it)
+    order = list(Facet)
+    nearest = min(
+        (unlike for unlike in groups if Facet.METHOD not in unlike),
+        key=lambda unlike: (len(unlike), [facet in unlike for facet in order]),
+        default=None,
+    )
+    if nearest is None:
+        return Kin(runs=(), trust=None, unlike=frozenset({Facet.METHOD}))
+    runs = tuple(groups[nearest])
+    return Kin(runs=runs, trust=trust_in(runs), unlike=nearest)
+
+
+def _facets(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[Facet, object]:
+    offload = setup.offload_optimizer, setup.offload_param
+    return {
+        Facet.METHOD: setup.method,
+        Facet.STRATEGY: (setup.strategy, setup.uses_fsdp1, offload),
+        Facet.FAMILY: architecture(model),
+        Facet.CARD: None if gpu is None else (gpu.vendor, gpu.architecture),
+    }
+
+
+@lru_cache(maxsize=1)
+def _measured_facets() -> tuple[tuple[Comparison, dict[Facet, object]], ...]:
+    return tuple(
+        (it, _facets(it.model, it.reading.gpu, it.setup))
         for it in measured()
-        if it.setup.method is method
-        and it.metric is Metric.ALLOCATED
-        and (it.num_gpus > 1) is several_gpus
+        if it.metric is Metric.ALLOCATED and it.error is not None and it.model is not None
     )
 
 
