@@ -10,7 +10,7 @@ from estimator import catalog, estimate
 from estimator.contract.setups import parse
 from estimator.parallel import zero3_coordinator as coordinator
 from estimator.parallel.zero import whole_tensors
-from estimator.parallel.zero3_coordinator import OUTSIDE, Coordinator, Rules, Script
+from estimator.parallel.zero3_coordinator import OUTSIDE, Amount, Coordinator, Rules, Script
 from estimator.step.timeline import Sizes, plan, structure
 from estimator.tape.tape import Call, Whole
 from estimator.values.results import Moment
@@ -176,6 +176,29 @@ def test_weights_are_gathered_when_called_and_stay_until_backward() -> None:
     forward, backward = seen[:9], seen[9:]
     assert forward == [0, *[4096] * 8]
     assert backward == [4096, 4096, 4096, 4096, 2048, 2048, 2048, 2048, 0]
+
+
+@pytest.mark.parametrize(("size", "stays"), [(10**9 // 2 - 1, True), (10**9 // 2, False)])
+def test_a_weight_stays_if_its_next_use_is_within_a_billion_elements(
+    size: int, stays: bool
+) -> None:
+    # DeepSpeed 0.19.6, runtime/zero/config.py, max_reuse_distance 1e9: from a's end in forward to its begin in backward
+    # b is called twice, 2 · size elements, fewer than 10⁹ or not. Nothing is gathered ahead
+    seen = levels({"a": 4096, "b": size}, Rules(0, 0, **HERE), 1)
+    assert seen[:4] == [0, 8192, 8192, 8192]
+    assert seen[4] == (8192 if stays else 0)
+
+
+@pytest.mark.parametrize(("elements", "ranks"), [(1001, 8), (1_000_001, 1024), (4096, 8)])
+def test_what_is_gathered_is_padded_to_the_same_part_on_every_rank(
+    elements: int, ranks: int
+) -> None:
+    # partition_parameters.py: partition_size = ceil(numel / ranks); all ranks send as much
+    part = -(-elements // ranks)
+    amount = Amount(((elements, 2),), part=False, padded=True)
+    assert amount.of(ranks) == -(-part * ranks * 2 // 512) * 512
+    own = Amount(((elements, 2),), part=True, padded=False)
+    assert own.of(ranks) == -(-part * 2 // 512) * 512
 
 
 def test_what_comes_together_is_there_twice_until_the_last_has_had_its_turn() -> None:

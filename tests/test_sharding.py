@@ -350,6 +350,31 @@ def test_a_large_embedding_lies_whole_on_the_rank_that_cuts_it() -> None:
     assert max(kept_gradients(model, setup)) >= 128_256 * 4096 > partition(model, setup)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 7, 64])
+def test_each_group_is_padded_to_twice_the_ranks(ranks: int) -> None:
+    # nccl_start_alignment_factor is 2: a group of n elements is filled up to a multiple of 2 · ranks. One group has an
+    # embedding and a head of 1,001 h each and a layer's 4 h² + 3 h f, the other 3 h of norms: h 48, f 101
+    model = parse(
+        {
+            "model": {
+                **LLAMA,
+                "vocab_size": 1001,
+                "hidden_size": 48,
+                "intermediate_size": 101,
+                "num_key_value_heads": 16,
+                "num_hidden_layers": 1,
+            }
+        }
+    )[0]
+    matrices, norms = 2 * 1001 * 48 + 4 * 48**2 + 3 * 48 * 101, 3 * 48
+    expected = sum(2 * -(-group // (2 * ranks)) for group in (matrices, norms))
+    setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=ranks)
+    assert partition(model, setup) == expected
+    # a rank keeps float32 weights and two states of its part; its 16-bit weights stay whole
+    states = held(model, setup).states.resident_bytes
+    assert 0 <= states - 12 * expected < 4 * 512
+
+
 @pytest.mark.parametrize("strategy", [Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3])
 @pytest.mark.parametrize("keys", [{}, {"method": Method.LORA}], ids=["full", "lora"])
 def test_zero_needs_less_by_stage_and_its_ledger_sums(

@@ -1,0 +1,97 @@
+"""What a card must have beyond the peak: context, NCCL's buffers, slack, and paged states. By hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from estimator import Optimizer, TrainingSetup, estimate
+from estimator.answer.estimate import need
+from estimator.contract.setups import parse
+from estimator.resident.overhead import (
+    exchange_bytes,
+    need_bytes,
+    shown_bytes,
+    workspace_bytes,
+)
+from estimator.values.specs import Gpu, Strategy
+
+MIB = 2**20
+MODEL = parse(
+    {
+        "model": {
+            "model_type": "llama",
+            "hidden_size": 512,
+            "intermediate_size": 1408,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "vocab_size": 1000,
+        }
+    }
+)[0]
+
+
+def test_the_need_is_the_peak_with_its_context_and_at_most_three_hundredths_of_slack() -> None:
+    # context 100 to 750 MiB; 3 % of the peak, rounded down
+    low, high = need_bytes(1_000_050, 0)
+    assert (low, high) == (1_000_050 + 100 * MIB, 1_000_050 + 750 * MIB + 30_001)
+
+
+def test_paged_states_and_nccl_s_buffers_raise_the_ends_that_they_belong_to() -> None:
+    low, high = need_bytes(10**6, 0)
+    assert need_bytes(10**6, 7000) == (low, high + 7000)
+    assert need_bytes(10**6, 0, (11, 13)) == (low + 11, high + 13)
+
+
+PAGED = [it for it in Optimizer if it.startswith("paged")]
+
+
+@pytest.mark.parametrize("optim", PAGED)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_what_a_paged_optimizer_pages_is_needed_at_worst_and_not_at_best(
+    optim: Optimizer, gpus: int
+) -> None:
+    keys = {"strategy": Strategy.DDP, "num_gpus": 2} if gpus == 2 else {}
+    setup = TrainingSetup(optim=optim, max_length=64, **keys)
+    of = estimate(MODEL, None, setup)
+    # AdamW has two states, Lion one, AdEMAMix three; of 4 bytes, or of 1 but for the embedding's
+    states = {"adamw": 2, "lion": 1, "ademamix": 3}[optim.split("_")[1]]
+    trained, embedding = of.trainable_parameters, 1000 * 512
+    size = trained + 3 * embedding if "8bit" in optim else 4 * trained
+    assert of.paged_bytes == pytest.approx(states * size, rel=0.01)
+    buffers = exchange_bytes(setup)
+    peak = of.decisive.bytes
+    assert of.need_low_bytes == peak + 100 * MIB + buffers[0]
+    assert of.need_high_bytes == peak + 750 * MIB + buffers[1] + 3 * peak // 100 + of.paged_bytes
+    assert need(MODEL, None, setup) == (of.need_low_bytes, of.need_high_bytes)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "high"), [(2, 544), (3, 688), (4, 688), (5, 1600), (8, 1600), (64, 1600)]
+)
+def test_a_communicator_takes_more_for_more_gpus(gpus: int, high: int) -> None:
+    setup = TrainingSetup(strategy=Strategy.DDP, num_gpus=gpus)
+    assert exchange_bytes(setup) == (256 * MIB, high * MIB)
+
+
+def test_hsdp_has_a_communicator_for_shards_and_one_for_replicas() -> None:
+    setup = TrainingSetup(strategy=Strategy.HSDP, num_gpus=8, dp_replicate_size=2)
+    assert exchange_bytes(setup) == (2 * 256 * MIB, (688 + 544) * MIB)
+
+
+def test_two_handles_have_a_workspace_each_larger_on_hopper() -> None:
+    hopper = Gpu(name="card", memory_bytes=2**36, compute_capability="9.0")
+    assert workspace_bytes(None) == 2 * (8 * MIB + 128 * 1024)
+    assert workspace_bytes(hopper) == 2 * 32 * MIB
+
+
+@pytest.mark.parametrize(("gpus", "shares"), [(1, (1, 12, 33)), (2, (22, 39, 56))])
+def test_nvidia_smi_shows_the_peak_and_what_is_cached(
+    gpus: int, shares: tuple[int, int, int]
+) -> None:
+    assert shown_bytes(10**6, 0, gpus, None) == tuple(10**4 * (100 + it) for it in shares)
+
+
+def test_nvidia_smi_shows_no_more_than_the_card_has_nor_less_than_the_need() -> None:
+    card = Gpu(name="card", memory_bytes=2**30)
+    assert shown_bytes(2**30 - 1000, 2**30 - 500, 1, card) == (2**30, 2**30, 2**30)
+    assert shown_bytes(1000, 2**29, 1, card) == (2**29, 2**29, 2**29)
