@@ -21,7 +21,7 @@ from typing import Any, cast
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
-from dashboard import actions, address, kept, models, session, wording
+from dashboard import actions, address, cards, kept, models, session, wording
 from dashboard.example import EXAMPLE
 from estimator import catalog, estimate
 from estimator.contract.setups import Reading, read_link, read_setup, write_fields
@@ -250,16 +250,6 @@ def _slider(label: str, key: str, help_text: str) -> None:
 
 
 def _what(setup: TrainingSetup) -> None:
-    own = st.session_state["own"]
-    st.selectbox(
-        "GPU",
-        _with_own(catalog.gpus(), own["gpu"]),
-        index=None,
-        key="gpu",
-        placeholder="None: sizes only",
-        bind="query-params",
-        help="The one card that must hold it all. No default: without one you see sizes and no verdict.",
-    )
     st.segmented_control(
         "Method",
         _values(Method),
@@ -759,6 +749,7 @@ def draw() -> None:
     with st.sidebar:
         actions.draw()
         models.draw(now.model)
+        cards.draw(now.gpu)
         _what(now.setup)
         _batch()
         _expanders()
@@ -871,13 +862,6 @@ def let_figure_draw() -> None:
 def is_dark() -> bool:
     """Whether the visitor reads light on dark."""
     return bool(st.context.theme.type == "dark")
-
-
-def take_own_gpu(memory_bytes: int) -> None:
-    """Choose a card of one's own by its memory in bytes, as a click does."""
-    option = _as_option({"memory_bytes": memory_bytes})
-    st.session_state["own"]["gpu"] = option
-    actions.take({"gpu": option})
 
 
 def is_what_if(of: Estimate) -> bool:

@@ -135,30 +135,12 @@ def _gpus(answer: Estimate) -> None:
         },
         alt="Every GPU of the catalogue with its verdict and headroom for this setup",
     )
-    with st.container(horizontal=True, vertical_alignment="bottom", key="own card"):
-        memory = st.number_input(
-            "A card of your own, or a MIG slice: usable GiB",
-            0.5,
-            8000.0,
-            24.0,
-            0.5,
-            key="own GiB",
-            persist_state="session",
-            help="What torch.cuda.get_device_properties(0).total_memory says, in GiB.",
-            width=320,
-        )
-        size = round(memory * wording.GIB)
-        st.button("Take this card", on_click=_take_own, args=(size,), key="take own card")
 
 
 def _take_gpu(names: list[str]) -> None:
     rows = st.session_state["gpus"].selection.rows
     if rows and names[rows[0]] in catalog.gpus():
         actions.take({"gpu": names[rows[0]]})
-
-
-def _take_own(size: int) -> None:
-    controls.take_own_gpu(size)
 
 
 def _many(answer: Estimate) -> None:

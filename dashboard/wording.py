@@ -165,7 +165,12 @@ def run_sentence(estimate: Estimate) -> str:
     if cost is None:
         return f"{sentence}."
     at = f"${cost.usd_per_gpu_hour:.2f} a GPU-hour"
-    where = f"{at} at {cost.price.provider}, {cost.price.date}" if cost.price else f"your {at}"
+    where = f"your {at}"
+    if listing := cost.price:
+        starts, old = listing.commitment == "marketplace", listing.is_old
+        where = (
+            f"{'starting at ' * starts}{at} at {listing.provider}, {listing.date}{', old' * old}"
+        )
     return f"{sentence} and {dollars(cost.cost_usd_low, cost.cost_usd_high)} ({where})."
 
 

@@ -131,15 +131,6 @@ def test_every_section_has_something_to_say_without_a_gpu(section):
     assert "Needs" in text(page)
 
 
-def test_a_card_of_one_s_own_is_held_against_like_any_other():
-    page = open_page(model="Qwen/Qwen3-8B", method="qlora", section="Which GPU")
-    page.number_input(key="own GiB").set_value(9.75).run()
-    click(page, "take own card")
-    said = text(page)
-    assert "own GPU has 9.8 GiB usable" in said
-    assert str(round(9.75 * 2**30)) in str(page.session_state["gpu"])
-
-
 def test_the_table_of_gpus_holds_the_whole_catalogue_by_size():
     page = open_page(model="Qwen/Qwen3-8B", gpu="L4", method="qlora", section="Which GPU")
     table = page.dataframe[0].value

@@ -193,6 +193,8 @@ RATES = (
 """The fields of a GPU that time and energy follow from."""
 NETWORK = "network_gb_per_s"
 """One more, which no card has of itself: only a GPU of one's own gives it."""
+SMALLEST_MEMORY, LARGEST_MEMORY = 2**28, 2**43
+"""What a card's memory may be, in bytes: ours, far beyond any on both sides."""
 RATE_SPAN = (0.001, 1e9)
 """What such a rate may be, each in its unit: ours, far beyond any card, so that every quotient is finite."""
 LOWEST_MFU = 0.0001

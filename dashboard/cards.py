@@ -1,0 +1,136 @@
+"""The GPU box: a card by any name that people have for it, and a card of one's own.
+
+What is chosen stands under the bound key ``gpu``, as the address has it: a name, or the JSON of a card of one's own.
+"""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import cast
+
+import streamlit as st
+
+from dashboard import actions, session, wording
+from estimator import Gpu, catalog
+from estimator.values.specs import LARGEST_MEMORY, SMALLEST_MEMORY
+
+POPOVER_PIXELS = 380
+"""As wide as a phone lets it be: ours, as the model's."""
+MOST_MEANT = 12
+"""Cards that a few words propose: ours, all that have one number in their names."""
+
+
+def draw(gpu: Gpu | None) -> None:
+    """The box, what a few words may mean, and a card of one's own."""
+    state = st.session_state
+    state["gpu before"] = state.get("gpu")
+    st.selectbox(
+        "GPU",
+        _options(),
+        index=None,
+        key="gpu",
+        placeholder="None: sizes only",
+        bind="query-params",
+        accept_new_options=True,
+        on_change=_choose,
+        help="The one card that must hold it all: A100 40GB, 4090, p4d.24xlarge, H100 MIG 1g.10gb, or what torch "
+        "prints. No default: without one you see sizes and no verdict.",
+    )
+    _meant()
+    with st.popover("Own GPU", key="own gpu", width="stretch"), st.container(width=POPOVER_PIXELS):
+        _own(gpu)
+
+
+def _options() -> list[str]:
+    """The catalogue's names, and before them what was chosen beside it."""
+    names, own = list(catalog.gpus()), st.session_state["own"]["gpu"]
+    return names if own is None or own in names else [own, *names]
+
+
+def take(name: str) -> None:
+    """Choose a card or a slice of the catalogue, as a click does."""
+    st.session_state["gpu meant"] = None
+    st.session_state["own"]["gpu"] = name
+    actions.take({"gpu": name})
+
+
+def _choose() -> None:
+    """A name of the list stands; other words mean one card, or are asked back."""
+    state = st.session_state
+    typed, state["gpu meant"] = state["gpu"], None
+    if typed is None or typed in _options():
+        return
+    found = catalog.find_gpus(typed)
+    if len(found) == 1:
+        state["own"]["gpu"] = found[0]
+        session.put({"gpu": found[0]})
+        return
+    state["gpu"] = state["gpu before"]
+    state["gpu meant"] = (typed, found)
+
+
+def _meant() -> None:
+    """The cards that typed words may mean, or that there is none."""
+    asked = st.session_state.get("gpu meant")
+    if asked is None:
+        return
+    typed, found = asked
+    if not found:
+        st.html(
+            f'<p class="hr-note">No card of the catalogue is called “{escape(typed[:100])}”; describe it under '
+            "Own GPU.</p>"
+        )
+        return
+    st.html(f'<p class="hr-note">“{escape(typed[:100])}” may be:</p>')
+    with st.container(key="meant gpus", gap="xsmall"):
+        for name in found[:MOST_MEANT]:
+            st.button(name, on_click=take, args=(name,), key=f"take {name}", width="stretch")
+
+
+def _own(gpu: Gpu | None) -> None:
+    """Memory, the card it is as fast as, and its price."""
+    price = session.value("usd_per_gpu_hour")
+    keys = (f"own GiB {hash(gpu)}", f"own like {hash(gpu)}", f"own price {hash(gpu)} {price}")
+    st.number_input(
+        "Usable memory, GiB",
+        SMALLEST_MEMORY / wording.GIB,
+        LARGEST_MEMORY / wording.GIB,
+        round(gpu.memory_bytes / wording.GIB, 2) if gpu else 24.0,
+        0.5,
+        key=keys[0],
+        help="What torch.cuda.get_device_properties(0).total_memory says, in GiB.",
+    )
+    names = list(catalog.gpus())
+    like = gpu and (gpu.like or gpu.name)
+    st.selectbox(
+        "As fast as",
+        names,
+        index=names.index(like) if like in names else None,
+        key=keys[1],
+        placeholder="Unknown: no hours, no dollars",
+        help="The card whose rates it has. Without one you see whether it fits, and no hours.",
+    )
+    st.number_input(
+        "US dollars an hour",
+        0.0,
+        1_000_000.0,
+        cast("float | None", price),
+        0.1,
+        key=keys[2],
+        placeholder="Unknown: no dollars",
+        help="What an hour of one such card costs you; 0 where it stands under your desk.",
+    )
+    st.button("Take this card", on_click=_take_own, args=keys, key="take own card", width="stretch")
+
+
+def _take_own(memory: str, like: str, price: str) -> None:
+    """Choose the card that the three fields describe, by their keys."""
+    state = st.session_state
+    card = {"like": state[like], "memory_bytes": round(state[memory] * wording.GIB)}
+    if state[like] is None:
+        del card["like"]
+    option = json.dumps(card, separators=(",", ":"))
+    state["gpu meant"] = None
+    state["own"]["gpu"] = option
+    actions.take({"gpu": option, "usd_per_gpu_hour": state[price]})

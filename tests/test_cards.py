@@ -1,0 +1,96 @@
+"""The GPU box: names as people have them, and a card of one's own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from estimator import catalog
+from tests.test_more_of_the_page import click, open_page, text
+
+
+def type_card(page: AppTest, typed: str) -> None:
+    """Type what the list has not, as a browser sends it."""
+    box = page.selectbox(key="gpu")
+    box.options.append(typed)
+    box.set_value(typed).run()
+    assert not page.exception
+    page.run()
+
+
+def own(page: AppTest, memory: float, like: str | None, price: float | None) -> None:
+    """Describe a card of one's own and take it."""
+    next(it for it in page.number_input if it.label == "Usable memory, GiB").set_value(memory)
+    next(it for it in page.selectbox if it.label == "As fast as").set_value(like)
+    next(it for it in page.number_input if it.label == "US dollars an hour").set_value(price)
+    click(page, "take own card")
+
+
+def test_card_of_one_s_own_is_held_against_like_any_other() -> None:
+    page = open_page(model="Qwen/Qwen3-8B", method="qlora")
+    own(page, 9.75, None, None)
+    assert "own GPU has 9.8 GiB usable" in text(page)
+    assert json.loads(page.session_state["gpu"]) == {"memory_bytes": round(9.75 * 2**30)}
+
+
+def test_card_like_another_has_hours_and_dollars_and_its_link_leads_back() -> None:
+    page = open_page(model="Qwen/Qwen3-8B", method="qlora")
+    own(page, 47.5, "GeForce RTX 4090", 0.25)
+    card = json.loads(page.session_state["gpu"])
+    assert card == {"like": "GeForce RTX 4090", "memory_bytes": round(47.5 * 2**30)}
+    said = text(page)
+    assert "own GPU like GeForce RTX 4090" in said
+    assert "your $0.25 a GPU-hour" in said
+    again = open_page(
+        model="Qwen/Qwen3-8B",
+        method="qlora",
+        gpu=page.session_state["gpu"],
+        usd_per_gpu_hour="0.25",
+    )
+    assert "your $0.25 a GPU-hour" in text(again)
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("4090", "GeForce RTX 4090"), ("H100 NVL MIG 1g.12gb", "H100-NVL-94GB MIG 1g.12gb")],
+)
+def test_words_that_mean_one_card_choose_it(typed: str, name: str) -> None:
+    page = open_page(model="Qwen/Qwen3-8B", method="qlora")
+    type_card(page, typed)
+    assert page.session_state["gpu"] == name
+    assert name in text(page)
+
+
+def test_words_that_mean_several_ask_back() -> None:
+    page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="L4")
+    type_card(page, "A100 40GB")
+    assert page.session_state["gpu"] == "L4"
+    assert "“A100 40GB” may be:" in text(page)
+    click(page, "take A100-SXM4-40GB")
+    assert page.session_state["gpu"] == "A100-SXM4-40GB"
+    assert "may be:" not in text(page)
+
+
+def test_words_that_mean_none_leave_the_card_and_say_so() -> None:
+    page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="L4")
+    type_card(page, "<b>no card</b>")
+    assert page.session_state["gpu"] == "L4"
+    assert "No card of the catalogue is called “&lt;b&gt;no card&lt;/b&gt;”" in text(page)
+
+
+def test_slice_of_a_link_is_offered_beside_the_cards() -> None:
+    page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A100-SXM4-80GB MIG 3g.40gb")
+    options = page.selectbox(key="gpu").options
+    assert options == ["A100-SXM4-80GB MIG 3g.40gb", *catalog.gpus()]
+
+
+def test_verdict_says_of_a_marketplace_that_its_prices_start_there() -> None:
+    """The cheapest A10 is a marketplace's, the cheapest A100 80GB is not."""
+    assert "(starting at $0.24 a GPU-hour at Vast.ai, 2026-10-02)" in text(
+        open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A10")
+    )
+    assert "($1.60 a GPU-hour at Hyperstack, 2026-08-26)" in text(
+        open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A100-SXM4-80GB")
+    )
