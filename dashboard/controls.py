@@ -28,9 +28,9 @@ from estimator.contract.setups import Reading, read_link, read_setup, write_fiel
 from estimator.families.parameters import (
     Embedding,
     Linear,
+    default_targets,
     layer_groups,
     layer_modules,
-    linears_peft_takes,
     outer_modules,
     tied_head,
 )
@@ -475,6 +475,8 @@ def _lora() -> None:
         model = reading().model
         linears, attention = linear_modules(model) if model else ((), ())
         targets = session.value("lora_target_modules")
+        if targets == ALL_LINEAR and reading().setup.uses_adapters:
+            targets = reading().setup.lora_target_modules  # which may be what PEFT takes instead
         chosen = [targets] if isinstance(targets, str) else list(cast("tuple[str, ...]", targets))
         st.session_state["lora_target_modules box"] = chosen
         st.session_state["adapter_choice"] = (
@@ -825,14 +827,15 @@ def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
 def methods(of: Estimate) -> dict[Method, Estimate]:
     """The same setup under each method that can train it; as PEFT and ZeRO-3 take it where they refuse it as it is.
 
-    PEFT refuses dropout beside stacked experts and stops at some layers; ZeRO-3 divides packed weights only where they
+    PEFT refuses some layers, and dropout beside stacked experts; ZeRO-3 divides packed weights only where they
     pass for floats.
     """
+    targets = default_targets(of.model, replace(of.setup, method=Method.LORA))
     ways: tuple[dict[str, Any], ...] = (
         {},
-        {"lora_dropout": 0.0},
         {"bnb_4bit_quant_storage": str(Dtype.BFLOAT16)},
-        {"lora_target_modules": linears_peft_takes(of.model)},
+        {"lora_target_modules": targets},
+        {"bnb_4bit_quant_storage": str(Dtype.BFLOAT16), "lora_target_modules": targets},
     )
     found = {}
     for method in Method:
@@ -846,7 +849,7 @@ def method_keys(of: Estimate) -> dict[str, object]:
     """What a click on a method's card sets."""
     return {
         key: getattr(of.setup, key)
-        for key in ("method", "lora_dropout", "bnb_4bit_quant_storage", "lora_target_modules")
+        for key in ("method", "bnb_4bit_quant_storage", "lora_target_modules")
     }
 
 

@@ -6,13 +6,14 @@ run on a stand-in device that counts every allocation; they leave out cuBLAS's w
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from estimator import Component, Model, Phase, catalog, estimate
 from estimator.answer import estimate as engine
-from estimator.contract.setups import parse
+from estimator.contract.setups import parse, write_fields
 from estimator.families.parameters import (
     Linear,
     layer_groups,
@@ -20,6 +21,7 @@ from estimator.families.parameters import (
     linears_peft_takes,
     modules_with_counts,
 )
+from estimator.run.prequantized import as_loaded
 from estimator.step import timeline as moments_module
 
 IDS = {catalog.model(hub_id).model_type: hub_id for hub_id in reversed(catalog.models())}
@@ -213,3 +215,73 @@ def test_beneath_the_first_adapter_nothing_is_kept() -> None:
     assert before[0] == before[1] == before[2] < before[4]
     backward = [m for m in of.moments if m.phase is Phase.BACKWARD and "layer" in m.name]
     assert [m.name.split(":")[0] for m in backward] == [f"layer {n} of 6" for n in (6, 5, 4)]
+
+
+# --- what gets an adapter where nobody says ------------------------------------------------------
+
+
+def advice(refusal: str) -> dict[str, Any]:
+    """The keys that a refusal says to set."""
+    if "take method lora" in refusal:
+        return {"method": "lora"}
+    if named := re.search(r"name others, such as ([\w, ]+)\.", refusal):
+        return {"lora_target_modules": named[1].split(", ")}
+    named = re.search(r"or name ([\w, ]+) in lora_target_modules\.", refusal)
+    assert named, refusal
+    return {"lora_target_modules": named[1].split(", ")}
+
+
+@pytest.mark.parametrize("hub_id", catalog.models())
+def test_adapters_at_the_defaults_are_answered_or_refused_with_advice_that_works(
+    hub_id: str,
+) -> None:
+    for asked in ({}, {"lora_target_modules": "all-linear"}):
+        for method in ("lora", "qlora"):
+            given: dict[str, Any] = {"model": hub_id, "method": method} | asked
+            if said := refused(given):
+                assert asked or method == "qlora", said
+                # a checkpoint that is not packed again may be one of experts too
+                for _ in range(2):
+                    given |= advice(said)
+                    if not (said := refused(given)):
+                        break
+                assert not said
+                assert estimate(*parse(given)).trainable_parameters > 0
+
+
+def refused(given: dict[str, Any]) -> str:
+    """Why a setup is refused, before anything is played; empty: it is not."""
+    try:
+        model, _, setup = parse(given)
+        engine._standing(model, moments_module.structure(as_loaded(model, setup)), 0)
+    except ValueError as refusal:
+        return str(refusal)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "targets"),
+    [
+        # peft 0.21, utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+        ("mistralai/Mixtral-8x7B-v0.1", ("q_proj", "v_proj")),
+        ("meta-llama/Llama-4-Scout-17B-16E", ("q_proj", "v_proj")),
+        ("nvidia/Nemotron-H-8B-Base-8K", ("q_proj", "k_proj", "v_proj", "o_proj")),
+        # which that table lacks: the linears of attention, whose names no expert had
+        ("Qwen/Qwen3-30B-A3B", ("q_proj", "k_proj", "v_proj", "o_proj")),
+        ("mistralai/Mistral-7B-v0.1", "all-linear"),
+    ],
+)
+def test_where_peft_refuses_all_linears_the_default_is_what_it_takes(
+    hub_id: str, targets: str | tuple[str, ...]
+) -> None:
+    model, gpu, setup = parse({"model": hub_id, "method": "lora"})
+    assert setup.lora_target_modules == targets
+    said = " ".join(estimate(model, gpu, setup).assumptions)
+    assert ("PEFT refuses adapters on all linears" in said) is (targets != "all-linear")
+    written = write_fields(model, gpu, setup)
+    assert parse(written)[2] == setup
+
+
+def test_without_dropout_the_default_of_mixtral_is_all_its_linears_again() -> None:
+    given = {"model": "mistralai/Mixtral-8x7B-v0.1", "method": "lora", "lora_dropout": 0.0}
+    assert parse(given)[2].lora_target_modules == "all-linear"

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from estimator.answer.verdict import verdict
 from estimator.families.liger import check_liger, loss_sentences
 from estimator.families.module_tree import splits_packed_experts
+from estimator.families.parameters import default_targets
 from estimator.families.registry import architecture, attention_of, fallback_of
 from estimator.parallel.assumed import sharing_sentences
 from estimator.parallel.combinations import beyond_one_machine, refusal, shared_between_layers
@@ -45,6 +46,7 @@ from estimator.time.throughput import missing_rate, run_time
 from estimator.values.refusals import InputError
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
 from estimator.values.specs import (
+    ALL_LINEAR,
     AttnImplementation,
     Component,
     Dtype,
@@ -363,6 +365,14 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(
             f"Copies of {', '.join(setup.modules_to_save)} are trained whole, in the dtype of the base; the originals "
             "stay on the GPU, frozen."
+        )
+    if (
+        setup.uses_adapters
+        and default_targets(model, setup) == setup.lora_target_modules != ALL_LINEAR
+    ):
+        sentences.append(
+            f"PEFT refuses adapters on all linears of {model.model_type}: lora_target_modules is "
+            f"{', '.join(setup.lora_target_modules)}."
         )
     sentences += loss_sentences(model, setup)
     if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from estimator.answer.overflow import first_overflow
 from estimator.answer.ranks import ranks
 from estimator.families.custom import resized
-from estimator.families.parameters import adapter_parameters
+from estimator.families.parameters import adapter_parameters, default_targets
 from estimator.parallel.combinations import SHARING, beyond_one_machine, refusal
 from estimator.parallel.module_devices import tail
 from estimator.resident.stored import checkpoint_bytes
@@ -108,6 +108,8 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     if "model" not in given:
         problems.append(MODEL_MISSING)
     if model is not None:
+        if setup.uses_adapters and "lora_target_modules" not in given:
+            setup = replace(setup, lora_target_modules=default_targets(model, setup))
         setup = _agree(model, setup, problems)
         if setup.strategy is Strategy.DEVICE_MAP and (sentence := tail(model, gpu, setup)):
             problems.append(sentence)
@@ -235,7 +237,7 @@ def _agree(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingS
         except ValueError as problem:
             problems.append(str(problem))
             setup = replace(
-                setup, lora_target_modules=DEFAULT.lora_target_modules, modules_to_save=None
+                setup, lora_target_modules=default_targets(model, setup), modules_to_save=None
             )
     return setup
 

@@ -8,7 +8,7 @@ sums over these tables. Counts are elements, for the whole model, before any sha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -1718,19 +1718,6 @@ def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
     return setup.lora_dropout > 0 and any(is_adapted(module, setup) for module in bare)
 
 
-def stops_at(model: Model, setup: TrainingSetup) -> tuple[str, ...]:
-    """What the setup's adapters take and PEFT stops at (names; per model): a router, or a weight that kernels read.
-
-    Source: PEFT 0.21 tuners/lora/layer.py, ``Linear.forward`` (``result.dtype``, of a tuple), and
-    tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``.
-
-    >>> stops_at(TINY_LLAMA, TrainingSetup(method=Method.LORA))
-    ()
-    """
-    names = (_last(module) for module, _ in _adaptable(model) if _is_stopping(module, setup))
-    return tuple(dict.fromkeys(names))
-
-
 def _is_stopping(module: Linear | Bare, setup: TrainingSetup) -> bool:
     stops = isinstance(module, Linear) and (module.routes or module.unadaptable)
     return stops and is_adapted(module, setup)
@@ -1743,7 +1730,8 @@ def _last(module: Linear | Bare) -> str:
 def linears_peft_takes(model: Model) -> tuple[str, ...]:
     """All linears that can have an adapter (names; per model), as a list of ``lora_target_modules`` has them.
 
-    Source: derived, from ``layer_modules``; as ``stops_at``.
+    Source: derived, from ``layer_modules``; PEFT 0.21 tuners/lora/layer.py, ``Linear.forward`` (``result.dtype``, of a
+    tuple), and tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``.
 
     >>> linears_peft_takes(TINY_LLAMA)
     ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj')
@@ -1753,38 +1741,79 @@ def linears_peft_takes(model: Model) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_last(it) for it in linears if _last(it) not in stopping))
 
 
-def _check_routers(model: Model, setup: TrainingSetup, adaptable: Sequence[Linear | Bare]) -> None:
+PEFTS_OWN: Mapping[str, tuple[str, ...]] = {
+    "llama4_text": ("q_proj", "v_proj"),
+    "mixtral": ("q_proj", "v_proj"),
+    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
+}
+"""What PEFT adapts where no target is named, of the families where it refuses all linears: PEFT 0.21,
+utils/constants.py, ``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``."""
+
+
+def default_targets(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]:
+    """What gets an adapter where nobody says (names; per model): all linears, or what PEFT takes of them.
+
+    Of the families in PEFT's own table what stands there; of others every linear whose name no expert once had.
+
+    Source: PEFT 0.21, utils/constants.py; the refusals as ``refused_targets``.
+
+    >>> default_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA))
+    'all-linear'
+    """
+    every = replace(setup, lora_target_modules=ALL_LINEAR)
+    return ALL_LINEAR if not refused_targets(model, every) else _accepted(model)
+
+
+def _accepted(model: Model) -> tuple[str, ...]:
+    of_experts = {
+        name for it, _ in _adaptable(model) if isinstance(it, Bare) for name in it.former_names
+    }
+    plain = tuple(name for name in linears_peft_takes(model) if name not in of_experts)
+    return PEFTS_OWN.get(model.model_type, plain)
+
+
+def refused_targets(model: Model, setup: TrainingSetup) -> str:
+    """Why PEFT refuses the setup's targets (a sentence; per model); empty: it does not.
+
+    Source: PEFT 0.21, tuners/lora/layer.py, ``Linear.forward`` (``result.dtype``, of a tuple) and
+    ``ParamWrapper.__init__``; tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``.
+
+    >>> refused_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA))
+    ''
+    """
+    adaptable = [module for module, _ in _adaptable(model)]
+    bare = [module for module in adaptable if isinstance(module, Bare)]
+    accepted = ", ".join(_accepted(model))
     for module in adaptable:
         if not _is_stopping(module, setup):
             continue
-        others = (it.name.rpartition(".")[2] for it in adaptable if it is not module)
         if isinstance(module, Linear) and module.unadaptable:
-            raise ValueError(
+            return (
                 f"lora_target_modules takes {module.name} of {model.model_type}, where PEFT refuses an adapter since "
-                f"kernels read its weight past it; name the others: {', '.join(dict.fromkeys(others))}."
+                f"kernels read its weight past it; name others, such as {accepted}."
             )
-        raise ValueError(
+        return (
             f"lora_target_modules takes the router of {model.model_type}, at which PEFT's adapters stop ('tuple' "
-            f"object has no attribute 'dtype'); name the others: {', '.join(dict.fromkeys(others))}."
+            f"object has no attribute 'dtype'); name others, such as {accepted}."
         )
+    if setup.use_dora and any(is_adapted(module, setup) for module in bare):
+        return (
+            f"use_dora cannot go with adapters on the router or the stacked experts of {model.model_type}, PEFT "
+            f"refuses it; turn it off, or name {accepted} in lora_target_modules."
+        )
+    if dropout_is_refused(model, setup):
+        return (
+            f"lora_dropout {setup.lora_dropout:g} cannot go with adapters on the router or the stacked experts "
+            f"of {model.model_type}, PEFT refuses it; set lora_dropout to 0, or name {accepted} in "
+            "lora_target_modules."
+        )
+    return ""
 
 
 def _check_targets(model: Model, setup: TrainingSetup) -> None:
     adaptable = [module for module, _ in _adaptable(model)]
-    bare = [module for module in adaptable if isinstance(module, Bare)]
-    _check_routers(model, setup, adaptable)
-    if setup.use_dora and any(is_adapted(module, setup) for module in bare):
-        # PEFT 0.21 tuners/lora/layer.py, ParamWrapper.__init__
-        raise ValueError(
-            f"use_dora cannot go with adapters on the router or the stacked experts of {model.model_type}, PEFT "
-            "refuses it; turn it off, or name projections of the attention in lora_target_modules."
-        )
-    if dropout_is_refused(model, setup):
-        raise ValueError(
-            f"lora_dropout {setup.lora_dropout:g} cannot go with adapters on the router or the stacked experts "
-            f"of {model.model_type}, PEFT refuses it; set lora_dropout to 0, or name projections of the attention in "
-            "lora_target_modules."
-        )
+    if refused := refused_targets(model, setup):
+        raise ValueError(refused)
     if isinstance(setup.lora_target_modules, str):
         return
     unmatched = [

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from estimator.answer.estimate import need
 from estimator.families.liger import fuses_head, loss_of
-from estimator.families.parameters import dropout_is_refused, linears_peft_takes, stops_at
+from estimator.families.parameters import default_targets, refused_targets
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.search.limits import holds, smallest_gpu
@@ -328,19 +328,17 @@ def _splits(setup: TrainingSetup) -> Iterator[Keys]:
 
 
 def _where(model: Model, setup: TrainingSetup) -> str:
-    adapted = replace(setup, method=Method.LORA)
-    stops = stops_at(model, adapted)
-    return f" on all but {' and '.join(stops)}" if stops else ""
+    targets = _with_adapters(model, setup).get("lora_target_modules")
+    return f" on {', '.join(targets)}" if isinstance(targets, tuple) else ""
 
 
 def _with_adapters(model: Model, setup: TrainingSetup) -> Keys:
-    """What else changes with the method: real states, other layers and no dropout where PEFT stops at the setup's."""
+    """What else changes with the method: real states, and other layers where PEFT refuses the setup's."""
     adapted = replace(setup, method=Method.LORA)
     keys: dict[str, Any] = dict(_real_states(setup))
-    if stops_at(model, adapted):
-        keys["lora_target_modules"] = linears_peft_takes(model)
-        adapted = replace(adapted, **keys)
-    return keys | ({"lora_dropout": 0.0} if dropout_is_refused(model, adapted) else {})
+    if refused_targets(model, adapted):
+        keys["lora_target_modules"] = default_targets(model, adapted)
+    return keys
 
 
 def _real_states(setup: TrainingSetup) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from estimator.families.hf_config import model_from_config
 from estimator.families.module_tree import BARE_VECTORS
 from estimator.families.parameters import (
     MODELLED,
+    PEFTS_OWN,
     adapter_parameters,
     layer_modules,
     outer_modules,
@@ -425,3 +426,10 @@ def test_magnitudes_are_those_that_peft_puts_in(model_type: str) -> None:
         adapted = peft.get_peft_model(real, config)
     setup = TrainingSetup(method=Method.LORA, lora_r=4, use_dora=True)
     assert trainable_parameters(model, setup) == adapted.get_nb_trainable_parameters()[0]
+
+
+def test_where_peft_refuses_all_linears_the_targets_are_those_of_its_own_table() -> None:
+    peft = pytest.importorskip("peft")
+    table = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    for family, targets in PEFTS_OWN.items():
+        assert list(targets) == table[family.removesuffix("_text")], family
