@@ -315,11 +315,11 @@ def test_accumulation_is_never_proposed_to_a_card_that_is_full_of_weights():
 MISTRAL_PARAMETERS = 7_241_732_096
 
 
-def test_adapters_on_experts_are_proposed_without_the_dropout_that_peft_refuses_there():
+def test_where_peft_refuses_dropout_on_experts_adapters_on_the_attention_are_proposed():
     olmoe, card = catalog.model("allenai/OLMoE-1B-7B-0924"), catalog.gpu("A100-SXM4-40GB")
     proposed = remedies(estimate(olmoe, card, TrainingSetup()), [])
     (lora,) = [remedy for remedy in proposed if remedy.keys.get("method") is Method.LORA]
-    assert lora.keys["lora_dropout"] == 0
+    assert lora.keys["lora_target_modules"] == ("q_proj", "k_proj", "v_proj", "o_proj")
     assert estimate(olmoe, card, replace(TrainingSetup(), **lora.keys)).verdict is Verdict.FITS
 
 

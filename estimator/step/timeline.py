@@ -562,7 +562,11 @@ class StepTimeline(Walk):
     def kept_by_a_layer(self) -> tuple[Held, ...]:
         """What one layer in the middle keeps from forward to backward, by what made it; the most first."""
         forward = [run for run in self._course.runs if run.layers and run.phase is Phase.FORWARD]
-        middle = max(forward, key=lambda run: run.length, default=None)
+        middle = max(
+            forward,
+            key=lambda run: (run.length, -abs(run.layers[0] - self._layers // 2)),
+            default=None,
+        )
         if middle is None:  # a GPU without layers
             return ()
         counts: Counter[Reason] = Counter()
