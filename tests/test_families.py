@@ -577,7 +577,7 @@ def test_all_linear_leaves_the_filters_of_lfm2_alone() -> None:
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"conv_bias": True}, "conv_bias True is not modelled for lfm2"),
+        ({"conv_bias": True}, "conv_bias true is not modelled for lfm2"),
         ({"conv_L_cache": 4}, "conv_L_cache 4 is not modelled for lfm2"),
         ({"block_ffn_dim_multiplier": 1.5}, "block_ffn_dim_multiplier 1.5 is not modelled"),
         ({"layer_types": ["conv", "mamba", "conv"]}, "layer_types must hold"),
@@ -894,7 +894,7 @@ def test_gemma_3n_is_read_with_the_defaults_of_its_class() -> None:
     ("keys", "sentence"),
     [
         ({"altup_active_idx": 1}, "altup_active_idx 1 is not modelled for gemma3n_text"),
-        ({"altup_correct_scale": False}, "altup_correct_scale False is not modelled"),
+        ({"altup_correct_scale": False}, "altup_correct_scale false is not modelled"),
         ({"altup_coef_clip": None}, "altup_coef_clip null is not modelled"),
         ({"intermediate_size": [8, 16] * 5}, "intermediate_size must be the same in all layers"),
         ({"activation_sparsity_pattern": [0.0] * 9 + [0.95]}, "the first layers are cut"),

@@ -5,6 +5,7 @@ Expected values are transformers 5.23's (models/*/configuration_*.py) or the Hub
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -286,6 +287,20 @@ def test_bad_value_is_refused_naming_the_key(key: str, value: object) -> None:
     ) as bad:
         model_from_config({**LLAMA, key: value})
     assert len(str(bad.value)) < 200
+    assert not re.search(r"\b(True|False|None|nan|inf)\b", str(bad.value)), "Python's, not JSON's"
+
+
+def test_what_a_config_may_not_say_is_repeated_as_json_writes_it() -> None:
+    lfm2 = family("lfm2", num_key_value_heads=8, layer_types=["conv"] * 32, conv_bias=True)
+    with pytest.raises(
+        ValueError, match=r"^conv_bias true is not modelled for lfm2; set it to false"
+    ):
+        model_from_config(lfm2)
+    bounds = {"altup_correct_scale": False}
+    with pytest.raises(ValueError, match=r"altup_correct_scale false .*; set it to true in"):
+        model_from_config(family("gemma3n_text", num_key_value_heads=8, **bounds))
+    with pytest.raises(ValueError, match=r"hidden_size must be .*, not \[4096, null\]; correct"):
+        model_from_config({**LLAMA, "hidden_size": [4096, None]})
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from estimator.families.parameters import (
     check_modelled,
 )
 from estimator.values.arithmetic import ceil_div
+from estimator.values.kinds import show
 from estimator.values.refusals import InputError
 from estimator.values.specs import DeltaNet, Model, StateSpace
 
@@ -407,8 +408,12 @@ class _Config:
 
 
 def _show(value: object, most: int = 40) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+    """A value as JSON writes it, and short; of a short list its items."""
+    if isinstance(value, list | tuple) and len(value) < most:
+        listed = f"[{', '.join(map(show, value))}]"
+        if len(listed) <= most:
+            return listed
+    return show(value)
 
 
 class _Sizes(TypedDict):
@@ -1055,7 +1060,7 @@ def _check_experts(read: _Config) -> None:
         if value is not None and value != only:
             raise ValueError(
                 f"{name} {_show(value)} is not modelled for {read.model_type}; "
-                f"set it to {'null' if only is None else only} in the config."
+                f"set it to {_show(only)} in the config."
             )
 
 
@@ -1081,7 +1086,7 @@ def _lfm2_layers(read: _Config, layers: int) -> tuple[str, ...]:
     for name, only in (("conv_bias", False), ("conv_L_cache", SHORT_FILTER)):
         if read.values.get(name, only) != only:
             raise ValueError(
-                f"{name} {_show(read.values[name])} is not modelled for lfm2; set it to {only} in the config."
+                f"{name} {_show(read.values[name])} is not modelled for lfm2; set it to {_show(only)} in the config."
             )
     listed = read.items("layer_types", layers)
     attending = read.values.get("full_attn_idxs")
@@ -1139,7 +1144,7 @@ def _nemotron_state_space(read: _Config) -> StateSpace:
         if read.values.get(name, only) != only:
             raise ValueError(
                 f"{name} {_show(read.values[name])} is not modelled for nemotron_h; set it to "
-                f"{only or 'null'} in the config."
+                f"{_show(only)} in the config."
             )
     bias = read.flag("use_bias", default=False)
     old_bias = read.flag("mamba_conv_bias", default=True)
@@ -1415,7 +1420,8 @@ def _streams(read: _Config, layers: int) -> _Streams:
     for name, only in (("altup_active_idx", 0), ("altup_correct_scale", True)):
         if read.values.get(name, only) != only:
             raise ValueError(
-                f"{name} {_show(read.values[name])} is not modelled for gemma3n_text; set it to {only} in the config."
+                f"{name} {_show(read.values[name])} is not modelled for gemma3n_text; set it to {_show(only)} in the "
+                "config."
             )
     if read.values.get("altup_coef_clip", 120.0) is None:
         raise ValueError(

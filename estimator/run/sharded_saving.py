@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.values.arithmetic import ceil_div
+from estimator.values.kinds import show
 from estimator.values.refusals import InputError
 
 
@@ -127,6 +128,6 @@ def write_seconds(disk_bytes: int, bytes_per_second: float) -> float:
     """
     if not bytes_per_second > 0:
         raise InputError(
-            f"bytes_per_second must be above 0, not {bytes_per_second!r}; give the disk's speed."
+            f"bytes_per_second must be above 0, not {show(bytes_per_second)}; give the disk's speed."
         )
     return disk_bytes / bytes_per_second

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from estimator.values.kinds import show
 from estimator.values.quantization import Quantization
 from estimator.values.refusals import InputError
 
@@ -248,8 +249,8 @@ class StateSpace:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**5:
                 raise InputError(
-                    f"{name} of a state-space layer must be a whole number from 1 to 100000, not {value!r}; check the "
-                    "config."
+                    f"{name} of a state-space layer must be a whole number from 1 to 100000, not {show(value)}; check "
+                    "the config."
                 )
         if self.heads % self.groups:
             raise InputError(
@@ -294,8 +295,8 @@ class DeltaNet:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**5:
                 raise InputError(
-                    f"{name} of a gated delta-net must be a whole number from 1 to 100000, not {value!r}; check the "
-                    "config."
+                    f"{name} of a gated delta-net must be a whole number from 1 to 100000, not {show(value)}; check "
+                    "the config."
                 )
         if self.value_heads % self.key_heads:
             raise InputError(
@@ -448,7 +449,7 @@ class Model:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10**7:
                 raise InputError(
-                    f"{name} must be a whole number from 1 to 10 million, not {value!r}; check the config."
+                    f"{name} must be a whole number from 1 to 10 million, not {show(value)}; check the config."
                 )
         if self.num_attention_heads % self.num_key_value_heads:
             raise InputError(
@@ -584,7 +585,7 @@ class Gpu:
             value = getattr(self, name)
             if value is not None and not RATE_SPAN[0] <= value <= RATE_SPAN[1]:
                 raise InputError(
-                    f"{name} must lie between 0.001 and 1 billion, or be null where it is unknown, not {value!r}."
+                    f"{name} must lie between 0.001 and 1 billion, or be null where it is unknown, not {show(value)}."
                 )
 
 
@@ -663,24 +664,28 @@ class TrainingSetup:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
                 raise InputError(
-                    f"{name} must be a whole number from 1 to {largest}, not {value!r}."
+                    f"{name} must be a whole number from 1 to {largest}, not {show(value)}."
                 )
         if not 0 <= self.lora_dropout < 1:
             raise InputError(
-                f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}."
+                f"lora_dropout must be at least 0 and below 1, not {show(self.lora_dropout)}."
             )
         if not 0 <= self.max_grad_norm < math.inf:
             raise InputError(
-                f"max_grad_norm must be 0 (no clipping) or more, not {self.max_grad_norm!r}."
+                f"max_grad_norm must be 0 (no clipping) or more, not {show(self.max_grad_norm)}."
             )
         if not 0 < self.num_train_epochs < math.inf:
-            raise InputError(f"num_train_epochs must be above 0, not {self.num_train_epochs!r}.")
+            raise InputError(
+                f"num_train_epochs must be above 0, not {show(self.num_train_epochs)}."
+            )
         if self.mfu is not None and not LOWEST_MFU <= self.mfu <= 1:
             raise InputError(
-                f"mfu must be a share from {LOWEST_MFU} to 1 (0.4 for 40 %), not {self.mfu!r}."
+                f"mfu must be a share from {LOWEST_MFU} to 1 (0.4 for 40 %), not {show(self.mfu)}."
             )
         if self.usd_per_gpu_hour is not None and not 0 <= self.usd_per_gpu_hour < math.inf:
-            raise InputError(f"usd_per_gpu_hour must be 0 or more, not {self.usd_per_gpu_hour!r}.")
+            raise InputError(
+                f"usd_per_gpu_hour must be 0 or more, not {show(self.usd_per_gpu_hour)}."
+            )
         if self.lora_target_modules == ():
             raise InputError(
                 'lora_target_modules is empty; name at least one module or give "all-linear".'
