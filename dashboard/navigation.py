@@ -53,6 +53,17 @@ if (!window.headroom) {
     else push(state, title, url);
     window.headroom.written = now;
   };
+  const app = document.querySelector(".stApp");
+  const address = () => { const keys = new URLSearchParams(location.search); keys.sort(); return `${keys}`; };
+  let lost = false, asked = null;
+  const ask = () => { asked = address(); dispatchEvent(new PopStateEvent("popstate")); };
+  new MutationObserver((changes) => {
+    const { testConnectionState: connection, testScriptState: script } = app.dataset;
+    if (connection === "CONNECTED" && lost) ask();
+    else if (asked !== null && script === "notRunning" && changes.some((it) => it.attributeName.includes("script")))
+      if (address() === asked) asked = null; else ask();
+    lost = connection !== "CONNECTED";
+  }).observe(app, { attributeFilter: ["data-test-connection-state", "data-test-script-state"] });
 }
 </script>"""
 """What Back leads to: the setup, or the page, before the last click.
@@ -60,6 +71,10 @@ if (!window.headroom) {
 A click on a link goes where it says as the browser's own Back does, and loads nothing anew; without this it would.
 Where one click sets several keys, Streamlit writes the address once for each: such entries, within half a second of
 each other on one page, are joined.
+
+Streamlit runs nothing when a lost connection is there again; but behind it may be a server that was started anew, which
+drops all moves until the page has run once. So the page is asked for again, by its address, which holds everything; and
+once more where a move has changed the address in the meantime.
 """
 
 

@@ -27,12 +27,18 @@ def address() -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def serving(**environment: str) -> Iterator[str]:
-    """A server of the page, with these variables added to its environment."""
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@contextmanager
+def serving(port: int = 0, **environment: str) -> Iterator[str]:
+    """A server of the page, with these variables added to its environment; ``port`` 0: on a free one."""
+    port = port or free_port()
     command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true"]
     command += ["--server.address", "127.0.0.1", "--server.port", str(port)]
     server = subprocess.Popen(

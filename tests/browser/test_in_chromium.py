@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 import pytest
+
+from tests.browser.conftest import free_port, serving
 
 pytestmark = pytest.mark.browser
 WAIT = 60_000
@@ -75,6 +77,30 @@ def test_the_keyboard_moves_a_slider_and_reload_and_a_copied_link_keep_it(browse
         assert bars(page) == moved
         with visitor(browser, page.url) as other:
             assert bars(other) == moved
+
+
+CONNECTED = '.stApp[data-test-connection-state="CONNECTED"]'
+
+
+def test_the_first_move_after_the_server_was_started_anew_counts(browser):
+    link = "?model=Qwen/Qwen3-8B&gpu=L4&method=lora&lora_r=64&max_length=2048"
+    port = free_port()
+    with ExitStack() as first:
+        url = first.enter_context(serving(port))
+        with visitor(browser, f"{url}/{link}") as page:
+            before = bars(page)
+            first.close()
+            page.wait_for_selector(CONNECTED, timeout=WAIT, state="detached")
+            with serving(port):
+                page.wait_for_selector(CONNECTED, timeout=WAIT, state="attached")
+                page.get_by_role("slider", name="Micro-batch").focus()
+                page.keyboard.press("ArrowRight")
+                changed(page, before)
+                moved = bars(page)
+                page.wait_for_url("**per_device_train_batch_size=2**", timeout=WAIT)
+                assert "lora_r=64" in page.url
+                with visitor(browser, page.url) as other:
+                    becomes(other, moved)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
