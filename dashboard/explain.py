@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from estimator.answer.overflow import starts_with_states
 from estimator.families.liger import kernels, loss_of
 from estimator.families.parameters import (
+    Module,
     copied_modules,
     is_quantized,
     modules_with_counts,
@@ -16,6 +18,7 @@ from estimator.families.parameters import (
 )
 from estimator.families.registry import architecture
 from estimator.families.weights import (
+    Buffer,
     adapter_tensors,
     buffers,
     int8_bytes,
@@ -24,17 +27,24 @@ from estimator.families.weights import (
     tensors_bytes,
     unquantized_width,
 )
+from estimator.parallel import zero
+from estimator.parallel.fsdp1 import Flat, flat_bytes
+from estimator.parallel.fsdp2 import Group
+from estimator.parallel.module_devices import copies_on, modules_on, seats
+from estimator.parallel.sharding import (
+    bucket_bytes,
+    sharded_adapter_bytes,
+    sharded_weight_bytes,
+    unmoved_weight_bytes,
+)
 from estimator.resident.optimizer import optimizer_states, state_rule, step_transient
 from estimator.resident.overhead import HANDLES, exchange_bytes, need_bytes, workspace_bytes
-from estimator.step.timeline import (
-    adapter_bytes,
-    gradient_bytes,
-    weight_bytes,
-)
+from estimator.run.device_map import buffers_on
+from estimator.step.timeline import adapter_bytes, gradient_bytes, structure, weight_bytes
 from estimator.tape import fused, operators
 from estimator.tape.attention import attention
 from estimator.values.results import Estimate, Held
-from estimator.values.specs import Component, Loss, Phase
+from estimator.values.specs import Component, Loss, Offload, Phase, Strategy, TrainingSetup
 
 Function = Callable[..., Any]
 
@@ -57,7 +67,7 @@ class Explanation(NamedTuple):
 
 
 def explain(part: Component | None, of: Estimate) -> Explanation:
-    """A component at the peak; None: what lies outside PyTorch's counter."""
+    """A component at the peak on the fullest GPU; None: what lies outside PyTorch's counter."""
     match part:
         case None:
             return _outside(of)
@@ -75,8 +85,45 @@ def explain(part: Component | None, of: Estimate) -> Explanation:
             return _gradients(of)
         case Component.LOGITS:
             return _logits(of)
+        case Component.COMMUNICATION:
+            return _communication(of)
         case _:
             return _temporaries(of)
+
+
+class _Own(NamedTuple):
+    """What one GPU has of the model where nothing is divided: all of it, or its part of a device map."""
+
+    modules: Sequence[tuple[Module, int]]
+    copies: Sequence[tuple[Module, int]]
+    buffers: Sequence[Buffer]
+    layers: int
+
+
+def _own(of: Estimate) -> _Own:
+    model, setup = of.model, of.setup
+    if not of.devices:
+        modules = tuple(modules_with_counts(model))
+        copies = copied_modules(model, setup)
+        return _Own(modules, copies, buffers(model), model.num_hidden_layers)
+    at = seats(model, of.gpu, setup)
+    gpu = max(of.devices, key=lambda it: it.need_high_bytes).device
+    return _Own(
+        modules_on(model, at, gpu),
+        copies_on(model, setup, at, gpu),
+        buffers_on(model, at, gpu),
+        len(at.layers_on(gpu)),
+    )
+
+
+def _is_divided(setup: TrainingSetup) -> bool:
+    return setup.strategy.is_fsdp or setup.strategy.is_zero
+
+
+def _ranks(setup: TrainingSetup) -> str:
+    """Among how many: ``4 GPUs``, or of hsdp ``4 GPUs of 8``."""
+    whole = f" of {setup.num_gpus:,}" * (setup.shard_ranks != setup.num_gpus)
+    return f"{setup.shard_ranks:,} GPUs{whole}"
 
 
 def docstring(function: Function) -> str:
@@ -94,72 +141,121 @@ def source(function: Function) -> str:
 
 
 def _weights(of: Estimate) -> Explanation:
-    setup = of.setup
-    lines = []
-    for module, count in modules_with_counts(of.model):
-        size = count * module_bytes(module, setup)
-        if is_quantized(module, setup):
-            width = "8 bits and a scale a row" if setup.has_8bit_base else "4 bits and their scales"
-        else:
-            width = f"{setup.dtype.bytes} bytes, as loaded"
-            if setup.has_packed_base and setup.prepare_model_for_kbit_training:
-                width = "4 bytes, after prepare_model_for_kbit_training"
-        lines.append(
-            Line(module.name, f"{_times(count)}{_shapes(weight_shapes(module))} × {width}", size)
+    functions: tuple[Function, ...] = (weight_bytes, module_bytes)
+    own = _own(of)
+    if _is_divided(of.setup):
+        share, functions = _weight_share(of)
+        lines = [share]
+        lead = f"This GPU's part of every parameter, among {_ranks(of.setup)}"
+        if of.setup.strategy in (Strategy.ZERO1, Strategy.ZERO2):
+            lead = f"{of.setup.strategy} leaves every parameter whole on each GPU"
+        lead += "; what is gathered from the others for a while lies beside it."
+    else:
+        lines = [_module_line(module, count, of.setup) for module, count in own.modules]
+        lead = (
+            "Every parameter of the model lies on the GPU from loading to the end; "
+            "each tensor is rounded up to 512 bytes."
         )
+        if of.devices:
+            lead = (
+                f"The modules that the device map puts on this GPU, {own.layers} of "
+                f"{of.model.num_hidden_layers} layers among them; each tensor is rounded up to 512 bytes."
+            )
+        if of.setup.has_packed_base:
+            packed = int8_bytes if of.setup.has_8bit_base else quantized_bytes
+            functions = (*functions, packed)
     lines += [
         Line(
             buffer.name,
             f"{_times(buffer.copies)}a buffer, not trained",
             buffer.copies * buffer.bytes,
         )
-        for buffer in buffers(of.model)
+        for buffer in own.buffers
     ]
-    lead = (
-        "Every parameter of the model lies on the GPU from loading to the end; "
-        "each tensor is rounded up to 512 bytes."
-    )
-    quantized = (int8_bytes if setup.has_8bit_base else quantized_bytes,)
-    return Explanation(
-        lead, lines, (weight_bytes, module_bytes, *(quantized if setup.has_packed_base else ()))
-    )
+    return Explanation(lead, [*lines, *_alive(of, Component.WEIGHTS)], functions)
+
+
+def _module_line(module: Module, count: int, setup: TrainingSetup) -> Line:
+    if is_quantized(module, setup):
+        width = "8 bits and a scale a row" if setup.has_8bit_base else "4 bits and their scales"
+    elif setup.has_packed_base and setup.prepare_model_for_kbit_training:
+        width = "4 bytes, after prepare_model_for_kbit_training"
+    else:
+        width = f"{setup.dtype.bytes} bytes, as loaded"
+    how = f"{_times(count)}{_shapes(weight_shapes(module))} × {width}"
+    return Line(module.name, how, count * module_bytes(module, setup))
+
+
+def _weight_share(of: Estimate) -> tuple[Line, tuple[Function, ...]]:
+    """What a GPU holds of the weights between steps where they are divided, or whole by DeepSpeed."""
+    model, setup = of.model, structure(of.setup)
+    base = of.total_parameters - of.trainable_parameters * setup.uses_adapters
+    how = f"of {base:,} parameters"
+    if setup.strategy.is_zero:
+        if setup.uses_adapters:
+            how = f"of {of.total_parameters:,} parameters, adapters among them"
+        return Line("DeepSpeed's weights", how, zero.held(model, setup).weights), (zero.held,)
+    if setup.uses_fsdp1:
+        size = flat_bytes(model, setup, adapters=False)
+        return Line("flat parameters of its units", how, size), (flat_bytes,)
+    if setup.offload_param is not Offload.NONE:
+        line = Line("weights that stay", how, unmoved_weight_bytes(model, setup))
+        return line, (unmoved_weight_bytes,)
+    return Line("shards", how, sharded_weight_bytes(model, setup)), (sharded_weight_bytes,)
 
 
 def _adapters(of: Estimate) -> Explanation:
-    lines = []
-    for module, count in modules_with_counts(of.model):
-        if tensors := adapter_tensors(module, of.setup):
-            shapes = tuple(tensor.shape for tensor in tensors)
-            each = sum(tensor.bytes for tensor in tensors)
-            lines.append(
-                Line(
-                    module.name,
-                    f"{_times(count)}({_shapes(shapes)}) × {tensors[0].width} bytes",
-                    count * each,
-                )
-            )
     lead = f"Two narrow matrices beside each adapted linear layer, of rank {of.setup.lora_r}."
-    width = unquantized_width(of.setup)
-    for module, count in copied_modules(of.model, of.setup):
-        shapes = weight_shapes(module)
-        size = count * tensors_bytes(shapes, width)
-        how = f"{_times(count)}({_shapes(shapes)}) × {width} bytes, as loaded"
-        lines.append(Line(f"{module.name}, a trained copy", how, size))
     if of.setup.use_dora:
         lead += " DoRA adds one number for each output, its trained length."
     if of.setup.modules_to_save:
         lead += " Beside them the modules that are trained whole: the copy is used, the original lies frozen."
-    return Explanation(lead, lines, (adapter_bytes, adapter_tensors, copied_modules))
+    alive = _alive(of, Component.ADAPTERS)
+    if _is_divided(of.setup):
+        share, functions = _adapter_share(of)
+        lead += f" This is one GPU's part of them, among {_ranks(of.setup)}."
+        return Explanation(lead, [share, *alive], functions)
+    own = _own(of)
+    lines = []
+    for module, count in own.modules:
+        if tensors := adapter_tensors(module, of.setup):
+            shapes = tuple(tensor.shape for tensor in tensors)
+            each = sum(tensor.bytes for tensor in tensors)
+            how = f"{_times(count)}({_shapes(shapes)}) × {tensors[0].width} bytes"
+            lines.append(Line(module.name, how, count * each))
+    width = unquantized_width(of.setup)
+    for module, count in own.copies:
+        shapes = weight_shapes(module)
+        size = count * tensors_bytes(shapes, width)
+        how = f"{_times(count)}({_shapes(shapes)}) × {width} bytes, as loaded"
+        lines.append(Line(f"{module.name}, a trained copy", how, size))
+    return Explanation(lead, [*lines, *alive], (adapter_bytes, adapter_tensors, copied_modules))
+
+
+def _adapter_share(of: Estimate) -> tuple[Line, tuple[Function, ...]]:
+    model, setup = of.model, structure(of.setup)
+    how = f"of {of.trainable_parameters:,} parameters"
+    if setup.strategy.is_zero:  # DeepSpeed counts them with the weights
+        return Line("among the weights", how, 0), (zero.held,)
+    if setup.uses_fsdp1:
+        size = flat_bytes(model, setup, adapters=True)
+        return Line("flat parameters of its units", how, size), (flat_bytes,)
+    resting = 0 if setup.offload_param is not Offload.NONE else sharded_adapter_bytes(model, setup)
+    return Line("shards", how, resting), (sharded_adapter_bytes,)
 
 
 def _states(of: Estimate) -> Explanation:
-    size = of.peak.resident.get(Component.OPTIMIZER_STATES, 0)
-    trained = of.trainable_parameters
-    lead = (
-        f"{of.setup.optim} keeps {size / max(trained, 1):.2f} bytes a trained parameter, "
-        "from the end of the first step on."
-    )
-    line = Line("all trained tensors", f"{trained:,} × {size / max(trained, 1):.2f} bytes", size)
+    size, trained = of.timeline.lying[Component.OPTIMIZER_STATES], of.trainable_parameters
+    when = "from the start" if starts_with_states(of.setup) else "from the end of the first step on"
+    each = f"{size / max(trained, 1):.2f} bytes"
+    lead = f"{of.setup.optim} keeps {each} a trained parameter, {when}."
+    how = f"{trained:,} × {each}"
+    if of.setup.num_gpus > 1 and of.setup.strategy is not Strategy.DDP:
+        lead = f"What {of.setup.optim} keeps on one GPU of {of.setup.num_gpus:,}, {when}."
+        how = f"of {trained:,} trained parameters"
+    if of.setup.strategy.is_zero:
+        lead += " DeepSpeed's float32 weights are among them."
+    line = Line("all trained tensors", how, size)
     return Explanation(lead, [line], (optimizer_states, state_rule(of.setup.optim)))
 
 
@@ -188,9 +284,10 @@ def _outside(of: Estimate) -> Explanation:
 
 def _activations(of: Estimate) -> Explanation:
     kept = sum(held.bytes for held in of.timeline.kept_by_a_layer())
+    layers = _own(of).layers
     lead = (
         f"One layer keeps {kept:,} bytes from forward to backward, {kept / of.setup.tokens:,.0f} a token; "
-        f"{of.model.num_hidden_layers} layers keep {kept * of.model.num_hidden_layers:,}. "
+        f"{layers} layers keep {kept * layers:,}. "
         "Backward frees them layer by layer; below is what is alive at the peak, by the operator that made it."
     )
     fused_ones = kernels(of.model, of.setup)
@@ -209,11 +306,11 @@ def kept_lines(of: Estimate) -> list[Line]:
 
 
 def _gradients(of: Estimate) -> Explanation:
-    trained = of.trainable_parameters
-    size = of.peak.resident.get(Component.GRADIENTS, 0)
+    trained, divided = of.trainable_parameters, _is_divided(of.setup) or bool(of.devices)
     complete = of.phases[Phase.OPTIMIZER_STEP].resident.get(Component.GRADIENTS, 0)
+    where = "of them this GPU has" if divided else "all together"
     lead = (
-        f"{trained:,} trained parameters have a gradient each; all together {complete:,} bytes. "
+        f"{trained:,} trained parameters have a gradient each; {where} {complete:,} bytes at the optimizer's step. "
         "They come one by one in backward and go after the step"
         + (
             "; with accumulation they stay from the first micro-step on."
@@ -223,10 +320,28 @@ def _gradients(of: Estimate) -> Explanation:
     )
     if loss_of(of.model, of.setup) is Loss.LIGER and not of.setup.uses_adapters:
         lead += " Liger makes the head's with the loss, so that it is there before backward begins."
+    if of.peak.phase is Phase.OPTIMIZER_STEP:
+        how = f"{'of ' * divided}{trained:,} parameters, each in its dtype"
+        return Explanation(lead, [Line("all trained tensors", how, complete)], (gradient_bytes,))
     lines = list(_alive(of, Component.GRADIENTS))
-    if sum(line.bytes for line in lines) != size:
-        lines = [Line("all trained tensors", f"{trained:,} parameters, each in its dtype", size)]
+    if before := of.timeline.lying[Component.GRADIENTS]:
+        how = f"of {trained:,} trained parameters"
+        lines.insert(0, Line("there when the micro-step begins", how, before))
     return Explanation(lead, lines, (gradient_bytes,))
+
+
+def _communication(of: Estimate) -> Explanation:
+    """DDP's buckets and DeepSpeed's lie there all the time; gathers and reductions come and go."""
+    lead = "Buffers through which GPUs exchange weights and gradients."
+    lines = list(_alive(of, Component.COMMUNICATION))
+    if resting := of.timeline.lying[Component.COMMUNICATION]:
+        lines.insert(0, Line("buckets", "there all the time", resting))
+    function: Function = zero.held if of.setup.strategy.is_zero else Group.gather
+    if of.setup.strategy is Strategy.DDP:
+        function = bucket_bytes
+    elif of.setup.uses_fsdp1:
+        function = Flat.gather
+    return Explanation(lead, lines, (function,))
 
 
 LOSSES: Mapping[Loss, tuple[str, Function]] = {
@@ -277,7 +392,10 @@ def _alive(of: Estimate, part: Component) -> Iterator[Line]:
 
 def _line(held: Held) -> Line:
     name = held.operation or "before the first operator"
-    tensors = f"{held.tensors:,} tensor{'s' * (held.tensors != 1)}"
+    if held.bytes < 0:
+        name = "gone since the micro-step began"
+    count = abs(held.tensors)
+    tensors = f"{count:,} tensor{'s' * (count != 1)}"
     return Line(name, tensors, held.bytes)
 
 

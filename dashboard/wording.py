@@ -502,6 +502,12 @@ def rule_of_thumb(estimate: Estimate) -> str:
     weights = estimate.total_parameters * setup.dtype.bytes
     states = estimate.total_parameters * 8
     low, high = weights + states + 10 * GB, weights + states + 20 * GB
+    if setup.num_gpus > 1 and setup.strategy is not Strategy.DDP:
+        return (
+            f"The rule of thumb says {gb(weights)} + {gb(states)} + 10 to 20 = {gb(low)} to {gb(high)} GB for one GPU "
+            f"that holds the whole model. Here {setup.num_gpus:,} share it under {setup.strategy}, so the rule says "
+            f"nothing of one of them; the fullest peaks at {gb(peak.bytes)} GB, which is {gib(peak.bytes)}."
+        )
     gradients = peak.resident.get(Component.GRADIENTS, 0)
     held = (Component.ACTIVATIONS, Component.LOGITS)
     summit = max(
@@ -813,6 +819,8 @@ def lines_html(lines: Sequence[Line], head: str) -> str:
 
 def gib_or_bytes(size: int) -> str:
     """A size that stays readable when small: ``1.5 GiB``, ``12.3 MiB``, ``512 bytes``."""
+    if size < 0:
+        return f"−{gib_or_bytes(-size)}"
     if size >= GIB:
         return f"{size / GIB:,.2f} GiB"
     if size >= 2**20:

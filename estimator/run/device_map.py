@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.families.registry import attention_of
-from estimator.families.weights import buffers
+from estimator.families.weights import Buffer, buffers
 from estimator.parallel.module_devices import FIRST, Modules, Seats, copies_on, modules_on
 from estimator.run.loading import load_moment_of
 from estimator.run.saving import taken_apart_bytes
@@ -137,6 +137,16 @@ def _beside(
 # --- what lies there ------------------------------------------------------------------------------
 
 
+def buffers_on(model: Model, at: Seats, gpu: int) -> list[Buffer]:
+    """Buffers of one GPU: each layer's with its layer, those of the model on the first."""
+    found = []
+    for buffer in buffers(model):
+        one_a_layer = buffer.copies == model.num_hidden_layers
+        copies = len(at.layers_on(gpu)) if one_a_layer else int(gpu == FIRST)
+        found.append(buffer._replace(copies=copies))
+    return [buffer for buffer in found if buffer.copies]
+
+
 @lru_cache(maxsize=1024)
 def resident_on(model: Model, structure: TrainingSetup, at: Seats, gpu: int) -> Resident:
     """Weights, adapters, gradients and states of one GPU, in bytes; the counts of parameters are the model's.
@@ -148,9 +158,7 @@ def resident_on(model: Model, structure: TrainingSetup, at: Seats, gpu: int) -> 
     modules, copies = modules_on(model, at, gpu), copies_on(model, structure, at, gpu)
     tensors = trained_of(modules, copies, structure)
     weights = bytes_of(modules, structure)
-    for buffer in buffers(model):
-        one_a_layer = buffer.copies == model.num_hidden_layers
-        weights += buffer.bytes * (len(at.layers_on(gpu)) if one_a_layer else gpu == FIRST)
+    weights += sum(buffer.copies * buffer.bytes for buffer in buffers_on(model, at, gpu))
     return undivided(model, structure, (weights, adapters_of(modules, copies, structure)), tensors)
 
 

@@ -423,6 +423,11 @@ class Walk:
         self._gathered = self._course.gathered(self._sized, ranks)
 
     @property
+    def lying(self) -> Mapping[Component, int]:
+        """Bytes that lie there when it begins, by component."""
+        return dict(zip(COMPONENTS, self._begins, strict=True))
+
+    @property
     def peak_bytes(self) -> int:
         """The highest moment alone."""
         return max(top.height for top in self._highest().values())

@@ -52,6 +52,10 @@ class Timeline(Protocol):
     def moments(self) -> tuple[Moment, ...]:
         """In order of time: one for each layer and stage, each at its highest."""
 
+    @property
+    def lying(self) -> Mapping[Component, int]:
+        """Bytes that lie there when a micro-step begins, by component."""
+
     def held(self, phase: Phase) -> Sequence[Held]:
         """What lies there at the highest moment of forward, loss or backward, by what made it."""
 
