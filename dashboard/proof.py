@@ -10,7 +10,16 @@ from types import MappingProxyType
 
 from dashboard import links, theme, wording
 from dashboard.figures import Figure
-from estimator.proof.accuracy import NEAR, Agreement, Comparison, Metric, Spread, Summary
+from estimator.proof.accuracy import (
+    BEYOND,
+    NEAR,
+    Agreement,
+    Comparison,
+    Metric,
+    PublishedRun,
+    Spread,
+    Summary,
+)
 from estimator.values.specs import Method
 
 METRICS: Mapping[Metric, str] = MappingProxyType(
@@ -171,6 +180,33 @@ def left_out_html(rows: Sequence[Mapping[str, str]]) -> str:
         f'would be; data/left_out.csv has each with its source.</p><table class="hr-table hr-proof">'
         f'<tr><th>Reason</th><th class="hr-n">Readings</th></tr>{body}</table>'
     )
+
+
+def overestimated_html(found: Sequence[PublishedRun], runs: int) -> str:
+    """How many published runs ran although their estimate does not fit, and why."""
+    counts = Counter(run.beyond for run in found).most_common()
+    body = "".join(
+        f'<tr><td>{escape(BEYOND.get(reason, "not explained yet"))}</td><td class="hr-n">{count}</td></tr>'
+        for reason, count in counts
+    )
+    return (
+        f'<p class="hr-text">{len(found)} of {runs} published runs ran, and are estimated not to fit: they had what no '
+        "key says yet. Their speeds are compared all the same.</p>"
+        f'<table class="hr-table hr-proof"><tr><th>What the run had</th><th class="hr-n">Runs</th></tr>{body}</table>'
+    )
+
+
+def overestimated_row(run: PublishedRun) -> dict[str, object]:
+    """A published run whose estimate does not fit."""
+    need = run.answer.need_low_bytes if run.answer else None
+    return {
+        "Run": run.id,
+        "GPU": f"{run.setup.num_gpus} × {run.gpu.name}",
+        "Estimated need": wording.in_gib(need) if need else None,
+        "Holds": wording.in_gib(run.gpu.memory_bytes),
+        "What the run had": BEYOND.get(run.beyond, "not explained yet"),
+        "Source": run.source,
+    }
 
 
 # --- figures ------------------------------------------------------------------------------------

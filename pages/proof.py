@@ -14,6 +14,8 @@ SOURCE = st.column_config.LinkColumn(display_text="source")
 COLUMNS = {
     "Measured": GIB,
     "Estimated": GIB,
+    "Estimated need": GIB,
+    "Holds": GIB,
     "Open": st.column_config.LinkColumn(display_text="open the setup"),
     "Source": SOURCE,
 }
@@ -64,8 +66,14 @@ with left:
 with right:
     st.subheader(f"Traced without a GPU: {len(traced_shown)} steps", anchor=False)
     traced_chart = st.container()
-of_measured, of_traced, of_refused, of_left_out = st.tabs(
-    ["Measured, worst first", "Traced, worst first", f"Refused: {len(refused)}", "Left out"]
+of_measured, of_traced, of_refused, of_left_out, of_ran = st.tabs(
+    [
+        "Measured, worst first",
+        "Traced, worst first",
+        f"Refused: {len(refused)}",
+        "Left out",
+        "Ran, but said not to fit",
+    ]
 )
 with of_measured:
     table(measured_shown, "Measured readings")
@@ -85,4 +93,13 @@ with traced_chart, st.spinner("Estimating the traced steps, once."):
     chart(traced_shown, "traced", by_method=True)
 with of_traced:
     table(traced_shown, "Traced steps")
+with of_ran, st.spinner("Estimating the published runs, once."):
+    ran = accuracy.overestimated()
+    st.html(proof.overestimated_html(ran, len(accuracy.published_runs())))
+    st.dataframe(
+        pd.DataFrame([proof.overestimated_row(it) for it in ran]),
+        hide_index=True,
+        column_config=COLUMNS,
+        alt="Published runs that ran, although their estimate does not fit, and what they had",
+    )
 summary.html(proof.summary_html(accuracy.summaries((*measured, *traced))))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from statistics import median
+from types import MappingProxyType
 from typing import NamedTuple
 
 from estimator.answer.estimate import estimate as estimate_of
@@ -18,7 +19,7 @@ from estimator.step.reserved import device_bytes, reserved
 from estimator.step.timeline import Resident, resident, structure
 from estimator.time.throughput import SHARING, Sharing, run_time
 from estimator.values.results import Estimate, RunTime
-from estimator.values.specs import Component, Gpu, Model, Phase, Strategy, TrainingSetup
+from estimator.values.specs import Component, Gpu, Model, Phase, Strategy, TrainingSetup, Verdict
 
 COUNTS = (
     "lora_r",
@@ -29,7 +30,22 @@ COUNTS = (
 WORDS = ("method", "dtype", "mixed_precision", "attn_implementation", "gpu")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+BEYOND: Mapping[str, str] = MappingProxyType(
+    {
+        # llm-foundry 0.2, models/layers/attention.py (attn_impl flash, triton) and models/mpt/modeling_mpt.py
+        # (loss_fn fused_crossentropy); transformers 5.23, models/mpt/modeling_mpt.py, MptAttention.forward
+        "llm-foundry": "llm-foundry's own MPT has flash attention and a loss that writes over the logits; "
+        "transformers' MPT, which is estimated, computes whole attention scores",
+        "selective checkpointing": "only some layers or operators were checkpointed, which no key says yet; the "
+        "estimate keeps all activations",
+        "own kernels": "Transformer Engine's layers and a LoRA in Triton, which are not modelled; transformers' and "
+        "PEFT's are estimated",
+    }
+)
+"""Why a published run needed less than is estimated for its setup, by the word of ``data/throughput.csv``."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PublishedRun:
     """One row of ``data/throughput.csv``: a setup, and how fast somebody saw it run."""
 
@@ -40,8 +56,20 @@ class PublishedRun:
     sharing: Sharing
     link_gb_per_s: float | None
     tokens_per_second_per_gpu: float
+    as_it_ran: TrainingSetup
+    """The setup with its strategy, and with what concerns memory alone: the verdict on the run is on this."""
+    beyond: str
+    """What ran that no key says, one of ``BEYOND``; empty: nothing that is known."""
     source: str
     note: str
+
+    @cached_property
+    def answer(self) -> Estimate | None:
+        """The estimate of the run as it ran; None where it is refused."""
+        try:
+            return estimate_of(self.model, self.gpu, self.as_it_ran)
+        except ValueError:
+            return None
 
     @property
     def step_seconds(self) -> float:
@@ -104,6 +132,11 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         given["lora_dropout"] = float(row["lora_dropout"])
     model, gpu, setup = parse(given)
     assert gpu is not None
+    ran: dict[str, object] = json.loads(row["ran_with"] or "{}")
+    sharing = {"num_gpus": int(row["num_gpus"]), "strategy": row["strategy"]}
+    read = read_setup(given | sharing | ran)
+    assert not read.problems, (row["id"], read.problems)
+    assert row["beyond_the_keys"] in ("", *BEYOND), row["beyond_the_keys"]
     return PublishedRun(
         id=row["id"],
         model=model,
@@ -112,8 +145,19 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         sharing=SHARING[Strategy(row["strategy"])],
         link_gb_per_s=float(row["link_gb_per_s"]) if row["link_gb_per_s"] else None,
         tokens_per_second_per_gpu=float(row["tokens_per_second_per_gpu"]),
+        as_it_ran=read.setup,
+        beyond=row["beyond_the_keys"],
         source=row["source"],
         note=row["note"],
+    )
+
+
+def overestimated() -> tuple[PublishedRun, ...]:
+    """Published runs that ran, and of which the estimator says that they do not fit, or cannot run."""
+    return tuple(
+        it
+        for it in published_runs()
+        if it.answer is None or it.answer.verdict is Verdict.DOES_NOT_FIT
     )
 
 
