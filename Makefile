@@ -26,7 +26,7 @@ help:
 	@echo "make verify   set up torch 2.13.0 and check parameter counts and dtypes against the real libraries"
 	@echo "make bench    how fast: one estimate, and a slider's key press to the redrawn figure"
 	@echo "make measure  set up torch for CUDA and measure training steps on this GPU (ARGS=--compare only compares)"
-	@echo "make docs     write docs/formulas.md anew from the docstrings"
+	@echo "make docs     write docs/formulas.md and docs/refusals.md anew from the code"
 	@echo "make format   let ruff sort imports and lay the code out"
 	@echo "make hooks    run the linters before each commit"
 	@echo "make clean    remove the environments and caches"
@@ -125,6 +125,7 @@ measure: $(CUDA)
 docs: $(DEV)
 	@$(VENV)/bin/python docs/generate_formulas.py
 	@$(VENV)/bin/python docs/generate_accuracy.py
+	@$(VENV)/bin/python docs/generate_refusals.py
 
 format: $(DEV)
 	@$(VENV)/bin/ruff check --fix-only --quiet .

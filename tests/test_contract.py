@@ -674,6 +674,7 @@ VARIED: list[dict[str, object]] = [
     },
     {"model": "meta-llama/Llama-3.1-8B", "strategy": "device_map", "num_gpus": 2, "gpu": "L4"},
     {"model": GPT2, "gpu": "T4", "num_gpus": 3, "strategy": "fsdp"},
+    {"model": TINY_CONFIG, "max_length": 32},
 ]
 
 

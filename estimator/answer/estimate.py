@@ -11,7 +11,7 @@ from estimator.families.module_tree import splits_packed_experts
 from estimator.families.parameters import default_targets
 from estimator.families.registry import architecture, attention_of, fallback_of
 from estimator.parallel.assumed import sharing_sentences
-from estimator.parallel.combinations import beyond_one_machine, refusal, shared_between_layers
+from estimator.parallel.combinations import beyond_one_machine, refused, shares_between_layers
 from estimator.parallel.fsdp1 import check_units
 from estimator.parallel.groups import check_head
 from estimator.parallel.module_devices import Seats, seats, tail
@@ -43,7 +43,7 @@ from estimator.step.timeline import (
 )
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.throughput import missing_rate, run_time
-from estimator.values.refusals import InputError
+from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
 from estimator.values.specs import (
     ALL_LINEAR,
@@ -275,65 +275,92 @@ def least_need(model: Model, setup: TrainingSetup) -> int:
     return low
 
 
+NO_FLASH = Refusal(
+    "attn_implementation flash_attention_2 does not know the {lacks} of {model_type}; use sdpa.",
+    Line("transformers", "modeling_utils.py", 1594, "does not support Flash Attention"),
+)
+OTHER_FLASH = Refusal(
+    "attn_implementation flash_attention_2 does not know the {lacks} of {model_type}, so that transformers takes "
+    "another kernel (vllm-flash-attn3), which is not modelled yet; use eager.",
+    NOT_MODELLED,
+)
+FLASH_IN_FLOAT32 = Refusal(
+    "attn_implementation flash_attention_2 takes 16-bit inputs only; use sdpa, or bf16 mixed precision.",
+    Report(
+        "https://github.com/Dao-AILab/flash-attention/blob/v2.8.3/csrc/flash_attn/flash_api.cpp"
+    ),
+)
+SPLIT_EXPERTS = Refusal(
+    "{packing} is not modelled yet for {model_type}, whose experts transformers takes apart before it packs them; take "
+    "method lora on a 16-bit base.",
+    NOT_MODELLED,
+)
+WEIGHT_READ = Refusal(
+    "{packing} stops in {model_type}, whose forward multiplies by the weight of {weight} itself, which is no matrix "
+    "once packed ('a and b must have same reduction dim'); take method lora on a 16-bit base.",
+    Line(
+        "transformers",
+        "models/gemma3n/modeling_gemma3n.py",
+        1060,
+        "all_coefs = torch.nn.functional.linear(modalities, weight, bias=None) + 1.0",
+    ),
+)
+SHARES_BETWEEN_LAYERS = Refusal(
+    "strategy {strategy} is not modelled yet for {model_type} whose layers share embeddings, or keys and values; take "
+    "none or ddp.",
+    NOT_MODELLED,
+)
+ROUTER_LOSS_OVER_DEVICES = Refusal(
+    "output_router_logits under device_map is not modelled yet; set it to false in the config, or take strategy fsdp.",
+    NOT_MODELLED,
+)
+NOTHING_TO_PROJECT = Refusal(
+    "optim {optim} projects gradients of linear layers, and {model_type} trains none that is an nn.Linear; take "
+    "another optimizer.",
+    Line("transformers", "trainer_optimizer.py", 154, "No target modules found for"),
+)
+BEYOND_LEARNED_POSITIONS = Refusal(
+    "max_length {max_length} exceeds the {limit} positions that {model_type} has learned; lower it.",
+    Line("transformers", "models/gpt2/modeling_gpt2.py", 574, "self.wpe(position_ids)"),
+)
+
+
 def _check(model: Model, setup: TrainingSetup) -> None:
     family = architecture(model)
     check_liger(model, setup)
     check_units(model, setup)
     check_groups(model, setup)
     check_head(model, setup)
-    if sentence := refusal(setup):
-        raise ValueError(sentence)
+    if problem := refused(setup):
+        raise problem
     is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
     if is_flash and family.flash_lacks:
-        # transformers 5.23, modeling_utils.py, _compatible_flash_implementations and _flash_attn_can_dispatch;
-        # flash-attn 2.8, csrc/flash_attn/flash_api.cpp, mha_fwd
-        known = "eager" if family.eager_only else "sdpa"
-        raise InputError(
-            f"attn_implementation flash_attention_2 does not know the {family.flash_lacks} of {model.model_type}; use "
-            f"{known}."
-        )
+        record = OTHER_FLASH if family.eager_only else NO_FLASH
+        raise record(lacks=family.flash_lacks, model_type=model.model_type)
+    packing = "load_in_8bit" if setup.has_8bit_base else "method qlora"
     if splits_packed_experts(model) and setup.has_packed_base:
-        # transformers 5.23, quantizers/base.py, SequentialLlama4TextExperts
-        raise ValueError(
-            f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} is not modelled yet for {model.model_type}, "
-            "whose experts transformers takes apart before it packs them; take method lora on a 16-bit base."
-        )
+        raise SPLIT_EXPERTS(packing=packing, model_type=model.model_type)
     if family.reads_weights and setup.has_packed_base:
-        # transformers 5.23, models/gemma3n/modeling_gemma3n.py, Gemma3nTextAltUp.correct (weight.clamp)
-        raise InputError(
-            f"{'load_in_8bit' if setup.has_8bit_base else 'method qlora'} stops in {model.model_type}, whose forward "
-            f"multiplies by the weight of {family.reads_weights} itself, which is no matrix once packed ('a and b "
-            "must have same reduction dim'); take method lora on a 16-bit base."
-        )
-    if sentence := shared_between_layers(model, setup):
-        raise ValueError(sentence)
+        raise WEIGHT_READ(packing=packing, model_type=model.model_type, weight=family.reads_weights)
+    if shares_between_layers(model, setup):
+        raise SHARES_BETWEEN_LAYERS(strategy=setup.strategy, model_type=model.model_type)
     if setup.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
-        raise ValueError(
-            "output_router_logits under device_map is not modelled yet; set it to false in the config, or take "
-            "strategy fsdp."
-        )
+        raise ROUTER_LOSS_OVER_DEVICES()
     if setup.optim in LOW_RANK_OPTIMIZERS and not any(
         tensor.is_linear for tensor in trainable_tensors(model, setup)
     ):
-        raise InputError(
-            f"optim {setup.optim} projects gradients of linear layers, and {model.model_type} trains none that is an "
-            "nn.Linear; take another optimizer."
-        )
+        raise NOTHING_TO_PROJECT(optim=setup.optim, model_type=model.model_type)
     in_float32 = setup.dtype is Dtype.FLOAT32 and setup.mixed_precision is MixedPrecision.NO
     if in_float32 and is_flash:
-        # transformers 5.23, integrations/flash_attention.py, get_target_dtype: float32 stays, and the kernel refuses it
-        raise InputError(
-            "attn_implementation flash_attention_2 takes 16-bit inputs only; use sdpa, or bf16 mixed precision."
-        )
+        raise FLASH_IN_FLOAT32()
 
 
 def _check_length(model: Model, setup: TrainingSetup) -> None:
-    if sentence := beyond_one_machine(setup):
-        raise ValueError(sentence)
+    if problem := beyond_one_machine(setup):
+        raise problem
     if 0 < model.position_limit < setup.max_length:
-        raise InputError(
-            f"max_length {setup.max_length} exceeds the {model.position_limit} positions that {model.model_type} "
-            "has learned; lower it."
+        raise BEYOND_LEARNED_POSITIONS(
+            max_length=setup.max_length, limit=model.position_limit, model_type=model.model_type
         )
 
 

@@ -72,7 +72,7 @@ def place(
     library = read.get("library") or ("transformers" if balance or packing else "accelerate")
     if library == "accelerate":
         if packing:
-            raise ValueError(
+            raise InputError(
                 f"{packing} is an option of transformers; leave library out, or give dtype int4 or int8."
             )
         return infer_auto_device_map(
@@ -83,14 +83,14 @@ def place(
             balance=balance if isinstance(balance, Balance) else Balance.SEQUENTIAL,
         )
     if not isinstance(balance, Balance):
-        raise ValueError(f"device_map is missing; transformers takes {one_of(Balance)}.")
+        raise InputError(f"device_map is missing; transformers takes {one_of(Balance)}.")
     if classes is not None:
-        raise ValueError(
+        raise InputError(
             "no_split_module_classes is not read by transformers, which keeps decoder layers whole; "
             "leave it out, or give library accelerate."
         )
     if dtype not in list(Dtype):
-        raise ValueError(
+        raise InputError(
             f"dtype {dtype} is no dtype of transformers' weights; give {one_of(Dtype)}."
         )
     return from_pretrained_device_map(model, limits, dtype=dtype, balance=balance, packing=packing)

@@ -16,7 +16,7 @@ from estimator.answer.overflow import first_overflow
 from estimator.answer.ranks import ranks
 from estimator.families.custom import resized
 from estimator.families.parameters import adapter_parameters, default_targets
-from estimator.parallel.combinations import SHARING, beyond_one_machine, refusal
+from estimator.parallel.combinations import SHARING, beyond_one_machine, refusal, refused
 from estimator.parallel.module_devices import tail
 from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
@@ -95,9 +95,9 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     given = _own_price(given, problems)
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
-    if sentence := refusal(setup) or beyond_one_machine(setup):
+    if problem := refused(setup) or beyond_one_machine(setup):
         if "strategy" in values or "strategy" not in given:  # else it is of a default of ours
-            problems.append(sentence)
+            problems.append(str(problem))
         setup = replace(setup, **{name: getattr(DEFAULT, name) for name in SHARING})
         if refusal(setup):
             setup = replace(setup, mixed_precision=DEFAULT.mixed_precision)
@@ -181,7 +181,7 @@ def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, ob
 def _refuse_parallel(name: str, value: object, parallelism: str) -> None:
     """Accept another name of an unmodelled parallelism where it says that there is none."""
     if type(value) not in (type(None), bool, int) or value not in NOT_PARALLEL or value is True:
-        raise InputError(f"{name} {not_modelled(value, parallelism)}")
+        raise not_modelled(value, parallelism, name)
 
 
 def _unknown_key(name: str) -> str:

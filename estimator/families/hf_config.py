@@ -26,7 +26,7 @@ from estimator.families.parameters import (
 )
 from estimator.values.arithmetic import ceil_div
 from estimator.values.kinds import show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal
 from estimator.values.specs import DeltaNet, Model, StateSpace
 
 MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
@@ -311,6 +311,64 @@ _SOFTCAPPED = {
 }
 
 
+KEY_NOT_MODELLED = Refusal(
+    "{name} {value} is not modelled for {model_type}; set it to {instead} in the config.",
+    NOT_MODELLED,
+)
+LAYERS_OF_TWO_WIDTHS = Refusal(
+    "intermediate_size must be the same in all layers of gemma3n_text, since only such are modelled; correct it in the "
+    "config.",
+    NOT_MODELLED,
+)
+HEAD_WITH_BIAS = Refusal(
+    "use_bias true is not modelled for ernie4_5_moe, whose head has a bias then; set it to false in the config.",
+    NOT_MODELLED,
+)
+TIED_HEAD_WITH_BIAS = Refusal(
+    "lm_head_bias true with tie_word_embeddings true is not modelled for phimoe; set one of the two to false in the "
+    "config.",
+    NOT_MODELLED,
+)
+NO_CHUNK_SIZE = Refusal(
+    "attention_chunk_size null stops transformers' chunked mask; give a whole number in the config.",
+    Line("transformers", "masking_utils.py", 1426, "Could not find an `attention_chunk_size`"),
+)
+SHARED_WITHOUT_PER_LAYER_INPUT = Refusal(
+    "num_kv_shared_layers needs hidden_size_per_layer_input, without which transformers stops; set it to 0 in the "
+    "config.",
+    Line(
+        "transformers",
+        "models/gemma4/modeling_gemma4.py",
+        1841,
+        "per_layer_inputs = per_layer_inputs[:, logits_to_keep, :, :]",
+    ),
+)
+NO_LAYER_TO_SHARE = Refusal(
+    "num_kv_shared_layers {shared} leaves no layer of each type before the {shared} that share; lower it in the "
+    "config.",
+    Line(
+        "transformers",
+        "models/gemma4/configuration_gemma4.py",
+        241,
+        "The set of layer types producing a cache is different than the set of layer types using them",
+    ),
+)
+ONE_KIND_OF_LAYER = Refusal(
+    'layer_types must hold both "full_attention" and "sliding_attention" in {model_type}, since only such are '
+    "modelled; correct it in the config.",
+    NOT_MODELLED,
+)
+LAYERS_OF_THEIR_OWN = Refusal(
+    'per_layer_config must say the same of each "full_attention" layer and nothing of others, since only such models '
+    "are modelled; correct it in the config.",
+    NOT_MODELLED,
+)
+CHANGED_BY_LAYER = Refusal(
+    "per_layer_config changes {name}, which is not modelled for gemma4_text; correct it in the config.",
+    NOT_MODELLED,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Config:
     """Typed reading of one config: every getter refuses what it cannot use, naming the key."""
@@ -565,7 +623,7 @@ def _text_part(config: Mapping[str, object]) -> _Config:
         raise InputError(f"a config must be an object of keys and values, not {_show(config)}.")
     model_type = config.get("model_type")
     if model_type is None:
-        raise ValueError(
+        raise InputError(
             "the config has no model_type; give a whole config.json as the Hub serves it, of one of the "
             f"{len(MODELLED)} architectures that are modelled: llama, mistral, qwen3 and others."
         )
@@ -648,10 +706,7 @@ def _gemma3n_width(read: _Config) -> int:
     if not isinstance(widths, list | tuple):
         return read.whole("intermediate_size", default=16_384)
     if not widths or any(width != widths[0] for width in widths):
-        raise ValueError(
-            "intermediate_size must be the same in all layers of gemma3n_text, since only such are modelled; correct "
-            "it in the config."
-        )
+        raise LAYERS_OF_TWO_WIDTHS()
     return replace(read, values={"intermediate_size": widths[0]}).whole("intermediate_size")
 
 
@@ -662,8 +717,8 @@ def _lfm2_width(read: _Config) -> int:
         return width
     factor = read.values.get("block_ffn_dim_multiplier", 1.0)
     if factor is not None and factor != 1:
-        raise ValueError(
-            f"block_ffn_dim_multiplier {_show(factor)} is not modelled for lfm2; set it to 1 in the config."
+        raise KEY_NOT_MODELLED(
+            name="block_ffn_dim_multiplier", value=_show(factor), model_type="lfm2", instead=1
         )
     width = 2 * width // 3
     if factor is None:
@@ -733,8 +788,8 @@ def _do_layer_norm_before(read: _Config) -> bool:
         return True
     before = read.flag("do_layer_norm_before", default=True)
     if before and read.flag("_remove_final_layer_norm", default=False):
-        raise ValueError(
-            "_remove_final_layer_norm true is not modelled; set it to false in the config."
+        raise KEY_NOT_MODELLED(
+            name="_remove_final_layer_norm", value="true", model_type="opt", instead="false"
         )
     return before
 
@@ -859,8 +914,8 @@ def _latent(read: _Config) -> _Latent:
         }
     is_v2 = read.model_type == "deepseek_v2"
     if not is_v2 and not read.flag("rope_interleave", default=True):
-        raise ValueError(
-            f"rope_interleave false is not modelled for {read.model_type}; set it to true in the config."
+        raise KEY_NOT_MODELLED(
+            name="rope_interleave", value="false", model_type=read.model_type, instead="true"
         )
     query, key_value, plain, turned, value = _LATENT[read.model_type]
     direct = "q_lora_rank" in read.values and read.values["q_lora_rank"] is None
@@ -879,9 +934,11 @@ def _delta_net(read: _Config) -> DeltaNet:
     Source: transformers 5.23, models/qwen3_5/configuration_qwen3_5.py, models/qwen3_next/configuration_qwen3_next.py.
     """
     if read.values.get("linear_conv_kernel_dim", DELTA_FILTER) != DELTA_FILTER:
-        raise ValueError(
-            f"linear_conv_kernel_dim {_show(read.values['linear_conv_kernel_dim'])} is not modelled for "
-            f"{read.model_type}; set it to {DELTA_FILTER} in the config."
+        raise KEY_NOT_MODELLED(
+            name="linear_conv_kernel_dim",
+            value=_show(read.values["linear_conv_kernel_dim"]),
+            model_type=read.model_type,
+            instead=DELTA_FILTER,
         )
     return DeltaNet(
         key_heads=read.whole("linear_num_key_heads", default=16, most=MOST_HEADS),
@@ -1043,50 +1100,45 @@ def _check_experts(read: _Config) -> None:
     ):  # its router's noise decides only which experts are near the best
         keys = {"num_experts_per_tok": 2}
         if _is_tied(read, _Defaults()) and read.flag("lm_head_bias", default=False):
-            raise ValueError(
-                "lm_head_bias true with tie_word_embeddings true is not modelled for phimoe; set one of the two to "
-                "false in the config."
-            )
+            raise TIED_HEAD_WITH_BIAS()
     if read.model_type == "llama4_text":
         _check_llama4(read)
     if read.model_type == "ernie4_5_moe" and read.flag("use_bias", default=False):
-        raise ValueError(
-            "use_bias true is not modelled for ernie4_5_moe, whose head has a bias then; set it to false in the config."
-        )
+        raise HEAD_WITH_BIAS()
     if read.model_type in {"qwen2_moe", "qwen3_moe", "qwen3_next"}:
         keys = _CHANGES_THE_INPUT | _WITHOUT_EXPERTS
     for name, only in keys.items():
         value = read.values.get(name)
         if value is not None and value != only:
-            raise ValueError(
-                f"{name} {_show(value)} is not modelled for {read.model_type}; "
-                f"set it to {_show(only)} in the config."
+            raise KEY_NOT_MODELLED(
+                name=name,
+                value=_show(value),
+                model_type=read.model_type,
+                instead=_show(only),
             )
 
 
 def _check_llama4(read: _Config) -> None:
     """Refuse what neither Scout nor Maverick has."""
     if not read.values.get("attn_temperature_tuning", True):  # once the number 4
-        raise ValueError(
-            "attn_temperature_tuning false is not modelled for llama4_text; set it to true in the config."
+        raise KEY_NOT_MODELLED(
+            name="attn_temperature_tuning", value="false", model_type="llama4_text", instead="true"
         )
     if read.flag("output_router_logits", default=False):
-        raise ValueError(
-            "output_router_logits true is not modelled for llama4_text; set it to false in the config."
+        raise KEY_NOT_MODELLED(
+            name="output_router_logits", value="true", model_type="llama4_text", instead="false"
         )
     if "attention_chunk_size" in read.values and read.values["attention_chunk_size"] is None:
         # transformers 5.23, masking_utils.py, create_chunked_causal_mask
-        raise ValueError(
-            "attention_chunk_size null stops transformers' chunked mask; give a whole number in the config."
-        )
+        raise NO_CHUNK_SIZE()
 
 
 def _lfm2_layers(read: _Config, layers: int) -> tuple[str, ...]:
     """Which layers attend and which have a short convolution: named one by one, or those that attend by number."""
     for name, only in (("conv_bias", False), ("conv_L_cache", SHORT_FILTER)):
         if read.values.get(name, only) != only:
-            raise ValueError(
-                f"{name} {_show(read.values[name])} is not modelled for lfm2; set it to {_show(only)} in the config."
+            raise KEY_NOT_MODELLED(
+                name=name, value=_show(read.values[name]), model_type="lfm2", instead=_show(only)
             )
     listed = read.items("layer_types", layers)
     attending = read.values.get("full_attn_idxs")
@@ -1142,9 +1194,11 @@ def _nemotron_state_space(read: _Config) -> StateSpace:
     """Mamba 2's sizes, by the names that Nemotron-H gives them, and those that it once gave them."""
     for name, only in (("mamba_hidden_act", "silu"), ("moe_latent_size", None)):
         if read.values.get(name, only) != only:
-            raise ValueError(
-                f"{name} {_show(read.values[name])} is not modelled for nemotron_h; set it to "
-                f"{_show(only)} in the config."
+            raise KEY_NOT_MODELLED(
+                name=name,
+                value=_show(read.values[name]),
+                model_type="nemotron_h",
+                instead=_show(only),
             )
     bias = read.flag("use_bias", default=False)
     old_bias = read.flag("mamba_conv_bias", default=True)
@@ -1170,9 +1224,11 @@ def _state_space(read: _Config, hidden: int) -> StateSpace:
     if read.model_type == "nemotron_h":
         return _nemotron_state_space(read)
     if read.text("hidden_act", default="silu") != "silu":
-        raise ValueError(
-            f"hidden_act {_show(read.values['hidden_act'])} is not modelled for {read.model_type}; set it to silu in "
-            "the config."
+        raise KEY_NOT_MODELLED(
+            name="hidden_act",
+            value=_show(read.values["hidden_act"]),
+            model_type=read.model_type,
+            instead="silu",
         )
     is_falcon = read.model_type == "falcon_h1"
     width = read.whole("mamba_expand", default=2, most=MOST_HEADS) * hidden
@@ -1419,13 +1475,15 @@ def _streams(read: _Config, layers: int) -> _Streams:
         return {"altup_num_inputs": 0, "laurel_rank": 0, "cut_layers": 0}
     for name, only in (("altup_active_idx", 0), ("altup_correct_scale", True)):
         if read.values.get(name, only) != only:
-            raise ValueError(
-                f"{name} {_show(read.values[name])} is not modelled for gemma3n_text; set it to {_show(only)} in the "
-                "config."
+            raise KEY_NOT_MODELLED(
+                name=name,
+                value=_show(read.values[name]),
+                model_type="gemma3n_text",
+                instead=_show(only),
             )
     if read.values.get("altup_coef_clip", 120.0) is None:
-        raise ValueError(
-            "altup_coef_clip null is not modelled for gemma3n_text; set it to 120.0 in the config."
+        raise KEY_NOT_MODELLED(
+            name="altup_coef_clip", value="null", model_type="gemma3n_text", instead=120.0
         )
     # Gemma3nTextConfig.__post_init__: the first ten layers, if there are more
     cut = 10 if layers > 10 else 0
@@ -1449,23 +1507,20 @@ def _streams(read: _Config, layers: int) -> _Streams:
 
 def _check_gemma4(read: _Config, kinds: tuple[str, ...]) -> None:
     if read.values.get("use_bidirectional_attention") == "all":
-        raise ValueError(
-            'use_bidirectional_attention "all" is not modelled for gemma4_text; set it to null in the config.'
+        raise KEY_NOT_MODELLED(
+            name="use_bidirectional_attention",
+            value='"all"',
+            model_type="gemma4_text",
+            instead="null",
         )
     if (
         read.values.get("num_kv_shared_layers")
         and read.values.get("hidden_size_per_layer_input", 256) == 0
     ):
         # modeling_gemma4.py, _maybe_slice_kv_shared_inputs slices the layers' own embeddings, which are None then
-        raise ValueError(
-            "num_kv_shared_layers needs hidden_size_per_layer_input, without which transformers stops; set it to 0 in "
-            "the config."
-        )
+        raise SHARED_WITHOUT_PER_LAYER_INPUT()
     if not kinds:
-        raise ValueError(
-            f'layer_types must hold both "{FULL}" and "{SLIDING}" in {read.model_type}, since only such are modelled; '
-            "correct it in the config."
-        )
+        raise ONE_KIND_OF_LAYER(model_type=read.model_type)
 
 
 def _global_heads(read: _Config, kinds: tuple[str, ...], *, gated: bool) -> tuple[int, int]:
@@ -1482,16 +1537,11 @@ def _global_heads(read: _Config, kinds: tuple[str, ...], *, gated: bool) -> tupl
     of_global = [named.get(keys.get(layer, "")) for layer, kind in enumerate(kinds) if kind == FULL]
     first = of_global[0]
     if first is None or len(named) != len(of_global) or any(it != first for it in of_global):
-        raise ValueError(
-            f'per_layer_config must say the same of each "{FULL}" layer and nothing of others, since only such models '
-            "are modelled; correct it in the config."
-        )
+        raise LAYERS_OF_THEIR_OWN()
     own = read.part("per_layer_config").part(keys[kinds.index(FULL)])
     unknown = sorted(own.values.keys() - {"head_dim", "num_key_value_heads"})
     if unknown:
-        raise ValueError(
-            f"per_layer_config changes {unknown[0]}, which is not modelled for gemma4_text; correct it in the config."
-        )
+        raise CHANGED_BY_LAYER(name=unknown[0])
     return (
         own.whole("head_dim", default=0),
         own.whole("num_key_value_heads", default=0, most=MOST_HEADS),
@@ -1505,10 +1555,7 @@ def _shared_layers(read: _Config, kinds: tuple[str, ...]) -> int:
         return 0
     shared = read.whole("num_kv_shared_layers", default=default, most=len(kinds))
     if set(kinds[: len(kinds) - shared]) != set(kinds):
-        raise InputError(
-            f"num_kv_shared_layers {shared} leaves no layer of each type before the {shared} that share; lower it in "
-            "the config."
-        )
+        raise NO_LAYER_TO_SHARE(shared=shared)
     return shared
 
 

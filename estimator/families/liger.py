@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from estimator.families.parameters import Bare, is_adapted, modules_with_counts
+from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.specs import Loss, Model, TrainingSetup
 
 
@@ -113,25 +114,35 @@ def loss_of(model: Model, setup: TrainingSetup) -> Loss:
     return Loss.LIGER if kernels(model, setup).fuses_head else Loss.STANDARD
 
 
+LATER_FAMILY = Refusal(
+    "use_liger_kernel is not modelled yet for {family}, where Liger replaces more; leave it at false.",
+    NOT_MODELLED,
+)
+WRAPPED_EXPERTS = Refusal(
+    "lora_target_modules: Liger's kernel stops at experts that PEFT has wrapped ('ParamWrapper' object has no "
+    "attribute 'hidden_dim'); name the attention's linears alone, or leave use_liger_kernel at false.",
+    Line(
+        "liger-kernel", "transformers/swiglu.py", 108, "x = hidden_states.view(-1, self.hidden_dim)"
+    ),
+)
+NO_FUSED_LOSS = Refusal(
+    "loss liger: Liger 0.8.5 has no fused loss for {family}; take chunked_trl, or leave it at null.",
+    Line("liger-kernel", "transformers/monkey_patch.py", 3904, "MODEL_TYPE_TO_APPLY_LIGER_FN = {"),
+)
+
+
 def check_liger(model: Model, setup: TrainingSetup) -> None:
     """Refuse, in one sentence, what Liger refuses or stops at."""
     family = model.model_type
     if family in LATER and (setup.use_liger_kernel or setup.loss is Loss.LIGER):
-        raise ValueError(
-            f"use_liger_kernel is not modelled yet for {family}, where Liger replaces more; leave it at false."
-        )
+        raise LATER_FAMILY(family=family)
     if kernels(model, setup).experts and any(
         isinstance(module, Bare) and module.stack and is_adapted(module, setup)
         for module, _ in modules_with_counts(model)
     ):
-        raise ValueError(
-            "lora_target_modules: Liger's kernel stops at experts that PEFT has wrapped ('ParamWrapper' object has no "
-            "attribute 'hidden_dim'); name the attention's linears alone, or leave use_liger_kernel at false."
-        )
+        raise WRAPPED_EXPERTS()
     if setup.loss is Loss.LIGER and not fuses_head(model):
-        raise ValueError(
-            f"loss liger: Liger 0.8.5 has no fused loss for {family}; take chunked_trl, or leave it at null."
-        )
+        raise NO_FUSED_LOSS(family=family)
 
 
 LOSSES = {

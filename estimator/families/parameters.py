@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 from math import prod
 
-from estimator.values.refusals import InputError
+from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
 from estimator.values.specs import ALL_LINEAR, Method, Model, TrainingSetup
 
 
@@ -1249,7 +1249,54 @@ BEYOND: Mapping[str, str] = {
 """Architectures that people ask for and that have no table, each with the reason."""
 
 
-class NotModelledError(ValueError):
+UNKNOWN_ARCHITECTURE = Refusal(
+    "architecture {model_type} is not modelled{hint}; modelled are: {names}; choose one of those.",
+    NOT_MODELLED,
+)
+BEYOND_US = Refusal(
+    "architecture {model_type} is not modelled: {why}; choose a model of another one.", NOT_MODELLED
+)
+COPIED_ROUTER = Refusal(
+    "modules_to_save names {name!r}, a router or stacked experts, whose copies are not modelled yet; leave it out.",
+    NOT_MODELLED,
+)
+COPIED_PACKED = Refusal(
+    "modules_to_save names {name!r}, but {module} is packed by bitsandbytes and whole numbers have no gradient; leave "
+    "it out, or take method lora on a base that is not packed.",
+    Line("peft", "utils/other.py", 300, "param.requires_grad_(requires_grad)"),
+)
+COPIED_ADAPTER = Refusal(
+    "modules_to_save names {name!r}, which also ends {module}, a layer with an adapter, and PEFT refuses to copy that; "
+    "write the module's whole name.",
+    Line("peft", "utils/other.py", 360, "cannot be applied to modules of type"),
+)
+NOTHING_TO_ADAPT = Refusal(
+    "modules_to_save leaves no layer for an adapter, and PEFT refuses that; leave out some of {names}.",
+    Line("peft", "tuners/tuners_utils.py", 1077, "No modules were targeted for adaptation."),
+)
+READ_BY_KERNELS = Refusal(
+    "lora_target_modules takes {module} of {model_type}, where PEFT refuses an adapter since kernels read its weight "
+    "past it; name others, such as {others}.",
+    Line("peft", "tuners/tuners_utils.py", 161, "is incompatible with Mamba-based models"),
+)
+ADAPTER_ON_ROUTER = Refusal(
+    "lora_target_modules takes the router of {model_type}, at which PEFT's adapters stop ('tuple' object has no "
+    "attribute 'dtype'); name others, such as {others}.",
+    Line("peft", "tuners/lora/layer.py", 1089, "torch_result_dtype = result.dtype"),
+)
+DORA_ON_EXPERTS = Refusal(
+    "use_dora cannot go with adapters on the router or the stacked experts of {model_type}, PEFT refuses it; turn it "
+    "off, or name {others} in lora_target_modules.",
+    Line("peft", "tuners/lora/layer.py", 2372, "does not work with use_dora=True."),
+)
+DROPOUT_ON_EXPERTS = Refusal(
+    "lora_dropout {dropout:g} cannot go with adapters on the router or the stacked experts of {model_type}, PEFT "
+    "refuses it; set lora_dropout to 0, or name {others} in lora_target_modules.",
+    Line("peft", "tuners/lora/layer.py", 2366, "does not work with lora_dropout != 0."),
+)
+
+
+class NotModelledError(RefusedError):
     """The architecture has no table here."""
 
 
@@ -1261,9 +1308,7 @@ def beyond(model_type: str) -> NotModelledError:
     >>> str(beyond("rwkv"))
     "architecture 'rwkv' is not modelled: its layers are recurrent; choose a model of another one."
     """
-    return NotModelledError(
-        f"architecture {model_type!r} is not modelled: {BEYOND[model_type]}; choose a model of another one."
-    )
+    return NotModelledError(BEYOND_US, model_type=repr(model_type), why=BEYOND[model_type])
 
 
 def check_modelled(model_type: str) -> None:
@@ -1285,7 +1330,7 @@ def check_modelled(model_type: str) -> None:
     hint = f" (near: {', '.join(near)})" if near else ""
     names = ", ".join(sorted(MODELLED))
     raise NotModelledError(
-        f"architecture {model_type!r} is not modelled{hint}; modelled are: {names}; choose one of those."
+        UNKNOWN_ARCHITECTURE, model_type=repr(model_type), hint=hint, names=names
     )
 
 
@@ -1667,26 +1712,14 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
             )
         for module in taken:
             if isinstance(module, Bare):
-                raise ValueError(
-                    f"modules_to_save names {name!r}, a router or stacked experts, whose copies are not modelled yet; "
-                    "leave it out."
-                )
+                raise COPIED_ROUTER(name=name)
             if is_quantized(module, setup):
-                raise ValueError(
-                    f"modules_to_save names {name!r}, but {module.name} is packed by bitsandbytes and whole numbers "
-                    "have no gradient; leave it out, or take method lora on a base that is not packed."
-                )
+                raise COPIED_PACKED(name=name, module=module.name)
             whole = module.name == name or module.name.endswith(f".{name}")
             if not whole and isinstance(module, Linear) and is_adapted(module, adapters_alone):
-                raise ValueError(
-                    f"modules_to_save names {name!r}, which also ends {module.name}, a layer with an adapter, and PEFT "
-                    "refuses to copy that; write the module's whole name."
-                )
+                raise COPIED_ADAPTER(name=name, module=module.name)
     if not any(is_adapted(module, setup) for module, _ in _adaptable(model)):
-        raise ValueError(
-            "modules_to_save leaves no layer for an adapter, and PEFT refuses that; leave out some of "
-            f"{', '.join(setup.modules_to_save)}."
-        )
+        raise NOTHING_TO_ADAPT(names=", ".join(setup.modules_to_save))
 
 
 def _names(target: str, module: Linear | Bare) -> bool:
@@ -1772,14 +1805,14 @@ def _accepted(model: Model) -> tuple[str, ...]:
     return PEFTS_OWN.get(model.model_type, plain)
 
 
-def refused_targets(model: Model, setup: TrainingSetup) -> str:
-    """Why PEFT refuses the setup's targets (a sentence; per model); empty: it does not.
+def refused_targets(model: Model, setup: TrainingSetup) -> RefusedError | None:
+    """Why PEFT refuses the setup's targets (an error; per model); None: it does not.
 
     Source: PEFT 0.21, tuners/lora/layer.py, ``Linear.forward`` (``result.dtype``, of a tuple) and
     ``ParamWrapper.__init__``; tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``.
 
-    >>> refused_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA))
-    ''
+    >>> refused_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA)) is None
+    True
     """
     adaptable = [module for module, _ in _adaptable(model)]
     bare = [module for module in adaptable if isinstance(module, Bare)]
@@ -1788,32 +1821,21 @@ def refused_targets(model: Model, setup: TrainingSetup) -> str:
         if not _is_stopping(module, setup):
             continue
         if isinstance(module, Linear) and module.unadaptable:
-            return (
-                f"lora_target_modules takes {module.name} of {model.model_type}, where PEFT refuses an adapter since "
-                f"kernels read its weight past it; name others, such as {accepted}."
-            )
-        return (
-            f"lora_target_modules takes the router of {model.model_type}, at which PEFT's adapters stop ('tuple' "
-            f"object has no attribute 'dtype'); name others, such as {accepted}."
-        )
+            return READ_BY_KERNELS(module=module.name, model_type=model.model_type, others=accepted)
+        return ADAPTER_ON_ROUTER(model_type=model.model_type, others=accepted)
     if setup.use_dora and any(is_adapted(module, setup) for module in bare):
-        return (
-            f"use_dora cannot go with adapters on the router or the stacked experts of {model.model_type}, PEFT "
-            f"refuses it; turn it off, or name {accepted} in lora_target_modules."
-        )
+        return DORA_ON_EXPERTS(model_type=model.model_type, others=accepted)
     if dropout_is_refused(model, setup):
-        return (
-            f"lora_dropout {setup.lora_dropout:g} cannot go with adapters on the router or the stacked experts "
-            f"of {model.model_type}, PEFT refuses it; set lora_dropout to 0, or name {accepted} in "
-            "lora_target_modules."
+        return DROPOUT_ON_EXPERTS(
+            dropout=setup.lora_dropout, model_type=model.model_type, others=accepted
         )
-    return ""
+    return None
 
 
 def _check_targets(model: Model, setup: TrainingSetup) -> None:
     adaptable = [module for module, _ in _adaptable(model)]
     if refused := refused_targets(model, setup):
-        raise ValueError(refused)
+        raise refused
     if isinstance(setup.lora_target_modules, str):
         return
     unmatched = [

@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from estimator.values.refusals import (
+    CONTRADICTION,
+    NOT_MODELLED,
+    Cause,
+    Line,
+    Refusal,
+    RefusedError,
+    Report,
+)
 from estimator.values.specs import (
     SHARDED_STATE_DICT,
     Dtype,
@@ -50,6 +59,12 @@ class Rule(NamedTuple):
     breaks: Callable[[TrainingSetup], bool]
     sentence: str
     """With the setup's own values in braces."""
+    cause: Cause
+
+    @property
+    def refusal(self) -> Refusal:
+        """As whoever asks for such a setup is told."""
+        return Refusal(self.sentence, self.cause)
 
 
 def _offloads(setup: TrainingSetup) -> bool:
@@ -60,18 +75,13 @@ def _uses_nvme(setup: TrainingSetup) -> bool:
     return Offload.NVME in (setup.offload_optimizer, setup.offload_param)
 
 
-def shared_between_layers(model: Model, setup: TrainingSetup) -> str:
-    """Why a model whose layers share more than a mask goes with no strategy that divides it; empty: it does.
+def shares_between_layers(model: Model, setup: TrainingSetup) -> bool:
+    """Whether a strategy divides a model whose layers share more than a mask.
 
     Source: derived; transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4TextModel.forward``.
     """
     alone = setup.strategy in (Strategy.NONE, Strategy.DDP)
-    if alone or not (model.num_kv_shared_layers or model.hidden_size_per_layer_input):
-        return ""
-    return (
-        f"strategy {setup.strategy} is not modelled yet for {model.model_type} whose layers share embeddings, or keys "
-        "and values; take none or ddp."
-    )
+    return not alone and bool(model.num_kv_shared_layers or model.hidden_size_per_layer_input)
 
 
 def _unscaled(setup: TrainingSetup) -> bool:
@@ -94,14 +104,27 @@ UNSCALED = (
 )
 OR_BF16 = "or take dtype bfloat16 with mixed_precision bf16."
 
+GRAD_SCALER = Line("torch", "amp/grad_scaler.py", 275, "Attempting to unscale FP16 gradients.")
+FSDP_OFFLOAD = Line(
+    "torch",
+    "distributed/fsdp/_fully_shard/_fsdp_api.py",
+    183,
+    "class CPUOffloadPolicy(OffloadPolicy)",
+)
+ONE_DTYPE = Line(
+    "torch", "distributed/fsdp/_flat_param.py", 814, "Must flatten tensors with uniform dtype"
+)
+
 RULES = (
     Rule(
         lambda s: _unscaled(s) and not s.uses_adapters,
         f"dtype {{s.dtype}} cannot be trained {UNSCALED}; load the weights in float32, {OR_BF16}",
+        GRAD_SCALER,
     ),
     Rule(
         lambda s: _unscaled(s) and s.uses_adapters and not s.autocast_adapter_dtype,
         f"Adapters in {{s.dtype}} cannot be trained {UNSCALED}; set autocast_adapter_dtype true, {OR_BF16}",
+        GRAD_SCALER,
     ),
     Rule(
         lambda s: (
@@ -111,10 +134,12 @@ RULES = (
         ),
         f"modules_to_save copies modules in {{s.dtype}}, which cannot be trained {UNSCALED}; leave "
         f"modules_to_save out, {OR_BF16}",
+        GRAD_SCALER,
     ),
     Rule(
         lambda s: s.num_gpus > 1 and s.strategy is Strategy.NONE,
         "num_gpus {s.num_gpus} needs a strategy that says how they share the work; take ddp, fsdp or zero3.",
+        CONTRADICTION,
     ),
     Rule(
         lambda s: (
@@ -122,10 +147,12 @@ RULES = (
             and (s.strategy.is_fsdp or s.strategy in (Strategy.DDP, Strategy.DEVICE_MAP))
         ),
         "strategy {s.strategy} shares between GPUs, and num_gpus is 1; raise num_gpus, or take strategy none.",
+        CONTRADICTION,
     ),
     Rule(
         lambda s: s.dp_replicate_size > 1 and s.strategy is not Strategy.HSDP,
         "dp_replicate_size {s.dp_replicate_size} is for strategy hsdp; leave it at 1.",
+        CONTRADICTION,
     ),
     Rule(
         lambda s: (
@@ -138,10 +165,12 @@ RULES = (
         ),
         "hsdp shards inside dp_replicate_size groups of equal size: with {s.num_gpus} GPUs dp_replicate_size must be a "
         "divisor above 1 and below {s.num_gpus}, not {s.dp_replicate_size}.",
+        CONTRADICTION,
     ),
     Rule(
         lambda s: _offloads(s) and s.strategy in (Strategy.NONE, Strategy.DDP, Strategy.DEVICE_MAP),
         "strategy {s.strategy} keeps all on the GPU; offload_param and offload_optimizer go with zero3 or fsdp.",
+        CONTRADICTION,
     ),
     Rule(
         lambda s: (
@@ -150,6 +179,7 @@ RULES = (
         # github.com/linkedin/Liger-Kernel/issues/593 and 1303: Triton launches on the process' current GPU
         "Liger's kernels are launched on the first GPU wherever their tensors lie (Liger-Kernel issue 1303), so that "
         "device_map stops with an error; leave use_liger_kernel and loss at their defaults.",
+        Report("https://github.com/linkedin/Liger-Kernel/issues/1303"),
     ),
     Rule(
         lambda s: (
@@ -157,15 +187,18 @@ RULES = (
             and s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE)
         ),
         "loss {s.loss} under device_map is not modelled yet; take loss standard.",
+        NOT_MODELLED,
     ),
     Rule(
         lambda s: s.strategy.is_fsdp and _uses_nvme(s),
         "FSDP offloads to CPU memory only; take cpu, or strategy zero3.",
+        FSDP_OFFLOAD,
     ),
     Rule(
         lambda s: s.strategy.is_fsdp and s.offload_param is not s.offload_optimizer,
         "FSDP offloads weights and optimizer states together (CPUOffloadPolicy); set offload_param and "
         "offload_optimizer both to cpu, or both to none.",
+        FSDP_OFFLOAD,
     ),
     Rule(
         lambda s: (
@@ -173,10 +206,12 @@ RULES = (
             and (s.offload_param is not Offload.NONE or _uses_nvme(s))
         ),
         "DeepSpeed offloads weights, and all to NVMe, at stage 3 only; take zero3, or offload_optimizer cpu alone.",
+        Line("deepspeed", "runtime/zero/config.py", 160, "Valid only with stage 3."),
     ),
     Rule(
         lambda s: s.offload_optimizer is not Offload.NONE and s.optim not in ADAM,
         "An offloaded optimizer is stepped on the CPU, where optim {s.optim} is not modelled; take adamw_torch.",
+        NOT_MODELLED,
     ),
     Rule(
         lambda s: (
@@ -184,18 +219,22 @@ RULES = (
             and (s.uses_fsdp1 or s.strategy.is_zero)
         ),
         "loss {s.loss} under {s.strategy} is not modelled yet; take loss liger or standard, or strategy ddp.",
+        NOT_MODELLED,
     ),
     Rule(
         lambda s: s.fsdp_version == 1 and not s.strategy.is_fsdp,
         "fsdp_version 1 is for strategy fsdp, and strategy is {s.strategy}; leave it at 2.",
+        CONTRADICTION,
     ),
     Rule(
         lambda s: s.checkpoint_around_fsdp and not s.uses_fsdp1,
         "checkpoint_around_fsdp is of FSDP 1 under transformers before 4.52; leave it out, or set fsdp_version 1.",
+        CONTRADICTION,
     ),
     Rule(
         lambda s: s.uses_fsdp1 and _offloads(s),
         "Offloading under fsdp_version 1 is not modelled yet; leave it at none, or take fsdp_version 2.",
+        NOT_MODELLED,
     ),
     Rule(
         lambda s: (
@@ -204,11 +243,13 @@ RULES = (
         # torch 2.13, _flat_param.py, _validate_tensors_to_flatten: floats only, of one dtype
         "FSDP 1 flattens a layer's tensors into one, which has one dtype: set bnb_4bit_quant_storage to {s.dtype}, as "
         "dtype, not {s.bnb_4bit_quant_storage}; or take fsdp_version 2.",
+        ONE_DTYPE,
     ),
     Rule(
         lambda s: s.uses_fsdp1 and s.method is Method.QLORA and s.prepare_model_for_kbit_training,
         "FSDP 1 flattens a layer's tensors into one, which has one dtype, and prepare_model_for_kbit_training makes "
         "its norms float32; leave it out (as TRL does for 4-bit weights that are divided).",
+        ONE_DTYPE,
     ),
     Rule(
         lambda s: (
@@ -220,19 +261,23 @@ RULES = (
         # transformers 5.23, distributed/fsdp.py, update_fsdp_plugin_peft; peft 0.21, _cast_input_dtype
         "Beside a 4-bit base Trainer has FSDP 1 gather adapters in {s.bnb_4bit_quant_storage}, and PEFT feeds float32 "
         "ones float32; set mixed_precision bf16, or autocast_adapter_dtype false.",
+        Line("transformers", "distributed/fsdp.py", 284, "set_mixed_precision("),
     ),
     Rule(
         lambda s: s.strategy.is_fsdp and s.fsdp_version == 2 and s.optim in BITSANDBYTES,
         # github.com/bitsandbytes-foundation/bitsandbytes/issues/1633: illegal memory access
         "optim {s.optim} crashes on FSDP2's shards (bitsandbytes issue 1633); take adamw_torch_fused, or zero2.",
+        Report("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633"),
     ),
     Rule(
         lambda s: s.strategy.is_fsdp and s.fsdp_version == 2 and s.optim is Optimizer.ADAFACTOR,
         "optim adafactor on FSDP2's shards is not modelled yet; take adamw_torch_fused.",
+        NOT_MODELLED,
     ),
     Rule(
         lambda s: s.modules_to_save is not None and (s.uses_fsdp1 or s.strategy.is_zero),
         "modules_to_save under {s.strategy} is not modelled yet; leave it out, or take ddp.",
+        NOT_MODELLED,
     ),
     Rule(
         lambda s: s.has_8bit_base and s.strategy.is_fsdp and s.fsdp_version == 2,
@@ -240,12 +285,16 @@ RULES = (
         # Linear8bitLt.forward: "'Parameter' object has no attribute 'CB'"
         "FSDP 2 makes LLM.int8's weights plain parameters, without bitsandbytes' scales ('Parameter' object has no "
         "attribute 'CB'); take method qlora, or strategy ddp.",
+        Line("bitsandbytes", "nn/modules.py", 1182, "if self.weight.CB is not None:"),
     ),
     Rule(
         lambda s: s.has_8bit_base and s.uses_fsdp1,
         # torch 2.13, _flat_param.py, _validate_tensors_to_flatten
         "FSDP 1 cannot flatten integer dtype tensors, and LLM.int8's weights are such; take method qlora with "
         "bnb_4bit_quant_storage {s.dtype}, or strategy ddp.",
+        Line(
+            "torch", "distributed/fsdp/_flat_param.py", 811, "Cannot flatten integer dtype tensors"
+        ),
     ),
     Rule(
         lambda s: (
@@ -257,6 +306,7 @@ RULES = (
             or (s.load_in_8bit and s.strategy.is_zero)
         ),
         "use_dora and load_in_8bit under {s.strategy} are not modelled yet; take strategy ddp.",
+        NOT_MODELLED,
     ),
     Rule(
         lambda s: (
@@ -264,6 +314,7 @@ RULES = (
             or (s.strategy.is_zero and s.optim not in ON_FLAT_PARTS)
         ),
         "optim {s.optim} under {s.strategy} is not modelled yet; take adamw_torch_fused.",
+        NOT_MODELLED,
     ),
     Rule(
         lambda s: (
@@ -273,6 +324,7 @@ RULES = (
         ),
         "offload_param with method qlora is not modelled yet under zero3, whose 4-bit weights stay on the GPU; take "
         "offload_param none, or fsdp.",
+        NOT_MODELLED,
     ),
     Rule(
         lambda s: (
@@ -280,8 +332,10 @@ RULES = (
             and s.mixed_precision is MixedPrecision.NO
             and (s.dtype is not Dtype.FLOAT32 or s.method is Method.QLORA)
         ),
-        # DeepSpeed 0.19.6, runtime/engine.py, _configure_distributed_model: __check_params(module, torch.float)
-        "DeepSpeed without bf16 or fp16 wants every weight in float32; set mixed_precision bf16, or dtype float32.",
+        # DeepSpeed 0.19.6, runtime/engine.py, __check_params: it returns before it looks, so that such a run starts
+        "mixed_precision no with 16-bit weights under {s.strategy} is not modelled yet; set mixed_precision bf16, or "
+        "dtype float32.",
+        NOT_MODELLED,
     ),
     Rule(
         lambda s: (
@@ -290,6 +344,7 @@ RULES = (
             and s.bnb_4bit_quant_storage == "uint8"
         ),
         "zero3 divides 4-bit weights only where they pass for floats; set bnb_4bit_quant_storage to bfloat16.",
+        Report("https://huggingface.co/docs/peft/accelerate/deepspeed"),
     ),
     Rule(
         lambda s: (
@@ -299,6 +354,12 @@ RULES = (
         ),
         # transformers 5.23, trainer.py, _validate_args
         "Trainer refuses save_only_model with fsdp_state_dict_type SHARDED_STATE_DICT; take FULL_STATE_DICT.",
+        Line(
+            "transformers",
+            "trainer.py",
+            912,
+            "save_only_model option is not compatible with FSDP state dict type",
+        ),
     ),
 )
 
@@ -345,19 +406,29 @@ def sharing(
     }
 
 
-def refusal(setup: TrainingSetup) -> str | None:
-    """Why GPUs cannot share this setup's work as it says, in one sentence; None where they can."""
+def refused(setup: TrainingSetup) -> RefusedError | None:
+    """Why GPUs cannot share this setup's work as it says; None where they can."""
     for rule in RULES:
         if rule.breaks(setup):
-            return rule.sentence.format(s=setup)
+            return rule.refusal(s=setup)
     return None
 
 
-def beyond_one_machine(setup: TrainingSetup) -> str | None:
-    """Why one process cannot run so many GPUs, in one sentence; None where it can. No structure knows of machines."""
+def refusal(setup: TrainingSetup) -> str | None:
+    """The same in one sentence."""
+    problem = refused(setup)
+    return None if problem is None else str(problem)
+
+
+BEYOND_ONE_MACHINE = Refusal(
+    "device_map is one process on one machine of gpus_per_node {s.gpus_per_node} GPUs, and num_gpus is {s.num_gpus}; "
+    "lower num_gpus, raise gpus_per_node, or take strategy fsdp.",
+    CONTRADICTION,
+)
+
+
+def beyond_one_machine(setup: TrainingSetup) -> RefusedError | None:
+    """Why one process cannot run so many GPUs; None where it can. No structure knows of machines."""
     if setup.strategy is not Strategy.DEVICE_MAP or setup.num_gpus <= setup.gpus_per_node:
         return None
-    return (
-        f"device_map is one process on one machine of gpus_per_node {setup.gpus_per_node} GPUs, and num_gpus is "
-        f"{setup.num_gpus}; lower num_gpus, raise gpus_per_node, or take strategy fsdp."
-    )
+    return BEYOND_ONE_MACHINE(s=setup)

@@ -37,6 +37,7 @@ from estimator.parallel.sharding import adapter_shapes, computed, packed_width
 from estimator.resident.optimizer import Trainable
 from estimator.tape.tape import COMMUNICATION, GRADIENTS, WEIGHTS, Leaf, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.refusals import Line, Refusal
 from estimator.values.specs import MixedPrecision, Model, TrainingSetup
 
 ALIGNMENT_BYTES = 16
@@ -121,6 +122,13 @@ def units(model: Model, setup: TrainingSetup) -> list[Unit]:
     return found
 
 
+UNGATHERED_ADAPTERS = Refusal(
+    "lora_target_modules: FSDP 1 does not gather the adapters of {name}, which PEFT reads without calling them; name "
+    "the attention's linears alone, or take fsdp_version 2.",
+    Line("peft", "tuners/lora/layer.py", 2532, "weight_A = self.lora_A[adapter_name].weight"),
+)
+
+
 def check_units(model: Model, setup: TrainingSetup) -> None:
     """Refuse adapters that FSDP1 never gathers: PEFT reads those of stacked experts without calling them.
 
@@ -132,10 +140,7 @@ def check_units(model: Model, setup: TrainingSetup) -> None:
     for lowest, _ in layer_groups(model):
         for module in layer_modules(model, lowest):
             if isinstance(module, Bare) and is_adapted(module, setup):
-                raise ValueError(
-                    f"lora_target_modules: FSDP 1 does not gather the adapters of {module.name}, which PEFT reads "
-                    "without calling them; name the attention's linears alone, or take fsdp_version 2."
-                )
+                raise UNGATHERED_ADAPTERS(name=module.name)
 
 
 def _shard(unit: Unit, setup: TrainingSetup) -> int:

@@ -40,7 +40,20 @@ from estimator.parallel.zero import (
 )
 from estimator.tape.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.refusals import Line, Refusal
 from estimator.values.specs import Loss, Model, Offload, Strategy, TrainingSetup
+
+HEAD_OF_LIGER = Refusal(
+    "Liger's loss reads the head of {model_type} without calling it, and beside adapters FSDP 2 gathers it only when "
+    "it "
+    'is called ("got mixed torch.Tensor and DTensor"); take loss chunked_trl or fsdp_version 1.',
+    Line("liger-kernel", "transformers/model/llama.py", 197, "lm_head_weight=lm_head.weight,"),
+)
+COPIED_HEAD_OF_TRL = Refusal(
+    "loss chunked_trl gathers a copied lm_head past FSDP 2, so that its gradient is not averaged between GPUs; take "
+    "loss standard, or leave lm_head out of modules_to_save.",
+    Line("trl", "trainer/utils.py", 1637, "weight = weight.full_tensor()"),
+)
 
 
 def check_head(model: Model, setup: TrainingSetup) -> None:
@@ -58,16 +71,10 @@ def check_head(model: Model, setup: TrainingSetup) -> None:
         return
     loss = loss_of(model, setup)
     if loss is Loss.LIGER:
-        raise ValueError(
-            f"Liger's loss reads the head of {model.model_type} without calling it, and beside adapters FSDP 2 gathers "
-            'it only when it is called ("got mixed torch.Tensor and DTensor"); take loss chunked_trl or fsdp_version 1.'
-        )
+        raise HEAD_OF_LIGER(model_type=model.model_type)
     head = [module for module in outer_modules(model) if module.name == "lm_head"]
     if loss is Loss.CHUNKED_TRL and any(is_copied(module, setup) for module in head):
-        raise ValueError(
-            "loss chunked_trl gathers a copied lm_head past FSDP 2, so that its gradient is not averaged between GPUs; "
-            "take loss standard, or leave lm_head out of modules_to_save."
-        )
+        raise COPIED_HEAD_OF_TRL()
 
 
 def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:

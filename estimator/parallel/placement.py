@@ -23,7 +23,7 @@ from estimator.families.module_tree import (
     splits_packed_experts,
 )
 from estimator.values.kinds import show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal
 from estimator.values.specs import Model
 
 Device = int | str
@@ -108,6 +108,22 @@ def infer_auto_device_map(
     return _place(tree, sizes, budgets, whole, splits_what_would_fit_alone=False)
 
 
+SPLIT_EXPERTS = Refusal(
+    "transformers takes Llama 4's stacked experts apart before it packs them, which is not modelled; leave "
+    "load_in_4bit and load_in_8bit out.",
+    NOT_MODELLED,
+)
+PACKED_ON_THE_HOST = Refusal(
+    "with {packing} transformers refuses modules on the CPU or the disk; give the GPUs more max_memory.",
+    Line(
+        "transformers",
+        "quantizers/quantizer_bnb_4bit.py",
+        75,
+        "Some modules are dispatched on the CPU or the disk.",
+    ),
+)
+
+
 def from_pretrained_device_map(
     model: Model,
     max_memory: Mapping[Device, int],
@@ -139,10 +155,7 @@ def from_pretrained_device_map(
     {'model.embed_tokens': 0, 'model.layers': 1, 'model.norm': 1, 'model.rotary_emb': 2, 'lm_head': 2}
     """
     if packing and splits_packed_experts(model):
-        raise ValueError(
-            "transformers takes Llama 4's stacked experts apart before it packs them, which is not modelled; "
-            "leave load_in_4bit and load_in_8bit out."
-        )
+        raise SPLIT_EXPERTS()
     tree = module_tree(model)
     sizes = sizes_in_bits(tree, _widths(dtype, packing), _never_packed(tree))
     layers = layer_class(model)
@@ -157,9 +170,7 @@ def from_pretrained_device_map(
     placed = _place(tree, sizes, budgets, {layers}, splits_what_would_fit_alone=True)
     devices = set(placed.values())
     if packing and devices != {CPU} and devices & {CPU, DISK}:
-        raise ValueError(
-            f"with {packing} transformers refuses modules on the CPU or the disk; give the GPUs more max_memory."
-        )
+        raise PACKED_ON_THE_HOST(packing=packing)
     return placed
 
 

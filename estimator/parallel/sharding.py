@@ -34,6 +34,7 @@ from estimator.families.weights import (
 )
 from estimator.resident.optimizer import Trainable
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.refusals import Line, Refusal
 from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Strategy, TrainingSetup
 
 UINT8 = "uint8"
@@ -305,6 +306,28 @@ def trained_parts(module: Module, setup: TrainingSetup) -> list[Part]:
     ]
 
 
+TIED_COPY = Refusal(
+    "modules_to_save names the embedding or the head of {model_type}, which are one tied weight: FSDP 2 finds the "
+    "original in two of its groups and refuses it; leave both out, or take ddp.",
+    Line(
+        "torch",
+        "distributed/fsdp/_fully_shard/_fsdp_state.py",
+        225,
+        "parameter already managed by another FSDP group",
+    ),
+)
+TWO_DTYPES = Refusal(
+    "FSDP 2 takes trained tensors of one dtype in each group, and here adapters and what lies beside them are of two; "
+    "set mixed_precision bf16 on a base that is not packed, or autocast_adapter_dtype {other}.",
+    Line(
+        "torch",
+        "distributed/fsdp/_fully_shard/_fsdp_param_group.py",
+        284,
+        "FSDP expects uniform original parameter dtype",
+    ),
+)
+
+
 def check_groups(model: Model, setup: TrainingSetup) -> None:
     """Refuse what FSDP2 refuses: trained tensors of two dtypes in one group, and a tied weight in two groups.
 
@@ -319,18 +342,11 @@ def check_groups(model: Model, setup: TrainingSetup) -> None:
     first = next(module for module in outer_modules(model) if isinstance(module, Embedding))
     ends: tuple[Module, ...] = (first, *tied_head(model))
     if model.tie_word_embeddings and any(is_copied(module, setup) for module in ends):
-        raise ValueError(
-            f"modules_to_save names the embedding or the head of {model.model_type}, which are one tied weight: FSDP 2 "
-            "finds the original in two of its groups and refuses it; leave both out, or take ddp."
-        )
+        raise TIED_COPY(model_type=model.model_type)
     for group in groups:
         parts = [part for module in group.modules for part in trained_parts(module, setup)]
         if len({part.width for part in parts}) > 1:
-            raise ValueError(
-                "FSDP 2 takes trained tensors of one dtype in each group, and here adapters and what lies beside them "
-                "are of two; set mixed_precision bf16 on a base that is not packed, or "
-                f"autocast_adapter_dtype {str(not setup.autocast_adapter_dtype).lower()}."
-            )
+            raise TWO_DTYPES(other=str(not setup.autocast_adapter_dtype).lower())
 
 
 def sharded_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:

@@ -302,7 +302,7 @@ def _offloaded(setup: TrainingSetup) -> Iterator[Keys]:
         rests = OFFLOADS[:1] if way is Strategy.ZERO2 else OFFLOADS
         keys |= dict.fromkeys(rests, Offload.CPU) | _real_states(setup)
         is_pure = setup.mixed_precision is MixedPrecision.NO and setup.dtype is not Dtype.FLOAT32
-        if way.is_zero and is_pure:  # DeepSpeed trains 16-bit weights beside float32 ones only
+        if way.is_zero and is_pure:  # not modelled without float32 masters
             keys["mixed_precision"] = MixedPrecision.BF16
         changed = {key: value for key, value in keys.items() if getattr(setup, key) != value}
         if OFFLOADS[0] in changed or OFFLOADS[1] in changed:

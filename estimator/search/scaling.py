@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from estimator.answer.estimate import estimate
 from estimator.parallel.combinations import OFFLOADS, sharing
+from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
 from estimator.values.specs import Gpu, Model, Strategy, TrainingSetup, Verdict
 
@@ -20,7 +21,7 @@ STRATEGIES = tuple(strategy for strategy in Strategy if strategy is not Strategy
 """Strategies that have a curve, in the order of the contract."""
 
 
-class TooFewError(ValueError):
+class TooFewError(InputError):
     """So many GPUs are not whole groups of the strategy's."""
 
 

@@ -161,7 +161,7 @@ class Key:
         except ValueError as problem:
             raise InputError(f"{self.name} {problem}") from None
         if self.modelled and read not in self.modelled:
-            raise InputError(f"{self.name} {not_modelled(value, PARALLEL_WORDS[self.name])}")
+            raise not_modelled(value, PARALLEL_WORDS[self.name], self.name)
         return read
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
-from estimator.values.refusals import InputError
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError
 
 SHOWN_CHARACTERS = 40
 """How much of a wrong value an error repeats."""
@@ -63,13 +63,19 @@ def plain(word: str) -> str:
     return word[:100].lower().replace("-", "_").replace(" ", "_")
 
 
-def not_modelled(value: object, parallelism: str) -> str:
+OTHER_PARALLELISM = Refusal(
+    "{key}{value} is not modelled yet: a run with {parallelism} cannot be estimated.", NOT_MODELLED
+)
+
+
+def not_modelled(value: object, parallelism: str, key: str = "") -> RefusedError:
     """What is said of a value that asks for a parallelism; to leave it out would be the estimate of another run.
 
-    >>> not_modelled(2, "tensor parallelism")
+    >>> str(not_modelled(2, "tensor parallelism"))
     '2 is not modelled yet: a run with tensor parallelism cannot be estimated.'
     """
-    return f"{show(value)} is not modelled yet: a run with {parallelism} cannot be estimated."
+    named = f"{key} " if key else ""
+    return OTHER_PARALLELISM(key=named, value=show(value), parallelism=parallelism)
 
 
 def near(word: str, known: Iterable[str]) -> list[str]:
@@ -124,6 +130,9 @@ class Kind:
         return text
 
 
+LATER_WORD = Refusal("{value} is not modelled yet; take {allowed}.", NOT_MODELLED)
+
+
 @dataclass(frozen=True, slots=True)
 class Choice(Kind):
     """One of a closed list of words; ``aliases`` are other names for them."""
@@ -149,9 +158,9 @@ class Choice(Kind):
         if word in self.words:
             return self.enum(word) if self.enum else str(word)
         if word in self.later:
-            raise ValueError(f"{show(value)} is not modelled yet; take {allowed}.")
+            raise LATER_WORD(value=show(value), allowed=allowed)
         if what := self.stands_for.get(plain(value)):
-            raise InputError(not_modelled(value, what))
+            raise not_modelled(value, what)
         meant = near(word, (*self.words, *self.aliases))
         hint = f"did you mean {one_of(meant)}? It is" if meant else "it is"
         raise InputError(f"{show(value)} is unknown; {hint} one of {', '.join(self._shown())}.")

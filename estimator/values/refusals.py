@@ -21,7 +21,6 @@ LIBRARIES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "accelerate": ("1.15.0", "accelerate"),
         "bitsandbytes": ("0.50.2", "bitsandbytes"),
         "deepspeed": ("0.19.6", "deepspeed"),
-        "flash-attn": ("2.8.3", "flash_attn"),
         "liger-kernel": ("0.8.5", "liger_kernel"),
         "peft": ("0.21.2", "peft"),
         "torch": ("2.13.0", "torch"),
@@ -50,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A published report of a run that stops where no Python line refuses it."""
+    """An address that says why a run stops where no line of an installed file refuses it."""
 
     url: str
 

@@ -1,0 +1,141 @@
+"""Every refusal is declared with its cause, and docs/refusals.md lists them all."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from estimator.contract.setups import read_setup
+from estimator.parallel.combinations import RULES, refused
+from estimator.values.refusals import (
+    CONTRADICTION,
+    LIBRARIES,
+    NOT_MODELLED,
+    InputError,
+    Line,
+    Refusal,
+    RefusedError,
+)
+from estimator.values.specs import Method, Strategy, TrainingSetup
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted((ROOT / "estimator").rglob("*.py"))
+
+ANSWERED_WITH = {"_Refused", "_slow", "_refused"}
+"""What of the Hub's door is no refusal of a setup: the Hub cannot be asked."""
+OF_OURS = {"NotImplementedError", "TypeError", "StopReplayError"}
+"""Mistakes of ours, and the end of a replay."""
+INPUT = {"InputError", "TooFewError"}
+BUILT = {"NotModelledError", "beyond", "not_modelled", "problem", "refused"}
+"""What a raise names where the record stands elsewhere: each of these is a ``RefusedError``."""
+
+A_REASON = re.compile(
+    r"not modelled|such are modelled|refuse|crash|PEFT|FSDP|DeepSpeed|Liger|bitsandbytes|GradScaler|kernel"
+)
+"""What no sentence about a wrong input says: a library's behaviour, or a limit of ours."""
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("refusals", ROOT / "docs/generate_refusals.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = generator()
+
+
+def raises(path: Path) -> Iterator[tuple[str, ast.Raise]]:
+    """Every raise of a file with the names of what it raises."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Raise) or node.exc is None:
+            continue
+        thrown = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        for name in [thrown.body, thrown.orelse] if isinstance(thrown, ast.IfExp) else [thrown]:
+            yield ast.unparse(name), node
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_refused_without_a_record(path: Path) -> None:
+    known = INPUT | OF_OURS | ANSWERED_WITH | BUILT
+    for name, node in raises(path):
+        is_record = name.isupper() or name == "record"
+        assert is_record or name in known, (
+            f"{path.name}:{node.lineno} raises {name}: declare a Refusal with its cause, or raise InputError where "
+            "what was given is no question (estimator/values/refusals.py)"
+        )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_wrong_input_is_no_excuse_for_a_limit_or_a_library(path: Path) -> None:
+    for name, node in raises(path):
+        if name not in INPUT or not isinstance(node.exc, ast.Call):
+            continue
+        said = " ".join(
+            it.value
+            for it in ast.walk(node.exc)
+            if isinstance(it, ast.Constant) and isinstance(it.value, str)
+        )
+        found = A_REASON.search(said)
+        assert found is None, f"{path.name}:{node.lineno} says {found[0]!r}: declare a Refusal"
+
+
+def test_every_declared_refusal_is_raised_somewhere() -> None:
+    used = {name for path in MODULES for name, _ in raises(path)}
+    texts = "".join(path.read_text(encoding="utf-8") for path in MODULES)
+    declared = set(re.findall(r"^([A-Z_0-9]+) = Refusal\(", texts, re.M))
+    through_a_name = {it for it in declared if len(re.findall(rf"\b{it}\b", texts)) > 1}
+    assert declared <= used | through_a_name
+
+
+def test_the_page_says_what_the_code_declares() -> None:
+    written = (ROOT / "docs" / "refusals.md").read_text(encoding="utf-8")
+    assert written == GENERATOR.render(), "docs/refusals.md is behind the code; run `make docs`"
+
+
+def test_every_refusal_is_one_sentence_with_a_way_out_and_a_known_library() -> None:
+    listed = [it for _, it in GENERATOR.refusals()]
+    assert len(listed) > 70
+    for refusal in listed:
+        assert refusal.sentence.endswith(".")
+        assert not re.search(r"[.!?] [A-Z]", refusal.sentence), refusal.sentence
+        says_not_modelled = "modelled" in refusal.sentence
+        assert says_not_modelled == (refusal.cause is NOT_MODELLED), refusal.sentence
+        if isinstance(refusal.cause, Line):
+            assert refusal.cause.library in LIBRARIES
+
+
+def test_a_record_becomes_the_error_that_carries_it() -> None:
+    record = Refusal("strategy {strategy} is not modelled yet.", NOT_MODELLED)
+    error = record(strategy=Strategy.HSDP)
+    assert isinstance(error, RefusedError)
+    assert isinstance(error, ValueError)
+    assert (str(error), error.refusal) == ("strategy hsdp is not modelled yet.", record)
+
+
+def test_rules_hand_on_their_cause() -> None:
+    crossed = refused(TrainingSetup(num_gpus=2))
+    assert crossed is not None
+    assert crossed.refusal.cause is CONTRADICTION
+    assert crossed.refusal in [rule.refusal for rule in RULES]
+
+
+def test_16_bit_weights_under_deepspeed_are_not_said_to_be_refused_by_it() -> None:
+    """DeepSpeed 0.19.6, runtime/engine.py, ``__check_params`` returns before it looks at a dtype."""
+    setup = {"num_gpus": 2, "strategy": "zero2", "mixed_precision": "no", "dtype": "bfloat16"}
+    (problem,) = [it for it in read_setup(setup).problems if "mixed_precision" in it]
+    assert "is not modelled yet" in problem
+
+
+def test_an_input_error_is_no_refusal() -> None:
+    with pytest.raises(InputError):
+        TrainingSetup(method=Method.LORA, lora_dropout=1.0)
+    assert not issubclass(InputError, RefusedError)

@@ -1,0 +1,42 @@
+"""Each line that a refusal cites, in the installed library: it says what the refusal says that it says."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from estimator.values.refusals import LIBRARIES, Line
+from tests.test_refusals import GENERATOR
+
+LINES = list(
+    dict.fromkeys(it.cause for _, it in GENERATOR.refusals() if isinstance(it.cause, Line))
+)
+
+
+def installed(library: str) -> Path:
+    read, package = LIBRARIES[library]
+    try:
+        here = version(library).partition("+")[0]
+    except PackageNotFoundError:
+        pytest.skip(f"{library} is not installed")
+    assert here == read, (
+        f"{library} {here} is installed; read its lines again and say so in LIBRARIES"
+    )
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+@pytest.mark.parametrize("cited", LINES, ids=str)
+def test_the_cited_line_says_so(cited: Line) -> None:
+    lines = (installed(cited.library) / cited.path).read_text(encoding="utf-8").splitlines()
+    assert cited.text in lines[cited.line - 1]
+
+
+def test_most_citations_are_opened() -> None:
+    opened = [it for it in LINES if it.library in {"transformers", "peft", "torch", "bitsandbytes"}]
+    assert len(opened) > 25
