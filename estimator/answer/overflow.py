@@ -187,7 +187,7 @@ def where(it: Instant, setup: TrainingSetup) -> str:
     >>> where(Instant(1, 0, Moment(Phase.BACKWARD, "layer 9 of 32: linear", {})), TrainingSetup())
     "in the first step's backward (layer 9 of 32: linear)"
     >>> where(Instant(1, 2, Moment(Phase.LOSS, "log-softmax", {}), 3), TrainingSetup())
-    "in the second micro-step of the first step, loss (log-softmax), on GPU 3"
+    'in the second micro-step of the first step, loss (log-softmax), on GPU 3'
     """
     moment, on = it.moment, "" if it.device is None else f", on GPU {it.device}"
     match moment.phase:
