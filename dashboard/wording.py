@@ -951,8 +951,8 @@ def shared_saving(setup: TrainingSetup) -> list[str]:
         case Strategy.ZERO1 | Strategy.ZERO2:
             return [
                 "Every process copies all weights to its host, so that "
-                f"{min(setup.num_gpus, setup.gpus_per_node)} in one machine take as many copies; then each writes its "
-                "own states."
+                f"{min(setup.num_gpus, setup.gpus_per_node)} in one machine take as many copies; rank 0 writes the "
+                "model and each its own states."
             ]
         case Strategy.ZERO3 if setup.uses_adapters:
             return [

@@ -82,6 +82,15 @@ def test_of_a_device_map_the_fullest_gpu_s_modules_are_shown():
     assert down.bytes == len(fullest.layers) * 2 * 14336 * 4096
 
 
+def test_they_do_where_a_later_gpu_of_the_map_is_the_fullest():
+    setup = TrainingSetup(
+        strategy=Strategy.DEVICE_MAP, num_gpus=4, max_length=16, optim=Optimizer.ADAMW_TORCH
+    )
+    answer = estimate(catalog.model(MODELS[0]), None, setup)
+    assert max(answer.devices, key=lambda it: it.need_high_bytes).device > 0, "no buffers there"
+    add_up(answer)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_communication_has_lines_and_code_of_its_own(strategy):
     groups = 2 if strategy is Strategy.HSDP else 1

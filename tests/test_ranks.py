@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from estimator import TrainingSetup, catalog, estimate
-from estimator.answer.ranks import Rank, ranks
+from estimator import Method, TrainingSetup, catalog, estimate
+from estimator.answer.ranks import Rank, rank_0_writes, ranks
 from estimator.contract.setups import write_estimate
 from estimator.parallel.zero import kept_gradients, width
 from estimator.values.specs import Model, Strategy
@@ -103,3 +103,57 @@ def test_contract_writes_one_object_a_kind_of_rank() -> None:
     assert [entry["ranks"] for entry in entries] == ["0", "1-6", "7"]
     assert entries[0]["peak_bytes"] == written["peak_bytes"]
     assert write_estimate(estimate(GPT2, None, TrainingSetup()))["per_gpu"] == []
+
+
+EVERY_SHARING = [
+    (strategy, number)
+    for strategy in Strategy
+    if strategy not in {Strategy.NONE, Strategy.DEVICE_MAP}
+    for number in (2, 3, 7, 8)
+    if strategy is not Strategy.HSDP or number == 8
+]
+
+
+@pytest.mark.parametrize(("strategy", "number"), EVERY_SHARING)
+@pytest.mark.parametrize("model", [MISTRAL, GPT2], ids=["mistral", "gpt2"])
+@pytest.mark.parametrize("saves", ["no", "epoch"])
+def test_no_two_entries_are_of_identical_ranks(
+    model: Model, strategy: Strategy, number: int, saves: str
+) -> None:
+    groups = 2 if strategy is Strategy.HSDP else 1
+    found = of(model, strategy, number, dp_replicate_size=groups, save_strategy=saves)
+    assert len({rank[2:] for rank in found}) == len(found) != 1
+    assert sum(rank.gpus for rank in found) in {0, number}
+    assert [rank.ranks for rank in found if rank.saves] in ([], ["0"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "keys", "writes"),
+    [
+        # transformers 5.23, Trainer.save_model: only process 0 comes past the first line of _save
+        (Strategy.DDP, {}, True),
+        (Strategy.ZERO1, {}, True),
+        (Strategy.ZERO2, {}, True),
+        # accelerate 1.15, get_state_dict raises ValueError, and DeepSpeed's own checkpoint is each process's part
+        (Strategy.ZERO3, {}, False),
+        (Strategy.ZERO3, {"zero3_save_16bit_model": True}, True),
+        (Strategy.ZERO3, {"method": Method.LORA}, True),
+        (Strategy.FSDP, {}, True),
+        # save_model writes only where the type is FULL_STATE_DICT
+        (Strategy.FSDP, {"fsdp_state_dict_type": "SHARDED_STATE_DICT"}, False),
+        (Strategy.DDP, {"save_strategy": "no"}, False),
+    ],
+)
+def test_rank_0_writes_the_model_where_trainer_lets_it(
+    strategy: Strategy, keys: dict[str, object], writes: bool
+) -> None:
+    setup = TrainingSetup(strategy=strategy, num_gpus=4, **keys)  # type: ignore[arg-type]
+    assert rank_0_writes(setup) is writes
+    found = of(MISTRAL, strategy, 4, **keys)
+    assert [rank.ranks for rank in found if rank.saves] == ["0"] * writes
+
+
+def test_every_process_of_stage_2_takes_the_weights_to_its_host_and_rank_0_writes_them() -> None:
+    first, others = of(MISTRAL, Strategy.ZERO2, 2)
+    assert (first.ranks, first.saves, others.saves) == ("0", True, False)
+    assert first.host_bytes == others.host_bytes > 2 * 7_241_732_096 - 1

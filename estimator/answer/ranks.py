@@ -7,15 +7,26 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from estimator.parallel.offload import node_bytes, offloads
 from estimator.parallel.sharding import sharded_tensors
 from estimator.parallel.zero import kept_gradients, width
 from estimator.resident.optimizer import States, optimizer_states, step_transient
 from estimator.resident.overhead import exchange_bytes, need_bytes
+from estimator.run.checkpoints import checkpoint
 from estimator.run.loading import load_host_bytes
+from estimator.run.saving import saves_when
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Estimate
-from estimator.values.specs import STEP_PHASES, Component, Model, Phase, Strategy, TrainingSetup
+from estimator.values.specs import (
+    FULL_STATE_DICT,
+    STEP_PHASES,
+    Component,
+    Model,
+    Phase,
+    Strategy,
+    TrainingSetup,
+)
 
 
 class Rank(NamedTuple):
@@ -49,36 +60,63 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
 
     FSDP2 divides rows: the last ranks may have fewer rows of a tensor, or none, and then keep less of the optimizer's
     states (weights and gradients are padded); FSDP1's parts are equal. DeepSpeed's stages 1 and 2 keep gradients of
-    whole tensors, as the bounds of a rank's part cut them. Rank 0 writes the model and the others wait, but not under
-    DeepSpeed, where all write.
+    whole tensors, as the bounds of a rank's part cut them. Rank 0 writes the model (``rank_0_writes``). Kinds that come
+    to the same bytes are one entry.
 
     Error: a rank of stage 1 or 2 keeps at most so much; that it keeps less is counted at the step alone, or with
     accumulation at stage 2 always.
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` and
-    ``to_sharded_dtensor``; DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition``;
-    transformers 5.23, trainer.py, ``save_model`` (``args.should_save``).
+    ``to_sharded_dtensor``; DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition``.
     """
     setup = answer.setup
     if setup.replicas == 1:  # a device map has its own answer, GPU by GPU
         return ()
-    one_saves = setup.save_strategy != "no" and not setup.strategy.is_zero
-    kinds: dict[tuple[Less, bool], list[int]] = {}
+    by_less: dict[Less, list[int]] = {}
     for rank, less in enumerate(_less(answer.model, setup)):
-        kinds.setdefault((less, one_saves and rank == 0), []).append(rank)
-    if len(kinds) == 1:
+        by_less.setdefault(less, []).append(rank)
+    writes, others = rank_0_writes(setup), _other_host_bytes(answer)
+    alike: dict[tuple[bool, int, int, int, int], list[int]] = {}
+    for less, numbers in by_less.items():
+        sizes = _sizes(answer, less)
+        for rank in numbers:
+            saves = writes and rank == 0
+            host = answer.host_bytes if saves or not writes else others
+            alike.setdefault((saves, *sizes, host), []).append(rank)
+    if len(alike) == 1:
         return ()
-    loading = load_host_bytes(answer.model, structure(setup))
-    found = [
-        Rank(
-            _spans(numbers),
-            len(numbers),
-            saves,
-            *_sizes(answer, less),
-            host_bytes=answer.host_bytes if saves or not one_saves else loading,
-        )
-        for (less, saves), numbers in kinds.items()
-    ]
+    found = [Rank(_spans(sorted(numbers)), len(numbers), *kind) for kind, numbers in alike.items()]
     return tuple(sorted(found, key=lambda it: -it.peak_bytes))
+
+
+def rank_0_writes(setup: TrainingSetup) -> bool:
+    """Whether rank 0 writes the model for all; false where nobody saves, or each process its own part alone.
+
+    Under DeepSpeed every process collects the weights (all of them take part), then writes its own states; the model's
+    files are rank 0's. Stage 3 writes none unless it gathers them.
+    Source: transformers 5.23, trainer.py, ``save_model`` and ``_save`` (``args.should_save``); accelerate 1.15,
+    accelerator.py, ``get_state_dict``; DeepSpeed 0.19.6, runtime/engine.py, ``_configure_checkpointing``
+    (``save_non_zero_checkpoint``: rank 0's) and ``save_checkpoint``.
+
+    >>> rank_0_writes(TrainingSetup(strategy=Strategy.ZERO2, num_gpus=2))
+    True
+    >>> rank_0_writes(TrainingSetup(strategy=Strategy.ZERO3, num_gpus=2))
+    False
+    """
+    if saves_when(setup) == "no":
+        return False
+    if setup.strategy.is_fsdp:
+        return setup.fsdp_state_dict_type == FULL_STATE_DICT
+    if setup.strategy is Strategy.ZERO3:
+        return setup.uses_adapters or setup.zero3_save_16bit_model
+    return True
+
+
+def _other_host_bytes(answer: Estimate) -> int:
+    """As ``Estimate.host_bytes``, of a process that is not rank 0's."""
+    model, setup = answer.model, answer.setup
+    resting = node_bytes(model, structure(setup))[0] if offloads(setup) else 0
+    saving = checkpoint(model, setup).other_host_bytes
+    return max(load_host_bytes(model, structure(setup)), resting + saving)
 
 
 def _sizes(answer: Estimate, less: Less) -> tuple[int, int, int]:
