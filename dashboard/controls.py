@@ -44,6 +44,8 @@ from estimator.values.specs import (
     FULL_STATE_DICT,
     LARGEST,
     LOWEST_MFU,
+    NETWORK,
+    RATE_SPAN,
     SHARDED_STATE_DICT,
     AttnImplementation,
     Dtype,
@@ -212,11 +214,16 @@ def _choice(key: str, options: Sequence[str]) -> dict[str, Any]:
     return _box(key, "index", options)
 
 
-def _take_box(key: str) -> None:
+def _take_box(key: str, *also: str) -> None:
     session.put({key: st.session_state[f"{key} box"]})
     if key in BEHIND_PRECISION:
         st.rerun()
-    _redraw()
+    _redraw(*also)
+
+
+def _box_of_others(key: str, default: str = "value") -> dict[str, Any]:
+    """The same for a widget that decides which others are drawn."""
+    return _box(key, default) | {"args": (key, EXPANDERS)}
 
 
 def _take_modules() -> None:
@@ -338,6 +345,7 @@ def _batch() -> None:
         help="Keep only each layer's input and compute the layer again in backward. Trainer's default: off; TRL's: on.",
         bind="query-params",
         on_change=_redraw,
+        args=(EXPANDERS,),
     )
     kernels = _values(AttnImplementation)
     st.selectbox(
@@ -373,8 +381,9 @@ def _several_gpus() -> None:
             LARGEST["gpus_per_node"],
             step=1,
             help="Accelerators that share a machine's links. Our default: 8.",
-            **_box("gpus_per_node"),
+            **_box_of_others("gpus_per_node"),
         )
+        _network()
         st.number_input(
             "Groups (hsdp)",
             1,
@@ -383,6 +392,7 @@ def _several_gpus() -> None:
             help="accelerate's dp_replicate_size: groups that are replicas of each other. Default: 1.",
             **_box("dp_replicate_size"),
         )
+        _fsdp1()
         st.selectbox(
             "Checkpoints of FSDP",
             help="fsdp_state_dict_type: the whole model through rank 0, or each GPU its shards. Trainer's default: "
@@ -395,6 +405,70 @@ def _several_gpus() -> None:
             **_box("zero3_save_16bit_model"),
         )
         _offload()
+
+
+def _network() -> None:
+    """What machines send each other, where the job has several."""
+    now = reading()
+    if now.gpu is None or now.setup.num_gpus <= now.setup.gpus_per_node:
+        return
+    low, high = RATE_SPAN
+    st.session_state["network box"] = now.gpu.network_gb_per_s
+    st.number_input(
+        "Network of a machine (GB/s)",
+        low,
+        high,
+        None,
+        1.0,
+        key="network box",
+        on_change=_take_network,
+        placeholder="As its machines are rented",
+        help="network_gb_per_s of your GPU: what one machine sends to the others, one direction; 100 Gb/s Ethernet is "
+        "12.5. Our default: the slowest and the fastest network of data/machines.csv.",
+    )
+
+
+def _take_network() -> None:
+    """The network is a figure of the card's, so that the card is one's own from now on; without it, it is not."""
+    fact = _as_fact(session.value("gpu"))
+    card = {"like": fact} if isinstance(fact, str) else dict(cast("Mapping[str, object]", fact))
+    card.pop(NETWORK, None)
+    if (chosen := st.session_state["network box"]) is not None:
+        card[NETWORK] = chosen
+    option = _as_option(card["like"] if card.keys() == {"like"} else card)
+    st.session_state["own"]["gpu"] = option
+    actions.take({"gpu": option})
+
+
+def _fsdp1() -> None:
+    """Which FSDP, where it is one; and where the older one's checkpoints lie."""
+    setup = reading().setup
+    if not setup.strategy.is_fsdp:
+        return
+    st.segmented_control(
+        "FSDP",
+        (1, 2),
+        required=True,
+        width="stretch",
+        help="fsdp_version: 2 divides each parameter; 1, torch's FullyShardedDataParallel, flattens those of a layer "
+        "into one. Default of accelerate's launcher: 1; ours: 2.",
+        **_box("fsdp_version", "default") | {"on_change": _take_fsdp_version, "args": ()},
+    )
+    if setup.uses_fsdp1 and setup.gradient_checkpointing and setup.use_reentrant:
+        st.toggle(
+            "Checkpoints around FSDP's modules",
+            help="checkpoint_around_fsdp: as in transformers before 4.52, where frozen layers' inputs stay until "
+            "backward has ended. Default: off.",
+            **_box("checkpoint_around_fsdp"),
+        )
+
+
+def _take_fsdp_version() -> None:
+    """The newer one has no modules to lay checkpoints around."""
+    version = st.session_state["fsdp_version box"]
+    around = {} if version == 1 else {"checkpoint_around_fsdp": False}
+    session.put({"fsdp_version": version, **around})
+    _redraw(EXPANDERS)
 
 
 def _offload() -> None:
@@ -692,6 +766,38 @@ def _others() -> None:
             help="Trainer's bf16 or fp16 behind Precision. Default as in TRL's guides: bf16.",
             **_box("mixed_precision", "default"),
         )
+        _loop()
+
+
+def _loop() -> None:
+    """How batches are made, and what the training loop does with gradients and outputs."""
+    st.toggle(
+        "Rows end in padding",
+        help="padded: some rows of a batch are shorter, so that a mask is built. Our default: off, as with TRL's "
+        "packing.",
+        **_box("padded"),
+    )
+    st.number_input(
+        "Gradients clipped to a norm of",
+        0.0,
+        1_000_000.0,
+        step=0.1,
+        help="Trainer's max_grad_norm; 0 never clips, and takes no norm. Trainer's default: 1.",
+        **_box("max_grad_norm"),
+    )
+    if session.value("gradient_checkpointing"):
+        st.toggle(
+            "Reentrant checkpoints",
+            help="use_reentrant of gradient_checkpointing_kwargs: the older way, which holds each block's input and "
+            "output while it is replayed. Default of transformers 5: off.",
+            **_box_of_others("use_reentrant"),
+        )
+    st.toggle(
+        "The loop holds the outputs",
+        help="hold_outputs: a loop of your own that keeps the model's outputs, and so the logits, through backward. "
+        "Default: off, as Trainer.",
+        **_box("hold_outputs"),
+    )
 
 
 @st.fragment(key=EXPANDERS)

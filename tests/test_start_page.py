@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import figures, session
 from estimator import Method, TrainingSetup, catalog, estimate
+from estimator.values.keys import KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -237,7 +238,38 @@ EXPANDERS = {
         "usd_per_gpu_hour",
         "mfu",
     ),
-    "More": ("optim_state_dtype", "use_liger_kernel", "loss", "dtype", "mixed_precision"),
+    "More": (
+        "optim_state_dtype",
+        "use_liger_kernel",
+        "loss",
+        "dtype",
+        "mixed_precision",
+        "padded",
+        "max_grad_norm",
+        "hold_outputs",
+    ),
+}
+WHERE_IT_MATTERS = {
+    "use_reentrant": {"gradient_checkpointing": "true"},
+    "fsdp_version": {"num_gpus": "2", "strategy": "fsdp"},
+    "checkpoint_around_fsdp": {
+        "num_gpus": "2",
+        "strategy": "fsdp",
+        "fsdp_version": "1",
+        "gradient_checkpointing": "true",
+        "use_reentrant": "true",
+    },
+    "network": {"num_gpus": "16", "strategy": "fsdp", "gpu": "A100-SXM4-80GB"},
+}
+"""Widgets that are drawn only for some setups, each with such a setup."""
+WITHOUT_A_WIDGET = {
+    "optim_args": "its momentum makes sgd the optimizer sgd_momentum, which the box for it offers",
+    "lora_alpha": "a scale: it takes no memory and no time",
+    "tp_size": "only 1 is modelled",
+    "pp_size": "only 1 is modelled",
+    "cp_size": "only 1 is modelled",
+    "ep_size": "only 1 is modelled",
+    "v": "of the contract, not of the setup",
 }
 
 
@@ -258,6 +290,59 @@ def test_an_expander_s_widgets_exist_only_while_it_is_open(label):
     page.run()
     assert not page.exception
     assert set(EXPANDERS[label]) <= keys_drawn(page)
+
+
+def all_open(**address: str) -> AppTest:
+    page = open_page(**{**MISTRAL, **address})
+    for label in EXPANDERS:
+        page.session_state[f"{label} open"] = True
+    page.run()
+    assert not page.exception
+    return page
+
+
+def test_every_key_of_the_contract_has_a_widget_or_a_reason_for_none():
+    drawn = {key for keys in EXPANDERS.values() for key in keys} | WHERE_IT_MATTERS.keys()
+    assert {key.name for key in KEYS} == {
+        *(drawn - {"network"}),
+        *(set(session.BOUND) - {"model", "gpu"}),
+        *WITHOUT_A_WIDGET,
+    }
+    assert set(session.BOUND) <= {
+        it.key for kind in (*WIDGETS, "text_input") for it in all_open().get(kind)
+    }
+
+
+@pytest.mark.parametrize("key", WHERE_IT_MATTERS)
+def test_a_widget_that_matters_to_some_setups_is_drawn_for_those_alone(key):
+    assert key not in keys_drawn(all_open(gpu="A100-SXM4-80GB"))
+    assert key in keys_drawn(all_open(**WHERE_IT_MATTERS[key]))
+
+
+def test_moving_what_decides_draws_the_widget_at_once():
+    page = all_open()
+    widget(page, "gradient_checkpointing").set_value(True).run()
+    assert "use_reentrant" in keys_drawn(page)
+
+
+def test_the_network_is_a_figure_of_the_card_and_goes_back():
+    page = all_open(**WHERE_IT_MATTERS["network"])
+    before = page.session_state["gpu"]
+    move(page, "network box", 12.5)
+    assert json.loads(page.session_state["gpu"]) == {"like": before, "network_gb_per_s": 12.5}
+    assert widget(page, "network box").value == 12.5
+    assert not page.error
+    move(page, "network box", None)
+    assert page.session_state["gpu"] == before
+
+
+def test_the_newer_fsdp_lays_no_checkpoints_around_its_modules():
+    page = all_open(**WHERE_IT_MATTERS["checkpoint_around_fsdp"])
+    move(page, "checkpoint_around_fsdp box", True)
+    assert not page.error
+    move(page, "fsdp_version box", 2)
+    assert setting(page, "checkpoint_around_fsdp") is False
+    assert not page.error
 
 
 def test_a_method_opens_the_expanders_that_belong_to_it():
@@ -293,15 +378,19 @@ MISTRAL = {"model": "mistralai/Mistral-7B-v0.1"}
         ("mean_tokens_per_example", 700, "700"),
         ("optim_state_dtype", "bfloat16", "bfloat16"),
         ("dtype", "float32", "float32"),
+        ("padded", True, "true"),
+        ("max_grad_norm", 0.0, "0.0"),
+        ("use_reentrant", True, "true"),
+        ("hold_outputs", True, "true"),
+        ("fsdp_version", 1, "1"),
+        ("checkpoint_around_fsdp", True, "true"),
     ],
 )
 def test_a_widget_of_an_expander_sets_its_key_and_the_address_and_takes_both_back(
     key, value, spelled
 ):
-    page = open_page(method="qlora", **MISTRAL)
-    for label in EXPANDERS:
-        page.session_state[f"{label} open"] = True
-    page.run()
+    address = WHERE_IT_MATTERS.get(key, {"method": "qlora"})
+    page = all_open(**address)
     before = widget(page, f"{key} box").value
     move(page, f"{key} box", value)
     assert setting(page, key) == (tuple(value) if isinstance(value, list) else value)
@@ -365,7 +454,7 @@ def test_a_widget_of_an_expander_shows_its_key_s_value_though_its_first_message_
     seen = 0
     for kind in WIDGETS:
         for element in page.get(kind):
-            if str(element.key).endswith(" box") and element.key != "model box":
+            if str(element.key).endswith(" box") and element.key not in ("model box", "gpu box"):
                 value = element.value
                 number = isinstance(value, int | float) and not isinstance(value, bool)
                 shown = as_a_browser_first_shows(element)
