@@ -10,12 +10,23 @@ timed as the median of its runs; the floor is timed between them. Prints; judges
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from estimator import Method, MixedPrecision, Model, TrainingSetup, catalog, estimate
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run from anywhere
+
+from estimator import (
+    Method,
+    MixedPrecision,
+    Model,
+    TrainingSetup,
+    catalog,
+    estimate,
+)
 
 ADDITIONS = 100_000
 RUNS = 25

@@ -10,9 +10,13 @@ runs inside the bracket with its median width, and the runs outside; judges noth
 from __future__ import annotations
 
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run from anywhere
 
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.time.flops import attended_pairs, work

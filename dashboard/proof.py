@@ -146,7 +146,7 @@ def summary_html(summaries: Sequence[Summary]) -> str:
         '<p class="hr-text">What real runs took, beside what is estimated for the same setup; computed from the '
         "tables in data/ when this page is drawn, and none is left out for its error. We estimate what PyTorch "
         "allocates. What it reserves, and what nvidia-smi shows, is that and the freed blocks that it keeps while "
-        "there is room: for these we have the middle of what was measured, no more.</p>"
+        "there is room: for these the tensors of two steps are played through PyTorch's caching allocator.</p>"
         f'<div class="hr-scroll"><table class="hr-table hr-proof"><tr>{cells}</tr>{body}</table></div>'
     )
 

@@ -1,0 +1,76 @@
+"""What is told in prose is so today: the changelog's figures, the page's account of itself, scripts that are named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dashboard import proof
+from estimator import accuracy
+from estimator.answer.estimate import estimate
+from estimator.contract.setups import parse
+from estimator.contract.text import GIB
+from estimator.values.results import Estimate
+
+ROOT = Path(__file__).resolve().parent.parent
+CHANGELOG = " ".join((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split())
+EXAMPLE = {"model": "mistralai/Mistral-7B-v0.1", "gpu": "A100-SXM4-80GB", "mixed_precision": "no"}
+
+
+def size(count: int) -> str:
+    return f"{count / GIB:.1f}"
+
+
+def hours(of: Estimate) -> str:
+    assert of.time is not None
+    return f"{of.time.total_hours_low:.2f} to {of.time.total_hours_high:.2f} hours"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {**EXAMPLE, "optim_state_dtype": "float32"},
+            lambda it: (
+                f"peak {size(it.peak.bytes)} GiB, needs {size(it.need_low_bytes)} to "
+                f"{size(it.need_high_bytes)}, does not fit"
+            ),
+        ),
+        (
+            {**EXAMPLE, "method": "qlora"},
+            lambda it: (
+                f"as QLoRA it needs up to {size(it.need_high_bytes)}, and 10,000 examples take {hours(it)}."
+            ),
+        ),
+    ],
+    ids=["example", "qlora"],
+)
+def test_the_changelog_tells_today_s_figures(given, told):
+    said = told(estimate(*parse(given)))
+    assert said in CHANGELOG, f"its first lines should say: {said}"
+
+
+def test_the_page_says_that_reserved_memory_is_played_through_the_allocator():
+    # estimator.step.reserved: no share of the peak is taken any more
+    said = proof.summary_html(accuracy.summaries(accuracy.measured()))
+    assert "played through PyTorch's caching allocator" in said
+    assert "middle of what was measured" not in said
+
+
+def test_the_script_of_the_fitted_shares_runs_without_a_path(tmp_path):
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    script = ROOT / "benchmarks" / "fit_throughput.py"
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=bare,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "runs   inside" in done.stdout
