@@ -1274,6 +1274,10 @@ NOTHING_TO_ADAPT = Refusal(
     "modules_to_save leaves no layer for an adapter, and PEFT refuses that; leave out some of {names}.",
     Line("peft", "tuners/tuners_utils.py", 1077, "No modules were targeted for adaptation."),
 )
+HALF_OF_A_MATRIX = Refusal(
+    "lora_target_modules leaves out {missing}, which is one matrix with {named} in {model_type}; name both or neither.",
+    Line("peft", "utils/transformers_weight_conversion.py", 467, "Cannot convert PEFT target(s)"),
+)
 READ_BY_KERNELS = Refusal(
     "lora_target_modules takes {module} of {model_type}, where PEFT refuses an adapter since kernels read its weight "
     "past it; name others, such as {others}.",
@@ -1856,10 +1860,10 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
         named = {target.rsplit(".", 1)[-1] for target in setup.lora_target_modules}
         missing = [name for name in module.former_names if name not in named]
         if missing and len(missing) < len(module.former_names):
-            raise InputError(
-                f"lora_target_modules leaves out {', '.join(map(repr, missing))}, which is one matrix with "
-                f"{' and '.join(repr(n) for n in module.former_names if n in named)} in {model.model_type}; "
-                "name both or neither."
+            raise HALF_OF_A_MATRIX(
+                missing=", ".join(map(repr, missing)),
+                named=" and ".join(repr(name) for name in module.former_names if name in named),
+                model_type=model.model_type,
             )
 
 

@@ -17,7 +17,7 @@ from estimator.resident.stored import checkpoint_bytes, stored_elements
 from estimator.values.json_text import read_object
 from estimator.values.kinds import show
 from estimator.values.quantization import Quantization, quantization_of
-from estimator.values.refusals import InputError
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError
 from estimator.values.specs import Model
 
 CLOSE_ENOUGH = 0.001
@@ -113,18 +113,15 @@ def from_text(text: str | bytes, subject: str = "The config.json") -> HubModel:
 def from_config(config: Mapping[str, object], about: About = UNKNOWN) -> HubModel:
     """The model of a config.json object, with all that is to be said of it."""
     name = about.hub_id or "this config"
-    kind = _not_a_decoder(config, about)
-    if kind:
-        return HubModel(
-            about=about, trouble=Trouble.NOT_A_DECODER, problem=_capital(f"{name} {kind}")
-        )
+    if refused := _not_a_decoder(config, about, name):
+        return HubModel(about=about, trouble=Trouble.NOT_A_DECODER, problem=_capital(str(refused)))
     try:
         model = model_from_config(config, about.hub_id)
         quantization = quantization_of(config)
         written = _as_json(config)
     except NotModelledError as problem:
-        said = _not_modelled(config, about) if about.hub_id else str(problem)
-        return HubModel(about=about, trouble=Trouble.NOT_MODELLED, problem=said)
+        refused = _not_modelled(config, about) if about.hub_id else problem
+        return HubModel(about=about, trouble=Trouble.NOT_MODELLED, problem=str(refused))
     except ValueError as problem:
         where = f"The config.json of {name} cannot be used: " if about.hub_id else ""
         return HubModel(about=about, trouble=Trouble.UNREADABLE, problem=f"{where}{problem}")
@@ -189,35 +186,47 @@ _CLASSIFIERS = (
 _EMBEDDING_TAGS = frozenset({"feature-extraction", "sentence-similarity"})
 
 
-def _not_a_decoder(config: Mapping[str, object], about: About) -> str:
-    """What it is instead and what to choose, as the end of a sentence; empty for a decoder."""
+NO_DECODER = Refusal(
+    "{name} is {kind} ({named}); only decoders, which write text token by token, are estimated. Choose one of those.",
+    NOT_MODELLED,
+)
+HEAD_FOR_CLASSES = Refusal(
+    "{name} has a head for classes ({architecture}), not for words; only training with a language-model head is "
+    "modelled. Choose the decoder that it was made from{origin}.",
+    NOT_MODELLED,
+)
+EMBEDDING_MODEL = Refusal(
+    "{name} is an embedding model{architecture}; only training with a language-model head is modelled, not on pooled "
+    "vectors. Choose the decoder that it was made from{origin}.",
+    NOT_MODELLED,
+)
+UNKNOWN_REPOSITORY = Refusal(
+    "{name} is of the architecture {architecture}, which is not modelled{why}; choose a model of another one, or "
+    "change the dimensions of the nearest known model.",
+    NOT_MODELLED,
+)
+
+
+def _not_a_decoder(config: Mapping[str, object], about: About, name: str) -> RefusedError | None:
+    """What it is instead and what to choose; None for a decoder."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        return ""
+        return None
     architecture = _architecture(config)
-    choose = "only decoders, which write text token by token, are estimated. Choose one of those."
     if model_type in _KINDS:
-        return f"is {_KINDS[model_type]} ({model_type}); {choose}"
+        return NO_DECODER(name=name, kind=_KINDS[model_type], named=model_type)
     if architecture.endswith("ForMaskedLM"):
-        return f"is an encoder ({architecture}); {choose}"
+        return NO_DECODER(name=name, kind="an encoder", named=architecture)
     if config.get("is_encoder_decoder") is True and "text_config" not in config:
-        return f"is an encoder-decoder ({model_type[:100]}); {choose}"
-    decoder = "Choose the decoder that it was made from" + (
-        f", {about.origin}." * bool(about.origin) or "."
-    )
+        return NO_DECODER(name=name, kind="an encoder-decoder", named=model_type[:100])
+    origin = f", {about.origin}" * bool(about.origin)
     if architecture.endswith(_CLASSIFIERS):
-        return (
-            f"has a head for classes ({architecture}), not for words; only training with a language-model head "
-            f"is modelled. {decoder}"
-        )
+        return HEAD_FOR_CLASSES(name=name, architecture=architecture, origin=origin)
     bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
     if bare or about.pipeline_tag in _EMBEDDING_TAGS:
         what = f" ({architecture})" if architecture else ""
-        return (
-            f"is an embedding model{what}; only training with a language-model head is modelled, not on pooled "
-            f"vectors. {decoder}"
-        )
-    return ""
+        return EMBEDDING_MODEL(name=name, architecture=what, origin=origin)
+    return None
 
 
 def _architecture(config: Mapping[str, object]) -> str:
@@ -226,7 +235,7 @@ def _architecture(config: Mapping[str, object]) -> str:
     return first[:100] if isinstance(first, str) else ""
 
 
-def _not_modelled(config: Mapping[str, object], about: About) -> str:
+def _not_modelled(config: Mapping[str, object], about: About) -> RefusedError:
     texts = config.get("text_config")
     inner = texts.get("model_type") if isinstance(texts, Mapping) else None
     code = (
@@ -234,10 +243,7 @@ def _not_modelled(config: Mapping[str, object], about: About) -> str:
     )
     named = inner or config.get("model_type")
     because = f": {BEYOND[named]}" if isinstance(named, str) and named in BEYOND else ""
-    return (
-        f"{about.hub_id} is of the architecture {show(named)}, which is not modelled{code}{because}; "
-        "choose a model of another one, or change the dimensions of the nearest known model."
-    )
+    return UNKNOWN_REPOSITORY(name=about.hub_id, architecture=show(named), why=f"{code}{because}")
 
 
 # --- what is said of a model --------------------------------------------------------------------
