@@ -479,8 +479,9 @@ def verdict_html(it: Entry, is_best: bool, sentences: Sequence[str]) -> str:
     mark = " ★ cheapest that fits" * (
         is_best and of.verdict is Verdict.FITS and dollars(of) is not None
     )
-    need = f"needs {wording.between(of.need_low_bytes, of.need_high_bytes)}"
+    need = ""  # without a card the largest type says it
     if of.gpu:
+        need = f"needs {wording.between(of.need_low_bytes, of.need_high_bytes)}"
         need += f", {of.gpu.name} has {wording.gib(of.gpu.memory_bytes)}"
     asked = next((sentence for sentence in sentences if "within" in sentence), "")
     return (

@@ -422,7 +422,7 @@ def _network() -> None:
         1.0,
         key="network box",
         on_change=_take_network,
-        placeholder="As its machines are rented",
+        placeholder="As rented",
         help="network_gb_per_s of your GPU: what one machine sends to the others, one direction; 100 Gb/s Ethernet is "
         "12.5. Our default: the slowest and the fastest network of data/machines.csv.",
     )

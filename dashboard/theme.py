@@ -196,14 +196,15 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 .hr-card {{ font-size: 1rem; line-height: 1.45; margin: 0; padding: .6rem .95rem; }}
 [class*="st-key-open-"] {{ align-self: stretch; position: relative; height: auto; }}
 [class*="st-key-open-"] button {{ position: absolute; inset: 0; min-height: 0; overflow: hidden;
-  color: transparent; background: none; border: 1px solid rgba(127,138,148,.45); }}
-[class*="st-key-open-"] button:hover {{ color: transparent; border-color: #0072B2; background: rgba(0,114,178,.07); }}
-[class*="st-key-open-"] button:disabled {{ color: transparent; border: 2px solid #0072B2; background: none; }}
+  background: none; border: 1px solid rgba(127,138,148,.45); }}
+[class*="st-key-open-"] button > * {{ position: absolute; width: 1px; height: 1px; overflow: hidden;
+  clip-path: inset(50%); white-space: nowrap; }}
+[class*="st-key-open-"] button:hover {{ border-color: #0072B2; background: rgba(0,114,178,.07); }}
+[class*="st-key-open-"] button:disabled {{ border: 2px solid #0072B2; background: none; }}
 [class*="st-key-open-"] button:focus-visible {{ outline: 3px solid #56B4E9; }}
 .hr-card small {{ font-size: .875rem; opacity: .85; }}
 {_verdict_colours()}
-.st-key-cards-methods .hr-card {{ font-size: .9375rem; white-space: nowrap; overflow: hidden;
-  text-overflow: ellipsis; }}
+.st-key-cards-methods .hr-card {{ font-size: .9375rem; overflow-wrap: anywhere; }}
 .hr-scroll:focus-visible {{ outline: 3px solid #56B4E9; }}
 .hr-compare {{ border-collapse: separate; border-spacing: 0; font-size: 1rem; min-width: 100%; }}
 .hr-compare th, .hr-compare td {{ text-align: left; vertical-align: top; padding: .4rem .9rem .4rem 0; min-width: 8rem;
@@ -250,7 +251,6 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
   [class*="st-key-cards-"] {{ grid-template-columns: 1fr !important; }}
   [class*="st-key-cards-"] > * {{ grid-area: var(--cell) / 1 !important; }}
-  .st-key-cards-methods .hr-card {{ white-space: normal; }}
   .hr-verdict:has(.hr-run:not(:empty)) {{ min-height: 0; }}
   .hr-verdict {{ padding: .5rem .8rem .6rem; }}
   .hr-verdict .hr-setup {{ display: block; }}

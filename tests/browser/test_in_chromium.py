@@ -134,6 +134,34 @@ def test_one_click_on_qlora_moves_the_control_the_link_and_the_verdict(browser, 
         assert chosen.get_attribute("aria-checked") == "true"
 
 
+@pytest.mark.parametrize(
+    ("width", "height", "theme"), [(1440, 900, "dark"), (1024, 768, "light"), (960, 600, "dark")]
+)
+def test_cards_hold_all_their_text_and_their_buttons_none_that_is_seen(
+    browser, address, width, height, theme
+):
+    """960 × 600 is a laptop's window at 150 %. A click that is held shows no label over the card."""
+    link = f"{address}/?model=Qwen/Qwen3-8B&gpu=A100-SXM4-80GB&num_gpus=16&strategy=fsdp"
+    with visitor(browser, link, width, height, theme) as page:
+        cards = page.locator(".st-key-cards-methods")
+        cut = cards.locator(".hr-card").evaluate_all(
+            "cards => cards.filter(it => it.scrollWidth > it.clientWidth || it.scrollHeight > it.clientHeight)"
+            ".map(it => it.textContent)"
+        )
+        assert cut == []
+        button = page.get_by_role("button", name="Open LoRA")
+        button.hover()
+        page.mouse.down()
+        clipped = button.evaluate(
+            "it => [...it.children].map(one => getComputedStyle(one).clipPath)"
+        )
+        page.mouse.up()
+        assert set(clipped) == {"inset(50%)"}
+        card, over = cards.locator(".hr-card").nth(1).bounding_box(), button.bounding_box()
+        assert over["width"] >= card["width"] - 2
+        assert over["height"] >= card["height"] - 2
+
+
 def test_a_moved_slider_says_the_effective_batch_at_once(browser, address):
     with visitor(browser, address) as page:
         page.get_by_role("slider", name="Accumulation").focus()
