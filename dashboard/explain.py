@@ -11,6 +11,7 @@ from estimator.answer.overflow import starts_with_states
 from estimator.families.liger import kernels, loss_of
 from estimator.families.parameters import (
     Module,
+    adapted_tied_head,
     copied_modules,
     is_quantized,
     modules_with_counts,
@@ -217,7 +218,7 @@ def _adapters(of: Estimate) -> Explanation:
         return Explanation(lead, [share, *alive], functions)
     own = _own(of)
     lines = []
-    for module, count in own.modules:
+    for module, count in (*own.modules, *adapted_tied_head(of.model, of.setup)):
         if tensors := adapter_tensors(module, of.setup):
             shapes = tuple(tensor.shape for tensor in tensors)
             each = sum(tensor.bytes for tensor in tensors)

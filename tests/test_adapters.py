@@ -89,6 +89,7 @@ DEEPSEEK = {
 LLAMA = {**SMALL, **HEADS, "model_type": "llama"}
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
+TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 STEP = {"method": "lora", "max_length": 512, "per_device_train_batch_size": 2}
 
 TRACED = {
@@ -112,6 +113,38 @@ TRACED = {
         DEEPSEEK,
         {"lora_target_modules": MLP, "lora_dropout": 0.0},
         (71_013_888, 104_586_240, 112_417_280, 26_087_936),
+    ),
+    "embedding and head, under autocast": (
+        LLAMA | UNTIED,
+        {"lora_target_modules": ["q_proj", "v_proj", "embed_tokens", "lm_head"]},
+        (93_986_304, 109_732_864, 117_572_096, 14_898_688),
+    ),
+    "embedding and head of a tied pair": (
+        LLAMA | TIED,
+        {"lora_target_modules": ["q_proj", "v_proj", "embed_tokens", "lm_head"]},
+        (91_889_152, 107_635_712, 115_474_944, 12_801_536),
+    ),
+    "the embedding of a tied pair alone": (
+        LLAMA | TIED,
+        {"lora_target_modules": ["embed_tokens"], "mixed_precision": "no"},
+        (61_245_952, 94_818_304, 102_657_536, 10_297_856),
+    ),
+    "the head alone, checkpointed": (
+        LLAMA | UNTIED,
+        {"lora_target_modules": ["lm_head"], "mixed_precision": "no"}
+        | {"gradient_checkpointing": True},
+        (61_358_592, 60_327_936, 68_158_976, 12_395_008),
+    ),
+    "the head of a tied pair alone, above layers that backward does not reach": (
+        LLAMA | TIED,
+        {"lora_target_modules": ["lm_head"], "lora_dropout": 0.0},
+        (37_470_720, 53_217_280, 61_040_128, 10_297_856),
+    ),
+    "the embedding in the dtype of the base, checkpointed": (
+        LLAMA | UNTIED,
+        {"lora_target_modules": ["embed_tokens", "q_proj"], "autocast_adapter_dtype": False}
+        | {"gradient_checkpointing": True},
+        (25_295_360, 58_867_712, 66_706_944, 12_237_312),
     ),
     "values alone": (
         LLAMA,
@@ -285,3 +318,36 @@ def test_where_peft_refuses_all_linears_the_default_is_what_it_takes(
 def test_without_dropout_the_default_of_mixtral_is_all_its_linears_again() -> None:
     given = {"model": "mistralai/Mixtral-8x7B-v0.1", "method": "lora", "lora_dropout": 0.0}
     assert parse(given)[2].lora_target_modules == "all-linear"
+
+
+# --- embeddings and heads ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_of_embedding_and_head_are_counted_in_parts_and_in_bytes(tied: bool) -> None:
+    model = LLAMA | (TIED if tied else UNTIED)
+    asked = {"lora_target_modules": ["embed_tokens", "lm_head"], "lora_r": 8}
+    of = estimate(*parse({"model": model} | STEP | asked))
+    # A is [8, 4096] and B [256, 8] of the embedding; of the head A is [8, 256] and B [4096, 8]; float32
+    assert of.trainable_parameters == 2 * 8 * (4096 + 256)
+    assert of.peak.resident[Component.ADAPTERS] == 4 * of.trainable_parameters
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"strategy": "fsdp", "num_gpus": 2}, "strategy fsdp; leave it out, or take strategy ddp"),
+        ({"loss": "chunked_trl"}, "loss chunked_trl; leave it out, or take loss standard"),
+        ({"use_dora": True, "lora_target_modules": ["embed_tokens"]}, "with use_dora"),
+    ],
+)
+def test_what_is_not_known_of_adapted_heads_is_said(keys: dict[str, Any], said: str) -> None:
+    given = {"model": LLAMA, "lora_target_modules": ["lm_head"]} | STEP
+    with pytest.raises(ValueError, match=f"not modelled yet with {said}|{said}"):
+        estimate(*parse(given | keys))
+
+
+def test_all_linear_leaves_head_and_embedding_alone() -> None:
+    at_default = estimate(*parse({"model": LLAMA} | STEP)).trainable_parameters
+    # r 16 of q, o: 256 to 256, k, v: 256 to 128, gate, up, down: 256 and 512; six layers
+    assert at_default == 6 * 16 * (2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 512))

@@ -6,9 +6,16 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from estimator.answer.verdict import verdict
-from estimator.families.liger import check_liger, loss_sentences
+from estimator.families.liger import check_liger, loss_of, loss_sentences
 from estimator.families.module_tree import splits_packed_experts
-from estimator.families.parameters import default_targets
+from estimator.families.parameters import (
+    Embedding,
+    Linear,
+    default_targets,
+    is_adapted,
+    outer_modules,
+    tied_head,
+)
 from estimator.families.registry import architecture, attention_of, fallback_of
 from estimator.parallel.assumed import sharing_sentences
 from estimator.parallel.combinations import beyond_one_machine, refused, shares_between_layers
@@ -51,6 +58,7 @@ from estimator.values.specs import (
     Component,
     Dtype,
     Gpu,
+    Loss,
     Method,
     MixedPrecision,
     Model,
@@ -331,6 +339,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     check_units(model, setup)
     check_groups(model, setup)
     check_head(model, setup)
+    _check_outer_adapters(model, setup)
     if problem := refused(setup):
         raise problem
     is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
@@ -353,6 +362,29 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     in_float32 = setup.dtype is Dtype.FLOAT32 and setup.mixed_precision is MixedPrecision.NO
     if in_float32 and is_flash:
         raise FLASH_IN_FLOAT32()
+
+
+LATER = Refusal(
+    "lora_target_modules names {name}, whose adapter is not modelled yet with {what}; leave it out, or {instead}.",
+    NOT_MODELLED,
+)
+
+
+def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
+    """Refuse adapters on the embedding and on the head where their step is not known."""
+    for module in (*outer_modules(model), *tied_head(model)):
+        if not isinstance(module, Linear | Embedding) or not is_adapted(module, setup):
+            continue
+        is_head = module.name == "lm_head"
+        if not (is_head or isinstance(module, Embedding)):
+            continue
+        loss, strategy = loss_of(model, setup), setup.strategy
+        if strategy not in (Strategy.NONE, Strategy.DDP):
+            raise LATER(name=module.name, what=f"strategy {strategy}", instead="take strategy ddp")
+        if is_head and loss not in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE):
+            raise LATER(name=module.name, what=f"loss {loss}", instead="take loss standard")
+        if isinstance(module, Embedding) and setup.use_dora:
+            raise LATER(name=module.name, what="use_dora", instead="turn use_dora off")
 
 
 def _check_length(model: Model, setup: TrainingSetup) -> None:

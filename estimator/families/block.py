@@ -157,6 +157,8 @@ class Block:
         self.stacks: dict[str, Stack] = {}
         self.norms: dict[str, list[Parameter]] = {}
         self.embeddings: dict[str, Parameter] = {}
+        self.looked_up: dict[str, tuple[Parameter, Parameter]] = {}
+        """LoRA's A and B of an embedding, by its name."""
         self.owned: list[Owned] = []
         self.modules = tuple(modules)
         self.units: dict[str, Unit] = {}
@@ -190,6 +192,8 @@ class Block:
                 self.norms[module.name] = parameters
             case Embedding():
                 self.embeddings[module.name] = parameters[0]
+                if adapters := self._adapters(module, key, has_grad=has_grad):
+                    self.looked_up[module.name] = adapters[0], adapters[1]
             case Linear():
                 linked = Linked(module, parameters[0], parameters[1] if module.bias else None)
                 linked.is_quantized = is_quantized(module, setup)
@@ -203,7 +207,9 @@ class Block:
                     stack.lora_a, stack.lora_b = adapters
                 self.stacks[module.name] = stack
 
-    def _adapters(self, module: Linear | Bare, key: str, *, has_grad: bool) -> list[Parameter]:
+    def _adapters(
+        self, module: Linear | Bare | Embedding, key: str, *, has_grad: bool
+    ) -> list[Parameter]:
         tensors = adapter_tensors(module, self.setup)
         parameters = [
             Parameter(
@@ -225,6 +231,40 @@ class Block:
     def rows(self) -> int:
         """Tokens of the micro-batch."""
         return self.setup.tokens
+
+    def tie(self, head: Linear, weight: Parameter, key: str) -> None:
+        """A head with an adapter and no weight of its own: it is called like any linear."""
+        linked = Linked(head, weight, None)
+        has_grad = self.setup.gradient_accumulation_steps > 1
+        linked.lora_a, linked.lora_b = self._adapters(head, key, has_grad=has_grad)
+        self.linears[head.name] = linked
+
+    def adapted_embedding(
+        self, name: str, ids: Tensor, found: Tensor, *, is_scaled: bool
+    ) -> Tensor:
+        """What the embedding has found, and LoRA's branch beside it: rows of A, times B; no dropout.
+
+        The gradient of A comes as its transpose and is copied into the order of A.
+
+        Source: peft 0.21, tuners/lora/layer.py, ``Embedding.forward``; torch 2.13,
+        torch/csrc/autograd/functions/accumulate_grad.h, ``clone_obey_contract``.
+        """
+        if name not in self.looked_up:
+            return found
+        tape, rank = self.tape, self.setup.lora_r
+        a, b = self.looked_up[name]
+        rows = tape.record(
+            "LoRA A transposed", tape.view(a), [a], lambda t, g: [t.new(a.elements, a.width)]
+        )
+        columns = tape.record("LoRA B transposed", tape.view(b), [b], lambda t, g: [g[0]])
+        after_a = op.embedding(tape, ids, rows, rank, self.rows)
+        width = b.elements // rank
+        branch = op.scale(tape, op.matmul(tape, after_a, columns, self.rows * width, "LoRA B"))
+        if is_scaled:
+            branch = op.scale(tape, branch)
+        summed = op.add(tape, found, branch)
+        del found
+        return op.cast(tape, summed, self.embeddings[name].width)
 
     def has(self, name: str) -> bool:
         """Whether the layer has a module of this name."""

@@ -1556,14 +1556,20 @@ def experts_run(model: Model) -> int:
     return model.num_experts if model.model_type == "llama4_text" else model.num_experts_per_tok
 
 
-def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
+POSITIONS_AND_LAYERS = ("wpe", "embed_positions", "embed_tokens_per_layer")
+"""Embeddings beside that of the tokens, which get no adapter here."""
+
+
+def is_adapted(module: Linear | Bare | Embedding, setup: TrainingSetup) -> bool:
     """Whether LoRA is put beside this layer (a yes or no; the same on every GPU).
 
     ``"all-linear"`` takes every Linear and Conv1D but ``lm_head``; a list takes a name that is listed or that ends
     in a dot and a listed name, so ``"c_proj"`` takes both of GPT-2's. Routers and stacked experts are taken by the
     names that they had as linears, so ``"all-linear"`` takes them too, where PEFT knows these names.
 
-    Leaves out: adapters on embeddings and on the head; regular expressions; ``target_parameters``.
+    The head and the embedding of the tokens are taken by name alone, the head also where it is tied.
+
+    Leaves out: adapters on other embeddings; regular expressions; ``target_parameters``.
     Source: PEFT 0.21 tuners/tuners_utils.py, ``check_target_module_exists`` and ``_maybe_include_all_linear_layers``;
     utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``.
 
@@ -1571,9 +1577,11 @@ def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
     >>> is_adapted(Linear("self_attn.q_proj", 8, 8), setup), is_adapted(Linear("mlp.up_proj", 8, 8), setup)
     (True, False)
     """
-    if not setup.uses_adapters or module.name == "lm_head" or is_copied(module, setup):
+    if not setup.uses_adapters or is_copied(module, setup):
         return False
     if isinstance(module, Linear) and module.shadowed:
+        return False
+    if isinstance(module, Embedding) and module.name in POSITIONS_AND_LAYERS:
         return False
     targets = setup.lora_target_modules
     if isinstance(targets, str):
@@ -1581,7 +1589,9 @@ def is_adapted(module: Linear | Bare, setup: TrainingSetup) -> bool:
             raise InputError(
                 f'lora_target_modules {targets!r} is neither "all-linear" nor a list; give one of the two.'
             )
-        return isinstance(module, Linear) or bool(module.former_names)
+        if isinstance(module, Bare):
+            return bool(module.former_names)
+        return isinstance(module, Linear) and module.name != "lm_head"
     return any(_names(target, module) for target in targets)
 
 
@@ -1595,7 +1605,18 @@ def is_trained(module: Module, setup: TrainingSetup) -> bool:
     """
     if not setup.uses_adapters or is_copied(module, setup):
         return True
-    return isinstance(module, Linear | Bare) and is_adapted(module, setup)
+    return isinstance(module, Linear | Bare | Embedding) and is_adapted(module, setup)
+
+
+def adapted_tied_head(model: Model, setup: TrainingSetup) -> tuple[tuple[Linear, int], ...]:
+    """The head that has an adapter and no weight of its own, which ``modules_with_counts`` lacks, and that it is one.
+
+    Source: derived, from ``tied_head`` and ``is_adapted``.
+
+    >>> adapted_tied_head(TINY_LLAMA, TrainingSetup())
+    ()
+    """
+    return tuple((head, 1) for head in tied_head(model) if is_adapted(head, setup))
 
 
 def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
@@ -1726,19 +1747,21 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
         raise NOTHING_TO_ADAPT(names=", ".join(setup.modules_to_save))
 
 
-def _names(target: str, module: Linear | Bare) -> bool:
+def _names(target: str, module: Linear | Bare | Embedding) -> bool:
     if isinstance(module, Bare):
         return target.rsplit(".", 1)[-1] in module.former_names
     return module.name == target or module.name.endswith(f".{target}")
 
 
-def _adaptable(model: Model) -> Iterator[tuple[Linear | Bare, int]]:
+def _adaptable(model: Model) -> Iterator[tuple[Linear | Bare | Embedding, int]]:
     """What adapters can go to, and how many alike."""
-    for module, count in modules_with_counts(model):
+    for module, count in (*modules_with_counts(model), *((it, 1) for it in tied_head(model))):
         match module:
-            case Linear(name=name, shadowed=False) if name != "lm_head":
+            case Linear(shadowed=False):
                 yield module, count
             case Bare(former_names=names) if names:
+                yield module, count
+            case Embedding(name=name) if name not in POSITIONS_AND_LAYERS:
                 yield module, count
 
 
@@ -1755,7 +1778,7 @@ def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
     return setup.lora_dropout > 0 and any(is_adapted(module, setup) for module in bare)
 
 
-def _is_stopping(module: Linear | Bare, setup: TrainingSetup) -> bool:
+def _is_stopping(module: Linear | Bare | Embedding, setup: TrainingSetup) -> bool:
     stops = isinstance(module, Linear) and (module.routes or module.unadaptable)
     return stops and is_adapted(module, setup)
 
@@ -1773,7 +1796,11 @@ def linears_peft_takes(model: Model) -> tuple[str, ...]:
     >>> linears_peft_takes(TINY_LLAMA)
     ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj')
     """
-    linears = [module for module, _ in _adaptable(model) if isinstance(module, Linear)]
+    linears = [
+        module
+        for module, _ in _adaptable(model)
+        if isinstance(module, Linear) and module.name != "lm_head"
+    ]
     stopping = {_last(it) for it in linears if it.routes or it.unadaptable}
     return tuple(dict.fromkeys(_last(it) for it in linears if _last(it) not in stopping))
 
@@ -1855,7 +1882,7 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
             f"adaptable layers; its linear layers are: {', '.join(names)}."
         )
     for module in adaptable:
-        if isinstance(module, Linear):
+        if not isinstance(module, Bare):
             continue
         named = {target.rsplit(".", 1)[-1] for target in setup.lora_target_modules}
         missing = [name for name in module.former_names if name not in named]
@@ -1867,7 +1894,7 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
             )
 
 
-def adapter_rank(module: Linear | Bare, setup: TrainingSetup) -> int:
+def adapter_rank(module: Linear | Bare | Embedding, setup: TrainingSetup) -> int:
     """Rows of LoRA's A and columns of its B on this layer, whole model.
 
         Linear  r      router  r      stack of E experts  r · n · E    r: lora_r; n: linears fused into one, so gate
@@ -1880,7 +1907,7 @@ def adapter_rank(module: Linear | Bare, setup: TrainingSetup) -> int:
     >>> adapter_rank(Bare("experts.gate_up_proj", 8, 32, 4, ("gate_proj", "up_proj")), TrainingSetup(lora_r=16))
     128
     """
-    if isinstance(module, Linear):
+    if not isinstance(module, Bare):
         return setup.lora_r
     return setup.lora_r * len(module.former_names) * (module.stack or 1)
 
@@ -1910,9 +1937,22 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     )
 
 
-def _adapter_elements(module: Linear | Bare, setup: TrainingSetup) -> int:
-    matrices = adapter_rank(module, setup) * (module.in_features + module.out_features)
-    return matrices + (module.out_features if setup.use_dora else 0)
+def _adapter_elements(module: Linear | Bare | Embedding, setup: TrainingSetup) -> int:
+    rows, columns = adapted_sizes(module)
+    return adapter_rank(module, setup) * (rows + columns) + (columns if setup.use_dora else 0)
+
+
+def adapted_sizes(module: Linear | Bare | Embedding) -> tuple[int, int]:
+    """What LoRA's A takes and its B gives, in elements: of an embedding the vocabulary and the width.
+
+    Source: PEFT 0.21 tuners/lora/layer.py, ``Embedding.update_layer``.
+
+    >>> adapted_sizes(Embedding("embed_tokens", 10, 8)), adapted_sizes(Linear("lm_head", 8, 10))
+    ((10, 8), (8, 10))
+    """
+    if isinstance(module, Embedding):
+        return module.rows, module.width
+    return module.in_features, module.out_features
 
 
 def trainable_parameters(model: Model, setup: TrainingSetup) -> int:

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from estimator.families.parameters import (
     Bare,
+    Embedding,
     Linear,
     Module,
+    adapted_sizes,
     adapter_rank,
     is_adapted,
     is_quantized,
@@ -192,15 +194,16 @@ def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor
     Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer`` and ``ParamWrapper.update_layer``;
     tuners/lora/dora.py, ``update_layer``; trl 1.16, trainer/sft_trainer.py (magnitudes are not cast to bfloat16).
     """
-    if not (isinstance(module, Linear | Bare) and is_adapted(module, setup)):
+    if not (isinstance(module, Linear | Bare | Embedding) and is_adapted(module, setup)):
         return ()
+    rows, columns = adapted_sizes(module)
     rank = adapter_rank(module, setup)
     width = adapter_width(setup)
     matrices = (
-        AdapterTensor((rank, module.in_features), width),
-        AdapterTensor((module.out_features, rank), width),
+        AdapterTensor((rank, rows), width),
+        AdapterTensor((columns, rank), width),
     )
     if not setup.use_dora:
         return matrices
     magnitude_width = FLOAT32_BYTES if is_quantized(module, setup) else width
-    return (*matrices, AdapterTensor((module.out_features,), magnitude_width))
+    return (*matrices, AdapterTensor((columns,), magnitude_width))

@@ -13,6 +13,7 @@ from functools import lru_cache
 from estimator.families.parameters import (
     Bare,
     Module,
+    adapted_tied_head,
     copied_modules,
     is_quantized,
     modules_with_counts,
@@ -91,7 +92,7 @@ def _highest_of(
 ) -> tuple[str, dict[Component, int]]:
     unprepared = replace(setup, prepare_model_for_kbit_training=False)
     loaded, ready = (bytes_of(modules, it) + beside for it in (unprepared, setup))
-    adapters = adapters_of(modules, copies, setup)
+    adapters = adapters_of((*modules, *adapted_tied_head(model, setup)), copies, setup)
     moments = [("weights in place", ready, adapters, 0)]
     if setup.has_packed_base and model.quantization is None:  # else packed in the files
         moments.append(("packing the largest linear", loaded, 0, packing_of(modules, setup)))

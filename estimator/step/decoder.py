@@ -17,6 +17,7 @@ from estimator.families.liger import KERNELS, loss_of
 from estimator.families.parameters import (
     WITHOUT_ATTENTION,
     Module,
+    is_adapted,
     is_copied,
     layer_kind,
     layer_model,
@@ -160,6 +161,9 @@ class Step:
         )
         copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
         self.outer = self._block((*outer_modules(model), *copied_head), "outer")
+        for head in tied_head(model):
+            if is_adapted(head, setup):
+                self.outer.tie(head, self._head(), "outer")
         self.sharded: Sharded | FlatUnits
         if setup.uses_fsdp1:
             self.sharded = FlatUnits(self.tape, model, setup, self.outer, ranks)
@@ -391,6 +395,8 @@ class Step:
         in_module = self.family.scales_in_module
         if self.family.scales_embedding and in_module:
             hidden = op.scale(tape, hidden)
+        is_scaled = self.family.scales_embedding and in_module
+        hidden = outer.adapted_embedding(names[0], ids, hidden, is_scaled=is_scaled)
         if setup.gradient_checkpointing and not hidden.requires_grad:
             hidden.requires_grad = True
             hidden.node = leaf_node(Leaf(TEMPORARIES, variable=hidden.storage))

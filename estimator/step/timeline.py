@@ -19,6 +19,7 @@ from estimator.families.parameters import (
     Embedding,
     Linear,
     Module,
+    adapted_tied_head,
     adapter_parameters,
     copied_modules,
     modules_with_counts,
@@ -101,7 +102,12 @@ def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: derived, from ``adapter_tensors``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters alone
     become float32, copies do not).
     """
-    return adapters_of(modules_with_counts(model), copied_modules(model, setup), setup)
+    return adapters_of(_adaptable(model, setup), copied_modules(model, setup), setup)
+
+
+def _adaptable(model: Model, setup: TrainingSetup) -> Iterator[tuple[Module, int]]:
+    yield from modules_with_counts(model)
+    yield from adapted_tied_head(model, setup)
 
 
 def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
@@ -122,7 +128,7 @@ def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
 
 def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     """Every trained tensor: all weights, or the adapters and what PEFT copied whole."""
-    return trained_of(modules_with_counts(model), copied_modules(model, setup), setup)
+    return trained_of(_adaptable(model, setup), copied_modules(model, setup), setup)
 
 
 def trained_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> list[Trainable]:

@@ -318,7 +318,7 @@ def layer_norm_plus_one(
         return layer_norm(tape, x, rest, rows)
 
 
-def embedding(tape: Tape, ids: Tensor, weight: Parameter, hidden_size: int, tokens: int) -> Tensor:
+def embedding(tape: Tape, ids: Tensor, weight: Tensor, hidden_size: int, tokens: int) -> Tensor:
     """Look up rows; saves the ids; the gradient is dense, vocabulary × hidden.
 
     Source: torch 2.13, derivatives.yaml, ``embedding``: ``embedding_dense_backward``.
