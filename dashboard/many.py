@@ -57,7 +57,7 @@ def curves_figure(curves: Sequence[Curve], chosen: Estimate, *, dark: bool = Fal
         trace
         for curve in curves
         for panel in range(panels)
-        for trace in _traces(curve, panel, look, dark=dark)
+        for trace in _traces(curve, panel, dark=dark)
     ]
     if capacity:
         traces.append(_capacity(capacity, counts, look))
@@ -100,7 +100,7 @@ def _is_timed(point: Point) -> bool:
     return point.estimate is not None and point.estimate.verdict in TIMED
 
 
-def _traces(curve: Curve, panel: int, look: theme.Look, *, dark: bool) -> list[Figure]:
+def _traces(curve: Curve, panel: int, *, dark: bool) -> list[Figure]:
     line = LINES[curve.strategy]
     colour = line.dark if dark else line.light
     counts = [point.num_gpus for point in curve.points]

@@ -261,7 +261,7 @@ def svg(shown: Sequence[Entry]) -> str:
     unit = (WIDTH - LEFT - RIGHT) / end
     height = ROW * len(found) + FOOT
     drawn = _grid(end, unit, height)
-    drawn += [_svg_bar(name, it, ROW * place, unit, end) for place, (name, it) in enumerate(found)]
+    drawn += [_svg_bar(name, it, ROW * place, unit) for place, (name, it) in enumerate(found)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(compare.figure_alt(shown), quote=True)}" font-family="system-ui, sans-serif" '
@@ -283,7 +283,7 @@ def _grid(end: float, unit: float, height: int) -> list[str]:
     return marks
 
 
-def _svg_bar(name: str, it: Estimate, top: int, unit: float, end: float) -> str:
+def _svg_bar(name: str, it: Estimate, top: int, unit: float) -> str:
     y = top + (ROW - BAR) / 2
     where = it.gpu.name if it.gpu else "no GPU"
     drawn = [

@@ -566,7 +566,9 @@ def test_reading_never_raises(given: dict[str, object]) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(NAMES, st.text() | st.lists(st.text(), max_size=3), max_size=6))
 def test_reading_a_link_never_raises(given: dict[str, str | list[str]]) -> None:
-    read_link(given)
+    reading = read_link(given)
+    assert bool(reading.problems) or reading.model is not None
+    assert all("\n" not in sentence for sentence in reading.problems)
 
 
 # --- the answer ---------------------------------------------------------------------------------

@@ -36,8 +36,9 @@ def test_the_strip_holds_every_layer_once_and_in_order(name, gpus):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_plotly_takes_the_figure(answer, dark):
-    go.Figure(placing.figure(answer, dark=dark))
-    go.Figure(placing.figure(estimate(MISTRAL, None, FOUR), dark=dark))
+    for of in (answer, estimate(MISTRAL, None, FOUR)):
+        drawn = placing.figure(of, dark=dark)
+        assert len(go.Figure(drawn).data) == len(drawn["data"]) > 0
 
 
 def test_a_bar_adds_up_to_what_its_gpu_needs(answer):

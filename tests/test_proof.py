@@ -324,7 +324,8 @@ def test_a_point_that_is_clicked_opens_its_setup_and_its_source():
 
 
 def test_the_figure_stands_without_a_single_reading():
-    go.Figure(proof.figure([]))
+    drawn = go.Figure(proof.figure([])).data
+    assert [trace.name for trace in drawn] == ["within 5 %", "equal"]
 
 
 def test_the_page_draws_itself_and_its_boxes_narrow_it():

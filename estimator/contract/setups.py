@@ -188,9 +188,13 @@ def _unknown_key(name: str) -> str:
     meant = near(name, [*FACTS, *BY_NAME])
     if plain(name) in MEANT:
         meant = [MEANT[plain(name)]]
-    shown = name if name.isidentifier() and len(name) <= 60 else show(name)
     hint = f"did you mean {one_of(meant)}?" if meant else "leave it out."
-    return f"{shown} is no key of a setup; {hint}"
+    return f"{_said(name)} is no key of a setup; {hint}"
+
+
+def _said(name: str) -> str:
+    """A key as a sentence names it, whatever an address brought."""
+    return name if name.isidentifier() and len(name) <= 60 else show(name)
 
 
 def _build_setup(values: dict[str, object], problems: list[str]) -> TrainingSetup:
@@ -344,7 +348,7 @@ def _from_texts(name: str, texts: list[str]) -> object:
     key = BY_NAME.get(name)
     lists = key is not None and key.kind.takes_list
     if len(texts) != 1 and not (lists and texts):
-        raise InputError(f"{name} comes {len(texts)} times; give it once.")
+        raise InputError(f"{_said(name)} comes {len(texts)} times; give it once.")
     text = ",".join(texts)
     if key is not None:
         return key.kind.from_text(text)

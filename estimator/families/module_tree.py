@@ -521,7 +521,7 @@ class _Builder:
                 nodes += (
                     Node(
                         f"{above}.{name.rpartition('.')[2]}",
-                        tensors=_tensors(self.model, known[name]),
+                        tensors=_tensors(known[name]),
                     )
                     for name in below
                 )
@@ -563,12 +563,12 @@ class _Builder:
         return Node(
             name,
             item.class_name.replace("@", self.layout.prefix),
-            (*_tensors(self.model, module), *stacks, *_buffers(self.model, last)),
+            (*_tensors(module), *stacks, *_buffers(self.model, last)),
             self._children(item.items, name, within),
         )
 
 
-def _tensors(model: Model, module: Module | None) -> tuple[Tensor, ...]:
+def _tensors(module: Module | None) -> tuple[Tensor, ...]:
     if module is None:
         return ()
     # bitsandbytes' quantisers take what is of type nn.Linear or Conv1D itself, and Falcon's are of type FalconLinear:
