@@ -47,8 +47,9 @@ DORA_ON_AWQ = Refusal(
     Line("peft", "tuners/lora/awq.py", 37, "does not support DoRA yet"),
 )
 LORA_ON_INT32 = Refusal(
-    "method lora on weights stored as {name} is not modelled yet (what GPTQModel's kernels unpack while they run); "
-    "take the 16-bit checkpoint that they were made from.",
+    "method lora on weights stored as {name} is not modelled yet (GPTQModel trains them with a backend such as "
+    "auto_trainable, and what its kernels unpack is not counted here); take the 16-bit checkpoint that they were made "
+    "from.",
     NOT_MODELLED,
 )
 PACKED_OTHERWISE = Refusal(
@@ -66,7 +67,9 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
     libraries refuse, or no formula knows, is a ``RefusedError``.
 
     Source: transformers 5.23, trainer_utils.py, ``validate_quantization_for_training``; quantizers/auto.py,
-    ``merge_quantization_configs``; quantizers/base.py, ``postprocess_model``.
+    ``merge_quantization_configs``; quantizers/base.py, ``postprocess_model``; gptqmodel 7.3.4,
+    nn_modules/qlinear/__init__.py, ``train`` (kernels of inference refuse it), and torch.py, ``_forward_eager`` (its
+    product of unpacked weights, which autograd keeps).
 
     >>> from estimator.families.parameters import TINY_LLAMA
     >>> from estimator.values.quantization import quantization_of
@@ -137,7 +140,7 @@ def loading_sentence(model: Model, setup: TrainingSetup) -> str:
         )
         return (
             f"The checkpoint's {stored.name} weights are loaded with {stored.config_class}(dequantize=True), so that "
-            f"they are {setup.dtype} on the GPU.{beside}"
+            f"they are {setup.dtype} on the GPU; what unpacking takes beside them while loading is not counted.{beside}"
         )
     run = "LoRA over 8-bit weights" if setup.has_8bit_base else "QLoRA"
     double = "" if setup.has_8bit_base or stored.double_quant else ", without double quantisation"
