@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from estimator.families.hf_config import model_from_config
+from estimator import estimate
+from estimator.contract.setups import parse
+from estimator.families.hf_config import ignored_keys, model_from_config
 from estimator.families.parameters import total_parameters
 
 LLAMA: dict[str, Any] = {
@@ -44,7 +46,7 @@ FALCON: dict[str, Any] = {
     "num_attention_heads": 71,
 }
 OPT: dict[str, Any] = {
-    **LLAMA,
+    **{key: value for key, value in LLAMA.items() if key != "intermediate_size"},
     "model_type": "opt",
     "ffn_dim": 16384,
     "max_position_embeddings": 2048,
@@ -402,3 +404,78 @@ def test_config_without_a_model_type_is_refused(config: dict[str, Any]) -> None:
 def test_what_is_no_object_is_refused(config: Any) -> None:
     with pytest.raises(ValueError, match="a config must be an object"):
         model_from_config(config)
+
+
+KEYS = {
+    "use_cache": True,
+    "initializer_range": 0.02,
+    "rope_theta": 500_000.0,
+    "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+    "pretraining_tp": 1,
+    "eos_token_id": [1, 2],
+    "torch_dtype": "bfloat16",
+    "output_hidden_states": False,
+    "is_causal": True,
+    "_name_or_path": "x",
+}
+"""As configs on the Hub have them."""
+
+
+def test_keys_that_are_read_or_known_are_not_named() -> None:
+    for config in (LLAMA, GPT2, OPT, family("gemma2", num_key_value_heads=8)):
+        assert ignored_keys({**config, **KEYS}) == ()
+    assert ignored_keys({**LLAMA, "shiny_new_attention": None}) == (), "null says nothing"
+
+
+def test_a_key_that_nobody_knows_is_named() -> None:
+    said = ignored_keys({**LLAMA, **KEYS, "shiny_new_attention": 4, "two words": 1})
+    assert said == (
+        "The config's key shiny_new_attention is not known here and was ignored.",
+        "The config's key 'two words' is not known here and was ignored.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (
+            {**LLAMA, "output_hidden_states": True},
+            "output_hidden_states is true, which keeps every",
+        ),
+        ({**LLAMA, "is_causal": False}, "is_causal is false, which asks for attention that is not"),
+        ({**OPT, "layerdrop": 0.1}, "layerdrop is 0.1, which skips layers at random"),
+        ({**GPT2, "add_cross_attention": True}, "add_cross_attention is true, which adds layers"),
+        ({**LLAMA, "clip_qkv": 8.0}, "key clip_qkv is not known here and was ignored"),
+    ],
+)
+def test_a_key_that_matters_and_is_not_modelled_is_named(
+    config: dict[str, object], sentence: str
+) -> None:
+    (said,) = ignored_keys(config)
+    assert said.startswith(f"The config's {sentence}")
+
+
+def test_what_is_ignored_stands_among_the_assumptions() -> None:
+    model, gpu, setup = parse({"model": {**LLAMA, "shiny": 1}})
+    said = "The config's key shiny is not known here and was ignored."
+    assert said in estimate(model, gpu, setup).assumptions
+    many, gpu, setup = parse({"model": {**LLAMA, **{f"k{n}": n for n in range(30)}}})
+    assert many.notes[-1] == "22 more of its keys are not known here."
+
+
+def test_internlm3_and_glm_4_7_flash_go_by_both_names_of_a_key() -> None:
+    by_file = family("internlm3", num_key_value_heads=8)
+    both = [{"bias": True, "qkv_bias": True}, {"mlp_bias": True, "attention_bias": True}]
+    first, second = (model_from_config({**by_file, **keys}) for keys in both)
+    assert first == second
+    assert first.mlp_bias
+    assert first.attention_bias
+
+
+def test_gemma_3_that_sees_both_ways_has_half_the_window_on_either_side() -> None:
+    # Gemma3TextConfig.__post_init__: 4096 // 2 + 1
+    keys = {"num_key_value_heads": 8, "sliding_window": 4096}
+    assert model_from_config(family("gemma3_text", **keys)).sliding_window == 4096
+    both = model_from_config(family("gemma3_text", **keys, use_bidirectional_attention=True))
+    assert both.use_bidirectional_attention
+    assert both.sliding_window == 2049

@@ -8,10 +8,11 @@ cannot be read is a ``ValueError`` that names the key and says what to change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
+from estimator.families.config_keys import SENSITIVE, is_sensitive, unread
 from estimator.families.parameters import (
     CONVOLUTION,
     DELTA_FILTER,
@@ -234,6 +235,8 @@ DERIVED_HEAD_DIM = frozenset(name for name, family in _DEFAULTS.items() if famil
 """Families whose class computes head_dim from hidden_size and num_attention_heads."""
 ONE_HEAD_EACH = frozenset({"bloom", "gpt2", "gpt_neox", "gptj", "mpt", "opt"})
 """Families with a key-value head for every query head."""
+MPT_ATTENTION = "attn_config"
+"""The object in which MPT keeps what concerns attention."""
 GPTJ_ROTARY_DIM = 64  # GPTJConfig; null turns whole heads
 _DELTA_NETS = frozenset({"qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
 """Families most of whose layers have a gated delta-net in attention's place."""
@@ -367,6 +370,26 @@ CHANGED_BY_LAYER = Refusal(
     "per_layer_config changes {name}, which is not modelled for gemma4_text; correct it in the config.",
     NOT_MODELLED,
 )
+
+
+class _Recorded(Mapping[str, object]):
+    """A config that remembers which keys it was asked for; those of a nested object with its name before them."""
+
+    def __init__(self, values: Mapping[str, object], asked: set[str], before: str = "") -> None:
+        self.values_of, self.asked, self.before = values, asked, before
+
+    def __getitem__(self, key: str) -> object:
+        self.asked.add(self.before + key)
+        value = self.values_of[key]
+        if isinstance(value, Mapping):
+            return _Recorded(value, self.asked, f"{self.before}{key}.")
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_of)
+
+    def __len__(self) -> int:
+        return len(self.values_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,7 +566,42 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
     ...                    "n_head": 12, "n_positions": 1024}).intermediate_size == 4 * 768
     True
     """
-    read = _text_part(config)
+    return _model(_text_part(config), hub_id)
+
+
+def ignored_keys(config: Mapping[str, object]) -> tuple[str, ...]:
+    """Of each key that no figure follows and that nobody knows to be without effect, a sentence.
+
+    Source: the tables of ``config_keys``.
+
+    >>> ignored_keys({"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12,
+    ...               "n_positions": 1024, "use_cache": True, "n_experts": 8})
+    ("The config's key n_experts is not known here and was ignored.",)
+    """
+    read, asked = _text_part(config), set[str]()
+    _model(replace(read, values=_Recorded(read.values, asked)))
+    given = dict(read.values)
+    nested = given.pop(MPT_ATTENTION, None) if read.model_type == "mpt" else None
+    if isinstance(nested, Mapping):
+        inner = unread(
+            nested, (), read.model_type
+        )  # it is a config of its own, with what is common to all
+        given |= {f"{MPT_ATTENTION}.{key}": nested[key] for key in inner}
+    return tuple(
+        f"The config's {key} is {_show(given[key])}, which {SENSITIVE[key].effect}."
+        if is_sensitive(key, read.model_type)
+        else f"The config's key {_named(key)} is not known here and was ignored."
+        for key in unread(given, asked, read.model_type)
+    )
+
+
+def _named(key: object) -> str:
+    """A key as it is, if it is a word; anything else in quotation marks, and short."""
+    is_word = isinstance(key, str) and len(key) <= 60 and key.replace(".", "").isidentifier()
+    return str(key) if is_word else show(key)
+
+
+def _model(read: _Config, hub_id: str = "") -> Model:
     family = _DEFAULTS.get(read.model_type, _Defaults())
     sizes = _sizes(read, family)
     latent = _latent(read)
@@ -600,7 +658,7 @@ def _clips(read: _Config) -> bool:
         case "olmo" | "olmoe":
             return read.cap("clip_qkv", None)
         case "mpt":
-            inner = read.part("attn_config")
+            inner = read.part(MPT_ATTENTION)
             return inner.values.get("clip_qkv") != 0 and inner.cap("clip_qkv", None)
         case _:
             return False
@@ -880,8 +938,9 @@ def _biases(read: _Config, family: _Defaults) -> _Biases:
         case "stablelm":
             attention, output, mlp = read.flag("use_qkv_bias", default=False), False, False
         case "internlm3":
-            output = mlp = read.flag("bias", default=False)
-            attention = read.flag("qkv_bias", default=False)
+            # InternLM3Config.attribute_map: the names of the file, and those that transformers saves
+            output = mlp = read.flag(read.has("bias", "mlp_bias") or "bias", default=False)
+            attention = read.flag(read.has("qkv_bias", "attention_bias") or "bias", default=False)
         case "glm" | "glm4" | "glm4_moe":
             attention = read.flag("attention_bias", default=family.attention_bias)
             output = mlp = False
@@ -923,9 +982,15 @@ def _latent(read: _Config) -> _Latent:
         "q_lora_rank": 0 if direct else read.whole("q_lora_rank", default=query),
         "kv_lora_rank": read.whole("kv_lora_rank", default=key_value),
         "qk_nope_head_dim": read.whole("qk_nope_head_dim", default=plain),
-        "qk_rope_head_dim": read.whole("qk_rope_head_dim", default=turned),
+        "qk_rope_head_dim": read.whole(*_turned_names(read), default=turned),
         "v_head_dim": read.whole("v_head_dim", default=value),
     }
+
+
+def _turned_names(read: _Config) -> tuple[str, ...]:
+    """By which keys the turned part goes; ``Glm4MoeLiteConfig.attribute_map`` has a second, which counts before it."""
+    plain = ("qk_rope_head_dim",)
+    return ("head_dim", *plain) if read.model_type == "glm4_moe_lite" else plain
 
 
 def _delta_net(read: _Config) -> DeltaNet:
@@ -1579,7 +1644,7 @@ def _dropouts(read: _Config) -> _Dropouts:
                 read, ("embedding_dropout", "attention_dropout", "residual_dropout"), default=0.0
             )
         case "mpt":  # modeling_mpt.py takes the attention's for the MLP too
-            attention = residual = read.part("attn_config").share("attn_pdrop")
+            attention = residual = read.part(MPT_ATTENTION).share("attn_pdrop")
             embedding = 0.0
         case "opt":
             embedding, attention = 0.0, read.share("attention_dropout")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from estimator.families.hf_config import TEXT_PARTS, model_from_config
+from estimator.families.hf_config import TEXT_PARTS, ignored_keys, model_from_config
 from estimator.families.parameters import BEYOND, NotModelledError, total_parameters
 from estimator.resident.stored import checkpoint_bytes, stored_elements
 from estimator.values.json_text import read_object
@@ -22,6 +22,9 @@ from estimator.values.specs import Model
 
 CLOSE_ENOUGH = 0.001
 """The largest difference between the Hub's count and ours that is not worth a sentence, as a share: ours."""
+
+MOST_KEYS = 8
+"""Of keys that are not known so many are named."""
 
 
 class Trouble(StrEnum):
@@ -129,6 +132,7 @@ def from_config(config: Mapping[str, object], about: About = UNKNOWN) -> HubMode
     notes = (
         *_text_notes(model, left_out),
         *_count_notes(model, quantization, about, left_out),
+        *_key_notes(config),
     )
     found = replace(
         model,
@@ -303,6 +307,13 @@ def _count_notes(
         f"The Hub counts {theirs:,} parameters in {about.hub_id}, we count {ours:,} ({percent:,.1f} % {more}); "
         f"the estimate is of ours.{why}",
     )
+
+
+def _key_notes(config: Mapping[str, object]) -> tuple[str, ...]:
+    """Of keys that were ignored, a sentence each; of many, of the first ones."""
+    said = ignored_keys(config)
+    left = len(said) - MOST_KEYS
+    return (*said[:MOST_KEYS], f"{left} more of its keys are not known here.") if left > 1 else said
 
 
 def _close(theirs: int, ours: int) -> bool:

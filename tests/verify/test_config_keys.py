@@ -1,0 +1,97 @@
+"""Every field of every config class of transformers is read, known to be without effect, or named in the answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from estimator.families.config_keys import SENSITIVE, Why, is_sensitive, reasons
+from estimator.families.hf_config import ignored_keys, model_from_config
+from estimator.families.parameters import MODELLED
+
+transformers = pytest.importorskip("transformers")
+
+# what a class leaves open, and what the defaults of two do not agree on
+GIVEN: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "gemma4_text": {"per_layer_config": None, "global_head_dim": 512},
+    "glm4_moe": {"head_dim": 128},
+}
+NOT_IN_FILES: set[str] = set()
+"""Second names that no published config has."""
+FAMILIES = sorted(MODELLED)
+
+
+def class_of(model_type: str) -> Any:
+    return transformers.CONFIG_MAPPING[model_type]
+
+
+def saved(model_type: str) -> dict[str, Any]:
+    """A config.json with every field of the class, as ``save_pretrained`` writes them all."""
+    config = class_of(model_type)()
+    fields = {field.name: None for field in dataclasses.fields(config)}
+    return {**fields, **config.to_dict(), "model_type": model_type, **GIVEN.get(model_type, {})}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_field_of_the_class_is_read_or_known(model_type: str) -> None:
+    config = saved(model_type)
+    assert ignored_keys(config) == ()
+    # a field that is null says nothing; nor may it be silently ignored once it says something
+    known = reasons(model_type)
+    nulls = {key for key, value in config.items() if value is None and key not in known}
+    silent = {key for key in nulls if not is_sensitive(key, model_type)}
+    assert silent <= read_somewhere(), "fields that are null by default and nobody reads"
+
+
+def read_somewhere() -> set[str]:
+    """Keys that stand in the reader as texts."""
+    import estimator.families.hf_config as reader
+
+    return set(re.findall(r'"(\w+)"', inspect.getsource(reader)))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_no_line_of_the_model_reads_what_is_said_to_be_unread(model_type: str) -> None:
+    name = class_of(model_type).__module__.replace("configuration_", "modeling_")
+    try:
+        source = inspect.getsource(__import__(name, fromlist=["_"]))
+    except ModuleNotFoundError:  # InternLM3 is Llama's
+        source = inspect.getsource(transformers.models.llama.modeling_llama)
+    fields = {field.name for field in dataclasses.fields(class_of(model_type))}
+    said = {key for key, why in reasons(model_type).items() if why is Why.UNREAD and key in fields}
+    base = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
+    for key in said - base:
+        read = re.findall(rf"\bconfig\.{key}\b|\"{key}\"", source)
+        assert not read, f"{key} is read by {name}"
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_field_goes_by_each_of_its_names(model_type: str) -> None:
+    config = saved(model_type)
+    for alias, field in class_of(model_type).attribute_map.items():
+        value = config.get(field)
+        if isinstance(value, int) and alias not in NOT_IN_FILES:
+            rest = {key: it for key, it in config.items() if key not in (field, alias)}
+            other = not value if isinstance(value, bool) else 2 * value
+            assert read({**rest, alias: other}) == read({**rest, field: other}), alias
+
+
+def read(config: dict[str, Any]) -> object:
+    """The model, or what is said to be wrong."""
+    try:
+        return model_from_config(config)
+    except ValueError as problem:
+        return str(problem)
+
+
+def test_the_sensitive_keys_are_estimated_at_their_classes_defaults() -> None:
+    for model_type in FAMILIES:
+        config = saved(model_type)
+        for key, it in SENSITIVE.items():
+            if is_sensitive(key, model_type) and key in config:
+                assert config[key] in it.estimated, (model_type, key)
