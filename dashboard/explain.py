@@ -29,19 +29,20 @@ from estimator.families.weights import (
     unquantized_width,
 )
 from estimator.parallel import zero
+from estimator.parallel.ddp import bucket_bytes
 from estimator.parallel.fsdp1 import Flat, flat_bytes
 from estimator.parallel.fsdp2 import Group
 from estimator.parallel.module_devices import copies_on, modules_on, seats
 from estimator.parallel.sharding import (
-    bucket_bytes,
     sharded_adapter_bytes,
     sharded_weight_bytes,
     unmoved_weight_bytes,
 )
+from estimator.resident.model import adapter_bytes, gradient_bytes, weight_bytes
 from estimator.resident.optimizer import optimizer_states, state_rule, step_transient
 from estimator.resident.overhead import HANDLES, exchange_bytes, need_bytes, workspace_bytes
 from estimator.run.device_map import buffers_on
-from estimator.step.timeline import adapter_bytes, gradient_bytes, structure, weight_bytes
+from estimator.step.timeline import structure
 from estimator.tape import fused, operators
 from estimator.tape.attention import attention
 from estimator.values.results import Estimate, Held

@@ -89,7 +89,7 @@ def measure(play: Play, dtype: str, *, autocast: bool) -> Measured:
     kept = len(tape.events)
     root, loss.node = loss.node, None
     assert root is not None
-    tape.enter(Phase.BACKWARD, root.stage, root.layer)
+    tape.go_to(Phase.BACKWARD, root.stage, root.place)
     root.buffers[0] = played.constant(1, 4)
     tape._run_graph(root)
     alive = list(accumulate(event.sign * event.size for event in tape.events))

@@ -21,6 +21,7 @@ from estimator.families.parameters import (
     linears_peft_takes,
     modules_with_counts,
 )
+from estimator.objectives import stack
 from estimator.run.prequantized import as_loaded
 from estimator.step import timeline as moments_module
 
@@ -233,8 +234,8 @@ def test_playing_some_layers_is_playing_all_where_few_have_adapters(
     asked = parse(given | {"lora_dropout": 0.0, "max_length": 256} | strategy)
     some = estimate(*asked)
     forget()
-    monkeypatch.setattr(moments_module, "played_layers", lambda kinds: list(range(len(kinds))))
-    monkeypatch.setattr(moments_module, "stand_ins", lambda kinds, played: list(played))
+    monkeypatch.setattr(stack, "played_layers", lambda kinds: list(range(len(kinds))))
+    monkeypatch.setattr(stack, "stand_ins", lambda kinds, played: list(played))
     every = estimate(*asked)
     forget()
     assert [(m.phase, m.bytes) for m in some.moments] == [(m.phase, m.bytes) for m in every.moments]

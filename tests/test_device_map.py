@@ -16,9 +16,10 @@ from estimator.contract import setups as contract
 from estimator.families.parameters import TINY_LLAMA
 from estimator.parallel.module_devices import Seats, seats, tail
 from estimator.parallel.placement import Packing, from_pretrained_device_map, settled_bytes
+from estimator.parallel.strategies import resident
 from estimator.run.device_map import resident_on, shares, timeline_on
 from estimator.search.limits import largest_micro_batch
-from estimator.step.timeline import StepTimeline, plan, resident, structure
+from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.tape.tape import COMPONENTS
 from estimator.time.throughput import crossing_bytes
 from estimator.values.specs import (
@@ -141,7 +142,7 @@ class TestAgainstOneGpu:
 
 def on_one(model: Model, setup: TrainingSetup) -> StepTimeline:
     same = structure(setup)
-    return StepTimeline(model, setup, plan(model, same), resident(model, same), 0)
+    return StepTimeline(setup, plan(model, same), resident(model, same), 0)
 
 
 def kept_by_forward(line: StepTimeline) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dashboard import explain, wording
 from estimator import Method, Optimizer, Strategy, TrainingSetup, catalog, estimate
-from estimator.step.timeline import weight_bytes
+from estimator.resident.model import weight_bytes
 from estimator.values.specs import Component
 from tests.test_limits import MODELS as GENERAL_MODELS
 from tests.test_limits import SETUPS as GENERAL

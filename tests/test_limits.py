@@ -23,7 +23,7 @@ from estimator import (
 )
 from estimator.answer.estimate import least_need
 from estimator.parallel.combinations import beyond_one_machine, refusal
-from estimator.parallel.groups import check_head
+from estimator.parallel.fsdp2_hooks import check_head
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.search.fewest_gpus import MOST_GPUS, sharing_keys, smallest_set
 from estimator.search.limits import (

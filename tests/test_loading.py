@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import Component, Method, Phase, TrainingSetup, catalog, estimate
+from estimator.resident.model import weight_bytes
 from estimator.run.loading import (
     load_host_bytes,
     load_moment,
@@ -15,7 +16,6 @@ from estimator.run.loading import (
     upcasting_bytes,
 )
 from estimator.run.saving import taken_apart_bytes
-from estimator.step.timeline import weight_bytes
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 MIXTRAL = catalog.model("mistralai/Mixtral-8x7B-v0.1")

@@ -27,10 +27,12 @@ from estimator import (
 )
 from estimator.answer import estimate as engine
 from estimator.families.registry import attention_of
+from estimator.objectives import stack
+from estimator.objectives.causal_lm import causal_lm
+from estimator.objectives.stack import stack_of
+from estimator.objectives.step import Step
 from estimator.parallel.combinations import RULES
 from estimator.step import timeline as moments_module
-from estimator.step.decoder import Step, has_window, layer_kinds
-from estimator.step.timeline import played_layers
 from tests.tapes import played
 
 H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1536, 4096, 6, 8, 2, 64
@@ -208,8 +210,8 @@ def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch)
         setup = replace(setup, lora_dropout=0.0)  # which PEFT wants for adapted experts
     few = estimate(model, None, setup)
     forget()
-    monkeypatch.setattr(moments_module, "played_layers", lambda kinds: list(range(len(kinds))))
-    monkeypatch.setattr(moments_module, "stand_ins", lambda kinds, played: list(played))
+    monkeypatch.setattr(stack, "played_layers", lambda kinds: list(range(len(kinds))))
+    monkeypatch.setattr(stack, "stand_ins", lambda kinds, played: list(played))
     every = estimate(model, None, setup)
     forget()
     assert [(m.phase, m.bytes) for m in few.moments] == [(m.phase, m.bytes) for m in every.moments]
@@ -218,10 +220,10 @@ def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch)
 
 def fresh(model: Model, setup: TrainingSetup) -> list[tuple[Phase, str, int]]:
     """The heights of a step played at its own sizes, with nothing recorded."""
-    kinds = layer_kinds(model, windowed=has_window(model, setup.max_length))
     setup = replace(setup, attn_implementation=attention_of(model, setup))
-    tape = Step(model, setup, played_layers(kinds)).play()
-    return [(s.mark.phase, s.operation, sum(s.rise)) for s in played(tape)]
+    step = Step(model, setup, stack_of(model, setup, setup.max_length))
+    causal_lm(step)
+    return [(s.mark.phase, s.operation, sum(s.rise)) for s in played(step.tape)]
 
 
 FAMILIES = {model.model_type: model for model in map(catalog.model, catalog.models())}

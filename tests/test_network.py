@@ -19,8 +19,9 @@ from estimator.parallel.network import (
     replicas,
     shards,
 )
+from estimator.parallel.strategies import resident
 from estimator.proof.accuracy import published_runs
-from estimator.step.timeline import resident, structure
+from estimator.step.timeline import structure
 from estimator.time.throughput import Sharing, communication
 from estimator.values.specs import Strategy
 

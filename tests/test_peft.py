@@ -29,8 +29,8 @@ from estimator.families.parameters import (
     total_parameters,
     trainable_parameters,
 )
+from estimator.resident.model import adapter_bytes, trainable_tensors
 from estimator.resident.optimizer import Trainable
-from estimator.step.timeline import adapter_bytes, trainable_tensors
 from estimator.values.results import Estimate
 
 LLAMA = {

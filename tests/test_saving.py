@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import Component, Method, Optimizer, Phase, TrainingSetup, catalog, estimate
+from estimator.parallel.strategies import resident
 from estimator.run.checkpoints import save_moment
 from estimator.run.saving import (
     FILE_BYTES,
@@ -19,7 +20,7 @@ from estimator.run.saving import (
     save_host_bytes,
     taken_apart_bytes,
 )
-from estimator.step.timeline import resident, structure
+from estimator.step.timeline import structure
 from estimator.values.specs import Dtype
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")

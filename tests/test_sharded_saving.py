@@ -12,6 +12,7 @@ from estimator import catalog, estimate
 from estimator.answer.verdict import beyond_the_step
 from estimator.contract.setups import parse
 from estimator.parallel.combinations import refusal
+from estimator.parallel.strategies import resident
 from estimator.run.checkpoints import checkpoint, gathers_to_save, save_moment
 from estimator.run.sharded_saving import (
     fsdp_full,
@@ -21,7 +22,7 @@ from estimator.run.sharded_saving import (
     zero3_gathered,
     zero_replicated,
 )
-from estimator.step.timeline import resident, structure
+from estimator.step.timeline import structure
 from estimator.values.specs import (
     FULL_STATE_DICT,
     SHARDED_STATE_DICT,

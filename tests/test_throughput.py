@@ -24,8 +24,9 @@ from estimator import (
     estimate,
 )
 from estimator.families.parameters import TINY_LLAMA
+from estimator.parallel.strategies import resident
 from estimator.proof.accuracy import PublishedRun, published_runs
-from estimator.step.timeline import resident, structure
+from estimator.step.timeline import structure
 from estimator.time.throughput import (
     OPTIMIZER_STEP,
     Sharing,

@@ -16,8 +16,8 @@ from estimator import Dtype, Gpu, Method, MixedPrecision, Optimizer, TrainingSet
 from estimator.families.parameters import LINEAR_ATTENTION, TINY_LLAMA
 from estimator.parallel.network import ETHERNET, Links, links
 from estimator.parallel.offload import moved
+from estimator.resident.model import Resident
 from estimator.resident.optimizer import States
-from estimator.step.timeline import Resident
 from estimator.time.flops import Work, delta_products, scan_products, work
 from estimator.time.offload_time import Host, hosts, offload_parts
 from estimator.time.throughput import Lengths, Rates, rates, step_parts

@@ -20,11 +20,13 @@ from estimator.families.registry import architecture, attention_of, fallback_of
 from estimator.parallel.assumed import sharing_sentences
 from estimator.parallel.combinations import beyond_one_machine, refused, shares_between_layers
 from estimator.parallel.fsdp1 import check_units
-from estimator.parallel.groups import check_head
+from estimator.parallel.fsdp2_hooks import check_head
 from estimator.parallel.module_devices import Seats, seats, tail
 from estimator.parallel.network import network_sentences
 from estimator.parallel.offload import node_bytes
 from estimator.parallel.sharding import check_groups, loads_in_parts
+from estimator.parallel.strategies import resident
+from estimator.resident.model import Resident, trainable_tensors
 from estimator.resident.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
 from estimator.resident.overhead import (
     CONTEXT_HIGH_BYTES,
@@ -40,14 +42,7 @@ from estimator.run.loading import load_host_bytes, load_moment
 from estimator.run.prequantized import as_loaded, loading_sentence
 from estimator.run.saving import checkpoints_at_once
 from estimator.step.evaluation import evaluation_moment, evaluation_walk
-from estimator.step.timeline import (
-    Resident,
-    StepTimeline,
-    plan,
-    resident,
-    structure,
-    trainable_tensors,
-)
+from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.throughput import missing_rate, run_time
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
@@ -140,7 +135,7 @@ def _alone(model: Model, setup: TrainingSetup, standing: Standing, workspace: in
     beside = {Phase.LOAD: standing.load}
     if setup.eval_strategy != "no":
         beside[Phase.EVALUATION] = evaluation_moment(model, setup, workspace)
-    timeline = StepTimeline(model, setup, standing.plan, lying, workspace)
+    timeline = StepTimeline(setup, standing.plan, lying, workspace)
     return Share(0, lying, timeline, beside, standing.save)
 
 
@@ -256,7 +251,7 @@ def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]
     """The same; what a card has to do with it is the size of its workspace."""
     standing = _standing(model, structure(setup), workspace)
     _check_length(model, setup)
-    timeline = StepTimeline(model, setup, standing.plan, standing.resident, workspace)
+    timeline = StepTimeline(setup, standing.plan, standing.resident, workspace)
     peak = max(timeline.peak_bytes, standing.load.bytes)
     if setup.eval_strategy != "no":
         peak = max(peak, evaluation_walk(model, setup, workspace).peak_bytes)

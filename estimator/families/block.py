@@ -32,8 +32,12 @@ from estimator.tape.attention import AttentionShape, attention
 from estimator.tape.tape import Parameter, Tape, Tensor
 from estimator.values.specs import AttnImplementation, Model, TrainingSetup
 
-ACTIVATION, ROTARY = "mlp.act_fn", "rotary_emb"
-"""Modules without weights."""
+ACTIVATION, ROTARY, DROPOUT = "mlp.act_fn", "rotary_emb", "dropout"
+"""Modules without weights; the last is the one behind the embedding, which families call by several names."""
+
+
+BEFORE_LAYERS = ("word_embeddings_layernorm", "per_layer_projection_norm")
+"""Norms outside the layers that are not the final one."""
 
 
 class NormKind(Enum):
@@ -123,8 +127,11 @@ class Block:
         norm_kind: NormKind,
         softmax_float32: bool = True,
         index: int | None = None,
+        parameters: dict[str, Parameter] | None = None,
     ) -> None:
         self.tape = tape
+        self._parameters = {} if parameters is None else parameters
+        """Those that exist already: a module that is called in a second pass has the same."""
         self.model = model
         self.setup = setup
         self.index = index
@@ -174,7 +181,7 @@ class Block:
         has_grad = setup.gradient_accumulation_steps > 1
         width = weight_width(module, setup)
         parameters = [
-            Parameter(
+            self._parameter(
                 f"{key}.{module.name}.{part}",
                 elements(shape),
                 width,
@@ -207,12 +214,21 @@ class Block:
                     stack.lora_a, stack.lora_b = adapters
                 self.stacks[module.name] = stack
 
+    def _parameter(
+        self, key: str, elements: int, width: int, *, trainable: bool, has_grad: bool
+    ) -> Parameter:
+        if key not in self._parameters:
+            self._parameters[key] = Parameter(
+                key, elements, width, trainable=trainable, has_grad=has_grad
+            )
+        return self._parameters[key]
+
     def _adapters(
         self, module: Linear | Bare | Embedding, key: str, *, has_grad: bool
     ) -> list[Parameter]:
         tensors = adapter_tensors(module, self.setup)
         parameters = [
-            Parameter(
+            self._parameter(
                 f"{key}.{module.name}.lora{part}",
                 elements(tensor.shape),
                 tensor.width,
@@ -269,6 +285,21 @@ class Block:
     def has(self, name: str) -> bool:
         """Whether the layer has a module of this name."""
         return name in self.linears or name in self.norms
+
+    @property
+    def embedding_name(self) -> str:
+        """Of the table of tokens' vectors, outside the layers."""
+        return next(iter(self.embeddings))
+
+    @property
+    def embedding_unit(self) -> Unit:
+        """What happens around it."""
+        return self.units[self.embeddings[self.embedding_name].key]
+
+    @property
+    def final_norm_name(self) -> str:
+        """Of the norm before the head; empty where there is none."""
+        return next((name for name in self.norms if name not in BEFORE_LAYERS), "")
 
     def within(self, key: str, x: Tensor, program: Callable[[Tensor], Tensor]) -> Tensor:
         """A module's program, in the unit of this key where there is one."""

@@ -164,6 +164,14 @@ def buffers(model: Model) -> tuple[Buffer, ...]:
             return ()
 
 
+def buffer_bytes(model: Model) -> int:
+    """Bytes of all buffers of a model, per GPU.
+
+    Source: derived, from ``buffers``.
+    """
+    return sum(buffer.copies * buffer.bytes for buffer in buffers(model))
+
+
 def tensors_bytes(shapes: Iterable[tuple[int, ...]], width: int) -> int:
     """Bytes of several tensors of one element width, each as allocated.
 

@@ -35,7 +35,16 @@ from estimator.families.weights import (
 )
 from estimator.parallel.sharding import adapter_shapes, computed, packed_width
 from estimator.resident.optimizer import Trainable
-from estimator.tape.tape import COMMUNICATION, GRADIENTS, WEIGHTS, Leaf, Storage, Tape, Tensor
+from estimator.tape.tape import (
+    COMMUNICATION,
+    GRADIENTS,
+    WEIGHTS,
+    Leaf,
+    Place,
+    Storage,
+    Tape,
+    Tensor,
+)
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.refusals import Line, Refusal
 from estimator.values.specs import MixedPrecision, Model, TrainingSetup
@@ -282,8 +291,8 @@ class Flow:
         """Units whose inputs need no gradient: they are reduced, or freed, when backward ends."""
         self.going: Flat | None = None
         """A frozen layer whose weights go once the layer below has gathered its own."""
-        self.held: list[tuple[int | None, Storage]] = []
-        """Inputs of frozen layers and their gradients, by layer."""
+        self.held: list[tuple[Place, Storage]] = []
+        """Inputs of frozen layers and their gradients, by place."""
 
     def new(self, size: int, component: int = COMMUNICATION) -> Storage:
         """A fresh buffer of so many bytes."""
@@ -405,12 +414,12 @@ class Flat:
             return _call_back(self.flow.tape, x, lambda _: self.reduce())
         if not self.flow.holds_inputs:
             return _call_back(self.flow.tape, x, lambda _: self._go())
-        storage, layer = x.storage, self.flow.tape.layer
+        storage, place = x.storage, self.flow.tape.place
 
         def hold(gradient: Tensor | None) -> None:
             self.reduce()
             kept = (storage, gradient.storage if gradient is not None else None)
-            self.flow.held += [(layer, it) for it in kept if it is not None]
+            self.flow.held += [(place, it) for it in kept if it is not None]
 
         return _call_back(self.flow.tape, x, hold)
 

@@ -6,7 +6,6 @@ padded to the rows of the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -74,31 +73,6 @@ def upcasts_trained(setup: TrainingSetup) -> bool:
     """
     mixed = setup.mixed_precision is not MixedPrecision.NO
     return setup.strategy.is_fsdp and mixed and setup.method is not Method.QLORA
-
-
-def finds_unused(setup: TrainingSetup) -> bool:
-    """Whether DDP looks for unused parameters, so that it copies the model's outputs.
-
-    Trainer asks for it unless a bare model is checkpointed; a model of PEFT's is none of transformers' own.
-
-    Source: transformers 5.23, trainer.py, ``create_accelerator_and_postprocess``; torch 2.13,
-    nn/parallel/distributed.py, ``_DDPSink``.
-    """
-    checkpointed = setup.gradient_checkpointing and not setup.uses_adapters
-    return setup.strategy is Strategy.DDP and not checkpointed
-
-
-def bucket_bytes(tensors: Iterable[Trainable]) -> int:
-    """Bytes of DDP's buckets: every gradient once more, as accelerate leaves ``gradient_as_bucket_view`` off.
-
-    Leaves out: rounding of each bucket of 25 MiB up to 512 bytes.
-    Source: torch 2.13, torch/csrc/distributed/c10d/reducer.cpp, ``initialize_buckets``; accelerate 1.15,
-    utils/dataclasses.py, ``DistributedDataParallelKwargs``.
-
-    >>> bucket_bytes([Trainable((1024, 1024), 2, 3)]) == 3 * 2 * 1024**2
-    True
-    """
-    return allocated(sum(t.alike * elements(t.shape) * t.width for t in tensors))
 
 
 class Grouped(NamedTuple):

@@ -14,9 +14,11 @@ from typing import NamedTuple
 from estimator.answer.estimate import estimate as estimate_of
 from estimator.contract.setups import Reading, parse, read_setup
 from estimator.families.registry import architecture
+from estimator.parallel.strategies import resident
+from estimator.resident.model import Resident
 from estimator.sources import catalog
 from estimator.step.reserved import device_bytes, reserved
-from estimator.step.timeline import Resident, resident, structure
+from estimator.step.timeline import structure
 from estimator.time.throughput import SHARING, Sharing, run_time
 from estimator.values.results import Estimate, RunTime
 from estimator.values.specs import Component, Gpu, Model, Phase, Strategy, TrainingSetup, Verdict

@@ -24,7 +24,9 @@ from estimator.parallel.sharding import (
     shard_shape,
     trained_parts,
 )
+from estimator.parallel.strategies import resident
 from estimator.parallel.zero import SUB_GROUP, width
+from estimator.resident.model import Resident
 from estimator.run.saving import (
     checkpoint_bytes,
     save_host_bytes,
@@ -39,7 +41,7 @@ from estimator.run.sharded_saving import (
     zero3_gathered,
     zero_replicated,
 )
-from estimator.step.timeline import Resident, resident, structure
+from estimator.step.timeline import structure
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import Moment
 from estimator.values.specs import (

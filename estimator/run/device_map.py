@@ -2,7 +2,7 @@
 
 One process runs the GPUs one after the other. Each holds its modules' weights, gradients and optimizer states, and what
 its layers keep for backward; the hidden states cross from one to the next, the logits come back to the first
-(``parallel.device_hooks``). So the step is played once, on a tape that knows its GPUs, and read once for each.
+(``parallel.device_map_hooks``). So the step is played once, on a tape that knows its GPUs, and read once for each.
 
 Leaves out: the norms of gradient clipping, 512 bytes for each trained tensor, as on one GPU.
 
@@ -18,26 +18,22 @@ from typing import NamedTuple
 
 from estimator.families.registry import attention_of
 from estimator.families.weights import Buffer, buffers
+from estimator.objectives.causal_lm import causal_lm
+from estimator.objectives.stack import LayerKind, Stack, has_window, layer_kinds, reached
+from estimator.objectives.step import Step
 from estimator.parallel.module_devices import FIRST, Modules, Seats, copies_on, modules_on
+from estimator.resident.model import Resident, adapters_of, bytes_of, trained_of, whole
 from estimator.run.loading import load_moment_of
 from estimator.run.saving import taken_apart_bytes
-from estimator.step.decoder import LayerKind, Step, has_window, layer_kinds, reached
 from estimator.step.evaluation import as_evaluated, evaluated
 from estimator.step.timeline import (
     Course,
-    Resident,
     Run,
     Sizes,
     StepTimeline,
     Walk,
-    adapters_of,
-    bytes_of,
-    played_layers,
     runs_of,
-    stand_ins,
     structure,
-    trained_of,
-    undivided,
 )
 from estimator.tape.program import Program, Sized, written_by
 from estimator.tape.symbols import Recording
@@ -101,7 +97,7 @@ def timeline_on(
     """The moments of a step after the first on one GPU."""
     same = structure(setup)
     plan = PlanOn(_plan(model, _played(same), at, training=True), gpu)
-    return StepTimeline(model, setup, plan, resident_on(model, same, at, gpu), workspace)
+    return StepTimeline(setup, plan, resident_on(model, same, at, gpu), workspace)
 
 
 def evaluation_walk_on(
@@ -111,7 +107,7 @@ def evaluation_walk_on(
     same = structure(setup)
     sizes = Sizes(setup.per_device_eval_batch_size, setup.max_length, setup.lora_r, 1)
     plan = PlanOn(_plan(as_evaluated(model), evaluated(same), at, training=False), gpu)
-    return Walk(model, plan.step(sizes), resident_on(model, same, at, gpu).sizes(workspace))
+    return Walk(plan.step(sizes), resident_on(model, same, at, gpu).sizes(workspace))
 
 
 def load_on(model: Model, setup: TrainingSetup, at: Seats, gpu: int, workspace: int) -> Moment:
@@ -159,7 +155,8 @@ def resident_on(model: Model, structure: TrainingSetup, at: Seats, gpu: int) -> 
     tensors = trained_of(modules, copies, structure)
     weights = bytes_of(modules, structure)
     weights += sum(buffer.copies * buffer.bytes for buffer in buffers_on(model, at, gpu))
-    return undivided(model, structure, (weights, adapters_of(modules, copies, structure)), tensors)
+    adapters = adapters_of(modules, copies, structure)
+    return whole(model, structure, weights, adapters, tensors)
 
 
 # --- the step -------------------------------------------------------------------------------------
@@ -210,13 +207,16 @@ class PlacedPlan:
             self._setup,
         )
         placed = placed_kinds(kinds, self._at)
-        played = played_layers(placed)
-        tape = Step(self._model, setup, played, training=self._training, seats=self._at).play()
-        layers = stand_ins(placed, played)
+        step = Step(self._model, setup, Stack.of(placed), training=self._training, seats=self._at)
+        causal_lm(step)
         courses = {}
         for gpu in self._at.used:
-            program = Program(written_by(tape, gpu), recording)
-            runs = [run for run in runs_of(program.marks, layers) if _concerns(program, run)]
+            program = Program(written_by(step.tape, gpu), recording)
+            runs = [
+                run
+                for run in runs_of(program.marks, step.stacks, step.labels)
+                if _concerns(program, run)
+            ]
             courses[gpu] = Course(program, runs)
         return courses
 

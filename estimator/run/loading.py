@@ -27,7 +27,8 @@ from estimator.families.weights import (
     elements,
     tensors_bytes,
 )
-from estimator.step.timeline import Alike, adapters_of, bytes_of, structure, weight_bytes
+from estimator.resident.model import Alike, adapters_of, bytes_of, weight_bytes
+from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Moment
 from estimator.values.specs import Component, Dtype, Model, Phase, Strategy, TrainingSetup

@@ -21,9 +21,9 @@ from estimator.families.weights import (
     tensors_bytes,
     unquantized_width,
 )
+from estimator.resident.model import Alike, Resident, trainable_tensors
 from estimator.resident.optimizer import state_rule
 from estimator.run.loading import gate_up_stacks
-from estimator.step.timeline import Alike, Resident, trainable_tensors
 from estimator.time.throughput import lengths
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Moment

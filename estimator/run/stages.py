@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from estimator.parallel.offload import node_bytes, offloads
+from estimator.parallel.strategies import resident
 from estimator.resident.overhead import workspace_bytes
 from estimator.run.checkpoints import checkpoint
 from estimator.run.loading import load_host_bytes
@@ -16,7 +17,7 @@ from estimator.run.saving import (
     merged_bytes,
 )
 from estimator.step.evaluation import evaluation_moment
-from estimator.step.timeline import resident, structure
+from estimator.step.timeline import structure
 from estimator.values.results import Estimate
 from estimator.values.specs import SHARDED_STATE_DICT, Offload, Phase, Strategy, TrainingSetup
 

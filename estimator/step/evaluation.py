@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.step.timeline import Plan, Sizes, Walk, resident, structure
+from estimator.parallel.strategies import resident
+from estimator.step.timeline import Plan, Sizes, Walk, structure
 from estimator.values.arithmetic import allocated
 from estimator.values.results import Moment
 from estimator.values.specs import MixedPrecision, Model, Optimizer, Phase, TrainingSetup
@@ -31,7 +32,7 @@ def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
         setup.per_device_eval_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
     )
     begins = resident(model, same).sizes(workspace)
-    return Walk(model, _plan(model, same).step(sizes), begins, setup.shard_ranks)
+    return Walk(_plan(model, same).step(sizes), begins, setup.shard_ranks)
 
 
 def evaluation_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:

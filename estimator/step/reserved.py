@@ -15,7 +15,9 @@ from estimator.families.parameters import modules_with_counts, weight_shapes
 from estimator.families.weights import FLOAT32_BYTES
 from estimator.parallel.fsdp1 import flat_tensors
 from estimator.parallel.sharding import sharded_tensors
+from estimator.parallel.strategies import resident
 from estimator.parallel.zero import SUB_GROUP
+from estimator.resident.model import Resident, trainable_tensors
 from estimator.resident.optimizer import Trainable, optimizer_states
 from estimator.resident.overhead import (
     CONTEXT_HIGH_BYTES,
@@ -24,15 +26,7 @@ from estimator.resident.overhead import (
     shown_bytes,
 )
 from estimator.step.allocator import Allocator, Block
-from estimator.step.timeline import (
-    Course,
-    Resident,
-    Sizes,
-    plan,
-    resident,
-    structure,
-    trainable_tensors,
-)
+from estimator.step.timeline import Course, Sizes, plan, structure
 from estimator.tape.program import Sized
 from estimator.tape.tape import WEIGHTS
 from estimator.values.arithmetic import allocated, ceil_div

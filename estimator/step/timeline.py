@@ -8,180 +8,35 @@ never a sum of everything that ever lives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import add, attrgetter
 from typing import NamedTuple, Protocol
 
-from estimator.families.parameters import (
-    Embedding,
-    Linear,
-    Module,
-    adapted_tied_head,
-    adapter_parameters,
-    copied_modules,
-    modules_with_counts,
-    total_parameters,
-    trainable_parameters,
-    weight_shapes,
-)
 from estimator.families.registry import attention_of
-from estimator.families.weights import (
-    adapter_tensors,
-    buffers,
-    module_bytes,
-    tensors_bytes,
-    unquantized_width,
-    weight_width,
-)
-from estimator.parallel.fsdp1 import (
-    flat_accumulated_bytes,
-    flat_bytes,
-    flat_gradient_bytes,
-    flat_tensors,
-)
-from estimator.parallel.sharding import (
-    bucket_bytes,
-    computed,
-    sharded_adapter_bytes,
-    sharded_gradient_bytes,
-    sharded_tensors,
-    sharded_weight_bytes,
-    unmoved_weight_bytes,
-)
-from estimator.parallel.zero import gathering, held
+from estimator.objectives.causal_lm import causal_lm
+from estimator.objectives.stack import Stack, stack_of
+from estimator.objectives.step import Objective, Step
+from estimator.parallel.zero import gathering
 from estimator.parallel.zero3_coordinator import OUTSIDE, Coordinator, Rules, Script
-from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
-from estimator.step.decoder import Step, has_window, layer_kinds, reached
+from estimator.resident.model import (
+    Resident,
+)
 from estimator.tape.program import Changes, Program, Reason, Sized
 from estimator.tape.symbols import Recording
-from estimator.tape.tape import COMPONENTS, WEIGHTS, Call, Mark
+from estimator.tape.tape import COMPONENTS, WEIGHTS, Call, Mark, Place
 from estimator.values.results import Held, Moment
 from estimator.values.specs import (
     FULL_STATE_DICT,
     Component,
     Model,
-    Offload,
     Optimizer,
     Phase,
     Strategy,
     TrainingSetup,
 )
-
-Alike = Iterable[tuple[Module, int]]
-"""Modules with weights, and how many alike."""
-
-
-def weight_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of all weights but the adapters, and of what lies beside them untrained, per GPU.
-
-        Σ modules  count · bytes  +  Σ buffers  count · bytes
-
-    Source: derived, from ``module_bytes`` and ``buffers``.
-    """
-    weights = bytes_of(modules_with_counts(model), setup)
-    return weights + sum(buffer.copies * buffer.bytes for buffer in buffers(model))
-
-
-def bytes_of(modules: Alike, setup: TrainingSetup) -> int:
-    """Bytes of the weights of some modules, adapters not.
-
-    Source: derived, from ``module_bytes``.
-    """
-    return sum(count * module_bytes(module, setup) for module, count in modules)
-
-
-def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of all that PEFT adds, per GPU: adapters, and the copies of ``modules_to_save``.
-
-        Σ adapted linears  (r · (in + out) + out where DoRA) · p  +  Σ copied modules  elements · w
-        p: bytes per element of an adapter, 4 by PEFT's default; w: of a weight, as loaded
-
-    Source: derived, from ``adapter_tensors``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters alone
-    become float32, copies do not).
-    """
-    return adapters_of(_adaptable(model, setup), copied_modules(model, setup), setup)
-
-
-def _adaptable(model: Model, setup: TrainingSetup) -> Iterator[tuple[Module, int]]:
-    yield from modules_with_counts(model)
-    yield from adapted_tied_head(model, setup)
-
-
-def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
-    """Bytes of the adapters of some modules, and of the copies of others.
-
-    Source: derived, from ``adapter_tensors``.
-    """
-    adapters = sum(
-        count * tensor.bytes
-        for module, count in modules
-        for tensor in adapter_tensors(module, setup)
-    )
-    return adapters + sum(
-        count * tensors_bytes(weight_shapes(module), unquantized_width(setup))
-        for module, count in copies
-    )
-
-
-def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """Every trained tensor: all weights, or the adapters and what PEFT copied whole."""
-    return trained_of(_adaptable(model, setup), copied_modules(model, setup), setup)
-
-
-def trained_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> list[Trainable]:
-    """The trained tensors of some modules, and of those that PEFT copied whole."""
-    tensors = [
-        _trained(module, shape, count, setup)
-        for module, count in copies
-        for shape in weight_shapes(module)
-    ]
-    for module, count in modules:
-        if setup.uses_adapters:
-            tensors += [
-                Trainable(tensor.shape, tensor.width, count, is_linear=len(tensor.shape) == 2)
-                for tensor in adapter_tensors(module, setup)
-            ]
-        else:
-            tensors += [_trained(module, shape, count, setup) for shape in weight_shapes(module)]
-    return tensors
-
-
-def _trained(module: Module, shape: tuple[int, ...], count: int, setup: TrainingSetup) -> Trainable:
-    linear = isinstance(module, Linear) and not module.conv1d and len(shape) == 2
-    embedding = isinstance(module, Embedding)
-    return Trainable(shape, weight_width(module, setup), count, embedding, linear)
-
-
-def gradient_bytes(tensors: Iterable[Trainable]) -> int:
-    """Bytes of all gradients, one for each trained tensor in its dtype.
-
-    Source: torch 2.13, torch/csrc/autograd/functions/accumulate_grad.h.
-    """
-    return sum(tensor.alike * tensors_bytes([tensor.shape], tensor.width) for tensor in tensors)
-
-
-def played_layers(kinds: Sequence[Hashable]) -> list[int]:
-    """Indices of the layers to play: of each kind the lowest and one more, and the last of all.
-
-    The lowest of a kind is the last in backward to need what its kind shares: a mask, rotary tables.
-    """
-    last = len(kinds) - 1
-    lowest = {kinds[index]: index for index in range(last, -1, -1)}
-    others = {
-        kinds[index]: index for index in range(last - 1, 0, -1) if index != lowest[kinds[index]]
-    }
-    return sorted({last, *lowest.values(), *others.values()})
-
-
-def stand_ins(kinds: Sequence[Hashable], played: Sequence[int]) -> list[int]:
-    """For every real layer, the position in ``played`` of the layer that stands for it."""
-    last = len(kinds) - 1
-    position = {index: place for place, index in enumerate(played)}
-    by_kind = {kinds[index]: position[index] for index in played if 0 < index < last}
-    return [position.get(index, by_kind.get(kinds[index], 0)) for index in range(len(kinds))]
 
 
 class Run(NamedTuple):
@@ -194,6 +49,10 @@ class Run(NamedTuple):
     length: int
     """How many stretches."""
     has_moments: bool
+    of_layers: int = 0
+    """How many layers their stack has."""
+    label: str = ""
+    """Of the pass."""
 
 
 class Course:
@@ -280,8 +139,16 @@ class Steps(Protocol):
 class Plan:
     """How one kind of step goes: its programs, and the order in which their segments make up the real step."""
 
-    def __init__(self, model: Model, setup: TrainingSetup, *, training: bool = True) -> None:
+    def __init__(
+        self,
+        model: Model,
+        setup: TrainingSetup,
+        *,
+        training: bool = True,
+        objective: Objective = causal_lm,
+    ) -> None:
         self._model = model
+        self._objective = objective
         self._setup = replace(setup, attn_implementation=attention_of(model, setup))
         self._training = training
         self._courses: list[Course] = []
@@ -301,39 +168,51 @@ class Plan:
         setup = replace(
             self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
         )
-        kinds = reached(
-            layer_kinds(self._model, windowed=has_window(self._model, sizes.length)),
-            self._model,
-            self._setup,
-        )
-        played = played_layers(kinds)
-        step = Step(self._model, setup, played, gpus, training=self._training)
-        program = Program(step.play(), recording)
-        runs = list(runs_of(program.marks, stand_ins(kinds, played)))
+        stack = stack_of(self._model, self._setup, sizes.length)
+        step = Step(self._model, setup, stack, gpus, training=self._training)
+        self._objective(step)
+        program = Program(step.tape, recording)
+        runs = list(runs_of(program.marks, step.stacks, step.labels))
         return Course(program, runs, gathering(self._model, self._setup))
 
 
-def runs_of(marks: Sequence[Mark], layers: Sequence[int]) -> Iterator[Run]:
+def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str]) -> Iterator[Run]:
     """Set every real layer in its place: forward in their order, backward in the reverse.
 
-    A layer that backward does not reach has no stretch there.
+    A layer that backward does not reach has no stretch there. ``labels``: of each pass.
     """
-    for (phase, stage, outside), stretch in groupby(
-        enumerate(marks), key=lambda pair: (pair[1].phase, pair[1].stage, pair[1].layer is None)
-    ):
+    layers = [stack.stand_ins for stack in stacks]
+    for (phase, stage, at), stretch in groupby(enumerate(marks), key=_alike):
         segments = list(stretch)
-        if outside:
-            yield from (Run(segment, phase, (), 1, has_moments=True) for segment, _ in segments)
+        label = labels[at.forward] if labels else ""
+        if at.layer is None:
+            for segment, _ in segments:
+                yield Run(segment, phase, (), 1, has_moments=True, label=label)
             continue
-        by_layer = {mark.layer: segment for segment, mark in segments}
-        order = range(len(layers))
+        by_layer = {mark.place.layer: segment for segment, mark in segments}
+        order = range(len(layers[at.stack]))
         for stand_in, run in groupby(
-            reversed(order) if phase is Phase.BACKWARD else order, key=layers.__getitem__
+            reversed(order) if phase is Phase.BACKWARD else order,
+            key=layers[at.stack].__getitem__,
         ):
             alike = tuple(run)
-            if stand_in not in by_layer:
-                continue
-            yield Run(by_layer[stand_in], phase, alike, len(alike), has_moments=stage == "layer")
+            if stand_in in by_layer:
+                yield Run(
+                    by_layer[stand_in],
+                    phase,
+                    alike,
+                    len(alike),
+                    has_moments=stage == "layer",
+                    of_layers=len(order),
+                    label=label,
+                )
+
+
+def _alike(numbered: tuple[int, Mark]) -> tuple[Phase, str, Place]:
+    """The same for the stretches of one stack of layers in one pass."""
+    _, mark = numbered
+    layer = None if mark.place.layer is None else 0
+    return mark.phase, mark.stage, mark.place._replace(layer=layer)
 
 
 STRETCHING = frozenset(
@@ -418,12 +297,10 @@ class Walk:
 
     def __init__(
         self,
-        model: Model,
         step: tuple[Sized, Course],
         begins: Mapping[Component, int],
         ranks: int = 1,
     ) -> None:
-        self._layers = model.num_hidden_layers
         self._sized, self._course = step
         self._begins = [begins[component] for component in COMPONENTS]
         self._gathered = self._course.gathered(self._sized, ranks)
@@ -471,7 +348,7 @@ class Walk:
         """
         alive = sum(self._begins)
         highest: dict[Phase, Top] = {}
-        for index, (segment, phase, _, length, has_moments) in enumerate(self._course.runs):
+        for index, (segment, phase, _, length, has_moments, *_) in enumerate(self._course.runs):
             _, rise, net, _ = self._sized.heights[segment]
             if has_moments:
                 alike = [(0, length - 1, 0)]
@@ -510,7 +387,9 @@ class Walk:
         run = self._course.runs[top.run]
         name = self._sized.operation(run.segment, top.before)
         if run.layers:
-            name = f"layer {run.layers[top.place] + 1} of {self._layers}: {name}"
+            name = f"layer {run.layers[top.place] + 1} of {run.of_layers}: {name}"
+        if run.label:
+            name = f"{run.label}: {name}"
         there = list(alive)
         there[WEIGHTS] += top.gathered
         return Moment(
@@ -522,7 +401,7 @@ class StepTimeline(Walk):
     """The moments of one step after the first, in order of time; computed in full only when they are looked at."""
 
     def __init__(
-        self, model: Model, setup: TrainingSetup, plan: Steps, resident: Resident, workspace: int
+        self, setup: TrainingSetup, plan: Steps, resident: Resident, workspace: int
     ) -> None:
         begins = resident.sizes(workspace)
         if setup.gradient_accumulation_steps > 1 or setup.strategy is Strategy.ZERO3:
@@ -530,7 +409,7 @@ class StepTimeline(Walk):
         sizes = Sizes(
             setup.per_device_train_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
         )
-        super().__init__(model, plan.step(sizes), begins, setup.shard_ranks)
+        super().__init__(plan.step(sizes), begins, setup.shard_ranks)
         stepped = {
             **begins,
             Component.GRADIENTS: resident.gradients,
@@ -575,7 +454,7 @@ class StepTimeline(Walk):
         forward = [run for run in self._course.runs if run.layers and run.phase is Phase.FORWARD]
         middle = max(
             forward,
-            key=lambda run: (run.length, -abs(run.layers[0] - self._layers // 2)),
+            key=lambda run: (run.length, -abs(run.layers[0] - run.of_layers // 2)),
             default=None,
         )
         if middle is None:  # a GPU without layers
@@ -597,139 +476,3 @@ def _by_reason(counts: Counter[Reason]) -> tuple[Held, ...]:
 
 def _alive(sizes: Iterable[int]) -> dict[Component, int]:
     return {component: size for component, size in zip(COMPONENTS, sizes, strict=True) if size}
-
-
-class Resident(NamedTuple):
-    """What lies on the GPU for the whole step, and what the optimizer adds. Bytes per GPU."""
-
-    weights: int
-    adapters: int
-    gradients: int
-    accumulated: int
-    """Gradients of earlier micro-steps, as the last one finds them."""
-    transient: int
-    """For the moment of the step itself."""
-    states: States
-    total_parameters: int
-    trainable_parameters: int
-    communication: int = 0
-    """Buffers that stay between steps."""
-
-    @property
-    def step_bytes(self) -> int:
-        """All that is alive in the optimizer's step, but for the workspace."""
-        step = self.weights + self.adapters + self.gradients + self.transient + self.communication
-        return step + self.states.resident_bytes
-
-    def sizes(self, workspace: int) -> dict[Component, int]:
-        """By component, before the first moment, without gradients."""
-        return {
-            **dict.fromkeys(COMPONENTS, 0),
-            Component.WEIGHTS: self.weights,
-            Component.ADAPTERS: self.adapters,
-            Component.OPTIMIZER_STATES: self.states.resident_bytes,
-            Component.COMMUNICATION: self.communication,
-            Component.WORKSPACE: workspace,
-        }
-
-
-@lru_cache(maxsize=1024)
-def resident(model: Model, structure: TrainingSetup) -> Resident:
-    """Weights, adapters, gradients and optimizer states, which no batch and no length changes."""
-    if structure.uses_fsdp1:
-        return _resident_units(model, structure)
-    if structure.strategy.is_fsdp:
-        return _resident_shards(model, structure)
-    if structure.strategy.is_zero:
-        return _resident_zero(model, structure)
-    tensors = trainable_tensors(model, structure)
-    lying = weight_bytes(model, structure), adapter_bytes(model, structure)
-    bucket = bucket_bytes(tensors) if structure.strategy is Strategy.DDP else 0
-    return undivided(model, structure, lying, tensors, bucket)
-
-
-def undivided(
-    model: Model,
-    structure: TrainingSetup,
-    lying: tuple[int, int],
-    tensors: Sequence[Trainable],
-    bucket: int = 0,
-) -> Resident:
-    """Of a GPU that keeps these trained tensors whole beside bytes of weights and adapters and a bucket of DDP's."""
-    gradients = gradient_bytes(tensors)
-    return Resident(
-        *lying,
-        gradients,
-        gradients,
-        step_transient(tensors, structure.optim, structure.optim_state_dtype),
-        optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
-        total_parameters(model) + adapter_parameters(model, structure),
-        trainable_parameters(model, structure),
-        bucket,
-    )
-
-
-def _resident_shards(model: Model, structure: TrainingSetup) -> Resident:
-    """Of FSDP2's fullest rank: shards of everything, and gradients whole until they are synchronised."""
-    tensors = sharded_tensors(model, structure)
-    whole = trainable_tensors(model, computed(structure))
-    if structure.offload_param is not Offload.NONE:
-        return _resident_elsewhere(model, structure, whole)
-    return Resident(
-        sharded_weight_bytes(model, structure) + sum(b.copies * b.bytes for b in buffers(model)),
-        sharded_adapter_bytes(model, structure),
-        sharded_gradient_bytes(model, structure),
-        gradient_bytes(whole),
-        step_transient(tensors, structure.optim, structure.optim_state_dtype),
-        optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
-        total_parameters(model) + adapter_parameters(model, structure),
-        trainable_parameters(model, structure),
-    )
-
-
-def _resident_units(model: Model, structure: TrainingSetup) -> Resident:
-    """Of FSDP1's first rank: its part of every unit, and gradients whole until they are synchronised."""
-    tensors = flat_tensors(model, structure)
-    return Resident(
-        flat_bytes(model, structure, adapters=False)
-        + sum(b.copies * b.bytes for b in buffers(model)),
-        flat_bytes(model, structure, adapters=True),
-        flat_gradient_bytes(model, structure),
-        flat_accumulated_bytes(model, structure),
-        step_transient(tensors, structure.optim, structure.optim_state_dtype),
-        optimizer_states(tensors, structure.optim, structure.optim_state_dtype),
-        total_parameters(model) + adapter_parameters(model, structure),
-        trainable_parameters(model, structure),
-    )
-
-
-def _resident_elsewhere(
-    model: Model, structure: TrainingSetup, whole: Iterable[Trainable]
-) -> Resident:
-    """Of a rank whose shards, gradients and states rest on the host; gradients that wait for their sum do not."""
-    return Resident(
-        unmoved_weight_bytes(model, structure) + sum(b.copies * b.bytes for b in buffers(model)),
-        0,
-        0,
-        gradient_bytes(whole),
-        0,
-        States(0, 0),
-        total_parameters(model) + adapter_parameters(model, structure),
-        trainable_parameters(model, structure),
-    )
-
-
-def _resident_zero(model: Model, structure: TrainingSetup) -> Resident:
-    """Of DeepSpeed's fullest rank."""
-    of = held(model, structure)
-    return Resident(
-        of.weights + sum(b.copies * b.bytes for b in buffers(model)),
-        0,
-        of.gradients,
-        of.standing,
-        of.transient,
-        of.states,
-        total_parameters(model) + adapter_parameters(model, structure),
-        trainable_parameters(model, structure),
-        of.communication,
-    )

@@ -340,7 +340,7 @@ def cast_weight(tape: Tape, weight: Tensor, width: int) -> Tensor:
         return cast(tape, weight, width)
     cached = tape.cast_cache.get(weight.key)
     if cached is None:
-        cached = (tape.layer, cast(tape, weight, width))
+        cached = (tape.place, cast(tape, weight, width))
         tape.cast_cache[weight.key] = cached
     return cached[1]
 

@@ -53,14 +53,24 @@ class Event(NamedTuple):
     """The GPU that they lie on, from 0; always 0 where one GPU does all."""
 
 
+class Place(NamedTuple):
+    """Where in a step something happens."""
+
+    forward: int = 0
+    """In which pass: forward calls are counted, and backward is where the call was."""
+    stack: int = 0
+    """In which stack of layers of which model."""
+    layer: int | None = None
+    """At which played layer of it; None outside the layers."""
+
+
 class Mark(NamedTuple):
     """Where a stretch of the step begins: one layer's forward or backward, or a stage outside the layers."""
 
     phase: Phase
     stage: str
     """What the stretch is: ``embedding``, ``layer``, ``head``, …"""
-    layer: int | None
-    """Which played layer; None outside the layers."""
+    place: Place
     start: int
     """Index of its first event."""
     operation: str
@@ -167,23 +177,21 @@ class Node:
         "device",
         "edges",
         "kept",
-        "layer",
         "leaf",
         "name",
+        "place",
         "saved",
         "sequence",
         "stage",
         "waiting",
     )
 
-    def __init__(
-        self, name: str, sequence: int, stage: str, layer: int | None, device: int = 0
-    ) -> None:
+    def __init__(self, name: str, sequence: int, stage: str, place: Place, device: int = 0) -> None:
         self.name = name
         self.device = device
         self.sequence = sequence
         self.stage = stage
-        self.layer = layer
+        self.place = place
         self.backward: Backward | None = None
         self.saved: list[Storage | Placeholder | None] = []
         self.kept: Storage | None = None
@@ -219,7 +227,7 @@ class Leaf:
 
 def leaf_node(leaf: Leaf) -> Node:
     """The node that accumulates into a leaf: runs as soon as all its gradients have arrived."""
-    node = Node("gradient accumulation", sys.maxsize, "", None)
+    node = Node("gradient accumulation", sys.maxsize, "", Place())
     node.leaf = leaf
     return node
 
@@ -285,8 +293,8 @@ class Tape:
         """Checkpoints are of the older kind, which builds no graph in the forward pass."""
         self.is_float16 = is_float16
         """What has 16 bits is float16, not bfloat16."""
-        self.attached: list[tuple[int | None, Storage]] = []
-        """What nodes keep as attributes, by layer: it goes with the graph, after the whole backward pass."""
+        self.attached: list[tuple[Place, Storage]] = []
+        """What nodes keep as attributes, by place: it goes with the graph, after the whole backward pass."""
         self._replayed: list[Storage] | None = None
         """The same of a reentrant checkpoint's replay, whose graph goes when it has been run."""
         self.events: list[Event] = []
@@ -296,12 +304,14 @@ class Tape:
         self.autocast_width = autocast_width
         """Bytes per element that autocast computes in; None without autocast."""
         self.autocast_active = autocast_width is not None
-        self.cast_cache: dict[str, tuple[int | None, Tensor]] = {}
+        self.cast_cache: dict[str, tuple[Place, Tensor]] = {}
         self.operation = ""
         self.device = 0
         """The GPU that works; tensors are made there, and a node's gradients where the node was made."""
         self.stage = ""
-        self.layer: int | None = None
+        self.place = Place()
+        self.passes = 0
+        """That have begun."""
         self.enter(Phase.FORWARD, "embedding")
         self.unpacked: list[Storage | None] = []
         """What the running node saved, as its backward function holds it: dead when the engine checks its gradients,
@@ -314,10 +324,31 @@ class Tape:
         self._forward_frame: Frame | None = None
         self._replay_frame: Frame | None = None
 
+    def begin_pass(self, phase: Phase, stack: int = 0) -> None:
+        """A model is called, whose layers are this stack; the first pass begins with the batch."""
+        place = Place(self.passes, stack)
+        if (phase, place) != (self.marks[-1].phase, self.marks[-1].place):
+            self.go_to(phase, "embedding", place)
+        self.passes += 1
+        self.autocast_active = self.autocast_width is not None
+
     def enter(self, phase: Phase, stage: str, layer: int | None = None) -> None:
-        """End the current stretch and begin another."""
-        self.stage, self.layer = stage, layer
-        self.marks.append(Mark(phase, stage, layer, len(self.events), self.operation))
+        """End the current stretch and begin another in the same pass."""
+        self.go_to(phase, stage, self.place._replace(layer=layer))
+
+    def go_to(self, phase: Phase, stage: str, place: Place) -> None:
+        """End the current stretch and begin another anywhere."""
+        self.stage, self.place = stage, place
+        self.marks.append(Mark(phase, stage, place, len(self.events), self.operation))
+
+    @contextmanager
+    def grad(self, *, enabled: bool) -> Iterator[None]:
+        """``torch.set_grad_enabled``: without it no node is made and nothing is saved."""
+        records, self.records = self.records, self.records and enabled
+        try:
+            yield
+        finally:
+            self.records = records
 
     @contextmanager
     def without_autocast(self) -> Iterator[None]:
@@ -376,7 +407,7 @@ class Tape:
         if not (self.records and any(x.requires_grad for x in inputs)):
             return None
         self._sequence += 1
-        node = Node(name, self._sequence, self.stage, self.layer, self.device)
+        node = Node(name, self._sequence, self.stage, self.place, self.device)
         node.backward = backward
         node.edges = [_edge(x) for x in inputs]
         self._keep(node, save)
@@ -442,7 +473,7 @@ class Tape:
         if self._replayed is not None:
             self._replayed.append(x.storage)
         elif self._replay_frame is None:
-            self.attached.append((self.layer, x.storage))
+            self.attached.append((self.place, x.storage))
         else:
             node.kept = x.storage
 
@@ -537,7 +568,7 @@ class Tape:
         root = loss.node
         assert root is not None
         loss.node = None
-        self.enter(Phase.BACKWARD, root.stage, root.layer)
+        self.go_to(Phase.BACKWARD, root.stage, root.place)
         root.buffers[0] = self.new(1, 4)
         self._run_graph(root)
 
@@ -574,8 +605,8 @@ class Tape:
         if node.leaf is not None:
             self._accumulate(node)
             return []
-        if (node.stage, node.layer) != (self.stage, self.layer):
-            self.enter(Phase.BACKWARD, node.stage, node.layer)
+        if (node.stage, node.place) != (self.stage, self.place):
+            self.go_to(Phase.BACKWARD, node.stage, node.place)
         self.operation, self.device = node.name, node.device
         buffers, node.buffers = node.buffers, [None]
         backward, node.backward = node.backward, None

@@ -28,7 +28,7 @@ from estimator.families.parameters import (
     weight_shapes,
 )
 from estimator.families.registry import architecture, attention_of
-from estimator.step.decoder import has_window, layer_kinds
+from estimator.objectives.stack import has_window, layer_kinds
 from estimator.values.arithmetic import ceil_div
 from estimator.values.specs import AttnImplementation, Loss, Method, Model, TrainingSetup
 

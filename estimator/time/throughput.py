@@ -21,7 +21,7 @@ from estimator.families.delta_net import CHUNK
 from estimator.families.parameters import LINEAR_ATTENTION, experts_run, layer_model
 from estimator.parallel.network import GIGA, exchange_seconds, links, replicas, shards
 from estimator.parallel.offload import offloads
-from estimator.step.timeline import Resident
+from estimator.resident.model import Resident
 from estimator.time.flops import (
     FORWARD,
     Matrices,

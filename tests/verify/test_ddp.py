@@ -13,8 +13,8 @@ import pytest
 
 from estimator import estimate
 from estimator.contract.setups import parse
-from estimator.parallel.sharding import bucket_bytes
-from estimator.step.timeline import trainable_tensors
+from estimator.parallel.ddp import bucket_bytes
+from estimator.resident.model import trainable_tensors
 from estimator.values.specs import Phase
 
 torch = pytest.importorskip("torch")

@@ -16,7 +16,8 @@ import pytest
 from estimator import estimate
 from estimator.contract import setups as contract
 from estimator.parallel.sharding import sharded_gradient_bytes
-from estimator.step.timeline import resident, structure
+from estimator.parallel.strategies import resident
+from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated
 from tests.verify.processes import RANKS, in_two_processes
 

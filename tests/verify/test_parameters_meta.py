@@ -23,7 +23,7 @@ from estimator.families.parameters import (
     trainable_parameters,
     weight_shapes,
 )
-from estimator.step.timeline import trainable_tensors
+from estimator.resident.model import trainable_tensors
 from estimator.values.specs import Method, Model, TrainingSetup
 
 torch = pytest.importorskip("torch")

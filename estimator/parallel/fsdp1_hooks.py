@@ -11,26 +11,33 @@ from collections.abc import Iterable
 
 from estimator.families.block import Block, Owned
 from estimator.families.parameters import outer_modules
+from estimator.families.weights import buffer_bytes
 from estimator.parallel.fsdp1 import (
     Flat,
     Flow,
+    flat_accumulated_bytes,
+    flat_bytes,
+    flat_gradient_bytes,
+    flat_tensors,
     gathered_width,
     module_sizes,
     shard_elements,
     stored_width,
 )
-from estimator.tape.tape import Leaf, Parameter, Tape, Tensor
+from estimator.parallel.hooks import Hooks
+from estimator.resident.model import Resident, counts, stepped
+from estimator.tape.tape import Leaf, Place, Tape, Tensor
 from estimator.values.specs import Model, Phase, Strategy, TrainingSetup
 
 
-class FlatUnits:
-    """The units of a model under FSDP1, by the same calls as ``Sharded``."""
+class Fsdp1Hooks(Hooks):
+    """The units of a model under FSDP1: the root, the layers, each matrix of an adapter."""
 
     def __init__(
         self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
     ) -> None:
+        super().__init__(tape)
         self.setup = setup
-        self.tape = tape
         reentrant = setup.gradient_checkpointing and setup.use_reentrant
         self.flow = Flow(tape, ranks, holds_inputs=reentrant and setup.checkpoint_around_fsdp)
         self.layers = 0
@@ -39,7 +46,7 @@ class FlatUnits:
         self.root = self._unit(outer, sizes, stays=True)
         self._adapters(outer)
 
-    def layer(self, block: Block) -> Flat:
+    def layer(self, index: int, block: Block) -> Flat:
         """The unit of one layer."""
         self.layers += 1
         sizes = [size for module in block.modules for size in module_sizes(module, self.setup)]
@@ -79,39 +86,9 @@ class FlatUnits:
             is_leaf=is_adapter,
         )
 
-    # -- what happens around the modules ------------------------------------------------------------------------
-
-    def before_embedding(self, ids: Tensor) -> None:
-        """The root is gathered."""
+    def enter_model(self, ids: Tensor) -> None:
+        """The root is gathered, and stays until backward has ended."""
         self.root.enter(ids)
-
-    def after_embedding(self, hidden: Tensor) -> Tensor:
-        """The root stays."""
-        return hidden
-
-    def before_norm(self, hidden: Tensor) -> Tensor:
-        """The root is there."""
-        return hidden
-
-    def before_head(self, hidden: Tensor) -> Tensor:
-        """The root is there."""
-        return hidden
-
-    def before_chunk(self, chunk: Tensor) -> Tensor:
-        """The root is there."""
-        return chunk
-
-    def read_head(self, weight: Parameter) -> Tensor:
-        """The root is there."""
-        return weight
-
-    def after_head(self, logits: Tensor) -> Tensor:
-        """The root stays for backward."""
-        return logits
-
-    def end_forward(self, loss: Tensor) -> Tensor:
-        """The model returns."""
-        return loss
 
     def end_backward(self) -> None:
         """All gradients have arrived; layer by layer goes what was held, so that unplayed layers can be counted."""
@@ -119,10 +96,22 @@ class FlatUnits:
         flow.end_backward()
         if not flow.held:
             return
-        for layer in reversed(range(self.layers)):
-            self.tape.enter(Phase.BACKWARD, "held", layer)
-            flow.held = [it for it in flow.held if it[0] != layer]
-        self.tape.enter(Phase.BACKWARD, "end of backward")
+        for place in sorted({place for place, _ in flow.held}, reverse=True):
+            self.tape.go_to(Phase.BACKWARD, "held", place)
+            flow.held = [it for it in flow.held if it[0] != place]
+        self.tape.go_to(Phase.BACKWARD, "end of backward", Place())
+
+
+def fsdp1_shards(model: Model, structure: TrainingSetup) -> Resident:
+    """What FSDP1's first rank keeps: its part of every unit, and gradients whole until they are synchronised."""
+    return Resident(
+        weights=flat_bytes(model, structure, adapters=False) + buffer_bytes(model),
+        adapters=flat_bytes(model, structure, adapters=True),
+        gradients=flat_gradient_bytes(model, structure),
+        accumulated=flat_accumulated_bytes(model, structure),
+        **stepped(flat_tensors(model, structure), structure),
+        **counts(model, structure),
+    )
 
 
 def _leaf(owned: Owned) -> Leaf | None:

@@ -1,0 +1,1 @@
+"""What is a step? Passes of models and a loss behind them, one file an objective."""

@@ -1,0 +1,180 @@
+"""Causal language modelling: one pass of one model, the loss inside its call, and backward.
+
+Source: transformers 5.23, models/llama/modeling_llama.py (``LlamaForCausalLM.forward``) and loss/loss_utils.py
+(``ForCausalLMLoss``); accelerate 1.15, accelerator.py (outputs converted to float32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from estimator.families.experts import balancing_loss
+from estimator.families.liger import KERNELS, loss_of
+from estimator.objectives.forward import ID_BYTES, Forward, Pass, as_logits
+from estimator.objectives.step import Step
+from estimator.parallel.placement import HEAD
+from estimator.tape import fused
+from estimator.tape import operators as op
+from estimator.tape.tape import ACTIVATIONS, LOGITS, Tensor
+from estimator.values.arithmetic import ceil_div
+from estimator.values.specs import Loss, Phase
+
+CHUNKS = 8
+"""Of a text's logits: torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, ``num_output_chunks``."""
+
+
+def causal_lm(step: Step) -> None:
+    """A batch, one call of the model with its labels, and backward."""
+    setup = step.setup
+    ids, labels = step.ids(setup.tokens), step.ids(setup.tokens)
+    padding = step.ids(setup.tokens) if setup.padded else None
+    rows, length = setup.per_device_train_batch_size, setup.max_length
+    forward = step.call(Pass(step.trained, rows, length))
+    call = _LabelledCall(forward)
+    loss, outputs = call.run(ids, labels)
+    if not (step.training and setup.hold_outputs):
+        del outputs
+        call.let_go(forward.router_logits)
+    if step.training:
+        step.backward(loss)
+    step.end()
+    forward.router_logits.clear()
+    del ids, labels, padding
+
+
+class _LabelledCall:
+    """A call of the model that is given labels: it returns the loss beside the logits."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self.tape, self.model, self.setup = forward.tape, forward.model, forward.setup
+        self.hooks, self.router_logits = forward.hooks, forward.router_logits
+        self.loss = loss_of(forward.model, forward.setup)
+
+    def run(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Loss and outputs, as what is wrapped around the model returns them."""
+        tape, forward = self.tape, self.forward
+        hidden: Tensor | None = forward.hidden(ids)
+        assert hidden is not None
+        logits = None
+        match self.loss:
+            case Loss.STANDARD:
+                logits = forward.logits(hidden)
+                tape.enter(Phase.LOSS, "loss")
+                loss = self._loss(logits, labels)
+            case Loss.CHUNKED_TORCHTUNE:
+                chunks = self._logits_in_chunks(hidden)
+                hidden = None
+                tape.enter(Phase.LOSS, "loss")
+                loss = self._loss_of_chunks(chunks)
+                del chunks
+                loss = self.hooks.leave(HEAD, loss)
+            case _:
+                hidden = self.hooks.enter(HEAD, hidden)
+                tape.enter(Phase.LOSS, "loss")
+                loss = self._loss_without_logits(hidden)
+                loss = self.hooks.leave(HEAD, loss)
+        loss = self._with_balance(loss)
+        del hidden
+        loss, logits = self.hooks.returned(loss, logits)
+        forward.end()
+        outputs = logits if tape.autocast_width is None else self._in_float32(logits)
+        del logits
+        return self.hooks.leave_model(loss, outputs)
+
+    def _in_float32(self, logits: Tensor | None) -> Tensor | None:
+        """Accelerate's ``convert_outputs_to_fp32``: a copy of every 16-bit output before the first is let go."""
+        tape = self.tape
+        tape.operation = "outputs to float32"
+        converted = logits
+        if logits is not None and logits.width != 4:
+            converted = tape.new(logits.elements, 4, LOGITS)
+        scores = self.router_logits[:]
+        for index in range(len(scores)):
+            tape.enter(Phase.LOSS, "outputs", index)
+            if scores[index].width != 4:
+                self.router_logits[index] = tape.new(scores[index].elements, 4)
+        if scores:
+            tape.enter(Phase.LOSS, "end of forward")
+        self.let_go(scores)
+        return converted
+
+    def let_go(self, scores: list[Tensor]) -> None:
+        """Free the routers' scores layer by layer, so that unplayed layers can be counted."""
+        for index in range(len(scores)):
+            self.tape.enter(Phase.LOSS, "scores", index)
+            del scores[0]
+            if not scores:
+                self.tape.enter(Phase.LOSS, "end of forward")
+
+    def _with_balance(self, loss: Tensor) -> Tensor:
+        """The loss, and what the routers' scores add to it, layer by layer so that unplayed layers can be counted."""
+        tape, balance = self.tape, None
+        for index, logits in enumerate(self.router_logits):
+            tape.enter(Phase.LOSS, "balance", index)
+            balance = balancing_loss(tape, self.model, self.setup.tokens, logits, balance)
+        if balance is None:
+            return loss
+        tape.enter(Phase.LOSS, "loss")
+        return op.add(tape, loss, op.mean(tape, balance, 1, "sum over experts"))
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        tape = self.tape
+        tape.operation = "logits to float32"
+        logits = as_logits(op.cast(tape, logits, 4))
+        self.hooks.work_at(None)
+        padded = tape.new(labels.elements + 1, ID_BYTES)
+        shifted = tape.new(labels.elements, ID_BYTES, ACTIVATIONS)
+        del padded
+        shifted = self.hooks.enter(HEAD, shifted)
+        if self.forward.outer.kernels.whole_logits:
+            return fused.cross_entropy(tape, logits)
+        return op.log_softmax_loss(tape, logits, shifted)
+
+    def _loss_without_logits(self, hidden: Tensor) -> Tensor:
+        """Head and loss in one, so that the logits never exist as a whole."""
+        weight, vocabulary = (
+            self.hooks.read(self.forward.loaded.head_weight()),
+            self.model.vocab_size,
+        )
+        width = weight.elements // vocabulary
+        texts = self.setup.per_device_train_batch_size
+
+        def loss(x: Tensor) -> Tensor:
+            if self.loss is Loss.LIGER:
+                budget = KERNELS[self.model.model_type].budget
+                return fused.linear_cross_entropy(
+                    self.tape, x, weight, width, vocabulary, budget=budget
+                )
+            return fused.log_probabilities(self.tape, x, weight, width, texts)
+
+        return self.forward.outer.within(HEAD, hidden, loss)
+
+    def _logits_in_chunks(self, hidden: Tensor) -> list[Tensor]:
+        """torchtune's: each text in eight chunks; rows of several texts are copied side by side.
+
+        Source: torchtune 0.6.1, modules/transformer.py, ``chunked_output``.
+        """
+        texts, length = self.setup.per_device_train_batch_size, self.setup.max_length
+        width, size = hidden.elements // self.setup.tokens, ceil_div(length, CHUNKS)
+        sizes = []
+        while length > 0:
+            sizes.append(texts * min(size, length) * width)
+            length -= size
+        return [
+            self.forward.logits(op.clone(self.tape, chunk) if texts > 1 else chunk)
+            for chunk in op.split(self.tape, hidden, sizes)
+        ]
+
+    def _loss_of_chunks(self, chunks: Sequence[Tensor]) -> Tensor:
+        """Only one chunk at a time is in float32, but the log-softmax of all is kept, as are the logits until here.
+
+        Source: torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, ``CEWithChunkedOutputLoss``.
+        """
+        tape, total = self.tape, None
+        shifted = tape.new(self.setup.tokens, ID_BYTES)
+        for chunk in chunks:
+            loss = op.log_softmax_loss(tape, as_logits(op.cast(tape, chunk, 4)), shifted)
+            total = loss if total is None else op.add(tape, total, loss)
+        assert total is not None
+        return total

@@ -1,0 +1,422 @@
+"""One forward call of a causal language model: embedding, layers, final norm, head.
+
+Source: transformers 5.23, models/llama/modeling_llama.py (``LlamaModel``, ``LlamaForCausalLM``); accelerate 1.15,
+accelerator.py (autocast around the forward pass); peft 0.21 and transformers' ``enable_input_require_grads``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from estimator.families.block import DROPOUT, ROTARY, Block
+from estimator.families.parameters import (
+    WITHOUT_ATTENTION,
+    Module,
+    is_adapted,
+    is_copied,
+    layer_model,
+    layer_modules,
+    lowest_trained,
+    outer_modules,
+    tied_head,
+)
+from estimator.families.registry import Architecture, architecture
+from estimator.families.rotary import Rotary, Tables
+from estimator.objectives.stack import Stack, has_window, layer_kinds
+from estimator.parallel.module_devices import Seats
+from estimator.parallel.placement import HEAD
+from estimator.parallel.sharding import computed
+from estimator.parallel.strategies import hooks
+from estimator.tape import operators as op
+from estimator.tape.tape import (
+    ACTIVATIONS,
+    LOGITS,
+    TEMPORARIES,
+    Leaf,
+    Parameter,
+    Tape,
+    Tensor,
+    leaf_node,
+)
+from estimator.values.specs import AttnImplementation, Model, Phase, TrainingSetup
+
+ID_BYTES = 8
+"""Token ids, labels and positions are int64."""
+
+
+class Pass(NamedTuple):
+    """One forward call of a model: so many rows of so many tokens."""
+
+    model: Loaded
+    rows: int
+    length: int
+    scored: int | None = None
+    """Tokens that the head sees; None: all."""
+    grad: bool = True
+    """Its graph is kept for backward; else it runs under ``torch.no_grad``."""
+    phase: Phase = Phase.FORWARD
+    label: str = ""
+    """What its moments are called by, where a step has several passes."""
+
+
+class Loaded:
+    """A model whose weights lie on the GPU, ready to be called."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        model: Model,
+        setup: TrainingSetup,
+        stack: Stack,
+        *,
+        number: int = 0,
+        ranks: int = 1,
+        seats: Seats | None = None,
+    ) -> None:
+        self.tape = tape
+        self.model = model
+        self.setup = computed(setup)
+        self.stack = stack
+        self.number = number
+        """Of its stack among those of the step."""
+        self.family: Architecture = architecture(model)
+        self.parameters: dict[str, Parameter] = {}
+        """By key, the same in every pass."""
+        copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
+        self.outer = self.block((*outer_modules(model), *copied_head), "outer", self.setup)
+        for head in tied_head(model):
+            if is_adapted(head, setup):
+                self.outer.tie(head, self.head_weight(), "outer")
+        self.hooks = hooks(tape, model, setup, self.outer, ranks, seats)
+
+    def head_weight(self) -> Parameter:
+        """The head's weight, V · h: its own, or the embedding's."""
+        outer = self.outer
+        if outer.has("lm_head"):
+            return outer.linears["lm_head"].weight
+        weight = outer.embeddings[next(iter(outer.embeddings))]
+        if weight.requires_grad and self.setup.uses_adapters:
+            # the embedding is a trained copy (PEFT's modules_to_save); the head keeps the frozen original
+            return Parameter("head", weight.elements, weight.width, trainable=False)
+        return weight
+
+    def block(
+        self,
+        modules: Sequence[Module],
+        key: str,
+        setup: TrainingSetup,
+        index: int | None = None,
+    ) -> Block:
+        """The modules of one played layer, or of what lies around the layers."""
+        model = self.model
+        return Block(
+            self.tape,
+            model if index is None else layer_model(model, self.stack.played[index]),
+            setup,
+            modules,
+            key=f"model{self.number}.{key}" if self.number else key,
+            norm_kind=self.family.norm,
+            softmax_float32=self.family.softmax_float32,
+            index=index,
+            parameters=self.parameters,
+        )
+
+
+class Forward:
+    """One pass while it runs, and what lives on from it until backward has ended.
+
+    A checkpoint plays a layer only where a graph is kept: without gradients nothing is saved that it could drop.
+    """
+
+    def __init__(self, of: Pass) -> None:
+        loaded = of.model
+        self.tape = loaded.tape
+        self.model, self.family, self.hooks = loaded.model, loaded.family, loaded.hooks
+        self.layers = loaded.stack.played
+        self.loaded = loaded
+        self.phase = of.phase
+        self.scored = of.scored
+        self.setup = replace(
+            loaded.setup,
+            per_device_train_batch_size=of.rows,
+            max_length=of.length,
+            gradient_checkpointing=loaded.setup.gradient_checkpointing and of.grad,
+        )
+        self.outer = loaded.outer
+        self.outer.setup = self.setup
+        self.kinds = layer_kinds(self.model, windowed=has_window(self.model, of.length))
+        self.lowest = lowest_trained(self.model, self.setup) or 0
+        """The lowest layer that backward reaches."""
+        self.returned: Tensor | None = None
+        """What the last layer returned beside its output."""
+        self.router_logits: list[Tensor] = []
+        """One a played layer, if the model returns them."""
+        self.end_phase = Phase.LOSS if of.phase is Phase.FORWARD else of.phase
+        """Of what happens between the logits and the end of the call."""
+        self.tape.begin_pass(of.phase, loaded.number)
+
+    def end(self) -> None:
+        """The call ends, and autocast with it."""
+        self.tape.operation = "end of autocast"
+        self.tape.autocast_active = False
+        self.drop_cache()
+
+    def drop_cache(self) -> None:
+        """Autocast ends: its copies of weights go, layer by layer so that unplayed layers can be counted."""
+        tape = self.tape
+        for index in range(len(self.layers)):
+            tape.enter(self.end_phase, "cache", index)
+            for key in [key for key, (at, _) in tape.cast_cache.items() if at.layer == index]:
+                del tape.cast_cache[key]
+        tape.enter(self.end_phase, "end of forward")
+        tape.cast_cache.clear()
+
+    # -- the decoder ------------------------------------------------------------------------------------------
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """What the final norm makes of these token ids."""
+        tape, setup, model = self.tape, self.setup, self.model
+        embedded = self._embedding(ids)  # names of the model's forward until it returns
+        positions: Tensor | None = tape.new(setup.max_length, ID_BYTES)
+        hidden = self._first_hidden(embedded)
+        of_layers = None
+        if self.family.layer_inputs is not None and model.hidden_size_per_layer_input:
+            of_layers = self.family.layer_inputs(self.outer, ids, hidden)
+        shared: dict[bool, tuple[Tensor, Tensor]] = {}
+        streams: list[Tensor] = []
+        self.hooks.work_at(self.outer.embedding_name)
+        masks = self._masks(embedded[0].width)
+        alibi = self._alibi()
+        if self.family.spread is not None:
+            hidden, streams = self.family.spread(self.outer, hidden)
+        kinds_of_tables = self._table_kinds()
+        brought: Tensor | None = self.hooks.enter(ROTARY, hidden) if kinds_of_tables else None
+        tables = {local: self._rotary_tables(hidden.width, local) for local in kinds_of_tables}
+        if tables and positions is not None:
+            self.outer.within(ROTARY, positions, lambda x: x)
+        del brought
+        if not self.hooks.brings_inputs:
+            positions = None
+        for played, index in enumerate(self.layers):
+            tape.enter(self.phase, "layer", played)
+            kind = self.kinds[index]
+            modules = layer_modules(model, index)
+            block = self.loaded.block(modules, f"layers.{played}", setup, played)
+            block.mask = masks[kind.sliding] if self._attends(index) else None
+            block.rotary_tables = tables.get(kind.sliding and self.family.tables_by_kind)
+            block.rotary = self.family.rotary if kind.rotary else None
+            block.alibi = alibi
+            block.positions = positions if kinds_of_tables else None
+            block.router_logits = self.router_logits if model.output_router_logits else None
+            block.shared_states, block.sharing = shared, kind.sharing
+            block.is_windowed, block.cuts_gate = kind.sliding, kind.cuts_gate
+            layer_input = None
+            if of_layers is not None:
+                width = setup.tokens * model.hidden_size_per_layer_input
+                layer_input = op.part(tape, of_layers, width)
+            hidden = self._layer(block, hidden, layer_input)
+            assert hidden.requires_grad == (tape.records and index >= self.lowest)
+            block.router_logits = None
+            if not setup.gradient_checkpointing:  # else its replay needs them
+                block.mask = block.rotary_tables = block.alibi = block.positions = None
+            del block, layer_input
+        tape.enter(self.phase, "head")
+        if self.family.gathered is not None:
+            streams.clear()
+            hidden = self.family.gathered(self.outer, hidden)
+        hidden = self._final_norm(hidden)
+        del embedded, masks, tables, alibi, positions, of_layers, shared, streams
+        self.returned = None
+        return hidden
+
+    def _attends(self, index: int) -> bool:
+        """Whether the layer reads a mask of queries and keys."""
+        types = self.model.layer_types
+        return not types or types[index] not in WITHOUT_ATTENTION
+
+    def _layer(self, block: Block, hidden: Tensor, layer_input: Tensor | None) -> Tensor:
+        def program(x: Tensor, *given: Tensor) -> Tensor:
+            block.layer_input = given[0] if given else None
+            x = layer(block, x)
+            block.layer_input = None
+            return x
+
+        layer = self.family.layer
+        given = [] if layer_input is None else [layer_input]
+        assert block.index is not None
+        unit = self.hooks.layer(self.layers[block.index], block)
+        if unit is not None:
+            hidden = unit.enter(hidden)
+        if self.setup.gradient_checkpointing:
+            hidden = self.tape.checkpoint(program, hidden, *given)
+        else:
+            hidden = program(hidden, *given)
+        if unit is not None:
+            hidden = unit.leave(hidden)
+        self.returned = block.weights if self.family.returns_weights else None
+        block.weights, block.is_replay = None, True
+        return hidden
+
+    def _embedding(self, ids: Tensor) -> list[Tensor]:
+        """The tokens' vectors, and the positions' where these are learned."""
+        tape, setup, outer, model = self.tape, self.setup, self.outer, self.model
+        names = [name for name in outer.embeddings if name not in ("wpe", "embed_positions")]
+        weight = outer.embeddings[names[0]]
+        width = weight.elements // model.vocab_size
+        self.hooks.enter_model(ids)
+        ids = self.hooks.enter(names[0], ids)
+        hidden = op.embedding(tape, ids, weight, width, setup.tokens)
+        in_module = self.family.scales_in_module
+        if self.family.scales_embedding and in_module:
+            hidden = op.scale(tape, hidden)
+        is_scaled = self.family.scales_embedding and in_module
+        hidden = outer.adapted_embedding(names[0], ids, hidden, is_scaled=is_scaled)
+        if setup.gradient_checkpointing and not hidden.requires_grad:
+            hidden.requires_grad = True
+            hidden.node = leaf_node(Leaf(TEMPORARIES, variable=hidden.storage))
+        hidden = self.hooks.leave(names[0], hidden)
+        if self.family.scales_embedding and not in_module:
+            hidden = op.scale(tape, hidden)
+        if outer.has("project_in"):
+            hidden = self.hooks.enter("project_in", hidden)
+            hidden = outer.linear("project_in", hidden)
+        learned = [name for name in ("wpe", "embed_positions") if name in outer.embeddings]
+        return [hidden, *(self._positions(name) for name in learned)]
+
+    def _first_hidden(self, embedded: list[Tensor]) -> Tensor:
+        """What enters the first layer: the sum of the embeddings, normalised or dropped out by some families."""
+        tape, model = self.tape, self.model
+        hidden = embedded[0]
+        for positions in embedded[1:]:
+            hidden = op.add(tape, hidden, positions)
+        if self.outer.has("word_embeddings_layernorm"):
+            hidden = self.outer.norm("word_embeddings_layernorm", hidden)
+        hidden = op.dropout(tape, self.hooks.enter(DROPOUT, hidden), model.embd_pdrop)
+        if (
+            model.model_type == "phi"
+        ):  # modeling_phi.py: `inputs_embeds = self.embed_dropout(inputs_embeds)`
+            embedded[0] = hidden
+        return hidden
+
+    def _positions(self, name: str) -> Tensor:
+        """The positions' vectors: once for all texts, or (OPT, which counts what is not padding) for each."""
+        tape, setup = self.tape, self.setup
+        rows = setup.tokens if name == "embed_positions" else setup.max_length
+        ids = tape.new(rows, ID_BYTES)
+        weight, width = self.outer.embeddings[name], self.model.hidden_size
+        return self.outer.within(
+            weight.key, ids, lambda ids: op.embedding(tape, ids, weight, width, rows)
+        )
+
+    def _masks(self, width: int) -> dict[bool, Tensor | None]:
+        """The mask of full and of sliding layers: None where the kernel's own causality is enough."""
+        setup = self.setup
+        masks: dict[bool, Tensor | None] = {}
+        additive = setup.attn_implementation is AttnImplementation.EAGER
+        needed = setup.padded or self.family.always_masked or additive
+        needed = needed or self.model.use_bidirectional_attention
+        for sliding in (False, True):
+            alike = [kind for kind in self.kinds if kind.sliding == sliding]
+            # Qwen2MoeConfig makes an unused window one of 0 tokens, which every text exceeds
+            unused = self.family.masks_unused_window and not alike
+            exists = bool(alike) or unused
+            if setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+                exists = False
+            is_needed = needed or unused or any(kind.windowed for kind in alike)
+            masks[sliding] = self._mask(width, additive=additive) if exists and is_needed else None
+        return masks
+
+    def _mask(self, width: int, *, additive: bool) -> Tensor:
+        """Truth values, one for all texts unless some are padded; or 0 and -∞ for each, in the model's dtype."""
+        setup, model = self.setup, self.model
+        self.tape.operation = "attention mask"
+        scores = setup.per_device_train_batch_size * setup.max_length**2
+        if model.model_type == "falcon" and model.no_rope_layers:
+            # ALiBi of every head joins the mask: modeling_falcon.py, FalconModel.forward
+            return self.tape.new(scores * model.num_attention_heads, width)
+        if model.model_type == "mpt":  # `create_causal_mask(...).to(torch.bool)`
+            return self.tape.new(scores, 1)
+        if additive:
+            return self.tape.new(scores, width)
+        stored = scores if setup.padded else setup.max_length**2
+        return self.tape.view(self.tape.new(stored, 1), scores)
+
+    def _alibi(self) -> Tensor | None:
+        """MPT's biases: of every head and every position that the model may see, in float32, whatever the length."""
+        model = self.model
+        if model.model_type != "mpt":
+            return None
+        self.tape.operation = "ALiBi"
+        longest = model.num_attention_heads * model.max_position_embeddings
+        seen = model.num_attention_heads * self.setup.max_length
+        return self.tape.view(self.tape.new(longest, 4), seen)
+
+    def _table_kinds(self) -> set[bool]:
+        """Which sets of rotary tables there are: those of windowed layers beside the others', or one for all."""
+        if self.family.rotary is None:
+            return set()
+        if self.family.tables_if_turned and not any(kind.rotary for kind in self.kinds):
+            return set()
+        both = self.family.tables_by_kind and self.model.layer_types
+        return {False, True} if both else {False}
+
+    def _rotary_tables(self, width: int, local: bool) -> Tables:
+        tape, rotary = self.tape, self.family.rotary
+        model = self.model
+        head_dim = model.head_dim if local else model.global_head_dim or model.head_dim
+        turned = int(head_dim * min(1.0, model.partial_rotary_factor))
+        dimension = model.qk_rope_head_dim or turned
+        if rotary is Rotary.SPLIT_HALVES:  # a number for both halves
+            dimension //= 2
+        texts = self.setup.per_device_train_batch_size if self.family.tables_by_text else 1
+        elements = texts * self.setup.max_length * dimension
+        width = 4 if rotary is not None and rotary.float32_tables else width
+        tape.operation = "rotary tables"
+        if rotary is Rotary.COMPLEX:  # both in one
+            table = tape.new(elements, width, ACTIVATIONS)
+            return Tables(table, table)
+        return Tables(
+            tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS)
+        )
+
+    def _final_norm(self, hidden: Tensor) -> Tensor:
+        if name := self.outer.final_norm_name:
+            hidden = self.outer.norm(name, self.hooks.enter(name, hidden))
+        if self.outer.has("project_out"):
+            hidden = self.outer.linear("project_out", self.hooks.enter("project_out", hidden))
+        return hidden
+
+    # -- the head ---------------------------------------------------------------------------------------------
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head is called: scores of every word, as the model returns them."""
+        tape, model, outer = self.tape, self.model, self.outer
+        hidden = self.hooks.enter(HEAD, hidden)
+        if outer.has("lm_head"):
+            logits = outer.linear("lm_head", hidden)
+        else:
+            weight = self.loaded.head_weight()
+            width = weight.elements // model.vocab_size
+            sizes = width, model.vocab_size
+            logits = outer.within(
+                HEAD, hidden, lambda x: op.linear(tape, x, weight, None, *sizes, "lm_head")
+            )
+        logits = as_logits(self.hooks.leave(HEAD, logits))
+        if self.family.float32_logits:
+            logits = as_logits(op.cast(tape, logits, 4))
+        if self.family.scales_logits:
+            logits = as_logits(op.scale(tape, logits))
+        if model.final_logit_softcapping:
+            logits = as_logits(op.scale(tape, logits))
+            logits = as_logits(op.elementwise(tape, logits, "tanh", saves="output"))
+            logits = as_logits(op.scale(tape, logits))
+        return logits
+
+
+def as_logits(x: Tensor) -> Tensor:
+    """The same tensor, counted as logits."""
+    if x.storage is not None:
+        x.storage.become(LOGITS)
+    return x

@@ -1,0 +1,222 @@
+"""A model's parameters in the groups that accelerate hands to FSDP2: each layer, the embedding, the head, the rest.
+
+Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``: every layer by the wrap policy; the embedding;
+the final norm with the head, which stay gathered from forward to backward (with the embedding where it is tied); the
+root has what is left, and stays gathered too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from estimator.families.block import Block, Owned
+from estimator.families.liger import loss_of
+from estimator.families.parameters import Linear, is_copied, is_quantized, outer_modules
+from estimator.families.weights import buffer_bytes, elements, packed_bytes
+from estimator.parallel.fsdp2 import Group, Member, Traffic
+from estimator.parallel.hooks import Hooks
+from estimator.parallel.placement import HEAD
+from estimator.parallel.sharding import (
+    EMBEDDING,
+    ROOT,
+    TAIL,
+    computed,
+    fsdp_groups,
+    is_packed_divided,
+    joins_norm,
+    member_width,
+    packed_width,
+    shard_shape,
+    sharded_adapter_bytes,
+    sharded_gradient_bytes,
+    sharded_tensors,
+    sharded_weight_bytes,
+    unmoved_weight_bytes,
+)
+from estimator.resident.model import Resident, counts, gradient_bytes, stepped, trainable_tensors
+from estimator.tape.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
+from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.refusals import Line, Refusal
+from estimator.values.specs import Loss, Model, Offload, Strategy, TrainingSetup
+
+HEAD_OF_LIGER = Refusal(
+    "Liger's loss reads the head of {model_type} without calling it, and beside adapters FSDP 2 gathers it only when "
+    "it "
+    'is called ("got mixed torch.Tensor and DTensor"); take loss chunked_trl or fsdp_version 1.',
+    Line("liger-kernel", "transformers/model/llama.py", 197, "lm_head_weight=lm_head.weight,"),
+)
+COPIED_HEAD_OF_TRL = Refusal(
+    "loss chunked_trl gathers a copied lm_head past FSDP 2, so that its gradient is not averaged between GPUs; take "
+    "loss standard, or leave lm_head out of modules_to_save.",
+    Line("trl", "trainer/utils.py", 1637, "weight = weight.full_tensor()"),
+)
+
+
+def check_head(model: Model, setup: TrainingSetup) -> None:
+    """Refuse a loss that reads the head's weight where FSDP2 has not gathered it.
+
+    Beneath PEFT a head that is not tied is a group of its own, and calling it is what gathers it. Raises ``ValueError``
+    with one sentence.
+    Source: liger-kernel 0.8.5, transformers/model/llama.py, ``_liger_for_causal_lm_loss``, and
+    ops/fused_linear_cross_entropy.py; trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (of ``full_tensor`` each
+    rank gets its own gradient back alone).
+    """
+    if not setup.strategy.is_fsdp or setup.uses_fsdp1 or model.tie_word_embeddings:
+        return
+    if joins_norm(model, setup):
+        return
+    loss = loss_of(model, setup)
+    if loss is Loss.LIGER:
+        raise HEAD_OF_LIGER(model_type=model.model_type)
+    head = [module for module in outer_modules(model) if module.name == "lm_head"]
+    if loss is Loss.CHUNKED_TRL and any(is_copied(module, setup) for module in head):
+        raise COPIED_HEAD_OF_TRL()
+
+
+class Fsdp2Hooks(Hooks):
+    """The groups of a model under FSDP2."""
+
+    def __init__(
+        self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
+    ) -> None:
+        super().__init__(tape)
+        self._model, self._setup = model, setup
+        self._embedding_name = outer.embedding_name
+        self._norm_name = outer.final_norm_name
+        self._reshards = setup.strategy is not Strategy.FSDP_GRAD_OP
+        self._traffic = Traffic(
+            tape,
+            ranks,
+            replicated=setup.strategy is Strategy.HSDP,
+            offloads=setup.offload_param is not Offload.NONE,
+        )
+        self._tied = model.tie_word_embeddings
+        names = {
+            group.name: {module.name for module in group.modules}
+            for group in fsdp_groups(model, setup)
+        }
+        self._joins_norm = joins_norm(model, setup)
+        calls_head = loss_of(model, setup) in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE)
+        self._reads_head = not (calls_head or self._joins_norm or self._tied)
+        """A loss that takes the head's weight without calling the head, in whose group nothing else is called."""
+        self._tail = self._group(outer, names[TAIL], reshards=False)
+        self._root = self._group(outer, names[ROOT], reshards=False)
+        self._embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
+
+    def layer(self, index: int, block: Block) -> Group | None:
+        """The group of one layer."""
+        group = self._group(block, reshards=self._reshards)
+        return group if group.members else None
+
+    def _group(self, block: Block, names: Container[str] | None = None, *, reshards: bool) -> Group:
+        members = [
+            member
+            for owned in block.owned
+            if names is None or owned.module.name in names
+            for member in self._members(owned)
+        ]
+        return Group(self._traffic, members, reshards=reshards)
+
+    def _members(self, owned: Owned) -> list[Member]:
+        """The parameter itself, and the frozen original beside a copy that PEFT trains."""
+        setup, ranks, parameter = self._setup, self._traffic.ranks, owned.parameter
+        if is_packed(owned, setup):
+            if not is_packed_divided(setup):
+                return []
+            width = packed_width(setup)
+            count = ceil_div(packed_bytes(parameter.elements), width)
+            return [Member(ceil_div(count, ranks), width, width, None)]
+        if parameter.requires_grad and setup.gradient_accumulation_steps > 1:
+            self._accumulated(parameter)
+        leaf = parameter.node.leaf if parameter.node is not None else None
+        shard = elements(shard_shape(owned.shape, ranks))
+        is_copy = not owned.is_adapter and is_copied(owned.module, setup)
+        stored = member_width(setup, is_adapter=owned.is_adapter, is_copy=is_copy)
+        member = Member(shard, parameter.width, stored, leaf)
+        if not is_copy:
+            return [member]
+        original = Member(shard, parameter.width, member_width(setup, is_adapter=False), None)
+        return [original, member]
+
+    def _accumulated(self, parameter: Parameter) -> None:
+        """Without synchronisation gradients pile up whole; the last micro-step finds them."""
+        assert parameter.node is not None
+        leaf = parameter.node.leaf
+        assert leaf is not None
+        size = allocated(parameter.elements * parameter.width)
+        leaf.grad = Storage.standing(self.tape, size, GRADIENTS)
+
+    # -- what happens around the modules ------------------------------------------------------------------------
+
+    def enter_model(self, ids: Tensor) -> None:
+        """The root's weights are gathered."""
+        self._root.enter(ids)
+
+    def enter(self, module: str, x: Tensor) -> Tensor:
+        """Weights of the embedding's group come with it; the tail's with the final norm, or with the head."""
+        if module == self._embedding_name:
+            return (self._tail if self._tied else self._embedding).enter(x)
+        opens_tail = self._norm_name if self._joins_norm else HEAD
+        if module == opens_tail and not (self._tied or self._reads_head):
+            return self._tail.enter(x)
+        return x
+
+    def leave(self, module: str, x: Tensor) -> Tensor:
+        """The embedding's weights go, unless the head is the same; the tail's stay for backward."""
+        if module == self._embedding_name:
+            return x if self._tied else self._embedding.leave(x)
+        if module == HEAD and not self._reads_head:
+            return self._tail.leave(x)
+        return x
+
+    def read(self, weight: Parameter) -> Tensor:
+        """The head's weight for a loss that does not call the head: gathered by itself, in the dtype of its shards.
+
+        Source: trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (``weight.full_tensor()``).
+        """
+        if not self._reads_head:
+            return weight
+        tape, ranks = self.tape, self._traffic.ranks
+        tape.operation = "the head, gathered by the loss"
+        rows = self._model.vocab_size
+        padded = ranks * ceil_div(rows, ranks) * (weight.elements // rows)
+        gathered = tape.new(padded, member_width(self._setup, is_adapter=False), WEIGHTS)
+        return tape.view(gathered, weight.elements)
+
+    def leave_model(self, loss: Tensor, outputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The root returns: its gradient calls for what was gathered last before it."""
+        if self._root.members:
+            loss = self._root.leave(loss)
+        self._traffic.end_forward()
+        return loss, outputs
+
+    def end_backward(self) -> None:
+        """All gradients have arrived."""
+        self._traffic.end_backward()
+
+
+def is_packed(owned: Owned, setup: TrainingSetup) -> bool:
+    """Whether this is the weight of a linear that a quantiser packs (derived, from ``is_quantized``)."""
+    weight = not owned.is_adapter and len(owned.shape) > 1
+    return weight and isinstance(owned.module, Linear) and is_quantized(owned.module, setup)
+
+
+def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
+    """What FSDP2's fullest rank keeps: shards of everything, and gradients whole until they are synchronised."""
+    waiting = gradient_bytes(trainable_tensors(model, computed(structure)))
+    if (
+        structure.offload_param is not Offload.NONE
+    ):  # all rests on the host but what waits for its sum
+        return Resident(
+            weights=unmoved_weight_bytes(model, structure) + buffer_bytes(model),
+            accumulated=waiting,
+            **counts(model, structure),
+        )
+    return Resident(
+        weights=sharded_weight_bytes(model, structure) + buffer_bytes(model),
+        adapters=sharded_adapter_bytes(model, structure),
+        gradients=sharded_gradient_bytes(model, structure),
+        accumulated=waiting,
+        **stepped(sharded_tensors(model, structure), structure),
+        **counts(model, structure),
+    )

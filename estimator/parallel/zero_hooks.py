@@ -1,0 +1,130 @@
+"""A model's modules under DeepSpeed: gradients go into buckets; stage 3 gathers weights where a module is called.
+
+Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py and parameter_offload.py.
+"""
+
+from __future__ import annotations
+
+from estimator.families.block import ACTIVATION, ROTARY, Block
+from estimator.families.parameters import Bare, Linear
+from estimator.families.weights import buffer_bytes
+from estimator.parallel.fsdp2_hooks import is_packed
+from estimator.parallel.hooks import Hooks
+from estimator.parallel.placement import HEAD
+from estimator.parallel.zero import (
+    Bucket,
+    Called,
+    ToHost,
+    after_backward,
+    gathering,
+    held,
+    kept_gradients,
+    partition,
+    sent_from_stage_2,
+    sent_from_stage_3,
+    width,
+)
+from estimator.resident.model import Resident, counts
+from estimator.tape.tape import Parameter, Tape, Tensor
+from estimator.values.arithmetic import allocated
+from estimator.values.specs import Model, Offload, Strategy, TrainingSetup
+
+
+class ZeroHooks(Hooks):
+    """Buckets for all gradients, and in stage 3 a note of every call of a module."""
+
+    def __init__(
+        self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
+    ) -> None:
+        super().__init__(tape)
+        self._setup, self._outer = setup, outer
+        kept = 0
+        if setup.strategy is Strategy.ZERO1:
+            kept = after_backward(model, setup)
+        elif setup.strategy is Strategy.ZERO2 and setup.offload_optimizer is Offload.NONE:
+            kept = allocated(width(setup) * max(kept_gradients(model, setup)))
+        to_host = _to_host(model, setup, ranks)
+        self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host)
+        self._gathers = gathering(model, setup) is not None
+        self._take(outer)
+
+    def _take(self, block: Block) -> None:
+        for owned in block.owned:
+            if owned.parameter.requires_grad:
+                self._bucket.take(owned.parameter)
+        if self._gathers:
+            note_calls(self.tape, block, self._setup)
+
+    def layer(self, index: int, block: Block) -> None:
+        """The layer's modules are hooked one by one."""
+        self._take(block)
+
+    def enter(self, module: str, x: Tensor) -> Tensor:
+        """The embedding is called; all other modules are hooked where their program calls them."""
+        if self._gathers and module == self._outer.embedding_name:
+            return self._outer.embedding_unit.enter(x)
+        return x
+
+    def leave(self, module: str, x: Tensor) -> Tensor:
+        """The embedding returns."""
+        if self._gathers and module == self._outer.embedding_name:
+            return self._outer.embedding_unit.leave(x)
+        return x
+
+    def end_backward(self) -> None:
+        """What is left in the bucket is reduced."""
+        self._bucket.end()
+
+
+def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
+    if setup.offload_optimizer is Offload.NONE:
+        return None
+    if setup.strategy is Strategy.ZERO3:
+        return sent_from_stage_3(setup, ranks)
+    return sent_from_stage_2(partition(model, setup))
+
+
+def note_calls(tape: Tape, block: Block, setup: TrainingSetup) -> None:
+    """Have a block's modules note when they are called, each with its own weights as PEFT has left them.
+
+    The activation and the rotary tables have none. The experts of a mixture are one module, with all their stacks.
+
+    Source: DeepSpeed 0.19.6, runtime/zero/parameter_offload.py, ``_register_deepspeed_module``; peft 0.21,
+    tuners/lora/layer.py (``base_layer``, ``lora_A``, ``lora_B``; a dropout before A).
+    """
+    modules: dict[str, list[Parameter]] = {}
+    for owned in block.owned:
+        if is_packed(owned, setup):
+            continue
+        name, part = owned.module.name, owned.parameter.key.rsplit(".", 1)[1]
+        if isinstance(owned.module, Bare):
+            for stack in (".gate_up_proj", ".up_proj", ".down_proj"):
+                name = name.removesuffix(stack)
+        elif isinstance(owned.module, Linear) and owned.is_adapter:
+            name += ".lora_dropout.lora_A" if part == "lora0" else ".lora_B"
+        elif isinstance(owned.module, Linear) and block.linears[name].lora_a is not None:
+            name += ".base_layer"
+        modules.setdefault(name, []).append(owned.parameter)
+    for name, parameters in modules.items():
+        block.units[parameters[0].key] = Called(tape, name, parameters)
+    if block.index is None:
+        head = block.linears[HEAD].weight if HEAD in block.linears else None
+        tied = next(iter(block.embeddings.values()))
+        block.units[HEAD] = Called(tape, HEAD, [head or tied])
+        block.units[ROTARY] = Called(tape, ROTARY, ())
+    else:
+        block.units[ACTIVATION] = Called(tape, ACTIVATION, ())
+
+
+def zero_part(model: Model, structure: TrainingSetup) -> Resident:
+    """What DeepSpeed's fullest rank keeps."""
+    of = held(model, structure)
+    return Resident(
+        weights=of.weights + buffer_bytes(model),
+        gradients=of.gradients,
+        accumulated=of.standing,
+        transient=of.transient,
+        states=of.states,
+        communication=of.communication,
+        **counts(model, structure),
+    )

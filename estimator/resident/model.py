@@ -1,0 +1,236 @@
+"""What one model keeps on a GPU all through a step: weights, adapters, gradients and optimizer states, in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from estimator.families.parameters import (
+    Embedding,
+    Linear,
+    Module,
+    adapted_tied_head,
+    adapter_parameters,
+    copied_modules,
+    modules_with_counts,
+    total_parameters,
+    trainable_parameters,
+    weight_shapes,
+)
+from estimator.families.weights import (
+    adapter_tensors,
+    buffer_bytes,
+    module_bytes,
+    tensors_bytes,
+    unquantized_width,
+    weight_width,
+)
+from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
+from estimator.tape.tape import COMPONENTS
+from estimator.values.specs import Component, Model, TrainingSetup
+
+Alike = Iterable[tuple[Module, int]]
+"""Modules with weights, and how many alike."""
+
+
+def weight_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of all weights but the adapters, and of what lies beside them untrained, per GPU.
+
+        Σ modules  count · bytes  +  Σ buffers  count · bytes
+
+    Source: derived, from ``module_bytes`` and ``buffers``.
+    """
+    weights = bytes_of(modules_with_counts(model), setup)
+    return weights + buffer_bytes(model)
+
+
+def bytes_of(modules: Alike, setup: TrainingSetup) -> int:
+    """Bytes of the weights of some modules, adapters not.
+
+    Source: derived, from ``module_bytes``.
+    """
+    return sum(count * module_bytes(module, setup) for module, count in modules)
+
+
+def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of all that PEFT adds, per GPU: adapters, and the copies of ``modules_to_save``.
+
+        Σ adapted linears  (r · (in + out) + out where DoRA) · p  +  Σ copied modules  elements · w
+        p: bytes per element of an adapter, 4 by PEFT's default; w: of a weight, as loaded
+
+    Source: derived, from ``adapter_tensors``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters alone
+    become float32, copies do not).
+    """
+    return adapters_of(_adaptable(model, setup), copied_modules(model, setup), setup)
+
+
+def _adaptable(model: Model, setup: TrainingSetup) -> Iterator[tuple[Module, int]]:
+    yield from modules_with_counts(model)
+    yield from adapted_tied_head(model, setup)
+
+
+def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
+    """Bytes of the adapters of some modules, and of the copies of others.
+
+    Source: derived, from ``adapter_tensors``.
+    """
+    adapters = sum(
+        count * tensor.bytes
+        for module, count in modules
+        for tensor in adapter_tensors(module, setup)
+    )
+    return adapters + sum(
+        count * tensors_bytes(weight_shapes(module), unquantized_width(setup))
+        for module, count in copies
+    )
+
+
+def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
+    """Every trained tensor: all weights, or the adapters and what PEFT copied whole (derived, from the tables of modules)."""
+    return trained_of(_adaptable(model, setup), copied_modules(model, setup), setup)
+
+
+def trained_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> list[Trainable]:
+    """The trained tensors of some modules, and of those that PEFT copied whole (derived, likewise)."""
+    tensors = [
+        _trained(module, shape, count, setup)
+        for module, count in copies
+        for shape in weight_shapes(module)
+    ]
+    for module, count in modules:
+        if setup.uses_adapters:
+            tensors += [
+                Trainable(tensor.shape, tensor.width, count, is_linear=len(tensor.shape) == 2)
+                for tensor in adapter_tensors(module, setup)
+            ]
+        else:
+            tensors += [_trained(module, shape, count, setup) for shape in weight_shapes(module)]
+    return tensors
+
+
+def _trained(module: Module, shape: tuple[int, ...], count: int, setup: TrainingSetup) -> Trainable:
+    linear = isinstance(module, Linear) and not module.conv1d and len(shape) == 2
+    embedding = isinstance(module, Embedding)
+    return Trainable(shape, weight_width(module, setup), count, embedding, linear)
+
+
+def gradient_bytes(tensors: Iterable[Trainable]) -> int:
+    """Bytes of all gradients, one for each trained tensor in its dtype.
+
+    Source: torch 2.13, torch/csrc/autograd/functions/accumulate_grad.h.
+    """
+    return sum(tensor.alike * tensors_bytes([tensor.shape], tensor.width) for tensor in tensors)
+
+
+NO_STATES = States(0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """What one model keeps on a GPU all through a step, and what its optimizer adds; bytes per GPU."""
+
+    weights: int
+    """And what lies beside them untrained."""
+    adapters: int = 0
+    gradients: int = 0
+    """When all have arrived."""
+    accumulated: int = 0
+    """Gradients of earlier micro-steps, as the last one finds them."""
+    transient: int = 0
+    """For the moment of the optimizer's step itself."""
+    states: States = NO_STATES
+    communication: int = 0
+    """Buffers that stay between steps."""
+    total_parameters: int
+    trainable_parameters: int
+
+    @property
+    def step_bytes(self) -> int:
+        """All that is alive in the optimizer's step, but for the workspace."""
+        step = self.weights + self.adapters + self.gradients + self.transient + self.communication
+        return step + self.states.resident_bytes
+
+    def sizes(self, workspace: int) -> dict[Component, int]:
+        """By component, before the first moment, without gradients."""
+        return {
+            **dict.fromkeys(COMPONENTS, 0),
+            Component.WEIGHTS: self.weights,
+            Component.ADAPTERS: self.adapters,
+            Component.OPTIMIZER_STATES: self.states.resident_bytes,
+            Component.COMMUNICATION: self.communication,
+            Component.WORKSPACE: workspace,
+        }
+
+
+def undivided(model: Model, structure: TrainingSetup) -> Resident:
+    """What a GPU keeps that shares nothing of the model with others.
+
+    Source: derived, from the bytes of each tensor.
+    """
+    return whole(
+        model,
+        structure,
+        weight_bytes(model, structure),
+        adapter_bytes(model, structure),
+        trainable_tensors(model, structure),
+    )
+
+
+def whole(
+    model: Model,
+    structure: TrainingSetup,
+    weights: int,
+    adapters: int,
+    tensors: Sequence[Trainable],
+) -> Resident:
+    """What a GPU keeps that holds these trained tensors whole, beside bytes of weights and adapters.
+
+    Source: derived, from ``gradient_bytes`` and the optimizer's rules.
+    """
+    gradients = gradient_bytes(tensors)
+    return Resident(
+        weights=weights,
+        adapters=adapters,
+        gradients=gradients,
+        accumulated=gradients,
+        **stepped(tensors, structure),
+        **counts(model, structure),
+    )
+
+
+class Stepped(TypedDict):
+    """What the optimizer adds to some tensors."""
+
+    transient: int
+    states: States
+
+
+class Counts(TypedDict):
+    """How many parameters a model has, adapters among them, and how many are trained."""
+
+    total_parameters: int
+    trainable_parameters: int
+
+
+def stepped(tensors: Sequence[Trainable], structure: TrainingSetup) -> Stepped:
+    """Bytes of the optimizer's states, and of what its step takes for a moment.
+
+    Source: derived, from ``optimizer_states`` and ``step_transient``.
+    """
+    rule = structure.optim, structure.optim_state_dtype
+    return {
+        "transient": step_transient(tensors, *rule),
+        "states": optimizer_states(tensors, *rule),
+    }
+
+
+def counts(model: Model, structure: TrainingSetup) -> Counts:
+    """Parameters of the whole model, a count, whatever one GPU holds.
+
+    Source: derived, from the tables of modules.
+    """
+    return {
+        "total_parameters": total_parameters(model) + adapter_parameters(model, structure),
+        "trainable_parameters": trainable_parameters(model, structure),
+    }

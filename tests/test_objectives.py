@@ -1,0 +1,149 @@
+"""An objective is a script of passes: a new one is a few lines here and nothing anywhere else.
+
+Every height below is checked against another step that is known already: what a pass without gradients adds, what the
+head costs on fewer tokens, what a model without a head leaves out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from estimator import Component, Method, Phase, TrainingSetup, catalog
+from estimator.objectives.causal_lm import causal_lm
+from estimator.objectives.forward import Forward, Pass
+from estimator.objectives.step import Objective, Step
+from estimator.parallel.strategies import resident
+from estimator.step.timeline import Plan, Sizes, StepTimeline
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import MixedPrecision, Model
+
+MODEL = catalog.model("HuggingFaceTB/SmolLM2-135M")
+SETUP = TrainingSetup(mixed_precision=MixedPrecision.NO, max_length=512)
+
+
+def log_probabilities(
+    step: Step, forward: Forward, ids: Tensor, scored: int | None = None
+) -> Tensor:
+    """The log-probability of every scored token."""
+    hidden = forward.hidden(ids)
+    if scored is not None:
+        hidden = op.part(step.tape, hidden, scored * MODEL.hidden_size)
+    logits = op.cast(step.tape, forward.logits(hidden), 4)
+    step.tape.enter(forward.end_phase, "loss")
+    return op.log_softmax_loss(step.tape, logits, ids)
+
+
+def preferences(step: Step) -> None:
+    """Two rows for each example; a reference model is asked without gradients while the policy's graph is alive."""
+    setup = step.setup
+    rows, length = 2 * setup.per_device_train_batch_size, setup.max_length
+    reference = step.load(MODEL, setup)
+    ids = step.ids(rows * length)
+    policy = step.call(Pass(step.trained, rows, length))
+    chosen = log_probabilities(step, policy, ids)
+    policy.end()
+    asked = Pass(reference, rows, length, grad=False, label="reference")
+    expected = step.without_grad(asked, lambda forward: log_probabilities(step, forward, ids))
+    assert expected is not None
+    step.backward(op.add(step.tape, chosen, expected))
+    step.end()
+
+
+def completions(step: Step, share: int = 2) -> None:
+    """The head sees the last part of every text: a half, or one in so many tokens."""
+    setup = step.setup
+    ids = step.ids(setup.tokens)
+    rows, length, scored = (
+        setup.per_device_train_batch_size,
+        setup.max_length,
+        setup.tokens // share,
+    )
+    forward = step.call(Pass(step.trained, rows, length, scored))
+    loss = log_probabilities(step, forward, ids, scored)
+    forward.end()
+    step.backward(loss)
+    step.end()
+
+
+def embeddings(step: Step) -> None:
+    """No head: the mean of the last hidden states is the loss."""
+    setup = step.setup
+    ids = step.ids(setup.tokens)
+    forward = step.call(Pass(step.trained, setup.per_device_train_batch_size, setup.max_length))
+    loss = op.mean(step.tape, forward.hidden(ids), 1, "mean of the hidden states")
+    forward.end()
+    step.backward(loss)
+    step.end()
+
+
+def played(
+    objective: Objective, model: Model = MODEL, setup: TrainingSetup = SETUP
+) -> StepTimeline:
+    plan = Plan(model, setup, objective=objective)
+    return StepTimeline(setup, plan, resident(model, setup), 0)
+
+
+def height(timeline: StepTimeline, phase: Phase, part: Component | None = None) -> int:
+    moment = timeline.heights()[phase]
+    return moment.bytes if part is None else moment.resident.get(part, 0)
+
+
+def test_a_pair_is_two_rows_and_a_reference_leaves_nothing_behind():
+    pairs = played(preferences)
+    doubled = played(causal_lm, setup=replace(SETUP, per_device_train_batch_size=2))
+    # backward of log-softmax holds the same logits, gradients and layers: what the reference made has gone, but for
+    # its loss, one float32, and what the losses' sum keeps
+    difference = height(pairs, Phase.BACKWARD) - height(doubled, Phase.BACKWARD)
+    assert abs(difference) < 64 * 1024
+
+
+def test_the_moments_of_a_second_model_carry_its_name_and_its_own_layers():
+    names = [moment.name for moment in played(preferences).moments]
+    layers = MODEL.num_hidden_layers
+    of_reference = [name for name in names if name.startswith("reference: layer ")]
+    assert len(of_reference) == layers
+    assert of_reference[-1].startswith(f"reference: layer {layers} of {layers}: ")
+    assert (
+        sum(name.startswith("layer ") for name in names) == 2 * layers
+    )  # forward and backward of the policy
+
+
+def test_a_pass_without_gradients_saves_nothing():
+    timeline = played(preferences)
+    layers = [moment for moment in timeline.moments if moment.name.startswith("reference: layer ")]
+    kept = {moment.resident.get(Component.ACTIVATIONS, 0) for moment in layers}
+    assert len(kept) == 1  # what the policy saved, and not a byte more from layer to layer
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_head_on_half_of_the_tokens_makes_half_of_the_logits(checkpointing):
+    setup = replace(SETUP, gradient_checkpointing=checkpointing)
+    whole = played(partial(completions, share=1), setup=setup)
+    half = played(completions, setup=setup)
+    # at the height of the loss a logit is float32 twice: as it was cast, and after log-softmax
+    spared = 8 * MODEL.vocab_size * SETUP.max_length // 2
+    assert height(whole, Phase.LOSS) - height(half, Phase.LOSS) == spared
+
+
+def test_a_model_without_a_head_has_no_logits():
+    timeline = played(embeddings)
+    assert all(height(timeline, phase, Component.LOGITS) == 0 for phase in timeline.heights())
+
+
+def test_a_reference_under_autocast_has_a_cache_of_its_own_that_goes_with_its_call():
+    setup = replace(SETUP, mixed_precision=MixedPrecision.BF16, dtype=type(SETUP.dtype).FLOAT32)
+    step, course = Plan(MODEL, setup, objective=preferences).step(Sizes(1, 512, 16, 1))
+    # all that came has gone but the gradients, which are one float32 for each trained weight
+    left = sum(step.heights[run.segment].net * run.length for run in course.runs)
+    assert left == resident(MODEL, setup).gradients
+
+
+def test_adapters_are_trained_by_a_new_objective_as_by_any_other():
+    setup = replace(SETUP, method=Method.LORA, autocast_adapter_dtype=False)
+    step, course = Plan(MODEL, setup, objective=completions).step(Sizes(1, 512, 16, 1))
+    left = sum(step.heights[run.segment].net * run.length for run in course.runs)
+    assert left == resident(MODEL, setup).gradients
