@@ -87,7 +87,7 @@ def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
 
 
 def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """Every trained tensor: all weights, or the adapters and what PEFT copied whole (derived, from the tables of modules)."""
+    """Every trained tensor: all weights, or the adapters and what PEFT copied whole (derived, likewise)."""
     return trained_of(_adaptable(model, setup), copied_modules(model, setup), setup)
 
 
