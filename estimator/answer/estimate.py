@@ -17,6 +17,7 @@ from estimator.families.parameters import (
     tied_head,
 )
 from estimator.families.registry import architecture, attention_of, fallback_of
+from estimator.families.wrapped import class_sentence
 from estimator.parallel.assumed import sharing_sentences
 from estimator.parallel.combinations import beyond_one_machine, refused, shares_between_layers
 from estimator.parallel.fsdp1 import check_units
@@ -428,6 +429,8 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             f"PEFT refuses adapters on all linears of {model.model_type}: lora_target_modules is "
             f"{', '.join(setup.lora_target_modules)}."
         )
+    if model.tower_parameters:
+        sentences.append(class_sentence(model.model_type, model.tower_parameters))
     sentences += loss_sentences(model, setup)
     if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:
         sentences.append(

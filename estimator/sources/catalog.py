@@ -663,8 +663,15 @@ def _model(row: Mapping[str, str]) -> Model:
         state_space=_state_spaces().get(row["hub_id"]),
         quantization=(quantization := _stored_as().get(row["hub_id"])),
         stored_width=2 if quantization else 0,  # what these leave whole is bfloat16
+        tower_parameters=_towers().get(row["hub_id"], 0),
         **_by_layer().get(row["hub_id"], {}),
     )
+
+
+@lru_cache(maxsize=1)
+def _towers() -> Mapping[str, int]:
+    """The parameters of data/towers.csv by Hub id."""
+    return {row["hub_id"]: int(row["tower_parameters"]) for row in _rows("towers.csv")}
 
 
 @lru_cache(maxsize=1)

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from estimator.families.hf_config import TEXT_PARTS, ignored_keys, model_from_config
 from estimator.families.parameters import BEYOND, NotModelledError, total_parameters
+from estimator.families.wrapped import class_sentence
 from estimator.resident.stored import checkpoint_bytes, stored_elements
 from estimator.values.json_text import read_object
 from estimator.values.kinds import show
@@ -272,7 +273,8 @@ def _left_out(config: Mapping[str, object]) -> str:
 def _text_notes(model: Model, left_out: str) -> tuple[str, ...]:
     if not left_out:
         return ()
-    return (f"Only the text part ({model.model_type}) is estimated; left out: {left_out}.",)
+    said = f"Only the text part ({model.model_type}) is estimated; left out: {left_out}."
+    return tuple(filter(None, (said, class_sentence(model.model_type))))
 
 
 def _quantization_notes(quantization: Quantization | None, about: About) -> tuple[str, ...]:

@@ -426,6 +426,8 @@ class Model:
     """Rows of the table of these."""
     output_router_logits: bool = False
     """The loss that spreads tokens evenly is added, so that every layer's router scores outlive the layer."""
+    tower_parameters: int = 0
+    """Of towers that ``AutoModelForCausalLM`` makes beside the text, and that no figure counts; 0: none known."""
     quantization: Quantization | None = None
     """How the checkpoint's files store the weights, where not as plain floats."""
     stored_width: int = 0

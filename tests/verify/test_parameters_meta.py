@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from estimator.families.hf_config import model_from_config
+from estimator.families.hf_config import TEXT_PARTS, model_from_config
 from estimator.families.module_tree import BARE_VECTORS
 from estimator.families.parameters import (
     MODELLED,
@@ -23,7 +23,9 @@ from estimator.families.parameters import (
     trainable_parameters,
     weight_shapes,
 )
+from estimator.families.wrapped import WITH_TOWERS
 from estimator.resident.model import trainable_tensors
+from estimator.sources import catalog
 from estimator.values.specs import Method, Model, TrainingSetup
 
 torch = pytest.importorskip("torch")
@@ -439,3 +441,34 @@ def test_where_peft_refuses_all_linears_the_targets_are_those_of_its_own_table()
     table = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     for family, targets in PEFTS_OWN.items():
         assert list(targets) == table[family.removesuffix("_text")], family
+
+
+def test_the_class_that_is_made_of_a_wrapper_is_the_one_of_the_auto_class() -> None:
+    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    for wrapper, decoder in TEXT_PARTS.items():
+        if wrapper in names and decoder in names:
+            assert (names[wrapper] != names[decoder]) is (decoder in WITH_TOWERS), wrapper
+    for decoder, classes in WITH_TOWERS.items():
+        made = (names[decoder.removesuffix("_text")], names[decoder])
+        assert made == (classes.made, classes.text)
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "width"),
+    [
+        ("google/gemma-3-4b-it", 2560),
+        ("google/gemma-3-12b-it", 3840),
+        ("google/gemma-3-27b-it", 5376),
+    ],
+)
+def test_the_towers_of_gemma_3_have_the_parameters_that_are_said(hub_id: str, width: int) -> None:
+    text = SMALL | {"hidden_size": width, "head_dim": 16, "model_type": "gemma3_text"}
+    vision = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
+    vision |= {"num_attention_heads": 16, "image_size": 896, "patch_size": 14}
+    vision |= {"vision_use_head": False}  # as the published config.json of all three has it
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision)
+    with torch.device("meta"):
+        whole = transformers.AutoModelForCausalLM.from_config(config)
+        alone = transformers.AutoModelForCausalLM.from_config(config.text_config)
+    more = whole.num_parameters() - alone.num_parameters()
+    assert more == catalog.model(hub_id).tower_parameters
