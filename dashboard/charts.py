@@ -10,7 +10,7 @@ from typing import Any
 
 from dashboard import theme, wording
 from dashboard.figures import Figure, scale
-from estimator.answer.overflow import instants, starts_with_states
+from estimator.answer.overflow import Instant, instants, starts_with_states
 from estimator.values.results import Estimate, Moment
 from estimator.values.specs import STEP_PHASES, Component
 
@@ -167,7 +167,7 @@ def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
         "data": [_area(component, moments) for component in there],
         "layout": {
             "height": 420,
-            "margin": {"l": 70, "r": 12, "t": 56, "b": 34},
+            "margin": {"l": 70, "r": 12, "t": 56, "b": 50 if steps[0].micro_step else 34},
             "showlegend": False,
             "hovermode": "x unified",
             "dragmode": False,
@@ -176,7 +176,7 @@ def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
                 "fixedrange": True,
                 "showgrid": False,
                 "zeroline": False,
-                **_phase_ticks(moments),
+                **(_micro_step_ticks(steps) if steps[0].micro_step else _phase_ticks(moments)),
                 "tickfont": {"size": 13, "color": look.ink},
             },
             "yaxis": {
@@ -214,6 +214,18 @@ def _area(component: Component, moments: Sequence[Moment]) -> Figure:
         if component is not Component.WEIGHTS
         else f"<b>%{{text}}</b><br>{part.label} %{{y:.1f}} GiB<extra></extra>",
     }
+
+
+def _micro_step_ticks(steps: Sequence[Instant]) -> Mapping[str, list[Any]]:
+    """With accumulation a tick in the middle of each micro-step: its phases are too narrow for their names."""
+    values, texts, start = [], [], 0
+    for number, group in groupby(steps, key=lambda it: it.micro_step):
+        width = len(list(group))
+        if number:
+            values.append(start + width / 2)
+            texts.append(f"Micro-step<br>{'1' if number == 1 else '2 and on'}")
+        start += width
+    return {"tickvals": values, "ticktext": texts}
 
 
 def _phase_ticks(moments: Sequence[Moment]) -> Mapping[str, list[Any]]:

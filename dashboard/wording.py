@@ -352,7 +352,7 @@ def trust_sentence(estimate: Estimate, kin: Kin) -> str:
     """How far measured runs of this kind lay from our estimate; where there are none, what was measured instead."""
     setup, trust = estimate.setup, kin.trust
     if trust is None:
-        return f"No run of {METHOD_NOUNS[setup.method]} was measured."
+        return f"No run of {_method(setup)} was measured."
     runs = f"{trust.runs} measured run{'s' * (trust.runs != 1)}"
     off = f"{_off(trust.median)} off in the median, {_off(trust.largest)} at most."
     if not kin.unlike:
@@ -366,8 +366,7 @@ def trust_sentence(estimate: Estimate, kin: Kin) -> str:
         )
         if facet in kin.unlike
     ]
-    method = METHOD_NOUNS[setup.method]
-    return f"No run of {method} was measured {' '.join(lacks)}. Nearest: {runs} ({_measured(kin)}), {off}"
+    return f"No run of {_method(setup)} was measured {' '.join(lacks)}. Nearest: {runs} ({_measured(kin)}), {off}"
 
 
 def _measured(kin: Kin) -> str:
@@ -376,8 +375,13 @@ def _measured(kin: Kin) -> str:
     families = sorted({run.model.model_type for run in kin.runs if run.model is not None})
     cards = sorted({run.reading.gpu.name for run in kin.runs if run.reading.gpu is not None})
     shared = sorted({_shared(run.setup) for run in kin.runs})
-    said = f"{METHOD_NOUNS[first.method]} {' and '.join(shared)}, {' and '.join(families)}"
+    said = f"{_method(first)} {' and '.join(shared)}, {' and '.join(families)}"
     return f"{said}, {' and '.join(cards)}" if cards else said
+
+
+def _method(setup: TrainingSetup) -> str:
+    """The method inside a sentence: ``full fine-tuning``, ``QLoRA``."""
+    return METHOD_NOUNS[setup.method].replace("Full", "full")
 
 
 def _shared(setup: TrainingSetup) -> str:
@@ -628,14 +632,11 @@ def remedies_head(estimate: Estimate, found: int) -> str:
     load, step = (estimate.phases[phase].bytes for phase in (Phase.LOAD, Phase.OPTIMIZER_STEP))
     room = room_bytes(estimate)
     if load > room:
-        note = (
-            f"Loading alone takes {gib(load)} of the {gib(room)} that tensors can have: no batch and no context makes "
-            "that fit."
-        )
+        note = f"Loading alone takes {gib(load)}, and tensors can have {gib(room)}: no batch and no context helps."
     elif step > room:
         note = (
-            f"Weights, gradients and optimizer states alone take {gib(step)} of the {gib(room)} that tensors can have: "
-            "no smaller batch, shorter context or more accumulation makes that fit."
+            f"Weights, gradients and optimizer states alone take {gib(step)}, and tensors can have {gib(room)}: no "
+            "smaller batch, shorter context or more accumulation makes that fit."
         )
     elif setup.per_device_train_batch_size == 1:
         note = (

@@ -79,6 +79,18 @@ def test_the_first_of_two_steps_lacks_the_states_and_the_second_reaches_the_peak
     assert stacked[int(peak["x"])] == pytest.approx(max(stacked), abs=0.01)
 
 
+def test_with_accumulation_each_step_has_a_first_micro_step_without_gradients_and_a_later_one():
+    accumulated = replace(WHAT_IF, gradient_accumulation_steps=4)
+    figure = charts.through_the_step(estimate(MISTRAL, A100, accumulated))
+    ticks = figure["layout"]["xaxis"]["ticktext"]
+    assert ticks == ["Micro-step<br>1", "Micro-step<br>2 and on"] * 2
+    gradients = next(t["y"] for t in figure["data"] if t["name"] == "Gradients")
+    at = [int(x) for x in figure["layout"]["xaxis"]["tickvals"]]
+    assert gradients[0] == 0
+    # from the second micro-step's beginning on 2 bytes for each of 7.24e9 parameters lie there
+    assert gradients[at[1]] == pytest.approx(2 * 7_241_732_096 / GIB, abs=0.01)
+
+
 def test_the_chart_of_cost_joins_the_cards_that_no_other_beats():
     rows, _ = explore.every_gpu(estimate(MISTRAL, A100, LORA))
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
