@@ -45,11 +45,11 @@ class Measured(NamedTuple):
 class Played:
     """A tape with inputs that need a gradient, and weights and constants that are counted elsewhere."""
 
-    def __init__(self, width: int, *, autocast: bool) -> None:
-        self.width = width
+    def __init__(self, dtype: str, *, autocast: bool) -> None:
+        self.width = WIDTHS[dtype]
         self.tape = Tape(
             autocast_width=2 if autocast else None,
-            is_float16=False,
+            is_float16=dtype == "float16",
         )
         self._weights = 0
 
@@ -77,7 +77,7 @@ Play = Callable[[Tape, Played], Tensor | Sequence[Tensor]]
 
 def measure(play: Play, dtype: str, *, autocast: bool) -> Measured:
     """One operator forward and backward."""
-    played = Played(WIDTHS[dtype], autocast=autocast)
+    played = Played(dtype, autocast=autocast)
     tape = played.tape
     outputs = play(tape, played)
     tape.cast_cache.clear()
@@ -228,6 +228,36 @@ def _rotary(
         table = Tables(it.constant(tables, table_width), it.constant(tables, table_width))
         q, k = it.input(Q), it.input(KV)
         return rotate(tape, q, k, table, kind, share=share, head_dim=HEAD_DIM)
+
+    return play
+
+
+def _rotary_complex(tape: Tape, it: Played) -> Sequence[Tensor]:
+    q, k = it.input(Q), it.input(KV)
+    table = it.constant(LENGTH * HEAD_DIM, 4)
+    tables = Tables(table, table)
+    return rotate(tape, q, k, tables, Rotary.COMPLEX, share=1.0, head_dim=HEAD_DIM)
+
+
+SCAN_HEADS, SCAN_DIM, STATE, GROUPS, CHUNK = 6, 40, 48, 2, 64
+
+
+def _scan(batch: int, length: int, groups: int = GROUPS) -> Play:
+    """Mamba 2's scan of so many texts; its inputs are of 16 bits or 32, the decays of 32."""
+
+    def play(tape: Tape, it: Played) -> Tensor:
+        shape = scan.ScanShape(batch, length, SCAN_HEADS, SCAN_DIM, STATE, groups, CHUNK)
+        tokens = batch * length
+        inputs = scan.Inputs(
+            x=it.input(tokens * SCAN_HEADS * SCAN_DIM),
+            step=it.input(tokens * SCAN_HEADS),
+            decay=it.input(SCAN_HEADS, 4),
+            b=it.input(tokens * groups * STATE),
+            c=it.input(tokens * groups * STATE),
+            skip=it.weight(SCAN_HEADS),
+            step_bias=it.weight(SCAN_HEADS),
+        )
+        return scan.scan(tape, shape, inputs)
 
     return play
 
@@ -425,6 +455,15 @@ CASES: dict[str, Case] = {
     "rotary, OLMo": Case(_rotary(Rotary.CAST_BACK, 4)),
     "rotary, GLM": Case(_rotary(Rotary.PAIRS, tables=LENGTH * HEAD_DIM // 2, share=0.5)),
     "rotary, Cohere": Case(_rotary(Rotary.FLOAT32_PAIRS)),
+    "rotary, DeepSeek V2": Case(_rotary_complex),
+    "rotary, DeepSeek V3": Case(_rotary(Rotary.SPLIT_PAIRS)),
+    "rotary, ERNIE": Case(_rotary(Rotary.FLOAT32_SPREAD_PAIRS, 4)),
+    "scan of one chunk": Case(_scan(1, CHUNK)),
+    "scan of several chunks": Case(_scan(1, 3 * CHUNK)),
+    "scan of several chunks, the last filled up": Case(_scan(1, 3 * CHUNK - 7)),
+    "scan of several texts of a chunk": Case(_scan(3, CHUNK)),
+    "scan of several texts of several chunks": Case(_scan(2, 3 * CHUNK)),
+    "scan of a group a head": Case(_scan(2, 3 * CHUNK, SCAN_HEADS)),
     "rotary, GPT-OSS": Case(_rotary(Rotary.SPLIT_HALVES, tables=LENGTH * HEAD_DIM // 2)),
     "flash attention": Case(_kernel(), ("bfloat16", "float16")),
     "flash attention of grouped heads": Case(_kernel(groups=True), ("bfloat16", "float16")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.attention import scaled_dot_product
 from estimator.tape.tape import Tape, Tensor
@@ -117,6 +118,112 @@ def test_an_8_bit_product_keeps_its_input_and_makes_a_dense_weight_in_backward()
     assert measure(play, "bfloat16", autocast=False) == Measured(
         kept=X, forward=max(quantised, multiplied), backward=LOSS + X + Y + W + X
     )
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [("float16", 0), ("float32", 1)])
+def test_an_8_bit_product_takes_float16_as_it_is_and_casts_other_inputs(
+    dtype: str, copies: int
+) -> None:
+    def play(tape: Tape, it: Played) -> Tensor:
+        return op.linear_8bit(tape, it.input(T * H), H, OUT, "linear")
+
+    scales, packed = T * 4, T * H
+    x, y = (X, Y) if dtype == "float16" else (2 * X, 2 * Y)
+    # input, its float16 copy, scales, input in 8 bits, its magnitudes in 16 bits and outliers; or int32 sums, a float16
+    # output and that in the input's dtype
+    quantised = x + copies * X + scales + packed + X + packed
+    multiplied = x + scales + packed + 2 * Y + Y + copies * y
+    weight = H * OUT * (2 if dtype == "float16" else 4)
+    assert measure(play, dtype, autocast=False) == Measured(
+        kept=x, forward=max(quantised, multiplied), backward=LOSS + x + y + weight + x
+    )
+
+
+def test_a_convolution_under_autocast_casts_x_filters_and_bias_first() -> None:
+    def play(tape: Tape, it: Played) -> Tensor:
+        x = it.input(T * H)
+        return op.convolution(tape, x, it.weight(H * 4), T * H, "conv", bias=it.weight(H))
+
+    filters, bias = H * 4 * 2, 1536
+    # float32 input, and in 16 bits: input, filters, bias, the input's copy, output. Kept: input and filters
+    found = measure(play, "float32", autocast=True)
+    assert found.forward == 2 * X + 3 * X + filters + bias
+    assert found.kept == X + filters
+    # what is kept, the input's copy, gradients of output, filters and input, and of bias
+    assert found.backward == LOSS + 4 * X + 2 * filters + bias
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [({}, HEAD_DIM // 2), ({"head_dim": 320, "value_head_dim": 320}, 320)],
+)
+def test_heads_that_flash_does_not_take_have_sums_of_32_tokens_at_a_time(
+    keys: dict[str, int], values: int
+) -> None:
+    # values narrower than keys, or heads wider than 256: the memory-efficient kernel, whose log-sum-exp of 200 tokens
+    # has 224 numbers a head
+    tokens, width = BATCH * 200, keys.get("head_dim", HEAD_DIM)
+
+    def play(tape: Tape, it: Played) -> Tensor:
+        q, k, v = (it.input(tokens * HEADS * size) for size in (width, width, values))
+        shape = attention_shape(length=200, **{"value_head_dim": values, **keys})
+        return scaled_dot_product(tape, q, k, v, None, shape)
+
+    q, v = (tokens * HEADS * size * 2 for size in (width, values))
+    kept = 2 * q + 2 * v + BATCH * HEADS * 224 * 4 + 2 * 512
+    assert measure(play, "bfloat16", autocast=False).kept == kept
+
+
+# --- Liger's and TRL's kernels, by hand ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("copies", [True, False])
+def test_liger_s_norm_sums_its_weight_s_gradient_on_every_multiprocessor(
+    trained: bool, in_place: bool, copies: bool
+) -> None:
+    def play(tape: Tape, it: Played) -> Tensor:
+        x, weight = it.input(T * H), it.weight(H, trained=trained)
+        return fused.rms_norm(tape, x, weight, T, in_place=in_place, copies=copies)
+
+    found = measure(play, "bfloat16", autocast=False)
+    assert found.kept == X + T * 4
+    assert found.forward == 2 * X + copies * X + T * 4
+    # the output's gradient, its copy, x's unless that is written over one; 132 rows of the weight's in float32, their
+    # sum, and the sum in 16 bits (1,280 bytes as allocated: 1,536)
+    of_weight = trained * (132 * H * 4 + H * 4 + 1536)
+    gradients = X + copies * X + (not in_place) * X
+    assert found.backward == LOSS + found.kept + gradients + of_weight
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_trl_s_loss_keeps_hidden_states_and_four_numbers_a_token(trained: bool) -> None:
+    vocabulary, texts = 3 * 32768, BATCH
+    tokens = T - texts
+
+    def play(tape: Tape, it: Played) -> Tensor:
+        x, head = it.input(T * H), it.weight(vocabulary * H, trained=trained)
+        return fused.log_probabilities(tape, x, head, H, texts)
+
+    def bytes_of(size: int) -> int:
+        return -(-size // 512) * 512
+
+    found = measure(play, "float32", autocast=True)
+    # the scored hidden states, targets of 8 bytes, log-sum-exp and entropy of 4, and which tokens are scored, of 1
+    scored = bytes_of(tokens * H * 4)
+    kept = scored + bytes_of(tokens * 8) + 2 * bytes_of(tokens * 4) + bytes_of(tokens)
+    assert found.kept == kept
+    # autocast: a tile of logits, rows and columns of the head cast for it; seven float32 statistics a token
+    tile = tokens * 32768 * 2 + bytes_of(tokens * H * 2)
+    forward = (
+        T * H * 4 + scored + bytes_of(tokens) + bytes_of(tokens * 8) + 7 * bytes_of(tokens * 4)
+    )
+    assert found.forward == forward + tile + 32768 * H * 2
+    # backward: both sums in float32, a tile, and the columns of two of them
+    sums = scored + trained * vocabulary * H * 4
+    backward = LOSS + kept + sums + tile + 2 * 32768 * H * 2 + bytes_of(tokens * 4)
+    assert 0 <= found.backward - backward + bytes_of(tokens * 4) <= 4096
 
 
 def test_a_weight_is_unpacked_with_its_absmax_or_with_a_product_in_float32() -> None:

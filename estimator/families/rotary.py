@@ -124,13 +124,28 @@ def _joined(tape: Tape, first: Tensor, second: Tensor, tables: Tables) -> Tensor
 def _as_complex(tape: Tape, q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """``apply_rotary_emb``; a complex number is counted as the two float32 that it is."""
     q_complex, k_complex = op.cast(tape, q, 4), op.cast(tape, k, 4)
-    turned = op.multiply(tape, q_complex, tables.cosine, "rotary")
+    turned = _complex_product(tape, q_complex, tables.cosine)
     q_out = op.cast(tape, turned, q.width)
     del turned
-    turned = op.multiply(tape, k_complex, tables.cosine, "rotary")
+    turned = _complex_product(tape, k_complex, tables.cosine)
     k_out = op.cast(tape, turned, k.width)
     del q_complex, k_complex
     return q_out, k_out
+
+
+def _complex_product(tape: Tape, x: Tensor, table: Tensor) -> Tensor:
+    """A product with the table, of which backward writes out the conjugate: torch 2.13, ATen/ConjugateFallback.cpp."""
+    tape.operation = "rotary"
+    elements, width, size = x.elements, x.width, (table.elements, table.width)
+
+    def backward(t: Tape, g: op.Gradients) -> op.Gradients:
+        conjugate = t.new(*size)
+        gradient = t.new(elements, width)
+        del conjugate
+        return [gradient]
+
+    node = tape.begin("rotary backward", [x], backward, [table])
+    return tape.finish(node, tape.new(elements, width))
 
 
 def _spread(tape: Tape, tables: Tables) -> Tables:

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import pytest
 
+from tests import operator_cases as cases
 from tests.operator_cases import (
     BATCH,
     CASES,
@@ -85,10 +86,10 @@ class Real:
             self.counted.know(tensor.untyped_storage())
         return made
 
-    def input(self, *shape: int, grad: bool = True) -> Any:
+    def input(self, *shape: int, grad: bool = True, dtype: Any = None) -> Any:
         if not grad:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
-        return Source.apply(self._needed, (shape, self.dtype))
+        return Source.apply(self._needed, (shape, dtype or self.dtype))
 
     def weight(self, *shape: int, trained: bool = True) -> Any:
         return self.stands(
@@ -335,19 +336,46 @@ def _matmul_of_views(it: Real) -> Any:
     return q @ k.transpose(2, 3)
 
 
-def _rotary(path: str, *, half: bool = False) -> Callable[[Real], Any]:
+def _rotary(path: str, ending: str = "", *, half: bool = False) -> Callable[[Real], Any]:
     from importlib import import_module
 
-    run = import_module(f"transformers.models.{path}").apply_rotary_pos_emb
+    run = getattr(import_module(f"transformers.models.{path}"), f"apply_rotary_pos_emb{ending}")
 
     def turned(it: Real) -> Any:
         width = HEAD_DIM // 2 if half or "glm" in path else HEAD_DIM
-        of = torch.float32 if "olmo" in path else None
+        of = torch.float32 if path.startswith(("olmo", "ernie")) else None
         cosine, sine = (it.constant(1, LENGTH, width, dtype=of) for _ in range(2))
         q, k = _heads(it), _heads(it, KV_HEADS)
         return run(q, k, cosine, sine)
 
     return turned
+
+
+def _scan(batch: int, length: int, groups: int = cases.GROUPS) -> Callable[[Real], Any]:
+    from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
+
+    heads, width, state = cases.SCAN_HEADS, cases.SCAN_DIM, cases.STATE
+
+    def run(it: Real) -> Any:
+        x = it.input(batch, length, heads, width)
+        step = it.input(batch, length, heads)
+        decay = it.input(heads, dtype=torch.float32)
+        b, c = (it.input(batch, length, groups, state) for _ in range(2))
+        skip, step_bias = it.weight(heads), it.weight(heads)
+        out = mamba2_chunk_scan(
+            x, step, decay, b, c, cases.CHUNK, D=skip, dt_bias=step_bias, dt_softplus=True
+        )
+        return out[0] if isinstance(out, tuple) else out
+
+    return run
+
+
+def _rotary_complex(it: Real) -> Any:
+    from transformers.models.deepseek_v2.modeling_deepseek_v2 import apply_rotary_emb
+
+    table = it.constant(1, LENGTH, HEAD_DIM // 2, dtype=torch.complex64)
+    q, k = _heads(it), _heads(it, KV_HEADS)
+    return apply_rotary_emb(q, k, table)
 
 
 def _flash(heads: int = HEADS) -> Callable[[Real], Any]:
@@ -501,6 +529,15 @@ REAL: dict[str, Callable[[Real], Any]] = {
     "rotary, OLMo": _rotary("olmo.modeling_olmo"),
     "rotary, GLM": _rotary("glm.modeling_glm"),
     "rotary, Cohere": _rotary("cohere.modeling_cohere"),
+    "rotary, DeepSeek V2": _rotary_complex,
+    "rotary, DeepSeek V3": _rotary("deepseek_v3.modeling_deepseek_v3", "_interleave"),
+    "rotary, ERNIE": _rotary("ernie4_5.modeling_ernie4_5"),
+    "scan of one chunk": _scan(1, cases.CHUNK),
+    "scan of several chunks": _scan(1, 3 * cases.CHUNK),
+    "scan of several chunks, the last filled up": _scan(1, 3 * cases.CHUNK - 7),
+    "scan of several texts of a chunk": _scan(3, cases.CHUNK),
+    "scan of several texts of several chunks": _scan(2, 3 * cases.CHUNK),
+    "scan of a group a head": _scan(2, 3 * cases.CHUNK, cases.SCAN_HEADS),
     "rotary, GPT-OSS": _rotary("gpt_oss.modeling_gpt_oss", half=True),
     "flash attention": _flash(),
     "flash attention of grouped heads": _flash(KV_HEADS),
