@@ -408,7 +408,7 @@ def _exchanging(
         Part(name, low / share, high / share) if name == OPTIMIZER_STEP else Part(name, low, high)
         for name, low, high in parts
     )
-    behind = sum(part.low_seconds for part in own)
+    behind = math.fsum(part.low_seconds for part in own)
     return (*own, exchange._replace(low_seconds=max(0.0, exchange.low_seconds - behind)))
 
 
@@ -417,7 +417,7 @@ def _with_offload(
 ) -> tuple[Part, ...]:
     """The parts of a step whose weights or states rest on the host."""
     rest = tuple(it for it in parts if it.name != OPTIMIZER_STEP or not steps_on_host(setup))
-    behind = sum(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
+    behind = math.fsum(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
     return (*rest, *offload_parts(model, gpu, setup, behind))
 
 
@@ -694,8 +694,8 @@ def _launches(
     high *= SLOW_LAUNCHES_SHARED if setup.num_gpus > 1 else 1
     return Part(
         "waiting for the host",
-        max(0.0, low - sum(part.low_seconds for part in parts)),
-        max(0.0, high - sum(part.high_seconds for part in parts)),
+        max(0.0, low - math.fsum(part.low_seconds for part in parts)),
+        max(0.0, high - math.fsum(part.high_seconds for part in parts)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -121,12 +122,12 @@ class RunTime:
     @property
     def step_seconds_low(self) -> float:
         """Seconds of an optimizer step at best, all micro-batches."""
-        return sum(part.low_seconds for part in self.parts)
+        return math.fsum(part.low_seconds for part in self.parts)
 
     @property
     def step_seconds_high(self) -> float:
         """Seconds of an optimizer step at worst."""
-        return sum(part.high_seconds for part in self.parts)
+        return math.fsum(part.high_seconds for part in self.parts)
 
     @property
     def epoch_hours_low(self) -> float:
