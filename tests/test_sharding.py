@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from estimator import catalog, estimate
 from estimator.answer.estimate import need
 from estimator.contract.setups import parse, read_setup
-from estimator.families.parameters import total_parameters
+from estimator.families.parameters import layer_modules, total_parameters
+from estimator.families.weights import scale_bytes
 from estimator.parallel.combinations import refusal
-from estimator.parallel.zero import held, kept_gradients, partition
+from estimator.parallel.zero import held, kept_gradients, packed_part, partition, place
 from estimator.values.results import Estimate
 from estimator.values.specs import (
     STEP_PHASES,
@@ -480,6 +482,97 @@ def test_a_t4_is_asked_for_fsdp_under_fp16() -> None:
     assert answer.peak.bytes > 16 * total_parameters(answer.model) / 16
     assert answer.time is not None
     assert answer.time.step_seconds_low > 0
+
+
+def test_zero_3_divides_packed_weights_and_gathers_them_by_call() -> None:
+    # the real DeepSpeed 0.19.8 on two ranks, bitsandbytes 0.50 with bfloat16 storage: after deepspeed.initialize a
+    # Params4bit of 128 x 128 has ds_numel 4,096 (two weights a byte, two bytes an element), no data, and 2,048 elements
+    # in its ds_tensor; it is run, too
+    config = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
+    keys = {"method": "qlora", "strategy": "zero3", "bnb_4bit_quant_storage": "bfloat16"}
+    model, _, two = parse({"model": {**LLAMA, **config}, **keys, "num_gpus": 2})
+    query = next(module for module in layer_modules(model, 0) if module.name == "self_attn.q_proj")
+    scales = scale_bytes(128 * 128, double_quant=two.bnb_4bit_use_double_quant)
+    assert packed_part(query, two, 10 * 128) - scales == 2 * 2048
+    # a weight of up to 10 h elements stays whole as well
+    assert packed_part(query, two, 4096) - scales == 2 * (2048 + 4096)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_qlora_under_zero_3_shares_the_base(ranks: int) -> None:
+    # by hand, Llama-2-70B: 34 GB of packed weights, of which a rank rests its part; what it gathers is bounded by 10^9
+    # elements of 2 bytes, and what was begun
+    model = catalog.model("meta-llama/Llama-2-70b-hf")
+    keys = {
+        "method": Method.QLORA,
+        "strategy": Strategy.ZERO3,
+        "bnb_4bit_quant_storage": "bfloat16",
+    }
+    setup = TrainingSetup(num_gpus=ranks, gradient_checkpointing=True, lora_r=1, **keys)
+    weights = held(model, setup).weights
+    packed = (total_parameters(model) - 2 * 32_000 * 8192) / 2
+    # a byte of scale for 64 weights, and 4 bytes for 256 of these, lie whole on each
+    scales = 2 * packed / 64 * (1 + 4 / 256)
+    ends = 4 * 32_000 * 8192
+    assert weights == pytest.approx((packed + ends) / ranks + scales, rel=0.02)
+    peak = estimate(model, None, setup).peak
+    assert peak.resident[Component.WEIGHTS] < weights + 2.6 * 10**9
+
+
+def test_a_larger_rank_lowers_the_peak_only_by_what_zero_3_has_gathered() -> None:
+    # 10^9 live elements, of which the embedding is half: stage3_max_live_parameters
+    model = catalog.model("meta-llama/Meta-Llama-3-8B")
+    keys = {
+        "method": Method.QLORA,
+        "strategy": Strategy.ZERO3,
+        "bnb_4bit_quant_storage": "bfloat16",
+    }
+    told_of = [
+        estimate(
+            model, None, TrainingSetup(num_gpus=8, gradient_checkpointing=True, lora_r=r, **keys)
+        )
+        for r in (8, 64, 128, 200, 255, 271)
+    ]
+    fell = 0
+    for less, more in pairwise(told_of):
+        if more.peak.bytes < less.peak.bytes:
+            fell += 1
+            gathered = Component.WEIGHTS
+            assert less.peak.resident[gathered] - more.peak.resident[gathered] > (
+                less.peak.bytes - more.peak.bytes
+            )
+            assert any("stage3_max_live_parameters" in it for it in more.assumptions)
+    assert fell
+
+
+def test_stage_2_keeps_gradients_of_the_ranks_whose_turn_it_is() -> None:
+    # Two micro-steps of the real DeepSpeed 0.19.8 (transformers 5.23, torch 2.13) for each rank of 5, a fake process
+    # group, on the CPU with every storage counted: rank 3 is highest in backward, at the allocation of
+    # grads_in_partition beside the head's gradient: 45,145,088 bytes, 3,462,144 above the end of its forward call,
+    # with its own 4,003,328 of the micro-step before. Ours are of the fullest rank throughout.
+    config = {
+        "model_type": "phi3",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 5000,
+    }
+    keys = {"strategy": "zero2", "num_gpus": 5, "gradient_accumulation_steps": 2, "max_length": 64}
+    of = told(keys, **config).phases
+    grown = of[Phase.BACKWARD].bytes - of[Phase.LOSS].bytes
+    assert grown == pytest.approx(3_462_144, abs=4096)
+    assert of[Phase.BACKWARD].name == "reduction of gradients"
+
+
+def test_a_bucket_of_several_ranks_is_laid_end_to_end() -> None:
+    # by hand: a part of 10 elements; 8 to 12 lie in two parts, and a tensor beyond the limit is copied only where a
+    # slice waits for the next one: 5 and 5 do under a limit of 6, 10 and 10 do not
+    assert place(8, 12, 10, 6).ranks == range(2)
+    assert place(0, 10, 10, 6) == (range(1), False)
+    assert place(5, 15, 10, 6).copied
+    assert not place(0, 20, 10, 6).copied
 
 
 def test_an_estimate_refuses_what_the_contract_refuses() -> None:

@@ -34,6 +34,11 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
             'DeepSpeed\'s buckets are as Trainer fills "auto", h² elements; its own default of 500 million elements '
             "takes up to 1 GB more."
         )
+    if setup.strategy is Strategy.ZERO3 and setup.uses_adapters:
+        sentences.append(
+            "ZeRO-3 gathers ahead while fewer than 10⁹ elements are whole (stage3_max_live_parameters, DeepSpeed's own "
+            "value): with a larger lora_r a large weight such as the embedding may come later, and the peak be lower."
+        )
     return sentences + offload_sentences(setup)
 
 

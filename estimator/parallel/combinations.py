@@ -322,7 +322,7 @@ RULES = (
             and s.offload_param is not Offload.NONE
             and s.method is Method.QLORA
         ),
-        "offload_param with method qlora is not modelled yet under zero3, whose 4-bit weights stay on the GPU; take "
+        "offload_param with method qlora is not modelled yet under zero3; take "
         "offload_param none, or fsdp.",
         NOT_MODELLED,
     ),

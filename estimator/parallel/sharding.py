@@ -170,10 +170,12 @@ def packed_width(setup: TrainingSetup) -> int:
 def loads_in_parts(setup: TrainingSetup) -> bool:
     """Whether the weights reach each GPU already divided, so that loading never needs more than a step.
 
+    A quantised model under ZeRO-3 lies whole on each GPU until DeepSpeed divides it: transformers 5.23,
+    quantizers/quantizer_bnb_4bit.py, ``update_device_map``, and modeling_utils.py, ``get_init_context``.
     Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_load_full_state_dict``; DeepSpeed 0.19.6,
     runtime/zero/partition_parameters.py, ``Init``.
     """
-    return setup.strategy.is_fsdp or setup.strategy is Strategy.ZERO3
+    return setup.strategy.is_fsdp or made_divided(setup)
 
 
 def is_packed_divided(setup: TrainingSetup) -> bool:

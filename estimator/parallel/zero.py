@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -18,12 +19,19 @@ from estimator.families.parameters import (
     Module,
     is_quantized,
     layer_groups,
+    layer_kind,
     layer_modules,
     outer_modules,
     weight_shapes,
 )
-from estimator.families.weights import FLOAT32_BYTES, elements, quantized_bytes
-from estimator.parallel.sharding import adapter_shapes, made_divided, trained_shapes
+from estimator.families.weights import (
+    FLOAT32_BYTES,
+    elements,
+    packed_bytes,
+    quantized_bytes,
+    scale_bytes,
+)
+from estimator.parallel.sharding import adapter_shapes, made_divided, packed_width, trained_shapes
 from estimator.parallel.zero3_coordinator import Rules
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.tape.tape import (
@@ -188,6 +196,80 @@ def kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
     return kept
 
 
+class Place(NamedTuple):
+    """Where a trained tensor of the model lies among the parts of the ranks, all tensors laid end to end."""
+
+    ranks: range
+    """In whose parts it lies; of a layer that stands for others, in whose any of theirs does."""
+    copied: bool
+    """Whether a tensor too large for the bucket is laid end to end once more, as several ranks have short slices."""
+
+
+SOME_RANK = 64
+"""Of adapters, which all grow alike with it, so that shares of them do not depend on it."""
+
+
+def places(model: Model, setup: TrainingSetup, index: int | None) -> list[Place]:
+    """The places of the trained tensors of a layer, in order; None: of what lies outside the layers.
+
+    A layer between the lowest and the last stands for all between them that are alike.
+
+    Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, ``average_tensor`` and ``allreduce_and_scatter``.
+    """
+    if setup.uses_adapters:
+        setup = replace(setup, lora_r=SOME_RANK)
+    first, *rest = outer_modules(model)
+    kinds = [layer_kind(model, layer) for layer in range(model.num_hidden_layers)]
+    lowest = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
+    of_kind = {
+        kind: [s for m in layer_modules(model, layer) for s in trained_shapes(m, setup)]
+        for kind, layer in lowest.items()
+    }
+    stretches = [
+        list(trained_shapes(first, setup)),
+        *(of_kind[kind] for kind in kinds),
+        [shape for module in rest for shape in trained_shapes(module, setup)],
+    ]
+    parts = [_part(sum(sizes), setup.num_gpus) for sizes in stepped_groups(model, setup)]
+    ends, found = [0, 0], []
+    for stretch in stretches:
+        here = []
+        for shape in stretch:
+            group = int(len(shape) == 1 and len(parts) > 1)
+            start = ends[group]
+            ends[group] += elements(shape)
+            here.append(place(start, ends[group], parts[group], model.hidden_size**2))
+        found.append(here)
+    if index is None:
+        return found[0] + found[-1]
+    last = len(kinds) - 1
+    if index in (0, last):
+        return found[index + 1]
+    alike = [found[layer + 1] for layer in range(1, last) if kinds[layer] == kinds[index]]
+    return [
+        Place(
+            range(min(it.ranks.start for it in them), max(it.ranks.stop for it in them)),
+            any(it.copied for it in them),
+        )
+        for them in zip(*alike, strict=True)
+    ]
+
+
+def place(start: int, end: int, part: int, limit: int) -> Place:
+    """Where the elements from start to end lie, in parts of so many, beside a bucket of so many (all elements).
+
+    Source: as ``places``.
+    """
+    ranks = range(start // part, (end - 1) // part + 1)
+    slices = [min(end, (rank + 1) * part) - max(start, rank * part) for rank in ranks]
+    # of a large tensor slices are sent once they exceed the limit together; a single one as it lies
+    copied, together = False, 0
+    for size in slices:
+        copied = copied or together > 0
+        together = 0 if together + size > limit else together + size
+    return Place(ranks, copied)
+
+
 def after_backward(model: Model, setup: TrainingSetup) -> int:
     """Bytes beside all gradients and the bucket when stage 1 reduces them, at its highest and on the fullest rank.
 
@@ -286,7 +368,11 @@ def held(model: Model, setup: TrainingSetup) -> Held:
         )
         small = 0 if gathers_nothing(setup) else small
         parts = of_trained * part + size * rest if setup.offload_param is Offload.NONE else 0
-        weights = parts + small + packed
+        weights = (
+            parts
+            + small
+            + sum(n * packed_part(module, setup, 10 * hidden) for module, n in _modules(model))
+        )
         stepped = min(part, SUB_GROUP)
         gradients = standing = allocated(size * part)
     else:
@@ -338,6 +424,24 @@ def _packed(module: Module, setup: TrainingSetup) -> int:
         return 0
     count = elements(weight_shapes(module)[0])
     return quantized_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
+
+
+def packed_part(module: Module, setup: TrainingSetup, persistent: int) -> int:
+    """Bytes of a packed weight on a rank of stage 3: its part, all of a small one, and all scales.
+
+    bitsandbytes keeps the scales beside the parameter, so that DeepSpeed does not see them.
+    Source: DeepSpeed 0.19.8, runtime/zero/parameter_offload.py, ``_convert_to_zero_parameters``, and
+    partition_parameters.py, ``_zero_init_param``.
+    """
+    if not is_quantized(module, setup):
+        return 0
+    count = elements(weight_shapes(module)[0])
+    scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
+    stored = packed_width(setup)
+    whole = ceil_div(packed_bytes(count), stored)
+    part = ceil_div(whole, setup.num_gpus)
+    small = whole if whole <= persistent and not gathers_nothing(setup) else 0
+    return stored * (part + small) + scales
 
 
 ToHost = Callable[[Sequence[int]], int]
@@ -393,6 +497,7 @@ class Bucket:
         kept: int,
         ranks: int,
         to_host: ToHost | None,
+        kept_by_rank: Sequence[int] = (),
     ) -> None:
         self.tape = tape
         self.stage = setup.strategy
@@ -401,25 +506,48 @@ class Bucket:
         self.width = width(setup)
         self.size = self.limit * self.width
         self.kept_bytes = kept
-        """Of the gradients that this rank keeps at stage 2; at stage 1 what is beside all gradients in the end."""
+        """At stage 1 what is beside all gradients in the end."""
+        self.kept_by_rank = kept_by_rank
+        """Of the gradients that each rank keeps at stage 2."""
+        self.accumulates = setup.gradient_accumulation_steps > 1
         self.buffer: Storage | None = None
         if setup.strategy is Strategy.ZERO1 and setup.gradient_accumulation_steps > 1:
             self.buffer = Storage.standing(tape, allocated(self.size), GRADIENTS)
-        self.kept: Storage | None = None
+        self.kept: list[Storage] = []
+        self.kept_so_far = 0
         self.elements = 0
         self.waiting: list[Storage] = []
         self.to_host = to_host
         """None: gradients stay on the GPU."""
         self.inside: list[int] = []
         """Elements of each gradient that has come together."""
+        self.places: list[Place | None] = []
+        """Where these lie."""
+        self.repeats = False
+        """One of them is of a layer that stands for several, in which nothing may come to stay."""
 
-    def take(self, parameter: Parameter) -> None:
-        """Take over the gradients of a parameter."""
+    def take(self, parameter: Parameter, place: Place | None = None, *, repeats: bool) -> None:
+        """Take over the gradients of a parameter; ``repeats``: its layer stands for several."""
         count = parameter.elements
         if parameter.node is not None and parameter.node.leaf is not None:
-            parameter.node.leaf.arrived = lambda leaf: self._arrive(leaf, count)
+            parameter.node.leaf.arrived = lambda leaf: self._arrive(
+                leaf, count, place, repeats=repeats
+            )
 
-    def _arrive(self, leaf: Leaf, elements: int) -> None:
+    def keep(self, ranks: Iterable[int]) -> None:
+        """Make room for what the fullest of these ranks keeps; each does so when the first of its own is reduced.
+
+        With accumulation a rank also holds what it kept before, of which the fullest rank's is counted from the start.
+        """
+        if not self.kept_by_rank:
+            return
+        kept = max(self.kept_by_rank[rank] for rank in ranks)
+        beside = max(0, 2 * kept - max(self.kept_by_rank)) if self.accumulates else kept
+        if beside > self.kept_so_far:
+            self.kept.append(Storage(self.tape, beside - self.kept_so_far, GRADIENTS))
+            self.kept_so_far = beside
+
+    def _arrive(self, leaf: Leaf, elements: int, place: Place | None, *, repeats: bool) -> None:
         tape = self.tape
         if self.buffer is None and self.stage is not Strategy.ZERO3:
             tape.operation = "bucket"
@@ -433,6 +561,8 @@ class Bucket:
             self.waiting.append(gradient)
         self.elements += elements
         self.inside.append(elements)
+        self.places.append(place)
+        self.repeats = self.repeats or repeats
 
     def flush(self) -> None:
         """Reduce what has come together, and let it go."""
@@ -452,11 +582,34 @@ class Bucket:
             Storage(tape, allocated(self.kept_bytes), TEMPORARIES)
         elif self.to_host is not None:
             self._send()
-        elif self.kept is None and self.kept_bytes:
-            self.kept = Storage(tape, self.kept_bytes, GRADIENTS)
+        else:
+            self._average()
         self.waiting.clear()
         self.inside.clear()
+        self.places.clear()
+        self.repeats = False
         self.elements = 0
+
+    def _average(self) -> None:
+        """Stage 2: slices of several ranks are laid end to end, summed and copied back; a rank keeps its own.
+
+        Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, ``allreduce_bucket`` (``flatten``, which copies unless
+        there is one slice) and ``copy_grads_in_partition`` (``grads_in_partition``).
+        """
+        found = [place for place in self.places if place is not None]
+        if not found:
+            return
+        owners = {rank for place in found for rank in place.ranks}
+        if self.waiting:
+            copies = any(place.copied for place in found)
+        else:
+            copies = len(owners) > 1
+        if copies:
+            self.tape.operation = "slices of several ranks laid end to end"
+            Storage(self.tape, allocated(self.width * sum(self.inside)), TEMPORARIES)
+            self.tape.operation = "reduction of gradients"
+        if not self.repeats:
+            self.keep(owners)
 
     def _send(self) -> None:
         """To the host: what is beside the gradients meanwhile is gone when this returns."""
@@ -472,10 +625,10 @@ class Bucket:
 class Called:
     """A module whose weights stage 3 gathers: where its hooks run is noted on the tape."""
 
-    def __init__(self, tape: Tape, name: str, parameters: Iterable[Parameter]) -> None:
+    def __init__(self, tape: Tape, name: str, weights: Iterable[Whole]) -> None:
         self.tape = tape
         self.name = name
-        self.weights = tuple(Whole(p.key, p.elements, p.width, p.requires_grad) for p in parameters)
+        self.weights = tuple(weights)
 
     def _note(self, *, begins: bool, is_forward: bool) -> None:
         self.tape.call(self.name, self.weights, begins=begins, is_forward=is_forward)

@@ -5,28 +5,31 @@ Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py and parameter
 
 from __future__ import annotations
 
-from estimator.families.block import ACTIVATION, ROTARY, Block
+from estimator.families.block import ACTIVATION, ROTARY, Block, Owned
 from estimator.families.parameters import Bare, Linear
-from estimator.families.weights import buffer_bytes
+from estimator.families.weights import buffer_bytes, packed_bytes
 from estimator.parallel.fsdp2_hooks import is_packed
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.placement import HEAD
+from estimator.parallel.sharding import packed_width
 from estimator.parallel.zero import (
     Bucket,
     Called,
+    Place,
     ToHost,
     after_backward,
     gathering,
     held,
     kept_gradients,
     partition,
+    places,
     sent_from_stage_2,
     sent_from_stage_3,
     width,
 )
 from estimator.resident.model import Resident, counts
-from estimator.tape.tape import Parameter, Tape, Tensor
-from estimator.values.arithmetic import allocated
+from estimator.tape.tape import Parameter, Tape, Tensor, Whole
+from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.specs import Model, Offload, Strategy, TrainingSetup
 
 
@@ -37,21 +40,27 @@ class ZeroHooks(Hooks):
         self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
     ) -> None:
         super().__init__(tape)
-        self._setup, self._outer = setup, outer
-        kept = 0
-        if setup.strategy is Strategy.ZERO1:
-            kept = after_backward(model, setup)
-        elif setup.strategy is Strategy.ZERO2 and setup.offload_optimizer is Offload.NONE:
-            kept = allocated(width(setup) * max(kept_gradients(model, setup)))
+        self._model, self._setup, self._outer = model, setup, outer
+        self._keeps_parts = (
+            setup.strategy is Strategy.ZERO2 and setup.offload_optimizer is Offload.NONE
+        )
+        kept = after_backward(model, setup) if setup.strategy is Strategy.ZERO1 else 0
+        by_rank: list[int] = []
+        if self._keeps_parts:
+            by_rank = [allocated(width(setup) * it) for it in kept_gradients(model, setup)]
         to_host = _to_host(model, setup, ranks)
-        self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host)
+        self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, by_rank)
         self._gathers = gathering(model, setup) is not None
         self._take(outer)
 
     def _take(self, block: Block) -> None:
-        for owned in block.owned:
-            if owned.parameter.requires_grad:
-                self._bucket.take(owned.parameter)
+        repeats = block.index not in (None, 0, self._model.num_hidden_layers - 1)
+        taken = [owned.parameter for owned in block.owned if owned.parameter.requires_grad]
+        where: list[Place] | list[None] = [None] * len(taken)
+        if self._keeps_parts:
+            where = places(self._model, self._setup, block.index)
+        for parameter, its_place in zip(taken, where, strict=True):
+            self._bucket.take(parameter, its_place, repeats=repeats)
         if self._gathers:
             note_calls(self.tape, block, self._setup)
 
@@ -84,6 +93,16 @@ def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
     return sent_from_stage_2(partition(model, setup))
 
 
+def _whole(owned: Owned, setup: TrainingSetup) -> Whole:
+    """What is gathered of a parameter: packed 4-bit weights as the dtype they pass for."""
+    parameter = owned.parameter
+    if is_packed(owned, setup):
+        stored = packed_width(setup)
+        count = ceil_div(packed_bytes(parameter.elements), stored)
+        return Whole(parameter.key, count, stored, trained=False)
+    return Whole(parameter.key, parameter.elements, parameter.width, parameter.requires_grad)
+
+
 def note_calls(tape: Tape, block: Block, setup: TrainingSetup) -> None:
     """Have a block's modules note when they are called, each with its own weights as PEFT has left them.
 
@@ -93,9 +112,8 @@ def note_calls(tape: Tape, block: Block, setup: TrainingSetup) -> None:
     tuners/lora/layer.py (``base_layer``, ``lora_A``, ``lora_B``; a dropout before A).
     """
     modules: dict[str, list[Parameter]] = {}
+    wholes = {owned.parameter.key: _whole(owned, setup) for owned in block.owned}
     for owned in block.owned:
-        if is_packed(owned, setup):
-            continue
         name, part = owned.module.name, owned.parameter.key.rsplit(".", 1)[1]
         if isinstance(owned.module, Bare):
             for stack in (".gate_up_proj", ".up_proj", ".down_proj"):
@@ -106,11 +124,11 @@ def note_calls(tape: Tape, block: Block, setup: TrainingSetup) -> None:
             name += ".base_layer"
         modules.setdefault(name, []).append(owned.parameter)
     for name, parameters in modules.items():
-        block.units[parameters[0].key] = Called(tape, name, parameters)
+        block.units[parameters[0].key] = Called(tape, name, [wholes[it.key] for it in parameters])
     if block.index is None:
         head = block.linears[HEAD].weight if HEAD in block.linears else None
         tied = next(iter(block.embeddings.values()))
-        block.units[HEAD] = Called(tape, HEAD, [head or tied])
+        block.units[HEAD] = Called(tape, HEAD, [wholes[(head or tied).key]])
         block.units[ROTARY] = Called(tape, ROTARY, ())
     else:
         block.units[ACTIVATION] = Called(tape, ACTIVATION, ())
