@@ -155,9 +155,16 @@ def _values_of(read: Reading) -> dict[str, object]:
     facts = write_fields(read.model, read.gpu, session.DEFAULT)
     return {
         **{field.name: getattr(read.setup, field.name) for field in fields(TrainingSetup)},
+        "lora_target_modules": _targets_as_chosen(read.model, read.setup),
         "model": _as_option(facts["model"]),
         "gpu": _as_option(facts["gpu"]) if "gpu" in facts else None,
     }
+
+
+def _targets_as_chosen(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]:
+    """The adapted layers as a visit holds them: those of the default are the default, whatever the next model is."""
+    targets = setup.lora_target_modules
+    return ALL_LINEAR if targets == default_targets(model, setup) else targets
 
 
 def _as_option(fact: object) -> str:
@@ -954,8 +961,9 @@ def methods(of: Estimate) -> dict[Method, Estimate]:
 def method_keys(of: Estimate) -> dict[str, object]:
     """What a click on a method's card sets."""
     return {
-        key: getattr(of.setup, key)
-        for key in ("method", "bnb_4bit_quant_storage", "lora_target_modules")
+        "method": of.setup.method,
+        "bnb_4bit_quant_storage": of.setup.bnb_4bit_quant_storage,
+        "lora_target_modules": _targets_as_chosen(of.model, of.setup),
     }
 
 

@@ -535,3 +535,12 @@ def test_a_model_at_one_layer_of_which_peft_stops_has_its_three_cards_all_the_sa
     page.run()
     assert not page.exception
     assert "LoRA of Nemotron-H-8B-Base-8K needs" in text(page)
+
+
+def test_the_targets_that_peft_takes_of_one_model_are_not_carried_to_the_next() -> None:
+    page = open_page(model="mistralai/Mixtral-8x7B-v0.1", method="lora")
+    assert "lora_target_modules" not in page.query_params
+    page.selectbox[0].select("openai-community/gpt2").run()  # which has no q_proj
+    assert not page.exception
+    assert not page.error
+    assert "lora_target_modules" not in page.query_params
