@@ -189,6 +189,12 @@ def test_a_weight_stays_if_its_next_use_is_within_a_billion_elements(
     assert seen[4] == (8192 if stays else 0)
 
 
+def test_a_rank_brings_its_own_part_from_the_host_for_each_gather() -> None:
+    # 4,096 elements of 2 bytes on 4 ranks: all of it, and for a moment the quarter that this rank sends
+    rules = Rules(0, 0, rests_on_host=True, alone=False, is_wrapped=False)
+    assert levels({"a": 4096}, rules, 4)[:3] == [0, 8192 + 2048, 8192]
+
+
 @pytest.mark.parametrize(("elements", "ranks"), [(1001, 8), (1_000_001, 1024), (4096, 8)])
 def test_what_is_gathered_is_padded_to_the_same_part_on_every_rank(
     elements: int, ranks: int

@@ -139,6 +139,19 @@ def test_an_8_bit_product_takes_float16_as_it_is_and_casts_other_inputs(
     )
 
 
+@pytest.mark.parametrize(("dtype", "copies"), [("bfloat16", 1), ("float16", 0), ("float32", 1)])
+def test_an_8_bit_product_of_few_outputs_is_highest_while_its_input_is_quantised(
+    dtype: str, copies: int
+) -> None:
+    def play(tape: Tape, it: Played) -> Tensor:
+        return op.linear_8bit(tape, it.input(T * H), H, 8, "linear")
+
+    x = 2 * X if dtype == "float32" else X
+    # the input, its float16 copy, a float32 scale a token, 8 bits, magnitudes in 16 bits, outliers of one byte
+    expected = x + copies * X + T * 4 + T * H + X + T * H
+    assert measure(play, dtype, autocast=False).forward == expected
+
+
 def test_a_convolution_under_autocast_casts_x_filters_and_bias_first() -> None:
     def play(tape: Tape, it: Played) -> Tensor:
         x = it.input(T * H)
