@@ -80,3 +80,53 @@ def test_a_layer_s_own_keys_are_found_whatever_zeros_lead_its_number(name: str) 
     config = {key: value for key, value in CONFIGS["gemma4_text"].items() if key != "layer_types"}
     config |= {"num_hidden_layers": 6, "per_layer_config": {name: {"head_dim": 384}}}
     assert model_from_config(config).global_head_dim == 384
+
+
+@pytest.mark.parametrize(
+    ("keys", "sparse"),
+    [
+        (
+            {"moe_layer_interval": 1, "moe_layer_start_index": 2, "moe_layer_end_index": 4},
+            {2, 3, 4},
+        ),
+        (
+            {"moe_layer_interval": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1},
+            {1, 3, 5},
+        ),
+        ({"moe_layer_interval": 3, "moe_layer_start_index": 0, "moe_layer_end_index": 4}, {2}),
+    ],
+)
+def test_ernie_has_experts_every_so_many_layers_between_two(
+    keys: dict[str, int], sparse: set[int]
+) -> None:
+    # transformers 5.23, modeling_ernie4_5_moe.py: (layer_idx + 1) % interval == 0 and start <= layer_idx <= end
+    config = CONFIGS["ernie4_5_moe"] | {"num_hidden_layers": 6} | keys
+    config.pop("mlp_layer_types", None)
+    kinds = model_from_config(config).mlp_layer_types
+    assert {index for index, kind in enumerate(kinds) if kind == "sparse"} == sparse
+    assert len(kinds) == 6
+
+
+@pytest.mark.parametrize(
+    ("keys", "sparse"),
+    [
+        ({"moe_layers": [1, 4]}, {1, 4}),
+        ({"moe_layers": None, "interleave_moe_layer_step": 2}, {1, 3, 5}),
+        ({"moe_layers": None, "interleave_moe_layer_step": 3}, {2, 5}),
+    ],
+)
+def test_llama_4_has_experts_where_they_are_listed_or_last_of_every_so_many(
+    keys: dict[str, Any], sparse: set[int]
+) -> None:
+    config = CONFIGS["llama4_text"] | {"num_hidden_layers": 6} | keys
+    for derived in ("layer_types", "no_rope_layers"):
+        config.pop(derived, None)
+    kinds = model_from_config(config).mlp_layer_types
+    assert {index for index, kind in enumerate(kinds) if kind == "sparse"} == sparse
+
+
+@pytest.mark.parametrize("listed", [[1, "2"], [True], "12", 3])
+def test_llama_4_s_list_of_layers_must_be_of_whole_numbers(listed: object) -> None:
+    config = CONFIGS["llama4_text"] | {"moe_layers": listed}
+    with pytest.raises(ValueError, match="moe_layers must list whole numbers"):
+        model_from_config(config)
