@@ -85,7 +85,7 @@ def scan(tape: Tape, shape: ScanShape, inputs: Inputs) -> Tensor:
     )
     weights = op.multiply(tape, scores, inside, "scores × decay")
     diagonal = _contracted(
-        tape, weights, x, x.elements, "scores × x", copies=(False, not one_block)
+        tape, weights, x, x.elements, "scores × x", copies=(False, not one_chunk)
     )
     diagonal = _laid_out(tape, diagonal, copies=not one_block)
     a_chunk = shape.batch * heads * chunks
@@ -98,7 +98,7 @@ def scan(tape: Tape, shape: ScanShape, inputs: Inputs) -> Tensor:
         x,
         shape.batch * chunks * size,
         "states of chunks",
-        copies=(not one_block, not one_block),
+        copies=(not one_block, not one_chunk),
         second_first=True,
     )
     states = _laid_out(tape, states, copies=not one_chunk)

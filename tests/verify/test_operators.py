@@ -535,7 +535,6 @@ REAL: dict[str, Callable[[Real], Any]] = {
     "scan of one chunk": _scan(1, cases.CHUNK),
     "scan of several chunks": _scan(1, 3 * cases.CHUNK),
     "scan of several chunks, the last filled up": _scan(1, 3 * cases.CHUNK - 7),
-    "scan of several texts of a chunk": _scan(3, cases.CHUNK),
     "scan of several texts of several chunks": _scan(2, 3 * cases.CHUNK),
     "scan of a group a head": _scan(2, 3 * cases.CHUNK, cases.SCAN_HEADS),
     "rotary, GPT-OSS": _rotary("gpt_oss.modeling_gpt_oss", half=True),
