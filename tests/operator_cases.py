@@ -461,6 +461,7 @@ CASES: dict[str, Case] = {
     "scan of one chunk": Case(_scan(1, CHUNK)),
     "scan of several chunks": Case(_scan(1, 3 * CHUNK)),
     "scan of several chunks, the last filled up": Case(_scan(1, 3 * CHUNK - 7)),
+    "scan of several texts of a chunk": Case(_scan(3, CHUNK)),
     "scan of several texts of several chunks": Case(_scan(2, 3 * CHUNK)),
     "scan of a group a head": Case(_scan(2, 3 * CHUNK, SCAN_HEADS)),
     "rotary, GPT-OSS": Case(_rotary(Rotary.SPLIT_HALVES, tables=LENGTH * HEAD_DIM // 2)),

@@ -356,11 +356,15 @@ def _scan(batch: int, length: int, groups: int = cases.GROUPS) -> Callable[[Real
 
     heads, width, state = cases.SCAN_HEADS, cases.SCAN_DIM, cases.STATE
 
+    def from_convolution(it: Real, count: int, width: int) -> Any:
+        """Laid out as Mamba 2's convolution leaves it, the tokens last; whether a product copies depends on that."""
+        return it.input(batch, count, width, length).permute(0, 3, 1, 2)
+
     def run(it: Real) -> Any:
-        x = it.input(batch, length, heads, width)
+        x = from_convolution(it, heads, width)
         step = it.input(batch, length, heads)
         decay = it.input(heads, dtype=torch.float32)
-        b, c = (it.input(batch, length, groups, state) for _ in range(2))
+        b, c = (from_convolution(it, groups, state) for _ in range(2))
         skip, step_bias = it.weight(heads), it.weight(heads)
         out = mamba2_chunk_scan(
             x, step, decay, b, c, cases.CHUNK, D=skip, dt_bias=step_bias, dt_softplus=True
@@ -535,6 +539,7 @@ REAL: dict[str, Callable[[Real], Any]] = {
     "scan of one chunk": _scan(1, cases.CHUNK),
     "scan of several chunks": _scan(1, 3 * cases.CHUNK),
     "scan of several chunks, the last filled up": _scan(1, 3 * cases.CHUNK - 7),
+    "scan of several texts of a chunk": _scan(3, cases.CHUNK),
     "scan of several texts of several chunks": _scan(2, 3 * cases.CHUNK),
     "scan of a group a head": _scan(2, 3 * cases.CHUNK, cases.SCAN_HEADS),
     "rotary, GPT-OSS": _rotary("gpt_oss.modeling_gpt_oss", half=True),
