@@ -4,7 +4,11 @@ import gc
 
 import streamlit as st
 
-from dashboard import address, figures, kept, navigation, router, theme
+from dashboard import theme
+from dashboard.address import unbound
+from dashboard.figures import memory_bars
+from dashboard.site import navigation, router
+from dashboard.state import comparison
 
 
 @st.cache_resource(show_spinner=False)
@@ -16,8 +20,8 @@ def freeze_imports() -> None:
 
 # The icon is a file of ours: a ":material/…:" name would be fetched from another machine.
 st.set_page_config(page_title="Headroom", page_icon=theme.ICON, layout="wide")
-# A page's path in the address is its file's name, and the file asks dashboard/router.py: beside a folder named pages/,
-# Streamlit runs that file alone until this router has been run once, and finds no page of any other name.
+# A page's path in the address is its file's name, and the file asks dashboard/site/router.py: beside a folder named
+# pages/, Streamlit runs that file alone until this router has been run once, and finds no page of any other name.
 page = st.navigation(
     [
         st.Page(it.file, title=it.title, url_path=it.path, default=it is navigation.ESTIMATE)
@@ -26,13 +30,13 @@ page = st.navigation(
     position="hidden",
 )
 estimates = page.title == navigation.ESTIMATE.title
-st.html(theme.style(figures.SWITCHES))
+st.html(theme.style(memory_bars.SWITCHES))
 st.sidebar.html(
     '<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>' + navigation.HISTORY,
     unsafe_allow_javascript=True,
 )
-address.arrive(page.url_path)
-kept.follow(estimates=estimates)
+unbound.arrive(page.url_path)
+comparison.follow(estimates=estimates)
 if not estimates:
     st.html(theme.WITHOUT_SIDEBAR)
     navigation.draw(page.url_path)

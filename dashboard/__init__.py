@@ -1,1 +1,1 @@
-"""The face: widgets and links (controls), results as figures (figures) and as text (wording)."""
+"""The page: a folder is a question, and imports go down."""

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dashboard import proof  # noqa: E402  run as a script, the packages are beside its folder
+from dashboard.accuracy import evidence  # noqa: E402  run as a script, the packages are beside its folder
 from estimator import accuracy, catalog  # noqa: E402
 
 README, DATA_README = ROOT / "README.md", ROOT / "data" / "README.md"
@@ -21,8 +21,10 @@ README, DATA_README = ROOT / "README.md", ROOT / "data" / "README.md"
 
 def accuracy_table() -> str:
     """The summary of the page Accuracy as Markdown."""
-    head, *rows = proof.summary_rows(accuracy.summaries((*accuracy.measured(), *accuracy.traced())))
-    found = accuracy.agreement(proof.CAPACITIES)
+    head, *rows = evidence.summary_rows(
+        accuracy.summaries((*accuracy.measured(), *accuracy.traced()))
+    )
+    found = accuracy.agreement(evidence.CAPACITIES)
     return (
         f"{_markdown(head, rows)}\nOf {found.pairs:,} pairs of a measured run and a card of 15 to 141 GiB that get a "
         f"plain yes or no, {100 * found.share:.1f} %\nagree with what was measured; the range of the need is "

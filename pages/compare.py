@@ -1,10 +1,12 @@
 """Compare: up to eight named setups side by side."""
 
-from dashboard import comparison, kept, router
+from dashboard.compare import view
+from dashboard.site import router
+from dashboard.state import comparison
 
 router.route()
-page = comparison.read_page()
-if kept.document().present is not None:
-    comparison.present(page)
+page = view.read_page()
+if comparison.document().present is not None:
+    view.present(page)
 else:
-    comparison.draw(page)
+    view.draw(page)

@@ -7,26 +7,20 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard import (
-    actions,
-    controls,
-    drawing,
-    explore,
-    figures,
-    kept,
-    models,
-    more,
-    navigation,
-    theme,
-    wording,
-)
+from dashboard import theme
+from dashboard.estimate import alternatives, sections
+from dashboard.figures import memory_bars
+from dashboard.site import navigation
+from dashboard.state import actions, comparison
+from dashboard.widgets import controls, drawing, model_box
+from dashboard.words import wording
 from estimator import kin
 
 
 @st.fragment(key=controls.VERDICT)
 def verdict() -> None:
     """What was not sound, and whether it fits."""
-    kept.note(controls.reading())
+    comparison.note(controls.reading())
     navigation.draw(navigation.ESTIMATE.path)
     for problem in controls.reading().problems:
         st.warning(wording.plain(problem), icon=":material/link_off:")
@@ -46,7 +40,7 @@ def cards() -> None:
         return
     proposals = []
     for method, other in controls.methods(answer).items():
-        place = explore.smallest_place(other)
+        place = alternatives.smallest_place(other)
         together = {} if isinstance(place, str) else place.keys
         proposals.append(
             actions.Proposal(
@@ -66,10 +60,10 @@ def bars(shown: Sequence[str]) -> None:
     if isinstance(answer, str):
         return
     methods = controls.methods(answer)
-    figure = figures.hero(answer, methods, shown, dark=controls.is_dark())
-    if kept.document().present is not None:
-        figure = figures.enlarged(figure)
-    drawing.plot(figure, "hero", figures.hero_alt(answer, methods))
+    figure = memory_bars.hero(answer, methods, shown, dark=controls.is_dark())
+    if comparison.document().present is not None:
+        figure = memory_bars.enlarged(figure)
+    drawing.plot(figure, "hero", memory_bars.hero_alt(answer, methods))
 
 
 @st.fragment(key=controls.MORE)
@@ -78,30 +72,30 @@ def below() -> None:
     answer = controls.answer()
     if isinstance(answer, str):
         return
-    more.what_if(answer)
-    more.remedies(answer)
-    more.section(answer)
+    sections.what_if(answer)
+    sections.remedies(answer)
+    sections.section(answer)
 
 
 controls.open_address()
 controls.draw()
-models.status()
+model_box.status()
 verdict()
 cards()
 bars(
     st.pills(
         "Parts of the bars",
-        figures.SWITCHES,
+        memory_bars.SWITCHES,
         selection_mode="multi",
-        default=figures.SWITCHES,
+        default=memory_bars.SWITCHES,
         key="shown",
         label_visibility="collapsed",
     )
 )
-if kept.document().present is not None:
+if comparison.document().present is not None:
     st.html(theme.PRESENTATION)
-    kept.say_problems()
-    kept.leave_button()
+    comparison.say_problems()
+    comparison.leave_button()
 else:
-    kept.draw(controls.answer)
+    comparison.draw(controls.answer)
     below()

@@ -2,14 +2,15 @@
 
 import streamlit as st
 
-from dashboard import router, story
-from dashboard.example import EXAMPLE
+from dashboard.address.example import EXAMPLE
+from dashboard.how_it_works import content
+from dashboard.site import router
 
 LINE = 880  # pixels that a line of text takes at most: some 100 letters
 
 router.route()
 st.title("How it works")
 with st.container(width=LINE):
-    for chapter in story.chapters(story.example(dict(EXAMPLE))):
+    for chapter in content.chapters(content.example(dict(EXAMPLE))):
         st.subheader(chapter.heading, anchor=False)
         st.markdown(chapter.text)

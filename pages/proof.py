@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from dashboard import drawing, proof, router
-from dashboard.controls import is_dark
+from dashboard.accuracy import evidence
+from dashboard.site import router
+from dashboard.widgets import drawing
+from dashboard.widgets.controls import is_dark
 from estimator import Comparison, accuracy, catalog
 
 GIB = st.column_config.NumberColumn(format="%.2f GiB")
@@ -25,20 +27,20 @@ def chart(comparisons: Sequence[Comparison], key: str, *, by_method: bool = Fals
     """A figure, and what is known of the point that was clicked."""
     state, picked = st.session_state, f"{key} picked"
     drawing.plot(
-        proof.figure(comparisons, dark=is_dark(), by_method=by_method),
+        evidence.figure(comparisons, dark=is_dark(), by_method=by_method),
         key,
-        proof.figure_alt(comparisons),
+        evidence.figure_alt(comparisons),
         on_pick=lambda point: state.update({picked: point}),
     )
-    by_key = {proof.key(it): it for it in comparisons}
+    by_key = {evidence.key(it): it for it in comparisons}
     if picked in state and state[picked] in by_key:
-        st.html(proof.picked_html(by_key[state[picked]]))
+        st.html(evidence.picked_html(by_key[state[picked]]))
 
 
 def table(comparisons: Sequence[Comparison], what: str) -> None:
     """Every reading, worst first."""
     st.dataframe(
-        pd.DataFrame([proof.row(it) for it in proof.worst_first(comparisons)]),
+        pd.DataFrame([evidence.row(it) for it in evidence.worst_first(comparisons)]),
         hide_index=True,
         column_config=COLUMNS,
         alt=f"{what} with their estimates and errors, worst first",
@@ -50,15 +52,17 @@ st.title("Accuracy")
 measured, traced = accuracy.measured(), accuracy.traced()
 summary = st.empty()
 with st.spinner("Estimating the measured runs, once."):
-    summary.html(proof.summary_html(accuracy.summaries(measured)))
+    summary.html(evidence.summary_html(accuracy.summaries(measured)))
 with st.container(horizontal=True, key="narrow"):
     chosen = {
-        facet: st.multiselect(facet, proof.choices(facet, (*measured, *traced)), placeholder="All")
-        for facet in proof.FACETS
+        facet: st.multiselect(
+            facet, evidence.choices(facet, (*measured, *traced)), placeholder="All"
+        )
+        for facet in evidence.FACETS
     }
-measured_shown = proof.narrowed(measured, chosen)
-traced_shown = proof.narrowed(traced, chosen)
-refused = proof.refused(measured_shown)
+measured_shown = evidence.narrowed(measured, chosen)
+traced_shown = evidence.narrowed(traced, chosen)
+refused = evidence.refused(measured_shown)
 left, right = st.columns(2)
 with left:
     st.subheader(f"Measured on GPUs: {len(measured_shown)} readings", anchor=False)
@@ -79,15 +83,15 @@ with of_measured:
     table(measured_shown, "Measured readings")
 with of_refused:
     st.dataframe(
-        pd.DataFrame([proof.refused_row(it) for it in refused]),
+        pd.DataFrame([evidence.refused_row(it) for it in refused]),
         hide_index=True,
         column_config=COLUMNS,
         alt="Measured readings of setups that the estimator refuses, with its reason",
     )
 with of_left_out:
-    st.html(proof.left_out_html(catalog.left_out()))
+    st.html(evidence.left_out_html(catalog.left_out()))
 st.subheader("Need, and what nvidia-smi shows", anchor=False)
-st.html(proof.need_html(accuracy.agreement(proof.CAPACITIES), accuracy.beyond_allocated()))
+st.html(evidence.need_html(accuracy.agreement(evidence.CAPACITIES), accuracy.beyond_allocated()))
 # last: the first time, these estimates take seconds
 with traced_chart, st.spinner("Estimating the traced steps, once."):
     chart(traced_shown, "traced", by_method=True)
@@ -95,11 +99,11 @@ with of_traced:
     table(traced_shown, "Traced steps")
 with of_ran, st.spinner("Estimating the published runs, once."):
     ran = accuracy.overestimated()
-    st.html(proof.overestimated_html(ran, len(accuracy.published_runs())))
+    st.html(evidence.overestimated_html(ran, len(accuracy.published_runs())))
     st.dataframe(
-        pd.DataFrame([proof.overestimated_row(it) for it in ran]),
+        pd.DataFrame([evidence.overestimated_row(it) for it in ran]),
         hide_index=True,
         column_config=COLUMNS,
         alt="Published runs that ran, although their estimate does not fit, and what they had",
     )
-summary.html(proof.summary_html(accuracy.summaries((*measured, *traced))))
+summary.html(evidence.summary_html(accuracy.summaries((*measured, *traced))))

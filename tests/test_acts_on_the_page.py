@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dashboard import wording
+from dashboard.words import wording
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.run.stages import acts
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import pytest
 
-from dashboard import charts, explore
+from dashboard.estimate import alternatives
+from dashboard.figures import charts
 from estimator import Dtype, Method, MixedPrecision, TrainingSetup, catalog, estimate
 from estimator.search.ranking import pareto
 from estimator.values.specs import STEP_PHASES, Component, Verdict
@@ -22,7 +23,7 @@ LORA = TrainingSetup(method=Method.LORA, per_device_train_batch_size=3, max_leng
 @pytest.fixture(scope="module")
 def around():
     answer = estimate(MISTRAL, A100, LORA)
-    return answer, explore.around(answer)
+    return answer, alternatives.around(answer)
 
 
 def test_every_cell_of_the_map_is_the_headroom_of_that_setup(around):
@@ -61,7 +62,7 @@ def test_a_click_on_a_cell_carries_its_batch_and_length(around):
 
 def test_a_setup_with_learned_positions_has_no_longer_column():
     gpt2 = catalog.model("openai-community/gpt2")
-    grid = explore.around(estimate(gpt2, A100, TrainingSetup(max_length=512)))
+    grid = alternatives.around(estimate(gpt2, A100, TrainingSetup(max_length=512)))
     assert max(grid.lengths) == 1024
 
 
@@ -92,7 +93,7 @@ def test_with_accumulation_each_step_has_a_first_micro_step_without_gradients_an
 
 
 def test_the_chart_of_cost_joins_the_cards_that_no_other_beats():
-    rows, _ = explore.every_gpu(estimate(MISTRAL, A100, LORA))
+    rows, _ = alternatives.every_gpu(estimate(MISTRAL, A100, LORA))
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     front = pareto(fitting)
     figure = charts.cost_against_time(fitting, front, estimate(MISTRAL, A100, LORA))
@@ -106,7 +107,7 @@ def test_the_chart_of_cost_joins_the_cards_that_no_other_beats():
 @pytest.mark.parametrize("dark", [False, True])
 def test_plotly_takes_every_figure(around, dark):
     answer, grid = around
-    rows, _ = explore.every_gpu(answer)
+    rows, _ = alternatives.every_gpu(answer)
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     for figure in (
         charts.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500), dark=dark),

@@ -125,7 +125,7 @@ def no_such_model(asked: str, **_: object) -> HubModel:
 def follow(page: AppTest, link: str) -> None:
     """Go to an address; a visitor who comes by it sees no traceback and no empty page."""
     page.query_params = parse_qs(link, keep_blank_values=True, errors="replace")
-    with patch("dashboard.address.has_been_gone_to", return_value=True):
+    with patch("dashboard.address.unbound.has_been_gone_to", return_value=True):
         page.run()
     assert [it.value for it in page.exception] == [], link
     assert page.get("html"), link

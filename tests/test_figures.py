@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from dashboard import figures, theme, wording
+from dashboard import theme
+from dashboard.figures import memory_bars
+from dashboard.words import wording
 from estimator import (
     STEP_PHASES,
     Component,
@@ -29,14 +31,14 @@ def by_method(setup: TrainingSetup = SETUP, gpu=GPU):
 
 def hero(method: Method = Method.FULL, setup: TrainingSetup = SETUP, gpu=GPU, **how):
     methods = by_method(setup, gpu)
-    return figures.hero(methods[method], methods, **how)
+    return memory_bars.hero(methods[method], methods, **how)
 
 
 def stacked(figure, place) -> float:
     """The length of the bar at a place, in GiB."""
     end = 0.0
     for piece in pieces(figure):
-        if piece.place == figures.PLACES[place]:
+        if piece.place == memory_bars.PLACES[place]:
             assert piece.base == pytest.approx(end, abs=0.002), (
                 "each part begins where the last ends"
             )
@@ -102,10 +104,10 @@ def test_without_a_gpu_there_is_no_line():
     assert hero(gpu=None)["layout"]["shapes"] == []
 
 
-@pytest.mark.parametrize("off", figures.SWITCHES)
+@pytest.mark.parametrize("off", memory_bars.SWITCHES)
 def test_switching_a_part_off_leaves_scale_height_and_places(off):
     whole = hero()
-    rest = hero(shown=[label for label in figures.SWITCHES if label != off])
+    rest = hero(shown=[label for label in memory_bars.SWITCHES if label != off])
     assert {it.label for it in pieces(rest)} == {it.label for it in pieces(whole)} - {off}
     for key in ("height", "xaxis", "yaxis", "margin", "shapes"):
         assert rest["layout"][key] == whole["layout"][key]

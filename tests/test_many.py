@@ -9,7 +9,7 @@ from html import unescape
 import plotly.graph_objects as go
 import pytest
 
-from dashboard import explore, many
+from dashboard.estimate import alternatives, more_gpus
 from estimator import Method, Price, TrainingSetup, catalog, estimate
 from estimator.answer.ranks import ranks
 from estimator.search.scaling import Curve, curves
@@ -28,7 +28,7 @@ def both(
     gpu: Gpu | None = A100, setup: TrainingSetup = SETUP
 ) -> tuple[tuple[Curve, ...], Estimate]:
     answer = estimate(MISTRAL, gpu, setup)
-    return explore.on_more_gpus(answer), answer
+    return alternatives.on_more_gpus(answer), answer
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_the_setup_s_own_count_is_on_the_curve(drawn: tuple[tuple[Curve, ...], E
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize(("gpu", "panels"), [(A100, 3), (None, 1)], ids=["a GPU", "none"])
 def test_plotly_takes_the_figure_as_it_is(gpu: Gpu | None, panels: int, *, dark: bool) -> None:
-    figure = many.curves_figure(*both(gpu), dark=dark)
+    figure = more_gpus.curves_figure(*both(gpu), dark=dark)
     go.Figure(figure)
     assert len(figure["layout"]["annotations"]) == panels
 
@@ -59,7 +59,7 @@ def test_plotly_takes_the_figure_as_it_is(gpu: Gpu | None, panels: int, *, dark:
 )
 def test_odd_runs_are_drawn_too(keys: dict[str, float], panels: int) -> None:
     """A second's run has its ticks; what costs nothing has no logarithm."""
-    figure = many.curves_figure(*both(A100, replace(SETUP, **keys)))  # type: ignore[arg-type]
+    figure = more_gpus.curves_figure(*both(A100, replace(SETUP, **keys)))  # type: ignore[arg-type]
     go.Figure(figure)
     assert len(figure["layout"]["annotations"]) == panels
     shown = [figure["layout"].get(f"yaxis{panel}", {}) for panel in range(2, panels + 1)]
@@ -69,7 +69,7 @@ def test_odd_runs_are_drawn_too(keys: dict[str, float], panels: int) -> None:
 def test_every_point_is_the_need_of_its_setup_and_a_click_carries_it(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
-    figure = many.curves_figure(*drawn)
+    figure = more_gpus.curves_figure(*drawn)
     lines = [t for t in figure["data"] if t.get("showlegend") and "customdata" in t]
     assert [line["name"] for line in lines] == [curve.strategy.value for curve in drawn[0]]
     for line in lines:
@@ -89,14 +89,14 @@ def test_every_point_is_the_need_of_its_setup_and_a_click_carries_it(
 def test_a_ring_marks_the_first_count_that_fits_and_no_other(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
-    figure = many.curves_figure(*drawn)
+    figure = more_gpus.curves_figure(*drawn)
     rings = [t for t in figure["data"] if t.get("marker", {}).get("symbol") == "circle-open"]
     firsts = [curve.first_that_fits for curve in drawn[0]]
     assert [ring["x"] for ring in rings] == [[math.log2(p.num_gpus)] for p in firsts if p]
 
 
 def test_hours_are_drawn_only_where_it_fits(drawn: tuple[tuple[Curve, ...], Estimate]) -> None:
-    figure = many.curves_figure(*drawn)
+    figure = more_gpus.curves_figure(*drawn)
     hours = [t for t in figure["data"] if t.get("yaxis") == "y2"]
     ddp = next(line for line in hours if line["name"] == "ddp")
     assert set(ddp["y"]) == {None}
@@ -106,7 +106,7 @@ def test_hours_are_drawn_only_where_it_fits(drawn: tuple[tuple[Curve, ...], Esti
 def test_the_words_say_from_how_many_it_fits_and_what_is_kept(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
-    said = unescape(many.head_html(*drawn))
+    said = unescape(more_gpus.head_html(*drawn))
     assert "it fits from 2 GPUs on under device_map" in said, "two halves of its layers"
     assert "from 4 GPUs on under zero3, fsdp and fsdp_grad_op" in said
     assert "under ddp not up to 64" in said
@@ -115,25 +115,25 @@ def test_the_words_say_from_how_many_it_fits_and_what_is_kept(
 
 
 def test_one_gpu_that_suffices_is_said_to() -> None:
-    said = many.head_html(*both(A100, TrainingSetup(method=Method.LORA)))
+    said = more_gpus.head_html(*both(A100, TrainingSetup(method=Method.LORA)))
     assert "It fits on 1 A100-SXM4-40GB" in said
-    assert "Choose a GPU" in many.head_html(*both(None))
+    assert "Choose a GPU" in more_gpus.head_html(*both(None))
 
 
 def test_cells_that_only_whole_machines_are_rented_for_are_marked() -> None:
     by_eight = Price(provider="by the node", usd_per_gpu_hour=1.0, date="2026-11-21", min_gpus=8)
     found, answer = both(replace(A100, prices=(by_eight,)))
-    assert "below 8 GPUs no dollars are given" in many.head_html(found, answer)
-    table = many.table_html(found, answer)
+    assert "below 8 GPUs no dollars are given" in more_gpus.head_html(found, answer)
+    table = more_gpus.table_html(found, answer)
     assert "only 8 together" in table
     own = replace(SETUP, usd_per_gpu_hour=2.0)
-    assert "together" not in many.table_html(*both(replace(A100, prices=(by_eight,)), own))
+    assert "together" not in more_gpus.table_html(*both(replace(A100, prices=(by_eight,)), own))
 
 
 def test_the_table_has_a_header_for_every_row_and_column_and_marks_the_first_that_fits(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
-    table = many.table_html(*drawn)
+    table = more_gpus.table_html(*drawn)
     assert table.count('<th scope="row">') == len(drawn[0]) == 8
     assert table.count('<th scope="col">') == 9
     fitting = [curve for curve in drawn[0] if curve.first_that_fits]
@@ -143,7 +143,7 @@ def test_the_table_has_a_header_for_every_row_and_column_and_marks_the_first_tha
 
 def test_what_is_refused_says_why_once_below_the_table() -> None:
     found = curves(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
-    said = unescape(many.refusals_html(found))
+    said = unescape(more_gpus.refusals_html(found))
     assert said.count("set bnb_4bit_quant_storage to bfloat16") == 1
     assert said.startswith('<p class="hr-text">zero3:')
 
@@ -151,7 +151,7 @@ def test_what_is_refused_says_why_once_below_the_table() -> None:
 def test_the_picture_in_words_names_every_strategy(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
-    said = many.alt(drawn[0])
+    said = more_gpus.alt(drawn[0])
     assert all(f"{curve.strategy.value}: " in said for curve in drawn[0])
     assert "first fits on 4 GPUs" in said
 
@@ -159,12 +159,12 @@ def test_the_picture_in_words_names_every_strategy(
 def test_ranks_are_shown_where_they_differ_and_not_where_they_do_not() -> None:
     gpt2 = catalog.model("openai-community/gpt2")
     several = TrainingSetup(num_gpus=8, strategy=Strategy.FSDP)
-    shown = many.ranks_html(ranks(estimate(gpt2, A100, several)))
+    shown = more_gpus.ranks_html(ranks(estimate(gpt2, A100, several)))
     assert "0 (saves)" in shown
     assert "the emptiest peaks 43,008 bytes lower" in shown
     mistral = estimate(MISTRAL, A100, several)
-    assert "rank 0 writes the model for all" in many.ranks_html(ranks(mistral))
-    assert many.ranks_html(ranks(estimate(gpt2, A100, TrainingSetup()))) == ""
+    assert "rank 0 writes the model for all" in more_gpus.ranks_html(ranks(mistral))
+    assert more_gpus.ranks_html(ranks(estimate(gpt2, A100, TrainingSetup()))) == ""
 
 
 def test_the_section_is_on_the_page_with_its_table_and_ranks() -> None:

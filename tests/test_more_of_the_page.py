@@ -6,8 +6,8 @@ from html import escape
 
 import pytest
 
-from dashboard import more
-from dashboard.example import EXAMPLE
+from dashboard.address.example import EXAMPLE
+from dashboard.estimate import sections
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.search.limits import largest_micro_batch, longest_context
 from estimator.search.remedies import remedies
@@ -114,7 +114,7 @@ def test_limits_stand_beside_the_sliders():
     assert f"Up to {longest_context(model, gpu, setup):,} tokens fit at micro-batch 1" in said
 
 
-@pytest.mark.parametrize("section", list(more.SECTIONS))
+@pytest.mark.parametrize("section", list(sections.SECTIONS))
 @pytest.mark.parametrize("model", [EXAMPLE["model"], "mistralai/Mixtral-8x7B-v0.1"])
 @pytest.mark.parametrize("method", list(Method))
 def test_every_section_opens_for_every_method(section, model, method):
@@ -125,7 +125,7 @@ def test_every_section_opens_for_every_method(section, model, method):
     assert len(text(page)) > 1000
 
 
-@pytest.mark.parametrize("section", list(more.SECTIONS))
+@pytest.mark.parametrize("section", list(sections.SECTIONS))
 def test_every_section_has_something_to_say_without_a_gpu(section):
     page = open_page(model="Qwen/Qwen3-8B", section=section)
     assert "Needs" in text(page)

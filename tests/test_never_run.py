@@ -11,8 +11,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dashboard import compare, explore, many, report, wording
-from dashboard.compare import Entry
+from dashboard.compare import report, side_by_side
+from dashboard.compare.side_by_side import Entry
+from dashboard.estimate import alternatives, more_gpus
+from dashboard.words import wording
 from estimator import Dtype, Method, Strategy, TrainingSetup, Verdict, catalog, estimate
 from estimator.contract.text import describe
 from estimator.parallel.combinations import refusal
@@ -32,7 +34,7 @@ def test_hours_and_dollars_are_shown_of_what_may_run_alone(model, gpu, setup):
     answer = estimate(model, gpu, setup)
     assume(answer.time is not None and answer.cost is not None)
     entries = [Entry("it", answer), Entry("again", answer)]
-    rows = {row.label: row.cells[0].text for row in compare.results(entries)}
+    rows = {row.label: row.cells[0].text for row in side_by_side.results(entries)}
     subject = report.Subject(entries, "2026-01-01")
     (of_csv, _) = csv.DictReader(io.StringIO(report.write_csv(subject)))
     row = wording.gpu_row(answer)
@@ -63,7 +65,7 @@ def test_a_strategy_that_is_refused_is_not_said_to_be_too_few_gpus() -> None:
     found = curves(MISTRAL, card, qlora)
     (zero3,) = [curve for curve in found if curve.strategy is Strategy.ZERO3]
     assert all(point.refusal for point in zero3.points if point.num_gpus > 1)
-    said = unescape(many.head_html(found, answer))
+    said = unescape(more_gpus.head_html(found, answer))
     assert "zero3 cannot share it" in said
     assert "under ddp, " in said
 
@@ -72,7 +74,7 @@ def test_strategies_that_stop_at_a_machine_are_not_said_to_reach_64() -> None:
     # a device map is one process: the 8 GPUs of a machine at most
     setup = TrainingSetup(dtype=Dtype.FLOAT32)
     llama, card = catalog.model("meta-llama/Llama-3.1-70B"), catalog.gpu("T4")
-    said = unescape(many.head_html(curves(llama, card, setup), estimate(llama, card, setup)))
+    said = unescape(more_gpus.head_html(curves(llama, card, setup), estimate(llama, card, setup)))
     assert "under device_map not up to 8" in said
 
 
@@ -98,7 +100,7 @@ def test_a_card_says_that_sharing_is_refused_and_not_that_64_are_too_few() -> No
     model, card = catalog.model("google/gemma-4-E4B-it"), catalog.gpu("T4")
     setup = TrainingSetup(max_length=131_072, per_device_train_batch_size=64)
     answer = estimate(model, card, setup)
-    place = explore.smallest_place(answer)
+    place = alternatives.smallest_place(answer)
     assert isinstance(place, str)
     assert place
     said = wording.card_html(Method.FULL, answer, place)
@@ -111,7 +113,7 @@ def test_a_refused_scenario_is_not_counted_among_those_that_do_not_fit() -> None
     fits = estimate(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
     too_large = estimate(MISTRAL, A100, TrainingSetup(dtype=Dtype.FLOAT32))
     entries = [Entry("a", fits), Entry("b", too_large), Entry("c", None, "no such model")]
-    assert "1 of 2 fits: “a”." in compare.answers(entries)
+    assert "1 of 2 fits: “a”." in side_by_side.answers(entries)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dashboard import charts, story, wording
+from dashboard.figures import charts
+from dashboard.how_it_works import content
+from dashboard.words import wording
 from estimator import (
     STEP_PHASES,
     Component,
@@ -62,7 +64,7 @@ def test_the_example_stops_where_its_states_are_made() -> None:
         wording.verdict(answer).when,
         describe(answer),
         wording.step_html(answer),
-        "\n".join(chapter.text for chapter in story.chapters(answer)),
+        "\n".join(chapter.text for chapter in content.chapters(answer)),
     ):
         assert "It runs out at the first optimizer step, which makes the optimizer states." in text
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import pytest
 
-from dashboard import explore, placing
+from dashboard.estimate import alternatives, layer_placement
 from estimator import TrainingSetup, catalog, estimate
 from estimator.values.specs import Component, Strategy
 from tests.test_start_page import open_page, text
@@ -27,7 +27,7 @@ def answer():
 def test_the_strip_holds_every_layer_once_and_in_order(name, gpus):
     model = catalog.model(name)
     placed = estimate(model, None, replace(FOUR, num_gpus=gpus))
-    strip = placing.pieces(placed)
+    strip = layer_placement.pieces(placed)
     assert [layer for piece in strip for layer in piece.layers] == [*range(model.num_hidden_layers)]
     assert "embed_tokens" in strip[0].names
     named = sorted(name for piece in strip for name in piece.names)
@@ -37,12 +37,14 @@ def test_the_strip_holds_every_layer_once_and_in_order(name, gpus):
 @pytest.mark.parametrize("dark", [False, True])
 def test_plotly_takes_the_figure(answer, dark):
     for of in (answer, estimate(MISTRAL, None, FOUR)):
-        drawn = placing.figure(of, dark=dark)
+        drawn = layer_placement.figure(of, dark=dark)
         assert len(go.Figure(drawn).data) == len(drawn["data"]) > 0
 
 
 def test_a_bar_adds_up_to_what_its_gpu_needs(answer):
-    drawn = [trace for trace in placing.figure(answer)["data"] if trace.get("xaxis") is None]
+    drawn = [
+        trace for trace in layer_placement.figure(answer)["data"] if trace.get("xaxis") is None
+    ]
     bars = [trace for trace in drawn if trace["type"] == "bar"]
     for place, it in enumerate(answer.devices):
         there = sum(
@@ -52,7 +54,7 @@ def test_a_bar_adds_up_to_what_its_gpu_needs(answer):
 
 
 def test_the_table_has_weights_what_training_adds_and_the_room(answer):
-    said = placing.table_html(answer)
+    said = layer_placement.table_html(answer)
     for it in answer.devices:
         weights = it.peak.resident[Component.WEIGHTS]
         assert f"+{(it.peak.bytes - weights) / GIB:.1f}" in said
@@ -61,9 +63,11 @@ def test_the_table_has_weights_what_training_adds_and_the_room(answer):
 
 def test_any_setup_is_shown_over_two_gpus_or_told_why_not():
     alone = estimate(MISTRAL, A100, TrainingSetup())
-    placed = explore.over_devices(alone)
+    placed = alternatives.over_devices(alone)
     assert placed == estimate(MISTRAL, A100, replace(FOUR, num_gpus=2))
-    refused = explore.over_devices(estimate(MISTRAL, A100, TrainingSetup(use_liger_kernel=True)))
+    refused = alternatives.over_devices(
+        estimate(MISTRAL, A100, TrainingSetup(use_liger_kernel=True))
+    )
     assert isinstance(refused, str)
     assert refused.startswith("Liger's kernels")
 

@@ -12,7 +12,9 @@ from urllib.parse import parse_qs
 import plotly.graph_objects as go
 import pytest
 
-from dashboard import links, proof, wording
+from dashboard.accuracy import evidence
+from dashboard.address import links
+from dashboard.words import wording
 from estimator import Method, TrainingSetup, accuracy, catalog, estimate, kin
 from estimator.contract.setups import parse, read_link
 from estimator.proof.accuracy import BEYOND, Facet, Metric
@@ -47,9 +49,9 @@ def test_no_reading_is_left_out():
         for counter in catalog.COUNTERS
         if row.outcome == "measured" and "peak" in row.readings[counter]
     ]
-    shown = [*proof.worst_first(MEASURED), *proof.refused(MEASURED)]
+    shown = [*evidence.worst_first(MEASURED), *evidence.refused(MEASURED)]
     assert Counter((it.id, it.metric.value) for it in shown) == Counter(readings)
-    assert all(len(it.refusal) > 20 for it in proof.refused(MEASURED))
+    assert all(len(it.refusal) > 20 for it in evidence.refused(MEASURED))
 
 
 def test_every_published_run_fits_or_says_what_it_had_that_no_key_says():
@@ -59,9 +61,9 @@ def test_every_published_run_fits_or_says_what_it_had_that_no_key_says():
     # no word without a run that it explains, and none beside a run of another kind
     assert {run.beyond for run in found} == set(BEYOND)
     assert all((run.model.model_type == "mpt") is (run.beyond == "llm-foundry") for run in found)
-    rows = [proof.overestimated_row(run) for run in found]
+    rows = [evidence.overestimated_row(run) for run in found]
     assert all(row["Estimated need"] > row["Holds"] for row in rows)
-    page = proof.overestimated_html(found, 291)
+    page = evidence.overestimated_html(found, 291)
     assert "not explained" not in page
     assert all(html.escape(sentence) in page for sentence in BEYOND.values())
 
@@ -107,7 +109,7 @@ def test_every_published_reading_is_a_row_or_has_its_reason():
 
 
 def test_each_metric_is_held_against_its_own_estimate():
-    for it in proof.worst_first(MEASURED):
+    for it in evidence.worst_first(MEASURED):
         answer = it.estimate
         if it.metric is Metric.ALLOCATED:
             assert it.estimated_bytes == answer.peak.bytes
@@ -126,9 +128,9 @@ def test_the_readmes_say_what_the_tables_say_today(place):
 
 
 def test_the_worst_comes_first_and_its_error_is_of_what_was_measured():
-    errors = [abs(it.error) for it in proof.worst_first(MEASURED)]
+    errors = [abs(it.error) for it in evidence.worst_first(MEASURED)]
     assert errors == sorted(errors, reverse=True)
-    for it in proof.worst_first(MEASURED):
+    for it in evidence.worst_first(MEASURED):
         assert it.estimated_bytes == pytest.approx(it.measured_bytes * (1 + it.error))
 
 
@@ -270,7 +272,7 @@ def test_what_nvidia_smi_may_show_holds_the_need_and_no_more_than_the_card():
 
 # --- the page -----------------------------------------------------------------------------------
 
-SETUPS = list({it.id: it for it in proof.worst_first(MEASURED)}.values())
+SETUPS = list({it.id: it for it in evidence.worst_first(MEASURED)}.values())
 
 
 @pytest.mark.parametrize("reading", SETUPS, ids=lambda it: it.id)
@@ -298,33 +300,33 @@ def test_a_link_carries_lists_and_switches_as_the_page_reads_them():
 
 
 def test_each_box_narrows_and_an_empty_one_does_not():
-    for facet in proof.FACETS:
-        for value in proof.choices(facet, MEASURED):
-            some = proof.narrowed(MEASURED, {facet: [value]})
+    for facet in evidence.FACETS:
+        for value in evidence.choices(facet, MEASURED):
+            some = evidence.narrowed(MEASURED, {facet: [value]})
             assert some
-            assert {proof.FACETS[facet](it) for it in some} == {value}
-    assert proof.narrowed(MEASURED, dict.fromkeys(proof.FACETS, ())) == list(MEASURED)
-    assert proof.origin(MEASURED[0]) == "fms-acceleration"
+            assert {evidence.FACETS[facet](it) for it in some} == {value}
+    assert evidence.narrowed(MEASURED, dict.fromkeys(evidence.FACETS, ())) == list(MEASURED)
+    assert evidence.origin(MEASURED[0]) == "fms-acceleration"
 
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("by_method", [False, True])
 def test_plotly_takes_the_figure_and_it_holds_a_point_a_reading(dark, by_method):
-    figure = proof.figure(MEASURED, dark=dark, by_method=by_method)
+    figure = evidence.figure(MEASURED, dark=dark, by_method=by_method)
     go.Figure(figure)
     points = [trace for trace in figure["data"] if trace["mode"] == "markers"]
-    assert sum(len(trace["x"]) for trace in points) == len(proof.worst_first(MEASURED))
+    assert sum(len(trace["x"]) for trace in points) == len(evidence.worst_first(MEASURED))
 
 
 def test_a_point_that_is_clicked_opens_its_setup_and_its_source():
-    for it in proof.worst_first(MEASURED)[:5]:
-        said = proof.picked_html(it)
+    for it in evidence.worst_first(MEASURED)[:5]:
+        said = evidence.picked_html(it)
         assert 'href="/?model=' in said
         assert f'href="{it.source}"' in said
 
 
 def test_the_figure_stands_without_a_single_reading():
-    drawn = go.Figure(proof.figure([])).data
+    drawn = go.Figure(evidence.figure([])).data
     assert [trace.name for trace in drawn] == ["within 5 %", "equal"]
 
 
@@ -333,7 +335,7 @@ def test_the_page_draws_itself_and_its_boxes_narrow_it():
     page.switch_page("pages/proof.py").run(timeout=120)
     assert not page.exception
     assert len(page.dataframe) == 4
-    assert len(page.dataframe[0].value) == len(proof.worst_first(MEASURED))
+    assert len(page.dataframe[0].value) == len(evidence.worst_first(MEASURED))
     box = next(it for it in page.multiselect if it.label == "What was read")
     box.set_value(["Allocated by PyTorch"]).run(timeout=60)
     assert not page.exception

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dashboard import wording
+from dashboard.words import wording
 from estimator import Verdict, accuracy, catalog, estimate
 from estimator.contract.setups import write_estimate
 from estimator.contract.text import describe

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dashboard import story, wording
-from dashboard.example import EXAMPLE
+from dashboard.address.example import EXAMPLE
+from dashboard.how_it_works import content
+from dashboard.words import wording
 
 
 def test_every_chapter_has_words_and_the_walk_has_the_example_s_numbers():
-    told = story.example(dict(EXAMPLE))
-    chapters = {chapter.heading: chapter.text for chapter in story.chapters(told)}
+    told = content.example(dict(EXAMPLE))
+    chapters = {chapter.heading: chapter.text for chapter in content.chapters(told)}
     assert all(len(text) > 100 for text in chapters.values())
     walk = chapters["The example, moment by moment"]
     for moment in told.phases.values():
@@ -19,6 +20,6 @@ def test_every_chapter_has_words_and_the_walk_has_the_example_s_numbers():
 
 
 def test_the_sum_of_all_largest_parts_is_more_than_the_peak():
-    told = story.example(dict(EXAMPLE))
-    idea = story.chapters(told)[0].text
+    told = content.example(dict(EXAMPLE))
+    idea = content.chapters(told)[0].text
     assert wording.gib(told.peak.bytes) in idea

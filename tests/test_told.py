@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import proof
+from dashboard.accuracy import evidence
 from estimator import accuracy
 from estimator.answer.estimate import estimate
 from estimator.contract.setups import parse
@@ -56,7 +56,7 @@ def test_the_changelog_tells_today_s_figures(given, told):
 
 def test_the_page_says_that_reserved_memory_is_played_through_the_allocator():
     # estimator.step.reserved: no share of the peak is taken any more
-    said = proof.summary_html(accuracy.summaries(accuracy.measured()))
+    said = evidence.summary_html(accuracy.summaries(accuracy.measured()))
     assert "played through PyTorch's caching allocator" in said
     assert "middle of what was measured" not in said
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from dashboard import theme, wording
+from dashboard import theme
+from dashboard.words import wording
 from estimator import (
     STEP_PHASES,
     Component,

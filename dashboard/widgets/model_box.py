@@ -22,8 +22,9 @@ from urllib.parse import quote
 
 import streamlit as st
 
-from dashboard import actions, session, wording
-from dashboard.example import EXAMPLE
+from dashboard.address.example import EXAMPLE
+from dashboard.state import actions, session
+from dashboard.words import wording
 from estimator import catalog, hub
 from estimator.contract.setups import MODEL_MISSING, read_link, read_setup
 from estimator.sources.repository import HubModel, Trouble, from_text

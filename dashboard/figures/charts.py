@@ -8,8 +8,9 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
-from dashboard import theme, wording
-from dashboard.figures import Figure, scale
+from dashboard import theme
+from dashboard.figures.memory_bars import Figure, scale
+from dashboard.words import wording
 from estimator.answer.overflow import Instant, instants, starts_with_states
 from estimator.values.results import Estimate, Moment
 from estimator.values.specs import STEP_PHASES, Component

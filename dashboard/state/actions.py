@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import streamlit as st
 
-from dashboard import session
-from dashboard.example import EXAMPLE
+from dashboard.address.example import EXAMPLE
+from dashboard.state import session
 
 DEEPEST = 50
 """Clicks that can be undone: ours, more than anyone remembers."""

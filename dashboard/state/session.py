@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import streamlit as st
 
-from dashboard import address
+from dashboard.address import unbound
 from estimator.values.specs import TrainingSetup
 
 DEFAULT = TrainingSetup()
@@ -56,13 +56,13 @@ def put(keys: Mapping[str, object]) -> None:
             state["in use"] = given
         if key in state["steps"] and given not in state["steps"][key]:
             state["steps"][key] = tuple(sorted({*state["steps"][key], given}))
-    address.hold(spelled(keys))
+    unbound.hold(spelled(keys))
 
 
 def spelled(keys: Mapping[str, object]) -> dict[str, list[str]]:
     """Those of some keys that no widget writes, as the address has them: no text for a default."""
     return {
-        key: [] if given == getattr(DEFAULT, key) else address.spelled(_plain(given))
+        key: [] if given == getattr(DEFAULT, key) else unbound.spelled(_plain(given))
         for key, given in keys.items()
         if key not in BOUND
     }

@@ -7,8 +7,10 @@ from html import escape
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
-from dashboard import figures, theme, wording
-from dashboard.figures import Bar, Figure
+from dashboard import theme
+from dashboard.figures import memory_bars
+from dashboard.figures.memory_bars import Bar, Figure
+from dashboard.words import wording
 from estimator.values.results import Estimate, OnDevice
 from estimator.values.specs import Component
 
@@ -84,14 +86,14 @@ def figure(answer: Estimate, *, dark: bool = False) -> Figure:
         Bar(
             place,
             f"GPU {it.device}",
-            figures.parts(it.peak.resident, max(0, it.need_high_bytes - it.peak.bytes)),
+            memory_bars.parts(it.peak.resident, max(0, it.need_high_bytes - it.peak.bytes)),
             it.need_high_bytes == fullest,
         )
         for place, it in enumerate(answer.devices)
     ]
     memory = answer.gpu.memory_bytes if answer.gpu is not None else 0
-    end = figures.scale(max(memory, fullest))
-    traces, shapes, notes = figures.against(bars, answer.gpu, look, end)
+    end = memory_bars.scale(max(memory, fullest))
+    traces, shapes, notes = memory_bars.against(bars, answer.gpu, look, end)
     strip = pieces(answer)
     size = sum(piece.width for piece in strip)
     height = ROW * len(bars) + BETWEEN + STRIP

@@ -15,7 +15,11 @@ from urllib.parse import quote_plus, urlencode
 
 import streamlit as st
 
-from dashboard import actions, address, compare, models, wording
+from dashboard.address import unbound
+from dashboard.compare import side_by_side
+from dashboard.state import actions
+from dashboard.widgets import model_box
+from dashboard.words import wording
 from estimator.contract.scenarios import (
     LONGEST_WRITTEN,
     MOST,
@@ -92,7 +96,7 @@ def follow(*, estimates: bool) -> None:
     state = st.session_state
     state["on the estimate"] = estimates
     given = _given()
-    if any(given.values()) and ("compared" not in state or address.has_been_gone_to()):
+    if any(given.values()) and ("compared" not in state or unbound.has_been_gone_to()):
         _read(given)
     _write()
 
@@ -102,9 +106,9 @@ def _given() -> dict[str, tuple[str, ...]]:
 
 
 def _read(given: Address) -> None:
-    found = read_texts(given[SCENARIOS], models.known(), given["v"])
+    found = read_texts(given[SCENARIOS], model_box.known(), given["v"])
     said = list(found.problems)
-    setup = read_texts(given[SETUP][:1], models.known())
+    setup = read_texts(given[SETUP][:1], model_box.known())
     said += setup.problems
     numbers: dict[str, object] = {}
     for key, kind in NUMBERS.items():
@@ -264,7 +268,7 @@ def remove(at: int) -> None:
 def load(text: bytes) -> None:
     """Compare what a file holds; where it is no such file, one sentence and all as it was."""
     try:
-        found: Found = read_file(text, models.known())
+        found: Found = read_file(text, model_box.known())
     except ValueError as problem:
         st.session_state["compared problems"] = (str(problem),)
         return
@@ -283,11 +287,11 @@ def ask_for_models() -> tuple[bool, dict[str, str]]:
     asked: dict[str, Future[HubModel]] = state.setdefault("asked of the Hub", {})
     said: dict[str, str] = {}
     for scenario in scenarios():
-        hub_id = unknown_model(scenario, models.known())
+        hub_id = unknown_model(scenario, model_box.known())
         if not hub_id:
             continue
         answer = (
-            asked.setdefault(hub_id, models.asked_of_the_hub(hub_id))
+            asked.setdefault(hub_id, model_box.asked_of_the_hub(hub_id))
             if hub_id not in asked
             else asked[hub_id]
         )
@@ -296,7 +300,7 @@ def ask_for_models() -> tuple[bool, dict[str, str]]:
         elif (found := answer.result()).model is None:
             said[hub_id] = " ".join(found.sentences)
         else:
-            models.remember(hub_id, found)
+            model_box.remember(hub_id, found)
     return any(not asked[it].done() for it in said), said
 
 
@@ -334,7 +338,7 @@ def _ask_for_name(of: Estimate | str) -> None:
     if isinstance(of, str):
         st.write(of.replace("[", "\\["))
         return
-    proposed = free_name(compare.proposed_name(of), scenarios())
+    proposed = free_name(side_by_side.proposed_name(of), scenarios())
     name = st.text_input("Name", proposed, max_chars=60, key=f"name {len(scenarios())}")
     if st.button("Keep", type="primary", key="keep it"):
         if refusal := add(name, of):

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from dashboard import theme, wording
-from dashboard.figures import Figure, scale
+from dashboard import theme
+from dashboard.figures.memory_bars import Figure, scale
+from dashboard.words import wording
 from estimator.answer.ranks import Rank
 from estimator.search.scaling import Curve, Point, rented_in
 from estimator.values.results import Estimate

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from types import MappingProxyType
 
-from dashboard import links, theme, wording
-from dashboard.figures import Figure
+from dashboard import theme
+from dashboard.address import links
+from dashboard.figures.memory_bars import Figure
+from dashboard.words import wording
 from estimator.proof.accuracy import (
     BEYOND,
     NEAR,

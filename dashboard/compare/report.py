@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from dashboard import compare, theme, wording
-from dashboard.compare import Entry, Row
-from dashboard.figures import peak_parts, scale
+from dashboard import theme
+from dashboard.compare import side_by_side
+from dashboard.compare.side_by_side import Entry, Row
+from dashboard.figures.memory_bars import peak_parts, scale
+from dashboard.words import wording
 from estimator.contract.setups import write_estimate, write_fields
 from estimator.values.results import Estimate
 from estimator.values.specs import Verdict
@@ -49,7 +51,7 @@ def write_json(of: Subject) -> str:
     written = {
         "headroom": RELEASE,
         "date": of.day,
-        "range": compare.RANGE,
+        "range": side_by_side.RANGE,
         "within_hours": of.within,
         "context_of_all": of.context,
         "scenarios": [_as_object(it) for it in of.shown],
@@ -66,7 +68,7 @@ def _as_object(it: Entry) -> dict[str, object]:
 
 def write_csv(of: Subject) -> str:
     """A row a scenario: what differs, and what follows, with its unit in the column's name."""
-    differs = compare.differing(of.shown)
+    differs = side_by_side.differing(of.shown)
     head = ["scenario", *differs, *_FIGURES, "headroom_version", "date", "assumptions", "range"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
@@ -75,7 +77,7 @@ def write_csv(of: Subject) -> str:
         assumed = " ".join(it.estimate.assumptions) if it.estimate else it.problem
         row = [it.name, *(texts[place] for texts in differs.values()), *_figures(it.estimate)]
         writer.writerow(
-            [safe_cell(cell) for cell in [*row, RELEASE, of.day, assumed, compare.RANGE]]
+            [safe_cell(cell) for cell in [*row, RELEASE, of.day, assumed, side_by_side.RANGE]]
         )
     return text.getvalue()
 
@@ -121,7 +123,7 @@ def write_markdown(of: Subject) -> str:
     """The comparison in Markdown."""
     lines = [f"## {_title(of)}", ""]
     lines += [f"- {_markdown(it)}" for it in _answers(of)]
-    rows = [*compare.results(of.shown, of.within), *compare.differences(of.shown)]
+    rows = [*side_by_side.results(of.shown, of.within), *side_by_side.differences(of.shown)]
     names = " | ".join(_markdown(it.name) for it in of.shown)
     lines += ["", f"| | {names} |", "|---" * (len(of.shown) + 1) + "|"]
     for row in rows:
@@ -130,10 +132,10 @@ def write_markdown(of: Subject) -> str:
         )
         lines.append(f"| {_markdown(row.label)} | {cells} |")
     lines += ["", "Bold is the best of its row.", "", "Assumed:", ""]
-    lines += [f"- {_markdown(it)}" for it in compare.assumptions(of.shown)]
+    lines += [f"- {_markdown(it)}" for it in side_by_side.assumptions(of.shown)]
     lines += [
         "",
-        compare.RANGE,
+        side_by_side.RANGE,
         "",
         f"{of.origin}. {f'[Open it]({of.link})' if of.link else ''}".rstrip(),
         "",
@@ -155,7 +157,7 @@ def _title(of: Subject) -> str:
 
 
 def _answers(of: Subject) -> list[str]:
-    return compare.answers(of.shown, of.within, of.context)
+    return side_by_side.answers(of.shown, of.within, of.context)
 
 
 # --- the report ---------------------------------------------------------------------------------
@@ -163,10 +165,10 @@ def _answers(of: Subject) -> list[str]:
 
 def write_html(of: Subject) -> str:
     """One file that needs no other, and prints to two pages of A4: what follows, and what is behind it."""
-    results = compare.results(of.shown, of.within)
-    differs = compare.differences(of.shown)
+    results = side_by_side.results(of.shown, of.within)
+    differs = side_by_side.differences(of.shown)
     answers = "".join(f"<li>{escape(it)}</li>" for it in _answers(of))
-    assumed = "".join(f"<li>{escape(it)}</li>" for it in compare.assumptions(of.shown))
+    assumed = "".join(f"<li>{escape(it)}</li>" for it in side_by_side.assumptions(of.shown))
     refused = "".join(
         f"<li>“{escape(it.name)}” is refused: {escape(it.problem)}</li>"
         for it in of.shown
@@ -185,7 +187,7 @@ def write_html(of: Subject) -> str:
 <h2>What follows</h2>{_across(of.shown, results)}<p class="small">★ marks the best of its column.</p></section>
 <section class="second"><h2>What differs</h2>{_down(of.shown, differs)}
 <h2>What is assumed</h2><ul class="small assumed">{assumed}</ul>
-<h2>What the ends of a figure mean</h2><p class="small">{escape(compare.RANGE)}</p>
+<h2>What the ends of a figure mean</h2><p class="small">{escape(side_by_side.RANGE)}</p>
 <h2>Where it can be changed</h2>{link}<p class="origin">{escape(of.origin)}</p></section>
 </body></html>
 """
@@ -240,7 +242,7 @@ def _down(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
     )
 
 
-def _cell(cell: compare.Cell) -> str:
+def _cell(cell: side_by_side.Cell) -> str:
     beside = f"<small>{escape(cell.beside)}</small>" if cell.beside else ""
     return f'<td class="{"best" * cell.best}">{"★ " * cell.best}{escape(cell.text)}{beside}</td>'
 
@@ -254,7 +256,7 @@ ROW, BAR, FOOT = 46, 36, 36
 
 def svg(shown: Sequence[Entry]) -> str:
     """The stacked bars of ``compare.figure``, as a drawing that needs no script."""
-    found = compare.bars(shown)
+    found = side_by_side.bars(shown)
     sizes = [it.need_high_bytes for _, it in found]
     sizes += [it.gpu.memory_bytes for _, it in found if it.gpu]
     end = scale(max(sizes, default=1))
@@ -264,7 +266,7 @@ def svg(shown: Sequence[Entry]) -> str:
     drawn += [_svg_bar(name, it, ROW * place, unit) for place, (name, it) in enumerate(found)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(compare.figure_alt(shown), quote=True)}" font-family="system-ui, sans-serif" '
+        f'aria-label="{escape(side_by_side.figure_alt(shown), quote=True)}" font-family="system-ui, sans-serif" '
         f'font-size="15" fill="#1B2530">{"".join(drawn)}</svg>'
     )
 
@@ -286,9 +288,10 @@ def _grid(end: float, unit: float, height: int) -> list[str]:
 def _svg_bar(name: str, it: Estimate, top: int, unit: float) -> str:
     y = top + (ROW - BAR) / 2
     where = it.gpu.name if it.gpu else "no GPU"
+    label = f'<text x="{LEFT - 12}" text-anchor="end"'
     drawn = [
-        f'<text x="{LEFT - 12}" y="{y + 14}" text-anchor="end" font-weight="700">{escape(compare.cut(name))}</text>',
-        f'<text x="{LEFT - 12}" y="{y + 32}" text-anchor="end">{escape(compare.cut(where))}</text>',
+        f'{label} y="{y + 14}" font-weight="700">{escape(side_by_side.cut(name))}</text>',
+        f'{label} y="{y + 32}">{escape(side_by_side.cut(where))}</text>',
     ]
     looks = {part.label: part for part in (*theme.COMPONENTS.values(), theme.RESERVE)}
     x = float(LEFT)
@@ -327,7 +330,10 @@ def _need(it: Estimate) -> str:
 
 def _legend(shown: Sequence[Entry]) -> str:
     there = {
-        label for _, it in compare.bars(shown) for label, size in peak_parts(it).items() if size
+        label
+        for _, it in side_by_side.bars(shown)
+        for label, size in peak_parts(it).items()
+        if size
     }
     parts = [part for part in (*theme.COMPONENTS.values(), theme.RESERVE) if part.label in there]
     swatches = [

@@ -10,10 +10,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import streamlit as st
 
-from dashboard import compare, controls, drawing, kept, models, report, theme, wording
-from dashboard.compare import Entry
-from dashboard.example import EXAMPLE
-from dashboard.kept import Document
+from dashboard import theme
+from dashboard.address.example import EXAMPLE
+from dashboard.compare import report, side_by_side
+from dashboard.compare.side_by_side import Entry
+from dashboard.state import comparison
+from dashboard.state.comparison import Document
+from dashboard.widgets import controls, drawing, model_box
+from dashboard.words import wording
 from estimator.answer.estimate import estimate
 from estimator.contract.scenarios import MOST, Scenario, read, write_file
 from estimator.contract.setups import parse
@@ -35,16 +39,16 @@ class Page(NamedTuple):
 
 def read_page() -> Page:
     """The scenarios of the address with their estimates."""
-    waits, said = kept.ask_for_models()
-    document = kept.document()
-    shown = compare.entries(document.scenarios, models.known(), document.context, said)
+    waits, said = comparison.ask_for_models()
+    document = comparison.document()
+    shown = side_by_side.entries(document.scenarios, model_box.known(), document.context, said)
     return Page(document, shown, waits)
 
 
 def draw(page: Page) -> None:
     """The whole page."""
     st.title("Compare", anchor=False)
-    kept.say_problems()
+    comparison.say_problems()
     _wait(page)
     if not page.shown:
         _nothing_yet()
@@ -52,27 +56,29 @@ def draw(page: Page) -> None:
     _asked(page)
     for it in page.shown:
         if it.estimate is None:
-            st.html(f'<p class="hr-note hr-refusal">{compare.refusal_html(it)}</p>')
+            st.html(f'<p class="hr-note hr-refusal">{side_by_side.refusal_html(it)}</p>')
     _say(_answers(page))
     _figure(page)
     parts = {
-        "What follows": compare.results(page.shown, page.document.within),
-        "What differs": compare.differences(page.shown),
+        "What follows": side_by_side.results(page.shown, page.document.within),
+        "What differs": side_by_side.differences(page.shown),
     }
-    st.html(compare.table_html(page.shown, {head: rows for head, rows in parts.items() if rows}))
+    st.html(
+        side_by_side.table_html(page.shown, {head: rows for head, rows in parts.items() if rows})
+    )
     _arrange(page)
     _take_away(page)
     with st.expander("What is assumed"):
-        _say([*compare.assumptions(page.shown), compare.RANGE])
+        _say([*side_by_side.assumptions(page.shown), side_by_side.RANGE])
 
 
 def _say(sentences: list[str]) -> None:
     if sentences:
-        st.html(compare.answers_html(sentences))
+        st.html(side_by_side.answers_html(sentences))
 
 
 def _answers(page: Page) -> list[str]:
-    return compare.answers(page.shown, page.document.within, page.document.context)
+    return side_by_side.answers(page.shown, page.document.within, page.document.context)
 
 
 def _wait(page: Page) -> None:
@@ -82,18 +88,18 @@ def _wait(page: Page) -> None:
 
 
 def _look() -> None:
-    if not kept.ask_for_models()[0]:
+    if not comparison.ask_for_models()[0]:
         st.rerun(scope="app")
 
 
 def _figure(page: Page, *, chosen: int | None = None) -> None:
-    if not compare.bars(page.shown):
+    if not side_by_side.bars(page.shown):
         return
     large = chosen is not None
-    figure = compare.figure(page.shown, dark=controls.is_dark(), large=large, chosen=chosen)
-    drawing.plot(figure, "comparison", compare.figure_alt(page.shown), menu=True)
+    figure = side_by_side.figure(page.shown, dark=controls.is_dark(), large=large, chosen=chosen)
+    drawing.plot(figure, "comparison", side_by_side.figure_alt(page.shown), menu=True)
     if not large:
-        st.html(compare.legend_html(page.shown))
+        st.html(side_by_side.legend_html(page.shown))
 
 
 # --- what is asked ------------------------------------------------------------------------------
@@ -101,9 +107,9 @@ def _figure(page: Page, *, chosen: int | None = None) -> None:
 
 def base() -> Estimate:
     """The setup that presets vary: that of the estimate's page, else the example."""
-    setup = kept.document().setup
+    setup = comparison.document().setup
     if setup is not None:
-        reading = read(setup, models.known())
+        reading = read(setup, model_box.known())
         if reading.model is not None:
             try:
                 return estimate(reading.model, reading.gpu, reading.setup)
@@ -124,12 +130,12 @@ def _nothing_yet() -> None:
 
 
 def _presets() -> None:
-    for name, make in compare.PRESETS.items():
+    for name, make in side_by_side.PRESETS.items():
         st.button(name, on_click=_preset, args=(make,), key=f"preset {name}")
 
 
 def _preset(make: Callable[[Estimate], list[Scenario]]) -> None:
-    kept.put(make(base()))
+    comparison.put(make(base()))
 
 
 def _asked(page: Page) -> None:
@@ -145,7 +151,7 @@ def _asked(page: Page) -> None:
             key="context of all",
             format_func=lambda it: f"{it:,} tokens",
             placeholder="Each its own",
-            on_change=lambda: kept.turn(context=st.session_state["context of all"]),
+            on_change=lambda: comparison.turn(context=st.session_state["context of all"]),
             help="Estimates every scenario at this context instead of its own; nothing that is kept changes.",
             width=210,
         )
@@ -157,16 +163,18 @@ def _asked(page: Page) -> None:
             key="within hours",
             placeholder="No deadline",
             format="%g",
-            on_change=lambda: kept.turn(within=st.session_state["within hours"]),
+            on_change=lambda: comparison.turn(within=st.session_state["within hours"]),
             help="From now to the meeting: the cheapest that fits and is done by then is named.",
             width=210,
         )
         with st.popover("Presets", key="presets"):
             st.caption("Replaces the scenarios; Undo brings them back.")
             _presets()
-        st.button("Undo", on_click=kept.undo, disabled=not kept.can_undo(), key="undo kept")
-        kept.copy_button()
-        kept.present_button(compare.best(page.shown) + 1)
+        st.button(
+            "Undo", on_click=comparison.undo, disabled=not comparison.can_undo(), key="undo kept"
+        )
+        comparison.copy_button()
+        comparison.present_button(side_by_side.best(page.shown) + 1)
 
 
 # --- rename, reorder, duplicate, remove, open ---------------------------------------------------
@@ -193,7 +201,7 @@ def _arrange(page: Page) -> None:
             width=280,
         )
         if name != page.shown[at].name:
-            if refusal := kept.rename(at, name):
+            if refusal := comparison.rename(at, name):
                 st.error(wording.plain(refusal))
             else:
                 st.rerun()
@@ -211,24 +219,24 @@ def _arrange(page: Page) -> None:
         )
         st.button(
             "Duplicate",
-            on_click=kept.duplicate,
+            on_click=comparison.duplicate,
             args=(at,),
             disabled=count == MOST,
             key="duplicate",
         )
-        st.button("Remove", on_click=kept.remove, args=(at,), key="remove")
+        st.button("Remove", on_click=comparison.remove, args=(at,), key="remove")
 
 
 def _move(at: int, to: int, count: int) -> None:
-    kept.move(at, to)
+    comparison.move(at, to)
     st.session_state[f"one of {count}"] = to
 
 
 def open_in_estimator(at: int) -> None:
     """The estimate of one scenario; the comparison goes along in the address."""
-    keys = kept.setup_params(kept.scenarios()[at])
+    keys = comparison.setup_params(comparison.scenarios()[at])
     st.session_state.pop("model", None)  # so that the page reads its address
-    st.switch_page("pages/estimate.py", query_params={**keys, **kept.params(estimates=True)})
+    st.switch_page("pages/estimate.py", query_params={**keys, **comparison.params(estimates=True)})
 
 
 # --- take away ----------------------------------------------------------------------------------
@@ -267,7 +275,7 @@ def _take_away(page: Page) -> None:
                 key=f"download {ending}",
             )
     _load()
-    too_long = [it.name for it in now.scenarios if kept.is_too_long(it)]
+    too_long = [it.name for it in now.scenarios if comparison.is_too_long(it)]
     if too_long:
         st.warning(
             wording.plain(
@@ -289,7 +297,7 @@ def _load() -> None:
 def _take_file() -> None:
     dropped = st.session_state.get("scenario file")
     if dropped is not None:
-        kept.load(dropped.getvalue())
+        comparison.load(dropped.getvalue())
 
 
 def today() -> str:
@@ -304,7 +312,7 @@ def today() -> str:
 def _link() -> str:
     """The address of this comparison, as far as the server knows its own."""
     url = (st.context.url or "").partition("?")[0]
-    return f"{url}?{kept.query()}" if url else ""
+    return f"{url}?{comparison.query()}" if url else ""
 
 
 # --- the projector ------------------------------------------------------------------------------
@@ -313,15 +321,19 @@ def _link() -> str:
 def present(page: Page) -> None:
     """One verdict that is read from the last row, the bars below it, and three keys: back, forth, leave."""
     st.html(theme.PRESENTATION)
-    kept.say_problems()
+    comparison.say_problems()
     _wait(page)
     if not page.shown:
         _nothing_yet()
-        kept.leave_button()
+        comparison.leave_button()
         return
     count = len(page.shown)
     at = min(page.document.present or 1, count) - 1
-    st.html(compare.verdict_html(page.shown[at], at == compare.best(page.shown), _answers(page)))
+    st.html(
+        side_by_side.verdict_html(
+            page.shown[at], at == side_by_side.best(page.shown), _answers(page)
+        )
+    )
     _figure(page, chosen=at)
     with st.container(horizontal=True, key="presenting", gap="small"):
         for label, to, shortcut in (
@@ -330,9 +342,9 @@ def present(page: Page) -> None:
         ):
             st.button(
                 label,
-                on_click=kept.turn,
+                on_click=comparison.turn,
                 kwargs={"present": to + 1},
                 shortcut=shortcut,
                 key=shortcut,
             )
-        kept.leave_button()
+        comparison.leave_button()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dashboard import theme, wording
+from dashboard import theme
+from dashboard.words import wording
 from estimator.values.results import Estimate
 from estimator.values.specs import STEP_PHASES, Component, Gpu, Method, Phase
 

@@ -11,18 +11,12 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from dashboard import (
-    actions,
-    charts,
-    controls,
-    drawing,
-    explain,
-    explore,
-    many,
-    placing,
-    theme,
-    wording,
-)
+from dashboard import theme
+from dashboard.estimate import alternatives, explanation, layer_placement, more_gpus
+from dashboard.figures import charts
+from dashboard.state import actions
+from dashboard.widgets import controls, drawing
+from dashboard.words import wording
 from estimator import catalog
 from estimator.answer.ranks import ranks
 from estimator.parallel.combinations import sharing
@@ -95,7 +89,7 @@ def _limits(answer: Estimate) -> None:
     if answer.gpu is None:
         st.info("Choose a GPU to see how far this setup can go on it.")
         return
-    around = explore.around(answer)
+    around = alternatives.around(answer)
     setup = answer.setup
     st.html(wording.map_html(answer))
     current = setup.per_device_train_batch_size, setup.max_length
@@ -112,7 +106,7 @@ def _take_cell(cell: tuple[int, int]) -> None:
 
 
 def _gpus(answer: Estimate) -> None:
-    rows, _ = explore.every_gpu(answer)
+    rows, _ = alternatives.every_gpu(answer)
     st.html(f'<p class="hr-text">{wording.gpus_head(answer, rows)}</p>')
     table = pd.DataFrame([wording.gpu_row(row) for row in rows])
     gib = st.column_config.NumberColumn(format="%.1f GiB")
@@ -144,26 +138,30 @@ def _take_gpu(names: list[str]) -> None:
 
 
 def _many(answer: Estimate) -> None:
-    curves = explore.on_more_gpus(answer)
-    st.html(many.head_html(curves, answer))
-    figure = many.curves_figure(curves, answer, dark=controls.is_dark())
-    drawing.plot(figure, "many", many.alt(curves), on_pick=partial(_take_count, answer.setup))
+    curves = alternatives.on_more_gpus(answer)
+    st.html(more_gpus.head_html(curves, answer))
+    figure = more_gpus.curves_figure(curves, answer, dark=controls.is_dark())
+    drawing.plot(figure, "many", more_gpus.alt(curves), on_pick=partial(_take_count, answer.setup))
     st.html(
-        many.table_html(curves, answer)
-        + many.refusals_html(curves)
-        + many.ranks_html(ranks(answer))
+        more_gpus.table_html(curves, answer)
+        + more_gpus.refusals_html(curves)
+        + more_gpus.ranks_html(ranks(answer))
     )
 
 
 def _where(answer: Estimate) -> None:
-    placed = explore.over_devices(answer)
+    placed = alternatives.over_devices(answer)
     if isinstance(placed, str):
         st.info(wording.plain(placed))
         return
     left_over = tail(placed.model, placed.gpu, placed.setup)
-    st.html(placing.head_html(placed, answer, left_over))
-    drawing.plot(placing.figure(placed, dark=controls.is_dark()), "where", placing.alt(placed))
-    st.html(placing.table_html(placed))
+    st.html(layer_placement.head_html(placed, answer, left_over))
+    drawing.plot(
+        layer_placement.figure(placed, dark=controls.is_dark()),
+        "where",
+        layer_placement.alt(placed),
+    )
+    st.html(layer_placement.table_html(placed))
     if placed is not answer and left_over is None:
         keys = sharing(answer.setup, Strategy.DEVICE_MAP, placed.setup.num_gpus)
         st.button("Train it over this map", on_click=actions.take, args=(keys,), key="take map")
@@ -175,7 +173,7 @@ def _take_count(setup: TrainingSetup, point: tuple[int, str, int]) -> None:
 
 
 def _time(answer: Estimate) -> None:
-    rows, best = explore.every_gpu(answer)
+    rows, best = alternatives.every_gpu(answer)
     st.html(wording.time_html(answer, best.fastest, best.cheapest))
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     front = pareto(fitting)
@@ -225,7 +223,7 @@ def _computed(answer: Estimate) -> None:
     )
     if chosen not in parts:  # what had been open holds nothing any more
         chosen = next(iter(parts))
-    told = explain.explain(parts[chosen], answer)
+    told = explanation.explain(parts[chosen], answer)
     lead = (
         f"{told.lead} {wording.download(answer)}"
         if parts[chosen] is Component.WEIGHTS
@@ -233,11 +231,11 @@ def _computed(answer: Estimate) -> None:
     )
     st.html(f'<p class="hr-text">{lead}</p>{wording.lines_html(told.lines, chosen)}')
     if parts[chosen] is Component.ACTIVATIONS:
-        st.html(wording.lines_html(explain.kept_lines(answer), "What one layer keeps"))
+        st.html(wording.lines_html(explanation.kept_lines(answer), "What one layer keeps"))
     st.html('<h2 class="hr-head">The code that computed it</h2>')
     for function in told.functions:
-        st.markdown(explain.docstring(function))
-        st.code(explain.source(function), language="python")
+        st.markdown(explanation.docstring(function))
+        st.code(explanation.source(function), language="python")
 
 
 SECTIONS: Mapping[str, Callable[[Estimate], None]] = {

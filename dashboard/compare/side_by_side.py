@@ -12,8 +12,9 @@ from dataclasses import replace
 from html import escape
 from typing import Any, NamedTuple
 
-from dashboard import theme, wording
-from dashboard.figures import Figure, capacity_marks, peak_parts, scale, stacked
+from dashboard import theme
+from dashboard.figures.memory_bars import Figure, capacity_marks, peak_parts, scale, stacked
+from dashboard.words import wording
 from estimator import catalog
 from estimator.answer.estimate import estimate
 from estimator.contract.scenarios import Scenario, keep, read, unknown_model

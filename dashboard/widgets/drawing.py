@@ -14,7 +14,7 @@ import streamlit as st
 from streamlit.components.v1 import declare_component
 from streamlit.components.v2 import component
 
-from dashboard.figures import Figure
+from dashboard.figures.memory_bars import Figure
 
 declare_component("plotly", path=str(files("plotly") / "package_data"))
 SCRIPT = f"component/{__name__}.plotly/plotly.min.js"

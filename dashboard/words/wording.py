@@ -8,8 +8,8 @@ from html import escape
 from typing import NamedTuple
 
 from dashboard import theme
-from dashboard.explain import Line
-from dashboard.explore import Place
+from dashboard.estimate.alternatives import Place
+from dashboard.estimate.explanation import Line
 from estimator.answer.overflow import room_bytes, runs_out, starts_with_states
 from estimator.answer.verdict import beyond_the_step, smaller_evaluation
 from estimator.parallel.offload import offloads

@@ -21,8 +21,11 @@ from typing import Any, cast
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
-from dashboard import actions, address, cards, kept, models, session, wording
-from dashboard.example import EXAMPLE
+from dashboard.address import unbound
+from dashboard.address.example import EXAMPLE
+from dashboard.state import actions, comparison, session
+from dashboard.widgets import gpu_box, model_box
+from dashboard.words import wording
 from estimator import catalog, estimate
 from estimator.contract.setups import Reading, read_link, read_setup, write_fields
 from estimator.families.parameters import (
@@ -86,7 +89,7 @@ REST_SECONDS = 0.2
 """How long a slider rests before what stands around figure and verdict follows: ours, as the browser takes to draw."""
 UNBOUND = tuple(f.name for f in fields(TrainingSetup) if f.name not in session.BOUND)
 """The contract's keys that ``session`` keeps: of those in expanders, and of those that have no widget."""
-PAGE_KEYS = ("section", *kept.KEYS)
+PAGE_KEYS = ("section", *comparison.KEYS)
 """What an address says of the page, not of the setup."""
 
 STEPS: Mapping[str, tuple[int, ...]] = {
@@ -114,17 +117,17 @@ EVERY, ATTENTION, CUSTOM = "all linear", "attention", "custom"
 def open_address() -> None:
     """Once a visit: read the address, keep what is unsound in it as sentences, set the widgets to the rest."""
     state = st.session_state
-    if models.is_known(state.get("model")) and not address.moved(UNBOUND):
+    if model_box.is_known(state.get("model")) and not unbound.moved(UNBOUND):
         return
     params = st.query_params
     given = {key: params.get_all(key) for key in params if key not in PAGE_KEYS}
     asked = given or {key: [str(value)] for key, value in EXAMPLE.items()}
     if "model" not in given:
-        asked = kept.noted() or asked
-    read = read_link(asked, models.known())
+        asked = comparison.noted() or asked
+    read = read_link(asked, model_box.known())
     problems = list(read.problems)
     if read.model is None:
-        problems = models.instead(asked, problems)
+        problems = model_box.instead(asked, problems)
         read = replace(read, model=catalog.model(str(EXAMPLE["model"])))
     assert read.model is not None
     state["address_problems"] = problems
@@ -134,10 +137,10 @@ def open_address() -> None:
     }
     values = _values_of(read)
     state["own"] = {"gpu": values["gpu"]}
-    if not models.is_known(values["model"]):
-        models.remember(str(values["model"]), HubModel(model=read.model, notes=read.model.notes))
-    spelled = {key: address.spelled(values[key]) for key in asked if key in session.BOUND}
-    spelled |= {"model": address.spelled(values["model"])}
+    if not model_box.is_known(values["model"]):
+        model_box.remember(str(values["model"]), HubModel(model=read.model, notes=read.model.notes))
+    spelled = {key: unbound.spelled(values[key]) for key in asked if key in session.BOUND}
+    spelled |= {"model": unbound.spelled(values["model"])}
     is_written = False
     if any(given.get(key) != texts for key, texts in spelled.items()):
         spelled |= {key: texts for key, texts in session.spelled(values).items() if texts}
@@ -178,7 +181,7 @@ def _as_fact(option: object) -> object:
 
 def _redraw(*also: str) -> None:
     """A number moved: only what shows it runs again, not every widget."""
-    if models.is_asking():
+    if model_box.is_asking():
         return
     st.session_state["moving"] = True
     with suppress(StreamlitAPIException):  # a page without these parts runs as a whole
@@ -857,14 +860,14 @@ def _open_what_applies(method: Method) -> None:
 
 def draw() -> None:
     """All controls, in the sidebar, always in the same places; what does not apply now keeps its value."""
-    models.settle()
-    models.follow()
+    model_box.settle()
+    model_box.follow()
     now = reading()
     _open_what_applies(now.setup.method)
     with st.sidebar:
         actions.draw()
-        models.draw(now.model)
-        cards.draw(now.gpu)
+        model_box.draw(now.model)
+        gpu_box.draw(now.gpu)
         _what(now.setup)
         _batch()
         _expanders()
@@ -901,12 +904,12 @@ def whole_modules(model: Model) -> tuple[str, ...]:
 def _asked() -> dict[str, object]:
     state = st.session_state
     asked = {**session.kept(), **{key: state[key] for key in session.BOUND if key in state}}
-    return asked | {"model": models.name(), "gpu": _as_fact(state["gpu"])}
+    return asked | {"model": model_box.name(), "gpu": _as_fact(state["gpu"])}
 
 
 def reading() -> Reading:
     """What the widgets say, through the contract, with the problems of the address in front."""
-    now = read_setup(_asked(), models.in_use())
+    now = read_setup(_asked(), model_box.in_use())
     said = (*st.session_state["address_problems"], *now.problems)
     return replace(now, problems=tuple(dict.fromkeys(said)))
 

@@ -11,7 +11,8 @@ from typing import cast
 
 import streamlit as st
 
-from dashboard import actions, session, wording
+from dashboard.state import actions, session
+from dashboard.words import wording
 from estimator import Gpu, catalog
 from estimator.values.specs import LARGEST_MEMORY, SMALLEST_MEMORY
 

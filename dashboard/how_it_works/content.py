@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from dashboard import wording
+from dashboard.words import wording
 from estimator import catalog
 from estimator.answer.estimate import estimate
 from estimator.answer.overflow import runs_out

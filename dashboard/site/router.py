@@ -14,7 +14,7 @@ from pathlib import Path
 
 import streamlit as st
 
-APP = Path(__file__).parent.parent / "app.py"
+APP = Path(__file__).parents[2] / "app.py"
 _routed = ContextVar("routed", default=False)
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-from dashboard import kept
+from dashboard.state import comparison
 
 
 class Page(NamedTuple):
@@ -83,7 +83,7 @@ def draw(current: str) -> None:
     items = []
     for page in PAGES:
         marks, title = ' aria-current="page"' if page.path == current else "", page.title
-        if page is COMPARE and (count := len(kept.scenarios())):
+        if page is COMPARE and (count := len(comparison.scenarios())):
             marks += f' aria-label="{title}, {count} kept"'
             title += f" <span>{count}</span>"
         items.append(f'<a href="{escape(_address(page))}"{marks}>{title}</a>')
@@ -93,7 +93,7 @@ def draw(current: str) -> None:
 def _address(page: Page) -> str:
     """Relative to every page of this server, whatever path it is served under."""
     estimates = page is ESTIMATE
-    params = {**(kept.noted() if estimates else {}), **kept.params(estimates=estimates)}
+    params = {**(comparison.noted() if estimates else {}), **comparison.params(estimates=estimates)}
     return (
         f"./{'' if estimates else page.path}{'?' if params else ''}{urlencode(params, doseq=True)}"
     )

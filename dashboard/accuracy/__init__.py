@@ -1,0 +1,1 @@
+"""The page Accuracy: what was measured beside what is estimated."""

@@ -1,0 +1,1 @@
+"""What does the address say? A setup as a query, and the keys that no drawn widget writes."""

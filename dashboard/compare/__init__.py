@@ -1,0 +1,1 @@
+"""The page Compare: up to eight setups side by side."""

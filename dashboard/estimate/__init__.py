@@ -1,0 +1,1 @@
+"""The page Estimate: one setup, what it needs, what to change."""

@@ -1,0 +1,1 @@
+"""The page How it works: the method, in words and computed numbers."""

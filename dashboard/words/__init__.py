@@ -1,0 +1,1 @@
+"""How is a result said? Numbers with their units, the names of things, sentences, HTML."""
