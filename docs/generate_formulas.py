@@ -20,7 +20,7 @@ PACKAGES = (
     "estimator.families.weights",
     "estimator.tape",
     "estimator.resident",
-    "estimator.parallel.assumed",
+    "estimator.parallel.assumptions",
     "estimator.parallel.fsdp1",
     "estimator.parallel.fsdp2",
     "estimator.parallel.module_devices",

@@ -17,7 +17,7 @@ from estimator.search.ranking import Ranking, pareto, rank_gpus
 from estimator.search.scaling import Curve, Point
 from estimator.sources import catalog, hub, repository
 from estimator.sources.repository import HubModel, Trouble
-from estimator.values.results import Estimate, Moment, Part, RunCost, RunTime
+from estimator.values.results import Estimate, Moment, RunCost, RunTime, TimePart
 from estimator.values.specs import (
     ALL_LINEAR,
     STEP_PHASES,
@@ -57,7 +57,6 @@ __all__ = [
     "Model",
     "Moment",
     "Optimizer",
-    "Part",
     "Phase",
     "Point",
     "Price",
@@ -66,6 +65,7 @@ __all__ = [
     "RunCost",
     "RunTime",
     "Strategy",
+    "TimePart",
     "TrainingSetup",
     "Trouble",
     "Trust",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dashboard.words import wording
 from estimator import Method, TrainingSetup, catalog, estimate
-from estimator.run.stages import acts
+from estimator.run.stages import stages
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 LORA = TrainingSetup(method=Method.LORA, gradient_checkpointing=True)
@@ -14,12 +14,12 @@ LORA = TrainingSetup(method=Method.LORA, gradient_checkpointing=True)
 
 def said(setup: TrainingSetup) -> str:
     answer = estimate(MISTRAL, None, setup)
-    return wording.acts_html(answer, acts(answer)) + wording.saving_html(answer, 2**30, 1.0)
+    return wording.acts_html(answer, stages(answer)) + wording.saving_html(answer, 2**30, 1.0)
 
 
 def test_each_method_has_its_own_rows():
     def names(method: Method) -> list[str]:
-        return [act.name for act in acts(estimate(MISTRAL, None, replace(LORA, method=method)))]
+        return [act.name for act in stages(estimate(MISTRAL, None, replace(LORA, method=method)))]
 
     common = ["Load", "Training step", "Evaluate 8 × 1,024 tokens"]
     assert names(Method.FULL) == [*common, "Save weights and optimizer", "Save weights only"]

@@ -28,7 +28,7 @@ from estimator.values.keys import (
     UNMODELLED_STRATEGIES,
     Key,
 )
-from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Version, Whole, show
+from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Version, WholeNumber, show
 from estimator.values.specs import (
     Component,
     Dtype,
@@ -145,7 +145,7 @@ def some_other_value(key: Key) -> object:
             return next(word for word in reversed(words) if word != key.default)
         case Flag():
             return not key.default
-        case Whole():
+        case WholeNumber():
             return 2
         case Number():
             return 0.25
@@ -461,7 +461,7 @@ def _values(key: Key) -> st.SearchStrategy[object]:
             return none | st.sampled_from([enum(word) if enum else word for word in words])
         case Flag():
             return st.booleans()
-        case Whole(low=low, high=high):
+        case WholeNumber(low=low, high=high):
             return none | st.integers(low, high)
         case Number() as kind:
             return none | st.floats(

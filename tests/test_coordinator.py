@@ -10,9 +10,9 @@ from estimator import catalog, estimate
 from estimator.contract.setups import parse
 from estimator.parallel import zero3_coordinator as coordinator
 from estimator.parallel.zero import whole_tensors
-from estimator.parallel.zero3_coordinator import OUTSIDE, Amount, Coordinator, Rules, Script
+from estimator.parallel.zero3_coordinator import OUTSIDE, Amount, CallTrace, Coordinator, Rules
 from estimator.step.timeline import Sizes, plan, structure
-from estimator.tape.tape import Call, Whole
+from estimator.tape.tape import Call, WholeWeight
 from estimator.values.results import Moment
 from estimator.values.specs import STEP_PHASES, Component, Phase, Strategy, TrainingSetup
 
@@ -148,7 +148,7 @@ def test_gathering_ahead_fills_the_limit_of_live_weights() -> None:
 
 
 def calls(name: str, size: int, *, begins: bool, is_forward: bool) -> Call:
-    weights = (Whole(name, size, 2, trained=True),) if size else ()
+    weights = (WholeWeight(name, size, 2, trained=True),) if size else ()
     return Call(0, 0, name, weights, begins, is_forward)
 
 
@@ -163,7 +163,7 @@ def levels(sizes: dict[str, int], rules: Rules, ranks: int) -> list[int]:
         for names, is_forward in ((sizes, True), (reversed(sizes), False))
     ]
     step = [[(OUTSIDE, back, both[back])] for back in (False, True)]
-    script = Script(step, sizes, rules)
+    script = CallTrace(step, sizes, rules)
     forward, backward = Coordinator(script, rules).levels(ranks)
     return [*forward[0], *backward[0]]
 
@@ -230,7 +230,7 @@ def test_every_weight_of_a_family_is_gathered_but_the_small_ones(family: str) ->
     setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=8)
     sized, course = plan(model, structure(setup)).step(Sizes(1, 1024, 16, 8))
     assert course.rules is not None
-    script = Script(map(course.calls_of, course.runs), sized.wholes, course.rules)
+    script = CallTrace(map(course.calls_of, course.runs), sized.wholes, course.rules)
     large = [
         (tensor.elements, alike)
         for tensor, alike in whole_tensors(model, setup)

@@ -14,9 +14,9 @@ from estimator import catalog, estimate
 from estimator.answer.estimate import need
 from estimator.contract import setups as contract
 from estimator.families.parameters import TINY_LLAMA
-from estimator.parallel.module_devices import Seats, seats, tail
+from estimator.parallel.module_devices import ModuleDevices, module_devices, tail
 from estimator.parallel.placement import Packing, from_pretrained_device_map, settled_bytes
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.run.device_map import resident_on, shares, timeline_on
 from estimator.search.limits import largest_micro_batch
 from estimator.step.timeline import StepTimeline, plan, structure
@@ -62,7 +62,7 @@ PHASE_ERROR = 0.001
 def test_every_gpu_is_the_traced_step_to_a_thousandth(case):
     # tests/reference/README.md: real steps of transformers under accelerate's hooks, on stand-in GPUs without workspace
     model, gpu, setup = contract.parse({**case["setup"], "strategy": "device_map"})
-    at = seats(model, gpu, setup)
+    at = module_devices(model, gpu, setup)
     found = {str(share.gpu): share for share in shares(model, setup, at, 0)}
     assert found.keys() == case["heights"].keys()
     for number, heights in case["heights"].items():
@@ -79,7 +79,7 @@ class TestAgainstOneGpu:
         one = replace(
             PLAIN, gradient_checkpointing=checkpointing, mixed_precision=MixedPrecision.BF16
         )
-        all_on_it = Seats((0,) * model.num_hidden_layers, (), 1)
+        all_on_it = ModuleDevices((0,) * model.num_hidden_layers, (), 1)
         placed = timeline_on(model, one, all_on_it, 0, 0)
         alone = on_one(model, one)
         # but for the ids of positions, 8 bytes each, which a tape of several GPUs keeps to copy them
@@ -110,8 +110,8 @@ class TestAgainstOneGpu:
             strategy=Strategy.DEVICE_MAP,
             num_gpus=gpus,
         )
-        same, at = structure(setup), seats(model, None, setup)
-        alone = resident(model, same)
+        same, at = structure(setup), module_devices(model, None, setup)
+        alone = resident_memory(model, same)
         parts = [resident_on(model, same, at, gpu) for gpu in range(gpus)]
         for field in ("weights", "adapters", "gradients"):
             assert sum(getattr(part, field) for part in parts) == getattr(alone, field)
@@ -121,7 +121,7 @@ class TestAgainstOneGpu:
     def test_what_the_forward_pass_keeps_is_what_one_gpu_keeps_and_the_copied_tables(self):
         # by hand: each layer away from the rotary tables keeps its own cosine and sine, s · d elements of 2 bytes each;
         # hidden states that cross are read by a cast and kept by nobody
-        at = seats(LLAMA, None, THREE)
+        at = module_devices(LLAMA, None, THREE)
         away = sum(gpu != at.of("rotary_emb") for gpu in at.layers)
         kept = sum(kept_by_forward(timeline_on(LLAMA, THREE, at, gpu, 0)) for gpu in at.used)
         copies = away * 2 * 64 * 32 * 2
@@ -132,7 +132,7 @@ class TestAgainstOneGpu:
         # the hook runs before the checkpoint: tables for layers away from theirs, positions (8 bytes each) for layers
         # away from the embedding; the copied hidden state takes the place of the first
         checkpointed = replace(THREE, gradient_checkpointing=True)
-        at = seats(LLAMA, None, checkpointed)
+        at = module_devices(LLAMA, None, checkpointed)
         away = sum(gpu != at.of("rotary_emb") for gpu in at.layers)
         elsewhere = sum(gpu != at.of("embed_tokens") for gpu in at.layers)
         alone = on_one(LLAMA, replace(PLAIN, gradient_checkpointing=True))
@@ -142,7 +142,7 @@ class TestAgainstOneGpu:
 
 def on_one(model: Model, setup: TrainingSetup) -> StepTimeline:
     same = structure(setup)
-    return StepTimeline(setup, plan(model, same), resident(model, same), 0)
+    return StepTimeline(setup, plan(model, same), resident_memory(model, same), 0)
 
 
 def kept_by_forward(line: StepTimeline) -> int:
@@ -159,14 +159,14 @@ class TestOutputs:
     def test_all_logits_come_back_to_the_first_gpu_and_become_float32_there(self):
         # tokens · words · (2 for the copy + 4 in float32)
         setup = replace(THREE, mixed_precision=MixedPrecision.BF16)
-        first, *_, last = shares(LLAMA, setup, seats(LLAMA, None, setup), 0)
+        first, *_, last = shares(LLAMA, setup, module_devices(LLAMA, None, setup), 0)
         loss = first.timeline.heights()[Phase.LOSS].resident
         assert loss[Component.LOGITS] == 64 * 1024 * (2 + 4)
         assert last.timeline.heights()[Phase.BACKWARD].resident[Component.LOGITS] >= 64 * 1024 * 4
 
     def test_a_tied_head_lies_with_the_embedding_so_that_no_logits_cross(self):
         tied = replace(LLAMA, tie_word_embeddings=True)
-        at = seats(tied, None, THREE)
+        at = module_devices(tied, None, THREE)
         assert at.of("lm_head") == at.of("embed_tokens") == 0
         for share in shares(tied, THREE, at, 0)[1:]:
             logits = [it.resident.get(Component.LOGITS, 0) for it in share.timeline.moments]

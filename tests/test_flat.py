@@ -9,7 +9,7 @@ import pytest
 from estimator import Component, Phase, estimate
 from estimator.answer.ranks import ranks
 from estimator.contract.setups import parse
-from estimator.parallel.fsdp1 import flat_tensors, shard_elements, units
+from estimator.parallel.fsdp1 import flat_parameters, flat_tensors, shard_elements
 from estimator.search.scaling import shared_by
 from estimator.values.specs import Strategy, TrainingSetup
 from tests.test_sharding import LLAMA, heights, told
@@ -132,7 +132,7 @@ def test_a_rank_steps_its_share_of_every_unit() -> None:
     # by hand: all divides by 8 here, so that the pieces of the first rank are an eighth of what is trained
     model, _, setup = parse({"model": LLAMA, **ON_8})
     assert isinstance(setup, TrainingSetup)
-    trained = sum(sum(unit.sizes) * unit.alike for unit in units(model, setup))
+    trained = sum(sum(unit.sizes) * unit.alike for unit in flat_parameters(model, setup))
     pieces = flat_tensors(model, setup)
     assert 8 * sum(piece.alike * piece.shape[0] for piece in pieces) == trained
     assert (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from estimator import Gpu, TrainingSetup, catalog, estimate
 from estimator.contract.setups import parse, write_fields
 from estimator.parallel.network import (
-    Group,
+    ExchangeGroup,
     Links,
     exchange_seconds,
     links,
@@ -19,7 +19,7 @@ from estimator.parallel.network import (
     replicas,
     shards,
 )
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.proof.accuracy import published_runs
 from estimator.step.timeline import structure
 from estimator.time.throughput import Sharing, communication
@@ -34,8 +34,10 @@ A100 = catalog.gpu("A100-SXM4-80GB")
 
 def exchanged(setup: TrainingSetup, sharing: Sharing) -> tuple[float, float]:
     """Both ends of what Mistral's GPUs exchange, in seconds, before anything is hidden."""
-    lying = resident(MISTRAL, structure(replace(setup, strategy=Strategy.NONE, num_gpus=1)))
-    part = communication(A100, setup, lying, sharing=sharing)
+    resident = resident_memory(
+        MISTRAL, structure(replace(setup, strategy=Strategy.NONE, num_gpus=1))
+    )
+    part = communication(A100, setup, resident, sharing=sharing)
     return part.low_seconds, part.high_seconds
 
 
@@ -55,7 +57,9 @@ def test_between_machines_the_slower_of_link_and_network_bounds_a_ring() -> None
 
 
 def test_a_fast_network_leaves_the_link_as_the_bound() -> None:
-    assert exchange_seconds(8e9, Group(4, 2), Links(1e9, 50e9, 50e9)) == pytest.approx((6, 6))
+    assert exchange_seconds(8e9, ExchangeGroup(4, 2), Links(1e9, 50e9, 50e9)) == pytest.approx(
+        (6, 6)
+    )
 
 
 def test_hsdp_gathers_inside_its_machine_and_sums_shards_between_machines() -> None:
@@ -80,8 +84,8 @@ def test_shards_that_do_not_fill_a_machine_evenly_cross_its_border() -> None:
     setup = TrainingSetup(num_gpus=24, dp_replicate_size=4, strategy=Strategy.HSDP)
     assert shards(setup).ranks > shards(setup).per_machine
     even = replace(setup, dp_replicate_size=3)
-    assert shards(even) == Group(8, 8, 1)
-    assert replicas(even) == Group(3, 1, 8)
+    assert shards(even) == ExchangeGroup(8, 8, 1)
+    assert replicas(even) == ExchangeGroup(3, 1, 8)
 
 
 def test_part_of_a_machine_has_that_part_of_its_network() -> None:
@@ -141,7 +145,7 @@ def test_what_is_no_network_of_one_s_own_says_what_to_change(
 def test_slower_links_never_shorten_an_exchange(
     ranks: int, per_machine: int, beside: int, link: float, network: float
 ) -> None:
-    group = Group(ranks, per_machine, beside)
+    group = ExchangeGroup(ranks, per_machine, beside)
     low, high = exchange_seconds(1e9, group, Links(link, network, 2 * network))
     assert 0 < low <= high
     slower = exchange_seconds(1e9, group, Links(link / 2, network / 2, network))

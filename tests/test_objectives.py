@@ -15,7 +15,7 @@ from estimator import Component, Method, Phase, TrainingSetup, catalog
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.forward import Forward, Pass
 from estimator.objectives.step import Objective, Step
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.step.timeline import Plan, Sizes, StepTimeline
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -84,7 +84,7 @@ def played(
     objective: Objective, model: Model = MODEL, setup: TrainingSetup = SETUP
 ) -> StepTimeline:
     plan = Plan(model, setup, objective=objective)
-    return StepTimeline(setup, plan, resident(model, setup), 0)
+    return StepTimeline(setup, plan, resident_memory(model, setup), 0)
 
 
 def height(timeline: StepTimeline, phase: Phase, part: Component | None = None) -> int:
@@ -139,11 +139,11 @@ def test_a_reference_under_autocast_has_a_cache_of_its_own_that_goes_with_its_ca
     step, course = Plan(MODEL, setup, objective=preferences).step(Sizes(1, 512, 16, 1))
     # all that came has gone but the gradients, which are one float32 for each trained weight
     left = sum(step.heights[run.segment].net * run.length for run in course.runs)
-    assert left == resident(MODEL, setup).gradients
+    assert left == resident_memory(MODEL, setup).gradients
 
 
 def test_adapters_are_trained_by_a_new_objective_as_by_any_other():
     setup = replace(SETUP, method=Method.LORA, autocast_adapter_dtype=False)
     step, course = Plan(MODEL, setup, objective=completions).step(Sizes(1, 512, 16, 1))
     left = sum(step.heights[run.segment].net * run.length for run in course.runs)
-    assert left == resident(MODEL, setup).gradients
+    assert left == resident_memory(MODEL, setup).gradients

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from estimator import Component, Method, Optimizer, Phase, TrainingSetup, catalog, estimate
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.run.checkpoints import save_moment
 from estimator.run.saving import (
     FILE_BYTES,
@@ -30,19 +30,19 @@ FULL = TrainingSetup(optim=Optimizer.ADAMW_TORCH)
 LORA, QLORA = replace(FULL, method=Method.LORA), replace(FULL, method=Method.QLORA)
 
 
-def lying(model, setup):
-    return resident(model, structure(setup))
+def resident(model, setup):
+    return resident_memory(model, structure(setup))
 
 
 def test_a_full_checkpoint_is_the_weights_and_two_states_in_their_dtype():
-    assert checkpoint_bytes(lying(MISTRAL, FULL), FULL) == 2 * N + 2 * 2 * N
+    assert checkpoint_bytes(resident(MISTRAL, FULL), FULL) == 2 * N + 2 * 2 * N
     only = replace(FULL, save_only_model=True)
-    assert checkpoint_bytes(lying(MISTRAL, only), only) == 2 * N
+    assert checkpoint_bytes(resident(MISTRAL, only), only) == 2 * N
 
 
 def test_a_checkpoint_of_adapters_holds_no_base():
     # r = 16 on seven linears of 32 layers: 16 · (4 · 2h + 2 · (h + kv) ... ) = 41,943,040 in float32, and two states
-    assert checkpoint_bytes(lying(MISTRAL, LORA), LORA) == 41_943_040 * 4 * 3
+    assert checkpoint_bytes(resident(MISTRAL, LORA), LORA) == 41_943_040 * 4 * 3
     assert estimate(MISTRAL, None, QLORA).disk_bytes == 41_943_040 * 4 * 3
 
 
@@ -83,10 +83,10 @@ def test_saving_a_mixture_copies_every_layers_gates_and_ups():
     # revert_weight_conversion makes sum to those of all gate_up_proj
     copied = 32 * 8 * 2 * F * H * 2
     assert taken_apart_bytes(MIXTRAL, FULL) == copied
-    moment = save_moment(MIXTRAL, FULL, lying(MIXTRAL, FULL), 0)
+    moment = save_moment(MIXTRAL, FULL, resident(MIXTRAL, FULL), 0)
     assert moment.resident[Component.TEMPORARIES] == copied
     adapters = replace(LORA, lora_target_modules=("q_proj", "v_proj"))
-    beside = save_moment(MIXTRAL, adapters, lying(MIXTRAL, adapters), 0)
+    beside = save_moment(MIXTRAL, adapters, resident(MIXTRAL, adapters), 0)
     assert Component.TEMPORARIES not in beside.resident, "adapters are saved alone"
 
 
@@ -99,13 +99,13 @@ def test_saving_never_needs_more_than_a_step():
 
 def test_merging_a_mixture_may_need_more_than_training_its_adapters():
     adapters = replace(LORA, lora_target_modules=("q_proj", "v_proj"), gradient_checkpointing=True)
-    merging = merge_moment(MIXTRAL, adapters, lying(MIXTRAL, adapters), 0).bytes
+    merging = merge_moment(MIXTRAL, adapters, resident(MIXTRAL, adapters), 0).bytes
     assert merging > estimate(MIXTRAL, None, adapters).peak.bytes
 
 
 def test_the_host_holds_one_file_of_weights_at_most():
-    assert save_host_bytes(MISTRAL, FULL, lying(MISTRAL, FULL)) == 2 * N
-    assert save_host_bytes(MIXTRAL, FULL, lying(MIXTRAL, FULL)) == FILE_BYTES
+    assert save_host_bytes(MISTRAL, FULL, resident(MISTRAL, FULL)) == 2 * N
+    assert save_host_bytes(MIXTRAL, FULL, resident(MIXTRAL, FULL)) == FILE_BYTES
 
 
 def test_merging_holds_the_product_and_its_scaled_copy():
@@ -124,7 +124,7 @@ def test_merging_over_4_bits_holds_the_base_unpacked_the_product_their_sum_and_t
 def test_merging_over_8_bits_unpacks_to_float32():
     eight = replace(LORA, load_in_8bit=True)
     assert merging_module_bytes(MISTRAL, eight) == (4 + 4 + 4 + 2 + 1) * H * F
-    packed = lying(MISTRAL, eight)
+    packed = resident(MISTRAL, eight)
     assert merged_bytes(MISTRAL, eight, packed) == packed.weights
 
 
@@ -147,9 +147,9 @@ def test_merging_dora_over_a_packed_base_unpacks_it_twice_more():
 
 
 def test_merged_weights_are_as_large_as_the_base_they_were_merged_into():
-    assert merged_bytes(MISTRAL, LORA, lying(MISTRAL, LORA)) == 2 * N
-    four = lying(MISTRAL, QLORA)
+    assert merged_bytes(MISTRAL, LORA, resident(MISTRAL, LORA)) == 2 * N
+    four = resident(MISTRAL, QLORA)
     assert merged_bytes(MISTRAL, QLORA, four) == four.weights
     whole = in_16_bits(replace(QLORA, dtype=Dtype.FLOAT32))
-    assert merged_bytes(MISTRAL, whole, lying(MISTRAL, whole)) == 2 * N
-    assert merge_moment(MISTRAL, whole, lying(MISTRAL, whole), 0).bytes > 2 * N
+    assert merged_bytes(MISTRAL, whole, resident(MISTRAL, whole)) == 2 * N
+    assert merge_moment(MISTRAL, whole, resident(MISTRAL, whole), 0).bytes > 2 * N

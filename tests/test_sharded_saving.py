@@ -12,7 +12,7 @@ from estimator import catalog, estimate
 from estimator.answer.verdict import beyond_the_step
 from estimator.contract.setups import parse
 from estimator.parallel.combinations import refusal
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.run.checkpoints import checkpoint, gathers_to_save, save_moment
 from estimator.run.sharded_saving import (
     fsdp_full,
@@ -175,7 +175,7 @@ def test_one_copy_on_every_gpu_is_saved_by_rank_0_alone():
 
 def test_experts_that_were_gathered_are_taken_apart_on_the_host():
     assert saved(ON_8, MIXTRAL).gpu_bytes < saved(TrainingSetup(), MIXTRAL).gpu_bytes
-    moment = save_moment(MIXTRAL, ON_8, resident(MIXTRAL, structure(ON_8)), 0)
+    moment = save_moment(MIXTRAL, ON_8, resident_memory(MIXTRAL, structure(ON_8)), 0)
     assert Component.TEMPORARIES not in moment.resident
 
 

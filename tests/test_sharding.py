@@ -14,7 +14,7 @@ from estimator.contract.setups import parse, read_setup
 from estimator.families.parameters import layer_modules, total_parameters
 from estimator.families.weights import scale_bytes
 from estimator.parallel.combinations import refusal
-from estimator.parallel.zero import held, kept_gradients, packed_part, partition, place
+from estimator.parallel.zero import kept_gradients, packed_part, partition, place, rank_bytes
 from estimator.values.results import Estimate
 from estimator.values.specs import (
     STEP_PHASES,
@@ -306,8 +306,10 @@ def small_tensors() -> Model:
 def states_of(strategy: Strategy) -> float:
     """GB of weights, gradients and states of a rank of 64, scaled to the paper's 7.5 billion parameters."""
     model = small_tensors()
-    of = held(model, TrainingSetup(strategy=strategy, num_gpus=64, gradient_accumulation_steps=2))
-    gradients = of.standing if strategy is Strategy.ZERO1 else of.gradients
+    of = rank_bytes(
+        model, TrainingSetup(strategy=strategy, num_gpus=64, gradient_accumulation_steps=2)
+    )
+    gradients = of.accumulated if strategy is Strategy.ZERO1 else of.gradients
     total = of.weights + gradients + of.states.resident_bytes
     return total / total_parameters(model) * 7.5
 
@@ -326,7 +328,7 @@ def test_zero_2_at_its_step_beside_deepspeeds_own_estimate() -> None:
     # and states' 12, gradients in 16 bits and in float32. We count 2 more for the moment when the flat copy of the
     # 16-bit gradients is turned into float32, and whole tensors where a part cuts them.
     model, ranks = small_tensors(), 8
-    of = held(model, TrainingSetup(strategy=Strategy.ZERO2, num_gpus=ranks))
+    of = rank_bytes(model, TrainingSetup(strategy=Strategy.ZERO2, num_gpus=ranks))
     count = total_parameters(model)
     ours = of.weights + of.gradients + of.states.resident_bytes + of.transient
     assert ours - 2 * count / ranks == pytest.approx(2 * count + 18 * count / ranks, rel=0.005)
@@ -337,7 +339,7 @@ def test_zero_3_keeps_what_deepspeeds_own_estimate_counts() -> None:
     # (2 and 4 of gradients, 12 of states); the shards of the 16-bit weights, 2 N/W, it leaves out. Ours has them, 2 N/W
     # more for the flat copy of the gradients (one group of 10^9 elements holds all here), and norms whole on each rank.
     model, ranks = small_tensors(), 64
-    of = held(model, TrainingSetup(strategy=Strategy.ZERO3, num_gpus=ranks))
+    of = rank_bytes(model, TrainingSetup(strategy=Strategy.ZERO3, num_gpus=ranks))
     count = total_parameters(model)
     norms = 2 * 1024 * (2 * 600 + 1)
     ours = of.weights + of.gradients + of.states.resident_bytes + of.transient - norms
@@ -373,7 +375,7 @@ def test_each_group_is_padded_to_twice_the_ranks(ranks: int) -> None:
     setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=ranks)
     assert partition(model, setup) == expected
     # a rank keeps float32 weights and two states of its part; its 16-bit weights stay whole
-    states = held(model, setup).states.resident_bytes
+    states = rank_bytes(model, setup).states.resident_bytes
     assert 0 <= states - 12 * expected < 4 * 512
 
 
@@ -509,7 +511,7 @@ def test_qlora_under_zero_3_shares_the_base(ranks: int) -> None:
         "bnb_4bit_quant_storage": "bfloat16",
     }
     setup = TrainingSetup(num_gpus=ranks, gradient_checkpointing=True, lora_r=1, **keys)
-    weights = held(model, setup).weights
+    weights = rank_bytes(model, setup).weights
     packed = (total_parameters(model) - 2 * 32_000 * 8192) / 2
     # a byte of scale for 64 weights, and 4 bytes for 256 of these, lie whole on each
     scales = 2 * packed / 64 * (1 + 4 / 256)

@@ -11,7 +11,7 @@ from estimator import catalog
 from estimator.families.parameters import TINY_LLAMA, total_parameters
 from estimator.families.weights import quantized_bytes
 from estimator.resident.stored import matrix_elements, stored_bytes, stored_elements
-from estimator.values.quantization import Quantization, Storage, quantization_of
+from estimator.values.quantization import Quantization, StorageRule, quantization_of
 
 LLAMA_2_7B = catalog.model("meta-llama/Llama-2-7b-hf")
 LLAMA_3_8B = catalog.model("meta-llama/Llama-3.1-8B")
@@ -197,7 +197,7 @@ def test_quantization_of_a_wrapper_s_text_part() -> None:
     inner = {"quantization_config": {"quant_method": "awq"}}
     found = quantization_of({"text_config": inner})
     assert found is not None
-    assert found.storage is Storage.AWQ
+    assert found.storage is StorageRule.AWQ
 
 
 @pytest.mark.parametrize(

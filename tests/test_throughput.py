@@ -24,7 +24,7 @@ from estimator import (
     estimate,
 )
 from estimator.families.parameters import TINY_LLAMA
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.step.timeline import structure
 from estimator.time.throughput import (
@@ -164,23 +164,23 @@ def test_measured_rate_of_the_card_bounds_its_matrix_products() -> None:
 
 def test_replicas_exchange_their_gradients_twice() -> None:
     setup = replace(TrainingSetup(mixed_precision=MixedPrecision.NO), num_gpus=4)
-    lying = resident(MISTRAL, structure(setup))
-    part = communication(A100, setup, lying, sharing=Sharing.REPLICAS, link_gb_per_s=100)
+    resident = resident_memory(MISTRAL, structure(setup))
+    part = communication(A100, setup, resident, sharing=Sharing.REPLICAS, link_gb_per_s=100)
     assert part.high_seconds == pytest.approx(2 * 3 / 4 * 2 * 7_241_732_096 / 1e11, rel=0.001)
 
 
 def test_shards_gather_weights_twice_and_scatter_gradients_once() -> None:
     setup = replace(TrainingSetup(), num_gpus=4, gradient_accumulation_steps=2)
-    lying = resident(MISTRAL, structure(setup))
-    part = communication(A100, setup, lying, sharing=Sharing.WEIGHTS, link_gb_per_s=100)
+    resident = resident_memory(MISTRAL, structure(setup))
+    part = communication(A100, setup, resident, sharing=Sharing.WEIGHTS, link_gb_per_s=100)
     assert part.high_seconds == pytest.approx(2 * 3 / 4 * 6 * 7_241_732_096 / 1e11, rel=0.001)
 
 
 def test_shards_step_their_share_of_the_optimizer() -> None:
     setup = replace(LONG, num_gpus=4)
-    lying = resident(MISTRAL, structure(setup))
-    shards = run_time(MISTRAL, A100, setup, lying, sharing=Sharing.WEIGHTS)
-    replicas = run_time(MISTRAL, A100, setup, lying)
+    resident = resident_memory(MISTRAL, structure(setup))
+    shards = run_time(MISTRAL, A100, setup, resident, sharing=Sharing.WEIGHTS)
+    replicas = run_time(MISTRAL, A100, setup, resident)
     assert part(shards, "optimizer step")[0] == part(replicas, "optimizer step")[0] / 4
 
 
@@ -353,7 +353,9 @@ SETUPS = st.builds(
 )
 ROUNDING = 1 + 1e-9
 """Sums of floats in another order may differ in their last digit."""
-LYING = {method: resident(MISTRAL, structure(TrainingSetup(method=method))) for method in Method}
+LYING = {
+    method: resident_memory(MISTRAL, structure(TrainingSetup(method=method))) for method in Method
+}
 
 
 def run(setup: TrainingSetup, gpu: Gpu = A100) -> RunTime:

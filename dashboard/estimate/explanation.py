@@ -30,9 +30,9 @@ from estimator.families.weights import (
 )
 from estimator.parallel import zero
 from estimator.parallel.ddp import bucket_bytes
-from estimator.parallel.fsdp1 import Flat, flat_bytes
-from estimator.parallel.fsdp2 import Group
-from estimator.parallel.module_devices import copies_on, modules_on, seats
+from estimator.parallel.fsdp1 import FlatUnit, flat_bytes
+from estimator.parallel.fsdp2 import Fsdp2Group
+from estimator.parallel.module_devices import copies_on, module_devices, modules_on
 from estimator.parallel.sharding import (
     sharded_adapter_bytes,
     sharded_weight_bytes,
@@ -45,7 +45,7 @@ from estimator.run.device_map import buffers_on
 from estimator.step.timeline import structure
 from estimator.tape import fused, operators
 from estimator.tape.attention import attention
-from estimator.values.results import Estimate, Held
+from estimator.values.results import Estimate, HeldTensors
 from estimator.values.specs import Component, Loss, Offload, Phase, Strategy, TrainingSetup
 
 Function = Callable[..., Any]
@@ -108,7 +108,7 @@ def _own(of: Estimate) -> _Own:
         modules = tuple(modules_with_counts(model))
         copies = copied_modules(model, setup)
         return _Own(modules, copies, buffers(model), model.num_hidden_layers)
-    at = seats(model, of.gpu, setup)
+    at = module_devices(model, of.gpu, setup)
     gpu = max(of.devices, key=lambda it: it.need_high_bytes).device
     return _Own(
         modules_on(model, at, gpu),
@@ -196,7 +196,9 @@ def _weight_share(of: Estimate) -> tuple[Line, tuple[Function, ...]]:
     if setup.strategy.is_zero:
         if setup.uses_adapters:
             how = f"of {of.total_parameters:,} parameters, adapters among them"
-        return Line("DeepSpeed's weights", how, zero.held(model, setup).weights), (zero.held,)
+        return Line("DeepSpeed's weights", how, zero.rank_bytes(model, setup).weights), (
+            zero.rank_bytes,
+        )
     if setup.uses_fsdp1:
         size = flat_bytes(model, setup, adapters=False)
         return Line("flat parameters of its units", how, size), (flat_bytes,)
@@ -238,7 +240,7 @@ def _adapter_share(of: Estimate) -> tuple[Line, tuple[Function, ...]]:
     model, setup = of.model, structure(of.setup)
     how = f"of {of.trainable_parameters:,} parameters"
     if setup.strategy.is_zero:  # DeepSpeed counts them with the weights
-        return Line("among the weights", how, 0), (zero.held,)
+        return Line("among the weights", how, 0), (zero.rank_bytes,)
     if setup.uses_fsdp1:
         size = flat_bytes(model, setup, adapters=True)
         return Line("flat parameters of its units", how, size), (flat_bytes,)
@@ -247,7 +249,7 @@ def _adapter_share(of: Estimate) -> tuple[Line, tuple[Function, ...]]:
 
 
 def _states(of: Estimate) -> Explanation:
-    size, trained = of.timeline.lying[Component.OPTIMIZER_STATES], of.trainable_parameters
+    size, trained = of.timeline.resident[Component.OPTIMIZER_STATES], of.trainable_parameters
     when = "from the start" if starts_with_states(of.setup) else "from the end of the first step on"
     each = f"{size / max(trained, 1):.2f} bytes"
     lead = f"{of.setup.optim} keeps {each} a trained parameter, {when}."
@@ -326,7 +328,7 @@ def _gradients(of: Estimate) -> Explanation:
         how = f"{'of ' * divided}{trained:,} parameters, each in its dtype"
         return Explanation(lead, [Line("all trained tensors", how, complete)], (gradient_bytes,))
     lines = list(_alive(of, Component.GRADIENTS))
-    if before := of.timeline.lying[Component.GRADIENTS]:
+    if before := of.timeline.resident[Component.GRADIENTS]:
         how = f"of {trained:,} trained parameters"
         lines.insert(0, Line("there when the micro-step begins", how, before))
     return Explanation(lead, lines, (gradient_bytes,))
@@ -336,13 +338,13 @@ def _communication(of: Estimate) -> Explanation:
     """DDP's buckets and DeepSpeed's lie there all the time; gathers and reductions come and go."""
     lead = "Buffers through which GPUs exchange weights and gradients."
     lines = list(_alive(of, Component.COMMUNICATION))
-    if resting := of.timeline.lying[Component.COMMUNICATION]:
+    if resting := of.timeline.resident[Component.COMMUNICATION]:
         lines.insert(0, Line("buckets", "there all the time", resting))
-    function: Function = zero.held if of.setup.strategy.is_zero else Group.gather
+    function: Function = zero.rank_bytes if of.setup.strategy.is_zero else Fsdp2Group.gather
     if of.setup.strategy is Strategy.DDP:
         function = bucket_bytes
     elif of.setup.uses_fsdp1:
-        function = Flat.gather
+        function = FlatUnit.gather
     return Explanation(lead, lines, (function,))
 
 
@@ -392,7 +394,7 @@ def _alive(of: Estimate, part: Component) -> Iterator[Line]:
     yield from (_line(held) for held in of.timeline.held(of.peak.phase) if held.component is part)
 
 
-def _line(held: Held) -> Line:
+def _line(held: HeldTensors) -> Line:
     name = held.operation or "before the first operator"
     if held.bytes < 0:
         name = "gone since the micro-step began"

@@ -190,7 +190,7 @@ def _strip(strip: Sequence[Piece], gpus: int) -> Figure:
 def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
     """What the figure shows, and what it means."""
     setup = answer.setup
-    weights = [it.lying.get(Component.WEIGHTS, 0) for it in answer.devices]
+    weights = [it.resident.get(Component.WEIGHTS, 0) for it in answer.devices]
     peaks = [it.peak.bytes for it in answer.devices]
     fullest = max(answer.devices, key=lambda it: it.need_high_bytes)
     if answer.setup == chosen.setup:

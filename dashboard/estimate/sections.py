@@ -21,7 +21,7 @@ from estimator import catalog
 from estimator.answer.ranks import ranks
 from estimator.parallel.combinations import sharing
 from estimator.parallel.module_devices import tail
-from estimator.run.stages import acts
+from estimator.run.stages import stages
 from estimator.search.ranking import pareto
 from estimator.search.remedies import remedies as fitting_changes
 from estimator.step.evaluation import kept_logits_bytes
@@ -191,7 +191,7 @@ def _step(answer: Estimate) -> None:
 
 
 def _saving(answer: Estimate) -> None:
-    st.html(wording.acts_html(answer, acts(answer)))
+    st.html(wording.acts_html(answer, stages(answer)))
     speed = st.number_input(
         "Your disk writes, GB a second",
         0.05,

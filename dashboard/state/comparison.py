@@ -36,15 +36,15 @@ from estimator.contract.scenarios import (
 )
 from estimator.contract.setups import Reading, write_fields
 from estimator.sources.repository import HubModel
-from estimator.values.kinds import Kind, Number, Whole
+from estimator.values.kinds import Kind, Number, WholeNumber
 from estimator.values.results import Estimate
 from estimator.values.specs import LARGEST
 
 SCENARIOS, SETUP = "s", "setup"
 NUMBERS: Mapping[str, Kind] = {
-    "context": Whole(LARGEST["max_length"], nullable=True),
+    "context": WholeNumber(LARGEST["max_length"], nullable=True),
     "within": Number(1_000_000, open_low=True, nullable=True),
-    "present": Whole(MOST, nullable=True),
+    "present": WholeNumber(MOST, nullable=True),
 }
 KEYS = (SCENARIOS, SETUP, "v", *NUMBERS)
 """What an address says of a comparison: its scenarios, the setup of the estimate, the contract, and the page."""

@@ -17,7 +17,7 @@ from estimator.proof.accuracy import Facet, Kin
 from estimator.resident.stored import checkpoint_bytes
 from estimator.run.loading import MERGED_ON_LOADING
 from estimator.run.sharded_saving import write_seconds
-from estimator.run.stages import Act
+from estimator.run.stages import Stage
 from estimator.search.fewest_gpus import MOST_GPUS
 from estimator.search.remedies import Remedy
 from estimator.values.results import Estimate, Moment, RunTime, Shown
@@ -832,7 +832,7 @@ def gib_or_bytes(size: int) -> str:
 # --- loading, evaluating, saving ----------------------------------------------------------------
 
 
-def acts_html(estimate: Estimate, acts: Sequence[Act]) -> str:
+def acts_html(estimate: Estimate, acts: Sequence[Stage]) -> str:
     """What a run does beside its steps: GPU, host and disk in GiB, the highest on the GPU in bold."""
     highest = max(act.gpu_bytes for act in acts)
     several = estimate.setup.num_gpus > 1

@@ -18,15 +18,15 @@ from estimator.families.parameters import (
 )
 from estimator.families.registry import architecture, attention_of, fallback_of
 from estimator.families.wrapped import class_sentence
-from estimator.parallel.assumed import sharing_sentences
+from estimator.parallel.assumptions import sharing_sentences
 from estimator.parallel.combinations import beyond_one_machine, refused, shares_between_layers
 from estimator.parallel.fsdp1 import check_units
 from estimator.parallel.fsdp2_hooks import check_head
-from estimator.parallel.module_devices import Seats, seats, tail
+from estimator.parallel.module_devices import ModuleDevices, module_devices, tail
 from estimator.parallel.network import network_sentences
 from estimator.parallel.offload import node_bytes
 from estimator.parallel.sharding import check_groups, loads_in_parts
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import Resident, trainable_tensors
 from estimator.resident.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
 from estimator.resident.overhead import (
@@ -74,15 +74,15 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     """
     setup = as_loaded(model, setup)
     workspace = workspace_bytes(gpu)
-    standing = _standing(model, structure(setup), workspace)
+    fixed = _per_structure(model, structure(setup), workspace)
     _check_length(model, setup)
     devices: tuple[OnDevice, ...] = ()
     runs: tuple[DeviceRun, ...] = ()
     if setup.strategy is Strategy.DEVICE_MAP:
         share, devices, runs = _over_devices(model, gpu, setup, workspace)
     else:
-        share = _alone(model, setup, standing, workspace)
-    lying, timeline = share.resident, share.timeline
+        share = _alone(model, setup, fixed, workspace)
+    resident, timeline = share.resident, share.timeline
     step = timeline.heights()
     peak = max(step.values(), key=lambda moment: moment.bytes)
     phases = {**step, **share.beside}
@@ -90,14 +90,14 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         phases[Phase.SAVE] = share.save
     decisive = max(phases.values(), key=lambda moment: moment.bytes)
     phases[Phase.SAVE] = share.save
-    low, high = need_bytes(decisive.bytes, lying.states.paged_bytes, exchange_bytes(setup))
+    low, high = need_bytes(decisive.bytes, resident.states.paged_bytes, exchange_bytes(setup))
     fits, shown = verdict(low, high, gpu), None
     if fits is not Verdict.DOES_NOT_FIT:
         shown = shown_bytes(decisive.bytes, low, setup.replicas, gpu)
     saved = checkpoint(model, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
-        time = run_time(model, gpu, setup, standing.whole)
+        time = run_time(model, gpu, setup, fixed.whole)
         cost, energy = run_cost(time, gpu, setup), energy_kwh(time, gpu, setup)
     return Estimate(
         model=model,
@@ -113,13 +113,13 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         need_high_bytes=high,
         verdict=fits,
         shown=shown,
-        paged_bytes=lying.states.paged_bytes,
-        host_bytes=_host_bytes(standing, setup, saved.rank0_host_bytes),
-        nvme_bytes=standing.offloaded[1],
+        paged_bytes=resident.states.paged_bytes,
+        host_bytes=_host_bytes(fixed, setup, saved.rank0_host_bytes),
+        nvme_bytes=fixed.offloaded[1],
         disk_bytes=saved.disk_bytes,
         run_disk_bytes=checkpoints_at_once(setup) * saved.disk_bytes,
-        total_parameters=standing.resident.total_parameters,
-        trainable_parameters=standing.resident.trainable_parameters,
+        total_parameters=fixed.resident.total_parameters,
+        trainable_parameters=fixed.resident.trainable_parameters,
         assumptions=(*_assumptions(model, gpu, setup), *_run_assumptions(gpu, setup, time)),
         time=time,
         cost=cost,
@@ -130,21 +130,21 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     )
 
 
-def _alone(model: Model, setup: TrainingSetup, standing: Standing, workspace: int) -> Share:
+def _alone(model: Model, setup: TrainingSetup, fixed: PerStructure, workspace: int) -> Share:
     """What one GPU does: the only one, or the fullest of several that all do alike."""
-    lying = standing.resident
-    beside = {Phase.LOAD: standing.load}
+    resident = fixed.resident
+    beside = {Phase.LOAD: fixed.load}
     if setup.eval_strategy != "no":
         beside[Phase.EVALUATION] = evaluation_moment(model, setup, workspace)
-    timeline = StepTimeline(setup, standing.plan, lying, workspace)
-    return Share(0, lying, timeline, beside, standing.save)
+    timeline = StepTimeline(setup, fixed.plan, resident, workspace)
+    return Share(0, resident, timeline, beside, fixed.save)
 
 
 def _over_devices(
     model: Model, gpu: Gpu | None, setup: TrainingSetup, workspace: int
 ) -> tuple[Share, tuple[OnDevice, ...], tuple[DeviceRun, ...]]:
     """The GPU of a device map that needs most, what every GPU holds, and what each does of the run."""
-    at = seats(model, gpu, setup)
+    at = module_devices(model, gpu, setup)
     found = {share.gpu: share for share in shares(model, setup, at, workspace)}
     devices = []
     for number, share in found.items():
@@ -168,7 +168,7 @@ def _over_devices(
     return found[fullest], tuple(devices), tuple(runs)
 
 
-class Standing:
+class PerStructure:
     """What no batch and no length changes, for all setups of one structure; what only ``estimate`` asks for, later.
 
     Raises ``ValueError`` where the architecture is not modelled or the structure contradicts itself.
@@ -178,7 +178,7 @@ class Standing:
         _check(model, structure)
         self._model, self._structure, self._workspace = model, structure, workspace
         self.plan = plan(model, structure)
-        self.resident = resident(model, structure)
+        self.resident = resident_memory(model, structure)
 
     @cached_property
     def whole(self) -> Resident:
@@ -187,7 +187,7 @@ class Standing:
         if not (same.strategy.is_fsdp or same.strategy.is_zero):
             return self.resident
         alone = replace(same, strategy=Strategy.NONE, num_gpus=1, dp_replicate_size=1)
-        return resident(self._model, alone)
+        return resident_memory(self._model, alone)
 
     @cached_property
     def load(self) -> Moment:
@@ -220,7 +220,7 @@ class Standing:
         return load_host_bytes(self._model, self._structure)
 
 
-_standing = lru_cache(maxsize=1024)(Standing)
+_per_structure = lru_cache(maxsize=1024)(PerStructure)
 
 
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
@@ -230,19 +230,21 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
     """
     setup = as_loaded(model, setup)
     if setup.strategy is Strategy.DEVICE_MAP:
-        return _need_over_devices(model, workspace_bytes(gpu), setup, seats(model, gpu, setup))
+        return _need_over_devices(
+            model, workspace_bytes(gpu), setup, module_devices(model, gpu, setup)
+        )
     return _need(model, workspace_bytes(gpu), setup)
 
 
 @lru_cache(maxsize=8192)
 def _need_over_devices(
-    model: Model, workspace: int, setup: TrainingSetup, at: Seats
+    model: Model, workspace: int, setup: TrainingSetup, at: ModuleDevices
 ) -> tuple[int, int]:
-    _standing(model, structure(setup), workspace)
+    _per_structure(model, structure(setup), workspace)
     _check_length(model, setup)
     needs = [
-        need_bytes(peak, lying.states.paged_bytes)
-        for peak, lying in peaks(model, setup, at, workspace)
+        need_bytes(peak, resident.states.paged_bytes)
+        for peak, resident in peaks(model, setup, at, workspace)
     ]
     return max(needs, key=lambda low_and_high: low_and_high[1])
 
@@ -250,29 +252,29 @@ def _need_over_devices(
 @lru_cache(maxsize=8192)
 def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]:
     """The same; what a card has to do with it is the size of its workspace."""
-    standing = _standing(model, structure(setup), workspace)
+    fixed = _per_structure(model, structure(setup), workspace)
     _check_length(model, setup)
-    timeline = StepTimeline(setup, standing.plan, standing.resident, workspace)
-    peak = max(timeline.peak_bytes, standing.load.bytes)
+    timeline = StepTimeline(setup, fixed.plan, fixed.resident, workspace)
+    peak = max(timeline.peak_bytes, fixed.load.bytes)
     if setup.eval_strategy != "no":
         peak = max(peak, evaluation_walk(model, setup, workspace).peak_bytes)
     if gathers_to_save(setup):
-        peak = max(peak, standing.save.bytes)
-    return need_bytes(peak, standing.resident.states.paged_bytes, exchange_bytes(setup))
+        peak = max(peak, fixed.save.bytes)
+    return need_bytes(peak, fixed.resident.states.paged_bytes, exchange_bytes(setup))
 
 
-def _host_bytes(standing: Standing, setup: TrainingSetup, saving: int) -> int:
+def _host_bytes(fixed: PerStructure, setup: TrainingSetup, saving: int) -> int:
     """Bytes that the host needs at most: while loading, or while a checkpoint is written beside what is offloaded."""
-    resting = standing.offloaded[0]
+    resting = fixed.offloaded[0]
     if setup.save_strategy == "no":
-        return max(standing.load_host_bytes, resting)
-    return max(standing.load_host_bytes, resting + saving)
+        return max(fixed.load_host_bytes, resting)
+    return max(fixed.load_host_bytes, resting + saving)
 
 
 def least_need(model: Model, setup: TrainingSetup) -> int:
     """Bytes that no batch, length or kernel can go below: the optimizer's step on weights, gradients and states."""
     setup = as_loaded(model, setup)
-    step = resident(model, structure(setup)).step_bytes
+    step = resident_memory(model, structure(setup)).step_bytes
     if setup.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds no less than an even part
         step //= setup.num_gpus
     low, _ = need_bytes(step, 0, exchange_bytes(setup))

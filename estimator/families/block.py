@@ -64,7 +64,7 @@ class NormKind(Enum):
 
 
 @dataclass(slots=True)
-class Linked:
+class LoadedLinear:
     """A linear with its parameters, and its adapters where it has them."""
 
     linear: Linear
@@ -77,7 +77,7 @@ class Linked:
 
 
 @dataclass(slots=True)
-class Stack:
+class ExpertStack:
     """A bare weight, and its adapters where PEFT folds them in."""
 
     module: Bare
@@ -96,7 +96,7 @@ class Owned(NamedTuple):
     is_adapter: bool
 
 
-class Unit(Protocol):
+class ModuleHook(Protocol):
     """What happens around a module that is called."""
 
     def enter(self, x: Tensor) -> Tensor:
@@ -160,15 +160,15 @@ class Block:
         self.router_logits: list[Tensor] | None = None
         """Where the router leaves its scores, if the model returns them; None in a checkpoint's replay."""
         self.rotary_tables: Tables | None = None
-        self.linears: dict[str, Linked] = {}
-        self.stacks: dict[str, Stack] = {}
+        self.linears: dict[str, LoadedLinear] = {}
+        self.stacks: dict[str, ExpertStack] = {}
         self.norms: dict[str, list[Parameter]] = {}
         self.embeddings: dict[str, Parameter] = {}
         self.looked_up: dict[str, tuple[Parameter, Parameter]] = {}
         """LoRA's A and B of an embedding, by its name."""
         self.owned: list[Owned] = []
         self.modules = tuple(modules)
-        self.units: dict[str, Unit] = {}
+        self.units: dict[str, ModuleHook] = {}
         """By the key of their first parameter: under FSDP1 the units of adapters, under ZeRO-3 all modules."""
         self.adapters_seen: int | None = None
         """Bytes per element that PEFT sees in an adapter where they are not those that it computes with."""
@@ -202,14 +202,14 @@ class Block:
                 if adapters := self._adapters(module, key, has_grad=has_grad):
                     self.looked_up[module.name] = adapters[0], adapters[1]
             case Linear():
-                linked = Linked(module, parameters[0], parameters[1] if module.bias else None)
+                linked = LoadedLinear(module, parameters[0], parameters[1] if module.bias else None)
                 linked.is_quantized = is_quantized(module, setup)
                 if adapters := self._adapters(module, key, has_grad=has_grad):
                     linked.lora_a, linked.lora_b, *magnitude = adapters
                     linked.magnitude = magnitude[0] if magnitude else None
                 self.linears[module.name] = linked
             case Bare():
-                stack = Stack(module, parameters[0], parameters[1] if module.bias else None)
+                stack = ExpertStack(module, parameters[0], parameters[1] if module.bias else None)
                 if adapters := self._adapters(module, key, has_grad=has_grad):
                     stack.lora_a, stack.lora_b = adapters
                 self.stacks[module.name] = stack
@@ -250,7 +250,7 @@ class Block:
 
     def tie(self, head: Linear, weight: Parameter, key: str) -> None:
         """A head with an adapter and no weight of its own: it is called like any linear."""
-        linked = Linked(head, weight, None)
+        linked = LoadedLinear(head, weight, None)
         has_grad = self.setup.gradient_accumulation_steps > 1
         linked.lora_a, linked.lora_b = self._adapters(head, key, has_grad=has_grad)
         self.linears[head.name] = linked
@@ -292,7 +292,7 @@ class Block:
         return next(iter(self.embeddings))
 
     @property
-    def embedding_unit(self) -> Unit:
+    def embedding_unit(self) -> ModuleHook:
         """What happens around it."""
         return self.units[self.embeddings[self.embedding_name].key]
 
@@ -383,7 +383,7 @@ class Block:
         del branch
         return op.cast(tape, result, result_width)
 
-    def _with_dora(self, linked: Linked, x: Tensor, result: Tensor) -> Tensor:
+    def _with_dora(self, linked: LoadedLinear, x: Tensor, result: Tensor) -> Tensor:
         assert linked.lora_a is not None
         assert linked.lora_b is not None
         assert linked.magnitude is not None
@@ -406,7 +406,7 @@ class Block:
         dropped = op.dropout(tape, x, self.setup.lora_dropout)
         return op.add(tape, result, dora(tape, layer, dropped, result if dropped is x else None))
 
-    def _branch(self, linked: Linked, x: Tensor) -> Tensor:
+    def _branch(self, linked: LoadedLinear, x: Tensor) -> Tensor:
         assert linked.lora_a is not None
         assert linked.lora_b is not None
         tape, linear, rank = self.tape, linked.linear, self.setup.lora_r
@@ -432,7 +432,7 @@ class Block:
             weight.key, x, lambda x: op.linear(self.tape, x, weight, None, *shape, name)
         )
 
-    def _base(self, linked: Linked, x: Tensor, name: str) -> Tensor:
+    def _base(self, linked: LoadedLinear, x: Tensor, name: str) -> Tensor:
         linear = linked.linear
         if linked.is_quantized and self.setup.has_8bit_base:
             return op.linear_8bit(self.tape, x, linear.in_features, linear.out_features, name)
@@ -456,7 +456,7 @@ class Block:
             stack.weight.key, x, lambda x: self._scores(stack, x, in_float32=in_float32)
         )
 
-    def _scores(self, stack: Stack, x: Tensor, *, in_float32: bool) -> Tensor:
+    def _scores(self, stack: ExpertStack, x: Tensor, *, in_float32: bool) -> Tensor:
         tape = self.tape
         hidden, experts = stack.module.in_features, stack.module.out_features
         weight: Tensor = stack.weight

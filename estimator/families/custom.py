@@ -15,21 +15,21 @@ from estimator.families.hf_config import (
     MOST_POSITIONS,
     ONE_HEAD_EACH,
 )
-from estimator.values.kinds import Flag, Kind, Whole, near, one_of
+from estimator.values.kinds import Flag, Kind, WholeNumber, near, one_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
 MLPS_IN_TURN = frozenset({"llama4_text"})
 """Families whose layers take turns between dense MLPs and experts; elsewhere the first layers differ from the rest."""
 DIMENSIONS: Mapping[str, Kind] = {
-    "vocab_size": Whole(MOST_ELEMENTS),
-    "hidden_size": Whole(MOST_ELEMENTS),
-    "intermediate_size": Whole(MOST_ELEMENTS),
-    "num_hidden_layers": Whole(MOST_LAYERS),
-    "num_attention_heads": Whole(MOST_HEADS),
-    "num_key_value_heads": Whole(MOST_HEADS),
-    "head_dim": Whole(MOST_ELEMENTS),
-    "max_position_embeddings": Whole(MOST_POSITIONS),
+    "vocab_size": WholeNumber(MOST_ELEMENTS),
+    "hidden_size": WholeNumber(MOST_ELEMENTS),
+    "intermediate_size": WholeNumber(MOST_ELEMENTS),
+    "num_hidden_layers": WholeNumber(MOST_LAYERS),
+    "num_attention_heads": WholeNumber(MOST_HEADS),
+    "num_key_value_heads": WholeNumber(MOST_HEADS),
+    "head_dim": WholeNumber(MOST_ELEMENTS),
+    "max_position_embeddings": WholeNumber(MOST_POSITIONS),
     "tie_word_embeddings": Flag(),
 }
 """What may differ from the known model, by the names of ``config.json``."""

@@ -25,7 +25,7 @@ from estimator.families.parameters import (
 from estimator.families.registry import Architecture, architecture
 from estimator.families.rotary import Rotary, Tables
 from estimator.objectives.stack import Stack, has_window, layer_kinds
-from estimator.parallel.module_devices import Seats
+from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.placement import HEAD
 from estimator.parallel.sharding import computed
 from estimator.parallel.strategies import hooks
@@ -73,7 +73,7 @@ class Loaded:
         *,
         number: int = 0,
         ranks: int = 1,
-        seats: Seats | None = None,
+        devices: ModuleDevices | None = None,
     ) -> None:
         self.tape = tape
         self.model = model
@@ -89,7 +89,7 @@ class Loaded:
         for head in tied_head(model):
             if is_adapted(head, setup):
                 self.outer.tie(head, self.head_weight(), "outer")
-        self.hooks = hooks(tape, model, setup, self.outer, ranks, seats)
+        self.hooks = hooks(tape, model, setup, self.outer, ranks, devices)
 
     def head_weight(self) -> Parameter:
         """The head's weight, V · h: its own, or the embedding's."""

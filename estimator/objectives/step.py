@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from estimator.objectives.forward import ID_BYTES, Forward, Loaded, Pass
 from estimator.objectives.stack import Stack, stack_of
-from estimator.parallel.module_devices import Seats
+from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.sharding import computed, made_divided
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Dtype, MixedPrecision, Model, Phase, TrainingSetup
@@ -23,7 +23,7 @@ class Step:
         ranks: int = 1,
         *,
         training: bool = True,
-        seats: Seats | None = None,
+        devices: ModuleDevices | None = None,
     ) -> None:
         self.setup = computed(setup)
         self.training = training
@@ -38,7 +38,7 @@ class Step:
         )
         self.labels: list[str] = []
         """What the moments of each pass are called by."""
-        self.trained = Loaded(self.tape, model, setup, stack, ranks=ranks, seats=seats)
+        self.trained = Loaded(self.tape, model, setup, stack, ranks=ranks, devices=devices)
         self.models = [self.trained]
 
     @property

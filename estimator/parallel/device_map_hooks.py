@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from estimator.families.block import DROPOUT, Block, Unit
+from estimator.families.block import DROPOUT, Block, ModuleHook
 from estimator.families.rotary import Tables
 from estimator.parallel.hooks import Hooks
-from estimator.parallel.module_devices import FIRST, Seats
+from estimator.parallel.module_devices import FIRST, ModuleDevices
 from estimator.tape.tape import ACTIVATIONS, LOGITS, TEMPORARIES, Tape, Tensor
 
 DROPOUTS = ("drop", "emb_dropout", "embed_dropout")
@@ -27,9 +27,9 @@ class DeviceMapHooks(Hooks):
 
     brings_inputs = True
 
-    def __init__(self, tape: Tape, seats: Seats) -> None:
+    def __init__(self, tape: Tape, devices: ModuleDevices) -> None:
         super().__init__(tape)
-        self.seats = seats
+        self.devices = devices
 
     def to(self, x: Tensor, gpu: int, component: int = TEMPORARIES) -> Tensor:
         """``x.to(gpu)``: the tensor itself, or a copy; backward copies the gradient. That GPU works from now on."""
@@ -50,19 +50,19 @@ class DeviceMapHooks(Hooks):
     def enter(self, module: str, x: Tensor) -> Tensor:
         """A module outside the layers is called: its input, where it lies."""
         if module == DROPOUT:
-            for name, _ in self.seats.outside:
+            for name, _ in self.devices.outside:
                 if name in DROPOUTS:
-                    x = self.to(x, self.seats.of(name))
+                    x = self.to(x, self.devices.of(name))
             return x
-        return self.to(x, self.seats.of(module))
+        return self.to(x, self.devices.of(module))
 
-    def layer(self, index: int, block: Block) -> Unit:
+    def layer(self, index: int, block: Block) -> ModuleHook:
         """A layer is called: its input where it lies, and its own copies of what all layers share."""
-        return Moved(self, self.seats.layers[index], block)
+        return MovedLayer(self, self.devices.layers[index], block)
 
     def work_at(self, module: str | None) -> None:
         """The GPU of a module works from now on, or the first."""
-        self.tape.device = FIRST if module is None else self.seats.of(module)
+        self.tape.device = FIRST if module is None else self.devices.of(module)
 
     def returned(self, loss: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The model's own hook brings its outputs to where the batch came from: the loss, and all logits."""
@@ -70,7 +70,7 @@ class DeviceMapHooks(Hooks):
         return loss, None if logits is None else self.to(logits, FIRST, LOGITS)
 
 
-class Moved(NamedTuple):
+class MovedLayer(NamedTuple):
     """A layer on its GPU."""
 
     hooks: DeviceMapHooks

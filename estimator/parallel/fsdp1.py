@@ -90,7 +90,7 @@ def gathered_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
     return adapter_width(played) if is_adapter else unquantized_width(played)
 
 
-class Unit(NamedTuple):
+class FlatParameter(NamedTuple):
     """One flat parameter, by the elements of its tensors, and how many units are alike."""
 
     sizes: tuple[int, ...]
@@ -109,7 +109,7 @@ def module_sizes(module: Module, setup: TrainingSetup) -> list[int]:
     return sizes
 
 
-def units(model: Model, setup: TrainingSetup) -> list[Unit]:
+def flat_parameters(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
     """Every unit of a model: the root, the layers, and each of an adapter's matrices.
 
     Source: as above.
@@ -121,10 +121,10 @@ def units(model: Model, setup: TrainingSetup) -> list[Unit]:
     found = []
     for modules, alike in together:
         sizes = [size for module in modules for size in module_sizes(module, setup)]
-        found.append(Unit(tuple(sizes), is_adapter=False, alike=alike))
+        found.append(FlatParameter(tuple(sizes), is_adapter=False, alike=alike))
         if setup.uses_adapters:
             found += [
-                Unit((elements(shape),), is_adapter=True, alike=alike)
+                FlatParameter((elements(shape),), is_adapter=True, alike=alike)
                 for module in modules
                 for shape in adapter_shapes(module, setup)
             ]
@@ -152,7 +152,7 @@ def check_units(model: Model, setup: TrainingSetup) -> None:
                 raise UNGATHERED_ADAPTERS(name=module.name)
 
 
-def _shard(unit: Unit, setup: TrainingSetup) -> int:
+def _shard(unit: FlatParameter, setup: TrainingSetup) -> int:
     width = gathered_width(setup, is_adapter=unit.is_adapter)
     return shard_elements(unit.sizes, width, setup.shard_ranks)
 
@@ -166,7 +166,7 @@ def flat_bytes(model: Model, setup: TrainingSetup, *, adapters: bool) -> int:
     """
     shards = sum(
         unit.alike * allocated(_shard(unit, setup) * stored_width(setup, is_adapter=adapters))
-        for unit in units(model, setup)
+        for unit in flat_parameters(model, setup)
         if unit.is_adapter == adapters
     )
     return shards + (0 if adapters else _scales(model, setup))
@@ -184,8 +184,10 @@ def _scales(model: Model, setup: TrainingSetup) -> int:
     )
 
 
-def _trained(model: Model, setup: TrainingSetup) -> list[Unit]:
-    return [unit for unit in units(model, setup) if unit.is_adapter == setup.uses_adapters]
+def _trained(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
+    return [
+        unit for unit in flat_parameters(model, setup) if unit.is_adapter == setup.uses_adapters
+    ]
 
 
 def flat_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -232,7 +234,7 @@ def flat_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     return tensors
 
 
-class Whole(NamedTuple):
+class GatheredUnits(NamedTuple):
     """Units as they are when gathered, in bytes."""
 
     root: int
@@ -242,10 +244,10 @@ class Whole(NamedTuple):
     """The largest matrix of one."""
 
 
-def _gathered(model: Model, setup: TrainingSetup, *, beside: bool) -> Whole:
+def _gathered(model: Model, setup: TrainingSetup, *, beside: bool) -> GatheredUnits:
     """The largest units in their stored dtype; ``beside``: with a rank's part of them, where they are trained."""
     sizes: dict[tuple[bool, bool], int] = {}
-    for place, unit in enumerate(units(model, setup)):
+    for place, unit in enumerate(flat_parameters(model, setup)):
         shard = _shard(unit, setup)
         width = stored_width(setup, is_adapter=unit.is_adapter)
         parts = setup.shard_ranks
@@ -254,7 +256,7 @@ def _gathered(model: Model, setup: TrainingSetup, *, beside: bool) -> Whole:
             width, parts = max(width, state.bytes if state is not None else 0), parts + 1
         key = unit.is_adapter, place == 0
         sizes[key] = max(sizes.get(key, 0), shard * parts * width)
-    return Whole(sizes[False, True], sizes[False, False], sizes.get((True, False), 0))
+    return GatheredUnits(sizes[False, True], sizes[False, False], sizes.get((True, False), 0))
 
 
 def largest_unit_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -279,17 +281,17 @@ def nested_units_bytes(model: Model, setup: TrainingSetup) -> int:
     return sum(_gathered(model, setup, beside=False))
 
 
-class Flow:
+class FlatTraffic:
     """What the units of one model share."""
 
     def __init__(self, tape: Tape, ranks: int, *, holds_inputs: bool = False) -> None:
         self.tape = tape
         self.ranks = ranks
         self.holds_inputs = holds_inputs
-        """Frozen layers keep their input and its gradient until backward ends (``Flat.enter``)."""
-        self.late: list[Flat] = []
+        """Frozen layers keep their input and its gradient until backward ends (``FlatUnit.enter``)."""
+        self.late: list[FlatUnit] = []
         """Units whose inputs need no gradient: they are reduced, or freed, when backward ends."""
-        self.going: Flat | None = None
+        self.going: FlatUnit | None = None
         """A frozen layer whose weights go once the layer below has gathered its own."""
         self.held: list[tuple[Place, Storage]] = []
         """Inputs of frozen layers and their gradients, by place."""
@@ -312,7 +314,7 @@ class Flow:
         self.late.clear()
 
 
-class Flat:
+class FlatUnit:
     """One unit on the tape."""
 
     members = True
@@ -320,7 +322,7 @@ class Flat:
 
     def __init__(
         self,
-        flow: Flow,
+        traffic: FlatTraffic,
         shard: int,
         widths: tuple[int, int],
         leaves: Sequence[Leaf],
@@ -329,7 +331,7 @@ class Flat:
         accumulates: bool,
         is_leaf: bool = False,
     ) -> None:
-        self.flow = flow
+        self.traffic = traffic
         self.shard = shard
         """Elements of each rank's part."""
         self.stored, self.gathered = widths
@@ -341,11 +343,11 @@ class Flat:
         self.is_lowest = False
         """Of the layers."""
         self.weights: Storage | None = None
-        self.standing: Storage | None = None
+        self.accumulated: Storage | None = None
         """Gradients of earlier micro-steps, whole."""
         if leaves and accumulates:
-            size = allocated(shard * flow.ranks * self.gathered)
-            self.standing = Storage.standing(flow.tape, size, GRADIENTS)
+            size = allocated(shard * traffic.ranks * self.gathered)
+            self.accumulated = Storage.existing(traffic.tape, size, GRADIENTS)
         self.is_leaf = is_leaf
         """One tensor, which is reduced as soon as its gradient is there."""
         if is_leaf:
@@ -355,10 +357,10 @@ class Flat:
         """Gather what is not there; mixed precision casts the shard before it is sent."""
         if self.weights is not None:
             return
-        flow = self.flow
-        flow.tape.operation = "all-gather"
-        cast = flow.new(self.shard * self.gathered) if self.stored != self.gathered else None
-        self.weights = flow.new(self.shard * flow.ranks * self.gathered, WEIGHTS)
+        traffic = self.traffic
+        traffic.tape.operation = "all-gather"
+        cast = traffic.new(self.shard * self.gathered) if self.stored != self.gathered else None
+        self.weights = traffic.new(self.shard * traffic.ranks * self.gathered, WEIGHTS)
         del cast
 
     def free(self) -> None:
@@ -370,24 +372,24 @@ class Flat:
         if all(leaf.grad is None for leaf in self.leaves):
             self.free()
             return
-        flow = self.flow
-        tape = flow.tape
+        traffic = self.traffic
+        tape = traffic.tape
         tape.operation = "gradients laid end to end"
-        whole: Storage | None = flow.new(self.shard * flow.ranks * self.gathered, GRADIENTS)
+        whole: Storage | None = traffic.new(self.shard * traffic.ranks * self.gathered, GRADIENTS)
         for leaf in self.leaves:
             leaf.grad = None
-        if self.standing is not None:
+        if self.accumulated is not None:
             whole = None
         self.free()
         tape.operation = "reduce-scatter"
-        scattered = flow.new(self.shard * self.gathered)
+        scattered = traffic.new(self.shard * self.gathered)
         if self.stored == self.gathered:
             scattered.become(GRADIENTS)
             kept = scattered
         else:
-            kept = flow.new(self.shard * self.stored, GRADIENTS)
+            kept = traffic.new(self.shard * self.stored, GRADIENTS)
         del whole, scattered
-        self.standing = None
+        self.accumulated = None
         tape.shards.append(kept)
 
     # -- around a module ----------------------------------------------------------------------------------------
@@ -398,8 +400,8 @@ class Flat:
         The hook that frees a frozen layer's weights is on the tensor whose older hook gathers those of the layer below,
         so that both lie there for a moment.
 
-        Where ``Flow.holds_inputs``, a frozen layer's input and its gradient stay until backward ends: that hook is then
-        on the input of a reentrant checkpoint's replay, which is a leaf, and holds the node that holds the leaf.
+        Where ``FlatTraffic.holds_inputs``, a frozen layer's input and its gradient stay until backward ends: that hook
+        is then on the input of a reentrant checkpoint's replay, a leaf, and holds the node that holds the leaf.
 
         Source: torch 2.13, _runtime_utils.py, ``_register_post_backward_reshard_only_hook``; autograd/graph.py,
         ``register_multi_grad_hook`` (``grad_fns``).
@@ -408,20 +410,20 @@ class Flat:
         if self.is_leaf:
             return x
         if not x.requires_grad:
-            self.flow.late.append(self)
+            self.traffic.late.append(self)
             return x
         if self.leaves:
-            return _call_back(self.flow.tape, x, lambda _: self.reduce())
-        if not self.flow.holds_inputs:
-            return _call_back(self.flow.tape, x, lambda _: self._go())
-        storage, place = x.storage, self.flow.tape.place
+            return _call_back(self.traffic.tape, x, lambda _: self.reduce())
+        if not self.traffic.holds_inputs:
+            return _call_back(self.traffic.tape, x, lambda _: self._go())
+        storage, place = x.storage, self.traffic.tape.place
 
         def hold(gradient: Tensor | None) -> None:
             self.reduce()
             kept = (storage, gradient.storage if gradient is not None else None)
-            self.flow.held += [(place, it) for it in kept if it is not None]
+            self.traffic.held += [(place, it) for it in kept if it is not None]
 
-        return _call_back(self.flow.tape, x, hold)
+        return _call_back(self.traffic.tape, x, hold)
 
     def leave(self, x: Tensor) -> Tensor:
         """The module's output: its gradient calls for the weights."""
@@ -431,15 +433,15 @@ class Flat:
         def gather(_: Tensor | None) -> None:
             self.gather()
             if not self.is_leaf:
-                self.flow.let_go()
+                self.traffic.let_go()
 
-        return _call_back(self.flow.tape, x, gather)
+        return _call_back(self.traffic.tape, x, gather)
 
     def _go(self) -> None:
         if self.is_lowest:
             self.free()
         else:
-            self.flow.going = self
+            self.traffic.going = self
 
 
 def _call_back(tape: Tape, x: Tensor, call: Callable[[Tensor | None], None]) -> Tensor:

@@ -13,8 +13,8 @@ from estimator.families.block import Block, Owned
 from estimator.families.parameters import outer_modules
 from estimator.families.weights import buffer_bytes
 from estimator.parallel.fsdp1 import (
-    Flat,
-    Flow,
+    FlatTraffic,
+    FlatUnit,
     flat_accumulated_bytes,
     flat_bytes,
     flat_gradient_bytes,
@@ -39,14 +39,16 @@ class Fsdp1Hooks(Hooks):
         super().__init__(tape)
         self.setup = setup
         reentrant = setup.gradient_checkpointing and setup.use_reentrant
-        self.flow = Flow(tape, ranks, holds_inputs=reentrant and setup.checkpoint_around_fsdp)
+        self.traffic = FlatTraffic(
+            tape, ranks, holds_inputs=reentrant and setup.checkpoint_around_fsdp
+        )
         self.layers = 0
         """That were played."""
         sizes = [size for module in outer_modules(model) for size in module_sizes(module, setup)]
         self.root = self._unit(outer, sizes, stays=True)
         self._adapters(outer)
 
-    def layer(self, index: int, block: Block) -> Flat:
+    def layer(self, index: int, block: Block) -> FlatUnit:
         """The unit of one layer."""
         self.layers += 1
         sizes = [size for module in block.modules for size in module_sizes(module, self.setup)]
@@ -55,7 +57,7 @@ class Fsdp1Hooks(Hooks):
         self._adapters(block)
         return unit
 
-    def _unit(self, block: Block, sizes: Iterable[int], *, stays: bool) -> Flat:
+    def _unit(self, block: Block, sizes: Iterable[int], *, stays: bool) -> FlatUnit:
         owned = [it for it in block.owned if not it.is_adapter]
         return self._flat(owned, sizes, stays=stays, is_adapter=False)
 
@@ -70,15 +72,15 @@ class Fsdp1Hooks(Hooks):
 
     def _flat(
         self, owned: Iterable[Owned], sizes: Iterable[int], *, stays: bool, is_adapter: bool
-    ) -> Flat:
+    ) -> FlatUnit:
         setup = self.setup
         widths = (
             stored_width(setup, is_adapter=is_adapter),
             gathered_width(setup, is_adapter=is_adapter),
         )
-        return Flat(
-            self.flow,
-            shard_elements(sizes, widths[1], self.flow.ranks),
+        return FlatUnit(
+            self.traffic,
+            shard_elements(sizes, widths[1], self.traffic.ranks),
             widths,
             [leaf for it in owned if (leaf := _leaf(it)) is not None],
             stays=stays,
@@ -92,13 +94,13 @@ class Fsdp1Hooks(Hooks):
 
     def end_backward(self) -> None:
         """All gradients have arrived; layer by layer goes what was held, so that unplayed layers can be counted."""
-        flow = self.flow
-        flow.end_backward()
-        if not flow.held:
+        traffic = self.traffic
+        traffic.end_backward()
+        if not traffic.held:
             return
-        for place in sorted({place for place, _ in flow.held}, reverse=True):
+        for place in sorted({place for place, _ in traffic.held}, reverse=True):
             self.tape.go_to(Phase.BACKWARD, "held", place)
-            flow.held = [it for it in flow.held if it[0] != place]
+            traffic.held = [it for it in traffic.held if it[0] != place]
         self.tape.go_to(Phase.BACKWARD, "end of backward", Place())
 
 

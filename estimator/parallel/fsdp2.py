@@ -19,7 +19,7 @@ from estimator.tape.tape import COMMUNICATION, GRADIENTS, WEIGHTS, Leaf, Storage
 from estimator.values.arithmetic import allocated
 
 
-class Member(NamedTuple):
+class ShardedParameter(NamedTuple):
     """One parameter of a group."""
 
     shard_elements: int
@@ -32,7 +32,7 @@ class Member(NamedTuple):
     """Where its gradient arrives; None if frozen."""
 
 
-class Traffic:
+class Fsdp2Traffic:
     """What the groups of one model share: ranks, buffers in flight, and the order of the forward pass."""
 
     def __init__(
@@ -44,14 +44,14 @@ class Traffic:
         """Groups of ranks are replicas, so that what was scattered is averaged between them."""
         self.offloads = offloads
         """Shards and their gradients rest on the host."""
-        self.order: list[Group] = []
+        self.order: list[Fsdp2Group] = []
         self.gathered: Storage | None = None
         """The buffer of the last gather in forward."""
         self.reduced: list[Storage] = []
         """Buffers of gradients that are being reduced; one at most between groups."""
         self.averaged: list[Storage] = []
         """What replicas average, kept until backward ends."""
-        self.late: list[Group] = []
+        self.late: list[Fsdp2Group] = []
         """Groups whose inputs need no gradient: they are reduced when backward ends."""
 
     def new(self, size: int, component: int = COMMUNICATION) -> Storage:
@@ -76,10 +76,12 @@ class Traffic:
         self.order.clear()
 
 
-class Group:
+class Fsdp2Group:
     """Parameters that are gathered, freed and reduced together."""
 
-    def __init__(self, traffic: Traffic, members: Sequence[Member], *, reshards: bool) -> None:
+    def __init__(
+        self, traffic: Fsdp2Traffic, members: Sequence[ShardedParameter], *, reshards: bool
+    ) -> None:
         self.traffic = traffic
         self.members = members
         self.reshards = reshards

@@ -13,7 +13,7 @@ from estimator.families.block import Block, Owned
 from estimator.families.liger import loss_of
 from estimator.families.parameters import Linear, is_copied, is_quantized, outer_modules
 from estimator.families.weights import buffer_bytes, elements, packed_bytes
-from estimator.parallel.fsdp2 import Group, Member, Traffic
+from estimator.parallel.fsdp2 import Fsdp2Group, Fsdp2Traffic, ShardedParameter
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.placement import HEAD
 from estimator.parallel.sharding import (
@@ -84,7 +84,7 @@ class Fsdp2Hooks(Hooks):
         self._embedding_name = outer.embedding_name
         self._norm_name = outer.final_norm_name
         self._reshards = setup.strategy is not Strategy.FSDP_GRAD_OP
-        self._traffic = Traffic(
+        self._traffic = Fsdp2Traffic(
             tape,
             ranks,
             replicated=setup.strategy is Strategy.HSDP,
@@ -103,21 +103,23 @@ class Fsdp2Hooks(Hooks):
         self._root = self._group(outer, names[ROOT], reshards=False)
         self._embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
 
-    def layer(self, index: int, block: Block) -> Group | None:
+    def layer(self, index: int, block: Block) -> Fsdp2Group | None:
         """The group of one layer."""
         group = self._group(block, reshards=self._reshards)
         return group if group.members else None
 
-    def _group(self, block: Block, names: Container[str] | None = None, *, reshards: bool) -> Group:
+    def _group(
+        self, block: Block, names: Container[str] | None = None, *, reshards: bool
+    ) -> Fsdp2Group:
         members = [
             member
             for owned in block.owned
             if names is None or owned.module.name in names
             for member in self._members(owned)
         ]
-        return Group(self._traffic, members, reshards=reshards)
+        return Fsdp2Group(self._traffic, members, reshards=reshards)
 
-    def _members(self, owned: Owned) -> list[Member]:
+    def _members(self, owned: Owned) -> list[ShardedParameter]:
         """The parameter itself, and the frozen original beside a copy that PEFT trains."""
         setup, ranks, parameter = self._setup, self._traffic.ranks, owned.parameter
         if is_packed(owned, setup):
@@ -125,17 +127,19 @@ class Fsdp2Hooks(Hooks):
                 return []
             width = packed_width(setup)
             count = ceil_div(packed_bytes(parameter.elements), width)
-            return [Member(ceil_div(count, ranks), width, width, None)]
+            return [ShardedParameter(ceil_div(count, ranks), width, width, None)]
         if parameter.requires_grad and setup.gradient_accumulation_steps > 1:
             self._accumulated(parameter)
         leaf = parameter.node.leaf if parameter.node is not None else None
         shard = elements(shard_shape(owned.shape, ranks))
         is_copy = not owned.is_adapter and is_copied(owned.module, setup)
         stored = member_width(setup, is_adapter=owned.is_adapter, is_copy=is_copy)
-        member = Member(shard, parameter.width, stored, leaf)
+        member = ShardedParameter(shard, parameter.width, stored, leaf)
         if not is_copy:
             return [member]
-        original = Member(shard, parameter.width, member_width(setup, is_adapter=False), None)
+        original = ShardedParameter(
+            shard, parameter.width, member_width(setup, is_adapter=False), None
+        )
         return [original, member]
 
     def _accumulated(self, parameter: Parameter) -> None:
@@ -144,7 +148,7 @@ class Fsdp2Hooks(Hooks):
         leaf = parameter.node.leaf
         assert leaf is not None
         size = allocated(parameter.elements * parameter.width)
-        leaf.grad = Storage.standing(self.tape, size, GRADIENTS)
+        leaf.grad = Storage.existing(self.tape, size, GRADIENTS)
 
     # -- what happens around the modules ------------------------------------------------------------------------
 

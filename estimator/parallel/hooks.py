@@ -6,7 +6,7 @@ comes out, and may gather weights, copy a tensor, or ask to be called when its g
 
 from __future__ import annotations
 
-from estimator.families.block import Block, Unit
+from estimator.families.block import Block, ModuleHook
 from estimator.tape.tape import Parameter, Tape, Tensor
 
 
@@ -30,7 +30,7 @@ class Hooks:
         """It returns its output."""
         return x
 
-    def layer(self, index: int, block: Block) -> Unit | None:
+    def layer(self, index: int, block: Block) -> ModuleHook | None:
         """What happens around a layer; None where nothing does."""
         return None
 

@@ -42,7 +42,7 @@ Modules = tuple[tuple[Module, int], ...]
 """Modules with weights, and how many alike."""
 
 
-class Seats(NamedTuple):
+class ModuleDevices(NamedTuple):
     """The GPU of every module of a model, by number."""
 
     layers: tuple[int, ...]
@@ -70,7 +70,7 @@ class Seats(NamedTuple):
         return tuple(name for name, seat in self.outside if seat == gpu)
 
 
-def seats(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Seats:
+def module_devices(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> ModuleDevices:
     """The GPU of every module (a number, from 0), as ``from_pretrained(device_map="auto")`` chooses on free cards.
 
     Where the weights do not fit into the cards, the map that larger ones would have: see ``tail``.
@@ -80,7 +80,7 @@ def seats(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Seats:
 
     >>> from estimator.families.parameters import TINY_LLAMA
     >>> from estimator.values.specs import Strategy
-    >>> seats(TINY_LLAMA, None, TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=2)).layers
+    >>> module_devices(TINY_LLAMA, None, TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=2)).layers
     (0, 0)
     """
     question = model, setup.num_gpus, setup.dtype.value, _packing(setup)
@@ -123,7 +123,9 @@ def _packing(setup: TrainingSetup) -> Packing | None:
 
 
 @lru_cache(maxsize=1024)
-def _seats(model: Model, gpus: int, dtype: str, packing: Packing | None, free: int) -> Seats | None:
+def _seats(
+    model: Model, gpus: int, dtype: str, packing: Packing | None, free: int
+) -> ModuleDevices | None:
     """None where something is left to the CPU or the disk."""
     limits: dict[Device, int] = dict.fromkeys(range(gpus), free)
     try:
@@ -133,7 +135,7 @@ def _seats(model: Model, gpus: int, dtype: str, packing: Packing | None, free: i
     if {CPU, DISK} & set(placed.values()):
         return None
     layers, outside = _sorted_out(model)
-    return Seats(
+    return ModuleDevices(
         tuple(_device(name, placed) for name in layers),
         tuple((name.rpartition(".")[2], _device(name, placed)) for name in outside),
         gpus,
@@ -179,7 +181,7 @@ def _device(name: str, placed: dict[str, Device]) -> int:
 
 
 @lru_cache(maxsize=1024)
-def modules_on(model: Model, at: Seats, gpu: int) -> Modules:
+def modules_on(model: Model, at: ModuleDevices, gpu: int) -> Modules:
     """The modules with weights of one GPU, and how many alike (a count).
 
     Source: derived, from ``outer_modules`` and ``layer_modules``.
@@ -187,7 +189,7 @@ def modules_on(model: Model, at: Seats, gpu: int) -> Modules:
     return tuple(_modules_on(model, at, gpu))
 
 
-def _modules_on(model: Model, at: Seats, gpu: int) -> Iterator[tuple[Module, int]]:
+def _modules_on(model: Model, at: ModuleDevices, gpu: int) -> Iterator[tuple[Module, int]]:
     yield from ((module, 1) for module in outer_modules(model) if at.of(module.name) == gpu)
     own = at.layers_on(gpu)
     kinds = [layer_kind(model, index) for index in own]
@@ -197,7 +199,7 @@ def _modules_on(model: Model, at: Seats, gpu: int) -> Iterator[tuple[Module, int
 
 
 @lru_cache(maxsize=1024)
-def copies_on(model: Model, setup: TrainingSetup, at: Seats, gpu: int) -> Modules:
+def copies_on(model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int) -> Modules:
     """The modules of one GPU that PEFT trains a copy of, and how many alike.
 
     Source: as ``copied_modules``; the copy lies where the original does.

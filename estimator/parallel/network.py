@@ -37,7 +37,7 @@ class Links(NamedTuple):
     """At best."""
 
 
-class Group(NamedTuple):
+class ExchangeGroup(NamedTuple):
     """GPUs that exchange one thing among themselves."""
 
     ranks: int
@@ -89,7 +89,7 @@ def links(
     return Links(own, min(rates), max(rates))
 
 
-def exchange_seconds(size: float, group: Group, by: Links) -> tuple[float, float]:
+def exchange_seconds(size: float, group: ExchangeGroup, by: Links) -> tuple[float, float]:
     """Seconds, low and high, until every GPU of a group has what the group gathers, ``size`` bytes together.
 
         inside   S · (n - 1) / n / link                                n: GPUs of the group
@@ -115,7 +115,7 @@ def exchange_seconds(size: float, group: Group, by: Links) -> tuple[float, float
     )
 
 
-def shards(setup: TrainingSetup) -> Group:
+def shards(setup: TrainingSetup) -> ExchangeGroup:
     """The GPUs that one copy of what is divided is spread over: inside a machine if they fill it evenly (counts).
 
     Source: accelerate 1.15, parallelism_config.py, ``_get_mesh``: the shards are an inner dimension of the mesh.
@@ -125,11 +125,11 @@ def shards(setup: TrainingSetup) -> Group:
     """
     ranks, node = setup.shard_ranks, setup.gpus_per_node
     if setup.num_gpus <= node or node % ranks == 0:
-        return Group(ranks, node, max(1, node // ranks))
-    return Group(ranks, min(ranks - 1, node))
+        return ExchangeGroup(ranks, node, max(1, node // ranks))
+    return ExchangeGroup(ranks, min(ranks - 1, node))
 
 
-def replicas(setup: TrainingSetup) -> Group:
+def replicas(setup: TrainingSetup) -> ExchangeGroup:
     """The GPUs that hold the same shard in each copy (hsdp), one copy after the other filling the machines (counts).
 
     Source: as ``shards``: the replicas are the outer dimension.
@@ -139,8 +139,8 @@ def replicas(setup: TrainingSetup) -> Group:
     """
     ranks, node, copies = setup.shard_ranks, setup.gpus_per_node, setup.dp_replicate_size
     if setup.num_gpus <= node:
-        return Group(copies, node)
-    return Group(copies, max(1, node // ranks), min(ranks, node))
+        return ExchangeGroup(copies, node)
+    return ExchangeGroup(copies, max(1, node // ranks), min(ranks, node))
 
 
 def network_sentences(gpu: Gpu, setup: TrainingSetup) -> list[str]:

@@ -65,7 +65,7 @@ class Rest(NamedTuple):
         return self.pinned + self.pageable
 
 
-class Moved(NamedTuple):
+class OffloadTraffic(NamedTuple):
     """What one rank moves in an optimizer step, and what its CPU steps. In bytes, but for the elements."""
 
     in_micro_steps: int
@@ -279,7 +279,7 @@ def shards_rest(model: Model, setup: TrainingSetup) -> Rest:
     return Rest(locked, pageable, 0)
 
 
-def moved(model: Model, setup: TrainingSetup) -> Moved:
+def moved(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     """What one rank moves in an optimizer step of m micro-steps, n being its part; bytes, and elements stepped.
 
         stage 1, 2      4 n down and p n up; stage 2 accumulates on the host, 2 (m - 1) · p n + p n more
@@ -294,7 +294,7 @@ def moved(model: Model, setup: TrainingSetup) -> Moved:
     ``_all_gather_dtype``; torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``all_gather_inputs``.
     """
     if not offloads(setup):
-        return Moved(0, 0, 0, 0, 0)
+        return OffloadTraffic(0, 0, 0, 0, 0)
     if setup.strategy.is_fsdp:
         return _moved_shards(model, setup)
     times, size = setup.gradient_accumulation_steps, width(setup)
@@ -302,11 +302,11 @@ def moved(model: Model, setup: TrainingSetup) -> Moved:
         part = partition(model, setup)
         on_host = 1 if setup.strategy is Strategy.ZERO1 else times
         again = (2 * on_host - 1) * size * part if times > 1 else 0
-        return Moved(FLOAT32_BYTES * part + again, size * part, 0, 0, part)
+        return OffloadTraffic(FLOAT32_BYTES * part + again, size * part, 0, 0, part)
     return _moved_parts(model, setup)
 
 
-def _moved_shards(model: Model, setup: TrainingSetup) -> Moved:
+def _moved_shards(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     passes = 1 if setup.strategy is Strategy.FSDP_GRAD_OP else PASSES
     gathered = trained = stepped = 0
     for shard in shards(model, setup):
@@ -315,10 +315,10 @@ def _moved_shards(model: Model, setup: TrainingSetup) -> Moved:
             trained += shard.alike * shard.bytes
             stepped += shard.alike * shard.elements
     brought = setup.gradient_accumulation_steps * passes * gathered
-    return Moved(brought + trained, 0, 0, 0, stepped)
+    return OffloadTraffic(brought + trained, 0, 0, 0, stepped)
 
 
-def _moved_parts(model: Model, setup: TrainingSetup) -> Moved:
+def _moved_parts(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     times, size = setup.gradient_accumulation_steps, width(setup)
     part = sum(sub_groups(model, setup))
     frozen = sum(starmap(int.__mul__, _frozen_parts(model, setup)))
@@ -337,4 +337,4 @@ def _moved_parts(model: Model, setup: TrainingSetup) -> Moved:
         away = max(0, part - KEPT_FROM_NVME)
         read += times * PASSES * size * (away + frozen)
         written += size * away
-    return Moved(running, after, read, written, stepped)
+    return OffloadTraffic(running, after, read, written, stepped)

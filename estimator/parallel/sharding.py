@@ -75,7 +75,7 @@ def upcasts_trained(setup: TrainingSetup) -> bool:
     return setup.strategy.is_fsdp and mixed and setup.method is not Method.QLORA
 
 
-class Grouped(NamedTuple):
+class ShardGroup(NamedTuple):
     """Modules that FSDP2 gathers and reduces together, and how many groups alike there are."""
 
     name: str
@@ -122,7 +122,7 @@ def final_norms(model: Model) -> list[Norm]:
     ]
 
 
-def fsdp_groups(model: Model, setup: TrainingSetup) -> tuple[Grouped, ...]:
+def fsdp_groups(model: Model, setup: TrainingSetup) -> tuple[ShardGroup, ...]:
     """The groups that accelerate makes: the embedding, the final norm with the head, what is left, and each layer.
 
     A tied embedding is in the head's group. A module that PEFT copied is there twice, original and copy.
@@ -138,11 +138,11 @@ def fsdp_groups(model: Model, setup: TrainingSetup) -> tuple[Grouped, ...]:
     root = tuple(module for module in outer if module is not first and module not in tail)
     embedding = () if model.tie_word_embeddings else (first,)
     return (
-        Grouped(EMBEDDING, embedding),
-        Grouped(TAIL, tuple(tail)),
-        Grouped(ROOT, root),
+        ShardGroup(EMBEDDING, embedding),
+        ShardGroup(TAIL, tuple(tail)),
+        ShardGroup(ROOT, root),
         *(
-            Grouped(LAYER, layer_modules(model, lowest), count)
+            ShardGroup(LAYER, layer_modules(model, lowest), count)
             for lowest, count in layer_groups(model)
         ),
     )
@@ -255,7 +255,7 @@ def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
     return (*adapter_shapes(module, setup), *copied_shapes(module, setup))
 
 
-class Part(NamedTuple):
+class TrainedTensor(NamedTuple):
     """One trained tensor of a module, whole."""
 
     shape: Shape
@@ -263,22 +263,22 @@ class Part(NamedTuple):
     """Bytes per element of its shards."""
 
 
-def trained_parts(module: Module, setup: TrainingSetup) -> list[Part]:
+def trained_parts(module: Module, setup: TrainingSetup) -> list[TrainedTensor]:
     """What FSDP2 divides of a module that is trained: its weights, or its adapters and its copy; elements and bytes.
 
     Source: derived, from ``member_width``; DoRA's magnitudes beside packed weights are float32 (``adapter_tensors``).
     """
     if not setup.uses_adapters:
         width = member_width(setup, is_adapter=False)
-        return [Part(shape, width) for shape in weight_shapes(module)]
+        return [TrainedTensor(shape, width) for shape in weight_shapes(module)]
     upcast = upcasts_trained(setup)
     copied = member_width(setup, is_adapter=False, is_copy=True)
     return [
         *(
-            Part(tensor.shape, FLOAT32_BYTES if upcast else tensor.width)
+            TrainedTensor(tensor.shape, FLOAT32_BYTES if upcast else tensor.width)
             for tensor in adapter_tensors(module, setup)
         ),
-        *(Part(shape, copied) for shape in copied_shapes(module, setup)),
+        *(TrainedTensor(shape, copied) for shape in copied_shapes(module, setup)),
     ]
 
 

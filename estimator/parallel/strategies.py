@@ -10,7 +10,7 @@ from estimator.parallel.device_map_hooks import DeviceMapHooks
 from estimator.parallel.fsdp1_hooks import Fsdp1Hooks, fsdp1_shards
 from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, fsdp2_shards
 from estimator.parallel.hooks import Hooks
-from estimator.parallel.module_devices import Seats
+from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
 from estimator.resident.model import Resident, undivided
 from estimator.tape.tape import Tape
@@ -18,11 +18,16 @@ from estimator.values.specs import Model, Strategy, TrainingSetup
 
 
 def hooks(
-    tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int, seats: Seats | None
+    tape: Tape,
+    model: Model,
+    setup: TrainingSetup,
+    outer: Block,
+    ranks: int,
+    devices: ModuleDevices | None,
 ) -> Hooks:
-    """The hooks of a setup's strategy on a model; ``seats``: where its modules are, under a device map."""
-    if seats is not None:
-        return DeviceMapHooks(tape, seats)
+    """The hooks of a setup's strategy on a model; ``devices``: where its modules are, under a device map."""
+    if devices is not None:
+        return DeviceMapHooks(tape, devices)
     if setup.uses_fsdp1:
         return Fsdp1Hooks(tape, model, setup, outer, ranks)
     if setup.strategy.is_fsdp:
@@ -35,7 +40,7 @@ def hooks(
 
 
 @lru_cache(maxsize=1024)
-def resident(model: Model, structure: TrainingSetup) -> Resident:
+def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
     """Bytes of weights, adapters, gradients and optimizer states on the fullest GPU, whatever the batch and length."""
     if structure.uses_fsdp1:
         return fsdp1_shards(model, structure)

@@ -43,7 +43,7 @@ from estimator.tape.tape import (
     Storage,
     Tape,
     Tensor,
-    Whole,
+    WholeWeight,
 )
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.specs import MixedPrecision, Model, Offload, Strategy, TrainingSetup
@@ -196,7 +196,7 @@ def kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
     return kept
 
 
-class Place(NamedTuple):
+class PartitionPlace(NamedTuple):
     """Where a trained tensor of the model lies among the parts of the ranks, all tensors laid end to end."""
 
     ranks: range
@@ -209,7 +209,7 @@ SOME_RANK = 64
 """Of adapters, which all grow alike with it, so that shares of them do not depend on it."""
 
 
-def places(model: Model, setup: TrainingSetup, index: int | None) -> list[Place]:
+def places(model: Model, setup: TrainingSetup, index: int | None) -> list[PartitionPlace]:
     """The places of the trained tensors of a layer, in order; None: of what lies outside the layers.
 
     A layer between the lowest and the last stands for all between them that are alike.
@@ -247,7 +247,7 @@ def places(model: Model, setup: TrainingSetup, index: int | None) -> list[Place]
         return found[index + 1]
     alike = [found[layer + 1] for layer in range(1, last) if kinds[layer] == kinds[index]]
     return [
-        Place(
+        PartitionPlace(
             range(min(it.ranks.start for it in them), max(it.ranks.stop for it in them)),
             any(it.copied for it in them),
         )
@@ -255,7 +255,7 @@ def places(model: Model, setup: TrainingSetup, index: int | None) -> list[Place]
     ]
 
 
-def place(start: int, end: int, part: int, limit: int) -> Place:
+def place(start: int, end: int, part: int, limit: int) -> PartitionPlace:
     """Where the elements from start to end lie, in parts of so many, beside a bucket of so many (all elements).
 
     Source: as ``places``.
@@ -267,7 +267,7 @@ def place(start: int, end: int, part: int, limit: int) -> Place:
     for size in slices:
         copied = copied or together > 0
         together = 0 if together + size > limit else together + size
-    return Place(ranks, copied)
+    return PartitionPlace(ranks, copied)
 
 
 def after_backward(model: Model, setup: TrainingSetup) -> int:
@@ -318,13 +318,13 @@ def after_backward(model: Model, setup: TrainingSetup) -> int:
     return most
 
 
-class Held(NamedTuple):
+class RankBytes(NamedTuple):
     """Bytes that one rank holds, by what they are."""
 
     weights: int
     gradients: int
     """That are there at the step."""
-    standing: int
+    accumulated: int
     """Of these, what is there already when a micro-step begins."""
     transient: int
     states: States
@@ -332,7 +332,7 @@ class Held(NamedTuple):
     communication: int
 
 
-def held(model: Model, setup: TrainingSetup) -> Held:
+def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     """Bytes of one rank under ZeRO, the fullest.
 
         stage 1, 2   2 N + (4 + k) N/W + gradients       stage 3   (2 + 2 + 4 + k) N/W + small weights whole
@@ -374,24 +374,24 @@ def held(model: Model, setup: TrainingSetup) -> Held:
             + sum(n * packed_part(module, setup, 10 * hidden) for module, n in _modules(model))
         )
         stepped = min(part, SUB_GROUP)
-        gradients = standing = allocated(size * part)
+        gradients = accumulated = allocated(size * part)
     else:
         part = stepped = partition(model, setup)
         weights = size * (trained + frozen) + packed
         gradients = allocated(size * max(kept_gradients(model, setup)))
-        standing = 0
+        accumulated = 0
         if setup.gradient_accumulation_steps > 1:
             # stage 1 lets its bucket go, too, when it has reduced
             of_stage_1 = size * (trained + hidden**2)
-            standing = of_stage_1 if setup.strategy is Strategy.ZERO1 else gradients
+            accumulated = of_stage_1 if setup.strategy is Strategy.ZERO1 else gradients
     # also of float32 weights: _create_fp32_partitions compares the tensor's device with a text, which it never equals
     master = FLOAT32_BYTES * part
     if steps_on_host:
-        on_the_gpu = standing if setup.strategy is Strategy.ZERO1 else 0
+        on_the_gpu = accumulated if setup.strategy is Strategy.ZERO1 else 0
         beside = size * hidden**2 if stage3 else size * max(trained_elements(model, setup))
         if setup.offload_optimizer is Offload.NVME:
             beside += FLOAT32_BYTES * _too_small_to_swap(whole, ranks)
-        return Held(weights, 0, on_the_gpu, 0, States(0, 0), beside)
+        return RankBytes(weights, 0, on_the_gpu, 0, States(0, 0), beside)
     flat = [Trainable((part,), FLOAT32_BYTES, 1)]
     of_step = [Trainable((stepped,), FLOAT32_BYTES, 1)]
     states = optimizer_states(flat, setup.optim, setup.optim_state_dtype)
@@ -403,10 +403,10 @@ def held(model: Model, setup: TrainingSetup) -> Held:
         stepped * (size + (FLOAT32_BYTES if size < FLOAT32_BYTES else 0)),
         stepped * FLOAT32_BYTES + step_transient(of_step, setup.optim, setup.optim_state_dtype),
     )
-    return Held(
+    return RankBytes(
         weights=weights,
         gradients=gradients,
-        standing=standing,
+        accumulated=accumulated,
         transient=transient,
         states=States(states.resident_bytes + master, states.paged_bytes),
         communication=size * hidden**2 if stage3 else 0,
@@ -512,7 +512,7 @@ class Bucket:
         self.accumulates = setup.gradient_accumulation_steps > 1
         self.buffer: Storage | None = None
         if setup.strategy is Strategy.ZERO1 and setup.gradient_accumulation_steps > 1:
-            self.buffer = Storage.standing(tape, allocated(self.size), GRADIENTS)
+            self.buffer = Storage.existing(tape, allocated(self.size), GRADIENTS)
         self.kept: list[Storage] = []
         self.kept_so_far = 0
         self.elements = 0
@@ -521,12 +521,14 @@ class Bucket:
         """None: gradients stay on the GPU."""
         self.inside: list[int] = []
         """Elements of each gradient that has come together."""
-        self.places: list[Place | None] = []
+        self.places: list[PartitionPlace | None] = []
         """Where these lie."""
         self.repeats = False
         """One of them is of a layer that stands for several, in which nothing may come to stay."""
 
-    def take(self, parameter: Parameter, place: Place | None = None, *, repeats: bool) -> None:
+    def take(
+        self, parameter: Parameter, place: PartitionPlace | None = None, *, repeats: bool
+    ) -> None:
         """Take over the gradients of a parameter; ``repeats``: its layer stands for several."""
         count = parameter.elements
         if parameter.node is not None and parameter.node.leaf is not None:
@@ -547,7 +549,9 @@ class Bucket:
             self.kept.append(Storage(self.tape, beside - self.kept_so_far, GRADIENTS))
             self.kept_so_far = beside
 
-    def _arrive(self, leaf: Leaf, elements: int, place: Place | None, *, repeats: bool) -> None:
+    def _arrive(
+        self, leaf: Leaf, elements: int, place: PartitionPlace | None, *, repeats: bool
+    ) -> None:
         tape = self.tape
         if self.buffer is None and self.stage is not Strategy.ZERO3:
             tape.operation = "bucket"
@@ -625,7 +629,7 @@ class Bucket:
 class Called:
     """A module whose weights stage 3 gathers: where its hooks run is noted on the tape."""
 
-    def __init__(self, tape: Tape, name: str, weights: Iterable[Whole]) -> None:
+    def __init__(self, tape: Tape, name: str, weights: Iterable[WholeWeight]) -> None:
         self.tape = tape
         self.name = name
         self.weights = tuple(weights)

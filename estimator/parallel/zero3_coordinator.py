@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from estimator.tape.tape import Call, Whole
+from estimator.tape.tape import Call, WholeWeight
 from estimator.values.arithmetic import allocated, ceil_div
 
 REUSE_DISTANCE = 10**9
@@ -47,7 +47,7 @@ class Rules(NamedTuple):
     """The model is PEFT's: two modules more are around it."""
 
 
-class Deed(NamedTuple):
+class ModuleCall(NamedTuple):
     """One call of a module in the real step."""
 
     owner: tuple[int, str]
@@ -71,14 +71,14 @@ def containers(layer: int, module: str, *, is_wrapped: bool) -> tuple[str, ...]:
     return (*whole, "model", f"layer {layer}", *inside)
 
 
-Step = Iterable[Sequence[tuple[int, bool, Sequence[Call]]]]
+Stretches = Iterable[Sequence[tuple[int, bool, Sequence[Call]]]]
 """Runs of stretches of a step, in order: each stretch's layer, whether it is backward, and its calls."""
 
 
-class Script:
+class CallTrace:
     """A whole step's calls with numbered weights, and the trace that DeepSpeed has recorded of them."""
 
-    def __init__(self, step: Step, sizes: Mapping[str, int], rules: Rules) -> None:
+    def __init__(self, step: Stretches, sizes: Mapping[str, int], rules: Rules) -> None:
         self.elements: list[int] = []
         self.widths: list[int] = []
         """Bytes per element of each."""
@@ -86,7 +86,7 @@ class Script:
         self._known: dict[tuple[int, str], int] = {}
         self.trace: list[tuple[int, ...]] = []
         """The weights of each module, in the order in which modules are called."""
-        self.stretches: list[list[list[Deed]]] = []
+        self.stretches: list[list[list[ModuleCall]]] = []
         around: tuple[str, ...] = ()
         began_backward = False
         for run in step:
@@ -110,7 +110,7 @@ class Script:
                         self.trace += [*([()] * entered), weights]
                     replays = is_backward and call.is_forward
                     deeds.append(
-                        Deed(
+                        ModuleCall(
                             (layer, call.module),
                             weights,
                             call.begins,
@@ -124,7 +124,7 @@ class Script:
         if not began_backward:  # an evaluation, between steps that went back as well
             self.trace += self.trace[::-1]
 
-    def _index(self, layer: int, whole: Whole, elements: int) -> int:
+    def _index(self, layer: int, whole: WholeWeight, elements: int) -> int:
         known = self._known.setdefault((layer, whole.key), len(self.elements))
         if known == len(self.elements):
             self.elements.append(elements)
@@ -168,7 +168,7 @@ class Amount(NamedTuple):
 class Coordinator:
     """Gathers and lets go as DeepSpeed does, and writes down what comes and goes."""
 
-    def __init__(self, script: Script, rules: Rules) -> None:
+    def __init__(self, script: CallTrace, rules: Rules) -> None:
         self.script = script
         self.rules = rules
         self._numbers: dict[Amount, int] = {}
@@ -199,7 +199,7 @@ class Coordinator:
         self.runs = [[self._stretch(deeds) for deeds in run] for run in script.stretches]
         """Of every run, of every stretch, what changes at each call."""
 
-    def _stretch(self, deeds: Iterable[Deed]) -> list[list[int]]:
+    def _stretch(self, deeds: Iterable[ModuleCall]) -> list[list[int]]:
         changes = []
         for deed in deeds:
             self._changes = []
@@ -234,7 +234,7 @@ class Coordinator:
 
     # -- a module's call ----------------------------------------------------------------------------------------
 
-    def _begin(self, deed: Deed) -> None:
+    def _begin(self, deed: ModuleCall) -> None:
         if not deed.is_forward:
             self._in_backward[deed.owner] = deed.weights
         for step in deed.steps[:-1]:
@@ -254,7 +254,7 @@ class Coordinator:
             self._next += 1
         self._prefetch(step + 1)
 
-    def _end(self, deed: Deed) -> None:
+    def _end(self, deed: ModuleCall) -> None:
         owner, weights = deed.owner, set(deed.weights)
         step = self._step
         going = {w for w in weights if not self._is_wanted(w, step)}

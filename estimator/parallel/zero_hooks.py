@@ -15,20 +15,20 @@ from estimator.parallel.sharding import packed_width
 from estimator.parallel.zero import (
     Bucket,
     Called,
-    Place,
+    PartitionPlace,
     ToHost,
     after_backward,
     gathering,
-    held,
     kept_gradients,
     partition,
     places,
+    rank_bytes,
     sent_from_stage_2,
     sent_from_stage_3,
     width,
 )
 from estimator.resident.model import Resident, counts
-from estimator.tape.tape import Parameter, Tape, Tensor, Whole
+from estimator.tape.tape import Parameter, Tape, Tensor, WholeWeight
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.specs import Model, Offload, Strategy, TrainingSetup
 
@@ -56,7 +56,7 @@ class ZeroHooks(Hooks):
     def _take(self, block: Block) -> None:
         repeats = block.index not in (None, 0, self._model.num_hidden_layers - 1)
         taken = [owned.parameter for owned in block.owned if owned.parameter.requires_grad]
-        where: list[Place] | list[None] = [None] * len(taken)
+        where: list[PartitionPlace] | list[None] = [None] * len(taken)
         if self._keeps_parts:
             where = places(self._model, self._setup, block.index)
         for parameter, its_place in zip(taken, where, strict=True):
@@ -93,14 +93,14 @@ def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
     return sent_from_stage_2(partition(model, setup))
 
 
-def _whole(owned: Owned, setup: TrainingSetup) -> Whole:
+def _whole(owned: Owned, setup: TrainingSetup) -> WholeWeight:
     """What is gathered of a parameter: packed 4-bit weights as the dtype they pass for."""
     parameter = owned.parameter
     if is_packed(owned, setup):
         stored = packed_width(setup)
         count = ceil_div(packed_bytes(parameter.elements), stored)
-        return Whole(parameter.key, count, stored, trained=False)
-    return Whole(parameter.key, parameter.elements, parameter.width, parameter.requires_grad)
+        return WholeWeight(parameter.key, count, stored, trained=False)
+    return WholeWeight(parameter.key, parameter.elements, parameter.width, parameter.requires_grad)
 
 
 def note_calls(tape: Tape, block: Block, setup: TrainingSetup) -> None:
@@ -136,11 +136,11 @@ def note_calls(tape: Tape, block: Block, setup: TrainingSetup) -> None:
 
 def zero_part(model: Model, structure: TrainingSetup) -> Resident:
     """What DeepSpeed's fullest rank keeps."""
-    of = held(model, structure)
+    of = rank_bytes(model, structure)
     return Resident(
         weights=of.weights + buffer_bytes(model),
         gradients=of.gradients,
-        accumulated=of.standing,
+        accumulated=of.accumulated,
         transient=of.transient,
         states=of.states,
         communication=of.communication,

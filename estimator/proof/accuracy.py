@@ -14,7 +14,7 @@ from typing import NamedTuple
 from estimator.answer.estimate import estimate as estimate_of
 from estimator.contract.setups import Reading, parse, read_setup
 from estimator.families.registry import architecture
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import Resident
 from estimator.sources import catalog
 from estimator.step.reserved import device_bytes, reserved
@@ -80,9 +80,9 @@ class PublishedRun:
         return micro_batches / self.tokens_per_second_per_gpu
 
     @property
-    def resident(self) -> Resident:
+    def resident_memory(self) -> Resident:
         """What lies on one GPU if nothing is shared."""
-        return resident(self.model, structure(self.setup))
+        return resident_memory(self.model, structure(self.setup))
 
     @property
     def crosses(self) -> bool:
@@ -97,7 +97,7 @@ class PublishedRun:
             self.model,
             self.gpu,
             self.setup,
-            self.resident,
+            self.resident_memory,
             sharing=self.sharing,
             link_gb_per_s=None if self.crosses else given,
             network_gb_per_s=given if self.crosses else None,

@@ -21,7 +21,7 @@ from estimator.families.weights import (
     elements,
 )
 from estimator.values.arithmetic import ceil_div
-from estimator.values.quantization import Quantization, Scales, Storage
+from estimator.values.quantization import Quantization, Scales, StorageRule
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model, TrainingSetup
 
@@ -112,17 +112,17 @@ def matrix_elements(quantization: Quantization, rows: int, columns: int) -> Mapp
     True
     """
     match quantization.storage:
-        case Storage.GPTQ | Storage.AWQ:
+        case StorageRule.GPTQ | StorageRule.AWQ:
             return _int32_packed(quantization, rows, columns)
-        case Storage.BNB_4BIT:
+        case StorageRule.BNB_4BIT:
             return _bnb_4bit(quantization, rows * columns)
-        case Storage.BNB_8BIT:
+        case StorageRule.BNB_8BIT:
             return {1: rows * columns, FLOAT32_BYTES: rows}
-        case Storage.MXFP4:
+        case StorageRule.MXFP4:
             return {1: ceil_div(rows * columns, 2) + rows * ceil_div(columns, MXFP4_BLOCK)}
-        case Storage.PACKED:
+        case StorageRule.PACKED:
             return _compressed_packed(quantization, rows, columns)
-        case Storage.FP8 | Storage.INT8:
+        case StorageRule.FP8 | StorageRule.INT8:
             scales = _scales(quantization, rows, columns)
             return Counter({1: rows * columns}) + Counter({quantization.scale_bytes: scales})
         case None:
@@ -136,7 +136,7 @@ def _int32_packed(quantization: Quantization, rows: int, columns: int) -> Mappin
     groups = ceil_div(columns, quantization.group_size or columns)
     weights = columns * bits * rows // INT32_BITS
     zero_points = groups * (rows * bits // INT32_BITS)
-    index = columns if quantization.storage is Storage.GPTQ else 0
+    index = columns if quantization.storage is StorageRule.GPTQ else 0
     return {4: weights + zero_points + index, 2: groups * rows}
 
 
@@ -198,7 +198,7 @@ def _is_quantized(name: str, module: Module, quantization: Quantization) -> bool
     is_stack = _is_stack(module)
     if quantization.storage is None or not (isinstance(module, Linear) or is_stack):
         return False
-    if quantization.storage is Storage.MXFP4 and not is_stack:
+    if quantization.storage is StorageRule.MXFP4 and not is_stack:
         return False
     if not name.startswith("layers.") and not (name == "lm_head" and quantization.quantized_head):
         return False

@@ -17,14 +17,14 @@ from estimator.families.parameters import (
 from estimator.families.weights import FLOAT32_BYTES, elements, packed_bytes
 from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, stored_width
 from estimator.parallel.sharding import (
-    Part,
+    TrainedTensor,
     fsdp_groups,
     is_packed_divided,
     member_width,
     shard_shape,
     trained_parts,
 )
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.parallel.zero import SUB_GROUP, width
 from estimator.resident.model import Resident
 from estimator.run.saving import (
@@ -83,7 +83,7 @@ def gathers_to_save(setup: TrainingSetup) -> bool:
     )
 
 
-def save_moment(model: Model, setup: TrainingSetup, lying: Resident, workspace: int) -> Moment:
+def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspace: int) -> Moment:
     """Bytes alive on the fullest GPU while Trainer saves: weights, states, the workspace, and what saving adds.
 
     Gradients are gone by then (``zero_grad`` sets them to None), and tensors are copied to the host to be written. A
@@ -95,7 +95,7 @@ def save_moment(model: Model, setup: TrainingSetup, lying: Resident, workspace: 
     core_model_loading.py, ``revert_weight_conversion`` and ``Chunk.convert``; safetensors 0.8, torch.py,
     ``_to_ndarray``; torch 2.13, serialization.py, ``_save`` (each storage through the host); ``checkpoint``.
     """
-    sizes, added = lying.sizes(workspace), checkpoint(model, setup).gpu_bytes
+    sizes, added = resident.sizes(workspace), checkpoint(model, setup).gpu_bytes
     divided = setup.strategy.divides
     sizes[Component.COMMUNICATION if divided else Component.TEMPORARIES] += added
     name = "gathering weights to save them" if divided and added else "saving a checkpoint"
@@ -109,15 +109,15 @@ def _checkpoint(model: Model, structure: TrainingSetup, only_model: bool) -> Sav
         return _fsdp(model, setup)
     if setup.strategy.is_zero:
         return _zero(model, setup)
-    lying = resident(model, structure)
+    resident = resident_memory(model, structure)
     copies = 0 if setup.uses_adapters else taken_apart_bytes(model, setup)
-    host = save_host_bytes(model, setup, lying)
-    return Saving(copies, host, 0, checkpoint_bytes(lying, setup))
+    host = save_host_bytes(model, setup, resident)
+    return Saving(copies, host, 0, checkpoint_bytes(resident, setup))
 
 
 def _alone(model: Model, setup: TrainingSetup) -> Resident:
     """What one rank would hold by itself: the whole model as the strategy keeps it."""
-    return resident(
+    return resident_memory(
         model,
         replace(
             structure(setup),
@@ -187,7 +187,7 @@ def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
                 if is_packed_divided(setup):
                     largest = max(largest, packed_bytes(elements(shapes[0])))
                 shapes = shapes[1:]
-            parts = [Part(shape, wide) for shape in shapes]
+            parts = [TrainedTensor(shape, wide) for shape in shapes]
             for part in (*parts, *trained_parts(module, setup)):
                 padded = elements(shard_shape(part.shape, ranks)) * ranks
                 largest = max(largest, padded * part.width)

@@ -21,14 +21,14 @@ from estimator.families.weights import Buffer, buffers
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.stack import LayerKind, Stack, has_window, layer_kinds, reached
 from estimator.objectives.step import Step
-from estimator.parallel.module_devices import FIRST, Modules, Seats, copies_on, modules_on
+from estimator.parallel.module_devices import FIRST, ModuleDevices, Modules, copies_on, modules_on
 from estimator.resident.model import Resident, adapters_of, bytes_of, trained_of, whole
 from estimator.run.loading import load_moment_of
 from estimator.run.saving import taken_apart_bytes
 from estimator.step.evaluation import as_evaluated, evaluated
 from estimator.step.timeline import (
-    Course,
     Run,
+    Schedule,
     Sizes,
     StepTimeline,
     Walk,
@@ -52,33 +52,33 @@ class Share(NamedTuple):
     save: Moment
 
 
-def shares(model: Model, setup: TrainingSetup, at: Seats, workspace: int) -> list[Share]:
+def shares(model: Model, setup: TrainingSetup, at: ModuleDevices, workspace: int) -> list[Share]:
     """What each GPU does that holds anything, in order. Every one of them has cuBLAS workspaces of its own."""
     same = structure(setup)
     return [
         Share(
             gpu,
-            lying := resident_on(model, same, at, gpu),
+            resident := resident_on(model, same, at, gpu),
             timeline_on(model, setup, at, gpu, workspace),
             _beside(model, setup, at, gpu, workspace),
-            _saved(model, same, lying, workspace, modules_on(model, at, gpu)),
+            _saved(model, same, resident, workspace, modules_on(model, at, gpu)),
         )
         for gpu in at.used
     ]
 
 
 def _saved(
-    model: Model, setup: TrainingSetup, lying: Resident, workspace: int, modules: Modules
+    model: Model, setup: TrainingSetup, resident: Resident, workspace: int, modules: Modules
 ) -> Moment:
     """While a checkpoint is written: as ``run.checkpoints`` has it, with copies of this GPU's experts alone."""
-    sizes = lying.sizes(workspace)
+    sizes = resident.sizes(workspace)
     if not setup.uses_adapters:
         sizes[Component.TEMPORARIES] = taken_apart_bytes(model, setup, modules)
     return Moment(Phase.SAVE, "saving a checkpoint", {c: n for c, n in sizes.items() if n})
 
 
 def peaks(
-    model: Model, setup: TrainingSetup, at: Seats, workspace: int
+    model: Model, setup: TrainingSetup, at: ModuleDevices, workspace: int
 ) -> list[tuple[int, Resident]]:
     """Bytes at the highest moment of each GPU, loading and evaluating included, and what lies on it; for searches."""
     found = []
@@ -92,7 +92,7 @@ def peaks(
 
 
 def timeline_on(
-    model: Model, setup: TrainingSetup, at: Seats, gpu: int, workspace: int
+    model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
 ) -> StepTimeline:
     """The moments of a step after the first on one GPU."""
     same = structure(setup)
@@ -101,7 +101,7 @@ def timeline_on(
 
 
 def evaluation_walk_on(
-    model: Model, setup: TrainingSetup, at: Seats, gpu: int, workspace: int
+    model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
 ) -> Walk:
     """One evaluation batch after the first step on one GPU: as ``estimator.step.evaluation`` has it for all."""
     same = structure(setup)
@@ -110,7 +110,9 @@ def evaluation_walk_on(
     return Walk(plan.step(sizes), resident_on(model, same, at, gpu).sizes(workspace))
 
 
-def load_on(model: Model, setup: TrainingSetup, at: Seats, gpu: int, workspace: int) -> Moment:
+def load_on(
+    model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
+) -> Moment:
     """The highest moment of loading in bytes on one GPU: every weight goes to its own at once.
 
     Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``.
@@ -120,7 +122,7 @@ def load_on(model: Model, setup: TrainingSetup, at: Seats, gpu: int, workspace: 
 
 
 def _beside(
-    model: Model, setup: TrainingSetup, at: Seats, gpu: int, workspace: int
+    model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
 ) -> dict[Phase, Moment]:
     beside = {Phase.LOAD: load_on(model, setup, at, gpu, workspace)}
     if setup.eval_strategy != "no":
@@ -133,7 +135,7 @@ def _beside(
 # --- what lies there ------------------------------------------------------------------------------
 
 
-def buffers_on(model: Model, at: Seats, gpu: int) -> list[Buffer]:
+def buffers_on(model: Model, at: ModuleDevices, gpu: int) -> list[Buffer]:
     """Buffers of one GPU: each layer's with its layer, those of the model on the first."""
     found = []
     for buffer in buffers(model):
@@ -144,7 +146,7 @@ def buffers_on(model: Model, at: Seats, gpu: int) -> list[Buffer]:
 
 
 @lru_cache(maxsize=1024)
-def resident_on(model: Model, structure: TrainingSetup, at: Seats, gpu: int) -> Resident:
+def resident_on(model: Model, structure: TrainingSetup, at: ModuleDevices, gpu: int) -> Resident:
     """Weights, adapters, gradients and states of one GPU, in bytes; the counts of parameters are the model's.
 
     A foreach optimizer groups tensors by their GPU, so that each has its own temporaries.
@@ -170,7 +172,7 @@ class PlacedLayer(NamedTuple):
     is_entered: bool
 
 
-def placed_kinds(kinds: Sequence[LayerKind], at: Seats) -> list[PlacedLayer]:
+def placed_kinds(kinds: Sequence[LayerKind], at: ModuleDevices) -> list[PlacedLayer]:
     """The kind of every layer with its GPU; the first on its GPU is one of its own."""
     return [
         PlacedLayer(kind, gpu, index > 0 and gpu != at.layers[index - 1])
@@ -181,12 +183,14 @@ def placed_kinds(kinds: Sequence[LayerKind], at: Seats) -> list[PlacedLayer]:
 class PlacedPlan:
     """How one kind of step goes over several GPUs: the program of each, and the order of its stretches."""
 
-    def __init__(self, model: Model, setup: TrainingSetup, at: Seats, *, training: bool) -> None:
+    def __init__(
+        self, model: Model, setup: TrainingSetup, at: ModuleDevices, *, training: bool
+    ) -> None:
         self._model, self._at, self._training = model, at, training
         self._setup = replace(setup, attn_implementation=attention_of(model, setup))
-        self._courses: list[dict[int, Course]] = []
+        self._courses: list[dict[int, Schedule]] = []
 
-    def step(self, sizes: Sizes, gpu: int) -> tuple[Sized, Course]:
+    def step(self, sizes: Sizes, gpu: int) -> tuple[Sized, Schedule]:
         """The step at these sizes, and its order, on one GPU."""
         for courses in self._courses:
             sized = courses[gpu].program.at(sizes[:3])
@@ -195,7 +199,7 @@ class PlacedPlan:
         self._courses.append(self._played(sizes))
         return self.step(sizes, gpu)
 
-    def _played(self, sizes: Sizes) -> dict[int, Course]:
+    def _played(self, sizes: Sizes) -> dict[int, Schedule]:
         recording = Recording()
         batch, length, rank = (recording.symbol(size) for size in sizes[:3])
         setup = replace(
@@ -207,7 +211,7 @@ class PlacedPlan:
             self._setup,
         )
         placed = placed_kinds(kinds, self._at)
-        step = Step(self._model, setup, Stack.of(placed), training=self._training, seats=self._at)
+        step = Step(self._model, setup, Stack.of(placed), training=self._training, devices=self._at)
         causal_lm(step)
         courses = {}
         for gpu in self._at.used:
@@ -217,7 +221,7 @@ class PlacedPlan:
                 for run in runs_of(program.marks, step.stacks, step.labels)
                 if _concerns(program, run)
             ]
-            courses[gpu] = Course(program, runs)
+            courses[gpu] = Schedule(program, runs)
         return courses
 
 
@@ -227,7 +231,7 @@ class PlanOn(NamedTuple):
     plan: PlacedPlan
     gpu: int
 
-    def step(self, sizes: Sizes) -> tuple[Sized, Course]:
+    def step(self, sizes: Sizes) -> tuple[Sized, Schedule]:
         """The step at these sizes, and its order."""
         return self.plan.step(sizes, self.gpu)
 
@@ -244,5 +248,7 @@ def _played(same: TrainingSetup) -> TrainingSetup:
 
 
 @lru_cache(maxsize=256)
-def _plan(model: Model, structure: TrainingSetup, at: Seats, *, training: bool) -> PlacedPlan:
+def _plan(
+    model: Model, structure: TrainingSetup, at: ModuleDevices, *, training: bool
+) -> PlacedPlan:
     return PlacedPlan(model, structure, at, training=training)

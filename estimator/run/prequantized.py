@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator.resident.stored import modules_packed_otherwise
-from estimator.values.quantization import Quantization, Storage
+from estimator.values.quantization import Quantization, StorageRule
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.specs import Method, Model, TrainingSetup
 
@@ -84,7 +84,7 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
     said = _said(model, stored, setup)
     if stored.storage is None:
         raise UNKNOWN_FORMAT(**said)
-    if stored.storage in (Storage.BNB_4BIT, Storage.BNB_8BIT):
+    if stored.storage in (StorageRule.BNB_4BIT, StorageRule.BNB_8BIT):
         return _packed(model, stored, setup)
     if setup.has_packed_base:
         raise SECOND_QUANTISATION(**said)
@@ -92,10 +92,10 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
         return setup
     if setup.method is Method.FULL:
         raise FULL_ON_QUANTISED(**said)
-    if stored.storage is Storage.FP8:
+    if stored.storage is StorageRule.FP8:
         raise NO_TRAINING(**said)
     if setup.use_dora:
-        raise (DORA_ON_GPTQ if stored.storage is Storage.GPTQ else DORA_ON_AWQ)(**said)
+        raise (DORA_ON_GPTQ if stored.storage is StorageRule.GPTQ else DORA_ON_AWQ)(**said)
     raise LORA_ON_INT32(**said)
 
 
@@ -108,7 +108,7 @@ def _packed(model: Model, stored: Quantization, setup: TrainingSetup) -> Trainin
     said = _said(model, stored, setup)
     if setup.method is Method.FULL:
         raise FULL_ON_QUANTISED(**said)
-    if stored.storage is Storage.BNB_8BIT:
+    if stored.storage is StorageRule.BNB_8BIT:
         run = replace(setup, method=Method.LORA, load_in_8bit=True)
     else:
         run = replace(
@@ -135,7 +135,7 @@ def loading_sentence(model: Model, setup: TrainingSetup) -> str:
     if stored.can_dequantize:
         beside = (
             " LoRA beside FP8 weights as they are stored is not modelled yet."
-            if stored.storage is Storage.FP8 and setup.uses_adapters
+            if stored.storage is StorageRule.FP8 and setup.uses_adapters
             else ""
         )
         return (
@@ -148,7 +148,7 @@ def loading_sentence(model: Model, setup: TrainingSetup) -> str:
 
 
 def _said(model: Model, stored: Quantization, setup: TrainingSetup) -> dict[str, object]:
-    is_packed = stored.storage in (Storage.BNB_4BIT, Storage.BNB_8BIT)
+    is_packed = stored.storage in (StorageRule.BNB_4BIT, StorageRule.BNB_8BIT)
     original = "the 16-bit checkpoint that it was made from"
     lora = "method lora" + " without load_in_8bit" * (setup.has_8bit_base and not is_packed)
     return {

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from estimator.parallel.offload import node_bytes, offloads
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.resident.overhead import workspace_bytes
 from estimator.run.checkpoints import checkpoint
 from estimator.run.loading import load_host_bytes
@@ -22,7 +22,7 @@ from estimator.values.results import Estimate
 from estimator.values.specs import SHARDED_STATE_DICT, Offload, Phase, Strategy, TrainingSetup
 
 
-class Act(NamedTuple):
+class Stage(NamedTuple):
     """One thing that a run does; bytes at its highest, None where it needs none or nobody can say.
 
     The host of a step is what all processes of a machine have offloaded; of all else it is one process.
@@ -37,7 +37,7 @@ class Act(NamedTuple):
     """For each other process, where several GPUs share the work."""
 
 
-def acts(of: Estimate) -> tuple[Act, ...]:
+def stages(of: Estimate) -> tuple[Stage, ...]:
     """Loading, a step, an evaluation batch, checkpoints with and without states, and merging if there are adapters.
 
     The evaluation is given whether one is planned or not. Bytes on the fullest GPU, on the host for one process, on the
@@ -47,14 +47,14 @@ def acts(of: Estimate) -> tuple[Act, ...]:
     workspace = workspace_bytes(of.gpu)
     host, nvme = node_bytes(model, structure(setup)) if offloads(setup) else (None, None)
     found = [
-        Act(
+        Stage(
             "Load",
             of.phases[Phase.LOAD].bytes,
             load_host_bytes(model, setup),
             None,
         ),
-        Act("Training step", of.peak.bytes, host, nvme or None),
-        Act(
+        Stage("Training step", of.peak.bytes, host, nvme or None),
+        Stage(
             f"Evaluate {setup.per_device_eval_batch_size} × {setup.max_length:,} tokens",
             evaluation_moment(model, setup, workspace).bytes,
             None,
@@ -64,7 +64,7 @@ def acts(of: Estimate) -> tuple[Act, ...]:
     return (*found, *_saves(of), *_merges(of, workspace))
 
 
-def _saves(of: Estimate) -> list[Act]:
+def _saves(of: Estimate) -> list[Stage]:
     """A checkpoint with and without optimizer states; only with them where Trainer refuses the other."""
     model, setup = of.model, of.setup
     what = "adapters" if setup.uses_adapters else "weights"
@@ -75,7 +75,7 @@ def _saves(of: Estimate) -> list[Act]:
     for name, only in ways.items():
         _, rank0, others, disk = checkpoint(model, replace(setup, save_only_model=only))
         gpu = of.phases[Phase.SAVE].bytes
-        found.append(Act(name, gpu, rank0, disk, others if setup.num_gpus > 1 else None))
+        found.append(Stage(name, gpu, rank0, disk, others if setup.num_gpus > 1 else None))
     return found
 
 
@@ -91,7 +91,7 @@ def _on_one(setup: TrainingSetup) -> TrainingSetup:
     )
 
 
-def _merges(of: Estimate, workspace: int) -> list[Act]:
+def _merges(of: Estimate, workspace: int) -> list[Stage]:
     """Merging after training; over a packed base also into one that is loaded anew in 16 bits."""
     model, setup = of.model, _on_one(of.setup)
     if not setup.uses_adapters:
@@ -102,8 +102,10 @@ def _merges(of: Estimate, workspace: int) -> list[Act]:
         ways = [(f"Merge, still in {bits} bits", setup), ("Merge into a 16-bit base", whole)]
     found = []
     for name, way in ways:
-        lying = resident(model, structure(way))
-        disk = merged_bytes(model, way, lying)
-        gpu = merge_moment(model, way, lying, workspace).bytes
-        found.append(Act(name, gpu, max(load_host_bytes(model, way), min(disk, FILE_BYTES)), disk))
+        resident = resident_memory(model, structure(way))
+        disk = merged_bytes(model, way, resident)
+        gpu = merge_moment(model, way, resident, workspace).bytes
+        found.append(
+            Stage(name, gpu, max(load_host_bytes(model, way), min(disk, FILE_BYTES)), disk)
+        )
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.step.timeline import Plan, Sizes, Walk, structure
 from estimator.values.arithmetic import allocated
 from estimator.values.results import Moment
@@ -31,7 +31,7 @@ def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
     sizes = Sizes(
         setup.per_device_eval_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
     )
-    begins = resident(model, same).sizes(workspace)
+    begins = resident_memory(model, same).sizes(workspace)
     return Walk(_plan(model, same).step(sizes), begins, setup.shard_ranks)
 
 

@@ -15,7 +15,7 @@ from estimator.families.parameters import modules_with_counts, weight_shapes
 from estimator.families.weights import FLOAT32_BYTES
 from estimator.parallel.fsdp1 import flat_tensors
 from estimator.parallel.sharding import sharded_tensors
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.parallel.zero import SUB_GROUP
 from estimator.resident.model import Resident, trainable_tensors
 from estimator.resident.optimizer import Trainable, optimizer_states
@@ -26,7 +26,7 @@ from estimator.resident.overhead import (
     shown_bytes,
 )
 from estimator.step.allocator import Allocator, Block
-from estimator.step.timeline import Course, Sizes, plan, structure
+from estimator.step.timeline import Schedule, Sizes, plan, structure
 from estimator.tape.program import Sized
 from estimator.tape.tape import WEIGHTS
 from estimator.values.arithmetic import allocated, ceil_div
@@ -47,7 +47,7 @@ Key = tuple[str, int, int]
 """Operator, slot of the size, component: tensors of equal keys stand for each other."""
 
 
-class Change(NamedTuple):
+class AllocatorEvent(NamedTuple):
     """One tensor is made, goes, or is counted under another name from now on."""
 
     sign: int
@@ -81,17 +81,17 @@ class _Process:
         """So many tensors, one after the other."""
         return [self.allocator.take(allocated(size), stream) for size in sizes if size]
 
-    def lay_flat_states(self, lying: Resident, same: TrainingSetup) -> None:
+    def lay_flat_states(self, resident: Resident, same: TrainingSetup) -> None:
         """DeepSpeed's, flat, float32 weights among them, before the first step: it is stepped with gradients of 0.
 
         Stage 3 cuts them into sub-groups. A float32 gradient of the largest lies beside them meanwhile.
         Source: DeepSpeed 0.19.6, runtime/zero/stage3.py and stage_1_and_2.py, ``initialize_optimizer_states``.
         """
-        part, groups = ceil_div(lying.trainable_parameters, same.num_gpus), 1
+        part, groups = ceil_div(resident.trainable_parameters, same.num_gpus), 1
         if same.strategy is Strategy.ZERO3:
             groups = ceil_div(part, SUB_GROUP)
-        each = _pieces(lying.states.resident_bytes, (1 + STATES) * groups)
-        self.lay([*each[:groups], lying.accumulated])
+        each = _pieces(resident.states.resident_bytes, (1 + STATES) * groups)
+        self.lay([*each[:groups], resident.accumulated])
         gradient = self.lay([FLOAT32_BYTES * ceil_div(part, groups)])
         self.lay(each[groups:])
         self.clear(gradient)
@@ -101,7 +101,7 @@ class _Process:
         for block in blocks:
             self.allocator.give(block)
 
-    def play(self, changes: Iterable[Change]) -> None:
+    def play(self, changes: Iterable[AllocatorEvent]) -> None:
         """A stretch of the step."""
         take, give, live, late = self.allocator.take, self.allocator.give, self.live, self._late
         for sign, key, size, stream, other in changes:
@@ -139,7 +139,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     ``_init_streams``.
     """
     same = structure(setup)
-    lying = resident(model, same)
+    resident = resident_memory(model, same)
     limit = None
     if gpu is not None:
         limit = gpu.memory_bytes - sum(outside_bytes(setup))
@@ -149,11 +149,11 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     )
     sized, course = plan(model, same).step(sizes)
     program = list(_changes(sized, course, setup))
-    process.lay(_pieces(lying.weights + lying.adapters, _count(model, setup)))
-    process.lay([lying.communication])
+    process.lay(_pieces(resident.weights + resident.adapters, _count(model, setup)))
+    process.lay([resident.communication])
     process.lay([_most_gathered(sized, course, setup)], GATHER)
     if same.strategy.is_zero:
-        process.lay_flat_states(lying, same)
+        process.lay_flat_states(resident, same)
     for step in range(STEPS):
         for stretch in program:
             process.play(stretch)
@@ -162,8 +162,8 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
             if not same.strategy.is_zero:
                 process.lay(_state_sizes(trained, same))
             if setup.gradient_accumulation_steps > 1 and not same.strategy.is_zero:
-                process.lay(_pieces(lying.accumulated, sum(it.alike for it in trained)))
-        process.clear(process.lay(_step_sizes(lying, trained, same)))
+                process.lay(_pieces(resident.accumulated, sum(it.alike for it in trained)))
+        process.clear(process.lay(_step_sizes(resident, trained, same)))
         process.end_step()
     return process.allocator.highest
 
@@ -211,9 +211,11 @@ def shown(answer: Estimate) -> Shown | None:
     return Shown(min(low, middle), middle, max(high, middle))
 
 
-def _changes(sized: Sized, course: Course, setup: TrainingSetup) -> Iterator[list[Change]]:
+def _changes(
+    sized: Sized, course: Schedule, setup: TrainingSetup
+) -> Iterator[list[AllocatorEvent]]:
     """The step, stretch by stretch, every layer in its place."""
-    stretches: dict[int, list[Change]] = {}
+    stretches: dict[int, list[AllocatorEvent]] = {}
     for run in course.runs:
         if run.segment not in stretches:
             stretches[run.segment] = _stretch(setup, sized.events(run.segment))
@@ -221,7 +223,7 @@ def _changes(sized: Sized, course: Course, setup: TrainingSetup) -> Iterator[lis
             yield stretches[run.segment]
 
 
-def _most_gathered(sized: Sized, course: Course, setup: TrainingSetup) -> int:
+def _most_gathered(sized: Sized, course: Schedule, setup: TrainingSetup) -> int:
     """Bytes of the weights that stage 3 has gathered at most, in blocks of a stream of their own.
 
     Each layer's find those of the layer before, so that they are laid down once.
@@ -233,16 +235,16 @@ def _most_gathered(sized: Sized, course: Course, setup: TrainingSetup) -> int:
     return max(level for run in gathered.alike for _, _, level in run)
 
 
-def _stretch(setup: TrainingSetup, events: Iterable[tuple[int, Key, int]]) -> list[Change]:
-    changes: list[Change] = []
+def _stretch(setup: TrainingSetup, events: Iterable[tuple[int, Key, int]]) -> list[AllocatorEvent]:
+    changes: list[AllocatorEvent] = []
     for sign, key, size in events:
         if not size:
             continue
         last = changes[-1] if changes else None
         if sign > 0 and last is not None and last.sign < 0 and last.key[:2] == key[:2]:
-            changes[-1] = Change(0, last.key, size, COMPUTE, key)
+            changes[-1] = AllocatorEvent(0, last.key, size, COMPUTE, key)
         else:
-            changes.append(Change(sign, key, size, _stream(setup, key[0], key[2]), key))
+            changes.append(AllocatorEvent(sign, key, size, _stream(setup, key[0], key[2]), key))
     return changes
 
 
@@ -266,11 +268,11 @@ def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
     return trainable_tensors(model, same)
 
 
-def _step_sizes(lying: Resident, trained: Iterable[Trainable], same: TrainingSetup) -> list[int]:
+def _step_sizes(resident: Resident, trained: Iterable[Trainable], same: TrainingSetup) -> list[int]:
     """Temporaries of the step: one for every trained tensor; DeepSpeed's flat gradient in 16 bits and in float32."""
     if same.strategy.is_zero:
-        return [lying.transient // 3, lying.transient - lying.transient // 3]
-    return _pieces(lying.transient, sum(it.alike for it in trained))
+        return [resident.transient // 3, resident.transient - resident.transient // 3]
+    return _pieces(resident.transient, sum(it.alike for it in trained))
 
 
 def _state_sizes(trained: Iterable[Trainable], same: TrainingSetup) -> Iterator[int]:

@@ -20,14 +20,14 @@ from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.stack import Stack, stack_of
 from estimator.objectives.step import Objective, Step
 from estimator.parallel.zero import gathering
-from estimator.parallel.zero3_coordinator import OUTSIDE, Coordinator, Rules, Script
+from estimator.parallel.zero3_coordinator import OUTSIDE, CallTrace, Coordinator, Rules
 from estimator.resident.model import (
     Resident,
 )
 from estimator.tape.program import Changes, Program, Reason, Sized
 from estimator.tape.symbols import Recording
 from estimator.tape.tape import COMPONENTS, WEIGHTS, Call, Mark, Place
-from estimator.values.results import Held, Moment
+from estimator.values.results import HeldTensors, Moment
 from estimator.values.specs import (
     FULL_STATE_DICT,
     Component,
@@ -55,7 +55,7 @@ class Run(NamedTuple):
     """Of the pass."""
 
 
-class Course:
+class Schedule:
     """A played program, and the order in which its stretches make up the real step."""
 
     def __init__(self, program: Program, runs: Sequence[Run], rules: Rules | None = None) -> None:
@@ -101,15 +101,17 @@ class Gathered:
 
 @lru_cache(maxsize=256)
 def _gathered(
-    course: Course, rules: Rules, wholes: tuple[tuple[str, int], ...], ranks: int
+    course: Schedule, rules: Rules, wholes: tuple[tuple[str, int], ...], ranks: int
 ) -> Gathered:
     return Gathered(_coordinator(course, rules, wholes).levels(ranks))
 
 
 @lru_cache(maxsize=64)
-def _coordinator(course: Course, rules: Rules, wholes: tuple[tuple[str, int], ...]) -> Coordinator:
+def _coordinator(
+    course: Schedule, rules: Rules, wholes: tuple[tuple[str, int], ...]
+) -> Coordinator:
     """By the elements of the weights, which a rank of adapters changes."""
-    return Coordinator(Script(map(course.calls_of, course.runs), dict(wholes), rules), rules)
+    return Coordinator(CallTrace(map(course.calls_of, course.runs), dict(wholes), rules), rules)
 
 
 def _first_and_last(run: Iterable[Sequence[int]]) -> list[tuple[int, int, int]]:
@@ -132,7 +134,7 @@ class Sizes(NamedTuple):
 class Steps(Protocol):
     """Where the step of a setup comes from."""
 
-    def step(self, sizes: Sizes) -> tuple[Sized, Course]:
+    def step(self, sizes: Sizes) -> tuple[Sized, Schedule]:
         """The step at these sizes, and its order."""
 
 
@@ -151,9 +153,9 @@ class Plan:
         self._objective = objective
         self._setup = replace(setup, attn_implementation=attention_of(model, setup))
         self._training = training
-        self._courses: list[Course] = []
+        self._courses: list[Schedule] = []
 
-    def step(self, sizes: Sizes) -> tuple[Sized, Course]:
+    def step(self, sizes: Sizes) -> tuple[Sized, Schedule]:
         """The step at these sizes, and its order."""
         for course in self._courses:
             sized = course.program.at(sizes)
@@ -162,7 +164,7 @@ class Plan:
         self._courses.append(self._played(sizes))
         return self.step(sizes)
 
-    def _played(self, sizes: Sizes) -> Course:
+    def _played(self, sizes: Sizes) -> Schedule:
         recording = Recording()
         batch, length, rank, gpus = (recording.symbol(size) for size in sizes)
         setup = replace(
@@ -173,7 +175,7 @@ class Plan:
         self._objective(step)
         program = Program(step.tape, recording)
         runs = list(runs_of(program.marks, step.stacks, step.labels))
-        return Course(program, runs, gathering(self._model, self._setup))
+        return Schedule(program, runs, gathering(self._model, self._setup))
 
 
 def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str]) -> Iterator[Run]:
@@ -297,7 +299,7 @@ class Walk:
 
     def __init__(
         self,
-        step: tuple[Sized, Course],
+        step: tuple[Sized, Schedule],
         begins: Mapping[Component, int],
         ranks: int = 1,
     ) -> None:
@@ -306,7 +308,7 @@ class Walk:
         self._gathered = self._course.gathered(self._sized, ranks)
 
     @property
-    def lying(self) -> Mapping[Component, int]:
+    def resident(self) -> Mapping[Component, int]:
         """Bytes that lie there when it begins, by component."""
         return dict(zip(COMPONENTS, self._begins, strict=True))
 
@@ -433,7 +435,7 @@ class StepTimeline(Walk):
         """The highest moment of each phase of the step."""
         return {**super().heights(), Phase.OPTIMIZER_STEP: self._step}
 
-    def held(self, phase: Phase) -> tuple[Held, ...]:
+    def held(self, phase: Phase) -> tuple[HeldTensors, ...]:
         """What the tape holds at the highest moment of forward, loss or backward, by what made it; the most first.
 
         Weights, adapters, states, the workspace and gradients of earlier micro-steps lie beside it.
@@ -449,7 +451,7 @@ class StepTimeline(Walk):
             counts[WEIGHTS, "all-gather", top.gathered] += 1
         return _by_reason(counts)
 
-    def kept_by_a_layer(self) -> tuple[Held, ...]:
+    def kept_by_a_layer(self) -> tuple[HeldTensors, ...]:
         """What one layer in the middle keeps from forward to backward, by what made it; the most first."""
         forward = [run for run in self._course.runs if run.layers and run.phase is Phase.FORWARD]
         middle = max(
@@ -464,12 +466,12 @@ class StepTimeline(Walk):
         return _by_reason(counts)
 
 
-def _by_reason(counts: Counter[Reason]) -> tuple[Held, ...]:
-    together: dict[tuple[Component, str], Held] = {}
+def _by_reason(counts: Counter[Reason]) -> tuple[HeldTensors, ...]:
+    together: dict[tuple[Component, str], HeldTensors] = {}
     for (component, operation, size), tensors in counts.items():
         key = COMPONENTS[component], operation
-        before = together.get(key, Held(*key, 0, 0))
-        together[key] = Held(*key, before.tensors + tensors, before.bytes + tensors * size)
+        before = together.get(key, HeldTensors(*key, 0, 0))
+        together[key] = HeldTensors(*key, before.tensors + tensors, before.bytes + tensors * size)
     there = [held for held in together.values() if held.bytes]
     return tuple(sorted(there, key=lambda held: -held.bytes))
 

@@ -76,7 +76,7 @@ class Mark(NamedTuple):
     operation: str
 
 
-class Whole(NamedTuple):
+class WholeWeight(NamedTuple):
     """A weight that a module needs whole."""
 
     key: str
@@ -94,7 +94,7 @@ class Call(NamedTuple):
     """How many events come before it."""
     module: str
     """Its name in the layer, or in the model outside the layers."""
-    weights: tuple[Whole, ...]
+    weights: tuple[WholeWeight, ...]
     begins: bool
     is_forward: bool
     """Of the forward pass or of a checkpoint's replay."""
@@ -114,7 +114,7 @@ class Storage:
         self._write(1)
 
     @classmethod
-    def standing(cls, tape: Tape, size: int, component: int) -> Storage:
+    def existing(cls, tape: Tape, size: int, component: int) -> Storage:
         """Bytes that were there before the step began and are counted elsewhere, until they go."""
         storage = cls.__new__(cls)
         storage.tape, storage.bytes, storage.component = tape, size, component
@@ -360,7 +360,7 @@ class Tape:
             self.autocast_active = active
 
     def call(
-        self, module: str, weights: tuple[Whole, ...], *, begins: bool, is_forward: bool
+        self, module: str, weights: tuple[WholeWeight, ...], *, begins: bool, is_forward: bool
     ) -> None:
         """Note that a module begins or has ended its work."""
         segment = len(self.marks) - 1

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from estimator.parallel.offload import Moved, moved, ranks_of_a_node
-from estimator.values.results import Part
+from estimator.parallel.offload import OffloadTraffic, moved, ranks_of_a_node
+from estimator.values.results import TimePart
 from estimator.values.specs import Gpu, Model, Offload, Optimizer, Strategy, TrainingSetup
 
 GIGA = 1e9
@@ -81,7 +81,9 @@ def hosts(gpu: Gpu) -> tuple[Host, Host]:
     return (known, known) if known is not None else (PCIE_3, PCIE_5)
 
 
-def offload_parts(model: Model, gpu: Gpu, setup: TrainingSetup, behind: float) -> tuple[Part, ...]:
+def offload_parts(
+    model: Model, gpu: Gpu, setup: TrainingSetup, behind: float
+) -> tuple[TimePart, ...]:
     """Seconds a step of what offload adds, fast and slow.
 
         CPU step   ranks of a machine · n · bytes / its memory's bandwidth,   at worst n · ranks / 1.8e9
@@ -97,7 +99,7 @@ def offload_parts(model: Model, gpu: Gpu, setup: TrainingSetup, behind: float) -
     parts = (
         _stepping(setup, of, ranks, fast),
         _link(setup, of, slow, fast, behind),
-        Part(
+        TimePart(
             "NVMe",
             ranks * (of.read / FAST_READ + of.written / FAST_WRITE) / GIGA,
             ranks * (of.read / SLOW_READ + of.written / SLOW_WRITE) / GIGA,
@@ -106,7 +108,7 @@ def offload_parts(model: Model, gpu: Gpu, setup: TrainingSetup, behind: float) -
     return tuple(part for part in parts if part.high_seconds > 0)
 
 
-def _stepping(setup: TrainingSetup, of: Moved, ranks: int, fast: Host) -> Part:
+def _stepping(setup: TrainingSetup, of: OffloadTraffic, ranks: int, fast: Host) -> TimePart:
     size = ADAM_BYTES
     passes = 1.0
     if setup.strategy.is_fsdp:
@@ -115,15 +117,17 @@ def _stepping(setup: TrainingSetup, of: Moved, ranks: int, fast: Host) -> Part:
     else:
         size += SCALED_BYTES + COPIED_BYTES
     low = passes * ranks * of.stepped * size / (fast.memory * GIGA)
-    return Part("optimizer step on the CPU", low, passes * ranks * of.stepped / SLOW_STEPPED)
+    return TimePart("optimizer step on the CPU", low, passes * ranks * of.stepped / SLOW_STEPPED)
 
 
-def _link(setup: TrainingSetup, of: Moved, slow: Host, fast: Host, behind: float) -> Part:
+def _link(
+    setup: TrainingSetup, of: OffloadTraffic, slow: Host, fast: Host, behind: float
+) -> TimePart:
     hidden = 0.0 if setup.strategy in (Strategy.ZERO1, Strategy.ZERO2) else behind
     low = max(0.0, of.in_micro_steps / (fast.link * GIGA) - hidden)
     low += of.after / (fast.link * GIGA)
     high = (of.in_micro_steps + of.after) / (SLOW_LINK_SHARE * slow.link * GIGA)
-    return Part("between GPU and host", low, high)
+    return TimePart("between GPU and host", low, high)
 
 
 def steps_on_host(setup: TrainingSetup) -> bool:

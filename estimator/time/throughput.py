@@ -35,7 +35,7 @@ from estimator.time.flops import (
 )
 from estimator.time.offload_time import offload_parts, steps_on_host
 from estimator.values.arithmetic import ceil_div
-from estimator.values.results import TERA, Part, RunTime
+from estimator.values.results import TERA, RunTime, TimePart
 from estimator.values.specs import (
     RATES,
     AttnImplementation,
@@ -365,7 +365,7 @@ def run_time(
     if setup.mfu is not None:
         seconds = model_flops / (setup.mfu * peak)
         least_model_flops = model_flops  # measured on whatever the run computes
-        parts: tuple[Part, ...] = (Part("at the given utilisation", seconds, seconds),)
+        parts: tuple[TimePart, ...] = (TimePart("at the given utilisation", seconds, seconds),)
     else:
         parts = step_parts(model, setup, resident, rate, length, fast, slow)
         if setup.num_gpus > 1:
@@ -400,12 +400,14 @@ def run_time(
 
 
 def _exchanging(
-    parts: tuple[Part, ...], setup: TrainingSetup, sharing: Sharing, exchange: Part
-) -> tuple[Part, ...]:
+    parts: tuple[TimePart, ...], setup: TrainingSetup, sharing: Sharing, exchange: TimePart
+) -> tuple[TimePart, ...]:
     """The parts of a step on one of several GPUs: its share of the optimizer's work, and the exchange."""
     share = 1 if sharing is Sharing.REPLICAS else setup.shard_ranks
     own = tuple(
-        Part(name, low / share, high / share) if name == OPTIMIZER_STEP else Part(name, low, high)
+        TimePart(name, low / share, high / share)
+        if name == OPTIMIZER_STEP
+        else TimePart(name, low, high)
         for name, low, high in parts
     )
     behind = math.fsum(part.low_seconds for part in own)
@@ -413,8 +415,8 @@ def _exchanging(
 
 
 def _with_offload(
-    parts: tuple[Part, ...], model: Model, gpu: Gpu, setup: TrainingSetup
-) -> tuple[Part, ...]:
+    parts: tuple[TimePart, ...], model: Model, gpu: Gpu, setup: TrainingSetup
+) -> tuple[TimePart, ...]:
     """The parts of a step whose weights or states rest on the host."""
     rest = tuple(it for it in parts if it.name != OPTIMIZER_STEP or not steps_on_host(setup))
     behind = math.fsum(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
@@ -422,21 +424,21 @@ def _with_offload(
 
 
 def _one_after_another(
-    parts: tuple[Part, ...],
+    parts: tuple[TimePart, ...],
     model: Model,
     setup: TrainingSetup,
     link: float,
-) -> tuple[Part, ...]:
+) -> tuple[TimePart, ...]:
     """The parts of a step whose layers lie on several GPUs: those of one GPU, and what crosses, which nothing hides.
 
     The optimizer's kernels are started on every GPU before the first has ended: at best each steps its share at once.
     """
     own = tuple(
-        Part(name, low / setup.num_gpus if name == OPTIMIZER_STEP else low, high)
+        TimePart(name, low / setup.num_gpus if name == OPTIMIZER_STEP else low, high)
         for name, low, high in parts
     )
     seconds = crossing_bytes(model, setup) / link
-    return (*own, Part("copies between GPUs", seconds, seconds))
+    return (*own, TimePart("copies between GPUs", seconds, seconds))
 
 
 def crossing_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -487,7 +489,7 @@ def step_parts(
     length: Lengths,
     fast: Work,
     slow: Work,
-) -> tuple[Part, ...]:
+) -> tuple[TimePart, ...]:
     """Why an optimizer step on one GPU takes as long as it does: seconds of each part, low and high.
 
         products / rate + attention / rate + Σ traffic / bandwidth, and what the host lacks in speed beyond that
@@ -511,19 +513,19 @@ def step_parts(
     words = model.vocab_size * _width(setup)
 
     once = [
-        Part("matrix products", fast.products / rate.best, slow.products / rate.slow),
-        Part("attention", fast.attention / flash_fast, slow.attention / flash_slow),
-        Part(
+        TimePart("matrix products", fast.products / rate.best, slow.products / rate.slow),
+        TimePart("attention", fast.attention / flash_fast, slow.attention / flash_slow),
+        TimePart(
             "norms, activations, residuals",
             forward_backward * fused / fast_bandwidth,
             forward_backward * eager / slow_bandwidth,
         ),
-        Part(
+        TimePart(
             "adapters",
             fast.adapters / rate.best + dora / fast_bandwidth,
             slow.adapters / rate.slow + (forward_backward * branches + dora) / slow_bandwidth,
         ),
-        Part(
+        TimePart(
             "recomputation",
             fast.products_again / rate.best
             + fast.attention_again / flash_fast
@@ -536,13 +538,15 @@ def step_parts(
         _scans(model, setup, length, again, rate),
         _dequantisation(setup, sizes, 2 + again, rate),
         _casts(setup, sizes, 1 + again, rate),
-        Part(
+        TimePart(
             "logits and loss",
             tokens_fast * words * FUSED_LOSS_BYTES / fast_bandwidth,
             tokens_slow * words * EAGER_LOSS_BYTES / slow_bandwidth,
         ),
     ]
-    parts = [Part(name, times * low, times * high) for name, low, high in once if low + high > 0]
+    parts = [
+        TimePart(name, times * low, times * high) for name, low, high in once if low + high > 0
+    ]
     parts.append(_optimizer(setup, resident, rate))
     parts.append(_launches(model, setup, length, parts, again))
     return tuple(part for part in parts if part.low_seconds + part.high_seconds > 0)
@@ -604,11 +608,11 @@ def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
 
 def _delta_nets(
     model: Model, setup: TrainingSetup, length: Lengths, again: int, rate: Rates
-) -> Part:
+) -> TimePart:
     """Traffic of gated delta-nets: at best by one kernel, at worst as PyTorch's loop over chunks has it."""
     sizes = model.delta_net
     if sizes is None:
-        return Part("delta-nets", 0.0, 0.0)
+        return TimePart("delta-nets", 0.0, 0.0)
     layers = model.layer_types.count(LINEAR_ATTENTION) * sizes.value_heads
     layers *= setup.per_device_train_batch_size
     keys, values = sizes.key_dim, sizes.value_dim
@@ -619,18 +623,20 @@ def _delta_nets(
     once = CHUNK * row + DELTA_STATE_BYTES * keys * values
     sliced = DELTA_SLICE_BYTES * (3 * keys + values + CHUNK) + DELTA_COPY_BYTES * values
     looped = layers * chunks * (passes * once + chunks * CHUNK * sliced)
-    return Part(
+    return TimePart(
         "delta-nets",
         passes * fused / rate.bandwidth,
         looped / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
     )
 
 
-def _scans(model: Model, setup: TrainingSetup, length: Lengths, again: int, rate: Rates) -> Part:
+def _scans(
+    model: Model, setup: TrainingSetup, length: Lengths, again: int, rate: Rates
+) -> TimePart:
     """Traffic of state spaces: at best by one kernel, at worst as PyTorch runs it, in float32 but for autocast."""
     sizes = model.state_space
     if sizes is None:
-        return Part("state spaces", 0.0, 0.0)
+        return TimePart("state spaces", 0.0, 0.0)
     layers = mixers(model) * setup.per_device_train_batch_size
     passes = 1 + BACKWARD_TRAFFIC + again
     fused = layers * length.fast * SCAN_FUSED_BYTES * (sizes.projected_width + sizes.width)
@@ -647,27 +653,27 @@ def _scans(model: Model, setup: TrainingSetup, length: Lengths, again: int, rate
     if setup.mixed_precision is MixedPrecision.NO:
         products = setup.per_device_train_batch_size * scan_products(model, length.slow)
         slow += passes * FORWARD * products / rate.float32
-    return Part("state spaces", passes * fused / rate.bandwidth, slow)
+    return TimePart("state spaces", passes * fused / rate.bandwidth, slow)
 
 
-def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> Part:
+def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> TimePart:
     quantized = sizes.quantizable if setup.has_packed_base else 0
     packed = 2 * PACKED_BYTES if setup.has_8bit_base else PACKED_BYTES
     size = quantized * (packed + UNPACKED_BYTES * _width(setup))
     seconds = passes * size / rate.bandwidth
-    return Part("dequantisation", seconds, SLOW_DEQUANTISATION * seconds)
+    return TimePart("dequantisation", seconds, SLOW_DEQUANTISATION * seconds)
 
 
-def _casts(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> Part:
+def _casts(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> TimePart:
     """Autocast makes 16-bit copies of float32 weights, once a forward pass."""
     autocast = setup.mixed_precision is not MixedPrecision.NO
     if not autocast or setup.dtype is not Dtype.FLOAT32 or setup.has_packed_base:
-        return Part("casts of weights", 0.0, 0.0)
+        return TimePart("casts of weights", 0.0, 0.0)
     seconds = passes * CAST_WEIGHT_BYTES * (sizes.layers + sizes.outside) / rate.bandwidth
-    return Part("casts of weights", seconds, seconds / SLOW_BANDWIDTH_SHARE)
+    return TimePart("casts of weights", seconds, seconds / SLOW_BANDWIDTH_SHARE)
 
 
-def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> Part:
+def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePart:
     """Gradients in, weights and states in and out; with clipping a norm before and a product in place."""
     trained = resident.adapters if setup.uses_adapters else resident.weights
     states = resident.states.resident_bytes + resident.states.paged_bytes
@@ -676,12 +682,12 @@ def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> Part:
     clips = setup.max_grad_norm > 0
     low = (update + clips * resident.gradients) / rate.bandwidth
     high = (update + 3 * clips * resident.gradients) / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
-    return Part(OPTIMIZER_STEP, low, high)
+    return TimePart(OPTIMIZER_STEP, low, high)
 
 
 def _launches(
-    model: Model, setup: TrainingSetup, length: Lengths, parts: list[Part], again: int
-) -> Part:
+    model: Model, setup: TrainingSetup, length: Lengths, parts: list[TimePart], again: int
+) -> TimePart:
     """What the GPU waits for the host to start its kernels: the host's time less the GPU's."""
     times = setup.gradient_accumulation_steps
     layers = times * model.num_hidden_layers
@@ -692,7 +698,7 @@ def _launches(
     kernels = DELTA_FORWARD_KERNELS * (1 + again) + DELTA_BACKWARD_KERNELS
     high += rounds * kernels * SLOW_LAUNCHES[setup.method] / LAYER_KERNELS
     high *= SLOW_LAUNCHES_SHARED if setup.num_gpus > 1 else 1
-    return Part(
+    return TimePart(
         "waiting for the host",
         max(0.0, low - math.fsum(part.low_seconds for part in parts)),
         max(0.0, high - math.fsum(part.high_seconds for part in parts)),
@@ -707,7 +713,7 @@ def communication(
     sharing: Sharing,
     link_gb_per_s: float | None = None,
     network_gb_per_s: float | None = None,
-) -> Part:
+) -> TimePart:
     """Seconds a step that GPUs exchange: hidden behind the compute at best, added to it at worst.
 
         replicas   2 · gradients, once a step, among all; the same with states in parts
@@ -733,4 +739,4 @@ def communication(
         shard = 2 * resident.gradients / setup.shard_ranks
         beside = exchange_seconds(shard, replicas(setup), by)
         low, high = low + beside[0], high + beside[1]
-    return Part("exchange between GPUs", low, high)
+    return TimePart("exchange between GPUs", low, high)

@@ -20,7 +20,7 @@ from estimator.values.kinds import (
     Number,
     Text,
     Version,
-    Whole,
+    WholeNumber,
     not_modelled,
 )
 from estimator.values.refusals import InputError
@@ -166,7 +166,7 @@ class Key:
 
 
 def _count(name: str, meaning: str, *, nullable: bool = False, ours: bool = False) -> Key:
-    return Key(name, Whole(LARGEST[name], nullable=nullable), meaning, ours=ours)
+    return Key(name, WholeNumber(LARGEST[name], nullable=nullable), meaning, ours=ours)
 
 
 def _later(name: str, kind: Kind, meaning: str, *modelled: object) -> Key:
@@ -278,10 +278,10 @@ GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
             _count("num_gpus", "GPUs in the job"),
             _count("gpus_per_node", "GPUs in one machine"),
             Key("strategy", _STRATEGY, "how GPUs share the work"),
-            _later("tp_size", Whole(1024), "ranks of tensor parallelism", 1),
-            _later("pp_size", Whole(1024), "ranks of pipeline parallelism", 1),
-            _later("cp_size", Whole(1024), "ranks of context parallelism", 1),
-            _later("ep_size", Whole(1024), "ranks of expert parallelism", 1),
+            _later("tp_size", WholeNumber(1024), "ranks of tensor parallelism", 1),
+            _later("pp_size", WholeNumber(1024), "ranks of pipeline parallelism", 1),
+            _later("cp_size", WholeNumber(1024), "ranks of context parallelism", 1),
+            _later("ep_size", WholeNumber(1024), "ranks of expert parallelism", 1),
             _count("dp_replicate_size", "replicas of the sharded model, for hsdp"),
             _count("fsdp_version", "1: the older FSDP, of flat parameters (fsdp_config's version)"),
             Key(
@@ -338,7 +338,7 @@ BY_NAME: Mapping[str, Key] = MappingProxyType(
 GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
     {
         "name": Text(),
-        "memory_bytes": Whole(10**15),
+        "memory_bytes": WholeNumber(10**15),
         "memory_is_derived": Flag(),
         "nameplate_gb": Number(1_000_000),
         "vendor": Text(),

@@ -174,7 +174,7 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(Kind):
+class WholeNumber(Kind):
     """A whole number from ``low`` to ``high``."""
 
     high: int

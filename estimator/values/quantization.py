@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from estimator.values.kinds import Whole, show
+from estimator.values.kinds import WholeNumber, show
 from estimator.values.refusals import InputError
 
 QUANT_STORAGES = ("uint8", "int8", "float16", "bfloat16", "float32", "float64")
 """What packed 4-bit weights can pass for: transformers 5.23, utils/quantization_config.py, ``BitsAndBytesConfig``."""
 
 
-class Storage(StrEnum):
+class StorageRule(StrEnum):
     """The rule by which a weight matrix is stored."""
 
     GPTQ = "gptq"
@@ -48,7 +48,7 @@ class Quantization:
 
     name: str
     """As a sentence has it: ``GPTQ 4-bit``."""
-    storage: Storage | None
+    storage: StorageRule | None
     """None: recognised as quantised, but by a rule that is not known here."""
     config_class: str = ""
     """transformers' own name of such a config: ``GPTQConfig``."""
@@ -109,7 +109,7 @@ def _read(given: Mapping[str, object]) -> Quantization | None:
             group = _group(given, "group_size", "q_group_size")
             return Quantization(
                 name=f"AWQ {bits}-bit",
-                storage=Storage.AWQ,
+                storage=StorageRule.AWQ,
                 config_class="AwqConfig",
                 bits=bits,
                 group_size=group,
@@ -123,7 +123,7 @@ def _read(given: Mapping[str, object]) -> Quantization | None:
         case "fbgemm_fp8":
             return Quantization(
                 name="FBGEMM FP8",
-                storage=Storage.FP8,
+                storage=StorageRule.FP8,
                 config_class="FbgemmFp8Config",
                 bits=8,
                 scales=Scales.ROW,
@@ -132,7 +132,7 @@ def _read(given: Mapping[str, object]) -> Quantization | None:
         case "mxfp4":
             return Quantization(
                 name="MXFP4",
-                storage=Storage.MXFP4,
+                storage=StorageRule.MXFP4,
                 config_class="Mxfp4Config",
                 can_dequantize=True,
                 bits=4,
@@ -151,7 +151,7 @@ def _gptq(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
     bits = _whole(given, "bits", default=4, most=8)
     return Quantization(
         name=f"GPTQ {bits}-bit",
-        storage=Storage.GPTQ,
+        storage=StorageRule.GPTQ,
         config_class="GPTQConfig",
         bits=bits,
         group_size=_group(given, "group_size"),
@@ -165,7 +165,7 @@ def _bitsandbytes(given: Mapping[str, object], skipped: frozenset[str]) -> Quant
     if given.get("load_in_4bit") is True:
         return Quantization(
             name="bitsandbytes 4-bit",
-            storage=Storage.BNB_4BIT,
+            storage=StorageRule.BNB_4BIT,
             config_class="BitsAndBytesConfig",
             bits=4,
             double_quant=given.get("bnb_4bit_use_double_quant") is True,
@@ -176,7 +176,7 @@ def _bitsandbytes(given: Mapping[str, object], skipped: frozenset[str]) -> Quant
     if given.get("load_in_8bit") is True:
         return Quantization(
             name="bitsandbytes 8-bit",
-            storage=Storage.BNB_8BIT,
+            storage=StorageRule.BNB_8BIT,
             config_class="BitsAndBytesConfig",
             bits=8,
             skipped=skipped,
@@ -188,7 +188,7 @@ def _fp8(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
     block = given.get("weight_block_size", [128, 128])  # FineGrainedFP8Config's default
     return Quantization(
         name="FP8",
-        storage=Storage.FP8,
+        storage=StorageRule.FP8,
         config_class="FineGrainedFP8Config",
         can_dequantize=True,
         bits=8,
@@ -215,16 +215,16 @@ def _compressed(given: Mapping[str, object], skipped: frozenset[str]) -> Quantiz
     bits = _whole(weights, "num_bits", default=8, most=8)
     strategy = weights.get("strategy", "tensor")
     kinds = {
-        "float-quantized": Storage.FP8,
-        "naive-quantized": Storage.FP8 if weights.get("type") == "float" else Storage.INT8,
-        "int-quantized": Storage.INT8,
-        "pack-quantized": Storage.PACKED,
+        "float-quantized": StorageRule.FP8,
+        "naive-quantized": StorageRule.FP8 if weights.get("type") == "float" else StorageRule.INT8,
+        "int-quantized": StorageRule.INT8,
+        "pack-quantized": StorageRule.PACKED,
     }
     if not isinstance(named, str) or named not in kinds or strategy not in list(Scales):
         return unknown
     scales = Scales(str(strategy))
     return Quantization(
-        name=f"compressed-tensors {'FP8' if kinds[named] is Storage.FP8 else f'{bits}-bit'}",
+        name=f"compressed-tensors {'FP8' if kinds[named] is StorageRule.FP8 else f'{bits}-bit'}",
         storage=kinds[named],
         config_class="CompressedTensorsConfig",
         can_dequantize=True,
@@ -253,7 +253,7 @@ def _whole(given: Mapping[str, object], *names: str, default: int, most: int) ->
     if name is None:
         return default
     try:
-        read = Whole(most).read(given[name])
+        read = WholeNumber(most).read(given[name])
     except ValueError as problem:
         raise InputError(f"{name} {problem}") from None
     assert isinstance(read, int)

@@ -29,7 +29,7 @@ class Moment(NamedTuple):
         return sum(self.resident.values())
 
 
-class Held(NamedTuple):
+class HeldTensors(NamedTuple):
     """What lies there for one reason: how many tensors one operator made, and how many bytes they take."""
 
     component: Component
@@ -54,13 +54,13 @@ class Timeline(Protocol):
         """In order of time: one for each layer and stage, each at its highest."""
 
     @property
-    def lying(self) -> Mapping[Component, int]:
+    def resident(self) -> Mapping[Component, int]:
         """Bytes that lie there when a micro-step begins, by component."""
 
-    def held(self, phase: Phase) -> Sequence[Held]:
+    def held(self, phase: Phase) -> Sequence[HeldTensors]:
         """What lies there at the highest moment of forward, loss or backward, by what made it."""
 
-    def kept_by_a_layer(self) -> Sequence[Held]:
+    def kept_by_a_layer(self) -> Sequence[HeldTensors]:
         """What one layer keeps from forward to backward, by what made it."""
 
 
@@ -74,7 +74,7 @@ class DeviceRun(NamedTuple):
     """The highest moments beside the step: ``load``, ``save``, and ``evaluation`` if it is planned."""
 
 
-class Part(NamedTuple):
+class TimePart(NamedTuple):
     """One reason why a step takes the time it takes, in seconds an optimizer step."""
 
     name: str
@@ -92,7 +92,7 @@ class OnDevice(NamedTuple):
     """Indices of its decoder layers."""
     outside: tuple[str, ...]
     """Its modules around the layers, by their last names."""
-    lying: Mapping[Component, int]
+    resident: Mapping[Component, int]
     """Weights, adapters and optimizer states, which lie there between steps."""
     peak: Moment
     """Its highest moment of the step after the first."""
@@ -104,7 +104,7 @@ class OnDevice(NamedTuple):
 class RunTime:
     """How long a run takes, from fast to slow."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TimePart, ...]
     """Why a step takes as long; their sums are its ends. One part where the utilisation was given."""
     model_flops_per_step: float
     """Operations of an optimizer step on one GPU at worst, without the replay of checkpoints."""

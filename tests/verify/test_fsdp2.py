@@ -16,7 +16,7 @@ import pytest
 from estimator import estimate
 from estimator.contract import setups as contract
 from estimator.parallel.sharding import sharded_gradient_bytes
-from estimator.parallel.strategies import resident
+from estimator.parallel.strategies import resident_memory
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated
 from tests.verify.processes import RANKS, in_two_processes
@@ -143,7 +143,7 @@ def test_shards_and_gradients_through_four_micro_steps_are_those_of_the_real_fsd
         {"model": CONFIG, "strategy": "fsdp", "num_gpus": RANKS, "max_length": LENGTH, **setup}
     )
     assert estimate(model, None, ours).peak.bytes > 0  # it is not refused
-    lying = resident(model, structure(ours))
+    lying = resident_memory(model, structure(ours))
     real = in_two_processes(tmp_path, kept, setup=setup, config={}, steps=4)[0]
     assert real == {
         "shards": lying.weights + lying.adapters,
