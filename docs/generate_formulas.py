@@ -16,7 +16,9 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "formulas.md"
 PACKAGES = (
-    "estimator.families.parameters",
+    "estimator.families.modules",
+    "estimator.families.counts",
+    "estimator.families.adapters",
     "estimator.families.weights",
     "estimator.tape",
     "estimator.resident",

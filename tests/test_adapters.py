@@ -14,13 +14,9 @@ import pytest
 from estimator import Component, Model, Phase, catalog, estimate
 from estimator.answer import estimate as engine
 from estimator.contract.setups import parse, write_fields
-from estimator.families.parameters import (
-    Linear,
-    layer_groups,
-    layer_modules,
-    linears_peft_takes,
-    modules_with_counts,
-)
+from estimator.families.adapters import linears_peft_takes
+from estimator.families.counts import layer_groups, layer_modules, modules_with_counts
+from estimator.families.modules import Linear
 from estimator.objectives import stack
 from estimator.run.prequantized import as_loaded
 from estimator.step import timeline as moments_module

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from estimator import catalog
 from estimator.answer.estimate import estimate
 from estimator.contract.setups import parse, read_link, read_setup, write_estimate, write_fields
-from estimator.families.parameters import Linear, modules_with_counts
+from estimator.families.counts import modules_with_counts
+from estimator.families.modules import Linear
 from estimator.parallel.combinations import SHARING, refusal
 from estimator.search.remedies import remedies
 from estimator.values.keys import (

@@ -8,8 +8,8 @@ import pytest
 
 from estimator import catalog, resized
 from estimator.contract.setups import parse, read_setup, write_fields
+from estimator.families.counts import total_parameters
 from estimator.families.custom import DIMENSIONS
-from estimator.families.parameters import total_parameters
 from estimator.values.keys import DEFAULT
 from tests.test_hf_config import LLAMA
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from estimator import catalog, estimate
 from estimator.answer.estimate import need
 from estimator.contract import setups as contract
-from estimator.families.parameters import TINY_LLAMA
+from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.module_devices import ModuleDevices, module_devices, tail
 from estimator.parallel.placement import Packing, from_pretrained_device_map, settled_bytes
 from estimator.parallel.strategies import resident_memory

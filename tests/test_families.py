@@ -12,29 +12,22 @@ from typing import Any
 import pytest
 
 from estimator import AttnImplementation, TrainingSetup, catalog, estimate
-from estimator.families.custom import resized
-from estimator.families.hf_config import model_from_config
-from estimator.families.liger import kernels
-from estimator.families.parameters import (
-    BEYOND,
-    KEEPING,
-    MODELLED,
-    REUSING,
-    Bare,
-    Linear,
-    NotModelledError,
+from estimator.families.adapters import adapter_parameters, is_adapted
+from estimator.families.counts import (
     active_parameters,
-    adapter_parameters,
-    is_adapted,
-    is_quantized,
     layer_groups,
     layer_modules,
     modules_with_counts,
     outer_modules,
     sharing_of_keys,
     total_parameters,
-    weight_shapes,
 )
+from estimator.families.custom import resized
+from estimator.families.hf_config import model_from_config
+from estimator.families.layer_kinds import KEEPING, REUSING
+from estimator.families.liger import kernels
+from estimator.families.modules import Bare, Linear, is_quantized, weight_shapes
+from estimator.families.parameters import BEYOND, MODELLED, NotModelledError
 from estimator.families.weights import module_bytes
 from estimator.resident.stored import stored_bytes
 from estimator.run.loading import gate_up_stacks

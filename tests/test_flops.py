@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from estimator import AttnImplementation, Method, TrainingSetup, catalog
-from estimator.families.parameters import TINY_LLAMA, total_parameters
+from estimator.families.counts import total_parameters
+from estimator.families.modules import TINY_LLAMA
 from estimator.time.flops import Work, attended_pairs, matrices, work
 
 LLAMA = catalog.model("meta-llama/Llama-3.1-8B")

@@ -10,7 +10,7 @@ import pytest
 from estimator import catalog, estimate
 from estimator.answer.estimate import need
 from estimator.contract.setups import parse, read_setup
-from estimator.families.parameters import total_parameters
+from estimator.families.counts import total_parameters
 from estimator.parallel.combinations import refusal, resting_places
 from estimator.parallel.offload import (
     Rest,

@@ -11,23 +11,22 @@ from dataclasses import replace
 import pytest
 
 from estimator import catalog
-from estimator.families.parameters import (
-    MODELLED,
+from estimator.families.adapters import adapter_parameters, is_adapted, trainable_parameters
+from estimator.families.counts import (
+    active_parameters,
+    layer_modules,
+    outer_modules,
+    total_parameters,
+)
+from estimator.families.modules import (
     TINY_LLAMA,
     Embedding,
     Linear,
     Norm,
-    active_parameters,
-    adapter_parameters,
-    falcon_norm_names,
-    is_adapted,
-    layer_modules,
     module_parameters,
-    outer_modules,
-    total_parameters,
-    trainable_parameters,
     weight_shapes,
 )
+from estimator.families.parameters import MODELLED, falcon_norm_names
 from estimator.values.specs import Method, StateSpace, TrainingSetup
 
 GPT2 = catalog.model("openai-community/gpt2")

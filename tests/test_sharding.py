@@ -11,7 +11,7 @@ import pytest
 from estimator import catalog, estimate
 from estimator.answer.estimate import need
 from estimator.contract.setups import parse, read_setup
-from estimator.families.parameters import layer_modules, total_parameters
+from estimator.families.counts import layer_modules, total_parameters
 from estimator.families.weights import scale_bytes
 from estimator.parallel.combinations import refusal
 from estimator.parallel.zero import kept_gradients, packed_part, partition, place, rank_bytes

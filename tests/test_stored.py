@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from estimator import catalog
-from estimator.families.parameters import TINY_LLAMA, total_parameters
+from estimator.families.counts import total_parameters
+from estimator.families.modules import TINY_LLAMA
 from estimator.families.weights import quantized_bytes
 from estimator.resident.stored import matrix_elements, stored_bytes, stored_elements
 from estimator.values.quantization import Quantization, StorageRule, quantization_of

@@ -23,7 +23,7 @@ from estimator import (
     catalog,
     estimate,
 )
-from estimator.families.parameters import TINY_LLAMA
+from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.strategies import resident_memory
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.step.timeline import structure

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from estimator import Dtype, Gpu, Method, MixedPrecision, Optimizer, TrainingSetup
-from estimator.families.parameters import LINEAR_ATTENTION, TINY_LLAMA
+from estimator.families.layer_kinds import LINEAR_ATTENTION
+from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.network import ETHERNET, Links, links
 from estimator.parallel.offload import moved
 from estimator.resident.model import Resident

@@ -8,15 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from estimator.answer.overflow import starts_with_states
+from estimator.families.adapters import adapted_tied_head, copied_modules
+from estimator.families.counts import modules_with_counts
 from estimator.families.liger import kernels, loss_of
-from estimator.families.parameters import (
-    Module,
-    adapted_tied_head,
-    copied_modules,
-    is_quantized,
-    modules_with_counts,
-    weight_shapes,
-)
+from estimator.families.modules import Module, is_quantized, weight_shapes
 from estimator.families.registry import architecture
 from estimator.families.weights import (
     Buffer,

@@ -28,15 +28,9 @@ from dashboard.widgets import gpu_box, model_box
 from dashboard.words import wording
 from estimator import catalog, estimate
 from estimator.contract.setups import Reading, read_link, read_setup, write_fields
-from estimator.families.parameters import (
-    Embedding,
-    Linear,
-    default_targets,
-    layer_groups,
-    layer_modules,
-    outer_modules,
-    tied_head,
-)
+from estimator.families.adapters import default_targets
+from estimator.families.counts import layer_groups, layer_modules, outer_modules, tied_head
+from estimator.families.modules import Embedding, Linear
 from estimator.parallel.combinations import OFFLOADS, resting_places, sharing
 from estimator.search.limits import evaluation_stops, largest_micro_batch, longest_context
 from estimator.sources.repository import HubModel

@@ -6,16 +6,11 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from estimator.answer.verdict import verdict
+from estimator.families.adapters import default_targets, is_adapted
+from estimator.families.counts import outer_modules, tied_head
 from estimator.families.liger import check_liger, loss_of, loss_sentences
 from estimator.families.module_tree import splits_packed_experts
-from estimator.families.parameters import (
-    Embedding,
-    Linear,
-    default_targets,
-    is_adapted,
-    outer_modules,
-    tied_head,
-)
+from estimator.families.modules import Embedding, Linear
 from estimator.families.registry import architecture, attention_of, fallback_of
 from estimator.families.wrapped import class_sentence
 from estimator.parallel.assumptions import sharing_sentences

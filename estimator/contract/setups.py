@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from estimator.answer.overflow import first_overflow
 from estimator.answer.ranks import ranks
+from estimator.families.adapters import adapter_parameters, default_targets
 from estimator.families.custom import resized
-from estimator.families.parameters import adapter_parameters, default_targets
 from estimator.parallel.combinations import SHARING, beyond_one_machine, refusal, refused
 from estimator.parallel.module_devices import tail
 from estimator.resident.stored import checkpoint_bytes

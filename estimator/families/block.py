@@ -8,15 +8,15 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from estimator.families.activations import activation
+from estimator.families.adapters import is_copied
 from estimator.families.dora import Dora, dora
 from estimator.families.liger import Kernels, kernels
-from estimator.families.parameters import (
+from estimator.families.modules import (
     Bare,
     Embedding,
     Linear,
     Module,
     Norm,
-    is_copied,
     is_quantized,
     weight_shapes,
 )

@@ -44,7 +44,7 @@ def resized(known: Model, dimensions: Mapping[str, object]) -> Model:
     key-value heads as there are heads where it has one each, BLOOM's MLP of 4 · hidden_size. A pattern of layers is
     repeated or cut. ``ValueError`` names the dimension and says what to change.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> resized(TINY_LLAMA, {"hidden_size": 16}).head_dim
     8
     """

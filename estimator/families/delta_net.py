@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from estimator.families.block import Block
 from estimator.families.experts import mixture
+from estimator.families.layer_kinds import DELTA_FILTER
 from estimator.families.layers import gated_mlp
-from estimator.families.parameters import DELTA_FILTER
 from estimator.tape import operators as op
 from estimator.tape.tape import Parameter, Tape, Tensor
 from estimator.values.arithmetic import ceil_div

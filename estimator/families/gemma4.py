@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from estimator.families.block import Block
 from estimator.families.experts import Routing, grouped_experts
+from estimator.families.layer_kinds import KEEPING
 from estimator.families.layers import gated_mlp
-from estimator.families.parameters import KEEPING
 from estimator.families.rotary import turned
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor

@@ -13,18 +13,17 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from estimator.families.config_keys import SENSITIVE, is_sensitive, unread
-from estimator.families.parameters import (
+from estimator.families.layer_kinds import (
     CONVOLUTION,
     DELTA_FILTER,
     DENSE,
     EXPERTS,
     LINEAR_ATTENTION,
     MLP,
-    MODELLED,
-    OPT_POSITION_OFFSET,
     SHORT_FILTER,
-    check_modelled,
 )
+from estimator.families.modules import OPT_POSITION_OFFSET
+from estimator.families.parameters import MODELLED, check_modelled
 from estimator.values.arithmetic import ceil_div
 from estimator.values.kinds import show
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal

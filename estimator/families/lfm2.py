@@ -9,7 +9,7 @@ long as the same name does there.
 from __future__ import annotations
 
 from estimator.families.block import Block
-from estimator.families.parameters import SHORT_FILTER
+from estimator.families.layer_kinds import SHORT_FILTER
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from estimator.families.parameters import Bare, is_adapted, modules_with_counts
+from estimator.families.adapters import is_adapted
+from estimator.families.counts import modules_with_counts
+from estimator.families.modules import Bare
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.specs import Loss, Model, TrainingSetup
 

@@ -15,21 +15,10 @@ from enum import Enum
 from functools import lru_cache
 from math import prod
 
-from estimator.families.parameters import (
-    DELTA,
-    DENSE,
-    GLOBAL,
-    REUSING,
-    UNTURNED,
-    Bare,
-    Linear,
-    Module,
-    check_modelled,
-    layer_kind,
-    layer_modules,
-    outer_modules,
-    weight_shapes,
-)
+from estimator.families.counts import layer_kind, layer_modules, outer_modules
+from estimator.families.layer_kinds import DELTA, DENSE, GLOBAL, REUSING, UNTURNED
+from estimator.families.modules import Bare, Linear, Module, weight_shapes
+from estimator.families.parameters import check_modelled
 from estimator.values.specs import Model
 
 
@@ -460,7 +449,7 @@ def module_tree(model: Model) -> Node:
     Error: none; compared with the real class on the meta device in tests/verify (InternLM3: not, it has none).
     Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, each module's ``__init__``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> [node.name for node in module_tree(TINY_LLAMA).walk()][:6]
     ['', 'model', 'model.embed_tokens', 'model.layers', 'model.layers.0', 'model.layers.0.self_attn']
     """
@@ -481,7 +470,7 @@ def layer_class(model: Model) -> str:
 
     Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, ``_no_split_modules``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> layer_class(TINY_LLAMA)
     'LlamaDecoderLayer'
     """

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 from estimator.families import gemma3n, gemma4, layers
 from estimator.families.block import Block, LayerProgram, NormKind
+from estimator.families.counts import modules_with_counts
 from estimator.families.deepseek import deepseek
 from estimator.families.delta_net import qwen3_5
 from estimator.families.gpt_oss import gpt_oss
 from estimator.families.hybrids import falcon_h1, granite_hybrid, nemotron_h
 from estimator.families.lfm2 import lfm2
 from estimator.families.llama4 import llama4
-from estimator.families.parameters import Norm, check_modelled, modules_with_counts
+from estimator.families.modules import Norm
+from estimator.families.parameters import check_modelled
 from estimator.families.phimoe import phimoe
 from estimator.families.rotary import Rotary
 from estimator.tape.tape import Tensor

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from estimator.families.parameters import (
-    Bare,
-    Embedding,
-    Linear,
-    Module,
-    adapted_sizes,
-    adapter_rank,
-    is_adapted,
-    is_quantized,
-    weight_shapes,
-)
+from estimator.families.adapters import adapted_sizes, adapter_rank, is_adapted
+from estimator.families.modules import Bare, Embedding, Linear, Module, is_quantized, weight_shapes
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.specs import Model, TrainingSetup
 

@@ -10,18 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from estimator.families.adapters import is_adapted, is_copied, lowest_trained
 from estimator.families.block import DROPOUT, ROTARY, Block
-from estimator.families.parameters import (
-    WITHOUT_ATTENTION,
-    Module,
-    is_adapted,
-    is_copied,
-    layer_model,
-    layer_modules,
-    lowest_trained,
-    outer_modules,
-    tied_head,
-)
+from estimator.families.counts import layer_model, layer_modules, outer_modules, tied_head
+from estimator.families.layer_kinds import WITHOUT_ATTENTION
+from estimator.families.modules import Module
 from estimator.families.registry import Architecture, architecture
 from estimator.families.rotary import Rotary, Tables
 from estimator.objectives.stack import Stack, has_window, layer_kinds

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.parameters import layer_kind, lowest_trained, sharing_of_keys
+from estimator.families.adapters import lowest_trained
+from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
 from estimator.values.specs import Model, TrainingSetup
 

@@ -15,16 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from estimator.families.parameters import (
-    Bare,
-    Module,
-    is_adapted,
-    is_quantized,
-    layer_groups,
-    layer_modules,
-    outer_modules,
-    weight_shapes,
-)
+from estimator.families.adapters import is_adapted
+from estimator.families.counts import layer_groups, layer_modules, outer_modules
+from estimator.families.modules import Bare, Module, is_quantized, weight_shapes
 from estimator.families.weights import (
     FLOAT32_BYTES,
     adapter_width,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from estimator.families.adapters import is_copied
 from estimator.families.block import Block, Owned
+from estimator.families.counts import outer_modules
 from estimator.families.liger import loss_of
-from estimator.families.parameters import Linear, is_copied, is_quantized, outer_modules
+from estimator.families.modules import Linear, is_quantized
 from estimator.families.weights import buffer_bytes, elements, packed_bytes
 from estimator.parallel.fsdp2 import Fsdp2Group, Fsdp2Traffic, ShardedParameter
 from estimator.parallel.hooks import Hooks

@@ -11,15 +11,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from estimator.families.adapters import is_copied
+from estimator.families.counts import layer_kind, layer_modules, outer_modules, tied_head
 from estimator.families.module_tree import Node, layer_class, module_tree
-from estimator.families.parameters import (
-    Module,
-    is_copied,
-    layer_kind,
-    layer_modules,
-    outer_modules,
-    tied_head,
-)
+from estimator.families.modules import Module
 from estimator.parallel.placement import (
     CPU,
     DISK,
@@ -78,7 +73,7 @@ def module_devices(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Modul
     Source: transformers 5.23, integrations/accelerate.py, ``get_balanced_memory``; accelerate 1.15, utils/modeling.py,
     ``get_max_memory`` (free: the card's memory less its context).
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> from estimator.values.specs import Strategy
     >>> module_devices(TINY_LLAMA, None, TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=2)).layers
     (0, 0)

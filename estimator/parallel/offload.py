@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import starmap
 from typing import NamedTuple
 
-from estimator.families.parameters import is_quantized, weight_shapes
+from estimator.families.modules import is_quantized, weight_shapes
 from estimator.families.weights import FLOAT32_BYTES, elements, packed_bytes
 from estimator.parallel.sharding import (
     fsdp_groups,

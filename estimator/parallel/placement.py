@@ -87,7 +87,7 @@ def infer_auto_device_map(
     Error: none; equal to accelerate's own dict in tests/verify, for every family.
     Source: accelerate 1.15 utils/modeling.py, ``infer_auto_device_map`` and ``get_balanced_memory``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> infer_auto_device_map(TINY_LLAMA, {0: 2600})  # embedding 160, a layer 1,184, reserve for another
     {'model.embed_tokens': 0, 'model.layers.0': 0, 'model.layers.1': 'disk', 'model.norm': 'disk',
      'model.rotary_emb': 'disk', 'lm_head': 'disk'}
@@ -149,7 +149,7 @@ def from_pretrained_device_map(
     ``infer_auto_device_map``; quantizers/base.py, ``get_keys_to_not_convert``; quantizers/quantizer_bnb_4bit.py,
     ``adjust_max_memory`` and ``validate_environment``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> three = dict.fromkeys(range(3), 9999)  # GPUs 0 and 1: 2,720 / 3 + 1.25 · 1,184 = 2,386 bytes
     >>> from_pretrained_device_map(TINY_LLAMA, three)
     {'model.embed_tokens': 0, 'model.layers': 1, 'model.norm': 1, 'model.rotary_emb': 2, 'lm_head': 2}
@@ -185,7 +185,7 @@ def settled_bytes(
 
     Source: derived; nothing is reserved on the last GPU, so that it takes what is left as soon as that fits.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> at_least = settled_bytes(TINY_LLAMA, 3)  # 2,720 / 3 + 1.25 · 1,184, of which there is a doctest above
     >>> from_pretrained_device_map(TINY_LLAMA, dict.fromkeys(range(3), at_least))["lm_head"], at_least
     (2, 2387)
@@ -212,7 +212,7 @@ def sizes_in_bits(tree: Node, widths: Widths, never_packed: str | None = None) -
 
     Source: accelerate 1.15 utils/modeling.py, ``compute_module_sizes``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> sizes_in_bits(module_tree(TINY_LLAMA), ACCELERATE["bfloat16"])["model.embed_tokens"] == 10 * 8 * 16
     True
     """

@@ -9,18 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from estimator.families.parameters import (
-    Embedding,
-    Module,
-    Norm,
-    is_copied,
-    is_quantized,
-    layer_groups,
-    layer_modules,
-    outer_modules,
-    tied_head,
-    weight_shapes,
-)
+from estimator.families.adapters import is_copied
+from estimator.families.counts import layer_groups, layer_modules, outer_modules, tied_head
+from estimator.families.modules import Embedding, Module, Norm, is_quantized, weight_shapes
 from estimator.families.weights import (
     FLOAT32_BYTES,
     adapter_tensors,

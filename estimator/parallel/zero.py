@@ -15,15 +15,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from estimator.families.parameters import (
-    Module,
-    is_quantized,
-    layer_groups,
-    layer_kind,
-    layer_modules,
-    outer_modules,
-    weight_shapes,
-)
+from estimator.families.counts import layer_groups, layer_kind, layer_modules, outer_modules
+from estimator.families.modules import Module, is_quantized, weight_shapes
 from estimator.families.weights import (
     FLOAT32_BYTES,
     elements,

@@ -6,7 +6,7 @@ Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py and parameter
 from __future__ import annotations
 
 from estimator.families.block import ACTIVATION, ROTARY, Block, Owned
-from estimator.families.parameters import Bare, Linear
+from estimator.families.modules import Bare, Linear
 from estimator.families.weights import buffer_bytes, packed_bytes
 from estimator.parallel.fsdp2_hooks import is_packed
 from estimator.parallel.hooks import Hooks

@@ -6,18 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from estimator.families.parameters import (
-    Embedding,
-    Linear,
-    Module,
+from estimator.families.adapters import (
     adapted_tied_head,
     adapter_parameters,
     copied_modules,
-    modules_with_counts,
-    total_parameters,
     trainable_parameters,
-    weight_shapes,
 )
+from estimator.families.counts import modules_with_counts, total_parameters
+from estimator.families.modules import Embedding, Linear, Module, weight_shapes
 from estimator.families.weights import (
     adapter_tensors,
     buffer_bytes,

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from estimator.families.parameters import (
-    Bare,
-    Linear,
-    Module,
-    is_quantized,
-    layer_modules,
-    outer_modules,
-    weight_shapes,
-)
+from estimator.families.counts import layer_modules, outer_modules
+from estimator.families.modules import Bare, Linear, Module, is_quantized, weight_shapes
 from estimator.families.weights import (
     FLOAT32_BYTES,
     NESTED_BLOCK,
@@ -39,7 +32,8 @@ def stored_bytes(model: Model, quantization: Quantization | None, width: int = 2
     Error: below 0.1 %, from what is left out; compared with published files in tests/test_stored.py.
     Source: derived, from ``stored_elements``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA, total_parameters
+    >>> from estimator.families.counts import total_parameters
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> stored_bytes(TINY_LLAMA, None) == 2 * total_parameters(TINY_LLAMA)
     True
     """
@@ -53,7 +47,8 @@ def checkpoint_bytes(model: Model) -> int | None:
     Source: derived, from ``stored_bytes``.
 
     >>> from dataclasses import replace
-    >>> from estimator.families.parameters import TINY_LLAMA, total_parameters
+    >>> from estimator.families.counts import total_parameters
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> checkpoint_bytes(replace(TINY_LLAMA, stored_width=2)) == 2 * total_parameters(TINY_LLAMA)
     True
     """
@@ -175,7 +170,7 @@ def modules_packed_otherwise(model: Model, setup: TrainingSetup) -> Iterator[str
 
     Source: derived, from the checkpoint's ``llm_int8_skip_modules`` and ``is_quantized``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> from estimator.values.specs import Method
     >>> list(modules_packed_otherwise(TINY_LLAMA, TrainingSetup(method=Method.QLORA)))[0]
     'layers.0.self_attn.q_proj'

@@ -8,12 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.families.parameters import (
-    is_quantized,
-    modules_with_counts,
-    outer_modules,
-    weight_shapes,
-)
+from estimator.families.counts import modules_with_counts, outer_modules
+from estimator.families.modules import is_quantized, weight_shapes
 from estimator.families.weights import FLOAT32_BYTES, elements, packed_bytes
 from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, stored_width
 from estimator.parallel.sharding import (
@@ -61,7 +57,8 @@ def checkpoint(model: Model, setup: TrainingSetup) -> Saving:
     Source: derived, from the strategy's formula in ``run.sharded_saving``, or for one copy of the model on every
     GPU from ``taken_apart_bytes``, ``save_host_bytes`` and ``checkpoint_bytes``: rank 0 saves alone.
 
-    >>> from estimator.families.parameters import TINY_LLAMA, total_parameters
+    >>> from estimator.families.counts import total_parameters
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> only = TrainingSetup(save_only_model=True)
     >>> checkpoint(TINY_LLAMA, only).disk_bytes == 2 * total_parameters(TINY_LLAMA)
     True

@@ -10,16 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.families.parameters import (
-    Bare,
-    Module,
-    adapted_tied_head,
-    copied_modules,
-    is_quantized,
-    modules_with_counts,
-    outer_modules,
-    weight_shapes,
-)
+from estimator.families.adapters import adapted_tied_head, copied_modules
+from estimator.families.counts import modules_with_counts, outer_modules
+from estimator.families.modules import Bare, Module, is_quantized, weight_shapes
 from estimator.families.weights import (
     FLOAT32_BYTES,
     QUANTIZATION_BLOCK,
@@ -123,7 +116,7 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: bitsandbytes 0.50, nn/modules.py, ``Params4bit._quantize`` and ``Int8Params._quantize``, functional.py,
     ``quantize_4bit``; transformers 5.23, integrations/bitsandbytes.py, ``Bnb4bitQuantize`` and ``Bnb8bitQuantize``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> from estimator.values.specs import Method
     >>> packing_bytes(TINY_LLAMA, TrainingSetup(method=Method.QLORA)) == 512 + 2 * 512
     True

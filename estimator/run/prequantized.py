@@ -71,7 +71,7 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
     nn_modules/qlinear/__init__.py, ``train`` (kernels of inference refuse it), and torch.py, ``_forward_eager`` (its
     product of unpacked weights, which autograd keeps).
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> from estimator.values.quantization import quantization_of
     >>> packed = quantization_of({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
     >>> run = as_loaded(replace(TINY_LLAMA, quantization=packed), TrainingSetup(method=Method.LORA))

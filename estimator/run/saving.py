@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from estimator.families.parameters import (
-    is_quantized,
-    modules_with_counts,
-    total_parameters,
-    weight_shapes,
-)
+from estimator.families.counts import modules_with_counts, total_parameters
+from estimator.families.modules import is_quantized, weight_shapes
 from estimator.families.weights import (
     FLOAT32_BYTES,
     QUANTIZATION_BLOCK,

@@ -11,8 +11,8 @@ from itertools import combinations, product
 from typing import Any, NamedTuple
 
 from estimator.answer.estimate import need
+from estimator.families.adapters import default_targets, refused_targets
 from estimator.families.liger import fuses_head, loss_of
-from estimator.families.parameters import default_targets, refused_targets
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.search.limits import holds, smallest_gpu

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.parameters import modules_with_counts, weight_shapes
+from estimator.families.counts import modules_with_counts
+from estimator.families.modules import weight_shapes
 from estimator.families.weights import FLOAT32_BYTES
 from estimator.parallel.fsdp1 import flat_tensors
 from estimator.parallel.sharding import sharded_tensors
@@ -202,7 +203,7 @@ def device_bytes(answer: Estimate) -> int:
 def shown(answer: Estimate) -> Shown | None:
     """Bytes that nvidia-smi shows: ``device_bytes``, and least and most of published runs; None for what cannot run.
 
-    Source: ``device_bytes``; ``estimator.memory.overhead.shown_bytes``.
+    Source: ``device_bytes``; ``estimator.resident.overhead.shown_bytes``.
     """
     if answer.shown is None:
         return None

@@ -10,23 +10,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from estimator.families.adapters import copied_modules, is_adapted
+from estimator.families.counts import experts_run, layer_groups, layer_modules, outer_modules
 from estimator.families.delta_net import CHUNK
-from estimator.families.parameters import (
-    FULL_ATTENTION,
-    LINEAR_ATTENTION,
-    WITHOUT_ATTENTION,
-    Embedding,
-    Linear,
-    Module,
-    Norm,
-    copied_modules,
-    experts_run,
-    is_adapted,
-    layer_groups,
-    layer_modules,
-    outer_modules,
-    weight_shapes,
-)
+from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, WITHOUT_ATTENTION
+from estimator.families.modules import Embedding, Linear, Module, Norm, weight_shapes
 from estimator.families.registry import architecture, attention_of
 from estimator.objectives.stack import has_window, layer_kinds
 from estimator.values.arithmetic import ceil_div
@@ -72,7 +60,7 @@ def matrices(model: Model, setup: TrainingSetup) -> Matrices:
     Leaves out: embeddings (rows are looked up), norms (no products), biases.
     Source: derived, from ``layer_modules`` and ``outer_modules``; Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> matrices(TINY_LLAMA, TrainingSetup()).layers == 2 * (8 * (8 + 4 + 4 + 8) + 3 * 8 * 16)
     True
     >>> matrices(TINY_LLAMA, TrainingSetup()).outside == 8 * 10
@@ -162,7 +150,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     Source: derived, as said above; Chowdhery et al. 2022, arXiv:2204.02311, appendix B, for the same count with three
     matrices' worth and attention not causal; Hu et al. 2021, arXiv:2106.09685, for the adapters.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> full = work(TINY_LLAMA, TrainingSetup(), 4, pairs=0)
     >>> full.products == 6 * 4 * (1152 + 80)
     True
@@ -215,7 +203,7 @@ def delta_products(model: Model, length: int) -> int:
     Leaves out: the convolution before it, products with decays.
     Source: derived, from transformers 5.23, models/qwen3_5/modeling_qwen3_5.py, ``torch_chunk_gated_delta_rule``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> delta_products(TINY_LLAMA, 64)
     0
     """
@@ -238,7 +226,7 @@ def scan_products(model: Model, length: int) -> int:
     Leaves out: the convolution before it, products with decays, what chunks hand on.
     Source: derived; transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py, ``mamba2_chunk_scan``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> scan_products(TINY_LLAMA, 64)
     0
     """
@@ -272,7 +260,7 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
     ``skips``: the kernel leaves out what the mask hides, as flash kernels do; plain products do not.
     Source: derived; Dao 2023, arXiv:2307.08691, section 3.1 (blocks above the diagonal are skipped).
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> attended_pairs(TINY_LLAMA, 4, skips=True), attended_pairs(TINY_LLAMA, 4, skips=False)
     (20, 32)
     """

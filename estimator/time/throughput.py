@@ -17,8 +17,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
+from estimator.families.counts import experts_run, layer_model
 from estimator.families.delta_net import CHUNK
-from estimator.families.parameters import LINEAR_ATTENTION, experts_run, layer_model
+from estimator.families.layer_kinds import LINEAR_ATTENTION
 from estimator.parallel.network import GIGA, exchange_seconds, links, replicas, shards
 from estimator.parallel.offload import offloads
 from estimator.resident.model import Resident
@@ -452,7 +453,7 @@ def crossing_bytes(model: Model, setup: TrainingSetup) -> int:
     Leaves out: masks and rotary tables; GPUs that hold no layer.
     Source: accelerate 1.15, hooks.py, ``AlignDevicesHook``.
 
-    >>> from estimator.families.parameters import TINY_LLAMA
+    >>> from estimator.families.modules import TINY_LLAMA
     >>> crossing_bytes(TINY_LLAMA, TrainingSetup(num_gpus=2)) == 1024 * (2 * 8 + 10) * 2
     True
     """

@@ -1,4 +1,4 @@
-"""The tables of parameters.py against the real classes, built on the meta device.
+"""The families' modules against the real classes, built on the meta device.
 
 Expected numbers come from transformers 5.23 and peft 0.21 themselves, run here.
 """
@@ -11,18 +11,12 @@ from typing import Any
 
 import pytest
 
+from estimator.families.adapters import PEFTS_OWN, adapter_parameters, trainable_parameters
+from estimator.families.counts import layer_modules, outer_modules, total_parameters
 from estimator.families.hf_config import TEXT_PARTS, model_from_config
 from estimator.families.module_tree import BARE_VECTORS
-from estimator.families.parameters import (
-    MODELLED,
-    PEFTS_OWN,
-    adapter_parameters,
-    layer_modules,
-    outer_modules,
-    total_parameters,
-    trainable_parameters,
-    weight_shapes,
-)
+from estimator.families.modules import weight_shapes
+from estimator.families.parameters import MODELLED
 from estimator.families.wrapped import WITH_TOWERS
 from estimator.resident.model import trainable_tensors
 from estimator.sources import catalog

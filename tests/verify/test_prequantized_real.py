@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from estimator.families.parameters import layer_modules, weight_shapes
+from estimator.families.counts import layer_modules
+from estimator.families.modules import weight_shapes
 from estimator.resident.stored import stored_bytes
 from estimator.run.prequantized import as_loaded
 from estimator.sources.repository import from_config

@@ -1,0 +1,260 @@
+"""What modules a model has, how many alike, and the counts of parameters that follow.
+
+Counts are elements, for the whole model, before any sharding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from estimator.families.layer_kinds import (
+    CONVOLUTION,
+    DELTA,
+    DENSE,
+    EXPERTS,
+    FIRST_BACK,
+    FULL_ATTENTION,
+    GLOBAL,
+    KEEPING,
+    LAST,
+    LINEAR_ATTENTION,
+    MAMBA,
+    MLP,
+    REUSING,
+    UNTURNED,
+)
+from estimator.families.modules import Bare, Embedding, Linear, Module, module_parameters
+from estimator.families.parameters import _family
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model
+
+
+def layer_kind(model: Model, index: int) -> str:
+    """What tells a layer's modules from those of the family's usual layer (a name); empty: nothing.
+
+    Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the decoder layer's ``__init__``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> layer_kind(TINY_LLAMA, 0)
+    ''
+    """
+    given = model.layer_types[index] if model.layer_types else ""
+    if given in (CONVOLUTION, MLP, EXPERTS):
+        return given
+    if given == LINEAR_ATTENTION:
+        return MAMBA if model.state_space else DELTA
+    if model.model_type == "olmo" and model.tie_word_embeddings:
+        return LAST if index == model.num_hidden_layers - 1 else ""
+    if model.num_kv_shared_layers or model.model_type == "gemma4_text":
+        may_be = model.model_type == "gemma4_text" and bool(model.layer_types)
+        is_global = may_be and model.layer_types[index] == FULL_ATTENTION
+        is_reusing = index >= model.num_hidden_layers - model.num_kv_shared_layers
+        return "-".join([GLOBAL] * is_global + [REUSING] * is_reusing)
+    is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
+    has_norms = model.model_type == "llama4_text" and model.qk_norm and bool(model.no_rope_layers)
+    is_unturned = has_norms and model.no_rope_layers[index]
+    return "-".join([DENSE] * is_dense + [UNTURNED] * is_unturned)
+
+
+@lru_cache(maxsize=1024)
+def layer_groups(model: Model) -> tuple[tuple[int, int], ...]:
+    """Of layers that hold the same modules the lowest, and how many there are (a count, whole model).
+
+    Source: derived, from ``layer_kind``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> layer_groups(TINY_LLAMA)
+    ((0, 2),)
+    """
+    kinds = [layer_kind(model, index) for index in range(model.num_hidden_layers)]
+    return tuple((kinds.index(kind), count) for kind, count in Counter(kinds).items())
+
+
+def layer_model(model: Model, index: int) -> Model:
+    """The model as one layer sees it, with that layer's own heads and width (no unit; per layer).
+
+    Source: transformers 5.23 models/gemma4/configuration_gemma4.py, ``per_layer_config``; models/gemma4/
+    modeling_gemma4.py, ``Gemma4TextMLP.__init__`` (``use_double_wide_mlp``).
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> layer_model(TINY_LLAMA, 1) is TINY_LLAMA
+    True
+    >>> mixed = replace(TINY_LLAMA, layer_types=("sliding_attention", "full_attention"), global_head_dim=16)
+    >>> [layer_model(mixed, index).head_dim for index in range(2)]
+    [4, 16]
+    """
+    is_global = bool(model.global_head_dim) and model.layer_types[index] == FULL_ATTENTION
+    first_reusing = model.num_hidden_layers - model.num_kv_shared_layers
+    is_wide = model.use_double_wide_mlp and index >= first_reusing
+    return _changed(model, is_global=is_global, is_wide=is_wide) if is_global or is_wide else model
+
+
+@lru_cache(maxsize=256)
+def _changed(model: Model, *, is_global: bool, is_wide: bool) -> Model:
+    heads = model.num_global_key_value_heads or model.num_key_value_heads
+    return replace(
+        model,
+        head_dim=model.global_head_dim if is_global else model.head_dim,
+        num_key_value_heads=heads if is_global else model.num_key_value_heads,
+        intermediate_size=(1 + is_wide) * model.intermediate_size,
+    )
+
+
+@lru_cache(maxsize=256)
+def sharing_of_keys(model: Model) -> tuple[str, ...]:
+    """Of every layer what it has to do with keys and values that layers share (a name each); empty: nothing.
+
+    Source: transformers 5.23 models/gemma4/configuration_gemma4.py, ``kv_sharing_modes``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> sharing_of_keys(replace(TINY_LLAMA, num_hidden_layers=4, num_kv_shared_layers=2))
+    ('', 'keeping', 'reusing', 'reusing, first in backward')
+    """
+    layers, shared = model.num_hidden_layers, model.num_kv_shared_layers
+    if not shared:
+        return ("",) * layers
+    types = model.layer_types or (FULL_ATTENTION,) * layers
+    modes = [""] * (layers - shared) + [REUSING] * shared
+    for kind in set(types):
+        own = [index for index in range(layers - shared) if types[index] == kind]
+        others = [index for index in range(layers - shared, layers) if types[index] == kind]
+        modes[own[-1]] = KEEPING
+        if others:
+            modes[others[-1]] = FIRST_BACK
+    return tuple(modes)
+
+
+def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
+    """Modules with weights in decoder layer ``index``, sizes in elements, whole model.
+
+    Leaves out: buffers.
+    Error: none; compared with transformers' own module tree in tests/verify.
+    Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the decoder layer's ``__init__``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [module.name for module in layer_modules(TINY_LLAMA)][:4]
+    ['input_layernorm', 'self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj']
+    """
+    if not 0 <= index < model.num_hidden_layers:
+        raise InputError(
+            f"layer {index} does not exist in a model of {model.num_hidden_layers} layers; count from 0."
+        )
+    family = _family(model)
+    own = family.others.get(layer_kind(model, index), family.layer)
+    return own(layer_model(model, index))
+
+
+def modules_with_counts(model: Model) -> Iterator[tuple[Module, int]]:
+    """Every module with weights, and how many alike there are, whole model.
+
+    Source: derived, from ``outer_modules``, ``layer_modules`` and ``layer_groups``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [count for module, count in modules_with_counts(TINY_LLAMA) if module.name == "self_attn.q_proj"]
+    [2]
+    """
+    yield from ((module, 1) for module in outer_modules(model))
+    for index, count in layer_groups(model):
+        yield from ((module, count) for module in layer_modules(model, index))
+
+
+def outer_modules(model: Model) -> tuple[Module, ...]:
+    """Modules with weights outside the layers, sizes in elements, whole model; no ``lm_head`` where it is tied.
+
+    Leaves out: buffers; vision and audio towers.
+    Error: none; compared with transformers' own module tree in tests/verify.
+    Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the model's ``__init__``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [module.name for module in outer_modules(TINY_LLAMA)]
+    ['embed_tokens', 'norm', 'lm_head']
+    """
+    return _family(model).outer(model)
+
+
+def total_parameters(model: Model) -> int:
+    """Parameters of the model in elements, whole job; a tied head counts once.
+
+        Σ outer + Σ layers + what is never trained
+
+    Leaves out: stored buffers and second copies of a tied head, which some Hub totals count (see data/models.csv).
+    Error: none; equal to the published count of every row of data/models.csv.
+    Source: Hub ``safetensors.total`` of each repository, by row in data/models.csv.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> total_parameters(TINY_LLAMA) == 2 * 10 * 8 + 8 + 2 * (2 * 8 + 8 * (8 + 4 + 4 + 8) + 3 * 8 * 16)
+    True
+    """
+    made = sum(count * module_parameters(module) for module, count in modules_with_counts(model))
+    return made + untrained_parameters(model)
+
+
+def untrained_parameters(model: Model) -> int:
+    """Parameters that the class itself freezes, in elements, whole job: ERNIE's, one an expert in layers with experts.
+
+    Error: none; exact. The other families keep this correction of the router's choice as a buffer.
+    Source: transformers 5.23, models/ernie4_5_moe/modeling_ernie4_5_moe.py, ``Ernie4_5_MoeStatics``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> untrained_parameters(TINY_LLAMA)
+    0
+    """
+    if model.model_type != "ernie4_5_moe":
+        return 0
+    kinds = model.mlp_layer_types or (EXPERTS,) * model.num_hidden_layers
+    return model.num_experts * sum(kind != DENSE for kind in kinds)
+
+
+def active_parameters(model: Model) -> int:
+    """Parameters that one token passes through, in elements, whole job: all of them in a dense model.
+
+        Σ outer + Σ layers, of each stack of experts k/E      k: experts a token, E: experts
+
+    The embedding counts whole, though a token reads one row of it, and a head that is not tied counts too; so does
+    every router. Cards that say "3B active" often leave the embedding out.
+
+    Error: none; for Mixtral 8x7B it is the 12.9 B of its paper.
+    Source: derived; Jiang et al. 2024, arXiv:2401.04088, section 2.1 ("active parameter count").
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> active_parameters(TINY_LLAMA) == total_parameters(TINY_LLAMA)
+    True
+    """
+    idle = sum(
+        count * module_parameters(it) * (it.stack - model.num_experts_per_tok) // it.stack
+        for it, count in modules_with_counts(model)
+        if isinstance(it, Bare) and it.stack
+    )
+    return total_parameters(model) - idle
+
+
+def experts_run(model: Model) -> int:
+    """Experts that every token is multiplied by (a count): those it is sent to, in Llama 4 all; 0 in a dense model.
+
+    Source: transformers 5.23, integrations/moe.py, ``grouped_mm_experts_forward``; models/llama4/modeling_llama4.py,
+    ``Llama4TextMoe.forward`` (``hidden_states.repeat``).
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> experts_run(TINY_LLAMA)
+    0
+    """
+    return model.num_experts if model.model_type == "llama4_text" else model.num_experts_per_tok
+
+
+def tied_head(model: Model) -> tuple[Linear, ...]:
+    """The head of a model whose head has no weight of its own, in the shape that it uses; nothing where it has one.
+
+    Source: transformers 5.23, modeling_utils.py, ``tie_weights``: the head's weight is the embedding's.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> tied_head(TINY_LLAMA), [it.name for it in tied_head(replace(TINY_LLAMA, tie_word_embeddings=True))]
+    ((), ['lm_head'])
+    """
+    outer = outer_modules(model)
+    if any(module.name == "lm_head" for module in outer):
+        return ()
+    width = next(module.width for module in outer if isinstance(module, Embedding))
+    return (Linear("lm_head", width, model.vocab_size),)

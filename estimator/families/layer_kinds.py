@@ -1,0 +1,38 @@
+"""Names that tell layers of one model from each other: those of ``layer_types``, and those of ``counts.layer_kind``."""
+
+from __future__ import annotations
+
+DENSE = "dense"
+"""A layer of a mixture of experts that has one MLP instead: ``mlp_layer_types``."""
+FULL_ATTENTION = "full_attention"
+"""A layer without a window: ``layer_types``."""
+CONVOLUTION = "conv"
+"""A layer of LFM2 with a short convolution in attention's place: ``layer_types``."""
+SHORT_FILTER = 3
+"""Numbers in each of its filters: ``conv_L_cache``, as all of LFM2 have it."""
+LINEAR_ATTENTION = "linear_attention"
+"""A layer whose states stand for what came before, in attention's place: ``layer_types``."""
+MAMBA = "mamba"
+"""What ``layer_kind`` calls such a layer with Mamba 2's mixer."""
+DELTA = "delta"
+"""What ``layer_kind`` calls such a layer with a gated delta-net (Qwen3-Next, Qwen3.5)."""
+DELTA_FILTER = 4
+"""Numbers in each filter of its convolution: ``linear_conv_kernel_dim``, as all of them have it."""
+MLP = "mlp"
+"""A layer of Nemotron-H that is an MLP alone: ``layer_types``."""
+EXPERTS = "moe"
+"""A layer of Nemotron-H that is experts alone: ``layer_types``."""
+WITHOUT_ATTENTION = (CONVOLUTION, LINEAR_ATTENTION, MLP, EXPERTS)
+"""Layers that hold something else in attention's place: they read no mask of queries and keys."""
+LAST = "last"
+"""The last layer of an OLMo whose head is tied: its norms have no weights, so the model's last parameter is here."""
+UNTURNED = "unturned"
+"""A layer of Llama 4 whose queries and keys are not turned: it has no norm of these either."""
+GLOBAL = "global"
+"""A layer of Gemma 4 without a window, whose heads are wider."""
+REUSING = "reusing"
+"""A layer that takes the keys and values of a layer before it: ``num_kv_shared_layers``."""
+KEEPING = "keeping"
+"""The layer whose keys and values these take."""
+FIRST_BACK = "reusing, first in backward"
+"""The last of them, whose gradient of these keys and values is the first."""
