@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from estimator.families.block import Block
 from estimator.families.weights import elements
 from estimator.parallel.hooks import Hooks
 from estimator.resident.model import Resident, trainable_tensors, undivided
@@ -48,8 +49,10 @@ def replica(model: Model, structure: TrainingSetup) -> Resident:
 class DdpHooks(Hooks):
     """DDP looks for unused parameters: the outputs pass through its sink."""
 
-    def __init__(self, tape: Tape, setup: TrainingSetup) -> None:
-        super().__init__(tape)
+    def __init__(
+        self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
+    ) -> None:
+        super().__init__(tape, model, setup, outer, ranks)
         self._has_sink = finds_unused(setup)
 
     def leave_model(self, loss: Tensor, outputs: Tensor | None) -> tuple[Tensor, Tensor | None]:

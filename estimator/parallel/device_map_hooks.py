@@ -28,7 +28,7 @@ class DeviceMapHooks(Hooks):
     brings_inputs = True
 
     def __init__(self, tape: Tape, devices: ModuleDevices) -> None:
-        super().__init__(tape)
+        self.tape = tape
         self.devices = devices
 
     def to(self, x: Tensor, gpu: int, component: int = TEMPORARIES) -> Tensor:

@@ -36,7 +36,7 @@ class Fsdp1Hooks(Hooks):
     def __init__(
         self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
     ) -> None:
-        super().__init__(tape)
+        super().__init__(tape, model, setup, outer, ranks)
         self.setup = setup
         reentrant = setup.gradient_checkpointing and setup.use_reentrant
         self.traffic = FlatTraffic(

@@ -81,7 +81,7 @@ class Fsdp2Hooks(Hooks):
     def __init__(
         self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
     ) -> None:
-        super().__init__(tape)
+        super().__init__(tape, model, setup, outer, ranks)
         self._model, self._setup = model, setup
         self._embedding_name = outer.embedding_name
         self._norm_name = outer.final_norm_name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from estimator.families.block import Block, ModuleHook
 from estimator.tape.tape import Parameter, Tape, Tensor
+from estimator.values.specs import Model, TrainingSetup
 
 
 class Hooks:
@@ -16,7 +17,9 @@ class Hooks:
     brings_inputs = False
     """Every layer gets copies of its own of what all layers share: masks, tables, positions."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(
+        self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
+    ) -> None:
         self.tape = tape
 
     def enter_model(self, ids: Tensor) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 from estimator.families.block import Block
 from estimator.parallel.ddp import DdpHooks, replica
@@ -17,6 +19,37 @@ from estimator.tape.tape import Tape
 from estimator.values.specs import Model, Strategy, TrainingSetup
 
 
+class StrategyRule(NamedTuple):
+    """What one strategy does with a model."""
+
+    hooks: Callable[[Tape, Model, TrainingSetup, Block, int], Hooks]
+    """From a tape, the model, its setup, the modules around its layers, and the number of ranks."""
+    resident: Callable[[Model, TrainingSetup], Resident]
+    """What the fullest GPU keeps."""
+
+
+ALONE = StrategyRule(Hooks, undivided)
+FSDP1 = StrategyRule(Fsdp1Hooks, fsdp1_shards)
+FSDP2 = StrategyRule(Fsdp2Hooks, fsdp2_shards)
+ZERO = StrategyRule(ZeroHooks, zero_part)
+RULES: dict[Strategy, StrategyRule] = {
+    Strategy.NONE: ALONE,
+    Strategy.DEVICE_MAP: ALONE,  # its hooks need to know where the modules are
+    Strategy.DDP: StrategyRule(DdpHooks, replica),
+    Strategy.ZERO1: ZERO,
+    Strategy.ZERO2: ZERO,
+    Strategy.ZERO3: ZERO,
+    Strategy.FSDP: FSDP2,
+    Strategy.FSDP_GRAD_OP: FSDP2,
+    Strategy.HSDP: FSDP2,
+}
+"""One row a strategy."""
+
+
+def _rule(setup: TrainingSetup) -> StrategyRule:
+    return FSDP1 if setup.uses_fsdp1 else RULES[setup.strategy]
+
+
 def hooks(
     tape: Tape,
     model: Model,
@@ -28,26 +61,10 @@ def hooks(
     """The hooks of a setup's strategy on a model; ``devices``: where its modules are, under a device map."""
     if devices is not None:
         return DeviceMapHooks(tape, devices)
-    if setup.uses_fsdp1:
-        return Fsdp1Hooks(tape, model, setup, outer, ranks)
-    if setup.strategy.is_fsdp:
-        return Fsdp2Hooks(tape, model, setup, outer, ranks)
-    if setup.strategy.is_zero:
-        return ZeroHooks(tape, model, setup, outer, ranks)
-    if setup.strategy is Strategy.DDP:
-        return DdpHooks(tape, setup)
-    return Hooks(tape)
+    return _rule(setup).hooks(tape, model, setup, outer, ranks)
 
 
 @lru_cache(maxsize=1024)
 def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
     """Bytes of weights, adapters, gradients and optimizer states on the fullest GPU, whatever the batch and length."""
-    if structure.uses_fsdp1:
-        return fsdp1_shards(model, structure)
-    if structure.strategy.is_fsdp:
-        return fsdp2_shards(model, structure)
-    if structure.strategy.is_zero:
-        return zero_part(model, structure)
-    if structure.strategy is Strategy.DDP:
-        return replica(model, structure)
-    return undivided(model, structure)
+    return _rule(structure).resident(model, structure)

@@ -39,7 +39,7 @@ class ZeroHooks(Hooks):
     def __init__(
         self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
     ) -> None:
-        super().__init__(tape)
+        super().__init__(tape, model, setup, outer, ranks)
         self._model, self._setup, self._outer = model, setup, outer
         self._keeps_parts = (
             setup.strategy is Strategy.ZERO2 and setup.offload_optimizer is Offload.NONE

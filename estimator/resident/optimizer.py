@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from estimator.families.weights import elements
@@ -155,56 +157,55 @@ def _renewal(tensor: Trainable, optim: Optimizer) -> int:
     return in_float32 + factors + 4 * low + max(diagonal, cast)
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerRule:
+    """What one optimizer keeps for each trained tensor, and what its step makes beside."""
+
+    states: Rule
+    takes_parameter_dtype: bool = False
+    """Its states take the parameter's dtype, so that a what-if dtype means something."""
+    step_copies: int = 0
+    """Tensors like the state of every parameter that a foreach optimizer makes at once, at its highest."""
+
+
 _ONE_COUNTER = allocated(4)
-_STATES: dict[Optimizer, Rule] = {
+_PYTORCH = partial(OptimizerRule, takes_parameter_dtype=True)
+RULES: dict[Optimizer, OptimizerRule] = {
     # the fused kernel keeps its step counter, one float32, on the GPU: torch 2.13, optim/adam.py, _init_group
-    Optimizer.ADAMW_TORCH_FUSED: _of_the_parameter(2, _ONE_COUNTER),
-    Optimizer.ADAMW_TORCH: _of_the_parameter(2),
-    Optimizer.ADAMW_BNB_8BIT: _bitsandbytes(1, 1, eight_bit=True),
-    Optimizer.PAGED_ADAMW_8BIT: _bitsandbytes(1, 1, eight_bit=True, paged=True),
-    Optimizer.PAGED_ADAMW_32BIT: _bitsandbytes(1, 1, paged=True),
-    Optimizer.ADAFACTOR: _adafactor,
-    Optimizer.SGD: _of_the_parameter(0),
-    Optimizer.SGD_MOMENTUM: _of_the_parameter(1),
-    Optimizer.LION_32BIT: _bitsandbytes(1),
-    Optimizer.LION_8BIT: _bitsandbytes(1, eight_bit=True),
-    Optimizer.PAGED_LION_32BIT: _bitsandbytes(1, paged=True),
-    Optimizer.PAGED_LION_8BIT: _bitsandbytes(1, eight_bit=True, paged=True),
+    Optimizer.ADAMW_TORCH_FUSED: _PYTORCH(_of_the_parameter(2, _ONE_COUNTER)),
+    Optimizer.ADAMW_TORCH: _PYTORCH(_of_the_parameter(2), step_copies=1),
+    Optimizer.ADAMW_BNB_8BIT: OptimizerRule(_bitsandbytes(1, 1, eight_bit=True)),
+    Optimizer.PAGED_ADAMW_8BIT: OptimizerRule(_bitsandbytes(1, 1, eight_bit=True, paged=True)),
+    Optimizer.PAGED_ADAMW_32BIT: OptimizerRule(_bitsandbytes(1, 1, paged=True)),
+    Optimizer.ADAFACTOR: OptimizerRule(_adafactor),
+    Optimizer.SGD: OptimizerRule(_of_the_parameter(0)),
+    Optimizer.SGD_MOMENTUM: _PYTORCH(_of_the_parameter(1)),
+    Optimizer.LION_32BIT: OptimizerRule(_bitsandbytes(1)),
+    Optimizer.LION_8BIT: OptimizerRule(_bitsandbytes(1, eight_bit=True)),
+    Optimizer.PAGED_LION_32BIT: OptimizerRule(_bitsandbytes(1, paged=True)),
+    Optimizer.PAGED_LION_8BIT: OptimizerRule(_bitsandbytes(1, eight_bit=True, paged=True)),
     # a fast and a slow mean in one buffer: bitsandbytes 0.50, optim/ademamix.py, _get_state_double_buffer
-    Optimizer.ADEMAMIX: _bitsandbytes(2, 1),
-    Optimizer.ADEMAMIX_8BIT: _bitsandbytes(2, 1, eight_bit=True),
-    Optimizer.PAGED_ADEMAMIX_32BIT: _bitsandbytes(2, 1, paged=True),
-    Optimizer.PAGED_ADEMAMIX_8BIT: _bitsandbytes(2, 1, eight_bit=True, paged=True),
-    Optimizer.RMSPROP_BNB: _bitsandbytes(1),
-    Optimizer.RMSPROP_BNB_8BIT: _bitsandbytes(1, eight_bit=True),
-    Optimizer.RMSPROP: _of_the_parameter(1),
-    Optimizer.ADAGRAD: _of_the_parameter(1),
-    Optimizer.STABLE_ADAMW: _stable_adamw,
+    Optimizer.ADEMAMIX: OptimizerRule(_bitsandbytes(2, 1)),
+    Optimizer.ADEMAMIX_8BIT: OptimizerRule(_bitsandbytes(2, 1, eight_bit=True)),
+    Optimizer.PAGED_ADEMAMIX_32BIT: OptimizerRule(_bitsandbytes(2, 1, paged=True)),
+    Optimizer.PAGED_ADEMAMIX_8BIT: OptimizerRule(_bitsandbytes(2, 1, eight_bit=True, paged=True)),
+    Optimizer.RMSPROP_BNB: OptimizerRule(_bitsandbytes(1)),
+    Optimizer.RMSPROP_BNB_8BIT: OptimizerRule(_bitsandbytes(1, eight_bit=True)),
+    Optimizer.RMSPROP: _PYTORCH(_of_the_parameter(1), step_copies=1),
+    Optimizer.ADAGRAD: _PYTORCH(_of_the_parameter(1), step_copies=2),
+    Optimizer.STABLE_ADAMW: _PYTORCH(_stable_adamw),
     # z, the weights without averaging, and a second moment (sgd: z alone): schedulefree 1.4.1, *_schedulefree.py, step
-    Optimizer.SCHEDULE_FREE_ADAMW: _of_the_parameter(2),
-    Optimizer.SCHEDULE_FREE_RADAM: _of_the_parameter(2),
-    Optimizer.SCHEDULE_FREE_SGD: _of_the_parameter(1),
-    Optimizer.GALORE_ADAMW: _galore,
-    Optimizer.APOLLO_ADAMW: _apollo,
+    Optimizer.SCHEDULE_FREE_ADAMW: _PYTORCH(_of_the_parameter(2), step_copies=1),
+    Optimizer.SCHEDULE_FREE_RADAM: _PYTORCH(_of_the_parameter(2), step_copies=1),
+    Optimizer.SCHEDULE_FREE_SGD: _PYTORCH(_of_the_parameter(1)),
+    Optimizer.GALORE_ADAMW: OptimizerRule(_galore),
+    Optimizer.APOLLO_ADAMW: OptimizerRule(_apollo),
 }
+"""One row an optimizer."""
 PAGED = frozenset(optimizer for optimizer in Optimizer if optimizer.startswith("paged"))
 """Optimizers whose large states lie in memory that the driver moves between GPU and host."""
 LOW_RANK_OPTIMIZERS = frozenset({Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW})
 """Optimizers that keep their states of a projected gradient."""
-KEEPS_PARAMETER_DTYPE = frozenset(
-    {Optimizer.ADAMW_TORCH_FUSED, Optimizer.ADAMW_TORCH, Optimizer.SGD_MOMENTUM}
-    | {Optimizer.RMSPROP, Optimizer.ADAGRAD, Optimizer.STABLE_ADAMW}
-    | {Optimizer.SCHEDULE_FREE_ADAMW, Optimizer.SCHEDULE_FREE_RADAM, Optimizer.SCHEDULE_FREE_SGD}
-)
-"""Optimizers whose states take the parameter's dtype, so that a what-if dtype means something."""
-_COPIES: dict[Optimizer, int] = {
-    Optimizer.ADAMW_TORCH: 1,
-    Optimizer.RMSPROP: 1,
-    Optimizer.ADAGRAD: 2,
-    Optimizer.SCHEDULE_FREE_ADAMW: 1,
-    Optimizer.SCHEDULE_FREE_RADAM: 1,
-}
-"""Tensors like the state of every parameter that a foreach optimizer makes at once, at its highest."""
 
 
 def state_rule(optim: Optimizer) -> Rule:
@@ -212,7 +213,7 @@ def state_rule(optim: Optimizer) -> Rule:
 
     Source: derived, one rule an optimizer; see ``optimizer_states`` for where each was read.
     """
-    return _STATES[optim]
+    return RULES[optim].states
 
 
 def optimizer_states(
@@ -235,11 +236,11 @@ def optimizer_states(
     True
     """
     resident = paged = 0
-    rule = _STATES[optim]
+    of = RULES[optim]
     for tensor in tensors:
-        what_if = state_dtype is not None and optim in KEEPS_PARAMETER_DTYPE
+        what_if = state_dtype is not None and of.takes_parameter_dtype
         width = state_dtype.bytes if what_if and state_dtype is not None else tensor.width
-        states = rule(tensor, width)
+        states = of.states(tensor, width)
         resident += tensor.alike * states.resident_bytes
         paged += tensor.alike * states.paged_bytes
     return States(resident, paged)
@@ -268,10 +269,10 @@ def step_transient(
         return 0
     if optim in LOW_RANK_OPTIMIZERS:
         return _low_rank_step(tensors, optim)
-    if optim in _COPIES:
+    if copies := RULES[optim].step_copies:
         width = state_dtype.bytes if state_dtype is not None else None
         each = sum(t.alike * allocated(elements(t.shape) * (width or t.width)) for t in tensors)
-        return _COPIES[optim] * each
+        return copies * each
     if optim is Optimizer.ADAFACTOR:
         return max(elements(t.shape) * (16 if t.width < 4 else 8) for t in tensors)
     return 0
