@@ -6,7 +6,7 @@ import streamlit as st
 
 from dashboard import theme
 from dashboard.address import unbound
-from dashboard.figures import memory_bars
+from dashboard.estimate import hero_figure
 from dashboard.site import navigation, router
 from dashboard.state import comparison
 
@@ -30,7 +30,7 @@ page = st.navigation(
     position="hidden",
 )
 estimates = page.title == navigation.ESTIMATE.title
-st.html(theme.style(memory_bars.SWITCHES))
+st.html(theme.style(hero_figure.SWITCHES))
 st.sidebar.html(
     '<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>' + navigation.HISTORY,
     unsafe_allow_javascript=True,

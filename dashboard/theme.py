@@ -39,7 +39,6 @@ class Part:
 
 
 BLACK, WHITE = "#101418", "#FFFFFF"
-
 COMPONENTS: dict[Component, Part] = {
     Component.WEIGHTS: Part("Weights", "#0072B2", WHITE),
     Component.ADAPTERS: Part("Adapters", "#CC79A7", BLACK),
@@ -51,10 +50,8 @@ COMPONENTS: dict[Component, Part] = {
     Component.COMMUNICATION: Part("Communication", "#7F5DA8", WHITE),
     Component.WORKSPACE: Part("Workspace", "#7F8A94", BLACK),
 }
-
 RESERVE = Part("Outside PyTorch", "#9AA4AE", BLACK, hollow=True)
 """The CUDA context and what the allocator may waste: part of the need, not of an allocation."""
-
 VERDICTS: dict[Verdict, Part] = {
     Verdict.FITS: Part("Fits", "#00785A", WHITE),
     Verdict.TIGHT: Part("Tight", "#8A5800", WHITE),
@@ -65,8 +62,6 @@ VERDICTS_ON_DARK: dict[Verdict, str] = {
     Verdict.TIGHT: "#F2B33D",
     Verdict.DOES_NOT_FIT: "#FF8A57",
 }
-
-
 NEUTRAL = ("#4A5560", "#B4BEC8")
 """Without a verdict: on light, on dark."""
 
@@ -107,7 +102,6 @@ WITHOUT_SIDEBAR = """<style>
 @media (max-width: 640px) { .hr-pages b { display: none !important; } }
 </style>"""
 """For a page that has nothing beside it."""
-
 PRESENTATION = """<style>
 html { font-size: 26px; }
 [data-testid="stSidebar"], [data-testid="stSidebarCollapsedControl"], [data-testid="stExpandSidebarButton"],
@@ -123,16 +117,12 @@ html { font-size: 26px; }
 .hr-verdict .hr-small, .st-key-cards-methods, .st-key-shown { display: none; }
 </style>"""
 """For the projector: all type at least 1.6 times as large, and nothing beside the page."""
-
-
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
     '<path fill="#0072B2" d="M1 11h14v4H1z"/><path fill="#009E73" d="M1 6h14v4H1z"/>'
     '<path fill="none" stroke="#9AA4AE" d="M1.5 1.5h13v3h-13z"/></svg>'
 )
 """The page's icon: two parts of memory, and headroom."""
-
-
 MOST_CARDS = 16
 """Cards that stand together at most: ours, more than there are remedies."""
 

@@ -8,94 +8,93 @@ from collections.abc import Sequence
 import streamlit as st
 
 from dashboard import theme
-from dashboard.estimate import alternatives, sections
-from dashboard.figures import memory_bars
+from dashboard.estimate import hero_figure, method_cards, sections, verdict_panel
 from dashboard.site import navigation
-from dashboard.state import actions, comparison
-from dashboard.widgets import controls, drawing, model_box
-from dashboard.words import wording
+from dashboard.state import comparison, opening, question
+from dashboard.widgets import drawing, keeping, model_box, proposal_cards, rerun, sidebar
+from dashboard.words import markup, terms
 from estimator import kin
 
 
-@st.fragment(key=controls.VERDICT)
+@st.fragment(key=rerun.VERDICT)
 def verdict() -> None:
     """What was not sound, and whether it fits."""
-    comparison.note(controls.reading())
+    comparison.note(question.reading())
     navigation.draw(navigation.ESTIMATE.path)
-    for problem in controls.reading().problems:
-        st.warning(wording.plain(problem), icon=":material/link_off:")
-    answer = controls.answer()
+    for problem in question.reading().problems:
+        st.warning(markup.plain(problem), icon=":material/link_off:")
+    answer = question.answer()
     if isinstance(answer, str):
-        st.error(wording.plain(answer), icon=":material/block:")
+        st.error(markup.plain(answer), icon=":material/block:")
         return
-    st.html(wording.verdict_html(answer, kin(answer)))
+    st.html(verdict_panel.verdict_html(answer, kin(answer)))
 
 
-@st.fragment(key=controls.CARDS)
+@st.fragment(key=rerun.CARDS)
 def cards() -> None:
     """The three methods, one click away."""
-    controls.let_figure_draw()
-    answer = controls.answer()
+    rerun.let_figure_draw()
+    answer = question.answer()
     if isinstance(answer, str):
         return
     proposals = []
-    for method, other in controls.methods(answer).items():
-        place = alternatives.smallest_place(other)
+    for method, other in method_cards.methods(answer).items():
+        place = method_cards.smallest_place(other)
         together = {} if isinstance(place, str) else place.keys
         proposals.append(
-            actions.Proposal(
+            proposal_cards.Proposal(
                 method,
-                wording.card_html(method, other, place),
-                {**controls.method_keys(other), **together},
-                wording.METHODS[method],
+                method_cards.card_html(method, other, place),
+                {**method_cards.method_keys(other), **together},
+                terms.METHODS[method],
             )
         )
-    actions.cards("methods", "Open", proposals)
+    proposal_cards.cards("methods", "Open", proposals)
 
 
-@st.fragment(key=controls.BARS)
+@st.fragment(key=rerun.BARS)
 def bars(shown: Sequence[str]) -> None:
     """The hero figure."""
-    answer = controls.answer()
+    answer = question.answer()
     if isinstance(answer, str):
         return
-    methods = controls.methods(answer)
-    figure = memory_bars.hero(answer, methods, shown, dark=controls.is_dark())
+    methods = method_cards.methods(answer)
+    figure = hero_figure.hero(answer, methods, shown, dark=drawing.is_dark())
     if comparison.document().present is not None:
-        figure = memory_bars.enlarged(figure)
-    drawing.plot(figure, "hero", memory_bars.hero_alt(answer, methods))
+        figure = hero_figure.enlarged(figure)
+    drawing.plot(figure, "hero", hero_figure.hero_alt(answer, methods))
 
 
-@st.fragment(key=controls.MORE)
+@st.fragment(key=rerun.MORE)
 def below() -> None:
     """What to change, and one of the sections."""
-    answer = controls.answer()
+    answer = question.answer()
     if isinstance(answer, str):
         return
-    sections.what_if(answer)
-    sections.remedies(answer)
-    sections.section(answer)
+    sections.draw_what_if(answer)
+    sections.draw_remedies(answer)
+    sections.draw(answer)
 
 
-controls.open_address()
-controls.draw()
+opening.open_address()
+sidebar.draw()
 model_box.status()
 verdict()
 cards()
 bars(
     st.pills(
         "Parts of the bars",
-        memory_bars.SWITCHES,
+        hero_figure.SWITCHES,
         selection_mode="multi",
-        default=memory_bars.SWITCHES,
+        default=hero_figure.SWITCHES,
         key="shown",
         label_visibility="collapsed",
     )
 )
 if comparison.document().present is not None:
     st.html(theme.PRESENTATION)
-    comparison.say_problems()
-    comparison.leave_button()
+    keeping.say_problems()
+    keeping.leave_button()
 else:
-    comparison.draw(controls.answer)
+    keeping.draw(question.answer)
     below()

@@ -8,7 +8,7 @@ import streamlit as st
 from dashboard.accuracy import evidence
 from dashboard.site import router
 from dashboard.widgets import drawing
-from dashboard.widgets.controls import is_dark
+from dashboard.widgets.drawing import is_dark
 from estimator import Comparison, accuracy, catalog
 
 GIB = st.column_config.NumberColumn(format="%.2f GiB")

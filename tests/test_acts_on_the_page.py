@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dashboard.words import wording
+from dashboard.estimate import ledger, saving
+from dashboard.words import verdicts
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.run.stages import stages
 
@@ -14,7 +15,7 @@ LORA = TrainingSetup(method=Method.LORA, gradient_checkpointing=True)
 
 def said(setup: TrainingSetup) -> str:
     answer = estimate(MISTRAL, None, setup)
-    return wording.acts_html(answer, stages(answer)) + wording.saving_html(answer, 2**30, 1.0)
+    return saving.acts_html(answer, stages(answer)) + saving.saving_html(answer, 2**30, 1.0)
 
 
 def test_each_method_has_its_own_rows():
@@ -40,8 +41,8 @@ def test_an_evaluation_that_is_not_planned_is_spoken_of_and_not_counted():
 
 def test_the_verdict_names_what_decides():
     answer = estimate(MISTRAL, catalog.gpu("L4"), replace(LORA, eval_strategy="steps"))
-    assert wording.verdict(answer).when.startswith("Evaluation needs more than training")
-    assert "Evaluation beyond that" in wording.ledger_html(answer)
+    assert verdicts.verdict(answer).when.startswith("Evaluation needs more than training")
+    assert "Evaluation beyond that" in ledger.ledger_html(answer)
 
 
 def test_checkpoints_are_counted():

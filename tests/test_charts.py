@@ -7,8 +7,7 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import pytest
 
-from dashboard.estimate import alternatives
-from dashboard.figures import charts
+from dashboard.estimate import headroom_map, time_and_money, two_steps, which_gpu
 from estimator import Dtype, Method, MixedPrecision, TrainingSetup, catalog, estimate
 from estimator.search.ranking import pareto
 from estimator.values.specs import STEP_PHASES, Component, Verdict
@@ -23,7 +22,7 @@ LORA = TrainingSetup(method=Method.LORA, per_device_train_batch_size=3, max_leng
 @pytest.fixture(scope="module")
 def around():
     answer = estimate(MISTRAL, A100, LORA)
-    return answer, alternatives.around(answer)
+    return answer, headroom_map.around(answer)
 
 
 def test_every_cell_of_the_map_is_the_headroom_of_that_setup(around):
@@ -45,7 +44,7 @@ def test_the_map_holds_the_setup_and_shows_both_sides_of_the_limit(around):
 
 def test_the_border_of_the_map_stands_above_the_last_batch_that_fits(around):
     _, grid = around
-    figure = charts.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500))
+    figure = headroom_map.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500))
     line = next(trace for trace in figure["data"] if trace.get("mode") == "lines")
     for column in range(len(grid.lengths)):
         fitting = sum(row[column] >= 0 for row in grid.headroom)
@@ -54,7 +53,7 @@ def test_the_border_of_the_map_stands_above_the_last_batch_that_fits(around):
 
 def test_a_click_on_a_cell_carries_its_batch_and_length(around):
     _, grid = around
-    figure = charts.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500))
+    figure = headroom_map.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500))
     clicks = figure["data"][-1]
     for x, y, (batch, length) in zip(clicks["x"], clicks["y"], clicks["customdata"], strict=True):
         assert (grid.batches[y], grid.lengths[x]) == (batch, length)
@@ -62,13 +61,13 @@ def test_a_click_on_a_cell_carries_its_batch_and_length(around):
 
 def test_a_setup_with_learned_positions_has_no_longer_column():
     gpt2 = catalog.model("openai-community/gpt2")
-    grid = alternatives.around(estimate(gpt2, A100, TrainingSetup(max_length=512)))
+    grid = headroom_map.around(estimate(gpt2, A100, TrainingSetup(max_length=512)))
     assert max(grid.lengths) == 1024
 
 
 def test_the_first_of_two_steps_lacks_the_states_and_the_second_reaches_the_peak():
     answer = estimate(MISTRAL, A100, WHAT_IF)
-    figure = charts.through_the_step(answer)
+    figure = two_steps.through_the_step(answer)
     moments = [m for m in answer.moments if m.phase in STEP_PHASES]
     stacked = [sum(sizes) for sizes in zip(*(t["y"] for t in figure["data"]), strict=True)]
     assert len(stacked) == 2 * len(moments) + 1
@@ -82,7 +81,7 @@ def test_the_first_of_two_steps_lacks_the_states_and_the_second_reaches_the_peak
 
 def test_with_accumulation_each_step_has_a_first_micro_step_without_gradients_and_a_later_one():
     accumulated = replace(WHAT_IF, gradient_accumulation_steps=4)
-    figure = charts.through_the_step(estimate(MISTRAL, A100, accumulated))
+    figure = two_steps.through_the_step(estimate(MISTRAL, A100, accumulated))
     ticks = figure["layout"]["xaxis"]["ticktext"]
     assert ticks == ["Micro-step<br>1", "Micro-step<br>2 and on"] * 2
     gradients = next(t["y"] for t in figure["data"] if t["name"] == "Gradients")
@@ -93,10 +92,10 @@ def test_with_accumulation_each_step_has_a_first_micro_step_without_gradients_an
 
 
 def test_the_chart_of_cost_joins_the_cards_that_no_other_beats():
-    rows, _ = alternatives.every_gpu(estimate(MISTRAL, A100, LORA))
+    rows, _ = which_gpu.every_gpu(estimate(MISTRAL, A100, LORA))
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     front = pareto(fitting)
-    figure = charts.cost_against_time(fitting, front, estimate(MISTRAL, A100, LORA))
+    figure = time_and_money.cost_against_time(fitting, front, estimate(MISTRAL, A100, LORA))
     joined = figure["data"][1]
     assert joined["text"] == [it.gpu.name for it in front]
     assert joined["x"] == sorted(joined["x"])
@@ -107,12 +106,12 @@ def test_the_chart_of_cost_joins_the_cards_that_no_other_beats():
 @pytest.mark.parametrize("dark", [False, True])
 def test_plotly_takes_every_figure(around, dark):
     answer, grid = around
-    rows, _ = alternatives.every_gpu(answer)
+    rows, _ = which_gpu.every_gpu(answer)
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     for figure in (
-        charts.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500), dark=dark),
-        charts.through_the_step(answer, dark=dark),
-        charts.through_the_step(estimate(MISTRAL, None, LORA), dark=dark),
-        charts.cost_against_time(fitting, pareto(fitting), answer, dark=dark),
+        headroom_map.headroom_map(grid.batches, grid.lengths, grid.headroom, (3, 1500), dark=dark),
+        two_steps.through_the_step(answer, dark=dark),
+        two_steps.through_the_step(estimate(MISTRAL, None, LORA), dark=dark),
+        time_and_money.cost_against_time(fitting, pareto(fitting), answer, dark=dark),
     ):
         assert go.Figure(figure).to_plotly_json()["data"]

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard.compare import report, side_by_side
-from dashboard.compare.side_by_side import Entry
+from dashboard.compare import entry, findings, peaks_figure, presets, report, results_table
+from dashboard.compare.entry import Entry
 from dashboard.state import comparison
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import MOST, Scenario, keep, write_text
@@ -35,7 +35,7 @@ def of(gpu: str = "A100-SXM4-80GB", **keys):
 
 
 def three():
-    return side_by_side.entries(side_by_side.three_methods(of()), {})
+    return entry.entries(presets.three_methods(of()), {})
 
 
 def open_compare(*scenarios: Scenario, **address: object) -> AppTest:
@@ -68,29 +68,29 @@ def button(page: AppTest, key: str):
 
 
 def test_only_what_differs_is_in_the_table_of_differences():
-    rows = side_by_side.differences(three())
+    rows = results_table.differences(three())
     assert [row.label for row in rows] == ["Method"]
     assert [cell.text for cell in rows[0].cells] == ["Full", "LoRA", "QLoRA"]
 
 
 def test_key_without_meaning_is_a_dash_and_no_difference():
     shown = [Entry("full", of(method=Method.FULL, lora_r=16)), Entry("lora", of(lora_r=64))]
-    assert "lora_r" not in side_by_side.differing(shown), "full fine-tuning has no rank"
+    assert "lora_r" not in results_table.differing(shown), "full fine-tuning has no rank"
     shown.append(Entry("more", of(lora_r=8)))
-    assert side_by_side.differing(shown)["lora_r"] == ["–", "64", "8"]
+    assert results_table.differing(shown)["lora_r"] == ["–", "64", "8"]
 
 
 def test_best_of_each_row_is_marked_and_what_does_not_fit_has_no_hours():
     """Full fine-tuning of Mistral-7B under autocast takes 16 bits of weights and states each and runs out of 80 GB."""
-    rows = {row.label: row.cells for row in side_by_side.results(three())}
+    rows = {row.label: row.cells for row in results_table.results(three())}
     assert [cell.best for cell in rows["Need"]] == [False, False, True]
     assert [cell.best for cell in rows["Headroom"]] == [False, False, True]
-    short = side_by_side.entries(
+    short = entry.entries(
         [keep("no", MISTRAL, catalog.gpu("L4"), replace(LORA, method=Method.FULL))], {}
     )
     both = [*short, *three()[1:]]
-    assert not side_by_side.results(both)[3].cells[0].best
-    assert side_by_side.hours(short[0].estimate) is None
+    assert not results_table.results(both)[3].cells[0].best
+    assert entry.hours(short[0].estimate) is None
 
 
 def test_cheapest_that_meets_a_deadline_is_named():
@@ -101,16 +101,16 @@ def test_cheapest_that_meets_a_deadline_is_named():
     ]
     slow, fast = (it.estimate.time.total_hours_high for it in shown)
     assert fast < slow
-    said = " ".join(side_by_side.answers(shown, within=(fast + slow) / 2))
+    said = " ".join(findings.answers(shown, within=(fast + slow) / 2))
     if shown[0].estimate.time.total_hours_low > (fast + slow) / 2:
         assert "“slow and cheap”" not in said
     assert "surely done within" in said
     assert "“fast and dear”" in said
-    assert "None that fits is done within" in " ".join(side_by_side.answers(shown, within=0.1))
+    assert "None that fits is done within" in " ".join(findings.answers(shown, within=0.1))
 
 
 def test_what_qlora_loses_is_said_beside_lora_of_the_same_setup():
-    said = side_by_side.answers(three())[-1]
+    said = findings.answers(three())[-1]
     lora, qlora = three()[1].estimate, three()[2].estimate
     saved = lora.need_high_bytes - qlora.need_high_bytes
     assert saved > 0
@@ -119,33 +119,33 @@ def test_what_qlora_loses_is_said_beside_lora_of_the_same_setup():
 
 
 def test_what_if_at_another_context_changes_no_scenario():
-    kept = side_by_side.three_methods(of())
-    at_4k = side_by_side.entries(kept, {}, 4096)
+    kept = presets.three_methods(of())
+    at_4k = entry.entries(kept, {}, 4096)
     assert {it.estimate.setup.max_length for it in at_4k} == {4096}
     assert at_4k[1].estimate == of(max_length=4096)
-    assert "4,096 tokens" in side_by_side.answers(at_4k, context=4096)[0]
+    assert "4,096 tokens" in findings.answers(at_4k, context=4096)[0]
 
 
 def test_presets_vary_one_thing():
-    assert [it.setup.get("method", "full") for it in side_by_side.three_methods(of())] == [
+    assert [it.setup.get("method", "full") for it in presets.three_methods(of())] == [
         "full",
         "lora",
         "qlora",
     ]
-    cards = side_by_side.five_gpus(of())
+    cards = presets.five_gpus(of())
     assert len({it.setup["gpu"] for it in cards}) == 5
     assert "A100-SXM4-80GB" in {it.setup["gpu"] for it in cards}
-    lengths = [it.setup.get("max_length", 1024) for it in side_by_side.five_contexts(of())]
+    lengths = [it.setup.get("max_length", 1024) for it in presets.five_contexts(of())]
     assert lengths == [512, 1024, 2048, 4096, 8192]
 
 
 def test_refused_scenario_says_why_and_the_others_stay():
-    shown = side_by_side.entries(
-        [Scenario("gone", {"model": "someone/else"}), *side_by_side.three_methods(of())], {}
+    shown = entry.entries(
+        [Scenario("gone", {"model": "someone/else"}), *presets.three_methods(of())], {}
     )
     assert shown[0].estimate is None
     assert shown[0].problem
-    assert len(side_by_side.bars(shown)) == 3
+    assert len(entry.bars(shown)) == 3
     assert "“gone” is refused" in report.write_html(report.Subject(shown, "2026-11-21"))
 
 
@@ -154,8 +154,8 @@ def test_refused_scenario_says_why_and_the_others_stay():
 
 @pytest.mark.parametrize("large", [False, True])
 def test_figure_is_one_that_plotly_draws_with_a_capacity_for_each_bar(large):
-    shown = side_by_side.entries(side_by_side.five_gpus(of()), {})
-    drawn = side_by_side.figure(shown, large=large, chosen=1 if large else None)
+    shown = entry.entries(presets.five_gpus(of()), {})
+    drawn = peaks_figure.figure(shown, large=large, chosen=1 if large else None)
     go.Figure(drawn)
     capacity = next(trace for trace in drawn["data"] if trace["name"] == "Capacity")
     assert capacity["x"] == [round(it.estimate.gpu.memory_bytes / 2**30, 3) for it in shown]
@@ -199,10 +199,10 @@ def test_name_from_a_link_is_no_html_no_formula_and_no_markdown():
     assert not any(cell[:1] in {"=", "+", "@", "\t"} for row in rows for cell in row)
     assert "<img" not in report.write_markdown(of_hostile)
     assert json.loads(report.write_json(of_hostile))["scenarios"][0]["name"] == HOSTILE[:60]
-    assert "<img" not in side_by_side.table_html(
-        of_hostile.shown, {"What follows": side_by_side.results(of_hostile.shown)}
+    assert "<img" not in results_table.table_html(
+        of_hostile.shown, {"What follows": results_table.results(of_hostile.shown)}
     )
-    drawn = json.dumps(side_by_side.figure(of_hostile.shown), ensure_ascii=False)
+    drawn = json.dumps(peaks_figure.figure(of_hostile.shown), ensure_ascii=False)
     assert "<img" not in drawn
 
 
@@ -223,7 +223,7 @@ def test_report_needs_no_other_file():
 
 
 def test_link_opens_on_the_page_with_its_scenarios():
-    page = open_compare(*side_by_side.three_methods(of()))
+    page = open_compare(*presets.three_methods(of()))
     assert "✓ fits" in text(page)
     spec = json.loads(page.get("bidi_component")[0].proto.json)["figure"]
     assert "QLoRA" in json.dumps(spec["data"])
@@ -250,7 +250,7 @@ def test_preset_duplicate_remove_and_undo():
 
 
 def test_rename_to_a_name_that_breaks_links_is_refused_with_a_sentence():
-    page = open_compare(*side_by_side.three_methods(of()))
+    page = open_compare(*presets.three_methods(of()))
     name = next(it for it in page.text_input if it.label == "Name")
     name.set_value("a~b").run()
     assert "without ~" in text(page)
@@ -318,7 +318,7 @@ def test_every_number_of_an_address_is_read_again_as_it_was_written(context, wit
 
 
 def test_presentation_shows_one_verdict_and_three_keys():
-    page = open_compare(*side_by_side.three_methods(of()), present="2")
+    page = open_compare(*presets.three_methods(of()), present="2")
     assert "hr-big" in text(page)
     assert "LoRA" in text(page)
     assert {it.key for it in page.button} == {"Left", "Right", "leave"}

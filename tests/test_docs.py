@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB_IS_ALLOWED_IN = {
-    "dashboard/words/wording.py",
+    "dashboard/words/units.py",
     "estimator/contract/text.py",
     "estimator/contract/placement_request.py",
 }

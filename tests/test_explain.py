@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dashboard.estimate import explanation
-from dashboard.words import wording
+from dashboard.words import rule_of_thumb
 from estimator import Method, Optimizer, Strategy, TrainingSetup, catalog, estimate
 from estimator.resident.model import weight_bytes
 from estimator.values.specs import Component
@@ -108,7 +108,7 @@ def test_the_rule_of_thumb_is_not_held_against_one_gpu_s_share():
         groups = 2 if strategy is Strategy.HSDP else 1
         setup = TrainingSetup(strategy=strategy, num_gpus=4, dp_replicate_size=groups)
         answer = estimate(catalog.model(MODELS[0]), None, setup)
-        said = wording.rule_of_thumb(answer)
+        said = rule_of_thumb.sentence(answer)
         shares = strategy is not Strategy.DDP
         assert ("says nothing of one of them" in said) is shares, strategy
         assert ("It forgets gradients" in said) is not shares

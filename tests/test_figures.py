@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from dashboard import theme
-from dashboard.figures import memory_bars
-from dashboard.words import wording
+from dashboard.estimate import hero_figure
+from dashboard.words import terms, units
 from estimator import (
     STEP_PHASES,
     Component,
@@ -31,14 +31,14 @@ def by_method(setup: TrainingSetup = SETUP, gpu=GPU):
 
 def hero(method: Method = Method.FULL, setup: TrainingSetup = SETUP, gpu=GPU, **how):
     methods = by_method(setup, gpu)
-    return memory_bars.hero(methods[method], methods, **how)
+    return hero_figure.hero(methods[method], methods, **how)
 
 
 def stacked(figure, place) -> float:
     """The length of the bar at a place, in GiB."""
     end = 0.0
     for piece in pieces(figure):
-        if piece.place == memory_bars.PLACES[place]:
+        if piece.place == hero_figure.PLACES[place]:
             assert piece.base == pytest.approx(end, abs=0.002), (
                 "each part begins where the last ends"
             )
@@ -65,7 +65,7 @@ def pieces(figure) -> list[Piece]:
 def test_the_bar_of_the_peak_is_as_long_as_the_high_end_of_the_need(method):
     answer = by_method()[method]
     drawn = hero(method)
-    need = pytest.approx(wording.in_gib(answer.need_high_bytes), abs=0.01)
+    need = pytest.approx(units.in_gib(answer.need_high_bytes), abs=0.01)
     assert stacked(drawn, answer.peak.phase) == need
     assert stacked(drawn, method) == need
 
@@ -74,14 +74,14 @@ def test_the_bar_of_the_peak_is_as_long_as_the_high_end_of_the_need(method):
 def test_each_phase_is_drawn_at_its_height_plus_the_reserve(phase):
     answer = by_method()[Method.FULL]
     reserve = answer.need_high_bytes - answer.peak.bytes
-    expected = wording.in_gib(answer.phases[phase].bytes + reserve)
+    expected = units.in_gib(answer.phases[phase].bytes + reserve)
     assert stacked(hero(), phase) == pytest.approx(expected, abs=0.01)
 
 
 def test_an_evaluation_that_takes_more_than_all_else_stands_in_savings_place():
     setup = replace(SETUP, eval_strategy="epoch", per_device_eval_batch_size=64)
     answer, drawn = by_method(setup)[Method.FULL], hero(setup=setup)
-    need = pytest.approx(wording.in_gib(answer.need_high_bytes), abs=0.01)
+    need = pytest.approx(units.in_gib(answer.need_high_bytes), abs=0.01)
     assert stacked(drawn, Phase.SAVE) == need
     assert "<b>▸ Evaluation</b>" in drawn["layout"]["yaxis"]["ticktext"]
 
@@ -90,13 +90,13 @@ def test_only_the_highest_phase_and_the_chosen_method_are_marked():
     ticks = hero(Method.LORA)["layout"]["yaxis"]["ticktext"]
     answer = by_method()[Method.LORA]
     marked = [tick for tick in ticks if "▸" in tick]
-    assert marked == [f"<b>▸ {wording.PHASES[answer.peak.phase]}</b>", "<b>▸ LoRA</b>"]
+    assert marked == [f"<b>▸ {terms.PHASES[answer.peak.phase]}</b>", "<b>▸ LoRA</b>"]
 
 
 def test_the_capacity_is_a_line_through_all_bars():
     layout = hero()["layout"]
     line = next(shape for shape in layout["shapes"] if shape.get("name") == "capacity")
-    assert line["x0"] == line["x1"] == wording.in_gib(GPU.memory_bytes)
+    assert line["x0"] == line["x1"] == units.in_gib(GPU.memory_bytes)
     assert (line["yref"], line["y0"], line["y1"]) == ("paper", 0, 1)
 
 
@@ -104,10 +104,10 @@ def test_without_a_gpu_there_is_no_line():
     assert hero(gpu=None)["layout"]["shapes"] == []
 
 
-@pytest.mark.parametrize("off", memory_bars.SWITCHES)
+@pytest.mark.parametrize("off", hero_figure.SWITCHES)
 def test_switching_a_part_off_leaves_scale_height_and_places(off):
     whole = hero()
-    rest = hero(shown=[label for label in memory_bars.SWITCHES if label != off])
+    rest = hero(shown=[label for label in hero_figure.SWITCHES if label != off])
     assert {it.label for it in pieces(rest)} == {it.label for it in pieces(whole)} - {off}
     for key in ("height", "xaxis", "yaxis", "margin", "shapes"):
         assert rest["layout"][key] == whole["layout"][key]

@@ -9,7 +9,7 @@ from html import unescape
 import plotly.graph_objects as go
 import pytest
 
-from dashboard.estimate import alternatives, more_gpus
+from dashboard.estimate import more_gpus
 from estimator import Method, Price, TrainingSetup, catalog, estimate
 from estimator.answer.ranks import ranks
 from estimator.search.scaling import Curve, curves
@@ -28,7 +28,7 @@ def both(
     gpu: Gpu | None = A100, setup: TrainingSetup = SETUP
 ) -> tuple[tuple[Curve, ...], Estimate]:
     answer = estimate(MISTRAL, gpu, setup)
-    return alternatives.on_more_gpus(answer), answer
+    return more_gpus.on_more_gpus(answer), answer
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.widgets import model_box
+from dashboard.state import models
 from estimator import catalog, hub
 from estimator.sources.repository import About, HubModel, Trouble, from_config
 from tests.test_hub import LLAMA, LLAMA_PARAMETERS
@@ -159,7 +159,7 @@ def test_every_trouble_is_its_sentence_and_the_page_keeps_its_model(fake_hub, tr
     assert page.session_state["model"] == page.selectbox(key="model box").value == "Qwen/Qwen3-8B"
     assert figure(page) == before
     again = [button for button in page.button if button.key == "ask again"]
-    assert bool(again) == (trouble in model_box.ASK_AGAIN)
+    assert bool(again) == (trouble in models.ASK_AGAIN)
 
 
 def test_asking_again_may_find_it(fake_hub):
@@ -343,7 +343,7 @@ def test_long_config_is_used_and_the_page_says_that_no_link_carries_it():
     assert "too long for a link" in text(page)
     assert "LoRA of this model needs" in text(page)
     other = open_at(model="own config 1", max_length="2048")
-    assert [warning.value for warning in other.warning] == [model_box.LOST]
+    assert [warning.value for warning in other.warning] == [models.LOST]
     assert other.session_state["model"] == MISTRAL
     assert other.session_state["max_length"] == 2048
 

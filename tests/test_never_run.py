@@ -11,10 +11,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dashboard.compare import report, side_by_side
-from dashboard.compare.side_by_side import Entry
-from dashboard.estimate import alternatives, more_gpus
-from dashboard.words import wording
+from dashboard.compare import findings, report, results_table
+from dashboard.compare.entry import Entry
+from dashboard.estimate import headroom_map, method_cards, more_gpus, time_and_money, which_gpu
+from dashboard.words import one_line
 from estimator import Dtype, Method, Strategy, TrainingSetup, Verdict, catalog, estimate
 from estimator.contract.text import describe
 from estimator.parallel.combinations import refusal
@@ -34,15 +34,15 @@ def test_hours_and_dollars_are_shown_of_what_may_run_alone(model, gpu, setup):
     answer = estimate(model, gpu, setup)
     assume(answer.time is not None and answer.cost is not None)
     entries = [Entry("it", answer), Entry("again", answer)]
-    rows = {row.label: row.cells[0].text for row in side_by_side.results(entries)}
+    rows = {row.label: row.cells[0].text for row in results_table.results(entries)}
     subject = report.Subject(entries, "2026-01-01")
     (of_csv, _) = csv.DictReader(io.StringIO(report.write_csv(subject)))
-    row = wording.gpu_row(answer)
+    row = which_gpu.gpu_row(answer)
     shown = {
-        "run": wording.run(answer),
-        "sentence": wording.run_sentence(answer),
-        "card": wording.card_html(setup.method, answer, ""),
-        "time": wording.time_html(answer, None, None).replace("no hours and no dollars", ""),
+        "run": one_line.run(answer),
+        "sentence": one_line.run_sentence(answer),
+        "card": method_cards.card_html(setup.method, answer, ""),
+        "time": time_and_money.time_html(answer, None, None).replace("no hours and no dollars", ""),
         "text": describe(answer).partition("Assumed:")[0],
         "table": f"{rows['Hours']} {rows['Cost']}".strip("– "),
         "csv": of_csv["total_hours_high"] + of_csv["cost_usd_low"],
@@ -100,20 +100,20 @@ def test_a_card_says_that_sharing_is_refused_and_not_that_64_are_too_few() -> No
     model, card = catalog.model("google/gemma-4-E4B-it"), catalog.gpu("T4")
     setup = TrainingSetup(max_length=131_072, per_device_train_batch_size=64)
     answer = estimate(model, card, setup)
-    place = alternatives.smallest_place(answer)
+    place = method_cards.smallest_place(answer)
     assert isinstance(place, str)
     assert place
-    said = wording.card_html(Method.FULL, answer, place)
+    said = method_cards.card_html(Method.FULL, answer, place)
     assert "sharing it is refused" in said
     assert "together" not in said
-    assert "together" in wording.card_html(Method.FULL, answer, "")
+    assert "together" in method_cards.card_html(Method.FULL, answer, "")
 
 
 def test_a_refused_scenario_is_not_counted_among_those_that_do_not_fit() -> None:
     fits = estimate(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
     too_large = estimate(MISTRAL, A100, TrainingSetup(dtype=Dtype.FLOAT32))
     entries = [Entry("a", fits), Entry("b", too_large), Entry("c", None, "no such model")]
-    assert "1 of 2 fits: “a”." in side_by_side.answers(entries)
+    assert "1 of 2 fits: “a”." in findings.answers(entries)
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_a_refused_scenario_is_not_counted_among_those_that_do_not_fit() -> None
     ],
 )
 def test_the_map_says_what_cannot_be_trained(headroom: list[list[int | None]], said: str) -> None:
-    assert wording.map_alt([1, 2], [512], headroom).endswith(said)
+    assert headroom_map.map_alt([1, 2], [512], headroom).endswith(said)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dashboard.figures import charts
+from dashboard.estimate import two_steps
 from dashboard.how_it_works import content
-from dashboard.words import wording
+from dashboard.words import units, verdicts
 from estimator import (
     STEP_PHASES,
     Component,
@@ -61,9 +61,9 @@ def test_the_example_stops_where_its_states_are_made() -> None:
     ):
         assert parts[part] == pytest.approx(size, rel=1e-4)
     for text in (
-        wording.verdict(answer).when,
+        verdicts.verdict(answer).when,
         describe(answer),
-        wording.step_html(answer),
+        two_steps.step_html(answer),
         "\n".join(chapter.text for chapter in content.chapters(answer)),
     ):
         assert "It runs out at the first optimizer step, which makes the optimizer states." in text
@@ -140,7 +140,7 @@ def test_a_run_stops_where_it_first_holds_too_much(
     answer = estimate(*parse(given))
     assert words in runs_out(answer)
     assert runs_out(answer) in describe(answer)
-    assert runs_out(answer) in wording.verdict(answer).when
+    assert runs_out(answer) in verdicts.verdict(answer).when
 
 
 def test_what_fits_what_is_tight_and_what_has_no_card_never_runs_out() -> None:
@@ -260,10 +260,10 @@ def test_the_picture_of_two_steps_crosses_the_line_where_the_run_stops(model, gp
     answer = estimate(model, gpu, setup)
     over = first_overflow(answer)
     assume(over is not None and over.moment.phase in STEP_PHASES)
-    figure = charts.through_the_step(answer)
+    figure = two_steps.through_the_step(answer)
     stacked = [sum(sizes) for sizes in zip(*(t["y"] for t in figure["data"]), strict=True)]
     drawn = [it for it in instants(answer) if it.moment.phase in STEP_PHASES]
     at = drawn.index(over)
-    room = wording.in_gib(room_bytes(answer))
+    room = units.in_gib(room_bytes(answer))
     assert stacked[at] > room - 0.01
     assert all(height <= room + 0.01 for height in stacked[:at])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import pytest
 
-from dashboard.estimate import alternatives, layer_placement
+from dashboard.estimate import layer_placement
 from estimator import TrainingSetup, catalog, estimate
 from estimator.values.specs import Component, Strategy
 from tests.test_start_page import open_page, text
@@ -63,9 +63,9 @@ def test_the_table_has_weights_what_training_adds_and_the_room(answer):
 
 def test_any_setup_is_shown_over_two_gpus_or_told_why_not():
     alone = estimate(MISTRAL, A100, TrainingSetup())
-    placed = alternatives.over_devices(alone)
+    placed = layer_placement.over_devices(alone)
     assert placed == estimate(MISTRAL, A100, replace(FOUR, num_gpus=2))
-    refused = alternatives.over_devices(
+    refused = layer_placement.over_devices(
         estimate(MISTRAL, A100, TrainingSetup(use_liger_kernel=True))
     )
     assert isinstance(refused, str)

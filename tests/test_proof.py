@@ -14,7 +14,7 @@ import pytest
 
 from dashboard.accuracy import evidence
 from dashboard.address import links
-from dashboard.words import wording
+from dashboard.estimate import verdict_panel
 from estimator import Method, TrainingSetup, accuracy, catalog, estimate, kin
 from estimator.contract.setups import parse, read_link
 from estimator.proof.accuracy import BEYOND, Facet, Metric
@@ -141,7 +141,7 @@ def kin_of(**given: object) -> tuple[accuracy.Kin, str]:
     """The measured runs that are most like a setup, and what the page says of them."""
     answer = estimate(*parse(given))
     found = kin(answer)
-    return found, wording.trust_sentence(answer, found)
+    return found, verdict_panel.trust_sentence(answer, found)
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])

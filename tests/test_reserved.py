@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dashboard.words import wording
+from dashboard.estimate import ledger
 from estimator import Verdict, accuracy, catalog, estimate
 from estimator.contract.setups import write_estimate
 from estimator.contract.text import describe
@@ -138,7 +138,7 @@ def test_what_is_shown_holds_the_peak_and_no_more_than_the_card(setup: TrainingS
     assert shown(cannot_run) is None
     answer = write_estimate(cannot_run)
     assert [answer[f"device_{end}bytes"] for end in ("low_", "", "high_")] == [None] * 3
-    for said in (describe(cannot_run), wording.ledger_html(cannot_run)):
+    for said in (describe(cannot_run), ledger.ledger_html(cannot_run)):
         assert "nvidia-smi" not in said
 
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.figures import memory_bars
+from dashboard.estimate import hero_figure
 from dashboard.state import session
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.values.keys import KEYS
@@ -126,7 +126,7 @@ def test_the_hero_figure_stacks_phases_and_methods_against_one_capacity_line():
 def test_switching_a_component_off_keeps_the_scale():
     page = open_page()
     before = figure(page)["layout"]["xaxis"]["range"]
-    page.session_state["shown"] = [name for name in memory_bars.SWITCHES if "Optimizer" not in name]
+    page.session_state["shown"] = [name for name in hero_figure.SWITCHES if "Optimizer" not in name]
     page.run()
     after = figure(page)
     assert after["layout"]["xaxis"]["range"] == before
@@ -195,7 +195,7 @@ def test_what_hero_writes_is_a_valid_plotly_figure(method):
     model, gpu = catalog.model("Qwen/Qwen3-0.6B"), catalog.gpu("L4")
     methods = {m: estimate(model, gpu, TrainingSetup(method=m)) for m in Method}
     for dark in (False, True):
-        written = memory_bars.hero(methods[method], methods, dark=dark)
+        written = hero_figure.hero(methods[method], methods, dark=dark)
         assert go.Figure(written).to_dict()["data"]  # raises where a key or value is not Plotly's
 
 

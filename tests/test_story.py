@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboard.address.example import EXAMPLE
 from dashboard.how_it_works import content
-from dashboard.words import wording
+from dashboard.words import units
 
 
 def test_every_chapter_has_words_and_the_walk_has_the_example_s_numbers():
@@ -14,7 +14,7 @@ def test_every_chapter_has_words_and_the_walk_has_the_example_s_numbers():
     walk = chapters["The example, moment by moment"]
     for moment in told.phases.values():
         assert moment.bytes > 0
-    assert wording.gib(told.peak.bytes) in walk
+    assert units.gib(told.peak.bytes) in walk
     assert "54.0 GiB" in walk, "7,241,732,096 parameters x 2 states x 4 bytes"
     assert "13.5 GiB" in walk, "7,241,732,096 parameters x 2 bytes"
 
@@ -22,4 +22,4 @@ def test_every_chapter_has_words_and_the_walk_has_the_example_s_numbers():
 def test_the_sum_of_all_largest_parts_is_more_than_the_peak():
     told = content.example(dict(EXAMPLE))
     idea = content.chapters(told)[0].text
-    assert wording.gib(told.peak.bytes) in idea
+    assert units.gib(told.peak.bytes) in idea

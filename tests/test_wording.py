@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from dashboard import theme
-from dashboard.words import wording
+from dashboard.estimate import ledger, remedies, verdict_panel
+from dashboard.words import one_line, rule_of_thumb, terms, units, verdicts
 from estimator import (
     STEP_PHASES,
     Component,
@@ -38,9 +39,9 @@ def on_card_of(memory_bytes: int):
 def test_a_verdict_says_sign_word_and_room():
     needed = estimate(MODEL, None, EXAMPLE)
     low, high = needed.need_low_bytes, needed.need_high_bytes
-    fits = wording.verdict(on_card_of(high + 3 * wording.GIB))
-    tight = wording.verdict(on_card_of((low + high) // 2))
-    short = wording.verdict(on_card_of(low - 2 * wording.GIB))
+    fits = verdicts.verdict(on_card_of(high + 3 * units.GIB))
+    tight = verdicts.verdict(on_card_of((low + high) // 2))
+    short = verdicts.verdict(on_card_of(low - 2 * units.GIB))
     assert fits.word == "✓ Fits: 3.0 GiB free"
     assert tight.word.startswith("≈ Tight")
     assert short.word == "✕ Does not fit: 2.0 GiB short"
@@ -48,26 +49,26 @@ def test_a_verdict_says_sign_word_and_room():
 
 
 def test_without_a_gpu_it_says_what_is_needed_and_asks_for_one():
-    said = wording.verdict(estimate(MODEL, None, EXAMPLE))
+    said = verdicts.verdict(estimate(MODEL, None, EXAMPLE))
     assert said.word.startswith("Needs ")
     assert "Choose a GPU" in said.sentence
 
 
 def test_it_says_when_memory_runs_out_and_when_it_is_highest():
     answer = estimate(MODEL, GPU, EXAMPLE)
-    said = wording.verdict(answer).when
+    said = verdicts.verdict(answer).when
     assert said.startswith(runs_out(answer))
-    assert wording.moment(answer.peak) in said
+    assert terms.moment(answer.peak) in said
 
 
 def test_the_name_on_the_box_is_explained():
-    assert "“80 GB” is the name on the box" in wording.capacity_note(GPU)
-    assert "79.1 GiB" in wording.capacity_note(GPU)
-    assert "derived" in wording.capacity_note(replace(GPU, memory_is_derived=True))
+    assert "“80 GB” is the name on the box" in verdicts.capacity_note(GPU)
+    assert "79.1 GiB" in verdicts.capacity_note(GPU)
+    assert "derived" in verdicts.capacity_note(replace(GPU, memory_is_derived=True))
 
 
 def test_the_rule_of_thumb_is_reconciled_with_the_example():
-    said = wording.rule_of_thumb(estimate(MODEL, GPU, EXAMPLE))
+    said = rule_of_thumb.sentence(estimate(MODEL, GPU, EXAMPLE))
     # 7,241,732,096 parameters: 2 bytes for weights, 8 for AdamW in float32, and 10 to 20 GB
     assert "14.5 + 57.9 + 10 to 20 = 82.4 to 92.4 GB" in said
     assert "forgets gradients: 14.2 GB" in said, "2 bytes each, but for the embedding's"
@@ -77,36 +78,36 @@ def test_the_rule_of_thumb_is_reconciled_with_the_example():
 @pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
 def test_with_adapters_the_rule_of_thumb_says_what_is_trained(method):
     # r (in + out) over 7 linears of 32 layers, r = 16: 41,943,040
-    said = wording.rule_of_thumb(estimate(MODEL, GPU, replace(EXAMPLE, method=method)))
+    said = rule_of_thumb.sentence(estimate(MODEL, GPU, replace(EXAMPLE, method=method)))
     assert "41.9 million" in said
 
 
 def test_the_ledger_adds_up_and_explains_each_part():
     answer = estimate(MODEL, GPU, EXAMPLE)
-    table = wording.ledger_html(answer)
+    table = ledger.ledger_html(answer)
     for component, size in answer.peak.resident.items():
         if size:
             assert theme.COMPONENTS[component].label in table
-            assert wording.MEANINGS[component].replace("'", "&#x27;") in table
-    assert f">{wording.number(answer.need_high_bytes)}<" in table
+            assert ledger.MEANINGS[component].replace("'", "&#x27;") in table
+    assert f">{units.number(answer.need_high_bytes)}<" in table
     assert "<0.1" not in table, "a sign that HTML reads is written out"
 
 
 def test_every_part_phase_and_verdict_has_words():
-    assert set(wording.MEANINGS) == set(theme.COMPONENTS) == set(Component)
-    assert set(STEP_PHASES) < set(wording.PHASES)
-    assert set(wording.SIGNS) == set(theme.VERDICTS) == set(theme.VERDICTS_ON_DARK) == set(Verdict)
+    assert set(ledger.MEANINGS) == set(theme.COMPONENTS) == set(Component)
+    assert set(STEP_PHASES) < set(terms.PHASES)
+    assert set(terms.SIGNS) == set(theme.VERDICTS) == set(theme.VERDICTS_ON_DARK) == set(Verdict)
 
 
 def test_names_from_outside_are_escaped():
-    card = Gpu(name="<b>card</b>", memory_bytes=80 * wording.GIB)
+    card = Gpu(name="<b>card</b>", memory_bytes=80 * units.GIB)
     answer = estimate(MODEL, card, EXAMPLE)
-    assert "<b>card" not in wording.verdict_html(answer, kin(answer))
+    assert "<b>card" not in verdict_panel.verdict_html(answer, kin(answer))
 
 
 def test_the_setup_in_one_line():
     setup = replace(EXAMPLE, method=Method.LORA, optim=Optimizer.SGD, gradient_checkpointing=True)
-    assert wording.setup_line(estimate(MODEL, GPU, setup)) == (
+    assert one_line.setup_line(estimate(MODEL, GPU, setup)) == (
         "Mistral-7B-v0.1 · LoRA r=16 · bfloat16 · sgd, float32 states · 1 × 1,024 tokens · checkpointing"
     )
 
@@ -115,5 +116,5 @@ def test_a_run_that_takes_many_times_as_long_is_said_as_a_multiple():
     before = estimate(MODEL, GPU, TrainingSetup())
     keys = {"strategy": Strategy.ZERO2, "offload_optimizer": Offload.CPU}
     after = estimate(MODEL, GPU, replace(TrainingSetup(), **keys))
-    assert re.match(r"\d+ times as long, ", wording.added(before, after))
-    assert wording.added(before, before).startswith("as long as before, ")
+    assert re.match(r"\d+ times as long, ", remedies.added(before, after))
+    assert remedies.added(before, before).startswith("as long as before, ")

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from dashboard import theme
 from dashboard.address import links
 from dashboard.figures.memory_bars import Figure
-from dashboard.words import wording
+from dashboard.words import one_line, terms, units
 from estimator.proof.accuracy import (
     BEYOND,
     NEAR,
@@ -48,11 +48,10 @@ MARKS: Mapping[Metric, tuple[str, str]] = MappingProxyType(
         Metric.TRACED: ("#7F8A94", "circle-open"),
     }
 )
-CAPACITIES = tuple(size * wording.GIB for size in range(15, 142))
+CAPACITIES = tuple(size * units.GIB for size in range(15, 142))
 """Cards of every whole GiB from 15 (a T4) to 141 (an H200), in bytes."""
 TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000)
 """GiB that an axis names."""
-
 Facet = Callable[[Comparison], str]
 
 
@@ -69,7 +68,7 @@ def origin(of: Comparison) -> str:
 
 FACETS: Mapping[str, Facet] = MappingProxyType(
     {
-        "Method": lambda of: wording.METHODS[of.setup.method],
+        "Method": lambda of: terms.METHODS[of.setup.method],
         "Family": lambda of: of.model.model_type if of.model else "unknown",
         "What was read": lambda of: METRICS[of.metric],
         "Source": origin,
@@ -204,8 +203,8 @@ def overestimated_row(run: PublishedRun) -> dict[str, object]:
     return {
         "Run": run.id,
         "GPU": f"{run.setup.num_gpus} × {run.gpu.name}",
-        "Estimated need": wording.in_gib(need) if need else None,
-        "Holds": wording.in_gib(run.gpu.memory_bytes),
+        "Estimated need": units.in_gib(need) if need else None,
+        "Holds": units.in_gib(run.gpu.memory_bytes),
         "What the run had": BEYOND.get(run.beyond, "not explained yet"),
         "Source": run.source,
     }
@@ -223,7 +222,7 @@ def figure(
     """
     look = theme.DARK if dark else theme.LIGHT
     shown = worst_first(comparisons)
-    sizes = [wording.in_gib(it.measured_bytes) for it in shown] or [10.0]
+    sizes = [units.in_gib(it.measured_bytes) for it in shown] or [10.0]
     low, high = min(sizes) * 0.7, max(sizes) * 1.5
     axis = {
         "type": "log",
@@ -238,10 +237,10 @@ def figure(
     across = "Traced" if by_method else "Measured"
     groups: dict[str, list[Comparison]] = {}
     for it in shown:
-        group = wording.METHODS[it.setup.method] if by_method else METRICS[it.metric]
+        group = terms.METHODS[it.setup.method] if by_method else METRICS[it.metric]
         groups.setdefault(group, []).append(it)
     styles = (
-        {wording.METHODS[method]: style for method, style in METHOD_MARKS.items()}
+        {terms.METHODS[method]: style for method, style in METHOD_MARKS.items()}
         if by_method
         else {METRICS[metric]: style for metric, style in MARKS.items()}
     )
@@ -297,8 +296,8 @@ def _points(comparisons: Sequence[Comparison], name: str, style: tuple[str, str]
         "type": "scatter",
         "mode": "markers",
         "name": name,
-        "x": [wording.in_gib(it.measured_bytes) for it in comparisons],
-        "y": [wording.in_gib(it.estimated_bytes or 0) for it in comparisons],
+        "x": [units.in_gib(it.measured_bytes) for it in comparisons],
+        "y": [units.in_gib(it.estimated_bytes or 0) for it in comparisons],
         "text": [title(it) for it in comparisons],
         "customdata": [key(it) for it in comparisons],
         "marker": {"size": 10, "color": colour, "symbol": symbol, "line": {"width": 2}},
@@ -327,7 +326,7 @@ def title(of: Comparison) -> str:
     """A run in a few words."""
     if of.estimate is None:
         return of.id
-    model, _, rest = wording.setup_line(of.estimate).partition(" · ")
+    model, _, rest = one_line.setup_line(of.estimate).partition(" · ")
     return f"{of.name or model} · {rest}"
 
 
@@ -342,8 +341,8 @@ def picked_html(of: Comparison) -> str:
     )
     return (
         f'<div class="hr-picked"><p class="hr-text"><b>{escape(title(of))}</b></p>'
-        f'<p class="hr-text">{METRICS[of.metric]}: {wording.gib(of.measured_bytes)}; estimated '
-        f"{wording.gib(of.estimated_bytes)}, {100 * (of.error or 0):+.1f} %. "
+        f'<p class="hr-text">{METRICS[of.metric]}: {units.gib(of.measured_bytes)}; estimated '
+        f"{units.gib(of.estimated_bytes)}, {100 * (of.error or 0):+.1f} %. "
         f'<a href="/?{escape(links.query(of.estimate))}" target="_self">Open this setup</a> · {source}</p>'
         f'<p class="hr-small">{escape("; ".join(filter(None, (of.how, of.versions, of.note))))}</p></div>'
     )
@@ -356,8 +355,8 @@ def row(of: Comparison) -> dict[str, object]:
     assert of.estimated_bytes is not None
     return {
         "Error, %": round(100 * of.error, 2),
-        "Measured": wording.in_gib(of.measured_bytes),
-        "Estimated": wording.in_gib(of.estimated_bytes),
+        "Measured": units.in_gib(of.measured_bytes),
+        "Estimated": units.in_gib(of.estimated_bytes),
         "What was read": METRICS[of.metric],
         "Run": title(of),
         "Open": f"/?{links.query(of.estimate)}",
@@ -373,7 +372,7 @@ def refused_row(of: Comparison) -> dict[str, object]:
     return {
         "Run": of.id,
         "What was read": METRICS[of.metric],
-        "Measured": wording.in_gib(of.measured_bytes),
+        "Measured": units.in_gib(of.measured_bytes),
         "Why there is no estimate": of.refusal,
         "Source": of.source,
     }

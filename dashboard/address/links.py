@@ -6,7 +6,9 @@ import json
 from urllib.parse import urlencode
 
 from estimator.contract.setups import write_fields
+from estimator.families.adapters import default_targets
 from estimator.values.results import Estimate
+from estimator.values.specs import ALL_LINEAR, Model, TrainingSetup
 
 
 def query(of: Estimate) -> str:
@@ -16,3 +18,9 @@ def query(of: Estimate) -> str:
         values = value if isinstance(value, list) else [value]
         pairs += [(key, it if isinstance(it, str) else json.dumps(it)) for it in values]
     return urlencode(pairs)
+
+
+def targets_as_chosen(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]:
+    """The adapted layers as a visit holds them: those of the default are the default, whatever the next model is."""
+    targets = setup.lora_target_modules
+    return ALL_LINEAR if targets == default_targets(model, setup) else targets

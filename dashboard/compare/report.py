@@ -15,10 +15,11 @@ from html import escape
 from typing import NamedTuple
 
 from dashboard import theme
-from dashboard.compare import side_by_side
-from dashboard.compare.side_by_side import Entry, Row
+from dashboard.compare import entry, findings, peaks_figure, results_table
+from dashboard.compare.entry import Entry
+from dashboard.compare.results_table import Row
 from dashboard.figures.memory_bars import peak_parts, scale
-from dashboard.words import wording
+from dashboard.words import terms, units
 from estimator.contract.setups import write_estimate, write_fields
 from estimator.values.results import Estimate
 from estimator.values.specs import Verdict
@@ -51,7 +52,7 @@ def write_json(of: Subject) -> str:
     written = {
         "headroom": RELEASE,
         "date": of.day,
-        "range": side_by_side.RANGE,
+        "range": findings.RANGE,
         "within_hours": of.within,
         "context_of_all": of.context,
         "scenarios": [_as_object(it) for it in of.shown],
@@ -68,7 +69,7 @@ def _as_object(it: Entry) -> dict[str, object]:
 
 def write_csv(of: Subject) -> str:
     """A row a scenario: what differs, and what follows, with its unit in the column's name."""
-    differs = side_by_side.differing(of.shown)
+    differs = results_table.differing(of.shown)
     head = ["scenario", *differs, *_FIGURES, "headroom_version", "date", "assumptions", "range"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
@@ -77,7 +78,7 @@ def write_csv(of: Subject) -> str:
         assumed = " ".join(it.estimate.assumptions) if it.estimate else it.problem
         row = [it.name, *(texts[place] for texts in differs.values()), *_figures(it.estimate)]
         writer.writerow(
-            [safe_cell(cell) for cell in [*row, RELEASE, of.day, assumed, side_by_side.RANGE]]
+            [safe_cell(cell) for cell in [*row, RELEASE, of.day, assumed, findings.RANGE]]
         )
     return text.getvalue()
 
@@ -123,7 +124,7 @@ def write_markdown(of: Subject) -> str:
     """The comparison in Markdown."""
     lines = [f"## {_title(of)}", ""]
     lines += [f"- {_markdown(it)}" for it in _answers(of)]
-    rows = [*side_by_side.results(of.shown, of.within), *side_by_side.differences(of.shown)]
+    rows = [*results_table.results(of.shown, of.within), *results_table.differences(of.shown)]
     names = " | ".join(_markdown(it.name) for it in of.shown)
     lines += ["", f"| | {names} |", "|---" * (len(of.shown) + 1) + "|"]
     for row in rows:
@@ -132,10 +133,10 @@ def write_markdown(of: Subject) -> str:
         )
         lines.append(f"| {_markdown(row.label)} | {cells} |")
     lines += ["", "Bold is the best of its row.", "", "Assumed:", ""]
-    lines += [f"- {_markdown(it)}" for it in side_by_side.assumptions(of.shown)]
+    lines += [f"- {_markdown(it)}" for it in findings.assumptions(of.shown)]
     lines += [
         "",
-        side_by_side.RANGE,
+        findings.RANGE,
         "",
         f"{of.origin}. {f'[Open it]({of.link})' if of.link else ''}".rstrip(),
         "",
@@ -157,7 +158,7 @@ def _title(of: Subject) -> str:
 
 
 def _answers(of: Subject) -> list[str]:
-    return side_by_side.answers(of.shown, of.within, of.context)
+    return findings.answers(of.shown, of.within, of.context)
 
 
 # --- the report ---------------------------------------------------------------------------------
@@ -165,10 +166,10 @@ def _answers(of: Subject) -> list[str]:
 
 def write_html(of: Subject) -> str:
     """One file that needs no other, and prints to two pages of A4: what follows, and what is behind it."""
-    results = side_by_side.results(of.shown, of.within)
-    differs = side_by_side.differences(of.shown)
+    results = results_table.results(of.shown, of.within)
+    differs = results_table.differences(of.shown)
     answers = "".join(f"<li>{escape(it)}</li>" for it in _answers(of))
-    assumed = "".join(f"<li>{escape(it)}</li>" for it in side_by_side.assumptions(of.shown))
+    assumed = "".join(f"<li>{escape(it)}</li>" for it in findings.assumptions(of.shown))
     refused = "".join(
         f"<li>“{escape(it.name)}” is refused: {escape(it.problem)}</li>"
         for it in of.shown
@@ -187,7 +188,7 @@ def write_html(of: Subject) -> str:
 <h2>What follows</h2>{_across(of.shown, results)}<p class="small">★ marks the best of its column.</p></section>
 <section class="second"><h2>What differs</h2>{_down(of.shown, differs)}
 <h2>What is assumed</h2><ul class="small assumed">{assumed}</ul>
-<h2>What the ends of a figure mean</h2><p class="small">{escape(side_by_side.RANGE)}</p>
+<h2>What the ends of a figure mean</h2><p class="small">{escape(findings.RANGE)}</p>
 <h2>Where it can be changed</h2>{link}<p class="origin">{escape(of.origin)}</p></section>
 </body></html>
 """
@@ -242,7 +243,7 @@ def _down(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
     )
 
 
-def _cell(cell: side_by_side.Cell) -> str:
+def _cell(cell: results_table.Cell) -> str:
     beside = f"<small>{escape(cell.beside)}</small>" if cell.beside else ""
     return f'<td class="{"best" * cell.best}">{"★ " * cell.best}{escape(cell.text)}{beside}</td>'
 
@@ -256,7 +257,7 @@ ROW, BAR, FOOT = 46, 36, 36
 
 def svg(shown: Sequence[Entry]) -> str:
     """The stacked bars of ``compare.figure``, as a drawing that needs no script."""
-    found = side_by_side.bars(shown)
+    found = entry.bars(shown)
     sizes = [it.need_high_bytes for _, it in found]
     sizes += [it.gpu.memory_bytes for _, it in found if it.gpu]
     end = scale(max(sizes, default=1))
@@ -266,7 +267,7 @@ def svg(shown: Sequence[Entry]) -> str:
     drawn += [_svg_bar(name, it, ROW * place, unit) for place, (name, it) in enumerate(found)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(side_by_side.figure_alt(shown), quote=True)}" font-family="system-ui, sans-serif" '
+        f'aria-label="{escape(peaks_figure.figure_alt(shown), quote=True)}" font-family="system-ui, sans-serif" '
         f'font-size="15" fill="#1B2530">{"".join(drawn)}</svg>'
     )
 
@@ -290,13 +291,13 @@ def _svg_bar(name: str, it: Estimate, top: int, unit: float) -> str:
     where = it.gpu.name if it.gpu else "no GPU"
     label = f'<text x="{LEFT - 12}" text-anchor="end"'
     drawn = [
-        f'{label} y="{y + 14}" font-weight="700">{escape(side_by_side.cut(name))}</text>',
-        f'{label} y="{y + 32}">{escape(side_by_side.cut(where))}</text>',
+        f'{label} y="{y + 14}" font-weight="700">{escape(peaks_figure.cut(name))}</text>',
+        f'{label} y="{y + 32}">{escape(peaks_figure.cut(where))}</text>',
     ]
     looks = {part.label: part for part in (*theme.COMPONENTS.values(), theme.RESERVE)}
     x = float(LEFT)
     for label, size in peak_parts(it).items():
-        width = unit * wording.in_gib(size)
+        width = unit * units.in_gib(size)
         if not size:
             continue
         part = looks[label]
@@ -307,11 +308,11 @@ def _svg_bar(name: str, it: Estimate, top: int, unit: float) -> str:
         if width > 46:
             drawn.append(
                 f'<text x="{x + width / 2:.1f}" y="{y + 25}" text-anchor="middle" fill="{part.ink}">'
-                f"{wording.number(size)}</text>"
+                f"{units.number(size)}</text>"
             )
         x += width
     if it.gpu:
-        line = LEFT + unit * wording.in_gib(it.gpu.memory_bytes)
+        line = LEFT + unit * units.in_gib(it.gpu.memory_bytes)
         drawn.append(
             f'<line x1="{line:.1f}" x2="{line:.1f}" y1="{top + 3}" y2="{top + ROW - 3}" '
             f'stroke="{theme.VERDICTS[Verdict.DOES_NOT_FIT].colour}" stroke-width="4"/>'
@@ -324,17 +325,12 @@ def _svg_bar(name: str, it: Estimate, top: int, unit: float) -> str:
 
 
 def _need(it: Estimate) -> str:
-    sign = f" {wording.SIGNS[it.verdict]}" if it.verdict else ""
-    return f"{wording.number(it.need_high_bytes)}{sign}"
+    sign = f" {terms.SIGNS[it.verdict]}" if it.verdict else ""
+    return f"{units.number(it.need_high_bytes)}{sign}"
 
 
 def _legend(shown: Sequence[Entry]) -> str:
-    there = {
-        label
-        for _, it in side_by_side.bars(shown)
-        for label, size in peak_parts(it).items()
-        if size
-    }
+    there = {label for _, it in entry.bars(shown) for label, size in peak_parts(it).items() if size}
     parts = [part for part in (*theme.COMPONENTS.values(), theme.RESERVE) if part.label in there]
     swatches = [
         f'<span><i style="background:{"#fff" if it.hollow else it.colour};outline:.3mm solid {it.colour}"></i>'

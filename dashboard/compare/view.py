@@ -12,12 +12,12 @@ import streamlit as st
 
 from dashboard import theme
 from dashboard.address.example import EXAMPLE
-from dashboard.compare import report, side_by_side
-from dashboard.compare.side_by_side import Entry
-from dashboard.state import comparison
+from dashboard.compare import entry, findings, peaks_figure, presets, report, results_table
+from dashboard.compare.entry import Entry
+from dashboard.state import comparison, models
 from dashboard.state.comparison import Document
-from dashboard.widgets import controls, drawing, model_box
-from dashboard.words import wording
+from dashboard.widgets import drawing, keeping
+from dashboard.words import markup, one_line
 from estimator.answer.estimate import estimate
 from estimator.contract.scenarios import MOST, Scenario, read, write_file
 from estimator.contract.setups import parse
@@ -41,14 +41,14 @@ def read_page() -> Page:
     """The scenarios of the address with their estimates."""
     waits, said = comparison.ask_for_models()
     document = comparison.document()
-    shown = side_by_side.entries(document.scenarios, model_box.known(), document.context, said)
+    shown = entry.entries(document.scenarios, models.known(), document.context, said)
     return Page(document, shown, waits)
 
 
 def draw(page: Page) -> None:
     """The whole page."""
     st.title("Compare", anchor=False)
-    comparison.say_problems()
+    keeping.say_problems()
     _wait(page)
     if not page.shown:
         _nothing_yet()
@@ -56,29 +56,29 @@ def draw(page: Page) -> None:
     _asked(page)
     for it in page.shown:
         if it.estimate is None:
-            st.html(f'<p class="hr-note hr-refusal">{side_by_side.refusal_html(it)}</p>')
+            st.html(f'<p class="hr-note hr-refusal">{findings.refusal_html(it)}</p>')
     _say(_answers(page))
     _figure(page)
     parts = {
-        "What follows": side_by_side.results(page.shown, page.document.within),
-        "What differs": side_by_side.differences(page.shown),
+        "What follows": results_table.results(page.shown, page.document.within),
+        "What differs": results_table.differences(page.shown),
     }
     st.html(
-        side_by_side.table_html(page.shown, {head: rows for head, rows in parts.items() if rows})
+        results_table.table_html(page.shown, {head: rows for head, rows in parts.items() if rows})
     )
     _arrange(page)
     _take_away(page)
     with st.expander("What is assumed"):
-        _say([*side_by_side.assumptions(page.shown), side_by_side.RANGE])
+        _say([*findings.assumptions(page.shown), findings.RANGE])
 
 
 def _say(sentences: list[str]) -> None:
     if sentences:
-        st.html(side_by_side.answers_html(sentences))
+        st.html(findings.answers_html(sentences))
 
 
 def _answers(page: Page) -> list[str]:
-    return side_by_side.answers(page.shown, page.document.within, page.document.context)
+    return findings.answers(page.shown, page.document.within, page.document.context)
 
 
 def _wait(page: Page) -> None:
@@ -93,13 +93,13 @@ def _look() -> None:
 
 
 def _figure(page: Page, *, chosen: int | None = None) -> None:
-    if not side_by_side.bars(page.shown):
+    if not entry.bars(page.shown):
         return
     large = chosen is not None
-    figure = side_by_side.figure(page.shown, dark=controls.is_dark(), large=large, chosen=chosen)
-    drawing.plot(figure, "comparison", side_by_side.figure_alt(page.shown), menu=True)
+    figure = peaks_figure.figure(page.shown, dark=drawing.is_dark(), large=large, chosen=chosen)
+    drawing.plot(figure, "comparison", peaks_figure.figure_alt(page.shown), menu=True)
     if not large:
-        st.html(side_by_side.legend_html(page.shown))
+        st.html(peaks_figure.legend_html(page.shown))
 
 
 # --- what is asked ------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def base() -> Estimate:
     """The setup that presets vary: that of the estimate's page, else the example."""
     setup = comparison.document().setup
     if setup is not None:
-        reading = read(setup, model_box.known())
+        reading = read(setup, models.known())
         if reading.model is not None:
             try:
                 return estimate(reading.model, reading.gpu, reading.setup)
@@ -122,7 +122,7 @@ def _nothing_yet() -> None:
     of = base()
     st.html(
         '<p class="hr-text">Nothing is kept yet. Keep a setup on the page Estimate, or begin with one of these, made '
-        f"from {escape(wording.setup_line(of))}:</p>"
+        f"from {escape(one_line.setup_line(of))}:</p>"
     )
     with st.container(horizontal=True, key="presets", gap="small"):
         _presets()
@@ -130,7 +130,7 @@ def _nothing_yet() -> None:
 
 
 def _presets() -> None:
-    for name, make in side_by_side.PRESETS.items():
+    for name, make in presets.PRESETS.items():
         st.button(name, on_click=_preset, args=(make,), key=f"preset {name}")
 
 
@@ -173,8 +173,8 @@ def _asked(page: Page) -> None:
         st.button(
             "Undo", on_click=comparison.undo, disabled=not comparison.can_undo(), key="undo kept"
         )
-        comparison.copy_button()
-        comparison.present_button(side_by_side.best(page.shown) + 1)
+        keeping.copy_button()
+        keeping.present_button(entry.best(page.shown) + 1)
 
 
 # --- rename, reorder, duplicate, remove, open ---------------------------------------------------
@@ -202,7 +202,7 @@ def _arrange(page: Page) -> None:
         )
         if name != page.shown[at].name:
             if refusal := comparison.rename(at, name):
-                st.error(wording.plain(refusal))
+                st.error(markup.plain(refusal))
             else:
                 st.rerun()
         if st.button("Open in the estimator", key="to estimator"):
@@ -278,7 +278,7 @@ def _take_away(page: Page) -> None:
     too_long = [it.name for it in now.scenarios if comparison.is_too_long(it)]
     if too_long:
         st.warning(
-            wording.plain(
+            markup.plain(
                 f"Too long for a link: {', '.join(too_long)}. A copied link opens without; the file has all."
             )
         )
@@ -321,19 +321,15 @@ def _link() -> str:
 def present(page: Page) -> None:
     """One verdict that is read from the last row, the bars below it, and three keys: back, forth, leave."""
     st.html(theme.PRESENTATION)
-    comparison.say_problems()
+    keeping.say_problems()
     _wait(page)
     if not page.shown:
         _nothing_yet()
-        comparison.leave_button()
+        keeping.leave_button()
         return
     count = len(page.shown)
     at = min(page.document.present or 1, count) - 1
-    st.html(
-        side_by_side.verdict_html(
-            page.shown[at], at == side_by_side.best(page.shown), _answers(page)
-        )
-    )
+    st.html(findings.verdict_html(page.shown[at], at == entry.best(page.shown), _answers(page)))
     _figure(page, chosen=at)
     with st.container(horizontal=True, key="presenting", gap="small"):
         for label, to, shortcut in (
@@ -347,4 +343,4 @@ def present(page: Page) -> None:
                 shortcut=shortcut,
                 key=shortcut,
             )
-        comparison.leave_button()
+        keeping.leave_button()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
 from typing import Any, NamedTuple
 
+from dashboard.words import markup, units
 from estimator.answer.overflow import starts_with_states
 from estimator.families.adapters import adapted_tied_head, copied_modules
 from estimator.families.counts import modules_with_counts
@@ -132,9 +134,6 @@ def docstring(function: Function) -> str:
 def source(function: Function) -> str:
     """A function's code as it runs."""
     return inspect.getsource(function)
-
-
-# --- one component each -------------------------------------------------------------------------
 
 
 def _weights(of: Estimate) -> Explanation:
@@ -380,9 +379,6 @@ def _temporaries(of: Estimate) -> Explanation:
     return Explanation(lead, list(_alive(of, Component.TEMPORARIES)), (product, step_transient))
 
 
-# --- words --------------------------------------------------------------------------------------
-
-
 def _alive(of: Estimate, part: Component) -> Iterator[Line]:
     if of.peak.phase is Phase.OPTIMIZER_STEP:
         return
@@ -404,3 +400,20 @@ def _times(count: int) -> str:
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
     return " + ".join(" × ".join(f"{size:,}" for size in shape) for shape in shapes)
+
+
+def lines_html(lines: Sequence[Line], head: str) -> str:
+    """The terms of a sum as a table, with their total."""
+    rows = [
+        markup.row(None, escape(line.what), units.gib_or_bytes(line.bytes), "", line.how)
+        for line in lines
+    ]
+    total = sum(line.bytes for line in lines)
+    rows.append(
+        markup.row(None, "Together", units.gib_or_bytes(total), "", f"{total:,} bytes", "hr-sum")
+    )
+    return (
+        f'<table class="hr-table"><thead><tr><th scope="col">{escape(head)}</th><th scope="col" class="hr-n">Size</th>'
+        '<th scope="col" class="hr-n"></th><th scope="col" class="hr-what">How</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )

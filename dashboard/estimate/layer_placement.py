@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
@@ -10,9 +11,25 @@ from typing import Any, NamedTuple
 from dashboard import theme
 from dashboard.figures import memory_bars
 from dashboard.figures.memory_bars import Bar, Figure
-from dashboard.words import wording
+from dashboard.words import units
+from estimator.answer.estimate import estimate
+from estimator.parallel.combinations import sharing
 from estimator.values.results import Estimate, OnDevice
-from estimator.values.specs import Component
+from estimator.values.specs import Component, Strategy
+
+
+def over_devices(of: Estimate) -> Estimate | str:
+    """The setup over a device map: as it is, or as it would be on its GPUs or two; or why it cannot be."""
+    setup = of.setup
+    if setup.strategy is Strategy.DEVICE_MAP:
+        return of
+    number = min(max(2, setup.num_gpus), setup.gpus_per_node)
+    try:
+        shared = replace(setup, **sharing(setup, Strategy.DEVICE_MAP, number))
+        return estimate(of.model, of.gpu, shared)
+    except ValueError as problem:
+        return str(problem)
+
 
 ROW, BETWEEN, STRIP = 46, 40, 46
 """Pixels of a bar, of the gap with the capacity's name, and of the strip of layers above it."""
@@ -199,9 +216,9 @@ def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
         lead = f"If {setup.num_gpus} such GPUs shared it by layers: they would lie where"
     text = (
         f'{lead} from_pretrained(device_map="auto") puts them, by their weights alone: '
-        f"{wording.between(min(weights), max(weights))} a GPU. A training step makes that "
-        f"{wording.between(min(peaks), max(peaks))}. GPU {fullest.device} decides: it needs up to "
-        f"{wording.gib(fullest.need_high_bytes)}. One GPU works at a time, so {setup.num_gpus} are paid for the speed "
+        f"{units.between(min(weights), max(weights))} a GPU. A training step makes that "
+        f"{units.between(min(peaks), max(peaks))}. GPU {fullest.device} decides: it needs up to "
+        f"{units.gib(fullest.need_high_bytes)}. One GPU works at a time, so {setup.num_gpus} are paid for the speed "
         "of one."
     )
     warning = f'<p class="hr-text"><b>{escape(left_over)}</b></p>' if left_over else ""
@@ -224,11 +241,11 @@ def _row(it: OnDevice, answer: Estimate) -> str:
     left = it.need_high_bytes
     if answer.gpu is not None:
         left = answer.gpu.memory_bytes - left
-    shown = f"{'−' if left < 0 else ''}{wording.number(abs(left))}"
+    shown = f"{'−' if left < 0 else ''}{units.number(abs(left))}"
     return (
         f'<tr><td class="hr-name-cell">{it.device}: {escape(_held(it))}</td>'
-        f'<td class="hr-n">{wording.number(weights)}</td>'
-        f'<td class="hr-n">+{wording.number(it.peak.bytes - weights)}</td>'
+        f'<td class="hr-n">{units.number(weights)}</td>'
+        f'<td class="hr-n">+{units.number(it.peak.bytes - weights)}</td>'
         f'<td class="hr-n">{shown}</td></tr>'
     )
 
@@ -242,8 +259,8 @@ def _held(it: OnDevice) -> str:
 def alt(answer: Estimate) -> str:
     """The figure in words."""
     said = "; ".join(
-        f"GPU {it.device} holds {_held(it)} and peaks at {wording.gib(it.peak.bytes)}"
+        f"GPU {it.device} holds {_held(it)} and peaks at {units.gib(it.peak.bytes)}"
         for it in answer.devices
     )
-    line = f"; each has {wording.gib(answer.gpu.memory_bytes)}" if answer.gpu is not None else ""
+    line = f"; each has {units.gib(answer.gpu.memory_bytes)}" if answer.gpu is not None else ""
     return f"Layers over {len(answer.devices)} GPUs: {said}{line}."

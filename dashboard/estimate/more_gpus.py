@@ -9,11 +9,16 @@ from typing import Any, NamedTuple
 
 from dashboard import theme
 from dashboard.figures.memory_bars import Figure, scale
-from dashboard.words import wording
+from dashboard.words import one_line, terms, units
 from estimator.answer.ranks import Rank
-from estimator.search.scaling import Curve, Point, rented_in
+from estimator.search.scaling import COUNTS, Curve, Point, curves, rented_in
 from estimator.values.results import Estimate
 from estimator.values.specs import Strategy, Verdict
+
+
+def on_more_gpus(of: Estimate) -> tuple[Curve, ...]:
+    """The setup under every strategy on 1 to 64 of its card, and on as many as it has."""
+    return curves(of.model, of.gpu, of.setup, (*COUNTS, of.setup.num_gpus))
 
 
 class Line(NamedTuple):
@@ -158,7 +163,7 @@ def _height(point: Point, panel: int) -> float | None:
     if answer is None:
         return None
     if panel == 0:
-        return wording.in_gib(answer.need_high_bytes)
+        return units.in_gib(answer.need_high_bytes)
     if not _is_timed(point):
         return None
     if panel == 1:
@@ -188,11 +193,11 @@ def _said(point: Point) -> str:
     )
     parts = [
         f"<b>{who}</b>",
-        f"needs {wording.between(answer.need_low_bytes, answer.need_high_bytes)}",
+        f"needs {units.between(answer.need_low_bytes, answer.need_high_bytes)}",
     ]
     if answer.verdict is not None:
         parts.append(theme.VERDICTS[answer.verdict].label.lower())
-    if _is_timed(point) and (words := wording.run(answer)):
+    if _is_timed(point) and (words := one_line.run(answer)):
         parts.append(words)
     return "<br>".join(parts) + "<br>Click to take it."
 
@@ -205,9 +210,9 @@ def _capacity(capacity: int, counts: Sequence[int], look: theme.Look) -> Figure:
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": f"{wording.gib(capacity)} usable",
+        "name": f"{units.gib(capacity)} usable",
         "x": [math.log2(counts[0]) - 0.3, math.log2(counts[-1]) + 0.3],
-        "y": [wording.in_gib(capacity)] * 2,
+        "y": [units.in_gib(capacity)] * 2,
         "line": {"color": look.capacity, "width": 2.5, "dash": "longdash"},
         "hoverinfo": "skip",
     }
@@ -289,9 +294,6 @@ def _axes(
             "range": [math.log10(min(heights)) - 0.08, math.log10(max(heights)) + 0.08],
         }
     return {f"xaxis{axis}": x, f"yaxis{axis}": y}
-
-
-# --- in words -----------------------------------------------------------------------------------
 
 
 def head_html(curves: Sequence[Curve], answer: Estimate) -> str:
@@ -393,7 +395,7 @@ def alt(curves: Sequence[Curve]) -> str:
     lines = []
     for curve in curves:
         sizes = [
-            f"{wording.gib(point.estimate.need_high_bytes)} on {point.num_gpus:,}"
+            f"{units.gib(point.estimate.need_high_bytes)} on {point.num_gpus:,}"
             for point in curve.points
             if point.estimate
         ]
@@ -425,11 +427,11 @@ def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
     if answer is None:
         short = "too few" if point.too_few else "refused"
         return f'<td title="{escape(point.refusal)}">–<small>{short}</small></td>'
-    need = wording.gib(answer.need_high_bytes)
+    need = units.gib(answer.need_high_bytes)
     mark = ""
     if answer.verdict is not None:
         said = theme.VERDICTS[answer.verdict].label
-        sign = wording.SIGNS[answer.verdict]
+        sign = terms.SIGNS[answer.verdict]
         mark = f' <span class="hr-{answer.verdict}" role="img" aria-label="{said}">{sign}</span>'
     lines = []
     if point == curve.first_that_fits:
@@ -437,10 +439,10 @@ def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
         lines.append("first that fits")
     if _is_timed(point) and answer.time is not None:
         time, cost = answer.time, answer.cost
-        lines.append(wording.duration(time.total_hours_low, time.total_hours_high))
+        lines.append(units.duration(time.total_hours_low, time.total_hours_high))
         least = rented_in(answer.gpu, point.num_gpus)
         if cost is not None:
-            lines.append(wording.dollars(cost.cost_usd_low, cost.cost_usd_high))
+            lines.append(units.dollars(cost.cost_usd_low, cost.cost_usd_high))
         elif least is not None:
             lines.append(f"only {least} together")
     here = answer.setup.num_gpus, answer.setup.strategy
@@ -476,7 +478,7 @@ def ranks_html(found: Sequence[Rank]) -> str:
     rows = "".join(
         f'<tr><td class="hr-name-cell">{escape(rank.ranks)}{" (saves)" * rank.saves}</td>'
         + "".join(
-            f'<td class="hr-n">{size / wording.GIB:,.2f}</td>'
+            f'<td class="hr-n">{size / units.GIB:,.2f}</td>'
             for size in (rank.peak_bytes, rank.need_high_bytes, rank.host_bytes)
         )
         + "</tr>"
@@ -484,7 +486,7 @@ def ranks_html(found: Sequence[Rank]) -> str:
     )
     spread = found[0].peak_bytes - found[-1].peak_bytes
     lead = (
-        f"The fullest decides; the emptiest peaks {wording.gib_or_bytes(spread)} lower."
+        f"The fullest decides; the emptiest peaks {units.gib_or_bytes(spread)} lower."
         if spread
         else "On the GPU all ranks are alike; rank 0 writes the model for all."
     )

@@ -12,11 +12,23 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import theme
-from dashboard.estimate import alternatives, explanation, layer_placement, more_gpus
-from dashboard.figures import charts
+from dashboard.estimate import (
+    explanation,
+    headroom_map,
+    layer_placement,
+    ledger,
+    method_cards,
+    more_gpus,
+    remedies,
+    saving,
+    time_and_money,
+    two_steps,
+    what_if,
+    which_gpu,
+)
 from dashboard.state import actions
-from dashboard.widgets import controls, drawing
-from dashboard.words import wording
+from dashboard.widgets import drawing, proposal_cards
+from dashboard.words import markup
 from estimator import catalog
 from estimator.answer.ranks import ranks
 from estimator.parallel.combinations import sharing
@@ -29,39 +41,39 @@ from estimator.values.results import Estimate
 from estimator.values.specs import Component, Strategy, TrainingSetup, Verdict
 
 
-def what_if(answer: Estimate) -> None:
+def draw_what_if(answer: Estimate) -> None:
     """Beside states that no Trainer run has: the two real neighbours."""
-    if not controls.is_what_if(answer):
+    if not what_if.is_what_if(answer):
         return
-    st.html(wording.WHAT_IF_HTML)
+    st.html(what_if.WHAT_IF_HTML)
     neighbours = {
-        name: (controls.changed(answer, keys), keys)
-        for name, keys in controls.REAL_NEIGHBOURS.items()
+        name: (method_cards.changed(answer, keys), keys)
+        for name, keys in what_if.REAL_NEIGHBOURS.items()
     }
     proposals = [
-        actions.Proposal(name, wording.proposal_html(neighbour, name), keys)
+        proposal_cards.Proposal(name, what_if.proposal_html(neighbour, name), keys)
         for name, (neighbour, keys) in neighbours.items()
         if neighbour is not None
     ]
-    actions.cards("neighbours", "Open", proposals)
+    proposal_cards.cards("neighbours", "Open", proposals)
 
 
-def remedies(answer: Estimate) -> None:
+def draw_remedies(answer: Estimate) -> None:
     """Changes that make it fit, each a button that applies it."""
     if answer.gpu is None or answer.verdict is Verdict.FITS:
         return
     found = fitting_changes(answer, catalog.gpus_like(answer.gpu))
-    st.html(wording.remedies_head(answer, len(found)))
+    st.html(remedies.remedies_head(answer, len(found)))
     proposals = [
-        actions.Proposal(
-            it.title, wording.remedy_html(it, answer, controls.applied(answer, it.keys)), it.keys
+        proposal_cards.Proposal(
+            it.title, remedies.remedy_html(it, answer, remedies.applied(answer, it.keys)), it.keys
         )
         for it in found
     ]
-    actions.cards("remedies", "Apply", proposals)
+    proposal_cards.cards("remedies", "Apply", proposals)
 
 
-def section(answer: Estimate) -> None:
+def draw(answer: Estimate) -> None:
     """The sections' switch, and the one that is open."""
     chosen = st.segmented_control(
         "More about this setup",
@@ -75,28 +87,25 @@ def section(answer: Estimate) -> None:
     SECTIONS[chosen](answer)
 
 
-# --- the sections -------------------------------------------------------------------------------
-
-
 def _ledger(answer: Estimate) -> None:
     # three pieces, so that the browser reads anew only what a moved slider changes
-    st.html(wording.ledger_html(answer))
-    st.html(wording.rule_of_thumb_html(answer))
-    st.html(wording.assumptions_html(answer))
+    st.html(ledger.ledger_html(answer))
+    st.html(ledger.rule_of_thumb_html(answer))
+    st.html(ledger.assumptions_html(answer))
 
 
 def _limits(answer: Estimate) -> None:
     if answer.gpu is None:
         st.info("Choose a GPU to see how far this setup can go on it.")
         return
-    around = alternatives.around(answer)
+    around = headroom_map.around(answer)
     setup = answer.setup
-    st.html(wording.map_html(answer))
+    st.html(headroom_map.map_html(answer))
     current = setup.per_device_train_batch_size, setup.max_length
-    figure = charts.headroom_map(
-        around.batches, around.lengths, around.headroom, current, dark=controls.is_dark()
+    figure = headroom_map.headroom_map(
+        around.batches, around.lengths, around.headroom, current, dark=drawing.is_dark()
     )
-    words = wording.map_alt(around.batches, around.lengths, around.headroom)
+    words = headroom_map.map_alt(around.batches, around.lengths, around.headroom)
     drawing.plot(figure, "map", words, on_pick=_take_cell)
 
 
@@ -106,9 +115,9 @@ def _take_cell(cell: tuple[int, int]) -> None:
 
 
 def _gpus(answer: Estimate) -> None:
-    rows, _ = alternatives.every_gpu(answer)
-    st.html(f'<p class="hr-text">{wording.gpus_head(answer, rows)}</p>')
-    table = pd.DataFrame([wording.gpu_row(row) for row in rows])
+    rows, _ = which_gpu.every_gpu(answer)
+    st.html(f'<p class="hr-text">{which_gpu.gpus_head(answer, rows)}</p>')
+    table = pd.DataFrame([which_gpu.gpu_row(row) for row in rows])
     gib = st.column_config.NumberColumn(format="%.1f GiB")
     hours = st.column_config.NumberColumn(format="%.1f h")
     dollars = st.column_config.NumberColumn(format="dollar")
@@ -138,9 +147,9 @@ def _take_gpu(names: list[str]) -> None:
 
 
 def _many(answer: Estimate) -> None:
-    curves = alternatives.on_more_gpus(answer)
+    curves = more_gpus.on_more_gpus(answer)
     st.html(more_gpus.head_html(curves, answer))
-    figure = more_gpus.curves_figure(curves, answer, dark=controls.is_dark())
+    figure = more_gpus.curves_figure(curves, answer, dark=drawing.is_dark())
     drawing.plot(figure, "many", more_gpus.alt(curves), on_pick=partial(_take_count, answer.setup))
     st.html(
         more_gpus.table_html(curves, answer)
@@ -150,14 +159,14 @@ def _many(answer: Estimate) -> None:
 
 
 def _where(answer: Estimate) -> None:
-    placed = alternatives.over_devices(answer)
+    placed = layer_placement.over_devices(answer)
     if isinstance(placed, str):
-        st.info(wording.plain(placed))
+        st.info(markup.plain(placed))
         return
     left_over = tail(placed.model, placed.gpu, placed.setup)
     st.html(layer_placement.head_html(placed, answer, left_over))
     drawing.plot(
-        layer_placement.figure(placed, dark=controls.is_dark()),
+        layer_placement.figure(placed, dark=drawing.is_dark()),
         "where",
         layer_placement.alt(placed),
     )
@@ -173,25 +182,25 @@ def _take_count(setup: TrainingSetup, point: tuple[int, str, int]) -> None:
 
 
 def _time(answer: Estimate) -> None:
-    rows, best = alternatives.every_gpu(answer)
-    st.html(wording.time_html(answer, best.fastest, best.cheapest))
+    rows, best = which_gpu.every_gpu(answer)
+    st.html(time_and_money.time_html(answer, best.fastest, best.cheapest))
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     front = pareto(fitting)
     if not front:
         return
-    st.html(wording.pareto_html(front))
-    figure = charts.cost_against_time(fitting, front, answer, dark=controls.is_dark())
-    drawing.plot(figure, "cost", wording.pareto_alt(front))
+    st.html(time_and_money.pareto_html(front))
+    figure = time_and_money.cost_against_time(fitting, front, answer, dark=drawing.is_dark())
+    drawing.plot(figure, "cost", time_and_money.pareto_alt(front))
 
 
 def _step(answer: Estimate) -> None:
-    st.html(wording.step_html(answer))
-    figure = charts.through_the_step(answer, dark=controls.is_dark())
-    drawing.plot(figure, "step", wording.step_alt(answer))
+    st.html(two_steps.step_html(answer))
+    figure = two_steps.through_the_step(answer, dark=drawing.is_dark())
+    drawing.plot(figure, "step", two_steps.step_alt(answer))
 
 
 def _saving(answer: Estimate) -> None:
-    st.html(wording.acts_html(answer, stages(answer)))
+    st.html(saving.acts_html(answer, stages(answer)))
     speed = st.number_input(
         "Your disk writes, GB a second",
         0.05,
@@ -204,7 +213,7 @@ def _saving(answer: Estimate) -> None:
         width=320,
     )
     kept = kept_logits_bytes(answer.model, answer.setup, 1)
-    st.html(wording.saving_html(answer, kept, speed))
+    st.html(saving.saving_html(answer, kept, speed))
 
 
 def _computed(answer: Estimate) -> None:
@@ -225,13 +234,13 @@ def _computed(answer: Estimate) -> None:
         chosen = next(iter(parts))
     told = explanation.explain(parts[chosen], answer)
     lead = (
-        f"{told.lead} {wording.download(answer)}"
+        f"{told.lead} {saving.download(answer)}"
         if parts[chosen] is Component.WEIGHTS
         else told.lead
     )
-    st.html(f'<p class="hr-text">{lead}</p>{wording.lines_html(told.lines, chosen)}')
+    st.html(f'<p class="hr-text">{lead}</p>{explanation.lines_html(told.lines, chosen)}')
     if parts[chosen] is Component.ACTIVATIONS:
-        st.html(wording.lines_html(explanation.kept_lines(answer), "What one layer keeps"))
+        st.html(explanation.lines_html(explanation.kept_lines(answer), "What one layer keeps"))
     st.html('<h2 class="hr-head">The code that computed it</h2>')
     for function in told.functions:
         st.markdown(explanation.docstring(function))

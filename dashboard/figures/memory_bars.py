@@ -1,4 +1,4 @@
-"""Results as figures: pure functions from estimates to Plotly figures, written as plain dicts.
+"""Bars of memory, stacked by component, as plain Plotly dicts.
 
 A dict costs 0.02 ms where the figure classes cost 4 and more. Heights and
 ranges are fixed by coarse steps, so that nothing jumps when a slider moves.
@@ -10,42 +10,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dashboard import theme
-from dashboard.words import wording
+from dashboard.words import units
 from estimator.values.results import Estimate
-from estimator.values.specs import STEP_PHASES, Component, Gpu, Method, Phase
+from estimator.values.specs import Component, Gpu
 
 Figure = dict[str, Any]
 """What Plotly calls a figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""
-
-
-HEIGHT = 420
 TOTAL_WIDTH = 0.06
 """Share of the scale that a written total takes at most on a wide screen."""
 LEGIBLE = 0.06
 """The share of the axis from which a part has room for its number."""
-PLACES: Mapping[Phase | Method, float] = {
-    Phase.FORWARD: 0.0,
-    Phase.LOSS: 1.0,
-    Phase.BACKWARD: 2.0,
-    Phase.OPTIMIZER_STEP: 3.0,
-    Phase.SAVE: 4.0,
-    Method.FULL: 5.9,
-    Method.LORA: 6.9,
-    Method.QLORA: 7.9,
-}
-"""Where each bar stands, from above; the gap holds the second heading. Saving yields to evaluation or loading where
-they take more."""
-HEADINGS = {
-    -0.85: "One step, phase by phase",
-    5.05: "Each method at its peak",
-}
-SWITCHES = [
-    *(part.label for c, part in theme.COMPONENTS.items() if c is not Component.COMMUNICATION),
-    theme.RESERVE.label,
-]
-"""What can be switched on and off in the hero figure; one GPU has no communication."""
-
-
 _EVERY = (*theme.COMPONENTS.values(), theme.RESERVE)
 
 
@@ -61,12 +35,12 @@ class Bar(NamedTuple):
 def scale(largest: int) -> float:
     """The end of an axis of GiB: the next of 1, 1.5, 2, 3, 4, 6, 8, 12 … that leaves room for a total.
 
-    >>> from dashboard.wording import GIB
+    >>> from dashboard.words.units import GIB
     >>> scale(80 * GIB), scale(85 * GIB), scale(87 * GIB)
     (96.0, 96.0, 128.0)
     """
     end = 1.0
-    while end < wording.in_gib(largest) * 1.11:
+    while end < units.in_gib(largest) * 1.11:
         end *= 1.5 if end.is_integer() and int(end) & (int(end) - 1) == 0 else 4 / 3
         end = round(end, 6)
     return end
@@ -76,34 +50,6 @@ def parts(resident: Mapping[Component, int], reserve: int) -> dict[str, int]:
     """Bytes by label, and what the card must have beside them."""
     held = {part.label: resident.get(c, 0) for c, part in theme.COMPONENTS.items()}
     return {**held, theme.RESERVE.label: reserve}
-
-
-def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
-    reserve = estimate.need_high_bytes - estimate.decisive.bytes
-    beside = max(
-        (moment for phase, moment in estimate.phases.items() if phase not in STEP_PHASES),
-        key=lambda moment: moment.bytes,
-    )
-    shown = {phase: estimate.phases[phase] for phase in STEP_PHASES} | {Phase.SAVE: beside}
-    phases = [
-        Bar(
-            PLACES[place],
-            wording.PHASES[moment.phase],
-            parts(moment.resident, reserve),
-            moment.phase is estimate.decisive.phase,
-        )
-        for place, moment in shown.items()
-    ]
-    others = [
-        Bar(
-            PLACES[method],
-            wording.METHODS[method],
-            parts(other.decisive.resident, other.need_high_bytes - other.decisive.bytes),
-            method is estimate.setup.method,
-        )
-        for method, other in methods.items()
-    ]
-    return phases + others
 
 
 def _stack(
@@ -121,9 +67,9 @@ def _stack(
     ]
     bases, reached = [], dict.fromkeys((bar.place for bar in bars), 0)
     for place, _, held in pieces:
-        bases.append(wording.in_gib(reached[place]))
+        bases.append(units.in_gib(reached[place]))
         reached[place] += held
-    lengths = [wording.in_gib(held) for _, _, held in pieces]
+    lengths = [units.in_gib(held) for _, _, held in pieces]
     return {
         "type": "bar",
         "orientation": "h",
@@ -140,7 +86,7 @@ def _stack(
             },
         },
         "text": [
-            wording.number(held) if length > end * LEGIBLE else ""
+            units.number(held) if length > end * LEGIBLE else ""
             for (_, _, held), length in zip(pieces, lengths, strict=True)
         ],
         "textposition": "inside",
@@ -174,9 +120,9 @@ def capacity_marks(estimates: Sequence[Estimate], look: theme.Look, height: floa
         "mode": "markers",
         "name": "Capacity",
         "y": [place for place, _ in held],
-        "x": [wording.in_gib(gpu.memory_bytes) for _, gpu in held],
+        "x": [units.in_gib(gpu.memory_bytes) for _, gpu in held],
         "marker": _mark(height, 4, look.capacity),
-        "text": [f"{gpu.name}: {wording.gib(gpu.memory_bytes)} usable" for _, gpu in held],
+        "text": [f"{gpu.name}: {units.gib(gpu.memory_bytes)} usable" for _, gpu in held],
         "hovertemplate": "%{text}<extra></extra>",
         "cliponaxis": False,
     }
@@ -199,7 +145,7 @@ def _totals(
     whole = [sum(bar.parts.values()) for bar in bars]
     seen = [sum(size for label, size in bar.parts.items() if label in shown) for bar in bars]
     texts = [
-        wording.number(part) + (f" of {wording.number(total)}" if part != total else "")
+        units.number(part) + (f" of {units.number(total)}" if part != total else "")
         for part, total in zip(seen, whole, strict=True)
     ]
     return {
@@ -207,7 +153,7 @@ def _totals(
         "mode": "text",
         "name": "Total",
         "y": [bar.place for bar in bars],
-        "x": [_clear_of(line, wording.in_gib(part), end) for part in seen],
+        "x": [_clear_of(line, units.in_gib(part), end) for part in seen],
         "text": [
             f" <b>{t}</b>" if bar.marked else f" {t}" for bar, t in zip(bars, texts, strict=True)
         ],
@@ -226,7 +172,7 @@ def _clear_of(line: float | None, at: float, end: float) -> float:
 
 def _capacity(memory_bytes: int, end: float, look: theme.Look) -> Figure:
     """The capacity as a line through all bars, and what lies beyond it tinted."""
-    at = wording.in_gib(memory_bytes)
+    at = units.in_gib(memory_bytes)
     line = {"color": look.capacity, "width": 2.5, "dash": "dash"}
     across = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
     beyond = {"type": "rect", "x0": at, "x1": end, "fillcolor": "rgba(213,94,0,0.09)"}
@@ -243,72 +189,8 @@ def _capacity(memory_bytes: int, end: float, look: theme.Look) -> Figure:
             "yanchor": "bottom",
             "xanchor": "right" if at > end / 2 else "left",
             "showarrow": False,
-            "text": f"<b>{wording.gib(memory_bytes)} usable</b>",
+            "text": f"<b>{units.gib(memory_bytes)} usable</b>",
             "font": {"size": 15, "color": look.capacity},
-        },
-    }
-
-
-def hero(
-    estimate: Estimate,
-    methods: Mapping[Method, Estimate],
-    shown: Collection[str] | None = None,
-    *,
-    dark: bool = False,
-) -> Figure:
-    """The phases of one setup and its peak under each method, stacked by component, on one scale.
-
-    ``shown`` holds the labels that are switched on (``SWITCHES``; None: all). The scale is that of all.
-    """
-    look = theme.DARK if dark else theme.LIGHT
-    bars = _bars(estimate, methods)
-    off = set() if shown is None else set(SWITCHES) - set(shown)
-    largest = max(sum(bar.parts.values()) for bar in bars)
-    if estimate.gpu is not None:
-        largest = max(largest, estimate.gpu.memory_bytes)
-    end = scale(largest)
-    (stack, totals), shapes, annotations = against(bars, estimate.gpu, look, end, off)
-    written = {  # an annotation takes a browser longer than a text of a trace
-        **totals,
-        "x": [*totals["x"], *(0 for _ in HEADINGS)],
-        "y": [*totals["y"], *HEADINGS],
-        "text": [*totals["text"], *HEADINGS.values()],
-    }
-    return {
-        "data": [stack, written],
-        "layout": {
-            "barmode": "overlay",
-            "height": HEIGHT,
-            "margin": {"l": 122, "r": 12, "t": 26, "b": 30},
-            "showlegend": False,
-            "hovermode": "closest",
-            "dragmode": False,
-            "uirevision": "hero",
-            "xaxis": {
-                "range": [0, end],
-                "fixedrange": True,
-                "automargin": False,
-                "ticksuffix": " GiB",
-                "showticksuffix": "last",
-                "tickangle": 0,
-                "gridcolor": theme.GRID,
-                "zeroline": False,
-                "nticks": 7,
-                "tickfont": {"size": 13, "color": look.ink},
-            },
-            "yaxis": {
-                "range": [8.45, -1.2],
-                "fixedrange": True,
-                "automargin": False,
-                "tickvals": [bar.place for bar in bars],
-                "ticklabelstandoff": 8,
-                "ticktext": [f"<b>▸ {bar.name}</b>" if bar.marked else bar.name for bar in bars],
-                "tickfont": {"size": 15, "color": look.ink},
-                "showgrid": False,
-                "zeroline": False,
-            },
-            "shapes": shapes,
-            "annotations": annotations,
         },
     }
 
@@ -321,40 +203,10 @@ def against(
     The parts whose labels are in ``off`` are left out.
     """
     shown = [part for part in _EVERY if part.label not in off]
-    line = None if gpu is None else wording.in_gib(gpu.memory_bytes)
+    line = None if gpu is None else units.in_gib(gpu.memory_bytes)
     totals = _totals(bars, {part.label for part in shown}, look, line, end)
     traces = _stack(shown, bars, end, 13), totals
     if gpu is None:
         return traces, [], []
     capacity = _capacity(gpu.memory_bytes, end, look)
     return traces, capacity["shapes"], [capacity["label"]]
-
-
-LARGER = 1.5
-"""How much larger the hero figure is on a projector."""
-
-
-def enlarged(figure: Figure) -> Figure:
-    """The hero figure with all type, margins and its height larger, for the projector."""
-    grown: Figure = _grown(figure)
-    layout = grown["layout"]
-    margin = {side: round(LARGER * size) for side, size in layout["margin"].items()}
-    return {**grown, "layout": {**layout, "margin": margin, "height": round(LARGER * HEIGHT)}}
-
-
-def _grown(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: round(LARGER * inner) if key == "size" else _grown(inner)
-            for key, inner in value.items()
-        }
-    return [_grown(inner) for inner in value] if isinstance(value, list) else value
-
-
-def hero_alt(estimate: Estimate, methods: Mapping[Method, Estimate]) -> str:
-    """The hero figure in words, for those who do not see it."""
-    bars = ", ".join(
-        f"{bar.name} {wording.gib(sum(bar.parts.values()))}" for bar in _bars(estimate, methods)
-    )
-    line = f"; capacity {wording.gib(estimate.gpu.memory_bytes)}" if estimate.gpu else ""
-    return f"GPU memory needed, stacked by component: {bars}{line}."

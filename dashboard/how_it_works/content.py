@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from dashboard.words import wording
+from dashboard.words import one_line, rule_of_thumb, terms, units
 from estimator import catalog
 from estimator.answer.estimate import estimate
 from estimator.answer.overflow import runs_out
@@ -26,7 +26,7 @@ def chapters(example: Estimate) -> list[Chapter]:
     return [
         Chapter("A peak is a moment, not a sum", _idea(example)),
         Chapter("The example, moment by moment", _walk(example)),
-        Chapter("Beside the rule of thumb", wording.rule_of_thumb(example)),
+        Chapter("Beside the rule of thumb", rule_of_thumb.sentence(example)),
         Chapter("What LoRA and QLoRA change", _adapters(example)),
         Chapter("What is easily got wrong", _pitfalls(example)),
         Chapter("How the figure is computed", _method()),
@@ -41,7 +41,7 @@ def example(keys: dict[str, object]) -> Estimate:
 
 
 def _size(of: Estimate, phase: Phase, part: Component) -> str:
-    return wording.gib(of.phases[phase].resident.get(part, 0))
+    return units.gib(of.phases[phase].resident.get(part, 0))
 
 
 def _idea(of: Estimate) -> str:
@@ -52,8 +52,8 @@ def _idea(of: Estimate) -> str:
         "A GPU runs out of memory at one instant: when a tensor is asked for and no room is left. What counts is the "
         "most that is alive *together*. Activations grow through the forward pass and shrink through the backward "
         "pass, while gradients do the opposite; the logits live for a few operations around the loss. Adding up the "
-        f"largest each ever gets to gives {wording.gib(everything)} for this example; together they never take more "
-        f"than **{wording.gib(of.peak.bytes)}**."
+        f"largest each ever gets to gives {units.gib(everything)} for this example; together they never take more "
+        f"than **{units.gib(of.peak.bytes)}**."
     )
 
 
@@ -63,9 +63,9 @@ def _walk(of: Estimate) -> str:
     assert gpu is not None
     return "\n".join(
         [
-            f"{wording.setup_line(of)}, on one {gpu.name} with {wording.gib(gpu.memory_bytes)} usable.",
+            f"{one_line.setup_line(of)}, on one {gpu.name} with {units.gib(gpu.memory_bytes)} usable.",
             "",
-            f"1. **Loading.** {wording.count(of.total_parameters)} parameters × {setup.dtype.bytes} bytes: "
+            f"1. **Loading.** {units.count(of.total_parameters)} parameters × {setup.dtype.bytes} bytes: "
             f"{_size(of, Phase.FORWARD, Component.WEIGHTS)} of weights, there to the end.",
             f"2. **Forward.** Each layer keeps what its backward will ask for. After "
             f"{of.model.num_hidden_layers} layers activations take {_size(of, Phase.FORWARD, Component.ACTIVATIONS)}.",
@@ -73,12 +73,12 @@ def _walk(of: Estimate) -> str:
             f"float32: {_size(of, Phase.LOSS, Component.LOGITS)} of logits.",
             f"4. **Backward.** From the last layer to the first activations go and gradients come, "
             f"{_size(of, Phase.BACKWARD, Component.GRADIENTS)} of them at the highest moment: "
-            f"{wording.moment(of.phases[Phase.BACKWARD])}.",
+            f"{terms.moment(of.phases[Phase.BACKWARD])}.",
             f"5. **Optimizer step.** At the end of the first step the optimizer makes its states: "
             f"{_size(of, Phase.OPTIMIZER_STEP, Component.OPTIMIZER_STATES)}. With weights and gradients that is "
-            f"{wording.gib(of.phases[Phase.OPTIMIZER_STEP].bytes)}.",
+            f"{units.gib(of.phases[Phase.OPTIMIZER_STEP].bytes)}.",
             f"6. **The second step.** The states stay, and every later step stands on top of them: up to "
-            f"{wording.gib(of.peak.bytes)} in {wording.moment(of.peak)}. {runs_out(of)}",
+            f"{units.gib(of.peak.bytes)} in {terms.moment(of.peak)}. {runs_out(of)}",
         ]
     )
 
@@ -91,13 +91,13 @@ def _adapters(of: Estimate) -> str:
     )
     weights = qlora.peak.resident[Component.WEIGHTS]
     return (
-        f"LoRA trains {wording.count(lora.trainable_parameters)} parameters instead of "
-        f"{wording.count(of.total_parameters)}: gradients and optimizer states all but vanish, and the need falls to "
-        f"{wording.gib(lora.need_high_bytes)}. What it does *not* shrink are activations: backward still has to pass "
+        f"LoRA trains {units.count(lora.trainable_parameters)} parameters instead of "
+        f"{units.count(of.total_parameters)}: gradients and optimizer states all but vanish, and the need falls to "
+        f"{units.gib(lora.need_high_bytes)}. What it does *not* shrink are activations: backward still has to pass "
         f"through every layer, and each adapter keeps its own input, in float32 by PEFT's default. They take "
-        f"{wording.gib(lora.peak.resident.get(Component.ACTIVATIONS, 0))} here, more than in full fine-tuning. QLoRA "
-        f"packs the frozen layers into 4 bits: {wording.gib(weights)} of weights, embeddings and head still in 16 "
-        f"bits, and a need of {wording.gib(qlora.need_high_bytes)}. Each product unpacks its weight for a moment."
+        f"{units.gib(lora.peak.resident.get(Component.ACTIVATIONS, 0))} here, more than in full fine-tuning. QLoRA "
+        f"packs the frozen layers into 4 bits: {units.gib(weights)} of weights, embeddings and head still in 16 "
+        f"bits, and a need of {units.gib(qlora.need_high_bytes)}. Each product unpacks its weight for a moment."
     )
 
 
@@ -114,15 +114,15 @@ def _pitfalls(of: Estimate) -> str:
         [
             f"- **Logits.** With a vocabulary of {words:,} words one token's scores take {words * 4:,} bytes in "
             "float32, and log-softmax's backward holds three copies. In Llama-3.1-8B with LoRA they are "
-            f"{wording.gib(llama.peak.resident.get(Component.LOGITS, 0))} at {of.setup.max_length:,} tokens: a sum of "
+            f"{units.gib(llama.peak.resident.get(Component.LOGITS, 0))} at {of.setup.max_length:,} tokens: a sum of "
             "weights, gradients and states never sees them.",
             "- **Sixteen bytes a parameter.** That holds for float32 weights under autocast with AdamW. Weights "
             "that are trained in bfloat16 keep their states in bfloat16: 8 bytes.",
             "- **The optimizer's own moment.** adamw_torch (foreach) takes a square root of every second moment at "
-            f"once: {wording.gib(transient)} more here. The fused one, Trainer's default, takes none.",
+            f"once: {units.gib(transient)} more here. The fused one, Trainer's default, takes none.",
             "- **Attention.** Eager attention keeps a table of scores, tokens × tokens a head; SDPA and "
             "FlashAttention keep none. A formula for one is wrong for the other.",
-            f"- **The name on the box.** “{gpu.nameplate_gb:g} GB” are {wording.gib(gpu.memory_bytes)} for programs; "
+            f"- **The name on the box.** “{gpu.nameplate_gb:g} GB” are {units.gib(gpu.memory_bytes)} for programs; "
             "the CUDA context comes off that, too.",
             "- **Accumulation.** It makes the effective batch larger, not the memory; it helps only because it lets "
             "the micro-batch shrink.",
@@ -145,8 +145,8 @@ def _method() -> str:
 def _bracket(of: Estimate) -> str:
     return (
         f"The peak is what `torch.cuda.max_memory_allocated()` would say. The card must hold more: the CUDA context "
-        f"({wording.between(of.context_low_bytes, of.context_high_bytes)}) and whatever the allocator cannot reuse, "
-        f"up to 3 % of the peak. So the need is {wording.between(of.need_low_bytes, of.need_high_bytes)}. *Fits* means "
+        f"({units.between(of.context_low_bytes, of.context_high_bytes)}) and whatever the allocator cannot reuse, "
+        f"up to 3 % of the peak. So the need is {units.between(of.need_low_bytes, of.need_high_bytes)}. *Fits* means "
         "that even the high end does; *tight* that only the low end does."
     )
 

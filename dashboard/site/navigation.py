@@ -33,7 +33,6 @@ PAGES = (
     Page("How it works", "pages/how.py", "how"),
     Page("Accuracy", "pages/proof.py", "proof"),
 )
-
 HISTORY = """<script data-of="headroom">
 if (!window.headroom) {
   window.headroom = { written: performance.now() };

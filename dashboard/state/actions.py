@@ -1,9 +1,8 @@
-"""What a click does: it sets keys of the setup, can be undone, and leads back to the example."""
+"""What a click does to the setup, and how it is undone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import streamlit as st
 
@@ -27,44 +26,16 @@ def _remember(keys: Iterable[str]) -> None:
     state["undo"] = [*state.get("undo", []), before][-DEEPEST:]
 
 
-class Proposal(NamedTuple):
-    """Keys that a click sets, and what is said of them."""
-
-    name: str
-    html: str
-    keys: Mapping[str, object]
-    title: str = ""
-    """How the name is spoken; empty: as it is."""
-
-
-def cards(name: str, verb: str, proposals: Iterable[Proposal]) -> None:
-    """Cards, each of which sets its keys wherever it is clicked; one that is already so rests.
-
-    Each is a text and, over it in the same cell of a grid, a button: two elements, since the browser draws every
-    element again at each move. A button's label stays as it is while numbers move: a label is Markdown, and reading
-    Markdown anew costs more than drawing the card.
-    """
-    with st.container(key=f"cards {name}"):
-        for it in proposals:
-            st.html(f'<p class="hr-card">{it.html}</p>')
-            st.button(
-                f"{verb} {it.title or it.name}",
-                on_click=take,
-                args=(it.keys,),
-                disabled=all(session.value(key) == value for key, value in it.keys.items()),
-                key=f"open {it.name}",
-                width="stretch",
-            )
-
-
-def _undo() -> None:
+def undo() -> None:
+    """Take the last click back."""
     state = st.session_state
     if state.get("undo"):
         *state["undo"], before = state["undo"]
         session.put(before)
 
 
-def _reset() -> None:
+def reset() -> None:
+    """Go back to the example; this can be undone."""
     state = st.session_state
     touched = {*session.BOUND, *session.kept()}
     keys = {**{key: getattr(session.DEFAULT, key, None) for key in touched}, **EXAMPLE}
@@ -72,21 +43,3 @@ def _reset() -> None:
     state["address_problems"] = []
     state["asking"] = state["trouble"] = None
     session.put(keys)
-
-
-def draw() -> None:
-    """Undo and reset, always in the same place."""
-    with st.container(horizontal=True, key="actions", gap="small"):
-        st.button(
-            "Undo",
-            on_click=_undo,
-            disabled=not st.session_state.get("undo"),
-            key="undo last",
-            help="Takes back the last click on a card, a remedy, the map or a GPU.",
-        )
-        st.button(
-            "Reset",
-            on_click=_reset,
-            key="reset to example",
-            help="Back to the example: Mistral-7B, full fine-tuning, one A100 80GB.",
-        )

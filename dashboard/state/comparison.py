@@ -1,4 +1,4 @@
-"""The scenarios that a visitor keeps: in the address, and in the session as long as it lasts; nowhere else.
+"""The scenarios that a visitor compares: in the address, and in the session as long as it lasts; nowhere else.
 
 The address is the document. It is read at a visit's start, and when the visitor goes back, forth or along a link.
 Another page's bare address says nothing; there the session writes it again.
@@ -7,7 +7,7 @@ Another page's bare address says nothing; there the session writes it again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import cast
@@ -16,10 +16,7 @@ from urllib.parse import quote_plus, urlencode
 import streamlit as st
 
 from dashboard.address import unbound
-from dashboard.compare import side_by_side
-from dashboard.state import actions
-from dashboard.widgets import model_box
-from dashboard.words import wording
+from dashboard.state import actions, models
 from estimator.contract.scenarios import (
     LONGEST_WRITTEN,
     MOST,
@@ -49,7 +46,6 @@ NUMBERS: Mapping[str, Kind] = {
 KEYS = (SCENARIOS, SETUP, "v", *NUMBERS)
 """What an address says of a comparison: its scenarios, the setup of the estimate, the contract, and the page."""
 BASE = "Setup"
-
 Address = Mapping[str, tuple[str, ...]]
 
 
@@ -85,9 +81,6 @@ def problems() -> tuple[str, ...]:
     return said
 
 
-# --- the address --------------------------------------------------------------------------------
-
-
 def follow(*, estimates: bool) -> None:
     """Read the address where it says something new, and write what it should say; before a page is drawn.
 
@@ -106,9 +99,9 @@ def _given() -> dict[str, tuple[str, ...]]:
 
 
 def _read(given: Address) -> None:
-    found = read_texts(given[SCENARIOS], model_box.known(), given["v"])
+    found = read_texts(given[SCENARIOS], models.known(), given["v"])
     said = list(found.problems)
-    setup = read_texts(given[SETUP][:1], model_box.known())
+    setup = read_texts(given[SETUP][:1], models.known())
     said += setup.problems
     numbers: dict[str, object] = {}
     for key, kind in NUMBERS.items():
@@ -179,9 +172,6 @@ def written_numbers(of: Document) -> dict[str, tuple[str, ...]]:
 def is_too_long(scenario: Scenario) -> bool:
     """Whether a scenario is of a pasted config that no link can carry."""
     return len(quote_plus(write_text(scenario))) > LONGEST_WRITTEN
-
-
-# --- what a click does --------------------------------------------------------------------------
 
 
 def note(reading: Reading) -> None:
@@ -268,7 +258,7 @@ def remove(at: int) -> None:
 def load(text: bytes) -> None:
     """Compare what a file holds; where it is no such file, one sentence and all as it was."""
     try:
-        found: Found = read_file(text, model_box.known())
+        found: Found = read_file(text, models.known())
     except ValueError as problem:
         st.session_state["compared problems"] = (str(problem),)
         return
@@ -278,20 +268,17 @@ def load(text: bytes) -> None:
     st.session_state["compared problems"] = found.problems
 
 
-# --- models of the Hub --------------------------------------------------------------------------
-
-
 def ask_for_models() -> tuple[bool, dict[str, str]]:
     """Ask the Hub for models that nobody here knows: whether it must still answer, and what is said of each."""
     state = st.session_state
     asked: dict[str, Future[HubModel]] = state.setdefault("asked of the Hub", {})
     said: dict[str, str] = {}
     for scenario in scenarios():
-        hub_id = unknown_model(scenario, model_box.known())
+        hub_id = unknown_model(scenario, models.known())
         if not hub_id:
             continue
         answer = (
-            asked.setdefault(hub_id, model_box.asked_of_the_hub(hub_id))
+            asked.setdefault(hub_id, models.asked_of_the_hub(hub_id))
             if hub_id not in asked
             else asked[hub_id]
         )
@@ -300,27 +287,8 @@ def ask_for_models() -> tuple[bool, dict[str, str]]:
         elif (found := answer.result()).model is None:
             said[hub_id] = " ".join(found.sentences)
         else:
-            model_box.remember(hub_id, found)
+            models.remember(hub_id, found)
     return any(not asked[it].done() for it in said), said
-
-
-# --- on the estimate's page ---------------------------------------------------------------------
-
-
-def draw(answer: Callable[[], Estimate | str]) -> None:
-    """Keep this setup, copy its link, present it."""
-    with st.container(horizontal=True, key="keeping", gap="small"):
-        if st.button("Keep for comparison", key="keep"):
-            _ask_for_name(answer())
-        copy_button()
-        present_button(1)
-    say_problems()
-
-
-def say_problems() -> None:
-    """What was dropped of a link or a file."""
-    for problem in problems():
-        st.warning(wording.plain(problem), icon=":material/link_off:")
 
 
 def params(*, estimates: bool) -> dict[str, list[str]]:
@@ -331,55 +299,3 @@ def params(*, estimates: bool) -> dict[str, list[str]]:
 def query() -> str:
     """The address of the comparison, without the question mark."""
     return urlencode(params(estimates=False), doseq=True)
-
-
-@st.dialog("Keep for comparison")
-def _ask_for_name(of: Estimate | str) -> None:
-    if isinstance(of, str):
-        st.write(of.replace("[", "\\["))
-        return
-    proposed = free_name(side_by_side.proposed_name(of), scenarios())
-    name = st.text_input("Name", proposed, max_chars=60, key=f"name {len(scenarios())}")
-    if st.button("Keep", type="primary", key="keep it"):
-        if refusal := add(name, of):
-            st.error(refusal.replace("[", "\\["))
-        else:
-            st.rerun()
-
-
-def present_button(at: int) -> None:
-    """Into the mode for the projector."""
-    st.button(
-        "Present",
-        on_click=turn,
-        kwargs={"present": at},
-        key="present",
-        help="Large type and few controls, for the projector. Esc leads back.",
-    )
-
-
-def leave_button() -> None:
-    """Out of the mode for the projector."""
-    st.button("Leave", on_click=turn, kwargs={"present": None}, shortcut="Escape", key="leave")
-
-
-COPY = """<button id="hr-copy" type="button" class="hr-copy">Copy the link</button>
-<script data-of="headroom">
-(() => {
-  const button = document.getElementById("hr-copy");
-  button.onclick = async () => {
-    const link = window.location.href;
-    try { await navigator.clipboard.writeText(link); }
-    catch { const box = document.createElement("textarea"); box.value = link; document.body.append(box);
-            box.select(); document.execCommand("copy"); box.remove(); }
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy the link"; }, 2000);
-  };
-})();
-</script>"""
-"""The browser's own address, which holds everything; no text of a visitor's is in here."""
-
-
-def copy_button() -> None:
-    """Put the address on the clipboard."""
-    st.html(COPY, width="content", unsafe_allow_javascript=True)

@@ -16,10 +16,17 @@ from streamlit.components.v2 import component
 
 from dashboard.figures.memory_bars import Figure
 
+
+def is_dark() -> bool:
+    """Whether the visitor reads light on dark."""
+    return bool(st.context.theme.type == "dark")
+
+
 declare_component("plotly", path=str(files("plotly") / "package_data"))
+
+
 SCRIPT = f"component/{__name__}.plotly/plotly.min.js"
 """Where this server has Plotly's own JavaScript, from the installed package."""
-
 DRAW = """
 const loaded = (url) => window.headroomPlotly ??= new Promise((done, fail) => {
   const script = document.createElement("script");

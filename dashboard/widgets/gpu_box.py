@@ -12,7 +12,7 @@ from typing import cast
 import streamlit as st
 
 from dashboard.state import actions, session
-from dashboard.words import wording
+from dashboard.words import units
 from estimator import Gpu, catalog
 from estimator.values.specs import LARGEST_MEMORY, SMALLEST_MEMORY
 
@@ -95,9 +95,9 @@ def _own(gpu: Gpu | None) -> None:
     keys = (f"own GiB {hash(gpu)}", f"own like {hash(gpu)}", f"own price {hash(gpu)} {price}")
     st.number_input(
         "Usable memory, GiB",
-        SMALLEST_MEMORY / wording.GIB,
-        LARGEST_MEMORY / wording.GIB,
-        round(gpu.memory_bytes / wording.GIB, 2) if gpu else 24.0,
+        SMALLEST_MEMORY / units.GIB,
+        LARGEST_MEMORY / units.GIB,
+        round(gpu.memory_bytes / units.GIB, 2) if gpu else 24.0,
         0.5,
         key=keys[0],
         help="What torch.cuda.get_device_properties(0).total_memory says, in GiB.",
@@ -128,7 +128,7 @@ def _own(gpu: Gpu | None) -> None:
 def _take_own(memory: str, like: str, price: str) -> None:
     """Choose the card that the three fields describe, by their keys."""
     state = st.session_state
-    card = {"like": state[like], "memory_bytes": round(state[memory] * wording.GIB)}
+    card = {"like": state[like], "memory_bytes": round(state[memory] * units.GIB)}
     if state[like] is None:
         del card["like"]
     option = json.dumps(card, separators=(",", ":"))

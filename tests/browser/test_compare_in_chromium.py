@@ -8,8 +8,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
-from dashboard.compare import report, side_by_side
-from dashboard.compare.side_by_side import Entry
+from dashboard.compare import report, results_table
+from dashboard.compare.entry import Entry
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import Scenario, write_text
 from tests.browser.conftest import serving
@@ -142,7 +142,7 @@ def test_report_prints_to_two_pages_of_a4(browser, tmp_path: Path, count):
         )
         for place, name in enumerate(names[:count])
     ]
-    assert len(side_by_side.differing(shown)) >= 4
+    assert len(results_table.differing(shown)) >= 4
     file = tmp_path / "report.html"
     long = "http://localhost:8501/compare?" + "x" * 1900
     file.write_text(report.write_html(report.Subject(shown, "2026-11-21", long, 24.0)), "utf-8")

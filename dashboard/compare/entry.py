@@ -1,0 +1,93 @@
+"""A scenario with its estimate, or the sentence that refuses it.
+
+Of a bracket the middle is compared, the geometric mean of its ends. Hours and dollars are compared among those that
+fit; a run that does not fit takes none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from estimator.answer.estimate import estimate
+from estimator.contract.scenarios import Scenario, read, unknown_model
+from estimator.values.results import Estimate
+from estimator.values.specs import Model, Verdict
+
+NOTHING_SAID: Mapping[str, str] = {}
+
+
+class Entry(NamedTuple):
+    """One scenario and its estimate, or the sentence that refuses it."""
+
+    name: str
+    estimate: Estimate | None
+    problem: str = ""
+
+
+def entries(
+    scenarios: Sequence[Scenario],
+    known: Mapping[str, Model],
+    context: int | None = None,
+    said: Mapping[str, str] = NOTHING_SAID,
+) -> list[Entry]:
+    """Each scenario estimated; all at another context where one is given.
+
+    ``known`` holds models of the Hub by their ids, and ``said`` what is said of those that it has not given.
+    """
+    return [_entry(it, known, context, said) for it in scenarios]
+
+
+def _entry(
+    scenario: Scenario, known: Mapping[str, Model], context: int | None, said: Mapping[str, str]
+) -> Entry:
+    reading = read(scenario, known)
+    if reading.model is None and (waiting := said.get(unknown_model(scenario, known))):
+        return Entry(scenario.name, None, waiting)
+    if reading.model is None:
+        return Entry(
+            scenario.name, None, " ".join(reading.problems) or "The model is not known yet."
+        )
+    setup = reading.setup
+    try:
+        if context is not None:
+            setup = replace(setup, max_length=context)
+        return Entry(scenario.name, estimate(reading.model, reading.gpu, setup))
+    except ValueError as refusal:
+        return Entry(scenario.name, None, str(refusal))
+
+
+def hours(of: Estimate) -> float | None:
+    """The middle of the run's hours; None where it does not fit or nothing is known."""
+    if of.time is None or not of.can_run:
+        return None
+    return math.sqrt(of.time.total_hours_low * of.time.total_hours_high)
+
+
+def dollars(of: Estimate) -> float | None:
+    """The middle of the run's US dollars; None where it does not fit or nothing is known."""
+    if of.cost is None or not of.can_run:
+        return None
+    return math.sqrt(of.cost.cost_usd_low * of.cost.cost_usd_high)
+
+
+def least(among: Sequence[Entry], measure: Callable[[Estimate], float | None]) -> Entry | None:
+    """The entry with the smallest measure; None where it is known of none."""
+    known = [
+        (value, it) for it in among if it.estimate and (value := measure(it.estimate)) is not None
+    ]
+    return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def best(shown: Sequence[Entry]) -> int:
+    """The place of the one to look at first: the cheapest that fits, else the first that can be estimated."""
+    fitting = [it for it in shown if it.estimate and it.estimate.verdict is Verdict.FITS]
+    found = least(fitting, dollars) or next((it for it in shown if it.estimate), None)
+    return 0 if found is None else list(shown).index(found)
+
+
+def bars(shown: Sequence[Entry]) -> list[tuple[str, Estimate]]:
+    """Those that have a bar."""
+    return [(it.name, it.estimate) for it in shown if it.estimate is not None]

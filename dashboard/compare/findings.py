@@ -1,0 +1,157 @@
+"""Which scenario is best, what is assumed, and what a bracket means, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+
+from dashboard import theme
+from dashboard.compare import entry, results_table
+from dashboard.compare.entry import Entry
+from dashboard.words import one_line, terms, units, verdicts
+from estimator.values.specs import Method, Verdict
+
+QUALITY: Mapping[Method, str] = {
+    Method.FULL: "trains every weight: learns most, and forgets most of what it knew.",
+    Method.LORA: "trains small adapters: learns less where the task is far from pretraining, and forgets less "
+    "(Biderman et al. 2024).",
+    Method.QLORA: "trains the same adapters over a 4-bit base: results close to LoRA's (Dettmers et al. 2023); each "
+    "weight is unpacked before its product, so steps are slower.",
+}
+"""What a method does to the result; that is not computed here, so it is told with its source."""
+
+
+def answers(
+    shown: Sequence[Entry], within: float | None = None, context: int | None = None
+) -> list[str]:
+    """What a meeting asks: the cheapest and the fastest that fit, in time; and what another method loses."""
+    return [*_what_if(context), *_best(shown, within), *_methods(shown)]
+
+
+def _what_if(context: int | None) -> Iterator[str]:
+    if context is not None:
+        yield f"What if: every scenario at {context:,} tokens of context instead of its own."
+
+
+def _best(shown: Sequence[Entry], within: float | None) -> Iterator[str]:
+    fitting = [it for it in shown if it.estimate and it.estimate.verdict is Verdict.FITS]
+    if not fitting:
+        held = [it for it in shown if it.estimate and it.estimate.gpu]
+        if held:
+            yield f"None of {len(held)} scenarios surely fits its card."
+        return
+    answered = [it for it in shown if it.estimate]
+    if len(fitting) < len(answered):
+        one = len(fitting) == 1
+        yield f"{len(fitting)} of {len(answered)} {'fits' if one else 'fit'}: {_list(fitting)}."
+    if within is not None:
+        late = [it for it in fitting if results_table.in_time(it, within).startswith("✕")]
+        sure = [it for it in fitting if results_table.in_time(it, within) == "✓ yes"]
+        known = sure or [
+            it for it in fitting if it not in late and it.estimate and it.estimate.time
+        ]
+        if not known:
+            yield f"None that fits is done within {within:,g} hours."
+            return
+        how = "surely" if sure else "perhaps, and none surely,"
+        cheapest = entry.least(known, entry.dollars) or entry.least(known, entry.hours)
+        if cheapest is not None:
+            yield f"Cheapest that fits and is {how} done within {within:,g} hours: {_told(cheapest)}."
+        return
+    for word, measure in (("Cheapest", entry.dollars), ("Fastest", entry.hours)):
+        if (best := entry.least(fitting, measure)) is not None:
+            yield f"{word} that fits: {_told(best)}."
+
+
+def _told(it: Entry) -> str:
+    assert it.estimate is not None
+    return f"“{it.name}”, {one_line.run(it.estimate)}"
+
+
+def _list(several: Sequence[Entry]) -> str:
+    return ", ".join(f"“{it.name}”" for it in several)
+
+
+def _methods(shown: Sequence[Entry]) -> Iterator[str]:
+    used = list(dict.fromkeys(it.estimate.setup.method for it in shown if it.estimate))
+    if len(used) > 1:
+        for method in used:
+            yield f"{terms.METHOD_NOUNS[method]} {QUALITY[method]}{_against_lora(shown, method)}"
+
+
+def _against_lora(shown: Sequence[Entry], method: Method) -> str:
+    """What QLoRA saves and costs where LoRA of the same setup stands beside it."""
+    if method is not Method.QLORA:
+        return ""
+    for it in shown:
+        for other in shown:
+            of, lora = it.estimate, other.estimate
+            if of is None or lora is None or of.setup.method is not method:
+                continue
+            same = (of.model, of.gpu, replace(of.setup, method=Method.LORA))
+            if same == (lora.model, lora.gpu, lora.setup):
+                need = results_table.gib_more(
+                    float(of.need_high_bytes), float(lora.need_high_bytes)
+                )
+                mine, its = entry.hours(of), entry.hours(lora)
+                time = f" and {results_table.times(mine, its)} the hours" if mine and its else ""
+                return f" “{it.name}” against “{other.name}”: {need}{time}."
+    return ""
+
+
+def assumptions(shown: Sequence[Entry]) -> list[str]:
+    """What is assumed of all, once; and of some, with their names."""
+    estimated = [it for it in shown if it.estimate]
+    who: dict[str, list[Entry]] = {}
+    for it in estimated:
+        for sentence in it.estimate.assumptions if it.estimate else ():
+            who.setdefault(sentence, []).append(it)
+    return [
+        sentence if len(names) == len(estimated) else f"{_list(names)}: {sentence}"
+        for sentence, names in who.items()
+    ]
+
+
+RANGE = (
+    "Need is a bracket: the peak that PyTorch allocates, the CUDA context, and up to 3 % that the allocator cannot "
+    "reuse; “fits” means that its high end does. Hours and dollars are brackets that nine of ten published runs lie "
+    "inside."
+)
+"""What the two ends of a figure mean."""
+
+
+def answers_html(sentences: Sequence[str]) -> str:
+    """The sentences as a list."""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<ul class="hr-answers">{items}</ul>'
+
+
+def refusal_html(it: Entry) -> str:
+    """Why a scenario has no bar."""
+    return f"<b>{escape(it.name)}</b>: {escape(it.problem)}"
+
+
+def verdict_html(it: Entry, is_best: bool, sentences: Sequence[str]) -> str:
+    """One scenario for the projector: its name, its verdict in the largest type, and what the run takes."""
+    of = it.estimate
+    if of is None:
+        return f'<div class="hr-stage"><p class="hr-who">{escape(it.name)}</p><p>{escape(it.problem)}</p></div>'
+    saying = verdicts.verdict(of)
+    light, dark = theme.NEUTRAL
+    if of.verdict is not None:
+        light, dark = theme.VERDICTS[of.verdict].colour, theme.VERDICTS_ON_DARK[of.verdict]
+    mark = " ★ cheapest that fits" * (
+        is_best and of.verdict is Verdict.FITS and entry.dollars(of) is not None
+    )
+    need = ""  # without a card the largest type says it
+    if of.gpu:
+        need = f"needs {units.between(of.need_low_bytes, of.need_high_bytes)}"
+        need += f", {of.gpu.name} has {units.gib(of.gpu.memory_bytes)}"
+    asked = next((sentence for sentence in sentences if "within" in sentence), "")
+    return (
+        f'<div class="hr-stage" role="status" style="--hr: light-dark({light}, {dark})">'
+        f'<p class="hr-who">{escape(it.name)}{mark}</p><p class="hr-big">{escape(saying.word)}</p>'
+        f'<p class="hr-need">{escape(need)}</p><p class="hr-need">{escape(one_line.run(of))}</p>'
+        f'<p class="hr-asked">{escape(asked)}</p></div>'
+    )

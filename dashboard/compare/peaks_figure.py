@@ -1,0 +1,133 @@
+"""Each scenario's peak as a bar, on one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from dashboard import theme
+from dashboard.compare import entry
+from dashboard.compare.entry import Entry
+from dashboard.figures.memory_bars import Figure, capacity_marks, peak_parts, scale, stacked
+from dashboard.words import terms, units
+from estimator.values.results import Estimate
+
+
+def legend_html(shown: Sequence[Entry]) -> str:
+    """What the colours are, and the line."""
+    there = {label for _, it in entry.bars(shown) for label, size in peak_parts(it).items() if size}
+    parts = [it for it in (*theme.COMPONENTS.values(), theme.RESERVE) if it.label in there]
+    said = "".join(
+        f'<span><i class="hr-swatch" style="background:{it.fill};outline:1.5px solid {it.colour};'
+        f'outline-offset:-1.5px"></i>{escape(it.label)}</span>'
+        for it in parts
+    )
+    if any(of.gpu for _, of in entry.bars(shown)):
+        said += '<span><i class="hr-line"></i>what the card has</span>'
+    return f'<p class="hr-legend">{said}</p>'
+
+
+def figure(
+    shown: Sequence[Entry], *, dark: bool = False, large: bool = False, chosen: int | None = None
+) -> Figure:
+    """Each scenario's peak stacked by component, all on one scale, each with its own capacity as a line.
+
+    Its name, card and need stand above a bar, where a phone has room for them. ``large``: for the projector.
+    """
+    look = theme.DARK if dark else theme.LIGHT
+    found = entry.bars(shown)
+    count = max(len(found), 1)
+    sizes = [it.need_high_bytes for _, it in found]
+    sizes += [it.gpu.memory_bytes for _, it in found if it.gpu]
+    end = scale(max(sizes, default=1))
+    text = 15
+    row = 62
+    if large:
+        row = max(58, min(118, STAGE_PIXELS // count))
+        text = 24 if row > 80 else 20
+    return {
+        "data": [
+            stacked([it for _, it in found], end, text - 1, BAR),
+            *capacity_marks([it for _, it in found], look, row * CAPACITY_SIZE),
+            _names(shown, look, text, chosen),
+        ],
+        "layout": {
+            "barmode": "overlay",
+            "height": 78 + row * count,
+            "margin": {"l": 8, "r": 12, "t": 34, "b": 44},
+            "showlegend": False,
+            "hovermode": "closest",
+            "dragmode": False,
+            "xaxis": {
+                "range": [0, end],
+                "fixedrange": True,
+                "automargin": False,
+                "ticksuffix": " GiB",
+                "showticksuffix": "last",
+                "tickangle": 0,
+                "gridcolor": theme.GRID,
+                "zeroline": False,
+                "nticks": 5,
+                "tickfont": {"size": text - 1, "color": look.ink},
+            },
+            "yaxis": {
+                "range": [count - 0.62, -0.62],
+                "fixedrange": True,
+                "automargin": False,
+                "visible": False,
+            },
+        },
+    }
+
+
+CAPACITY_SIZE = 0.43
+"""Of the marker that is a card's line, as a share of its row: Plotly draws it 1.4 times as long."""
+BAR = 0.5
+"""Height of a bar, as a share of its row."""
+STAGE_PIXELS = 480
+"""Height that all bars share on the projector: what 1,080 leave below the verdict."""
+SHOWN_OF_NAME = 30
+"""Characters of a name above its bar: ours, what a phone holds; the table has it whole."""
+
+
+def _names(shown: Sequence[Entry], look: theme.Look, size: int, chosen: int | None) -> Figure:
+    """Plotly's text knows some HTML; what a name holds is none."""
+    marked = None if chosen is None else shown[chosen].name
+    found = entry.bars(shown)
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "name": "Need",
+        "y": [place - 0.41 for place in range(len(found))],
+        "x": [0] * len(found),
+        "text": [
+            f"{'▸ ' * (name == marked)}<b>{escape(cut(name))}</b>  {escape(total(it))}"
+            for name, it in found
+        ],
+        "textposition": "middle right",
+        "textfont": {"size": size, "color": look.ink},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+    }
+
+
+def cut(text: str) -> str:
+    """A text short enough to stand beside a bar."""
+    return text if len(text) <= SHOWN_OF_NAME else f"{text[: SHOWN_OF_NAME - 1]}…"
+
+
+def total(it: Estimate) -> str:
+    """What stands at a bar: its need of what its card has, and the verdict's sign."""
+    sign = f" {terms.SIGNS[it.verdict]}" if it.verdict else ""
+    of = f" of {units.number(it.gpu.memory_bytes)}" if it.gpu else ""
+    return f"{units.number(it.need_high_bytes)}{of} GiB{sign}"
+
+
+def figure_alt(shown: Sequence[Entry]) -> str:
+    """The figure in words."""
+    said = "; ".join(
+        f"{name}: needs {units.gib(it.need_high_bytes)}"
+        + (f" of {units.gib(it.gpu.memory_bytes)} on {it.gpu.name}" if it.gpu else "")
+        for name, it in entry.bars(shown)
+    )
+    return f"GPU memory of each scenario at its peak, stacked by component: {said}."

@@ -1,0 +1,71 @@
+"""Comparisons that one click makes of a setup: methods, GPUs, contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dashboard.compare import entry
+from dashboard.words import terms
+from estimator import catalog
+from estimator.answer.estimate import estimate
+from estimator.contract.scenarios import Scenario, keep
+from estimator.search.ranking import rank_gpus
+from estimator.values.results import Estimate
+from estimator.values.specs import LARGEST, Method, Verdict
+
+CARDS = 5
+"""GPUs, and contexts, that a preset lays side by side."""
+
+
+def three_methods(of: Estimate) -> list[Scenario]:
+    """Full fine-tuning, LoRA and QLoRA of the same setup, as far as the model can be trained so."""
+    return list(_varied(of, [(terms.METHODS[it], {"method": it}) for it in Method]))
+
+
+def five_gpus(of: Estimate) -> list[Scenario]:
+    """The same setup on its own card and on the cheapest that hold it, by size; where few do, on the largest too."""
+    ranking = rank_gpus(of.model, of.setup, catalog.gpus_like(of.gpu))
+    fitting = [it for it in ranking.estimates if it.verdict is Verdict.FITS and it.cost]
+    cheapest = sorted(fitting, key=lambda it: entry.dollars(it) or 0.0)
+    largest = sorted(ranking.estimates, key=lambda it: -(it.gpu.memory_bytes if it.gpu else 0))
+    cards = [of.gpu, *(it.gpu for it in [*cheapest, *largest])]
+    chosen = [gpu for gpu in dict.fromkeys(cards) if gpu is not None][:CARDS]
+    chosen.sort(key=lambda gpu: gpu.memory_bytes)
+    own = replace(of.setup, usd_per_gpu_hour=None, mfu=None)
+    return [keep(gpu.name, of.model, gpu, own) for gpu in chosen]
+
+
+def five_contexts(of: Estimate) -> list[Scenario]:
+    """The same setup at its context, at one half and at doublings, as far as the model has positions."""
+    most = of.model.position_limit or LARGEST["max_length"]
+    own = of.setup.max_length
+    lengths = [
+        it
+        for it in (own // 2, own, own * 2, own * 4, own * 8, own // 4, own // 8)
+        if 1 <= it <= most
+    ]
+    chosen = sorted(lengths[:CARDS])
+    return list(_varied(of, [(f"{it:,} tokens", {"max_length": it}) for it in chosen]))
+
+
+def _varied(of: Estimate, changes: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Scenario]:
+    for name, keys in changes:
+        also: tuple[Mapping[str, Any], ...] = ({}, {"lora_dropout": 0.0})
+        for more in also:  # PEFT refuses dropout on stacked experts
+            try:
+                setup = replace(of.setup, **keys, **more)
+                estimate(of.model, of.gpu, setup)
+            except ValueError:
+                continue
+            yield keep(name, of.model, of.gpu, setup)
+            break
+
+
+PRESETS: Mapping[str, Callable[[Estimate], list[Scenario]]] = {
+    "Full, LoRA, QLoRA": three_methods,
+    "Five GPUs": five_gpus,
+    "Five contexts": five_contexts,
+}
+"""Comparisons of one setup, by the name on their button."""

@@ -1,0 +1,251 @@
+"""What differs between scenarios, and what follows, as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from dashboard.compare import entry
+from dashboard.compare.entry import Entry
+from dashboard.words import terms, units
+from estimator.contract.setups import write_fields
+from estimator.values.keys import KEYS
+from estimator.values.results import Estimate
+from estimator.values.specs import Method, Verdict
+
+LABELS: Mapping[str, str] = {
+    "model": "Model",
+    "gpu": "GPU",
+    "method": "Method",
+    "dtype": "Weights",
+    "mixed_precision": "Autocast",
+    "optim": "Optimizer",
+    "optim_state_dtype": "Optimizer states",
+    "per_device_train_batch_size": "Micro-batch",
+    "gradient_accumulation_steps": "Accumulation",
+    "max_length": "Context",
+    "gradient_checkpointing": "Checkpointing",
+    "attn_implementation": "Attention",
+    "lora_r": "Rank",
+    "lora_dropout": "Dropout",
+    "lora_target_modules": "Adapters on",
+    "autocast_adapter_dtype": "Adapters in float32",
+    "num_train_examples": "Examples",
+    "num_train_epochs": "Epochs",
+    "mean_tokens_per_example": "Mean tokens",
+    "usd_per_gpu_hour": "Dollars a GPU-hour",
+}
+"""Keys as the controls call them; another is called by its own name."""
+ADAPTERS_ONLY = ("lora_", "autocast_adapter", "use_dora", "modules_to_save")
+QLORA_ONLY = ("bnb_", "prepare_model")
+NONE = "–"
+
+
+class Cell(NamedTuple):
+    """One scenario's figure in a row."""
+
+    text: str
+    best: bool = False
+    beside: str = ""
+    """Against the first scenario."""
+
+
+class Row(NamedTuple):
+    """One property of all scenarios."""
+
+    label: str
+    cells: tuple[Cell, ...]
+
+
+def differences(shown: Sequence[Entry]) -> list[Row]:
+    """The keys in which the scenarios differ, and no others; a dash where a key has no meaning."""
+    return [
+        Row(LABELS.get(key, key), tuple(Cell(text) for text in texts))
+        for key, texts in differing(shown).items()
+    ]
+
+
+def differing(shown: Sequence[Entry]) -> dict[str, list[str]]:
+    """The same by key, each with its texts."""
+    written = [
+        {}
+        if it.estimate is None
+        else write_fields(it.estimate.model, it.estimate.gpu, it.estimate.setup)
+        for it in shown
+    ]
+    default = {key.name: key.default for key in KEYS}
+    rows: dict[str, list[str]] = {}
+    for key in ("model", "gpu", *default):
+        texts = [
+            _value(it.estimate, key, given.get(key, default.get(key)))
+            for it, given in zip(shown, written, strict=True)
+        ]
+        if len({text for text in texts if text != NONE}) > 1:
+            rows[key] = texts
+    return rows
+
+
+def _value(of: Estimate | None, key: str, value: object) -> str:
+    if of is None:
+        return NONE
+    if key.startswith(ADAPTERS_ONLY) and not of.setup.uses_adapters:
+        return NONE
+    if key.startswith(QLORA_ONLY) and of.setup.method is not Method.QLORA:
+        return NONE
+    if key == "model":
+        return of.model.hub_id or f"own {of.model.model_type}"
+    if key == "gpu":
+        return of.gpu.name if of.gpu else "none"
+    if key == "method":
+        return terms.METHODS[of.setup.method]
+    match value:
+        case bool():
+            return "on" if value else "off"
+        case list() | tuple():
+            return ", ".join(str(item) for item in value)
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,g}"
+        case None:
+            return "default"
+        case _:
+            return str(value)
+
+
+def results(shown: Sequence[Entry], within: float | None = None) -> list[Row]:
+    """Verdict, need, headroom, hours and cost, the best of each marked; and who is done within some hours."""
+    rows = [
+        Row("Verdict", tuple(Cell(_verdict(it)) for it in shown)),
+        Row("Need", _cells(shown, _need, _need_text, gib_more)),
+        Row("Headroom", _cells(shown, _no_headroom, _headroom_text)),
+        Row("Hours", _cells(shown, entry.hours, _hours_text, times)),
+        Row("Cost", _cells(shown, entry.dollars, _dollars_text, times)),
+    ]
+    if within is not None:
+        rows.append(Row(f"Within {within:,g} h", tuple(Cell(in_time(it, within)) for it in shown)))
+    return rows
+
+
+def _cells(
+    shown: Sequence[Entry],
+    measure: Callable[[Estimate], float | None],
+    say: Callable[[Estimate], str],
+    beside: Callable[[float, float], str] | None = None,
+) -> tuple[Cell, ...]:
+    """The smallest is the best, where there is more than one to choose from."""
+    found = [None if it.estimate is None else measure(it.estimate) for it in shown]
+    known = [value for value in found if value is not None]
+    least = min(known) if len(known) > 1 and max(known) > min(known) else None
+    first = found[0] if found else None
+    return tuple(
+        Cell(
+            NONE if it.estimate is None else say(it.estimate),
+            value is not None and value == least,
+            beside(value, first)
+            if beside and number and value is not None and first is not None
+            else "",
+        )
+        for number, (it, value) in enumerate(zip(shown, found, strict=True))
+    )
+
+
+def _verdict(it: Entry) -> str:
+    if it.estimate is None:
+        return "refused"
+    if it.estimate.verdict is None:
+        return "no GPU"
+    return terms.sign(it.estimate.verdict)
+
+
+def _need(of: Estimate) -> float:
+    return float(of.need_high_bytes)
+
+
+def _need_text(of: Estimate) -> str:
+    return units.between(of.need_low_bytes, of.need_high_bytes)
+
+
+def gib_more(value: float, first: float) -> str:
+    """How much more or less memory than the first: ``+3.2 GiB``."""
+    more = round(value - first)
+    return (
+        "the same"
+        if abs(more) < units.GIB // 20
+        else f"{'+' if more > 0 else '−'}{units.gib(abs(more))}"
+    )
+
+
+def _no_headroom(of: Estimate) -> float | None:
+    return None if of.gpu is None else float(-of.headroom_bytes)
+
+
+def _headroom_text(of: Estimate) -> str:
+    if of.gpu is None:
+        return NONE
+    usable = of.gpu.memory_bytes
+    if of.verdict is Verdict.DOES_NOT_FIT:
+        said = f"{units.between(of.need_low_bytes - usable, of.need_high_bytes - usable)} short"
+    elif of.verdict is Verdict.TIGHT:
+        said = f"{units.gib(usable - of.need_low_bytes)} free at best"
+    else:
+        said = f"{units.gib(usable - of.need_high_bytes)} free"
+    return f"{said} of {units.number(usable)}"
+
+
+def _hours_text(of: Estimate) -> str:
+    if of.time is None or not of.can_run:
+        return NONE
+    return units.duration(of.time.total_hours_low, of.time.total_hours_high)
+
+
+def _dollars_text(of: Estimate) -> str:
+    if of.cost is None or not of.can_run:
+        return NONE
+    return units.dollars(of.cost.cost_usd_low, of.cost.cost_usd_high)
+
+
+def times(value: float, first: float) -> str:
+    """How many times the first: ``1.25 ×``."""
+    ratio = value / first if first else 1.0
+    return f"{ratio:.2f} ×"
+
+
+def in_time(it: Entry, within: float) -> str:
+    """Whether a run is done within some hours."""
+    of = it.estimate
+    if of is None or of.time is None:
+        return NONE
+    if of.verdict is Verdict.DOES_NOT_FIT:
+        return "✕ does not fit"
+    if of.time.total_hours_high <= within:
+        return "✓ yes"
+    return "≈ perhaps" if of.time.total_hours_low <= within else "✕ no"
+
+
+def table_html(shown: Sequence[Entry], parts: Mapping[str, Sequence[Row]]) -> str:
+    """Rows of properties under headings, a column a scenario; the best has a star and weight, not colour alone."""
+    first, *_ = parts
+    names = "".join(f'<th scope="col">{escape(it.name)}</th>' for it in shown)
+    span = len(shown) + 1
+    body = ""
+    for head, rows in parts.items():
+        if head != first:
+            body += f'<tr class="hr-part"><th scope="rowgroup" colspan="{span}">{escape(head)}</th></tr>'
+        body += "".join(
+            f'<tr><th scope="row">{escape(row.label)}</th>{"".join(map(_cell_html, row.cells))}</tr>'
+            for row in rows
+        )
+    return (
+        '<div class="hr-scroll" tabindex="0" role="region" aria-label="The scenarios as a table">'
+        f'<table class="hr-compare"><thead><tr><th scope="col">{escape(first)}</th>{names}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell_html(cell: Cell) -> str:
+    beside = f"<small>{escape(cell.beside)}</small>" if cell.beside else ""
+    if cell.best:
+        return f'<td class="hr-best"><b>★ {escape(cell.text)}</b>{beside}</td>'
+    return f"<td>{escape(cell.text)}{beside}</td>"

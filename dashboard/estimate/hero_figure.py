@@ -1,0 +1,160 @@
+"""The hero figure: the phases of a step, and each method at its peak, on one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dashboard import theme
+from dashboard.figures import memory_bars
+from dashboard.figures.memory_bars import Bar, Figure
+from dashboard.words import terms, units
+from estimator.values.results import Estimate
+from estimator.values.specs import STEP_PHASES, Component, Method, Phase
+
+HEIGHT = 420
+PLACES: Mapping[Phase | Method, float] = {
+    Phase.FORWARD: 0.0,
+    Phase.LOSS: 1.0,
+    Phase.BACKWARD: 2.0,
+    Phase.OPTIMIZER_STEP: 3.0,
+    Phase.SAVE: 4.0,
+    Method.FULL: 5.9,
+    Method.LORA: 6.9,
+    Method.QLORA: 7.9,
+}
+"""Where each bar stands, from above; the gap holds the second heading. Saving yields to evaluation or loading where
+they take more."""
+HEADINGS = {
+    -0.85: "One step, phase by phase",
+    5.05: "Each method at its peak",
+}
+SWITCHES = [
+    *(part.label for c, part in theme.COMPONENTS.items() if c is not Component.COMMUNICATION),
+    theme.RESERVE.label,
+]
+"""What can be switched on and off in the hero figure; one GPU has no communication."""
+
+
+def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
+    reserve = estimate.need_high_bytes - estimate.decisive.bytes
+    beside = max(
+        (moment for phase, moment in estimate.phases.items() if phase not in STEP_PHASES),
+        key=lambda moment: moment.bytes,
+    )
+    shown = {phase: estimate.phases[phase] for phase in STEP_PHASES} | {Phase.SAVE: beside}
+    phases = [
+        Bar(
+            PLACES[place],
+            terms.PHASES[moment.phase],
+            memory_bars.parts(moment.resident, reserve),
+            moment.phase is estimate.decisive.phase,
+        )
+        for place, moment in shown.items()
+    ]
+    others = [
+        Bar(
+            PLACES[method],
+            terms.METHODS[method],
+            memory_bars.parts(
+                other.decisive.resident, other.need_high_bytes - other.decisive.bytes
+            ),
+            method is estimate.setup.method,
+        )
+        for method, other in methods.items()
+    ]
+    return phases + others
+
+
+def hero(
+    estimate: Estimate,
+    methods: Mapping[Method, Estimate],
+    shown: Collection[str] | None = None,
+    *,
+    dark: bool = False,
+) -> Figure:
+    """The phases of one setup and its peak under each method, stacked by component, on one scale.
+
+    ``shown`` holds the labels that are switched on (``SWITCHES``; None: all). The scale is that of all.
+    """
+    look = theme.DARK if dark else theme.LIGHT
+    bars = _bars(estimate, methods)
+    off = set() if shown is None else set(SWITCHES) - set(shown)
+    largest = max(sum(bar.parts.values()) for bar in bars)
+    if estimate.gpu is not None:
+        largest = max(largest, estimate.gpu.memory_bytes)
+    end = memory_bars.scale(largest)
+    (stack, totals), shapes, annotations = memory_bars.against(bars, estimate.gpu, look, end, off)
+    written = {  # an annotation takes a browser longer than a text of a trace
+        **totals,
+        "x": [*totals["x"], *(0 for _ in HEADINGS)],
+        "y": [*totals["y"], *HEADINGS],
+        "text": [*totals["text"], *HEADINGS.values()],
+    }
+    return {
+        "data": [stack, written],
+        "layout": {
+            "barmode": "overlay",
+            "height": HEIGHT,
+            "margin": {"l": 122, "r": 12, "t": 26, "b": 30},
+            "showlegend": False,
+            "hovermode": "closest",
+            "dragmode": False,
+            "uirevision": "hero",
+            "xaxis": {
+                "range": [0, end],
+                "fixedrange": True,
+                "automargin": False,
+                "ticksuffix": " GiB",
+                "showticksuffix": "last",
+                "tickangle": 0,
+                "gridcolor": theme.GRID,
+                "zeroline": False,
+                "nticks": 7,
+                "tickfont": {"size": 13, "color": look.ink},
+            },
+            "yaxis": {
+                "range": [8.45, -1.2],
+                "fixedrange": True,
+                "automargin": False,
+                "tickvals": [bar.place for bar in bars],
+                "ticklabelstandoff": 8,
+                "ticktext": [f"<b>▸ {bar.name}</b>" if bar.marked else bar.name for bar in bars],
+                "tickfont": {"size": 15, "color": look.ink},
+                "showgrid": False,
+                "zeroline": False,
+            },
+            "shapes": shapes,
+            "annotations": annotations,
+        },
+    }
+
+
+LARGER = 1.5
+"""How much larger the hero figure is on a projector."""
+
+
+def enlarged(figure: Figure) -> Figure:
+    """The hero figure with all type, margins and its height larger, for the projector."""
+    grown: Figure = _grown(figure)
+    layout = grown["layout"]
+    margin = {side: round(LARGER * size) for side, size in layout["margin"].items()}
+    return {**grown, "layout": {**layout, "margin": margin, "height": round(LARGER * HEIGHT)}}
+
+
+def _grown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: round(LARGER * inner) if key == "size" else _grown(inner)
+            for key, inner in value.items()
+        }
+    return [_grown(inner) for inner in value] if isinstance(value, list) else value
+
+
+def hero_alt(estimate: Estimate, methods: Mapping[Method, Estimate]) -> str:
+    """The hero figure in words, for those who do not see it."""
+    bars = ", ".join(
+        f"{bar.name} {units.gib(sum(bar.parts.values()))}" for bar in _bars(estimate, methods)
+    )
+    line = f"; capacity {units.gib(estimate.gpu.memory_bytes)}" if estimate.gpu else ""
+    return f"GPU memory needed, stacked by component: {bars}{line}."

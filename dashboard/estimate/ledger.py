@@ -1,0 +1,103 @@
+"""What fills the GPU at the peak, what is assumed, and the rule of thumb beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+from dashboard import theme
+from dashboard.words import markup, rule_of_thumb, terms, units
+from estimator.answer.verdict import beyond_the_step
+from estimator.values.results import Estimate, Shown
+from estimator.values.specs import Component
+
+MEANINGS: Mapping[Component, str] = {
+    Component.WEIGHTS: "The model's parameters, there from loading to the end.",
+    Component.ADAPTERS: "The low-rank matrices that LoRA trains beside the frozen weights.",
+    Component.GRADIENTS: "One number for each trained parameter; grows during backward, gone after the step.",
+    Component.OPTIMIZER_STATES: "What the optimizer remembers of each trained parameter, from its first step on.",
+    Component.ACTIVATIONS: "What forward keeps for backward; freed layer by layer as backward passes.",
+    Component.LOGITS: "A score for each token and each word of the vocabulary, and the loss's copies of them.",
+    Component.TEMPORARIES: "Tensors that live for one operation.",
+    Component.COMMUNICATION: "Buffers that GPUs exchange data through.",
+    Component.WORKSPACE: "Scratch memory of the matrix library (cuBLAS).",
+}
+
+
+def reserve_meaning(estimate: Estimate) -> str:
+    """What stands between the allocated peak and the need."""
+    return (
+        f"The CUDA context ({units.between(estimate.context_low_bytes, estimate.context_high_bytes)}) and what "
+        "the allocator may waste; the high end."
+    )
+
+
+def shown_meaning(shown: Shown) -> str:
+    """What nvidia-smi may show, and why it decides nothing."""
+    return (
+        f"May show {units.between(shown.low, shown.high)}, as in measured runs: the allocator keeps freed "
+        "blocks while there is room."
+    )
+
+
+def ledger_html(estimate: Estimate) -> str:
+    """The peak as a table: each component, its GiB, its share of the peak, what it is."""
+    whole = estimate.peak.bytes
+    need = estimate.need_high_bytes
+    rows = [
+        markup.row(
+            part.colour,
+            part.label,
+            units.number(size),
+            units.share(size, whole),
+            MEANINGS[component],
+        )
+        for component, part in theme.COMPONENTS.items()
+        if (size := estimate.peak.resident.get(component, 0))
+    ]
+    rows.append(
+        markup.row(
+            None,
+            "Allocated by PyTorch",
+            units.number(whole),
+            "100 %",
+            "What torch.cuda.max_memory_allocated() reports.",
+            "hr-sum",
+        )
+    )
+    if beyond := beyond_the_step(estimate.decisive, estimate.setup):
+        label = f"{terms.PHASES[estimate.decisive.phase]} beyond that"
+        rows.append(
+            markup.row(None, label, units.number(estimate.decisive.bytes - whole), "", beyond)
+        )
+    rows.append(
+        markup.row(
+            theme.RESERVE.colour,
+            theme.RESERVE.label,
+            units.number(need - estimate.decisive.bytes),
+            "",
+            reserve_meaning(estimate),
+        )
+    )
+    rows.append(
+        markup.row(None, "Needed", units.number(need), "", "What the card must have.", "hr-sum")
+    )
+    if estimate.shown is not None:
+        rows.append(markup.row(None, "nvidia-smi", "", "", shown_meaning(estimate.shown)))
+    head = (
+        '<tr><th scope="col">At the peak</th><th scope="col" class="hr-n">GiB</th>'
+        '<th scope="col" class="hr-n">Share</th><th scope="col" class="hr-what">What it is</th></tr>'
+    )
+    return f'<table class="hr-table"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def rule_of_thumb_html(estimate: Estimate) -> str:
+    """The comparison as a paragraph with a heading."""
+    text = escape(rule_of_thumb.sentence(estimate))
+    return f'<h2 class="hr-head">Beside the rule of thumb</h2><p class="hr-text">{text}</p>'
+
+
+def assumptions_html(estimate: Estimate) -> str:
+    """What the estimate takes for granted."""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in estimate.assumptions)
+    return f'<h2 class="hr-head">What is assumed</h2><ul class="hr-text">{items}</ul>'

@@ -1,0 +1,118 @@
+"""A card for each method: its verdict, its need, and the smallest GPUs that hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from dashboard.address import links
+from dashboard.words import markup, one_line, terms, units
+from estimator import catalog
+from estimator.answer.estimate import estimate, need
+from estimator.families.adapters import default_targets
+from estimator.search.fewest_gpus import MOST_GPUS, smallest_set, why_not_shared
+from estimator.search.limits import smallest_gpu
+from estimator.values.results import Estimate
+from estimator.values.specs import Dtype, Gpu, Method, TrainingSetup, Verdict
+
+
+class Place(NamedTuple):
+    """Where a setup fits at the least. Bytes."""
+
+    gpu: Gpu
+    setup: TrainingSetup
+    """As it is trained there."""
+    headroom_bytes: int
+    """What is left of each GPU at the high end of the need."""
+    keys: Mapping[str, object]
+    """What a click sets to go there; none where a larger card alone is enough."""
+
+
+def smallest_place(of: Estimate) -> Place | str:
+    """The smallest card of the same maker that holds the setup, or as few GPUs together as do; and the room there.
+
+    Else why no GPUs can share it, in one sentence; empty where they can, and are too few.
+    """
+    cards = catalog.gpus_like(of.gpu)
+    if (alone := smallest_gpu(of.model, cards, of.setup)) is not None:
+        return _place(of, alone, of.setup, {})
+    together = smallest_set(of.model, of.gpu, cards, of.setup)
+    if together is None:
+        return why_not_shared(of.model, of.setup)
+    another = {} if together.gpu == of.gpu else {"gpu": together.gpu.name}
+    return _place(of, together.gpu, together.setup, {**together.keys, **another})
+
+
+def _place(of: Estimate, gpu: Gpu, setup: TrainingSetup, keys: Mapping[str, object]) -> Place:
+    return Place(gpu, setup, gpu.memory_bytes - need(of.model, gpu, setup)[1], keys)
+
+
+def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:
+    """The estimate of the same setup with some keys changed; None where that cannot be trained."""
+    try:
+        return estimate(of.model, of.gpu, replace(of.setup, **keys))
+    except ValueError:
+        return None
+
+
+def methods(of: Estimate) -> dict[Method, Estimate]:
+    """The same setup under each method that can train it; as PEFT and ZeRO-3 take it where they refuse it as it is.
+
+    PEFT refuses some layers, and dropout beside stacked experts; ZeRO-3 divides packed weights only where they
+    pass for floats.
+    """
+    targets = default_targets(of.model, replace(of.setup, method=Method.LORA))
+    ways: tuple[dict[str, Any], ...] = (
+        {},
+        {"bnb_4bit_quant_storage": str(Dtype.BFLOAT16)},
+        {"lora_target_modules": targets},
+        {"bnb_4bit_quant_storage": str(Dtype.BFLOAT16), "lora_target_modules": targets},
+    )
+    found = {}
+    for method in Method:
+        others = (changed(of, {"method": method, **way}) for way in ways)
+        if (other := next(filter(None, others), None)) is not None:
+            found[method] = other
+    return found
+
+
+def method_keys(of: Estimate) -> dict[str, object]:
+    """What a click on a method's card sets."""
+    return {
+        "method": of.setup.method,
+        "bnb_4bit_quant_storage": of.setup.bnb_4bit_quant_storage,
+        "lora_target_modules": links.targets_as_chosen(of.model, of.setup),
+    }
+
+
+def card_html(method: Method, estimate: Estimate, smallest: Place | str) -> str:
+    """One method of the chosen model: its verdict here, its need, and the smallest card or cards that hold it.
+
+    ``smallest``: or why no number of cards can share it.
+    """
+    need = f"needs {units.gib(estimate.need_high_bytes)}"
+    if estimate.verdict is Verdict.FITS:
+        need += f", {units.gib(estimate.headroom_bytes)} free"
+    where = f"none alone, nor {MOST_GPUS} together"
+    if isinstance(smallest, str):
+        where = "none alone; sharing it is refused" if smallest else where
+    else:
+        number = smallest.setup.num_gpus
+        cards = f"{number} × {smallest.gpu.name}" if number > 1 else smallest.gpu.name
+        where = f"smallest: {cards}, {units.gib(smallest.headroom_bytes)} free"
+        if smallest.keys:
+            way = terms.STRATEGIES.get(smallest.setup.strategy, smallest.setup.strategy)
+            where = (
+                f"{'none alone' if estimate.setup.num_gpus == 1 else 'smallest'}: {cards}, {way}"
+            )
+    return markup.card(terms.METHODS[method], estimate.verdict, need, where, *_run_line(estimate))
+
+
+def _run_line(estimate: Estimate) -> list[str]:
+    """Hours and dollars, or why there are none; no line for what cannot run."""
+    return [one_line.run(estimate) or _no_time(estimate)] if estimate.can_run else []
+
+
+def _no_time(estimate: Estimate) -> str:
+    return "hours not known" if estimate.gpu is not None else "choose a GPU for hours"

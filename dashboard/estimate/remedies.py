@@ -1,0 +1,78 @@
+"""Changes that make a setup fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from html import escape
+from typing import Any
+
+from dashboard.words import one_line, units
+from estimator import catalog, estimate
+from estimator.answer.overflow import room_bytes
+from estimator.search.remedies import Remedy
+from estimator.values.results import Estimate, RunTime
+from estimator.values.specs import Phase
+
+
+def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
+    """The estimate after a remedy, which may name another GPU."""
+    setup = {key: value for key, value in keys.items() if key != "gpu"}
+    gpu = catalog.gpu(keys["gpu"]) if "gpu" in keys else of.gpu
+    return estimate(of.model, gpu, replace(of.setup, **setup))
+
+
+def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:
+    """A change that makes it fit: what, what it saves, what it costs in time, in dollars and in quality."""
+    saves = f"saves {units.gib(it.saved_bytes)}, " if it.saved_bytes else ""
+    needs = f"{saves}needs {units.gib(it.need_high_bytes)}; {added(before, after)}"
+    return f"<b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}{one_line.elsewhere(after)}</small>"
+
+
+MANY_TIMES_PERCENT = 200
+"""From here on a longer run is said as a multiple."""
+
+
+def added(before: Estimate, after: Estimate) -> str:
+    """What a change does to the run's time, and what the run then takes; by the middles of the brackets."""
+    if before.time is None or after.time is None:
+        return "time not known"
+    ratio = middle_hours(after.time) / middle_hours(before.time)
+    percent = round(100 * (ratio - 1))
+    if percent == 0:
+        change = "as long as before"
+    elif percent >= MANY_TIMES_PERCENT:
+        change = f"{ratio:.0f} times as long"
+    else:
+        change = f"{'+' if percent > 0 else '−'}{abs(percent)} % time"
+    return f"{change}, {one_line.run(after)}"
+
+
+def middle_hours(time: RunTime) -> float:
+    """The middle of the run's hours, the geometric mean of its ends."""
+    return math.sqrt(time.total_hours_low * time.total_hours_high)
+
+
+def remedies_head(estimate: Estimate, found: int) -> str:
+    """What stands above the remedies, and what cannot help here."""
+    assert estimate.gpu is not None
+    setup = estimate.setup
+    head = "What to change" if found else "No change of this setup makes it fit one card"
+    load, step = (estimate.phases[phase].bytes for phase in (Phase.LOAD, Phase.OPTIMIZER_STEP))
+    room = units.gib(room_bytes(estimate))
+    if load > room_bytes(estimate):
+        note = f"Loading alone takes {units.gib(load)}, and tensors can have {room}: no batch and no context helps."
+    elif step > room_bytes(estimate):
+        note = (
+            f"Weights, gradients and optimizer states alone take {units.gib(step)}, and tensors can have {room}: no "
+            "smaller batch, shorter context or more accumulation makes that fit."
+        )
+    elif setup.per_device_train_batch_size == 1:
+        note = (
+            "The micro-batch is 1 already. Accumulation changes the effective batch, not the memory: "
+            "it saves some only where it allows a smaller micro-batch."
+        )
+    else:
+        note = "Accumulation by itself saves nothing; it lets the micro-batch shrink at the same effective batch."
+    return f'<h2 class="hr-head">{head}</h2><p class="hr-text">{escape(note)}</p>'

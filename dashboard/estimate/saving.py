@@ -1,0 +1,156 @@
+"""What loading, evaluating and saving take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from dashboard.words import units
+from estimator.answer.verdict import beyond_the_step
+from estimator.resident.stored import checkpoint_bytes
+from estimator.run.loading import MERGED_ON_LOADING
+from estimator.run.sharded_saving import write_seconds
+from estimator.run.stages import Stage
+from estimator.values.results import Estimate
+from estimator.values.specs import SHARDED_STATE_DICT, Method, Strategy, TrainingSetup
+
+
+def acts_html(estimate: Estimate, acts: Sequence[Stage]) -> str:
+    """What a run does beside its steps: GPU, host and disk in GiB, the highest on the GPU in bold."""
+    highest = max(act.gpu_bytes for act in acts)
+    several = estimate.setup.num_gpus > 1
+    columns = (
+        ("GPU", "Host, rank 0", "Host, others", "Disk") if several else ("GPU", "Host", "Disk")
+    )
+    rows = [
+        f'<tr class="{"hr-sum" if act.gpu_bytes == highest else ""}"><td class="hr-name-cell">{escape(act.name)}</td>'
+        + "".join(
+            f'<td class="hr-n">{"–" if size is None else units.number(size)}</td>'
+            for size in (
+                act.gpu_bytes,
+                act.host_bytes,
+                *([act.other_host_bytes] if several else []),
+                act.disk_bytes,
+            )
+        )
+        + "</tr>"
+        for act in acts
+    ]
+    head = "".join(f'<th scope="col" class="hr-n">{where}</th>' for where in columns)
+    lead = beyond_the_step(estimate.decisive, estimate.setup) or (
+        "Nothing that this run does beside its steps needs more of the GPU than its steps do."
+    )
+    beyond = [act.name for act in acts if act.gpu_bytes > estimate.decisive.bytes]
+    if any(name.startswith("Evaluate") for name in beyond):
+        lead += (
+            " An evaluation would, and none is planned: with eval_strategy this verdict counts it."
+        )
+    if any(name.startswith("Merge") for name in beyond):
+        lead += " Merging the adapters afterwards would; it can be done on the CPU."
+    return (
+        f'<p class="hr-text">{escape(lead)}</p>'
+        f'<table class="hr-table hr-acts{" hr-several" * several}"><thead><tr>'
+        f'<th scope="col">GiB at the highest</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _loading(setup: TrainingSetup) -> str:
+    """Where from_pretrained puts the weights, and what spares the host where something does."""
+    if setup.method is Method.QLORA:
+        return "A 4-bit base goes to the GPU tensor by tensor."
+    first = "Without a device_map, from_pretrained puts all weights there first"
+    if setup.strategy is Strategy.NONE:
+        return f"{first}; device_map={{'': 0}} loads straight to the GPU."
+    if setup.strategy is Strategy.DDP:
+        return f"{first}; device_map={{'': PartialState().process_index}} loads straight to each process' GPU."
+    return ""
+
+
+def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float) -> str:
+    """What the table cannot say: the disk of a run, the seconds of a checkpoint, what metrics keep on the GPU."""
+    setup = estimate.setup
+    at_best = write_seconds(estimate.disk_bytes, disk_gb_per_second * units.GB)
+    writing = f"{units.seconds(at_best)} seconds at best, while training waits"
+    if estimate.run_disk_bytes == estimate.disk_bytes:
+        disk = f"The run leaves one checkpoint of {units.gib(estimate.disk_bytes)}, written in {writing}."
+    elif estimate.run_disk_bytes:
+        together = estimate.run_disk_bytes // estimate.disk_bytes
+        disk = (
+            f"At most {together} checkpoints lie on the disk together, {units.gib(estimate.run_disk_bytes)}; each is "
+            f"written in {writing}."
+        )
+    else:
+        disk = "This run saves no checkpoints (save_strategy is no)."
+    lines = [
+        disk,
+        *shared_saving(setup),
+        f"Host: one process, beside Python and CUDA's libraries. {_loading(setup)}",
+        (
+            ""
+            if setup.eval_strategy != "no"
+            else "The row of an evaluation says what one would take. "
+        )
+        + "Without compute_metrics Trainer keeps no logits. With it each evaluation batch leaves "
+        f"{units.gib(kept_a_batch)} of them on the GPU, and to join them takes as much again; eval_accumulation_steps "
+        "moves them to the host.",
+    ]
+    if estimate.model.model_type in MERGED_ON_LOADING and not setup.strategy.divides:
+        lines.append(
+            "Files hold experts one by one: to save them, transformers takes every layer's gates and ups apart on the "
+            "GPU before it writes."
+        )
+    if setup.uses_adapters:
+        lines.append(
+            "Merging is after training, when the optimizer is gone; the adapters are saved without the base."
+        )
+    return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines)
+
+
+def download(estimate: Estimate) -> str:
+    """What the checkpoint's files take, in a sentence; empty where that is not known."""
+    size, stored = checkpoint_bytes(estimate.model), estimate.model.quantization
+    if size is None:
+        return ""
+    form = f", stored as {escape(stored.name)}" if stored else ""
+    return f"The checkpoint's files hold {units.gib(size)}{form}: so much is downloaded and stays on the disk."
+
+
+def shared_saving(setup: TrainingSetup) -> list[str]:
+    """Who gathers and who writes a checkpoint where GPUs share the model, and which key changes that."""
+    match setup.strategy:
+        case Strategy.DDP:
+            return ["Rank 0 saves its own copy; the other processes wait."]
+        case strategy if strategy.is_fsdp and setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
+            return [
+                "Each process writes its own shards (fsdp_state_dict_type is SHARDED_STATE_DICT). Trainer.save_model "
+                "writes no model then: accelerate merge-weights makes one of a checkpoint."
+            ]
+        case strategy if strategy.is_fsdp:
+            return [
+                "Every tensor is gathered on the GPUs, one after another, and copied to the host of rank 0, which "
+                "comes to hold the whole model, then all states. With fsdp_state_dict_type SHARDED_STATE_DICT each "
+                "process copies its own shards instead."
+            ]
+        case Strategy.ZERO1 | Strategy.ZERO2:
+            return [
+                "Every process copies all weights to its host, so that "
+                f"{min(setup.num_gpus, setup.gpus_per_node)} in one machine take as many copies; rank 0 writes the "
+                "model and each its own states."
+            ]
+        case Strategy.ZERO3 if setup.uses_adapters:
+            return [
+                "The adapters are gathered module by module, frozen weights with them; each process writes its states."
+            ]
+        case Strategy.ZERO3 if setup.zero3_save_16bit_model:
+            return [
+                "16-bit weights are gathered module by module and copied to the host of rank 0 "
+                "(zero3_save_16bit_model is on); each process writes its own states."
+            ]
+        case Strategy.ZERO3:
+            return [
+                "Each process writes its own float32 weights and states, and nobody a model: zero_to_fp32.py makes one "
+                "of them, or zero3_save_16bit_model writes 16-bit weights as well. save_only_model changes nothing."
+            ]
+        case _:
+            return []

@@ -1,0 +1,86 @@
+"""The verdict as a coloured panel."""
+
+from __future__ import annotations
+
+from html import escape
+
+from dashboard import theme
+from dashboard.words import one_line, terms, verdicts
+from estimator.parallel.offload import offloads
+from estimator.proof.accuracy import Facet, Kin
+from estimator.values.results import Estimate
+from estimator.values.specs import Gpu, Strategy, TrainingSetup
+
+
+def trust_sentence(estimate: Estimate, kin: Kin) -> str:
+    """How far measured runs of this kind lay from our estimate; where there are none, what was measured instead."""
+    setup, trust = estimate.setup, kin.trust
+    if trust is None:
+        return f"No run of {_method(setup)} was measured."
+    runs = f"{trust.runs} measured run{'s' * (trust.runs != 1)}"
+    off = f"{_off(trust.median)} off in the median, {_off(trust.largest)} at most."
+    if not kin.unlike:
+        return f"{runs} of this kind ({_measured(kin)}): {off}"
+    lacks = [
+        said
+        for facet, said in (
+            (Facet.STRATEGY, _shared(setup)),
+            (Facet.FAMILY, f"with layers as {estimate.model.model_type} has them"),
+            (Facet.CARD, f"on {_generation(estimate.gpu)}"),
+        )
+        if facet in kin.unlike
+    ]
+    return f"No run of {_method(setup)} was measured {' '.join(lacks)}. Nearest: {runs} ({_measured(kin)}), {off}"
+
+
+def _measured(kin: Kin) -> str:
+    """What was measured: method, strategy, models and cards."""
+    first = kin.runs[0].setup
+    families = sorted({run.model.model_type for run in kin.runs if run.model is not None})
+    cards = sorted({run.reading.gpu.name for run in kin.runs if run.reading.gpu is not None})
+    shared = sorted({_shared(run.setup) for run in kin.runs})
+    said = f"{_method(first)} {' and '.join(shared)}, {' and '.join(families)}"
+    return f"{said}, {' and '.join(cards)}" if cards else said
+
+
+def _method(setup: TrainingSetup) -> str:
+    """The method inside a sentence: ``full fine-tuning``, ``QLoRA``."""
+    return terms.METHOD_NOUNS[setup.method].replace("Full", "full")
+
+
+def _shared(setup: TrainingSetup) -> str:
+    """By which strategy: ``on one GPU``, ``under FSDP 1``, ``under zero2 with offload``."""
+    if setup.strategy is Strategy.NONE:
+        return "on one GPU"
+    way = setup.strategy.value
+    if setup.strategy.is_fsdp:
+        version = 1 if setup.uses_fsdp1 else 2
+        way = f"FSDP {version}" if setup.strategy is Strategy.FSDP else f"{way} of FSDP {version}"
+    return f"under {way}{' with offload' * offloads(setup)}"
+
+
+def _generation(gpu: Gpu | None) -> str:
+    return "any card" if gpu is None else f"a card of {gpu.vendor}'s {gpu.architecture} generation"
+
+
+def _off(error: float) -> str:
+    return "<0.1 %" if error < 0.0005 else f"{100 * error:.1f} %"
+
+
+def verdict_html(estimate: Estimate, kin: Kin) -> str:
+    """The verdict as a coloured panel; the words say all that the colour says."""
+    saying = verdicts.verdict(estimate)
+    if estimate.verdict is None:
+        light, dark = theme.NEUTRAL
+    else:
+        light = theme.VERDICTS[estimate.verdict].colour
+        dark = theme.VERDICTS_ON_DARK[estimate.verdict]
+    return (
+        f'<div class="hr-verdict" role="status" style="--hr: light-dark({light}, {dark})">'
+        f'<p class="hr-word">{escape(saying.word)}</p>'
+        f'<p class="hr-say">{escape(saying.sentence)}</p>'
+        f'<p class="hr-run">{escape(one_line.run_sentence(estimate))}</p>'
+        f'<p class="hr-small hr-setup">{escape(one_line.setup_line(estimate))}</p>'
+        f'<p class="hr-small">{escape(saying.when)} {escape(saying.capacity)} '
+        f"{escape(trust_sentence(estimate, kin))}</p></div>"
+    )

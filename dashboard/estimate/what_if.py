@@ -1,0 +1,44 @@
+"""Float32 states on 16-bit weights, and what really runs instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dashboard.words import markup, units
+from estimator.values.results import Estimate
+from estimator.values.specs import Dtype, Method, MixedPrecision
+
+REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
+    "bfloat16 states too": {
+        "dtype": Dtype.BFLOAT16,
+        "optim_state_dtype": None,
+    },
+    "float32 weights with bfloat16 autocast": {
+        "dtype": Dtype.FLOAT32,
+        "mixed_precision": MixedPrecision.BF16,
+        "optim_state_dtype": None,
+    },
+}
+"""What really runs beside the what-if of float32 states on 16-bit weights."""
+
+
+def is_what_if(of: Estimate) -> bool:
+    """Float32 states on 16-bit weights, which no Trainer run has."""
+    setup = of.setup
+    return (
+        setup.method is Method.FULL
+        and setup.optim_state_dtype is Dtype.FLOAT32
+        and setup.dtype is not Dtype.FLOAT32
+    )
+
+
+WHAT_IF_HTML = (
+    '<p class="hr-text"><b>Float32 states on 16-bit weights are a what-if.</b> No Trainer run has them: AdamW keeps '
+    "its states in the dtype of the weights. What really runs is one of these two; a click opens it.</p>"
+)
+
+
+def proposal_html(estimate: Estimate, name: str) -> str:
+    """A setup that a click opens: its name, its need as its bar shows it, its verdict."""
+    return markup.card(name, estimate.verdict, f"needs {units.gib(estimate.need_high_bytes)}")

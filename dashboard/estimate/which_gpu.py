@@ -1,0 +1,53 @@
+"""The setup on every GPU of the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboard.words import terms, units
+from estimator import catalog
+from estimator.search.ranking import Ranking, rank_gpus
+from estimator.values.results import Estimate
+from estimator.values.specs import Verdict
+
+
+def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:
+    """The setup on every card of the catalogue and the chosen one, by size; and the best of them."""
+    cards = list(catalog.gpus().values())
+    if of.gpu is not None and of.gpu not in cards:
+        cards.append(of.gpu)
+    ranking = rank_gpus(of.model, of.setup, cards)
+    return sorted(ranking.estimates, key=lambda it: it.gpu.memory_bytes if it.gpu else 0), ranking
+
+
+def gpu_row(it: Estimate) -> dict[str, object]:
+    """One card as a row of the table; plain numbers, so that they can be sorted."""
+    assert it.gpu is not None
+    assert it.verdict is not None
+    time, cost = (it.time, it.cost) if it.can_run else (None, None)
+    return {
+        "GPU": it.gpu.name,
+        "Verdict": terms.sign(it.verdict),
+        "Usable": units.in_gib(it.gpu.memory_bytes),
+        "Headroom": units.in_gib(it.headroom_bytes),
+        "Hours, fast": None if time is None else round(time.total_hours_low, 2),
+        "Hours, slow": None if time is None else round(time.total_hours_high, 2),
+        "Dollars, low": None if cost is None else round(cost.cost_usd_low, 2),
+        "Dollars, high": None if cost is None else round(cost.cost_usd_high, 2),
+        "Memory is": "derived" if it.gpu.memory_is_derived else "read",
+    }
+
+
+def gpus_head(estimate: Estimate, rows: Sequence[Estimate]) -> str:
+    """The table in one sentence."""
+    fitting = [row for row in rows if row.verdict is Verdict.FITS]
+    if not fitting:
+        return (
+            f"None of {len(rows)} cards holds it: it needs {units.gib(estimate.need_high_bytes)}."
+        )
+    smallest = fitting[0]
+    assert smallest.gpu is not None
+    return (
+        f"{len(fitting)} of {len(rows)} cards hold it; the smallest is {smallest.gpu.name} with "
+        f"{units.gib(smallest.headroom_bytes)} to spare. Choose a row to take that card."
+    )

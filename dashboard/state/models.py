@@ -1,0 +1,281 @@
+"""The models of a visit: which one is in use, which were found or made, and what the Hub is asked.
+
+The model in use stands under the key ``in use``, as the address carries it: an id, or the JSON of a custom model.
+
+The Hub is asked in a thread. Until it answers, and where it has no model to give, the page goes on with the model that
+it had.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import streamlit as st
+
+from dashboard.address.example import EXAMPLE
+from dashboard.state import actions, session
+from estimator import catalog, hub
+from estimator.contract.setups import MODEL_MISSING, read_link, read_setup
+from estimator.sources.repository import HubModel, Trouble, from_text
+from estimator.values.json_text import read_object
+from estimator.values.specs import Model
+
+LONGEST_IN_LINK = 1500
+"""Characters that a model may take in an address: ours, so that a link stays under 2,000 with all else in it."""
+MOST_KEPT = 100
+"""Models of one's own in a session: ours, more than can be undone to."""
+IN_USE = "the model in use"
+"""What the contract is asked for where the catalogue lacks the model."""
+UNLINKED = "own config"
+"""How the address names a config that is too long for it."""
+LOST = (
+    "The link was of a pasted config.json that is too long for a link; paste it again under “Own model”. The page "
+    f"opened on {EXAMPLE['model']}."
+)
+ASK_AGAIN = frozenset(
+    {
+        Trouble.BAD_TOKEN,
+        Trouble.NOT_FOUND,
+        Trouble.GATED,
+        Trouble.DOWN,
+        Trouble.SLOW,
+        Trouble.RATE_LIMITED,
+    }
+)
+"""Troubles that another token or another moment may heal."""
+_threads = ThreadPoolExecutor(max_workers=2 * hub.MOST_AT_ONCE, thread_name_prefix="ask")
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A question to the Hub that is under way."""
+
+    hub_id: str
+    wanted: Mapping[str, object] | None
+    """The model of one's own that is made like it; None: the model itself."""
+    answer: Future[HubModel]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why there is no such model, and what was asked."""
+
+    sentence: str
+    trouble: Trouble | None = None
+    hub_id: str = ""
+    wanted: Mapping[str, object] | None = None
+
+
+def is_known(option: object) -> bool:
+    """Whether a model can be used at once: it is in the catalogue, or was found or made in this session."""
+    return option in catalog.models() or option in found_models()
+
+
+def known() -> dict[str, Model]:
+    """The session's models beside the catalogue, by what the address calls them."""
+    return {option: found.model for option, found in found_models().items() if found.model}
+
+
+def name() -> str:
+    """What the contract is asked for: a name that the catalogue has, or ``IN_USE``."""
+    option: str = st.session_state["in use"]
+    return option if option in catalog.models() else IN_USE
+
+
+def in_use() -> Mapping[str, Model]:
+    """What ``IN_USE`` is."""
+    found = found_models().get(st.session_state["in use"])
+    return {IN_USE: found.model} if found is not None and found.model else {}
+
+
+def follow() -> None:
+    """Let the address follow what is in use; before any widget is drawn."""
+    if st.session_state.get("model") is not None:
+        st.session_state["model"] = st.session_state["in use"]
+
+
+def remember(option: str, found: HubModel) -> None:
+    """Keep a model of this session; the oldest go first."""
+    if option not in catalog.models() or found.notes:
+        kept = {**found_models(), option: found}
+        st.session_state["found"] = dict(list(kept.items())[-MOST_KEPT:])
+
+
+def found_models() -> dict[str, HubModel]:
+    """The models that were found or made in this session."""
+    found: dict[str, HubModel] = st.session_state.get("found", {})
+    return found
+
+
+def instead(asked: Mapping[str, Sequence[str]], problems: Sequence[str]) -> list[str]:
+    """What is to be said of an address whose model cannot be used at once; what the Hub may know is asked for.
+
+    ``problems`` is what the contract says of it.
+    """
+    forget_question()
+    named, wanted = _named_in("".join(asked.get("model", ())))
+    lost, asks = named.startswith(UNLINKED), _may_be_id(named)
+    if not lost and not asks:
+        return [*problems, f"The page opened on {EXAMPLE['model']}."]
+    others = {key: texts for key, texts in asked.items() if key != "model"}
+    rest = [problem for problem in read_link(others).problems if problem != MODEL_MISSING]
+    if lost:
+        return [*rest, LOST]
+    ask(named, wanted)
+    st.session_state["model drawn"] = False
+    return rest
+
+
+def _named_in(text: str) -> tuple[str, Mapping[str, object] | None]:
+    """The name in an address's model, and the model of one's own that is like it."""
+    if not text.lstrip().startswith("{"):
+        return text, None
+    try:
+        wanted = read_object(text, "model")
+    except ValueError:
+        return "", None
+    like = wanted.get("like")
+    return (like, wanted) if isinstance(like, str) else ("", None)
+
+
+def _may_be_id(text: str) -> bool:
+    """Whether it looks like ``owner/name`` and is not known here."""
+    return re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) is not None and not is_known(text)
+
+
+def forget_question() -> None:
+    """Nothing is asked, refused or proposed any more."""
+    st.session_state.update({"asking": None, "trouble": None, "proposed": None})
+
+
+def ask(hub_id: str, wanted: Mapping[str, object] | None = None) -> None:
+    """Ask the Hub for a model, in a thread."""
+    token = st.session_state.get("hub token") or None
+    forget_question()
+    answer = _threads.submit(hub.fetch, hub_id, token=token)
+    st.session_state["asking"] = Asking(hub_id, wanted, answer)
+
+
+def ask_again() -> None:
+    """Ask what was asked before; the whole page follows, so that it looks for the answer."""
+    refusal: Refusal | None = st.session_state.get("trouble")
+    if refusal is not None and refusal.trouble in ASK_AGAIN:
+        ask(refusal.hub_id, refusal.wanted)
+        st.rerun()
+
+
+def is_asking() -> bool:
+    """Whether the whole page must run to take an answer."""
+    return st.session_state.get("asking") is not None
+
+
+def pending() -> Asking | None:
+    """The question that the Hub has not answered yet."""
+    asking: Asking | None = st.session_state.get("asking")
+    return None if asking is st.session_state.get("answered") else asking
+
+
+def settle() -> None:
+    """Take the Hub's answer, where it has come; before any widget is drawn.
+
+    But not in the run that opens an address: a bound widget that is drawn for the first time has the address's value.
+    A click may break a run off; so the question stands until a run has shown its answer, and is answered again.
+    """
+    asking: Asking | None = st.session_state.get("asking")
+    drawn = st.session_state.get("model drawn", False)
+    if asking is None or not asking.answer.done() or not drawn:
+        return
+    st.session_state["answered"] = asking
+    found = asking.answer.result()
+    if found.model is None:
+        sentence = " ".join(found.sentences)
+        refusal = Refusal(sentence, found.trouble, asking.hub_id, asking.wanted)
+        st.session_state["trouble"] = refusal
+    elif asking.wanted is None:
+        remember(found.model.hub_id, found)
+        session.put({"model": found.model.hub_id})
+    else:
+        remember(asking.hub_id, found)
+        _take_own(asking.wanted, session.put)
+
+
+def take_text(text: str | bytes) -> None:
+    """Use a config.json that was pasted or dropped."""
+    forget_question()
+    found = from_text(text)
+    if found.model is None:
+        st.session_state["trouble"] = Refusal(" ".join(found.sentences), found.trouble)
+        return
+    option = _as_option(json.loads(found.model.config))
+    remember(option, found)
+    actions.take({"model": option})
+
+
+def _take_own(wanted: Mapping[str, object], take: Callable[[Mapping[str, object]], None]) -> None:
+    """Use a known model with other dimensions."""
+    reading = read_setup({"model": dict(wanted)}, known())
+    if reading.model is None:
+        sentence = reading.problems[0].removeprefix("model: ")
+        st.session_state["trouble"] = Refusal(sentence[:1].upper() + sentence[1:])
+        return
+    option = _as_option(wanted)
+    remember(option, HubModel(model=reading.model, notes=reading.model.notes))
+    take({"model": option})
+
+
+def _as_option(own: Mapping[str, object]) -> str:
+    """A model of one's own as the address carries it, or a name where it is too long for that."""
+    text = json.dumps(own, separators=(",", ":"))
+    if len(quote(text)) <= LONGEST_IN_LINK:
+        return text
+    number = st.session_state.get("unlinked", 0) + 1
+    st.session_state["unlinked"] = number
+    return f"{UNLINKED} {number}"
+
+
+def take_pasted() -> None:
+    """Use the config.json that was pasted."""
+    take_text(st.session_state.get("config text") or "")
+
+
+def take_dropped() -> None:
+    """Use the config.json that was dropped."""
+    dropped = st.session_state.get("config file")
+    if dropped is not None:
+        take_text(dropped.getvalue())
+
+
+def take_dimensions(model: Model, fields: Mapping[str, str]) -> None:
+    """Use a model with the dimensions that the fields hold."""
+    forget_question()
+    state = st.session_state
+    chosen = {key: state[field] for key, field in fields.items()}
+    changed = {key: value for key, value in chosen.items() if value != getattr(model, key)}
+    if changed:
+        _take_own({**_own(state["in use"]), **changed}, actions.take)
+
+
+def _own(option: str) -> dict[str, object]:
+    """A model in use as one of one's own, to which dimensions may be added."""
+    if not option.startswith("{"):
+        return {"like": option}
+    fact: dict[str, object] = json.loads(option)
+    return fact if "like" in fact else {"like": fact}
+
+
+def take_known(option: str) -> None:
+    """Use a model that is known here."""
+    forget_question()
+    if option in catalog.models():  # what was said of it as an adapter's base is said no more
+        found_models().pop(option, None)
+    session.put({"model": option})
+
+
+def asked_of_the_hub(hub_id: str) -> Future[HubModel]:
+    """What the Hub says of a model, in a thread; with the visitor's token where one was given."""
+    return _threads.submit(hub.fetch, hub_id, token=st.session_state.get("hub token") or None)

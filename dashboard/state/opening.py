@@ -1,0 +1,86 @@
+"""Opening an address: the widgets are set to what it says.
+
+Streamlit drops what it cannot read in an address without a word; so the address is read here first, through
+the contract, and what was not sound is reported. A bare address opens on ``EXAMPLE``, written out in the address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields, replace
+
+import streamlit as st
+from streamlit.errors import StreamlitAPIException
+
+from dashboard.address import links, unbound
+from dashboard.address.example import EXAMPLE
+from dashboard.state import comparison, models, question, session
+from estimator import catalog
+from estimator.contract.setups import Reading, read_link, write_fields
+from estimator.sources.repository import HubModel
+from estimator.values.specs import TrainingSetup
+
+UNBOUND = tuple(f.name for f in fields(TrainingSetup) if f.name not in session.BOUND)
+"""The contract's keys that ``session`` keeps: of those in expanders, and of those that have no widget."""
+PAGE_KEYS = ("section", *comparison.KEYS)
+"""What an address says of the page, not of the setup."""
+STEPS: Mapping[str, tuple[int, ...]] = {
+    "per_device_train_batch_size": (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256),
+    "gradient_accumulation_steps": (*range(1, 17), 20, 24, 32, 48, 64, 96, 128, 256, 512),
+    "max_length": tuple(sorted({n << k for n in (128, 192) for k in range(11)} - {196_608})),
+    "num_gpus": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024),
+    "lora_r": (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512),
+}
+"""What a slider offers; a sound value of an address that lies between is added to it."""
+
+
+def open_address() -> None:
+    """Once a visit: read the address, keep what is unsound in it as sentences, set the widgets to the rest."""
+    state = st.session_state
+    if models.is_known(state.get("model")) and not unbound.moved(UNBOUND):
+        return
+    params = st.query_params
+    given = {key: params.get_all(key) for key in params if key not in PAGE_KEYS}
+    asked = given or {key: [str(value)] for key, value in EXAMPLE.items()}
+    if "model" not in given:
+        asked = comparison.noted() or asked
+    read = read_link(asked, models.known())
+    problems = list(read.problems)
+    if read.model is None:
+        problems = models.instead(asked, problems)
+        read = replace(read, model=catalog.model(str(EXAMPLE["model"])))
+    assert read.model is not None
+    state["address_problems"] = problems
+    state["kept"] = {}
+    state["steps"] = {
+        key: tuple(sorted({*steps, getattr(read.setup, key)})) for key, steps in STEPS.items()
+    }
+    values = values_of(read)
+    state["own"] = {"gpu": values["gpu"]}
+    if not models.is_known(values["model"]):
+        models.remember(str(values["model"]), HubModel(model=read.model, notes=read.model.notes))
+    spelled = {key: unbound.spelled(values[key]) for key in asked if key in session.BOUND}
+    spelled |= {"model": unbound.spelled(values["model"])}
+    is_written = False
+    if any(given.get(key) != texts for key, texts in spelled.items()):
+        spelled |= {key: texts for key, texts in session.spelled(values).items() if texts}
+        # back to a bare address: the widgets stand and write it
+        with suppress(StreamlitAPIException):
+            st.query_params.update(spelled)  # all at once: one entry in the browser's history
+            is_written = True
+    session.put(values)
+    if is_written:
+        st.rerun()  # so that the widgets read the address as it is spelled now
+
+
+def values_of(read: Reading) -> dict[str, object]:
+    """What each widget shows of an address."""
+    assert read.model is not None
+    facts = write_fields(read.model, read.gpu, session.DEFAULT)
+    return {
+        **{field.name: getattr(read.setup, field.name) for field in fields(TrainingSetup)},
+        "lora_target_modules": links.targets_as_chosen(read.model, read.setup),
+        "model": question.as_option(facts["model"]),
+        "gpu": question.as_option(facts["gpu"]) if "gpu" in facts else None,
+    }

@@ -1,0 +1,82 @@
+"""Keep a setup for comparison, copy its link, present it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import streamlit as st
+
+from dashboard.state import comparison
+from dashboard.words import markup, terms
+from estimator.contract.scenarios import free_name
+from estimator.values.results import Estimate
+
+
+def draw(answer: Callable[[], Estimate | str]) -> None:
+    """Keep this setup, copy its link, present it."""
+    with st.container(horizontal=True, key="keeping", gap="small"):
+        if st.button("Keep for comparison", key="keep"):
+            _ask_for_name(answer())
+        copy_button()
+        present_button(1)
+    say_problems()
+
+
+def say_problems() -> None:
+    """What was dropped of a link or a file."""
+    for problem in comparison.problems():
+        st.warning(markup.plain(problem), icon=":material/link_off:")
+
+
+@st.dialog("Keep for comparison")
+def _ask_for_name(of: Estimate | str) -> None:
+    if isinstance(of, str):
+        st.write(of.replace("[", "\\["))
+        return
+    proposed = free_name(terms.proposed_name(of), comparison.scenarios())
+    name = st.text_input("Name", proposed, max_chars=60, key=f"name {len(comparison.scenarios())}")
+    if st.button("Keep", type="primary", key="keep it"):
+        if refusal := comparison.add(name, of):
+            st.error(refusal.replace("[", "\\["))
+        else:
+            st.rerun()
+
+
+def present_button(at: int) -> None:
+    """Into the mode for the projector."""
+    st.button(
+        "Present",
+        on_click=comparison.turn,
+        kwargs={"present": at},
+        key="present",
+        help="Large type and few controls, for the projector. Esc leads back.",
+    )
+
+
+def leave_button() -> None:
+    """Out of the mode for the projector."""
+    st.button(
+        "Leave", on_click=comparison.turn, kwargs={"present": None}, shortcut="Escape", key="leave"
+    )
+
+
+COPY = """<button id="hr-copy" type="button" class="hr-copy">Copy the link</button>
+<script data-of="headroom">
+(() => {
+  const button = document.getElementById("hr-copy");
+  button.onclick = async () => {
+    const link = window.location.href;
+    try { await navigator.clipboard.writeText(link); }
+    catch { const box = document.createElement("textarea"); box.value = link; document.body.append(box);
+            box.select(); document.execCommand("copy"); box.remove(); }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy the link"; }, 2000);
+  };
+})();
+</script>"""
+"""The browser's own address, which holds everything; no text of a visitor's is in here."""
+
+
+def copy_button() -> None:
+    """Put the address on the clipboard."""
+    st.html(COPY, width="content", unsafe_allow_javascript=True)

@@ -1,0 +1,73 @@
+"""The sidebar: all controls, always in the same places."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard.state import actions, models, question
+from dashboard.widgets import (
+    batch_sliders,
+    gpu_box,
+    lora,
+    method_box,
+    model_box,
+    other_settings,
+    quantisation,
+    rerun,
+    run_settings,
+    several_gpus,
+)
+from estimator.values.specs import Method
+
+
+def _undo_and_reset() -> None:
+    """Undo and reset, always in the same place."""
+    with st.container(horizontal=True, key="actions", gap="small"):
+        st.button(
+            "Undo",
+            on_click=actions.undo,
+            disabled=not st.session_state.get("undo"),
+            key="undo last",
+            help="Takes back the last click on a card, a remedy, the map or a GPU.",
+        )
+        st.button(
+            "Reset",
+            on_click=actions.reset,
+            key="reset to example",
+            help="Back to the example: Mistral-7B, full fine-tuning, one A100 80GB.",
+        )
+
+
+@st.fragment(key=rerun.EXPANDERS)
+def _expanders() -> None:
+    several_gpus.draw()
+    lora.draw()
+    quantisation.draw()
+    run_settings.draw()
+    other_settings.draw()
+
+
+def _open_what_applies(method: Method) -> None:
+    """A method that was chosen opens what belongs to it."""
+    state = st.session_state
+    if state.get("method drawn") != method:
+        state["method drawn"] = method
+        state[f"{lora.LORA} open"] = method is not Method.FULL
+        state[f"{quantisation.QUANTISATION} open"] = method is Method.QLORA
+
+
+def draw() -> None:
+    """All controls, in the sidebar, always in the same places; what does not apply now keeps its value."""
+    models.settle()
+    models.follow()
+    now = question.reading()
+    _open_what_applies(now.setup.method)
+    with st.sidebar:
+        _undo_and_reset()
+        model_box.draw(now.model)
+        gpu_box.draw(now.gpu)
+        method_box.draw(now.setup)
+        batch_sliders.draw()
+        _expanders()
+    if st.session_state["model"] is None:  # back to a bare address
+        st.rerun()

@@ -1,0 +1,33 @@
+"""Pieces of HTML and Markdown that several pages use."""
+
+from __future__ import annotations
+
+from html import escape
+
+from dashboard.words import terms
+from estimator.values.specs import Verdict
+
+
+def plain(sentence: str) -> str:
+    r"""A sentence for an element that reads Markdown: what an address brought is no image and no link.
+
+    >>> print(plain("optim '![x](https://example.org/x.png)' is unknown."))
+    optim '!\[x](https://example.org/x.png)' is unknown.
+    """
+    return sentence.replace("[", "\\[")
+
+
+def row(colour: str | None, name: str, size: str, part: str, what: str, kind: str = "") -> str:
+    """A row of a table: a swatch and a name, a size, a share, what it is."""
+    swatch = f'<span class="hr-swatch" style="background:{colour}"></span>' if colour else ""
+    return (
+        f'<tr class="{kind}"><td class="hr-name-cell">{swatch}{name}</td><td class="hr-n">{escape(size)}</td>'
+        f'<td class="hr-n">{escape(part)}</td><td class="hr-what">{escape(what)}</td></tr>'
+    )
+
+
+def card(name: str, verdict: Verdict | None, *lines: str) -> str:
+    """A card: a name, its verdict, and lines below."""
+    said = "" if verdict is None else f' <span class="hr-{verdict}">{terms.sign(verdict)}</span>'
+    rest = "".join(f"<br>{escape(line)}" for line in lines)
+    return f"<b>{escape(name)}</b>{said}{rest}"

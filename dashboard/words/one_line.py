@@ -1,0 +1,62 @@
+"""One line about a setup or its run."""
+
+from __future__ import annotations
+
+from dashboard.words import terms, units
+from estimator.parallel.offload import offloads
+from estimator.values.results import Estimate
+from estimator.values.specs import Verdict
+
+
+def run(estimate: Estimate) -> str:
+    """Time and money of the run in a few words: ``3.1 to 6.9 hours, $8 to 19``; empty where unknown or never run."""
+    if estimate.time is None or not estimate.can_run:
+        return ""
+    words = units.duration(estimate.time.total_hours_low, estimate.time.total_hours_high)
+    if estimate.cost is not None:
+        words += f", {units.dollars(estimate.cost.cost_usd_low, estimate.cost.cost_usd_high)}"
+    return words
+
+
+def run_sentence(estimate: Estimate) -> str:
+    """What the whole run takes, for the manager who asks second; empty where unknown or never run."""
+    time, cost = estimate.time, estimate.cost
+    if time is None or not estimate.can_run:
+        return ""
+    setup = estimate.setup
+    would = "takes" if estimate.verdict is Verdict.FITS else "would take"
+    epochs = f"{setup.num_train_epochs:g} epoch{'s' * (setup.num_train_epochs != 1)}"
+    sentence = (
+        f"The run of {setup.num_train_examples:,} examples, {epochs}, {would} "
+        f"{units.duration(time.total_hours_low, time.total_hours_high)}"
+    )
+    if cost is None:
+        return f"{sentence}."
+    at = f"${cost.usd_per_gpu_hour:.2f} a GPU-hour"
+    where = f"your {at}"
+    if listing := cost.price:
+        starts, old = listing.commitment == "marketplace", listing.is_old
+        where = (
+            f"{'starting at ' * starts}{at} at {listing.provider}, {listing.date}{', old' * old}"
+        )
+    return f"{sentence} and {units.dollars(cost.cost_usd_low, cost.cost_usd_high)} ({where})."
+
+
+def setup_line(estimate: Estimate) -> str:
+    """The setup in one line, for a reader who does not see the controls."""
+    setup = estimate.setup
+    states = f", {setup.optim_state_dtype} states" if setup.optim_state_dtype else ""
+    extras = " · checkpointing" if setup.gradient_checkpointing else ""
+    rank = f" r={setup.lora_r}" if setup.uses_adapters else ""
+    return (
+        f"{terms.short_name(estimate.model.hub_id)} · {terms.METHODS[setup.method]}{rank} · {terms.precision(setup)} · "
+        f"{setup.optim}{states} · {setup.per_device_train_batch_size} × {setup.max_length:,} tokens{extras}"
+    )
+
+
+def elsewhere(estimate: Estimate) -> str:
+    """What offload takes of a machine, in one sentence with a space before it; nothing without offload."""
+    if not offloads(estimate.setup):
+        return ""
+    nvme = f" and {units.gib(estimate.nvme_bytes)} of NVMe" if estimate.nvme_bytes else ""
+    return f" Each machine needs {units.gib(estimate.host_bytes)} of memory{nvme}, with what is offloaded."

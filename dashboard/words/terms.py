@@ -1,0 +1,72 @@
+"""What things are called: phases, methods, precisions, verdicts, models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dashboard import theme
+from estimator.values.results import Estimate, Moment
+from estimator.values.specs import (
+    Dtype,
+    Method,
+    MixedPrecision,
+    Phase,
+    Strategy,
+    TrainingSetup,
+    Verdict,
+)
+
+
+def proposed_name(of: Estimate) -> str:
+    """What a setup is called where nobody has named it."""
+    where = f" on {of.gpu.name}" if of.gpu else ""
+    return f"{short_name(of.model.hub_id)[:28]}, {METHODS[of.setup.method]}{where}"[:60]
+
+
+PHASES: Mapping[Phase, str] = {
+    Phase.FORWARD: "Forward",
+    Phase.LOSS: "Loss",
+    Phase.BACKWARD: "Backward",
+    Phase.OPTIMIZER_STEP: "Optimizer step",
+    Phase.LOAD: "Loading",
+    Phase.EVALUATION: "Evaluation",
+    Phase.SAVE: "Save",
+}
+METHODS: Mapping[Method, str] = {Method.FULL: "Full", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
+METHOD_NOUNS: Mapping[Method, str] = {
+    Method.FULL: "Full fine-tuning",
+    Method.LORA: "LoRA",
+    Method.QLORA: "QLoRA",
+}
+STRATEGIES: Mapping[Strategy, str] = {Strategy.FSDP: "FSDP", Strategy.ZERO3: "ZeRO-3"}
+PRECISIONS: Mapping[str, tuple[Dtype, MixedPrecision]] = {
+    "bfloat16": (Dtype.BFLOAT16, MixedPrecision.NO),
+    "bfloat16 with autocast": (Dtype.BFLOAT16, MixedPrecision.BF16),
+    "float32 with bfloat16 autocast": (Dtype.FLOAT32, MixedPrecision.BF16),
+    "float32": (Dtype.FLOAT32, MixedPrecision.NO),
+    "float16": (Dtype.FLOAT16, MixedPrecision.NO),
+}
+SIGNS: Mapping[Verdict, str] = {Verdict.FITS: "✓", Verdict.TIGHT: "≈", Verdict.DOES_NOT_FIT: "✕"}
+
+
+def short_name(hub_id: str) -> str:
+    """The model's name without its owner."""
+    return hub_id.rpartition("/")[2] or "this model"
+
+
+def precision(setup: TrainingSetup) -> str:
+    """The name of the pair of weights and autocast."""
+    for name, pair in PRECISIONS.items():
+        if pair == (setup.dtype, setup.mixed_precision):
+            return name
+    return f"{setup.dtype} with {setup.mixed_precision} autocast"
+
+
+def moment(m: Moment) -> str:
+    """When it is: ``backward (gradients of layer 3)``."""
+    return f"{PHASES[m.phase].lower()} ({m.name})"
+
+
+def sign(verdict: Verdict) -> str:
+    """The verdict's sign and word: ``✓ fits``."""
+    return f"{SIGNS[verdict]} {theme.VERDICTS[verdict].label.lower()}"

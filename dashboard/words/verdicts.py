@@ -1,0 +1,79 @@
+"""The verdict in words: does it fit, what it needs, what there is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dashboard import theme
+from dashboard.words import one_line, terms, units
+from estimator.answer.overflow import runs_out
+from estimator.answer.verdict import beyond_the_step
+from estimator.values.results import Estimate
+from estimator.values.specs import Gpu, Verdict
+
+
+class Saying(NamedTuple):
+    """The verdict in words."""
+
+    word: str
+    """Sign, word and room: ``✕ Does not fit: 2.3 GiB short``."""
+    sentence: str
+    when: str
+    capacity: str
+
+
+def capacity_note(gpu: Gpu) -> str:
+    """Why an "80 GB" card has 79.1 GiB."""
+    usable = units.gib(gpu.memory_bytes)
+    derived = " This figure is derived, not read from a card." if gpu.memory_is_derived else ""
+    if not gpu.nameplate_gb:
+        return f"{gpu.name} leaves programs {usable}.{derived}"
+    return (
+        f"“{gpu.nameplate_gb:g} GB” is the name on the box; the driver keeps a part for itself and leaves "
+        f"programs {usable} (1 GiB is 2³⁰ bytes).{derived}"
+    )
+
+
+def verdict(estimate: Estimate) -> Saying:
+    """What a manager reads: does it fit, what it needs, what there is, what is left or lacking."""
+    low, high = estimate.need_low_bytes, estimate.need_high_bytes
+    need = units.between(low, high)
+    subject = (
+        f"{terms.METHOD_NOUNS[estimate.setup.method]} of {terms.short_name(estimate.model.hub_id)}"
+    )
+    beyond = beyond_the_step(estimate.decisive, estimate.setup)
+    peak = beyond or f"Memory is highest in {terms.moment(estimate.peak)}."
+    peak += one_line.elsewhere(estimate)
+    gpu = estimate.gpu
+    if gpu is None or estimate.verdict is None:
+        return Saying(
+            f"Needs {need}",
+            f"{subject} needs {need} on one GPU. Choose a GPU to see whether it fits.",
+            peak,
+            "",
+        )
+    usable = gpu.memory_bytes
+    number = estimate.setup.num_gpus
+    which = "the fullest" if estimate.devices else "each"
+    where = f" on {which} of {number} GPUs by {estimate.setup.strategy}" if number > 1 else ""
+    offer = f"{subject} needs {need}{where}; one {gpu.name} has {units.gib(usable)} usable"
+    word = f"{terms.SIGNS[estimate.verdict]} {theme.VERDICTS[estimate.verdict].label}"
+    if estimate.verdict is Verdict.FITS:
+        room = units.gib(usable - high)
+        saying = Saying(f"{word}: {room} free", f"{offer}, so {room} are left.", peak, "")
+    elif estimate.verdict is Verdict.TIGHT:
+        saying = Saying(
+            f"{word}: {units.gib(usable - low)} free at best",
+            f"{offer}. How the allocator places blocks decides; do not count on it.",
+            peak,
+            "",
+        )
+    else:
+        short = units.gib(low - usable)
+        saying = Saying(
+            f"{word}: {short} short",
+            f"{offer}, at least {short} too little.",
+            f"{runs_out(estimate)} {peak}",
+            "",
+        )
+    return saying._replace(capacity=capacity_note(gpu))
