@@ -16,6 +16,7 @@ from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.forward import Forward, Pass
 from estimator.objectives.step import Objective, Step
 from estimator.parallel.strategies import resident_memory
+from estimator.resident.model import frozen
 from estimator.step.timeline import Plan, Sizes, StepTimeline
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -80,6 +81,12 @@ def embeddings(step: Step) -> None:
     step.end()
 
 
+def with_reference(setup: TrainingSetup = SETUP) -> StepTimeline:
+    plan = Plan(MODEL, setup, objective=preferences)
+    beside = [frozen(MODEL, setup)]
+    return StepTimeline(setup, plan, resident_memory(MODEL, setup), 0, beside)
+
+
 def played(
     objective: Objective, model: Model = MODEL, setup: TrainingSetup = SETUP
 ) -> StepTimeline:
@@ -99,6 +106,14 @@ def test_a_pair_is_two_rows_and_a_reference_leaves_nothing_behind():
     # its loss, one float32, and what the losses' sum keeps
     difference = height(pairs, Phase.BACKWARD) - height(doubled, Phase.BACKWARD)
     assert abs(difference) < 64 * 1024
+
+
+def test_a_second_model_is_one_record_more_of_what_lies_on_the_gpu():
+    alone, both = played(preferences), with_reference()
+    two_bytes = 2 * resident_memory(MODEL, SETUP).total_parameters
+    for phase in alone.heights():
+        more = height(both, phase) - height(alone, phase)
+        assert more == pytest.approx(two_bytes, rel=1e-3)  # each tensor is rounded up to 512 bytes
 
 
 def test_the_moments_of_a_second_model_carry_its_name_and_its_own_layers():
@@ -136,14 +151,14 @@ def test_a_model_without_a_head_has_no_logits():
 
 def test_a_reference_under_autocast_has_a_cache_of_its_own_that_goes_with_its_call():
     setup = replace(SETUP, mixed_precision=MixedPrecision.BF16, dtype=type(SETUP.dtype).FLOAT32)
-    step, course = Plan(MODEL, setup, objective=preferences).step(Sizes(1, 512, 16, 1))
+    step, schedule = Plan(MODEL, setup, objective=preferences).step(Sizes(1, 512, 16, 1))
     # all that came has gone but the gradients, which are one float32 for each trained weight
-    left = sum(step.heights[run.segment].net * run.length for run in course.runs)
+    left = sum(step.heights[run.segment].net * run.length for run in schedule.runs)
     assert left == resident_memory(MODEL, setup).gradients
 
 
 def test_adapters_are_trained_by_a_new_objective_as_by_any_other():
     setup = replace(SETUP, method=Method.LORA, autocast_adapter_dtype=False)
-    step, course = Plan(MODEL, setup, objective=completions).step(Sizes(1, 512, 16, 1))
-    left = sum(step.heights[run.segment].net * run.length for run in course.runs)
+    step, schedule = Plan(MODEL, setup, objective=completions).step(Sizes(1, 512, 16, 1))
+    left = sum(step.heights[run.segment].net * run.length for run in schedule.runs)
     assert left == resident_memory(MODEL, setup).gradients

@@ -173,6 +173,18 @@ def undivided(model: Model, structure: TrainingSetup) -> Resident:
     )
 
 
+def frozen(model: Model, structure: TrainingSetup) -> Resident:
+    """What a GPU keeps of a model that is only asked: a reference, a reward model.
+
+    Source: derived, from ``weight_bytes`` and ``adapter_bytes``.
+    """
+    return Resident(
+        weights=weight_bytes(model, structure),
+        adapters=adapter_bytes(model, structure),
+        **counts(model, structure),
+    )
+
+
 def whole(
     model: Model,
     structure: TrainingSetup,

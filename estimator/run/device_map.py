@@ -188,15 +188,15 @@ class PlacedPlan:
     ) -> None:
         self._model, self._at, self._training = model, at, training
         self._setup = replace(setup, attn_implementation=attention_of(model, setup))
-        self._courses: list[dict[int, Schedule]] = []
+        self._schedules: list[dict[int, Schedule]] = []
 
     def step(self, sizes: Sizes, gpu: int) -> tuple[Sized, Schedule]:
         """The step at these sizes, and its order, on one GPU."""
-        for courses in self._courses:
-            sized = courses[gpu].program.at(sizes[:3])
+        for schedules in self._schedules:
+            sized = schedules[gpu].program.at(sizes[:3])
             if sized is not None:
-                return sized, courses[gpu]
-        self._courses.append(self._played(sizes))
+                return sized, schedules[gpu]
+        self._schedules.append(self._played(sizes))
         return self.step(sizes, gpu)
 
     def _played(self, sizes: Sizes) -> dict[int, Schedule]:
@@ -213,7 +213,7 @@ class PlacedPlan:
         placed = placed_kinds(kinds, self._at)
         step = Step(self._model, setup, Stack.of(placed), training=self._training, devices=self._at)
         causal_lm(step)
-        courses = {}
+        schedules = {}
         for gpu in self._at.used:
             program = Program(written_by(step.tape, gpu), recording)
             runs = [
@@ -221,8 +221,8 @@ class PlacedPlan:
                 for run in runs_of(program.marks, step.stacks, step.labels)
                 if _concerns(program, run)
             ]
-            courses[gpu] = Schedule(program, runs)
-        return courses
+            schedules[gpu] = Schedule(program, runs)
+        return schedules
 
 
 class PlanOn(NamedTuple):

@@ -148,11 +148,11 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     sizes = Sizes(
         setup.per_device_train_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
     )
-    sized, course = plan(model, same).step(sizes)
-    program = list(_changes(sized, course, setup))
+    sized, schedule = plan(model, same).step(sizes)
+    program = list(_changes(sized, schedule, setup))
     process.lay(_pieces(resident.weights + resident.adapters, _count(model, setup)))
     process.lay([resident.communication])
-    process.lay([_most_gathered(sized, course, setup)], GATHER)
+    process.lay([_most_gathered(sized, schedule, setup)], GATHER)
     if same.strategy.is_zero:
         process.lay_flat_states(resident, same)
     for step in range(STEPS):
@@ -213,24 +213,24 @@ def shown(answer: Estimate) -> Shown | None:
 
 
 def _changes(
-    sized: Sized, course: Schedule, setup: TrainingSetup
+    sized: Sized, schedule: Schedule, setup: TrainingSetup
 ) -> Iterator[list[AllocatorEvent]]:
     """The step, stretch by stretch, every layer in its place."""
     stretches: dict[int, list[AllocatorEvent]] = {}
-    for run in course.runs:
+    for run in schedule.runs:
         if run.segment not in stretches:
             stretches[run.segment] = _stretch(setup, sized.events(run.segment))
         for _ in range(run.length):
             yield stretches[run.segment]
 
 
-def _most_gathered(sized: Sized, course: Schedule, setup: TrainingSetup) -> int:
+def _most_gathered(sized: Sized, schedule: Schedule, setup: TrainingSetup) -> int:
     """Bytes of the weights that stage 3 has gathered at most, in blocks of a stream of their own.
 
     Each layer's find those of the layer before, so that they are laid down once.
     Source: DeepSpeed 0.19.6, runtime/zero/partitioned_param_coordinator.py, ``__allgather_stream``.
     """
-    gathered = course.gathered(sized, setup.shard_ranks)
+    gathered = schedule.gathered(sized, setup.shard_ranks)
     if gathered is None:
         return 0
     return max(level for run in gathered.alike for _, _, level in run)

@@ -63,20 +63,20 @@ class Schedule:
         self.runs = runs
         self.rules = rules
         """How stage 3 gathers weights; None where weights are on the tape, or rest."""
-        self._there: dict[tuple[int, int, int], Changes] = {}
+        self._until_here: dict[tuple[int, int, int], Changes] = {}
 
-    def there(self, index: int, place: int, top: int) -> Changes:
+    def changes_until(self, index: int, place: int, top: int) -> Changes:
         """What came and has not gone when the event ``top`` is next, at a place of a run."""
-        if (index, place, top) not in self._there:
+        if (index, place, top) not in self._until_here:
             spans, run = self.program.spans, self.runs[index]
-            self._there[index, place, top] = self.program.change_of_all(
+            self._until_here[index, place, top] = self.program.change_of_all(
                 [
                     *((*spans[before.segment], before.length) for before in self.runs[:index]),
                     (*spans[run.segment], place),
                     (spans[run.segment][0], top, 1),
                 ]
             )
-        return self._there[index, place, top]
+        return self._until_here[index, place, top]
 
     def gathered(self, sized: Sized, ranks: int) -> Gathered | None:
         """What stage 3 has gathered at every call of a module; None without stage 3."""
@@ -96,22 +96,22 @@ class Gathered:
     def __init__(self, levels: Iterable[Sequence[Sequence[int]]]) -> None:
         self.levels = list(levels)
         self.alike = [_first_and_last(run) for run in self.levels]
-        """For each run the first and the last place of every different course in a stretch, and the most there."""
+        """For each run the first and the last place of every different schedule in a stretch, and the most there."""
 
 
 @lru_cache(maxsize=256)
 def _gathered(
-    course: Schedule, rules: Rules, wholes: tuple[tuple[str, int], ...], ranks: int
+    schedule: Schedule, rules: Rules, wholes: tuple[tuple[str, int], ...], ranks: int
 ) -> Gathered:
-    return Gathered(_coordinator(course, rules, wholes).levels(ranks))
+    return Gathered(_coordinator(schedule, rules, wholes).levels(ranks))
 
 
 @lru_cache(maxsize=64)
 def _coordinator(
-    course: Schedule, rules: Rules, wholes: tuple[tuple[str, int], ...]
+    schedule: Schedule, rules: Rules, wholes: tuple[tuple[str, int], ...]
 ) -> Coordinator:
     """By the elements of the weights, which a rank of adapters changes."""
-    return Coordinator(CallTrace(map(course.calls_of, course.runs), dict(wholes), rules), rules)
+    return Coordinator(CallTrace(map(schedule.calls_of, schedule.runs), dict(wholes), rules), rules)
 
 
 def _first_and_last(run: Iterable[Sequence[int]]) -> list[tuple[int, int, int]]:
@@ -153,15 +153,15 @@ class Plan:
         self._objective = objective
         self._setup = replace(setup, attn_implementation=attention_of(model, setup))
         self._training = training
-        self._courses: list[Schedule] = []
+        self._schedules: list[Schedule] = []
 
     def step(self, sizes: Sizes) -> tuple[Sized, Schedule]:
         """The step at these sizes, and its order."""
-        for course in self._courses:
-            sized = course.program.at(sizes)
+        for schedule in self._schedules:
+            sized = schedule.program.at(sizes)
             if sized is not None:
-                return sized, course
-        self._courses.append(self._played(sizes))
+                return sized, schedule
+        self._schedules.append(self._played(sizes))
         return self.step(sizes)
 
     def _played(self, sizes: Sizes) -> Schedule:
@@ -303,9 +303,9 @@ class Walk:
         begins: Mapping[Component, int],
         ranks: int = 1,
     ) -> None:
-        self._sized, self._course = step
+        self._sized, self._schedule = step
         self._begins = [begins[component] for component in COMPONENTS]
-        self._gathered = self._course.gathered(self._sized, ranks)
+        self._gathered = self._schedule.gathered(self._sized, ranks)
 
     @property
     def resident(self) -> Mapping[Component, int]:
@@ -322,14 +322,16 @@ class Walk:
         """Each layer and stage at its highest; with accumulation those of the second micro-step."""
         running = list(self._begins)
         moments = []
-        for index, run in enumerate(self._course.runs):
+        for index, run in enumerate(self._schedule.runs):
             segment = self._sized.segments[run.segment]
             for place in range(run.length):
                 if run.has_moments:
                     rise = segment.rise
                     top = self._top(0, index, place)
                     if self._gathered is not None:
-                        rise = self._sized.bytes_of(self._course.program.change(*self._until(top)))
+                        rise = self._sized.bytes_of(
+                            self._schedule.program.change(*self._until(top))
+                        )
                     moments.append(self._moment(top, map(add, running, rise)))
                 running = list(map(add, running, segment.net))
         return tuple(moments)
@@ -338,7 +340,7 @@ class Walk:
         """The highest moment of each phase."""
         heights = {}
         for phase, top in self._highest().items():
-            there = self._course.there(top.run, top.place, self._until(top)[1])
+            there = self._schedule.changes_until(top.run, top.place, self._until(top)[1])
             alive = map(add, self._begins, self._sized.bytes_of(there))
             heights[phase] = self._moment(top, alive)
         return heights
@@ -350,7 +352,7 @@ class Walk:
         """
         alive = sum(self._begins)
         highest: dict[Phase, Top] = {}
-        for index, (segment, phase, _, length, has_moments, *_) in enumerate(self._course.runs):
+        for index, (segment, phase, _, length, has_moments, *_) in enumerate(self._schedule.runs):
             _, rise, net, _ = self._sized.heights[segment]
             if has_moments:
                 alike = [(0, length - 1, 0)]
@@ -369,7 +371,7 @@ class Walk:
 
     def _top(self, alive: int, index: int, place: int) -> Top:
         """The highest moment of one stretch, above what is alive when it begins."""
-        height = self._sized.heights[self._course.runs[index].segment]
+        height = self._sized.heights[self._schedule.runs[index].segment]
         if self._gathered is None:
             return Top(alive + height.rise, index, place, height.before, 0)
         highest, before, gathered = max(
@@ -382,11 +384,11 @@ class Walk:
 
     def _until(self, top: Top) -> tuple[int, int]:
         """The stretch's events up to its highest moment."""
-        start = self._course.program.spans[self._course.runs[top.run].segment][0]
+        start = self._schedule.program.spans[self._schedule.runs[top.run].segment][0]
         return start, start + top.before
 
     def _moment(self, top: Top, alive: Iterable[int]) -> Moment:
-        run = self._course.runs[top.run]
+        run = self._schedule.runs[top.run]
         name = self._sized.operation(run.segment, top.before)
         if run.layers:
             name = f"layer {run.layers[top.place] + 1} of {run.of_layers}: {name}"
@@ -395,7 +397,7 @@ class Walk:
         there = list(alive)
         there[WEIGHTS] += top.gathered
         return Moment(
-            run.phase, name or self._course.program.marks[run.segment].stage, _alive(there)
+            run.phase, name or self._schedule.program.marks[run.segment].stage, _alive(there)
         )
 
 
@@ -403,9 +405,17 @@ class StepTimeline(Walk):
     """The moments of one step after the first, in order of time; computed in full only when they are looked at."""
 
     def __init__(
-        self, setup: TrainingSetup, plan: Steps, resident: Resident, workspace: int
+        self,
+        setup: TrainingSetup,
+        plan: Steps,
+        resident: Resident,
+        workspace: int,
+        beside: Sequence[Resident] = (),
     ) -> None:
         begins = resident.sizes(workspace)
+        for model in beside:  # which are not trained
+            for component, size in model.sizes(0).items():
+                begins[component] += size
         if setup.gradient_accumulation_steps > 1 or setup.strategy is Strategy.ZERO3:
             begins[Component.GRADIENTS] = resident.accumulated
         sizes = Sizes(
@@ -442,9 +452,9 @@ class StepTimeline(Walk):
         """
         top = self._highest()[phase]
         counts: Counter[Reason] = Counter()
-        for run in self._course.runs[: top.run]:
+        for run in self._schedule.runs[: top.run]:
             self._sized.add_held(counts, run.segment, run.length)
-        peak = self._course.runs[top.run].segment
+        peak = self._schedule.runs[top.run].segment
         self._sized.add_held(counts, peak, top.place)
         self._sized.add_held(counts, peak, 1, before=top.before)
         if top.gathered:
@@ -453,7 +463,7 @@ class StepTimeline(Walk):
 
     def kept_by_a_layer(self) -> tuple[HeldTensors, ...]:
         """What one layer in the middle keeps from forward to backward, by what made it; the most first."""
-        forward = [run for run in self._course.runs if run.layers and run.phase is Phase.FORWARD]
+        forward = [run for run in self._schedule.runs if run.layers and run.phase is Phase.FORWARD]
         middle = max(
             forward,
             key=lambda run: (run.length, -abs(run.layers[0] - run.of_layers // 2)),
