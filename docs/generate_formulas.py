@@ -28,6 +28,7 @@ PACKAGES = (
     "estimator.parallel.module_devices",
     "estimator.parallel.network",
     "estimator.parallel.offload",
+    "estimator.parallel.parameter_order",
     "estimator.parallel.placement",
     "estimator.parallel.sharding",
     "estimator.parallel.zero",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from estimator.families.adapters import lowest_trained
 from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
+from estimator.parallel.zero import Parts, keeps_parts
 from estimator.values.specs import Model, TrainingSetup
 
 SLIDING = "sliding_attention"
@@ -30,6 +31,8 @@ class LayerKind(NamedTuple):
     """What it has to do with keys and values that layers share, by ``sharing_of_keys``."""
     reach: str = ""
     """How far backward comes: ``BELOW`` and ``LOWEST``; empty where it goes on to the layer beneath."""
+    alone: int | None = None
+    """Its index, if it stands for no other, by ``Parts.alone`` under ZeRO-2."""
 
 
 BELOW = "below"
@@ -119,5 +122,11 @@ class Stack(NamedTuple):
 
 def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
     """The layers of a model that is trained on texts of so many tokens."""
-    kinds = layer_kinds(model, windowed=has_window(model, length))
-    return Stack.of(reached(kinds, model, setup))
+    kinds = reached(layer_kinds(model, windowed=has_window(model, length)), model, setup)
+    if keeps_parts(setup):
+        alone = Parts(model, setup).alone
+        kinds = tuple(
+            kind._replace(alone=index) if index in alone else kind
+            for index, kind in enumerate(kinds)
+        )
+    return Stack.of(kinds)

@@ -10,13 +10,13 @@ transformers 5.23, integrations/deepspeed.py, ``trainer_config_finalize``.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from estimator.families.counts import layer_groups, layer_kind, layer_modules, outer_modules
-from estimator.families.modules import Module, is_quantized, weight_shapes
+from estimator.families.modules import Module, is_after_layers, is_quantized, weight_shapes
 from estimator.families.weights import (
     FLOAT32_BYTES,
     elements,
@@ -24,7 +24,8 @@ from estimator.families.weights import (
     quantized_bytes,
     scale_bytes,
 )
-from estimator.parallel.sharding import adapter_shapes, made_divided, packed_width, trained_shapes
+from estimator.parallel.parameter_order import trained_in_order
+from estimator.parallel.sharding import adapter_shapes, made_divided, packed_width
 from estimator.parallel.zero3_coordinator import Rules
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.tape.tape import (
@@ -128,23 +129,12 @@ def whole_tensors(model: Model, setup: TrainingSetup) -> list[tuple[Counted, int
     return [(t, n) for module, n in _modules(model) for t in _tensors(module, setup)]
 
 
-def _trained_shapes(model: Model, setup: TrainingSetup) -> Iterator[tuple[int, ...]]:
-    """Every trained tensor's, in the order of the model: embedding, layers, head."""
-    first, *last = outer_modules(model)
-    yield from trained_shapes(first, setup)
-    for lowest, count in layer_groups(model):
-        layer = [s for m in layer_modules(model, lowest) for s in trained_shapes(m, setup)]
-        yield from layer * count
-    for module in last:
-        yield from trained_shapes(module, setup)
-
-
 def trained_elements(model: Model, setup: TrainingSetup) -> list[int]:
-    """Elements of every trained tensor, in the order of the model: embedding, layers, head.
+    """Elements of every trained tensor, in the order of ``model.parameters()``.
 
-    Source: torch 2.13, ``Module.named_parameters``.
+    Source: as ``trained_in_order``.
     """
-    return [elements(shape) for shape in _trained_shapes(model, setup)]
+    return [elements(it.shape) for it in trained_in_order(model, setup)]
 
 
 def stepped_groups(model: Model, setup: TrainingSetup) -> list[list[int]]:
@@ -152,11 +142,9 @@ def stepped_groups(model: Model, setup: TrainingSetup) -> list[list[int]]:
 
     Source: transformers 5.23, trainer.py, ``get_decay_parameter_names``.
     """
-    if setup.uses_adapters:
-        return [trained_elements(model, setup)]
     groups: tuple[list[int], list[int]] = ([], [])
-    for shape in _trained_shapes(model, setup):
-        groups[len(shape) == 1].append(elements(shape))
+    for it in trained_in_order(model, setup):
+        groups[not it.decays].append(elements(it.shape))
     return [group for group in groups if group]
 
 
@@ -189,6 +177,14 @@ def kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
     return kept
 
 
+def keeps_parts(setup: TrainingSetup) -> bool:
+    """Whether a rank keeps gradients on the GPU as backward comes by them: stage 2 without an offloaded optimizer.
+
+    Source: as ``kept_gradients``.
+    """
+    return setup.strategy is Strategy.ZERO2 and setup.offload_optimizer is Offload.NONE
+
+
 class PartitionPlace(NamedTuple):
     """Where a trained tensor of the model lies among the parts of the ranks, all tensors laid end to end."""
 
@@ -202,56 +198,90 @@ SOME_RANK = 64
 """Of adapters, which all grow alike with it, so that shares of them do not depend on it."""
 
 
-def places(model: Model, setup: TrainingSetup, index: int | None) -> list[PartitionPlace]:
-    """The places of the trained tensors of a layer, in order; None: of what lies outside the layers.
+Places = dict[tuple[str, str], PartitionPlace]
+"""By module and tensor of it, as ``Trained.key``."""
 
-    A layer between the lowest and the last stands for all between them that are alike.
+
+class Parts:
+    """Where every trained tensor lies among the parts of the ranks.
 
     Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, ``average_tensor`` and ``allreduce_and_scatter``.
     """
-    if setup.uses_adapters:
-        setup = replace(setup, lora_r=SOME_RANK)
-    first, *rest = outer_modules(model)
-    kinds = [layer_kind(model, layer) for layer in range(model.num_hidden_layers)]
-    lowest = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
-    of_kind = {
-        kind: [s for m in layer_modules(model, layer) for s in trained_shapes(m, setup)]
-        for kind, layer in lowest.items()
-    }
-    stretches = [
-        list(trained_shapes(first, setup)),
-        *(of_kind[kind] for kind in kinds),
-        [shape for module in rest for shape in trained_shapes(module, setup)],
-    ]
-    parts = [_part(sum(sizes), setup.num_gpus) for sizes in stepped_groups(model, setup)]
-    ends, found = [0, 0], []
-    for stretch in stretches:
-        here = []
-        for shape in stretch:
-            group = int(len(shape) == 1 and len(parts) > 1)
+
+    def __init__(self, model: Model, setup: TrainingSetup) -> None:
+        if setup.uses_adapters:
+            setup = replace(setup, lora_r=SOME_RANK)
+        self._model = model
+        self._by_layer: dict[int | None, Places] = {}
+        tensors = list(trained_in_order(model, setup))
+        ends = [0, 0]
+        parts = [
+            _part(sum(elements(it.shape) for it in tensors if it.decays is decays), setup.num_gpus)
+            for decays in (True, False)
+        ]
+        for it in tensors:
+            group = int(not it.decays)
             start = ends[group]
-            ends[group] += elements(shape)
-            here.append(place(start, ends[group], parts[group], model.hidden_size**2))
-        found.append(here)
-    if index is None:
-        return found[0] + found[-1]
-    last = len(kinds) - 1
-    if index in (0, last):
-        return found[index + 1]
-    alike = [found[layer + 1] for layer in range(1, last) if kinds[layer] == kinds[index]]
-    return [
-        PartitionPlace(
-            range(min(it.ranks.start for it in them), max(it.ranks.stop for it in them)),
-            any(it.copied for it in them),
-        )
-        for them in zip(*alike, strict=True)
-    ]
+            ends[group] += elements(it.shape)
+            where = place(start, ends[group], parts[group], model.hidden_size**2)
+            self._by_layer.setdefault(it.layer, {})[it.key] = where
+        self._kept = kept_gradients(model, setup)
+        self.alone = self._alone(accumulates=setup.gradient_accumulation_steps > 1)
+        """Layers that stand for no other: the lowest, the last, and where the most that a rank keeps grows."""
+
+    def of(self, layer: int | None) -> Places:
+        """The places of a layer's trained tensors; None: of what lies outside the layers.
+
+        A layer that is not alone stands for all that are like it and not alone either.
+        """
+        if layer is None or layer in self.alone:
+            return self._by_layer.get(layer, {})
+        model = self._model
+        kind = layer_kind(model, layer)
+        alike = [
+            self._by_layer.get(index, {})
+            for index in range(model.num_hidden_layers)
+            if index not in self.alone and layer_kind(model, index) == kind
+        ]
+        return {
+            key: PartitionPlace(
+                range(
+                    min(it[key].ranks.start for it in alike),
+                    max(it[key].ranks.stop for it in alike),
+                ),
+                any(it[key].copied for it in alike),
+            )
+            for key in alike[0]
+        }
+
+    def _alone(self, *, accumulates: bool) -> frozenset[int]:
+        """A rank makes room for its gradients when backward comes by the first; that may be reduced a layer later."""
+        count = self._model.num_hidden_layers
+        alone = {0, count - 1}
+        begun: set[int] = set()
+        most = max(self._kept) // 2 if accumulates else 0
+        outer = self._by_layer.get(None, {})
+        after = {
+            (module.name, str(part))
+            for module in outer_modules(self._model)
+            if is_after_layers(module)
+            for part in range(2)
+        }
+        for layer in (None, *range(count - 1, -1, -1)):
+            of_layer = self._by_layer.get(layer, {})
+            places = of_layer if layer is not None else {k: outer[k] for k in after & outer.keys()}
+            begun |= {rank for it in places.values() for rank in it.ranks}
+            kept = max((self._kept[rank] for rank in begun), default=0)
+            if kept > most:
+                most = kept
+                alone |= {count - 1} if layer is None else {layer, max(0, layer - 1)}
+        return frozenset(alone)
 
 
 def place(start: int, end: int, part: int, limit: int) -> PartitionPlace:
     """Where the elements from start to end lie, in parts of so many, beside a bucket of so many (all elements).
 
-    Source: as ``places``.
+    Source: as ``Parts``.
     """
     ranks = range(start // part, (end - 1) // part + 1)
     slices = [min(end, (rank + 1) * part) - max(start, rank * part) for rank in ranks]
@@ -516,8 +546,8 @@ class Bucket:
         """Elements of each gradient that has come together."""
         self.places: list[PartitionPlace | None] = []
         """Where these lie."""
-        self.repeats = False
-        """One of them is of a layer that stands for several, in which nothing may come to stay."""
+        self.owners: set[int] = set()
+        """Ranks in whose parts these lie; not those of layers that stand for several, in which nothing may stay."""
 
     def take(
         self, parameter: Parameter, place: PartitionPlace | None = None, *, repeats: bool
@@ -529,12 +559,12 @@ class Bucket:
                 leaf, count, place, repeats=repeats
             )
 
-    def keep(self, ranks: Iterable[int]) -> None:
+    def keep(self, ranks: Collection[int]) -> None:
         """Make room for what the fullest of these ranks keeps; each does so when the first of its own is reduced.
 
         With accumulation a rank also holds what it kept before, of which the fullest rank's is counted from the start.
         """
-        if not self.kept_by_rank:
+        if not (self.kept_by_rank and ranks):
             return
         kept = max(self.kept_by_rank[rank] for rank in ranks)
         beside = max(0, 2 * kept - max(self.kept_by_rank)) if self.accumulates else kept
@@ -559,7 +589,8 @@ class Bucket:
         self.elements += elements
         self.inside.append(elements)
         self.places.append(place)
-        self.repeats = self.repeats or repeats
+        if place is not None and not repeats:
+            self.owners.update(place.ranks)
 
     def flush(self) -> None:
         """Reduce what has come together, and let it go."""
@@ -584,7 +615,7 @@ class Bucket:
         self.waiting.clear()
         self.inside.clear()
         self.places.clear()
-        self.repeats = False
+        self.owners.clear()
         self.elements = 0
 
     def _average(self) -> None:
@@ -605,8 +636,7 @@ class Bucket:
             self.tape.operation = "slices of several ranks laid end to end"
             Storage(self.tape, allocated(self.width * sum(self.inside)), TEMPORARIES)
             self.tape.operation = "reduction of gradients"
-        if not self.repeats:
-            self.keep(owners)
+        self.keep(self.owners)
 
     def _send(self) -> None:
         """To the host: what is beside the gradients meanwhile is gone when this returns."""

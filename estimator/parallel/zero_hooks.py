@@ -15,13 +15,14 @@ from estimator.parallel.sharding import packed_width
 from estimator.parallel.zero import (
     Bucket,
     Called,
-    PartitionPlace,
+    Parts,
+    Places,
     ToHost,
     after_backward,
     gathering,
+    keeps_parts,
     kept_gradients,
     partition,
-    places,
     rank_bytes,
     sent_from_stage_2,
     sent_from_stage_3,
@@ -41,32 +42,33 @@ class ZeroHooks(Hooks):
     ) -> None:
         super().__init__(tape, model, setup, outer, ranks)
         self._model, self._setup, self._outer = model, setup, outer
-        self._keeps_parts = (
-            setup.strategy is Strategy.ZERO2 and setup.offload_optimizer is Offload.NONE
-        )
+        self._parts = Parts(model, setup) if keeps_parts(setup) else None
         kept = after_backward(model, setup) if setup.strategy is Strategy.ZERO1 else 0
         by_rank: list[int] = []
-        if self._keeps_parts:
+        if self._parts is not None:
             by_rank = [allocated(width(setup) * it) for it in kept_gradients(model, setup)]
         to_host = _to_host(model, setup, ranks)
         self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, by_rank)
         self._gathers = gathering(model, setup) is not None
-        self._take(outer)
+        self._take(outer, None)
 
-    def _take(self, block: Block) -> None:
-        repeats = block.index not in (None, 0, self._model.num_hidden_layers - 1)
-        taken = [owned.parameter for owned in block.owned if owned.parameter.requires_grad]
-        where: list[PartitionPlace] | list[None] = [None] * len(taken)
-        if self._keeps_parts:
-            where = places(self._model, self._setup, block.index)
-        for parameter, its_place in zip(taken, where, strict=True):
-            self._bucket.take(parameter, its_place, repeats=repeats)
+    def _take(self, block: Block, layer: int | None) -> None:
+        places: Places = {}
+        repeats = False
+        if self._parts is not None:
+            places = self._parts.of(layer)
+            repeats = layer is not None and layer not in self._parts.alone
+        for owned in block.owned:
+            if owned.parameter.requires_grad:
+                part = owned.parameter.key.rpartition(".")[2]
+                place = places.get((owned.module.name, part))
+                self._bucket.take(owned.parameter, place, repeats=repeats)
         if self._gathers:
             note_calls(self.tape, block, self._setup)
 
     def layer(self, index: int, block: Block) -> None:
         """The layer's modules are hooked one by one."""
-        self._take(block)
+        self._take(block, index)
 
     def enter(self, module: str, x: Tensor) -> Tensor:
         """The embedding is called; all other modules are hooked where their program calls them."""

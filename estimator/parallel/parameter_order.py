@@ -1,0 +1,120 @@
+"""What is trained, tensor by tensor, in the order in which ``model.parameters()`` gives it.
+
+DeepSpeed lays the parameters of a group end to end in that order and cuts them into one part a rank, so that it
+decides whose part a tensor lies in. It is the order in which the class defines its modules, which is not the order in
+which they are called: Phi-3 defines ``o_proj`` before ``qkv_proj``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from estimator.families.block import ACTIVATION, NormKind
+from estimator.families.counts import layer_modules, outer_modules, tied_head
+from estimator.families.module_tree import module_tree
+from estimator.families.modules import Module, Norm
+from estimator.families.registry import architecture
+from estimator.parallel.sharding import adapter_shapes, trained_shapes
+from estimator.values.specs import Model, TrainingSetup
+
+Shape = tuple[int, ...]
+
+_WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+"""transformers 5.23, trainer.py, ``get_decay_parameter_names``."""
+
+
+class Trained(NamedTuple):
+    """One trained tensor."""
+
+    layer: int | None
+    """None outside the layers."""
+    module: str
+    """Name in its layer, or outside the layers."""
+    part: str
+    """Which of the module's tensors, as ``Block`` ends its keys."""
+    shape: Shape
+    decays: bool
+    """Whether the optimizer's group is the one with weight decay."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its name in its layer."""
+        return self.module, self.part
+
+
+class Located(NamedTuple):
+    """A module with weights, and where it hangs."""
+
+    layer: int | None
+    module: Module
+
+
+@lru_cache(maxsize=64)
+def modules_in_order(model: Model) -> tuple[Located, ...]:
+    """Modules with weights, in the order of ``named_parameters``; a tied head, which has none of its own, last.
+
+    Source: torch 2.13, nn/modules/module.py, ``named_parameters``; ``module_tree`` for the order of definition.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [it.module.name for it in modules_in_order(TINY_LLAMA)][:3]
+    ['embed_tokens', 'self_attn.q_proj', 'self_attn.k_proj']
+    """
+    outer = {module.name: module for module in outer_modules(model)}
+    layers = [
+        {module.name: module for module in layer_modules(model, index)}
+        for index in range(model.num_hidden_layers)
+    ]
+    found = []
+    for node in module_tree(model).walk():
+        layer, name = _located(node.name, outer)
+        known = outer if layer is None else layers[layer]
+        for tensor in node.tensors:
+            # a stack of experts is a tensor of its parent's; a bias comes with its weight
+            for candidate in (name, f"{name}.{tensor.name}".lstrip(".")):
+                if candidate in known:
+                    found.append(Located(layer, known.pop(candidate)))
+    return (*found, *(Located(None, head) for head in tied_head(model)))
+
+
+def _located(name: str, outer: dict[str, Module]) -> tuple[int | None, str]:
+    """The layer that a module of this full name is in, and its name from there on.
+
+    >>> _located("model.layers.3.self_attn.q_proj", {}), _located("model.norm", {})
+    ((3, 'self_attn.q_proj'), (None, 'norm'))
+    """
+    *_, last = words = name.split(".")
+    at = next((place for place, word in enumerate(words) if word.isdecimal()), None)
+    if at is None:
+        return None, last
+    block = words[at - 1]
+    if any(one.startswith(f"{block}.") for one in outer):
+        return None, ".".join(words[at - 1 :])
+    return int(words[at]), ".".join(words[at + 1 :])
+
+
+def trained_in_order(model: Model, setup: TrainingSetup) -> Iterator[Trained]:
+    """Every trained tensor in the order of ``named_parameters``: weights, or adapters and the copies PEFT trains.
+
+    Source: torch 2.13, nn/modules/module.py, ``named_parameters``; transformers 5.23, trainer.py,
+    ``get_decay_parameter_names`` (neither ``nn.LayerNorm`` nor what is named a norm or a bias decays).
+    """
+    heads = tied_head(model)
+    layer_norms = architecture(model).norm in (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
+    for layer, module in modules_in_order(model):
+        if module in heads and not setup.uses_adapters:
+            continue
+        adapters = len(adapter_shapes(module, setup))
+        is_norm = isinstance(module, Norm) and layer_norms
+        decays = not is_norm and not _WITHOUT_DECAY.search(module.name.lower())
+        for place, shape in enumerate(trained_shapes(module, setup)):
+            if place < adapters:
+                yield Trained(layer, module.name, f"lora{place}", shape, decays=True)
+            else:
+                own = place - adapters
+                is_bias = (
+                    own > 0 and module.name != ACTIVATION
+                )  # xIELU's second is a number like its first
+                yield Trained(layer, module.name, str(own), shape, decays and not is_bias)
