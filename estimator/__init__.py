@@ -18,6 +18,7 @@ from estimator.search.scaling import Curve, Point
 from estimator.sources import catalog, hub, repository
 from estimator.sources.repository import HubModel, Trouble
 from estimator.values.results import Estimate, Moment, RunCost, RunTime, TimePart
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     ALL_LINEAR,
     STEP_PHASES,
@@ -34,7 +35,6 @@ from estimator.values.specs import (
     Phase,
     Price,
     Strategy,
-    TrainingSetup,
     Verdict,
 )
 

@@ -17,9 +17,11 @@ from estimator.contract.setups import NONE_KNOWN, Reading, parse, read_link, wri
 from estimator.contract.text import describe
 from estimator.search.remedies import Remedy, remedies
 from estimator.sources import catalog, hub
+from estimator.values.declaration import Key, Whose
 from estimator.values.json_text import LONGEST_TEXT, read_object
-from estimator.values.keys import BY_NAME, GROUPS, KEYS, MEANT, PARALLEL_WORDS, Key
+from estimator.values.keys import BY_NAME, GROUPS, KEYS, MEANT
 from estimator.values.kinds import Choice, Flag, near, one_of, plain, show
+from estimator.values.parallelisms import PARALLEL_WORDS
 from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
 from estimator.values.specs import Model
@@ -254,8 +256,9 @@ def _add_flag(group: argparse._ArgumentGroup, key: Key) -> None:
 def _help(key: Key) -> str:
     choices = f": {one_of(key.kind.words)}" if isinstance(key.kind, Choice) else ""
     default = json.dumps(key.default).strip('"')
-    remarks = f"{', ours' * key.ours}{'; fixed for now' * bool(key.modelled)}"
-    return f"{key.help}{choices} [{default}{remarks}]".replace("%", "%%")
+    null = f"; null: {key.null}" if key.kind.nullable else ""
+    remarks = f"{', ours' * (key.whose is Whose.OURS)}{'; fixed for now' * bool(key.modelled)}"
+    return f"{key.help}{null}{choices} [{default}{remarks}]".replace("%", "%%")
 
 
 def _layout(prog: str) -> argparse.HelpFormatter:

@@ -19,7 +19,8 @@ from estimator.answer.estimate import estimate
 from estimator.values.keys import KEYS
 from estimator.values.kinds import Flag
 from estimator.values.results import Estimate
-from estimator.values.specs import Component, Gpu, Method, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Gpu, Method, Model
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTRAL = "mistralai/Mistral-7B-v0.1"

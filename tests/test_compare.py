@@ -22,7 +22,7 @@ from dashboard.compare.entry import Entry
 from dashboard.state import comparison
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import MOST, Scenario, keep, write_text
-from estimator.values.specs import LARGEST
+from estimator.values.keys import LARGEST
 
 ROOT = Path(__file__).resolve().parent.parent
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")

@@ -19,27 +19,12 @@ from estimator.families.counts import modules_with_counts
 from estimator.families.modules import Linear
 from estimator.parallel.combinations import SHARING, refusal
 from estimator.search.remedies import remedies
-from estimator.values.keys import (
-    BY_NAME,
-    DEFAULT,
-    GPU_KEYS,
-    GROUPS,
-    KEYS,
-    PARALLEL_WORDS,
-    UNMODELLED_STRATEGIES,
-    Key,
-)
+from estimator.values.declaration import Key
+from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, GROUPS, KEYS
 from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Version, WholeNumber, show
-from estimator.values.specs import (
-    Component,
-    Dtype,
-    Gpu,
-    MixedPrecision,
-    Model,
-    Optimizer,
-    TrainingSetup,
-    Verdict,
-)
+from estimator.values.parallelisms import PARALLEL_WORDS, UNMODELLED_STRATEGIES
+from estimator.values.setup import KEY_FACET, TrainingSetup
+from estimator.values.specs import Component, Dtype, Gpu, MixedPrecision, Model, Optimizer, Verdict
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
 GPT2 = "openai-community/gpt2"
@@ -93,7 +78,7 @@ def test_table_has_every_key_of_the_contract_at_its_default() -> None:
 
 
 def test_every_field_of_a_setup_is_a_key() -> None:
-    assert {field.name for field in fields(TrainingSetup)} <= {key.name for key in KEYS}
+    assert set(KEY_FACET) == {key.name for key in KEYS if key.in_setup}
 
 
 def test_every_field_of_a_gpu_is_a_key_of_its_object() -> None:
@@ -527,9 +512,7 @@ def test_what_is_written_is_read_as_it_was(
 @given(setup=setups())
 def test_only_what_differs_is_written(setup: TrainingSetup) -> None:
     written = write_fields(catalog.model(MISTRAL), None, setup)
-    differing = {
-        f.name for f in fields(setup) if getattr(setup, f.name) != getattr(DEFAULT, f.name)
-    }
+    differing = {name for name in KEY_FACET if getattr(setup, name) != getattr(DEFAULT, name)}
     assert set(written) == {"model", *differing}
 
 

@@ -14,7 +14,8 @@ from estimator.parallel.zero3_coordinator import OUTSIDE, Amount, CallTrace, Coo
 from estimator.step.timeline import Sizes, plan, structure
 from estimator.tape.tape import Call, WholeWeight
 from estimator.values.results import Moment
-from estimator.values.specs import STEP_PHASES, Component, Phase, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import STEP_PHASES, Component, Phase, Strategy
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

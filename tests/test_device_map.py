@@ -22,6 +22,7 @@ from estimator.search.limits import largest_micro_batch
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.tape.tape import COMPONENTS
 from estimator.time.throughput import crossing_bytes
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     Component,
     Dtype,
@@ -32,7 +33,6 @@ from estimator.values.specs import (
     Optimizer,
     Phase,
     Strategy,
-    TrainingSetup,
     Verdict,
 )
 

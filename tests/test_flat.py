@@ -11,7 +11,8 @@ from estimator.answer.ranks import ranks
 from estimator.contract.setups import parse
 from estimator.parallel.fsdp1 import flat_parameters, flat_tensors, shard_elements
 from estimator.search.scaling import shared_by
-from estimator.values.specs import Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Strategy
 from tests.test_sharding import LLAMA, heights, told
 
 ON_8 = {

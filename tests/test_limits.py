@@ -35,7 +35,8 @@ from estimator.search.limits import (
     smallest_gpu,
 )
 from estimator.search.remedies import remedies
-from estimator.values.specs import LARGEST, Offload, Strategy
+from estimator.values.keys import LARGEST
+from estimator.values.specs import Offload, Strategy
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 A100 = catalog.gpu("A100-SXM4-80GB")

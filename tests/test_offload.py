@@ -23,6 +23,7 @@ from estimator.parallel.offload import (
 from estimator.parallel.zero import trained_elements
 from estimator.time.offload_time import PCIE_3, PCIE_4, PCIE_5, hosts
 from estimator.values.results import Estimate
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     STEP_PHASES,
     Component,
@@ -33,7 +34,6 @@ from estimator.values.specs import (
     Offload,
     Phase,
     Strategy,
-    TrainingSetup,
 )
 from tests.test_sharding import LLAMA
 

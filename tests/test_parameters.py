@@ -27,7 +27,8 @@ from estimator.families.modules import (
     weight_shapes,
 )
 from estimator.families.parameters import MODELLED, falcon_norm_names
-from estimator.values.specs import Method, StateSpace, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Method, StateSpace
 
 GPT2 = catalog.model("openai-community/gpt2")
 LLAMA_3_8B = catalog.model("meta-llama/Meta-Llama-3-8B")

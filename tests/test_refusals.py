@@ -22,7 +22,8 @@ from estimator.values.refusals import (
     Refusal,
     RefusedError,
 )
-from estimator.values.specs import Method, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Method, Strategy
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "estimator").rglob("*.py"))

@@ -16,7 +16,8 @@ from estimator.contract.text import describe
 from estimator.proof.accuracy import Metric
 from estimator.step.allocator import MIB, Allocator
 from estimator.step.reserved import outside_bytes, reserved_bytes, shown
-from estimator.values.specs import Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Strategy
 from tests.test_limits import GPUS, MODELS, SETUPS, SEVERAL, can_be_trained
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")

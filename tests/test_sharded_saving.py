@@ -23,6 +23,7 @@ from estimator.run.sharded_saving import (
     zero_replicated,
 )
 from estimator.step.timeline import structure
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     FULL_STATE_DICT,
     SHARDED_STATE_DICT,
@@ -33,7 +34,6 @@ from estimator.values.specs import (
     Optimizer,
     Phase,
     Strategy,
-    TrainingSetup,
 )
 
 N, HEAD = 8_000_000_000, 128_256 * 4096

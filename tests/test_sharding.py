@@ -37,15 +37,8 @@ from estimator.parallel.zero import (
 )
 from estimator.step.timeline import Plan, StepTimeline, structure
 from estimator.values.results import Estimate
-from estimator.values.specs import (
-    STEP_PHASES,
-    Component,
-    Method,
-    Model,
-    Phase,
-    Strategy,
-    TrainingSetup,
-)
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import STEP_PHASES, Component, Method, Model, Phase, Strategy
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from estimator.answer.estimate import estimate
 from estimator.contract import setups as contract
 from estimator.values.results import Estimate
-from estimator.values.specs import AttnImplementation, Gpu, Method, Model, Optimizer, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import AttnImplementation, Gpu, Method, Model, Optimizer
 
 Given = Mapping[str, object]
 

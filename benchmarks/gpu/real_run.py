@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.configs import config_of
 from estimator.families.registry import architecture
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     AttnImplementation,
     Method,
@@ -29,7 +30,6 @@ from estimator.values.specs import (
     Model,
     Optimizer,
     Phase,
-    TrainingSetup,
 )
 
 STEPS = 4

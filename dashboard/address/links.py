@@ -8,7 +8,8 @@ from urllib.parse import urlencode
 from estimator.contract.setups import write_fields
 from estimator.families.adapters import default_targets
 from estimator.values.results import Estimate
-from estimator.values.specs import ALL_LINEAR, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import ALL_LINEAR, Model
 
 
 def query(of: Estimate) -> str:

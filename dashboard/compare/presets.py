@@ -12,8 +12,9 @@ from estimator import catalog
 from estimator.answer.estimate import estimate
 from estimator.contract.scenarios import Scenario, keep
 from estimator.search.ranking import rank_gpus
+from estimator.values.keys import LARGEST
 from estimator.values.results import Estimate
-from estimator.values.specs import LARGEST, Method, Verdict
+from estimator.values.specs import Method, Verdict
 
 CARDS = 5
 """GPUs, and contexts, that a preset lays side by side."""

@@ -43,7 +43,8 @@ from estimator.step.timeline import structure
 from estimator.tape import fused, operators
 from estimator.tape.attention import attention
 from estimator.values.results import Estimate, HeldTensors
-from estimator.values.specs import Component, Loss, Offload, Phase, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Loss, Offload, Phase, Strategy
 
 Function = Callable[..., Any]
 

@@ -12,8 +12,9 @@ from dashboard.figures.memory_bars import Figure
 from dashboard.words import units
 from estimator.answer.estimate import need
 from estimator.search.limits import largest_micro_batch, longest_context
+from estimator.values.keys import LARGEST
 from estimator.values.results import Estimate
-from estimator.values.specs import LARGEST, Gpu
+from estimator.values.specs import Gpu
 
 MAP_STEPS = 8
 """Doublings that a side of the map shows."""

@@ -14,7 +14,8 @@ from estimator.families.adapters import default_targets
 from estimator.search.fewest_gpus import MOST_GPUS, smallest_set, why_not_shared
 from estimator.search.limits import smallest_gpu
 from estimator.values.results import Estimate
-from estimator.values.specs import Dtype, Gpu, Method, TrainingSetup, Verdict
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Dtype, Gpu, Method, Verdict
 
 
 class Place(NamedTuple):

@@ -12,7 +12,8 @@ from estimator.run.loading import MERGED_ON_LOADING
 from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Stage
 from estimator.values.results import Estimate
-from estimator.values.specs import SHARDED_STATE_DICT, Method, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import SHARDED_STATE_DICT, Method, Strategy
 
 
 def acts_html(estimate: Estimate, acts: Sequence[Stage]) -> str:

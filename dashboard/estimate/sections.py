@@ -38,7 +38,8 @@ from estimator.search.ranking import pareto
 from estimator.search.remedies import remedies as fitting_changes
 from estimator.step.evaluation import kept_logits_bytes
 from estimator.values.results import Estimate
-from estimator.values.specs import Component, Strategy, TrainingSetup, Verdict
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Strategy, Verdict
 
 
 def draw_what_if(answer: Estimate) -> None:

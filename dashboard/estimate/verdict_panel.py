@@ -9,7 +9,8 @@ from dashboard.words import one_line, terms, verdicts
 from estimator.parallel.offload import offloads
 from estimator.proof.accuracy import Facet, Kin
 from estimator.values.results import Estimate
-from estimator.values.specs import Gpu, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Strategy
 
 
 def trust_sentence(estimate: Estimate, kin: Kin) -> str:

@@ -33,9 +33,9 @@ from estimator.contract.scenarios import (
 )
 from estimator.contract.setups import Reading, write_fields
 from estimator.sources.repository import HubModel
+from estimator.values.keys import LARGEST
 from estimator.values.kinds import Kind, Number, WholeNumber
 from estimator.values.results import Estimate
-from estimator.values.specs import LARGEST
 
 SCENARIOS, SETUP = "s", "setup"
 NUMBERS: Mapping[str, Kind] = {

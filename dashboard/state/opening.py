@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
@@ -19,9 +19,9 @@ from dashboard.state import comparison, models, question, session
 from estimator import catalog
 from estimator.contract.setups import Reading, read_link, write_fields
 from estimator.sources.repository import HubModel
-from estimator.values.specs import TrainingSetup
+from estimator.values.setup import KEY_FACET
 
-UNBOUND = tuple(f.name for f in fields(TrainingSetup) if f.name not in session.BOUND)
+UNBOUND = tuple(name for name in KEY_FACET if name not in session.BOUND)
 """The contract's keys that ``session`` keeps: of those in expanders, and of those that have no widget."""
 PAGE_KEYS = ("section", *comparison.KEYS)
 """What an address says of the page, not of the setup."""
@@ -79,7 +79,7 @@ def values_of(read: Reading) -> dict[str, object]:
     assert read.model is not None
     facts = write_fields(read.model, read.gpu, session.DEFAULT)
     return {
-        **{field.name: getattr(read.setup, field.name) for field in fields(TrainingSetup)},
+        **{name: getattr(read.setup, name) for name in KEY_FACET},
         "lora_target_modules": links.targets_as_chosen(read.model, read.setup),
         "model": question.as_option(facts["model"]),
         "gpu": question.as_option(facts["gpu"]) if "gpu" in facts else None,

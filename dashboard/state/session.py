@@ -12,7 +12,7 @@ from enum import StrEnum
 import streamlit as st
 
 from dashboard.address import unbound
-from estimator.values.specs import TrainingSetup
+from estimator.values.setup import TrainingSetup
 
 DEFAULT = TrainingSetup()
 BOUND = (

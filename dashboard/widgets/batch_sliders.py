@@ -11,7 +11,8 @@ from dashboard.widgets import boxes, rerun
 from dashboard.words import slider_limits
 from estimator.contract.setups import Reading
 from estimator.search.limits import evaluation_stops, largest_micro_batch, longest_context
-from estimator.values.specs import AttnImplementation, Gpu, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import AttnImplementation, Gpu, Model
 
 
 @st.fragment(key=rerun.BATCH)

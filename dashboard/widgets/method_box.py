@@ -7,7 +7,8 @@ import streamlit as st
 from dashboard.state import session
 from dashboard.widgets import boxes
 from dashboard.words import terms
-from estimator.values.specs import Method, Optimizer, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Method, Optimizer
 
 
 def _apply_precision() -> None:

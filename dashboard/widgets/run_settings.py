@@ -5,7 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard.widgets import boxes
-from estimator.values.specs import LARGEST, LOWEST_MFU
+from estimator.values.keys import LARGEST
+from estimator.values.specs import LOWEST_MFU
 
 RUN = "Run: examples, price"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from estimator.answer.verdict import smaller_evaluation
-from estimator.values.specs import Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
 
 
 def effective_batch(setup: TrainingSetup) -> str:

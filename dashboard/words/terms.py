@@ -6,15 +6,8 @@ from collections.abc import Mapping
 
 from dashboard import theme
 from estimator.values.results import Estimate, Moment
-from estimator.values.specs import (
-    Dtype,
-    Method,
-    MixedPrecision,
-    Phase,
-    Strategy,
-    TrainingSetup,
-    Verdict,
-)
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Dtype, Method, MixedPrecision, Phase, Strategy, Verdict
 
 
 def proposed_name(of: Estimate) -> str:

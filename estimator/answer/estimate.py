@@ -43,6 +43,7 @@ from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.throughput import missing_rate, run_time
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     ALL_LINEAR,
     AttnImplementation,
@@ -56,7 +57,6 @@ from estimator.values.specs import (
     Optimizer,
     Phase,
     Strategy,
-    TrainingSetup,
     Verdict,
 )
 

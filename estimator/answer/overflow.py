@@ -19,7 +19,8 @@ from estimator.run.saving import SAVE_STEPS, saves_when
 from estimator.time.throughput import lengths
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import DeviceRun, Estimate, Moment
-from estimator.values.specs import STEP_PHASES, Component, Optimizer, Phase, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import STEP_PHASES, Component, Optimizer, Phase
 
 EVAL_STEPS = 500
 """Steps between evaluations: transformers 5.23, training_args.py, ``eval_steps`` (None: ``logging_steps``)."""

@@ -18,15 +18,8 @@ from estimator.run.saving import saves_when
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Estimate
-from estimator.values.specs import (
-    FULL_STATE_DICT,
-    STEP_PHASES,
-    Component,
-    Model,
-    Phase,
-    Strategy,
-    TrainingSetup,
-)
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import FULL_STATE_DICT, STEP_PHASES, Component, Model, Phase, Strategy
 
 
 class Rank(NamedTuple):

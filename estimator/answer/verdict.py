@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from estimator.values.results import Moment
-from estimator.values.specs import Gpu, Phase, TrainingSetup, Verdict
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Phase, Verdict
 
 
 def verdict(need_low: int, need_high: int, gpu: Gpu | None) -> Verdict | None:

@@ -28,9 +28,11 @@ from estimator.contract.setups import (
 )
 from estimator.sources import catalog
 from estimator.values.json_text import read_object
+from estimator.values.keys import KEYS
 from estimator.values.kinds import show
 from estimator.values.refusals import InputError
-from estimator.values.specs import Gpu, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model
 
 Given = TypeVar("Given")
 Value = TypeVar("Value")
@@ -49,61 +51,9 @@ SEPARATOR = "~"
 """Between fields: one character in an address, where all but letters, digits and ``-._~`` take three."""
 
 CODES: Mapping[str, str] = MappingProxyType(
-    {
-        "model": "m",
-        "gpu": "g",
-        "method": "me",
-        "dtype": "dt",
-        "mixed_precision": "mp",
-        "optim": "op",
-        "optim_args": "oa",
-        "optim_state_dtype": "os",
-        "max_grad_norm": "gn",
-        "per_device_train_batch_size": "b",
-        "gradient_accumulation_steps": "a",
-        "max_length": "l",
-        "padded": "pa",
-        "gradient_checkpointing": "gc",
-        "use_reentrant": "re",
-        "attn_implementation": "at",
-        "hold_outputs": "ho",
-        "use_liger_kernel": "lk",
-        "loss": "lo",
-        "lora_r": "r",
-        "lora_alpha": "la",
-        "lora_dropout": "ld",
-        "lora_target_modules": "lt",
-        "autocast_adapter_dtype": "ad",
-        "modules_to_save": "ms",
-        "use_dora": "do",
-        "bnb_4bit_quant_type": "qt",
-        "bnb_4bit_use_double_quant": "dq",
-        "prepare_model_for_kbit_training": "kb",
-        "load_in_8bit": "i8",
-        "num_gpus": "n",
-        "gpus_per_node": "nn",
-        "strategy": "st",
-        "tp_size": "tp",
-        "pp_size": "pp",
-        "cp_size": "cp",
-        "ep_size": "ep",
-        "dp_replicate_size": "dr",
-        "offload_optimizer": "oo",
-        "offload_param": "of",
-        "num_train_examples": "x",
-        "num_train_epochs": "e",
-        "mean_tokens_per_example": "mt",
-        "per_device_eval_batch_size": "eb",
-        "eval_strategy": "es",
-        "save_strategy": "ss",
-        "save_total_limit": "sl",
-        "save_only_model": "so",
-        "fsdp_state_dict_type": "sd",
-        "zero3_save_16bit_model": "z6",
-        "usd_per_gpu_hour": "us",
-    }
+    {"model": "m", "gpu": "g", **{key.name: key.code for key in KEYS if key.code}}
 )
-"""Each key's short name in a link. Add to these; never change one."""
+"""Each key's short name in a link."""
 KEY_OF: Mapping[str, str] = MappingProxyType({code: key for key, code in CODES.items()})
 
 

@@ -24,18 +24,12 @@ from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.step.reserved import shown
 from estimator.values.json_text import read_object
-from estimator.values.keys import (
-    BY_NAME,
-    DEFAULT,
-    GPU_KEYS,
-    KEYS,
-    MEANT,
-    NOT_PARALLEL,
-    PARALLEL_WORDS,
-)
+from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS, MEANT
 from estimator.values.kinds import near, not_modelled, one_of, plain, show
+from estimator.values.parallelisms import NOT_PARALLEL, PARALLEL_WORDS
 from estimator.values.refusals import InputError
 from estimator.values.results import Estimate, OnDevice
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     NETWORK,
     Component,
@@ -44,7 +38,6 @@ from estimator.values.specs import (
     Optimizer,
     Phase,
     Strategy,
-    TrainingSetup,
     Verdict,
 )
 

@@ -24,7 +24,8 @@ from estimator.families.modules import (
     module_parameters,
 )
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
-from estimator.values.specs import ALL_LINEAR, Method, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import ALL_LINEAR, Method, Model
 
 COPIED_ROUTER = Refusal(
     "modules_to_save names {name!r}, a router or stacked experts, whose copies are not modelled yet; leave it out.",

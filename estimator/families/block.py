@@ -30,7 +30,8 @@ from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape, attention
 from estimator.tape.tape import Parameter, Tape, Tensor
-from estimator.values.specs import AttnImplementation, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import AttnImplementation, Model
 
 ACTIVATION, ROTARY, DROPOUT = "mlp.act_fn", "rotary_emb", "dropout"
 """Modules without weights; the last is the one behind the embedding, which families call by several names."""

@@ -15,7 +15,8 @@ from estimator.families.adapters import is_adapted
 from estimator.families.counts import modules_with_counts
 from estimator.families.modules import Bare
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
-from estimator.values.specs import Loss, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Loss, Model
 
 
 @dataclass(frozen=True, slots=True)

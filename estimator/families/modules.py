@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from estimator.values.specs import Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
 
 
 @dataclass(frozen=True, slots=True)

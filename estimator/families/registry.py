@@ -19,7 +19,8 @@ from estimator.families.parameters import check_modelled
 from estimator.families.phimoe import phimoe
 from estimator.families.rotary import Rotary
 from estimator.tape.tape import Tensor
-from estimator.values.specs import AttnImplementation, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import AttnImplementation, Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from estimator.families.adapters import adapted_sizes, adapter_rank, is_adapted
 from estimator.families.modules import Bare, Embedding, Linear, Module, is_quantized, weight_shapes
 from estimator.values.arithmetic import allocated, ceil_div
-from estimator.values.specs import Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
 
 FLOAT32_BYTES = 4
 QUANTIZATION_BLOCK = 64

@@ -33,7 +33,8 @@ from estimator.tape.tape import (
     Tensor,
     leaf_node,
 )
-from estimator.values.specs import AttnImplementation, Model, Phase, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import AttnImplementation, Model, Phase
 
 ID_BYTES = 8
 """Token ids, labels and positions are int64."""

@@ -10,7 +10,8 @@ from estimator.families.adapters import lowest_trained
 from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
 from estimator.parallel.zero import Parts, keeps_parts
-from estimator.values.specs import Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
 
 SLIDING = "sliding_attention"
 

@@ -9,7 +9,8 @@ from estimator.objectives.stack import Stack, stack_of
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.sharding import computed, made_divided
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
-from estimator.values.specs import Dtype, MixedPrecision, Model, Phase, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Dtype, MixedPrecision, Model, Phase
 
 
 class Step:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from estimator.parallel.sharding import is_packed_divided, upcasts_trained
-from estimator.values.specs import Dtype, Loss, Method, Offload, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Dtype, Loss, Method, Offload, Strategy
 
 DEVICE_MAP = (
     'The layers lie where from_pretrained(device_map="auto") puts them on free GPUs of this kind: it evens out the '

@@ -14,6 +14,7 @@ from estimator.values.refusals import (
     RefusedError,
     Report,
 )
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     SHARDED_STATE_DICT,
     Dtype,
@@ -24,7 +25,6 @@ from estimator.values.specs import (
     Offload,
     Optimizer,
     Strategy,
-    TrainingSetup,
 )
 
 BITSANDBYTES = frozenset(

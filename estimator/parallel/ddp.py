@@ -12,7 +12,8 @@ from estimator.resident.model import Resident, trainable_tensors, undivided
 from estimator.resident.optimizer import Trainable
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.arithmetic import allocated
-from estimator.values.specs import Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
 
 
 def finds_unused(setup: TrainingSetup) -> bool:

@@ -40,7 +40,8 @@ from estimator.tape.tape import (
 )
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.refusals import Line, Refusal
-from estimator.values.specs import MixedPrecision, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import MixedPrecision, Model
 
 ALIGNMENT_BYTES = 16
 """To which each tensor of a unit begins: torch 2.13, _flat_param.py, ``_get_aligned_numel`` (``use_orig_params``)."""

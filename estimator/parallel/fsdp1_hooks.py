@@ -27,7 +27,8 @@ from estimator.parallel.fsdp1 import (
 from estimator.parallel.hooks import Hooks
 from estimator.resident.model import Resident, counts, stepped
 from estimator.tape.tape import Leaf, Place, Tape, Tensor
-from estimator.values.specs import Model, Phase, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model, Phase, Strategy
 
 
 class Fsdp1Hooks(Hooks):

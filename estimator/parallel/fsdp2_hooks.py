@@ -39,7 +39,8 @@ from estimator.resident.model import Resident, counts, gradient_bytes, stepped, 
 from estimator.tape.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.refusals import Line, Refusal
-from estimator.values.specs import Loss, Model, Offload, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Loss, Model, Offload, Strategy
 
 HEAD_OF_LIGER = Refusal(
     "Liger's loss reads the head of {model_type} without calling it, and beside adapters FSDP 2 gathers it only when "

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from estimator.families.block import Block, ModuleHook
 from estimator.tape.tape import Parameter, Tape, Tensor
-from estimator.values.specs import Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
 
 
 class Hooks:

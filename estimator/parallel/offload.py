@@ -33,7 +33,8 @@ from estimator.parallel.zero import (
 )
 from estimator.tape.symbols import next_power_of_2
 from estimator.values.arithmetic import ceil_div
-from estimator.values.specs import Model, Offload, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model, Offload, Strategy
 
 STATES = 2
 """Adam's moments; they are float32 also beside 16-bit weights: DeepSpeed 0.19.6, ops/adam/cpu_adam.py."""

@@ -18,7 +18,8 @@ from estimator.families.module_tree import module_tree
 from estimator.families.modules import Module, Norm
 from estimator.families.registry import architecture
 from estimator.parallel.sharding import adapter_shapes, trained_shapes
-from estimator.values.specs import Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
 
 Shape = tuple[int, ...]
 

@@ -25,7 +25,8 @@ from estimator.families.weights import (
 from estimator.resident.optimizer import Trainable
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.refusals import Line, Refusal
-from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Strategy
 
 UINT8 = "uint8"
 """bitsandbytes' default dtype for packed 4-bit weights."""

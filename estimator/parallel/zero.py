@@ -40,7 +40,8 @@ from estimator.tape.tape import (
     WholeWeight,
 )
 from estimator.values.arithmetic import allocated, ceil_div
-from estimator.values.specs import MixedPrecision, Model, Offload, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import MixedPrecision, Model, Offload, Strategy
 
 SUB_GROUP = 10**9
 """Elements of a rank that are stepped together: DeepSpeed 0.19.6, runtime/zero/config.py, ``sub_group_size``."""

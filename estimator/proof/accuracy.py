@@ -21,7 +21,8 @@ from estimator.step.reserved import device_bytes, reserved
 from estimator.step.timeline import structure
 from estimator.time.throughput import SHARING, Sharing, run_time
 from estimator.values.results import Estimate, RunTime
-from estimator.values.specs import Component, Gpu, Model, Phase, Strategy, TrainingSetup, Verdict
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Gpu, Model, Phase, Strategy, Verdict
 
 COUNTS = (
     "lora_r",

@@ -24,7 +24,8 @@ from estimator.families.weights import (
 )
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.tape.tape import COMPONENTS
-from estimator.values.specs import Component, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Model
 
 Alike = Iterable[tuple[Module, int]]
 """Modules with weights, and how many alike."""

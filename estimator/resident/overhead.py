@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.values.results import Shown
-from estimator.values.specs import Gpu, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Strategy
 
 MIB = 2**20
 HANDLES = 2

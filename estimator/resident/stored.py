@@ -16,7 +16,8 @@ from estimator.families.weights import (
 from estimator.values.arithmetic import ceil_div
 from estimator.values.quantization import Quantization, Scales, StorageRule
 from estimator.values.refusals import InputError
-from estimator.values.specs import Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
 
 MXFP4_BLOCK = 32
 """Weights that share one exponent: OCP Microscaling Formats (MX) v1.0, table 1."""

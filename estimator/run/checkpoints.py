@@ -40,15 +40,8 @@ from estimator.run.sharded_saving import (
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import Moment
-from estimator.values.specs import (
-    SHARDED_STATE_DICT,
-    Component,
-    Model,
-    Offload,
-    Phase,
-    Strategy,
-    TrainingSetup,
-)
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import SHARDED_STATE_DICT, Component, Model, Offload, Phase, Strategy
 
 
 def checkpoint(model: Model, setup: TrainingSetup) -> Saving:

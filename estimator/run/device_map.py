@@ -38,7 +38,8 @@ from estimator.step.timeline import (
 from estimator.tape.program import Program, Sized, written_by
 from estimator.tape.symbols import Recording
 from estimator.values.results import Moment
-from estimator.values.specs import Component, Model, Optimizer, Phase, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Model, Optimizer, Phase
 
 
 class Share(NamedTuple):

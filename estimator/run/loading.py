@@ -24,7 +24,8 @@ from estimator.resident.model import Alike, adapters_of, bytes_of, weight_bytes
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Moment
-from estimator.values.specs import Component, Dtype, Model, Phase, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Dtype, Model, Phase, Strategy
 
 Modules = tuple[tuple[Module, int], ...]
 """Modules with weights, and how many alike."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 from estimator.resident.stored import modules_packed_otherwise
 from estimator.values.quantization import Quantization, StorageRule
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
-from estimator.values.specs import Method, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Method, Model
 
 UNKNOWN_FORMAT = Refusal(
     "{model} is stored as {name}, which is not modelled yet; take the 16-bit checkpoint that it was made from.",

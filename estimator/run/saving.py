@@ -23,7 +23,8 @@ from estimator.run.loading import gate_up_stacks
 from estimator.time.throughput import lengths
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Moment
-from estimator.values.specs import Component, Dtype, Method, Model, Phase, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Dtype, Method, Model, Phase
 
 FILE_BYTES = 50 * 10**9
 """A file of weights at most: transformers 5.23, modeling_utils.py, ``save_pretrained(max_shard_size="50GB")``."""

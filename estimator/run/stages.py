@@ -19,7 +19,8 @@ from estimator.run.saving import (
 from estimator.step.evaluation import evaluation_moment
 from estimator.step.timeline import structure
 from estimator.values.results import Estimate
-from estimator.values.specs import SHARDED_STATE_DICT, Offload, Phase, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import SHARDED_STATE_DICT, Offload, Phase, Strategy
 
 
 class Stage(NamedTuple):

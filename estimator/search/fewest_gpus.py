@@ -10,7 +10,8 @@ from estimator.answer.estimate import need
 from estimator.parallel.combinations import refusal, sharing
 from estimator.parallel.sharding import is_packed_divided
 from estimator.search.limits import holds, smallest_gpu
-from estimator.values.specs import Gpu, Method, Model, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Method, Model, Strategy
 
 MOST_GPUS = 64
 """GPUs that are proposed at most: ours, eight machines of eight."""

@@ -11,7 +11,9 @@ from dataclasses import replace
 from estimator.answer.estimate import least_need, need
 from estimator.answer.verdict import verdict
 from estimator.resident.overhead import workspace_bytes
-from estimator.values.specs import LARGEST, Gpu, Model, TrainingSetup, Verdict
+from estimator.values.keys import LARGEST
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model, Verdict
 
 
 def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from estimator.answer.estimate import estimate
 from estimator.sources import catalog
 from estimator.values.results import Estimate
-from estimator.values.specs import Gpu, Model, TrainingSetup, Verdict
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.search.limits import holds, smallest_gpu
 from estimator.values.results import Estimate
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     AttnImplementation,
     Dtype,
@@ -28,7 +29,6 @@ from estimator.values.specs import (
     Offload,
     Optimizer,
     Strategy,
-    TrainingSetup,
     Verdict,
 )
 

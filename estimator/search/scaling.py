@@ -13,7 +13,8 @@ from estimator.answer.estimate import estimate
 from estimator.parallel.combinations import OFFLOADS, sharing
 from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
-from estimator.values.specs import Gpu, Model, Strategy, TrainingSetup, Verdict
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model, Strategy, Verdict
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """GPUs that a curve goes through by default."""

@@ -13,7 +13,8 @@ from estimator.parallel.strategies import resident_memory
 from estimator.step.timeline import Plan, Sizes, Walk, structure
 from estimator.values.arithmetic import allocated
 from estimator.values.results import Moment
-from estimator.values.specs import MixedPrecision, Model, Optimizer, Phase, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import MixedPrecision, Model, Optimizer, Phase
 
 
 def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:

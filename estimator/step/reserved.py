@@ -32,7 +32,8 @@ from estimator.tape.program import Sized
 from estimator.tape.tape import WEIGHTS
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Estimate, Shown
-from estimator.values.specs import Gpu, Model, Strategy, TrainingSetup, Verdict
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model, Strategy, Verdict
 
 STEPS = 2
 """From the third on every request finds the block that it found before."""

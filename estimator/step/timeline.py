@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import add, attrgetter
@@ -28,15 +28,8 @@ from estimator.tape.program import Changes, Program, Reason, Sized
 from estimator.tape.symbols import Recording
 from estimator.tape.tape import COMPONENTS, WEIGHTS, Call, Mark, Place
 from estimator.values.results import HeldTensors, Moment
-from estimator.values.specs import (
-    FULL_STATE_DICT,
-    Component,
-    Model,
-    Optimizer,
-    Phase,
-    Strategy,
-    TrainingSetup,
-)
+from estimator.values.setup import KEY_FACET, TrainingSetup
+from estimator.values.specs import FULL_STATE_DICT, Component, Model, Optimizer, Phase, Strategy
 
 
 class Run(NamedTuple):
@@ -237,7 +230,7 @@ STRETCHING = frozenset(
     }
 )
 """What changes no tensor of a step but in size, and no refusal; of accumulation it matters whether there is any."""
-SHAPING = tuple(field.name for field in fields(TrainingSetup) if field.name not in STRETCHING)
+SHAPING = tuple(name for name in KEY_FACET if name not in STRETCHING)
 _shaping: Callable[[TrainingSetup], tuple[object, ...]] = attrgetter(*SHAPING)
 _setup_of: Callable[..., TrainingSetup] = TrainingSetup
 

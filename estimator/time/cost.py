@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import RunCost, RunTime
-from estimator.values.specs import Gpu, Price, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Price
 
 WATTS_PER_KILOWATT = 1000
 

@@ -18,7 +18,8 @@ from estimator.families.modules import Embedding, Linear, Module, Norm, weight_s
 from estimator.families.registry import architecture, attention_of
 from estimator.objectives.stack import has_window, layer_kinds
 from estimator.values.arithmetic import ceil_div
-from estimator.values.specs import AttnImplementation, Loss, Method, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import AttnImplementation, Loss, Method, Model
 
 FORWARD = 2
 """Operations an element of a matrix and a token, forward: one multiplication, one addition."""

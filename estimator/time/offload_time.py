@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from estimator.parallel.offload import OffloadTraffic, moved, ranks_of_a_node
 from estimator.values.results import TimePart
-from estimator.values.specs import Gpu, Model, Offload, Optimizer, Strategy, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model, Offload, Optimizer, Strategy
 
 GIGA = 1e9
 """Bytes a second in a GB/s."""

@@ -37,6 +37,7 @@ from estimator.time.flops import (
 from estimator.time.offload_time import offload_parts, steps_on_host
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import TERA, RunTime, TimePart
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     RATES,
     AttnImplementation,
@@ -47,7 +48,6 @@ from estimator.values.specs import (
     Model,
     Optimizer,
     Strategy,
-    TrainingSetup,
 )
 
 # --- matrix products ----------------------------------------------------------------------------

@@ -151,12 +151,12 @@ class Choice(Kind):
         return "{" + ",".join(self.words) + "}"
 
     def _read(self, value: object) -> object:
-        allowed = one_of(self._shown()) + self._or_null
-        if not isinstance(value, str):
-            raise InputError(f"must be {allowed}, not {show(value)}.")
-        word = self.aliases.get(value, value)
+        word = self.aliases.get(value, value) if isinstance(value, str) else None
         if word in self.words:
             return self.enum(word) if self.enum else str(word)
+        allowed = one_of(self._shown()) + self._or_null
+        if word is None or not isinstance(value, str):
+            raise InputError(f"must be {allowed}, not {show(value)}.")
         if word in self.later:
             raise LATER_WORD(value=show(value), allowed=allowed)
         if what := self.stands_for.get(plain(value)):
@@ -184,8 +184,12 @@ class WholeNumber(Kind):
         return "N"
 
     def _read(self, value: object) -> object:
-        if type(value) is int and self.low <= value <= self.high:
-            return value
+        if (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and self.low <= value <= self.high
+        ):
+            return value  # also a size that a program is recorded with
         span = f"from {self.low} to {self.high}{self._or_null}"
         raise InputError(f"must be a whole number {span}, not {show(value)}.")
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from estimator.values.specs import Component, Gpu, Model, Phase, Price, TrainingSetup, Verdict
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Gpu, Model, Phase, Price, Verdict
 
 SECONDS_PER_HOUR = 3600
 TERA = 1e12

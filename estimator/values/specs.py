@@ -1,4 +1,4 @@
-"""What is asked: a model, a GPU and a training setup, frozen and checked when built.
+"""What is asked: a model and a GPU, frozen and checked when built, and the words that a setup is told in.
 
 Names are Hugging Face's (``TrainingArguments``, ``BitsAndBytesConfig``, ``LoraConfig``, ``config.json``).
 Sizes are counts or bytes, always ``int``. A ``ValueError`` says what to change.
@@ -6,11 +6,8 @@ Sizes are counts or bytes, always ``int``. A ``ValueError`` says what to change.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 
 from estimator.values.kinds import show
 from estimator.values.quantization import Quantization
@@ -200,27 +197,6 @@ RATE_SPAN = (0.001, 1e9)
 """What such a rate may be, each in its unit: ours, far beyond any card, so that every quotient is finite."""
 LOWEST_MFU = 0.0001
 """The lowest utilisation that is believed, a share: ours, for the same reason."""
-
-LARGEST: Mapping[str, int] = MappingProxyType(
-    {
-        "per_device_train_batch_size": 4096,
-        "gradient_accumulation_steps": 65_536,
-        "max_length": 2**24,
-        "lora_r": 8192,
-        "lora_alpha": 10**6,
-        "num_train_examples": 10**12,
-        "mean_tokens_per_example": 2**24,
-        "per_device_eval_batch_size": 4096,
-        "save_total_limit": 10**6,
-        "num_gpus": 65_536,
-        "gpus_per_node": 1024,
-        "dp_replicate_size": 65_536,
-        "fsdp_version": 2,
-    }
-)
-"""The largest whole number that each count of a setup may be: ours, far above any run; the smallest is 1."""
-NULLABLE = frozenset({"mean_tokens_per_example", "save_total_limit"})
-"""Counts that may be null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -589,151 +565,3 @@ class Gpu:
                 raise InputError(
                     f"{name} must lie between 0.001 and 1 billion, or be null where it is unknown, not {show(value)}."
                 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSetup:
-    """One fine-tuning run, by the keys of the JSON contract. Defaults are Trainer's or TRL's unless said otherwise.
-
-    Numbers are ``int`` (a planner may one day pass int64 arrays; formulas never branch on them).
-    """
-
-    method: Method = Method.FULL
-    dtype: Dtype = Dtype.BFLOAT16
-    mixed_precision: MixedPrecision = MixedPrecision.BF16
-    optim: Optimizer = Optimizer.ADAMW_TORCH_FUSED
-    optim_state_dtype: Dtype | None = None
-    per_device_train_batch_size: int = 1
-    gradient_accumulation_steps: int = 1
-    max_length: int = 1024
-    padded: bool = False
-    gradient_checkpointing: bool = False
-    use_reentrant: bool = False
-    attn_implementation: AttnImplementation = AttnImplementation.SDPA
-    use_liger_kernel: bool = False
-    loss: Loss | None = None
-    """None: Liger's where its kernels are used and the family has it, else the standard one."""
-    hold_outputs: bool = False
-    lora_r: int = 16
-    lora_alpha: int = 32
-    lora_dropout: float = 0.05
-    lora_target_modules: str | tuple[str, ...] = ALL_LINEAR
-    modules_to_save: tuple[str, ...] | None = None
-    use_dora: bool = False
-    autocast_adapter_dtype: bool = True
-    load_in_8bit: bool = False
-    """LLM.int8 under the adapters of ``lora``; the other methods do not look at it."""
-    bnb_4bit_quant_type: str = "nf4"
-    bnb_4bit_use_double_quant: bool = True
-    prepare_model_for_kbit_training: bool = False
-    max_grad_norm: float = 1.0
-    num_train_examples: int = 10_000
-    num_train_epochs: float = 1.0
-    mean_tokens_per_example: int | None = None
-    usd_per_gpu_hour: float | None = None
-    """One's own price; None: the cheapest listing of the GPU."""
-    mfu: float | None = None
-    """One's own model FLOPs utilisation, measured; None: the bracket of published ones."""
-    num_gpus: int = 1
-    eval_strategy: str = "no"
-    per_device_eval_batch_size: int = 8
-    gpus_per_node: int = 8
-    strategy: Strategy = Strategy.NONE
-    dp_replicate_size: int = 1
-    """Replicas of the sharded model, for ``hsdp``."""
-    fsdp_version: int = 2
-    """1: torch's older ``FullyShardedDataParallel``, whose layers are flat parameters."""
-    checkpoint_around_fsdp: bool = False
-    """Checkpoints lie around FSDP1's modules, as in transformers before 4.52, not inside them."""
-    offload_optimizer: Offload = Offload.NONE
-    offload_param: Offload = Offload.NONE
-    bnb_4bit_quant_storage: str = "uint8"
-    """The dtype that packed 4-bit weights pass for."""
-    save_strategy: str = "epoch"
-    save_total_limit: int | None = None
-    """Checkpoints that are kept; None: all."""
-    save_only_model: bool = False
-    """Checkpoints without optimizer states, from which no run can go on."""
-    fsdp_state_dict_type: str = FULL_STATE_DICT
-    """How FSDP saves: whole by way of rank 0, or each rank its own shards."""
-    zero3_save_16bit_model: bool = False
-    """ZeRO-3 gathers 16-bit weights to save them (DeepSpeed's ``stage3_gather_16bit_weights_on_model_save``)."""
-
-    def __post_init__(self) -> None:
-        for name, largest in LARGEST.items():
-            value = getattr(self, name)
-            if value is None and name in NULLABLE:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
-                raise InputError(
-                    f"{name} must be a whole number from 1 to {largest}, not {show(value)}."
-                )
-        if not 0 <= self.lora_dropout < 1:
-            raise InputError(
-                f"lora_dropout must be at least 0 and below 1, not {show(self.lora_dropout)}."
-            )
-        if not 0 <= self.max_grad_norm < math.inf:
-            raise InputError(
-                f"max_grad_norm must be 0 (no clipping) or more, not {show(self.max_grad_norm)}."
-            )
-        if not 0 < self.num_train_epochs < math.inf:
-            raise InputError(
-                f"num_train_epochs must be above 0, not {show(self.num_train_epochs)}."
-            )
-        if self.mfu is not None and not LOWEST_MFU <= self.mfu <= 1:
-            raise InputError(
-                f"mfu must be a share from {LOWEST_MFU} to 1 (0.4 for 40 %), not {show(self.mfu)}."
-            )
-        if self.usd_per_gpu_hour is not None and not 0 <= self.usd_per_gpu_hour < math.inf:
-            raise InputError(
-                f"usd_per_gpu_hour must be 0 or more, not {show(self.usd_per_gpu_hour)}."
-            )
-        if self.lora_target_modules == ():
-            raise InputError(
-                'lora_target_modules is empty; name at least one module or give "all-linear".'
-            )
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in one micro-batch, padding included."""
-        return self.per_device_train_batch_size * self.max_length
-
-    @property
-    def shard_ranks(self) -> int:
-        """GPUs that one copy of what is divided is spread over."""
-        return self.num_gpus // self.dp_replicate_size
-
-    @property
-    def uses_fsdp1(self) -> bool:
-        """Whether torch's older FSDP divides the work."""
-        return self.strategy.is_fsdp and self.fsdp_version == 1
-
-    @property
-    def replicas(self) -> int:
-        """Processes that each take a micro-batch of their own: one a GPU, but one in all under ``device_map``."""
-        return 1 if self.strategy is Strategy.DEVICE_MAP else self.num_gpus
-
-    @property
-    def effective_batch_size(self) -> int:
-        """Examples per optimizer step, over all GPUs."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.replicas
-
-    @property
-    def uses_bf16(self) -> bool:
-        """Whether any arithmetic is in bfloat16."""
-        return self.dtype is Dtype.BFLOAT16 or self.mixed_precision is MixedPrecision.BF16
-
-    @property
-    def has_8bit_base(self) -> bool:
-        """Whether the adapters' base is packed into 8 bits."""
-        return self.method is Method.LORA and self.load_in_8bit
-
-    @property
-    def has_packed_base(self) -> bool:
-        """Whether bitsandbytes packs the adapters' base, into 4 or 8 bits."""
-        return self.method is Method.QLORA or self.has_8bit_base
-
-    @property
-    def uses_adapters(self) -> bool:
-        """LoRA or QLoRA."""
-        return self.method is not Method.FULL

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from estimator.answer.overflow import starts_with_states
-from estimator.values.specs import Optimizer, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Optimizer
 
 BUILT = {
     Optimizer.ADAMW_TORCH: torch.optim.AdamW,

@@ -12,7 +12,8 @@ from test_parameters_meta import IDS, VARIANTS, build
 
 from estimator.families.weights import elements
 from estimator.parallel.parameter_order import trained_in_order
-from estimator.values.specs import Method, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Method
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

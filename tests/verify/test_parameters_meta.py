@@ -20,7 +20,8 @@ from estimator.families.parameters import MODELLED
 from estimator.families.wrapped import WITH_TOWERS
 from estimator.resident.model import trainable_tensors
 from estimator.sources import catalog
-from estimator.values.specs import Method, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Method, Model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

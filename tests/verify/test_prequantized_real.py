@@ -17,7 +17,8 @@ from estimator.run.prequantized import as_loaded
 from estimator.sources.repository import from_config
 from estimator.values.quantization import quantization_of
 from estimator.values.refusals import RefusedError
-from estimator.values.specs import Method, Model, TrainingSetup
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Method, Model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

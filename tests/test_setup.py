@@ -1,0 +1,72 @@
+"""A setup in facets: what it holds, what it answers to, and what it refuses."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from estimator.values.declaration import rows
+from estimator.values.keys import DEFAULT, KEYS, LARGEST
+from estimator.values.kinds import WholeNumber
+from estimator.values.setup import FACETS, KEY_FACET, Adapters, Batch, Mesh, TrainingSetup
+from estimator.values.specs import Method, Strategy
+
+IN_SETUP = pytest.mark.parametrize("name", list(KEY_FACET))
+
+
+def test_no_name_is_declared_by_two_facets() -> None:
+    names = [row.name for of, _ in FACETS.values() for row in rows(of)]
+    asked = [
+        name for of, _ in FACETS.values() for name, it in vars(of).items() if type(it) is property
+    ]
+    assert len({*names, *asked}) == len(names) + len(asked)
+    assert not {*names, *asked} & set(FACETS), "a facet would hide it"
+
+
+@IN_SETUP
+def test_a_key_is_answered_by_its_facet_and_by_the_setup(name: str) -> None:
+    assert getattr(DEFAULT, name) is getattr(getattr(DEFAULT, KEY_FACET[name]), name)
+
+
+def test_a_key_can_be_given_beside_its_facet_and_replaced_alone() -> None:
+    setup = TrainingSetup(mesh=Mesh(num_gpus=4, strategy=Strategy.DDP), num_gpus=2, lora_r=8)
+    assert setup.mesh == Mesh(num_gpus=2, strategy=Strategy.DDP)
+    changed = replace(setup, max_length=2048)
+    assert changed.batch == Batch(max_length=2048)
+    assert changed.adapters is setup.adapters, "facets that nothing changes are shared"
+    assert changed.mesh is setup.mesh
+
+
+def test_equal_setups_are_one_key_of_a_cache() -> None:
+    setup = TrainingSetup(num_gpus=4, method=Method.LORA)
+    again = TrainingSetup(mesh=Mesh(num_gpus=4), adapters=Adapters(method=Method.LORA))
+    assert setup == again
+    assert hash(setup) == hash(again)
+    assert setup != replace(again, padded=True)
+    assert pickle.loads(pickle.dumps(setup)) == setup
+
+
+def test_a_word_becomes_the_member_that_formulas_compare_with() -> None:
+    assert TrainingSetup(method="lora").method is Method.LORA  # type: ignore[arg-type]
+
+
+def test_a_name_that_is_no_key_is_refused() -> None:
+    with pytest.raises(TypeError, match="lora_rank"):
+        TrainingSetup(lora_rank=8)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", [it.name for it in KEYS if it.in_setup])
+def test_a_setup_refuses_what_its_key_does_not_take(name: str) -> None:
+    for wrong in ({}, -1, float("nan"), 10**30):
+        with pytest.raises(ValueError, match=f"^{name} "):
+            replace(DEFAULT, **{name: wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [it.name for it in KEYS if isinstance(it.kind, WholeNumber)])
+def test_a_count_goes_up_to_its_largest(name: str) -> None:
+    if not next(it for it in KEYS if it.name == name).modelled:
+        assert getattr(replace(DEFAULT, **{name: LARGEST[name]}), name) == LARGEST[name]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=name):
+        replace(DEFAULT, **{name: LARGEST[name] + 1})  # type: ignore[arg-type]
