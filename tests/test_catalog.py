@@ -192,6 +192,10 @@ def test_nothing_near_still_says_what_to_do() -> None:
         ("Tesla T4", ["T4"]),
         ("a2-ultragpu-8g", ["A100-SXM4-80GB"]),  # what clouds call a machine
         ("P4D.24xlarge", ["A100-SXM4-40GB"]),
+        ("p5.48xlarge", ["H100-SXM5-80GB"]),
+        ("p5en.48xlarge", ["H200-SXM-141GB"]),
+        ("p6-b300.48xlarge", ["B300-270GB"]),
+        ("g7e.48xlarge", ["RTX PRO 6000 Blackwell Server"]),
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", ["A100-SXM4-80GB MIG 1g.10gb"]),
         ("H100 1g.10gb", ["H100-PCIe-80GB MIG 1g.10gb", "H100-SXM5-80GB MIG 1g.10gb"]),
         ("nvidia", []),
