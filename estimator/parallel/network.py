@@ -103,7 +103,7 @@ def exchange_seconds(size: float, group: ExchangeGroup, by: Links) -> tuple[floa
     Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (ring: n - 1 parts of n through every link); at best derived: a
     machine has m parts of n, and the others must come in.
 
-    >>> exchange_seconds(16e9, Group(16, 8), Links(gpu=100e9, slow=10e9, fast=50e9))
+    >>> exchange_seconds(16e9, ExchangeGroup(16, 8), Links(gpu=100e9, slow=10e9, fast=50e9))
     (0.16, 1.5)
     """
     n, m, beside = group
@@ -122,7 +122,7 @@ def shards(setup: TrainingSetup) -> ExchangeGroup:
     Source: accelerate 1.15, parallelism_config.py, ``_get_mesh``: the shards are an inner dimension of the mesh.
 
     >>> shards(TrainingSetup(num_gpus=16)), shards(TrainingSetup(num_gpus=16, dp_replicate_size=4))
-    (Group(ranks=16, per_machine=8, side_by_side=1), Group(ranks=4, per_machine=8, side_by_side=2))
+    (ExchangeGroup(ranks=16, per_machine=8, side_by_side=1), ExchangeGroup(ranks=4, per_machine=8, side_by_side=2))
     """
     ranks, node = setup.shard_ranks, setup.gpus_per_node
     if setup.num_gpus <= node or node % ranks == 0:
@@ -136,7 +136,7 @@ def replicas(setup: TrainingSetup) -> ExchangeGroup:
     Source: as ``shards``: the replicas are the outer dimension.
 
     >>> replicas(TrainingSetup(num_gpus=16, dp_replicate_size=2))
-    Group(ranks=2, per_machine=1, side_by_side=8)
+    ExchangeGroup(ranks=2, per_machine=1, side_by_side=8)
     """
     ranks, node, copies = setup.shard_ranks, setup.gpus_per_node, setup.dp_replicate_size
     if setup.num_gpus <= node:

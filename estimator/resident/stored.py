@@ -103,7 +103,7 @@ def matrix_elements(quantization: Quantization, rows: int, columns: int) -> Mapp
     integrations/finegrained_fp8.py, ``FP8Linear``, fbgemm_fp8.py, ``FbgemmFp8Linear``, and mxfp4.py,
     ``Mxfp4GptOssExperts``; compressed-tensors, compressors/pack_quantized.
 
-    >>> gptq = Quantization(name="GPTQ", storage=Storage.GPTQ, bits=4, group_size=128)
+    >>> gptq = Quantization(name="GPTQ", storage=StorageRule.GPTQ, bits=4, group_size=128)
     >>> dict(matrix_elements(gptq, 4096, 4096)) == {4: 4096 * 512 + 32 * 512 + 4096, 2: 32 * 4096}
     True
     """
