@@ -7,6 +7,7 @@ run on a stand-in device that counts every allocation; they leave out cuBLAS's w
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ import pytest
 from estimator import Component, Model, Phase, catalog, estimate
 from estimator.answer import estimate as engine
 from estimator.contract.setups import parse, write_fields
-from estimator.families.adapters import linears_peft_takes
+from estimator.families.adapters import adapter_parameters, linears_peft_takes
 from estimator.families.counts import layer_groups, layer_modules, modules_with_counts
 from estimator.families.modules import Linear
 from estimator.objectives import stack
 from estimator.run.prequantized import as_loaded
 from estimator.step import timeline as moments_module
+from estimator.values.refusals import RefusedError
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Method
 
 IDS = {catalog.model(hub_id).model_type: hub_id for hub_id in reversed(catalog.models())}
 """One model of every family in the catalogue."""
@@ -348,3 +352,52 @@ def test_all_linear_leaves_head_and_embedding_alone() -> None:
     at_default = estimate(*parse({"model": LLAMA} | STEP)).trainable_parameters
     # r 16 of q, o: 256 to 256, k, v: 256 to 128, gate, up, down: 256 and 512; six layers
     assert at_default == 6 * 16 * (2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 512))
+
+
+# --- names that match nothing ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "targets", "lacking"),
+    [
+        ("openai-community/gpt2", ["c_attn", "q_proj", "k_proj"], ("q_proj", "k_proj")),
+        ("facebook/opt-1.3b", ["qkv_proj", "fc1"], ("qkv_proj",)),
+        ("EleutherAI/pythia-1.4b", ["query_key_value", "proj"], ("proj",)),  # no whole name
+    ],
+)
+def test_a_target_that_names_nothing_is_passed_over_and_said(
+    hub_id: str, targets: list[str], lacking: tuple[str, ...]
+) -> None:
+    given = {"model": hub_id, "method": "lora", "per_device_train_batch_size": 1, "max_length": 64}
+    of = estimate(*parse(given | {"lora_target_modules": targets}))
+    kept = [name for name in targets if name not in lacking]
+    alone = estimate(*parse(given | {"lora_target_modules": kept}))
+    # peft 0.21, tuners_utils.py, inject_adapter: an error only where nothing at all was targeted
+    assert of.moments == alone.moments
+    (said,) = set(of.assumptions) - set(alone.assumptions)
+    assert all(name in said for name in lacking)
+    with pytest.raises(RefusedError, match="PEFT stops where nothing matches"):
+        adapter_parameters(of.model, replace(of.setup, lora_target_modules=lacking))
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "target", "said"),
+    [
+        ("openai-community/gpt2", "wpe", "not modelled yet"),
+        ("facebook/opt-1.3b", "embed_positions", "not modelled yet"),
+        ("google/gemma-3n-E2B-it", "embed_tokens_per_layer", "not modelled yet"),
+        ("Qwen/Qwen3.5-9B", "conv1d", "not modelled yet"),
+        ("mistralai/Mistral-7B-v0.1", "layers.3.self_attn.q_proj", "not modelled yet"),
+        ("nvidia/Nemotron-H-8B-Base-8K", "conv1d", "PEFT refuses an adapter"),
+        ("mistralai/Mistral-7B-v0.1", "input_layernorm", "and PEFT refuses it"),
+        ("mistralai/Mistral-7B-v0.1", "self_attn", "and PEFT refuses it"),
+    ],
+)
+def test_a_target_that_names_what_has_no_adapter_here_is_refused_beside_others_too(
+    hub_id: str, target: str, said: str
+) -> None:
+    model = catalog.model(hub_id)
+    for targets in ((target,), (linears_peft_takes(model)[0], target)):
+        setup = TrainingSetup(method=Method.LORA, lora_target_modules=targets)
+        with pytest.raises(RefusedError, match=said):
+            adapter_parameters(model, setup)

@@ -13,6 +13,7 @@ import pytest
 
 from estimator.contract.setups import read_setup
 from estimator.parallel.combinations import RULES, refused
+from estimator.values.keys import BY_NAME
 from estimator.values.refusals import (
     CONTRADICTION,
     LIBRARIES,
@@ -33,7 +34,7 @@ ANSWERED_WITH = {"_Refused", "_slow", "_refused"}
 OF_OURS = {"NotImplementedError", "TypeError", "StopReplayError"}
 """Mistakes of ours, and the end of a replay."""
 INPUT = {"InputError", "TooFewError"}
-BUILT = {"NotModelledError", "beyond", "not_modelled", "problem", "refused"}
+BUILT = {"NotModelledError", "about", "beyond", "not_modelled", "problem", "refused"}
 """What a raise names where the record stands elsewhere: each of these is a ``RefusedError``."""
 
 A_REASON = re.compile(
@@ -139,3 +140,22 @@ def test_an_input_error_is_no_refusal() -> None:
     with pytest.raises(InputError):
         TrainingSetup(method=Method.LORA, lora_dropout=1.0)
     assert not issubclass(InputError, RefusedError)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "cause"),
+    [
+        ("lora_target_modules", r".*\.(q|v)_proj", NOT_MODELLED),
+        ("strategy", "megatron", NOT_MODELLED),
+        ("optim", "lomo", NOT_MODELLED),
+        ("attn_implementation", "flex_attention", NOT_MODELLED),
+    ],
+)
+def test_a_key_hands_on_the_record_of_what_its_value_is_refused_for(
+    key: str, value: str, cause: object
+) -> None:
+    with pytest.raises(RefusedError, match=f"^{key} ") as refused:
+        BY_NAME[key].read(value)
+    assert refused.value.refusal.cause is cause
+    with pytest.raises(InputError, match=f"^{key} "):
+        BY_NAME[key].read({})

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from estimator.answer.verdict import verdict
-from estimator.families.adapters import default_targets, is_adapted
+from estimator.families.adapters import default_targets, is_adapted, unmatched_targets
 from estimator.families.counts import outer_modules, tied_head
 from estimator.families.liger import check_liger, loss_of, loss_sentences
 from estimator.families.module_tree import splits_packed_experts
@@ -41,6 +41,7 @@ from estimator.step.evaluation import evaluation_moment, evaluation_walk
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.throughput import missing_rate, run_time
+from estimator.values.kinds import one_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
 from estimator.values.setup import TrainingSetup
@@ -425,6 +426,11 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(
             f"PEFT refuses adapters on all linears of {model.model_type}: lora_target_modules is "
             f"{', '.join(setup.lora_target_modules)}."
+        )
+    if unmatched := unmatched_targets(model, setup):
+        sentences.append(
+            f"{model.model_type} has no {one_of(unmatched)}: PEFT adapts the other "
+            "lora_target_modules, without a warning."
         )
     if model.tower_parameters:
         sentences.append(class_sentence(model.model_type, model.tower_parameters))

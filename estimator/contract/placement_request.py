@@ -26,7 +26,7 @@ from estimator.parallel.placement import (
     infer_auto_device_map,
 )
 from estimator.values.kinds import Choice, Flag, Kind, Names, near, one_of, show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, about
 from estimator.values.specs import Dtype, Model
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -117,7 +117,7 @@ def _read(name: str, value: object) -> object:
     try:
         return KINDS[name].read(value)
     except ValueError as problem:
-        raise InputError(f"{name} {problem}") from None
+        raise about(name, problem) from None
 
 
 def _packing(read: Mapping[str, object]) -> Packing | None:

@@ -27,7 +27,7 @@ from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS, MEANT
 from estimator.values.kinds import near, not_modelled, one_of, plain, show
 from estimator.values.parallelisms import NOT_PARALLEL, PARALLEL_WORDS
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, about
 from estimator.values.results import Estimate, OnDevice
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
@@ -306,7 +306,7 @@ def _own_gpu(given: Mapping[str, object]) -> Gpu:
         try:
             values[name] = GPU_KEYS[name].read(value)
         except ValueError as problem:
-            raise InputError(f"gpu: {name} {problem}") from None
+            raise about(f"gpu: {name}", problem) from None
     if "like" not in given:
         if "memory_bytes" not in values:
             raise InputError(
@@ -346,9 +346,10 @@ def _from_texts(name: str, texts: list[str]) -> object:
     if key is not None:
         return key.kind.from_text(text)
     if plain(name) in PARALLEL_WORDS:
-        return {"null": None, "false": False, "true": True}.get(
-            text.lower(), BY_NAME["tp_size"].kind.from_text(text)
-        )
+        words = {"null": None, "false": False, "true": True}
+        if text.lower() in words:
+            return words[text.lower()]
+        return BY_NAME["tp_size"].kind.from_text(text)
     if name in FACTS and text.lstrip().startswith("{"):
         return read_object(text, name)
     return None if name == "gpu" and text in {"", "null"} else text

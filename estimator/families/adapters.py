@@ -14,11 +14,13 @@ from estimator.families.counts import (
     total_parameters,
     untrained_parameters,
 )
+from estimator.families.module_tree import module_tree
 from estimator.families.modules import (
     Bare,
     Embedding,
     Linear,
     Module,
+    Norm,
     is_after_layers,
     is_quantized,
     module_parameters,
@@ -58,6 +60,21 @@ ADAPTER_ON_ROUTER = Refusal(
     "lora_target_modules takes the router of {model_type}, at which PEFT's adapters stop ('tuple' object has no "
     "attribute 'dtype'); name others, such as {others}.",
     Line("peft", "tuners/lora/layer.py", 1089, "torch_result_dtype = result.dtype"),
+)
+NO_SUCH_LAYERS = Refusal(
+    "lora_target_modules names {names}, which {model_type} does not have, and PEFT stops where nothing matches; its "
+    "linear layers are: {known}.",
+    Line("peft", "tuners/tuners_utils.py", 1066, "not found in the base model. "),
+)
+NO_LAYER = Refusal(
+    "lora_target_modules names {name!r}, which is no linear layer, embedding or convolution in {model_type}, and PEFT "
+    "refuses it; leave it out.",
+    Line("peft", "tuners/lora/model.py", 559, "is not supported. Currently"),
+)
+OTHER_LAYERS = Refusal(
+    "lora_target_modules names {name!r}: an adapter on a convolution, on a second embedding or on a single layer is "
+    "not modelled yet; leave it out.",
+    NOT_MODELLED,
 )
 DORA_ON_EXPERTS = Refusal(
     "use_dora cannot go with adapters on the router or the stacked experts of {model_type}, PEFT refuses it; turn it "
@@ -227,7 +244,7 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
 def _names(target: str, module: Linear | Bare | Embedding) -> bool:
     if isinstance(module, Bare):
         return target.rsplit(".", 1)[-1] in module.former_names
-    return module.name == target or module.name.endswith(f".{target}")
+    return _ends(module.name, target)
 
 
 def _adaptable(model: Model) -> Iterator[tuple[Linear | Bare | Embedding, int]]:
@@ -350,17 +367,16 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
         raise refused
     if isinstance(setup.lora_target_modules, str):
         return
-    unmatched = [
-        target
-        for target in setup.lora_target_modules
-        if not any(_names(target, module) for module in adaptable)
-    ]
-    if unmatched:
+    for target in setup.lora_target_modules:
+        if not any(_names(target, module) for module in adaptable):
+            _check_no_layer(model, target)
+    unmatched = unmatched_targets(model, setup)
+    if len(unmatched) == len(setup.lora_target_modules):
         every = (name for m in adaptable for name in getattr(m, "former_names", (m.name,)))
-        names = dict.fromkeys(every)
-        raise InputError(
-            f"lora_target_modules names {', '.join(map(repr, unmatched))}, which {model.model_type} does not have as "
-            f"adaptable layers; its linear layers are: {', '.join(names)}."
+        raise NO_SUCH_LAYERS(
+            names=", ".join(map(repr, unmatched)),
+            model_type=model.model_type,
+            known=", ".join(dict.fromkeys(every)),
         )
     for module in adaptable:
         if not isinstance(module, Bare):
@@ -373,6 +389,52 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
                 named=" and ".join(repr(name) for name in module.former_names if name in named),
                 model_type=model.model_type,
             )
+
+
+def unmatched_targets(model: Model, setup: TrainingSetup) -> tuple[str, ...]:
+    """The listed targets that name nothing in the model (names; per model): PEFT adapts the others without a warning.
+
+    Source: PEFT 0.21 tuners/tuners_utils.py, ``inject_adapter`` (an error where no module at all was targeted).
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> unmatched_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA, lora_target_modules=("q_proj", "c_attn")))
+    ('c_attn',)
+    """
+    if not setup.uses_adapters or isinstance(setup.lora_target_modules, str):
+        return ()
+    adaptable = [module for module, _ in _adaptable(model)]
+    return tuple(
+        target
+        for target in setup.lora_target_modules
+        if not any(_names(target, module) for module in adaptable)
+        and not _is_in_the_tree(model, target)
+    )
+
+
+def _is_in_the_tree(model: Model, target: str) -> bool:
+    return any(_ends(node.name, target) for node in module_tree(model).walk())
+
+
+def _ends(name: str, target: str) -> bool:
+    """Whether PEFT takes a module of this name for the target."""
+    return name == target or name.endswith(f".{target}")
+
+
+def _check_no_layer(model: Model, target: str) -> None:
+    """Refuse a target that names something in the model, but no layer that gets an adapter here."""
+    if not _is_in_the_tree(model, target):
+        return
+    modules = [module for module, _ in modules_with_counts(model)]
+    named = [it for it in modules if _ends(it.name, target) or _ends(target, it.name)]
+    kernels = any(isinstance(it, Linear) and it.unadaptable for it in modules)
+    if kernels and target.rpartition(".")[2] == "conv1d":
+        accepted = ", ".join(_accepted(model))
+        raise READ_BY_KERNELS(module=target, model_type=model.model_type, others=accepted)
+    if any(
+        isinstance(it, Linear | Embedding) or (isinstance(it, Norm) and it.taps) for it in named
+    ):
+        raise OTHER_LAYERS(name=target)
+    raise NO_LAYER(name=target, model_type=model.model_type)
 
 
 def adapter_rank(module: Linear | Bare | Embedding, setup: TrainingSetup) -> int:

@@ -16,7 +16,7 @@ from estimator.families.hf_config import (
     ONE_HEAD_EACH,
 )
 from estimator.values.kinds import Flag, Kind, WholeNumber, near, one_of
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, about
 from estimator.values.specs import Model
 
 MLPS_IN_TURN = frozenset({"llama4_text"})
@@ -81,7 +81,7 @@ def _read(name: str, value: object) -> Any:
     try:
         return DIMENSIONS[name].read(value)
     except ValueError as problem:
-        raise InputError(f"{name} {problem}") from None
+        raise about(name, problem) from None
 
 
 def _key_value_heads(known: Model, given: Mapping[str, Any], heads: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from estimator.values.kinds import Kind, not_modelled
 from estimator.values.parallelisms import PARALLEL_WORDS
-from estimator.values.refusals import InputError
+from estimator.values.refusals import about
 
 Value = TypeVar("Value")
 
@@ -97,7 +97,7 @@ class Key:
         try:
             read = self.kind.read(value)
         except ValueError as problem:
-            raise InputError(f"{self.name} {problem}") from None
+            raise about(self.name, problem) from None
         if self.modelled and read not in self.modelled:
             raise not_modelled(value, PARALLEL_WORDS[self.name], self.name)
         return read

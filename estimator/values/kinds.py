@@ -131,6 +131,10 @@ class Kind:
 
 
 LATER_WORD = Refusal("{value} is not modelled yet; take {allowed}.", NOT_MODELLED)
+A_PATTERN = Refusal(
+    "{value} is a text, which PEFT reads as a regular expression; such are not modelled yet: list the names.",
+    NOT_MODELLED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +261,8 @@ class Names(Kind):
     def _read(self, value: object) -> object:
         if isinstance(value, str) and value == self.word:
             return self.word
+        if isinstance(value, str) and self.word:
+            raise A_PATTERN(value=show(value))
         if not isinstance(value, list | tuple):
             word = f'"{self.word}" or ' if self.word else ""
             raise InputError(

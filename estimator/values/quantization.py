@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from estimator.values.kinds import WholeNumber, show
-from estimator.values.refusals import InputError
+from estimator.values.refusals import InputError, about
 
 QUANT_STORAGES = ("uint8", "int8", "float16", "bfloat16", "float32", "float64")
 """What packed 4-bit weights can pass for: transformers 5.23, utils/quantization_config.py, ``BitsAndBytesConfig``."""
@@ -255,7 +255,7 @@ def _whole(given: Mapping[str, object], *names: str, default: int, most: int) ->
     try:
         read = WholeNumber(most).read(given[name])
     except ValueError as problem:
-        raise InputError(f"{name} {problem}") from None
+        raise about(name, problem) from None
     assert isinstance(read, int)
     return read
 

@@ -92,10 +92,23 @@ class Refusal:
 class RefusedError(ValueError):
     """A run that the libraries refuse, or that is not modelled yet."""
 
-    def __init__(self, refusal: Refusal, **values: object) -> None:
+    def __init__(self, refusal: Refusal, /, **values: object) -> None:
         super().__init__(refusal.sentence.format(**values))
         self.refusal = refusal
 
 
 class InputError(ValueError):
     """What was given is no question: the sentence says what to correct."""
+
+
+def about(name: str, problem: ValueError) -> RefusedError | InputError:
+    """A problem that is a predicate, as the sentence that begins with its subject; a refusal keeps its record.
+
+    >>> about("lora_r", ValueError("must be a whole number."))
+    InputError('lora_r must be a whole number.')
+    """
+    said = f"{name} {problem}"
+    if not isinstance(problem, RefusedError):
+        return InputError(said)
+    problem.args = (said,)
+    return problem
