@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.specs import Component, Verdict
+from estimator import Component, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,21 +6,50 @@
 'fits'
 """
 
-from estimator.answer.estimate import estimate
+from estimator import contract
+from estimator.answer import overflow
+from estimator.answer.estimate import estimate, need
+from estimator.answer.explain import Explanation, Term, explain, kept_terms
 from estimator.answer.ranks import Rank, ranks
+from estimator.answer.verdict import beyond_the_step, smaller_evaluation
+from estimator.families.adapters import default_targets, linear_names, outer_names
 from estimator.families.custom import resized
 from estimator.parallel import placement
+from estimator.parallel.combinations import OFFLOADS, resting_places, sharing
+from estimator.parallel.module_devices import why_left_on_the_cpu
+from estimator.parallel.offload import offloads
 from estimator.proof import accuracy
 from estimator.proof.accuracy import Comparison, Kin, Trust, kin
+from estimator.resident.stored import checkpoint_bytes
+from estimator.run.loading import MERGED_ON_LOADING
+from estimator.run.sharded_saving import write_seconds
+from estimator.run.stages import Stage, stages
 from estimator.search import scaling
+from estimator.search.fewest_gpus import MOST_GPUS, smallest_set, why_not_shared
+from estimator.search.limits import (
+    evaluation_stops,
+    largest_micro_batch,
+    longest_context,
+    smallest_gpu,
+)
 from estimator.search.ranking import Ranking, pareto, rank_gpus
+from estimator.search.remedies import Remedy, remedies
 from estimator.search.scaling import Curve, Point
 from estimator.sources import catalog, hub, repository
 from estimator.sources.repository import HubModel, Trouble
-from estimator.values.results import Estimate, Moment, RunCost, RunTime, TimePart
-from estimator.values.setup import TrainingSetup
+from estimator.step.evaluation import kept_logits_bytes
+from estimator.values.keys import LARGEST
+from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
+from estimator.values.setup import KEY_FACET, TrainingSetup
 from estimator.values.specs import (
     ALL_LINEAR,
+    FULL_STATE_DICT,
+    LARGEST_MEMORY,
+    LOWEST_MFU,
+    NETWORK,
+    RATE_SPAN,
+    SHARDED_STATE_DICT,
+    SMALLEST_MEMORY,
     STEP_PHASES,
     AttnImplementation,
     Component,
@@ -31,6 +60,7 @@ from estimator.values.specs import (
     Method,
     MixedPrecision,
     Model,
+    Offload,
     Optimizer,
     Phase,
     Price,
@@ -40,6 +70,18 @@ from estimator.values.specs import (
 
 __all__ = [
     "ALL_LINEAR",
+    "FULL_STATE_DICT",
+    "KEY_FACET",
+    "LARGEST",
+    "LARGEST_MEMORY",
+    "LOWEST_MFU",
+    "MERGED_ON_LOADING",
+    "MOST_GPUS",
+    "NETWORK",
+    "OFFLOADS",
+    "RATE_SPAN",
+    "SHARDED_STATE_DICT",
+    "SMALLEST_MEMORY",
     "STEP_PHASES",
     "AttnImplementation",
     "Comparison",
@@ -47,6 +89,7 @@ __all__ = [
     "Curve",
     "Dtype",
     "Estimate",
+    "Explanation",
     "Gpu",
     "HubModel",
     "Kin",
@@ -56,30 +99,61 @@ __all__ = [
     "MixedPrecision",
     "Model",
     "Moment",
+    "Offload",
+    "OnDevice",
     "Optimizer",
     "Phase",
     "Point",
     "Price",
     "Rank",
     "Ranking",
+    "Remedy",
     "RunCost",
     "RunTime",
+    "Shown",
+    "Stage",
     "Strategy",
+    "Term",
     "TimePart",
     "TrainingSetup",
     "Trouble",
     "Trust",
     "Verdict",
     "accuracy",
+    "beyond_the_step",
     "catalog",
+    "checkpoint_bytes",
+    "contract",
+    "default_targets",
     "estimate",
+    "evaluation_stops",
+    "explain",
     "hub",
+    "kept_logits_bytes",
+    "kept_terms",
     "kin",
+    "largest_micro_batch",
+    "linear_names",
+    "longest_context",
+    "need",
+    "offloads",
+    "outer_names",
+    "overflow",
     "pareto",
     "placement",
     "rank_gpus",
     "ranks",
+    "remedies",
     "repository",
     "resized",
+    "resting_places",
     "scaling",
+    "sharing",
+    "smaller_evaluation",
+    "smallest_gpu",
+    "smallest_set",
+    "stages",
+    "why_left_on_the_cpu",
+    "why_not_shared",
+    "write_seconds",
 ]

@@ -13,7 +13,9 @@ import pytest
 import estimator
 
 ROOT = Path(__file__).resolve().parent.parent
-FACE = sorted([*(ROOT / "pages").glob("*.py"), ROOT / "app.py"])
+FACE = sorted(
+    [*(ROOT / "pages").glob("*.py"), *(ROOT / "dashboard").rglob("*.py"), ROOT / "app.py"]
+)
 INDOORS = {
     "csv",
     "pathlib",
@@ -54,7 +56,7 @@ def test_exported_members_are_sorted_and_complete() -> None:
     assert all(hasattr(estimator, name) for name in names)
 
 
-@pytest.mark.parametrize("page", FACE, ids=lambda path: str(path.name))
+@pytest.mark.parametrize("page", FACE, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_page_imports_public_names_only(page: Path) -> None:
     for module, name in _imports(page):
         assert not module.startswith("estimator."), f"{page.name} reaches into {module}"

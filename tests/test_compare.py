@@ -21,7 +21,7 @@ from dashboard.compare import entry, findings, peaks_figure, presets, report, re
 from dashboard.compare.entry import Entry
 from dashboard.state import comparison
 from estimator import Method, TrainingSetup, catalog, estimate
-from estimator.contract.scenarios import MOST, Scenario, keep, write_text
+from estimator.contract.scenarios import MOST_SCENARIOS, Scenario, keep, write_text
 from estimator.values.keys import LARGEST
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -306,7 +306,7 @@ def test_context_of_all_is_read_again_as_it_was_written(number):
 @given(
     context=st.none() | st.integers(1, LARGEST["max_length"]),
     within=st.none() | st.floats(0, 1_000_000, exclude_min=True),
-    present=st.none() | st.integers(1, MOST),
+    present=st.none() | st.integers(1, MOST_SCENARIOS),
 )
 def test_every_number_of_an_address_is_read_again_as_it_was_written(context, within, present):
     written = comparison.written_numbers(comparison.Document((), None, context, within, present))

@@ -14,7 +14,7 @@ from estimator import catalog, estimate
 from estimator.answer.estimate import need
 from estimator.contract import setups as contract
 from estimator.families.modules import TINY_LLAMA
-from estimator.parallel.module_devices import ModuleDevices, module_devices, tail
+from estimator.parallel.module_devices import ModuleDevices, module_devices, why_left_on_the_cpu
 from estimator.parallel.placement import Packing, from_pretrained_device_map, settled_bytes
 from estimator.parallel.strategies import resident_memory
 from estimator.run.device_map import resident_on, shares, timeline_on
@@ -211,8 +211,8 @@ class TestEstimate:
 
     def test_what_does_not_fit_is_told_in_one_sentence_and_does_not_fit(self):
         small = Gpu(name="small", memory_bytes=3 * 2**30)
-        assert tail(MISTRAL, A100, self.SETUP) is None
-        sentence = tail(MISTRAL, small, self.SETUP)
+        assert why_left_on_the_cpu(MISTRAL, A100, self.SETUP) is None
+        sentence = why_left_on_the_cpu(MISTRAL, small, self.SETUP)
         result = estimate(MISTRAL, small, self.SETUP)
         assert result.verdict is Verdict.DOES_NOT_FIT
         assert sentence in result.assumptions
@@ -231,7 +231,7 @@ class TestEstimate:
     def test_packed_modules_are_placed_by_their_packed_size(self):
         small = Gpu(name="small", memory_bytes=3 * 2**30)  # 14.5 GB in 16 bits, 3.9 in 4
         qlora = replace(self.SETUP, method=Method.QLORA)
-        assert tail(MISTRAL, small, qlora) is None
+        assert why_left_on_the_cpu(MISTRAL, small, qlora) is None
 
     def test_a_search_finds_the_largest_batch(self):
         batch = largest_micro_batch(MISTRAL, A100, self.SETUP)

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from dashboard.estimate import explanation
 from dashboard.words import rule_of_thumb
-from estimator import Method, Optimizer, Strategy, TrainingSetup, catalog, estimate
+from estimator import (
+    Method,
+    Optimizer,
+    Strategy,
+    TrainingSetup,
+    catalog,
+    estimate,
+    explain,
+    kept_terms,
+)
 from estimator.resident.model import weight_bytes
 from estimator.values.specs import Component
 from tests.test_limits import MODELS as GENERAL_MODELS
@@ -31,12 +40,12 @@ STRATEGIES = [it for it in Strategy if it is not Strategy.NONE]
 def add_up(answer):
     """Every component's terms are its figure in the ledger, and what lies outside is the rest of the need."""
     for part in Component:
-        told = explanation.explain(part, answer)
+        told = explain(answer, part)
         if size := answer.peak.resident.get(part, 0):
-            assert sum(line.bytes for line in told.lines) == size, part
-    outside = explanation.explain(None, answer)
+            assert sum(term.bytes for term in told.terms) == size, part
+    outside = explain(answer, None)
     beyond = answer.need_high_bytes - answer.decisive.bytes
-    assert sum(line.bytes for line in outside.lines) == beyond
+    assert sum(term.bytes for term in outside.terms) == beyond
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -68,18 +77,18 @@ def test_under_fsdp_the_weights_are_one_gpu_s_share_and_what_is_gathered():
     # 7,241,732,096 parameters in bfloat16, LoRA: 2 bytes each among 4 GPUs; the page used to show all 13.49 GiB
     setup = TrainingSetup(method=Method.LORA, strategy=Strategy.FSDP, num_gpus=4)
     answer = estimate(catalog.model(MODELS[0]), catalog.gpu("H100-SXM5-80GB"), setup)
-    share, *rest = explanation.explain(Component.WEIGHTS, answer).lines
+    share, *rest = explain(answer, Component.WEIGHTS).terms
     assert share.what == "shards"
     assert share.bytes == pytest.approx(2 * 7_241_732_096 / 4, rel=1e-4)
-    assert any("all-gather" in line.what for line in rest)
+    assert any("all-gather" in term.what for term in rest)
 
 
 def test_of_a_device_map_the_fullest_gpu_s_modules_are_shown():
     setup = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4)
     answer = estimate(catalog.model(MODELS[0]), catalog.gpu("H100-SXM5-80GB"), setup)
     fullest = max(answer.devices, key=lambda it: it.need_high_bytes)
-    lines = explanation.explain(Component.WEIGHTS, answer).lines
-    (down,) = [line for line in lines if line.what == "mlp.down_proj"]
+    terms = explain(answer, Component.WEIGHTS).terms
+    (down,) = [term for term in terms if term.what == "mlp.down_proj"]
     assert down.bytes == len(fullest.layers) * 2 * 14336 * 4096
 
 
@@ -97,9 +106,9 @@ def test_communication_has_lines_and_code_of_its_own(strategy):
     groups = 2 if strategy is Strategy.HSDP else 1
     setup = TrainingSetup(strategy=strategy, num_gpus=8, dp_replicate_size=groups)
     answer = estimate(catalog.model(MODELS[0]), None, setup)
-    told = explanation.explain(Component.COMMUNICATION, answer)
-    temporary = {line.what for line in explanation.explain(Component.TEMPORARIES, answer).lines}
-    assert not temporary & {line.what for line in told.lines}
+    told = explain(answer, Component.COMMUNICATION)
+    temporary = {term.what for term in explain(answer, Component.TEMPORARIES).terms}
+    assert not temporary & {term.what for term in told.terms}
     assert "exchange" in told.lead
 
 
@@ -115,9 +124,7 @@ def test_the_rule_of_thumb_is_not_held_against_one_gpu_s_share():
 
 
 def test_the_code_shown_is_the_code_that_runs():
-    told = explanation.explain(
-        Component.WEIGHTS, estimate(catalog.model(MODELS[0]), None, SETUPS["full"])
-    )
+    told = explain(estimate(catalog.model(MODELS[0]), None, SETUPS["full"]), Component.WEIGHTS)
     assert told.functions[0] is weight_bytes
     assert explanation.source(weight_bytes).startswith("def weight_bytes(")
     assert "Source:" in explanation.docstring(weight_bytes)
@@ -127,7 +134,7 @@ def test_the_code_shown_is_the_code_that_runs():
 @pytest.mark.parametrize("name", SETUPS)
 def test_every_part_leads_to_code_and_a_docstring(part, name):
     answer = estimate(catalog.model(MODELS[0]), None, SETUPS[name])
-    told = explanation.explain(part, answer)
+    told = explain(answer, part)
     assert told.lead
     for function in told.functions:
         assert explanation.source(function).lstrip().startswith("def ")
@@ -136,7 +143,7 @@ def test_every_part_leads_to_code_and_a_docstring(part, name):
 
 def test_one_layer_times_layers_is_nearly_all_that_forward_keeps():
     answer = estimate(catalog.model(MODELS[0]), None, SETUPS["lora"])
-    kept = sum(line.bytes for line in explanation.kept_lines(answer))
+    kept = sum(term.bytes for term in kept_terms(answer))
     loss = answer.phases[next(p for p in answer.phases if p == "loss")]
     share = 32 * kept / loss.resident[Component.ACTIVATIONS]
     assert share == pytest.approx(1, abs=0.02), "the rest: embedding, final norm, rotary tables"

@@ -13,7 +13,7 @@ from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import (
     CODES,
     LONGEST_NAME,
-    MOST,
+    MOST_SCENARIOS,
     Scenario,
     free_name,
     keep,
@@ -145,8 +145,8 @@ def test_damaged_link_says_what_was_dropped_and_opens_the_rest():
 
 
 def test_ninth_scenario_is_dropped_with_a_sentence():
-    found = read_texts([f"{n}~m.{MISTRAL}" for n in range(MOST + 3)])
-    assert len(found.scenarios) == MOST
+    found = read_texts([f"{n}~m.{MISTRAL}" for n in range(MOST_SCENARIOS + 3)])
+    assert len(found.scenarios) == MOST_SCENARIOS
     assert found.problems == ("A comparison holds 8 scenarios; the last 3 of 11 were dropped.",)
 
 
@@ -227,7 +227,7 @@ def mutated(text: str, dice: random.Random) -> str:
 
 def opens(found) -> None:
     """Every scenario that was read can be read again, estimated or refused, and written."""
-    assert len(found.scenarios) <= MOST
+    assert len(found.scenarios) <= MOST_SCENARIOS
     assert all(one_sentence(it) for it in found.problems), found.problems
     for scenario in found.scenarios:
         assert sound_name(scenario.name) == scenario.name

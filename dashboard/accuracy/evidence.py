@@ -12,40 +12,30 @@ from dashboard import theme
 from dashboard.address import links
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import one_line, terms, units
-from estimator.proof.accuracy import (
-    BEYOND,
-    NEAR,
-    Agreement,
-    Comparison,
-    Metric,
-    PublishedRun,
-    Spread,
-    Summary,
-)
-from estimator.values.specs import Method
+from estimator import Comparison, Method, accuracy
 
-METRICS: Mapping[Metric, str] = MappingProxyType(
+METRICS: Mapping[accuracy.Metric, str] = MappingProxyType(
     {
-        Metric.ALLOCATED: "Allocated by PyTorch",
-        Metric.RESERVED: "Reserved by PyTorch",
-        Metric.DEVICE: "nvidia-smi",
-        Metric.TRACED: "Traced",
+        accuracy.Metric.ALLOCATED: "Allocated by PyTorch",
+        accuracy.Metric.RESERVED: "Reserved by PyTorch",
+        accuracy.Metric.DEVICE: "nvidia-smi",
+        accuracy.Metric.TRACED: "Traced",
     }
 )
-MEANINGS: Mapping[Metric, str] = MappingProxyType(
+MEANINGS: Mapping[accuracy.Metric, str] = MappingProxyType(
     {
-        Metric.ALLOCATED: "torch.cuda.max_memory_allocated(): the tensors. This is what we estimate.",
-        Metric.RESERVED: "torch.cuda.max_memory_reserved(): with the freed blocks that the allocator keeps.",
-        Metric.DEVICE: "What the driver shows: reserved blocks, the CUDA context, communication.",
-        Metric.TRACED: "One step of the real libraries, every tensor counted, without a GPU.",
+        accuracy.Metric.ALLOCATED: "torch.cuda.max_memory_allocated(): the tensors. This is what we estimate.",
+        accuracy.Metric.RESERVED: "torch.cuda.max_memory_reserved(): with the freed blocks that the allocator keeps.",
+        accuracy.Metric.DEVICE: "What the driver shows: reserved blocks, the CUDA context, communication.",
+        accuracy.Metric.TRACED: "One step of the real libraries, every tensor counted, without a GPU.",
     }
 )
-MARKS: Mapping[Metric, tuple[str, str]] = MappingProxyType(
+MARKS: Mapping[accuracy.Metric, tuple[str, str]] = MappingProxyType(
     {
-        Metric.ALLOCATED: ("#0072B2", "circle"),
-        Metric.RESERVED: ("#E69F00", "diamond-open"),
-        Metric.DEVICE: ("#D55E00", "square-open"),
-        Metric.TRACED: ("#7F8A94", "circle-open"),
+        accuracy.Metric.ALLOCATED: ("#0072B2", "circle"),
+        accuracy.Metric.RESERVED: ("#E69F00", "diamond-open"),
+        accuracy.Metric.DEVICE: ("#D55E00", "square-open"),
+        accuracy.Metric.TRACED: ("#7F8A94", "circle-open"),
     }
 )
 CAPACITIES = tuple(size * units.GIB for size in range(15, 142))
@@ -60,7 +50,7 @@ Facet = Callable[[Comparison], str]
 
 def origin(of: Comparison) -> str:
     """Whose reading it is, in a word: the repository that published it, or ours."""
-    if of.metric is Metric.TRACED:
+    if of.metric is accuracy.Metric.TRACED:
         return "traced here"
     parts = of.source.split("/")
     return parts[4] if of.source.startswith("https://github.com/") else "measured here"
@@ -112,7 +102,7 @@ def percent(error: float) -> str:
     return "<0.1 %" if abs(error) < 0.0005 else f"{100 * error:.1f} %"
 
 
-def summary_rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
+def summary_rows(summaries: Sequence[accuracy.Summary]) -> list[tuple[str, ...]]:
     """The summary as a table: its head, and a row a metric."""
     rows: list[tuple[str, ...]] = [
         ("What was read", "Readings", "Estimated", "Median error", "Largest", "Within 5 %")
@@ -133,7 +123,7 @@ def summary_rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
     return rows
 
 
-def summary_html(summaries: Sequence[Summary]) -> str:
+def summary_html(summaries: Sequence[accuracy.Summary]) -> str:
     """What the page shows, and how near we come."""
     head, *rows = summary_rows(summaries)
     cells = "".join(f'<th class="{"hr-n" if i else ""}">{it}</th>' for i, it in enumerate(head))
@@ -152,7 +142,7 @@ def summary_html(summaries: Sequence[Summary]) -> str:
     )
 
 
-def need_html(found: Agreement, shown: tuple[Spread, Spread]) -> str:
+def need_html(found: accuracy.Agreement, shown: tuple[accuracy.Spread, accuracy.Spread]) -> str:
     """Verdicts against measured needs, and what nvidia-smi shows."""
     more = " and ".join(
         f"{100 * it.low:.0f} to {100 * it.high:.0f} % more "
@@ -183,11 +173,11 @@ def left_out_html(rows: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def overestimated_html(found: Sequence[PublishedRun], runs: int) -> str:
+def overestimated_html(found: Sequence[accuracy.PublishedRun], runs: int) -> str:
     """How many published runs ran although their estimate does not fit, and why."""
     counts = Counter(run.beyond for run in found).most_common()
     body = "".join(
-        f'<tr><td>{escape(BEYOND.get(reason, "not explained yet"))}</td><td class="hr-n">{count}</td></tr>'
+        f'<tr><td>{escape(accuracy.BEYOND.get(reason, "not explained yet"))}</td><td class="hr-n">{count}</td></tr>'
         for reason, count in counts
     )
     return (
@@ -197,7 +187,7 @@ def overestimated_html(found: Sequence[PublishedRun], runs: int) -> str:
     )
 
 
-def overestimated_row(run: PublishedRun) -> dict[str, object]:
+def overestimated_row(run: accuracy.PublishedRun) -> dict[str, object]:
     """A published run whose estimate does not fit."""
     need = run.answer.need_low_bytes if run.answer else None
     return {
@@ -205,7 +195,7 @@ def overestimated_row(run: PublishedRun) -> dict[str, object]:
         "GPU": f"{run.setup.num_gpus} × {run.gpu.name}",
         "Estimated need": units.in_gib(need) if need else None,
         "Holds": units.in_gib(run.gpu.memory_bytes),
-        "What the run had": BEYOND.get(run.beyond, "not explained yet"),
+        "What the run had": accuracy.BEYOND.get(run.beyond, "not explained yet"),
         "Source": run.source,
     }
 
@@ -251,7 +241,12 @@ def figure(
                 "mode": "lines",
                 "name": "within 5 %",
                 "x": [low, high, high, low],
-                "y": [low * (1 + NEAR), high * (1 + NEAR), high * (1 - NEAR), low * (1 - NEAR)],
+                "y": [
+                    low * (1 + accuracy.NEAR),
+                    high * (1 + accuracy.NEAR),
+                    high * (1 - accuracy.NEAR),
+                    low * (1 - accuracy.NEAR),
+                ],
                 "fill": "toself",
                 "fillcolor": "rgba(127,138,148,0.28)",
                 "line": {"width": 0},

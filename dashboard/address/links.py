@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from urllib.parse import urlencode
 
-from estimator.contract.setups import write_fields
-from estimator.families.adapters import default_targets
-from estimator.values.results import Estimate
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import ALL_LINEAR, Model
+from estimator import ALL_LINEAR, Estimate, Model, TrainingSetup, contract, default_targets
 
 
 def query(of: Estimate) -> str:
     """The query of an address, without the question mark: every key that differs from the contract's defaults."""
     pairs = []
-    for key, value in write_fields(of.model, of.gpu, of.setup).items():
+    for key, value in contract.write_fields(of.model, of.gpu, of.setup).items():
         values = value if isinstance(value, list) else [value]
         pairs += [(key, it if isinstance(it, str) else json.dumps(it)) for it in values]
     return urlencode(pairs)

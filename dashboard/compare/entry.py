@@ -11,10 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from estimator.answer.estimate import estimate
-from estimator.contract.scenarios import Scenario, read, unknown_model
-from estimator.values.results import Estimate
-from estimator.values.specs import Model, Verdict
+from estimator import Estimate, Model, Verdict, contract, estimate
 
 NOTHING_SAID: Mapping[str, str] = {}
 
@@ -28,7 +25,7 @@ class Entry(NamedTuple):
 
 
 def entries(
-    scenarios: Sequence[Scenario],
+    scenarios: Sequence[contract.Scenario],
     known: Mapping[str, Model],
     context: int | None = None,
     said: Mapping[str, str] = NOTHING_SAID,
@@ -41,10 +38,13 @@ def entries(
 
 
 def _entry(
-    scenario: Scenario, known: Mapping[str, Model], context: int | None, said: Mapping[str, str]
+    scenario: contract.Scenario,
+    known: Mapping[str, Model],
+    context: int | None,
+    said: Mapping[str, str],
 ) -> Entry:
-    reading = read(scenario, known)
-    if reading.model is None and (waiting := said.get(unknown_model(scenario, known))):
+    reading = contract.read(scenario, known)
+    if reading.model is None and (waiting := said.get(contract.unknown_model(scenario, known))):
         return Entry(scenario.name, None, waiting)
     if reading.model is None:
         return Entry(

@@ -10,7 +10,7 @@ from dashboard import theme
 from dashboard.compare import entry, results_table
 from dashboard.compare.entry import Entry
 from dashboard.words import one_line, terms, units, verdicts
-from estimator.values.specs import Method, Verdict
+from estimator import Method, Verdict
 
 QUALITY: Mapping[Method, str] = {
     Method.FULL: "trains every weight: learns most, and forgets most of what it knew.",

@@ -10,7 +10,7 @@ from dashboard.compare import entry
 from dashboard.compare.entry import Entry
 from dashboard.figures.memory_bars import Figure, capacity_marks, peak_parts, scale, stacked
 from dashboard.words import terms, units
-from estimator.values.results import Estimate
+from estimator import Estimate
 
 
 def legend_html(shown: Sequence[Entry]) -> str:

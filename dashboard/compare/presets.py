@@ -8,24 +8,18 @@ from typing import Any
 
 from dashboard.compare import entry
 from dashboard.words import terms
-from estimator import catalog
-from estimator.answer.estimate import estimate
-from estimator.contract.scenarios import Scenario, keep
-from estimator.search.ranking import rank_gpus
-from estimator.values.keys import LARGEST
-from estimator.values.results import Estimate
-from estimator.values.specs import Method, Verdict
+from estimator import LARGEST, Estimate, Method, Verdict, catalog, contract, estimate, rank_gpus
 
 CARDS = 5
 """GPUs, and contexts, that a preset lays side by side."""
 
 
-def three_methods(of: Estimate) -> list[Scenario]:
+def three_methods(of: Estimate) -> list[contract.Scenario]:
     """Full fine-tuning, LoRA and QLoRA of the same setup, as far as the model can be trained so."""
     return list(_varied(of, [(terms.METHODS[it], {"method": it}) for it in Method]))
 
 
-def five_gpus(of: Estimate) -> list[Scenario]:
+def five_gpus(of: Estimate) -> list[contract.Scenario]:
     """The same setup on its own card and on the cheapest that hold it, by size; where few do, on the largest too."""
     ranking = rank_gpus(of.model, of.setup, catalog.gpus_like(of.gpu))
     fitting = [it for it in ranking.estimates if it.verdict is Verdict.FITS and it.cost]
@@ -35,10 +29,10 @@ def five_gpus(of: Estimate) -> list[Scenario]:
     chosen = [gpu for gpu in dict.fromkeys(cards) if gpu is not None][:CARDS]
     chosen.sort(key=lambda gpu: gpu.memory_bytes)
     own = replace(of.setup, usd_per_gpu_hour=None, mfu=None)
-    return [keep(gpu.name, of.model, gpu, own) for gpu in chosen]
+    return [contract.keep(gpu.name, of.model, gpu, own) for gpu in chosen]
 
 
-def five_contexts(of: Estimate) -> list[Scenario]:
+def five_contexts(of: Estimate) -> list[contract.Scenario]:
     """The same setup at its context, at one half and at doublings, as far as the model has positions."""
     most = of.model.position_limit or LARGEST["max_length"]
     own = of.setup.max_length
@@ -51,7 +45,9 @@ def five_contexts(of: Estimate) -> list[Scenario]:
     return list(_varied(of, [(f"{it:,} tokens", {"max_length": it}) for it in chosen]))
 
 
-def _varied(of: Estimate, changes: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Scenario]:
+def _varied(
+    of: Estimate, changes: Sequence[tuple[str, Mapping[str, Any]]]
+) -> Iterator[contract.Scenario]:
     for name, keys in changes:
         also: tuple[Mapping[str, Any], ...] = ({}, {"lora_dropout": 0.0})
         for more in also:  # PEFT refuses dropout on stacked experts
@@ -60,11 +56,11 @@ def _varied(of: Estimate, changes: Sequence[tuple[str, Mapping[str, Any]]]) -> I
                 estimate(of.model, of.gpu, setup)
             except ValueError:
                 continue
-            yield keep(name, of.model, of.gpu, setup)
+            yield contract.keep(name, of.model, of.gpu, setup)
             break
 
 
-PRESETS: Mapping[str, Callable[[Estimate], list[Scenario]]] = {
+PRESETS: Mapping[str, Callable[[Estimate], list[contract.Scenario]]] = {
     "Full, LoRA, QLoRA": three_methods,
     "Five GPUs": five_gpus,
     "Five contexts": five_contexts,

@@ -20,9 +20,7 @@ from dashboard.compare.entry import Entry
 from dashboard.compare.results_table import Row
 from dashboard.figures.memory_bars import peak_parts, scale
 from dashboard.words import terms, units
-from estimator.contract.setups import write_estimate, write_fields
-from estimator.values.results import Estimate
-from estimator.values.specs import Verdict
+from estimator import Estimate, Verdict, contract
 
 RELEASE = "0.1.0"
 """As in pyproject.toml; a test compares."""
@@ -63,8 +61,8 @@ def write_json(of: Subject) -> str:
 def _as_object(it: Entry) -> dict[str, object]:
     if it.estimate is None:
         return {"name": it.name, "error": it.problem}
-    setup = write_fields(it.estimate.model, it.estimate.gpu, it.estimate.setup)
-    return {"name": it.name, "setup": setup, "estimate": write_estimate(it.estimate)}
+    setup = contract.write_fields(it.estimate.model, it.estimate.gpu, it.estimate.setup)
+    return {"name": it.name, "setup": setup, "estimate": contract.write_estimate(it.estimate)}
 
 
 def write_csv(of: Subject) -> str:
@@ -98,7 +96,7 @@ _FIGURES = (
 def _figures(of: Estimate | None) -> list[object]:
     if of is None:
         return [""] * len(_FIGURES)
-    written = write_estimate(of)
+    written = contract.write_estimate(of)
     written["headroom_bytes"] = of.headroom_bytes if of.gpu else None
     if not of.can_run:
         written |= dict.fromkeys(_OF_A_RUN)

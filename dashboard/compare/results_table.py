@@ -9,10 +9,7 @@ from typing import NamedTuple
 from dashboard.compare import entry
 from dashboard.compare.entry import Entry
 from dashboard.words import terms, units
-from estimator.contract.setups import write_fields
-from estimator.values.keys import KEYS
-from estimator.values.results import Estimate
-from estimator.values.specs import Method, Verdict
+from estimator import Estimate, Method, Verdict, contract
 
 LABELS: Mapping[str, str] = {
     "model": "Model",
@@ -71,10 +68,10 @@ def differing(shown: Sequence[Entry]) -> dict[str, list[str]]:
     written = [
         {}
         if it.estimate is None
-        else write_fields(it.estimate.model, it.estimate.gpu, it.estimate.setup)
+        else contract.write_fields(it.estimate.model, it.estimate.gpu, it.estimate.setup)
         for it in shown
     ]
-    default = {key.name: key.default for key in KEYS}
+    default = {key.name: key.default for key in contract.KEYS}
     rows: dict[str, list[str]] = {}
     for key in ("model", "gpu", *default):
         texts = [

@@ -18,10 +18,7 @@ from dashboard.state import comparison, models
 from dashboard.state.comparison import Document
 from dashboard.widgets import drawing, keeping
 from dashboard.words import markup, one_line
-from estimator.answer.estimate import estimate
-from estimator.contract.scenarios import MOST, Scenario, read, write_file
-from estimator.contract.setups import parse
-from estimator.values.results import Estimate
+from estimator import Estimate, contract, estimate
 
 POLL_SECONDS = 0.5
 """How often the page looks whether the Hub has answered: ours."""
@@ -109,13 +106,13 @@ def base() -> Estimate:
     """The setup that presets vary: that of the estimate's page, else the example."""
     setup = comparison.document().setup
     if setup is not None:
-        reading = read(setup, models.known())
+        reading = contract.read(setup, models.known())
         if reading.model is not None:
             try:
                 return estimate(reading.model, reading.gpu, reading.setup)
             except ValueError:
                 pass
-    return estimate(*parse(dict(EXAMPLE)))
+    return estimate(*contract.parse(dict(EXAMPLE)))
 
 
 def _nothing_yet() -> None:
@@ -134,7 +131,7 @@ def _presets() -> None:
         st.button(name, on_click=_preset, args=(make,), key=f"preset {name}")
 
 
-def _preset(make: Callable[[Estimate], list[Scenario]]) -> None:
+def _preset(make: Callable[[Estimate], list[contract.Scenario]]) -> None:
     comparison.put(make(base()))
 
 
@@ -221,7 +218,7 @@ def _arrange(page: Page) -> None:
             "Duplicate",
             on_click=comparison.duplicate,
             args=(at,),
-            disabled=count == MOST,
+            disabled=count == contract.MOST_SCENARIOS,
             key="duplicate",
         )
         st.button("Remove", on_click=comparison.remove, args=(at,), key="remove")
@@ -260,7 +257,7 @@ def _take_away(page: Page) -> None:
         "Scenarios (to load again)": (
             "scenarios.json",
             "application/json",
-            lambda: write_file(now.scenarios, document),
+            lambda: contract.write_file(now.scenarios, document),
         ),
     }
     st.html('<h2 class="hr-head">Take away</h2>')

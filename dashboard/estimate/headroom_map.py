@@ -10,11 +10,7 @@ from typing import Any, NamedTuple
 from dashboard import theme
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import units
-from estimator.answer.estimate import need
-from estimator.search.limits import largest_micro_batch, longest_context
-from estimator.values.keys import LARGEST
-from estimator.values.results import Estimate
-from estimator.values.specs import Gpu
+from estimator import LARGEST, Estimate, Gpu, largest_micro_batch, longest_context, need
 
 MAP_STEPS = 8
 """Doublings that a side of the map shows."""

@@ -9,8 +9,7 @@ from dashboard import theme
 from dashboard.figures import memory_bars
 from dashboard.figures.memory_bars import Bar, Figure
 from dashboard.words import terms, units
-from estimator.values.results import Estimate
-from estimator.values.specs import STEP_PHASES, Component, Method, Phase
+from estimator import STEP_PHASES, Component, Estimate, Method, Phase
 
 HEIGHT = 420
 PLACES: Mapping[Phase | Method, float] = {

@@ -12,10 +12,7 @@ from dashboard import theme
 from dashboard.figures import memory_bars
 from dashboard.figures.memory_bars import Bar, Figure
 from dashboard.words import units
-from estimator.answer.estimate import estimate
-from estimator.parallel.combinations import sharing
-from estimator.values.results import Estimate, OnDevice
-from estimator.values.specs import Component, Strategy
+from estimator import Component, Estimate, OnDevice, Strategy, estimate, sharing
 
 
 def over_devices(of: Estimate) -> Estimate | str:

@@ -7,9 +7,7 @@ from html import escape
 
 from dashboard import theme
 from dashboard.words import markup, rule_of_thumb, terms, units
-from estimator.answer.verdict import beyond_the_step
-from estimator.values.results import Estimate, Shown
-from estimator.values.specs import Component
+from estimator import Component, Estimate, Shown, beyond_the_step
 
 MEANINGS: Mapping[Component, str] = {
     Component.WEIGHTS: "The model's parameters, there from loading to the end.",

@@ -8,14 +8,22 @@ from typing import Any, NamedTuple
 
 from dashboard.address import links
 from dashboard.words import markup, one_line, terms, units
-from estimator import catalog
-from estimator.answer.estimate import estimate, need
-from estimator.families.adapters import default_targets
-from estimator.search.fewest_gpus import MOST_GPUS, smallest_set, why_not_shared
-from estimator.search.limits import smallest_gpu
-from estimator.values.results import Estimate
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Gpu, Method, Verdict
+from estimator import (
+    MOST_GPUS,
+    Dtype,
+    Estimate,
+    Gpu,
+    Method,
+    TrainingSetup,
+    Verdict,
+    catalog,
+    default_targets,
+    estimate,
+    need,
+    smallest_gpu,
+    smallest_set,
+    why_not_shared,
+)
 
 
 class Place(NamedTuple):

@@ -10,15 +10,12 @@ from typing import Any, NamedTuple
 from dashboard import theme
 from dashboard.figures.memory_bars import Figure, scale
 from dashboard.words import one_line, terms, units
-from estimator.answer.ranks import Rank
-from estimator.search.scaling import COUNTS, Curve, Point, curves, rented_in
-from estimator.values.results import Estimate
-from estimator.values.specs import Strategy, Verdict
+from estimator import Curve, Estimate, Point, Rank, Strategy, Verdict, scaling
 
 
 def on_more_gpus(of: Estimate) -> tuple[Curve, ...]:
     """The setup under every strategy on 1 to 64 of its card, and on as many as it has."""
-    return curves(of.model, of.gpu, of.setup, (*COUNTS, of.setup.num_gpus))
+    return scaling.curves(of.model, of.gpu, of.setup, (*scaling.COUNTS, of.setup.num_gpus))
 
 
 class Line(NamedTuple):
@@ -378,12 +375,12 @@ def _prices(curves: Sequence[Curve], answer: Estimate) -> list[str]:
     if answer.setup.usd_per_gpu_hour is not None:
         return []
     counts = [point.num_gpus for point in curves[0].points]
-    too_few = [count for count in counts if rented_in(gpu, count)]
+    too_few = [count for count in counts if scaling.rented_in(gpu, count)]
     if not gpu.prices:
         return [f"No price of {gpu.name} is listed; set usd_per_gpu_hour to your own."]
     if not too_few:
         return []
-    least = rented_in(gpu, too_few[0])
+    least = scaling.rented_in(gpu, too_few[0])
     return [
         f"The price list has {gpu.name} only in machines of {least}, so below {least} GPUs no dollars are "
         f"given (marked “only {least} together” in the table)."
@@ -440,7 +437,7 @@ def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
     if _is_timed(point) and answer.time is not None:
         time, cost = answer.time, answer.cost
         lines.append(units.duration(time.total_hours_low, time.total_hours_high))
-        least = rented_in(answer.gpu, point.num_gpus)
+        least = scaling.rented_in(answer.gpu, point.num_gpus)
         if cost is not None:
             lines.append(units.dollars(cost.cost_usd_low, cost.cost_usd_high))
         elif least is not None:

@@ -9,11 +9,7 @@ from html import escape
 from typing import Any
 
 from dashboard.words import one_line, units
-from estimator import catalog, estimate
-from estimator.answer.overflow import room_bytes
-from estimator.search.remedies import Remedy
-from estimator.values.results import Estimate, RunTime
-from estimator.values.specs import Phase
+from estimator import Estimate, Phase, Remedy, RunTime, catalog, estimate, overflow
 
 
 def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
@@ -60,10 +56,10 @@ def remedies_head(estimate: Estimate, found: int) -> str:
     setup = estimate.setup
     head = "What to change" if found else "No change of this setup makes it fit one card"
     load, step = (estimate.phases[phase].bytes for phase in (Phase.LOAD, Phase.OPTIMIZER_STEP))
-    room = units.gib(room_bytes(estimate))
-    if load > room_bytes(estimate):
+    room = units.gib(overflow.room_bytes(estimate))
+    if load > overflow.room_bytes(estimate):
         note = f"Loading alone takes {units.gib(load)}, and tensors can have {room}: no batch and no context helps."
-    elif step > room_bytes(estimate):
+    elif step > overflow.room_bytes(estimate):
         note = (
             f"Weights, gradients and optimizer states alone take {units.gib(step)}, and tensors can have {room}: no "
             "smaller batch, shorter context or more accumulation makes that fit."

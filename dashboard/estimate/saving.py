@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from html import escape
 
 from dashboard.words import units
-from estimator.answer.verdict import beyond_the_step
-from estimator.resident.stored import checkpoint_bytes
-from estimator.run.loading import MERGED_ON_LOADING
-from estimator.run.sharded_saving import write_seconds
-from estimator.run.stages import Stage
-from estimator.values.results import Estimate
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import SHARDED_STATE_DICT, Method, Strategy
+from estimator import (
+    MERGED_ON_LOADING,
+    SHARDED_STATE_DICT,
+    Estimate,
+    Method,
+    Stage,
+    Strategy,
+    TrainingSetup,
+    beyond_the_step,
+    checkpoint_bytes,
+    write_seconds,
+)
 
 
 def acts_html(estimate: Estimate, acts: Sequence[Stage]) -> str:

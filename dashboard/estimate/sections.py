@@ -29,17 +29,23 @@ from dashboard.estimate import (
 from dashboard.state import actions
 from dashboard.widgets import drawing, proposal_cards
 from dashboard.words import markup
-from estimator import catalog
-from estimator.answer.ranks import ranks
-from estimator.parallel.combinations import sharing
-from estimator.parallel.module_devices import tail
-from estimator.run.stages import stages
-from estimator.search.ranking import pareto
-from estimator.search.remedies import remedies as fitting_changes
-from estimator.step.evaluation import kept_logits_bytes
-from estimator.values.results import Estimate
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Strategy, Verdict
+from estimator import (
+    Component,
+    Estimate,
+    Strategy,
+    TrainingSetup,
+    Verdict,
+    catalog,
+    explain,
+    kept_logits_bytes,
+    kept_terms,
+    pareto,
+    ranks,
+    sharing,
+    stages,
+    why_left_on_the_cpu,
+)
+from estimator import remedies as fitting_changes
 
 
 def draw_what_if(answer: Estimate) -> None:
@@ -164,7 +170,7 @@ def _where(answer: Estimate) -> None:
     if isinstance(placed, str):
         st.info(markup.plain(placed))
         return
-    left_over = tail(placed.model, placed.gpu, placed.setup)
+    left_over = why_left_on_the_cpu(placed.model, placed.gpu, placed.setup)
     st.html(layer_placement.head_html(placed, answer, left_over))
     drawing.plot(
         layer_placement.figure(placed, dark=drawing.is_dark()),
@@ -233,15 +239,15 @@ def _computed(answer: Estimate) -> None:
     )
     if chosen not in parts:  # what had been open holds nothing any more
         chosen = next(iter(parts))
-    told = explanation.explain(parts[chosen], answer)
+    told = explain(answer, parts[chosen])
     lead = (
         f"{told.lead} {saving.download(answer)}"
         if parts[chosen] is Component.WEIGHTS
         else told.lead
     )
-    st.html(f'<p class="hr-text">{lead}</p>{explanation.lines_html(told.lines, chosen)}')
+    st.html(f'<p class="hr-text">{lead}</p>{explanation.terms_html(told.terms, chosen)}')
     if parts[chosen] is Component.ACTIVATIONS:
-        st.html(explanation.lines_html(explanation.kept_lines(answer), "What one layer keeps"))
+        st.html(explanation.terms_html(kept_terms(answer), "What one layer keeps"))
     st.html('<h2 class="hr-head">The code that computed it</h2>')
     for function in told.functions:
         st.markdown(explanation.docstring(function))

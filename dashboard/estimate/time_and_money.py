@@ -10,8 +10,7 @@ from typing import Any
 from dashboard import theme
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import markup, one_line, units
-from estimator.values.results import Estimate
-from estimator.values.specs import Component
+from estimator import Component, Estimate
 
 
 def cost_against_time(

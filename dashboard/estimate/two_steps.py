@@ -11,15 +11,13 @@ from typing import Any
 from dashboard import theme
 from dashboard.figures.memory_bars import Figure, scale
 from dashboard.words import terms, units
-from estimator.answer.overflow import Instant, instants, runs_out, starts_with_states
-from estimator.values.results import Estimate, Moment
-from estimator.values.specs import STEP_PHASES, Component, Phase
+from estimator import STEP_PHASES, Component, Estimate, Moment, Phase, overflow
 
 
 def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
     """The moments of the first two steps in order of time as stepped areas, against the capacity, the peak marked."""
     look = theme.DARK if dark else theme.LIGHT
-    steps = [it for it in instants(estimate) if it.moment.phase in STEP_PHASES]
+    steps = [it for it in overflow.instants(estimate) if it.moment.phase in STEP_PHASES]
     moments = [it.moment for it in steps]
     first = sum(it.step == 1 for it in steps)
     largest = max(moment.bytes for moment in moments)
@@ -27,7 +25,9 @@ def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
     end = scale(max(largest, line))
     highest = max(range(first, len(moments)), key=lambda at: moments[at].bytes)
     made = any(moment.resident.get(Component.OPTIMIZER_STATES) for moment in moments[:first])
-    no_states = ":<br>no states yet" if made and not starts_with_states(estimate.setup) else ""
+    no_states = (
+        ":<br>no states yet" if made and not overflow.starts_with_states(estimate.setup) else ""
+    )
     there = [c for c in theme.COMPONENTS if any(moment.resident.get(c) for moment in moments)]
     return {
         "data": [_area(component, moments) for component in there],
@@ -82,7 +82,7 @@ def _area(component: Component, moments: Sequence[Moment]) -> Figure:
     }
 
 
-def _micro_step_ticks(steps: Sequence[Instant]) -> Mapping[str, list[Any]]:
+def _micro_step_ticks(steps: Sequence[overflow.Instant]) -> Mapping[str, list[Any]]:
     """With accumulation a tick in the middle of each micro-step: its phases are too narrow for their names."""
     values, texts, start = [], [], 0
     for number, group in groupby(steps, key=lambda it: it.micro_step):
@@ -185,14 +185,14 @@ def step_html(estimate: Estimate) -> str:
     """What the picture of two steps explains."""
     text = "Every moment of two training steps, one after the other."
     made = estimate.phases[Phase.OPTIMIZER_STEP].resident.get(Component.OPTIMIZER_STATES, 0)
-    if made and starts_with_states(estimate.setup):
+    if made and overflow.starts_with_states(estimate.setup):
         text += f" The optimizer states ({units.gib(made)}) are there before the first."
     elif made:
         text += (
             f" The optimizer makes its states ({units.gib(made)}) at the end of the first step; from then on all else "
             "stands on top of them."
         )
-    return f'<p class="hr-text">{escape(f"{text} {runs_out(estimate)}")}</p>'
+    return f'<p class="hr-text">{escape(f"{text} {overflow.runs_out(estimate)}")}</p>'
 
 
 def step_alt(estimate: Estimate) -> str:

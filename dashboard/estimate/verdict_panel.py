@@ -6,11 +6,7 @@ from html import escape
 
 from dashboard import theme
 from dashboard.words import one_line, terms, verdicts
-from estimator.parallel.offload import offloads
-from estimator.proof.accuracy import Facet, Kin
-from estimator.values.results import Estimate
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Strategy
+from estimator import Estimate, Gpu, Kin, Strategy, TrainingSetup, accuracy, offloads
 
 
 def trust_sentence(estimate: Estimate, kin: Kin) -> str:
@@ -25,9 +21,9 @@ def trust_sentence(estimate: Estimate, kin: Kin) -> str:
     lacks = [
         said
         for facet, said in (
-            (Facet.STRATEGY, _shared(setup)),
-            (Facet.FAMILY, f"with layers as {estimate.model.model_type} has them"),
-            (Facet.CARD, f"on {_generation(estimate.gpu)}"),
+            (accuracy.Facet.STRATEGY, _shared(setup)),
+            (accuracy.Facet.FAMILY, f"with layers as {estimate.model.model_type} has them"),
+            (accuracy.Facet.CARD, f"on {_generation(estimate.gpu)}"),
         )
         if facet in kin.unlike
     ]

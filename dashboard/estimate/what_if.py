@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dashboard.words import markup, units
-from estimator.values.results import Estimate
-from estimator.values.specs import Dtype, Method, MixedPrecision
+from estimator import Dtype, Estimate, Method, MixedPrecision
 
 REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
     "bfloat16 states too": {

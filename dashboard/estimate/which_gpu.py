@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dashboard.words import terms, units
-from estimator import catalog
-from estimator.search.ranking import Ranking, rank_gpus
-from estimator.values.results import Estimate
-from estimator.values.specs import Verdict
+from estimator import Estimate, Ranking, Verdict, catalog, rank_gpus
 
 
 def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from dashboard import theme
 from dashboard.words import units
-from estimator.values.results import Estimate
-from estimator.values.specs import Component, Gpu
+from estimator import Component, Estimate, Gpu
 
 Figure = dict[str, Any]
 """What Plotly calls a figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""

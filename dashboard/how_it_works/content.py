@@ -6,12 +6,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dashboard.words import one_line, rule_of_thumb, terms, units
-from estimator import catalog
-from estimator.answer.estimate import estimate
-from estimator.answer.overflow import runs_out
-from estimator.contract.setups import parse
-from estimator.values.results import Estimate
-from estimator.values.specs import Component, Method, Optimizer, Phase
+from estimator import (
+    Component,
+    Estimate,
+    Method,
+    Optimizer,
+    Phase,
+    catalog,
+    contract,
+    estimate,
+    overflow,
+)
 
 
 class Chapter(NamedTuple):
@@ -37,7 +42,7 @@ def chapters(example: Estimate) -> list[Chapter]:
 
 def example(keys: dict[str, object]) -> Estimate:
     """The estimate that the story is told along."""
-    return estimate(*parse(keys))
+    return estimate(*contract.parse(keys))
 
 
 def _size(of: Estimate, phase: Phase, part: Component) -> str:
@@ -78,7 +83,7 @@ def _walk(of: Estimate) -> str:
             f"{_size(of, Phase.OPTIMIZER_STEP, Component.OPTIMIZER_STATES)}. With weights and gradients that is "
             f"{units.gib(of.phases[Phase.OPTIMIZER_STEP].bytes)}.",
             f"6. **The second step.** The states stay, and every later step stands on top of them: up to "
-            f"{units.gib(of.peak.bytes)} in {terms.moment(of.peak)}. {runs_out(of)}",
+            f"{units.gib(of.peak.bytes)} in {terms.moment(of.peak)}. {overflow.runs_out(of)}",
         ]
     )
 

@@ -17,31 +17,13 @@ import streamlit as st
 
 from dashboard.address import unbound
 from dashboard.state import actions, models
-from estimator.contract.scenarios import (
-    LONGEST_WRITTEN,
-    MOST,
-    VERSION,
-    Found,
-    Scenario,
-    free_name,
-    keep,
-    read_file,
-    read_texts,
-    sound_name,
-    unknown_model,
-    write_text,
-)
-from estimator.contract.setups import Reading, write_fields
-from estimator.sources.repository import HubModel
-from estimator.values.keys import LARGEST
-from estimator.values.kinds import Kind, Number, WholeNumber
-from estimator.values.results import Estimate
+from estimator import LARGEST, Estimate, HubModel, contract
 
 SCENARIOS, SETUP = "s", "setup"
-NUMBERS: Mapping[str, Kind] = {
-    "context": WholeNumber(LARGEST["max_length"], nullable=True),
-    "within": Number(1_000_000, open_low=True, nullable=True),
-    "present": WholeNumber(MOST, nullable=True),
+NUMBERS: Mapping[str, contract.Kind] = {
+    "context": contract.WholeNumber(LARGEST["max_length"], nullable=True),
+    "within": contract.Number(1_000_000, open_low=True, nullable=True),
+    "present": contract.WholeNumber(contract.MOST_SCENARIOS, nullable=True),
 }
 KEYS = (SCENARIOS, SETUP, "v", *NUMBERS)
 """What an address says of a comparison: its scenarios, the setup of the estimate, the contract, and the page."""
@@ -53,8 +35,8 @@ Address = Mapping[str, tuple[str, ...]]
 class Document:
     """All that the address says of a comparison."""
 
-    scenarios: tuple[Scenario, ...] = ()
-    setup: Scenario | None = None
+    scenarios: tuple[contract.Scenario, ...] = ()
+    setup: contract.Scenario | None = None
     """The setup of the estimate's page, where that is not the page that is shown."""
     context: int | None = None
     """A context that all are estimated at instead of their own."""
@@ -70,7 +52,7 @@ def document() -> Document:
     return kept
 
 
-def scenarios() -> tuple[Scenario, ...]:
+def scenarios() -> tuple[contract.Scenario, ...]:
     """The scenarios that are kept, in order."""
     return document().scenarios
 
@@ -99,9 +81,9 @@ def _given() -> dict[str, tuple[str, ...]]:
 
 
 def _read(given: Address) -> None:
-    found = read_texts(given[SCENARIOS], models.known(), given["v"])
+    found = contract.read_texts(given[SCENARIOS], models.known(), given["v"])
     said = list(found.problems)
-    setup = read_texts(given[SETUP][:1], models.known())
+    setup = contract.read_texts(given[SETUP][:1], models.known())
     said += setup.problems
     numbers: dict[str, object] = {}
     for key, kind in NUMBERS.items():
@@ -126,7 +108,7 @@ def noted() -> dict[str, list[str]]:
     return {} if setup is None else setup_params(setup)
 
 
-def setup_params(scenario: Scenario) -> dict[str, list[str]]:
+def setup_params(scenario: contract.Scenario) -> dict[str, list[str]]:
     """A scenario's setup as the estimate's page has it in its address: by the contract's keys."""
     return {key: _texts(value) for key, value in scenario.setup.items()}
 
@@ -151,12 +133,14 @@ def spelled(*, estimates: bool | None = None) -> dict[str, tuple[str, ...]]:
     if estimates is None:
         estimates = st.session_state.get("on the estimate", False)
     texts: dict[str, tuple[str, ...]] = dict.fromkeys(KEYS, ())
-    texts[SCENARIOS] = tuple(write_text(it) for it in kept.scenarios if not is_too_long(it))
+    texts[SCENARIOS] = tuple(
+        contract.write_text(it) for it in kept.scenarios if not is_too_long(it)
+    )
     if kept.setup is not None and not estimates and not is_too_long(kept.setup):
-        texts[SETUP] = (write_text(kept.setup),)
+        texts[SETUP] = (contract.write_text(kept.setup),)
     texts |= written_numbers(kept)
     if any(texts.values()):
-        texts["v"] = (str(VERSION),)
+        texts["v"] = (str(contract.VERSION),)
     return texts
 
 
@@ -169,19 +153,21 @@ def written_numbers(of: Document) -> dict[str, tuple[str, ...]]:
     }
 
 
-def is_too_long(scenario: Scenario) -> bool:
+def is_too_long(scenario: contract.Scenario) -> bool:
     """Whether a scenario is of a pasted config that no link can carry."""
-    return len(quote_plus(write_text(scenario))) > LONGEST_WRITTEN
+    return len(quote_plus(contract.write_text(scenario))) > contract.LONGEST_WRITTEN
 
 
-def note(reading: Reading) -> None:
+def note(reading: contract.Reading) -> None:
     """Remember the setup of the estimate's page, for the addresses of the others."""
     if reading.model is not None:
-        setup = Scenario(BASE, write_fields(reading.model, reading.gpu, reading.setup))
+        setup = contract.Scenario(
+            BASE, contract.write_fields(reading.model, reading.gpu, reading.setup)
+        )
         st.session_state["compared"] = replace(document(), setup=setup)
 
 
-def put(now: Sequence[Scenario]) -> None:
+def put(now: Sequence[contract.Scenario]) -> None:
     """Compare these from now on, and remember what was compared before."""
     state = st.session_state
     state["compared before"] = [*state.get("compared before", []), scenarios()][-actions.DEEPEST :]
@@ -214,10 +200,10 @@ def _set(**keys: object) -> None:
 
 def add(name: str, of: Estimate) -> str:
     """Keep an estimate's setup under a name; the sentence that says why not, or nothing."""
-    if len(scenarios()) >= MOST:
-        return f"A comparison holds {MOST} scenarios; remove one first."
+    if len(scenarios()) >= contract.MOST_SCENARIOS:
+        return f"A comparison holds {contract.MOST_SCENARIOS} scenarios; remove one first."
     try:
-        put([*scenarios(), keep(name, of.model, of.gpu, of.setup)])
+        put([*scenarios(), contract.keep(name, of.model, of.gpu, of.setup)])
     except ValueError as problem:
         return str(problem)
     return ""
@@ -227,7 +213,7 @@ def rename(at: int, name: str) -> str:
     """Give a scenario another name; the sentence that says why not, or nothing."""
     try:
         now = list(scenarios())
-        now[at] = replace(now[at], name=sound_name(name))
+        now[at] = replace(now[at], name=contract.sound_name(name))
     except ValueError as problem:
         return str(problem)
     put(now)
@@ -244,7 +230,7 @@ def move(at: int, to: int) -> None:
 def duplicate(at: int) -> None:
     """A second one of the same setup, behind it."""
     now = list(scenarios())
-    again = replace(now[at], name=free_name(now[at].name, now))
+    again = replace(now[at], name=contract.free_name(now[at].name, now))
     put([*now[: at + 1], again, *now[at + 1 :]])
 
 
@@ -258,13 +244,15 @@ def remove(at: int) -> None:
 def load(text: bytes) -> None:
     """Compare what a file holds; where it is no such file, one sentence and all as it was."""
     try:
-        found: Found = read_file(text, models.known())
+        found: contract.Found = contract.read_file(text, models.known())
     except ValueError as problem:
         st.session_state["compared problems"] = (str(problem),)
         return
     put(found.scenarios)
     if found.setup is not None:
-        st.session_state["compared"] = replace(document(), setup=Scenario(BASE, found.setup))
+        st.session_state["compared"] = replace(
+            document(), setup=contract.Scenario(BASE, found.setup)
+        )
     st.session_state["compared problems"] = found.problems
 
 
@@ -274,7 +262,7 @@ def ask_for_models() -> tuple[bool, dict[str, str]]:
     asked: dict[str, Future[HubModel]] = state.setdefault("asked of the Hub", {})
     said: dict[str, str] = {}
     for scenario in scenarios():
-        hub_id = unknown_model(scenario, models.known())
+        hub_id = contract.unknown_model(scenario, models.known())
         if not hub_id:
             continue
         answer = (

@@ -19,11 +19,7 @@ import streamlit as st
 
 from dashboard.address.example import EXAMPLE
 from dashboard.state import actions, session
-from estimator import catalog, hub
-from estimator.contract.setups import MODEL_MISSING, read_link, read_setup
-from estimator.sources.repository import HubModel, Trouble, from_text
-from estimator.values.json_text import read_object
-from estimator.values.specs import Model
+from estimator import HubModel, Model, Trouble, catalog, contract, hub, repository
 
 LONGEST_IN_LINK = 1500
 """Characters that a model may take in an address: ours, so that a link stays under 2,000 with all else in it."""
@@ -123,7 +119,11 @@ def instead(asked: Mapping[str, Sequence[str]], problems: Sequence[str]) -> list
     if not lost and not asks:
         return [*problems, f"The page opened on {EXAMPLE['model']}."]
     others = {key: texts for key, texts in asked.items() if key != "model"}
-    rest = [problem for problem in read_link(others).problems if problem != MODEL_MISSING]
+    rest = [
+        problem
+        for problem in contract.read_link(others).problems
+        if problem != contract.MODEL_MISSING
+    ]
     if lost:
         return [*rest, LOST]
     ask(named, wanted)
@@ -136,7 +136,7 @@ def _named_in(text: str) -> tuple[str, Mapping[str, object] | None]:
     if not text.lstrip().startswith("{"):
         return text, None
     try:
-        wanted = read_object(text, "model")
+        wanted = contract.read_object(text, "model")
     except ValueError:
         return "", None
     like = wanted.get("like")
@@ -207,7 +207,7 @@ def settle() -> None:
 def take_text(text: str | bytes) -> None:
     """Use a config.json that was pasted or dropped."""
     forget_question()
-    found = from_text(text)
+    found = repository.from_text(text)
     if found.model is None:
         st.session_state["trouble"] = Refusal(" ".join(found.sentences), found.trouble)
         return
@@ -218,7 +218,7 @@ def take_text(text: str | bytes) -> None:
 
 def _take_own(wanted: Mapping[str, object], take: Callable[[Mapping[str, object]], None]) -> None:
     """Use a known model with other dimensions."""
-    reading = read_setup({"model": dict(wanted)}, known())
+    reading = contract.read_setup({"model": dict(wanted)}, known())
     if reading.model is None:
         sentence = reading.problems[0].removeprefix("model: ")
         st.session_state["trouble"] = Refusal(sentence[:1].upper() + sentence[1:])

@@ -16,10 +16,7 @@ from streamlit.errors import StreamlitAPIException
 from dashboard.address import links, unbound
 from dashboard.address.example import EXAMPLE
 from dashboard.state import comparison, models, question, session
-from estimator import catalog
-from estimator.contract.setups import Reading, read_link, write_fields
-from estimator.sources.repository import HubModel
-from estimator.values.setup import KEY_FACET
+from estimator import KEY_FACET, HubModel, catalog, contract
 
 UNBOUND = tuple(name for name in KEY_FACET if name not in session.BOUND)
 """The contract's keys that ``session`` keeps: of those in expanders, and of those that have no widget."""
@@ -45,7 +42,7 @@ def open_address() -> None:
     asked = given or {key: [str(value)] for key, value in EXAMPLE.items()}
     if "model" not in given:
         asked = comparison.noted() or asked
-    read = read_link(asked, models.known())
+    read = contract.read_link(asked, models.known())
     problems = list(read.problems)
     if read.model is None:
         problems = models.instead(asked, problems)
@@ -74,10 +71,10 @@ def open_address() -> None:
         st.rerun()  # so that the widgets read the address as it is spelled now
 
 
-def values_of(read: Reading) -> dict[str, object]:
+def values_of(read: contract.Reading) -> dict[str, object]:
     """What each widget shows of an address."""
     assert read.model is not None
-    facts = write_fields(read.model, read.gpu, session.DEFAULT)
+    facts = contract.write_fields(read.model, read.gpu, session.DEFAULT)
     return {
         **{name: getattr(read.setup, name) for name in KEY_FACET},
         "lora_target_modules": links.targets_as_chosen(read.model, read.setup),

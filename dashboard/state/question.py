@@ -8,9 +8,7 @@ from dataclasses import replace
 import streamlit as st
 
 from dashboard.state import models, session
-from estimator import estimate
-from estimator.contract.setups import Reading, read_setup
-from estimator.values.results import Estimate
+from estimator import Estimate, contract, estimate
 
 
 def as_option(fact: object) -> str:
@@ -29,9 +27,9 @@ def _asked() -> dict[str, object]:
     return asked | {"model": models.name(), "gpu": as_fact(state["gpu"])}
 
 
-def reading() -> Reading:
+def reading() -> contract.Reading:
     """What the widgets say, through the contract, with the problems of the address in front."""
-    now = read_setup(_asked(), models.in_use())
+    now = contract.read_setup(_asked(), models.in_use())
     said = (*st.session_state["address_problems"], *now.problems)
     return replace(now, problems=tuple(dict.fromkeys(said)))
 

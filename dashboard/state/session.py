@@ -12,7 +12,7 @@ from enum import StrEnum
 import streamlit as st
 
 from dashboard.address import unbound
-from estimator.values.setup import TrainingSetup
+from estimator import TrainingSetup
 
 DEFAULT = TrainingSetup()
 BOUND = (

@@ -9,10 +9,16 @@ import streamlit as st
 from dashboard.state import question, session
 from dashboard.widgets import boxes, rerun
 from dashboard.words import slider_limits
-from estimator.contract.setups import Reading
-from estimator.search.limits import evaluation_stops, largest_micro_batch, longest_context
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Gpu, Model
+from estimator import (
+    AttnImplementation,
+    Gpu,
+    Model,
+    TrainingSetup,
+    contract,
+    evaluation_stops,
+    largest_micro_batch,
+    longest_context,
+)
 
 
 @st.fragment(key=rerun.BATCH)
@@ -31,7 +37,7 @@ def _longest_context() -> None:
 
 
 def _limit(
-    now: Reading,
+    now: contract.Reading,
     key: str,
     search: Callable[[Model, Gpu, TrainingSetup], int],
     say: Callable[[int, bool, Model, TrainingSetup], str],

@@ -14,7 +14,7 @@ import streamlit as st
 
 from dashboard.state import session
 from dashboard.widgets import rerun
-from estimator.values.keys import BY_NAME
+from estimator import contract
 
 BEHIND_PRECISION = ("dtype", "mixed_precision")
 """What the box for precision sets, so that it must be drawn again where one of them is set."""
@@ -28,7 +28,7 @@ def box(key: str, default: str = "value", options: Sequence[str] | None = None) 
     whose default is not None cannot be emptied: one that can be null is told its value in every run instead.
     """
     name, now = f"{key} box", session.value(key)
-    is_nullable = BY_NAME[key].kind.nullable
+    is_nullable = contract.BY_NAME[key].kind.nullable
     if is_nullable or name not in st.session_state or st.session_state[name] != now:
         st.session_state[name] = now
     shown = None if is_nullable else now if options is None else options.index(str(now))

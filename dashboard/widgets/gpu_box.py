@@ -13,8 +13,7 @@ import streamlit as st
 
 from dashboard.state import actions, session
 from dashboard.words import units
-from estimator import Gpu, catalog
-from estimator.values.specs import LARGEST_MEMORY, SMALLEST_MEMORY
+from estimator import LARGEST_MEMORY, SMALLEST_MEMORY, Gpu, catalog
 
 POPOVER_PIXELS = 380
 """As wide as a phone lets it be: ours, as the model's."""

@@ -8,8 +8,7 @@ import streamlit as st
 
 from dashboard.state import comparison
 from dashboard.words import markup, terms
-from estimator.contract.scenarios import free_name
-from estimator.values.results import Estimate
+from estimator import Estimate, contract
 
 
 def draw(answer: Callable[[], Estimate | str]) -> None:
@@ -33,7 +32,7 @@ def _ask_for_name(of: Estimate | str) -> None:
     if isinstance(of, str):
         st.write(of.replace("[", "\\["))
         return
-    proposed = free_name(terms.proposed_name(of), comparison.scenarios())
+    proposed = contract.free_name(terms.proposed_name(of), comparison.scenarios())
     name = st.text_input("Name", proposed, max_chars=60, key=f"name {len(comparison.scenarios())}")
     if st.button("Keep", type="primary", key="keep it"):
         if refusal := comparison.add(name, of):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import cast
 
 import streamlit as st
 
 from dashboard.state import question, session
 from dashboard.widgets import boxes, rerun
-from estimator.families.counts import layer_groups, layer_modules, outer_modules, tied_head
-from estimator.families.modules import Embedding, Linear
-from estimator.values.specs import ALL_LINEAR, Model
+from estimator import ALL_LINEAR, Model, linear_names, outer_names
 
 LORA = "LoRA"
 EVERY, ATTENTION, CUSTOM = "all linear", "attention", "custom"
@@ -37,7 +34,7 @@ def draw() -> None:
             return
         st.caption("For LoRA and QLoRA; full fine-tuning has no adapters.")
         model = question.reading().model
-        linears, attention = linear_modules(model) if model else ((), ())
+        linears, attention = linear_names(model) if model else ((), ())
         targets = session.value("lora_target_modules")
         if targets == ALL_LINEAR and question.reading().setup.uses_adapters:
             targets = (
@@ -105,7 +102,7 @@ def _trained_whole(model: Model | None) -> None:
     )
     st.multiselect(
         "Trained whole",
-        whole_modules(model) if model else (),
+        outer_names(model) if model else (),
         key="modules_to_save box",
         on_change=_take_whole,
         accept_new_options=True,
@@ -118,26 +115,3 @@ def _trained_whole(model: Model | None) -> None:
 def _take_whole() -> None:
     session.put({"modules_to_save": tuple(st.session_state["modules_to_save box"]) or None})
     rerun.redraw()
-
-
-@lru_cache(maxsize=512)
-def linear_modules(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of a layer's linear modules as PEFT takes them: all, and those of attention.
-
-    A name that stands for two modules (GPT-2's ``c_proj``) is written with its block.
-    """
-    modules = (module for index, _ in layer_groups(model) for module in layer_modules(model, index))
-    paths = list(dict.fromkeys(module.name for module in modules if isinstance(module, Linear)))
-    lasts = [path.rpartition(".")[2] for path in paths]
-    names = [
-        last if lasts.count(last) == 1 else path for path, last in zip(paths, lasts, strict=True)
-    ]
-    attention = [name for name, path in zip(names, paths, strict=True) if "att" in path]
-    return tuple(names), tuple(attention)
-
-
-@lru_cache(maxsize=512)
-def whole_modules(model: Model) -> tuple[str, ...]:
-    """Names of the embeddings and the head, which adapters are often trained beside."""
-    modules = (*outer_modules(model), *tied_head(model))
-    return tuple(module.name for module in modules if isinstance(module, Embedding | Linear))

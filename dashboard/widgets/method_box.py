@@ -7,8 +7,7 @@ import streamlit as st
 from dashboard.state import session
 from dashboard.widgets import boxes
 from dashboard.words import terms
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method, Optimizer
+from estimator import Method, Optimizer, TrainingSetup
 
 
 def _apply_precision() -> None:

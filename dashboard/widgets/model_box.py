@@ -17,8 +17,7 @@ import streamlit as st
 from dashboard.state import models
 from dashboard.state.models import Refusal
 from dashboard.words import units
-from estimator import catalog, hub
-from estimator.values.specs import Model
+from estimator import Model, catalog, hub
 
 MOST_PROPOSED = 6
 """Models that a few words propose: ours, what a phone shows."""

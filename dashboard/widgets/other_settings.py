@@ -6,7 +6,7 @@ import streamlit as st
 
 from dashboard.state import session
 from dashboard.widgets import boxes
-from estimator.values.specs import Dtype, Loss, MixedPrecision
+from estimator import Dtype, Loss, MixedPrecision
 
 OTHERS = "More"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard.widgets import boxes
-from estimator.values.keys import LARGEST
-from estimator.values.specs import LOWEST_MFU
+from estimator import LARGEST, LOWEST_MFU
 
 RUN = "Run: examples, price"
 

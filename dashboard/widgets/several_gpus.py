@@ -10,16 +10,18 @@ import streamlit as st
 
 from dashboard.state import actions, question, session
 from dashboard.widgets import boxes, rerun
-from estimator.parallel.combinations import OFFLOADS, resting_places, sharing
-from estimator.values.keys import LARGEST
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import (
+from estimator import (
     FULL_STATE_DICT,
+    LARGEST,
     NETWORK,
+    OFFLOADS,
     RATE_SPAN,
     SHARDED_STATE_DICT,
     Offload,
     Strategy,
+    TrainingSetup,
+    resting_places,
+    sharing,
 )
 
 GPUS = "Several GPUs"

@@ -17,7 +17,7 @@ from dashboard.widgets import (
     run_settings,
     several_gpus,
 )
-from estimator.values.specs import Method
+from estimator import Method
 
 
 def _undo_and_reset() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from dashboard.words import terms
-from estimator.values.specs import Verdict
+from estimator import Verdict
 
 
 def plain(sentence: str) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dashboard.words import terms, units
-from estimator.parallel.offload import offloads
-from estimator.values.results import Estimate
-from estimator.values.specs import Verdict
+from estimator import Estimate, Verdict, offloads
 
 
 def run(estimate: Estimate) -> str:

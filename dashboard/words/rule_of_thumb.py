@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dashboard.words import terms, units
-from estimator.values.results import Estimate
-from estimator.values.specs import STEP_PHASES, Component, Method, Strategy
+from estimator import STEP_PHASES, Component, Estimate, Method, Strategy
 
 
 def sentence(estimate: Estimate) -> str:

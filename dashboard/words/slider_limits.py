@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from estimator.answer.verdict import smaller_evaluation
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model
+from estimator import Model, TrainingSetup, smaller_evaluation
 
 
 def effective_batch(setup: TrainingSetup) -> str:

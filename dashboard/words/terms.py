@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dashboard import theme
-from estimator.values.results import Estimate, Moment
-from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, Method, MixedPrecision, Phase, Strategy, Verdict
+from estimator import (
+    Dtype,
+    Estimate,
+    Method,
+    MixedPrecision,
+    Moment,
+    Phase,
+    Strategy,
+    TrainingSetup,
+    Verdict,
+)
 
 
 def proposed_name(of: Estimate) -> str:

@@ -6,10 +6,7 @@ from typing import NamedTuple
 
 from dashboard import theme
 from dashboard.words import one_line, terms, units
-from estimator.answer.overflow import runs_out
-from estimator.answer.verdict import beyond_the_step
-from estimator.values.results import Estimate
-from estimator.values.specs import Gpu, Verdict
+from estimator import Estimate, Gpu, Verdict, beyond_the_step, overflow
 
 
 class Saying(NamedTuple):
@@ -73,7 +70,7 @@ def verdict(estimate: Estimate) -> Saying:
         saying = Saying(
             f"{word}: {short} short",
             f"{offer}, at least {short} too little.",
-            f"{runs_out(estimate)} {peak}",
+            f"{overflow.runs_out(estimate)} {peak}",
             "",
         )
     return saying._replace(capacity=capacity_note(gpu))

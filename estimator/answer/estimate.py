@@ -17,7 +17,7 @@ from estimator.parallel.assumptions import sharing_sentences
 from estimator.parallel.combinations import beyond_one_machine, refused, shares_between_layers
 from estimator.parallel.fsdp1 import check_units
 from estimator.parallel.fsdp2_hooks import check_head
-from estimator.parallel.module_devices import ModuleDevices, module_devices, tail
+from estimator.parallel.module_devices import ModuleDevices, module_devices, why_left_on_the_cpu
 from estimator.parallel.network import network_sentences
 from estimator.parallel.offload import node_bytes
 from estimator.parallel.sharding import check_groups, loads_in_parts
@@ -480,7 +480,9 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             f"{gpu.name} has no bfloat16 units; the memory is right, the run would be slow or refused."
         )
     sentences += sharing_sentences(setup)
-    if setup.strategy is Strategy.DEVICE_MAP and (left_over := tail(model, gpu, setup)):
+    if setup.strategy is Strategy.DEVICE_MAP and (
+        left_over := why_left_on_the_cpu(model, gpu, setup)
+    ):
         sentences.append(left_over)
     if setup.optim in LOW_RANK_OPTIMIZERS:
         sentences.append(

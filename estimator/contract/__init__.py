@@ -1,1 +1,60 @@
 """The same as one flat object: JSON, links, scenarios, text."""
+
+from estimator.contract.scenarios import (
+    LONGEST_WRITTEN,
+    MOST_SCENARIOS,
+    VERSION,
+    Found,
+    Scenario,
+    free_name,
+    keep,
+    read,
+    read_file,
+    read_texts,
+    sound_name,
+    unknown_model,
+    write_file,
+    write_text,
+)
+from estimator.contract.setups import (
+    MODEL_MISSING,
+    Reading,
+    parse,
+    read_link,
+    read_setup,
+    write_estimate,
+    write_fields,
+)
+from estimator.values.json_text import read_object
+from estimator.values.keys import BY_NAME, KEYS
+from estimator.values.kinds import Kind, Number, WholeNumber
+
+__all__ = [
+    "BY_NAME",
+    "KEYS",
+    "LONGEST_WRITTEN",
+    "MODEL_MISSING",
+    "MOST_SCENARIOS",
+    "VERSION",
+    "Found",
+    "Kind",
+    "Number",
+    "Reading",
+    "Scenario",
+    "WholeNumber",
+    "free_name",
+    "keep",
+    "parse",
+    "read",
+    "read_file",
+    "read_link",
+    "read_object",
+    "read_setup",
+    "read_texts",
+    "sound_name",
+    "unknown_model",
+    "write_estimate",
+    "write_fields",
+    "write_file",
+    "write_text",
+]

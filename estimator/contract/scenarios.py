@@ -39,7 +39,7 @@ Value = TypeVar("Value")
 
 VERSION = 1
 """Of the contract that is written here; a link and a file carry it as ``v``."""
-MOST = 8
+MOST_SCENARIOS = 8
 """Scenarios of a comparison: ours, as many bars as can be told apart."""
 LONGEST_NAME = 60
 """Characters of a scenario's name: ours, a line of the table."""
@@ -204,7 +204,7 @@ def read_file(text: str | bytes, known: Mapping[str, Model] = NONE_KNOWN) -> Fou
     problems += [it for it in read_setup({"v": version}).problems if it != MODEL_MISSING]
     listed, beside = given.pop("scenarios"), given.pop("setup", None)
     problems += [f"The file's {show(key)} was dropped: it is no part of one." for key in given][
-        :MOST
+        :MOST_SCENARIOS
     ]
     if not isinstance(listed, list):
         raise InputError(f"The file's scenarios must be a list, not {show(listed)}.")
@@ -246,16 +246,17 @@ def _read_entry(
 def _each(
     given: Sequence[Given], one: Callable[[int, Given], Scenario], problems: list[str]
 ) -> tuple[Scenario, ...]:
-    """The sound ones of at most ``MOST``."""
+    """The sound ones of at most ``MOST_SCENARIOS``."""
     scenarios = []
-    for number, it in enumerate(given[:MOST], start=1):
+    for number, it in enumerate(given[:MOST_SCENARIOS], start=1):
         try:
             scenarios.append(one(number, it))
         except ValueError as problem:
             problems.append(f"Scenario {number} was dropped: {problem}")
-    if len(given) > MOST:
+    if len(given) > MOST_SCENARIOS:
         problems.append(
-            f"A comparison holds {MOST} scenarios; the last {len(given) - MOST} of {len(given)} were dropped."
+            f"A comparison holds {MOST_SCENARIOS} scenarios; "
+            f"the last {len(given) - MOST_SCENARIOS} of {len(given)} were dropped."
         )
     return tuple(scenarios)
 

@@ -17,7 +17,7 @@ from estimator.answer.ranks import ranks
 from estimator.families.adapters import adapter_parameters, default_targets
 from estimator.families.custom import resized
 from estimator.parallel.combinations import SHARING, beyond_one_machine, refusal, refused
-from estimator.parallel.module_devices import tail
+from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
 from estimator.sources import catalog
@@ -104,7 +104,9 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
         if setup.uses_adapters and "lora_target_modules" not in given:
             setup = replace(setup, lora_target_modules=default_targets(model, setup))
         setup = _agree(model, setup, problems)
-        if setup.strategy is Strategy.DEVICE_MAP and (sentence := tail(model, gpu, setup)):
+        if setup.strategy is Strategy.DEVICE_MAP and (
+            sentence := why_left_on_the_cpu(model, gpu, setup)
+        ):
             problems.append(sentence)
     return Reading(model=model, gpu=gpu, setup=setup, problems=tuple(problems))
 

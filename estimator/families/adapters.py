@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from estimator.families.counts import (
     layer_groups,
@@ -512,3 +513,32 @@ def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
     if setup.method is Method.FULL:
         return total_parameters(model) - untrained_parameters(model)
     return adapter_parameters(model, setup)
+
+
+@lru_cache(maxsize=512)
+def linear_names(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of a layer's linear modules as PEFT takes them: all, and those of attention.
+
+    A name that stands for two modules (GPT-2's ``c_proj``) is written with its block.
+
+    Source: peft 0.21, tuners/tuners_utils.py, ``check_target_module_exists``: a target matches a module's whole name or
+    its end.
+    """
+    modules = (module for index, _ in layer_groups(model) for module in layer_modules(model, index))
+    paths = list(dict.fromkeys(module.name for module in modules if isinstance(module, Linear)))
+    lasts = [path.rpartition(".")[2] for path in paths]
+    names = [
+        last if lasts.count(last) == 1 else path for path, last in zip(paths, lasts, strict=True)
+    ]
+    attention = [name for name, path in zip(names, paths, strict=True) if "att" in path]
+    return tuple(names), tuple(attention)
+
+
+@lru_cache(maxsize=512)
+def outer_names(model: Model) -> tuple[str, ...]:
+    """Names of the embeddings and the head, which are often trained beside adapters.
+
+    Source: peft 0.21, utils/other.py, ``_set_trainable``, which matches the end of a module's name.
+    """
+    modules = (*outer_modules(model), *tied_head(model))
+    return tuple(module.name for module in modules if isinstance(module, Embedding | Linear))

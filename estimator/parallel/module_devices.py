@@ -69,7 +69,7 @@ class ModuleDevices(NamedTuple):
 def module_devices(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> ModuleDevices:
     """The GPU of every module (a number, from 0), as ``from_pretrained(device_map="auto")`` chooses on free cards.
 
-    Where the weights do not fit into the cards, the map that larger ones would have: see ``tail``.
+    Where the weights do not fit into the cards, the map that larger ones would have: see ``why_left_on_the_cpu``.
 
     Source: transformers 5.23, integrations/accelerate.py, ``get_balanced_memory``; accelerate 1.15, utils/modeling.py,
     ``get_max_memory`` (free: the card's memory less its context).
@@ -88,7 +88,7 @@ def module_devices(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Modul
     return found
 
 
-def tail(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str | None:
+def why_left_on_the_cpu(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str | None:
     """Why the weights alone are too large for the cards, in one sentence; None where they fit.
 
     What does not fit goes to the CPU or the disk. accelerate then holds the parameters on the meta device and brings

@@ -1,0 +1,391 @@
+"""How a figure came about: its terms with this setup's numbers in them, and the functions that computed it.
+
+Source: derived, from the functions that each explanation names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from estimator.answer.overflow import starts_with_states
+from estimator.families.adapters import adapted_tied_head, copied_modules
+from estimator.families.counts import modules_with_counts
+from estimator.families.liger import kernels, loss_of
+from estimator.families.modules import Module, is_quantized, weight_shapes
+from estimator.families.registry import architecture
+from estimator.families.weights import (
+    Buffer,
+    adapter_tensors,
+    buffers,
+    int8_bytes,
+    module_bytes,
+    quantized_bytes,
+    tensors_bytes,
+    unquantized_width,
+)
+from estimator.parallel import zero
+from estimator.parallel.ddp import bucket_bytes
+from estimator.parallel.fsdp1 import FlatUnit, flat_bytes
+from estimator.parallel.fsdp2 import Fsdp2Group
+from estimator.parallel.module_devices import copies_on, module_devices, modules_on
+from estimator.parallel.sharding import (
+    sharded_adapter_bytes,
+    sharded_weight_bytes,
+    unmoved_weight_bytes,
+)
+from estimator.resident.model import adapter_bytes, gradient_bytes, weight_bytes
+from estimator.resident.optimizer import optimizer_states, state_rule, step_transient
+from estimator.resident.overhead import HANDLES, exchange_bytes, need_bytes, workspace_bytes
+from estimator.run.device_map import buffers_on
+from estimator.step.timeline import structure
+from estimator.tape import fused, operators
+from estimator.tape.attention import attention
+from estimator.values.results import Estimate, HeldTensors
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Loss, Offload, Phase, Strategy
+
+Function = Callable[..., Any]
+
+
+class Term(NamedTuple):
+    """One term of a sum."""
+
+    what: str
+    how: str
+    bytes: int
+
+
+class Explanation(NamedTuple):
+    """How the bytes of one component came about."""
+
+    lead: str
+    terms: Sequence[Term]
+    functions: Sequence[Function]
+    """What computed them, the first one first."""
+
+
+def explain(of: Estimate, part: Component | None) -> Explanation:
+    """A component at the peak on the fullest GPU; None: what lies outside PyTorch's counter."""
+    match part:
+        case None:
+            return _outside(of)
+        case Component.WEIGHTS:
+            return _weights(of)
+        case Component.ADAPTERS:
+            return _adapters(of)
+        case Component.OPTIMIZER_STATES:
+            return _states(of)
+        case Component.WORKSPACE:
+            return _workspace(of)
+        case Component.ACTIVATIONS:
+            return _activations(of)
+        case Component.GRADIENTS:
+            return _gradients(of)
+        case Component.LOGITS:
+            return _logits(of)
+        case Component.COMMUNICATION:
+            return _communication(of)
+        case _:
+            return _temporaries(of)
+
+
+class _Own(NamedTuple):
+    """What one GPU has of the model where nothing is divided: all of it, or its part of a device map."""
+
+    modules: Sequence[tuple[Module, int]]
+    copies: Sequence[tuple[Module, int]]
+    buffers: Sequence[Buffer]
+    layers: int
+
+
+def _own(of: Estimate) -> _Own:
+    model, setup = of.model, of.setup
+    if not of.devices:
+        modules = tuple(modules_with_counts(model))
+        copies = copied_modules(model, setup)
+        return _Own(modules, copies, buffers(model), model.num_hidden_layers)
+    at = module_devices(model, of.gpu, setup)
+    gpu = max(of.devices, key=lambda it: it.need_high_bytes).device
+    return _Own(
+        modules_on(model, at, gpu),
+        copies_on(model, setup, at, gpu),
+        buffers_on(model, at, gpu),
+        len(at.layers_on(gpu)),
+    )
+
+
+def _is_divided(setup: TrainingSetup) -> bool:
+    return setup.strategy.is_fsdp or setup.strategy.is_zero
+
+
+def _ranks(setup: TrainingSetup) -> str:
+    """Among how many: ``4 GPUs``, or of hsdp ``4 GPUs of 8``."""
+    whole = f" of {setup.num_gpus:,}" * (setup.shard_ranks != setup.num_gpus)
+    return f"{setup.shard_ranks:,} GPUs{whole}"
+
+
+def _weights(of: Estimate) -> Explanation:
+    functions: tuple[Function, ...] = (weight_bytes, module_bytes)
+    own = _own(of)
+    if _is_divided(of.setup):
+        share, functions = _weight_share(of)
+        terms = [share]
+        lead = f"This GPU's part of every parameter, among {_ranks(of.setup)}"
+        if of.setup.strategy in (Strategy.ZERO1, Strategy.ZERO2):
+            lead = f"{of.setup.strategy} leaves every parameter whole on each GPU"
+        lead += "; what is gathered from the others for a while lies beside it."
+    else:
+        terms = [_module_term(module, count, of.setup) for module, count in own.modules]
+        lead = (
+            "Every parameter of the model lies on the GPU from loading to the end; "
+            "each tensor is rounded up to 512 bytes."
+        )
+        if of.devices:
+            lead = (
+                f"The modules that the device map puts on this GPU, {own.layers} of "
+                f"{of.model.num_hidden_layers} layers among them; each tensor is rounded up to 512 bytes."
+            )
+        if of.setup.has_packed_base:
+            packed = int8_bytes if of.setup.has_8bit_base else quantized_bytes
+            functions = (*functions, packed)
+    terms += [
+        Term(
+            buffer.name,
+            f"{_times(buffer.copies)}a buffer, not trained",
+            buffer.copies * buffer.bytes,
+        )
+        for buffer in own.buffers
+    ]
+    return Explanation(lead, [*terms, *_alive(of, Component.WEIGHTS)], functions)
+
+
+def _module_term(module: Module, count: int, setup: TrainingSetup) -> Term:
+    if is_quantized(module, setup):
+        width = "8 bits and a scale a row" if setup.has_8bit_base else "4 bits and their scales"
+    elif setup.has_packed_base and setup.prepare_model_for_kbit_training:
+        width = "4 bytes, after prepare_model_for_kbit_training"
+    else:
+        width = f"{setup.dtype.bytes} bytes, as loaded"
+    how = f"{_times(count)}{_shapes(weight_shapes(module))} × {width}"
+    return Term(module.name, how, count * module_bytes(module, setup))
+
+
+def _weight_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
+    """What a GPU holds of the weights between steps where they are divided, or whole by DeepSpeed."""
+    model, setup = of.model, structure(of.setup)
+    base = of.total_parameters - of.trainable_parameters * setup.uses_adapters
+    how = f"of {base:,} parameters"
+    if setup.strategy.is_zero:
+        if setup.uses_adapters:
+            how = f"of {of.total_parameters:,} parameters, adapters among them"
+        return Term("DeepSpeed's weights", how, zero.rank_bytes(model, setup).weights), (
+            zero.rank_bytes,
+        )
+    if setup.uses_fsdp1:
+        size = flat_bytes(model, setup, adapters=False)
+        return Term("flat parameters of its units", how, size), (flat_bytes,)
+    if setup.offload_param is not Offload.NONE:
+        line = Term("weights that stay", how, unmoved_weight_bytes(model, setup))
+        return line, (unmoved_weight_bytes,)
+    return Term("shards", how, sharded_weight_bytes(model, setup)), (sharded_weight_bytes,)
+
+
+def _adapters(of: Estimate) -> Explanation:
+    lead = f"Two narrow matrices beside each adapted linear layer, of rank {of.setup.lora_r}."
+    if of.setup.use_dora:
+        lead += " DoRA adds one number for each output, its trained length."
+    if of.setup.modules_to_save:
+        lead += " Beside them the modules that are trained whole: the copy is used, the original lies frozen."
+    alive = _alive(of, Component.ADAPTERS)
+    if _is_divided(of.setup):
+        share, functions = _adapter_share(of)
+        lead += f" This is one GPU's part of them, among {_ranks(of.setup)}."
+        return Explanation(lead, [share, *alive], functions)
+    own = _own(of)
+    terms = []
+    for module, count in (*own.modules, *adapted_tied_head(of.model, of.setup)):
+        if tensors := adapter_tensors(module, of.setup):
+            shapes = tuple(tensor.shape for tensor in tensors)
+            each = sum(tensor.bytes for tensor in tensors)
+            how = f"{_times(count)}({_shapes(shapes)}) × {tensors[0].width} bytes"
+            terms.append(Term(module.name, how, count * each))
+    width = unquantized_width(of.setup)
+    for module, count in own.copies:
+        shapes = weight_shapes(module)
+        size = count * tensors_bytes(shapes, width)
+        how = f"{_times(count)}({_shapes(shapes)}) × {width} bytes, as loaded"
+        terms.append(Term(f"{module.name}, a trained copy", how, size))
+    return Explanation(lead, [*terms, *alive], (adapter_bytes, adapter_tensors, copied_modules))
+
+
+def _adapter_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
+    model, setup = of.model, structure(of.setup)
+    how = f"of {of.trainable_parameters:,} parameters"
+    if setup.strategy.is_zero:  # DeepSpeed counts them with the weights
+        return Term("among the weights", how, 0), (zero.rank_bytes,)
+    if setup.uses_fsdp1:
+        size = flat_bytes(model, setup, adapters=True)
+        return Term("flat parameters of its units", how, size), (flat_bytes,)
+    resting = 0 if setup.offload_param is not Offload.NONE else sharded_adapter_bytes(model, setup)
+    return Term("shards", how, resting), (sharded_adapter_bytes,)
+
+
+def _states(of: Estimate) -> Explanation:
+    size, trained = of.timeline.resident[Component.OPTIMIZER_STATES], of.trainable_parameters
+    when = "from the start" if starts_with_states(of.setup) else "from the end of the first step on"
+    each = f"{size / max(trained, 1):.2f} bytes"
+    lead = f"{of.setup.optim} keeps {each} a trained parameter, {when}."
+    how = f"{trained:,} × {each}"
+    if of.setup.num_gpus > 1 and of.setup.strategy is not Strategy.DDP:
+        lead = f"What {of.setup.optim} keeps on one GPU of {of.setup.num_gpus:,}, {when}."
+        how = f"of {trained:,} trained parameters"
+    if of.setup.strategy.is_zero:
+        lead += " DeepSpeed's float32 weights are among them."
+    line = Term("all trained tensors", how, size)
+    return Explanation(lead, [line], (optimizer_states, state_rule(of.setup.optim)))
+
+
+def _workspace(of: Estimate) -> Explanation:
+    size = workspace_bytes(of.gpu)
+    lead = "cuBLAS keeps scratch memory for each handle, the same at every moment."
+    line = Term("cuBLAS", f"{HANDLES} handles × {size // HANDLES:,} bytes", size)
+    return Explanation(lead, [line], (workspace_bytes,))
+
+
+def _outside(of: Estimate) -> Explanation:
+    peak = of.decisive.bytes
+    exchange = exchange_bytes(of.setup)[1]
+    slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes - exchange
+    terms = [
+        Term("CUDA context and kernels", "at the most that was read", of.context_high_bytes),
+        Term("allocator's slack", f"3 % of the peak of {peak:,} bytes, at the most", slack),
+    ]
+    if exchange:
+        terms.append(Term("NCCL's buffers", "at the most that was read", exchange))
+    if of.paged_bytes:
+        terms.append(Term("paged states", "if none of them is evicted", of.paged_bytes))
+    lead = "Memory that the process takes beside what torch.cuda.max_memory_allocated() counts."
+    return Explanation(lead, terms, (need_bytes,))
+
+
+def _activations(of: Estimate) -> Explanation:
+    kept = sum(held.bytes for held in of.timeline.kept_by_a_layer())
+    layers = _own(of).layers
+    lead = (
+        f"One layer keeps {kept:,} bytes from forward to backward, {kept / of.setup.tokens:,.0f} a token; "
+        f"{layers} layers keep {kept * layers:,}. "
+        "Backward frees them layer by layer; below is what is alive at the peak, by the operator that made it."
+    )
+    fused_ones = kernels(of.model, of.setup)
+    norm = fused.rms_norm if fused_ones.norm else operators.rms_norm
+    gated = (fused.gated,) if fused_ones.mlp else ()
+    return Explanation(
+        lead,
+        list(_alive(of, Component.ACTIVATIONS)),
+        (architecture(of.model).layer, attention, operators.linear, norm, *gated),
+    )
+
+
+def kept_terms(of: Estimate) -> list[Term]:
+    """What one layer keeps from forward to backward."""
+    return [_term(held) for held in of.timeline.kept_by_a_layer()]
+
+
+def _gradients(of: Estimate) -> Explanation:
+    trained, divided = of.trainable_parameters, _is_divided(of.setup) or bool(of.devices)
+    complete = of.phases[Phase.OPTIMIZER_STEP].resident.get(Component.GRADIENTS, 0)
+    where = "of them this GPU has" if divided else "all together"
+    lead = (
+        f"{trained:,} trained parameters have a gradient each; {where} {complete:,} bytes at the optimizer's step. "
+        "They come one by one in backward and go after the step"
+        + (
+            "; with accumulation they stay from the first micro-step on."
+            if of.setup.gradient_accumulation_steps > 1
+            else "."
+        )
+    )
+    if loss_of(of.model, of.setup) is Loss.LIGER and not of.setup.uses_adapters:
+        lead += " Liger makes the head's with the loss, so that it is there before backward begins."
+    if of.peak.phase is Phase.OPTIMIZER_STEP:
+        how = f"{'of ' * divided}{trained:,} parameters, each in its dtype"
+        return Explanation(lead, [Term("all trained tensors", how, complete)], (gradient_bytes,))
+    terms = list(_alive(of, Component.GRADIENTS))
+    if before := of.timeline.resident[Component.GRADIENTS]:
+        how = f"of {trained:,} trained parameters"
+        terms.insert(0, Term("there when the micro-step begins", how, before))
+    return Explanation(lead, terms, (gradient_bytes,))
+
+
+def _communication(of: Estimate) -> Explanation:
+    """DDP's buckets and DeepSpeed's lie there all the time; gathers and reductions come and go."""
+    lead = "Buffers through which GPUs exchange weights and gradients."
+    terms = list(_alive(of, Component.COMMUNICATION))
+    if resting := of.timeline.resident[Component.COMMUNICATION]:
+        terms.insert(0, Term("buckets", "there all the time", resting))
+    function: Function = zero.rank_bytes if of.setup.strategy.is_zero else Fsdp2Group.gather
+    if of.setup.strategy is Strategy.DDP:
+        function = bucket_bytes
+    elif of.setup.uses_fsdp1:
+        function = FlatUnit.gather
+    return Explanation(lead, terms, (function,))
+
+
+LOSSES: Mapping[Loss, tuple[str, Function]] = {
+    Loss.LIGER: (
+        "Liger makes them for a chunk of tokens at a time, and both gradients of the head with them.",
+        fused.linear_cross_entropy,
+    ),
+    Loss.CHUNKED_TRL: (
+        "TRL makes them in one tile of at most 4,096 tokens × 32,768 words, in forward and once more in backward.",
+        fused.log_probabilities,
+    ),
+}
+
+
+def _logits(of: Estimate) -> Explanation:
+    setup, words = of.setup, of.model.vocab_size
+    copy = setup.tokens * words * 4
+    if (loss := loss_of(of.model, setup)) in LOSSES:
+        whole, function = LOSSES[loss]
+        lead = f"All logits would be {copy:,} bytes a copy in float32. {whole}"
+        return Explanation(lead, list(_alive(of, Component.LOGITS)), (function,))
+    lead = (
+        f"{setup.per_device_train_batch_size:,} × {setup.max_length:,} tokens × {words:,} words × 4 bytes are "
+        f"{copy:,} bytes a copy in float32; the loss makes up to three."
+    )
+    return Explanation(lead, list(_alive(of, Component.LOGITS)), (operators.log_softmax_loss,))
+
+
+def _temporaries(of: Estimate) -> Explanation:
+    lead = "Tensors that live for one operation, or until the next one has read them."
+    if of.peak.phase is Phase.OPTIMIZER_STEP:
+        size = of.peak.resident.get(Component.TEMPORARIES, 0)
+        return Explanation(lead, [Term(of.peak.name, "at its highest", size)], (step_transient,))
+    product: Function = operators.linear
+    if of.setup.has_packed_base:
+        product = operators.linear_8bit if of.setup.has_8bit_base else operators.linear_4bit
+    return Explanation(lead, list(_alive(of, Component.TEMPORARIES)), (product, step_transient))
+
+
+def _alive(of: Estimate, part: Component) -> Iterator[Term]:
+    if of.peak.phase is Phase.OPTIMIZER_STEP:
+        return
+    yield from (_term(held) for held in of.timeline.held(of.peak.phase) if held.component is part)
+
+
+def _term(held: HeldTensors) -> Term:
+    name = held.operation or "before the first operator"
+    if held.bytes < 0:
+        name = "gone since the micro-step began"
+    count = abs(held.tensors)
+    tensors = f"{count:,} tensor{'s' * (count != 1)}"
+    return Term(name, tensors, held.bytes)
+
+
+def _times(count: int) -> str:
+    return f"{count} × " if count > 1 else ""
+
+
+def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
+    return " + ".join(" × ".join(f"{size:,}" for size in shape) for shape in shapes)
