@@ -8,32 +8,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from estimator import (
-    AttnImplementation,
     Component,
     Dtype,
-    Loss,
     Method,
     MixedPrecision,
     Model,
     Phase,
     Strategy,
     TrainingSetup,
-    catalog,
     estimate,
 )
 from estimator.answer import estimate as engine
-from estimator.families.registry import attention_of
 from estimator.objectives import stack
-from estimator.objectives.causal_lm import causal_lm
-from estimator.objectives.stack import stack_of
-from estimator.objectives.step import Step
 from estimator.parallel.combinations import RULES
 from estimator.step import timeline as moments_module
-from tests.tapes import played
 
 H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1536, 4096, 6, 8, 2, 64
 Q, KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
@@ -216,46 +206,6 @@ def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch)
     forget()
     assert [(m.phase, m.bytes) for m in few.moments] == [(m.phase, m.bytes) for m in every.moments]
     assert few.phases == every.phases
-
-
-def fresh(model: Model, setup: TrainingSetup) -> list[tuple[Phase, str, int]]:
-    """The heights of a step played at its own sizes, with nothing recorded."""
-    setup = replace(setup, attn_implementation=attention_of(model, setup))
-    step = Step(model, setup, stack_of(model, setup, setup.max_length))
-    causal_lm(step)
-    return [(s.mark.phase, s.operation, sum(s.rise)) for s in played(step.tape)]
-
-
-FAMILIES = {model.model_type: model for model in map(catalog.model, catalog.models())}
-
-
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-@settings(max_examples=5, deadline=None)
-@given(data=st.data())
-def test_a_recorded_step_read_at_other_sizes_is_that_step_played_anew(family, data):
-    model = FAMILIES[family]
-    setup = TrainingSetup(
-        method=data.draw(st.sampled_from(Method)),
-        dtype=data.draw(st.sampled_from(Dtype)),
-        mixed_precision=data.draw(st.sampled_from([MixedPrecision.NO, MixedPrecision.BF16])),
-        gradient_checkpointing=data.draw(st.booleans()),
-        attn_implementation=data.draw(
-            st.sampled_from([AttnImplementation.SDPA, AttnImplementation.EAGER])
-        ),
-        padded=data.draw(st.booleans()),
-        use_liger_kernel=data.draw(st.booleans()),
-        loss=data.draw(st.sampled_from([None, Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE])),
-    )
-    same = moments_module.Plan(model, setup)
-    for _ in range(3):
-        sizes = {
-            "per_device_train_batch_size": data.draw(st.integers(1, 9)),
-            "max_length": data.draw(st.integers(1, 9000)),
-            "lora_r": data.draw(st.integers(1, 600)),
-        }
-        sized = replace(setup, **sizes)
-        segments = same.step(moments_module.Sizes(*sizes.values(), gpus=1))[0].segments
-        assert [(s.mark.phase, s.operation, sum(s.rise)) for s in segments] == fresh(model, sized)
 
 
 @pytest.mark.parametrize("name", SETUPS)
