@@ -17,7 +17,7 @@ TARGET = ROOT / "docs" / "refusals.md"
 sys.path.insert(0, str(ROOT))
 
 import estimator  # noqa: E402  run as a script, the package is beside its folder
-from estimator.families.parameters import BEYOND  # noqa: E402
+from estimator.families.registry import BEYOND  # noqa: E402
 from estimator.parallel.combinations import RULES  # noqa: E402
 from estimator.values.refusals import (  # noqa: E402
     CONTRADICTION,

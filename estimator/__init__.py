@@ -14,6 +14,7 @@ from estimator.answer.ranks import Rank, ranks
 from estimator.answer.verdict import beyond_the_step, smaller_evaluation
 from estimator.families.adapters import default_targets, linear_names, outer_names
 from estimator.families.custom import resized
+from estimator.families.registry import family_of
 from estimator.parallel import placement
 from estimator.parallel.combinations import OFFLOADS, resting_places, sharing
 from estimator.parallel.module_devices import why_left_on_the_cpu
@@ -21,7 +22,6 @@ from estimator.parallel.offload import offloads
 from estimator.proof import accuracy
 from estimator.proof.accuracy import Comparison, Kin, Trust, kin
 from estimator.resident.stored import checkpoint_bytes
-from estimator.run.loading import MERGED_ON_LOADING
 from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Stage, stages
 from estimator.search import scaling
@@ -75,7 +75,6 @@ __all__ = [
     "LARGEST",
     "LARGEST_MEMORY",
     "LOWEST_MFU",
-    "MERGED_ON_LOADING",
     "MOST_GPUS",
     "NETWORK",
     "OFFLOADS",
@@ -128,6 +127,7 @@ __all__ = [
     "estimate",
     "evaluation_stops",
     "explain",
+    "family_of",
     "hub",
     "kept_logits_bytes",
     "kept_terms",

@@ -9,13 +9,14 @@ from fractions import Fraction
 import pytest
 
 from estimator import Strategy, TrainingSetup, catalog, estimate
-from estimator.families.parameters import MODELLED
-from estimator.families.wrapped import WITH_TOWERS
+from estimator.families.registry import FAMILIES, MODELLED
 
 GIB = 2**30
 TABLES = ("gpus.csv", "models.csv")
 SHARE_OF_UNIFIED_MEMORY = 0.75  # Metal's default for one process
 RESERVE_MIB = {"NVIDIA": 1072, "AMD": 304, "Intel": 1414}  # the largest that a reading shows
+
+WITH_TOWERS = {name: it.with_towers for name, it in FAMILIES.items() if it.with_towers}
 
 
 def rows(table: str) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ import pytest
 
 from estimator import Model
 from estimator.families.hf_config import model_from_config
-from estimator.families.parameters import MODELLED
+from estimator.families.registry import MODELLED
 
 FILE = Path(__file__).parent / "reference" / "config_defaults.jsonl"
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from estimator.families.hf_config import model_from_config
 from estimator.families.layer_kinds import KEEPING, REUSING
 from estimator.families.liger import kernels
 from estimator.families.modules import Bare, Linear, is_quantized, weight_shapes
-from estimator.families.parameters import BEYOND, MODELLED, NotModelledError
+from estimator.families.registry import BEYOND, MODELLED, NotModelledError
 from estimator.families.weights import module_bytes
 from estimator.resident.stored import stored_bytes
 from estimator.run.loading import gate_up_stacks

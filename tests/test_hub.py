@@ -21,7 +21,7 @@ from estimator import TrainingSetup, catalog, hub
 from estimator.__main__ import main
 from estimator.contract.setups import parse, write_fields
 from estimator.families.counts import total_parameters
-from estimator.families.parameters import BEYOND
+from estimator.families.registry import BEYOND
 from estimator.sources.hub import fetch, forget
 from estimator.sources.repository import HubModel, Trouble
 from tests import fake_hub

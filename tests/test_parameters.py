@@ -18,6 +18,7 @@ from estimator.families.counts import (
     outer_modules,
     total_parameters,
 )
+from estimator.families.known.falcon import falcon_norm_names
 from estimator.families.modules import (
     TINY_LLAMA,
     Embedding,
@@ -26,7 +27,7 @@ from estimator.families.modules import (
     module_parameters,
     weight_shapes,
 )
-from estimator.families.parameters import MODELLED, falcon_norm_names
+from estimator.families.registry import MODELLED
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Method, StateSpace
 

@@ -23,7 +23,7 @@ from estimator.contract.setups import read_model
 from estimator.families.counts import total_parameters, untrained_parameters
 from estimator.families.module_tree import Node, layer_class, module_tree
 from estimator.families.modules import TINY_LLAMA
-from estimator.families.parameters import MODELLED
+from estimator.families.registry import MODELLED
 from estimator.parallel.placement import (
     ACCELERATE,
     Balance,

@@ -7,7 +7,6 @@ from html import escape
 
 from dashboard.words import units
 from estimator import (
-    MERGED_ON_LOADING,
     SHARDED_STATE_DICT,
     Estimate,
     Method,
@@ -16,6 +15,7 @@ from estimator import (
     TrainingSetup,
     beyond_the_step,
     checkpoint_bytes,
+    family_of,
     write_seconds,
 )
 
@@ -100,7 +100,7 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
         f"{units.gib(kept_a_batch)} of them on the GPU, and to join them takes as much again; eval_accumulation_steps "
         "moves them to the host.",
     ]
-    if estimate.model.model_type in MERGED_ON_LOADING and not setup.strategy.divides:
+    if family_of(estimate.model).merges_experts and not setup.strategy.divides:
         lines.append(
             "Files hold experts one by one: to save them, transformers takes every layer's gates and ups apart on the "
             "GPU before it writes."

@@ -8,10 +8,11 @@ from functools import cached_property, lru_cache
 from estimator.answer.verdict import verdict
 from estimator.families.adapters import default_targets, is_adapted, unmatched_targets
 from estimator.families.counts import outer_modules, tied_head
+from estimator.families.kernels import attention_of, fallback_of
 from estimator.families.liger import check_liger, loss_of, loss_sentences
 from estimator.families.module_tree import splits_packed_experts
 from estimator.families.modules import Embedding, Linear
-from estimator.families.registry import architecture, attention_of, fallback_of
+from estimator.families.registry import architecture, family_of
 from estimator.families.wrapped import class_sentence
 from estimator.parallel.assumptions import sharing_sentences
 from estimator.parallel.combinations import beyond_one_machine, refused, shares_between_layers
@@ -460,9 +461,9 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(
             f"bitsandbytes packs linear layers only: the stacked experts and the router stay in {width}."
         )
-    if model.model_type == "falcon" and setup.method is Method.QLORA:
+    if (own := family_of(model).own_linear) and setup.method is Method.QLORA:
         sentences.append(
-            "bitsandbytes packs plain nn.Linear only: Falcon's own FalconLinear is left as loaded, so that QLoRA saves "
+            f"bitsandbytes packs plain nn.Linear only: Falcon's own {own} is left as loaded, so that QLoRA saves "
             "nothing here over LoRA."
         )
     if setup.optim_state_dtype is not None and setup.optim_state_dtype is not setup.dtype:

@@ -1,1 +1,3 @@
 """What is this model? Its config's defaults, its modules, its tree of names, its layers' programs."""
+
+from estimator.families import known as known  # puts every family into the registry

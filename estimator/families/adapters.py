@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -26,6 +26,7 @@ from estimator.families.modules import (
     is_quantized,
     module_parameters,
 )
+from estimator.families.registry import family_of
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import ALL_LINEAR, Method, Model
@@ -302,15 +303,6 @@ def linears_peft_takes(model: Model) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_last(it) for it in linears if _last(it) not in stopping))
 
 
-PEFTS_OWN: Mapping[str, tuple[str, ...]] = {
-    "llama4_text": ("q_proj", "v_proj"),
-    "mixtral": ("q_proj", "v_proj"),
-    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
-}
-"""What PEFT adapts where no target is named, of the families where it refuses all linears: PEFT 0.21,
-utils/constants.py, ``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``."""
-
-
 def default_targets(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]:
     """What gets an adapter where nobody says (names; per model): all linears, or what PEFT takes of them.
 
@@ -331,7 +323,7 @@ def _accepted(model: Model) -> tuple[str, ...]:
         name for it, _ in _adaptable(model) if isinstance(it, Bare) for name in it.former_names
     }
     plain = tuple(name for name in linears_peft_takes(model) if name not in of_experts)
-    return PEFTS_OWN.get(model.model_type, plain)
+    return family_of(model).peft_targets or plain
 
 
 def refused_targets(model: Model, setup: TrainingSetup) -> RefusedError | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from estimator.families.activations import activation
 from estimator.families.adapters import is_copied
 from estimator.families.dora import Dora, dora
-from estimator.families.liger import Kernels, kernels
+from estimator.families.family import Kernels, NormKind
+from estimator.families.liger import kernels
 from estimator.families.modules import (
     Bare,
     Embedding,
@@ -39,29 +39,6 @@ ACTIVATION, ROTARY, DROPOUT = "mlp.act_fn", "rotary_emb", "dropout"
 
 BEFORE_LAYERS = ("word_embeddings_layernorm", "per_layer_projection_norm")
 """Norms outside the layers that are not the final one."""
-
-
-class NormKind(Enum):
-    """How a family normalises."""
-
-    RMS = auto()
-    """Llama: float32 inside, cast back, then times the weight."""
-    RMS_ONE_PLUS = auto()
-    """Gemma: times 1 + weight in float32, cast last."""
-    RMS_CAST_LAST = auto()
-    """OLMo 2: times the weight in float32, cast last."""
-    RMS_BY_POWER = auto()
-    """Gemma 4: the same, its inverse root a power; some without a weight."""
-    RMS_WEIGHT_FLOAT32 = auto()
-    """Nemotron-H: the same with a copy of the weight in float32."""
-    LAYER_NORM = auto()
-    """PyTorch's kernel."""
-    LAYER_NORM_FLOAT32 = auto()
-    """OLMo: the same in float32, cast last."""
-    LAYER_NORM_PLUS_ONE = auto()
-    """Nemotron: times 1 + weight, and in 16 bits under autocast."""
-    LAYER_NORM_IN_STEPS = auto()
-    """Cohere: in Python, in float32, without a bias."""
 
 
 @dataclass(slots=True)
@@ -570,6 +547,3 @@ class Block:
             head_dim=model.head_dim,
             parts=parts,
         )
-
-
-LayerProgram = Callable[[Block, Tensor], Tensor]

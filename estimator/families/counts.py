@@ -17,17 +17,14 @@ from estimator.families.layer_kinds import (
     EXPERTS,
     FIRST_BACK,
     FULL_ATTENTION,
-    GLOBAL,
     KEEPING,
-    LAST,
     LINEAR_ATTENTION,
     MAMBA,
     MLP,
     REUSING,
-    UNTURNED,
 )
 from estimator.families.modules import Bare, Embedding, Linear, Module, module_parameters
-from estimator.families.parameters import _family
+from estimator.families.registry import architecture, family_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
@@ -46,17 +43,10 @@ def layer_kind(model: Model, index: int) -> str:
         return given
     if given == LINEAR_ATTENTION:
         return MAMBA if model.state_space else DELTA
-    if model.model_type == "olmo" and model.tie_word_embeddings:
-        return LAST if index == model.num_hidden_layers - 1 else ""
-    if model.num_kv_shared_layers or model.model_type == "gemma4_text":
-        may_be = model.model_type == "gemma4_text" and bool(model.layer_types)
-        is_global = may_be and model.layer_types[index] == FULL_ATTENTION
-        is_reusing = index >= model.num_hidden_layers - model.num_kv_shared_layers
-        return "-".join([GLOBAL] * is_global + [REUSING] * is_reusing)
+    if named := family_of(model).modules.kind:
+        return named(model, index)
     is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
-    has_norms = model.model_type == "llama4_text" and model.qk_norm and bool(model.no_rope_layers)
-    is_unturned = has_norms and model.no_rope_layers[index]
-    return "-".join([DENSE] * is_dense + [UNTURNED] * is_unturned)
+    return DENSE if is_dense else ""
 
 
 @lru_cache(maxsize=1024)
@@ -142,8 +132,8 @@ def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
         raise InputError(
             f"layer {index} does not exist in a model of {model.num_hidden_layers} layers; count from 0."
         )
-    family = _family(model)
-    own = family.others.get(layer_kind(model, index), family.layer)
+    modules = family_of(model).modules
+    own = modules.others.get(layer_kind(model, index), modules.layer)
     return own(layer_model(model, index))
 
 
@@ -172,7 +162,7 @@ def outer_modules(model: Model) -> tuple[Module, ...]:
     >>> [module.name for module in outer_modules(TINY_LLAMA)]
     ['embed_tokens', 'norm', 'lm_head']
     """
-    return _family(model).outer(model)
+    return family_of(model).modules.outer(model)
 
 
 def total_parameters(model: Model) -> int:
@@ -193,19 +183,17 @@ def total_parameters(model: Model) -> int:
 
 
 def untrained_parameters(model: Model) -> int:
-    """Parameters that the class itself freezes, in elements, whole job: ERNIE's, one an expert in layers with experts.
+    """Parameters that the class itself freezes, in elements, whole job: ERNIE's correction of the router's choice.
 
-    Error: none; exact. The other families keep this correction of the router's choice as a buffer.
-    Source: transformers 5.23, models/ernie4_5_moe/modeling_ernie4_5_moe.py, ``Ernie4_5_MoeStatics``.
+    Error: none; exact. The other families keep this correction as a buffer.
+    Source: ``FamilyModules.untrained`` of the family.
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> untrained_parameters(TINY_LLAMA)
     0
     """
-    if model.model_type != "ernie4_5_moe":
-        return 0
-    kinds = model.mlp_layer_types or (EXPERTS,) * model.num_hidden_layers
-    return model.num_experts * sum(kind != DENSE for kind in kinds)
+    count = family_of(model).modules.untrained
+    return count(model) if count else 0
 
 
 def active_parameters(model: Model) -> int:
@@ -241,7 +229,7 @@ def experts_run(model: Model) -> int:
     >>> experts_run(TINY_LLAMA)
     0
     """
-    return model.num_experts if model.model_type == "llama4_text" else model.num_experts_per_tok
+    return model.num_experts if architecture(model).runs_every_expert else model.num_experts_per_tok
 
 
 def tied_head(model: Model) -> tuple[Linear, ...]:

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5: most layers hold a gated delta-net in attention's place, the others a gate of their output.
+"""The gated delta-net, which most layers of Qwen3-Next and Qwen3.5 hold in attention's place.
 
 A delta-net keeps a matrix for each head, which every token decays and corrects. It is counted as PyTorch runs it where
 neither flash-linear-attention nor causal-conv1d is installed: chunk by chunk, in a loop whose every round leaves its
@@ -13,9 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.families.block import Block
-from estimator.families.experts import mixture
 from estimator.families.layer_kinds import DELTA_FILTER
-from estimator.families.layers import gated_mlp
 from estimator.tape import operators as op
 from estimator.tape.tape import Parameter, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
@@ -23,37 +21,6 @@ from estimator.values.specs import DeltaNet
 
 CHUNK = 64
 """Tokens of a chunk: ``torch_chunk_gated_delta_rule``, ``chunk_size``."""
-
-
-def qwen3_5(b: Block, x: Tensor) -> Tensor:
-    """Norm, delta-net or attention, add; norm, MLP or experts, add."""
-    residual = x
-    x = b.norm("input_layernorm", x)
-    x = _delta_net(b, x) if b.has("linear_attn.out_proj") else _attention(b, x)
-    x = op.add(b.tape, residual, x)
-    residual = x
-    x = b.norm("post_attention_layernorm", x)
-    x = mixture(b, x) if b.stacks else gated_mlp(b, x)
-    return op.add(b.tape, residual, x)
-
-
-def _attention(b: Block, x: Tensor) -> Tensor:
-    """Attention whose output is multiplied by a gate that the projection of queries makes beside them."""
-    tape, model = b.tape, b.model
-    size = b.rows * model.query_size
-    q, gate = op.split(tape, b.linear("self_attn.q_proj", x), [size, size])
-    gate = op.clone(tape, gate)
-    q = b.norm("self_attn.q_norm", q, groups=model.num_attention_heads)
-    k = b.norm(
-        "self_attn.k_norm", b.linear("self_attn.k_proj", x), groups=model.num_key_value_heads
-    )
-    v = b.linear("self_attn.v_proj", x)
-    q, k = b.rotate(q, k)
-    out = b.attend(q, k, v, head_major=model.partial_rotary_factor < 1)
-    opened = op.elementwise(tape, gate, "sigmoid", saves="output")
-    out = op.multiply(tape, out, opened, "gate of the output")
-    del opened
-    return b.linear("self_attn.o_proj", out)
 
 
 # -- the delta-net ---------------------------------------------------------------------------------------------
@@ -114,7 +81,8 @@ def _sizes(b: Block) -> DeltaNet:
     return b.model.delta_net
 
 
-def _delta_net(b: Block, x: Tensor) -> Tensor:
+def delta_net(b: Block, x: Tensor) -> Tensor:
+    """Projections, a short convolution, the rule chunk by chunk, a norm with a gate, the output's projection."""
     tape, sizes = b.tape, _sizes(b)
     if b.setup.padded:
         x = op.multiply(tape, x, Tensor(b.rows, 1, None), "padding masked")

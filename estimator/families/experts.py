@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from estimator.families.block import Block, Factors
+from estimator.families.registry import family_of
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
@@ -60,6 +61,11 @@ def _routing(b: Block, x: Tensor) -> Routing:
         routing = _softmax_of_chosen(b, x, "block_sparse_moe.router")
     else:
         routing = _chosen_of_softmax(b, x)
+    return noted(b, routing)
+
+
+def noted(b: Block, routing: Routing) -> Routing:
+    """The same, its logits kept for the loss that spreads tokens evenly, where the config has that."""
     if b.router_logits is not None:
         b.router_logits.append(routing.logits)
     return routing
@@ -74,7 +80,7 @@ def _chosen_of_softmax(b: Block, x: Tensor) -> Routing:
     if b.model.norm_topk_prob:
         # divided in place, so that autograd keeps a copy of what was there: as many bytes as a product's new output
         shares = op.multiply(tape, shares, op.mean(tape, shares, b.rows, "sum of shares"), "shares")
-    if b.model.model_type != "mixtral":
+    if not family_of(b.model).float32_shares:
         shares = op.cast(tape, shares, logits.width)
     return Routing(logits, shares, indices)
 

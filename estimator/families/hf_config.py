@@ -23,7 +23,7 @@ from estimator.families.layer_kinds import (
     SHORT_FILTER,
 )
 from estimator.families.modules import OPT_POSITION_OFFSET
-from estimator.families.parameters import MODELLED, check_modelled
+from estimator.families.registry import MODELLED, check_modelled
 from estimator.values.arithmetic import ceil_div
 from estimator.values.kinds import show
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal

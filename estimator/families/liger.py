@@ -9,105 +9,34 @@ transformers/monkey_patch.py, ``_apply_liger_kernel_to_instance`` and ``apply_li
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from estimator.families.adapters import is_adapted
 from estimator.families.counts import modules_with_counts
+from estimator.families.family import NO_KERNELS, Kernels
 from estimator.families.modules import Bare
+from estimator.families.registry import family_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Loss, Model
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """What Liger replaces in one family."""
-
-    norm: bool = True
-    head_norms: bool = True
-    """The norms of queries and keys too, where the family has any."""
-    in_place: bool = True
-    """A norm's gradient is written over the incoming one: not where two norms follow each other with a sum between."""
-    final_in_place: bool = True
-    mlp: bool = True
-    """Gate × up in one kernel."""
-    rotary: bool = True
-    fuses_head: bool = True
-    """Head and loss in one."""
-    budget: int = 1
-    """``chunk_mem_const``: how many times T · h a chunk's logits may have (transformers/model/gpt_oss.py: 8)."""
-    whole_logits: bool = False
-    """Liger's cross-entropy over whole logits."""
-    experts: bool = False
-    """Sorting, both products and the sum over a token's experts in one function."""
-    relu_squared: bool = False
-    left: frozenset[str] = frozenset()
-    """Norms that it does not know and leaves; those without a weight it leaves too."""
-    heads_first: bool = False
-    """Queries and keys are normalised head by head, which the kernel wants to lie so: they are copied."""
-
-
-NONE = Kernels(norm=False, mlp=False, rotary=False, fuses_head=False)
-_ALL = Kernels()
-_BESIDE = Kernels(in_place=False, final_in_place=False)
-_OLMO = Kernels(in_place=False, head_norms=False)
-
-_DEEPSEEK = Kernels(rotary=False, experts=True)
-
-KERNELS: dict[str, Kernels] = {
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
-    "exaone4": replace(_BESIDE, heads_first=True),
-    "gemma": _ALL,
-    "gemma2": _BESIDE,
-    "gemma3_text": _BESIDE,
-    "gemma4_text": replace(
-        _BESIDE,
-        rotary=False,
-        left=frozenset(
-            {
-                "post_per_layer_input_norm",
-                "per_layer_projection_norm",
-                "post_feedforward_layernorm_1",
-                "post_feedforward_layernorm_2",
-                "pre_feedforward_layernorm_2",
-            }
-        ),
-    ),
-    "glm4": replace(_BESIDE, rotary=False),
-    "gpt_oss": replace(_ALL, mlp=False, budget=8),
-    "granite": replace(_ALL, fuses_head=False, whole_logits=True),
-    "hunyuan_v1_dense": replace(_ALL, head_norms=False),
-    "llama": _ALL,
-    "mistral": _ALL,
-    "mixtral": replace(_ALL, experts=True),
-    "nemotron": replace(NONE, fuses_head=True, relu_squared=True),
-    "olmo2": _OLMO,
-    "olmo3": _OLMO,
-    "phi3": _ALL,
-    "qwen2": _ALL,
-    "qwen3": _ALL,
-    "qwen3_moe": replace(_ALL, experts=True),
-    "smollm3": _ALL,
-}
-LATER = ("llama4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-"""Families in which Liger replaces what is not modelled yet."""
-
-
 def kernels(model: Model, setup: TrainingSetup) -> Kernels:
     """What Liger replaces in this setup; nothing where it is not asked for or knows no such family."""
     if not setup.use_liger_kernel:
-        return NONE
-    known = KERNELS.get(model.model_type, NONE)
-    if model.model_type == "gemma4_text" and model.num_experts:
-        # `geglu and not getattr(decoder_layer, "enable_moe_block", False)`
-        return replace(known, mlp=False)
-    return known
+        return NO_KERNELS
+    known = kernels_of_family(model)
+    return known if known.mlp_beside_experts or not model.num_experts else replace(known, mlp=False)
+
+
+def kernels_of_family(model: Model) -> Kernels:
+    """What Liger would replace in this family."""
+    return family_of(model).liger or NO_KERNELS
 
 
 def fuses_head(model: Model) -> bool:
     """Whether Liger computes this family's head and loss in one."""
-    return KERNELS.get(model.model_type, NONE).fuses_head
+    return kernels_of_family(model).fuses_head
 
 
 def loss_of(model: Model, setup: TrainingSetup) -> Loss:
@@ -137,7 +66,7 @@ NO_FUSED_LOSS = Refusal(
 def check_liger(model: Model, setup: TrainingSetup) -> None:
     """Refuse, in one sentence, what Liger refuses or stops at."""
     family = model.model_type
-    if family in LATER and (setup.use_liger_kernel or setup.loss is Loss.LIGER):
+    if family_of(model).liger_is_later and (setup.use_liger_kernel or setup.loss is Loss.LIGER):
         raise LATER_FAMILY(family=family)
     if kernels(model, setup).experts and any(
         isinstance(module, Bare) and module.stack and is_adapted(module, setup)
@@ -164,7 +93,7 @@ def loss_sentences(model: Model, setup: TrainingSetup) -> list[str]:
 def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     if not setup.use_liger_kernel:
         return []
-    if model.model_type not in KERNELS:
+    if family_of(model).liger is None:
         return [
             f"Liger 0.8.5 has no kernels for {model.model_type}: Trainer says so in its log and trains without."
         ]

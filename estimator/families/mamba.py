@@ -13,6 +13,9 @@ from estimator.tape import operators as op
 from estimator.tape.scan import Inputs, ScanShape, scan
 from estimator.tape.tape import Tensor
 
+MAMBA_FALLBACK = ("state-space layers", "mamba-ssm and causal-conv1d")
+"""What is counted as PyTorch runs it, and the packages that have kernels for it."""
+
 
 def mamba(b: Block, x: Tensor, block: str, *, multiplies: bool = False) -> Tensor:
     """One projection to gate, channels and steps; convolution; scan; norm with the gate; projection back.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from estimator.families.experts import balancing_loss
-from estimator.families.liger import KERNELS, loss_of
+from estimator.families.liger import kernels_of_family, loss_of
 from estimator.objectives.forward import ID_BYTES, Forward, Pass, as_logits
 from estimator.objectives.step import Step
 from estimator.parallel.placement import HEAD
@@ -142,7 +142,7 @@ class _LabelledCall:
 
         def loss(x: Tensor) -> Tensor:
             if self.loss is Loss.LIGER:
-                budget = KERNELS[self.model.model_type].budget
+                budget = kernels_of_family(self.model).budget
                 return fused.linear_cross_entropy(
                     self.tape, x, weight, width, vocabulary, budget=budget
                 )

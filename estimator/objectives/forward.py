@@ -13,9 +13,10 @@ from typing import NamedTuple
 from estimator.families.adapters import is_adapted, is_copied, lowest_trained
 from estimator.families.block import DROPOUT, ROTARY, Block
 from estimator.families.counts import layer_model, layer_modules, outer_modules, tied_head
+from estimator.families.family import Architecture
 from estimator.families.layer_kinds import WITHOUT_ATTENTION
 from estimator.families.modules import Module
-from estimator.families.registry import Architecture, architecture
+from estimator.families.registry import architecture
 from estimator.families.rotary import Rotary, Tables
 from estimator.objectives.stack import Stack, has_window, layer_kinds
 from estimator.parallel.module_devices import ModuleDevices
@@ -289,7 +290,7 @@ class Forward:
             hidden = self.outer.norm("word_embeddings_layernorm", hidden)
         hidden = op.dropout(tape, self.hooks.enter(DROPOUT, hidden), model.embd_pdrop)
         if (
-            model.model_type == "phi"
+            self.family.rebinds_embedding
         ):  # modeling_phi.py: `inputs_embeds = self.embed_dropout(inputs_embeds)`
             embedded[0] = hidden
         return hidden
@@ -327,10 +328,10 @@ class Forward:
         setup, model = self.setup, self.model
         self.tape.operation = "attention mask"
         scores = setup.per_device_train_batch_size * setup.max_length**2
-        if model.model_type == "falcon" and model.no_rope_layers:
+        if self.family.alibi_in_mask and model.no_rope_layers:
             # ALiBi of every head joins the mask: modeling_falcon.py, FalconModel.forward
             return self.tape.new(scores * model.num_attention_heads, width)
-        if model.model_type == "mpt":  # `create_causal_mask(...).to(torch.bool)`
+        if self.family.alibi_by_head:  # `create_causal_mask(...).to(torch.bool)`
             return self.tape.new(scores, 1)
         if additive:
             return self.tape.new(scores, width)
@@ -340,7 +341,7 @@ class Forward:
     def _alibi(self) -> Tensor | None:
         """MPT's biases: of every head and every position that the model may see, in float32, whatever the length."""
         model = self.model
-        if model.model_type != "mpt":
+        if not self.family.alibi_by_head:
             return None
         self.tape.operation = "ALiBi"
         longest = model.num_attention_heads * model.max_position_embeddings

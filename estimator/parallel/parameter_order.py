@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.block import ACTIVATION, NormKind
+from estimator.families.block import ACTIVATION
 from estimator.families.counts import layer_modules, outer_modules, tied_head
+from estimator.families.family import NormKind
 from estimator.families.module_tree import module_tree
 from estimator.families.modules import Module, Norm
 from estimator.families.registry import architecture

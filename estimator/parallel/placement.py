@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
+from estimator.families.family import Width
 from estimator.families.module_tree import (
-    Kind,
     Node,
     layer_class,
     module_tree,
@@ -34,12 +34,12 @@ HEAD = "lm_head"
 BITS = MappingProxyType({"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4})
 """Bits of a weight; accelerate's ``CustomDtype.INT4`` counts half a byte."""
 
-Widths = Mapping[Kind, int]
+Widths = Mapping[Width, int]
 """Bits of an element, by what the tensor is."""
 
 ACCELERATE: Mapping[str, Widths] = MappingProxyType(
     {
-        dtype: {Kind.WEIGHT: bits, Kind.MATRIX: bits, Kind.FLOAT32: bits, Kind.BOOL: 1}
+        dtype: {Width.WEIGHT: bits, Width.MATRIX: bits, Width.FLOAT32: bits, Width.BOOL: 1}
         for dtype, bits in BITS.items()
     }
 )
@@ -221,13 +221,13 @@ def sizes_in_bits(tree: Node, widths: Widths, never_packed: str | None = None) -
     def add(node: Node) -> int:
         bare = node.name == never_packed
         own = sum(
-            one.elements * widths[Kind.WEIGHT if bare and one.kind is Kind.MATRIX else one.kind]
+            one.elements * widths[Width.WEIGHT if bare and one.width is Width.MATRIX else one.width]
             for one in node.tensors
         )
         sizes[node.name] = own + sum(add(child) for child in node.children)
         for part in node.parts:
             if part.is_parameter:
-                sizes[part.name] = sum(one.elements * widths[one.kind] for one in part.tensors)
+                sizes[part.name] = sum(one.elements * widths[one.width] for one in part.tensors)
         return sizes[node.name]
 
     add(tree)
@@ -237,7 +237,7 @@ def sizes_in_bits(tree: Node, widths: Widths, never_packed: str | None = None) -
 def _widths(dtype: str, packing: Packing | None) -> Widths:
     """What ``param_element_size`` says: buffers keep their own dtype, a mask's element is a byte."""
     matrix = {None: BITS[dtype], Packing.FOUR_BIT: 4, Packing.EIGHT_BIT: 8}[packing]
-    return {Kind.WEIGHT: BITS[dtype], Kind.MATRIX: matrix, Kind.FLOAT32: 32, Kind.BOOL: 8}
+    return {Width.WEIGHT: BITS[dtype], Width.MATRIX: matrix, Width.FLOAT32: 32, Width.BOOL: 8}
 
 
 def _never_packed(tree: Node) -> str | None:

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from estimator.families.adapters import is_copied
 from estimator.families.counts import layer_groups, layer_modules, outer_modules, tied_head
+from estimator.families.module_tree import base_model_prefix
 from estimator.families.modules import Embedding, Module, Norm, is_quantized, weight_shapes
+from estimator.families.registry import family_of
 from estimator.families.weights import (
     FLOAT32_BYTES,
     adapter_tensors,
@@ -78,28 +80,19 @@ class ShardGroup(NamedTuple):
 EMBEDDING, TAIL, ROOT, LAYER = "embedding", "tail", "root", "layer"
 
 
-FINDS_NORM_UNDER_PEFT = frozenset(
-    {"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt"}
-)
-"""Families whose base model has another name than ``model``: by that name PEFT shows the wrapped causal model, which
-has no norm among its children (``base_model_prefix``; peft 0.21, tuners/lora/model.py)."""
-NEVER_FINDS_NORM = frozenset({"llama4_text", "opt"})
-"""The final norm is no child of what ``base_model_prefix`` names: OPT's lies in a decoder, and Llama 4 has no such."""
-
-
 def joins_norm(model: Model, setup: TrainingSetup) -> bool:
     """Whether the final norm is gathered with the head; else it is left to the root.
 
     Source: accelerate 1.15, utils/fsdp_utils.py, ``_find_final_norm``: a child of the base model whose class has Norm
-    in its name, which PEFT's ``ModulesToSaveWrapper`` has not.
+    in its name, which PEFT's ``ModulesToSaveWrapper`` has not; peft 0.21, tuners/lora/model.py.
     """
-    if model.model_type in NEVER_FINDS_NORM:
+    if not family_of(model).finds_final_norm:
         return False
     if not setup.uses_adapters:
         return True
-    return model.model_type in FINDS_NORM_UNDER_PEFT and not any(
-        is_copied(norm, setup) for norm in final_norms(model)
-    )
+    # PEFT's own "model" is the causal model that it wraps, which has no norm among its children
+    found = base_model_prefix(model) != "model"
+    return found and not any(is_copied(norm, setup) for norm in final_norms(model))
 
 
 def final_norms(model: Model) -> list[Norm]:

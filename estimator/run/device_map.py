@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.registry import attention_of
+from estimator.families.kernels import attention_of
 from estimator.families.weights import Buffer, buffers
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.stack import LayerKind, Stack, has_window, layer_kinds, reached

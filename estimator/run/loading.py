@@ -13,6 +13,7 @@ from functools import lru_cache
 from estimator.families.adapters import adapted_tied_head, copied_modules
 from estimator.families.counts import modules_with_counts, outer_modules
 from estimator.families.modules import Bare, Module, is_quantized, weight_shapes
+from estimator.families.registry import family_of
 from estimator.families.weights import (
     FLOAT32_BYTES,
     QUANTIZATION_BLOCK,
@@ -29,23 +30,6 @@ from estimator.values.specs import Component, Dtype, Model, Phase, Strategy
 
 Modules = tuple[tuple[Module, int], ...]
 """Modules with weights, and how many alike."""
-
-MERGED_ON_LOADING = frozenset(
-    {
-        "deepseek_v2",
-        "deepseek_v3",
-        "ernie4_5_moe",
-        "glm4_moe",
-        "glm4_moe_lite",
-        "mixtral",
-        "nemotron_h",
-        "olmoe",
-        "qwen2_moe",
-        "qwen3_moe",
-    }
-)
-"""Families whose files hold experts one by one and whose models hold them as stacks, gates and ups as one: transformers
-5.23, conversion_mapping.py, ``MergeModulelist`` and ``Concatenate``. Granite MoE's files hold stacks already."""
 
 
 def load_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
@@ -161,7 +145,7 @@ def gate_up_stacks(model: Model, modules: Alike | None = None) -> list[tuple[int
 
     Source: transformers 5.23, conversion_mapping.py.
     """
-    if model.model_type not in MERGED_ON_LOADING:
+    if not family_of(model).merges_experts:
         return []
     return [
         weight_shapes(module)[0]

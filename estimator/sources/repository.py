@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from estimator.families.counts import total_parameters
 from estimator.families.hf_config import TEXT_PARTS, ignored_keys, model_from_config
-from estimator.families.parameters import BEYOND, NotModelledError
+from estimator.families.registry import BEYOND, NotModelledError
 from estimator.families.wrapped import class_sentence
 from estimator.resident.stored import checkpoint_bytes, stored_elements
 from estimator.values.json_text import read_object

@@ -15,7 +15,7 @@ from itertools import groupby
 from operator import add, attrgetter
 from typing import NamedTuple, Protocol
 
-from estimator.families.registry import attention_of
+from estimator.families.kernels import attention_of
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.stack import Stack, stack_of
 from estimator.objectives.step import Objective, Step

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from estimator.families.adapters import copied_modules, is_adapted
 from estimator.families.counts import experts_run, layer_groups, layer_modules, outer_modules
 from estimator.families.delta_net import CHUNK
+from estimator.families.kernels import attention_of
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, WITHOUT_ATTENTION
 from estimator.families.modules import Embedding, Linear, Module, Norm, weight_shapes
-from estimator.families.registry import architecture, attention_of
+from estimator.families.registry import architecture
 from estimator.objectives.stack import has_window, layer_kinds
 from estimator.values.arithmetic import ceil_div
 from estimator.values.setup import TrainingSetup

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from estimator.families.parameters import MODELLED
+from estimator.families.registry import MODELLED
 from tests.test_config_defaults import CONFIGS, FILE, WITHOUT_A_CLASS
 
 transformers = pytest.importorskip("transformers")

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from estimator.families.adapters import PEFTS_OWN, adapter_parameters, trainable_parameters
+from estimator.families.adapters import adapter_parameters, trainable_parameters
 from estimator.families.counts import layer_modules, outer_modules, total_parameters
 from estimator.families.hf_config import TEXT_PARTS, model_from_config
 from estimator.families.module_tree import BARE_VECTORS
 from estimator.families.modules import weight_shapes
-from estimator.families.parameters import MODELLED
-from estimator.families.wrapped import WITH_TOWERS
+from estimator.families.registry import FAMILIES, MODELLED
 from estimator.resident.model import trainable_tensors
 from estimator.sources import catalog
 from estimator.values.setup import TrainingSetup
@@ -229,6 +228,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 WITHOUT_A_CLASS = {"internlm3"}  # remote code on the Hub; its count is held by the catalogue
 IDS = [f"{name}-{index}" for index, (name, _) in enumerate(VARIANTS)]
 
+WITH_TOWERS = {name: it.with_towers for name, it in FAMILIES.items() if it.with_towers}
+
 
 def build(model_type: str, keys: dict[str, Any]) -> tuple[Any, Model]:
     keys = {key: value for key, value in keys.items() if not _refused(model_type, key)}
@@ -434,7 +435,8 @@ def test_magnitudes_are_those_that_peft_puts_in(model_type: str) -> None:
 def test_where_peft_refuses_all_linears_the_targets_are_those_of_its_own_table() -> None:
     peft = pytest.importorskip("peft")
     table = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    for family, targets in PEFTS_OWN.items():
+    own = {name: it.peft_targets for name, it in FAMILIES.items() if it.peft_targets}
+    for family, targets in own.items():
         assert list(targets) == table[family.removesuffix("_text")], family
 
 

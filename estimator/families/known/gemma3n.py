@@ -6,10 +6,29 @@ as long as the same name does there.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+from estimator.families import layouts, parts
 from estimator.families.block import Block
-from estimator.families.gemma4 import shared_attention
+from estimator.families.family import (
+    Classes,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    TreeTensor,
+    Why,
+    Width,
+)
+from estimator.families.known.gemma import GEMMA_STEP
+from estimator.families.known.gemma4 import gemma4_modules, gemma4_outer, shared_attention
+from estimator.families.layer_kinds import REUSING
+from estimator.families.layouts import embed_scale
+from estimator.families.modules import Linear, Module, Norm
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
+from estimator.values.specs import Model
 
 
 def gemma3n(b: Block, x: Tensor) -> Tensor:
@@ -170,3 +189,98 @@ def _power(tape: Tape, x: Tensor, backward_copies: int = 3) -> Tensor:
     """``**``, which autocast takes in float32."""
     raised = op.cast(tape, x, 4) if tape.autocast_active else x
     return op.elementwise(tape, raised, "power", backward_copies=backward_copies)
+
+
+def _gemma3n_modules(model: Model, *, reuses: bool = False) -> tuple[Module, ...]:
+    hidden, streams, rank = model.hidden_size, model.altup_num_inputs, model.laurel_rank
+    return (
+        *gemma4_modules(model, reuses=reuses),
+        Norm("altup.correct_output_scale", hidden),
+        Linear("altup.correction_coefs", streams, streams),
+        Linear("altup.prediction_coefs", streams, streams**2),
+        Linear("altup.modality_router", hidden, streams),
+        *parts.norms(model, "altup.router_norm"),
+        Linear("laurel.linear_left", hidden, rank),
+        Linear("laurel.linear_right", rank, hidden),
+        *parts.norms(model, "laurel.post_laurel_norm"),
+    )
+
+
+def _gemma3n_outer(model: Model) -> tuple[Module, ...]:
+    hidden = model.hidden_size
+    projections = (
+        Linear(f"{block}.{index}", hidden, hidden)
+        for block in ("altup_projections", "altup_unembed_projections")
+        for index in range(model.altup_num_inputs - 1)
+    )
+    return (*gemma4_outer(model), *projections)
+
+
+def _gemma3n_tree() -> str:
+    """As Gemma 3n has it: layers with and without keys and values of their own; projections for each other stream."""
+    rest = (
+        f"{layouts.GATED} {layouts.FOUR_NORMS} act_fn altup:@TextAltUp(correction_coefs prediction_coefs "
+        "modality_router router_norm) laurel:@TextLaurelBlock(linear_left linear_right post_laurel_norm) "
+        "per_layer_input_gate per_layer_projection post_per_layer_input_norm"
+    ).replace("@MLP", "@TextMLP")
+    layers = " ".join(
+        f"{kind}*:@TextDecoderLayer(self_attn:@TextAttention({inside}) {rest})"
+        for kind, inside in (
+            ("", "q_proj q_norm k_proj v_proj k_norm v_norm o_proj"),
+            (REUSING, "q_proj q_norm o_proj"),
+        )
+    )
+    return (
+        f"model:@TextModel(embed_tokens layers:ModuleList({layers}) norm rotary_emb embed_tokens_per_layer "
+        "per_layer_model_projection per_layer_projection_norm altup_projections:ModuleList(#) "
+        "altup_unembed_projections:ModuleList(#)) lm_head"
+    )
+
+
+def _reuses_keys(model: Model, index: int) -> str:
+    """Whether a layer takes keys and values from one before it."""
+    return REUSING if index >= model.num_hidden_layers - model.num_kv_shared_layers else ""
+
+
+def _input_scales(model: Model) -> tuple[TreeTensor, ...]:
+    names = ("per_layer_projection_scale", "per_layer_input_scale")
+    return tuple(TreeTensor(name, 1, Width.WEIGHT, is_buffer=True) for name in names)
+
+
+def _router_scale(model: Model) -> tuple[TreeTensor, ...]:
+    return (TreeTensor("router_input_scale", 1, Width.WEIGHT, is_buffer=True),)
+
+
+FAMILIES = (
+    Family(
+        model_type="gemma3n_text",
+        modules=FamilyModules(
+            _gemma3n_modules,
+            _gemma3n_outer,
+            others={REUSING: partial(_gemma3n_modules, reuses=True)},
+            kind=_reuses_keys,
+        ),
+        tree=TreeLayout(
+            "Gemma3n",
+            _gemma3n_tree(),
+            buffers={
+                "embed_tokens": embed_scale,
+                "embed_tokens_per_layer": embed_scale,
+                "model": _input_scales,
+                "altup": _router_scale,
+            },
+        ),
+        architecture=replace(
+            GEMMA_STEP,
+            layer=gemma3n,
+            norm=NormKind.RMS_BY_POWER,
+            tables_by_kind=True,
+            layer_inputs=layer_inputs,
+            spread=spread,
+            gathered=gathered,
+            reads_weights="altup.correction_coefs",
+        ),
+        unread={Why.NUMBERS: "altup_lr_multiplier rope_local_base_freq"},
+        with_towers=Classes("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"),
+    ),
+)

@@ -8,10 +8,14 @@ long as the same name does there.
 
 from __future__ import annotations
 
+from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.layer_kinds import SHORT_FILTER
+from estimator.families.family import Architecture, Family, FamilyModules, TreeLayout, Why
+from estimator.families.layer_kinds import CONVOLUTION, SHORT_FILTER
+from estimator.families.modules import Linear, Module, Norm
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
 
 
 def lfm2(b: Block, x: Tensor) -> Tensor:
@@ -69,3 +73,62 @@ def _mlp(b: Block, x: Tensor) -> Tensor:
             "gate × up",
         ),
     )
+
+
+def _lfm2_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.separate_attention(model, bias=False, output_bias=False, output="out_proj"),
+        *parts.head_norms(model, "q_layernorm", "k_layernorm"),
+        *_mlp_modules(model),
+    )
+
+
+def _lfm2_convolution_modules(model: Model) -> tuple[Module, ...]:
+    hidden = model.hidden_size
+    return (
+        Norm("conv.conv", hidden, taps=SHORT_FILTER),
+        Linear("conv.in_proj", hidden, 3 * hidden),
+        Linear("conv.out_proj", hidden, hidden),
+        *_mlp_modules(model),
+    )
+
+
+def _mlp_modules(model: Model) -> tuple[Module, ...]:
+    hidden, width = model.hidden_size, model.intermediate_size
+    return (
+        Linear("feed_forward.w1", hidden, width),
+        Linear("feed_forward.w3", hidden, width),
+        Linear("feed_forward.w2", width, hidden),
+        *parts.norms(model, "operator_norm", "ffn_norm"),
+    )
+
+
+def _lfm2_tree() -> str:
+    """As LFM2 has it: layers with attention, and layers with a short convolution."""
+    rest = "feed_forward:@MLP(w1 w3 w2) operator_norm ffn_norm"
+    attention = "self_attn:@Attention(q_proj k_proj v_proj out_proj q_layernorm k_layernorm)"
+    convolution = "conv:@ShortConv(conv in_proj out_proj)"
+    layers = f"*:@DecoderLayer({attention} {rest}) conv*:@DecoderLayer({convolution} {rest})"
+    return (
+        f"model:@Model(embed_tokens layers:ModuleList({layers}) rotary_emb embedding_norm) lm_head"
+    )
+
+
+FAMILIES = (
+    Family(
+        model_type="lfm2",
+        modules=FamilyModules(
+            _lfm2_modules,
+            parts.outer("embed_tokens", "embedding_norm"),
+            others={CONVOLUTION: _lfm2_convolution_modules},
+        ),
+        tree=TreeLayout("Lfm2", _lfm2_tree()),
+        architecture=Architecture(lfm2, fallback=("short convolutions", "causal-conv1d")),
+        unread={
+            Why.OFF: "block_multiple_of full_attn_idxs intermediate_size",
+            Why.UNREAD: """
+            block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init
+            conv_dim conv_dim_out conv_use_xavier_init num_heads use_pos_enc""",
+        },
+    ),
+)

@@ -9,9 +9,18 @@ long as the same name does there.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+from estimator.families import layouts, parts
 from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, TreeLayout, Why
+from estimator.families.layer_kinds import DENSE, UNTURNED
+from estimator.families.modules import Linear, Module, Norm
+from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
 
 
 def llama4(b: Block, x: Tensor) -> Tensor:
@@ -117,3 +126,96 @@ def _products(b: Block, x: Tensor) -> Tensor:
     gate, up = op.split(tape, both, [half, half])
     states = op.multiply(tape, up, b.activation(gate), "gate × up")
     return op.matmul(tape, states, downs, rows * model.hidden_size, "experts' down")
+
+
+def _attention_modules(model: Model, *, turned: bool = True) -> tuple[Module, ...]:
+    normed = model.qk_norm and turned
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        *((Norm("self_attn.qk_norm", model.head_dim, weight=False),) if normed else ()),
+        *parts.norms(model, "post_attention_layernorm"),
+    )
+
+
+def _llama4_modules(model: Model, *, turned: bool = True) -> tuple[Module, ...]:
+    _, gates_and_ups, downs = parts.experts(model, "feed_forward")
+    router = Linear("feed_forward.router", model.hidden_size, model.num_experts)
+    shared = _gated(model, "feed_forward.shared_expert", model.shared_expert_intermediate_size)
+    return (
+        *_attention_modules(model, turned=turned),
+        replace(gates_and_ups, transposed=True),
+        replace(downs, transposed=True),
+        replace(router, own_class=True, routes=True),
+        *shared,
+    )
+
+
+def _llama4_dense_modules(model: Model, *, turned: bool = True) -> tuple[Module, ...]:
+    mlp = _gated(model, "feed_forward", model.intermediate_size)
+    return (*_attention_modules(model, turned=turned), *mlp)
+
+
+def _gated(model: Model, block: str, width: int) -> tuple[Linear, ...]:
+    return (
+        Linear(f"{block}.gate_proj", model.hidden_size, width),
+        Linear(f"{block}.up_proj", model.hidden_size, width),
+        Linear(f"{block}.down_proj", width, model.hidden_size),
+    )
+
+
+def _llama4_tree() -> str:
+    """As Llama 4 has it: layers with experts or one MLP, with or without a norm of queries and keys."""
+    attention = "self_attn:@TextAttention(q_proj k_proj v_proj o_proj qk_norm?)"
+    mlp = "@TextMLP(gate_proj up_proj down_proj activation_fn)"
+    mixture = f"@TextMoe(experts:@TextExperts(act_fn) router shared_expert:{mlp})"
+    layers = " ".join(
+        f"{kind}*:@TextDecoderLayer({attention} feed_forward:{inside} {layouts.TWO_NORMS})"
+        for kind, inside in (
+            ("", mixture),
+            (DENSE, mlp),
+            (UNTURNED, mixture),
+            (f"{DENSE}-{UNTURNED}", mlp),
+        )
+    )
+    return f"model:@TextModel(embed_tokens layers:ModuleList({layers}) norm rotary_emb) lm_head"
+
+
+def _llama4_kind(model: Model, index: int) -> str:
+    """Whether a layer has one MLP, and whether its queries and keys are not turned, and so not normalised."""
+    is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
+    is_unturned = model.qk_norm and bool(model.no_rope_layers) and model.no_rope_layers[index]
+    return "-".join([DENSE] * is_dense + [UNTURNED] * is_unturned)
+
+
+FAMILIES = (
+    Family(
+        model_type="llama4_text",
+        modules=FamilyModules(
+            _llama4_modules,
+            others={
+                DENSE: _llama4_dense_modules,
+                UNTURNED: partial(_llama4_modules, turned=False),
+                f"{DENSE}-{UNTURNED}": partial(_llama4_dense_modules, turned=False),
+            },
+            kind=_llama4_kind,
+        ),
+        tree=TreeLayout("Llama4", _llama4_tree(), splits_packed_experts=True),
+        architecture=Architecture(
+            llama4,
+            rotary=Rotary.COMPLEX,
+            softmax_float32=False,
+            flash_lacks="chunks",
+            has_chunks=True,
+            runs_every_expert=True,
+        ),
+        unread={
+            Why.NUMBERS: "attn_scale floor_scale",
+            Why.OFF: "no_rope_layer_interval interleave_moe_layer_step",
+            Why.UNREAD: "for_llm_compressor",
+        },
+        liger_is_later=True,
+        finds_final_norm=False,
+        peft_targets=("q_proj", "v_proj"),
+    ),
+)

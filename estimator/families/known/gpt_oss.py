@@ -6,11 +6,26 @@ as long as the same name does there.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from estimator.families import layouts, parts
 from estimator.families.block import Block
 from estimator.families.experts import Routing, grouped_experts
+from estimator.families.family import (
+    Architecture,
+    Family,
+    FamilyModules,
+    Kernels,
+    NormKind,
+    TreeLayout,
+    Why,
+)
+from estimator.families.modules import Module, Norm
+from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.attention import heads_repeated
 from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
 
 
 def gpt_oss(b: Block, x: Tensor) -> Tensor:
@@ -95,3 +110,40 @@ def _clamped_gate(b: Block, both: Tensor) -> Tensor:
     glu = op.multiply(tape, gate, sigmoid, "gate × sigmoid")
     del sigmoid
     return op.multiply(tape, op.add_number(tape, up), glu, "gate × up")
+
+
+def _gpt_oss_modules(model: Model) -> tuple[Module, ...]:
+    router, gates_and_ups, downs = parts.experts(model, "mlp", router="router")
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        Norm("self_attn.sinks", model.num_attention_heads),
+        *parts.norms(model, "post_attention_layernorm"),
+        replace(router, bias=True),
+        replace(gates_and_ups, bias=True, transposed=True),
+        replace(downs, bias=True, transposed=True),
+    )
+
+
+FAMILIES = (
+    Family(
+        model_type="gpt_oss",
+        modules=FamilyModules(_gpt_oss_modules),
+        tree=TreeLayout(
+            "GptOss",
+            layouts.decoder(f"{layouts.ATTENTION} mlp:@MLP(router experts) {layouts.TWO_NORMS}"),
+        ),
+        architecture=Architecture(
+            gpt_oss,
+            NormKind.RMS_CAST_LAST,
+            Rotary.SPLIT_HALVES,
+            eager_only=True,
+            flash_lacks="attention sinks",
+        ),
+        liger=Kernels(mlp=False, budget=8),
+        unread={
+            Why.NUMBERS: "swiglu_alpha swiglu_limit initial_context_length",
+            Why.UNREAD: "experts_per_token",
+        },
+    ),
+)

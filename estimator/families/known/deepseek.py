@@ -1,20 +1,51 @@
-"""DeepSeek V2 and V3, GLM-4.5 and 4.7 Flash, ERNIE 4.5: latent attention, and routers that score in float32.
+"""DeepSeek V2 and V3: latent attention, shared experts, and routers that score in float32.
 
-Source: transformers 5.23, models/deepseek_v2, deepseek_v3 and glm4_moe, modeling_*.py. A name that is bound here keeps
+Source: transformers 5.23, models/deepseek_v2 and deepseek_v3, modeling_*.py. A name that is bound here keeps
 its tensor alive exactly as long as the same name does there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from estimator.families import layouts, parts
 from estimator.families.block import Block
-from estimator.families.experts import Routing, grouped_experts
+from estimator.families.config_keys import NEXT_TOKENS
+from estimator.families.experts import Routing, grouped_experts, noted
+from estimator.families.family import (
+    Architecture,
+    Family,
+    FamilyModules,
+    Kernels,
+    TreeLayout,
+    Why,
+    Width,
+)
+from estimator.families.layer_kinds import DENSE
 from estimator.families.layers import gated_mlp, late_norm_attention
+from estimator.families.layouts import correction_bias
+from estimator.families.modules import Linear, Module, Norm
+from estimator.families.rotary import Rotary
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
 
 
-def deepseek(b: Block, x: Tensor) -> Tensor:
+def deepseek_v2(b: Block, x: Tensor) -> Tensor:
+    """DeepSeek V2: its routers take a softmax."""
+    return dense_or_mixture(b, x, lambda b, x: _mixture(b, x, noted(b, _softmax_routing(b, x))))
+
+
+def deepseek_v3(b: Block, x: Tensor) -> Tensor:
+    """DeepSeek V3, GLM-4.5 and 4.7 Flash: their routers take a sigmoid."""
+    return dense_or_mixture(
+        b, x, lambda b, x: _mixture(b, x, noted(b, sigmoid_routing(b, x, "mlp.gate")))
+    )
+
+
+def dense_or_mixture(b: Block, x: Tensor, mixture: Callable[[Block, Tensor], Tensor]) -> Tensor:
     """Llama's layer; the first layers have one MLP, the others experts."""
     residual = x
     x = b.norm("input_layernorm", x)
@@ -25,7 +56,7 @@ def deepseek(b: Block, x: Tensor) -> Tensor:
     x = op.add(b.tape, residual, x)
     residual = x
     x = b.norm("post_attention_layernorm", x)
-    x = _sparse_mlp(b, x) if b.stacks else gated_mlp(b, x)
+    x = mixture(b, x) if b.stacks else gated_mlp(b, x)
     return op.add(b.tape, residual, x)
 
 
@@ -64,19 +95,15 @@ def _expanded(b: Block, kv: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
     return op.filled(tape, [k_pass, k_rot], kv.width), v
 
 
-def _sparse_mlp(b: Block, x: Tensor) -> Tensor:
-    """The chosen experts, and then (ERNIE: before) the shared ones, which see every token."""
-    if b.model.model_type == "ernie4_5_moe":
-        shared = _shared_experts(b, x) if b.has("mlp.shared_experts.gate_proj") else None
-        out = grouped_experts(b, x, _routing(b, x), "mlp")
-        return out if shared is None else op.add(b.tape, out, shared)
+def _mixture(b: Block, x: Tensor, routing: Routing) -> Tensor:
+    """The chosen experts, and then the shared ones, which see every token."""
     residuals = x
-    routing = _routing(b, x)
     x = grouped_experts(b, x, routing, "mlp")
-    return op.add(b.tape, x, _shared_experts(b, residuals))
+    return op.add(b.tape, x, shared_experts(b, residuals))
 
 
-def _shared_experts(b: Block, x: Tensor) -> Tensor:
+def shared_experts(b: Block, x: Tensor) -> Tensor:
+    """Llama's MLP, for every token."""
     if b.kernels.mlp:
         gate = b.linear("mlp.shared_experts.gate_proj", x)
         up = b.linear("mlp.shared_experts.up_proj", x)
@@ -90,19 +117,6 @@ def _shared_experts(b: Block, x: Tensor) -> Tensor:
             "gate × up",
         ),
     )
-
-
-def _routing(b: Block, x: Tensor) -> Routing:
-    match b.model.model_type:
-        case "deepseek_v2":
-            routing = _softmax_routing(b, x)
-        case "ernie4_5_moe":
-            routing = _corrected_softmax(b, x)
-        case _:
-            routing = sigmoid_routing(b, x, "mlp.gate")
-    if b.router_logits is not None:
-        b.router_logits.append(routing.logits)
-    return routing
 
 
 def _softmax_routing(b: Block, x: Tensor) -> Routing:
@@ -139,21 +153,90 @@ def sigmoid_routing(b: Block, x: Tensor, name: str) -> Routing:
     return Routing(logits, shares, indices)
 
 
-def _corrected_softmax(b: Block, x: Tensor) -> Routing:
-    """ERNIE 4.5: softmax over all experts in float32, and a bias that only the choice sees; then the dtype of x."""
-    tape, chosen = b.tape, b.rows * b.model.num_experts_per_tok
-    with tape.without_autocast():
-        logits = b.router("mlp.gate", x, in_float32=True)
-        scores = op.softmax(tape, logits)
-        _, indices = op.top_k(tape, op.add_number(tape, scores), chosen)
-        shares = op.gather(tape, scores, indices, chosen, "shares of the chosen")
-        total = op.clamp(tape, op.mean(tape, shares, b.rows, "sum of shares"), both_sides=False)
-        shares = op.multiply(tape, shares, total, "shares")
-        del total
-    return Routing(logits, op.cast(tape, shares, x.width), indices)
-
-
 def _best_groups(b: Block) -> Tensor:
     """Of every token and expert whether its group is among the best; the groups' own few numbers are left out."""
     b.tape.operation = "best groups of experts"
     return b.tape.new(b.rows * b.model.num_experts, 1)
+
+
+def _latent_attention_modules(model: Model) -> tuple[Module, ...]:
+    hidden, rank, bias = model.hidden_size, model.kv_lora_rank, model.attention_bias
+    heads, rope = model.num_attention_heads, model.qk_rope_head_dim
+    keys_and_values = heads * (model.qk_nope_head_dim + model.v_head_dim)
+    if model.q_lora_rank:
+        queries: tuple[Module, ...] = (
+            Linear("self_attn.q_a_proj", hidden, model.q_lora_rank, bias),
+            Norm("self_attn.q_a_layernorm", model.q_lora_rank),
+            Linear("self_attn.q_b_proj", model.q_lora_rank, model.query_size),
+        )
+    else:
+        queries = (Linear("self_attn.q_proj", hidden, model.query_size),)
+    return (
+        *queries,
+        Linear("self_attn.kv_a_proj_with_mqa", hidden, rank + rope, bias),
+        Norm("self_attn.kv_a_layernorm", rank),
+        Linear("self_attn.kv_b_proj", rank, keys_and_values),
+        Linear("self_attn.o_proj", model.value_size, hidden, bias),
+    )
+
+
+def deepseek_modules(model: Model) -> tuple[Module, ...]:
+    """A layer with experts."""
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *_latent_attention_modules(model),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.experts(model, "mlp", former=parts.QWEN_NAMES),
+        *parts.shared_experts(model),
+    )
+
+
+def deepseek_dense_modules(model: Model) -> tuple[Module, ...]:
+    """A layer with one MLP."""
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *_latent_attention_modules(model),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.shadowed_mlp(model),
+    )
+
+
+_KERNELS = Kernels(rotary=False, experts=True)
+
+
+DEEPSEEK_UNREAD: Mapping[Why, str] = {
+    Why.NUMBERS: "qk_head_dim routed_scaling_factor topk_group",
+    Why.OFF: """
+        attention_bias attention_dropout first_k_dense_replace n_group n_shared_experts norm_topk_prob
+        output_router_logits topk_method""",
+    Why.UNREAD: f"aux_loss_alpha ep_size moe_layer_freq scoring_func seq_aux {NEXT_TOKENS}",
+}
+
+
+FAMILIES = (
+    Family(
+        model_type="deepseek_v2",
+        modules=FamilyModules(deepseek_modules, others={DENSE: deepseek_dense_modules}),
+        tree=TreeLayout(
+            "DeepseekV2",
+            layouts.partly_dense(layouts.LATENT, layouts.SHARED_EXPERTS.replace("@MoE", "@Moe")),
+        ),
+        architecture=Architecture(deepseek_v2, rotary=Rotary.COMPLEX),
+        liger=_KERNELS,
+        unread=DEEPSEEK_UNREAD,
+        merges_experts=True,
+    ),
+    Family(
+        model_type="deepseek_v3",
+        modules=FamilyModules(deepseek_modules, others={DENSE: deepseek_dense_modules}),
+        tree=TreeLayout(
+            "DeepseekV3",
+            layouts.partly_dense(layouts.LATENT, layouts.SHARED_EXPERTS),
+            buffers={"gate": partial(correction_bias, width=Width.WEIGHT)},
+        ),
+        architecture=Architecture(deepseek_v3, rotary=Rotary.SPLIT_PAIRS),
+        liger=_KERNELS,
+        unread=DEEPSEEK_UNREAD,
+        merges_experts=True,
+    ),
+)

@@ -6,11 +6,17 @@ long as the same name does there.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from estimator.families import layouts, parts
 from estimator.families.block import Block
 from estimator.families.experts import Routing, grouped_experts
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
 from estimator.families.layers import late_norm_attention
+from estimator.families.modules import Linear, Module
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
+from estimator.values.specs import Model
 
 
 def phimoe(b: Block, x: Tensor) -> Tensor:
@@ -97,3 +103,36 @@ def _after(tape: Tape, elements: int, width: int, *, result: int | None = None) 
     made = tape.new(elements, width if result is None else result)
     del before
     return made
+
+
+def _phimoe_modules(model: Model) -> tuple[Module, ...]:
+    _, gates_and_ups, downs = parts.experts(model, "mlp")
+    router = Linear("mlp.router", model.hidden_size, model.num_experts)
+    return (
+        *parts.norms(model, "input_layernorm", bias=True),
+        *parts.configured_attention(model),
+        *parts.norms(model, "post_attention_layernorm", bias=True),
+        replace(router, own_class=True, routes=True),
+        gates_and_ups,
+        downs,
+    )
+
+
+def _phimoe_outer(model: Model) -> tuple[Module, ...]:
+    return parts.outer("embed_tokens", "norm", norm_bias=True, head_bias=model.lm_head_bias)(model)
+
+
+FAMILIES = (
+    Family(
+        model_type="phimoe",
+        modules=FamilyModules(_phimoe_modules, _phimoe_outer),
+        tree=TreeLayout(
+            "Phimoe",
+            layouts.decoder(
+                f"{layouts.ATTENTION} mlp:@SparseMoeBlock(router experts:@Experts(act_fn)) {layouts.TWO_NORMS}"
+            ),
+        ),
+        architecture=Architecture(phimoe, NormKind.LAYER_NORM),
+        unread={Why.NUMBERS: "router_jitter_noise"},
+    ),
+)

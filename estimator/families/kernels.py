@@ -1,0 +1,23 @@
+"""Which kernels run: attention's, and PyTorch's where a family's own are not counted."""
+
+from __future__ import annotations
+
+from estimator.families.counts import modules_with_counts
+from estimator.families.modules import Norm
+from estimator.families.registry import architecture
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import AttnImplementation, Model
+
+
+def fallback_of(model: Model) -> tuple[str, str] | None:
+    """The family's ``fallback``, if the model has such layers: each of them begins with a convolution."""
+    has_filters = any(isinstance(it, Norm) and it.taps for it, _ in modules_with_counts(model))
+    return architecture(model).fallback if has_filters else None
+
+
+def attention_of(model: Model, setup: TrainingSetup) -> AttnImplementation:
+    """The kernel that transformers runs: the setup's, but eager attention where the family knows no SDPA."""
+    wanted = setup.attn_implementation
+    if wanted is AttnImplementation.SDPA and architecture(model).eager_only:
+        return AttnImplementation.EAGER
+    return wanted

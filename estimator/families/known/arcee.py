@@ -1,0 +1,49 @@
+"""Arcee: Llama's layer with an MLP of two matrices.
+
+Source: transformers 5.23, models/arcee, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
+long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, TreeLayout
+from estimator.families.layers import plain_mlp, separate_attention
+from estimator.families.modules import Module
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _arcee_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.plain_mlp(model, "mlp.up_proj", "mlp.down_proj", bias=model.mlp_bias),
+    )
+
+
+def arcee(b: Block, x: Tensor) -> Tensor:
+    """Llama with an MLP of two matrices: Arcee, Nemotron."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = separate_attention(b, x)
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = plain_mlp(b, x, "mlp.up_proj", "mlp.down_proj")
+    return op.add(b.tape, residual, x)
+
+
+FAMILIES = (
+    Family(
+        model_type="arcee",
+        modules=FamilyModules(_arcee_modules),
+        tree=TreeLayout(
+            "Arcee", layouts.decoder(f"{layouts.ATTENTION} {layouts.PLAIN} {layouts.TWO_NORMS}")
+        ),
+        architecture=Architecture(arcee),
+    ),
+)

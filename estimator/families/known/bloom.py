@@ -1,0 +1,89 @@
+"""BLOOM: LayerNorms, one fused projection, ALiBi, and eager attention of its own.
+
+Source: transformers 5.23, models/bloom, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
+long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.activations import bloom_gelu
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.modules import Module, Norm
+from estimator.families.own_attention import plus_mask
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _bloom_modules(model: Model) -> tuple[Module, ...]:
+    fused, output = "self_attention.query_key_value", "self_attention.dense"
+    return (
+        *parts.norms(model, "input_layernorm", bias=True),
+        *parts.fused_attention(model, fused, output, bias=True, output_bias=True),
+        *parts.norms(model, "post_attention_layernorm", bias=True),
+        *parts.plain_mlp(model, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", bias=True),
+    )
+
+
+def _bloom_outer(model: Model) -> tuple[Module, ...]:
+    embedding, *rest = parts.outer("word_embeddings", "ln_f", norm_bias=True)(model)
+    return (embedding, Norm("word_embeddings_layernorm", model.hidden_size, bias=True), *rest)
+
+
+def bloom(b: Block, x: Tensor) -> Tensor:
+    """LayerNorms, fused qkv, ALiBi instead of rotary, dropouts before each add."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = bloom_attention(b, x, residual)
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = b.linear("mlp.dense_4h_to_h", bloom_gelu(b.tape, b.linear("mlp.dense_h_to_4h", x)))
+    return op.add(b.tape, residual, op.dropout(b.tape, x, b.model.resid_pdrop))
+
+
+def bloom_attention(b: Block, x: Tensor, residual: Tensor) -> Tensor:
+    """ALiBi and the scaled product by one ``baddbmm``, the mask by another sum; what is added to the residual, too."""
+    tape, shape, model = b.tape, b.attention_shape(), b.model
+    block = "self_attention"
+    qkv = b.linear(f"{block}.query_key_value", x)
+    q, k, v = (op.part(tape, qkv, b.rows * model.query_size) for _ in range(3))
+    if shape.batch > 1:  # batch and heads become one dimension
+        q, k, v = op.clone(tape, q), op.clone(tape, k), op.clone(tape, v)
+    elements = shape.batch * shape.heads * shape.length**2
+    scores = op.matmul(tape, q, k, elements, "attention scores")
+    masked = plus_mask(tape, scores, b.mask)
+    weights = op.softmax(tape, op.cast(tape, masked, 4))
+    weights = op.cast(tape, weights, q.width)
+    weights = op.dropout(tape, weights, shape.dropout)
+    b.hold(weights)
+    out = op.matmul(tape, weights, v, q.elements, "attention output")
+    out = b.linear(f"{block}.dense", op.clone(tape, out))
+    return op.add(tape, residual, op.dropout(tape, out, model.resid_pdrop))
+
+
+FAMILIES = (
+    Family(
+        model_type="bloom",
+        modules=FamilyModules(_bloom_modules, _bloom_outer),
+        tree=TreeLayout(
+            "Bloom",
+            layouts.transformer(
+                "word_embeddings word_embeddings_layernorm h:ModuleList(*:@Block(input_layernorm "
+                "self_attention:@Attention(query_key_value dense attention_dropout) post_attention_layernorm "
+                "mlp:@MLP(dense_h_to_4h gelu_impl dense_4h_to_h))) ln_f"
+            ),
+        ),
+        architecture=Architecture(
+            bloom, NormKind.LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
+        ),
+        unread={
+            Why.SAME_BYTES: "apply_residual_connection_post_layernorm pretraining_tp slow_but_exact",
+            Why.UNREAD: """
+            attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi skip_bias_add
+            skip_bias_add_qkv""",
+            Why.OFF: "num_key_value_heads",
+        },
+    ),
+)

@@ -1,0 +1,66 @@
+"""Cohere and Cohere 2: attention and MLP side by side on one norm.
+
+Source: transformers 5.23, models/cohere, models/cohere2, modeling_*.py. A name that is bound here keeps its tensor
+alive exactly as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.layers import gated_mlp, late_norm_attention
+from estimator.families.modules import Module
+from estimator.families.rotary import Rotary
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _cohere_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        *(parts.wide_norms(model) if model.qk_norm else ()),
+        *parts.gated_mlp(model),
+    )
+
+
+def cohere(b: Block, x: Tensor) -> Tensor:
+    """One norm, then attention and a gated MLP side by side: Cohere and Cohere 2."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    attended = late_norm_attention(b, x)
+    hidden = gated_mlp(b, x)
+    return op.add(b.tape, op.add(b.tape, residual, attended), hidden)
+
+
+_STEP = Architecture(cohere, NormKind.LAYER_NORM_IN_STEPS, Rotary.FLOAT32_PAIRS, scales_logits=True)
+
+
+FAMILIES = (
+    Family(
+        model_type="cohere",
+        modules=FamilyModules(_cohere_modules),
+        tree=TreeLayout(
+            "Cohere", layouts.decoder(f"{layouts.ATTENTION} {layouts.GATED} input_layernorm")
+        ),
+        architecture=_STEP,
+        unread={Why.NUMBERS: "logit_scale"},
+    ),
+    Family(
+        model_type="cohere2",
+        modules=FamilyModules(_cohere_modules),
+        tree=TreeLayout(
+            "Cohere2", layouts.decoder(f"{layouts.ATTENTION} {layouts.GATED} input_layernorm")
+        ),
+        architecture=_STEP,
+        unread={
+            Why.NUMBERS: "logit_scale",
+            Why.OFF: "_sliding_window_pattern sliding_window_pattern",
+            Why.UNREAD: """
+            layer_switch order_of_interleaved_layers position_embedding_type rotary_pct use_embedding_sharing
+            use_gated_activation use_parallel_block use_parallel_embedding use_qk_norm""",
+        },
+    ),
+)

@@ -1,0 +1,99 @@
+"""ERNIE 4.5: Llama's layer, and GLM-4.5's modules with a router in float32.
+
+Source: transformers 5.23, models/ernie4_5, models/ernie4_5_moe, modeling_*.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator.families import layouts
+from estimator.families.block import Block
+from estimator.families.experts import Routing, grouped_experts, noted
+from estimator.families.family import Architecture, Family, FamilyModules, TreeLayout, Why
+from estimator.families.known.deepseek import dense_or_mixture, shared_experts
+from estimator.families.known.glm import glm4_moe_dense_modules, glm4_moe_modules
+from estimator.families.known.llama import llama, llama_modules
+from estimator.families.layer_kinds import DENSE
+from estimator.families.layouts import correction_bias
+from estimator.families.modules import Bare, Module
+from estimator.families.rotary import Rotary
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _ernie_moe_modules(model: Model) -> tuple[Module, ...]:
+    """GLM-4.5's modules, with a router in float32; its correction bias is a parameter that is never trained."""
+    modules = glm4_moe_modules(model)
+    return tuple(
+        replace(it, float32=True) if isinstance(it, Bare) and not it.stack else it for it in modules
+    )
+
+
+def _correction_biases(model: Model) -> int:
+    """One an expert in layers with experts.
+
+    Source: transformers 5.23, models/ernie4_5_moe/modeling_ernie4_5_moe.py, ``Ernie4_5_MoeStatics``.
+    """
+    kinds = model.mlp_layer_types or ("sparse",) * model.num_hidden_layers
+    return model.num_experts * sum(kind != DENSE for kind in kinds)
+
+
+def ernie_moe(b: Block, x: Tensor) -> Tensor:
+    """DeepSeek's layer with routers of its own."""
+    return dense_or_mixture(b, x, _mixture)
+
+
+def _mixture(b: Block, x: Tensor) -> Tensor:
+    """The shared experts, where there are any, and then the chosen ones."""
+    shared = shared_experts(b, x) if b.has("mlp.shared_experts.gate_proj") else None
+    out = grouped_experts(b, x, noted(b, _corrected_softmax(b, x)), "mlp")
+    return out if shared is None else op.add(b.tape, out, shared)
+
+
+def _corrected_softmax(b: Block, x: Tensor) -> Routing:
+    """ERNIE 4.5: softmax over all experts in float32, and a bias that only the choice sees; then the dtype of x."""
+    tape, chosen = b.tape, b.rows * b.model.num_experts_per_tok
+    with tape.without_autocast():
+        logits = b.router("mlp.gate", x, in_float32=True)
+        scores = op.softmax(tape, logits)
+        _, indices = op.top_k(tape, op.add_number(tape, scores), chosen)
+        shares = op.gather(tape, scores, indices, chosen, "shares of the chosen")
+        total = op.clamp(tape, op.mean(tape, shares, b.rows, "sum of shares"), both_sides=False)
+        shares = op.multiply(tape, shares, total, "shares")
+        del total
+    return Routing(logits, op.cast(tape, shares, x.width), indices)
+
+
+FAMILIES = (
+    Family(
+        model_type="ernie4_5",
+        modules=FamilyModules(llama_modules),
+        tree=TreeLayout("Ernie4_5", layouts.LLAMA),
+        architecture=Architecture(llama, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
+    ),
+    Family(
+        model_type="ernie4_5_moe",
+        modules=FamilyModules(
+            _ernie_moe_modules,
+            others={DENSE: glm4_moe_dense_modules},
+            untrained=_correction_biases,
+        ),
+        tree=TreeLayout(
+            "Ernie4_5_Moe",
+            layouts.partly_dense(
+                layouts.ATTENTION,
+                "mlp:@SparseMoeBlock(gate:@TopKRouter(moe_statics) experts:@Experts(act_fn) "
+                "shared_experts?:@MLP(gate_proj up_proj down_proj act_fn))",
+            ),
+            buffers={"moe_statics": correction_bias},
+        ),
+        architecture=Architecture(ernie_moe, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
+        unread={
+            Why.NUMBERS: "moe_norm_min",
+            Why.UNREAD: "moe_aux_loss_lambda moe_capacity moe_gate moe_use_aux_free",
+        },
+        merges_experts=True,
+    ),
+)

@@ -1,0 +1,107 @@
+"""Falcon-H1: a mixer of Mamba 2 and attention side by side in every layer.
+
+Source: transformers 5.23, models/falcon_h1, modeling_*.py. A name that is bound here keeps its tensor alive exactly
+as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.family import (
+    Architecture,
+    Family,
+    FamilyModules,
+    TreeLayout,
+    TreeTensor,
+    Why,
+    Width,
+)
+from estimator.families.mamba import MAMBA_FALLBACK, mamba
+from estimator.families.modules import Linear, Module
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _falcon_h1_modules(model: Model) -> tuple[Module, ...]:
+    """Both in every layer: a mixer and attention."""
+    hidden, width, bias = model.hidden_size, model.intermediate_size, model.mlp_bias
+    return (
+        Linear("feed_forward.gate_proj", hidden, width, bias),
+        Linear("feed_forward.up_proj", hidden, width, bias),
+        Linear("feed_forward.down_proj", width, hidden, bias),
+        *parts.mamba(model, "mamba", unadaptable=True),
+        *parts.configured_attention(model),
+        *parts.norms(model, "input_layernorm", "pre_ff_layernorm"),
+    )
+
+
+def _mup_vector(model: Model) -> tuple[TreeTensor, ...]:
+    assert model.state_space is not None
+    width = model.state_space.projected_width
+    return (TreeTensor("mup_vector", width, Width.WEIGHT, is_buffer=True),)
+
+
+def falcon_h1(b: Block, x: Tensor) -> Tensor:
+    """Falcon-H1: mixer and attention side by side on one norm, their sum added; norm, MLP, add; all times numbers."""
+    tape = b.tape
+    residual = x
+    x = b.norm("input_layernorm", x)
+    mixed = op.scale(tape, mamba(b, x, "mamba", multiplies=True))
+    attended = op.scale(tape, _scaled_attention(b, op.scale(tape, x)))
+    x = op.add(tape, mixed, attended)
+    x = op.add(tape, residual, x)
+    residual = x
+    x = b.norm("pre_ff_layernorm", x)
+    x = op.add(tape, residual, _scaled_mlp(b, x))
+    del mixed, attended
+    return x
+
+
+def _scaled_attention(b: Block, x: Tensor) -> Tensor:
+    q = b.linear("self_attn.q_proj", x)
+    k = op.scale(b.tape, b.linear("self_attn.k_proj", x))
+    v = b.linear("self_attn.v_proj", x)
+    q, k = b.rotate(q, k)
+    return b.linear("self_attn.o_proj", b.attend(q, k, v))
+
+
+def _scaled_mlp(b: Block, x: Tensor) -> Tensor:
+    up = b.linear("feed_forward.up_proj", x)
+    y = op.multiply(
+        b.tape,
+        up,
+        b.activation(op.scale(b.tape, b.linear("feed_forward.gate_proj", x))),
+        "up × gate",
+    )
+    del up
+    return op.scale(b.tape, b.linear("feed_forward.down_proj", y))
+
+
+FAMILIES = (
+    Family(
+        model_type="falcon_h1",
+        modules=FamilyModules(_falcon_h1_modules, parts.outer("embed_tokens", "final_layernorm")),
+        tree=TreeLayout(
+            "FalconH1",
+            layouts.decoder(
+                "feed_forward:@MLP(gate_proj up_proj down_proj act_fn) "
+                f"mamba:@Mixer(act conv1d in_proj norm out_proj) {layouts.ATTENTION} input_layernorm pre_ff_layernorm"
+            ).replace(" norm rotary_emb", " final_layernorm rotary_emb"),
+            buffers={"mamba": _mup_vector},
+        ),
+        architecture=Architecture(
+            falcon_h1, scales_embedding=True, scales_logits=True, fallback=MAMBA_FALLBACK
+        ),
+        unread={
+            Why.CACHE: "use_mamba_kernels",
+            Why.NUMBERS: """
+            attention_in_multiplier attention_out_multiplier embedding_multiplier key_multiplier lm_head_multiplier
+            mlp_multipliers ssm_in_multiplier ssm_multipliers ssm_out_multiplier time_step_limit time_step_max
+            time_step_min time_step_floor""",
+            Why.OFF: "layer_types mamba_expand",
+            Why.UNREAD: "attn_layer_indices mamba_use_mlp mlp_expansion_factor sliding_window",
+        },
+    ),
+)

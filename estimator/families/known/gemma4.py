@@ -1,0 +1,287 @@
+"""Gemma 4: an embedding for every layer, keys and values that the last layers share, an MLP with experts beside it.
+
+Source: transformers 5.23, models/gemma4/modeling_gemma4.py. A name that is bound here keeps its tensor alive exactly as
+long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.experts import Routing, grouped_experts
+from estimator.families.family import (
+    EACH_LAYER,
+    NORMS_BESIDE,
+    Classes,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    TreeTensor,
+    Why,
+    Width,
+)
+from estimator.families.known.gemma import GEMMA_STEP
+from estimator.families.layer_kinds import FULL_ATTENTION, GLOBAL, KEEPING, REUSING
+from estimator.families.layers import gated_mlp
+from estimator.families.layouts import embed_scale
+from estimator.families.modules import Embedding, Linear, Module, Norm
+from estimator.families.rotary import turned
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def gemma4(b: Block, x: Tensor) -> Tensor:
+    """Gemma 3's layer; then the layer's own embedding through a gate; and all times a number that is no parameter."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = shared_attention(b, x)
+    x = b.norm("post_attention_layernorm", x)
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("pre_feedforward_layernorm", x)
+    x = gated_mlp(b, x)
+    if b.stacks:
+        first = b.norm("post_feedforward_layernorm_1", x)
+        routing = _routing(b, residual)
+        b.hold(routing.logits)
+        second = b.norm("pre_feedforward_layernorm_2", residual)
+        second = grouped_experts(b, second, routing, "")
+        second = b.norm("post_feedforward_layernorm_2", second)
+        x = op.add(b.tape, first, second)
+    x = b.norm("post_feedforward_layernorm", x)
+    x = op.add(b.tape, residual, x)
+    if b.layer_input is not None:
+        residual = x
+        x = b.linear("per_layer_input_gate", x)
+        x = b.activation(x)
+        x = op.multiply(b.tape, x, b.layer_input, "gate × layer's embedding")
+        x = b.linear("per_layer_projection", x)
+        x = b.norm("post_per_layer_input_norm", x)
+        x = op.add(b.tape, residual, x)
+    return op.scale_in_place(b.tape, x, by_tensor=True)
+
+
+def shared_attention(b: Block, x: Tensor) -> Tensor:
+    """Queries always; keys and values of its own, or those that an earlier layer has laid down."""
+    tape, model, tables = b.tape, b.model, b.rotary_tables
+    assert tables is not None
+    key_value_heads = model.num_key_value_heads
+    q = b.linear("self_attn.q_proj", x)
+    q = b.norm("self_attn.q_norm", q, groups=model.num_attention_heads)
+    q = turned(tape, q, tables)
+    if b.has("self_attn.k_proj"):
+        k = b.linear("self_attn.k_proj", x)
+        v = b.linear("self_attn.v_proj", x) if b.has("self_attn.v_proj") else k
+        k = b.norm("self_attn.k_norm", k, groups=key_value_heads)
+        k = turned(tape, k, tables)
+        v = b.norm("self_attn.v_norm", v, groups=key_value_heads)
+    else:
+        k, v = b.shared_states[b.is_windowed]
+    if b.sharing == KEEPING:
+        b.shared_states[b.is_windowed] = k, v
+    out = b.attend(q, k, v)
+    return b.linear("self_attn.o_proj", out)
+
+
+def _routing(b: Block, x: Tensor) -> Routing:
+    """Softmax of a normalised and scaled token; the k largest, divided by their sum, times a number for each expert."""
+    tape, chosen = b.tape, b.rows * b.model.num_experts_per_tok
+    x = b.norm("router.norm", x)
+    x = op.scale(tape, op.multiply(tape, x, b.norms["router.scale"][0], "router's scale"))
+    scores = b.linear("router.proj", x)
+    probabilities = op.softmax(tape, op.cast(tape, scores, 4))
+    shares, indices = op.top_k(tape, probabilities, chosen)
+    # divided in place, so that autograd keeps a copy of what was there
+    shares = op.multiply(tape, shares, op.mean(tape, shares, b.rows, "sum of shares"), "shares")
+    scale = b.norms["router.per_expert_scale"][0]
+    of_experts = op.gather(tape, scale, indices, chosen, "scale by expert")
+    shares = op.multiply(tape, shares, of_experts, "shares")
+    del scores, of_experts
+    return Routing(probabilities, shares, indices)
+
+
+def layer_inputs(outer: Block, ids: Tensor, embedded: Tensor) -> Tensor:
+    """All layers' embeddings of all tokens, T · L · width: by the table, and by a projection of the tokens' own.
+
+    Source: ``get_per_layer_inputs`` and ``project_per_layer_inputs``.
+    """
+    tape, model = outer.tape, outer.model
+    layers, width = model.num_hidden_layers, model.hidden_size_per_layer_input
+    table = outer.embeddings["embed_tokens_per_layer"]
+    found = outer.within(
+        table.key, ids, lambda ids: op.embedding(tape, ids, table, layers * width, outer.rows)
+    )
+    by_table = op.scale(tape, found)
+    del found
+    projected = op.scale(tape, outer.linear("per_layer_model_projection", embedded))
+    projected = outer.norm("per_layer_projection_norm", projected, groups=layers)
+    return op.scale(tape, op.add(tape, projected, by_table))
+
+
+def gemma4_modules(
+    model: Model, *, is_global: bool = False, reuses: bool = False
+) -> tuple[Module, ...]:
+    """``model`` as this layer sees it, by ``layer_model``."""
+    hidden, bias = model.hidden_size, model.attention_bias
+    own = (
+        Norm("self_attn.k_norm", model.head_dim),
+        Norm("self_attn.v_norm", model.head_dim, weight=False),
+        Linear("self_attn.k_proj", hidden, model.key_value_size, bias),
+        *(
+            ()
+            if is_global and model.attention_k_eq_v
+            else (Linear("self_attn.v_proj", hidden, model.key_value_size, bias),)
+        ),
+    )
+    return (
+        Linear("self_attn.q_proj", hidden, model.query_size, bias),
+        Norm("self_attn.q_norm", model.head_dim),
+        *(() if reuses else own),
+        Linear("self_attn.o_proj", model.query_size, hidden, bias),
+        *parts.gated_mlp(model),
+        *parts.norms(model, "input_layernorm", "post_attention_layernorm"),
+        *parts.norms(model, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        *_layer_input(model),
+        *(_gemma4_experts_modules(model) if model.num_experts else ()),
+    )
+
+
+def _layer_input(model: Model) -> tuple[Module, ...]:
+    """What brings a layer's own embedding in."""
+    hidden, width = model.hidden_size, model.hidden_size_per_layer_input
+    if not width:
+        return ()
+    return (
+        Linear("per_layer_input_gate", hidden, width),
+        Linear("per_layer_projection", width, hidden),
+        *parts.norms(model, "post_per_layer_input_norm"),
+    )
+
+
+def _gemma4_experts_modules(model: Model) -> tuple[Module, ...]:
+    """A mixture beside the MLP; the router scales its input and each expert's share."""
+    hidden, experts = model.hidden_size, model.num_experts
+    _, gates_and_ups, downs = parts.experts(model, "")
+    return (
+        Norm("router.scale", hidden),
+        Norm("router.per_expert_scale", experts),
+        Norm("router.norm", hidden, weight=False),
+        Linear("router.proj", hidden, experts),
+        replace(gates_and_ups, name="experts.gate_up_proj"),
+        replace(downs, name="experts.down_proj"),
+        *parts.norms(model, "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
+        *parts.norms(model, "pre_feedforward_layernorm_2"),
+    )
+
+
+def gemma4_outer(model: Model) -> tuple[Module, ...]:
+    """Llama's, and what makes an embedding for every layer."""
+    embedding, norm, *head = parts.LLAMA_OUTER(model)
+    width = model.hidden_size_per_layer_input
+    of_all_layers = model.num_hidden_layers * width
+    of_layers = (
+        Embedding("embed_tokens_per_layer", model.vocab_size_per_layer_input, of_all_layers),
+        Linear("per_layer_model_projection", model.hidden_size, of_all_layers),
+        Norm("per_layer_projection_norm", width),
+    )
+    return (embedding, norm, *(of_layers if width else ()), *head)
+
+
+def _gemma4_tree() -> str:
+    """As Gemma 4 has it: layers with and without a window, with and without keys and values of their own."""
+    own = "q_proj q_norm k_norm v_norm k_proj v_proj? o_proj"
+    rest = (
+        f"{layouts.GATED} {layouts.FOUR_NORMS} act_fn? per_layer_input_gate? per_layer_projection? "
+        "post_per_layer_input_norm? router?:@TextRouter(norm proj) experts?:@TextExperts(act_fn) "
+        "post_feedforward_layernorm_1? post_feedforward_layernorm_2? pre_feedforward_layernorm_2?"
+    ).replace("@MLP", "@TextMLP")
+    layers = " ".join(
+        f"{kind}*:@TextDecoderLayer(self_attn:@TextAttention({inside}) {rest})"
+        for kind, inside in (
+            ("", own),
+            (GLOBAL, own),
+            (REUSING, "q_proj q_norm o_proj"),
+            (f"{GLOBAL}-{REUSING}", "q_proj q_norm o_proj"),
+        )
+    )
+    return (
+        f"model:@TextModel(embed_tokens layers:ModuleList({layers}) norm rotary_emb embed_tokens_per_layer? "
+        "per_layer_model_projection? per_layer_projection_norm?) lm_head"
+    )
+
+
+def shares_keys(model: Model, index: int) -> str:
+    """Whether a layer has no window, and whether it takes keys and values from one before it."""
+    is_global = bool(model.layer_types) and model.layer_types[index] == FULL_ATTENTION
+    is_reusing = index >= model.num_hidden_layers - model.num_kv_shared_layers
+    return "-".join([GLOBAL] * is_global + [REUSING] * is_reusing)
+
+
+def _frequencies(model: Model) -> tuple[TreeTensor, ...]:
+    """Of layers without a window, and of those with one; each twice."""
+    widths = (model.global_head_dim or model.head_dim, model.head_dim)
+    return tuple(TreeTensor("inv_freq", it // 2, Width.FLOAT32) for it in widths for _ in "12")
+
+
+def _layer_scalar(model: Model) -> tuple[TreeTensor, ...]:
+    return (TreeTensor("layer_scalar", 1, Width.WEIGHT, is_buffer=True),)
+
+
+FAMILIES = (
+    Family(
+        model_type="gemma4_text",
+        modules=FamilyModules(
+            gemma4_modules,
+            gemma4_outer,
+            others={
+                GLOBAL: partial(gemma4_modules, is_global=True),
+                REUSING: partial(gemma4_modules, reuses=True),
+                f"{GLOBAL}-{REUSING}": partial(gemma4_modules, is_global=True, reuses=True),
+            },
+            kind=shares_keys,
+        ),
+        tree=TreeLayout(
+            "Gemma4",
+            _gemma4_tree(),
+            buffers={
+                "embed_tokens": embed_scale,
+                "embed_tokens_per_layer": embed_scale,
+                "rotary_emb": _frequencies,
+                EACH_LAYER: _layer_scalar,
+            },
+        ),
+        architecture=replace(
+            GEMMA_STEP,
+            layer=gemma4,
+            norm=NormKind.RMS_BY_POWER,
+            tables_by_kind=True,
+            layer_inputs=layer_inputs,
+            flash_lacks="heads of more than 256 numbers",
+        ),
+        liger=replace(
+            NORMS_BESIDE,
+            rotary=False,
+            mlp_beside_experts=False,
+            left=frozenset(
+                {
+                    "post_per_layer_input_norm",
+                    "per_layer_projection_norm",
+                    "post_feedforward_layernorm_1",
+                    "post_feedforward_layernorm_2",
+                    "pre_feedforward_layernorm_2",
+                }
+            ),
+        ),
+        unread={
+            Why.OFF: """
+            moe_intermediate_size num_experts top_k_experts use_double_wide_mlp vocab_size_per_layer_input
+            global_head_dim num_global_key_value_heads""",
+        },
+        with_towers=Classes("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM"),
+    ),
+)

@@ -1,0 +1,141 @@
+"""GLM and GLM-4; GLM-4.5 and 4.7 Flash, whose layers are DeepSeek's but for what they hold.
+
+Source: transformers 5.23, models/glm, models/glm4, models/glm4_moe, models/glm4_moe_lite, modeling_*.py. A name that
+is bound here keeps its tensor alive exactly as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.family import (
+    NORMS_BESIDE,
+    Architecture,
+    Family,
+    FamilyModules,
+    TreeLayout,
+    Why,
+)
+from estimator.families.known.deepseek import (
+    DEEPSEEK_UNREAD,
+    deepseek_dense_modules,
+    deepseek_modules,
+    deepseek_v3,
+)
+from estimator.families.layer_kinds import DENSE
+from estimator.families.layers import fused_gated_mlp, separate_attention
+from estimator.families.layouts import correction_bias
+from estimator.families.modules import Module
+from estimator.families.rotary import Rotary
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def glm4_moe_modules(model: Model) -> tuple[Module, ...]:
+    """A layer with experts."""
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        *(parts.head_norms(model, "q_norm", "k_norm") if model.qk_norm else ()),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.experts(model, "mlp", former=parts.QWEN_NAMES),
+        *parts.shared_experts(model),
+    )
+
+
+def glm4_moe_dense_modules(model: Model) -> tuple[Module, ...]:
+    """A layer with one MLP."""
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        *(parts.head_norms(model, "q_norm", "k_norm") if model.qk_norm else ()),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.shadowed_mlp(model),
+    )
+
+
+def _glm_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.separate_attention(model, bias=model.attention_bias, output_bias=False),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.fused_gated_mlp(model),
+    )
+
+
+def _glm4_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *_glm_modules(model),
+        *parts.norms(model, "post_self_attn_layernorm", "post_mlp_layernorm"),
+    )
+
+
+def glm(b: Block, x: Tensor) -> Tensor:
+    """Llama with a fused gate and up; GLM-4 normalises what it adds as well."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = separate_attention(b, x)
+    if b.has("post_self_attn_layernorm"):
+        x = b.norm("post_self_attn_layernorm", x)
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = fused_gated_mlp(b, x)
+    if b.has("post_mlp_layernorm"):
+        x = b.norm("post_mlp_layernorm", x)
+    return op.add(b.tape, residual, x)
+
+
+_GLM = Architecture(glm, rotary=Rotary.PAIRS)
+
+
+FAMILIES = (
+    Family(
+        model_type="glm",
+        modules=FamilyModules(_glm_modules),
+        tree=TreeLayout(
+            "Glm", layouts.decoder(f"{layouts.ATTENTION} {layouts.FUSED} {layouts.TWO_NORMS}")
+        ),
+        architecture=_GLM,
+        unread={Why.OFF: "head_dim"},
+    ),
+    Family(
+        model_type="glm4",
+        modules=FamilyModules(_glm4_modules),
+        tree=TreeLayout(
+            "Glm4",
+            layouts.decoder(
+                f"{layouts.ATTENTION} {layouts.FUSED} {layouts.TWO_NORMS} post_self_attn_layernorm post_mlp_layernorm"
+            ),
+        ),
+        architecture=_GLM,
+        liger=replace(NORMS_BESIDE, rotary=False),
+    ),
+    Family(
+        model_type="glm4_moe",
+        modules=FamilyModules(glm4_moe_modules, others={DENSE: glm4_moe_dense_modules}),
+        tree=TreeLayout(
+            "Glm4Moe",
+            layouts.partly_dense(layouts.ATTENTION, layouts.SHARED_EXPERTS),
+            buffers={"gate": correction_bias},
+        ),
+        architecture=Architecture(deepseek_v3),
+        unread=DEEPSEEK_UNREAD,
+        merges_experts=True,
+    ),
+    Family(
+        model_type="glm4_moe_lite",
+        modules=FamilyModules(deepseek_modules, others={DENSE: deepseek_dense_modules}),
+        tree=TreeLayout(
+            "Glm4MoeLite",
+            layouts.partly_dense(layouts.LATENT, layouts.SHARED_EXPERTS),
+            buffers={"gate": correction_bias},
+        ),
+        architecture=Architecture(deepseek_v3, rotary=Rotary.SPLIT_PAIRS),
+        unread={**DEEPSEEK_UNREAD, Why.OFF: f"{DEEPSEEK_UNREAD[Why.OFF]} head_dim mlp_layer_types"},
+        merges_experts=True,
+    ),
+)

@@ -1,0 +1,68 @@
+"""GPT-NeoX (Pythia): attention and MLP on two norms of one input.
+
+Source: transformers 5.23, models/gpt_neox, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
+long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import parts
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.layers import fused_attention, plain_mlp
+from estimator.families.modules import Module
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _gpt_neox_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "input_layernorm", bias=True),
+        *parts.fused_attention(
+            model,
+            "attention.query_key_value",
+            "attention.dense",
+            bias=model.attention_bias,
+            output_bias=model.attention_output_bias,
+        ),
+        *parts.norms(model, "post_attention_layernorm", bias=True),
+        *parts.plain_mlp(model, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", bias=True),
+    )
+
+
+def gpt_neox(b: Block, x: Tensor) -> Tensor:
+    """Attention and MLP read two norms of the same input, or follow each other where the config says so."""
+    fused, output = "attention.query_key_value", "attention.dense"
+    attended = fused_attention(b, b.norm("input_layernorm", x), fused, output, head_major=True)
+    attended = op.dropout(b.tape, attended, b.model.resid_pdrop)
+    if b.model.parallel_residual:
+        hidden = _neox_mlp(b, b.norm("post_attention_layernorm", x))
+        hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
+        return op.add(b.tape, op.add(b.tape, hidden, attended), x)
+    attended = op.add(b.tape, attended, x)
+    hidden = _neox_mlp(b, b.norm("post_attention_layernorm", attended))
+    hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
+    return op.add(b.tape, hidden, attended)
+
+
+def _neox_mlp(b: Block, x: Tensor) -> Tensor:
+    return plain_mlp(b, x, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+
+
+FAMILIES = (
+    Family(
+        model_type="gpt_neox",
+        modules=FamilyModules(
+            _gpt_neox_modules, parts.outer("embed_in", "final_layer_norm", norm_bias=True)
+        ),
+        tree=TreeLayout(
+            "GPTNeoX",
+            "gpt_neox:@Model(embed_in emb_dropout layers:ModuleList(*:@Layer(input_layernorm post_attention_layernorm "
+            "post_attention_dropout post_mlp_dropout attention:@Attention(query_key_value dense) "
+            "mlp:@MLP(dense_h_to_4h dense_4h_to_h act))) final_layer_norm rotary_emb) lm_head",
+        ),
+        architecture=Architecture(gpt_neox, NormKind.LAYER_NORM),
+        unread={Why.NUMBERS: "rotary_emb_base", Why.OFF: "rotary_pct"},
+    ),
+)

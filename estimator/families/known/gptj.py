@@ -1,0 +1,117 @@
+"""GPT-J: one norm for attention and MLP, and eager attention of its own.
+
+Source: transformers 5.23, models/gptj, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
+long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.family import (
+    Architecture,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    TreeTensor,
+    Why,
+    Width,
+)
+from estimator.families.layers import plain_mlp
+from estimator.families.modules import Module
+from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
+from estimator.families.rotary import rotate_pairs
+from estimator.tape import operators as op
+from estimator.tape.attention import AttentionShape
+from estimator.tape.tape import Tape, Tensor
+from estimator.values.specs import Model
+
+
+def _gptj_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "ln_1", bias=True),
+        *parts.separate_attention(
+            model, bias=False, output_bias=False, block="attn", output="out_proj"
+        ),
+        *parts.plain_mlp(model, "mlp.fc_in", "mlp.fc_out", bias=True),
+    )
+
+
+def _sines_and_cosines(model: Model) -> tuple[TreeTensor, ...]:
+    rotary = int(model.head_dim * model.partial_rotary_factor)
+    elements = model.max_position_embeddings * rotary
+    return (TreeTensor("embed_positions", elements, Width.FLOAT32),)
+
+
+def gptj(b: Block, x: Tensor) -> Tensor:
+    """GPT-J: one LayerNorm, attention and MLP side by side; its own attention in eager products."""
+    residual = x
+    x = b.norm("ln_1", x)
+    attended = gptj_attention(b, x)
+    hidden = op.dropout(b.tape, plain_mlp(b, x, "mlp.fc_in", "mlp.fc_out"), b.model.resid_pdrop)
+    return op.add(b.tape, op.add(b.tape, attended, hidden), residual)
+
+
+def gptj_attention(b: Block, x: Tensor) -> Tensor:
+    """Every layer gathers its own sines and cosines and spreads them for k and again for q; scores in float32."""
+    tape, model, shape = b.tape, b.model, b.attention_shape()
+    query, key = b.linear("attn.q_proj", x), b.linear("attn.k_proj", x)
+    value = b.linear("attn.v_proj", x)
+    rotary = int(model.head_dim * model.partial_rotary_factor)
+    tape.operation = "rotary tables of this layer"
+    repeated = tape.new(shape.batch * model.max_position_embeddings * rotary, 4)
+    positions = tape.new(shape.length * rotary, op.INDEX_BYTES)
+    tables = tape.new(shape.length * rotary, key.width)
+    turned = key.elements // model.head_dim * rotary
+    key_turned, key_passed = op.part(tape, key, turned), op.part(tape, key, key.elements - turned)
+    query_turned, query_passed = (
+        op.part(tape, query, turned),
+        op.part(tape, query, query.elements - turned),
+    )
+    key_turned = rotate_pairs(tape, key_turned, tables)
+    query_turned = rotate_pairs(tape, query_turned, tables)
+    key = op.concatenate(tape, [key_turned, key_passed])
+    query = op.concatenate(tape, [query_turned, query_passed])
+    out, weights = _gptj_attend(tape, query, key, value, b.mask, shape)
+    b.hold(weights)
+    del weights
+    out = b.linear("attn.out_proj", out)
+    del repeated, positions
+    return op.dropout(tape, out, model.resid_pdrop)
+
+
+def _gptj_attend(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
+) -> Attended:
+    q, k = op.cast(tape, q, 4), op.cast(tape, k, 4)
+    weights = attention_scores(tape, q, k, shape)
+    weights = op.scale(tape, weights)
+    weights = plus_mask(tape, weights, mask)
+    weights = op.softmax(tape, op.cast(tape, weights, 4) if tape.autocast_active else weights)
+    weights = op.cast(tape, weights, v.width)
+    weights = op.dropout(tape, weights, shape.dropout)
+    return weighted(tape, weights, v, shape), weights
+
+
+FAMILIES = (
+    Family(
+        model_type="gptj",
+        modules=FamilyModules(
+            _gptj_modules, parts.outer("wte", "ln_f", norm_bias=True, head_bias=True)
+        ),
+        tree=TreeLayout(
+            "GPTJ",
+            layouts.transformer(
+                "wte drop h:ModuleList(*:@Block(ln_1 "
+                "attn:@Attention(attn_dropout resid_dropout k_proj v_proj q_proj out_proj) "
+                "mlp:@MLP(fc_in fc_out act dropout))) ln_f"
+            ),
+            buffers={"attn": _sines_and_cosines},
+        ),
+        architecture=Architecture(
+            gptj, NormKind.LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
+        ),
+        unread={Why.UNREAD: "n_ctx rotary scale_attn_weights gradient_checkpointing"},
+    ),
+)

@@ -1,0 +1,138 @@
+"""Granite: Llama's layer times numbers, with experts (MoE), with mixers of Mamba 2 (4.0).
+
+Source: transformers 5.23, models/granite, models/granitemoe, models/granitemoehybrid, modeling_*.py. A name that is
+bound here keeps its tensor alive exactly as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.experts import mixture
+from estimator.families.family import Architecture, Family, FamilyModules, Kernels, TreeLayout, Why
+from estimator.families.known.llama import llama, llama_modules
+from estimator.families.layer_kinds import MAMBA
+from estimator.families.layers import late_norm_attention
+from estimator.families.mamba import MAMBA_FALLBACK, mamba
+from estimator.families.modules import Linear, Module
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _granitemoe_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.experts(model, "block_sparse_moe", router="router"),
+    )
+
+
+def _granite_hybrid_modules(model: Model) -> tuple[Module, ...]:
+    """Granite 4.0: what is called shared is the only MLP where there are no experts."""
+    return (*_mlp_modules(model), *parts.configured_attention(model))
+
+
+def _granite_mamba_modules(model: Model) -> tuple[Module, ...]:
+    return (*_mlp_modules(model), *parts.mamba(model, "mamba"))
+
+
+def _mlp_modules(model: Model) -> tuple[Module, ...]:
+    hidden, width = model.hidden_size, model.intermediate_size
+    experts = parts.experts(model, "block_sparse_moe", router="router") if model.num_experts else ()
+    return (
+        *parts.norms(model, "input_layernorm", "post_attention_layernorm"),
+        *experts,
+        Linear("shared_mlp.input_linear", hidden, 2 * width),
+        Linear("shared_mlp.output_linear", width, hidden),
+    )
+
+
+def _granite_hybrid_tree() -> str:
+    """As Granite 4.0 has it: layers with attention, layers with a mixer; rotary only if the config asks for it."""
+    rest = (
+        f"{layouts.TWO_NORMS} block_sparse_moe?:@MoE(router experts:@Experts(act_fn)) "
+        "shared_mlp:@MLP(activation input_linear output_linear)"
+    )
+    mixer = "mamba:@MambaLayer(act conv1d in_proj norm out_proj)"
+    layers = f"*:@DecoderLayer({rest} {layouts.ATTENTION}) mamba*:@DecoderLayer({rest} {mixer})"
+    return f"model:@Model(embed_tokens layers:ModuleList({layers}) norm rotary_emb?) lm_head"
+
+
+def granite_hybrid(b: Block, x: Tensor) -> Tensor:
+    """Granite 4.0: norm, mixer or attention, add; norm, MLP and perhaps experts, add; both times a number."""
+    tape = b.tape
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = mamba(b, x, "mamba") if b.has("mamba.in_proj") else late_norm_attention(b, x)
+    x = op.add(tape, residual, op.scale(tape, x))
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    if b.model.num_experts:
+        chosen = mixture(b, x)
+        x = op.add(tape, chosen, _shared_mlp(b, x))
+    else:
+        x = _shared_mlp(b, x)
+    x = op.add(tape, residual, op.scale(tape, x))
+    return x
+
+
+def _shared_mlp(b: Block, x: Tensor) -> Tensor:
+    """Gate and up as one product."""
+    both = b.linear("shared_mlp.input_linear", x)
+    gate, up = op.split(b.tape, both, [both.elements // 2] * 2)
+    del both
+    x = op.multiply(b.tape, b.activation(gate), up, "gate × up")
+    return b.linear("shared_mlp.output_linear", x)
+
+
+_STEP = Architecture(llama, scales_embedding=True, scales_logits=True)
+
+
+_MULTIPLIERS = "attention_multiplier embedding_multiplier logits_scaling residual_multiplier"
+
+
+FAMILIES = (
+    Family(
+        model_type="granite",
+        modules=FamilyModules(llama_modules),
+        tree=TreeLayout("Granite", layouts.LLAMA),
+        architecture=_STEP,
+        liger=Kernels(fuses_head=False, whole_logits=True),
+        unread={Why.NUMBERS: _MULTIPLIERS},
+        multiplies_residual=True,
+    ),
+    Family(
+        model_type="granitemoe",
+        modules=FamilyModules(_granitemoe_modules),
+        tree=TreeLayout(
+            "GraniteMoe",
+            layouts.decoder(
+                f"{layouts.ATTENTION} {layouts.TWO_NORMS} block_sparse_moe:@MoE(router experts:@Experts(act_fn))"
+            ),
+        ),
+        architecture=_STEP,
+        unread={Why.NUMBERS: _MULTIPLIERS},
+        multiplies_residual=True,
+    ),
+    Family(
+        model_type="granitemoehybrid",
+        modules=FamilyModules(_granite_hybrid_modules, others={MAMBA: _granite_mamba_modules}),
+        tree=TreeLayout("GraniteMoeHybrid", _granite_hybrid_tree()),
+        architecture=replace(
+            _STEP, layer=granite_hybrid, tables_if_turned=True, fallback=MAMBA_FALLBACK
+        ),
+        unread={
+            Why.NUMBERS: f"{_MULTIPLIERS} time_step_limit time_step_max time_step_min",
+            Why.OFF: """
+            layers_block_type intermediate_size mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head
+            mamba_d_state mamba_expand mamba_n_groups mamba_n_heads mamba_proj_bias num_experts_per_tok
+            output_router_logits""",
+            Why.UNREAD: "init_method normalization_function",
+        },
+        multiplies_residual=True,
+    ),
+)

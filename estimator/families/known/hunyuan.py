@@ -1,0 +1,79 @@
+"""Hunyuan: Llama whose queries and keys are normalised after the rotation.
+
+Source: transformers 5.23, models/hunyuan_v1_dense, modeling_*.py. A name that is bound here keeps its tensor alive
+exactly as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.family import (
+    Architecture,
+    Family,
+    FamilyModules,
+    Kernels,
+    NormKind,
+    TreeLayout,
+    Why,
+)
+from estimator.families.layers import gated_mlp
+from estimator.families.modules import Module
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _hunyuan_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        *parts.head_norms(model, "query_layernorm", "key_layernorm"),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.gated_mlp(model),
+    )
+
+
+def hunyuan(b: Block, x: Tensor) -> Tensor:
+    """Hunyuan: Llama whose queries and keys are normalised after the rotation."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = _late_rotated_attention(b, x)
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = gated_mlp(b, x)
+    return op.add(b.tape, residual, x)
+
+
+def _late_rotated_attention(b: Block, x: Tensor) -> Tensor:
+    q = b.linear("self_attn.q_proj", x)
+    k = b.linear("self_attn.k_proj", x)
+    v = b.linear("self_attn.v_proj", x)
+    q, k = b.rotate(q, k)
+    q = b.norm(
+        "self_attn.query_layernorm", q, groups=b.model.num_attention_heads, kind=NormKind.RMS
+    )
+    k = b.norm("self_attn.key_layernorm", k, groups=b.model.num_key_value_heads, kind=NormKind.RMS)
+    out = b.attend(q, k, v)
+    return b.linear("self_attn.o_proj", out)
+
+
+FAMILIES = (
+    Family(
+        model_type="hunyuan_v1_dense",
+        modules=FamilyModules(_hunyuan_modules),
+        tree=TreeLayout(
+            "HunYuanDenseV1",
+            layouts.decoder(
+                "self_attn:@Attention(q_proj k_proj v_proj o_proj query_layernorm key_layernorm) "
+                f"{layouts.GATED} {layouts.TWO_NORMS}"
+            ),
+        ),
+        architecture=Architecture(hunyuan),
+        liger=Kernels(head_norms=False),
+        unread={
+            Why.UNREAD: "add_classification_head attention_head_dim cla_share_factor class_num"
+        },
+    ),
+)

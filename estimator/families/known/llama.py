@@ -1,0 +1,64 @@
+"""Llama, whose layer most families share.
+
+Source: transformers 5.23, models/llama, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
+long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.experts import mixture
+from estimator.families.family import Architecture, Family, FamilyModules, Kernels, TreeLayout
+from estimator.families.layers import gated_mlp, separate_attention
+from estimator.families.modules import Module
+from estimator.families.registry import family_of
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def llama_modules(model: Model) -> tuple[Module, ...]:
+    """Llama's layer."""
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.gated_mlp(model, bias=model.mlp_bias),
+    )
+
+
+def llama(b: Block, x: Tensor) -> Tensor:
+    """Norm, attention, add; norm, MLP or experts, add. Llama, Mistral, Qwen2, Qwen3, Mixtral, Granite and many more."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = op.dropout(b.tape, separate_attention(b, x), b.model.resid_pdrop)  # Seed-OSS
+    x = op.add(b.tape, residual, _times_multiplier(b, x))
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = _mlp_or_experts(b, x)
+    x = op.dropout(b.tape, x, b.model.resid_pdrop)
+    return op.add(b.tape, residual, _times_multiplier(b, x))
+
+
+def _mlp_or_experts(b: Block, x: Tensor) -> Tensor:
+    return mixture(b, x) if b.model.num_experts else gated_mlp(b, x)
+
+
+def _times_multiplier(b: Block, x: Tensor) -> Tensor:
+    """Granite multiplies what it adds to the residual by a number."""
+    return op.scale(b.tape, x) if family_of(b.model).multiplies_residual else x
+
+
+LLAMA_STEP = Architecture(llama)
+
+
+FAMILIES = (
+    Family(
+        model_type="llama",
+        modules=FamilyModules(llama_modules),
+        tree=TreeLayout("Llama", layouts.LLAMA),
+        architecture=LLAMA_STEP,
+        liger=Kernels(),
+    ),
+)

@@ -1,0 +1,54 @@
+"""Mistral, Ministral 3 and Mixtral: Llama's layer with a window, scaled queries, or experts.
+
+Source: transformers 5.23, models/ministral3, models/mistral, models/mixtral, modeling_*.py.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.family import Family, FamilyModules, Kernels, TreeLayout
+from estimator.families.known.llama import LLAMA_STEP, llama_modules
+from estimator.families.modules import Module
+from estimator.values.specs import Model
+
+_FORMER_NAMES = ("gate", "w1", "w3", "w2")
+"""As ``parts.QWEN_NAMES``, for the model types that are mapped to "mixtral"."""
+
+
+def _mixtral_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "input_layernorm"),
+        *parts.configured_attention(model),
+        *parts.norms(model, "post_attention_layernorm"),
+        *parts.experts(model, "mlp", former=_FORMER_NAMES),
+    )
+
+
+FAMILIES = (
+    Family(
+        model_type="ministral3",
+        modules=FamilyModules(llama_modules),
+        tree=TreeLayout("Ministral3", layouts.LLAMA),
+        architecture=LLAMA_STEP,
+        scales_queries=True,
+    ),
+    Family(
+        model_type="mistral",
+        modules=FamilyModules(llama_modules),
+        tree=TreeLayout("Mistral", layouts.LLAMA),
+        architecture=LLAMA_STEP,
+        liger=Kernels(),
+    ),
+    Family(
+        model_type="mixtral",
+        modules=FamilyModules(_mixtral_modules),
+        tree=TreeLayout(
+            "Mixtral", layouts.decoder(f"{layouts.ATTENTION} {layouts.SPARSE} {layouts.TWO_NORMS}")
+        ),
+        architecture=LLAMA_STEP,
+        liger=Kernels(experts=True),
+        merges_experts=True,
+        float32_shares=True,
+        peft_targets=("q_proj", "v_proj"),
+    ),
+)

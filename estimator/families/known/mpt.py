@@ -1,0 +1,89 @@
+"""MPT: LayerNorms without bias, one fused projection, ALiBi, and eager attention of its own.
+
+Source: transformers 5.23, models/mpt, modeling_*.py. A name that is bound here keeps its tensor alive exactly as long
+as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.layers import plain_mlp
+from estimator.families.modules import Module
+from estimator.families.own_attention import attention_scores, weighted
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _mpt_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "norm_1"),
+        *parts.fused_attention(model, "attn.Wqkv", "attn.out_proj", bias=False, output_bias=False),
+        *parts.norms(model, "norm_2"),
+        *parts.plain_mlp(model, "ffn.up_proj", "ffn.down_proj", bias=False),
+    )
+
+
+def mpt(b: Block, x: Tensor) -> Tensor:
+    """LayerNorms without bias, fused qkv, ALiBi, no biases at all."""
+    residual = x
+    x = b.norm("norm_1", x)
+    attended = mpt_attention(b, x)
+    x = op.add(b.tape, op.dropout(b.tape, attended, b.model.resid_pdrop), residual)
+    residual = x
+    x = b.norm("norm_2", x)
+    x = plain_mlp(b, x, "ffn.up_proj", "ffn.down_proj")
+    return op.add(b.tape, op.dropout(b.tape, x, b.model.resid_pdrop), residual)
+
+
+def mpt_attention(b: Block, x: Tensor) -> Tensor:
+    """ALiBi in float32 joins the scores, and masking makes one more copy of them."""
+    tape, shape, model = b.tape, b.attention_shape(), b.model
+    qkv = b.linear("attn.Wqkv", x)
+    if model.clip_qkv:
+        qkv = op.clamp(tape, qkv, both_sides=True)
+    q, k, v = op.split(tape, qkv, [b.rows * model.query_size] * 3)
+    scores = op.scale(tape, attention_scores(tape, q, k, shape))
+    assert b.alibi is not None
+    scores = op.add(tape, scores, b.alibi)
+    if b.mask is not None:
+        scores = op.masked_fill(tape, scores, b.mask)
+    weights = op.cast(tape, op.softmax(tape, op.cast(tape, scores, 4)), v.width)
+    weights = op.dropout(tape, weights, shape.dropout)
+    b.hold(weights)
+    out = b.linear("attn.out_proj", weighted(tape, weights, v, shape))
+    del qkv, scores
+    return out
+
+
+FAMILIES = (
+    Family(
+        model_type="mpt",
+        modules=FamilyModules(_mpt_modules, parts.outer("wte", "norm_f")),
+        tree=TreeLayout(
+            "Mpt",
+            layouts.transformer(
+                "wte blocks:ModuleList(*:@Block(norm_1 attn:@Attention(Wqkv out_proj) norm_2 "
+                "ffn:@MLP(up_proj act down_proj) resid_attn_dropout)) norm_f"
+            ),
+        ),
+        architecture=Architecture(
+            mpt,
+            NormKind.LAYER_NORM,
+            rotary=None,
+            eager_only=True,
+            returns_weights=True,
+            alibi_by_head=True,
+        ),
+        unread={
+            Why.UNREAD: """
+            attn_config.alibi attn_config.alibi_bias_max attn_config.attn_impl attn_config.attn_type
+            attn_config.attn_uses_sequence_id attn_config.prefix_lm attn_config.qk_gn attn_config.qk_ln emb_pdrop
+            embedding_fraction learned_pos_emb logit_scale no_bias norm_type resid_pdrop verbose""",
+            Why.NUMBERS: "attn_config.softmax_scale",
+            Why.INITIALISATION: "init_config",
+        },
+    ),
+)

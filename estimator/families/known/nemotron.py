@@ -1,0 +1,45 @@
+"""Nemotron: Arcee's layer with LayerNorms of 1 + weight.
+
+Source: transformers 5.23, models/nemotron, modeling_*.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from estimator.families import layouts, parts
+from estimator.families.family import (
+    NO_KERNELS,
+    Architecture,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+)
+from estimator.families.known.arcee import arcee
+from estimator.families.modules import Module
+from estimator.values.specs import Model
+
+
+def _nemotron_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "input_layernorm", bias=True),
+        *parts.configured_attention(model),
+        *parts.norms(model, "post_attention_layernorm", bias=True),
+        *parts.plain_mlp(model, "mlp.up_proj", "mlp.down_proj", bias=model.mlp_bias),
+    )
+
+
+FAMILIES = (
+    Family(
+        model_type="nemotron",
+        modules=FamilyModules(
+            _nemotron_modules, parts.outer("embed_tokens", "norm", norm_bias=True)
+        ),
+        tree=TreeLayout(
+            "Nemotron", layouts.decoder(f"{layouts.ATTENTION} {layouts.PLAIN} {layouts.TWO_NORMS}")
+        ),
+        architecture=Architecture(arcee, NormKind.LAYER_NORM_PLUS_ONE),
+        liger=replace(NO_KERNELS, fuses_head=True, relu_squared=True),
+    ),
+)

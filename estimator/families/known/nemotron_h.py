@@ -1,0 +1,126 @@
+"""Nemotron-H: one mixer a layer: Mamba 2, attention, an MLP or experts.
+
+Source: transformers 5.23, models/nemotron_h, modeling_*.py. A name that is bound here keeps its tensor alive exactly
+as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import parts
+from estimator.families.block import Block
+from estimator.families.config_keys import NEXT_TOKENS
+from estimator.families.experts import grouped_experts
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.known.deepseek import sigmoid_routing
+from estimator.families.layer_kinds import EXPERTS, MAMBA, MLP
+from estimator.families.layouts import correction_bias
+from estimator.families.mamba import MAMBA_FALLBACK, mamba
+from estimator.families.modules import Bare, Linear, Module
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _nemotron_h_modules(model: Model) -> tuple[Module, ...]:
+    """One mixer a layer: attention, or one of those below."""
+    attention = parts.separate_attention(model, bias=False, output_bias=False, block="mixer")
+    return (*parts.norms(model, "norm"), *attention)
+
+
+def _nemotron_h_mamba_modules(model: Model) -> tuple[Module, ...]:
+    return (*parts.norms(model, "norm"), *parts.mamba(model, "mixer", unadaptable=True))
+
+
+def _nemotron_h_mlp_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "norm"),
+        *parts.plain_mlp(model, "mixer.up_proj", "mixer.down_proj", bias=model.mlp_bias),
+    )
+
+
+def _nemotron_h_experts_modules(model: Model) -> tuple[Module, ...]:
+    """Experts of two matrices each, and a shared one."""
+    hidden, width, experts = model.hidden_size, model.moe_intermediate_size, model.num_experts
+    shared, bias = model.shared_expert_intermediate_size, model.mlp_bias
+    return (
+        *parts.norms(model, "norm"),
+        Bare("mixer.experts.up_proj", hidden, width, experts),
+        Bare("mixer.experts.down_proj", width, hidden, experts),
+        Bare("mixer.gate", hidden, experts),
+        Linear("mixer.shared_experts.up_proj", hidden, shared, bias),
+        Linear("mixer.shared_experts.down_proj", shared, hidden, bias),
+    )
+
+
+def _nemotron_h_tree() -> str:
+    """As Nemotron-H has it: one mixer a layer, of four kinds."""
+    mixers = {
+        "": "Attention(q_proj k_proj v_proj o_proj)",
+        "mamba": "Mamba2Mixer(act conv1d in_proj norm out_proj)",
+        "mlp": "MLP(up_proj down_proj act_fn)",
+        "moe": "MoE(experts:@Experts(act_fn) gate shared_experts:@MLP(up_proj down_proj act_fn) "
+        "fc1_latent_proj fc2_latent_proj)",
+    }
+    layers = " ".join(f"{kind}*:@Block(norm mixer:@{mixer})" for kind, mixer in mixers.items())
+    return f"model:@Model(embeddings layers:ModuleList({layers}) norm_f) lm_head"
+
+
+def nemotron_h(b: Block, x: Tensor) -> Tensor:
+    """Nemotron-H: norm, one mixer, add: state spaces, attention, an MLP or experts."""
+    residual = x
+    x = b.norm("norm", op.cast(b.tape, x, b.norms["norm"][0].width))
+    if b.has("mixer.in_proj"):
+        x = mamba(b, x, "mixer")
+    elif b.has("mixer.q_proj"):
+        q, k, v = (b.linear(f"mixer.{name}", x) for name in ("q_proj", "k_proj", "v_proj"))
+        x = b.linear("mixer.o_proj", b.attend(q, k, v))
+        del q, k, v
+    elif b.has("mixer.up_proj"):
+        x = _plain_mlp(b, x, "mixer")
+    else:
+        experts = grouped_experts(b, x, sigmoid_routing(b, x, "mixer.gate"), "mixer")
+        x = op.add(b.tape, experts, _plain_mlp(b, x, "mixer.shared_experts"))
+        del experts
+    return op.add(b.tape, residual, x)
+
+
+def _plain_mlp(b: Block, x: Tensor, block: str) -> Tensor:
+    return b.linear(f"{block}.down_proj", b.activation(b.linear(f"{block}.up_proj", x)))
+
+
+FAMILIES = (
+    Family(
+        model_type="nemotron_h",
+        modules=FamilyModules(
+            _nemotron_h_modules,
+            parts.outer("embeddings", "norm_f"),
+            others={
+                MAMBA: _nemotron_h_mamba_modules,
+                MLP: _nemotron_h_mlp_modules,
+                EXPERTS: _nemotron_h_experts_modules,
+            },
+        ),
+        tree=TreeLayout("NemotronH", _nemotron_h_tree(), buffers={"gate": correction_bias}),
+        architecture=Architecture(
+            nemotron_h,
+            NormKind.RMS_WEIGHT_FLOAT32,
+            rotary=None,
+            float32_logits=True,
+            fallback=MAMBA_FALLBACK,
+        ),
+        unread={
+            Why.CACHE: "mamba_ssm_cache_dtype use_mamba_kernels",
+            Why.INITIALISATION: "rescale_prenorm_residual time_step_floor time_step_max time_step_min",
+            Why.NUMBERS: "routed_scaling_factor time_step_limit topk_group",
+            Why.OFF: """
+            hybrid_override_pattern layers_block_type moe_intermediate_size moe_shared_expert_intermediate_size n_group
+            n_routed_experts norm_topk_prob num_experts_per_tok num_hidden_layers output_router_logits
+            mamba_hidden_act""",
+            Why.UNREAD: f"""
+            attention_bias expand hidden_dropout mamba_proj_bias moe_shared_expert_overlap n_shared_experts
+            residual_in_fp32 sliding_window {NEXT_TOKENS} mtp_hybrid_override_pattern""",
+        },
+        merges_experts=True,
+        peft_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+    ),
+)

@@ -1,0 +1,190 @@
+"""Qwen3-Next and Qwen3.5: most layers hold a gated delta-net in attention's place, the others a gate of their output.
+
+Source: transformers 5.23, models/qwen3_5_moe, models/qwen3_5, models/qwen3_next, modeling_*.py. A name that is bound
+here keeps its tensor alive exactly as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.delta_net import delta_net
+from estimator.families.experts import mixture
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.layer_kinds import DELTA, DELTA_FILTER
+from estimator.families.layers import gated_mlp
+from estimator.families.modules import Linear, Module, Norm
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _output_gated_attention(model: Model) -> tuple[Module, ...]:
+    """The projection of queries makes a gate of the output beside them."""
+    hidden, bias = model.hidden_size, model.attention_bias
+    return (
+        Linear("self_attn.q_proj", hidden, 2 * model.query_size, bias),
+        Linear("self_attn.k_proj", hidden, model.key_value_size, bias),
+        Linear("self_attn.v_proj", hidden, model.key_value_size, bias),
+        Linear("self_attn.o_proj", model.query_size, hidden, model.attention_output_bias),
+        *parts.head_norms(model, "q_norm", "k_norm"),
+    )
+
+
+def _delta_net_modules(model: Model, *, fused: bool = False) -> tuple[Module, ...]:
+    """``fused``: one projection for queries, keys, values and gates, one for learning rate and decay (Qwen3-Next)."""
+    assert model.delta_net is not None
+    hidden, heads = model.hidden_size, model.delta_net.value_heads
+    keys, values = model.delta_net.key_width, model.delta_net.value_width
+    projections = (
+        (("in_proj_qkvz", 2 * (keys + values)), ("in_proj_ba", 2 * heads))
+        if fused
+        else (
+            ("in_proj_qkv", 2 * keys + values),
+            ("in_proj_z", values),
+            ("in_proj_b", heads),
+            ("in_proj_a", heads),
+        )
+    )
+    return (
+        Norm("linear_attn.dt_bias", heads),
+        Norm("linear_attn.A_log", heads),
+        Norm("linear_attn.conv1d", 2 * keys + values, taps=DELTA_FILTER),
+        Norm("linear_attn.norm", model.delta_net.value_dim),
+        Linear("linear_attn.out_proj", values, hidden),
+        *(Linear(f"linear_attn.{name}", hidden, width) for name, width in projections),
+    )
+
+
+Mixer = Callable[[Model], tuple[Module, ...]]
+
+
+def _qwen3_5_modules(model: Model, *, mixer: Mixer = _output_gated_attention) -> tuple[Module, ...]:
+    norms = parts.norms(model, "input_layernorm", "post_attention_layernorm")
+    return (*mixer(model), *parts.gated_mlp(model), *norms)
+
+
+def _qwen3_5_moe_modules(
+    model: Model, *, mixer: Mixer = _output_gated_attention
+) -> tuple[Module, ...]:
+    norms = parts.norms(model, "input_layernorm", "post_attention_layernorm")
+    return (*mixer(model), *parts.experts_and_shared(model), *norms)
+
+
+def _qwen3_next_modules(
+    model: Model, *, mixer: Mixer = _output_gated_attention
+) -> tuple[Module, ...]:
+    norms = parts.norms(model, "input_layernorm", "post_attention_layernorm")
+    return (*mixer(model), *parts.experts_and_shared(model, parts.QWEN_NAMES), *norms)
+
+
+SPLIT_PROJECTIONS = "norm out_proj in_proj_qkv in_proj_z in_proj_b in_proj_a"
+
+
+def _delta_net_tree(inside: str, mlp: str) -> str:
+    """As Qwen3.5 has it: layers with attention, and layers with a gated delta-net."""
+    linear = f"linear_attn:@GatedDeltaNet(conv1d {inside})"
+    layers = " ".join(
+        f"{kind}*:@DecoderLayer({mixer} {mlp} {layouts.TWO_NORMS})"
+        for kind, mixer in (("", layouts.ATTENTION), (DELTA, linear))
+    )
+    return f"model:@Model(embed_tokens layers:ModuleList({layers}) norm rotary_emb) lm_head"
+
+
+def qwen3_5(b: Block, x: Tensor) -> Tensor:
+    """Norm, delta-net or attention, add; norm, MLP or experts, add."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = delta_net(b, x) if b.has("linear_attn.out_proj") else _attention(b, x)
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = mixture(b, x) if b.stacks else gated_mlp(b, x)
+    return op.add(b.tape, residual, x)
+
+
+def _attention(b: Block, x: Tensor) -> Tensor:
+    """Attention whose output is multiplied by a gate that the projection of queries makes beside them."""
+    tape, model = b.tape, b.model
+    size = b.rows * model.query_size
+    q, gate = op.split(tape, b.linear("self_attn.q_proj", x), [size, size])
+    gate = op.clone(tape, gate)
+    q = b.norm("self_attn.q_norm", q, groups=model.num_attention_heads)
+    k = b.norm(
+        "self_attn.k_norm", b.linear("self_attn.k_proj", x), groups=model.num_key_value_heads
+    )
+    v = b.linear("self_attn.v_proj", x)
+    q, k = b.rotate(q, k)
+    out = b.attend(q, k, v, head_major=model.partial_rotary_factor < 1)
+    opened = op.elementwise(tape, gate, "sigmoid", saves="output")
+    out = op.multiply(tape, out, opened, "gate of the output")
+    del opened
+    return b.linear("self_attn.o_proj", out)
+
+
+_STEP = Architecture(
+    qwen3_5,
+    NormKind.RMS_ONE_PLUS,
+    tables_by_text=True,
+    fallback=("gated delta-nets", "flash-linear-attention and causal-conv1d"),
+)
+
+
+FAMILIES = (
+    Family(
+        model_type="qwen3_5_moe_text",
+        modules=FamilyModules(
+            _qwen3_5_moe_modules,
+            others={DELTA: partial(_qwen3_5_moe_modules, mixer=_delta_net_modules)},
+        ),
+        tree=TreeLayout(
+            "Qwen3_5Moe",
+            _delta_net_tree(SPLIT_PROJECTIONS, layouts.SHARED).replace("@Model", "@TextModel"),
+        ),
+        architecture=_STEP,
+        unread={
+            Why.OFF: "full_attention_interval intermediate_size",
+            Why.UNREAD: "attn_output_gate mamba_ssm_dtype mlp_only_layers mtp_num_hidden_layers",
+        },
+        liger_is_later=True,
+    ),
+    Family(
+        model_type="qwen3_5_text",
+        modules=FamilyModules(
+            _qwen3_5_modules,
+            others={DELTA: partial(_qwen3_5_modules, mixer=_delta_net_modules)},
+        ),
+        tree=TreeLayout(
+            "Qwen3_5",
+            _delta_net_tree(SPLIT_PROJECTIONS, layouts.GATED).replace("@Model", "@TextModel"),
+        ),
+        architecture=_STEP,
+        unread={
+            Why.OFF: "full_attention_interval",
+            Why.UNREAD: "attn_output_gate mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings",
+        },
+        liger_is_later=True,
+    ),
+    Family(
+        model_type="qwen3_next",
+        modules=FamilyModules(
+            _qwen3_next_modules,
+            others={
+                DELTA: partial(
+                    _qwen3_next_modules,
+                    mixer=partial(_delta_net_modules, fused=True),
+                )
+            },
+        ),
+        tree=TreeLayout(
+            "Qwen3Next", _delta_net_tree("in_proj_qkvz in_proj_ba norm out_proj", layouts.SHARED)
+        ),
+        architecture=replace(_STEP, tables_by_text=False),
+        unread={Why.OFF: "full_attention_interval"},
+        liger_is_later=True,
+    ),
+)

@@ -1,0 +1,91 @@
+"""StableLM: LayerNorms around Llama's parts, a norm for each head.
+
+Source: transformers 5.23, models/stablelm, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
+long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.layers import gated_mlp, kept_parts
+from estimator.families.modules import Module, Norm
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _stablelm_modules(model: Model) -> tuple[Module, ...]:
+    heads = (("q", model.num_attention_heads), ("k", model.num_key_value_heads))
+    head_norms = tuple(
+        Norm(f"self_attn.{side}_layernorm.norms.{head}", model.head_dim)
+        for side, count in heads
+        for head in range(count)
+    )
+    return (
+        *parts.norms(model, "input_layernorm", bias=True),
+        *parts.separate_attention(model, bias=model.attention_bias, output_bias=False),
+        *(head_norms if model.qk_norm else ()),
+        *(
+            ()
+            if model.parallel_residual
+            else parts.norms(model, "post_attention_layernorm", bias=True)
+        ),
+        *parts.gated_mlp(model),
+    )
+
+
+def _split_norm_attention(b: Block, x: Tensor) -> Tensor:
+    """StableLM: a norm of its own for every head of queries and keys, whose outputs are joined again."""
+    q = b.linear("self_attn.q_proj", x)
+    k = b.linear("self_attn.k_proj", x)
+    v = b.linear("self_attn.v_proj", x)
+    if b.model.qk_norm:
+        q = _normed_one_by_one(b, q, "self_attn.q_layernorm", b.model.num_attention_heads)
+        k = _normed_one_by_one(b, k, "self_attn.k_layernorm", b.model.num_key_value_heads)
+    parts = kept_parts(b, q, k)
+    q, k = b.rotate(q, k, parts)
+    return b.linear("self_attn.o_proj", b.attend(q, k, v, head_major=bool(parts)))
+
+
+def _normed_one_by_one(b: Block, x: Tensor, name: str, heads: int) -> Tensor:
+    parts = op.split(b.tape, x, [b.rows * b.model.head_dim] * heads)
+    return op.concatenate(
+        b.tape, [b.norm(f"{name}.norms.{head}", part) for head, part in enumerate(parts)]
+    )
+
+
+def stablelm(b: Block, x: Tensor) -> Tensor:
+    """LayerNorms around Llama's parts; the larger one reads the same norm in attention and MLP."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    attended = _split_norm_attention(b, x)
+    if b.model.parallel_residual:
+        hidden = op.dropout(b.tape, gated_mlp(b, x), b.model.resid_pdrop)
+        return op.add(b.tape, op.add(b.tape, residual, attended), hidden)
+    residual = op.add(b.tape, residual, attended)
+    hidden = gated_mlp(b, b.norm("post_attention_layernorm", residual))
+    hidden = op.dropout(b.tape, hidden, b.model.resid_pdrop)
+    return op.add(b.tape, residual, hidden)
+
+
+FAMILIES = (
+    Family(
+        model_type="stablelm",
+        modules=FamilyModules(
+            _stablelm_modules, parts.outer("embed_tokens", "norm", norm_bias=True)
+        ),
+        tree=TreeLayout(
+            "StableLm",
+            layouts.decoder(
+                "self_attn:@Attention(q_proj k_proj v_proj o_proj "
+                "q_layernorm?:@LayerNormPerHead(norms:ModuleList(#)) "
+                "k_layernorm?:@LayerNormPerHead(norms:ModuleList(#))) "
+                f"{layouts.GATED} input_layernorm post_attention_layernorm? dropout"
+            ),
+        ),
+        architecture=Architecture(stablelm, NormKind.LAYER_NORM),
+        unread={Why.UNREAD: "rotary_scaling_factor"},
+    ),
+)

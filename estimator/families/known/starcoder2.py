@@ -1,0 +1,58 @@
+"""StarCoder 2: Llama's layer with LayerNorms, biases and an MLP of two matrices.
+
+Source: transformers 5.23, models/starcoder2, modeling_*.py. A name that is bound here keeps its tensor alive exactly
+as long as the same name does there.
+"""
+
+from __future__ import annotations
+
+from estimator.families import layouts, parts
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.layers import plain_mlp, separate_attention
+from estimator.families.modules import Module
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+from estimator.values.specs import Model
+
+
+def _starcoder2_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        *parts.norms(model, "input_layernorm", bias=True),
+        *parts.configured_attention(model),
+        *parts.norms(model, "post_attention_layernorm", bias=True),
+        *parts.plain_mlp(model, "mlp.c_fc", "mlp.c_proj", bias=model.mlp_bias),
+    )
+
+
+def starcoder2(b: Block, x: Tensor) -> Tensor:
+    """Llama with LayerNorms, biases and an MLP of two matrices."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    x = op.dropout(b.tape, separate_attention(b, x), b.model.resid_pdrop)
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = plain_mlp(b, x, "mlp.c_fc", "mlp.c_proj")
+    x = op.dropout(b.tape, x, b.model.resid_pdrop)
+    return op.add(b.tape, residual, x)
+
+
+FAMILIES = (
+    Family(
+        model_type="starcoder2",
+        modules=FamilyModules(
+            _starcoder2_modules, parts.outer("embed_tokens", "norm", norm_bias=True)
+        ),
+        tree=TreeLayout(
+            "Starcoder2",
+            layouts.decoder(f"{layouts.ATTENTION} mlp:@MLP(c_fc c_proj act) {layouts.TWO_NORMS}"),
+        ),
+        architecture=Architecture(starcoder2, NormKind.LAYER_NORM),
+        unread={
+            Why.UNREAD: """
+            activation_function attention_softmax_in_fp32 mlp_type norm_type scale_attention_softmax_in_fp32
+            scale_attn_weights""",
+        },
+    ),
+)
