@@ -1,7 +1,7 @@
-"""Attention kernels: what each keeps and copies. q, k and v are token-major tensors of T × heads × head_dim elements.
+"""Attention kernels: what each saves and copies. q, k and v are token-major, T × heads × head_dim elements.
 
-Which kernel runs is PyTorch's choice: flash for 16-bit without a mask; memory-efficient with a mask or in float32;
-the math path where neither takes the inputs (float32 with grouped key-value heads).
+PyTorch chooses the kernel: flash for 16 bits without a mask; memory-efficient with a mask or in float32; the math path
+for inputs that neither takes (float32 with grouped key-value heads).
 Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; transformers 5.23,
 integrations/sdpa_attention.py and models/llama/modeling_llama.py, ``eager_attention_forward``.
 """
@@ -34,21 +34,22 @@ from estimator.values.arithmetic import ceil_div
 from estimator.values.specs import AttnImplementation
 
 RNG_STATE_BYTES = 16
-"""Philox seed and offset kept by the flash and efficient kernels: two int64 tensors, 512 bytes each as allocated."""
+"""Philox seed and offset saved by the flash and efficient kernels: two int64 tensors, allocated as 512 bytes each."""
 MASK_ALIGNMENT = 16
 FLASH_ALIGNMENT = 8
-"""Flash attention wants heads of a multiple of 8 numbers: torch 2.13, aten/src/ATen/native/transformers/attention.cpp,
+"""Flash attention requires head dimensions of a multiple of 8: torch 2.13,
+aten/src/ATen/native/transformers/attention.cpp,
 ``pad_last_dim<8>``; flash-attn 2.8, flash_attn_interface.py, ``FlashAttnFunc``."""
 EFFICIENT_ALIGNMENT_BYTES = 16
-"""Memory-efficient attention wants heads of a multiple of 16 bytes (``check_head_dim_size_mem_efficient``)."""
+"""Memory-efficient attention requires heads of a multiple of 16 bytes (``check_head_dim_size_mem_efficient``)."""
 FLASH_HEAD_DIM = 256
-"""Numbers of a head that flash attention takes at most: ``check_head_dim_size_flash``; transformers does not ask it to
+"""Largest head dimension that flash attention takes: ``check_head_dim_size_flash``; transformers does not ask it to
 group wider heads (``use_gqa_in_sdpa``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Sizes that every attention kernel needs."""
+    """Sizes and options of an attention call."""
 
     batch: int
     length: int
@@ -62,9 +63,9 @@ class AttentionShape:
     softmax_float32: bool = True
     scale_product: bool = True
     casts_weights: bool = True
-    """Eager attention's weights are cast back to the dtype of q, which autocast's softmax leaves."""
+    """Eager attention casts its weights back to the dtype of q, since autocast's softmax returns float32."""
     head_major: bool = False
-    """q and k come out of a concatenation head by head, so the flash kernel's output must be copied back."""
+    """q and k come from a concatenation in head-major order, so the flash kernel's output must be copied back."""
     padded: bool = False
     """Some rows end in padding."""
     upcast: bool = False
@@ -74,15 +75,15 @@ class AttentionShape:
 def attention(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend with the implementation that the setup asks for; ``mask`` is None where causality is the kernel's own.
+    """Attend with the setup's implementation; ``mask`` is None where the kernel applies the causal mask itself.
 
-    The output, and from eager attention its weights, which the layer's ``_`` holds as long as the layer runs.
+    Returns the output and, for eager attention, the weights, which the layer's ``_`` holds until the layer returns.
     """
     if shape.implementation is AttnImplementation.EAGER:
         attend = _upcast if shape.upcast else _eager
         return attend(tape, q, k, v, mask, shape)
     if shape.implementation is AttnImplementation.FLASH_ATTENTION_2:
-        # float32 queries of a float32 stream are cast to the weights' 16 bits:
+        # float32 queries of a float32 residual stream are cast to the weights' 16 bits:
         # transformers 5.23, integrations/flash_attention.py, get_target_dtype
         q, k, v = (cast(tape, x, 2) for x in (q, k, v))
         mask = None
@@ -94,10 +95,10 @@ def attention(
 
 
 def _unpadded(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
-    """FlashAttention where some rows end in padding: the tokens that are none are picked out, attend, and go back.
+    """FlashAttention where some rows end in padding: the other tokens are gathered, attend, and are scattered back.
 
-    Saves copies of q, k and v in place of these, the kernel's output, that output among zeros once more, and the
-    indices of the tokens, which every layer finds for itself. Counts every token as one that is no padding.
+    Saves copies of q, k and v instead of the originals, the kernel's output, that output padded with zeros, and the
+    token indices, which every layer computes anew. Counts every token as unpadded.
 
     Source: transformers 5.23, modeling_flash_attention_utils.py, ``_upad_input``, ``_pad_input``.
     """
@@ -114,7 +115,7 @@ def _unpadded(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape
 
 
 def _widened(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
-    """Flash attention of values narrower than keys: padded to their width, and the output cut back.
+    """Flash attention with values narrower than keys: values are padded to the keys' width, the output is sliced back.
 
     Source: transformers 5.23, integrations/flash_attention.py, ``flash_attention_forward``.
     """
@@ -128,7 +129,7 @@ def _widened(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape)
 def _sdpa(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
 ) -> Tensor:
-    """``sdpa_attention_forward``: with a mask, or too wide, heads are repeated; else the kernel groups them."""
+    """``sdpa_attention_forward``: repeats key-value heads with a mask or wide heads; else the kernel groups them."""
     groups = mask is None and shape.head_dim <= FLASH_HEAD_DIM
     if not groups:
         k, v = heads_repeated(tape, k, v, shape)
@@ -138,7 +139,7 @@ def _sdpa(
 def heads_repeated(
     tape: Tape, k: Tensor, v: Tensor, shape: AttentionShape
 ) -> tuple[Tensor, Tensor]:
-    """``repeat_kv``: every key-value head copied for its group; a single head is only expanded."""
+    """``repeat_kv``: copies every key-value head for its group; a single head is only expanded."""
     groups = shape.heads // shape.key_value_heads
     repeat = repeat_heads if shape.key_value_heads > 1 else expand_heads
     if groups == 1:
@@ -158,13 +159,13 @@ def scaled_dot_product(
 ) -> Tensor:
     """``F.scaled_dot_product_attention``; ``groups_heads`` is its ``enable_gqa``.
 
-    Flash takes 16 bits without a mask and may group heads; memory-efficient attention takes the rest, but needs as
-    many key-value heads as queries; what neither takes runs as the math path, in float32.
+    Flash takes 16 bits without a mask and may group heads. Memory-efficient attention takes the rest, but needs as
+    many key-value heads as query heads. Everything else runs as the math path, in float32.
     Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, ``select_sdp_backend``.
     """
     sources = q, k, v  # the caller holds the uncast tensors until this returns
     if tape.autocast_active and tape.autocast_width is not None:
-        # the last first, as gcc evaluates arguments: the order of their gradients
+        # gcc evaluates the last argument first, which sets the order of the gradients
         v, k, q = (cast(tape, x, tape.autocast_width) for x in reversed(sources))
     same_heads = q.elements == k.elements
     same_width = shape.value_head_dim == shape.head_dim
@@ -191,7 +192,7 @@ def _is_aligned(shape: AttentionShape, width: int) -> bool:
 def _flash_of_padded_heads(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape
 ) -> Tensor:
-    """Flash attention of heads padded with zeros to a multiple of 8 numbers; its output is cut back, by a view.
+    """Flash attention with heads zero-padded to a multiple of 8; the output is sliced back by a view.
 
     Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp, ``scaled_dot_product_attention``.
     """
@@ -208,10 +209,10 @@ def _padded_elements(x: Tensor, shape: AttentionShape) -> int:
 def _fused(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, *, mask: Tensor | None
 ) -> Tensor:
-    """Flash or memory-efficient: saves q, k, v, the output and a float32 log-sum-exp for each token and head.
+    """Flash or memory-efficient: saves q, k, v, the output and a float32 log-sum-exp per token and head.
 
-    A mask becomes an additive bias [b, 1, s, s] in the compute dtype, made and saved by every layer for itself.
-    flash-attn pads heads to a multiple of 8 numbers inside its function, and in backward the output's gradient too:
+    A mask becomes an additive bias [b, 1, s, s] in the compute dtype; every layer makes and saves its own copy.
+    flash-attn pads heads to a multiple of 8 inside its function, and in backward the output's gradient too:
     flash-attn 2.8, flash_attn_interface.py, ``FlashAttnFunc`` and ``FlashAttnVarlenFunc``.
     """
     pads = (
@@ -252,14 +253,14 @@ def _fused(
 
 
 def _output_elements(q: Tensor, v: Tensor, shape: AttentionShape) -> int:
-    """As wide as the queries; or as the values, where each query head has its own of another width."""
+    """As many as the queries; as many as the values where these have another head dimension."""
     if shape.value_head_dim == shape.head_dim:
         return q.elements
     return v.elements
 
 
 def _aligned(tape: Tape, bias: Tensor, shape: AttentionShape) -> Tensor:
-    """``pad_bias``: the kernel wants rows of a multiple of 16 numbers; others are copied into such.
+    """``pad_bias``: the kernel requires rows of a multiple of 16; others are copied into padded rows.
 
     Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp, ``preprocess_mask``.
     """
@@ -270,7 +271,7 @@ def _aligned(tape: Tape, bias: Tensor, shape: AttentionShape) -> Tensor:
 
 
 def _additive(tape: Tape, mask: Tensor, width: int) -> Tensor:
-    """A mask of truth values as 0 and -∞ in the dtype of q; one of numbers (ALiBi) is that already."""
+    """A boolean mask as 0 and -∞ in the dtype of q; a numeric one (ALiBi) is additive already."""
     if mask.width > 1:
         return cast(tape, mask, width)
     tape.operation = "attention: additive mask of this layer"
@@ -287,10 +288,10 @@ def _math(
     *,
     groups_heads: bool,
 ) -> Tensor:
-    """The math path, in float32 whatever the dtype: keeps q, k, v and b · heads · s² probabilities in float32.
+    """The math path, in float32 for every dtype: saves q, k, v and b · heads · s² probabilities in float32.
 
-    Without ``enable_gqa`` one key-value head is broadcast by the products, which copy it for every query head where
-    more than one text leaves no view.
+    Without ``enable_gqa`` the products broadcast a single key-value head. With more than one sequence no view fits, so
+    they copy it for every query head.
     Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp, ``_scaled_dot_product_attention_math``.
     """
     width = q.width
@@ -319,7 +320,7 @@ def _math(
         masked = tape.new(scores, 1)
         del masked, weights
         probabilities = dropout(tape, probabilities, shape.dropout)
-        # the second output, which nobody asks for
+        # the second output, which the caller discards
         returned = cast(tape, probabilities, width) if width != 4 else None
         out = matmul(
             tape,
@@ -338,15 +339,15 @@ def _math(
 def _eager(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
 ) -> tuple[Tensor, Tensor]:
-    """Scores as ordinary tensors: product, scale, mask, float32 softmax, cast, dropout, product.
+    """Eager attention: product, scale, mask, float32 softmax, cast, dropout, product.
 
-    Saves per score 4 bytes of softmax output and its copy in the compute dtype.
+    Saves per score the float32 softmax output (4 bytes) and its copy in the compute dtype.
     """
     groups = shape.heads // shape.key_value_heads
     scores = shape.batch * shape.heads * shape.length**2
     key, value = heads_repeated(tape, k, v, shape)
     several = shape.batch > 1
-    # repeated heads lie head by head already
+    # repeated heads are head-major already
     is_copied = several and (groups == 1 or shape.key_value_heads == 1)
     weights = matmul(tape, q, key, scores, "attention scores", copies=(several, is_copied))
     if shape.scale_product:
@@ -373,7 +374,7 @@ def _eager(
 def _upcast(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, shape: AttentionShape
 ) -> tuple[Tensor, Tensor]:
-    """Scores in float32 throughout, added to an empty tensor of their size that nobody reads.
+    """Scores in float32 throughout; ``baddbmm`` also takes an uninitialised tensor of their size, times 0.
 
     Source: transformers 5.23, models/gpt2/modeling_gpt2.py, ``_upcast_and_reordered_attn``.
     """

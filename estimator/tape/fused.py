@@ -1,7 +1,7 @@
-"""Kernels that several operators are fused into: what each allocates, saves, and allocates in backward.
+"""Fused kernels: what each allocates and saves in forward, and what it allocates in backward.
 
-Liger's are Triton kernels behind autograd functions in Python, which allocate all that they write. Many write a
-gradient over what they have saved, or over the gradient that comes in.
+Liger's are Triton kernels behind Python autograd functions, which allocate every output. Many write a gradient over a
+saved tensor or over the incoming gradient.
 
 Source, where a rule names no other: liger-kernel 0.8.5, ops/*.py.
 """
@@ -17,28 +17,27 @@ from estimator.tape.tape import GRADIENTS, LOGITS, Node, Tape, Tensor
 from estimator.values.arithmetic import ceil_div
 
 MULTIPROCESSORS = 132
-"""Rows of the partial gradients of a norm's weight: the card's multiprocessors. An H100 has 132, NVIDIA H100 datasheet;
-an A100's 108 make them 0.4 MiB smaller at a width of 4,096, for the time of one operator."""
+"""Rows of the partial gradients of a norm's weight: one per multiprocessor. An H100 has 132, NVIDIA H100 datasheet.
+With an A100's 108 they are 0.4 MiB smaller at a width of 4,096, during one operator."""
 
 
 def _over(x: Tensor) -> Tensor:
-    """A gradient written over a tensor that nobody else needs any more, and returned as another view of it."""
+    """A gradient written over a tensor that is no longer needed, returned as a view of it."""
     return Tensor(x.elements, x.width, x.storage, is_view=True)
 
 
 def _saved(tape: Tape, position: int, elements: int, width: int) -> Tensor:
-    """What the running node saved: the gradient itself, or to be written over by it."""
+    """A tensor that the running node saved: the gradient itself, or the buffer that it overwrites."""
     return Tensor(elements, width, tape.unpacked[position])
 
 
 def rms_norm(
     tape: Tape, x: Tensor, weight: Tensor, rows: int, *, in_place: bool, copies: bool = False
 ) -> Tensor:
-    """RMSNorm in one kernel: saves x as it came and a float32 number a row; no float32 copy of x.
+    """RMSNorm in one kernel: saves x in its dtype and one float32 number a row; makes no float32 copy of x.
 
-    Backward writes the gradient of x over the incoming one (``in_place``) or beside it; the weight's is summed in
-    float32 by every multiprocessor for itself, if it is trained. What does not lie row by row is copied
-    (``copies``).
+    Backward writes the gradient of x over the incoming one (``in_place``) or into a new tensor. A trained weight's
+    gradient is summed in float32, in one partial row per multiprocessor. Non-contiguous rows are copied (``copies``).
 
     Source: liger-kernel 0.8.5, ops/rms_norm.py, ``rms_norm_forward``, ``rms_norm_backward``.
     """
@@ -64,9 +63,9 @@ def rms_norm(
 
 
 def gated(tape: Tape, gate: Tensor, up: Tensor) -> Tensor:
-    """``silu(gate) × up`` (or gelu) in one kernel: saves both factors, and writes their gradients over them.
+    """``silu(gate) × up`` (or gelu) in one kernel: saves both factors and writes their gradients over them.
 
-    Halves of one tensor are copied first: the kernel wants rows without gaps.
+    Halves of one tensor are copied first: the kernel requires contiguous rows.
 
     Source: liger-kernel 0.8.5, ops/swiglu.py, ``LigerSiLUMulFunction``; ops/geglu.py, ``LigerGELUMulFunction``.
     """
@@ -94,10 +93,10 @@ def rotate(
     copies: bool = False,
     copies_gradients: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys turned where they lie, forward and backward: saves the tables alone.
+    """Rotate queries and keys in place, forward and backward: saves only the tables.
 
-    Slices of a fused projection and heads that lie one after the other (``copies``) are copied first. So are gradients
-    that attention hands back head by head (``copies_gradients``).
+    Slices of a fused projection and head-major tensors (``copies``) are copied first. So are gradients that attention
+    returns head-major (``copies_gradients``).
 
     Source: liger-kernel 0.8.5, ops/rope.py, ``rope_forward``, ``rope_backward`` (``contiguous``).
     """
@@ -129,7 +128,7 @@ def _finish_both(
 
 
 EXPERT_ROWS = 64
-"""Rows that one program of Liger's kernels takes: ops/fused_moe.py, ``BLOCK_M_TOKEN``."""
+"""Rows per program of Liger's kernels: ops/fused_moe.py, ``BLOCK_M_TOKEN``."""
 
 
 def experts(
@@ -141,12 +140,12 @@ def experts(
     width: int,
     count: int,
 ) -> Tensor:
-    """A mixture's experts in one function: each token's rows gathered, multiplied, gated, multiplied and summed.
+    """A mixture's experts in one function: each token's rows are gathered, multiplied, gated, multiplied and summed.
 
-        saved: T · h as it came, T · k · 2f before the gate, three int32 indices     k: experts a token, f: their width
+        saved: the input T · h, T · k · 2f before the gate, three int32 indices     k: experts a token, f: their width
 
-    Backward makes the gated rows again, T · k · f, and the gradients of both stacks whole, also where these are frozen;
-    all of it lives until it returns. ``pairs``: T · k. The list of programs counts one more for every expert, at most.
+    Backward recomputes the gated rows, T · k · f, and allocates full gradients of both stacks, even frozen ones; all
+    live until it returns. ``pairs``: T · k. The list of programs has at most one extra entry per expert.
 
     Source: liger-kernel 0.8.5, ops/fused_moe.py, ``LigerFusedMoEFunction``, ``compute_routing_metadata``.
     """
@@ -184,16 +183,16 @@ def linear_cross_entropy(
     *,
     budget: int = 1,
 ) -> Tensor:
-    """Head and cross-entropy together, in chunks of tokens; the gradients are made in forward and kept for backward.
+    """Head and cross-entropy in chunks of tokens; forward computes the gradients and saves them for backward.
 
         chunk = next power of two from  ⌈T / ⌈V / (c · h)⌉⌉, at most T     T: tokens, V: vocabulary, h: hidden size
                                                                            c: ``budget``, 1 but for some families
 
-    Saves the gradient of the hidden states, T · h, and where the head is trained its own, V · h, in the dtypes of
-    these; backward allocates nothing. One buffer of chunk · V logits serves all chunks. cuBLAS adds a chunk to the
-    head's gradient in place, except in float32, where the product is V · h more for a while. Where autocast computes in
-    another dtype than the head's there is no such buffer: every chunk casts the head twice, and one of the two casts of
-    a trained head stays in autocast's cache.
+    Saves the gradient of the hidden states, T · h, and that of a trained head, V · h, each in its tensor's dtype;
+    backward allocates nothing. One buffer of chunk · V logits serves all chunks. cuBLAS adds a chunk to the head's
+    gradient in place, except in float32, where the product is a temporary of V · h. Where autocast's dtype differs from
+    the head's there is no such buffer: every chunk casts the head twice, and autocast caches one of the two casts of a
+    trained head.
 
     Leaves out: the float32 copies of V · h on cards below compute capability 8.0, where cuBLAS does not sum into the
     16-bit gradient.
@@ -233,7 +232,7 @@ def linear_cross_entropy(
         del logits
     else:
         _chunk(tape, chunk, weight, in_features, vocabulary, compute or hidden_width)
-        if chunk < tokens:  # the first has left a cast of the head in autocast's cache
+        if chunk < tokens:  # the first chunk left a cast of the head in autocast's cache
             rows = min(chunk, tokens - chunk)
             _chunk(tape, rows, weight, in_features, vocabulary, compute or hidden_width)
     del padded, shifted, losses, scored
@@ -243,7 +242,7 @@ def linear_cross_entropy(
 def _chunk(
     tape: Tape, rows: int, weight: Tensor, in_features: int, vocabulary: int, width: int
 ) -> None:
-    """One chunk where autocast computes in another dtype: logits, the gradient of its rows, that of the head."""
+    """One chunk where autocast's dtype differs: its logits, the gradient of its rows, that of the head."""
     tape.operation = "head's cast for one chunk of tokens"
     casts = [tape.new(rows * in_features, width), tape.new(weight.elements, width)]
     tape.operation = "logits of one chunk of tokens"
@@ -259,7 +258,7 @@ def _chunk(
 
 
 def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
-    """Cross-entropy over whole logits, whose gradient is written over them in forward; saves that alone.
+    """Cross-entropy over full logits: forward writes their gradient over them and saves only that.
 
     Source: liger-kernel 0.8.5, ops/cross_entropy.py, ``cross_entropy_forward``, ``LigerCrossEntropyFunction``.
     """
@@ -272,7 +271,7 @@ def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
 
 
 TILE_TOKENS, TILE_VOCABULARY = 4096, 32768
-"""Rows and columns of TRL's one tile of logits: trl 1.16, kernels/chunked_logprob.py, ``TOKEN_CHUNK_SIZE``, and
+"""Rows and columns of one of TRL's tiles of logits: trl 1.16, kernels/chunked_logprob.py, ``TOKEN_CHUNK_SIZE``, and
 trainer/utils.py, ``_CHUNKED_LOGPROB_CHUNK_SIZE``."""
 ROW_STATISTICS = 7
 """Running maxima and sums that TRL's kernel keeps for each token, in float32: the first of the two files."""
@@ -281,18 +280,18 @@ ROW_STATISTICS = 7
 def log_probabilities(
     tape: Tape, hidden: Tensor, weight: Tensor, in_features: int, texts: int
 ) -> Tensor:
-    """TRL's head and loss: log-probabilities of the labels, tile by tile, and every tile once more in backward.
+    """TRL's head and loss: log-probabilities of the labels in tiles of logits, which backward computes again.
 
-        tile = min(T, 4096) · 32768     T: tokens that have a label, here all but the last of each text
+        tile = min(T, 4096) · 32768     T: tokens that have a label, here all but the last of each sequence
 
-    Saves the scored hidden states as a copy, T · h. Backward sums the gradients in float32, T · h and, where the head
-    is trained, V · h, and holds both beside their casts. Where autocast computes in another dtype, rows and columns of
-    a tile are cast for it; backward still has the columns of the last tile when it casts the next.
+    Saves a copy of the scored hidden states, T · h. Backward sums the gradients in float32, T · h and, for a trained
+    head, V · h, and holds both beside their casts. Where autocast's dtype differs, a tile's rows and columns are cast;
+    backward still holds the previous tile's columns when it casts the next.
 
-    Leaves out: the indices that PyTorch sorts to put the scored gradients back, 40 bytes a token.
+    Leaves out: the indices that PyTorch sorts to scatter the scored gradients, 40 bytes a token.
 
     Source: trl 1.16, kernels/chunked_logprob.py, ``ChunkedLogProbFunction``; trainer/utils.py, ``add_fused_lm_head``;
-    trainer/sft_trainer.py (entropy and accuracy are asked for too).
+    trainer/sft_trainer.py (entropy and accuracy are computed too).
     """
     tokens = hidden.elements // in_features - texts
     vocabulary = weight.elements // in_features

@@ -1,9 +1,9 @@
 """One rule for each operator: what it allocates, what it saves for backward, what its backward allocates.
 
-``n`` is a tensor's number of elements, ``T`` the tokens of the micro-batch. A product saves the other factor if
-this one needs a gradient, and so on.
+``n`` is a tensor's number of elements, ``T`` the tokens of the micro-batch. Only what a needed gradient reads is
+saved: a product saves one factor if the other requires a gradient.
 
-Source, where a rule names no other: torch 2.13, tools/autograd/derivatives.yaml (what a backward function asks for).
+Source, where a rule names no other: torch 2.13, tools/autograd/derivatives.yaml (the inputs of backward functions).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def alias(x: Tensor) -> Tensor:
 
 
 def _match(tape: Tape, gradient: Tensor, x: Tensor) -> Tensor:
-    """Bring a gradient to the shape and dtype of its input, each by a new tensor, as ``validate_outputs`` does."""
+    """Reduce a gradient to its input's shape, then cast it to its dtype, as ``validate_outputs`` does."""
     tape.unpacked.clear()
     if gradient.elements != x.elements:
         gradient = tape.new(x.elements, gradient.width)
@@ -40,7 +40,7 @@ def _match(tape: Tape, gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def cast(tape: Tape, x: Tensor, width: int) -> Tensor:
-    """``x.to(dtype)``: a copy of n elements, or ``x`` itself where the dtype is the same."""
+    """``x.to(dtype)``: a copy of n elements, or ``x`` itself if the dtype is unchanged."""
     if x.width == width:
         return x
     tape.operation = "cast to float32" if width == 4 else "cast to 16 bits"
@@ -71,7 +71,7 @@ def scale(tape: Tape, x: Tensor) -> Tensor:
 
 
 def scale_in_place(tape: Tape, x: Tensor, *, by_tensor: bool = False) -> Tensor:
-    """``x *= number``: nothing new forward, a new tensor backward; a number that is a buffer is saved."""
+    """``x *= number``: no allocation in forward, one tensor in backward; a number held in a buffer is saved."""
     elements, width = x.elements, x.width
     saved = [Tensor(1, width, None)] if by_tensor else []
     node = tape.begin("scale backward", [x], lambda t, g: [t.new(elements, width)], saved)
@@ -79,7 +79,7 @@ def scale_in_place(tape: Tape, x: Tensor, *, by_tensor: bool = False) -> Tensor:
 
 
 def multiply_in_place(tape: Tape, x: Tensor, name: str, *, is_of_view: bool = False) -> Tensor:
-    """``x *= noise``: the noise is as large as x, and saved; of a view the whole's gradient is copied around it.
+    """``x *= noise``: saves the noise, as large as x; if x is a view, backward also copies the base's gradient.
 
     Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply``.
     """
@@ -97,7 +97,7 @@ def multiply_in_place(tape: Tape, x: Tensor, name: str, *, is_of_view: bool = Fa
 
 
 def add_number(tape: Tape, x: Tensor) -> Tensor:
-    """Add a number: a new tensor; the gradient passes through."""
+    """Add a number: allocates the output; the gradient passes through."""
     tape.operation = "add"
     return tape.record(
         "add backward", tape.new(x.elements, x.width), [x], lambda t, g: [alias(_gradient(g))]
@@ -125,7 +125,8 @@ def _shape(x: Tensor) -> Tensor:
 def multiply(tape: Tape, a: Tensor, b: Tensor, name: str = "product") -> Tensor:
     """Product of two tensors (broadcast): saves each factor that the other's gradient needs.
 
-    Backward: both gradients at the width and size of the product, together, then reduced to their factor's shape.
+    Backward: both gradients exist together at the width and size of the product, then each is reduced to its factor's
+    shape.
     """
     tape.operation = name
     elements, width = max(a.elements, b.elements), max(a.width, b.width)
@@ -169,7 +170,7 @@ def square(tape: Tape, x: Tensor) -> Tensor:
 
 
 def mean(tape: Tape, x: Tensor, rows: int, name: str = "mean of the norm") -> Tensor:
-    """Mean or sum over the last dimension, one number a row; backward spreads it out again."""
+    """Mean or sum over the last dimension, one number a row; backward expands it to x's size."""
     tape.operation = name
     elements, width = x.elements, x.width
     return tape.record(
@@ -198,7 +199,7 @@ def rms_norm_float32(tape: Tape, x: Tensor, weight: Tensor, rows: int, *, one_pl
 
     Source: transformers 5.23, models/gemma/modeling_gemma.py, ``GemmaRMSNorm``; models/olmo2/modeling_olmo2.py.
     """
-    if one_plus:  # in Gemma the product takes the name of what it is a product of
+    if one_plus:  # Gemma rebinds `output`, so the normalised x is freed after the product
         unit = normalized(tape, cast(tape, x, 4), rows)
         unit = multiply(tape, unit, add_number(tape, cast(tape, weight, 4)), "norm")
         return cast(tape, unit, x.width)
@@ -211,13 +212,13 @@ def rms_norm_float32(tape: Tape, x: Tensor, weight: Tensor, rows: int, *, one_pl
 
 
 def _variance(tape: Tape, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """x in float32, and its mean square, which has a name until the module returns."""
+    """x in float32 and its mean square, which a local name holds until the module returns."""
     x = cast(tape, x, 4)
     return x, mean(tape, square(tape, x), rows)
 
 
 def rms_norm_by_power(tape: Tape, x: Tensor, weight: Parameter | None, rows: int) -> Tensor:
-    """Gemma 4's RMSNorm: float32 throughout, the inverse root as a power, which saves what it is taken of.
+    """Gemma 4's RMSNorm: float32 throughout; the inverse root is a power, which saves its base.
 
     Source: transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4RMSNorm``; torch 2.13,
     torch/csrc/autograd/FunctionsManual.cpp, ``pow_backward`` (a power, and two products).
@@ -232,7 +233,7 @@ def rms_norm_by_power(tape: Tape, x: Tensor, weight: Parameter | None, rows: int
 def normalized(
     tape: Tape, x: Tensor, rows: int, variance: Tensor | None = None, *, by_power: bool = False
 ) -> Tensor:
-    """x over the root of its mean square, row by row; the caller may hold that as ``variance``."""
+    """x over the root of its mean square, row by row; ``variance``: that mean square if the caller holds it."""
     shifted = add_number(tape, variance or mean(tape, square(tape, x), rows))
     saves, copies = ("input", 3) if by_power else ("output", 2)
     inverse = elementwise(
@@ -251,7 +252,7 @@ def l2_norm(tape: Tape, x: Tensor, rows: int) -> Tensor:
 
 
 def layer_norm_in_steps(tape: Tape, x: Tensor, weight: Parameter, rows: int) -> Tensor:
-    """Cohere's LayerNorm in Python and float32: x less its mean twice, once for the variance, once for the product.
+    """Cohere's LayerNorm in Python, in float32: subtracts the mean twice, for the variance and for the product.
 
     Source: transformers 5.23, models/cohere/modeling_cohere.py, ``CohereLayerNorm.forward``.
     """
@@ -275,7 +276,7 @@ def layer_norm(
 ) -> Tensor:
     """The LayerNorm kernel: saves x, mean and 1/deviation in float32; under autocast it runs in float32.
 
-    OLMo asks for float32 (``in_float32``), and for the dtype of x again.
+    OLMo runs it in float32 (``in_float32``) and casts back to the dtype of x.
     Source: transformers 5.23, models/olmo/modeling_olmo.py, ``OlmoLayerNorm.forward``; torch 2.13,
     aten/src/ATen/native/cuda/layer_norm_kernel.cu; aten/src/ATen/autocast_mode.h (float32 list).
     """
@@ -304,7 +305,7 @@ def layer_norm(
 def layer_norm_plus_one(
     tape: Tape, x: Tensor, parameters: Sequence[Parameter], rows: int
 ) -> Tensor:
-    """Nemotron's: the kernel with 1 + weight; under autocast all in 16 bits, with autocast off.
+    """Nemotron's LayerNorm: the kernel with 1 + weight; under autocast it casts to 16 bits and disables autocast.
 
     Source: transformers 5.23, models/nemotron/modeling_nemotron.py, ``NemotronLayerNorm1P.forward``.
     """
@@ -332,7 +333,7 @@ def embedding(tape: Tape, ids: Tensor, weight: Tensor, hidden_size: int, tokens:
 
 
 def cast_weight(tape: Tape, weight: Tensor, width: int) -> Tensor:
-    """Autocast's copy of a float32 weight: kept until autocast ends if it is a trained parameter, else made anew.
+    """Autocast's 16-bit copy of a weight: cached until autocast ends for a trained parameter, else made per call.
 
     Source: torch 2.13, aten/src/ATen/autocast_mode.cpp, ``cached_cast``.
     """
@@ -357,9 +358,9 @@ def linear(
     """``x @ W.T + b``: saves x if W is trained and W if x needs a gradient.
 
     Backward: the gradients of x and W exist together with the output's; W's is a transposed view.
-    Under autocast a float32 input gets its own 16-bit copy in every call; so do the weights, once.
+    Under autocast a float32 input is copied to 16 bits in every call, a weight once.
 
-    DeepSpeed's saves both whatever is trained, once its output is there, and W's gradient is a tensor of its own:
+    DeepSpeed's function always saves both, after its output is allocated, and W's gradient is no view:
     DeepSpeed 0.19.6, runtime/zero/linear.py, ``LinearFunctionForZeroStage3``.
     """
     source = x  # the caller holds the uncast input until this returns
@@ -367,7 +368,7 @@ def linear(
     b: Tensor | None = bias
     if tape.autocast_active and tape.autocast_width is not None:
         tape.operation = f"{name}: autocast copies"
-        # the last argument first, as gcc evaluates them: the order of their gradients
+        # gcc evaluates the last argument first, which sets the order of the gradients
         b = None if bias is None else cast_weight(tape, bias, tape.autocast_width)
         w = cast_weight(tape, weight, tape.autocast_width)
         x = cast(tape, source, tape.autocast_width)
@@ -408,7 +409,7 @@ def product(
     out_features: int,
     name: str,
 ) -> Tensor:
-    """``x @ W.T + b`` as two operators: autocast, which sees a transposed view, casts W anew in every call.
+    """``x @ W.T + b`` as two operators: autocast sees a transposed view, so it casts W in every call.
 
     Source: transformers 5.23, models/falcon/modeling_falcon.py, ``FalconLinear``; torch 2.13,
     aten/src/ATen/autocast_mode.cpp, ``cached_cast`` (leaves only).
@@ -421,9 +422,9 @@ def product(
 
 
 def unpacked(tape: Tape, elements: int, width: int, name: str, *, scales: bool = True) -> Tensor:
-    """A packed weight as a dense one; ``scales``: with its absmax in float32 beside it while the kernel runs (4-bit).
+    """Dequantise a packed weight; ``scales``: its float32 absmax is allocated while the kernel runs (4-bit).
 
-    LLM.int8 has no such kernel: two products in float32, one after the other, make it.
+    LLM.int8 has no dequantisation kernel: it multiplies twice in float32.
     Source: bitsandbytes 0.50, functional.py, ``dequantize_4bit``; backends/default/ops.py, ``int8_vectorwise_dequant``.
     """
     tape.operation = f"{name}: dequantised weight"
@@ -449,9 +450,9 @@ def divide_by_constant(tape: Tape, x: Tensor, constant: Tensor, name: str) -> Te
 def linear_4bit(
     tape: Tape, x: Tensor, in_features: int, out_features: int, width: int, name: str
 ) -> Tensor:
-    """Bitsandbytes' 4-bit product: the weight is dequantised for the time of the product, forward and backward.
+    """Bitsandbytes' 4-bit linear: dequantises the weight for the product, in forward and again in backward.
 
-    Saves nothing but the packed weight. Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul4Bit``;
+    Saves only the packed weight. Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul4Bit``;
     nn/modules.py, ``Linear4bit.forward`` (input to the compute dtype, output back to the input's).
     """
     source = x  # the caller holds the uncast input until this returns
@@ -477,10 +478,10 @@ def linear_4bit(
 
 
 def linear_8bit(tape: Tape, x: Tensor, in_features: int, out_features: int, name: str) -> Tensor:
-    """LLM.int8's product: the input in 8 bits times the weight in 8 bits, into int32, float16 and the input's dtype.
+    """LLM.int8's linear: int8 input times int8 weight, into int32, then float16, then the input's dtype.
 
-    Its input stays with the node itself, where a checkpoint does not look and the engine frees nothing. Backward makes
-    a dense weight in the input's dtype. No column of the input is taken for an outlier.
+    The node holds its input as an attribute, which checkpoints do not drop and the engine does not release. Backward
+    dequantises the weight to the input's dtype. Counts no outlier columns.
     Source: bitsandbytes 0.50, autograd/_functions.py, ``MatMul8bitLt`` (``ctx.tensors``); backends/cuda/ops.py,
     ``int8_vectorwise_quant`` and ``int8_mm_dequant``; backends/default/ops.py, ``int8_mixed_scaled_mm``.
     """
@@ -520,10 +521,10 @@ def convolution(
     *,
     bias: Parameter | None = None,
 ) -> Tensor:
-    """``F.conv1d``, a filter a channel: saves x and the filters, frozen or not; backward makes their gradients.
+    """Depthwise ``F.conv1d``: saves x and the filters, frozen or not; backward allocates the trained ones' gradients.
 
-    The module hands its filters on as a view, in whose dtype it asks for x first; autocast casts all again. x, whose
-    channels lie side by side, is copied channel by channel for the time of the product, forward and backward.
+    The module passes a view of its filters and casts x to their dtype; autocast then casts both. x is channels-last,
+    so the kernel makes a contiguous copy while it runs, in forward and in backward.
     Source: transformers 5.23, models/lfm2/modeling_lfm2.py, ``causal_conv1d_fn``; torch 2.13, derivatives.yaml,
     ``convolution``; aten/src/ATen/native/Convolution.cpp, ``_convolution`` and ``convolution_backward``
     (``input.contiguous()``).
@@ -531,7 +532,7 @@ def convolution(
     source = cast(tape, x, weight.width)
     inputs: list[Tensor] = [source, weight] if bias is None else [source, weight, bias]
     if tape.autocast_active and tape.autocast_width is not None:
-        # the last argument first, as gcc evaluates them
+        # gcc evaluates the last argument first
         inputs = [cast(tape, value, tape.autocast_width) for value in reversed(inputs)][::-1]
     x, filters = inputs[:2]
     tape.operation = name
@@ -540,7 +541,7 @@ def convolution(
 
     def backward(t: Tape, g: Gradients) -> Gradients:
         copy = t.new(whole, width)
-        # of the filters first, then of x, then of the bias
+        # gradients of the filters first, then of x, then of the bias
         order = [1, 0, *range(2, len(sizes))]
         made = {index: t.new(*sizes[index][:2]) for index in order if sizes[index][2]}
         del copy
@@ -554,7 +555,7 @@ def convolution(
 
 
 def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
-    """``native_dropout``: the output and a mask of one byte an element, which is saved; nothing at all for p = 0."""
+    """``native_dropout``: allocates the output and saves a mask of one byte an element; a no-op for p = 0."""
     if probability == 0:
         return x
     tape.operation = "dropout"
@@ -583,7 +584,7 @@ def choose(tape: Tape, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
-    """``masked_fill``: a new tensor each way; saves the mask."""
+    """``masked_fill``: allocates one tensor in forward and one in backward; saves the mask."""
     tape.operation = "masked scores"
     elements, width = x.elements, x.width
     node = tape.begin("masked scores, backward", [x], lambda t, g: [t.new(elements, width)], [mask])
@@ -604,7 +605,7 @@ def reshape_copy(tape: Tape, x: Tensor) -> Tensor:
 
 
 def viewed(tape: Tape, x: Tensor, *, copies_gradient: bool = False) -> Tensor:
-    """Another shape of x, by a node of its own: its gradient is a view, or a copy where its layout allows no view."""
+    """``x.view(...)``: the gradient is a view too, or a copy where its layout allows none."""
 
     def backward(t: Tape, g: Gradients) -> Gradients:
         gradient = _gradient(g)
@@ -617,14 +618,14 @@ def viewed(tape: Tape, x: Tensor, *, copies_gradient: bool = False) -> Tensor:
 
 
 def part(tape: Tape, x: Tensor, elements: int) -> Tensor:
-    """A slice: a view; its gradient is the whole tensor again, filled with zeros around."""
+    """A slice: a view; its gradient is a zero-filled tensor of x's size."""
     whole, width = x.elements, x.width
     out = tape.view(x, elements)
     return tape.record("slice backward", out, [x], lambda t, g: [t.new(whole, width)])
 
 
 def pick(tape: Tape, x: Tensor, elements: int) -> Tensor:
-    """``x[..., [i], :]``: a list as index copies, and saves the index; its gradient is the whole, filled with zeros."""
+    """``x[..., [i], :]``: list indexing copies and saves the index; the gradient is zero-filled, of x's size."""
     tape.operation = "pick"
     whole, width = x.elements, x.width
     index = tape.new(1, INDEX_BYTES)
@@ -633,7 +634,7 @@ def pick(tape: Tape, x: Tensor, elements: int) -> Tensor:
 
 
 def split(tape: Tape, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """``split`` or ``chunk``: views; one gradient of the whole when all parts' have arrived."""
+    """``split`` or ``chunk``: views; backward allocates one gradient of x's size once all parts' have arrived."""
     whole, width = x.elements, x.width
     parts = [tape.view(x, size) for size in sizes]
     tape.record("split backward", parts[0], [x], lambda t, g: [t.new(whole, width)])
@@ -659,7 +660,7 @@ def concatenate(tape: Tape, parts: Sequence[Tensor]) -> Tensor:
 
 
 def repeat_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
-    """``repeat_kv``: every key-value head copied for its group of query heads; nothing if there is one a head.
+    """``repeat_kv``: copies every key-value head for its group of query heads; a no-op for one query head a group.
 
     Source: transformers 5.23, integrations/sdpa_attention.py, ``repeat_kv``.
     """
@@ -674,14 +675,14 @@ def repeat_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
 
 
 def expand_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
-    """One key-value head seen by every query head: a view without bytes of its own; its gradient is their sum."""
+    """Expand one key-value head to every query head: a view; the gradient is summed over them."""
     elements, width = x.elements, x.width
     out = tape.view(x, elements * groups)
     return tape.record("expand backward", out, [x], lambda t, g: [t.new(elements, width)])
 
 
 def expand(tape: Tape, x: Tensor, elements: int) -> Tensor:
-    """``expand``: a view of as many elements as are asked for; its gradient is summed into x's shape."""
+    """``expand``: a view of ``elements`` elements; its gradient is summed into x's shape."""
     own, width = x.elements, x.width
     return tape.record(
         "expand backward", tape.view(x, elements), [x], lambda t, g: [t.new(own, width)]
@@ -703,7 +704,7 @@ def largest(tape: Tape, x: Tensor, rows: int) -> Tensor:
 
 
 def clamp(tape: Tape, x: Tensor, *, both_sides: bool) -> Tensor:
-    """``clamp``: saves x; backward asks of each element whether it lay inside, one byte for each side.
+    """``clamp``: saves x; backward allocates a one-byte mask of the elements within each bound.
 
     Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, ``clamp_backward``.
     """
@@ -718,7 +719,7 @@ def clamp(tape: Tape, x: Tensor, *, both_sides: bool) -> Tensor:
 
 
 def clamp_in_place(tape: Tape, x: Tensor) -> Tensor:
-    """``clamp_`` between two numbers: x was overwritten, so that backward is left a copy of what was there.
+    """``clamp_`` between two numbers: overwrites x, so a copy of the original is saved for backward.
 
     Source: torch 2.13, tools/autograd/gen_variable_type.py (``original_self``: a clone, if the formula reads ``self``).
     """
@@ -742,7 +743,7 @@ def _clamped_gradient(tape: Tape, elements: int, width: int, *, sides: int) -> T
 
 
 def pad(tape: Tape, x: Tensor, elements: int) -> Tensor:
-    """``F.pad`` with zeros: a new, larger tensor; backward cuts a new one of x's size."""
+    """``F.pad`` with zeros: allocates a larger tensor; backward allocates one of x's size."""
     tape.operation = "padding"
     own, width = x.elements, x.width
     return tape.record(
@@ -751,10 +752,10 @@ def pad(tape: Tape, x: Tensor, elements: int) -> Tensor:
 
 
 def filled(tape: Tape, parts: Sequence[Tensor], width: int) -> Tensor:
-    """A new tensor into whose slices the parts are copied one by one.
+    """Allocate a tensor and copy the parts into its slices, one by one.
 
-    Backward of each copy: the whole gradient again, the slice out of it, and for all copies but the first zeros of the
-    slice's size, which take its place.
+    Backward of each copy: a copy of the whole gradient, the slice taken from it, and, except for the first copy, zeros
+    of the slice's size that replace it.
     Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply`` and ``CopyBackwards::apply``.
     """
     tape.operation = "copies into one tensor"
@@ -767,7 +768,7 @@ def filled(tape: Tape, parts: Sequence[Tensor], width: int) -> Tensor:
 
 
 def copied_in(tape: Tape, out: Tensor, below: Tensor | None, x: Tensor, whole: int) -> Tensor:
-    """``out[slice] = x``; ``below``: out with what was copied into it before, where that has a gradient."""
+    """``out[slice] = x``; ``below``: out as earlier copies left it, if these require a gradient."""
     elements, own, width, needed = x.elements, x.width, out.width, x.requires_grad
 
     def backward(t: Tape, g: Gradients) -> Gradients:
@@ -787,7 +788,7 @@ def copied_in(tape: Tape, out: Tensor, below: Tensor | None, x: Tensor, whole: i
 
 
 def add_in_place(tape: Tape, x: Tensor, b: Tensor, *, is_of_view: bool = False) -> Tensor:
-    """``x.add_(b)``: nothing new forward; both inputs receive the same gradient; of a view, a copy of the whole's.
+    """``x.add_(b)``: allocates nothing in forward; both inputs receive the same gradient; a view copies the base's.
 
     Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply``.
     """
@@ -807,7 +808,7 @@ def add_in_place(tape: Tape, x: Tensor, b: Tensor, *, is_of_view: bool = False) 
 
 
 def add_to_slice(tape: Tape, x: Tensor, b: Tensor, elements: int) -> Tensor:
-    """``x[1:] += b``: a sum into a slice, and the slice copied into itself, each of which copies the whole gradient.
+    """``x[1:] += b``: adds into a slice, then copies the slice onto itself; each backward copies the whole gradient.
 
     Source: torch 2.13, torch/csrc/autograd/functions/tensor.cpp, ``CopySlices::apply`` and ``CopyBackwards::apply``.
     """
@@ -825,7 +826,7 @@ def add_to_slice(tape: Tape, x: Tensor, b: Tensor, elements: int) -> Tensor:
 
 
 def divide(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-    """``a / b``, broadcast: saves both; b's gradient takes two more tensors of the quotient's size on the way."""
+    """``a / b``, broadcast: saves both; b's gradient needs two more temporaries of the quotient's size."""
     tape.operation = "quotient"
     elements, width = max(a.elements, b.elements), max(a.width, b.width)
     shapes = [(_shape(a), a.requires_grad), (_shape(b), b.requires_grad)]
@@ -849,9 +850,9 @@ def divide(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 
 def deviation(tape: Tape, x: Tensor, rows: int) -> Tensor:
-    """``std`` of each row: saves x and the result; backward takes x less its mean, and the product.
+    """``std`` of each row: saves x and the result; backward allocates x less its mean and the gradient.
 
-    Three tensors of the rows' size stand beside these: the variance's gradient, that over the count, and the mean.
+    Three more tensors of one number a row: the variance's gradient, that over the count, and the mean.
 
     Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, ``std_backward``, ``var_backward``.
     """
@@ -887,7 +888,7 @@ def matmul(
     if tape.autocast_active and tape.autocast_width is not None:
         b = cast_weight(tape, b, tape.autocast_width)
         a = cast_weight(tape, a, tape.autocast_width)
-    sources = a, b  # as they were before the copies, until the product returns
+    sources = a, b  # the uncopied factors stay alive until the product returns
     a, b = (clone(tape, x) if copied else x for x, copied in zip(sources, copies, strict=True))
     tape.operation = name
     width = a.width
@@ -902,7 +903,7 @@ def matmul(
 
 
 def scaled_matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) -> Tensor:
-    """``baddbmm`` with a factor, onto nothing: saves both; each gradient is a product, and once more times the factor.
+    """``baddbmm`` with ``alpha`` and no bias: saves both; each gradient is a product, then a copy times ``alpha``.
 
     Source: torch 2.13, derivatives.yaml, ``baddbmm``; torch/csrc/autograd/FunctionsManual.cpp, ``maybe_multiply``.
     """
@@ -923,7 +924,7 @@ def scaled_matmul(tape: Tape, a: Tensor, b: Tensor, elements: int, name: str) ->
 
 
 def softmax(tape: Tape, x: Tensor) -> Tensor:
-    """Softmax: saves its output; backward one tensor."""
+    """Softmax: saves its output; backward allocates one tensor."""
     return elementwise(tape, x, "softmax", saves="output")
 
 
@@ -939,7 +940,7 @@ def top_k(tape: Tape, x: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
 
 
 def gather(tape: Tape, x: Tensor, indices: Tensor, elements: int, name: str) -> Tensor:
-    """``x[indices]`` over rows: a copy that saves the indices; its gradient is added into zeros of x's size."""
+    """``x[indices]`` over rows: copies and saves the indices; the gradient is added into zeros of x's size."""
     tape.operation = name
     whole, width = x.elements, x.width
     node = tape.begin(f"{name}, backward", [x], lambda t, g: [t.new(whole, width)], [indices])
@@ -947,7 +948,7 @@ def gather(tape: Tape, x: Tensor, indices: Tensor, elements: int, name: str) -> 
 
 
 def scattered(tape: Tape, x: Tensor, indices: Tensor, elements: int, name: str) -> Tensor:
-    """``full_like(…).scatter_``: the values of x in a tensor of -∞; its gradient is gathered out of the whole's."""
+    """``full_like(…).scatter_``: scatters x into a tensor of -∞; x's gradient is gathered from the output's."""
     tape.operation = name
     own, width = x.elements, x.width
     node = tape.begin(f"{name}, backward", [x], lambda t, g: [t.new(own, width)], [indices])
@@ -955,7 +956,7 @@ def scattered(tape: Tape, x: Tensor, indices: Tensor, elements: int, name: str) 
 
 
 def repeat(tape: Tape, x: Tensor, times: int) -> Tensor:
-    """``x.repeat(times, 1)``: so many copies; the gradient is their sum."""
+    """``x.repeat(times, 1)``: ``times`` copies; the gradient is summed over them."""
     tape.operation = "tokens for every expert"
     own, width = x.elements, x.width
     out = tape.new(own * times, width)
@@ -964,7 +965,7 @@ def repeat(tape: Tape, x: Tensor, times: int) -> Tensor:
 
 
 def sum_of_experts(tape: Tape, x: Tensor, elements: int) -> Tensor:
-    """Sum over each token's experts, in float32 under autocast; backward lays out the gradient once for each expert.
+    """Sum over each token's experts, in float32 under autocast; backward expands the gradient over the experts.
 
     Source: torch 2.13, aten/src/ATen/autocast_mode.h (``sum`` takes a float32 dtype, without a copy of its input).
     """
@@ -977,10 +978,10 @@ def sum_of_experts(tape: Tape, x: Tensor, elements: int) -> Tensor:
 def grouped_matmul(
     tape: Tape, x: Tensor, stack: Tensor, in_features: int, out_features: int, name: str
 ) -> Tensor:
-    """Each expert's rows times its own matrix of the stack: saves x if the stack is trained, the stack if x needs it.
+    """Each expert's rows times its matrix: saves x if the stack is trained, the stack if x needs a gradient.
 
-    Autocast does not know this kernel: x is cast to the stack's dtype, and no 16-bit copy of the stack is made. Sizes
-    do not depend on how the tokens are spread over the experts. Backward: one gradient for the whole stack.
+    Autocast does not cover this kernel: x is cast to the stack's dtype, and no 16-bit copy of the stack is made. Sizes
+    do not depend on the routing of tokens. Backward: one gradient for the whole stack.
     Source: transformers 5.23, integrations/moe.py, ``_grouped_mm``; torch 2.13, derivatives.yaml, ``_grouped_mm``.
     """
     x = cast(tape, x, stack.width)
@@ -996,11 +997,11 @@ def grouped_matmul(
 
 
 def folded(tape: Tape, stack: Parameter, b: Tensor, a: Tensor) -> Tensor:
-    """``baddbmm``: a new stack, frozen weights plus B @ A of every expert; saves both factors.
+    """``baddbmm``: allocates a stack of frozen weights plus B @ A of every expert; saves both factors.
 
-    Backward needs the gradient of the whole stack, and makes those of the factors, each of which is then scaled.
+    Backward needs the gradient of the whole stack and allocates those of the factors, each of which is then scaled.
     Source: peft 0.21, tuners/lora/layer.py, ``_LoraFactorsProxy`` (autocast is off in it); torch 2.13,
-    derivatives.yaml, ``baddbmm`` (``maybe_multiply``, which is none where lora_alpha is lora_r).
+    derivatives.yaml, ``baddbmm`` (``maybe_multiply``, which multiplies only where lora_alpha differs from lora_r).
     """
     tape.operation = "adapters folded into the experts"
     sizes = [(b.elements, b.width), (a.elements, a.width)]
@@ -1021,8 +1022,8 @@ def folded(tape: Tape, stack: Parameter, b: Tensor, a: Tensor) -> Tensor:
 def log_softmax_loss(tape: Tape, logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy: log-softmax, then the negative log-likelihood.
 
-    Backward of the likelihood fills a dense float32 tensor of T·V with zeros; log-softmax adds its own gradient while
-    its output is still saved: three copies of the logits in float32 at once.
+    The likelihood's backward zero-fills a float32 tensor of T·V; log-softmax adds its gradient while its output is
+    still saved: three float32 copies of the logits at once.
     Source: torch 2.13, aten/src/ATen/native/LossNLL.cpp; transformers 5.23, loss/loss_utils.py.
     """
     tape.operation = "log-softmax"

@@ -1,7 +1,7 @@
-"""What a tape wrote down, read as stretches with their heights; for the sizes it was played with, or for others.
+"""A recorded tape, split into segments with their heights, at the recorded sizes or at others.
 
-A model's step does the same things at another batch, length or rank: only the sizes differ. So a step is played once
-with symbols (``estimator.tape.symbols``) and read as often as a slider moves, some fifty times as fast.
+At another batch, length or rank a step runs the same operators on other sizes. So a step is played once with symbols
+(``estimator.tape.symbols``) and evaluated again for every new size, some fifty times faster.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from estimator.tape.symbols import Recording
 from estimator.tape.tape import COMPONENTS, Call, Event, Mark, Tape
 
 Bytes = list[int]
-"""Bytes, one entry a component, in the order of ``COMPONENTS``."""
+"""Bytes per component, in the order of ``COMPONENTS``."""
 
 
 class Segment(NamedTuple):
-    """A stretch of the step, by what it adds to what was alive when it began."""
+    """A segment of the step, in bytes relative to what was allocated at its start."""
 
     mark: Mark
     rise: Bytes
     """At its highest moment."""
     net: Bytes
-    """At its end; negative where more went than came."""
+    """At its end; negative where more was freed than allocated."""
     operation: str
-    """The operator that made the highest moment."""
+    """The operator at the highest moment."""
 
 
 class Written(NamedTuple):
-    """What one GPU of several wrote down of a step."""
+    """One GPU's part of the record of a step."""
 
     events: Sequence[Event]
     marks: Sequence[Mark]
@@ -41,11 +41,11 @@ class Written(NamedTuple):
 
 
 def written_by(tape: Tape, device: int) -> Written:
-    """The part of a tape that one GPU wrote, its marks set anew (derived: sizes in bytes are the events' own)."""
+    """One GPU's events of a tape, with the marks reindexed (derived: the events' bytes are unchanged)."""
     own = [event.device == device for event in tape.events]
     before = list(accumulate(own, initial=0))
     events = [event for event, is_own in zip(tape.events, own, strict=True) if is_own]
-    if not events:  # it holds a module that makes nothing
+    if not events:  # its modules allocate nothing
         events = [Event(sign, 0, 0, "", device) for sign in (1, -1)]
     return Written(
         events,
@@ -65,26 +65,26 @@ def _own(mark: Mark, before: Sequence[int], end: int) -> Mark:
 
 
 Reason = tuple[int, str, int]
-"""Component, operator and size of equal tensors."""
+"""What groups equal tensors: component, operator and size."""
 
 Changes = Mapping[tuple[int, int], int]
-"""By component and slot of the size: how many more tensors came than went."""
+"""By component and slot of the size: tensors allocated less tensors freed."""
 
 
 class Height(NamedTuple):
-    """How high a stretch goes above what was alive when it began, in bytes."""
+    """How far a segment rises above what was allocated at its start, in bytes."""
 
     before: int
-    """How many events there are before it is highest."""
+    """Number of events before its highest moment."""
     rise: int
     net: int
-    """What it adds at its end."""
+    """Bytes that it adds by its end."""
     parts: tuple[tuple[int, int], ...] = ()
-    """Between the calls of modules and at each of them, in turn: events before the highest moment, and its rise."""
+    """Alternately between module calls and at each: events before the highest moment, and its rise."""
 
 
 class Program:
-    """The events of one played step, with sizes that can be computed anew."""
+    """The events of one played step, whose sizes can be evaluated for other inputs."""
 
     def __init__(self, tape: Tape | Written, recording: Recording) -> None:
         self.recording = recording
@@ -98,9 +98,9 @@ class Program:
         self.slots = [slot[place] for place in places]
         starts = [*(mark.start for mark in self.marks), len(self.signs)]
         self.spans = list(pairwise(starts))
-        """The first event of each stretch, and the first behind it."""
+        """First event of each segment, and the event after its last."""
         self.calls: list[list[Call]] = [[] for _ in self.marks]
-        """Of each stretch the modules that were called."""
+        """Module calls of each segment."""
         for call in tape.calls:
             self.calls[call.segment].append(call)
         self._wholes = {
@@ -108,7 +108,7 @@ class Program:
             for call in tape.calls
             for whole in call.weights
         }
-        # what comes and goes in each stretch: indices of sizes, or from behind of what is taken away
+        # allocations and releases of each segment, as indices into sizes: positive allocated, negative freed
         shapes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         changes = [
             1 + slot if sign > 0 else -1 - slot
@@ -121,13 +121,13 @@ class Program:
             )
             for (start, end), calls in zip(self.spans, self.calls, strict=True)
         ]
-        """For each stretch which of the different ones it is: layers that are alike are added up once."""
-        # a nothing at each end: before the first event, and because an itemgetter of one gives no tuple
+        """Index of each segment's distinct shape: equal layers are summed once."""
+        # zero at each end: the state before the first event, and an itemgetter of one item returns no tuple
         self._deltas = [(itemgetter(0, *shape, 0), cuts) for shape, cuts in shapes]
         self._changes: dict[tuple[int, int], Changes] = {}
 
     def at(self, inputs: Sequence[int]) -> Sized | None:
-        """The program at these sizes; None where a size would have led another way through the step."""
+        """The program at these sizes; None if a recorded comparison would come out differently."""
         table = self.recording.evaluate(inputs)
         if not self.recording.holds(table):
             return None
@@ -143,7 +143,7 @@ class Program:
         return Sized(self, sizes, [heights[shape] for shape in self._shapes], wholes)
 
     def change(self, start: int, stop: int) -> Changes:
-        """What the events of a range change."""
+        """Net change over a range of events."""
         if (start, stop) not in self._changes:
             changes: Counter[tuple[int, int]] = Counter()
             for event in range(start, stop):
@@ -152,7 +152,7 @@ class Program:
         return self._changes[start, stop]
 
     def change_of_all(self, ranges: Iterable[tuple[int, int, int]]) -> Changes:
-        """What the events of some ranges change together, those of each from its start to its stop so many times."""
+        """Net change over several ranges of events: start, stop, and how many times each runs."""
         total: Counter[tuple[int, int]] = Counter()
         for start, stop, times in ranges:
             for key, count in self.change(start, stop).items():
@@ -161,13 +161,13 @@ class Program:
 
 
 def _parts(alive: Sequence[int], cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Highest moments between the cuts, and the heights at them."""
+    """Highest moment between each two cuts, and the height at each cut."""
     begin = 0
     for cut in cuts:
         yield _highest(alive, begin, cut)
         yield cut, alive[cut]
         begin = cut
-    yield _highest(alive, begin, len(alive) - 2)  # the last is a nothing
+    yield _highest(alive, begin, len(alive) - 2)  # the last entry is padding
 
 
 def _highest(alive: Sequence[int], first: int, last: int) -> tuple[int, int]:
@@ -176,7 +176,7 @@ def _highest(alive: Sequence[int], first: int, last: int) -> tuple[int, int]:
 
 
 class Sized:
-    """A program at one set of sizes: first in bare heights, then by component for those who ask."""
+    """A program at one set of sizes: total heights at once, per component on demand."""
 
     def __init__(
         self,
@@ -189,21 +189,21 @@ class Sized:
         self._sizes = sizes
         self.heights = heights
         self.wholes = wholes
-        """Elements of each weight that modules are called with."""
+        """Elements of each weight that module calls need unsharded."""
 
     def top(self, segment: int) -> int:
-        """The event before which most of a stretch is alive, the first such."""
+        """Index of the event after a segment's first highest moment."""
         return self._program.spans[segment][0] + self.heights[segment].before
 
     def operation(self, segment: int, before: int | None = None) -> str:
-        """The operator that makes a stretch's highest moment, or the last of so many events."""
+        """The operator at a segment's highest moment, or at its ``before``-th event."""
         mark = self._program.marks[segment]
         top = self.top(segment) if before is None else mark.start + before
         return self._program.operations[top - 1] if top > mark.start else mark.operation
 
     @cached_property
     def segments(self) -> list[Segment]:
-        """The stretches by component."""
+        """All segments, by component."""
         program = self._program
         return [
             Segment(
@@ -216,7 +216,7 @@ class Sized:
         ]
 
     def events(self, segment: int) -> Iterator[tuple[int, tuple[str, int, int], int]]:
-        """What a stretch makes (1) and frees (-1), one after the other: operator, slot and component, and its bytes."""
+        """A segment's allocations (1) and releases (-1) in order: operator, slot and component, and the bytes."""
         program = self._program
         for event in range(*program.spans[segment]):
             slot = program.slots[event]
@@ -226,7 +226,7 @@ class Sized:
     def add_held(
         self, held: Counter[Reason], segment: int, times: int, before: int | None = None
     ) -> None:
-        """Add what a stretch makes and frees, by what made it, ``times`` over; up to its end, or so many events."""
+        """Add a segment's net allocations by ``Reason``, ``times`` over; ``before``: only so many events."""
         program = self._program
         start, end = program.spans[segment]
         for event in range(start, end if before is None else start + before):
@@ -238,7 +238,7 @@ class Sized:
             held[reason] += times * program.signs[event]
 
     def bytes_of(self, changes: Changes) -> Bytes:
-        """What changes come to at these sizes, by component."""
+        """Bytes of net changes at these sizes, by component."""
         sizes, changed = self._sizes, [0] * len(COMPONENTS)
         for (component, slot), times in changes.items():
             changed[component] += times * sizes[slot]

@@ -1,12 +1,12 @@
-"""Mamba 2's scan in chunks as PyTorch runs it, tensor by tensor.
+"""Mamba 2's chunked scan as PyTorch runs it, tensor by tensor.
 
-Letters of sizes: b texts, s tokens of each, c = ⌈s / l⌉ chunks of l tokens, h heads of width p, n numbers of state.
-Everything is float32, and under autocast every product 16 bits:
+Sizes: b sequences of s tokens, c = ⌈s / l⌉ chunks of l tokens, h heads of width p, state size n.
+Everything is float32; under autocast products are 16 bits:
 
     x and its copies            b · c · l · h · p
     B, C and their copies       b · c · l · h · n        (each group's repeated for its heads)
     inside a chunk              b · c · l · h · l        (sums of decays, the decays, scores, both together)
-    states of chunks            b · c · h · p · n, and one more a text
+    states of chunks            b · c · h · p · n, and one more a sequence
     between chunks              b · h · (c + 1)²
 
 Source: transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py, ``mamba2_chunk_scan`` and
@@ -37,17 +37,17 @@ class ScanShape(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Chunks of a text, the last filled up with zeros."""
+        """Chunks of a sequence, the last padded with zeros."""
         return ceil_div(self.length, self.chunk_size)
 
     @property
     def rows(self) -> int:
-        """Tokens of all texts, filled up to whole chunks."""
+        """Tokens of all sequences, padded to whole chunks."""
         return self.batch * self.chunks * self.chunk_size
 
 
 class Inputs(NamedTuple):
-    """What the scan reads; of B and C each group's."""
+    """Inputs of the scan; B and C have one entry per group."""
 
     x: Tensor
     step: Tensor
@@ -59,7 +59,7 @@ class Inputs(NamedTuple):
 
 
 def scan(tape: Tape, shape: ScanShape, inputs: Inputs) -> Tensor:
-    """Outputs of all heads, b · s · h · p in float32; a name lives as long as it does in the source."""
+    """Outputs of all heads, b · s · h · p in float32; local names live as long as in the source."""
     chunks, rows, heads = shape.chunks, shape.rows, shape.heads
     one_block, one_chunk = shape.batch * chunks == 1, chunks == 1
     step = op.add(tape, inputs.step, op.cast(tape, inputs.step_bias, inputs.step.width))
@@ -137,7 +137,7 @@ def scan(tape: Tape, shape: ScanShape, inputs: Inputs) -> Tensor:
 
 
 def _segment_sums(tape: Tape, x: Tensor, size: int) -> Tensor:
-    """Of every stretch of a chunk its sum: x spread over a second dimension, masked, summed up, masked again."""
+    """``segment_sum``: x expanded over a second dimension, masked, cumulatively summed, masked again."""
     own, whole, width = x.elements, x.elements * size, x.width
 
     def summed(t: Tape, g: op.Gradients) -> op.Gradients:
@@ -154,7 +154,7 @@ def _segment_sums(tape: Tape, x: Tensor, size: int) -> Tensor:
 
 
 def _triangle(tape: Tape, size: int) -> Tensor:
-    """``torch.tril(torch.ones(…))`` of truth values."""
+    """``torch.tril(torch.ones(…))`` as bool."""
     tape.operation = "mask of a chunk"
     ones = tape.new(size * size, 1)
     triangle = tape.new(size * size, 1)
@@ -180,7 +180,7 @@ def _softplus(tape: Tape, x: Tensor) -> Tensor:
 
 
 def _repeated(tape: Tape, x: Tensor, times: int) -> Tensor:
-    """``repeat_interleave``: a copy, even of one group a head; its gradient is their sum."""
+    """``repeat_interleave``: a copy, even for one head a group; the gradient is summed over the copies."""
     tape.operation = "groups repeated for their heads"
     own, width = x.elements, x.width
 
@@ -193,7 +193,7 @@ def _repeated(tape: Tape, x: Tensor, times: int) -> Tensor:
 
 
 def _laid_out(tape: Tape, x: Tensor, *, copies: bool) -> Tensor:
-    """A reshape that is a view forward, and whose gradient, laid out otherwise, is a copy."""
+    """A reshape that is a view in forward; its gradient has another layout and is copied."""
     if not copies:
         return x
     elements, width = x.elements, x.width
@@ -212,9 +212,9 @@ def _contracted(
     copies: tuple[bool, bool],
     second_first: bool = False,
 ) -> Tensor:
-    """``einsum`` of two tensors: one batched product, of which each factor may be copied first; gradients are views.
+    """``einsum`` of two tensors: one batched product; each factor may be copied first, and gradients are views.
 
-    ``second_first``: the result's order of dimensions makes the second factor the left one.
+    ``second_first``: the output's order of dimensions makes the second factor the left operand.
     """
     width = tape.autocast_width if tape.autocast_active else None
     a, b = (op.cast(tape, x, width) if width else x for x in (a, b))

@@ -1,10 +1,10 @@
-"""Numbers that remember how they were reached, so that what was computed once can be computed again for others.
+"""Integers that record their arithmetic, so that a computation can be replayed for other inputs.
 
-A :class:`Symbol` is an ``int`` that notes every sum, product and quotient it enters, and every comparison it decides.
-The notes of a :class:`Recording` give the same results for other inputs (``evaluate``), as long as every comparison
-would still be decided the same way (``holds``). An operation that could not be noted raises instead of passing a bare
-number on (``range`` and a float on the left are the two that Python does not let it see; tests compare each program's
-replay with a fresh run). It is the way torch.compile treats dynamic shapes: a trace, and guards.
+A :class:`Symbol` is an ``int`` that records every sum, product, quotient and comparison it takes part in. A
+:class:`Recording` computes the results for other inputs (``evaluate``), provided every comparison still comes out the
+same (``holds``). An operation that cannot be recorded raises instead of returning a plain int. Python hides two from
+it, ``range`` and a float on the left, so tests compare each program's replay with a fresh run. torch.compile treats
+dynamic shapes the same way: a trace and guards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Comparison = Callable[[int, int], bool]
 
 
 class Recording:
-    """What was done with the symbols of one computation, in order."""
+    """The operations and comparisons of one computation, in order."""
 
     def __init__(self) -> None:
         self.inputs = 0
@@ -33,19 +33,19 @@ class Recording:
         return Symbol(value, self, self.inputs - 1)
 
     def position(self, number: int) -> int:
-        """Where a number stands in the table that ``evaluate`` returns; constants stand at its end, from behind."""
+        """Index of a number in the table that ``evaluate`` returns; constants have negative indices, from its end."""
         if isinstance(number, Symbol):
             return number.position
         return self._constants.setdefault(number, -1 - len(self._constants))
 
     def computed(self, function: Arithmetic, left: int, right: int, value: int) -> Symbol:
-        """The result of an operation; the same operation twice is one entry."""
+        """Record an operation and return its result; equal operations share one entry."""
         key = (function, self.position(left), self.position(right))
         place = self._steps.setdefault(key, self.inputs + len(self._steps))
         return Symbol(value, self, place)
 
     def decided(self, compare: Comparison, left: int, right: int, outcome: bool) -> bool:
-        """Note how a comparison came out."""
+        """Record the outcome of a comparison and return it."""
         key = (compare, self.position(left), self.position(right))
         if key[1] != key[2]:
             self._guards[key] = outcome
@@ -59,7 +59,7 @@ class Recording:
         return table
 
     def holds(self, table: Sequence[int]) -> bool:
-        """Whether every comparison comes out as it did."""
+        """Whether every comparison comes out as recorded."""
         return all(
             compare(table[left], table[right]) == outcome
             for (compare, left, right), outcome in self._guards.items()
@@ -67,7 +67,7 @@ class Recording:
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below a number from 1 up (a count); noted like a sum.
+    """The smallest power of two that is at least ``number`` (a count from 1 up); recorded like a sum.
 
     Source: triton 3.6, ``triton.next_power_of_2``.
 
@@ -91,7 +91,7 @@ class Symbol(int):
     position: int
 
     def __new__(cls, value: int, recording: Recording, position: int) -> Symbol:
-        """A number, where it is noted and at which place."""
+        """Attach a recording and a position to a number."""
         symbol = super().__new__(cls, value)
         symbol.recording = recording
         symbol.position = position

@@ -1,15 +1,15 @@
-"""The tape: a stand-in for autograd whose tensors have a size and a lifetime, and no values.
+"""The tape: a stand-in for autograd whose tensors have sizes and lifetimes but no values.
 
 PyTorch frees a tensor when its last reference goes: a Python name, a node's saved tensor, an input buffer of the
-engine, a ``.grad``. So does CPython. Architectures are therefore written here as the same short programs that
-transformers runs, on tensors whose :class:`Storage` counts itself in when made and out when collected. What is
-alive at which moment then need not be derived: it happens.
+engine, a ``.grad``. CPython does the same. So each architecture is written as the short program that transformers
+runs, on tensors whose :class:`Storage` records its own allocation and release. Lifetimes follow from running the
+program; nothing derives them.
 
-The rules of the engine are PyTorch's:
+The engine follows PyTorch's rules:
 
 * ready nodes run latest-created first, gradient accumulation before all others
   (torch/csrc/autograd/engine.cpp, ``CompareNodeTaskTime``);
-* two gradients for one input are summed in place only if nobody else holds the first
+* two gradients for one input are summed in place only if nothing else holds the first
   (torch/csrc/autograd/input_buffer.cpp, ``accumulate``);
 * a leaf's gradient is stolen, not copied (torch/csrc/autograd/functions/accumulate_grad.h);
 * a checkpointed block saves placeholders; the first one opened in backward replays the block, and the replay
@@ -42,34 +42,34 @@ COMMUNICATION = _INDEX[Component.COMMUNICATION]
 
 
 class Event(NamedTuple):
-    """Bytes that come (sign 1) or go (sign -1)."""
+    """Bytes allocated (sign 1) or freed (sign -1)."""
 
     sign: int
     size: int
     component: int
     operation: str
-    """The operator that made them."""
+    """The operator that allocated them."""
     device: int
-    """The GPU that they lie on, from 0; always 0 where one GPU does all."""
+    """Index of the GPU that holds them; always 0 on a single GPU."""
 
 
 class Place(NamedTuple):
-    """Where in a step something happens."""
+    """A position in a step."""
 
     forward: int = 0
-    """In which pass: forward calls are counted, and backward is where the call was."""
+    """Index of the forward pass; backward belongs to the pass that built its graph."""
     stack: int = 0
-    """In which stack of layers of which model."""
+    """Index of the stack of layers; each model has its own."""
     layer: int | None = None
-    """At which played layer of it; None outside the layers."""
+    """Index of the layer among those played; None outside the layers."""
 
 
 class Mark(NamedTuple):
-    """Where a stretch of the step begins: one layer's forward or backward, or a stage outside the layers."""
+    """Start of a segment of the step: one layer's forward or backward, or a stage outside the layers."""
 
     phase: Phase
     stage: str
-    """What the stretch is: ``embedding``, ``layer``, ``head``, …"""
+    """``embedding``, ``layer``, ``head``, …"""
     place: Place
     start: int
     """Index of its first event."""
@@ -77,7 +77,7 @@ class Mark(NamedTuple):
 
 
 class WholeWeight(NamedTuple):
-    """A weight that a module needs whole."""
+    """A weight that a module needs unsharded."""
 
     key: str
     elements: int
@@ -86,22 +86,22 @@ class WholeWeight(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A module begins or has ended its work: where DeepSpeed's hooks gather weights and let them go."""
+    """A module's call begins or returns: the points where DeepSpeed's hooks gather and release weights."""
 
     segment: int
-    """Index of the mark that it comes after."""
+    """Index of the mark before it."""
     start: int
-    """How many events come before it."""
+    """Number of events before it."""
     module: str
-    """Its name in the layer, or in the model outside the layers."""
+    """The module's name within the layer; outside the layers, within the model."""
     weights: tuple[WholeWeight, ...]
     begins: bool
     is_forward: bool
-    """Of the forward pass or of a checkpoint's replay."""
+    """In the forward pass or in a checkpoint's replay."""
 
 
 class Storage:
-    """Bytes on the GPU, alive as long as this object is."""
+    """Bytes on the GPU, allocated while this object lives."""
 
     __slots__ = ("bytes", "component", "device", "operation", "tape")
 
@@ -115,7 +115,7 @@ class Storage:
 
     @classmethod
     def existing(cls, tape: Tape, size: int, component: int) -> Storage:
-        """Bytes that were there before the step began and are counted elsewhere, until they go."""
+        """Bytes allocated before the step and counted elsewhere; the tape records only their release."""
         storage = cls.__new__(cls)
         storage.tape, storage.bytes, storage.component = tape, size, component
         storage.operation, storage.device = "", tape.device
@@ -130,7 +130,7 @@ class Storage:
         )
 
     def keep(self, times: int | None) -> None:
-        """From now on what backward needs; ``times``: so many alike."""
+        """Count as an activation saved for backward; ``times``: how many equal tensors this one stands for."""
         if self.component != TEMPORARIES:
             return
         self._write(-1)
@@ -140,14 +140,14 @@ class Storage:
         self._write(1)
 
     def become(self, component: int) -> None:
-        """Count these bytes under another name from now on."""
+        """Count these bytes under another component from now on."""
         self._write(-1)
         self.component = component
         self._write(1)
 
 
 class Tensor:
-    """A number of elements of a width in bytes, on a storage that views share."""
+    """``elements`` numbers of ``width`` bytes each, on a storage that views share."""
 
     __slots__ = ("elements", "is_view", "node", "output", "requires_grad", "storage", "width")
 
@@ -157,7 +157,7 @@ class Tensor:
         self.elements = elements
         self.width = width
         self.storage = storage
-        """None: resident all the time and counted elsewhere, as weights are."""
+        """None: resident throughout and counted elsewhere, as weights are."""
         self.is_view = is_view
         self.requires_grad = False
         self.node: Node | None = None
@@ -195,7 +195,7 @@ class Node:
         self.backward: Backward | None = None
         self.saved: list[Storage | Placeholder | None] = []
         self.kept: Storage | None = None
-        """An attribute of the node, of which neither the engine nor a checkpoint knows."""
+        """A tensor kept as an attribute of the node, unknown to the engine and to checkpoints."""
         self.edges: list[tuple[Node, int] | None] = []
         self.buffers: list[Tensor | None] = [None]
         self.waiting = 0
@@ -203,7 +203,7 @@ class Node:
 
 
 class Leaf:
-    """Where a trained tensor's gradient is kept once it has arrived."""
+    """Holds a trained tensor's accumulated gradient (its ``.grad``)."""
 
     __slots__ = ("arrived", "component", "grad", "has_grad", "variable")
 
@@ -212,28 +212,28 @@ class Leaf:
     ) -> None:
         self.component = component
         self.variable = variable
-        """The leaf itself, which its node keeps alive; None for a parameter, which is counted elsewhere."""
+        """The leaf's storage, kept alive by its node; None for a parameter, which is counted elsewhere."""
         self.has_grad = has_grad
-        """A gradient exists already (accumulation) and is counted elsewhere: the new one is added into it."""
+        """A gradient from an earlier micro-batch exists and is counted elsewhere; the new one is added to it."""
         self.grad: Storage | None = None
         self.arrived: Callable[[Leaf], None] | None = None
-        """Who takes the gradient over."""
+        """Hook called when the gradient has been accumulated."""
 
     def take(self) -> Storage | None:
-        """The gradient, which is then the caller's."""
+        """Return the gradient and give up ownership of it."""
         grad, self.grad = self.grad, None
         return grad
 
 
 def leaf_node(leaf: Leaf) -> Node:
-    """The node that accumulates into a leaf: runs as soon as all its gradients have arrived."""
+    """A leaf's accumulation node: runs as soon as all gradients for the leaf have arrived."""
     node = Node("gradient accumulation", sys.maxsize, "", Place())
     node.leaf = leaf
     return node
 
 
 class Parameter(Tensor):
-    """A weight: counted elsewhere, but its gradient is born and kept on the tape."""
+    """A weight. Its own bytes are counted elsewhere; its gradient is allocated on the tape."""
 
     __slots__ = ("key",)
 
@@ -258,23 +258,23 @@ class Placeholder:
 
 
 class StopReplayError(Exception):
-    """The last placeholder is filled: nothing after it needs to be computed again."""
+    """The last placeholder is filled, so the rest of the block need not be recomputed."""
 
 
 class Frame:
-    """A checkpointed block: its function, its inputs, and what its replay filled."""
+    """A checkpointed block: the function that recomputes it, its placeholders, and the recomputed tensors."""
 
     __slots__ = ("filled", "placeholders", "replay")
 
     def __init__(self, replay: Callable[[], Tensor]) -> None:
         self.replay = replay
         self.placeholders: list[ref[Placeholder]] = []
-        """Dead where the graph that asked for it died in the forward pass: DoRA's dense product."""
+        """A reference is dead if its graph was freed during the forward pass, as that of DoRA's dense product is."""
         self.filled: list[Storage | None] | None = None
 
 
 class Tape:
-    """Plays one forward and backward pass and writes down what came and went; ``Program`` reads it."""
+    """Plays one forward and backward pass and records every allocation and release; ``Program`` reads them."""
 
     def __init__(
         self,
@@ -286,38 +286,38 @@ class Tape:
         is_deepspeeds: bool = False,
     ) -> None:
         self.is_deepspeeds = is_deepspeeds
-        """Linear layers are DeepSpeed's own function."""
+        """Linear layers use DeepSpeed's autograd function."""
         self.records = records
         """Whether nodes are made and tensors saved for backward; False under ``torch.no_grad``."""
         self.is_reentrant = is_reentrant
-        """Checkpoints are of the older kind, which builds no graph in the forward pass."""
+        """Checkpoints are reentrant: the older kind, which builds no graph in the forward pass."""
         self.is_float16 = is_float16
-        """What has 16 bits is float16, not bfloat16."""
+        """The 16-bit dtype is float16, not bfloat16."""
         self.attached: list[tuple[Place, Storage]] = []
-        """What nodes keep as attributes, by place: it goes with the graph, after the whole backward pass."""
+        """Tensors kept as node attributes, by place; freed with the graph, after the whole backward pass."""
         self._replayed: list[Storage] | None = None
-        """The same of a reentrant checkpoint's replay, whose graph goes when it has been run."""
+        """The same for a reentrant checkpoint's replay, whose graph is freed once it has run."""
         self.events: list[Event] = []
         self.marks: list[Mark] = []
         self.calls: list[Call] = []
-        """Of modules whose weights stage 3 gathers; ``parallel.zero3_coordinator`` says which are there then."""
+        """Calls of modules whose weights ZeRO-3 gathers; ``parallel.zero3_coordinator`` derives which are resident."""
         self.autocast_width = autocast_width
-        """Bytes per element that autocast computes in; None without autocast."""
+        """Bytes per element of autocast's compute dtype; None without autocast."""
         self.autocast_active = autocast_width is not None
         self.cast_cache: dict[str, tuple[Place, Tensor]] = {}
         self.operation = ""
         self.device = 0
-        """The GPU that works; tensors are made there, and a node's gradients where the node was made."""
+        """The GPU in use: new tensors are allocated on it, gradients on the GPU of their node."""
         self.stage = ""
         self.place = Place()
         self.passes = 0
-        """That have begun."""
+        """Number of passes begun."""
         self.enter(Phase.FORWARD, "embedding")
         self.unpacked: list[Storage | None] = []
-        """What the running node saved, as its backward function holds it: dead when the engine checks its gradients,
-        though the node holds its own references longer, unless a checkpoint's replay made them."""
+        """Saved tensors of the running node, as its backward function holds them. Released when the engine validates
+        the gradients; the node's own references last longer, unless a checkpoint's replay made the tensors."""
         self.shards: list[Storage] = []
-        """Gradients of shards, which outlive the step."""
+        """Gradient shards, which outlive the tape."""
         self._alike: int | None = None
         self._sequence = 0
         self._leaves: list[Leaf] = []
@@ -325,7 +325,7 @@ class Tape:
         self._replay_frame: Frame | None = None
 
     def begin_pass(self, phase: Phase, stack: int = 0) -> None:
-        """A model is called, whose layers are this stack; the first pass begins with the batch."""
+        """Begin a forward call of the model whose layers are this stack. The first pass begins with the batch."""
         place = Place(self.passes, stack)
         if (phase, place) != (self.marks[-1].phase, self.marks[-1].place):
             self.go_to(phase, "embedding", place)
@@ -333,17 +333,17 @@ class Tape:
         self.autocast_active = self.autocast_width is not None
 
     def enter(self, phase: Phase, stage: str, layer: int | None = None) -> None:
-        """End the current stretch and begin another in the same pass."""
+        """End the current segment and begin another in the same pass."""
         self.go_to(phase, stage, self.place._replace(layer=layer))
 
     def go_to(self, phase: Phase, stage: str, place: Place) -> None:
-        """End the current stretch and begin another anywhere."""
+        """End the current segment and begin another at any place."""
         self.stage, self.place = stage, place
         self.marks.append(Mark(phase, stage, place, len(self.events), self.operation))
 
     @contextmanager
     def grad(self, *, enabled: bool) -> Iterator[None]:
-        """``torch.set_grad_enabled``: without it no node is made and nothing is saved."""
+        """``torch.set_grad_enabled``: where False, no node is made and nothing is saved."""
         records, self.records = self.records, self.records and enabled
         try:
             yield
@@ -352,7 +352,7 @@ class Tape:
 
     @contextmanager
     def without_autocast(self) -> Iterator[None]:
-        """Operators inside one that autocast has already seen to: it casts an operator's inputs once, at the door."""
+        """Operators inside another operator: autocast casts inputs once, at the outer operator."""
         active, self.autocast_active = self.autocast_active, False
         try:
             yield
@@ -362,17 +362,17 @@ class Tape:
     def call(
         self, module: str, weights: tuple[WholeWeight, ...], *, begins: bool, is_forward: bool
     ) -> None:
-        """Note that a module begins or has ended its work."""
+        """Record that a module's call begins or returns."""
         segment = len(self.marks) - 1
         self.calls.append(Call(segment, len(self.events), module, weights, begins, is_forward))
 
     @contextmanager
     def standing_for(self, times: int | None) -> Iterator[None]:
-        """One round of a loop for so many alike: each tensor that it is first to save counts as many times.
+        """Let one iteration stand for ``times`` equal ones: each tensor that it is the first to save counts so often.
 
-        What a round leaves for backward adds up, what it only uses does not; so the rounds before and behind, played
-        one by one, are as high as they are, and this one is no higher than its last in the forward pass, or its first
-        in backward. ``times`` may be 0.
+        Saved tensors add up over the iterations; temporaries do not. Iterations played before and after this one keep
+        their exact heights. This one's height is that of the last it stands for in forward, of the first in backward.
+        ``times`` may be 0.
         """
         before, self._alike = self._alike, times
         try:
@@ -383,11 +383,11 @@ class Tape:
     # -- tensors ------------------------------------------------------------------------------------------------
 
     def new(self, elements: int, width: int, component: int = TEMPORARIES) -> Tensor:
-        """A fresh tensor."""
+        """Allocate a tensor."""
         return Tensor(elements, width, Storage(self, allocated(elements * width), component))
 
     def view(self, x: Tensor, elements: int | None = None) -> Tensor:
-        """Another tensor on the same storage, without a node of its own."""
+        """Another tensor on the same storage, without a node."""
         return Tensor(
             x.elements if elements is None else elements, x.width, x.storage, is_view=True
         )
@@ -399,10 +399,10 @@ class Tape:
         backward: Backward,
         save: Sequence[Tensor | None] = (),
     ) -> Node | None:
-        """A node for the coming output, if any input requires a gradient.
+        """Create the node of an output to come, if any input requires a gradient.
 
-        What its backward needs of the inputs is saved now, before the output is allocated: a replay that fills its
-        last placeholder here never makes the output.
+        Inputs that backward needs are saved now, before the output is allocated: a replay that fills its last
+        placeholder here never allocates the output.
         """
         if not (self.records and any(x.requires_grad for x in inputs)):
             return None
@@ -414,7 +414,7 @@ class Tape:
         return node
 
     def finish(self, node: Node | None, output: Tensor, save: Sequence[Tensor] = ()) -> Tensor:
-        """Hang the output on its node and save what backward needs of the outputs."""
+        """Attach the output to its node and save the outputs that backward needs."""
         if node is not None:
             self._keep(node, save)
             output.requires_grad = True
@@ -429,7 +429,7 @@ class Tape:
         backward: Backward,
         save: Sequence[Tensor] = (),
     ) -> Tensor:
-        """A node for an output that exists, where backward needs nothing of the inputs."""
+        """Create a node for an existing output whose backward needs none of the inputs."""
         return self.finish(self.begin(name, inputs, backward), output, save)
 
     def _keep(self, node: Node, save: Sequence[Tensor | None]) -> None:
@@ -447,7 +447,7 @@ class Tape:
                 tensor.storage.keep(self._alike)
             if len(frame.filled) == len(frame.placeholders):
                 raise StopReplayError
-            # the replay's own graph holds it too, as long as somebody holds a tensor of that: Gemma 4's shared keys
+            # the replay's own graph holds it too, while any tensor of that graph is alive: Gemma 4's shared keys
             return tensor.storage
         frame = self._forward_frame
         if frame is not None:
@@ -459,10 +459,10 @@ class Tape:
         return tensor.storage
 
     def attach(self, node: Node | None, x: Tensor) -> None:
-        """Keep a tensor as an attribute of a node, as an autograd function does that sets ``ctx.something``.
+        """Keep a tensor as an attribute of a node, as an autograd function does by setting ``ctx.something``.
 
-        Hooks on saved tensors never see it, so a checkpoint that is not reentrant does not drop it; and the engine,
-        which releases what was saved once a node has run, leaves it until the graph goes with the loss.
+        Saved-tensor hooks never see it, so a non-reentrant checkpoint does not drop it. The engine releases only saved
+        tensors once a node has run, so this one lives until the graph is freed with the loss.
         Source: torch 2.13, torch/csrc/autograd/python_function.cpp, ``PyNode::release_variables``;
         torch/utils/checkpoint.py.
         """
@@ -480,7 +480,7 @@ class Tape:
     # -- checkpointing ------------------------------------------------------------------------------------------
 
     def checkpoint(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """Play a block without saving; only its inputs stay, until backward plays it again."""
+        """Play a block without saving its tensors; only its inputs stay until backward replays it."""
         if self.is_reentrant:
             return self._checkpoint_reentrant(block, *inputs)
         frame = Frame(lambda: block(*inputs))
@@ -493,10 +493,10 @@ class Tape:
         return y
 
     def _checkpoint_reentrant(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """One node for the whole block, which is played without a graph and saves its inputs alone.
+        """One node for the whole block, played without a graph; it saves only the inputs.
 
-        Its backward plays the block again to the end, and runs the graph of that by itself: until then the block's
-        input, its output and the output's gradient are held.
+        Its backward replays the block to the end and runs the graph of the replay on its own. Meanwhile the block's
+        input, its output and the output's gradient stay allocated.
         Source: torch 2.13, torch/utils/checkpoint.py, ``CheckpointFunction``.
         """
         sizes = [(x.elements, x.width, x.requires_grad) for x in inputs]
@@ -531,7 +531,7 @@ class Tape:
 
     @contextmanager
     def _replaying(self) -> Iterator[None]:
-        """Under autocast as the forward pass was, with a cache of its own."""
+        """Replay under the forward pass's autocast, with a separate weight cache."""
         cache, self.cast_cache = self.cast_cache, {}
         autocast, self.autocast_active = self.autocast_active, self.autocast_width is not None
         try:
@@ -564,7 +564,7 @@ class Tape:
     # -- backward -----------------------------------------------------------------------------------------------
 
     def backward(self, loss: Tensor) -> None:
-        """Run the graph from the loss down, as torch's engine does."""
+        """Run the graph from the loss, as torch's engine does."""
         root = loss.node
         assert root is not None
         loss.node = None
@@ -632,7 +632,7 @@ class Tape:
             leaf.arrived(leaf)
 
     def _sum(self, first: Tensor, second: Tensor) -> Tensor:
-        """Two gradients for one input: in place if the first has no other owner, else into a third tensor."""
+        """Sum two gradients of one input: in place if the first has no other owner, else into a new tensor."""
         # sole owner: the tensor's own reference and getrefcount's argument
         if not first.is_view and first.storage is not None and sys.getrefcount(first.storage) == 2:
             return first
