@@ -230,15 +230,33 @@ PARTLY = {
 def test_playing_some_layers_is_playing_all_where_few_have_adapters(
     family: str, strategy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"model": IDS[family], "method": "lora", "lora_target_modules": PARTLY[family]}
-    asked = parse(given | {"lora_dropout": 0.0, "max_length": 256} | strategy)
-    some = estimate(*asked)
-    forget()
-    monkeypatch.setattr(stack, "played_layers", lambda kinds: list(range(len(kinds))))
-    monkeypatch.setattr(stack, "stand_ins", lambda kinds, played: list(played))
-    every = estimate(*asked)
-    forget()
-    assert [(m.phase, m.bytes) for m in some.moments] == [(m.phase, m.bytes) for m in every.moments]
+    given = {"lora_target_modules": PARTLY[family]} | strategy
+    some, every = some_and_all(IDS[family], given, monkeypatch)
+    assert some == every
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("family", ["lfm2", "nemotron_h", "qwen3_5_text", "granitemoehybrid"])
+def test_under_fsdp_2_a_layer_is_played_beside_the_kinds_that_it_really_has_beside_it(
+    family: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"strategy": "fsdp", "num_gpus": 2, "gradient_checkpointing": checkpointing}
+    some, every = some_and_all(IDS[family], given, monkeypatch)
+    assert some == every
+
+
+def some_and_all(
+    hub_id: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[tuple[Phase, int]], list[tuple[Phase, int]]]:
+    """The moments of a LoRA step with a few layers played, and with all of them."""
+    step = {"model": hub_id, "method": "lora", "lora_dropout": 0.0, "max_length": 256}
+    asked = parse(step | given)
+    found = []
+    for _ in range(2):
+        found.append([(moment.phase, moment.bytes) for moment in estimate(*asked).moments])
+        forget()
+        monkeypatch.setattr(stack, "played_layers", lambda kinds: list(range(len(kinds))))
+    return found[0], found[1]
 
 
 def test_beneath_the_first_adapter_nothing_is_kept() -> None:

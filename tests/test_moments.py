@@ -201,7 +201,7 @@ def test_playing_one_layer_of_each_kind_is_playing_all(name, model, monkeypatch)
     few = estimate(model, None, setup)
     forget()
     monkeypatch.setattr(stack, "played_layers", lambda kinds: list(range(len(kinds))))
-    monkeypatch.setattr(stack, "stand_ins", lambda kinds, played: list(played))
+    monkeypatch.setattr(stack, "stand_ins", lambda kinds, chosen: list(chosen))
     every = estimate(model, None, setup)
     forget()
     assert [(m.phase, m.bytes) for m in few.moments] == [(m.phase, m.bytes) for m in every.moments]

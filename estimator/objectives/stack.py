@@ -94,12 +94,14 @@ def played_layers(kinds: Sequence[Hashable]) -> list[int]:
     return sorted({last, *lowest.values(), *others.values()})
 
 
-def stand_ins(kinds: Sequence[Hashable], played: Sequence[int]) -> list[int]:
-    """For every real layer, the position in ``played`` of the layer that stands for it."""
+def stand_ins(kinds: Sequence[Hashable], chosen: Sequence[int]) -> list[int]:
+    """For every real layer, the chosen layer that stands for it."""
     last = len(kinds) - 1
-    position = {index: place for place, index in enumerate(played)}
-    by_kind = {kinds[index]: position[index] for index in played if 0 < index < last}
-    return [position.get(index, by_kind.get(kinds[index], 0)) for index in range(len(kinds))]
+    by_kind = {kinds[index]: index for index in chosen if 0 < index < last}
+    return [
+        index if index in chosen else by_kind.get(kinds[index], chosen[0])
+        for index in range(len(kinds))
+    ]
 
 
 class Stack(NamedTuple):
@@ -107,18 +109,35 @@ class Stack(NamedTuple):
 
     kinds: Sequence[Hashable]
     """Of every layer, what makes its memory differ from another's."""
+    chosen: Sequence[int]
+    """Indices of the layers that stand for others of their kind."""
     played: Sequence[int]
-    """Indices of the layers that are played."""
+    """Indices of the layers that are played: the chosen, and where it matters those beside them."""
 
     @classmethod
     def of(cls, kinds: Sequence[Hashable]) -> Stack:
         """Of every kind enough layers are played."""
-        return cls(kinds, played_layers(kinds))
+        chosen = played_layers(kinds)
+        return cls(kinds, chosen, chosen)
+
+    @classmethod
+    def beside_others(cls, kinds: Sequence[Hashable]) -> Stack:
+        """Where a layer's memory depends on the layers before and after it, these are played too.
+
+        FSDP 2 gathers the next layer's weights while one works, and the buffer of the one before lives until then.
+        """
+        around = [None, *kinds, None]
+        triples = list(zip(around, around[1:], around[2:], strict=False))
+        chosen = played_layers(triples)
+        last = len(kinds) - 1
+        near = {index + step for index in chosen for step in (-1, 0, 1)}
+        return cls(triples, chosen, sorted(index for index in near if 0 <= index <= last))
 
     @property
     def stand_ins(self) -> list[int]:
         """For every real layer, the position in ``played`` of the layer that stands for it."""
-        return stand_ins(self.kinds, self.played)
+        position = {index: place for place, index in enumerate(self.played)}
+        return [position[index] for index in stand_ins(self.kinds, self.chosen)]
 
 
 def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
@@ -130,4 +149,7 @@ def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
             kind._replace(alone=index) if index in alone else kind
             for index, kind in enumerate(kinds)
         )
+    is_uneven = len({kind.modules for kind in kinds}) > 1
+    if setup.strategy.is_fsdp and not setup.uses_fsdp1 and is_uneven:
+        return Stack.beside_others(kinds)
     return Stack.of(kinds)
