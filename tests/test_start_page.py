@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard.estimate import hero_figure
 from dashboard.state import session
 from estimator import Method, TrainingSetup, catalog, estimate
+from estimator.values.declaration import Section
 from estimator.values.keys import KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -201,55 +202,6 @@ def test_what_hero_writes_is_a_valid_plotly_figure(method):
 
 # --- what lies in an expander -------------------------------------------------------------------
 
-EXPANDERS = {
-    "Several GPUs": (
-        "num_gpus",
-        "strategy",
-        "gpus_per_node",
-        "dp_replicate_size",
-        "offload_optimizer",
-        "offload_param",
-        "fsdp_state_dict_type",
-        "zero3_save_16bit_model",
-    ),
-    "LoRA": (
-        "lora_r",
-        "lora_target_modules",
-        "lora_dropout",
-        "autocast_adapter_dtype",
-        "use_dora",
-        "modules_to_save",
-    ),
-    "Quantisation": (
-        "bnb_4bit_quant_type",
-        "bnb_4bit_use_double_quant",
-        "prepare_model_for_kbit_training",
-        "bnb_4bit_quant_storage",
-        "load_in_8bit",
-    ),
-    "Run: examples, price": (
-        "num_train_examples",
-        "num_train_epochs",
-        "mean_tokens_per_example",
-        "eval_strategy",
-        "per_device_eval_batch_size",
-        "save_strategy",
-        "save_total_limit",
-        "save_only_model",
-        "usd_per_gpu_hour",
-        "mfu",
-    ),
-    "More": (
-        "optim_state_dtype",
-        "use_liger_kernel",
-        "loss",
-        "dtype",
-        "mixed_precision",
-        "padded",
-        "max_grad_norm",
-        "hold_outputs",
-    ),
-}
 WHERE_IT_MATTERS = {
     "use_reentrant": {"gradient_checkpointing": "true"},
     "fsdp_version": {"num_gpus": "2", "strategy": "fsdp"},
@@ -263,15 +215,14 @@ WHERE_IT_MATTERS = {
     "network": {"num_gpus": "16", "strategy": "fsdp", "gpu": "A100-SXM4-80GB"},
 }
 """Widgets that are drawn only for some setups, each with such a setup."""
-WITHOUT_A_WIDGET = {
-    "optim_args": "its momentum makes sgd the optimizer sgd_momentum, which the box for it offers",
-    "lora_alpha": "a scale: it takes no memory and no time",
-    "tp_size": "only 1 is modelled",
-    "pp_size": "only 1 is modelled",
-    "cp_size": "only 1 is modelled",
-    "ep_size": "only 1 is modelled",
-    "v": "of the contract, not of the setup",
+EXPANDERS = {
+    section: [
+        key.name for key in KEYS if key.section is section and key.name not in WHERE_IT_MATTERS
+    ]
+    for section in Section
+    if section is not Section.ALWAYS
 }
+"""What each holds, whatever the setup."""
 
 
 def keys_drawn(page: AppTest) -> set[str]:
@@ -303,15 +254,17 @@ def all_open(**address: str) -> AppTest:
 
 
 def test_every_key_of_the_contract_has_a_widget_or_a_reason_for_none():
-    drawn = {key for keys in EXPANDERS.values() for key in keys} | WHERE_IT_MATTERS.keys()
-    assert {key.name for key in KEYS} == {
-        *(drawn - {"network"}),
-        *(set(session.BOUND) - {"model", "gpu"}),
-        *WITHOUT_A_WIDGET,
+    assert {key.name: key.widget for key in KEYS if key.section is None} == {
+        "optim_args": "its momentum makes sgd the optimizer sgd_momentum, which the box for it offers",
+        "lora_alpha": "a scale: it takes no memory and no time",
+        **dict.fromkeys(("tp_size", "pp_size", "cp_size", "ep_size"), "only 1 is modelled"),
+        "v": "of the contract, not of the setup",
     }
+    page = all_open()
     assert set(session.BOUND) <= {
-        it.key for kind in (*WIDGETS, "text_input") for it in all_open().get(kind)
+        it.key for kind in (*WIDGETS, "text_input") for it in page.get(kind)
     }
+    assert keys_drawn(page) == {name for names in EXPANDERS.values() for name in names}
 
 
 @pytest.mark.parametrize("key", WHERE_IT_MATTERS)

@@ -8,6 +8,7 @@ import streamlit as st
 
 from dashboard.address.example import EXAMPLE
 from dashboard.state import session
+from estimator import contract
 
 DEEPEST = 50
 """Clicks that can be undone: ours, more than anyone remembers."""
@@ -38,7 +39,7 @@ def reset() -> None:
     """Go back to the example; this can be undone."""
     state = st.session_state
     touched = {*session.BOUND, *session.kept()}
-    keys = {**{key: getattr(session.DEFAULT, key, None) for key in touched}, **EXAMPLE}
+    keys = {**{key: getattr(contract.DEFAULT, key, None) for key in touched}, **EXAMPLE}
     _remember(keys)
     state["address_problems"] = []
     state["asking"] = state["trouble"] = None

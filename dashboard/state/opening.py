@@ -23,11 +23,9 @@ UNBOUND = tuple(name for name in KEY_FACET if name not in session.BOUND)
 PAGE_KEYS = ("section", *comparison.KEYS)
 """What an address says of the page, not of the setup."""
 STEPS: Mapping[str, tuple[int, ...]] = {
-    "per_device_train_batch_size": (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256),
-    "gradient_accumulation_steps": (*range(1, 17), 20, 24, 32, 48, 64, 96, 128, 256, 512),
-    "max_length": tuple(sorted({n << k for n in (128, 192) for k in range(11)} - {196_608})),
-    "num_gpus": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024),
-    "lora_r": (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512),
+    key.name: key.widget.steps
+    for key in contract.KEYS
+    if isinstance(key.widget, contract.Widget) and key.widget.steps
 }
 """What a slider offers; a sound value of an address that lies between is added to it."""
 
@@ -74,7 +72,7 @@ def open_address() -> None:
 def values_of(read: contract.Reading) -> dict[str, object]:
     """What each widget shows of an address."""
     assert read.model is not None
-    facts = contract.write_fields(read.model, read.gpu, session.DEFAULT)
+    facts = contract.write_fields(read.model, read.gpu, contract.DEFAULT)
     return {
         **{name: getattr(read.setup, name) for name in KEY_FACET},
         "lora_target_modules": links.targets_as_chosen(read.model, read.setup),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import streamlit as st
 
 from dashboard.state import models, session
-from estimator import Estimate, contract, estimate
+from estimator import Estimate, Model, contract, estimate
 
 
 def as_option(fact: object) -> str:
@@ -28,10 +30,37 @@ def _asked() -> dict[str, object]:
 
 
 def reading() -> contract.Reading:
-    """What the widgets say, through the contract, with the problems of the address in front."""
-    now = contract.read_setup(_asked(), models.in_use())
-    said = (*st.session_state["address_problems"], *now.problems)
-    return replace(now, problems=tuple(dict.fromkeys(said)))
+    """What the widgets say, through the contract, with the problems of the address in front.
+
+    Every part of the page asks; it is read once, until a widget, the model or the address says something else.
+    """
+    asked, known = _asked(), models.in_use()
+    said = list(st.session_state["address_problems"])
+    last: _Read | None = st.session_state.get("reading")
+    if last is None or not last.still_holds(asked, known, said):
+        now = contract.read_setup(asked, known)
+        problems = tuple(dict.fromkeys((*said, *now.problems)))
+        last = st.session_state["reading"] = _Read(
+            asked, known, said, replace(now, problems=problems)
+        )
+    return last.reading
+
+
+class _Read(NamedTuple):
+    """What was asked when it was read last, and what it said."""
+
+    asked: Mapping[str, object]
+    known: Mapping[str, Model]
+    said: list[str]
+    reading: contract.Reading
+
+    def still_holds(
+        self, asked: Mapping[str, object], known: Mapping[str, Model], said: list[str]
+    ) -> bool:
+        """Whether the same is asked; of equal models one may have been written otherwise."""
+        return (asked, said) == (self.asked, self.said) and {
+            name: id(model) for name, model in known.items()
+        } == {name: id(model) for name, model in self.known.items()}
 
 
 def answer() -> Estimate | str:

@@ -12,19 +12,12 @@ from enum import StrEnum
 import streamlit as st
 
 from dashboard.address import unbound
-from estimator import TrainingSetup
+from estimator import contract
 
-DEFAULT = TrainingSetup()
 BOUND = (
     "model",
     "gpu",
-    "method",
-    "optim",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_length",
-    "gradient_checkpointing",
-    "attn_implementation",
+    *(key.name for key in contract.KEYS if key.section is contract.Section.ALWAYS),
 )
 """Keys whose widget is always drawn, under the key itself, bound to the address."""
 
@@ -39,7 +32,7 @@ def value(key: str) -> object:
     """What a key is now; a choice as its text."""
     if key in BOUND:
         return st.session_state[key]
-    return kept().get(key, _plain(getattr(DEFAULT, key)))
+    return kept().get(key, _plain(getattr(contract.DEFAULT, key)))
 
 
 def put(keys: Mapping[str, object]) -> None:
@@ -48,7 +41,7 @@ def put(keys: Mapping[str, object]) -> None:
     for key, given in keys.items():
         if key in BOUND:
             state[key] = _plain(given)
-        elif given == getattr(DEFAULT, key):
+        elif given == getattr(contract.DEFAULT, key):
             kept().pop(key, None)
         else:
             kept()[key] = _plain(given)
@@ -62,7 +55,7 @@ def put(keys: Mapping[str, object]) -> None:
 def spelled(keys: Mapping[str, object]) -> dict[str, list[str]]:
     """Those of some keys that no widget writes, as the address has them: no text for a default."""
     return {
-        key: [] if given == getattr(DEFAULT, key) else unbound.spelled(_plain(given))
+        key: [] if given == getattr(contract.DEFAULT, key) else unbound.spelled(_plain(given))
         for key, given in keys.items()
         if key not in BOUND
     }

@@ -1,4 +1,4 @@
-"""Micro-batch, accumulation and context, with how far each can go."""
+"""How far micro-batch and context can go, behind their sliders."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from dashboard.state import question, session
+from dashboard.state import question
 from dashboard.widgets import boxes, rerun
 from dashboard.words import slider_limits
 from estimator import (
-    AttnImplementation,
     Gpu,
     Model,
     TrainingSetup,
@@ -53,40 +52,8 @@ def _limit(
         return ""
 
 
-def draw() -> None:
-    """The sliders, checkpointing and the attention kernel."""
-    boxes.slider(
-        "Micro-batch",
-        "per_device_train_batch_size",
-        "Examples that go through the model at once. Our default: 1 (Trainer's is 8).",
-    )
-    boxes.slider(
-        "Accumulation",
-        "gradient_accumulation_steps",
-        "Micro-batches whose gradients are added before a step. Trainer's default: 1.",
-    )
-    _effective_batch()
-    boxes.slider(
-        "Context",
-        "max_length",
-        "Tokens in each example, packed or padded to it. TRL's default: 1,024.",
-    )
-    _longest_context()
-    st.toggle(
-        "Gradient checkpointing",
-        session.DEFAULT.gradient_checkpointing,
-        key="gradient_checkpointing",
-        help="Keep only each layer's input and compute the layer again in backward. Trainer's default: off; TRL's: on.",
-        bind="query-params",
-        on_change=rerun.redraw,
-        args=(rerun.EXPANDERS,),
-    )
-    kernels = boxes.texts_of(AttnImplementation)
-    st.selectbox(
-        "Attention",
-        kernels,
-        index=kernels.index(session.DEFAULT.attn_implementation),
-        key="attn_implementation",
-        bind="query-params",
-        help="The attention kernel; eager keeps the whole table of scores. Transformers' default: sdpa.",
-    )
+UNUSUAL = {
+    "gradient_accumulation_steps": boxes.Unusual(then=_effective_batch),
+    "max_length": boxes.Unusual(then=_longest_context),
+    "use_reentrant": boxes.Unusual(where=lambda setup: setup.gradient_checkpointing),
+}

@@ -1,81 +1,177 @@
-"""What all widgets of the sidebar share: where they show a key's value, and where they put it.
+"""The widget of each key: what it shows, and where it puts what it is set to.
 
-Every control stands for a key of the contract and has the contract's default. Widgets that are always drawn are bound
-to the address; those in an expander show what ``session`` holds.
+Every widget stands for a key of the contract and has the contract's default; the key's row says where it stands and
+what shape it has. Widgets that are always drawn are bound to the address; those in an expander show what ``session``
+holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import streamlit as st
 
-from dashboard.state import session
+from dashboard.state import question, session
 from dashboard.widgets import rerun
-from estimator import contract
+from estimator import TrainingSetup, contract
 
 BEHIND_PRECISION = ("dtype", "mixed_precision")
 """What the box for precision sets, so that it must be drawn again where one of them is set."""
 
 
-def box(key: str, default: str = "value", options: Sequence[str] | None = None) -> dict[str, Any]:
-    """What a widget in an expander shows, and where it puts what it is set to.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unusual:
+    """What the widget of a key does that its row cannot say."""
 
-    ``default`` is what its call names its own default: what a browser shows until it is told otherwise, and sends back.
-    It is told once, by a message that the next run may overtake; so the default itself is the key's value. A widget
-    whose default is not None cannot be emptied: one that can be null is told its value in every run instead.
+    draw: Callable[[contract.Key], None] | None = None
+    """Draws it, in place of ``widget``."""
+    then: Callable[[], None] | None = None
+    """Draws what stands behind it."""
+    take: Callable[[], None] | None = None
+    """Takes what it is set to, where that sets other keys too."""
+    where: Callable[[TrainingSetup], bool] | None = None
+    """Whether it says anything of a setup; where not, it is not drawn."""
+
+
+def draw(section: contract.Section, unusual: Mapping[str, Unusual]) -> None:
+    """The widgets of a section, in the order of the table."""
+    for key in contract.KEYS:
+        own = unusual.get(key.name, USUAL)
+        if key.section is not section or (own.where and not own.where(question.reading().setup)):
+            continue
+        if own.draw:
+            own.draw(key)
+        elif own.take:
+            widget(key, on_change=own.take, args=())
+        else:
+            widget(key)
+        if own.then:
+            own.then()
+
+
+USUAL = Unusual()
+
+
+def widget(key: contract.Key, **others: Any) -> None:
+    """The widget of one key, of its row's shape; ``others`` go to Streamlit as they are."""
+    if shape(key).shape == "slider" and key.name in session.BOUND:
+        _moving_slider(key)
+    else:
+        _widget(key, **others)
+
+
+@st.fragment
+def _moving_slider(key: contract.Key) -> None:
+    """In a fragment: the run that its move begins, and that ends in ``redraw``, is none of the whole page."""
+    _widget(key)
+
+
+def _widget(key: contract.Key, **others: Any) -> None:
+    of = shape(key)
+    described: dict[str, Any] = {"label": of.label, "help": f"{of.help} {key.default_sentence}"}
+    if key.kind.nullable:
+        described["placeholder"] = key.null[:1].upper() + key.null[1:]
+    match of.shape:
+        case "slider":
+            steps = st.session_state["steps"][key.name]
+            st.select_slider(options=steps, **described, **_shown(key, "value") | others)
+        case "segments":
+            st.segmented_control(
+                options=options(key),
+                required=True,
+                width="stretch",
+                **described,
+                **_shown(key, "default") | others,
+            )
+        case "select":
+            offered = others.pop("options", None) or options(key)
+            st.selectbox(**described, **_shown(key, "index", offered) | others)
+        case "toggle":
+            st.toggle(**described, **_shown(key, "value") | others)
+        case "number":
+            st.number_input(**described, **_range(key), **_shown(key, "value") | others)
+        case "options":
+            raise NotImplementedError(f"what {key.name} offers follows from the model")
+
+
+def shape(key: contract.Key) -> contract.Widget:
+    """The widget of a key that has one."""
+    assert isinstance(key.widget, contract.Widget), key.widget
+    return key.widget
+
+
+def options(key: contract.Key) -> list[Any]:
+    """What a key offers: its words, or the few whole numbers that it may be."""
+    match key.kind:
+        case contract.Choice(words=words):
+            return [str(word) for word in words]
+        case contract.WholeNumber(low=low, high=high):
+            return list(range(low, high + 1))
+        case _:
+            raise NotImplementedError(f"{key.name} has no list to choose from")
+
+
+def _range(key: contract.Key) -> dict[str, Any]:
+    """The ends and the step of a number: whole, where the key is."""
+    assert isinstance(key.kind, contract.WholeNumber | contract.Number)
+    number = int if isinstance(key.kind, contract.WholeNumber) else float
+    low, high = shape(key).ends or (key.kind.low, key.kind.high)
+    return {
+        "min_value": number(low),
+        "max_value": number(high),
+        "step": number(shape(key).step),
+    }
+
+
+def _shown(key: contract.Key, default: str, options: Sequence[str] | None = None) -> dict[str, Any]:
+    """What a widget shows, and what becomes of a change; ``default`` is what its call names its own default."""
+    if key.name not in session.BOUND:
+        return box(key, default, options)
+    listed = {} if options is None else {"options": options}
+    value = getattr(contract.DEFAULT, key.name)
+    value = str(value) if isinstance(key.kind, contract.Choice) else value
+    shown = value if options is None else options.index(value)
+    bound = {"key": key.name, default: shown, "bind": "query-params", **listed}
+    if isinstance(key.kind, contract.Choice):  # the whole page runs again
+        return bound
+    return {**bound, "on_change": rerun.redraw, "args": _also(key)}
+
+
+def _also(key: contract.Key) -> tuple[str, ...]:
+    return (rerun.EXPANDERS,) if shape(key).decides else ()
+
+
+def box(key: contract.Key, default: str, options: Sequence[str] | None = None) -> dict[str, Any]:
+    """The same of a widget in an expander.
+
+    The default is what a browser shows until it is told otherwise, and sends back. It is told once, by a message that
+    the next run may overtake; so the default itself is the key's value. A widget whose default is not None cannot be
+    emptied: one that can be null is told its value in every run instead.
     """
-    name, now = f"{key} box", session.value(key)
-    is_nullable = contract.BY_NAME[key].kind.nullable
+    name, now = f"{key.name} box", session.value(key.name)
+    is_nullable = key.kind.nullable
     if is_nullable or name not in st.session_state or st.session_state[name] != now:
         st.session_state[name] = now
     shown = None if is_nullable else now if options is None else options.index(str(now))
     listed = {} if options is None else {"options": options}
-    return {"key": name, default: shown, "on_change": _take_box, "args": (key,), **listed}
+    taken = {"on_change": _take_box, "args": (key.name, *_also(key))}
+    return {"key": name, default: shown, **taken, **listed}
 
 
-def choice(key: str, options: Sequence[str]) -> dict[str, Any]:
-    """The same for a select box."""
-    return box(key, "index", options)
-
-
-def _take_box(key: str, *also: str) -> None:
-    session.put({key: st.session_state[f"{key} box"]})
-    if key in BEHIND_PRECISION:
+def _take_box(name: str, *also: str) -> None:
+    session.put({name: st.session_state[f"{name} box"]})
+    if name in BEHIND_PRECISION:
         st.rerun()
     rerun.redraw(*also)
-
-
-def box_of_others(key: str, default: str = "value") -> dict[str, Any]:
-    """The same for a widget that decides which others are drawn."""
-    return box(key, default) | {"args": (key, rerun.EXPANDERS)}
 
 
 def with_own(catalogued: Iterable[str], own: str | None) -> list[str]:
     """The catalogue's names, and before them what an address brought that is not among them."""
     names = list(catalogued)
     return names if own is None or own in names else [own, *names]
-
-
-def texts_of(kind: Iterable[str]) -> list[str]:
-    """A choice's members as their texts."""
-    return [str(member) for member in kind]
-
-
-@st.fragment
-def slider(label: str, key: str, help_text: str) -> None:
-    """In a fragment: the run that its move begins, and that ends in ``_redraw``, is none of the whole page."""
-    st.select_slider(
-        label,
-        st.session_state["steps"][key],
-        getattr(session.DEFAULT, key),
-        key=key,
-        help=help_text,
-        bind="query-params",
-        on_change=rerun.redraw,
-    )
 
 
 @contextmanager

@@ -1,13 +1,12 @@
-"""Method, precision and optimizer."""
+"""The box for precision, behind the method: two keys under one name."""
 
 from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.state import session
+from dashboard.state import question, session
 from dashboard.widgets import boxes
 from dashboard.words import terms
-from estimator import Method, Optimizer, TrainingSetup
 
 
 def _apply_precision() -> None:
@@ -16,20 +15,10 @@ def _apply_precision() -> None:
         session.put({"dtype": pair[0], "mixed_precision": pair[1]})
 
 
-def draw(setup: TrainingSetup) -> None:
-    """The three boxes."""
-    st.segmented_control(
-        "Method",
-        boxes.texts_of(Method),
-        default=str(session.DEFAULT.method),
-        key="method",
-        help="full trains every weight; lora small adapters; qlora does so beside a 4-bit base. Our default: full.",
-        required=True,
-        bind="query-params",
-        width="stretch",
-    )
+def _precision() -> None:
+    """Dtype and autocast by the name of the pair."""
     names = list(terms.PRECISIONS)
-    current = terms.precision(setup)
+    current = terms.precision(question.reading().setup)
     st.session_state["precision"] = current
     st.selectbox(
         "Precision",
@@ -39,11 +28,6 @@ def draw(setup: TrainingSetup) -> None:
         help="What weights are loaded in, and whether Trainer's autocast (bf16=True) computes in 16 bits. "
         "Most guides: bfloat16 with autocast.",
     )
-    st.selectbox(
-        "Optimizer",
-        boxes.texts_of(Optimizer),
-        index=boxes.texts_of(Optimizer).index(session.DEFAULT.optim),
-        key="optim",
-        bind="query-params",
-        help="Trainer's optim, by its own names. Trainer's default: adamw_torch_fused.",
-    )
+
+
+UNUSUAL = {"method": boxes.Unusual(then=_precision)}

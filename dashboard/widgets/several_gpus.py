@@ -1,4 +1,4 @@
-"""The expander for several GPUs: their number, the strategy, the network, offload."""
+"""What is unusual in the expander for several GPUs: a strategy sets more than itself, a network is the card's."""
 
 from __future__ import annotations
 
@@ -11,71 +11,16 @@ import streamlit as st
 from dashboard.state import actions, question, session
 from dashboard.widgets import boxes, rerun
 from estimator import (
-    FULL_STATE_DICT,
-    LARGEST,
     NETWORK,
     OFFLOADS,
     RATE_SPAN,
-    SHARDED_STATE_DICT,
     Offload,
     Strategy,
     TrainingSetup,
+    contract,
     resting_places,
     sharing,
 )
-
-GPUS = "Several GPUs"
-
-
-def draw() -> None:
-    """The expander."""
-    with boxes.expander(GPUS) as opened:
-        if not opened:
-            return
-        st.select_slider(
-            "GPUs",
-            st.session_state["steps"]["num_gpus"],
-            help="GPUs that train one model together; the sizes shown are those of the fullest. Our default: 1.",
-            **boxes.box("num_gpus") | {"on_change": _take_number, "args": ()},
-        )
-        st.selectbox(
-            "Strategy",
-            help="Who keeps what: ddp all on each; zero1, zero2, zero3 divide states, gradients, weights (DeepSpeed); "
-            "fsdp divides all (accelerate's FSDP2), hsdp in groups; device_map puts layers on different GPUs, "
-            "which work in turn. Default: none, one GPU.",
-            **boxes.choice("strategy", boxes.texts_of(Strategy))
-            | {"on_change": _take_strategy, "args": ()},
-        )
-        st.number_input(
-            "GPUs in one machine",
-            1,
-            LARGEST["gpus_per_node"],
-            step=1,
-            help="Accelerators that share a machine's links. Our default: 8.",
-            **boxes.box_of_others("gpus_per_node"),
-        )
-        _network()
-        st.number_input(
-            "Groups (hsdp)",
-            1,
-            LARGEST["dp_replicate_size"],
-            step=1,
-            help="accelerate's dp_replicate_size: groups that are replicas of each other. Default: 1.",
-            **boxes.box("dp_replicate_size"),
-        )
-        _fsdp1()
-        st.selectbox(
-            "Checkpoints of FSDP",
-            help="fsdp_state_dict_type: the whole model through rank 0, or each GPU its shards. Trainer's default: "
-            "FULL_STATE_DICT; accelerate's launcher: SHARDED_STATE_DICT.",
-            **boxes.choice("fsdp_state_dict_type", (FULL_STATE_DICT, SHARDED_STATE_DICT)),
-        )
-        st.toggle(
-            "ZeRO-3 saves 16-bit weights",
-            help="zero3_save_16bit_model: gathers the model to save it, beside DeepSpeed's parts. Default: off.",
-            **boxes.box("zero3_save_16bit_model"),
-        )
-        _offload()
 
 
 def _network() -> None:
@@ -111,27 +56,9 @@ def _take_network() -> None:
     actions.take({"gpu": option})
 
 
-def _fsdp1() -> None:
-    """Which FSDP, where it is one; and where the older one's checkpoints lie."""
-    setup = question.reading().setup
-    if not setup.strategy.is_fsdp:
-        return
-    st.segmented_control(
-        "FSDP",
-        (1, 2),
-        required=True,
-        width="stretch",
-        help="fsdp_version: 2 divides each parameter; 1, torch's FullyShardedDataParallel, flattens those of a layer "
-        "into one. Default of accelerate's launcher: 1; ours: 2.",
-        **boxes.box("fsdp_version", "default") | {"on_change": _take_fsdp_version, "args": ()},
-    )
-    if setup.uses_fsdp1 and setup.gradient_checkpointing and setup.use_reentrant:
-        st.toggle(
-            "Checkpoints around FSDP's modules",
-            help="checkpoint_around_fsdp: as in transformers before 4.52, where frozen layers' inputs stay until "
-            "backward has ended. Default: off.",
-            **boxes.box("checkpoint_around_fsdp"),
-        )
+def _has_checkpoints_to_move(setup: TrainingSetup) -> bool:
+    """Where the older FSDP's checkpoints can lie around its modules."""
+    return setup.uses_fsdp1 and setup.gradient_checkpointing and setup.use_reentrant
 
 
 def _take_fsdp_version() -> None:
@@ -142,34 +69,15 @@ def _take_fsdp_version() -> None:
     rerun.redraw(rerun.EXPANDERS)
 
 
-def _offload() -> None:
-    """Where states and weights rest: what the strategy allows."""
+def _offload(key: contract.Key) -> None:
+    """Where states or weights rest: what the strategy allows."""
     strategy = Strategy(str(session.value("strategy")))
-    labels = (
-        (
-            "Optimizer rests on",
-            "ZeRO-Offload: states and gradients lie in the host's memory, or on NVMe (zero3), and the CPU steps the "
-            "optimizer. FSDP offloads weights with it. Default: none, the GPU.",
-        ),
-        (
-            "Weights rest on",
-            "Weights come from the host's memory, or from NVMe (zero3), whenever a layer needs them. Default: none.",
-        ),
-    )
-    for key, (label, help_text), places in zip(
-        OFFLOADS, labels, resting_places(strategy), strict=True
-    ):
-        box = boxes.choice(key, boxes.with_own(boxes.texts_of(places), str(session.value(key))))
-        box["on_change"] = _take_offload
-        st.selectbox(
-            label,
-            help=help_text,
-            disabled=len(places) == 1,
-            **box,
-        )
+    places = dict(zip(OFFLOADS, resting_places(strategy), strict=True))[key.name]
+    offered = boxes.with_own(map(str, places), str(session.value(key.name)))
+    boxes.widget(key, options=offered, disabled=len(places) == 1, on_change=_take_offload)
 
 
-def _take_offload(key: str) -> None:
+def _take_offload(key: str, *_: str) -> None:
     """FSDP takes both or none."""
     chosen = Offload(st.session_state[f"{key} box"])
     both = Strategy(str(session.value("strategy"))).is_fsdp
@@ -209,4 +117,17 @@ def _shared_now() -> TrainingSetup:
     """How the widgets say that GPUs share the work, sound or not."""
     rests = {key: Offload(str(session.value(key))) for key in OFFLOADS}
     own = {key: session.value(key) for key in ("fsdp_version", "checkpoint_around_fsdp")}
-    return replace(session.DEFAULT, **cast("dict[str, Any]", rests | own))
+    return replace(contract.DEFAULT, **cast("dict[str, Any]", rests | own))
+
+
+UNUSUAL = {
+    "num_gpus": boxes.Unusual(take=_take_number),
+    "strategy": boxes.Unusual(take=_take_strategy),
+    "gpus_per_node": boxes.Unusual(then=_network),
+    "fsdp_version": boxes.Unusual(
+        take=_take_fsdp_version, where=lambda setup: setup.strategy.is_fsdp
+    ),
+    "checkpoint_around_fsdp": boxes.Unusual(where=_has_checkpoints_to_move),
+    "offload_optimizer": boxes.Unusual(draw=_offload),
+    "offload_param": boxes.Unusual(draw=_offload),
+}

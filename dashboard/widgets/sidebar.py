@@ -7,17 +7,15 @@ import streamlit as st
 from dashboard.state import actions, models, question
 from dashboard.widgets import (
     batch_sliders,
+    boxes,
     gpu_box,
     lora,
     method_box,
     model_box,
-    other_settings,
-    quantisation,
     rerun,
-    run_settings,
     several_gpus,
 )
-from estimator import Method
+from estimator import Method, contract
 
 
 def _undo_and_reset() -> None:
@@ -38,13 +36,23 @@ def _undo_and_reset() -> None:
         )
 
 
+UNUSUAL = {**method_box.UNUSUAL, **batch_sliders.UNUSUAL, **several_gpus.UNUSUAL, **lora.UNUSUAL}
+CAPTIONS = {
+    contract.Section.LORA: "For LoRA and QLoRA; full fine-tuning has no adapters.",
+    contract.Section.QUANTISATION: "For QLoRA, whose base is in 4 bits.",
+}
+
+
 @st.fragment(key=rerun.EXPANDERS)
 def _expanders() -> None:
-    several_gpus.draw()
-    lora.draw()
-    quantisation.draw()
-    run_settings.draw()
-    other_settings.draw()
+    for section in contract.Section:
+        if section is contract.Section.ALWAYS:
+            continue
+        with boxes.expander(section) as opened:
+            if opened:
+                if section in CAPTIONS:
+                    st.caption(CAPTIONS[section])
+                boxes.draw(section, UNUSUAL)
 
 
 def _open_what_applies(method: Method) -> None:
@@ -52,8 +60,8 @@ def _open_what_applies(method: Method) -> None:
     state = st.session_state
     if state.get("method drawn") != method:
         state["method drawn"] = method
-        state[f"{lora.LORA} open"] = method is not Method.FULL
-        state[f"{quantisation.QUANTISATION} open"] = method is Method.QLORA
+        state[f"{contract.Section.LORA} open"] = method is not Method.FULL
+        state[f"{contract.Section.QUANTISATION} open"] = method is Method.QLORA
 
 
 def draw() -> None:
@@ -66,8 +74,7 @@ def draw() -> None:
         _undo_and_reset()
         model_box.draw(now.model)
         gpu_box.draw(now.gpu)
-        method_box.draw(now.setup)
-        batch_sliders.draw()
+        boxes.draw(contract.Section.ALWAYS, UNUSUAL)
         _expanders()
     if st.session_state["model"] is None:  # back to a bare address
         st.rerun()

@@ -25,23 +25,29 @@ from estimator.contract.setups import (
     write_estimate,
     write_fields,
 )
+from estimator.values.declaration import Key, Section, Widget
 from estimator.values.json_text import read_object
-from estimator.values.keys import BY_NAME, KEYS
-from estimator.values.kinds import Kind, Number, WholeNumber
+from estimator.values.keys import BY_NAME, DEFAULT, KEYS
+from estimator.values.kinds import Choice, Kind, Number, WholeNumber
 
 __all__ = [
     "BY_NAME",
+    "DEFAULT",
     "KEYS",
     "LONGEST_WRITTEN",
     "MODEL_MISSING",
     "MOST_SCENARIOS",
     "VERSION",
+    "Choice",
     "Found",
+    "Key",
     "Kind",
     "Number",
     "Reading",
     "Scenario",
+    "Section",
     "WholeNumber",
+    "Widget",
     "free_name",
     "keep",
     "parse",

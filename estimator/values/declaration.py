@@ -61,6 +61,8 @@ class Widget:
     """How far a click moves a number."""
     ends: tuple[float, float] | None = None
     """The least and the most of a number, where a page offers less than the contract takes."""
+    decides: bool = False
+    """Other widgets are drawn or left out by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,11 @@ class Key:
     """Or why there is none."""
     facet: str = ""
     """The part of a setup that has it; empty: the contract reads it into another key."""
+
+    @property
+    def section(self) -> Section | None:
+        """Where a page shows it; None: nowhere."""
+        return self.widget.section if isinstance(self.widget, Widget) else None
 
     @property
     def in_setup(self) -> bool:

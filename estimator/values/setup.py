@@ -72,7 +72,7 @@ _ATTENTION = Choice(
 )
 _OFFLOAD = Choice(tuple(Offload), enum=Offload)
 _WHEN = ("no", "steps", "epoch")
-_UNMODELLED = "no other value is modelled yet"
+_UNMODELLED = "only 1 is modelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Adapters(Checked):
         "scale of the adapters; no memory",
         whose=Whose.TRL,
         code="la",
-        widget="it changes no figure",
+        widget="a scale: it takes no memory and no time",
     )
     lora_target_modules: str | tuple[str, ...] = key(
         ALL_LINEAR,
@@ -426,6 +426,7 @@ class Computation(Checked):
             section=ALWAYS,
             label="Gradient checkpointing",
             help="Keep only each layer's input and compute the layer again in backward.",
+            decides=True,
         ),
     )
     use_reentrant: bool = key(
@@ -440,6 +441,7 @@ class Computation(Checked):
             label="Reentrant checkpoints",
             help="use_reentrant of gradient_checkpointing_kwargs: the older way, which holds each block's input and "
             "output while it is replayed.",
+            decides=True,
         ),
     )
     attn_implementation: AttnImplementation = key(
@@ -539,6 +541,7 @@ class Mesh(Checked):
             section=GPUS,
             label="GPUs in one machine",
             help="Accelerators that share a machine's links.",
+            decides=True,
         ),
     )
     dp_replicate_size: int = key(
@@ -852,7 +855,7 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
                 help="momentum, for sgd",
                 null="none",
                 code="oa",
-                widget="the optimizer's own word, sgd_momentum, says the same",
+                widget="its momentum makes sgd the optimizer sgd_momentum, which the box for it offers",
             ),
         ),
         "schedule": (
@@ -863,7 +866,7 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
                 help="version of the contract",
                 whose=Whose.OURS,
                 modelled=(1,),
-                widget="there is one version",
+                widget="of the contract, not of the setup",
             ),
         ),
     }

@@ -1,0 +1,214 @@
+"""A key is one row: what stands in the table can be said in JSON, a link, a flag and by a widget, and means one thing.
+
+No test here names a key to look at it: a row that is added is tested with the others.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from estimator import __main__ as command_line
+from estimator import contract
+from estimator.contract.scenarios import CODES, Scenario, read_texts, write_text
+from estimator.contract.setups import Reading, parse, read_link, read_setup, write_fields
+from estimator.values.declaration import Key, Section, Widget
+from estimator.values.keys import DEFAULT, KEYS
+from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Version, WholeNumber
+from estimator.values.setup import KEY_FACET
+
+MODEL = "mistralai/Mistral-7B-v0.1"
+BESIDE: dict[str, dict[str, object]] = {
+    "dp_replicate_size": {"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 4},
+    "num_gpus": {"strategy": "ddp"},
+    "strategy": {"num_gpus": 2},
+    "optim_args": {"optim": "sgd"},
+    "checkpoint_around_fsdp": {
+        "num_gpus": 2,
+        "strategy": "fsdp",
+        "fsdp_version": 1,
+        "gradient_checkpointing": True,
+        "use_reentrant": True,
+    },
+    "fsdp_version": {"num_gpus": 2, "strategy": "fsdp"},
+    "offload_optimizer": {"num_gpus": 2, "strategy": "zero3"},
+    "offload_param": {"num_gpus": 2, "strategy": "zero3"},
+    "use_reentrant": {"gradient_checkpointing": True},
+}
+"""What a key needs beside it to be anything but its default, and what a page begins with."""
+WORDS = {"strategy": "ddp"}
+"""Where the second word of a list is not for every setup."""
+EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))
+
+
+def another(key: Key) -> Any:
+    """A value in JSON that the key's default is not; of what has one value, that."""
+    if key.modelled:
+        return key.default
+    if isinstance(key.widget, Widget) and key.widget.steps:
+        return next(it for it in key.widget.steps[1:] if it != key.default)
+    match key.kind:
+        case Choice(words=words):
+            return WORDS.get(key.name) or str(next(it for it in words if it != key.default))
+        case Flag():
+            return not key.default
+        case WholeNumber(low=low):
+            return 2 if key.default != 2 else low
+        case Number(high=high):
+            return 0.25 if high <= 1 else 2.5
+        case Names():
+            return ["lm_head"] if key.kind.nullable else ["q_proj", "v_proj"]
+        case Momentum():
+            return "momentum=0.5"
+        case Version():
+            return 1
+        case _:
+            raise AssertionError(f"a value of {key.name} must be thought of")
+
+
+def asked(key: Key) -> dict[str, object]:
+    """A sound object in which the key is not at its default."""
+    return {"model": MODEL, **BESIDE.get(key.name, {}), key.name: another(key)}
+
+
+def said(key: Key) -> Reading:
+    """What the contract reads in that object."""
+    reading = read_setup(asked(key))
+    assert reading.problems == ()
+    return reading
+
+
+@EVERY_KEY
+def test_a_row_says_whose_its_default_is_and_what_null_means(key: Key) -> None:
+    assert (key.null != "") is key.kind.nullable
+    assert key.default_sentence.startswith(f"{key.whose} default: ")
+    assert key.default_sentence.count(".") == 1 + str(key.default).count(".") * (key.default != 1.0)
+    assert key.help
+    assert key.widget, "a widget, or why there is none"
+
+
+@EVERY_KEY
+def test_the_object_is_read_written_and_read_again(key: Key) -> None:
+    setup = said(key).setup
+    if key.in_setup and not key.modelled:
+        assert getattr(setup, key.name) != key.default
+        assert getattr(getattr(setup, KEY_FACET[key.name]), key.name) is getattr(setup, key.name)
+    written = write_fields(*parse(asked(key)))
+    assert parse(json.loads(json.dumps(written)))[2] == setup
+
+
+@EVERY_KEY
+def test_a_link_says_the_same_by_its_name_and_by_its_code(key: Key) -> None:
+    texts = {
+        name: [it] if isinstance(it, str) else it if isinstance(it, list) else [json.dumps(it)]
+        for name, it in asked(key).items()
+    }
+    assert read_link(texts) == said(key)
+    written = write_text(Scenario("it", asked(key)))
+    assert f"~{CODES.get(key.name, key.name)}." in written
+    (found,) = read_texts([written]).scenarios
+    assert parse(found.setup)[2] == said(key).setup
+
+
+def test_no_code_is_given_twice() -> None:
+    assert len(set(CODES.values())) == len(CODES)
+    assert not set(CODES.values()) & {name for key in KEYS for name in (key.name, *key.aliases)}
+
+
+@EVERY_KEY
+def test_a_flag_says_the_same(key: Key) -> None:
+    arguments = [MODEL]
+    for name, value in asked(key).items():
+        flag = name.replace("_", "-")
+        if name == "model":
+            continue
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            text = ",".join(value) if isinstance(value, list) else str(value)
+            arguments += [f"--{flag}", text]
+    assert read_link(command_line._read_arguments(arguments)) == said(key)
+
+
+# --- widgets ------------------------------------------------------------------------------------
+
+PAGE = """
+import streamlit as st
+from dashboard.address import unbound
+from dashboard.state import opening, question
+from dashboard.widgets import sidebar
+
+unbound.arrive("estimate")
+opening.open_address()
+sidebar.draw()
+st.session_state["setup"] = question.reading().setup
+"""
+SHAPES = {
+    "number": "number_input",
+    "options": "multiselect",
+    "segments": "button_group",
+    "select": "selectbox",
+    "slider": "select_slider",
+    "toggle": "toggle",
+}
+
+
+def sidebar(key: Key) -> AppTest:
+    """The sidebar with everything open, on a setup in which the key can be set."""
+    page = AppTest.from_string(PAGE, default_timeout=60)
+    page.query_params["model"] = MODEL
+    for name, value in BESIDE.get(key.name, {}).items():
+        page.query_params[name] = json.dumps(value).strip('"')
+    page.session_state["method drawn"] = (
+        DEFAULT.method
+    )  # else it closes what a method does not need
+    for section in Section:
+        if section is not Section.ALWAYS:
+            page.session_state[f"{section} open"] = True
+    page.run()
+    assert not page.exception
+    return page
+
+
+def its_widget(page: AppTest, key: Key) -> Any:
+    assert isinstance(key.widget, Widget)
+    return next(
+        it for it in page.get(SHAPES[key.widget.shape]) if it.key in {key.name, f"{key.name} box"}
+    )
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in KEYS if key.section is not None], ids=lambda key: str(key.name)
+)
+def test_its_widget_says_the_same_and_its_default_and_stands_in_the_address(key: Key) -> None:
+    page = sidebar(key)
+    drawn = its_widget(page, key)
+    assert isinstance(key.widget, Widget)
+    assert drawn.label == key.widget.label
+    assert drawn.help == f"{key.widget.help} {key.default_sentence}"
+    value = getattr(said(key).setup, key.name)
+    shown = str(value) if isinstance(value, str) else value
+    drawn.set_value(list(value) if isinstance(value, tuple) else shown).run()
+    page.run()
+    assert not page.exception
+    assert getattr(page.session_state["setup"], key.name) == value
+    if key.section is not Section.ALWAYS:  # AppTest binds no widget to its address
+        assert getattr(read_link(page.query_params).setup, key.name) == value
+
+
+def test_a_setup_is_read_once_until_something_moves() -> None:
+    key = next(key for key in KEYS if isinstance(key.kind, Flag) and key.section is Section.ALWAYS)
+    with patch.object(contract, "read_setup", wraps=contract.read_setup) as read:
+        page = sidebar(key)
+        first = read.call_count
+        assert first <= 2, "the address, and what it was written as"
+        page.run()
+        assert read.call_count == first
+        its_widget(page, key).set_value(not key.default).run()
+        assert read.call_count == first + 1
+    assert page.session_state["setup"] == replace(DEFAULT, **{key.name: not key.default})  # type: ignore[arg-type]
