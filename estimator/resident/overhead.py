@@ -41,10 +41,10 @@ class Shares(NamedTuple):
     high: int
 
 
-CACHED_ON_ONE = Shares(1, 12, 33)
-CACHED_ON_SEVERAL = Shares(22, 39, 56)
+CACHED_ON_ONE = Shares(1, 8, 33)
+CACHED_ON_SEVERAL = Shares(5, 26, 55)
 """Cached blocks, context and communication together.
-collected: data/measurements.csv, rows with both readings, 2026-11: 13 runs on one GPU, 14 sharded over several.
+collected: data/measurements.csv, rows with both readings, 2026-11: 19 runs on one GPU, 30 sharded over several.
 """
 
 
