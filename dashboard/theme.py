@@ -222,7 +222,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   outline: 1.5px solid {RESERVE.edge}; outline-offset: -1.5px; }}
 .st-key-shown button[aria-checked="false"]::before, .st-key-shown button[aria-pressed="false"]::before
   {{ opacity: .3; }}
-.hr-setup, .st-key-model, .st-key-model-aside {{ display: none; }}
+.hr-setup, .st-key-model, .st-key-gpu, .st-key-model-aside {{ display: none; }}
 [data-testid="stSelectboxVirtualDropdown"] {{ width: max-content !important; min-width: var(--trigger-width);
   max-width: 94vw; }}
 .hr-note {{ margin: 0; font-size: .95rem; }}

@@ -33,11 +33,12 @@ from estimator.search.limits import (
     smallest_gpu,
 )
 from estimator.search.ranking import Ranking, pareto, rank_gpus
-from estimator.search.remedies import Remedy, remedies
+from estimator.search.remedies import MOST_TOGETHER, Remedy, remedies
 from estimator.search.scaling import Curve, Point
 from estimator.sources import catalog, hub, repository
 from estimator.sources.repository import HubModel, Trouble
 from estimator.step.evaluation import kept_logits_bytes
+from estimator.step.reserved import shown
 from estimator.values.keys import LARGEST
 from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
 from estimator.values.setup import KEY_FACET, TrainingSetup
@@ -76,6 +77,7 @@ __all__ = [
     "LARGEST_MEMORY",
     "LOWEST_MFU",
     "MOST_GPUS",
+    "MOST_TOGETHER",
     "NETWORK",
     "OFFLOADS",
     "RATE_SPAN",
@@ -149,6 +151,7 @@ __all__ = [
     "resting_places",
     "scaling",
     "sharing",
+    "shown",
     "smaller_evaluation",
     "smallest_gpu",
     "smallest_set",

@@ -7,13 +7,16 @@ import json
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from estimator import catalog
+from dashboard.compare.entry import Entry
+from dashboard.compare.results_table import differing
+from estimator import catalog, estimate
+from estimator.contract.setups import parse
 from tests.test_more_of_the_page import click, open_page, text
 
 
 def type_card(page: AppTest, typed: str) -> None:
     """Type what the list has not, as a browser sends it."""
-    box = page.selectbox(key="gpu")
+    box = page.selectbox(key="gpu box")
     box.options.append(typed)
     box.set_value(typed).run()
     assert not page.exception
@@ -33,6 +36,7 @@ def test_card_of_one_s_own_is_held_against_like_any_other() -> None:
     own(page, 9.75, None, None)
     assert "own GPU has 9.8 GiB usable" in text(page)
     assert json.loads(page.session_state["gpu"]) == {"memory_bytes": round(9.75 * 2**30)}
+    assert page.selectbox(key="gpu box").options[0] == "own GPU, 9.8 GiB"
 
 
 def test_card_like_another_has_hours_and_dollars_and_its_link_leads_back() -> None:
@@ -82,7 +86,7 @@ def test_words_that_mean_none_leave_the_card_and_say_so() -> None:
 
 def test_slice_of_a_link_is_offered_beside_the_cards() -> None:
     page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A100-SXM4-80GB MIG 3g.40gb")
-    options = page.selectbox(key="gpu").options
+    options = page.selectbox(key="gpu box").options
     assert options == ["A100-SXM4-80GB MIG 3g.40gb", *catalog.gpus()]
 
 
@@ -94,3 +98,20 @@ def test_verdict_says_of_a_marketplace_that_its_prices_start_there() -> None:
     assert "($1.60 a GPU-hour at Hyperstack, 2026-08-26)" in text(
         open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A100-SXM4-80GB")
     )
+
+
+def test_cards_of_one_s_own_are_told_apart_wherever_they_are_named() -> None:
+    page = open_page(model="Qwen/Qwen3-8B", method="qlora")
+    read = []
+    for memory in (10.0, 12.0):
+        own(page, memory, "GeForce RTX 4090", None)
+        read.append(page.selectbox(key="gpu box").options[0])
+        assert "{" not in read[-1]
+    assert read == [f"own GPU like GeForce RTX 4090, {memory} GiB" for memory in ("10.0", "12.0")]
+    cards = [{"like": "L4", "memory_bytes": size * 2**30} for size in (20, 22)]
+    model, _, setup = parse({"model": "Qwen/Qwen3-8B"})
+    shown = [
+        Entry("a", estimate(model, parse({"model": "Qwen/Qwen3-8B", "gpu": card})[1], setup))
+        for card in cards
+    ]
+    assert differing(shown)["gpu"] == [f"own GPU like L4, {size}.0 GiB" for size in (20, 22)]

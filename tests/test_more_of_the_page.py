@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 import pytest
 
 from dashboard.address.example import EXAMPLE
 from dashboard.estimate import sections
-from estimator import Method, TrainingSetup, catalog, estimate
+from dashboard.estimate.remedies import remedies_head
+from estimator import Method, TrainingSetup, Verdict, catalog, contract, estimate
 from estimator.search.limits import largest_micro_batch, longest_context
 from estimator.search.remedies import remedies
 from tests.test_start_page import figure, open_page, setting, text
@@ -150,3 +152,14 @@ def test_how_it_works_is_a_page_of_its_own():
     page.switch_page("pages/how.py").run()
     assert not page.exception
     assert "A peak is a moment, not a sum" in [it.value for it in page.subheader]
+
+
+def test_where_nothing_helps_it_is_said_what_was_tried_and_which_context_fits() -> None:
+    asked = {"model": "Qwen/Qwen3.5-9B", "gpu": "T4", "method": "qlora", "max_length": 262_144}
+    of = estimate(*contract.parse(asked))
+    assert not remedies(of, catalog.gpus_like(of.gpu))
+    head = remedies_head(of, 0)
+    assert "up to 3 changes together, larger cards, and up to 64 GPUs" in head
+    fits = int(re.search(r"A context of ([\d,]+) tokens would fit", head)[1].replace(",", ""))
+    for length, verdict in ((fits, Verdict.FITS), (fits + 1, Verdict.TIGHT)):
+        assert estimate(*contract.parse(asked | {"max_length": length})).verdict is verdict

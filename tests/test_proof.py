@@ -19,6 +19,7 @@ from estimator import Method, TrainingSetup, accuracy, catalog, estimate, kin
 from estimator.contract.setups import parse, read_link
 from estimator.proof.accuracy import BEYOND, Facet, Metric
 from estimator.resident import overhead
+from estimator.step.reserved import shown
 from estimator.values.specs import Loss
 from tests.test_start_page import open_page
 
@@ -265,9 +266,10 @@ def test_what_nvidia_smi_shows_is_the_spread_of_the_measured_runs():
 def test_what_nvidia_smi_may_show_holds_the_need_and_no_more_than_the_card():
     model, gpu = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
     lora = estimate(model, gpu, TrainingSetup(method=Method.LORA))
-    assert lora.need_low_bytes <= lora.shown.low <= lora.shown.middle <= lora.shown.high
+    low, middle, high = shown(lora)
+    assert lora.need_low_bytes <= low <= middle <= high
     full = estimate(model, gpu, TrainingSetup(gradient_checkpointing=True))
-    assert full.shown.high <= max(gpu.memory_bytes, full.need_low_bytes)
+    assert shown(full).high <= max(gpu.memory_bytes, full.need_low_bytes)
 
 
 # --- the page -----------------------------------------------------------------------------------

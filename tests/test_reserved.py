@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from statistics import median
 
 import pytest
@@ -144,14 +145,18 @@ def test_what_is_shown_holds_the_peak_and_no_more_than_the_card(setup: TrainingS
         assert "nvidia-smi" not in said
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(model=MODELS, gpu=GPUS, setup=st.one_of(SETUPS, SEVERAL))
-def test_the_page_shows_no_more_than_the_card_has(model, gpu, setup):
+def test_page_and_json_show_the_same_and_no_more_than_the_card_has(model, gpu, setup):
     assume(can_be_trained(model, setup))
     answer = estimate(model, gpu, setup)
-    assert (answer.shown is None) is (answer.verdict is Verdict.DOES_NOT_FIT)
-    if answer.shown is not None:
-        assert answer.need_low_bytes <= answer.shown.low <= answer.shown.high <= gpu.memory_bytes
+    on_card, written = shown(answer), write_estimate(answer)
+    assert (on_card is None) is (answer.verdict is Verdict.DOES_NOT_FIT)
+    if on_card is not None:
+        low, middle, high = on_card
+        assert answer.need_low_bytes <= low <= middle <= high <= gpu.memory_bytes
+        assert [written[f"device_{end}bytes"] for end in ("low_", "", "high_")] == [*on_card]
+        assert ledger.shown_meaning(on_card) in unescape(ledger.ledger_html(answer))
 
 
 def test_room_changes_what_is_kept_and_not_what_is_needed() -> None:

@@ -286,7 +286,7 @@ def _grid(end: float, unit: float, height: int) -> list[str]:
 
 def _svg_bar(name: str, it: Estimate, top: int, unit: float) -> str:
     y = top + (ROW - BAR) / 2
-    where = it.gpu.name if it.gpu else "no GPU"
+    where = terms.card(it.gpu) if it.gpu else "no GPU"
     label = f'<text x="{LEFT - 12}" text-anchor="end"'
     drawn = [
         f'{label} y="{y + 14}" font-weight="700">{escape(peaks_figure.cut(name))}</text>',

@@ -93,7 +93,7 @@ def _value(of: Estimate | None, key: str, value: object) -> str:
     if key == "model":
         return of.model.hub_id or f"own {of.model.model_type}"
     if key == "gpu":
-        return of.gpu.name if of.gpu else "none"
+        return terms.card(of.gpu) if of.gpu else "none"
     if key == "method":
         return terms.METHODS[of.setup.method]
     match value:

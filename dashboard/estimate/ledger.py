@@ -7,7 +7,7 @@ from html import escape
 
 from dashboard import theme
 from dashboard.words import markup, rule_of_thumb, terms, units
-from estimator import Component, Estimate, Shown, beyond_the_step
+from estimator import Component, Estimate, Shown, beyond_the_step, shown
 
 MEANINGS: Mapping[Component, str] = {
     Component.WEIGHTS: "The model's parameters, there from loading to the end.",
@@ -30,10 +30,10 @@ def reserve_meaning(estimate: Estimate) -> str:
     )
 
 
-def shown_meaning(shown: Shown) -> str:
+def shown_meaning(on_card: Shown) -> str:
     """What nvidia-smi may show, and why it decides nothing."""
     return (
-        f"May show {units.between(shown.low, shown.high)}, as in measured runs: the allocator keeps freed "
+        f"May show {units.between(on_card.low, on_card.high)}, as in measured runs: the allocator keeps freed "
         "blocks while there is room."
     )
 
@@ -80,8 +80,8 @@ def ledger_html(estimate: Estimate) -> str:
     rows.append(
         markup.row(None, "Needed", units.number(need), "", "What the card must have.", "hr-sum")
     )
-    if estimate.shown is not None:
-        rows.append(markup.row(None, "nvidia-smi", "", "", shown_meaning(estimate.shown)))
+    if (on_card := shown(estimate)) is not None:
+        rows.append(markup.row(None, "nvidia-smi", "", "", shown_meaning(on_card)))
     head = (
         '<tr><th scope="col">At the peak</th><th scope="col" class="hr-n">GiB</th>'
         '<th scope="col" class="hr-n">Share</th><th scope="col" class="hr-what">What it is</th></tr>'

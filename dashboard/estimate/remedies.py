@@ -9,7 +9,18 @@ from html import escape
 from typing import Any
 
 from dashboard.words import one_line, units
-from estimator import Estimate, Phase, Remedy, RunTime, catalog, estimate, overflow
+from estimator import (
+    MOST_GPUS,
+    MOST_TOGETHER,
+    Estimate,
+    Phase,
+    Remedy,
+    RunTime,
+    catalog,
+    estimate,
+    longest_context,
+    overflow,
+)
 
 
 def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
@@ -50,11 +61,19 @@ def middle_hours(time: RunTime) -> float:
     return math.sqrt(time.total_hours_low * time.total_hours_high)
 
 
+def tried(estimate: Estimate) -> str:
+    """What was tried in vain, and the shorter context that would fit, which is another task."""
+    assert estimate.gpu is not None
+    said = f"Tried: up to {MOST_TOGETHER} changes together, larger cards, and up to {MOST_GPUS:,} GPUs."
+    longest = longest_context(estimate.model, estimate.gpu, estimate.setup)
+    return f"{said} A context of {longest:,} tokens would fit." if longest else said
+
+
 def remedies_head(estimate: Estimate, found: int) -> str:
     """What stands above the remedies, and what cannot help here."""
     assert estimate.gpu is not None
     setup = estimate.setup
-    head = "What to change" if found else "No change of this setup makes it fit one card"
+    head = "What to change" if found else "Nothing tried makes it fit"
     load, step = (estimate.phases[phase].bytes for phase in (Phase.LOAD, Phase.OPTIMIZER_STEP))
     room = units.gib(overflow.room_bytes(estimate))
     if load > overflow.room_bytes(estimate):
@@ -71,4 +90,6 @@ def remedies_head(estimate: Estimate, found: int) -> str:
         )
     else:
         note = "Accumulation by itself saves nothing; it lets the micro-batch shrink at the same effective batch."
+    if not found:
+        note += f" {tried(estimate)}"
     return f'<h2 class="hr-head">{head}</h2><p class="hr-text">{escape(note)}</p>'

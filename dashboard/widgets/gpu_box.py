@@ -1,6 +1,7 @@
 """The GPU box: a card by any name that people have for it, and a card of one's own.
 
-What is chosen stands under the bound key ``gpu``, as the address has it: a name, or the JSON of a card of one's own.
+What is chosen stands under the key ``gpu``, as the address has it: a name, or the JSON of a card of one's own. An
+unseen field is bound to the address, and the box beside it shows the card as people read it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import cast
 
 import streamlit as st
 
-from dashboard.state import actions, session
-from dashboard.words import units
-from estimator import LARGEST_MEMORY, SMALLEST_MEMORY, Gpu, catalog
+from dashboard.state import actions, question, session
+from dashboard.words import terms, units
+from estimator import LARGEST_MEMORY, SMALLEST_MEMORY, Gpu, catalog, contract
 
 POPOVER_PIXELS = 380
 """As wide as a phone lets it be: ours, as the model's."""
@@ -24,14 +25,15 @@ MOST_MEANT = 12
 def draw(gpu: Gpu | None) -> None:
     """The box, what a few words may mean, and a card of one's own."""
     state = st.session_state
-    state["gpu before"] = state.get("gpu")
+    st.text_input("GPU in the address", None, key="gpu", bind="query-params")  # not seen
+    state["gpu box"] = state["gpu"]
     st.selectbox(
         "GPU",
         _options(),
         index=None,
-        key="gpu",
+        key="gpu box",
+        format_func=_label,
         placeholder="None: sizes only",
-        bind="query-params",
         accept_new_options=True,
         on_change=_choose,
         help="The one card that must hold it all: A100 40GB, 4090, p4d.24xlarge, H100 MIG 1g.10gb, or what torch "
@@ -48,6 +50,14 @@ def _options() -> list[str]:
     return names if own is None or own in names else [own, *names]
 
 
+def _label(option: str) -> str:
+    """An option as the box shows it; what is typed stays as it is."""
+    if not option.startswith("{"):
+        return option
+    gpu = contract.read_setup({"gpu": question.as_fact(option)}).gpu
+    return option if gpu is None else terms.card(gpu)
+
+
 def take(name: str) -> None:
     """Choose a card or a slice of the catalogue, as a click does."""
     st.session_state["gpu meant"] = None
@@ -58,15 +68,15 @@ def take(name: str) -> None:
 def _choose() -> None:
     """A name of the list stands; other words mean one card, or are asked back."""
     state = st.session_state
-    typed, state["gpu meant"] = state["gpu"], None
+    typed, state["gpu meant"] = state["gpu box"], None
     if typed is None or typed in _options():
+        session.put({"gpu": typed})
         return
     found = catalog.find_gpus(typed)
     if len(found) == 1:
         state["own"]["gpu"] = found[0]
         session.put({"gpu": found[0]})
         return
-    state["gpu"] = state["gpu before"]
     state["gpu meant"] = (typed, found)
 
 

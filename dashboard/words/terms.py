@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dashboard import theme
+from dashboard.words import units
 from estimator import (
     Dtype,
     Estimate,
+    Gpu,
     Method,
     MixedPrecision,
     Moment,
@@ -15,13 +17,29 @@ from estimator import (
     Strategy,
     TrainingSetup,
     Verdict,
+    catalog,
 )
 
 
 def proposed_name(of: Estimate) -> str:
     """What a setup is called where nobody has named it."""
-    where = f" on {of.gpu.name}" if of.gpu else ""
+    where = f" on {card(of.gpu)}" if of.gpu else ""
     return f"{short_name(of.model.hub_id)[:28]}, {METHODS[of.setup.method]}{where}"[:60]
+
+
+def card(gpu: Gpu) -> str:
+    """What a card is called: a catalogued one by its name, one's own with its memory too.
+
+    >>> card(Gpu(name="own GPU", memory_bytes=24 * units.GIB))
+    'own GPU, 24.0 GiB'
+    """
+    known = {**catalog.gpus(), **catalog.slices()}.get(gpu.name)
+    parts = [gpu.name]
+    if known is None or known.memory_bytes != gpu.memory_bytes:
+        parts.append(units.gib(gpu.memory_bytes))
+    if known is not None and known.network_gb_per_s != gpu.network_gb_per_s:
+        parts.append(f"{gpu.network_gb_per_s:g} GB/s between machines")
+    return ", ".join(parts)
 
 
 PHASES: Mapping[Phase, str] = {

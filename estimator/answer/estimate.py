@@ -30,7 +30,6 @@ from estimator.resident.overhead import (
     CONTEXT_LOW_BYTES,
     exchange_bytes,
     need_bytes,
-    shown_bytes,
     workspace_bytes,
 )
 from estimator.run.checkpoints import checkpoint, gathers_to_save, save_moment
@@ -59,7 +58,6 @@ from estimator.values.specs import (
     Optimizer,
     Phase,
     Strategy,
-    Verdict,
 )
 
 
@@ -88,9 +86,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     decisive = max(phases.values(), key=lambda moment: moment.bytes)
     phases[Phase.SAVE] = share.save
     low, high = need_bytes(decisive.bytes, resident.states.paged_bytes, exchange_bytes(setup))
-    fits, shown = verdict(low, high, gpu), None
-    if fits is not Verdict.DOES_NOT_FIT:
-        shown = shown_bytes(decisive.bytes, low, setup.replicas, gpu)
+    fits = verdict(low, high, gpu)
     saved = checkpoint(model, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
@@ -109,7 +105,6 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         need_low_bytes=low,
         need_high_bytes=high,
         verdict=fits,
-        shown=shown,
         paged_bytes=resident.states.paged_bytes,
         host_bytes=_host_bytes(fixed, setup, saved.rank0_host_bytes),
         nvme_bytes=fixed.offloaded[1],

@@ -204,11 +204,14 @@ def device_bytes(answer: Estimate) -> int:
 def shown(answer: Estimate) -> Shown | None:
     """Bytes that nvidia-smi shows: ``device_bytes``, and least and most of published runs; None for what cannot run.
 
+    It counts freed blocks that the allocator keeps, and decides nothing.
+
     Source: ``device_bytes``; ``estimator.resident.overhead.shown_bytes``.
     """
-    if answer.shown is None:
+    if not answer.can_run:
         return None
-    low, _, high = answer.shown
+    held = (answer.decisive.bytes, answer.need_low_bytes, answer.setup.replicas, answer.gpu)
+    low, _, high = shown_bytes(*held)
     middle = device_bytes(answer)
     return Shown(min(low, middle), middle, max(high, middle))
 

@@ -215,9 +215,6 @@ class Estimate:
     need_high_bytes: int
     verdict: Verdict | None
     """None without a GPU to hold it against."""
-    shown: Shown | None
-    """What nvidia-smi may show: it counts freed blocks that the allocator keeps, and decides nothing. None for what
-    cannot run."""
     paged_bytes: int
     """Optimizer states that bitsandbytes keeps in managed memory, outside torch's counter."""
     host_bytes: int
