@@ -9,14 +9,12 @@ from fractions import Fraction
 import pytest
 
 from estimator import Strategy, TrainingSetup, catalog, estimate
-from estimator.families.registry import FAMILIES, MODELLED
+from estimator.families.registry import MODELLED
 
 GIB = 2**30
 TABLES = ("gpus.csv", "models.csv")
 SHARE_OF_UNIFIED_MEMORY = 0.75  # Metal's default for one process
 RESERVE_MIB = {"NVIDIA": 1072, "AMD": 304, "Intel": 1414}  # the largest that a reading shows
-
-WITH_TOWERS = {name: it.with_towers for name, it in FAMILIES.items() if it.with_towers}
 
 
 def rows(table: str) -> list[dict[str, str]]:
@@ -311,16 +309,3 @@ def test_nearest_model_is_the_one_whose_dimensions_these_are() -> None:
     assert [getattr(near, name) for name in names] == [getattr(llama, name) for name in names]
     largest = "moonshotai/Kimi-K2-Instruct"
     assert catalog.nearest({"parameters": 2 * 10**12}).hub_id == largest
-
-
-def test_checkpoints_with_towers_say_which_class_is_made_of_them() -> None:
-    towers = {hub_id: catalog.model(hub_id).tower_parameters for hub_id in catalog.models()}
-    wrapped = {hub_id for hub_id, count in towers.items() if count}
-    assert {catalog.model(hub_id).model_type for hub_id in wrapped} == set(WITH_TOWERS)
-    for hub_id in (*sorted(wrapped), "google/gemma-3-1b-it", "Qwen/Qwen3.5-4B"):
-        entry = catalog.models()[hub_id]
-        said = " ".join(estimate(entry.model, None, TrainingSetup()).assumptions)
-        assert (f"{towers[hub_id]:,} parameters more" in said) is (hub_id in wrapped)
-        if hub_id in wrapped:  # whatever else the published count holds, it holds these
-            assert towers[hub_id] <= entry.published_extra
-            assert f"makes {WITH_TOWERS[entry.model.model_type].made}" in said

@@ -1,4 +1,4 @@
-"""The box for precision, behind the method: two keys under one name."""
+"""The box for precision, behind the method: two keys under one name; and where the model's class can be chosen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import streamlit as st
 from dashboard.state import question, session
 from dashboard.widgets import boxes
 from dashboard.words import terms
+from estimator import TrainingSetup
 
 
 def _apply_precision() -> None:
@@ -30,4 +31,13 @@ def _precision() -> None:
     )
 
 
-UNUSUAL = {"method": boxes.Unusual(then=_precision)}
+def _has_towers(_: TrainingSetup) -> bool:
+    """Whether the checkpoint has more than text, so that two classes can be made of it."""
+    model = question.reading().model
+    return model is not None and model.towers is not None
+
+
+UNUSUAL = {
+    "method": boxes.Unusual(then=_precision),
+    "model_class": boxes.Unusual(where=_has_towers),
+}

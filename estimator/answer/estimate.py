@@ -13,9 +13,11 @@ from estimator.families.liger import check_liger, loss_of, loss_sentences
 from estimator.families.module_tree import splits_packed_experts
 from estimator.families.modules import Embedding, Linear
 from estimator.families.registry import architecture, family_of
-from estimator.families.wrapped import class_sentence
+from estimator.families.towers import has_towers
+from estimator.families.wrapped import class_not_found, class_sentence, classes_of
 from estimator.parallel.assumptions import sharing_sentences
 from estimator.parallel.combinations import beyond_one_machine, refused, shares_between_layers
+from estimator.parallel.ddp import finds_unused
 from estimator.parallel.fsdp1 import check_units
 from estimator.parallel.fsdp2_hooks import check_head
 from estimator.parallel.module_devices import ModuleDevices, module_devices, why_left_on_the_cpu
@@ -323,6 +325,37 @@ BEYOND_LEARNED_POSITIONS = Refusal(
 )
 
 
+CLASS_NOT_FOUND = Refusal(
+    "strategy {strategy} stops at {made}, which AutoModelForCausalLM makes: accelerate looks in it for each class that "
+    "transformers would not split, and it has no {missing}; take model_class text.",
+    Line("accelerate", "utils/fsdp_utils.py", 953, "Could not find the transformer layer class"),
+)
+UNUSED_IN_DDP = Refusal(
+    "strategy ddp stops at the second step of {made}, whose towers get no gradient in a step on text: with "
+    "gradient_checkpointing Trainer does not have DDP look for parameters without one; take model_class text, or turn "
+    "gradient_checkpointing off.",
+    Line("transformers", "trainer.py", 754, "find_unused = not (self.model.is_activation"),
+)
+TOWERS_LATER = Refusal(
+    "strategy {strategy} is not modelled yet for {made}, which AutoModelForCausalLM makes, towers and all; take "
+    "model_class text.",
+    NOT_MODELLED,
+)
+
+
+def _check_towers(model: Model, setup: TrainingSetup) -> None:
+    if not has_towers(model, setup):
+        return
+    strategy, made = setup.strategy, classes_of(model.model_type).made
+    missing = class_not_found(model)
+    if strategy.is_fsdp and missing:
+        raise CLASS_NOT_FOUND(strategy=strategy, made=made, missing=missing)
+    if strategy is Strategy.DDP and not finds_unused(setup):
+        raise UNUSED_IN_DDP(made=made)
+    if strategy not in (Strategy.NONE, Strategy.DDP):
+        raise TOWERS_LATER(strategy=strategy, made=made)
+
+
 def _check(model: Model, setup: TrainingSetup) -> None:
     family = architecture(model)
     check_liger(model, setup)
@@ -343,6 +376,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         raise WEIGHT_READ(packing=packing, model_type=model.model_type, weight=family.reads_weights)
     if shares_between_layers(model, setup):
         raise SHARES_BETWEEN_LAYERS(strategy=setup.strategy, model_type=model.model_type)
+    _check_towers(model, setup)
     if setup.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
         raise ROUTER_LOSS_OVER_DEVICES()
     if setup.optim in LOW_RANK_OPTIMIZERS and not any(
@@ -428,8 +462,8 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             f"{model.model_type} has no {one_of(unmatched)}: PEFT adapts the other "
             "lora_target_modules, without a warning."
         )
-    if model.tower_parameters:
-        sentences.append(class_sentence(model.model_type, model.tower_parameters))
+    if made := class_sentence(model, setup):
+        sentences.append(made)
     sentences += loss_sentences(model, setup)
     if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:
         sentences.append(

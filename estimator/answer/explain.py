@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from estimator.answer.overflow import starts_with_states
 from estimator.families.adapters import adapted_tied_head, copied_modules
-from estimator.families.counts import modules_with_counts
 from estimator.families.liger import kernels, loss_of
 from estimator.families.modules import Module, is_quantized, weight_shapes
 from estimator.families.registry import architecture
+from estimator.families.towers import made_modules
 from estimator.families.weights import (
     Buffer,
     adapter_tensors,
@@ -22,6 +22,7 @@ from estimator.families.weights import (
     module_bytes,
     quantized_bytes,
     tensors_bytes,
+    tower_buffers,
     unquantized_width,
 )
 from estimator.parallel import zero
@@ -102,9 +103,10 @@ class _Own(NamedTuple):
 def _own(of: Estimate) -> _Own:
     model, setup = of.model, of.setup
     if not of.devices:
-        modules = tuple(modules_with_counts(model))
+        modules = made_modules(model, setup)
         copies = copied_modules(model, setup)
-        return _Own(modules, copies, buffers(model), model.num_hidden_layers)
+        beside = (*buffers(model), *tower_buffers(model, setup))
+        return _Own(modules, copies, beside, model.num_hidden_layers)
     at = module_devices(model, of.gpu, setup)
     gpu = max(of.devices, key=lambda it: it.need_high_bytes).device
     return _Own(

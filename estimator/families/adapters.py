@@ -9,7 +9,6 @@ from functools import lru_cache
 from estimator.families.counts import (
     layer_groups,
     layer_modules,
-    modules_with_counts,
     outer_modules,
     tied_head,
     total_parameters,
@@ -19,6 +18,7 @@ from estimator.families.module_tree import module_tree
 from estimator.families.modules import (
     Bare,
     Embedding,
+    Kernel,
     Linear,
     Module,
     Norm,
@@ -27,9 +27,10 @@ from estimator.families.modules import (
     module_parameters,
 )
 from estimator.families.registry import family_of
+from estimator.families.towers import made_modules, tower_modules, tower_parameters
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import ALL_LINEAR, Method, Model
+from estimator.values.specs import ALL_LINEAR, Method, Model, ModelClass
 
 COPIED_ROUTER = Refusal(
     "modules_to_save names {name!r}, a router or stacked experts, whose copies are not modelled yet; leave it out.",
@@ -49,6 +50,13 @@ NOTHING_TO_ADAPT = Refusal(
     "modules_to_save leaves no layer for an adapter, and PEFT refuses that; leave out some of {names}.",
     Line("peft", "tuners/tuners_utils.py", 1077, "No modules were targeted for adaptation."),
 )
+WRAPPED_LINEAR = Refusal(
+    "lora_target_modules names {name!r}, which the towers of {model_type} have too, as a linear in a class of its own, "
+    "and PEFT refuses that; take all-linear, or model_class text.",
+    Line("peft", "tuners/lora/model.py", 559, "is not supported. Currently, only the following"),
+)
+
+
 HALF_OF_A_MATRIX = Refusal(
     "lora_target_modules leaves out {missing}, which is one matrix with {named} in {model_type}; name both or neither.",
     Line("peft", "utils/transformers_weight_conversion.py", 467, "Cannot convert PEFT target(s)"),
@@ -208,14 +216,14 @@ def copied_modules(model: Model, setup: TrainingSetup) -> tuple[tuple[Module, in
     if not setup.uses_adapters or setup.modules_to_save is None:
         return ()
     heads = ((module, 1) for module in tied_head(model))
-    everything = (*modules_with_counts(model), *heads)
+    everything = (*made_modules(model, setup), *heads)
     return tuple((module, count) for module, count in everything if is_copied(module, setup))
 
 
 def _check_copies(model: Model, setup: TrainingSetup) -> None:
     if setup.modules_to_save is None:
         return
-    modules = (*(module for module, _ in modules_with_counts(model)), *tied_head(model))
+    modules = (*(module for module, _ in made_modules(model, setup)), *tied_head(model))
     blocks = {
         module.name[:place]
         for module in modules
@@ -239,7 +247,7 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
             whole = module.name == name or module.name.endswith(f".{name}")
             if not whole and isinstance(module, Linear) and is_adapted(module, adapters_alone):
                 raise COPIED_ADAPTER(name=name, module=module.name)
-    if not any(is_adapted(module, setup) for module, _ in _adaptable(model)):
+    if not any(is_adapted(module, setup) for module, _ in _adaptable(model, setup)):
         raise NOTHING_TO_ADAPT(names=", ".join(setup.modules_to_save))
 
 
@@ -249,9 +257,11 @@ def _names(target: str, module: Linear | Bare | Embedding) -> bool:
     return _ends(module.name, target)
 
 
-def _adaptable(model: Model) -> Iterator[tuple[Linear | Bare | Embedding, int]]:
+def _adaptable(
+    model: Model, setup: TrainingSetup
+) -> Iterator[tuple[Linear | Bare | Embedding, int]]:
     """What adapters can go to, and how many alike."""
-    for module, count in (*modules_with_counts(model), *((it, 1) for it in tied_head(model))):
+    for module, count in (*made_modules(model, setup), *((it, 1) for it in tied_head(model))):
         match module:
             case Linear(shadowed=False):
                 yield module, count
@@ -271,7 +281,7 @@ def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
     >>> dropout_is_refused(TINY_LLAMA, TrainingSetup(method=Method.LORA))
     False
     """
-    bare = (module for module, _ in modules_with_counts(model) if isinstance(module, Bare))
+    bare = (module for module, _ in made_modules(model, setup) if isinstance(module, Bare))
     return setup.lora_dropout > 0 and any(is_adapted(module, setup) for module in bare)
 
 
@@ -282,6 +292,10 @@ def _is_stopping(module: Linear | Bare | Embedding, setup: TrainingSetup) -> boo
 
 def _last(module: Linear | Bare) -> str:
     return module.name.rpartition(".")[2]
+
+
+TEXT_ALONE = TrainingSetup(model_class=ModelClass.TEXT)
+"""The setup of which only the text's modules are asked."""
 
 
 def linears_peft_takes(model: Model) -> tuple[str, ...]:
@@ -296,7 +310,7 @@ def linears_peft_takes(model: Model) -> tuple[str, ...]:
     """
     linears = [
         module
-        for module, _ in _adaptable(model)
+        for module, _ in _adaptable(model, TEXT_ALONE)
         if isinstance(module, Linear) and module.name != "lm_head"
     ]
     stopping = {_last(it) for it in linears if it.routes or it.unadaptable}
@@ -320,7 +334,10 @@ def default_targets(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]
 
 def _accepted(model: Model) -> tuple[str, ...]:
     of_experts = {
-        name for it, _ in _adaptable(model) if isinstance(it, Bare) for name in it.former_names
+        name
+        for it, _ in _adaptable(model, TEXT_ALONE)
+        if isinstance(it, Bare)
+        for name in it.former_names
     }
     plain = tuple(name for name in linears_peft_takes(model) if name not in of_experts)
     return family_of(model).peft_targets or plain
@@ -336,7 +353,7 @@ def refused_targets(model: Model, setup: TrainingSetup) -> RefusedError | None:
     >>> refused_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA)) is None
     True
     """
-    adaptable = [module for module, _ in _adaptable(model)]
+    adaptable = [module for module, _ in _adaptable(model, setup)]
     bare = [module for module in adaptable if isinstance(module, Bare)]
     accepted = ", ".join(_accepted(model))
     for module in adaptable:
@@ -355,14 +372,18 @@ def refused_targets(model: Model, setup: TrainingSetup) -> RefusedError | None:
 
 
 def _check_targets(model: Model, setup: TrainingSetup) -> None:
-    adaptable = [module for module, _ in _adaptable(model)]
+    adaptable = [module for module, _ in _adaptable(model, setup)]
     if refused := refused_targets(model, setup):
         raise refused
     if isinstance(setup.lora_target_modules, str):
         return
     for target in setup.lora_target_modules:
+        if any(_names(f"{target}.linear", module) for module in adaptable):
+            raise WRAPPED_LINEAR(name=target, model_type=model.model_type)
         if not any(_names(target, module) for module in adaptable):
             _check_no_layer(model, target)
+            if any(_is_convolution(it, target) for it, _ in tower_modules(model, setup)):
+                raise OTHER_LAYERS(name=target)
     unmatched = unmatched_targets(model, setup)
     if len(unmatched) == len(setup.lora_target_modules):
         every = (name for m in adaptable for name in getattr(m, "former_names", (m.name,)))
@@ -395,7 +416,7 @@ def unmatched_targets(model: Model, setup: TrainingSetup) -> tuple[str, ...]:
     """
     if not setup.uses_adapters or isinstance(setup.lora_target_modules, str):
         return ()
-    adaptable = [module for module, _ in _adaptable(model)]
+    adaptable = [module for module, _ in _adaptable(model, setup)]
     return tuple(
         target
         for target in setup.lora_target_modules
@@ -408,6 +429,12 @@ def _is_in_the_tree(model: Model, target: str) -> bool:
     return any(_ends(node.name, target) for node in module_tree(model).walk())
 
 
+def _is_convolution(module: Module, target: str) -> bool:
+    """Whether a target names a tower's convolution, which PEFT adapts."""
+    convolves = isinstance(module, Kernel) or (isinstance(module, Norm) and module.taps > 0)
+    return convolves and _ends(module.name, target)
+
+
 def _ends(name: str, target: str) -> bool:
     """Whether PEFT takes a module of this name for the target."""
     return name == target or name.endswith(f".{target}")
@@ -417,7 +444,7 @@ def _check_no_layer(model: Model, target: str) -> None:
     """Refuse a target that names something in the model, but no layer that gets an adapter here."""
     if not _is_in_the_tree(model, target):
         return
-    modules = [module for module, _ in modules_with_counts(model)]
+    modules = [module for module, _ in made_modules(model, TEXT_ALONE)]
     named = [it for it in modules if _ends(it.name, target) or _ends(target, it.name)]
     kernels = any(isinstance(it, Linear) and it.unadaptable for it in modules)
     if kernels and target.rpartition(".")[2] == "conv1d":
@@ -469,7 +496,7 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     copies = sum(count * module_parameters(it) for it, count in copied_modules(model, setup))
     return copies + sum(
         count * _adapter_elements(module, setup)
-        for module, count in _adaptable(model)
+        for module, count in _adaptable(model, setup)
         if is_adapted(module, setup)
     )
 
@@ -493,7 +520,9 @@ def adapted_sizes(module: Linear | Bare | Embedding) -> tuple[int, int]:
 
 
 def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
-    """Parameters that receive gradients, in elements, whole job: all of them, or the adapters alone.
+    """Parameters that are trained, in elements, whole job: all of them, or the adapters alone.
+
+    Those of towers too, which get no gradient in a step on text.
 
     Error: none; exact.
     Source: derived, from ``total_parameters``, ``untrained_parameters`` and ``adapter_parameters``.
@@ -503,7 +532,8 @@ def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
     True
     """
     if setup.method is Method.FULL:
-        return total_parameters(model) - untrained_parameters(model)
+        made = total_parameters(model) + tower_parameters(model, setup)
+        return made - untrained_parameters(model)
     return adapter_parameters(model, setup)
 
 

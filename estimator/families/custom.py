@@ -65,9 +65,7 @@ def resized(known: Model, dimensions: Mapping[str, object]) -> Model:
     note = f"A model of one's own: {known.hub_id or known.model_type}" + f" with {changed}" * bool(
         given
     )
-    plain = replace(
-        known, hub_id="", config="", quantization=None, stored_width=0, tower_parameters=0
-    )
+    plain = replace(known, hub_id="", config="", quantization=None, stored_width=0)
     return replace(plain, notes=(*known.notes, f"{note}."), **made)
 
 

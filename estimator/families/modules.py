@@ -85,7 +85,18 @@ class Bare:
     """Made and kept in float32 whatever the model's dtype (transformers 5.23, ``_keep_in_fp32_modules_strict``)."""
 
 
-Module = Linear | Norm | Embedding | Bare
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Parameters of a tower that are no linear's, norm's or table's: convolutions with what lies beside, bare tensors.
+
+    Neither an adapter nor a packing reaches them here.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+
+
+Module = Linear | Norm | Embedding | Bare | Kernel
 
 
 # rows: OPTLearnedPositionalEmbedding.offset, transformers 5.23 models/opt/modeling_opt.py
@@ -131,6 +142,8 @@ def weight_shapes(module: Module) -> tuple[tuple[int, ...], ...]:
             experts = (stack,) if stack else ()
             matrix = (columns, rows) if module.transposed else (rows, columns)
             return ((*experts, *matrix), (*experts, rows))[: 1 + bias]
+        case Kernel(shapes=shapes):
+            return shapes
 
 
 def module_parameters(module: Module) -> int:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from estimator.families.adapters import adapted_sizes, adapter_rank, is_adapted
 from estimator.families.modules import Bare, Embedding, Linear, Module, is_quantized, weight_shapes
+from estimator.families.towers import clamps
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
@@ -157,11 +158,21 @@ def buffers(model: Model) -> tuple[Buffer, ...]:
 
 
 def buffer_bytes(model: Model) -> int:
-    """Bytes of all buffers of a model, per GPU.
+    """Bytes of all buffers of a model, per GPU; of towers ``tower_buffers``.
 
     Source: derived, from ``buffers``.
     """
     return sum(buffer.copies * buffer.bytes for buffer in buffers(model))
+
+
+def tower_buffers(model: Model, setup: TrainingSetup) -> tuple[Buffer, ...]:
+    """The scalars that clamp what goes through the linears of Gemma 4's towers, 512 bytes each as allocated, per GPU.
+
+    Leaves out: rotary frequencies, SigLIP's positions (8 bytes each), masks of the audio towers.
+    Source: transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4ClippableLinear.__init__``.
+    """
+    scalars = clamps(model, setup)
+    return (Buffer("input_min", scalars, allocated(FLOAT32_BYTES)),) if scalars else ()
 
 
 def tensors_bytes(shapes: Iterable[tuple[int, ...]], width: int) -> int:

@@ -1,25 +1,101 @@
-"""Which class ``AutoModelForCausalLM`` makes of a checkpoint that holds more than text."""
+"""Which class of transformers is made of a checkpoint that holds more than text, and what is said of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from estimator.families.family import Classes
 from estimator.families.registry import FAMILIES
+from estimator.families.towers import has_towers, tower_parameters
+from estimator.values.refusals import InputError
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
 
 
-def class_sentence(model_type: str, tower_parameters: int = 0) -> str:
-    """What is said of a checkpoint with towers (a sentence; per model); ``tower_parameters``: 0 if not known.
+def classes_of(model_type: str) -> Classes:
+    """The classes of a family whose checkpoints have towers (names); ``ValueError``: it has none.
 
-    Leaves out: nothing; of other wrappers it is empty.
-    Source: ``Family.with_towers``; data/towers.csv.
+    Source: ``Family.with_towers``.
 
-    >>> class_sentence("gemma3_text", 419_816_304).split(";")[0].split(", ", 1)[1]
-    'whose towers, 419,816,304 parameters more, are not counted here'
+    >>> classes_of("gemma3_text").text
+    'Gemma3ForCausalLM'
     """
     classes = FAMILIES[model_type].with_towers
     if classes is None:
+        raise InputError(f"{model_type} has no towers.")
+    return classes
+
+
+NOT_FOUND: Mapping[str, str] = {
+    "gemma3_text": "SiglipTextEmbeddings",
+    "gemma3n_text": "",
+    "gemma4_text": "Gemma4AudioLayer",
+}
+"""A class that transformers would not split and that a model with towers has not; empty: it has all.
+
+Source: transformers 5.23, models/siglip/modeling_siglip.py, ``SiglipPreTrainedModel._no_split_modules``; models/gemma4/
+modeling_gemma4.py, likewise (the audio tower, where there is none); modeling_utils.py, ``post_init`` (the union).
+"""
+
+
+def class_not_found(model: Model) -> str:
+    """The class that accelerate looks for in the model with its towers and does not find (a name); empty: none.
+
+    Source: ``NOT_FOUND``; accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_auto_wrap_policy``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> class_not_found(TINY_LLAMA)
+    ''
+    """
+    if model.towers is None or (model.model_type == "gemma4_text" and model.towers.audio):
         return ""
-    made, text = classes
-    more = f", {tower_parameters:,} parameters more," if tower_parameters else ""
+    return NOT_FOUND[model.model_type]
+
+
+def class_sentence(model: Model, setup: TrainingSetup) -> str:
+    """Which class is estimated of a checkpoint with towers (a sentence; per model); empty for one of text alone.
+
+    Source: ``Family.with_towers``; ``tower_parameters``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> class_sentence(TINY_LLAMA, TrainingSetup())
+    ''
+    """
+    if model.towers is None:
+        return ""
+    made, text = classes_of(model.model_type)
+    if not has_towers(model, setup):
+        return (
+            f"model_class text: {text}, the text without the towers of {made}, which AutoModelForCausalLM makes of "
+            "this checkpoint."
+        )
+    adapted = ", with adapters beside their linears" * (
+        setup.uses_adapters and isinstance(setup.lora_target_modules, str)
+    )
+    runs = (
+        "its embedders run all the same, and what these keep on the way is not counted"
+        if model.model_type == "gemma3n_text"
+        else "they get no gradients and no optimizer states"
+    )
     return (
-        f"AutoModelForCausalLM makes {made} of this checkpoint, whose towers{more} are not counted here; all-linear "
-        f"would put adapters on them too. What is estimated is {text}."
+        f"AutoModelForCausalLM makes {made} of this checkpoint: its towers lie there too, "
+        f"{tower_parameters(model, setup):,} parameters{adapted}. The examples are text alone, which no tower sees: "
+        f"{runs}. model_class text leaves the towers out ({text})."
+    )
+
+
+def uncounted_sentence(model_type: str) -> str:
+    """What is said of a checkpoint with towers whose modules are not known here (a sentence; per model).
+
+    Source: ``Family.with_towers``.
+
+    >>> uncounted_sentence("llama")
+    ''
+    """
+    if FAMILIES[model_type].with_towers is None:
+        return ""
+    made, text = classes_of(model_type)
+    return (
+        f"AutoModelForCausalLM makes {made} of this checkpoint, whose towers are not counted here; all-linear would "
+        f"put adapters on them too. What is estimated is {text}."
     )

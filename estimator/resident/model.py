@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -14,11 +14,18 @@ from estimator.families.adapters import (
 )
 from estimator.families.counts import modules_with_counts, total_parameters
 from estimator.families.modules import Embedding, Linear, Module, weight_shapes
+from estimator.families.towers import (
+    idle_modules,
+    made_modules,
+    run_on_text,
+    tower_parameters,
+)
 from estimator.families.weights import (
     adapter_tensors,
     buffer_bytes,
     module_bytes,
     tensors_bytes,
+    tower_buffers,
     unquantized_width,
     weight_width,
 )
@@ -38,8 +45,8 @@ def weight_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: derived, from ``module_bytes`` and ``buffers``.
     """
-    weights = bytes_of(modules_with_counts(model), setup)
-    return weights + buffer_bytes(model)
+    beside = sum(buffer.copies * buffer.bytes for buffer in tower_buffers(model, setup))
+    return bytes_of(made_modules(model, setup), setup) + buffer_bytes(model) + beside
 
 
 def bytes_of(modules: Alike, setup: TrainingSetup) -> int:
@@ -59,12 +66,8 @@ def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: derived, from ``adapter_tensors``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters alone
     become float32, copies do not).
     """
-    return adapters_of(_adaptable(model, setup), copied_modules(model, setup), setup)
-
-
-def _adaptable(model: Model, setup: TrainingSetup) -> Iterator[tuple[Module, int]]:
-    yield from modules_with_counts(model)
-    yield from adapted_tied_head(model, setup)
+    modules = (*made_modules(model, setup), *adapted_tied_head(model, setup))
+    return adapters_of(modules, copied_modules(model, setup), setup)
 
 
 def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
@@ -84,8 +87,26 @@ def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
 
 
 def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """Every trained tensor: all weights, or the adapters and what PEFT copied whole (derived, likewise)."""
-    return trained_of(_adaptable(model, setup), copied_modules(model, setup), setup)
+    """Every tensor that gets a gradient: all weights, or the adapters and what PEFT copied whole (derived, likewise).
+
+    What a step on text does not run has none, and optimizers pass over it: ``idle_tensors``.
+    """
+    text = tuple(modules_with_counts(model)), copied_modules(model, setup)
+    run = (*run_on_text(model, setup), *text[0], *adapted_tied_head(model, setup))
+    idle = {module for module, _ in idle_modules(model, setup)}
+    copies = [(module, count) for module, count in text[1] if module not in idle]
+    return trained_of(run, copies, setup)
+
+
+def idle_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
+    """Every trained tensor that gets no gradient and no states: those of towers that a step on text does not run.
+
+    Source: torch 2.13, optim/adamw.py and optim/optimizer.py (``if p.grad is None``); bitsandbytes 0.50,
+    optim/optimizer.py, ``Optimizer8bit.step``; derived, likewise.
+    """
+    idle = dict(idle_modules(model, setup))
+    copies = [(it, count) for it, count in copied_modules(model, setup) if it in idle]
+    return trained_of(idle.items(), copies, setup)
 
 
 def trained_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> list[Trainable]:
@@ -240,6 +261,8 @@ def counts(model: Model, structure: TrainingSetup) -> Counts:
     Source: derived, from the tables of modules.
     """
     return {
-        "total_parameters": total_parameters(model) + adapter_parameters(model, structure),
+        "total_parameters": total_parameters(model)
+        + tower_parameters(model, structure)
+        + adapter_parameters(model, structure),
         "trainable_parameters": trainable_parameters(model, structure),
     }

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.families.counts import modules_with_counts, outer_modules
+from estimator.families.counts import outer_modules
 from estimator.families.modules import is_quantized, weight_shapes
+from estimator.families.towers import made_modules
 from estimator.families.weights import FLOAT32_BYTES, elements, packed_bytes
 from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, stored_width
 from estimator.parallel.sharding import (
@@ -214,7 +215,7 @@ def _largest_module_bytes(model: Model, setup: TrainingSetup) -> int:
         return ranks * ceil_div(count, ranks) * size
 
     largest = 0
-    for module, _ in modules_with_counts(model):
+    for module, _ in made_modules(model, setup):
         shapes, packed = weight_shapes(module), 0
         if is_quantized(module, setup):
             packed, shapes = packed_bytes(elements(shapes[0])), shapes[1:]

@@ -14,12 +14,14 @@ from estimator.families.adapters import adapted_tied_head, copied_modules
 from estimator.families.counts import modules_with_counts, outer_modules
 from estimator.families.modules import Bare, Module, is_quantized, weight_shapes
 from estimator.families.registry import family_of
+from estimator.families.towers import BEFORE_THE_TEXT, made_modules
 from estimator.families.weights import (
     FLOAT32_BYTES,
     QUANTIZATION_BLOCK,
     buffers,
     elements,
     tensors_bytes,
+    tower_buffers,
 )
 from estimator.resident.model import Alike, adapters_of, bytes_of, weight_bytes
 from estimator.step.timeline import structure
@@ -60,8 +62,9 @@ def load_moment_of(
 @lru_cache(maxsize=1024)
 def _highest(model: Model, setup: TrainingSetup) -> tuple[str, dict[Component, int]]:
     """The highest moment's name and what lies there, without the workspace."""
-    modules, copies = tuple(modules_with_counts(model)), copied_modules(model, setup)
-    beside = sum(buffer.copies * buffer.bytes for buffer in buffers(model))
+    modules, copies = made_modules(model, setup), copied_modules(model, setup)
+    scalars = (*buffers(model), *tower_buffers(model, setup))
+    beside = sum(buffer.copies * buffer.bytes for buffer in scalars)
     return _highest_of(model, setup, modules, copies, beside)
 
 
@@ -106,7 +109,7 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
     >>> packing_bytes(TINY_LLAMA, TrainingSetup(method=Method.QLORA)) == 512 + 2 * 512
     True
     """
-    return packing_of(modules_with_counts(model), setup)
+    return packing_of(made_modules(model, setup), setup)
 
 
 def packing_of(modules: Alike, setup: TrainingSetup) -> int:
@@ -164,7 +167,7 @@ def upcasting_bytes(model: Model, setup: TrainingSetup) -> int:
     Each 16-bit tensor that is not packed gets a float32 copy, which then takes its place.
     Source: peft 0.21, utils/other.py, ``prepare_model_for_kbit_training``.
     """
-    return upcasting_of(model, tuple(modules_with_counts(model)), setup)
+    return upcasting_of(model, made_modules(model, setup), setup)
 
 
 def upcasting_of(model: Model, modules: Modules, setup: TrainingSetup) -> int:
@@ -186,6 +189,9 @@ def upcasting_of(model: Model, modules: Modules, setup: TrainingSetup) -> int:
 def _in_order(model: Model, modules: Modules) -> Iterator[tuple[Module, int]]:
     """Modules as ``model.parameters()`` has them, those of layers that are alike as one; and how many are alike."""
     first, *rest = outer_modules(model)
+    towers = tuple(it for it in modules if it[0].name.startswith(BEFORE_THE_TEXT))
+    yield from towers
+    modules = tuple(it for it in modules if it not in towers)
     yield from (it for it in modules if it[0] == first)
     yield from (it for it in modules if it[0] != first and it[0] not in rest)
     yield from (it for it in modules if it[0] in rest)
@@ -205,6 +211,6 @@ def load_host_bytes(model: Model, setup: TrainingSetup) -> int:
         return weight_bytes(model, setup)
     return max(
         elements(shape) * setup.dtype.bytes
-        for module, _ in modules_with_counts(model)
+        for module, _ in made_modules(model, setup)
         for shape in weight_shapes(module)
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from estimator.families.counts import modules_with_counts, total_parameters
+from estimator.families.counts import total_parameters
 from estimator.families.modules import is_quantized, weight_shapes
+from estimator.families.towers import made_modules, tower_parameters
 from estimator.families.weights import (
     FLOAT32_BYTES,
     QUANTIZATION_BLOCK,
@@ -165,7 +166,7 @@ def merging_module_bytes(model: Model, setup: TrainingSetup) -> int:
     return max(
         (
             _merging(elements(weight_shapes(module)[0]), setup, packed=is_quantized(module, setup))
-            for module, _ in modules_with_counts(model)
+            for module, _ in made_modules(model, setup)
             if adapter_tensors(module, setup)
         ),
         default=0,
@@ -209,7 +210,7 @@ def merged_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
     quantizers/quantizer_bnb_4bit.py.
     """
     if not setup.has_packed_base:
-        return total_parameters(model) * setup.dtype.bytes
+        return (total_parameters(model) + tower_parameters(model, setup)) * setup.dtype.bytes
     return resident.weights
 
 

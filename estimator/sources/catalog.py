@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from estimator.families.counts import total_parameters
+from estimator.families.tower_config import with_towers
 from estimator.values.quantization import Quantization, quantization_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import (
@@ -613,7 +614,7 @@ def _catalog_model(row: Mapping[str, str]) -> CatalogModel:
 
 
 def _model(row: Mapping[str, str]) -> Model:
-    return Model(
+    model = Model(
         hub_id=row["hub_id"],
         model_type=row["model_type"],
         vocab_size=int(row["vocab_size"]),
@@ -663,15 +664,31 @@ def _model(row: Mapping[str, str]) -> Model:
         state_space=_state_spaces().get(row["hub_id"]),
         quantization=(quantization := _stored_as().get(row["hub_id"])),
         stored_width=2 if quantization else 0,  # what these leave whole is bfloat16
-        tower_parameters=_towers().get(row["hub_id"], 0),
         **_by_layer().get(row["hub_id"], {}),
     )
+    return with_towers(model, _wrappers().get(row["hub_id"], {}))
 
 
 @lru_cache(maxsize=1)
-def _towers() -> Mapping[str, int]:
-    """The parameters of data/towers.csv by Hub id."""
-    return {row["hub_id"]: int(row["tower_parameters"]) for row in _rows("towers.csv")}
+def _wrappers() -> Mapping[str, Mapping[str, object]]:
+    """What data/towers.csv has of the configs of checkpoints with towers, by Hub id."""
+    return {row["hub_id"]: _wrapper(row) for row in _rows("towers.csv")}
+
+
+def _wrapper(row: Mapping[str, str]) -> Mapping[str, object]:
+    about = (*ABOUT, "model_type", "audio_config")
+    vision = {key: _sized(text) for key, text in row.items() if text and key not in about}
+    audio: Mapping[str, object] | None = {} if row["audio_config"] == "true" else None
+    return {
+        "model_type": row["model_type"],
+        "text_config": {},
+        "vision_config": vision,
+        "audio_config": audio,
+    }
+
+
+def _sized(text: str) -> int | bool:
+    return text == "true" if text in ("true", "false") else int(text)
 
 
 @lru_cache(maxsize=1)

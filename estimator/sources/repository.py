@@ -14,12 +14,15 @@ from enum import StrEnum
 from estimator.families.counts import total_parameters
 from estimator.families.hf_config import TEXT_PARTS, ignored_keys, model_from_config
 from estimator.families.registry import BEYOND, NotModelledError
-from estimator.families.wrapped import class_sentence
+from estimator.families.tower_config import with_towers
+from estimator.families.towers import tower_parameters
+from estimator.families.wrapped import uncounted_sentence
 from estimator.resident.stored import checkpoint_bytes, stored_elements
 from estimator.values.json_text import read_object
 from estimator.values.kinds import show
 from estimator.values.quantization import Quantization, quantization_of
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 
 CLOSE_ENOUGH = 0.001
@@ -88,7 +91,7 @@ class HubModel:
     @property
     def parameters(self) -> int | None:
         """Our own count, in elements."""
-        return total_parameters(self.model) if self.model else None
+        return _made_parameters(self.model) if self.model else None
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -123,6 +126,10 @@ def from_config(config: Mapping[str, object], about: About = UNKNOWN) -> HubMode
     try:
         model = model_from_config(config, about.hub_id)
         quantization = quantization_of(config)
+        if (
+            quantization is None
+        ):  # which of a tower's linears are stored quantised is not known here
+            model = with_towers(model, config)
         written = _as_json(config)
     except NotModelledError as problem:
         refused = _not_modelled(config, about) if about.hub_id else problem
@@ -130,7 +137,7 @@ def from_config(config: Mapping[str, object], about: About = UNKNOWN) -> HubMode
     except ValueError as problem:
         where = f"The config.json of {name} cannot be used: " if about.hub_id else ""
         return HubModel(about=about, trouble=Trouble.UNREADABLE, problem=f"{where}{problem}")
-    left_out = _left_out(config)
+    left_out = "" if model.towers else _left_out(config)
     notes = (
         *_text_notes(model, left_out),
         *_count_notes(model, quantization, about, left_out),
@@ -271,11 +278,16 @@ def _left_out(config: Mapping[str, object]) -> str:
     )
 
 
+def _made_parameters(model: Model) -> int:
+    """Of the class that is made by default."""
+    return total_parameters(model) + tower_parameters(model, TrainingSetup())
+
+
 def _text_notes(model: Model, left_out: str) -> tuple[str, ...]:
     if not left_out:
         return ()
     said = f"Only the text part ({model.model_type}) is estimated; left out: {left_out}."
-    return tuple(filter(None, (said, class_sentence(model.model_type))))
+    return tuple(filter(None, (said, uncounted_sentence(model.model_type))))
 
 
 def _quantization_notes(quantization: Quantization | None, about: About) -> tuple[str, ...]:
@@ -289,7 +301,7 @@ def _count_notes(
     model: Model, quantization: Quantization | None, about: About, left_out: str
 ) -> tuple[str, ...]:
     """Both counts, where the Hub's and ours differ."""
-    ours, theirs = total_parameters(model), about.published_parameters
+    ours, theirs = _made_parameters(model), about.published_parameters
     if not about.hub_id:
         return ()
     if theirs is None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.counts import modules_with_counts
 from estimator.families.modules import weight_shapes
+from estimator.families.towers import made_modules
 from estimator.families.weights import FLOAT32_BYTES
 from estimator.parallel.fsdp1 import flat_tensors
 from estimator.parallel.sharding import sharded_tensors
@@ -262,7 +262,7 @@ def _count(model: Model, setup: TrainingSetup) -> int:
     """How many tensors the weights are; of FSDP1's units one, each."""
     if setup.uses_fsdp1:
         return model.num_hidden_layers + 1
-    return sum(count * len(weight_shapes(it)) for it, count in modules_with_counts(model))
+    return sum(count * len(weight_shapes(it)) for it, count in made_modules(model, setup))
 
 
 def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:

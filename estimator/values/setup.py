@@ -25,6 +25,7 @@ from estimator.values.specs import (
     Loss,
     Method,
     MixedPrecision,
+    ModelClass,
     Offload,
     Optimizer,
     Strategy,
@@ -90,6 +91,20 @@ class Adapters(Checked):
             section=ALWAYS,
             label="Method",
             help="full trains every weight; lora small adapters; qlora does so beside a 4-bit base.",
+        ),
+    )
+    model_class: ModelClass = key(
+        ModelClass.AUTO,
+        Choice(tuple(ModelClass), enum=ModelClass),
+        "of a checkpoint with towers: auto, as AutoModelForCausalLM makes it, or its text alone",
+        whose=Whose.TRANSFORMERS,
+        code="mc",
+        widget=Widget(
+            shape="segments",
+            section=MORE,
+            label="Class",
+            help="auto is what AutoModelForCausalLM makes, towers for images and sound too; text is the class of the "
+            "text alone.",
         ),
     )
     lora_r: int = key(

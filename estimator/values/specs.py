@@ -12,6 +12,7 @@ from enum import StrEnum
 from estimator.values.kinds import show
 from estimator.values.quantization import Quantization
 from estimator.values.refusals import InputError
+from estimator.values.towers import Towers
 
 
 class Method(StrEnum):
@@ -20,6 +21,15 @@ class Method(StrEnum):
     FULL = "full"
     LORA = "lora"
     QLORA = "qlora"
+
+
+class ModelClass(StrEnum):
+    """Which class is made of a checkpoint that holds more than text."""
+
+    AUTO = "auto"
+    """What ``AutoModelForCausalLM`` makes: of Gemma 3, 3n and 4 the text and its towers."""
+    TEXT = "text"
+    """The text alone, as ``Gemma3ForCausalLM`` makes it."""
 
 
 class Dtype(StrEnum):
@@ -402,8 +412,8 @@ class Model:
     """Rows of the table of these."""
     output_router_logits: bool = False
     """The loss that spreads tokens evenly is added, so that every layer's router scores outlive the layer."""
-    tower_parameters: int = 0
-    """Of towers that ``AutoModelForCausalLM`` makes beside the text, and that no figure counts; 0: none known."""
+    towers: Towers | None = None
+    """What ``AutoModelForCausalLM`` makes beside the text; None: nothing, or it is not known."""
     quantization: Quantization | None = None
     """How the checkpoint's files store the weights, where not as plain floats."""
     stored_width: int = 0

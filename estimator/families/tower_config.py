@@ -1,0 +1,170 @@
+"""From the ``vision_config`` and ``audio_config`` of a wrapper to the sizes of its towers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from estimator.values.kinds import Flag, Kind, WholeNumber
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model
+from estimator.values.towers import AudioTower, Towers, VisionTower
+
+WRAPPERS: Mapping[str, str] = {
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+}
+"""The wrappers of which ``AutoModelForCausalLM`` makes the class with towers, and their text part."""
+
+KNOWN_VISION: Mapping[str, tuple[str, ...]] = {
+    "gemma3": ("siglip_vision_model",),
+    "gemma3n": ("gemma3n_vision",),
+    "gemma4": ("gemma4_vision",),
+}
+"""``model_type`` of the towers whose modules are known."""
+MOBILENET = "mobilenetv5_300m_enc"
+
+_SIZE, _FLAG = WholeNumber(10**7), Flag()
+
+
+def with_towers(model: Model, config: Mapping[str, object]) -> Model:
+    """The model with the towers that its config names (sizes in elements; per model); as it is where there are none.
+
+    What a key leaves out is the class's default. Towers of a kind whose modules are not known here are left out.
+
+    Source: transformers 5.23, models/gemma3/configuration_gemma3.py, models/gemma3n/configuration_gemma3n.py,
+    models/gemma4/configuration_gemma4.py and models/siglip/configuration_siglip.py.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> with_towers(TINY_LLAMA, {"model_type": "llama"}) is TINY_LLAMA
+    True
+    """
+    wrapper = config.get("model_type")
+    if not isinstance(wrapper, str) or WRAPPERS.get(wrapper) != model.model_type:
+        return model
+    if "text_config" not in config:
+        return model
+    vision, audio = _part(config, "vision_config"), _part(config, "audio_config")
+    towers = _towers(wrapper, vision, audio)
+    return model if towers is None else replace(model, towers=towers)
+
+
+def _towers(
+    wrapper: str, vision: Mapping[str, object] | None, audio: Mapping[str, object] | None
+) -> Towers | None:
+    """None: not known here."""
+    if vision is not None and vision.get("model_type") not in (None, *KNOWN_VISION[wrapper]):
+        return None
+    match wrapper:
+        case "gemma3":
+            return Towers(vision=_siglip(vision or {}))
+        case "gemma3n":
+            if (vision or {}).get("architecture", MOBILENET) != MOBILENET:
+                return None
+            return Towers(vision=_mobilenet(vision or {}), audio=_conformer(audio or {}))
+        case _:
+            return Towers(
+                vision=None if vision is None else _gemma4_vision(vision),
+                audio=None if audio is None else _gemma4_audio(audio),
+            )
+
+
+def _siglip(part: Mapping[str, object]) -> VisionTower:
+    side, patch = _size(part, "image_size", 224), _size(part, "patch_size", 16)
+    return VisionTower(
+        hidden_size=_size(part, "hidden_size", 768),
+        intermediate_size=_size(part, "intermediate_size", 3072),
+        num_hidden_layers=_size(part, "num_hidden_layers", 12),
+        num_channels=_size(part, "num_channels", 3),
+        patch_size=patch,
+        positions=(side // patch) ** 2,
+        vision_use_head=_flag(part, "vision_use_head", default=True),
+    )
+
+
+def _mobilenet(part: Mapping[str, object]) -> VisionTower:
+    return VisionTower(
+        hidden_size=_size(part, "hidden_size", 2048), vocab_size=_size(part, "vocab_size", 128)
+    )
+
+
+def _conformer(part: Mapping[str, object]) -> AudioTower:
+    hidden = _size(part, "hidden_size", 1536)
+    frequencies = _size(part, "input_feat_size", 128)
+    for _ in range(2):  # two strides of 2 over one zero on either side
+        frequencies = (frequencies + 2 - 3) // 2 + 1
+    return AudioTower(
+        hidden_size=hidden,
+        num_hidden_layers=_size(part, "conf_num_hidden_layers", 12),
+        num_attention_heads=_size(part, "conf_num_attention_heads", 8),
+        conv_kernel_size=_size(part, "conf_conv_kernel_size", 5),
+        channels=_channels(part, "sscp_conv_channel_size"),
+        frequencies=frequencies,
+        output_size=hidden,
+        vocab_size=_size(part, "vocab_size", 128),
+    )
+
+
+def _gemma4_vision(part: Mapping[str, object]) -> VisionTower:
+    return VisionTower(
+        hidden_size=_size(part, "hidden_size", 768),
+        intermediate_size=_size(part, "intermediate_size", 3072),
+        num_hidden_layers=_size(part, "num_hidden_layers", 16),
+        num_attention_heads=_size(part, "num_attention_heads", 12),
+        num_key_value_heads=_size(part, "num_key_value_heads", 12),
+        head_dim=_size(part, "head_dim", 64),
+        patch_size=_size(part, "patch_size", 16),
+        positions=_size(part, "position_embedding_size", 10 * 1024),
+        use_clipped_linears=_flag(part, "use_clipped_linears", default=False),
+        standardize=_flag(part, "standardize", default=False),
+    )
+
+
+def _gemma4_audio(part: Mapping[str, object]) -> AudioTower:
+    channels = _channels(part, "subsampling_conv_channels")
+    return AudioTower(
+        hidden_size=_size(part, "hidden_size", 1024),
+        num_hidden_layers=_size(part, "num_hidden_layers", 12),
+        num_attention_heads=_size(part, "num_attention_heads", 8),
+        conv_kernel_size=_size(part, "conv_kernel_size", 5),
+        channels=channels,
+        frequencies=channels[0] // 4,
+        output_size=_size(part, "output_proj_dims", 1536),
+        use_clipped_linears=_flag(part, "use_clipped_linears", default=True),
+    )
+
+
+def _part(config: Mapping[str, object], name: str) -> Mapping[str, object] | None:
+    part = config.get(name)
+    if part is None or isinstance(part, Mapping):
+        return part
+    raise InputError(f"{name} must be an object or null; correct it in the config.")
+
+
+def _read(part: Mapping[str, object], name: str, kind: Kind) -> object:
+    try:
+        return kind.read(part[name])
+    except ValueError as problem:
+        raise InputError(f"{name} {problem}") from None
+
+
+def _size(part: Mapping[str, object], name: str, default: int) -> int:
+    if part.get(name) is None:
+        return default
+    value = _read(part, name, _SIZE)
+    assert isinstance(value, int)
+    return value
+
+
+def _flag(part: Mapping[str, object], name: str, *, default: bool) -> bool:
+    return default if part.get(name) is None else bool(_read(part, name, _FLAG))
+
+
+def _channels(part: Mapping[str, object], name: str) -> tuple[int, int]:
+    """Channels of the two convolutions, as both classes have them by default."""
+    given = part.get(name, [128, 32])
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        raise InputError(f"{name} must list two whole numbers; correct it in the config.")
+    first, second = (_size({name: it}, name, 0) for it in given)
+    return first, second

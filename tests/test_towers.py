@@ -1,0 +1,247 @@
+"""Checkpoints with towers: which class is made of them, and what the towers take in a step on text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import Component, Strategy, TrainingSetup, catalog, estimate
+from estimator.contract.setups import read_setup
+from estimator.families.adapters import adapter_parameters, trainable_parameters
+from estimator.families.counts import total_parameters
+from estimator.families.modules import Linear, is_quantized
+from estimator.families.registry import FAMILIES
+from estimator.families.towers import tower_modules, tower_parameters
+from estimator.families.weights import module_bytes, tower_buffers
+from estimator.families.wrapped import classes_of
+from estimator.resident.model import idle_tensors, trainable_tensors
+from estimator.sources.repository import from_config
+from estimator.values.specs import Method, Model, ModelClass, Optimizer
+
+WITH = [hub_id for hub_id, entry in catalog.models().items() if entry.model.towers]
+GEMMA_3, GEMMA_3N = catalog.model("google/gemma-3-4b-it"), catalog.model("google/gemma-3n-E2B-it")
+E2B, GEMMA_31B = catalog.model("google/gemma-4-E2B-it"), catalog.model("google/gemma-4-31B-it")
+LORA = TrainingSetup(method=Method.LORA)
+TEXT = {"model_class": ModelClass.TEXT}
+
+
+def tower_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Of all modules of the towers, as they lie on the GPU."""
+    buffers = sum(it.copies * it.bytes for it in tower_buffers(model, setup))
+    return buffers + sum(n * module_bytes(it, setup) for it, n in tower_modules(model, setup))
+
+
+def ledger(model: Model, setup: TrainingSetup) -> dict[Component, int]:
+    return dict(estimate(model, None, setup).peak.resident)
+
+
+@pytest.mark.parametrize("hub_id", WITH)
+def test_text_and_towers_have_the_published_parameters(hub_id: str) -> None:
+    """The Hub counts what is stored: besides keys and values that transformers 5 does not make, and stored buffers."""
+    entry = catalog.models()[hub_id]
+    towers = tower_parameters(entry.model, TrainingSetup())
+    made = estimate(entry.model, None, TrainingSetup()).total_parameters
+    assert made == total_parameters(entry.model) + towers
+    stored_beside = entry.published_extra - towers
+    assert stored_beside >= 0
+    assert f"{towers}" in entry.published_extra_is or entry.published_extra == towers
+
+
+def test_every_catalogued_gemma_of_three_kinds_says_its_class() -> None:
+    assert {catalog.model(hub_id).model_type for hub_id in WITH} == {
+        name for name, it in FAMILIES.items() if it.with_towers
+    }
+    for hub_id in (*WITH, "google/gemma-3-1b-it", "Qwen/Qwen3.5-4B"):
+        model = catalog.model(hub_id)
+        said = " ".join(estimate(model, None, TrainingSetup()).assumptions)
+        text = " ".join(estimate(model, None, TrainingSetup(**TEXT)).assumptions)
+        if hub_id in WITH:
+            made, alone = classes_of(model.model_type)
+            assert f"makes {made}" in said
+            assert f"{tower_parameters(model, TrainingSetup()):,} parameters" in said
+            assert f"model_class text: {alone}" in text
+        else:
+            assert said == text
+            assert "model_class" not in said
+
+
+def test_all_linear_adapts_the_linears_of_siglip_too() -> None:
+    # of 27 layers q, k, v and out of 1152 x 1152, fc1 and fc2 of 1152 x 4304; the projector is no linear
+    by_hand = 27 * 16 * (4 * (1152 + 1152) + 2 * (1152 + 4304))
+    alone = adapter_parameters(GEMMA_3, replace(LORA, **TEXT))
+    assert adapter_parameters(GEMMA_3, LORA) == alone + by_hand
+    # by names: what the tower shares with the text, which calls its last one o_proj
+    named = replace(LORA, lora_target_modules=("q_proj", "o_proj"))
+    without = adapter_parameters(GEMMA_3, replace(named, **TEXT))
+    assert adapter_parameters(GEMMA_3, named) == without + 27 * 16 * (1152 + 1152)
+
+
+SETUPS = [
+    TrainingSetup(),
+    TrainingSetup(optim=Optimizer.ADAFACTOR, gradient_checkpointing=True),
+    LORA,
+    replace(LORA, gradient_checkpointing=True, per_device_train_batch_size=2),
+    TrainingSetup(method=Method.QLORA, gradient_checkpointing=True),
+    TrainingSetup(method=Method.QLORA, prepare_model_for_kbit_training=True),
+    replace(LORA, load_in_8bit=True),
+]
+
+
+@pytest.mark.parametrize("model", [GEMMA_3, GEMMA_31B, E2B], ids=["3", "4 31B", "4 E2B"])
+@pytest.mark.parametrize("setup", SETUPS)
+def test_towers_take_their_weights_and_adapters_and_nothing_else(
+    model: Model, setup: TrainingSetup
+) -> None:
+    text = replace(setup, **TEXT)
+    alone, made = ledger(model, text), ledger(model, setup)
+    weights = made.pop(Component.WEIGHTS) - alone.pop(Component.WEIGHTS)
+    assert weights == tower_bytes(model, setup)
+    adapters = made.pop(Component.ADAPTERS, 0) - alone.pop(Component.ADAPTERS, 0)
+    assert adapters == (_rounded(model, setup) if setup.uses_adapters else 0)
+    assert made == alone  # gradients, optimizer states, activations
+    trained = trainable_parameters(model, setup) - trainable_parameters(model, text)
+    assert trained == sum(it.alike * _size(it.shape) for it in idle_tensors(model, setup)) > 0
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _rounded(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of the adapters that no gradient reaches, each as allocated: by multiples of 512."""
+    return sum(
+        it.alike * -(-it.width * _size(it.shape) // 512) * 512 for it in idle_tensors(model, setup)
+    )
+
+
+def test_a_packed_base_packs_the_towers_linears_but_the_models_last_parameter() -> None:
+    setup = TrainingSetup(method=Method.QLORA)
+    whole = [
+        it.name
+        for it, _ in tower_modules(E2B, setup)
+        if isinstance(it, Linear) and not is_quantized(it, setup)
+    ]
+    assert whole == ["embed_audio.embedding_projection"]  # get_keys_to_not_convert
+    assert all(
+        is_quantized(it, setup) for it, _ in tower_modules(GEMMA_3, setup) if isinstance(it, Linear)
+    )
+
+
+@pytest.mark.parametrize("setup", [TrainingSetup(), LORA])
+def test_ddp_has_room_in_its_buckets_for_what_gets_no_gradient(setup: TrainingSetup) -> None:
+    setup = replace(setup, num_gpus=2, strategy=Strategy.DDP)
+    text = ledger(GEMMA_3, replace(setup, **TEXT))[Component.COMMUNICATION]
+    more = sum(it.alike * it.width * _size(it.shape) for it in idle_tensors(GEMMA_3, setup))
+    made = ledger(GEMMA_3, setup)[Component.COMMUNICATION]
+    assert abs(made - text - more) < 512  # the buckets are allocated by multiples of 512
+
+
+def test_gemma_3n_runs_its_embedders_on_text() -> None:
+    full = TrainingSetup()
+    more = len(trainable_tensors(GEMMA_3N, full)) - len(
+        trainable_tensors(GEMMA_3N, replace(full, **TEXT))
+    )
+    assert more == 6  # of each of two: the table, its norm, the projection
+    said = " ".join(estimate(GEMMA_3N, None, full).assumptions)
+    assert "what these keep on the way is not counted" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "sentence"),
+    [
+        (GEMMA_3, {"strategy": Strategy.FSDP}, "it has no SiglipTextEmbeddings; take model_class"),
+        (GEMMA_3, {"strategy": Strategy.FSDP, "fsdp_version": 1}, "no SiglipTextEmbeddings"),
+        (GEMMA_31B, {"strategy": Strategy.FSDP}, "it has no Gemma4AudioLayer; take model_class"),
+        (
+            GEMMA_3,
+            {"strategy": Strategy.DDP, "gradient_checkpointing": True},
+            "strategy ddp stops at the second step of Gemma3ForConditionalGeneration",
+        ),
+        (GEMMA_3, {"strategy": Strategy.ZERO3}, "zero3 is not modelled yet for Gemma3ForCond"),
+        (GEMMA_3, {"strategy": Strategy.DEVICE_MAP}, "device_map is not modelled yet for Gemma3"),
+        (
+            E2B,
+            {"num_gpus": 1, "method": Method.LORA, "lora_target_modules": ("q_proj",)},
+            "names 'q_proj', which the towers of gemma4_text have too, as a linear in a class",
+        ),
+    ],
+)
+def test_what_stops_at_the_towers_runs_without_them(
+    model: Model, changes: dict[str, Any], sentence: str
+) -> None:
+    setup = TrainingSetup(**{"num_gpus": 2, **changes})
+    with pytest.raises(ValueError, match=sentence):
+        estimate(model, None, setup)
+    assert estimate(model, None, replace(setup, **TEXT)).peak.bytes > 0
+
+
+VISION = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
+VISION |= {"num_attention_heads": 16, "image_size": 896, "patch_size": 14}
+VISION |= {"vision_use_head": False, "model_type": "siglip_vision_model"}
+WRAPPER: dict[str, Any] = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+    "vision_config": VISION,
+}
+
+
+def test_a_config_with_towers_is_the_catalogues_model() -> None:
+    found = from_config(WRAPPER)
+    assert found.model is not None
+    assert found.model.towers == GEMMA_3.towers
+    assert found.parameters == 4_300_079_472  # the Hub's count of google/gemma-3-4b-it
+    assert not found.left_out
+    reading = read_setup({"model": json.loads(json.dumps(WRAPPER)), "model_class": "text"})
+    assert reading.model is not None
+    assert estimate(reading.model, None, reading.setup).total_parameters == 3_880_263_168
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vision_config": VISION | {"model_type": "siglip2_vision_model"}},
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+    ],
+)
+def test_towers_whose_modules_are_not_known_are_said_to_be_left_out(
+    changes: dict[str, Any],
+) -> None:
+    found = from_config(WRAPPER | changes)
+    assert found.model is not None
+    assert found.model.towers is None
+    assert "whose towers are not counted here" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("vision", "sentence"),
+    [
+        ({"hidden_size": 0}, "hidden_size must be a whole number from 1"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers must be a whole number"),
+        ({"vision_use_head": 3}, "vision_use_head must be true or false"),
+        (7, "vision_config must be an object or null"),
+    ],
+)
+def test_a_tower_with_impossible_sizes_is_refused_by_key(vision: object, sentence: str) -> None:
+    found = from_config(WRAPPER | {"vision_config": vision})
+    assert found.model is None
+    assert sentence in found.problem
+
+
+def test_a_text_config_by_itself_has_no_towers() -> None:
+    found = from_config(WRAPPER["text_config"])
+    assert found.model is not None
+    assert found.model.towers is None
+    alone = estimate(found.model, None, TrainingSetup())
+    assert alone.peak.bytes == estimate(GEMMA_3, None, TrainingSetup(**TEXT)).peak.bytes
