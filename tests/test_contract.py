@@ -22,6 +22,7 @@ from estimator.search.remedies import remedies
 from estimator.values.declaration import Key
 from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, GROUPS, KEYS
 from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Version, WholeNumber, show
+from estimator.values.later_keys import LATER
 from estimator.values.parallelisms import PARALLEL_WORDS, UNMODELLED_STRATEGIES
 from estimator.values.setup import KEY_FACET, TrainingSetup
 from estimator.values.specs import Component, Dtype, Gpu, MixedPrecision, Model, Optimizer, Verdict
@@ -196,6 +197,26 @@ def test_parallelism_without_physics_is_named_and_no_other_run_is_advised(
         (sentence,) = problems
         assert sentence.startswith(f"{name} ")
         assert sentence.endswith(said)
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_key_without_physics_is_accepted_at_its_default_and_otherwise_not_modelled_yet(
+    name: str,
+) -> None:
+    base = read_setup({"model": MISTRAL})
+    default = LATER[name]
+    for said in (default, None):
+        assert read_setup({"model": MISTRAL, name: said}) == base
+        link = json.dumps(said).strip('"')
+        assert read_link({"model": MISTRAL, name: link}).problems == ()
+    for other in ("other", 7, True, [3]):
+        (sentence,) = read_setup({"model": MISTRAL, name: other}).problems
+        assert sentence.startswith(f"{name} ")
+        assert sentence.endswith(" is not modelled yet: a run with it cannot be estimated.")
+    (sentence,) = read_link({"model": MISTRAL, name: "7"}).problems
+    assert sentence.startswith(f"{name} 7.0 is not modelled yet")
+    # a key with a formula stands in the table of keys instead
+    assert name not in BY_NAME
 
 
 @pytest.mark.parametrize("word", sorted(PARALLEL_WORDS))

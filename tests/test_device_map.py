@@ -149,7 +149,7 @@ def kept_by_forward(line: StepTimeline) -> int:
     """Bytes that the layers' forward leave for backward: all that they make, less all that they free."""
     forward = [
         (line._sized.segments[run.segment], run.length)
-        for run in line._course.runs
+        for run in line._schedule.runs
         if run.layers and run.phase is Phase.FORWARD
     ]
     return sum(times * sum(segment.net) for segment, times in forward)

@@ -26,6 +26,7 @@ from estimator.step.reserved import shown
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS, MEANT
 from estimator.values.kinds import near, not_modelled, one_of, plain, show
+from estimator.values.later_keys import LATER, later_from_text, read_later
 from estimator.values.parallelisms import NOT_PARALLEL, PARALLEL_WORDS
 from estimator.values.refusals import InputError, about
 from estimator.values.results import Estimate, OnDevice
@@ -162,6 +163,9 @@ def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, ob
             if key is None:
                 if parallelism := PARALLEL_WORDS.get(plain(name)):
                     _refuse_parallel(name, value, parallelism)
+                    continue
+                if name in LATER:
+                    read_later(name, value)
                     continue
                 raise InputError(_unknown_key(name))
             read = key.read(value)
@@ -347,6 +351,8 @@ def _from_texts(name: str, texts: list[str]) -> object:
     text = ",".join(texts)
     if key is not None:
         return key.kind.from_text(text)
+    if name in LATER:
+        return later_from_text(text)
     if plain(name) in PARALLEL_WORDS:
         words = {"null": None, "false": False, "true": True}
         if text.lower() in words:

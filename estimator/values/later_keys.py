@@ -1,0 +1,98 @@
+"""Keys of the contract that no formula knows yet: accepted where they say what is estimated anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from estimator.values.kinds import show
+from estimator.values.refusals import NOT_MODELLED, Refusal
+
+LATER_KEY = Refusal(
+    "{key} {value} is not modelled yet: a run with it cannot be estimated.", NOT_MODELLED
+)
+
+LATER: Mapping[str, object] = MappingProxyType(
+    {
+        # the tool whose defaults are meant, and what it trains for: TRL 1.16's trainers
+        "tool": "trainer",
+        "tool_version": None,
+        "objective": "sft",
+        "completion_fraction": 1.0,
+        "max_prompt_length": None,
+        "precompute_ref_log_probs": False,
+        "beta": None,
+        "num_labels": 2,
+        "loss_type": None,
+        # GRPO's: TRL 1.16, trainer/grpo_config.py
+        "num_generations": 8,
+        "max_completion_length": 256,
+        "steps_per_generation": None,
+        "num_iterations": 1,
+        "use_vllm": False,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.3,
+        "vllm_enable_sleep_mode": False,
+        "vllm_tensor_parallel_size": 1,
+        # other ways to checkpoint, and to lay texts
+        "activation_offloading": False,
+        "offload_checkpoints": False,
+        "checkpoint_every_n_layers": 1,
+        "selective_checkpointing": False,
+        "packing": False,
+        "padding_free": False,
+        # peft 0.21, tuners/lora/config.py; transformers 5.23, training_args.py
+        "lora_bias": False,
+        "layers_to_transform": None,
+        "rank_pattern": None,
+        "exclude_modules": None,
+        "target_parameters": None,
+        "label_smoothing_factor": 0.0,
+        # images
+        "images_per_example": 0,
+        "image_height": None,
+        "image_width": None,
+        "image_sizes": None,
+        "text_tokens": None,
+        "min_pixels": None,
+        "max_pixels": None,
+        "do_image_splitting": None,
+        "image_longest_edge": None,
+        "crop_to_patches": None,
+        "max_patches": None,
+        "do_pan_and_scan": None,
+        "max_soft_tokens": None,
+        "freeze_vision": False,
+        "freeze_projector": False,
+        "freeze_language": False,
+    }
+)
+"""Each with its default, which is what is estimated."""
+
+
+def read_later(key: str, value: object) -> None:
+    """Accept the default, a JSON value of the same kind, or nothing at all; refuse the rest as not modelled yet.
+
+    >>> read_later("images_per_example", 0), read_later("rank_pattern", {})
+    (None, None)
+    """
+    default = LATER[key]
+    is_default = value == default and isinstance(value, bool) == isinstance(default, bool)
+    if is_default or value is None or (default is None and value in ({}, [], ())):
+        return
+    raise LATER_KEY(key=key, value=show(value))
+
+
+def later_from_text(text: str) -> object:
+    """The JSON value that a link or a flag means.
+
+    >>> later_from_text("1.0"), later_from_text("false"), later_from_text("sft")
+    (1.0, False, 'sft')
+    """
+    words = {"null": None, "false": False, "true": True}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return float(text)
+    except ValueError:
+        return text
