@@ -8,12 +8,12 @@ never a sum of everything that ever lives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
-from operator import add, attrgetter
-from typing import NamedTuple, Protocol
+from operator import add
+from typing import NamedTuple, Protocol, TypeVar
 
 from estimator.families.kernels import attention_of
 from estimator.objectives.causal_lm import causal_lm
@@ -27,9 +27,21 @@ from estimator.resident.model import (
 from estimator.tape.program import Changes, Program, Reason, Sized
 from estimator.tape.symbols import Recording
 from estimator.tape.tape import COMPONENTS, WEIGHTS, Call, Mark, Place
+from estimator.values.declaration import rows
 from estimator.values.results import HeldTensors, Moment
-from estimator.values.setup import KEY_FACET, TrainingSetup
+from estimator.values.setup import (
+    Adapters,
+    Batch,
+    Computation,
+    Mesh,
+    Optimisation,
+    Precision,
+    TrainingRun,
+    TrainingSetup,
+)
 from estimator.values.specs import FULL_STATE_DICT, Component, Model, Optimizer, Phase, Strategy
+
+SomeFacet = TypeVar("SomeFacet", Adapters, Optimisation, Mesh, TrainingRun)
 
 
 class Run(NamedTuple):
@@ -230,20 +242,54 @@ STRETCHING = frozenset(
     }
 )
 """What changes no tensor of a step but in size, and no refusal; of accumulation it matters whether there is any."""
-SHAPING = tuple(name for name in KEY_FACET if name not in STRETCHING)
-_shaping: Callable[[TrainingSetup], tuple[object, ...]] = attrgetter(*SHAPING)
-_setup_of: Callable[..., TrainingSetup] = TrainingSetup
 
 
 def structure(setup: TrainingSetup) -> TrainingSetup:
     """The setup with all that only stretches it at its default: one object for all its neighbours on the sliders."""
-    return _structure(_shaping(setup), setup.gradient_accumulation_steps > 1)
+    batch = setup.batch
+    return _structure(
+        _unstretched(setup.adapters),
+        setup.precision,
+        _unstretched(setup.optimisation),
+        _BATCHES[batch.padded, batch.gradient_accumulation_steps > 1],
+        setup.computation,
+        _unstretched(setup.mesh),
+        _unstretched(setup.run),
+    )
+
+
+_BATCHES = {
+    (padded, steps > 1): Batch(padded=padded, gradient_accumulation_steps=steps)
+    for padded in (False, True)
+    for steps in (1, 2)
+}
 
 
 @lru_cache(maxsize=1024)
-def _structure(shaping: tuple[object, ...], accumulates: bool) -> TrainingSetup:
-    steps = 2 if accumulates else 1
-    return _setup_of(**dict(zip(SHAPING, shaping, strict=True)), gradient_accumulation_steps=steps)
+def _unstretched(facet: SomeFacet) -> SomeFacet:
+    same = {row.name: row.default for row in rows(type(facet)) if row.name in STRETCHING}
+    return replace(facet, **same)
+
+
+@lru_cache(maxsize=1024)
+def _structure(
+    adapters: Adapters,
+    precision: Precision,
+    optimisation: Optimisation,
+    batch: Batch,
+    computation: Computation,
+    mesh: Mesh,
+    run: TrainingRun,
+) -> TrainingSetup:
+    return TrainingSetup(
+        adapters=adapters,
+        precision=precision,
+        optimisation=optimisation,
+        batch=batch,
+        computation=computation,
+        mesh=mesh,
+        run=run,
+    )
 
 
 @lru_cache(maxsize=1024)

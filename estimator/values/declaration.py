@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from estimator.values.kinds import Kind, not_modelled
 from estimator.values.parallelisms import PARALLEL_WORDS
@@ -157,7 +157,22 @@ def rows(facet: type[Any]) -> tuple[Key, ...]:
     return _rows[facet]
 
 
-class Checked:
+class Hashed:
+    """Hashed once, since caches are asked by it; a dataclass that inherits this says ``__hash__ = Hashed.__hash__``."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            found = hash(tuple(getattr(self, it.name) for it in fields(cast("Any", self))))
+            object.__setattr__(self, "_hash", found)
+            return found
+
+
+class Checked(Hashed):
     """A facet of a setup: each of its values is what its key may be, or it is not built."""
 
     __slots__ = ()

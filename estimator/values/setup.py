@@ -12,7 +12,17 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from estimator.values.declaration import Checked, Key, Section, Whose, Widget, flat, key, rows
+from estimator.values.declaration import (
+    Checked,
+    Hashed,
+    Key,
+    Section,
+    Whose,
+    Widget,
+    flat,
+    key,
+    rows,
+)
 from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Version, WholeNumber
 from estimator.values.parallelisms import UNMODELLED_STRATEGIES
 from estimator.values.specs import (
@@ -79,6 +89,8 @@ _UNMODELLED = "only 1 is modelled"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters(Checked):
     """What is trained: every weight, or adapters beside a frozen base, which may be packed."""
+
+    __hash__ = Hashed.__hash__
 
     method: Method = key(
         Method.FULL,
@@ -282,6 +294,8 @@ class Adapters(Checked):
 class Precision(Checked):
     """What weights are loaded in, and what the forward pass computes in."""
 
+    __hash__ = Hashed.__hash__
+
     dtype: Dtype = key(
         Dtype.BFLOAT16,
         Choice(tuple(Dtype), enum=Dtype),
@@ -316,6 +330,8 @@ class Precision(Checked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimisation(Checked):
     """What becomes of the gradients."""
+
+    __hash__ = Hashed.__hash__
 
     optim: Optimizer = key(
         Optimizer.ADAMW_TORCH_FUSED,
@@ -361,6 +377,8 @@ class Optimisation(Checked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch(Checked):
     """What goes through the model, and how often before a step. Counts are ``int``."""
+
+    __hash__ = Hashed.__hash__
 
     per_device_train_batch_size: int = key(
         1,
@@ -428,6 +446,8 @@ class Batch(Checked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computation(Checked):
     """By which kernels layers and loss are computed, and what is kept for the backward pass."""
+
+    __hash__ = Hashed.__hash__
 
     gradient_checkpointing: bool = key(
         False,
@@ -515,6 +535,8 @@ class Computation(Checked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh(Checked):
     """How many GPUs there are, how they share the work, and what rests outside them."""
+
+    __hash__ = Hashed.__hash__
 
     num_gpus: int = key(
         1,
@@ -680,8 +702,10 @@ class Mesh(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule(Checked):
+class TrainingRun(Checked):
     """The run around the steps: examples, evaluations, checkpoints, and what an hour of it costs."""
+
+    __hash__ = Hashed.__hash__
 
     num_train_examples: int = key(
         10_000,
@@ -856,7 +880,7 @@ FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
         "batch": (Batch, "the batch"),
         "computation": (Computation, "kernels, and what is kept for the backward pass"),
         "mesh": (Mesh, "several GPUs"),
-        "schedule": (Schedule, "the run"),
+        "run": (TrainingRun, "the run"),
     }
 )
 """The facets of a setup, each by its field, with what the help calls it."""
@@ -873,7 +897,7 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
                 widget="its momentum makes sgd the optimizer sgd_momentum, which the box for it offers",
             ),
         ),
-        "schedule": (
+        "run": (
             Key(
                 name="v",
                 default=1,
@@ -894,12 +918,12 @@ FACET_OF: Mapping[str, str] = flat({name: of for name, (of, _) in FACETS.items()
 if TYPE_CHECKING:
 
     class _Keys(  # type: ignore[misc]  # no object has all their slots: at run time each is asked
-        Adapters, Precision, Optimisation, Batch, Computation, Mesh, Schedule
+        Adapters, Precision, Optimisation, Batch, Computation, Mesh, TrainingRun
     ):
         """Every key of every facet, typed as its facet has it."""
 else:
 
-    class _Keys:
+    class _Keys(Hashed):
         """Every key and property of every facet, asked of the facet."""
 
         __slots__ = ()
@@ -917,13 +941,15 @@ class TrainingSetup(_Keys):
     ('lora', 2, 'ddp', 8)
     """
 
+    __hash__ = Hashed.__hash__
+
     adapters: Adapters = field(default=Adapters())
     precision: Precision = field(default=Precision())
     optimisation: Optimisation = field(default=Optimisation())
     batch: Batch = field(default=Batch())
     computation: Computation = field(default=Computation())
     mesh: Mesh = field(default=Mesh())
-    schedule: Schedule = field(default=Schedule())
+    run: TrainingRun = field(default=TrainingRun())
 
     if not TYPE_CHECKING:
 
