@@ -1,1 +1,1 @@
-"""What is a step? Passes of models and a loss behind them, one file an objective."""
+"""What is a step? Forward passes of models followed by a loss; one file per objective."""

@@ -1,4 +1,4 @@
-"""Causal language modelling: one pass of one model, the loss inside its call, and backward.
+"""Causal language modelling: one forward pass, the loss inside the model's call, and backward.
 
 Source: transformers 5.23, models/llama/modeling_llama.py (``LlamaForCausalLM.forward``) and loss/loss_utils.py
 (``ForCausalLMLoss``); accelerate 1.15, accelerator.py (outputs converted to float32).
@@ -20,7 +20,7 @@ from estimator.values.arithmetic import ceil_div
 from estimator.values.specs import Loss, Phase
 
 CHUNKS = 8
-"""Of a text's logits: torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, ``num_output_chunks``."""
+"""Chunks of a sequence's logits: torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, ``num_output_chunks``."""
 
 
 def causal_lm(step: Step) -> None:
@@ -34,7 +34,7 @@ def causal_lm(step: Step) -> None:
     loss, outputs = call.run(ids, labels)
     if not (step.training and setup.hold_outputs):
         del outputs
-        call.let_go(forward.router_logits)
+        call.free(forward.router_logits)
     if step.training:
         step.backward(loss)
     step.end()
@@ -43,7 +43,7 @@ def causal_lm(step: Step) -> None:
 
 
 class _LabelledCall:
-    """A call of the model that is given labels: it returns the loss beside the logits."""
+    """A call of the model with labels, which returns the loss and the logits."""
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
@@ -52,7 +52,7 @@ class _LabelledCall:
         self.loss = loss_of(forward.model, forward.setup)
 
     def run(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Loss and outputs, as what is wrapped around the model returns them."""
+        """Loss and outputs, as the outermost wrapper of the model returns them."""
         tape, forward = self.tape, self.forward
         hidden: Tensor | None = forward.hidden(ids)
         assert hidden is not None
@@ -83,7 +83,7 @@ class _LabelledCall:
         return self.hooks.leave_model(loss, outputs)
 
     def _in_float32(self, logits: Tensor | None) -> Tensor | None:
-        """Accelerate's ``convert_outputs_to_fp32``: a copy of every 16-bit output before the first is let go."""
+        """Accelerate's ``convert_outputs_to_fp32``: copies every 16-bit output before it frees the first."""
         tape = self.tape
         tape.operation = "outputs to float32"
         converted = logits
@@ -96,11 +96,11 @@ class _LabelledCall:
                 self.router_logits[index] = tape.new(scores[index].elements, 4)
         if scores:
             tape.enter(Phase.LOSS, "end of forward")
-        self.let_go(scores)
+        self.free(scores)
         return converted
 
-    def let_go(self, scores: list[Tensor]) -> None:
-        """Free the routers' scores layer by layer, so that unplayed layers can be counted."""
+    def free(self, scores: list[Tensor]) -> None:
+        """Free the router scores layer by layer, so that unplayed layers can be counted."""
         for index in range(len(scores)):
             self.tape.enter(Phase.LOSS, "scores", index)
             del scores[0]
@@ -108,7 +108,7 @@ class _LabelledCall:
                 self.tape.enter(Phase.LOSS, "end of forward")
 
     def _with_balance(self, loss: Tensor) -> Tensor:
-        """The loss, and what the routers' scores add to it, layer by layer so that unplayed layers can be counted."""
+        """Add the load-balancing loss of the router scores, layer by layer so that unplayed layers can be counted."""
         tape, balance = self.tape, None
         for index, logits in enumerate(self.router_logits):
             tape.enter(Phase.LOSS, "balance", index)
@@ -132,7 +132,7 @@ class _LabelledCall:
         return op.log_softmax_loss(tape, logits, shifted)
 
     def _loss_without_logits(self, hidden: Tensor) -> Tensor:
-        """Head and loss in one, so that the logits never exist as a whole."""
+        """Head and loss fused, so that the full logits never exist."""
         weight, vocabulary = (
             self.hooks.read(self.forward.loaded.head_weight()),
             self.model.vocab_size,
@@ -151,7 +151,7 @@ class _LabelledCall:
         return self.forward.outer.within(HEAD, hidden, loss)
 
     def _logits_in_chunks(self, hidden: Tensor) -> list[Tensor]:
-        """torchtune's: each text in eight chunks; rows of several texts are copied side by side.
+        """torchtune's: each sequence in eight chunks; with several sequences each chunk is copied to be contiguous.
 
         Source: torchtune 0.6.1, modules/transformer.py, ``chunked_output``.
         """
@@ -167,7 +167,7 @@ class _LabelledCall:
         ]
 
     def _loss_of_chunks(self, chunks: Sequence[Tensor]) -> Tensor:
-        """Only one chunk at a time is in float32, but the log-softmax of all is kept, as are the logits until here.
+        """One chunk at a time is in float32, but every chunk's log-softmax is saved, and its logits live until here.
 
         Source: torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, ``CEWithChunkedOutputLoss``.
         """

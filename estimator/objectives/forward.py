@@ -42,22 +42,22 @@ ID_BYTES = 8
 
 
 class Pass(NamedTuple):
-    """One forward call of a model: so many rows of so many tokens."""
+    """One forward call of a model on ``rows`` sequences of ``length`` tokens."""
 
     model: Loaded
     rows: int
     length: int
     scored: int | None = None
-    """Tokens that the head sees; None: all."""
+    """Tokens passed to the head; None: all."""
     grad: bool = True
-    """Its graph is kept for backward; else it runs under ``torch.no_grad``."""
+    """Builds a graph for backward; False: runs under ``torch.no_grad``."""
     phase: Phase = Phase.FORWARD
     label: str = ""
-    """What its moments are called by, where a step has several passes."""
+    """Prefix of its moments' names where a step has several passes."""
 
 
 class Loaded:
-    """A model whose weights lie on the GPU, ready to be called."""
+    """A model loaded on the GPU, ready to be called."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class Loaded:
         self.setup = computed(setup)
         self.stack = stack
         self.number = number
-        """Of its stack among those of the step."""
+        """Index of its stack among those of the step."""
         self.family: Architecture = architecture(model)
         self.parameters: dict[str, Parameter] = {}
-        """By key, the same in every pass."""
+        """Parameters by key, shared by all passes."""
         copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
         self.outer = self.block((*outer_modules(model), *copied_head), "outer", self.setup)
         for head in tied_head(model):
@@ -87,7 +87,7 @@ class Loaded:
         self.hooks = hooks(tape, model, setup, self.outer, ranks, devices)
 
     def head_weight(self) -> Parameter:
-        """The head's weight, V · h: its own, or the embedding's."""
+        """The head's weight, V · h; the embedding's if tied."""
         outer = self.outer
         if outer.has("lm_head"):
             return outer.linears["lm_head"].weight
@@ -104,7 +104,7 @@ class Loaded:
         setup: TrainingSetup,
         index: int | None = None,
     ) -> Block:
-        """The modules of one played layer, or of what lies around the layers."""
+        """The modules of one played layer, or those outside the layers."""
         model = self.model
         return Block(
             self.tape,
@@ -120,9 +120,9 @@ class Loaded:
 
 
 class Forward:
-    """One pass while it runs, and what lives on from it until backward has ended.
+    """A running pass, and what lives on from it until backward ends.
 
-    A checkpoint plays a layer only where a graph is kept: without gradients nothing is saved that it could drop.
+    Layers are checkpointed only where a graph is built; without gradients nothing is saved anyway.
     """
 
     def __init__(self, of: Pass) -> None:
@@ -145,21 +145,21 @@ class Forward:
         self.lowest = lowest_trained(self.model, self.setup) or 0
         """The lowest layer that backward reaches."""
         self.returned: Tensor | None = None
-        """What the last layer returned beside its output."""
+        """The attention weights that the last layer returned with its output."""
         self.router_logits: list[Tensor] = []
-        """One a played layer, if the model returns them."""
+        """Router logits of each played layer, if the model returns them."""
         self.end_phase = Phase.LOSS if of.phase is Phase.FORWARD else of.phase
-        """Of what happens between the logits and the end of the call."""
+        """Phase between the logits and the end of the call."""
         self.tape.begin_pass(of.phase, loaded.number)
 
     def end(self) -> None:
-        """The call ends, and autocast with it."""
+        """End the call, and autocast with it."""
         self.tape.operation = "end of autocast"
         self.tape.autocast_active = False
         self.drop_cache()
 
     def drop_cache(self) -> None:
-        """Autocast ends: its copies of weights go, layer by layer so that unplayed layers can be counted."""
+        """Free autocast's weight copies, layer by layer so that unplayed layers can be counted."""
         tape = self.tape
         for index in range(len(self.layers)):
             tape.enter(self.end_phase, "cache", index)
@@ -171,9 +171,9 @@ class Forward:
     # -- the decoder ------------------------------------------------------------------------------------------
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """What the final norm makes of these token ids."""
+        """Hidden states after the final norm."""
         tape, setup, model = self.tape, self.setup, self.model
-        embedded = self._embedding(ids)  # names of the model's forward until it returns
+        embedded = self._embedding(ids)  # locals of the model's forward, alive until it returns
         positions: Tensor | None = tape.new(setup.max_length, ID_BYTES)
         hidden = self._first_hidden(embedded)
         of_layers = None
@@ -227,7 +227,7 @@ class Forward:
         return hidden
 
     def _attends(self, index: int) -> bool:
-        """Whether the layer reads a mask of queries and keys."""
+        """Whether the layer reads an attention mask."""
         types = self.model.layer_types
         return not types or types[index] not in WITHOUT_ATTENTION
 
@@ -255,7 +255,7 @@ class Forward:
         return hidden
 
     def _embedding(self, ids: Tensor) -> list[Tensor]:
-        """The tokens' vectors, and the positions' where these are learned."""
+        """Token embeddings, and learned position embeddings if the model has them."""
         tape, setup, outer, model = self.tape, self.setup, self.outer, self.model
         names = [name for name in outer.embeddings if name not in ("wpe", "embed_positions")]
         weight = outer.embeddings[names[0]]
@@ -281,7 +281,7 @@ class Forward:
         return [hidden, *(self._positions(name) for name in learned)]
 
     def _first_hidden(self, embedded: list[Tensor]) -> Tensor:
-        """What enters the first layer: the sum of the embeddings, normalised or dropped out by some families."""
+        """Input of the first layer: the sum of the embeddings, in some families after a norm or dropout."""
         tape, model = self.tape, self.model
         hidden = embedded[0]
         for positions in embedded[1:]:
@@ -296,7 +296,7 @@ class Forward:
         return hidden
 
     def _positions(self, name: str) -> Tensor:
-        """The positions' vectors: once for all texts, or (OPT, which counts what is not padding) for each."""
+        """Position embeddings: one set for all sequences, or one for each (OPT, which counts unpadded tokens)."""
         tape, setup = self.tape, self.setup
         rows = setup.tokens if name == "embed_positions" else setup.max_length
         ids = tape.new(rows, ID_BYTES)
@@ -306,7 +306,7 @@ class Forward:
         )
 
     def _masks(self, width: int) -> dict[bool, Tensor | None]:
-        """The mask of full and of sliding layers: None where the kernel's own causality is enough."""
+        """The masks of full and of sliding layers; None where the kernel applies the causal mask itself."""
         setup = self.setup
         masks: dict[bool, Tensor | None] = {}
         additive = setup.attn_implementation is AttnImplementation.EAGER
@@ -314,7 +314,7 @@ class Forward:
         needed = needed or self.model.use_bidirectional_attention
         for sliding in (False, True):
             alike = [kind for kind in self.kinds if kind.sliding == sliding]
-            # Qwen2MoeConfig makes an unused window one of 0 tokens, which every text exceeds
+            # Qwen2MoeConfig sets an unused window to 0 tokens, which every sequence exceeds
             unused = self.family.masks_unused_window and not alike
             exists = bool(alike) or unused
             if setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
@@ -324,12 +324,12 @@ class Forward:
         return masks
 
     def _mask(self, width: int, *, additive: bool) -> Tensor:
-        """Truth values, one for all texts unless some are padded; or 0 and -∞ for each, in the model's dtype."""
+        """A bool mask, one for all sequences unless some are padded; or an additive one each, in the model's dtype."""
         setup, model = self.setup, self.model
         self.tape.operation = "attention mask"
         scores = setup.per_device_train_batch_size * setup.max_length**2
         if self.family.alibi_in_mask and model.no_rope_layers:
-            # ALiBi of every head joins the mask: modeling_falcon.py, FalconModel.forward
+            # each head's ALiBi is added to the mask: modeling_falcon.py, FalconModel.forward
             return self.tape.new(scores * model.num_attention_heads, width)
         if self.family.alibi_by_head:  # `create_causal_mask(...).to(torch.bool)`
             return self.tape.new(scores, 1)
@@ -339,7 +339,7 @@ class Forward:
         return self.tape.view(self.tape.new(stored, 1), scores)
 
     def _alibi(self) -> Tensor | None:
-        """MPT's biases: of every head and every position that the model may see, in float32, whatever the length."""
+        """MPT's ALiBi biases: float32, for every head and every position up to the model's maximum, at any length."""
         model = self.model
         if not self.family.alibi_by_head:
             return None
@@ -349,7 +349,7 @@ class Forward:
         return self.tape.view(self.tape.new(longest, 4), seen)
 
     def _table_kinds(self) -> set[bool]:
-        """Which sets of rotary tables there are: those of windowed layers beside the others', or one for all."""
+        """Rotary table sets: one for sliding and one for full layers, or one for all."""
         if self.family.rotary is None:
             return set()
         if self.family.tables_if_turned and not any(kind.rotary for kind in self.kinds):
@@ -363,13 +363,13 @@ class Forward:
         head_dim = model.head_dim if local else model.global_head_dim or model.head_dim
         turned = int(head_dim * min(1.0, model.partial_rotary_factor))
         dimension = model.qk_rope_head_dim or turned
-        if rotary is Rotary.SPLIT_HALVES:  # a number for both halves
+        if rotary is Rotary.SPLIT_HALVES:  # one number serves both halves
             dimension //= 2
         texts = self.setup.per_device_train_batch_size if self.family.tables_by_text else 1
         elements = texts * self.setup.max_length * dimension
         width = 4 if rotary is not None and rotary.float32_tables else width
         tape.operation = "rotary tables"
-        if rotary is Rotary.COMPLEX:  # both in one
+        if rotary is Rotary.COMPLEX:  # cosine and sine in one complex table
             table = tape.new(elements, width, ACTIVATIONS)
             return Tables(table, table)
         return Tables(
@@ -386,7 +386,7 @@ class Forward:
     # -- the head ---------------------------------------------------------------------------------------------
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The head is called: scores of every word, as the model returns them."""
+        """Logits over the vocabulary, as the model returns them."""
         tape, model, outer = self.tape, self.model, self.outer
         hidden = self.hooks.enter(HEAD, hidden)
         if outer.has("lm_head"):

@@ -1,4 +1,4 @@
-"""The layers of a model as a stack of few kinds: which are played on the tape, and which stand for the others."""
+"""A model's layers grouped into kinds: which layers are played on the tape, and which layer represents each other."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ SLIDING = "sliding_attention"
 
 
 class LayerKind(NamedTuple):
-    """What makes one layer's memory differ from another's."""
+    """The properties that a layer's memory depends on."""
 
     windowed: bool
-    """Its window is shorter than the text."""
+    """Its window is shorter than the sequence."""
     rotary: bool
     sliding: bool
-    """Of a model of two kinds of layers the one with a window, however long: it has its own mask and tables."""
+    """A sliding-window layer in a model with both kinds, whatever its window: it has its own mask and tables."""
     modules: str = ""
-    """What it holds, by ``layer_kind``."""
+    """Its modules, by ``layer_kind``."""
     cuts_gate: bool = False
-    """Only the largest gates of its MLP are left."""
+    """Its MLP keeps only the largest gate activations."""
     sharing: str = ""
-    """What it has to do with keys and values that layers share, by ``sharing_of_keys``."""
+    """Its role in sharing keys and values between layers, by ``sharing_of_keys``."""
     reach: str = ""
-    """How far backward comes: ``BELOW`` and ``LOWEST``; empty where it goes on to the layer beneath."""
+    """Where backward ends: ``BELOW`` and ``LOWEST``; empty where it continues to the layer beneath."""
     alone: int | None = None
-    """Its index, if it stands for no other, by ``Parts.alone`` under ZeRO-2."""
+    """Its index, if it represents no other layer, by ``Parts.alone`` under ZeRO-2."""
 
 
 BELOW = "below"
-"""A layer that backward does not reach: nothing in it or before it is trained, so that it saves nothing."""
+"""A layer that backward does not reach: neither it nor any layer before it is trained, so it saves nothing."""
 LOWEST = "lowest"
-"""The last that backward reaches: its input needs no gradient."""
+"""The last layer that backward reaches: its input needs no gradient."""
 
 
 def has_window(model: Model, max_length: int) -> bool:
-    """Whether the text is longer than what a sliding window sees."""
+    """Whether the sequence is longer than the sliding window."""
     return 0 < model.sliding_window <= max_length
 
 
 @lru_cache(maxsize=1024)
 def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
-    """The kind of every layer: does it see a window shorter than the text, and does it rotate."""
+    """The kind of every layer; ``windowed``: sliding windows are shorter than the sequence."""
     family, types, sharing = architecture(model), model.layer_types, sharing_of_keys(model)
     return tuple(
         LayerKind(
@@ -68,9 +68,9 @@ def layer_kinds(model: Model, *, windowed: bool) -> tuple[LayerKind, ...]:
 def reached(
     kinds: Sequence[LayerKind], model: Model, setup: TrainingSetup
 ) -> tuple[LayerKind, ...]:
-    """The kinds with how far backward comes: where it ends at a layer, that and those beneath are kinds of their own.
+    """Kinds extended by where backward ends: the lowest layer it reaches, and those below it, are separate kinds.
 
-    So is what comes next above: it may be the last in backward to need what all share.
+    The layer above then becomes the lowest of its kind: it may be the last in backward to need what all layers share.
     """
     lowest = lowest_trained(model, setup)
     if lowest is None:
@@ -82,9 +82,9 @@ def reached(
 
 
 def played_layers(kinds: Sequence[Hashable]) -> list[int]:
-    """Indices of the layers to play: of each kind the lowest and one more, and the last of all.
+    """Indices of the layers to play: the lowest of each kind and one more, and the model's last.
 
-    The lowest of a kind is the last in backward to need what its kind shares: a mask, rotary tables.
+    The lowest of a kind is the last in backward to need what the kind shares: a mask, rotary tables.
     """
     last = len(kinds) - 1
     lowest = {kinds[index]: index for index in range(last, -1, -1)}
@@ -95,7 +95,7 @@ def played_layers(kinds: Sequence[Hashable]) -> list[int]:
 
 
 def stand_ins(kinds: Sequence[Hashable], chosen: Sequence[int]) -> list[int]:
-    """For every real layer, the chosen layer that stands for it."""
+    """For every real layer, the chosen layer that represents it."""
     last = len(kinds) - 1
     by_kind = {kinds[index]: index for index in chosen if 0 < index < last}
     return [
@@ -105,26 +105,26 @@ def stand_ins(kinds: Sequence[Hashable], chosen: Sequence[int]) -> list[int]:
 
 
 class Stack(NamedTuple):
-    """Layers of which some are played, and the others follow from them."""
+    """Layers of which some are played and represent the others."""
 
     kinds: Sequence[Hashable]
-    """Of every layer, what makes its memory differ from another's."""
+    """The kind of every layer."""
     chosen: Sequence[int]
-    """Indices of the layers that stand for others of their kind."""
+    """Indices of the layers that represent their kind."""
     played: Sequence[int]
-    """Indices of the layers that are played: the chosen, and where it matters those beside them."""
+    """Indices of the played layers: the chosen, and their neighbours where these matter."""
 
     @classmethod
     def of(cls, kinds: Sequence[Hashable]) -> Stack:
-        """Of every kind enough layers are played."""
+        """Play enough layers of every kind."""
         chosen = played_layers(kinds)
         return cls(kinds, chosen, chosen)
 
     @classmethod
     def beside_others(cls, kinds: Sequence[Hashable]) -> Stack:
-        """Where a layer's memory depends on the layers before and after it, these are played too.
+        """Play neighbours too, where a layer's memory depends on the layers before and after it.
 
-        FSDP 2 gathers the next layer's weights while one works, and the buffer of the one before lives until then.
+        FSDP 2 gathers the next layer's weights while one runs, and the previous layer's buffer lives until then.
         """
         around = [None, *kinds, None]
         triples = list(zip(around, around[1:], around[2:], strict=False))
@@ -135,13 +135,13 @@ class Stack(NamedTuple):
 
     @property
     def stand_ins(self) -> list[int]:
-        """For every real layer, the position in ``played`` of the layer that stands for it."""
+        """For every real layer, the position in ``played`` of the layer that represents it."""
         position = {index: place for place, index in enumerate(self.played)}
         return [position[index] for index in stand_ins(self.kinds, self.chosen)]
 
 
 def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
-    """The layers of a model that is trained on texts of so many tokens."""
+    """The layers of a model that is trained on sequences of ``length`` tokens."""
     kinds = reached(layer_kinds(model, windowed=has_window(model, length)), model, setup)
     if keeps_parts(setup):
         alone = Parts(model, setup).alone

@@ -1,4 +1,4 @@
-"""A step on a tape, as an objective plays it: models that lie there, passes of them, and backward from a loss."""
+"""A step on a tape, as an objective plays it: resident models, their forward passes, and backward from a loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from estimator.values.specs import Dtype, MixedPrecision, Model, Phase
 
 
 class Step:
-    """One micro-step, as the trained model's setup has it."""
+    """One micro-step, in the trained model's setup."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Step:
             is_deepspeeds=made_divided(setup),
         )
         self.labels: list[str] = []
-        """What the moments of each pass are called by."""
+        """Label of each pass."""
         self.trained = Loaded(self.tape, model, setup, stack, ranks=ranks, devices=devices)
         self.models = [self.trained]
 
@@ -48,23 +48,23 @@ class Step:
         return [loaded.stack for loaded in self.models]
 
     def load(self, model: Model, setup: TrainingSetup) -> Loaded:
-        """Another model beside the trained one, on the same GPU."""
+        """Load another model on the same GPU."""
         stack = stack_of(model, setup, self.setup.max_length)
         loaded = Loaded(self.tape, model, setup, stack, number=len(self.models))
         self.models.append(loaded)
         return loaded
 
     def ids(self, tokens: int) -> Tensor:
-        """Ids, labels or a mask of so many tokens: the batch as it comes from the loader."""
+        """Ids, labels or a mask for ``tokens`` tokens: a tensor of the batch as the loader returns it."""
         return self.tape.new(tokens, ID_BYTES, ACTIVATIONS)
 
     def call(self, of: Pass) -> Forward:
-        """A model is called."""
+        """Begin a forward call of a model."""
         self.labels.append(of.label)
         return Forward(of)
 
     def without_grad(self, of: Pass, program: Callable[[Forward], Tensor | None]) -> Tensor | None:
-        """A model is called under ``torch.no_grad``, and what the program makes of it is kept."""
+        """Call a model under ``torch.no_grad`` and return what the program keeps of it."""
         with self.tape.grad(enabled=False):
             forward = self.call(of)
             kept = program(forward)
@@ -72,7 +72,7 @@ class Step:
         return kept
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients arrive; with the loss goes the graph and what its nodes kept, layer by layer."""
+        """Run backward, then free the graph with its nodes' attributes, layer by layer."""
         tape = self.tape
         tape.backward(loss)
         if not tape.attached:
@@ -84,7 +84,7 @@ class Step:
         tape.attached.clear()
 
     def end(self) -> Tape:
-        """The micro-step is over."""
+        """End the micro-step."""
         for loaded in self.models:
             loaded.hooks.end_backward()
         return self.tape

@@ -1,8 +1,8 @@
-"""PyTorch's caching allocator: which blocks it asks the driver for, and which it gives out again.
+"""PyTorch's caching allocator: which segments it requests from the driver, and which cached blocks it reuses.
 
-A freed block is kept. A request takes the smallest kept block that is large enough, on its own stream, and cuts off
-what it does not need; neighbours that are free become one again. Only where the card is full are kept blocks given
-back. So what a process reserves is more than what its tensors ever take at once, by what does not fit together.
+A freed block stays cached. A request takes the smallest cached block of its stream that is large enough and splits off
+the rest; free neighbours are merged. Cached segments are returned to the driver only when the GPU is full. So a process
+reserves more than its tensors ever take at once; the difference is fragmentation.
 
 Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``get_allocation_size``, ``get_free_block``, ``should_split``,
 ``free_block``, ``release_cached_blocks``; its defaults, without ``expandable_segments``.
@@ -16,26 +16,26 @@ from estimator.values.arithmetic import ceil_div
 
 MIB = 2**20
 SMALL = MIB
-"""Bytes up to which a tensor comes out of the pool of small blocks (``kSmallSize``)."""
+"""Bytes up to which a tensor comes from the small pool (``kSmallSize``)."""
 SMALL_SEGMENT = 2 * MIB
-"""Bytes that the pool of small blocks grows by (``kSmallBuffer``)."""
+"""Segment size of the small pool in bytes (``kSmallBuffer``)."""
 LARGE_SEGMENT = 20 * MIB
-"""Bytes that are asked for where less than ``WHOLE`` are needed (``kLargeBuffer``)."""
+"""Segment size in bytes for large requests below ``WHOLE`` (``kLargeBuffer``)."""
 WHOLE = 10 * MIB
-"""Bytes from which a request is a segment of its own, rounded up to ``SMALL_SEGMENT`` (``kMinLargeAlloc``)."""
+"""Bytes from which a request gets its own segment, rounded up to ``SMALL_SEGMENT`` (``kMinLargeAlloc``)."""
 LEAST = 512
 """Bytes of the smallest block (``kMinBlockSize``)."""
 
 Pool = list[tuple[int, int]]
-"""Free blocks, by size and then by address."""
+"""Free blocks, sorted by size, then address."""
 
 
 Block = tuple[int, int, Pool]
-"""What a tensor lies in: its address, its bytes, and the pool that it came from."""
+"""An allocated block: its address, its bytes, and its pool."""
 
 
 def segment_bytes(size: int) -> int:
-    """Bytes that the driver is asked for, where no kept block holds a request of so many.
+    """Bytes requested from the driver for an allocation of ``size`` bytes that no cached block fits.
 
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``get_allocation_size``.
 
@@ -56,18 +56,18 @@ class Allocator:
         self.reserved = 0
         """Bytes of all segments."""
         self.highest = 0
-        """The most that was ever reserved."""
+        """Maximum of ``reserved`` so far."""
         self._limit = limit
         self._pools: dict[tuple[bool, int], Pool] = {}
         self._free_from: dict[int, int] = {}
-        """The bytes of a free block by its address."""
+        """Bytes of each free block, by its address."""
         self._free_to: dict[int, int] = {}
-        """The address of a free block by where it ends."""
+        """Address of each free block, by its end."""
         self._segments: dict[int, int] = {}
         self._next = 0
 
     def take(self, size: int, stream: int = 0) -> Block:
-        """A block for a tensor of so many bytes."""
+        """Allocate a block of ``size`` bytes."""
         is_small = size <= SMALL
         pool = self._pools.setdefault((is_small, stream), [])
         place = bisect_left(pool, (size,))
@@ -83,7 +83,7 @@ class Allocator:
         return address, held, pool
 
     def give(self, block: Block) -> None:
-        """The tensor is gone: its block is kept, as one with its free neighbours."""
+        """Free a block: cache it, merged with its free neighbours."""
         address, size, pool = block
         after = self._free_from.pop(address + size, None)
         if after is not None:
@@ -101,14 +101,14 @@ class Allocator:
         if self._limit is not None and self.reserved + asked > self._limit:
             self._release()
         address = self._next
-        self._next += asked + 1  # no segment is the neighbour of another
+        self._next += asked + 1  # a gap, so that blocks of two segments never merge
         self._segments[address] = asked
         self.reserved += asked
         self.highest = max(self.highest, self.reserved)
         return asked, address
 
     def _release(self) -> None:
-        """Give back every segment that is free as a whole."""
+        """Return every wholly free segment to the driver."""
         for pool in self._pools.values():
             for size, address in [it for it in pool if self._segments.get(it[1]) == it[0]]:
                 del self._free_from[address], self._segments[address]

@@ -1,7 +1,7 @@
-"""What an evaluation holds on the GPU: Trainer's loop, a forward call without gradients at a batch size of its own.
+"""GPU memory of an evaluation: Trainer's loop, a forward call without gradients at ``per_device_eval_batch_size``.
 
 Source: transformers 5.23, trainer.py, ``evaluation_loop`` and ``prediction_step`` (``torch.no_grad``, ``model.eval``);
-``_inner_training_loop`` evaluates after ``optimizer.step`` and ``zero_grad``, when gradients are gone and states exist.
+``_inner_training_loop`` evaluates after ``optimizer.step`` and ``zero_grad``, when states exist and gradients do not.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from estimator.values.specs import MixedPrecision, Model, Optimizer, Phase
 
 
 def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
-    """One evaluation batch after the first step: weights, adapters and states lie there, and no gradients.
+    """One evaluation batch after the first step: weights, adapters and states are resident, gradients are not.
 
-    Dropouts pass their input on, nothing is checkpointed and nothing saved. What remains is one layer's tensors at a
-    time, autocast's copies of float32 weights (kept without gradients as well), and the loss: for T · V logits 2 bytes
-    as they come out, 4 as float32 and 4 of log-softmax at once. ``prediction_step`` holds the outputs until it returns.
+    Dropout is the identity; nothing is checkpointed or saved. What remains is one layer's tensors at a time, autocast's
+    copies of float32 weights (cached without gradients too), and the loss: T · V logits at 2 bytes, with 4 more as
+    float32 and 4 for the log-softmax at once. ``prediction_step`` holds the outputs until it returns.
 
-    Leaves out: the next batch's ids, which accelerate's loader puts on the GPU beforehand (24 bytes a token).
+    Leaves out: the next batch's ids, which accelerate's loader prefetches to the GPU (24 bytes a token).
     Source: torch 2.13, aten/src/ATen/native/Dropout.cpp (``!train`` returns the input) and
     aten/src/ATen/autocast_mode.cpp, ``cached_cast``; transformers 5.23, trainer.py (``use_cache`` is set to false).
     """
@@ -48,13 +48,13 @@ def evaluation_moment(model: Model, setup: TrainingSetup, workspace: int) -> Mom
 
 
 def kept_logits_bytes(model: Model, setup: TrainingSetup, batches: int) -> int:
-    """Bytes of the logits that Trainer keeps on the GPU after some evaluation batches, where it is given metrics.
+    """Bytes of the logits that Trainer keeps on one GPU after some evaluation batches with ``compute_metrics``.
 
         batches · b · s · V · p     p: 4 under autocast, whose outputs accelerate converts to float32, else the dtype's
 
-    With ``compute_metrics`` every batch is joined to those before it by ``torch.cat``, which holds both for a moment:
-    twice as much. ``eval_accumulation_steps`` moves them to the host every so many batches, and
-    ``preprocess_logits_for_metrics`` makes them small. Without ``compute_metrics`` nothing is kept:
+    ``torch.cat`` joins every batch to the previous ones and briefly holds both: twice as much.
+    ``eval_accumulation_steps`` moves the logits to the host after that many batches;
+    ``preprocess_logits_for_metrics`` can shrink them. Without ``compute_metrics`` nothing is kept:
     ``prediction_loss_only`` is set.
 
     Source: transformers 5.23, trainer.py, ``evaluate`` and ``evaluation_loop``; trainer_pt_utils.py,
@@ -71,7 +71,7 @@ def _plan(model: Model, structure: TrainingSetup) -> Plan:
 
 
 def evaluated(structure: TrainingSetup) -> TrainingSetup:
-    """The structure of the forward call, less what ``model.eval`` switches off; one for all ranks and optimizers."""
+    """The forward call's structure without what ``model.eval`` disables; shared by all adapter ranks and optimizers."""
     return replace(
         structure,
         gradient_accumulation_steps=1,

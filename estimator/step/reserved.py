@@ -1,7 +1,7 @@
-"""What torch reserves and what nvidia-smi shows: a run's first two steps, each tensor through the caching allocator.
+"""What torch reserves and what nvidia-smi shows: a run's first two steps, replayed through the caching allocator.
 
-The tensors and their order are the tape's, the blocks are the allocator's: nothing is fitted. The second step differs
-from the first, since the optimizer's states have settled in between, in blocks that activations left.
+The tape gives the tensors and their order, the allocator their blocks; nothing is fitted. The second step differs from
+the first because the optimizer's states now occupy blocks that activations had left.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Strategy, Verdict
 
 STEPS = 2
-"""From the third on every request finds the block that it found before."""
+"""Steps replayed: from the third on every request finds the same block again."""
 STATES = 2
-"""Of AdamW; others' are laid down in as many pieces."""
+"""State tensors per parameter: AdamW's; other optimizers' states are allocated in as many pieces."""
 IN_FLIGHT = 2
-"""Gathers that FSDP1 lets the CPU run ahead by: torch 2.13, distributed/fsdp/_limiter_utils.py, ``_FreeEventQueue``."""
+"""Gathers by which FSDP1's CPU may run ahead: torch 2.13, distributed/fsdp/_limiter_utils.py, ``_FreeEventQueue``."""
 
 COMPUTE, GATHER, CAST, REDUCE = range(4)
-"""Streams; a block that was made on one is given out there alone."""
+"""Streams; a block is reused only on the stream that allocated it."""
 
 Key = tuple[str, int, int]
-"""Operator, slot of the size, component: tensors of equal keys stand for each other."""
+"""Operator, slot of the size, component: tensors with equal keys are interchangeable."""
 
 
 class AllocatorEvent(NamedTuple):
-    """One tensor is made, goes, or is counted under another name from now on."""
+    """One tensor is allocated, freed, or moved to another key."""
 
     sign: int
     """1, -1 or 0."""
     key: Key
-    """Of those with this key that are there the youngest goes."""
+    """A release frees the newest tensor with this key."""
     bytes: int
     stream: int
     other: Key
-    """The new name."""
+    """The new key."""
 
 
 def _stream(setup: TrainingSetup, operation: str, component: int) -> int:
-    """Where FSDP1 makes a tensor: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_init_streams``."""
+    """FSDP1's stream for a tensor: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_init_streams``."""
     if not setup.uses_fsdp1:
         return COMPUTE
     if operation == "all-gather":
@@ -72,7 +72,7 @@ def _stream(setup: TrainingSetup, operation: str, component: int) -> int:
 
 
 class _Process:
-    """One process: its allocator, what lies there, and what has yet to be given back."""
+    """One process: its allocator, its live blocks, and the gathered blocks whose release is pending."""
 
     def __init__(self, limit: int | None) -> None:
         self.allocator = Allocator(limit)
@@ -80,13 +80,14 @@ class _Process:
         self._late: deque[Block] = deque()
 
     def lay(self, sizes: Iterable[int], stream: int = COMPUTE) -> list[Block]:
-        """So many tensors, one after the other."""
+        """Allocate tensors of these sizes in order."""
         return [self.allocator.take(allocated(size), stream) for size in sizes if size]
 
     def lay_flat_states(self, resident: Resident, same: TrainingSetup) -> None:
-        """DeepSpeed's, flat, float32 weights among them, before the first step: it is stepped with gradients of 0.
+        """Allocate DeepSpeed's flat states and float32 master weights before the first step.
 
-        Stage 3 cuts them into sub-groups. A float32 gradient of the largest lies beside them meanwhile.
+        DeepSpeed steps its optimizer once with zero gradients. Stage 3 splits the states into sub-groups. A float32
+        gradient of the largest group is allocated meanwhile.
         Source: DeepSpeed 0.19.6, runtime/zero/stage3.py and stage_1_and_2.py, ``initialize_optimizer_states``.
         """
         part, groups = ceil_div(resident.trainable_parameters, same.num_gpus), 1
@@ -99,12 +100,12 @@ class _Process:
         self.clear(gradient)
 
     def clear(self, blocks: Iterable[Block]) -> None:
-        """All of these go."""
+        """Free all of these."""
         for block in blocks:
             self.allocator.give(block)
 
     def play(self, changes: Iterable[AllocatorEvent]) -> None:
-        """A stretch of the step."""
+        """Replay one segment of the step."""
         take, give, live, late = self.allocator.take, self.allocator.give, self.live, self._late
         for sign, key, size, stream, other in changes:
             if sign > 0:
@@ -113,7 +114,7 @@ class _Process:
                 live[key].append(take(size, stream))
             elif held := live[
                 key
-            ]:  # else it lay there before the step and is counted with what lies there
+            ]:  # else it was allocated before the step and is counted as resident
                 if sign == 0:
                     live[other].append(held.pop())
                 elif stream == GATHER:
@@ -122,7 +123,7 @@ class _Process:
                     give(held.pop())
 
     def end_step(self) -> None:
-        """Gradients are set to None."""
+        """Set gradients to None."""
         for held in self.live.values():
             self.clear(held)
         self.live.clear()
@@ -130,10 +131,10 @@ class _Process:
 
 @lru_cache(maxsize=256)
 def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
-    """Bytes that torch has reserved on the GPU after two steps (``torch.cuda.max_memory_reserved``).
+    """Bytes that torch reserves on one GPU over two steps (``torch.cuda.max_memory_reserved``).
 
-    Weights, states and temporaries of the optimizer's step are laid down in as many equal pieces as there are tensors.
-    FSDP1 gathers, casts and reduces on streams of their own; a gathered unit's block is free again two gathers later.
+    Weights, states and temporaries of the optimizer's step are allocated in as many equal pieces as there are tensors.
+    FSDP1 gathers, casts and reduces on separate streams; a gathered unit's block becomes free two gathers later.
 
     Leaves out: what loading, evaluating and saving leave behind.
     Error: see data/measurements.csv, readings of ``reserved`` and ``device``.
@@ -171,7 +172,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
 
 
 def outside_bytes(setup: TrainingSetup) -> tuple[int, int]:
-    """Bytes beside torch's: of the CUDA context and of NCCL, each the middle of what was collected.
+    """Bytes outside torch's allocator: of the CUDA context and of NCCL, each the midpoint of its range.
 
     Source: ``estimator.resident.overhead``.
     """
@@ -179,7 +180,7 @@ def outside_bytes(setup: TrainingSetup) -> tuple[int, int]:
 
 
 def reserved(answer: Estimate) -> int:
-    """The same for an answer; under a device map, whose GPUs differ, what published runs reserved in the middle. Bytes.
+    """Bytes that torch reserves for an answer; under a device map the midpoint of published runs, as its GPUs differ.
 
     Source: ``reserved_bytes``; ``estimator.resident.overhead.shown_bytes``.
     """
@@ -190,9 +191,9 @@ def reserved(answer: Estimate) -> int:
 
 
 def device_bytes(answer: Estimate) -> int:
-    """Bytes of the card that the process takes: what torch reserves, the CUDA context, NCCL's buffers.
+    """Bytes of one GPU that the process occupies: what torch reserves, the CUDA context, NCCL's buffers.
 
-    At most what the card has, unless the need is above it.
+    Capped at the GPU's memory, unless the need exceeds it.
     Source: ``reserved``; ``estimator.resident.overhead.shown_bytes``.
     """
     held = max(reserved(answer), answer.decisive.bytes) + sum(outside_bytes(answer.setup))
@@ -202,7 +203,7 @@ def device_bytes(answer: Estimate) -> int:
 
 
 def shown(answer: Estimate) -> Shown | None:
-    """Bytes that nvidia-smi shows: ``device_bytes``, and least and most of published runs; None for what cannot run.
+    """Bytes that nvidia-smi shows: ``device_bytes`` with the range of published runs; None if the run does not fit.
 
     It counts freed blocks that the allocator keeps, and decides nothing.
 
@@ -219,7 +220,7 @@ def shown(answer: Estimate) -> Shown | None:
 def _changes(
     sized: Sized, schedule: Schedule, setup: TrainingSetup
 ) -> Iterator[list[AllocatorEvent]]:
-    """The step, stretch by stretch, every layer in its place."""
+    """The step segment by segment, with every layer repeated in order."""
     stretches: dict[int, list[AllocatorEvent]] = {}
     for run in schedule.runs:
         if run.segment not in stretches:
@@ -229,9 +230,9 @@ def _changes(
 
 
 def _most_gathered(sized: Sized, schedule: Schedule, setup: TrainingSetup) -> int:
-    """Bytes of the weights that stage 3 has gathered at most, in blocks of a stream of their own.
+    """Most bytes of weights that ZeRO-3 holds gathered, in blocks of a separate stream.
 
-    Each layer's find those of the layer before, so that they are laid down once.
+    Each layer reuses the blocks of the layer before, so they are allocated once.
     Source: DeepSpeed 0.19.6, runtime/zero/partitioned_param_coordinator.py, ``__allgather_stream``.
     """
     gathered = schedule.gathered(sized, setup.shard_ranks)
@@ -254,12 +255,12 @@ def _stretch(setup: TrainingSetup, events: Iterable[tuple[int, Key, int]]) -> li
 
 
 def _pieces(total: int, count: int) -> list[int]:
-    """Bytes in so many equal pieces."""
+    """Bytes split into ``count`` equal pieces."""
     return [ceil_div(total, count)] * count if total else []
 
 
 def _count(model: Model, setup: TrainingSetup) -> int:
-    """How many tensors the weights are; of FSDP1's units one, each."""
+    """Number of weight tensors; FSDP1 has one per unit."""
     if setup.uses_fsdp1:
         return model.num_hidden_layers + 1
     return sum(count * len(weight_shapes(it)) for it, count in made_modules(model, setup))
@@ -274,14 +275,14 @@ def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
 
 
 def _step_sizes(resident: Resident, trained: Iterable[Trainable], same: TrainingSetup) -> list[int]:
-    """Temporaries of the step: one for every trained tensor; DeepSpeed's flat gradient in 16 bits and in float32."""
+    """Bytes of the step's temporaries: one per trained tensor; DeepSpeed's flat gradient in 16 bits and in float32."""
     if same.strategy.is_zero:
         return [resident.transient // 3, resident.transient - resident.transient // 3]
     return _pieces(resident.transient, sum(it.alike for it in trained))
 
 
 def _state_sizes(trained: Iterable[Trainable], same: TrainingSetup) -> Iterator[int]:
-    """Two states for every trained tensor."""
+    """Bytes of the optimizer's states: two per trained tensor."""
     for tensor in trained:
         one = optimizer_states(
             [tensor._replace(alike=1)], same.optim, same.optim_state_dtype

@@ -1,8 +1,7 @@
 """The moments of a step in order of time, each with its ledger; the height of each phase; the peak.
 
-Equal layers do equal things: the first, the last and one layer of each kind between them are played on the tape, and
-what the others add follows by repetition, in the model's own order of layers. The peak is a maximum over moments,
-never a sum of everything that ever lives.
+Equal layers take equal memory. So the first, the last and one layer of each kind are played on the tape, and the others
+repeat them in the model's order of layers. The peak is a maximum over moments, never a sum over everything allocated.
 """
 
 from __future__ import annotations
@@ -45,33 +44,33 @@ SomeFacet = TypeVar("SomeFacet", Adapters, Optimisation, Mesh, TrainingRun)
 
 
 class Run(NamedTuple):
-    """Stretches of the real step that one segment stands for, one after the other."""
+    """Consecutive parts of the real step that one segment represents."""
 
     segment: int
     phase: Phase
     layers: Sequence[int]
-    """Which layers, in order of time; empty outside the layers, where the run is one stretch."""
+    """The layers, in order of time; empty outside the layers, where the run repeats once."""
     length: int
-    """How many stretches."""
+    """Number of repetitions."""
     has_moments: bool
     of_layers: int = 0
-    """How many layers their stack has."""
+    """Number of layers in their stack."""
     label: str = ""
-    """Of the pass."""
+    """Label of the pass."""
 
 
 class Schedule:
-    """A played program, and the order in which its stretches make up the real step."""
+    """A played program, and the order in which its segments make up the real step."""
 
     def __init__(self, program: Program, runs: Sequence[Run], rules: Rules | None = None) -> None:
         self.program = program
         self.runs = runs
         self.rules = rules
-        """How stage 3 gathers weights; None where weights are on the tape, or rest."""
+        """How ZeRO-3 gathers weights; None where weights are on the tape or stay resident."""
         self._until_here: dict[tuple[int, int, int], Changes] = {}
 
     def changes_until(self, index: int, place: int, top: int) -> Changes:
-        """What came and has not gone when the event ``top`` is next, at a place of a run."""
+        """Net allocations before the event ``top`` in the ``place``-th repetition of a run."""
         if (index, place, top) not in self._until_here:
             spans, run = self.program.spans, self.runs[index]
             self._until_here[index, place, top] = self.program.change_of_all(
@@ -84,24 +83,24 @@ class Schedule:
         return self._until_here[index, place, top]
 
     def gathered(self, sized: Sized, ranks: int) -> Gathered | None:
-        """What stage 3 has gathered at every call of a module; None without stage 3."""
+        """Weights that ZeRO-3 holds gathered at every module call; None without ZeRO-3."""
         if self.rules is None:
             return None
         return _gathered(self, self.rules, tuple(sized.wholes.items()), ranks)
 
     def calls_of(self, run: Run) -> list[tuple[int, bool, Sequence[Call]]]:
-        """The layer of each of a run's stretches, whether it is backward, and the modules that it calls."""
+        """For each repetition of a run: its layer, whether it is backward, and its module calls."""
         calls, is_backward = self.program.calls[run.segment], run.phase is Phase.BACKWARD
         return [(layer, is_backward, calls) for layer in run.layers or (OUTSIDE,)]
 
 
 class Gathered:
-    """Bytes of gathered weights by run, by stretch in it, and by part of the stretch, as ``Height.parts`` has them."""
+    """Bytes of gathered weights by run, repetition, and part of the segment in the order of ``Height.parts``."""
 
     def __init__(self, levels: Iterable[Sequence[Sequence[int]]]) -> None:
         self.levels = list(levels)
         self.alike = [_first_and_last(run) for run in self.levels]
-        """For each run the first and the last place of every different schedule in a stretch, and the most there."""
+        """For each run: first and last repetition of each distinct gather pattern, with its maximum."""
 
 
 @lru_cache(maxsize=256)
@@ -115,7 +114,7 @@ def _gathered(
 def _coordinator(
     schedule: Schedule, rules: Rules, wholes: tuple[tuple[str, int], ...]
 ) -> Coordinator:
-    """By the elements of the weights, which a rank of adapters changes."""
+    """Cached by the weights' elements too, which depend on the rank of the adapters."""
     return Coordinator(CallTrace(map(schedule.calls_of, schedule.runs), dict(wholes), rules), rules)
 
 
@@ -128,7 +127,7 @@ def _first_and_last(run: Iterable[Sequence[int]]) -> list[tuple[int, int, int]]:
 
 
 class Sizes(NamedTuple):
-    """The numbers that only stretch a step."""
+    """The numbers that change only the sizes in a step."""
 
     batch: int
     length: int
@@ -137,14 +136,14 @@ class Sizes(NamedTuple):
 
 
 class Steps(Protocol):
-    """Where the step of a setup comes from."""
+    """Gives the step of a setup."""
 
     def step(self, sizes: Sizes) -> tuple[Sized, Schedule]:
-        """The step at these sizes, and its order."""
+        """The step at these sizes, and its schedule."""
 
 
 class Plan:
-    """How one kind of step goes: its programs, and the order in which their segments make up the real step."""
+    """One kind of step: its programs, and the order in which their segments make up the real step."""
 
     def __init__(
         self,
@@ -161,7 +160,7 @@ class Plan:
         self._schedules: list[Schedule] = []
 
     def step(self, sizes: Sizes) -> tuple[Sized, Schedule]:
-        """The step at these sizes, and its order."""
+        """The step at these sizes, and its schedule."""
         for schedule in self._schedules:
             sized = schedule.program.at(sizes)
             if sized is not None:
@@ -184,13 +183,13 @@ class Plan:
 
 
 def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str]) -> Iterator[Run]:
-    """Set every real layer in its place: forward in their order, backward in the reverse.
+    """Expand the played segments to all real layers: forward in their order, backward in reverse.
 
-    A layer that backward does not reach has no stretch there. ``labels``: of each pass.
+    A layer that backward does not reach has no segment there. ``labels``: one per pass.
     """
     layers = [stack.stand_ins for stack in stacks]
-    for (phase, stage, at), stretch in groupby(enumerate(marks), key=_alike):
-        segments = list(stretch)
+    for (phase, stage, at), numbered in groupby(enumerate(marks), key=_stage_of):
+        segments = list(numbered)
         label = labels[at.forward] if labels else ""
         if at.layer is None:
             for segment, _ in segments:
@@ -215,8 +214,8 @@ def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str
                 )
 
 
-def _alike(numbered: tuple[int, Mark]) -> tuple[Phase, str, Place]:
-    """The same for the stretches of one stack of layers in one pass."""
+def _stage_of(numbered: tuple[int, Mark]) -> tuple[Phase, str, Place]:
+    """Phase, stage and place without the layer: equal for all layers of one stack in one pass."""
     _, mark = numbered
     layer = None if mark.place.layer is None else 0
     return mark.phase, mark.stage, mark.place._replace(layer=layer)
@@ -241,11 +240,12 @@ STRETCHING = frozenset(
         "gpus_per_node",
     }
 )
-"""What changes no tensor of a step but in size, and no refusal; of accumulation it matters whether there is any."""
+"""Keys that change at most the sizes of a step's tensors, and no refusal. Of accumulation only whether there is any
+matters."""
 
 
 def structure(setup: TrainingSetup) -> TrainingSetup:
-    """The setup with all that only stretches it at its default: one object for all its neighbours on the sliders."""
+    """The setup with every key of ``STRETCHING`` at its default: one cache key for all sizes of a step."""
     batch = setup.batch
     return _structure(
         _unstretched(setup.adapters),
@@ -294,12 +294,14 @@ def _structure(
 
 @lru_cache(maxsize=1024)
 def plan(model: Model, structure: TrainingSetup) -> Plan:
-    """The plan of a structure; the same for every rank, every number of GPUs and every optimizer."""
+    """The plan of a structure; shared by all adapter ranks, numbers of GPUs and optimizers."""
     gpus, replicas = min(2, structure.num_gpus), 1
     if structure.strategy is Strategy.HSDP:
         gpus, replicas = 4, 2
     elif structure.strategy in (Strategy.ZERO1, Strategy.ZERO2):
-        gpus = structure.num_gpus  # which gradients a rank keeps depends on where its part begins
+        gpus = (
+            structure.num_gpus
+        )  # which gradients a rank keeps depends on where its partition begins
     return _plan(
         model,
         replace(
@@ -322,19 +324,19 @@ def _plan(model: Model, structure: TrainingSetup) -> Plan:
 
 
 class Top(NamedTuple):
-    """The highest moment of a phase, or of a stretch."""
+    """The highest moment of a phase, or of one repetition of a segment."""
 
     height: int
     run: int
     place: int
     before: int
-    """Events of the stretch before it."""
+    """Events of the segment before it."""
     gathered: int
-    """Bytes of weights that stage 3 has gathered then."""
+    """Bytes of weights that ZeRO-3 holds gathered then."""
 
 
 class Walk:
-    """The stretches of a program set in their places, on top of what lies there when it begins."""
+    """A program's segments in the order of the real step, on top of what is resident at its start."""
 
     def __init__(
         self,
@@ -348,17 +350,17 @@ class Walk:
 
     @property
     def resident(self) -> Mapping[Component, int]:
-        """Bytes that lie there when it begins, by component."""
+        """Bytes resident at the start, by component."""
         return dict(zip(COMPONENTS, self._begins, strict=True))
 
     @property
     def peak_bytes(self) -> int:
-        """The highest moment alone."""
+        """Bytes at the highest moment."""
         return max(top.height for top in self._highest().values())
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
-        """Each layer and stage at its highest; with accumulation those of the second micro-step."""
+        """Each layer and stage at its highest; with accumulation, those of the second micro-step."""
         running = list(self._begins)
         moments = []
         for index, run in enumerate(self._schedule.runs):
@@ -379,15 +381,15 @@ class Walk:
         """The highest moment of each phase."""
         heights = {}
         for phase, top in self._highest().items():
-            there = self._schedule.changes_until(top.run, top.place, self._until(top)[1])
-            alive = map(add, self._begins, self._sized.bytes_of(there))
+            changes = self._schedule.changes_until(top.run, top.place, self._until(top)[1])
+            alive = map(add, self._begins, self._sized.bytes_of(changes))
             heights[phase] = self._moment(top, alive)
         return heights
 
     def _highest(self) -> dict[Phase, Top]:
-        """For each phase the highest moment.
+        """The highest moment of each phase.
 
-        In a run of equal stretches it is the last where each leaves something behind, else the first.
+        In a run of equal segments it is in the last one if each adds bytes, else in the first.
         """
         alive = sum(self._begins)
         highest: dict[Phase, Top] = {}
@@ -409,7 +411,7 @@ class Walk:
         return highest
 
     def _top(self, alive: int, index: int, place: int) -> Top:
-        """The highest moment of one stretch, above what is alive when it begins."""
+        """The highest moment of one repetition, given the bytes alive at its start."""
         height = self._sized.heights[self._schedule.runs[index].segment]
         if self._gathered is None:
             return Top(alive + height.rise, index, place, height.before, 0)
@@ -422,7 +424,7 @@ class Walk:
         return Top(alive + highest, index, place, -before, gathered)
 
     def _until(self, top: Top) -> tuple[int, int]:
-        """The stretch's events up to its highest moment."""
+        """Range of the segment's events up to its highest moment."""
         start = self._schedule.program.spans[self._schedule.runs[top.run].segment][0]
         return start, start + top.before
 
@@ -433,15 +435,15 @@ class Walk:
             name = f"layer {run.layers[top.place] + 1} of {run.of_layers}: {name}"
         if run.label:
             name = f"{run.label}: {name}"
-        there = list(alive)
-        there[WEIGHTS] += top.gathered
+        sizes = list(alive)
+        sizes[WEIGHTS] += top.gathered
         return Moment(
-            run.phase, name or self._schedule.program.marks[run.segment].stage, _alive(there)
+            run.phase, name or self._schedule.program.marks[run.segment].stage, _alive(sizes)
         )
 
 
 class StepTimeline(Walk):
-    """The moments of one step after the first, in order of time; computed in full only when they are looked at."""
+    """The moments of one step after the first, in order of time; the full list is computed on demand."""
 
     def __init__(
         self,
@@ -452,7 +454,7 @@ class StepTimeline(Walk):
         beside: Sequence[Resident] = (),
     ) -> None:
         begins = resident.sizes(workspace)
-        for model in beside:  # which are not trained
+        for model in beside:  # models that are not trained
             for component, size in model.sizes(0).items():
                 begins[component] += size
         if setup.gradient_accumulation_steps > 1 or setup.strategy is Strategy.ZERO3:
@@ -472,7 +474,7 @@ class StepTimeline(Walk):
 
     @property
     def peak_bytes(self) -> int:
-        """The highest moment alone."""
+        """Bytes at the highest moment."""
         return max(super().peak_bytes, self._step.bytes)
 
     @cached_property
@@ -485,9 +487,9 @@ class StepTimeline(Walk):
         return {**super().heights(), Phase.OPTIMIZER_STEP: self._step}
 
     def held(self, phase: Phase) -> tuple[HeldTensors, ...]:
-        """What the tape holds at the highest moment of forward, loss or backward, by what made it; the most first.
+        """Tensors on the tape at the highest moment of forward, loss or backward, by operator; the most bytes first.
 
-        Weights, adapters, states, the workspace and gradients of earlier micro-steps lie beside it.
+        Excludes weights, adapters, states, the workspace and gradients of earlier micro-steps.
         """
         top = self._highest()[phase]
         counts: Counter[Reason] = Counter()
@@ -501,7 +503,7 @@ class StepTimeline(Walk):
         return _by_reason(counts)
 
     def kept_by_a_layer(self) -> tuple[HeldTensors, ...]:
-        """What one layer in the middle keeps from forward to backward, by what made it; the most first."""
+        """Tensors that one middle layer keeps from forward to backward, by operator; the most bytes first."""
         forward = [run for run in self._schedule.runs if run.layers and run.phase is Phase.FORWARD]
         middle = max(
             forward,
@@ -521,8 +523,8 @@ def _by_reason(counts: Counter[Reason]) -> tuple[HeldTensors, ...]:
         key = COMPONENTS[component], operation
         before = together.get(key, HeldTensors(*key, 0, 0))
         together[key] = HeldTensors(*key, before.tensors + tensors, before.bytes + tensors * size)
-    there = [held for held in together.values() if held.bytes]
-    return tuple(sorted(there, key=lambda held: -held.bytes))
+    alive = [held for held in together.values() if held.bytes]
+    return tuple(sorted(alive, key=lambda held: -held.bytes))
 
 
 def _alive(sizes: Iterable[int]) -> dict[Component, int]:

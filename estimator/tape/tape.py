@@ -5,7 +5,7 @@ engine, a ``.grad``. CPython does the same. So each architecture is written as t
 runs, on tensors whose :class:`Storage` records its own allocation and release. Lifetimes follow from running the
 program; nothing derives them.
 
-The engine follows PyTorch's rules:
+The engine follows PyTorch's rules (Source: torch 2.13):
 
 * ready nodes run latest-created first, gradient accumulation before all others
   (torch/csrc/autograd/engine.cpp, ``CompareNodeTaskTime``);
