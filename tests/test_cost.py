@@ -134,7 +134,7 @@ def test_twelve_gpus_of_machines_of_eight_are_paid_as_sixteen() -> None:
     assert answer.cost is not None
     assert answer.cost.cost_usd_high == pytest.approx(16 * answer.time.total_hours_high)
     assert any(
-        said.endswith("12 GPUs are paid as 16, in machines of 8.") for said in answer.assumptions
+        said.endswith("12 GPUs are billed as 16, in machines of 8.") for said in answer.assumptions
     )
 
 

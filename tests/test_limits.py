@@ -244,7 +244,7 @@ def test_a_strategy_that_cannot_offload_so_says_what_comes_back():
     proposed = remedies(estimate(llama, A100, states_alone), [])
     back = [it for it in proposed if it.keys.get("offload_optimizer") is Offload.NONE]
     assert back
-    assert all("What was offloaded comes back" in it.price for it in back)
+    assert all("Offloaded tensors move back" in it.price for it in back)
 
 
 def test_evaluation_is_named_where_it_alone_does_not_fit():

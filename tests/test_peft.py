@@ -344,5 +344,5 @@ def test_inputs_of_8_bit_layers_outlive_a_checkpoint_unless_it_is_reentrant() ->
 def test_methods_without_a_plain_lora_base_say_that_they_do_not_load_in_8_bits() -> None:
     for method in ("full", "qlora"):
         of = told(LLAMA, {"method": method, "load_in_8bit": True})
-        assert any("load_in_8bit goes with method lora" in said for said in of.assumptions)
+        assert any("load_in_8bit applies to method lora" in said for said in of.assumptions)
         assert of.peak.bytes == told(LLAMA, {"method": method}).peak.bytes

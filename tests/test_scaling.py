@@ -87,7 +87,7 @@ def test_copies_of_hsdp_are_as_large_as_the_setup_s_own() -> None:
     own = TrainingSetup(num_gpus=8, dp_replicate_size=4, strategy=Strategy.HSDP)
     assert shared_by(own, Strategy.HSDP, 8) == own
     assert shared_by(own, Strategy.HSDP, 16).dp_replicate_size == 8
-    with pytest.raises(ValueError, match="copies of 2 GPUs here, which 2 are not two or more of"):
+    with pytest.raises(ValueError, match="two or more groups of 2 GPUs here, which 2 are not"):
         shared_by(own, Strategy.HSDP, 2)
 
 

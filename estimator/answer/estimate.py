@@ -65,9 +65,9 @@ from estimator.values.specs import (
 
 @lru_cache(maxsize=1024)
 def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
-    """Peak memory of a training step in bytes on one GPU, of what, and whether it fits; hours and dollars of the run.
+    """Peak memory of a training step in bytes per GPU, its components, the verdict; hours and dollars of the whole run.
 
-    Raises ``ValueError`` with one sentence where the architecture is not modelled or the setup contradicts the model.
+    Raises ``ValueError`` with one sentence if the architecture is not modelled or the setup contradicts the model.
     """
     setup = as_loaded(model, setup)
     workspace = workspace_bytes(gpu)
@@ -125,7 +125,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
 
 
 def _alone(model: Model, setup: TrainingSetup, fixed: PerStructure, workspace: int) -> Share:
-    """What one GPU does: the only one, or the fullest of several that all do alike."""
+    """The share of one GPU: the only one, or the fullest of several that run the same step."""
     resident = fixed.resident
     beside = {Phase.LOAD: fixed.load}
     if setup.eval_strategy != "no":
@@ -137,7 +137,7 @@ def _alone(model: Model, setup: TrainingSetup, fixed: PerStructure, workspace: i
 def _over_devices(
     model: Model, gpu: Gpu | None, setup: TrainingSetup, workspace: int
 ) -> tuple[Share, tuple[OnDevice, ...], tuple[DeviceRun, ...]]:
-    """The GPU of a device map that needs most, what every GPU holds, and what each does of the run."""
+    """The GPU of a device map that needs most, the memory of every GPU, and each one's part of the run."""
     at = module_devices(model, gpu, setup)
     found = {share.gpu: share for share in shares(model, setup, at, workspace)}
     devices = []
@@ -163,9 +163,9 @@ def _over_devices(
 
 
 class PerStructure:
-    """What no batch and no length changes, for all setups of one structure; what only ``estimate`` asks for, later.
+    """Results independent of batch and length, cached per structure; those that only ``estimate`` needs are lazy.
 
-    Raises ``ValueError`` where the architecture is not modelled or the structure contradicts itself.
+    Raises ``ValueError`` if the architecture is not modelled or the structure contradicts itself.
     """
 
     def __init__(self, model: Model, structure: TrainingSetup, workspace: int) -> None:
@@ -176,7 +176,7 @@ class PerStructure:
 
     @cached_property
     def whole(self) -> Resident:
-        """What would lie on one GPU if nothing were shared: what is exchanged follows from the whole."""
+        """Resident memory of one GPU without sharding, which sets the traffic."""
         same = self._structure
         if not (same.strategy.is_fsdp or same.strategy.is_zero):
             return self.resident
@@ -196,15 +196,15 @@ class PerStructure:
 
     @cached_property
     def offloaded(self) -> tuple[int, int]:
-        """Bytes of a machine's memory and of its NVMe that hold what is offloaded."""
+        """Bytes offloaded per machine: to its memory and to its NVMe."""
         return node_bytes(self._model, self._structure)
 
     @cached_property
     def save(self) -> Moment:
-        """What is alive while a checkpoint is written.
+        """The highest moment while a checkpoint is written.
 
-        Never more than in a step where nothing is gathered: all it holds beside weights and states are copies of
-        experts, smaller than their gradients.
+        Below the step's peak unless weights are gathered: beside weights and states it holds only copies of experts,
+        which are smaller than their gradients.
         """
         return save_moment(self._model, self._structure, self.resident, self._workspace)
 
@@ -218,7 +218,7 @@ _per_structure = lru_cache(maxsize=1024)(PerStructure)
 
 
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
-    """Bytes that the card must have, low and high: those of ``estimate``, without its moments.
+    """Bytes needed per GPU, low and high: as in ``estimate``, without computing its moments.
 
     Raises ``ValueError`` as ``estimate`` does.
     """
@@ -245,7 +245,7 @@ def _need_over_devices(
 
 @lru_cache(maxsize=8192)
 def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]:
-    """The same; what a card has to do with it is the size of its workspace."""
+    """The same; it depends on the GPU only through the size of its workspace."""
     fixed = _per_structure(model, structure(setup), workspace)
     _check_length(model, setup)
     timeline = StepTimeline(setup, fixed.plan, fixed.resident, workspace)
@@ -258,7 +258,7 @@ def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]
 
 
 def _host_bytes(fixed: PerStructure, setup: TrainingSetup, saving: int) -> int:
-    """Bytes that the host needs at most: while loading, or while a checkpoint is written beside what is offloaded."""
+    """Bytes that the host needs at most: while loading, or for a checkpoint on top of what is offloaded."""
     resting = fixed.offloaded[0]
     if setup.save_strategy == "no":
         return max(fixed.load_host_bytes, resting)
@@ -266,22 +266,22 @@ def _host_bytes(fixed: PerStructure, setup: TrainingSetup, saving: int) -> int:
 
 
 def least_need(model: Model, setup: TrainingSetup) -> int:
-    """Bytes that no batch, length or kernel can go below: the optimizer's step on weights, gradients and states."""
+    """Lower bound of the need in bytes per GPU for any batch, length or kernel: that of the optimizer's step."""
     setup = as_loaded(model, setup)
     step = resident_memory(model, structure(setup)).step_bytes
-    if setup.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds no less than an even part
+    if setup.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds at least an even share
         step //= setup.num_gpus
     low, _ = need_bytes(step, 0, exchange_bytes(setup))
     return low
 
 
 NO_FLASH = Refusal(
-    "attn_implementation flash_attention_2 does not know the {lacks} of {model_type}; use sdpa.",
+    "attn_implementation flash_attention_2 does not support the {lacks} of {model_type}; use sdpa.",
     Line("transformers", "modeling_utils.py", 1594, "does not support Flash Attention"),
 )
 OTHER_FLASH = Refusal(
-    "attn_implementation flash_attention_2 does not know the {lacks} of {model_type}, so that transformers takes "
-    "another kernel (vllm-flash-attn3), which is not modelled yet; use eager.",
+    "attn_implementation flash_attention_2 does not support the {lacks} of {model_type}, so transformers uses another "
+    "kernel (vllm-flash-attn3), which is not modelled yet; use eager.",
     NOT_MODELLED,
 )
 FLASH_IN_FLOAT32 = Refusal(
@@ -291,13 +291,13 @@ FLASH_IN_FLOAT32 = Refusal(
     ),
 )
 SPLIT_EXPERTS = Refusal(
-    "{packing} is not modelled yet for {model_type}, whose experts transformers takes apart before it packs them; take "
+    "{packing} is not modelled yet for {model_type}, whose experts transformers splits before quantising them; use "
     "method lora on a 16-bit base.",
     NOT_MODELLED,
 )
 WEIGHT_READ = Refusal(
-    "{packing} stops in {model_type}, whose forward multiplies by the weight of {weight} itself, which is no matrix "
-    "once packed ('a and b must have same reduction dim'); take method lora on a 16-bit base.",
+    "{packing} fails in {model_type}, whose forward multiplies by the weight of {weight} directly, which is no longer "
+    "a matrix once packed ('a and b must have same reduction dim'); use method lora on a 16-bit base.",
     Line(
         "transformers",
         "models/gemma3n/modeling_gemma3n.py",
@@ -306,17 +306,16 @@ WEIGHT_READ = Refusal(
     ),
 )
 SHARES_BETWEEN_LAYERS = Refusal(
-    "strategy {strategy} is not modelled yet for {model_type} whose layers share embeddings, or keys and values; take "
+    "strategy {strategy} is not modelled yet for {model_type}, whose layers share embeddings, or keys and values; use "
     "none or ddp.",
     NOT_MODELLED,
 )
 ROUTER_LOSS_OVER_DEVICES = Refusal(
-    "output_router_logits under device_map is not modelled yet; set it to false in the config, or take strategy fsdp.",
+    "output_router_logits under device_map is not modelled yet; set it to false in the config, or use strategy fsdp.",
     NOT_MODELLED,
 )
 NOTHING_TO_PROJECT = Refusal(
-    "optim {optim} projects gradients of linear layers, and {model_type} trains none that is an nn.Linear; take "
-    "another optimizer.",
+    "optim {optim} projects gradients of nn.Linear layers, and {model_type} trains none; use another optimizer.",
     Line("transformers", "trainer_optimizer.py", 154, "No target modules found for"),
 )
 BEYOND_LEARNED_POSITIONS = Refusal(
@@ -395,7 +394,7 @@ LATER = Refusal(
 
 
 def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
-    """Refuse adapters on the embedding and on the head where their step is not known."""
+    """Refuse adapters on the embedding and on the head where their step is not modelled."""
     for module in (*outer_modules(model), *tied_head(model)):
         if not isinstance(module, Linear | Embedding) or not is_adapted(module, setup):
             continue
@@ -404,9 +403,9 @@ def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
             continue
         loss, strategy = loss_of(model, setup), setup.strategy
         if strategy not in (Strategy.NONE, Strategy.DDP):
-            raise LATER(name=module.name, what=f"strategy {strategy}", instead="take strategy ddp")
+            raise LATER(name=module.name, what=f"strategy {strategy}", instead="use strategy ddp")
         if is_head and loss not in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE):
-            raise LATER(name=module.name, what=f"loss {loss}", instead="take loss standard")
+            raise LATER(name=module.name, what=f"loss {loss}", instead="use loss standard")
         if isinstance(module, Embedding) and setup.use_dora:
             raise LATER(name=module.name, what="use_dora", instead="turn use_dora off")
 
@@ -424,30 +423,30 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
     sentences = [
         f"Every example is {setup.max_length} tokens long"
         + (", some padded." if setup.padded else ", packed or padded to it, without a mask."),
-        "The peak is of a step after the first, when the optimizer states exist.",
+        "The peak is that of a step after the first, when the optimizer states exist.",
     ]
     if loaded := loading_sentence(model, setup):
         sentences.append(loaded)
     if attention_of(model, setup) is not setup.attn_implementation:
         sentences.append(
-            f"transformers runs {model.model_type} with eager attention; SDPA is refused there."
+            f"transformers runs {model.model_type} with eager attention, because it rejects SDPA for it."
         )
     if setup.has_8bit_base:
         sentences.append(
-            "LLM.int8 computes columns of an input above its threshold of 6 apart, which keeps a little more; none is "
-            "counted. It keeps the input of every 8-bit layer until backward has ended"
+            "LLM.int8 computes outlier columns (above its threshold of 6) separately, which takes a little more; none "
+            "is counted. It keeps the input of every 8-bit layer until backward ends"
             + (
-                ", in spite of the checkpoint: use_reentrant drops them."
+                ", despite gradient checkpointing; use_reentrant drops them."
                 if setup.gradient_checkpointing and not setup.use_reentrant
                 else "."
             )
         )
     elif setup.load_in_8bit:
-        sentences.append(f"load_in_8bit goes with method lora; {setup.method} does not look at it.")
+        sentences.append(f"load_in_8bit applies to method lora; {setup.method} ignores it.")
     if setup.uses_adapters and setup.modules_to_save is not None:
         sentences.append(
-            f"Copies of {', '.join(setup.modules_to_save)} are trained whole, in the dtype of the base; the originals "
-            "stay on the GPU, frozen."
+            f"Copies of {', '.join(setup.modules_to_save)} are trained in full, in the base's dtype; the frozen "
+            "originals stay on the GPU."
         )
     if (
         setup.uses_adapters
@@ -467,23 +466,23 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
     sentences += loss_sentences(model, setup)
     if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:
         sentences.append(
-            "use_reentrant trains the keys and values that layers share without the gradients of those that take them: "
-            "each layer is played again by itself. Leave it at false."
+            "With use_reentrant, shared keys and values receive no gradients from the layers that reuse them, because "
+            "each layer is recomputed on its own. Leave it at false."
         )
     if (fallback := fallback_of(model)) is not None:
         sentences.append(
-            f"The {fallback[0]} are counted as PyTorch runs them, not as the kernels of {fallback[1]} do, which "
-            "transformers takes where they are installed."
+            f"The {fallback[0]} are counted as PyTorch runs them, not with the kernels of {fallback[1]}, which "
+            "transformers uses where they are installed."
         )
     if architecture(model).runs_every_expert:
         sentences.append(
-            f"transformers sends every token through all {model.num_experts} experts, times a share that is 0 for "
-            "those it was not chosen for: memory and time are those of all."
+            f"transformers runs every token through all {model.num_experts} experts and weights the unchosen ones by "
+            "0: memory and time are those of all experts."
         )
     elif model.num_experts:
         sentences.append(
-            f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts by the grouped kernel: "
-            "how evenly they are spread does not change the memory."
+            f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts in the grouped kernel: "
+            "how evenly tokens are routed does not change the memory."
         )
     if model.num_experts and setup.method is Method.QLORA:
         width = "float32" if setup.prepare_model_for_kbit_training else setup.dtype.value
@@ -492,13 +491,12 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         )
     if (own := family_of(model).own_linear) and setup.method is Method.QLORA:
         sentences.append(
-            f"bitsandbytes packs plain nn.Linear only: Falcon's own {own} is left as loaded, so that QLoRA saves "
-            "nothing here over LoRA."
+            f"bitsandbytes packs plain nn.Linear only: {own} stays as loaded, so QLoRA saves nothing over LoRA here."
         )
     if setup.optim_state_dtype is not None and setup.optim_state_dtype is not setup.dtype:
         sentences.append(
-            f"Optimizer states in {setup.optim_state_dtype.value} beside {setup.dtype.value} weights are a what-if: "
-            "no Trainer run keeps them so."
+            f"Optimizer states in {setup.optim_state_dtype.value} with {setup.dtype.value} weights are a what-if: "
+            "Trainer never keeps them so."
         )
     if (
         setup.method is not Method.QLORA
@@ -507,7 +505,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         and setup.uses_bf16
     ):
         sentences.append(
-            f"{gpu.name} has no bfloat16 units; the memory is right, the run would be slow or refused."
+            f"{gpu.name} has no bfloat16 units: the memory estimate holds, but the run would be slow or refused."
         )
     sentences += sharing_sentences(setup)
     if setup.strategy is Strategy.DEVICE_MAP and (
@@ -517,16 +515,12 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
     if setup.optim in LOW_RANK_OPTIMIZERS:
         sentences.append(
             f"{setup.optim} projects every linear layer (optim_target_modules all-linear) to rank {LOW_RANK}; its step "
-            "is one that renews the projections"
-            + (
-                ", without what cuSOLVER takes for its own."
-                if setup.optim is Optimizer.GALORE_ADAMW
-                else "."
-            )
+            "is one that updates the projections"
+            + (", without cuSOLVER's workspace." if setup.optim is Optimizer.GALORE_ADAMW else ".")
         )
     if setup.optim in PAGED:
         sentences.append(
-            "Paged optimizer states lie outside torch's counter; the need counts them at its high end."
+            "Paged optimizer states are outside torch's counter; the need counts them at its high end."
         )
     return (*sentences, *model.notes)
 
@@ -543,7 +537,7 @@ def _run_assumptions(
     mean = setup.mean_tokens_per_example
     if setup.padded and mean is not None and mean < setup.max_length:
         sentences.append(
-            f"Padding costs between nothing (batches of like lengths) and {setup.max_length - mean} tokens an example."
+            f"Padding costs from nothing (batches of equal lengths) to {setup.max_length - mean} tokens an example."
         )
     elif setup.padded and mean is not None and mean > setup.max_length:
         sentences.append(f"Examples are cut to {setup.max_length} tokens.")
@@ -558,15 +552,15 @@ def _price(gpu: Gpu, setup: TrainingSetup) -> str:
     price = cheapest(gpu, setup.num_gpus)
     if price is None:
         return (
-            f"No cost is given: no price of {gpu.name} is listed; set usd_per_gpu_hour to your own."
+            f"No cost is given: no price is listed for {gpu.name}; set usd_per_gpu_hour to yours."
         )
     together = rented(price, setup.num_gpus)
     more = (
-        f"; the card's price over the {gpu.slices} slices that it holds" * (gpu.slices > 1),
+        f"; the card's price divided by its {gpu.slices} slices" * (gpu.slices > 1),
         "; a marketplace, where prices start at that" * (price.commitment == "marketplace"),
-        "; that listing is old, ask again" * price.is_old,
+        "; that listing is old, check it" * price.is_old,
         ".",
-        f" {setup.num_gpus} GPUs are paid as {together}, in machines of {price.min_gpus}."
+        f" {setup.num_gpus} GPUs are billed as {together}, in machines of {price.min_gpus}."
         * (together > setup.num_gpus),
     )
     return (

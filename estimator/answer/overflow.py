@@ -1,7 +1,7 @@
-"""A run as it happens, moment by moment, and the first moment that the card cannot hold.
+"""A run in order of time, moment by moment, and the first moment that exceeds the GPU.
 
-Load; the first step, which has no optimizer states before its end; the later steps, which begin with them; evaluating
-and saving, each after the step that Trainer does it first.
+Loading; the first step, whose optimizer states appear at its end; the later steps, which begin with them; evaluating
+and saving, each after the step at which Trainer first does so.
 
 Source: transformers 5.23, trainer.py, ``_maybe_log_save_evaluate`` (after the step; evaluates, then saves); torch 2.13,
 optim/adam.py, ``_init_group`` (states are made in the first ``step``).
@@ -25,26 +25,26 @@ from estimator.values.specs import STEP_PHASES, Component, Optimizer, Phase
 EVAL_STEPS = 500
 """Steps between evaluations: transformers 5.23, training_args.py, ``eval_steps`` (None: ``logging_steps``)."""
 STEPS = 2
-"""From the third on every step is as the second."""
+"""Steps followed: from the third on every step equals the second."""
 
 
 class Instant(NamedTuple):
-    """A moment of the run, and when it comes for the first time."""
+    """A moment of the run, and when it first occurs."""
 
     step: int
-    """Optimizer steps begun: 0 before the first, 1 in it; of evaluating and saving the one that is just over."""
+    """Optimizer steps begun: 0 before the first, 1 during it; for evaluating and saving, the step just finished."""
     micro_step: int
-    """1 or 2 with accumulation, where the second stands for all that find gradients; else 0."""
+    """1 or 2 with accumulation, where the second represents all that find gradients; else 0."""
     moment: Moment
     device: int | None = None
-    """The GPU of a device map; None where all GPUs do alike."""
+    """The GPU of a device map; None where all GPUs run the same step."""
 
 
 def instants(of: Estimate) -> Iterator[Instant]:
     """Every moment of the run in order of time, on the fullest GPU: each layer and stage at its highest.
 
-    With accumulation a step has two micro-steps here: the first, which finds no gradients, and one that does. A run of
-    one step is followed into a second.
+    With accumulation a step has two micro-steps here: one that finds no gradients and one that does. Two steps are
+    listed even for a run of one.
 
     Error: under FSDP with accumulation, gradients of the first micro-step count as shards; they stay whole until the
     last one.
@@ -54,10 +54,10 @@ def instants(of: Estimate) -> Iterator[Instant]:
 
 
 def first_overflow(of: Estimate) -> Instant | None:
-    """The first moment of the run that the card cannot hold; None unless the verdict is that it does not fit.
+    """The first moment of the run that exceeds the GPU; None unless the verdict is that it does not fit.
 
-    As the verdict: with the least that the CUDA context and communication take, and no slack of the allocator. Under a
-    device map, of all its GPUs the one that stops first.
+    Uses the verdict's low end: the least that the CUDA context and communication take, and no allocator slack. Under a
+    device map it is that of the GPU that stops first.
 
     Source: derived, from ``instants`` and ``room_bytes``.
     """
@@ -72,7 +72,7 @@ def first_overflow(of: Estimate) -> Instant | None:
 
 
 def room_bytes(of: Estimate) -> int:
-    """Bytes that tensors may take of one GPU at most: its memory less the low end of what lies beside them.
+    """Bytes available to tensors on one GPU: its memory less the low end of what is needed beside them.
 
     Source: derived, from ``estimator.resident.overhead.need_bytes``.
     """
@@ -81,7 +81,7 @@ def room_bytes(of: Estimate) -> int:
 
 
 def starts_with_states(setup: TrainingSetup) -> bool:
-    """Whether optimizer states are there before the first step.
+    """Whether optimizer states exist before the first step.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py and stage3.py, ``initialize_optimizer_states``; torch 2.13,
     optim/adagrad.py, ``__init__``.
@@ -117,7 +117,7 @@ def _instants(of: Estimate, run: DeviceRun) -> Iterator[Instant]:
 
 
 def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | None:
-    """The moments of a micro-step that finds no gradients; None without accumulation, where every one is such."""
+    """The moments of a micro-step that finds no gradients; None without accumulation, where every one finds none."""
     if of.setup.gradient_accumulation_steps == 1:
         return None
     alone = estimate(of.model, of.gpu, replace(of.setup, gradient_accumulation_steps=1))
@@ -127,9 +127,9 @@ def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | No
 
 
 def _optimizer_made(step: Moment) -> Moment:
-    """What lies there before the first step where states do: as in the optimizer's step, without gradients.
+    """Memory once states exist before the first step: as in the optimizer's step, without gradients.
 
-    Leaves out: a float32 gradient of zeros, with which DeepSpeed steps its optimizer once.
+    Leaves out: a zero float32 gradient, with which DeepSpeed steps its optimizer once.
     """
     without = _without(step, Component.GRADIENTS, Component.TEMPORARIES)
     return without._replace(phase=Phase.LOAD, name="optimizer states")
@@ -145,7 +145,7 @@ def _without(moment: Moment, *parts: Component) -> Moment:
 def _after_steps(
     setup: TrainingSetup, beside: Mapping[Phase, Moment]
 ) -> Iterator[tuple[int, int, Phase]]:
-    """After which step Trainer evaluates and saves for the first time, and which of the two comes first."""
+    """The steps after which Trainer first evaluates and saves, and the order of the two."""
     epoch = ceil_div(lengths(setup).rows_per_epoch, setup.effective_batch_size)
     last = math.ceil(epoch * setup.num_train_epochs)
     saves = saves_when(setup)
@@ -163,7 +163,7 @@ _ORDER = (Phase.LOAD, *STEP_PHASES, Phase.EVALUATION, Phase.SAVE)
 
 
 def _when(it: Instant) -> tuple[int, bool, int, int, int]:
-    """For GPUs of a device map: forward goes from the first to the last, backward the other way."""
+    """Sort key over the GPUs of a device map: forward runs from the first to the last, backward in reverse."""
     phase, device = it.moment.phase, it.device or 0
     outside = phase not in STEP_PHASES
     optimizer = phase is Phase.OPTIMIZER_STEP
@@ -183,7 +183,7 @@ _ORDINALS = ("", "first ", "second ")
 
 
 def where(it: Instant, setup: TrainingSetup) -> str:
-    """When it is, as the end of a sentence.
+    """The time of an instant, as the end of a sentence.
 
     >>> where(Instant(1, 0, Moment(Phase.BACKWARD, "layer 9 of 32: linear", {})), TrainingSetup())
     "in the first step's backward (layer 9 of 32: linear)"

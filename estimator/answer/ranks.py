@@ -1,4 +1,4 @@
-"""Which ranks of a job hold less than the fullest, and which one writes the model."""
+"""Ranks that hold less than the fullest one, and the rank that writes the model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from estimator.values.specs import FULL_STATE_DICT, STEP_PHASES, Component, Mode
 
 
 class Rank(NamedTuple):
-    """Ranks that are alike. Bytes of each."""
+    """Ranks with equal memory. Bytes per rank."""
 
     ranks: str
     """Their numbers from 0: ``0, 2-7``."""
     gpus: int
-    """How many they are."""
+    """Number of these ranks."""
     saves: bool
-    """Whether it writes the model for all."""
+    """Whether the rank writes the model for all."""
     peak_bytes: int
     need_low_bytes: int
     need_high_bytes: int
@@ -38,26 +38,26 @@ class Rank(NamedTuple):
 
 
 class Less(NamedTuple):
-    """What a rank holds less than the fullest. Bytes."""
+    """By how much a rank holds less than the fullest. Bytes."""
 
     states: int = 0
     paged: int = 0
     step: int = 0
-    """Of what is there for the optimizer's step alone."""
+    """Temporaries of the optimizer's step."""
     gradients: int = 0
-    """Of gradients that are kept until the step."""
+    """Gradients kept until the step."""
 
 
 def ranks(answer: Estimate) -> tuple[Rank, ...]:
-    """One entry for each kind of rank where they differ, the fullest first; none where all are alike. Bytes.
+    """One entry per kind of rank if they differ, the fullest first; none if all are equal. Bytes per rank.
 
-    FSDP2 divides rows: the last ranks may have fewer rows of a tensor, or none, and then keep less of the optimizer's
-    states (weights and gradients are padded); FSDP1's parts are equal. DeepSpeed's stages 1 and 2 keep gradients of
-    whole tensors, as the bounds of a rank's part cut them. Rank 0 writes the model (``rank_0_writes``). Kinds that come
-    to the same bytes are one entry.
+    FSDP2 shards rows: the last ranks may have fewer rows of a tensor, or none, and then keep less of the optimizer's
+    states (weights and gradients are padded); FSDP1's shards are equal. DeepSpeed's stages 1 and 2 keep whole gradients
+    of every tensor that overlaps a rank's partition. Rank 0 writes the model (``rank_0_writes``). Kinds with equal
+    bytes share an entry.
 
-    Error: a rank of stage 1 or 2 keeps at most so much; that it keeps less is counted at the step alone, or with
-    accumulation at stage 2 always.
+    Error: for stages 1 and 2 the kept gradients are an upper bound; a rank's smaller share is counted only in the
+    optimizer's step, at stage 2 with accumulation in every phase.
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` and
     ``to_sharded_dtensor``; DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition``.
     """
@@ -82,10 +82,10 @@ def ranks(answer: Estimate) -> tuple[Rank, ...]:
 
 
 def rank_0_writes(setup: TrainingSetup) -> bool:
-    """Whether rank 0 writes the model for all; false where nobody saves, or each process its own part alone.
+    """Whether rank 0 writes the model for all; false if nothing is saved, or each process writes only its own shard.
 
-    Under DeepSpeed every process collects the weights (all of them take part), then writes its own states; the model's
-    files are rank 0's. Stage 3 writes none unless it gathers them.
+    Under DeepSpeed all processes take part in gathering the weights, then each writes its states; rank 0 writes the
+    model's files. Stage 3 writes none unless it gathers them.
     Source: transformers 5.23, trainer.py, ``save_model`` and ``_save`` (``args.should_save``); accelerate 1.15,
     accelerator.py, ``get_state_dict``; DeepSpeed 0.19.6, runtime/engine.py, ``_configure_checkpointing``
     (``save_non_zero_checkpoint``: rank 0's) and ``save_checkpoint``.
@@ -105,7 +105,7 @@ def rank_0_writes(setup: TrainingSetup) -> bool:
 
 
 def _other_host_bytes(answer: Estimate) -> int:
-    """As ``Estimate.host_bytes``, of a process that is not rank 0's."""
+    """``Estimate.host_bytes`` for the other ranks' processes."""
     model, setup = answer.model, answer.setup
     resting = node_bytes(model, structure(setup))[0] if offloads(setup) else 0
     saving = checkpoint(model, setup).other_host_bytes
@@ -115,12 +115,13 @@ def _other_host_bytes(answer: Estimate) -> int:
 def _sizes(answer: Estimate, less: Less) -> tuple[int, int, int]:
     """The peak of the step and both ends of the need."""
     setup = answer.setup
-    stands = setup.strategy is Strategy.ZERO2 and setup.gradient_accumulation_steps > 1
+    keeps_gradients = setup.strategy is Strategy.ZERO2 and setup.gradient_accumulation_steps > 1
     heights: dict[Phase, int] = {
         phase: moment.bytes
         - less.states * (Component.OPTIMIZER_STATES in moment.resident)
         - (less.step + less.gradients) * (phase is Phase.OPTIMIZER_STEP)
-        - less.gradients * (stands and phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD))
+        - less.gradients
+        * (keeps_gradients and phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD))
         for phase, moment in answer.phases.items()
         if phase is not Phase.SAVE
     }
@@ -131,7 +132,7 @@ def _sizes(answer: Estimate, less: Less) -> tuple[int, int, int]:
 
 
 def _less(model: Model, setup: TrainingSetup) -> list[Less]:
-    """By rank, in their order; those of each copy (hsdp) are alike."""
+    """One entry per rank, in order; replicas (hsdp) are equal."""
     if setup.strategy.is_fsdp and not setup.uses_fsdp1:
         return _fewer_rows(model, setup) * setup.dp_replicate_size
     if setup.strategy in (Strategy.ZERO1, Strategy.ZERO2):
@@ -141,7 +142,7 @@ def _less(model: Model, setup: TrainingSetup) -> list[Less]:
 
 
 def _fewer_rows(model: Model, setup: TrainingSetup) -> list[Less]:
-    """FSDP2: a rank has a tensor's rows from ⌈rows / ranks⌉ times its number on, as far as there are any."""
+    """FSDP2: rank i holds at most ⌈rows / ranks⌉ rows of a tensor, from row i · ⌈rows / ranks⌉ on."""
     count = setup.shard_ranks
     whole = sharded_tensors(model, replace(setup, num_gpus=1, dp_replicate_size=1))
     bounds = {0, count}
@@ -168,7 +169,7 @@ def _fewer_rows(model: Model, setup: TrainingSetup) -> list[Less]:
 
 
 def _rows(rows: int, ranks: int, rank: int) -> int:
-    """Rows of a tensor that a rank has.
+    """Rows of a tensor that a rank holds.
 
     >>> [_rows(10, 4, rank) for rank in range(4)], [_rows(5, 4, rank) for rank in range(4)]
     ([3, 3, 3, 1], [2, 2, 1, 0])
@@ -178,12 +179,12 @@ def _rows(rows: int, ranks: int, rank: int) -> int:
 
 
 def _kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
-    """Bytes of gradients that each rank of stages 1 and 2 keeps: whole tensors, where its part cuts them."""
+    """Bytes of gradients that each rank of stages 1 and 2 keeps: whole tensors that overlap its partition."""
     return [allocated(width(setup) * elements) for elements in kept_gradients(model, setup)]
 
 
 def _spans(numbers: Iterable[int]) -> str:
-    """Ascending numbers in short.
+    """Ascending numbers, with consecutive ones written as ranges.
 
     >>> _spans([0, 2, 3, 4, 7])
     '0, 2-4, 7'

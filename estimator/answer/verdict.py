@@ -8,7 +8,7 @@ from estimator.values.specs import Gpu, Phase, Verdict
 
 
 def verdict(need_low: int, need_high: int, gpu: Gpu | None) -> Verdict | None:
-    """Fits if even the high end of the need does; tight if only the low end does; None without a GPU. All in bytes.
+    """Fits if the high end of the need fits, tight if only the low end does; None without a GPU. In bytes per GPU.
 
     >>> verdict(1, 2, None) is None
     True
@@ -21,7 +21,7 @@ def verdict(need_low: int, need_high: int, gpu: Gpu | None) -> Verdict | None:
 
 
 def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
-    """What needs more than training, and the setting that lowers it: one sentence; empty where training decides.
+    """What needs more than training and the setting that lowers it, in one sentence; empty if training decides.
 
     >>> beyond_the_step(Moment(Phase.EVALUATION, "lm_head", {}), TrainingSetup())
     'Evaluation needs more than training: lower per_device_eval_batch_size, now 8.'
@@ -32,7 +32,7 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
         case Phase.LOAD if setup.prepare_model_for_kbit_training:
             return f"Loading needs more than training ({decisive.name}): leave prepare_model_for_kbit_training off."
         case Phase.LOAD:
-            return f"Loading needs more than training ({decisive.name}): no batch and no length lowers it."
+            return f"Loading needs more than training ({decisive.name}): a smaller batch or length does not lower it."
         case Phase.SAVE if setup.strategy.is_fsdp:
             return f"Saving needs more than training ({decisive.name}): set fsdp_state_dict_type to SHARDED_STATE_DICT."
         case Phase.SAVE if setup.zero3_save_16bit_model and not setup.uses_adapters:

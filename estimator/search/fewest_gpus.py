@@ -1,4 +1,4 @@
-"""How many GPUs hold together what fewer do not, and the keys by which they share it."""
+"""The fewest GPUs that hold a setup together, and the keys that shard it over them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Method, Model, Strategy
 
 MOST_GPUS = 64
-"""GPUs that are proposed at most: ours, eight machines of eight."""
+"""GPUs proposed at most: ours, eight machines of eight."""
 WAYS = (Strategy.FSDP, Strategy.ZERO3)
-"""What divides weights, gradients and states; the first that goes with a setup is taken."""
+"""Strategies that shard weights, gradients and states; the first that a setup allows is used."""
 
 Keys = Mapping[str, Any]
 
 
 class GpuSet(NamedTuple):
-    """GPUs of one kind that hold a setup together."""
+    """GPUs of one model that hold a setup together."""
 
     gpu: Gpu
     setup: TrainingSetup
-    """As they train it."""
+    """The sharded setup."""
     keys: Keys
-    """What makes it so, by the contract's keys; the GPU is not among them."""
+    """The contract's keys that shard it, without the GPU."""
 
 
 def fewest_gpus(model: Model, gpu: Gpu, setup: TrainingSetup, way: Strategy) -> GpuSet | None:
-    """As few of 2, 4, 8 … GPUs, more than the setup has, as hold it by a strategy; None if not so many do."""
+    """The fewest of 2, 4, 8 … GPUs, more than the setup has, that hold it under a strategy; None if none do."""
     for keys in _more(setup, way):
         shared = replace(setup, **keys)
         if holds(model, gpu, shared):
@@ -43,9 +43,9 @@ def fewest_gpus(model: Model, gpu: Gpu, setup: TrainingSetup, way: Strategy) -> 
 def smallest_set(
     model: Model, chosen: Gpu | None, gpus: Iterable[Gpu], setup: TrainingSetup
 ) -> GpuSet | None:
-    """As few of the chosen GPU as hold it; else as few of any kind as do, and of these kinds the smallest.
+    """The fewest of the chosen GPU that hold the setup; else the fewest of any, on the smallest GPU that holds it.
 
-    A card without bfloat16 units is passed over where the setup computes in bfloat16.
+    Skips GPUs without bfloat16 units if the setup computes in bfloat16.
     """
     if chosen is not None and (chosen.supports_bf16 or not setup.uses_bf16):
         for way in WAYS:
@@ -61,7 +61,7 @@ def smallest_set(
 
 
 def why_not_shared(model: Model, setup: TrainingSetup) -> str:
-    """Why no number of GPUs can divide this setup by any of ``WAYS``, in one sentence; empty where one can."""
+    """Why this setup cannot be sharded over any number of GPUs by ``WAYS``, in one sentence; empty if it can."""
     why = ""
     number = 2
     while number <= MOST_GPUS:
@@ -85,7 +85,7 @@ def _refused(model: Model, setup: TrainingSetup) -> str:
 
 
 def _smallest_holding(model: Model, cards: Iterable[Gpu], setup: TrainingSetup) -> Gpu | None:
-    """The smallest card, and None also where the setup cannot be trained so, which may depend on the model."""
+    """The smallest GPU that holds the setup; None also if the setup is refused, which may depend on the model."""
     try:
         return smallest_gpu(model, cards, setup)
     except ValueError:
@@ -93,7 +93,7 @@ def _smallest_holding(model: Model, cards: Iterable[Gpu], setup: TrainingSetup) 
 
 
 def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:
-    """The keys by which so many GPUs share a setup, with the same effective batch if they divide it."""
+    """The keys that shard a setup over ``number`` GPUs, with the same effective batch if it is divisible."""
     keys = sharing(setup, way, number)
     if setup.method is Method.QLORA and not is_packed_divided(setup):
         keys["bnb_4bit_quant_storage"] = str(setup.dtype)
@@ -107,7 +107,7 @@ def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, 
 
 
 def _more(setup: TrainingSetup, way: Strategy) -> Iterator[dict[str, Any]]:
-    """The keys of 2, 4, 8 … GPUs, more than there are, that may share the setup so."""
+    """The keys for 2, 4, 8 … GPUs, more than the setup has, where this way is allowed."""
     number = 2
     while number <= MOST_GPUS:
         if number > setup.num_gpus:

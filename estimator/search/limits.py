@@ -1,6 +1,6 @@
-"""How far a setup can go on one GPU: the largest batch, the longest context, the smallest card.
+"""Limits of a setup on one GPU: the largest batch, the longest context, the smallest GPU.
 
-Found by bisection on the need itself, so each is exact: it fits, and one more does not.
+Found by bisection on the need, so each is exact: it fits, and one more does not.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from estimator.values.specs import Gpu, Model, Verdict
 
 
 def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
-    """Whether even the high end of the need fits. Raises ``ValueError`` as ``estimate`` does."""
+    """Whether the high end of the need fits. Raises ``ValueError`` as ``estimate`` does."""
     return verdict(*need(model, gpu, setup), gpu) is Verdict.FITS
 
 
 def holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
-    """The same, and False for a setup that cannot be trained.
+    """The same, but False for a setup that is refused.
 
-    What lies there for the whole step is asked first, since that takes no step to play.
+    Checks the lower bound first, which needs no step to be played.
     """
     try:
         return least_need(model, setup) <= gpu.memory_bytes and fits(model, gpu, setup)
@@ -33,7 +33,7 @@ def holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
 
 
 def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
-    """Most examples that go through at once at this length; 0 if not even one does."""
+    """The largest micro-batch, in examples per GPU, that fits at this length; 0 if not even one does."""
     return _largest(
         lambda size: fits(model, gpu, replace(setup, per_device_train_batch_size=size)),
         LARGEST["per_device_train_batch_size"],
@@ -41,9 +41,9 @@ def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
 
 
 def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
-    """Most tokens an example may have at this micro-batch; 0 if not even one fits.
+    """The longest example, in tokens, that fits at this micro-batch; 0 if not even one token fits.
 
-    At most as many as the model has learned positions, where it has learned them.
+    Capped at the number of learned positions, if the model has them.
     """
     return _largest(
         lambda length: fits(model, gpu, replace(setup, max_length=length)),
@@ -52,27 +52,27 @@ def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
 
 
 def evaluation_stops(model: Model, gpu: Gpu, setup: TrainingSetup, **larger: int) -> bool:
-    """Whether the setup with these numbers would fit but for its evaluation."""
+    """Whether only its evaluation keeps the setup with these numbers from fitting."""
     if setup.eval_strategy == "no":
         return False
     try:
         beyond = replace(setup, **larger)  # type: ignore[arg-type]  # the names of counts
         alone = replace(beyond, eval_strategy="no")
         return fits(model, gpu, alone) and not fits(model, gpu, beyond)
-    except ValueError:  # no such number, or more positions than were learned
+    except ValueError:  # out of range, or beyond the learned positions
         return False
 
 
 def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu | None:
-    """The card with the least memory that holds the setup; None if none does.
+    """The GPU with the least memory that holds the setup; None if none does.
 
-    A card without bfloat16 units is passed over where the setup computes in bfloat16.
+    Skips GPUs without bfloat16 units if the setup computes in bfloat16.
     """
     by_size = sorted(
         (gpu for gpu in gpus if gpu.supports_bf16 or not setup.uses_bf16),
         key=lambda gpu: gpu.memory_bytes,
     )
-    needs: dict[int, int] = {}  # a card changes the need by its workspace alone
+    needs: dict[int, int] = {}  # the need depends on the GPU only through its workspace
     for gpu in by_size:
         workspace = workspace_bytes(gpu)
         if workspace not in needs:
@@ -83,7 +83,7 @@ def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to ``most`` that holds, for a property that ends once: doubled, then halved in on."""
+    """The largest n up to ``most`` that satisfies a monotone predicate (doubling, then bisection)."""
     good, bad = 0, 1
     while bad <= most and holds(bad):
         good, bad = bad, bad * 2

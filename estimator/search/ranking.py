@@ -1,6 +1,6 @@
-"""One setup on many GPUs: which of them hold it, and what the run takes on each.
+"""One setup on many GPUs: which of them hold it, and the hours and dollars of the run on each.
 
-Two brackets are compared by their middles, the geometric mean of low and high end.
+Brackets are compared by the geometric mean of their low and high ends.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from estimator.values.specs import Gpu, Model, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Estimates of one setup on several GPUs, and the two that a reader asks for first."""
+    """Estimates of one setup on several GPUs, with the fastest and the cheapest."""
 
     estimates: tuple[Estimate, ...]
-    """Those that hold it first, then tight, then the others; each by its hours, unknown hours last."""
+    """Sorted by verdict (fits, tight, does not fit), then by hours; unknown hours last."""
     fastest: Estimate | None
-    """Of those that hold it and have a time, the one with the fewest hours."""
+    """The one with the fewest hours among those that fit and have a time."""
     cheapest: Estimate | None
-    """Of those that hold it and have a price, the one with the fewest dollars."""
+    """The one with the fewest dollars among those that fit and have a price."""
 
 
 def rank_gpus(model: Model, setup: TrainingSetup, gpus: Iterable[Gpu] | None = None) -> Ranking:
-    """The setup on each GPU, all of the catalogue by default.
+    """The setup on each GPU, by default on all of the catalogue.
 
-    A price of one's own holds for one GPU, so it is left out here: each GPU has its cheapest listing. So is a
-    utilisation of one's own.
+    The user's price and ``mfu`` hold for one GPU, so they are ignored here: each GPU has its cheapest listing.
     """
     same = replace(setup, usd_per_gpu_hour=None, mfu=None)
     everywhere = catalog.gpus().values() if gpus is None else gpus
@@ -48,7 +47,7 @@ def rank_gpus(model: Model, setup: TrainingSetup, gpus: Iterable[Gpu] | None = N
 
 
 def pareto(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
-    """Those that hold the setup and that no other beats in both hours and dollars, the fastest first."""
+    """Pareto front in hours and dollars of the estimates that fit, the fastest first."""
     known = [
         answer
         for answer in estimates
@@ -71,7 +70,7 @@ def _order(answer: Estimate) -> tuple[int, bool, float]:
 
 
 def _hours(answer: Estimate) -> float:
-    """The middle of the bracket; its high end alone would put all cards that wait for the host in one place."""
+    """Middle of the bracket; by the high end alone, all GPUs that wait for the host would tie."""
     assert answer.time is not None
     return math.sqrt(answer.time.total_hours_low * answer.time.total_hours_high)
 

@@ -1,6 +1,6 @@
-"""What to change so that a setup fits: the smallest changes first, in the order of what they cost in speed and quality.
+"""What to change so that a setup fits, ordered by what a change costs in speed and quality.
 
-A remedy is proposed only if the setup with its keys fits, by the same estimate as everything else.
+A remedy is proposed only if the same estimate says that the changed setup fits.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from estimator.values.specs import (
 )
 
 MOST_TOGETHER = 3
-"""Changes in one remedy at most; whoever needs four needs another plan."""
+"""Changes in one remedy at most: ours."""
 MOST_SHOWN = 6
-"""Remedies at most, the larger GPU and more GPUs beside them."""
+"""Remedies at most, in addition to a larger GPU and more GPUs: ours."""
 
 Keys = Mapping[str, Any]
 
 
 class Change(NamedTuple):
-    """One kind of change: what it is called, what it costs, and how mildly or strongly it can be made."""
+    """One kind of change: its title, its cost, and its options."""
 
     title: str
     price: str
     options: tuple[Keys, ...]
-    """Fields of the setup to set; the mildest first."""
+    """Fields of the setup to set; the smallest change first."""
 
 
 class Remedy(NamedTuple):
@@ -57,9 +57,9 @@ class Remedy(NamedTuple):
     keys: Keys
     """What to set, by the contract's keys."""
     saved_bytes: int
-    """How much lower the high end of the need on one GPU is; 0 for a larger GPU."""
+    """Reduction of the need's high end per GPU; 0 for a larger GPU."""
     need_high_bytes: int
-    """The high end of what it then needs."""
+    """High end of the need per GPU after the change."""
 
     @property
     def text(self) -> str:
@@ -68,9 +68,9 @@ class Remedy(NamedTuple):
 
 
 def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:
-    """Changes that make the setup fit its GPU; the smallest of ``gpus`` that holds it unchanged; as many GPUs as do.
+    """Changes that make the setup fit its GPU; the smallest of ``gpus`` that holds it unchanged; more of the same GPU.
 
-    Empty where it fits already or no GPU is given. Several changes together only where no single one is enough.
+    Empty if it fits already or no GPU is given. Changes are combined only where no single one is enough.
     """
     if of.gpu is None or of.verdict is Verdict.FITS:
         return ()
@@ -97,7 +97,7 @@ def _on(gpu: Gpu, of: Estimate) -> Remedy:
 
 
 def _sets(of: Estimate, gpu: Gpu) -> list[Remedy]:
-    """More of the same GPU by each way to divide the model; with checkpointing where that alone is never enough."""
+    """More of the same GPU under each of ``WAYS``; with checkpointing if more GPUs alone are never enough."""
     ways: tuple[dict[str, Any], ...] = ({}, {"gradient_checkpointing": True})
     for first in ways:
         setup = replace(of.setup, **first)
@@ -109,14 +109,12 @@ def _sets(of: Estimate, gpu: Gpu) -> list[Remedy]:
 
 
 def _together(of: Estimate, first: dict[str, Any], found: GpuSet) -> Remedy:
-    """Prices: as ``_divisions``."""
+    """Prices: see ``_divisions``."""
     setup = found.setup
     title = f"{setup.num_gpus} × {found.gpu.name} with {_NAMES[setup.strategy]}"
     price = f"{setup.num_gpus} GPUs to pay for. {_TRAFFIC}{_brought_back(found.keys)}"
     if setup.num_gpus > setup.gpus_per_node:
-        price += (
-            f" Beyond {setup.gpus_per_node} they stand in several machines, whose network decides."
-        )
+        price += f" More than {setup.gpus_per_node} span several machines, so the network between them sets the speed."
     if setup.effective_batch_size != of.setup.effective_batch_size:
         price += f" The effective batch grows to {setup.effective_batch_size:,}."
     if first:
@@ -127,11 +125,11 @@ def _together(of: Estimate, first: dict[str, Any], found: GpuSet) -> Remedy:
 
 
 def _fitting(of: Estimate, gpu: Gpu, group: Sequence[Change]) -> Iterator[Remedy]:
-    """The mildest way to make a group of changes that fits, if there is one."""
+    """The smallest combination of a group's options that fits, if any."""
     for options in product(*(change.options for change in group)):
         keys = {key: value for option in options for key, value in option.items()}
         if len(keys) < sum(map(len, options)):
-            return  # two changes of one key are one change
+            return  # the options set a key twice
         setup = _changed(of.setup, keys)
         if setup is None or not holds(of.model, gpu, setup):
             continue
@@ -159,7 +157,7 @@ def _changed(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:
 
 
 def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
-    """What can still be changed in a setup, from what costs nothing to what costs most.
+    """Changes that a setup still allows, the cheapest first.
 
     Prices: checkpointing runs each layer's forward twice, a third of a step's arithmetic at most (Chen et al. 2016,
     arXiv:1604.06174); 8-bit states reach the results of 32-bit ones (Dettmers et al. 2021, arXiv:2110.02861); LoRA
@@ -179,7 +177,9 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     }[setup.attn_implementation]
     for kernel in kernels:
         name = "SDPA" if kernel is AttnImplementation.SDPA else "FlashAttention 2"
-        wants = "" if name == "SDPA" else ", with the package flash-attn on an Ampere card or newer"
+        wants = (
+            "" if name == "SDPA" else "; needs the package flash-attn and an Ampere GPU or newer"
+        )
         yield Change(
             f"Attention by {name}",
             f"The same result, and faster{wants}.",
@@ -203,37 +203,37 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL:
         yield Change(
             "Weights in bfloat16",
-            "Steps smaller than a 256th of a weight are rounded away; watch the loss.",
+            "Updates smaller than a 256th of a weight are rounded away; watch the loss.",
             ({"dtype": Dtype.BFLOAT16},),
         )
     if setup.method is Method.FULL:
         yield Change(
             f"LoRA of rank {setup.lora_r}{_where(model, setup)}",
-            "Trains small adapters instead of all weights: learns less where the task is far from pretraining.",
+            "Trains small adapters instead of all weights; learns less if the task is far from pretraining.",
             ({"method": Method.LORA, **_with_adapters(model, setup)},),
         )
     if setup.method is not Method.QLORA:
         base = Dtype.BFLOAT16 if setup.dtype is Dtype.FLOAT32 else setup.dtype
         yield Change(
             f"QLoRA of rank {setup.lora_r}{_where(model, setup)}",
-            "Adapters over a 4-bit base: results close to LoRA's; steps are slower, each weight is unpacked first.",
+            "Adapters over a 4-bit base; results close to LoRA's. Steps are slower: each weight is dequantised first.",
             ({"method": Method.QLORA, "dtype": base, **_with_adapters(model, setup)},),
         )
 
     if offloaded := tuple(_offloaded(setup)):
         yield Change(
             "Offload to the CPU under {strategy}",
-            "The same result: the CPU steps the optimizer, and zero3 and fsdp keep the weights there too, so the link "
-            "between GPU and host decides.",
+            "The same result: the CPU runs the optimizer, and zero3 and fsdp keep the weights there too, so the link "
+            "between GPU and host sets the speed.",
             offloaded,
         )
 
 
 def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
-    """A loss that never holds all logits: Liger's with its other kernels where it has the family, else TRL's.
+    """A loss that never holds all logits: Liger's, with its other kernels, if it supports the family, else TRL's.
 
-    Prices: Liger makes the head's gradients with the loss, the same products as before (Hsu et al. 2024,
-    arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, makes the logits once more in backward.
+    Prices: Liger computes the head's gradients with the loss, by the same products (Hsu et al. 2024,
+    arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, recomputes the logits in backward.
     """
     if loss_of(model, setup) is not Loss.STANDARD:
         return
@@ -241,13 +241,13 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
         keys: dict[str, Any] = {} if setup.use_liger_kernel else {"use_liger_kernel": True}
         yield Change(
             "Liger's fused kernels and loss",
-            "The same result up to rounding, with the package liger-kernel; the logits are never whole.",
+            "The same result up to rounding; needs the package liger-kernel. The full logits never exist.",
             (keys | ({} if setup.loss is None else {"loss": None}),),
         )
     else:
         yield Change(
             "TRL's loss in tiles",
-            "The same result up to rounding, with SFTTrainer of TRL 1.16 or newer; the head's product runs once more.",
+            "The same result up to rounding; needs SFTTrainer of TRL 1.16 or newer. Backward recomputes the logits.",
             ({"loss": Loss.CHUNKED_TRL},),
         )
 
@@ -257,7 +257,7 @@ _NAMES = {
     Strategy.ZERO3: "ZeRO-3",
     Strategy.FSDP: "FSDP",
 }
-_TRAFFIC = "Every layer's weights cross the links three times a step, which wants NVLink or better."
+_TRAFFIC = "Every layer's weights cross the links three times a step, which needs NVLink or better."
 _STRONGER = {
     Strategy.DDP: (Strategy.ZERO2, Strategy.FSDP, Strategy.ZERO3),
     Strategy.ZERO1: (Strategy.ZERO2, Strategy.FSDP, Strategy.ZERO3),
@@ -265,13 +265,13 @@ _STRONGER = {
     Strategy.FSDP_GRAD_OP: (Strategy.FSDP,),
     Strategy.HSDP: (Strategy.FSDP, Strategy.ZERO3),
 }
-"""Strategies that divide more than one, the cheaper first."""
+"""Strategies that shard more than the given one, the cheaper first."""
 
 
 def _divisions(setup: TrainingSetup) -> Iterator[Change]:
-    """The same GPUs, with more divided between them.
+    """The same GPUs, with more of the model sharded.
 
-    Prices: ZeRO's stages 1 and 2 exchange as much as DDP, twice the model a step; stage 3, as FSDP, half as much again
+    Prices: ZeRO's stages 1 and 2 exchange as much as DDP, twice the model a step; stage 3 and FSDP half as much again
     (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
     """
     for way in _STRONGER.get(setup.strategy, ()):
@@ -285,11 +285,11 @@ def _divisions(setup: TrainingSetup) -> Iterator[Change]:
 
 
 def _brought_back(keys: Keys) -> str:
-    return " What was offloaded comes back to the GPUs." if keys.keys() & OFFLOADS else ""
+    return " Offloaded tensors move back to the GPUs." if keys.keys() & OFFLOADS else ""
 
 
 def _offloaded(setup: TrainingSetup) -> Iterator[Keys]:
-    """States on the host, then weights too, under a strategy that the GPUs have or that one GPU alone can have.
+    """States on the host, then weights too, under the setup's FSDP strategy, else under ZeRO (one GPU is enough).
 
     Prices: Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload), which runs on one GPU as on several.
     """
@@ -302,7 +302,7 @@ def _offloaded(setup: TrainingSetup) -> Iterator[Keys]:
         rests = OFFLOADS[:1] if way is Strategy.ZERO2 else OFFLOADS
         keys |= dict.fromkeys(rests, Offload.CPU) | _real_states(setup)
         is_pure = setup.mixed_precision is MixedPrecision.NO and setup.dtype is not Dtype.FLOAT32
-        if way.is_zero and is_pure:  # not modelled without float32 masters
+        if way.is_zero and is_pure:  # not modelled without float32 master weights
             keys["mixed_precision"] = MixedPrecision.BF16
         changed = {key: value for key, value in keys.items() if getattr(setup, key) != value}
         if OFFLOADS[0] in changed or OFFLOADS[1] in changed:
@@ -317,7 +317,7 @@ def _smaller_evaluations(setup: TrainingSetup) -> Iterator[Keys]:
 
 
 def _splits(setup: TrainingSetup) -> Iterator[Keys]:
-    """Smaller micro-batches with more accumulation and the same effective batch."""
+    """Smaller micro-batches with more accumulation, at the same effective batch."""
     size = setup.per_device_train_batch_size * setup.gradient_accumulation_steps
     for batch in range(setup.per_device_train_batch_size - 1, 0, -1):
         if size % batch == 0:
@@ -333,7 +333,7 @@ def _where(model: Model, setup: TrainingSetup) -> str:
 
 
 def _with_adapters(model: Model, setup: TrainingSetup) -> Keys:
-    """What else changes with the method: real states, and other layers where PEFT refuses the setup's."""
+    """Keys that change with the method: the optimizer's real states, and other targets if PEFT refuses the setup's."""
     adapted = replace(setup, method=Method.LORA)
     keys: dict[str, Any] = dict(_real_states(setup))
     if refused_targets(model, adapted):
@@ -342,7 +342,7 @@ def _with_adapters(model: Model, setup: TrainingSetup) -> Keys:
 
 
 def _real_states(setup: TrainingSetup) -> dict[str, Any]:
-    """States in a what-if dtype go back to the optimizer's own."""
+    """Reset a what-if dtype of the states to the optimizer's default."""
     return {} if setup.optim_state_dtype is None else {"optim_state_dtype": None}
 
 
@@ -368,12 +368,12 @@ def _optimizers(setup: TrainingSetup) -> Iterator[Change]:
     if setup.optim_state_dtype is Dtype.FLOAT32 and setup.dtype is not Dtype.FLOAT32:
         yield Change(
             f"Optimizer states in {setup.dtype}",
-            "As Trainer really keeps them; small second moments lose digits.",
+            "As Trainer keeps them; small second moments lose precision.",
             ({"optim_state_dtype": None},),
         )
     if setup.optim in _EIGHT_BIT:
         yield Change(
             "8-bit optimizer states",
-            "Blocks of 256 share a scale; published results equal those of 32-bit states.",
+            "Blocks of 256 values share a scale; published results match those of 32-bit states.",
             ({"optim": _EIGHT_BIT[setup.optim], **_real_states(setup)},),
         )

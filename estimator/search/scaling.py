@@ -1,7 +1,7 @@
-"""One setup on more and more GPUs: what each of them needs, and what the run takes, under every strategy.
+"""One setup on increasing numbers of GPUs: the need per GPU and the time of the run, under every strategy.
 
-Each GPU keeps its micro-batch and its accumulation, so the effective batch grows with the GPUs and an epoch has fewer
-steps; the learning rate that goes with it is the reader's.
+Micro-batch and accumulation per GPU stay fixed, so the effective batch grows with the GPUs and an epoch has fewer
+steps. Adjusting the learning rate is left to the user.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Strategy, Verdict
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-"""GPUs that a curve goes through by default."""
+"""Numbers of GPUs in a curve by default."""
 STRATEGIES = tuple(strategy for strategy in Strategy if strategy is not Strategy.NONE)
 """Strategies that have a curve, in the order of the contract."""
 
 
 class TooFewError(InputError):
-    """So many GPUs are not whole groups of the strategy's."""
+    """The number of GPUs is not a multiple of the strategy's group, or is below two groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,28 +33,28 @@ class Point:
     num_gpus: int
     strategy: Strategy
     estimate: Estimate | None
-    """None where the strategy cannot share this setup's work among so many."""
+    """None where the strategy cannot run this setup on so many GPUs."""
     refusal: str = ""
-    """Why not, in one sentence."""
+    """The reason, in one sentence."""
     too_few: bool = False
-    """Whether more GPUs could be shared: these are not whole groups of hsdp's."""
+    """Whether another number of GPUs would work: this one does not form two or more whole hsdp groups."""
 
     @property
     def fits(self) -> bool:
-        """Whether even the high end of the need fits; false without a GPU."""
+        """Whether the high end of the need fits; false without a GPU."""
         return self.estimate is not None and self.estimate.verdict is Verdict.FITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One strategy on more and more GPUs; the first point of all curves is the same one GPU, which shares nothing."""
+    """One strategy on increasing numbers of GPUs; all curves share the point of one GPU, which shards nothing."""
 
     strategy: Strategy
     points: tuple[Point, ...]
 
     @property
     def first_that_fits(self) -> Point | None:
-        """The point with the fewest GPUs of those that fit; None where none does, or no GPU was given."""
+        """The fitting point with the fewest GPUs; None if none fits or no GPU is given."""
         return next((point for point in self.points if point.fits), None)
 
 
@@ -67,8 +67,8 @@ def curves(
 ) -> tuple[Curve, ...]:
     """The setup under each strategy on each number of GPUs, in ascending order.
 
-    A utilisation of one's own was measured on one number of GPUs, so it is left out here. ``hsdp`` shards within a
-    machine of ``gpus_per_node``, or among as many GPUs as the setup does if it is one of hsdp.
+    The user's ``mfu`` was measured on one number of GPUs, so it is ignored here. ``hsdp`` shards within a machine of
+    ``gpus_per_node``, or over the setup's shard group if the setup uses hsdp.
 
     >>> from estimator import catalog
     >>> of = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB"), TrainingSetup()
@@ -87,7 +87,7 @@ def curves(
 
 
 def shared_by(setup: TrainingSetup, strategy: Strategy, num_gpus: int) -> TrainingSetup:
-    """The setup on so many GPUs under a strategy, which rests where it did; ``ValueError`` says why it cannot be.
+    """The setup on ``num_gpus`` GPUs under a strategy, with its offload keys unchanged; ``ValueError`` says why not.
 
     >>> shared_by(TrainingSetup(), Strategy.HSDP, 32).dp_replicate_size
     4
@@ -102,7 +102,7 @@ def shared_by(setup: TrainingSetup, strategy: Strategy, num_gpus: int) -> Traini
         copies, rest = divmod(num_gpus, shards)
         if copies < 2 or rest or shards < 2:
             raise TooFewError(
-                f"hsdp has copies of {shards} GPUs here, which {num_gpus} are not two or more of."
+                f"hsdp needs two or more groups of {shards} GPUs here, which {num_gpus} are not."
             )
     keys = sharing(setup, strategy, num_gpus, copies)
     return replace(setup, **{key: it for key, it in keys.items() if key not in OFFLOADS})
@@ -125,7 +125,7 @@ def _point(
 
 
 def rented_in(gpu: Gpu | None, num_gpus: int) -> int | None:
-    """The fewest GPUs that any listing rents together, where that is more than so many; None else (a count).
+    """The fewest GPUs that any listing rents together, if more than ``num_gpus``; else None (a count).
 
     Source: data/prices.csv, by row.
 
