@@ -76,7 +76,7 @@ of_measured, of_traced, of_refused, of_left_out, of_ran = st.tabs(
         "Traced, worst first",
         f"Refused: {len(refused)}",
         "Left out",
-        "Ran, but said not to fit",
+        "Ran, though estimated not to fit",
     ]
 )
 with of_measured:

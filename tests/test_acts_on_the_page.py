@@ -34,7 +34,7 @@ def test_each_method_has_its_own_rows():
 
 
 def test_an_evaluation_that_is_not_planned_is_spoken_of_and_not_counted():
-    assert "An evaluation would, and none is planned" in said(LORA)
+    assert "An evaluation would need more, but none is planned" in said(LORA)
     assert "Evaluation needs more than training" not in said(LORA)
     assert "lower per_device_eval_batch_size, now 8" in said(replace(LORA, eval_strategy="steps"))
 
@@ -48,5 +48,5 @@ def test_the_verdict_names_what_decides():
 def test_checkpoints_are_counted():
     assert "The run leaves one checkpoint of 0.5 GiB" in said(LORA)
     three = replace(LORA, num_train_epochs=5.0, save_total_limit=2)
-    assert "At most 3 checkpoints lie on the disk together, 1.4 GiB" in said(three)
+    assert "At most 3 checkpoints are on disk at once, 1.4 GiB" in said(three)
     assert "saves no checkpoints" in said(replace(LORA, save_strategy="no"))

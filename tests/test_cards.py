@@ -81,7 +81,7 @@ def test_words_that_mean_none_leave_the_card_and_say_so() -> None:
     page = open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="L4")
     type_card(page, "<b>no card</b>")
     assert page.session_state["gpu"] == "L4"
-    assert "No card of the catalogue is called “&lt;b&gt;no card&lt;/b&gt;”" in text(page)
+    assert "No GPU in the catalogue is called “&lt;b&gt;no card&lt;/b&gt;”" in text(page)
 
 
 def test_slice_of_a_link_is_offered_beside_the_cards() -> None:

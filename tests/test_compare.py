@@ -104,9 +104,9 @@ def test_cheapest_that_meets_a_deadline_is_named():
     said = " ".join(findings.answers(shown, within=(fast + slow) / 2))
     if shown[0].estimate.time.total_hours_low > (fast + slow) / 2:
         assert "“slow and cheap”" not in said
-    assert "surely done within" in said
+    assert "sure to be done within" in said
     assert "“fast and dear”" in said
-    assert "None that fits is done within" in " ".join(findings.answers(shown, within=0.1))
+    assert "No scenario that fits is done within" in " ".join(findings.answers(shown, within=0.1))
 
 
 def test_what_qlora_loses_is_said_beside_lora_of_the_same_setup():
@@ -279,7 +279,7 @@ def test_comparison_without_an_answer_has_a_way_out(scenario, present):
         assert "flash_attention_2 takes 16-bit inputs only" in text(page)
     button(page, "leave" if present else "remove").click().run()
     assert not page.exception
-    assert ("Nothing is kept yet" in text(page)) != present
+    assert ("No setup is kept yet" in text(page)) != present
 
 
 def test_presentation_says_what_it_dropped():

@@ -119,7 +119,7 @@ def test_the_rule_of_thumb_is_not_held_against_one_gpu_s_share():
         answer = estimate(catalog.model(MODELS[0]), None, setup)
         said = rule_of_thumb.sentence(answer)
         shares = strategy is not Strategy.DDP
-        assert ("says nothing of one of them" in said) is shares, strategy
+        assert ("says nothing about one of them" in said) is shares, strategy
         assert ("It forgets gradients" in said) is not shares
 
 

@@ -107,9 +107,9 @@ def test_the_words_say_from_how_many_it_fits_and_what_is_kept(
     drawn: tuple[tuple[Curve, ...], Estimate],
 ) -> None:
     said = unescape(more_gpus.head_html(*drawn))
-    assert "it fits from 2 GPUs on under device_map" in said, "two halves of its layers"
-    assert "from 4 GPUs on under zero3, fsdp and fsdp_grad_op" in said
-    assert "under ddp not up to 64" in said
+    assert "it fits on 2 GPUs or more under device_map" in said, "two halves of its layers"
+    assert "on 4 GPUs or more under zero3, fsdp and fsdp_grad_op" in said
+    assert "under ddp not even on 64" in said
     assert "Each GPU keeps its micro-batch of 1 × 1,024 tokens" in said
     assert "an epoch has 157 steps instead of 10,000" in said
 

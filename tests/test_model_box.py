@@ -243,7 +243,7 @@ def test_link_with_an_id_of_the_hub_fetches_it_with_all_else_kept(fake_hub):
     fake_hub.may_answer.clear()
     page = open_at(**LINK)
     assert "Asking the Hub for <b>me/llama</b>" in text(page)
-    assert f"until then the page is of {MISTRAL}" in text(page)
+    assert f"until then the page shows {MISTRAL}" in text(page)
     assert [warning.value for warning in page.warning] == []
     fake_hub.may_answer.set()
     answered(page)
@@ -260,7 +260,7 @@ def test_link_opens_on_the_example_s_model_when_the_hub_is_down_with_all_else_ke
     fake_hub.answers["me/llama"] = refused(Trouble.DOWN, "me/llama")
     page = answered(open_at(**LINK))
     assert "elsewhere" in text(page)
-    assert f"The page is of {MISTRAL}." in text(page)
+    assert f"The page shows {MISTRAL}." in text(page)
     assert page.session_state["model"] == MISTRAL
     assert setting(page, "lora_target_modules") == ("q_proj",)
     assert page.session_state["max_length"] == 2048

@@ -46,7 +46,7 @@ def test_a_card_is_one_click_and_undo_takes_it_back():
 
 def test_where_no_card_alone_holds_it_a_click_opens_several():
     page = open_page(model="meta-llama/Llama-3.1-70B", gpu="H100-SXM5-80GB")
-    assert "none alone: 32 × H100-SXM5-80GB, FSDP" in text(page)
+    assert "not on one GPU: 32 × H100-SXM5-80GB, FSDP" in text(page)
     click(page, "open full")
     assert (setting(page, "num_gpus"), setting(page, "strategy")) == (32, "fsdp")
     assert "✓ Fits" in text(page)

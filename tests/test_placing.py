@@ -74,8 +74,8 @@ def test_any_setup_is_shown_over_two_gpus_or_told_why_not():
 
 def test_the_page_draws_it_and_takes_it_with_a_click():
     page = open_page(model="openai-community/gpt2", section="Where the layers sit")
-    assert "If 2 such GPUs shared it by layers" in text(page)
+    assert "If 2 such GPUs shared the model by layers" in text(page)
     page.button(key="take map").click().run()
     page.run()
     assert not page.exception
-    assert "The layers lie where from_pretrained" in text(page)
+    assert "Each layer is where from_pretrained" in text(page)

@@ -176,7 +176,7 @@ def test_one_gpu_s_measured_peaks_are_estimated_to_two_percent_in_the_median_and
         ({"gpu": "H100-SXM5-80GB"}, {"card"}, ["on a card of NVIDIA's Hopper generation"]),
         ({"gpu": "A10G"}, set(), ["of this kind"]),
         ({"gpu": "A10G", "model": LLAMA}, set(), ["of this kind"]),
-        ({"gpu": "A10G", "model": "google/gemma-2-9b"}, {"family"}, ["as gemma2 has them"]),
+        ({"gpu": "A10G", "model": "google/gemma-2-9b"}, {"family"}, ["with gemma2's layers"]),
         ({"gpu": "A10G", "strategy": "ddp", "num_gpus": 2}, {"strategy"}, ["under ddp"]),
         ({"gpu": "A10G", "strategy": "fsdp", "num_gpus": 2}, {"strategy"}, ["under FSDP 2"]),
         (

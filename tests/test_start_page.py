@@ -447,7 +447,7 @@ def test_what_rests_on_the_host_is_set_as_the_strategy_allows():
     move(page, "offload_param box", "cpu")
     assert tuple(setting(page, it) for it in keys) == ("cpu", "cpu")  # FSDP offloads both or none
     assert not page.error
-    assert "of memory, with what is offloaded" in text(page)
+    assert "of CPU memory, offloaded tensors included" in text(page)
     move(page, "strategy box", "zero3")
     move(page, "offload_optimizer box", "nvme")
     assert tuple(setting(page, it) for it in keys) == ("nvme", "cpu")

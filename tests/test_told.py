@@ -57,7 +57,7 @@ def test_the_changelog_tells_today_s_figures(given, told):
 def test_the_page_says_that_reserved_memory_is_played_through_the_allocator():
     # estimator.step.reserved: no share of the peak is taken any more
     said = evidence.summary_html(accuracy.summaries(accuracy.measured()))
-    assert "played through PyTorch's caching allocator" in said
+    assert "through PyTorch's caching allocator" in said
     assert "middle of what was measured" not in said
 
 

@@ -62,7 +62,7 @@ def test_it_says_when_memory_runs_out_and_when_it_is_highest():
 
 
 def test_the_name_on_the_box_is_explained():
-    assert "“80 GB” is the name on the box" in verdicts.capacity_note(GPU)
+    assert "“80 GB” is the nameplate" in verdicts.capacity_note(GPU)
     assert "79.1 GiB" in verdicts.capacity_note(GPU)
     assert "derived" in verdicts.capacity_note(replace(GPU, memory_is_derived=True))
 

@@ -25,8 +25,11 @@ METRICS: Mapping[accuracy.Metric, str] = MappingProxyType(
 MEANINGS: Mapping[accuracy.Metric, str] = MappingProxyType(
     {
         accuracy.Metric.ALLOCATED: "torch.cuda.max_memory_allocated(): the tensors. This is what we estimate.",
-        accuracy.Metric.RESERVED: "torch.cuda.max_memory_reserved(): with the freed blocks that the allocator keeps.",
-        accuracy.Metric.DEVICE: "What the driver shows: reserved blocks, the CUDA context, communication.",
+        accuracy.Metric.RESERVED: (
+            "torch.cuda.max_memory_reserved(): tensors and the freed blocks that the allocator "
+            "keeps."
+        ),
+        accuracy.Metric.DEVICE: "What the driver shows: reserved blocks, the CUDA context and communication buffers.",
         accuracy.Metric.TRACED: "One step of the real libraries, every tensor counted, without a GPU.",
     }
 )
@@ -134,10 +137,11 @@ def summary_html(summaries: Sequence[accuracy.Summary]) -> str:
         for summary, (name, *rest) in zip(summaries, rows, strict=True)
     )
     return (
-        '<p class="hr-text">What real runs took, beside what is estimated for the same setup; computed from the '
-        "tables in data/ when this page is drawn, and none is left out for its error. We estimate what PyTorch "
-        "allocates. What it reserves, and what nvidia-smi shows, is that and the freed blocks that it keeps while "
-        "there is room: for these the tensors of two steps are played through PyTorch's caching allocator.</p>"
+        '<p class="hr-text">What real runs used, beside our estimate for the same setup. This page computes both '
+        "from the "
+        "tables in data/, and leaves out no run for its error. We estimate what PyTorch allocates. What it reserves, "
+        "and what nvidia-smi shows, adds the freed blocks that it keeps while there is room; we estimate those by "
+        "replaying the tensors of two steps through PyTorch's caching allocator.</p>"
         f'<div class="hr-scroll"><table class="hr-table hr-proof"><tr>{cells}</tr>{body}</table></div>'
     )
 
@@ -150,12 +154,12 @@ def need_html(found: accuracy.Agreement, shown: tuple[accuracy.Spread, accuracy.
         for it, where in zip(shown, ("on one GPU", "on each of several"), strict=True)
     )
     return (
-        '<p class="hr-text">Each measured run against cards of every size from 15 to 141 GiB: of '
-        f"{found.pairs:,} pairs of run and card that get a plain yes or no, {found.agreeing:,} agree with what was "
-        f"measured ({100 * found.share:.1f} %); in {found.tight:,} the card lies within the range of the need, and the "
-        f"verdict is “tight”. The range is {100 * found.width:.1f} % wide in the median.</p>"
+        '<p class="hr-text">Each measured run, held against GPUs of every size from 15 to 141 GiB: of '
+        f"{found.pairs:,} pairs of run and GPU with a plain yes or no, {found.agreeing:,} agree with what was "
+        f"measured ({100 * found.share:.1f} %). In {found.tight:,} more the GPU's memory lies within the bracket of "
+        f"the need, and the verdict is “tight”. The bracket is {100 * found.width:.1f} % wide in the median.</p>"
         f'<p class="hr-text hr-next">nvidia-smi showed {more} than PyTorch allocated at its peak. The allocator keeps '
-        "freed blocks while there is room and gives them back where a request would fail, so they decide nothing.</p>"
+        "freed blocks while there is room and returns them before a request would fail, so they decide nothing.</p>"
     )
 
 
@@ -167,8 +171,8 @@ def left_out_html(rows: Sequence[Mapping[str, str]]) -> str:
         for reason, count in counts
     )
     return (
-        f'<p class="hr-text">{len(rows)} more published readings were looked at and left out, whatever their error '
-        f'would be; data/left_out.csv has each with its source.</p><table class="hr-table hr-proof">'
+        f'<p class="hr-text">{len(rows)} more published readings were examined and left out, whatever their error '
+        f'would be; data/left_out.csv lists each with its source.</p><table class="hr-table hr-proof">'
         f'<tr><th>Reason</th><th class="hr-n">Readings</th></tr>{body}</table>'
     )
 
@@ -181,9 +185,10 @@ def overestimated_html(found: Sequence[accuracy.PublishedRun], runs: int) -> str
         for reason, count in counts
     )
     return (
-        f'<p class="hr-text">{len(found)} of {runs} published runs ran, and are estimated not to fit: they had what no '
+        f'<p class="hr-text">{len(found)} of {runs} published runs ran although our estimate does not fit: they '
+        "used what no "
         "key says yet. Their speeds are compared all the same.</p>"
-        f'<table class="hr-table hr-proof"><tr><th>What the run had</th><th class="hr-n">Runs</th></tr>{body}</table>'
+        f'<table class="hr-table hr-proof"><tr><th>What the run used</th><th class="hr-n">Runs</th></tr>{body}</table>'
     )
 
 
@@ -195,7 +200,7 @@ def overestimated_row(run: accuracy.PublishedRun) -> dict[str, object]:
         "GPU": f"{run.setup.num_gpus} × {run.gpu.name}",
         "Estimated need": units.in_gib(need) if need else None,
         "Holds": units.in_gib(run.gpu.memory_bytes),
-        "What the run had": accuracy.BEYOND.get(run.beyond, "not explained yet"),
+        "What the run used": accuracy.BEYOND.get(run.beyond, "not explained yet"),
         "Source": run.source,
     }
 

@@ -13,19 +13,19 @@ from dashboard.words import one_line, terms, units, verdicts
 from estimator import Method, Verdict
 
 QUALITY: Mapping[Method, str] = {
-    Method.FULL: "trains every weight: learns most, and forgets most of what it knew.",
-    Method.LORA: "trains small adapters: learns less where the task is far from pretraining, and forgets less "
+    Method.FULL: "trains every weight: it learns most, and forgets most of what the model knew.",
+    Method.LORA: "trains small adapters: it learns less where the task is far from pretraining, and forgets less "
     "(Biderman et al. 2024).",
     Method.QLORA: "trains the same adapters over a 4-bit base: results close to LoRA's (Dettmers et al. 2023); each "
-    "weight is unpacked before its product, so steps are slower.",
+    "weight is unpacked before use, so steps are slower.",
 }
-"""What a method does to the result; that is not computed here, so it is told with its source."""
+"""What a method does to the quality of the result. It is not computed here, so each sentence cites its source."""
 
 
 def answers(
     shown: Sequence[Entry], within: float | None = None, context: int | None = None
 ) -> list[str]:
-    """What a meeting asks: the cheapest and the fastest that fit, in time; and what another method loses."""
+    """The cheapest and the fastest scenario that fit, those in time, and what each method does to quality."""
     return [*_what_if(context), *_best(shown, within), *_methods(shown)]
 
 
@@ -39,7 +39,7 @@ def _best(shown: Sequence[Entry], within: float | None) -> Iterator[str]:
     if not fitting:
         held = [it for it in shown if it.estimate and it.estimate.gpu]
         if held:
-            yield f"None of {len(held)} scenarios surely fits its card."
+            yield f"None of {len(held)} scenarios is sure to fit its GPU."
         return
     answered = [it for it in shown if it.estimate]
     if len(fitting) < len(answered):
@@ -52,9 +52,9 @@ def _best(shown: Sequence[Entry], within: float | None) -> Iterator[str]:
             it for it in fitting if it not in late and it.estimate and it.estimate.time
         ]
         if not known:
-            yield f"None that fits is done within {within:,g} hours."
+            yield f"No scenario that fits is done within {within:,g} hours."
             return
-        how = "surely" if sure else "perhaps, and none surely,"
+        how = "sure to be" if sure else "perhaps (none is sure to be)"
         cheapest = entry.least(known, entry.dollars) or entry.least(known, entry.hours)
         if cheapest is not None:
             yield f"Cheapest that fits and is {how} done within {within:,g} hours: {_told(cheapest)}."
@@ -115,8 +115,8 @@ def assumptions(shown: Sequence[Entry]) -> list[str]:
 
 RANGE = (
     "Need is a bracket: the peak that PyTorch allocates, the CUDA context, and up to 3 % that the allocator cannot "
-    "reuse; “fits” means that its high end does. Hours and dollars are brackets that nine of ten published runs lie "
-    "inside."
+    "reuse; “fits” means that even the high end fits. Hours and dollars are brackets that contain nine of ten "
+    "published runs."
 )
 """What the two ends of a figure mean."""
 

@@ -186,8 +186,8 @@ def write_html(of: Subject) -> str:
 <h2>What follows</h2>{_across(of.shown, results)}<p class="small">★ marks the best of its column.</p></section>
 <section class="second"><h2>What differs</h2>{_down(of.shown, differs)}
 <h2>What is assumed</h2><ul class="small assumed">{assumed}</ul>
-<h2>What the ends of a figure mean</h2><p class="small">{escape(findings.RANGE)}</p>
-<h2>Where it can be changed</h2>{link}<p class="origin">{escape(of.origin)}</p></section>
+<h2>What the brackets mean</h2><p class="small">{escape(findings.RANGE)}</p>
+<h2>Open in Headroom</h2>{link}<p class="origin">{escape(of.origin)}</p></section>
 </body></html>
 """
 
@@ -230,7 +230,7 @@ def _across(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
 def _down(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
     """A line a property, a column a scenario."""
     if not rows:
-        return '<p class="small">Nothing: all scenarios have the same setup.</p>'
+        return '<p class="small">Nothing differs: all scenarios have the same setup.</p>'
     head = "".join(f'<th scope="col">{escape(it.name)}</th>' for it in shown)
     body = "".join(
         f'<tr><th scope="row">{escape(row.label)}</th>{"".join(map(_cell, row.cells))}</tr>'

@@ -118,7 +118,7 @@ def base() -> Estimate:
 def _nothing_yet() -> None:
     of = base()
     st.html(
-        '<p class="hr-text">Nothing is kept yet. Keep a setup on the page Estimate, or begin with one of these, made '
+        '<p class="hr-text">No setup is kept yet. Keep one on the page Estimate, or start with one of these, made '
         f"from {escape(one_line.setup_line(of))}:</p>"
     )
     with st.container(horizontal=True, key="presets", gap="small"):
@@ -143,13 +143,13 @@ def _asked(page: Page) -> None:
     state["within hours"] = now.within
     with st.container(horizontal=True, key="asked", gap="small", vertical_alignment="bottom"):
         st.selectbox(
-            "What if: context of all",
+            "What if: context for all",
             options,
             key="context of all",
             format_func=lambda it: f"{it:,} tokens",
-            placeholder="Each its own",
+            placeholder="Its own",
             on_change=lambda: comparison.turn(context=st.session_state["context of all"]),
-            help="Estimates every scenario at this context instead of its own; nothing that is kept changes.",
+            help="Estimates every scenario at this context instead of its own. The kept setups do not change.",
             width=210,
         )
         st.number_input(
@@ -161,7 +161,7 @@ def _asked(page: Page) -> None:
             placeholder="No deadline",
             format="%g",
             on_change=lambda: comparison.turn(within=st.session_state["within hours"]),
-            help="From now to the meeting: the cheapest that fits and is done by then is named.",
+            help="Names the cheapest scenario that fits and is done within this time.",
             width=210,
         )
         with st.popover("Presets", key="presets"):
@@ -260,7 +260,7 @@ def _take_away(page: Page) -> None:
             lambda: contract.write_file(now.scenarios, document),
         ),
     }
-    st.html('<h2 class="hr-head">Take away</h2>')
+    st.html('<h2 class="hr-head">Download</h2>')
     with st.container(horizontal=True, key="take away", gap="small"):
         for label, (ending, mime, make) in files.items():
             st.download_button(
@@ -276,7 +276,7 @@ def _take_away(page: Page) -> None:
     if too_long:
         st.warning(
             markup.plain(
-                f"Too long for a link: {', '.join(too_long)}. A copied link opens without; the file has all."
+                f"Too long for a link: {', '.join(too_long)}. A copied link opens without them; the file has them all."
             )
         )
 

@@ -172,7 +172,7 @@ def _cell(batch: int, length: int, size: int | None) -> str:
     setup = f"{batch:,} × {length:,} tokens"
     if size is None:
         return f"{setup}: cannot be trained"
-    said = f"{units.gib(size)} free" if size >= 0 else f"{units.gib(-size)} too little"
+    said = f"{units.gib(size)} free" if size >= 0 else f"{units.gib(-size)} short"
     return f"{setup}: {said}. Click to set both."
 
 
@@ -198,8 +198,8 @@ def map_html(estimate: Estimate) -> str:
     """What the map of batch and context shows."""
     assert estimate.gpu is not None
     return (
-        f'<p class="hr-text">GiB free (+) or lacking (−) on {escape(estimate.gpu.name)} for each micro-batch and '
-        "context. Below the dashed line it fits. The frame is this setup; a click sets both sliders.</p>"
+        f'<p class="hr-text">GiB free (+) or short (−) on {escape(estimate.gpu.name)} for each micro-batch and '
+        "context. Below the dashed line it fits. The frame marks this setup; click a cell to set both sliders.</p>"
     )
 
 

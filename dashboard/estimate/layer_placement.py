@@ -208,15 +208,17 @@ def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
     peaks = [it.peak.bytes for it in answer.devices]
     fullest = max(answer.devices, key=lambda it: it.need_high_bytes)
     if answer.setup == chosen.setup:
-        lead = "The layers lie where"
+        lead = "Each layer is where"
     else:
-        lead = f"If {setup.num_gpus} such GPUs shared it by layers: they would lie where"
+        lead = (
+            f"If {setup.num_gpus} such GPUs shared the model by layers, each layer would go where"
+        )
     text = (
-        f'{lead} from_pretrained(device_map="auto") puts them, by their weights alone: '
+        f'{lead} from_pretrained(device_map="auto") puts it, by weight alone: '
         f"{units.between(min(weights), max(weights))} a GPU. A training step makes that "
         f"{units.between(min(peaks), max(peaks))}. GPU {fullest.device} decides: it needs up to "
-        f"{units.gib(fullest.need_high_bytes)}. One GPU works at a time, so {setup.num_gpus} are paid for the speed "
-        "of one."
+        f"{units.gib(fullest.need_high_bytes)}. Only one GPU works at a time, so you pay for {setup.num_gpus} and get "
+        "the speed of one."
     )
     warning = f'<p class="hr-text"><b>{escape(left_over)}</b></p>' if left_over else ""
     return f'<p class="hr-text">{escape(text)}</p>{warning}'

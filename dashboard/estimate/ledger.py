@@ -10,14 +10,14 @@ from dashboard.words import markup, rule_of_thumb, terms, units
 from estimator import Component, Estimate, Shown, beyond_the_step, shown
 
 MEANINGS: Mapping[Component, str] = {
-    Component.WEIGHTS: "The model's parameters, there from loading to the end.",
+    Component.WEIGHTS: "The model's parameters, held from loading to the end.",
     Component.ADAPTERS: "The low-rank matrices that LoRA trains beside the frozen weights.",
-    Component.GRADIENTS: "One number for each trained parameter; grows during backward, gone after the step.",
-    Component.OPTIMIZER_STATES: "What the optimizer remembers of each trained parameter, from its first step on.",
-    Component.ACTIVATIONS: "What forward keeps for backward; freed layer by layer as backward passes.",
-    Component.LOGITS: "A score for each token and each word of the vocabulary, and the loss's copies of them.",
+    Component.GRADIENTS: "One number for each trained parameter, filled in during backward and freed after the step.",
+    Component.OPTIMIZER_STATES: "What the optimizer keeps for each trained parameter, from its first step on.",
+    Component.ACTIVATIONS: "What forward saves for backward, freed layer by layer as backward runs.",
+    Component.LOGITS: "A score for every token and every word of the vocabulary, and the loss's copies of it.",
     Component.TEMPORARIES: "Tensors that live for one operation.",
-    Component.COMMUNICATION: "Buffers that GPUs exchange data through.",
+    Component.COMMUNICATION: "Buffers for the data that GPUs exchange.",
     Component.WORKSPACE: "Scratch memory of the matrix library (cuBLAS).",
 }
 
@@ -26,7 +26,7 @@ def reserve_meaning(estimate: Estimate) -> str:
     """What stands between the allocated peak and the need."""
     return (
         f"The CUDA context ({units.between(estimate.context_low_bytes, estimate.context_high_bytes)}) and what "
-        "the allocator may waste; the high end."
+        "the allocator may waste, at the high end."
     )
 
 

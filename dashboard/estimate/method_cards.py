@@ -103,18 +103,16 @@ def card_html(method: Method, estimate: Estimate, smallest: Place | str) -> str:
     need = f"needs {units.gib(estimate.need_high_bytes)}"
     if estimate.verdict is Verdict.FITS:
         need += f", {units.gib(estimate.headroom_bytes)} free"
-    where = f"none alone, nor {MOST_GPUS} together"
+    where = f"not on one GPU, nor on {MOST_GPUS} together"
     if isinstance(smallest, str):
-        where = "none alone; sharing it is refused" if smallest else where
+        where = "not on one GPU, and it cannot be shared" if smallest else where
     else:
         number = smallest.setup.num_gpus
         cards = f"{number} × {smallest.gpu.name}" if number > 1 else smallest.gpu.name
         where = f"smallest: {cards}, {units.gib(smallest.headroom_bytes)} free"
         if smallest.keys:
             way = terms.STRATEGIES.get(smallest.setup.strategy, smallest.setup.strategy)
-            where = (
-                f"{'none alone' if estimate.setup.num_gpus == 1 else 'smallest'}: {cards}, {way}"
-            )
+            where = f"{'not on one GPU' if estimate.setup.num_gpus == 1 else 'smallest'}: {cards}, {way}"
     return markup.card(terms.METHODS[method], estimate.verdict, need, where, *_run_line(estimate))
 
 
@@ -124,4 +122,4 @@ def _run_line(estimate: Estimate) -> list[str]:
 
 
 def _no_time(estimate: Estimate) -> str:
-    return "hours not known" if estimate.gpu is not None else "choose a GPU for hours"
+    return "hours unknown" if estimate.gpu is not None else "choose a GPU for hours"

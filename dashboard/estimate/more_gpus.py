@@ -196,7 +196,7 @@ def _said(point: Point) -> str:
         parts.append(theme.VERDICTS[answer.verdict].label.lower())
     if _is_timed(point) and (words := one_line.run(answer)):
         parts.append(words)
-    return "<br>".join(parts) + "<br>Click to take it."
+    return "<br>".join(parts) + "<br>Click to switch to it."
 
 
 def _gpus(count: int) -> str:
@@ -299,31 +299,29 @@ def head_html(curves: Sequence[Curve], answer: Estimate) -> str:
     if answer.gpu is not None:
         lines += _prices(curves, answer)
     lines.append(
-        "Hours and dollars are the middles of their brackets and drawn where it fits; an open mark does not fit. A "
-        "ring is the first count of a strategy that fits. Choose a point to take it."
+        "Hours and dollars are the middles of their brackets, drawn only where it fits. An open mark does not fit; a "
+        "ring marks the fewest GPUs of a strategy that fit. Click a point to switch to it."
     )
     return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines if line)
 
 
 def _first_fits(curves: Sequence[Curve], answer: Estimate) -> str:
     if answer.gpu is None:
-        return "Choose a GPU to see from how many on it fits, and what the run takes."
+        return "Choose a GPU to see how many are needed, and what the run takes."
     by_count: dict[int, list[str]] = {}
     for curve in curves:
         if (first := curve.first_that_fits) is not None:
             by_count.setdefault(first.num_gpus, []).append(curve.strategy.value)
     if 1 in by_count:
-        return f"It fits on 1 {answer.gpu.name}; more of them make the run shorter."
+        return f"It fits on 1 {answer.gpu.name}; more of them shorten the run."
     if not by_count:
         never = _never(curves)
-        return (
-            f"It does not fit 1 {answer.gpu.name}, nor several{never or ', which cannot share it'}."
-        )
+        return f"It does not fit on 1 {answer.gpu.name}, nor on several{never or ', which cannot share it'}."
     said = "; ".join(
-        f"from {_gpus(count)} on under {_listed(names)}"
+        f"on {_gpus(count)} or more under {_listed(names)}"
         for count, names in sorted(by_count.items())
     )
-    return f"On {answer.gpu.name} it fits {said}{_never(curves)}."
+    return f"With {answer.gpu.name} it fits {said}{_never(curves)}."
 
 
 def _never(curves: Sequence[Curve]) -> str:
@@ -339,7 +337,7 @@ def _never(curves: Sequence[Curve]) -> str:
         elif any(not point.too_few for point in shared):
             refused.append(curve.strategy.value)
     parts = [
-        f"; under {_listed(names)} not up to {most:,}" for most, names in sorted(up_to.items())
+        f"; under {_listed(names)} not even on {most:,}" for most, names in sorted(up_to.items())
     ]
     return "".join(parts) + (f"; {_listed(refused)} cannot share it" if refused else "")
 
@@ -365,7 +363,7 @@ def _kept(curves: Sequence[Curve]) -> str:
             f"epoch has {last.time.steps_per_epoch:,} steps instead of {first.time.steps_per_epoch:,}"
         )
     if any(point.estimate and point.estimate.devices for it in curves for point in it.points):
-        said += "; under device_map all GPUs work on one"
+        said += "; under device_map all GPUs share one"
     return f"{said}."
 
 
@@ -483,9 +481,9 @@ def ranks_html(found: Sequence[Rank]) -> str:
     )
     spread = found[0].peak_bytes - found[-1].peak_bytes
     lead = (
-        f"The fullest decides; the emptiest peaks {units.gib_or_bytes(spread)} lower."
+        f"The fullest rank decides; the emptiest peaks {units.gib_or_bytes(spread)} lower."
         if spread
-        else "On the GPU all ranks are alike; rank 0 writes the model for all."
+        else "All ranks use the same GPU memory; rank 0 writes the model for all."
     )
     return (
         f'{head}<p class="hr-text">{lead}</p>'

@@ -44,7 +44,7 @@ MANY_TIMES_PERCENT = 200
 def added(before: Estimate, after: Estimate) -> str:
     """What a change does to the run's time, and what the run then takes; by the middles of the brackets."""
     if before.time is None or after.time is None:
-        return "time not known"
+        return "time unknown"
     ratio = middle_hours(after.time) / middle_hours(before.time)
     percent = round(100 * (ratio - 1))
     if percent == 0:
@@ -77,16 +77,19 @@ def remedies_head(estimate: Estimate, found: int) -> str:
     load, step = (estimate.phases[phase].bytes for phase in (Phase.LOAD, Phase.OPTIMIZER_STEP))
     room = units.gib(overflow.room_bytes(estimate))
     if load > overflow.room_bytes(estimate):
-        note = f"Loading alone takes {units.gib(load)}, and tensors can have {room}: no batch and no context helps."
+        note = (
+            f"Loading alone takes {units.gib(load)}, but only {room} is free for tensors: neither batch nor context "
+            "helps."
+        )
     elif step > overflow.room_bytes(estimate):
         note = (
-            f"Weights, gradients and optimizer states alone take {units.gib(step)}, and tensors can have {room}: no "
-            "smaller batch, shorter context or more accumulation makes that fit."
+            f"Weights, gradients and optimizer states alone take {units.gib(step)}, but only {room} is free for "
+            "tensors: no smaller batch, shorter context or more accumulation makes that fit."
         )
     elif setup.per_device_train_batch_size == 1:
         note = (
-            "The micro-batch is 1 already. Accumulation changes the effective batch, not the memory: "
-            "it saves some only where it allows a smaller micro-batch."
+            "The micro-batch is already 1. Accumulation changes the effective batch, not the memory; "
+            "it saves memory only by allowing a smaller micro-batch."
         )
     else:
         note = "Accumulation by itself saves nothing; it lets the micro-batch shrink at the same effective batch."

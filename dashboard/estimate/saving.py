@@ -43,19 +43,17 @@ def acts_html(estimate: Estimate, acts: Sequence[Stage]) -> str:
     ]
     head = "".join(f'<th scope="col" class="hr-n">{where}</th>' for where in columns)
     lead = beyond_the_step(estimate.decisive, estimate.setup) or (
-        "Nothing that this run does beside its steps needs more of the GPU than its steps do."
+        "Nothing else in this run needs more GPU memory than its training steps."
     )
     beyond = [act.name for act in acts if act.gpu_bytes > estimate.decisive.bytes]
     if any(name.startswith("Evaluate") for name in beyond):
-        lead += (
-            " An evaluation would, and none is planned: with eval_strategy this verdict counts it."
-        )
+        lead += " An evaluation would need more, but none is planned; set eval_strategy to count it in the verdict."
     if any(name.startswith("Merge") for name in beyond):
-        lead += " Merging the adapters afterwards would; it can be done on the CPU."
+        lead += " Merging the adapters afterwards would need more; it can be done on the CPU."
     return (
         f'<p class="hr-text">{escape(lead)}</p>'
         f'<table class="hr-table hr-acts{" hr-several" * several}"><thead><tr>'
-        f'<th scope="col">GiB at the highest</th>{head}</tr></thead>'
+        f'<th scope="col">GiB at the peak</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
@@ -64,7 +62,7 @@ def _loading(setup: TrainingSetup) -> str:
     """Where from_pretrained puts the weights, and what spares the host where something does."""
     if setup.method is Method.QLORA:
         return "A 4-bit base goes to the GPU tensor by tensor."
-    first = "Without a device_map, from_pretrained puts all weights there first"
+    first = "Without a device_map, from_pretrained puts all weights on the host first"
     if setup.strategy is Strategy.NONE:
         return f"{first}; device_map={{'': 0}} loads straight to the GPU."
     if setup.strategy is Strategy.DDP:
@@ -82,7 +80,7 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
     elif estimate.run_disk_bytes:
         together = estimate.run_disk_bytes // estimate.disk_bytes
         disk = (
-            f"At most {together} checkpoints lie on the disk together, {units.gib(estimate.run_disk_bytes)}; each is "
+            f"At most {together} checkpoints are on disk at once, {units.gib(estimate.run_disk_bytes)} in all; each is "
             f"written in {writing}."
         )
     else:
@@ -90,24 +88,20 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
     lines = [
         disk,
         *shared_saving(setup),
-        f"Host: one process, beside Python and CUDA's libraries. {_loading(setup)}",
-        (
-            ""
-            if setup.eval_strategy != "no"
-            else "The row of an evaluation says what one would take. "
-        )
-        + "Without compute_metrics Trainer keeps no logits. With it each evaluation batch leaves "
-        f"{units.gib(kept_a_batch)} of them on the GPU, and to join them takes as much again; eval_accumulation_steps "
+        f"Host figures are for one process, without Python and CUDA's libraries. {_loading(setup)}",
+        ("" if setup.eval_strategy != "no" else "The evaluation row shows what one would take. ")
+        + "Without compute_metrics Trainer keeps no logits. With it, each evaluation batch leaves "
+        f"{units.gib(kept_a_batch)} of them on the GPU, and joining them takes as much again; eval_accumulation_steps "
         "moves them to the host.",
     ]
     if family_of(estimate.model).merges_experts and not setup.strategy.divides:
         lines.append(
-            "Files hold experts one by one: to save them, transformers takes every layer's gates and ups apart on the "
-            "GPU before it writes."
+            "The files store each expert apart: before it writes, transformers splits every layer's stacked gate "
+            "and up projections on the GPU."
         )
     if setup.uses_adapters:
         lines.append(
-            "Merging is after training, when the optimizer is gone; the adapters are saved without the base."
+            "Merging happens after training, when the optimizer is freed; the adapters are saved without the base."
         )
     return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines)
 
@@ -118,7 +112,7 @@ def download(estimate: Estimate) -> str:
     if size is None:
         return ""
     form = f", stored as {escape(stored.name)}" if stored else ""
-    return f"The checkpoint's files hold {units.gib(size)}{form}: so much is downloaded and stays on the disk."
+    return f"The checkpoint's files take {units.gib(size)}{form}, downloaded once and kept on disk."
 
 
 def shared_saving(setup: TrainingSetup) -> list[str]:
@@ -129,19 +123,19 @@ def shared_saving(setup: TrainingSetup) -> list[str]:
         case strategy if strategy.is_fsdp and setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
             return [
                 "Each process writes its own shards (fsdp_state_dict_type is SHARDED_STATE_DICT). Trainer.save_model "
-                "writes no model then: accelerate merge-weights makes one of a checkpoint."
+                "writes no model then: accelerate merge-weights builds one from a checkpoint."
             ]
         case strategy if strategy.is_fsdp:
             return [
                 "Every tensor is gathered on the GPUs, one after another, and copied to the host of rank 0, which "
-                "comes to hold the whole model, then all states. With fsdp_state_dict_type SHARDED_STATE_DICT each "
+                "ends up holding the whole model, then all states. With fsdp_state_dict_type SHARDED_STATE_DICT each "
                 "process copies its own shards instead."
             ]
         case Strategy.ZERO1 | Strategy.ZERO2:
             return [
-                "Every process copies all weights to its host, so that "
-                f"{min(setup.num_gpus, setup.gpus_per_node)} in one machine take as many copies; rank 0 writes the "
-                "model and each its own states."
+                "Every process copies all weights to its host, so "
+                f"{min(setup.num_gpus, setup.gpus_per_node)} processes of a machine hold as many copies; rank 0 "
+                "writes the model and each its own states."
             ]
         case Strategy.ZERO3 if setup.uses_adapters:
             return [
@@ -154,8 +148,9 @@ def shared_saving(setup: TrainingSetup) -> list[str]:
             ]
         case Strategy.ZERO3:
             return [
-                "Each process writes its own float32 weights and states, and nobody a model: zero_to_fp32.py makes one "
-                "of them, or zero3_save_16bit_model writes 16-bit weights as well. save_only_model changes nothing."
+                "Each process writes its own float32 weights and states, and none writes a model: "
+                "zero_to_fp32.py builds one from them, or zero3_save_16bit_model writes 16-bit weights as well. "
+                "save_only_model changes nothing."
             ]
         case _:
             return []

@@ -103,7 +103,7 @@ def _ledger(answer: Estimate) -> None:
 
 def _limits(answer: Estimate) -> None:
     if answer.gpu is None:
-        st.info("Choose a GPU to see how far this setup can go on it.")
+        st.info("Choose a GPU to see how far this setup can go.")
         return
     around = headroom_map.around(answer)
     setup = answer.setup
@@ -180,7 +180,7 @@ def _where(answer: Estimate) -> None:
     st.html(layer_placement.table_html(placed))
     if placed is not answer and left_over is None:
         keys = sharing(answer.setup, Strategy.DEVICE_MAP, placed.setup.num_gpus)
-        st.button("Train it over this map", on_click=actions.take, args=(keys,), key="take map")
+        st.button("Train over this device map", on_click=actions.take, args=(keys,), key="take map")
 
 
 def _take_count(setup: TrainingSetup, point: tuple[int, str, int]) -> None:
@@ -209,7 +209,7 @@ def _step(answer: Estimate) -> None:
 def _saving(answer: Estimate) -> None:
     st.html(saving.acts_html(answer, stages(answer)))
     speed = st.number_input(
-        "Your disk writes, GB a second",
+        "Disk write speed, GB/s",
         0.05,
         100.0,
         1.0,

@@ -92,12 +92,12 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
     if time is None and estimate.gpu is None:
         return '<p class="hr-text">Choose a GPU to see how long the run takes on it.</p>'
     best = [
-        f"{name} card that holds it: {one.gpu.name}, {one_line.run(one)}."
+        f"{name} GPU that holds it: {one.gpu.name}, {one_line.run(one)}."
         for name, one in (("Fastest", fastest), ("Cheapest", cheapest))
         if one is not None and one.gpu is not None
     ]
     if estimate.gpu is not None and not estimate.can_run:
-        said = f"It does not fit {estimate.gpu.name}, so there are no hours and no dollars of it."
+        said = f"It does not fit on {estimate.gpu.name}, so no hours and no dollars are given."
         return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in (said, *best))
     if time is None:
         said = next(
@@ -124,7 +124,7 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
     )
     lines = [
         f"{time.total_steps:,} steps; {time.tokens_per_second_low:,.0f} to {time.tokens_per_second_high:,.0f} tokens a "
-        f"second, which is {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % of the card's dense rate.",
+        f"second, which is {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % of the GPU's dense peak.",
     ]
     if estimate.energy_kwh_low is not None and estimate.energy_kwh_high is not None:
         lines.append(
@@ -138,13 +138,13 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
 def pareto_html(front: Sequence[Estimate]) -> str:
     """What the chart of dollars and hours shows."""
     return (
-        '<h2 class="hr-head">Dollars against hours, every card that holds it</h2>'
-        f'<p class="hr-text">No other card beats the {len(front)} joined ones in both. Points are the middles of their '
-        "brackets, at the cheapest listing known; a ring marks the chosen card.</p>"
+        '<h2 class="hr-head">Dollars against hours on every GPU that holds it</h2>'
+        f'<p class="hr-text">No other GPU beats the {len(front)} joined ones in both. Points are the middles of their '
+        "brackets, at the cheapest known listing; a ring marks the chosen GPU.</p>"
     )
 
 
 def pareto_alt(front: Sequence[Estimate]) -> str:
     """The same in words."""
     cards = "; ".join(f"{it.gpu.name}: {one_line.run(it)}" for it in front if it.gpu)
-    return f"Cards that no other beats in both hours and dollars: {cards}."
+    return f"GPUs that no other beats in both hours and dollars: {cards}."

@@ -183,14 +183,14 @@ def _peak_note(moment: Moment, at: int, of: int, end: float, look: theme.Look) -
 
 def step_html(estimate: Estimate) -> str:
     """What the picture of two steps explains."""
-    text = "Every moment of two training steps, one after the other."
+    text = "Every moment of two training steps, in order."
     made = estimate.phases[Phase.OPTIMIZER_STEP].resident.get(Component.OPTIMIZER_STATES, 0)
     if made and overflow.starts_with_states(estimate.setup):
-        text += f" The optimizer states ({units.gib(made)}) are there before the first."
+        text += f" The optimizer states ({units.gib(made)}) exist before the first."
     elif made:
         text += (
-            f" The optimizer makes its states ({units.gib(made)}) at the end of the first step; from then on all else "
-            "stands on top of them."
+            f" The optimizer creates its states ({units.gib(made)}) at the end of the first step; from then on "
+            "everything else comes on top of them."
         )
     return f'<p class="hr-text">{escape(f"{text} {overflow.runs_out(estimate)}")}</p>'
 

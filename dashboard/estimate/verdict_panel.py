@@ -22,7 +22,7 @@ def trust_sentence(estimate: Estimate, kin: Kin) -> str:
         said
         for facet, said in (
             (accuracy.Facet.STRATEGY, _shared(setup)),
-            (accuracy.Facet.FAMILY, f"with layers as {estimate.model.model_type} has them"),
+            (accuracy.Facet.FAMILY, f"with {estimate.model.model_type}'s layers"),
             (accuracy.Facet.CARD, f"on {_generation(estimate.gpu)}"),
         )
         if facet in kin.unlike

@@ -34,7 +34,7 @@ def is_what_if(of: Estimate) -> bool:
 
 WHAT_IF_HTML = (
     '<p class="hr-text"><b>Float32 states on 16-bit weights are a what-if.</b> No Trainer run has them: AdamW keeps '
-    "its states in the dtype of the weights. What really runs is one of these two; a click opens it.</p>"
+    "its states in the dtype of the weights. A real run is one of these two; click to open it.</p>"
 )
 
 

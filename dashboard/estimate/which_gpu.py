@@ -39,12 +39,10 @@ def gpus_head(estimate: Estimate, rows: Sequence[Estimate]) -> str:
     """The table in one sentence."""
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     if not fitting:
-        return (
-            f"None of {len(rows)} cards holds it: it needs {units.gib(estimate.need_high_bytes)}."
-        )
+        return f"None of the {len(rows)} GPUs holds it: it needs {units.gib(estimate.need_high_bytes)}."
     smallest = fitting[0]
     assert smallest.gpu is not None
     return (
-        f"{len(fitting)} of {len(rows)} cards hold it; the smallest is {smallest.gpu.name} with "
-        f"{units.gib(smallest.headroom_bytes)} to spare. Choose a row to take that card."
+        f"{len(fitting)} of {len(rows)} GPUs hold{'s' * (len(fitting) == 1)} it; the smallest is "
+        f"{smallest.gpu.name}, with {units.gib(smallest.headroom_bytes)} to spare. Choose a row to switch to that GPU."
     )

@@ -33,7 +33,7 @@ def chapters(example: Estimate) -> list[Chapter]:
         Chapter("The example, moment by moment", _walk(example)),
         Chapter("Beside the rule of thumb", rule_of_thumb.sentence(example)),
         Chapter("What LoRA and QLoRA change", _adapters(example)),
-        Chapter("What is easily got wrong", _pitfalls(example)),
+        Chapter("Common mistakes", _pitfalls(example)),
         Chapter("How the figure is computed", _method()),
         Chapter("What the bracket means", _bracket(example)),
         Chapter("What is not modelled yet", _gaps()),
@@ -54,11 +54,11 @@ def _idea(of: Estimate) -> str:
         max(moment.resident.get(part, 0) for moment in of.moments) for part in Component
     )
     return (
-        "A GPU runs out of memory at one instant: when a tensor is asked for and no room is left. What counts is the "
-        "most that is alive *together*. Activations grow through the forward pass and shrink through the backward "
-        "pass, while gradients do the opposite; the logits live for a few operations around the loss. Adding up the "
-        f"largest each ever gets to gives {units.gib(everything)} for this example; together they never take more "
-        f"than **{units.gib(of.peak.bytes)}**."
+        "A GPU runs out of memory at one instant: when a tensor is requested and no room is left. What counts is the "
+        "most memory alive *at the same time*. Activations grow through the forward pass and shrink through the "
+        "backward pass, while gradients do the opposite; the logits live for a few operations around the loss. "
+        f"Adding up each part's own maximum gives {units.gib(everything)} for this example; together they never "
+        f"take more than **{units.gib(of.peak.bytes)}**."
     )
 
 
@@ -71,18 +71,18 @@ def _walk(of: Estimate) -> str:
             f"{one_line.setup_line(of)}, on one {gpu.name} with {units.gib(gpu.memory_bytes)} usable.",
             "",
             f"1. **Loading.** {units.count(of.total_parameters)} parameters × {setup.dtype.bytes} bytes: "
-            f"{_size(of, Phase.FORWARD, Component.WEIGHTS)} of weights, there to the end.",
-            f"2. **Forward.** Each layer keeps what its backward will ask for. After "
+            f"{_size(of, Phase.FORWARD, Component.WEIGHTS)} of weights, held to the end.",
+            f"2. **Forward.** Each layer saves what its backward needs. After "
             f"{of.model.num_hidden_layers} layers activations take {_size(of, Phase.FORWARD, Component.ACTIVATIONS)}.",
             f"3. **Loss.** A score for each of {of.model.vocab_size:,} words at each token, in 16 bits and again in "
             f"float32: {_size(of, Phase.LOSS, Component.LOGITS)} of logits.",
-            f"4. **Backward.** From the last layer to the first activations go and gradients come, "
-            f"{_size(of, Phase.BACKWARD, Component.GRADIENTS)} of them at the highest moment: "
+            f"4. **Backward.** From the last layer to the first, activations are freed and gradients appear, "
+            f"{_size(of, Phase.BACKWARD, Component.GRADIENTS)} of them at the highest moment, "
             f"{terms.moment(of.phases[Phase.BACKWARD])}.",
-            f"5. **Optimizer step.** At the end of the first step the optimizer makes its states: "
+            f"5. **Optimizer step.** At the end of the first step the optimizer creates its states: "
             f"{_size(of, Phase.OPTIMIZER_STEP, Component.OPTIMIZER_STATES)}. With weights and gradients that is "
             f"{units.gib(of.phases[Phase.OPTIMIZER_STEP].bytes)}.",
-            f"6. **The second step.** The states stay, and every later step stands on top of them: up to "
+            f"6. **The second step.** The states stay, and every later step comes on top of them: up to "
             f"{units.gib(of.peak.bytes)} in {terms.moment(of.peak)}. {overflow.runs_out(of)}",
         ]
     )
@@ -98,7 +98,7 @@ def _adapters(of: Estimate) -> str:
     return (
         f"LoRA trains {units.count(lora.trainable_parameters)} parameters instead of "
         f"{units.count(of.total_parameters)}: gradients and optimizer states all but vanish, and the need falls to "
-        f"{units.gib(lora.need_high_bytes)}. What it does *not* shrink are activations: backward still has to pass "
+        f"{units.gib(lora.need_high_bytes)}. It does *not* shrink activations: backward still passes "
         f"through every layer, and each adapter keeps its own input, in float32 by PEFT's default. They take "
         f"{units.gib(lora.peak.resident.get(Component.ACTIVATIONS, 0))} here, more than in full fine-tuning. QLoRA "
         f"packs the frozen layers into 4 bits: {units.gib(weights)} of weights, embeddings and head still in 16 "
@@ -120,16 +120,16 @@ def _pitfalls(of: Estimate) -> str:
             f"- **Logits.** With a vocabulary of {words:,} words one token's scores take {words * 4:,} bytes in "
             "float32, and log-softmax's backward holds three copies. In Llama-3.1-8B with LoRA they are "
             f"{units.gib(llama.peak.resident.get(Component.LOGITS, 0))} at {of.setup.max_length:,} tokens: a sum of "
-            "weights, gradients and states never sees them.",
-            "- **Sixteen bytes a parameter.** That holds for float32 weights under autocast with AdamW. Weights "
-            "that are trained in bfloat16 keep their states in bfloat16: 8 bytes.",
-            "- **The optimizer's own moment.** adamw_torch (foreach) takes a square root of every second moment at "
-            f"once: {units.gib(transient)} more here. The fused one, Trainer's default, takes none.",
-            "- **Attention.** Eager attention keeps a table of scores, tokens × tokens a head; SDPA and "
+            "weights, gradients and states misses them.",
+            "- **Sixteen bytes a parameter.** This holds for float32 weights under autocast with AdamW. Weights "
+            "trained in bfloat16 keep their states in bfloat16: 8 bytes.",
+            "- **The optimizer's own temporaries.** adamw_torch (foreach) takes a square root of every second "
+            f"moment at once: {units.gib(transient)} more here. The fused version, Trainer's default, takes none.",
+            "- **Attention.** Eager attention keeps a tokens × tokens table of scores for each head; SDPA and "
             "FlashAttention keep none. A formula for one is wrong for the other.",
-            f"- **The name on the box.** “{gpu.nameplate_gb:g} GB” are {units.gib(gpu.memory_bytes)} for programs; "
-            "the CUDA context comes off that, too.",
-            "- **Accumulation.** It makes the effective batch larger, not the memory; it helps only because it lets "
+            f"- **The nameplate.** “{gpu.nameplate_gb:g} GB” are {units.gib(gpu.memory_bytes)} for programs; "
+            "the CUDA context comes out of that, too.",
+            "- **Accumulation.** It raises the effective batch, not the memory. It helps only because it lets "
             "the micro-batch shrink.",
             "- **Padding and windows.** A mask for padded rows or a sliding window makes each layer keep a bias "
             "of tokens × tokens, which a packed batch does not need.",
@@ -139,17 +139,17 @@ def _pitfalls(of: Estimate) -> str:
 
 def _method() -> str:
     return (
-        "Each family's layer is written here as the short program that transformers runs, on stand-in tensors that "
-        "have a size and a lifetime but no values. Played forward and backward by PyTorch's rules (what an operator "
-        "saves, when a gradient is summed in place, when a tensor is freed), they say what is alive at every moment "
-        "and which operator made it. The sections “Through the step” and “How computed” of the estimate show both, for "
-        "your setup, with the code that ran."
+        "Headroom runs each family's layer as the short program that transformers runs, on stand-in tensors that "
+        "have a size and a lifetime but no values. It follows PyTorch's rules forward and backward (what an operator "
+        "saves, when a gradient is summed in place, when a tensor is freed), so it knows what is alive at every "
+        "moment and which operator made it. The sections “Through the step” and “How computed” of the estimate "
+        "show both, for your setup, with the code that ran."
     )
 
 
 def _bracket(of: Estimate) -> str:
     return (
-        f"The peak is what `torch.cuda.max_memory_allocated()` would say. The card must hold more: the CUDA context "
+        f"The peak is what `torch.cuda.max_memory_allocated()` would report. The GPU must hold more: the CUDA context "
         f"({units.between(of.context_low_bytes, of.context_high_bytes)}) and whatever the allocator cannot reuse, "
         f"up to 3 % of the peak. So the need is {units.between(of.need_low_bytes, of.need_high_bytes)}. *Fits* means "
         "that even the high end does; *tight* that only the low end does."
@@ -159,6 +159,6 @@ def _bracket(of: Estimate) -> str:
 def _gaps() -> str:
     return (
         "Tensor, pipeline, context and expert parallelism are refused, not guessed. So are architectures whose code "
-        "has not been read. "
-        "What is refused says so in one sentence."
+        "we have not read. "
+        "Each refusal says why in one sentence."
     )

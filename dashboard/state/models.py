@@ -30,7 +30,7 @@ IN_USE = "the model in use"
 UNLINKED = "own config"
 """How the address names a config that is too long for it."""
 LOST = (
-    "The link was of a pasted config.json that is too long for a link; paste it again under “Own model”. The page "
+    "The link was for a pasted config.json that is too long for a link; paste it again under “Own model”. The page "
     f"opened on {EXAMPLE['model']}."
 )
 ASK_AGAIN = frozenset(

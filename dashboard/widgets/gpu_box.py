@@ -36,8 +36,8 @@ def draw(gpu: Gpu | None) -> None:
         placeholder="None: sizes only",
         accept_new_options=True,
         on_change=_choose,
-        help="The one card that must hold it all: A100 40GB, 4090, p4d.24xlarge, H100 MIG 1g.10gb, or what torch "
-        "prints. No default: without one you see sizes and no verdict.",
+        help="The GPU that must hold it all, by any name: A100 40GB, 4090, p4d.24xlarge, H100 MIG 1g.10gb, or what "
+        "torch prints. No default: without one you see sizes and no verdict.",
     )
     _meant()
     with st.popover("Own GPU", key="own gpu", width="stretch"), st.container(width=POPOVER_PIXELS):
@@ -88,7 +88,7 @@ def _meant() -> None:
     typed, found = asked
     if not found:
         st.html(
-            f'<p class="hr-note">No card of the catalogue is called “{escape(typed[:100])}”; describe it under '
+            f'<p class="hr-note">No GPU in the catalogue is called “{escape(typed[:100])}”; describe it under '
             "Own GPU.</p>"
         )
         return
@@ -109,7 +109,7 @@ def _own(gpu: Gpu | None) -> None:
         round(gpu.memory_bytes / units.GIB, 2) if gpu else 24.0,
         0.5,
         key=keys[0],
-        help="What torch.cuda.get_device_properties(0).total_memory says, in GiB.",
+        help="torch.cuda.get_device_properties(0).total_memory, in GiB.",
     )
     names = list(catalog.gpus())
     like = gpu and (gpu.like or gpu.name)
@@ -119,7 +119,7 @@ def _own(gpu: Gpu | None) -> None:
         index=names.index(like) if like in names else None,
         key=keys[1],
         placeholder="Unknown: no hours, no dollars",
-        help="The card whose rates it has. Without one you see whether it fits, and no hours.",
+        help="The GPU whose speed it has. Without one you see whether it fits, but no hours.",
     )
     st.number_input(
         "US dollars an hour",
@@ -129,9 +129,9 @@ def _own(gpu: Gpu | None) -> None:
         0.1,
         key=keys[2],
         placeholder="Unknown: no dollars",
-        help="What an hour of one such card costs you; 0 where it stands under your desk.",
+        help="What an hour of one such GPU costs you; 0 if you own it.",
     )
-    st.button("Take this card", on_click=_take_own, args=keys, key="take own card", width="stretch")
+    st.button("Use this GPU", on_click=_take_own, args=keys, key="take own card", width="stretch")
 
 
 def _take_own(memory: str, like: str, price: str) -> None:

@@ -48,7 +48,7 @@ def present_button(at: int) -> None:
         on_click=comparison.turn,
         kwargs={"present": at},
         key="present",
-        help="Large type and few controls, for the projector. Esc leads back.",
+        help="Large type and few controls, for a projector. Esc leaves it.",
     )
 
 

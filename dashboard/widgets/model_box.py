@@ -161,7 +161,7 @@ def _own_model(model: Model | None) -> None:
     )
     if model is None:
         return
-    st.html(f'<p class="hr-note">Or like {escape(_called(model))}, with other dimensions:</p>')
+    st.html(f'<p class="hr-note">Or {escape(_called(model))} with other dimensions:</p>')
     option = st.session_state["in use"]
     fields = {key: f"own {key} {hash(option)}" for key, _ in SHOWN if getattr(model, key) > 0}
     with st.container(key="dimensions"), st.grid(2, min_column_width=120, gap="small"):
@@ -191,8 +191,8 @@ def _token() -> None:
         on_change=models.ask_again,
     )
     st.caption(
-        "For gated and private models; one that may read is enough. It stays in the memory of this session, goes to "
-        "the Hub alone, and never into the link."
+        "For gated and private models; a read token is enough. It stays in this session's memory, is sent only to "
+        "the Hub, and is never part of a link."
     )
 
 
@@ -221,7 +221,7 @@ def _status() -> None:
     found = models.found_models().get(state["in use"])
     notes = list(found.notes) if found is not None else []
     if state["in use"].startswith(models.UNLINKED):
-        notes.append("This model's config is too long for a link: a copied link opens without it.")
+        notes.append("This model's config is too long for a link; a copied link opens without it.")
     if notes:
         items = "".join(f"<li>{escape(note)}</li>" for note in notes)
         st.html(f'<ul class="hr-note hr-notes">{items}</ul>')
@@ -240,11 +240,11 @@ def _said() -> None:
     if asking is not None:
         st.html(
             f'<p class="hr-note hr-asking" role="status">Asking the Hub for <b>{escape(asking.hub_id[:100])}</b>, at '
-            f"most {hub.LONGEST_WAIT:g} seconds; until then the page is of {using}.</p>"
+            f"most {hub.LONGEST_WAIT:g} seconds; until then the page shows {using}.</p>"
         )
     elif refusal is not None:
         about = f"<b>{escape(refusal.hub_id[:100])}</b>: " if refusal.hub_id else ""
         about *= refusal.hub_id not in refusal.sentence
         st.html(
-            f'<p class="hr-note hr-refusal" role="alert">{about}{escape(refusal.sentence)} The page is of {using}.</p>'
+            f'<p class="hr-note hr-refusal" role="alert">{about}{escape(refusal.sentence)} The page shows {using}.</p>'
         )

@@ -26,7 +26,7 @@ def _undo_and_reset() -> None:
             on_click=actions.undo,
             disabled=not st.session_state.get("undo"),
             key="undo last",
-            help="Takes back the last click on a card, a remedy, the map or a GPU.",
+            help="Undoes the last click on a card, a remedy, the map or a GPU.",
         )
         st.button(
             "Reset",

@@ -57,4 +57,4 @@ def elsewhere(estimate: Estimate) -> str:
     if not offloads(estimate.setup):
         return ""
     nvme = f" and {units.gib(estimate.nvme_bytes)} of NVMe" if estimate.nvme_bytes else ""
-    return f" Each machine needs {units.gib(estimate.host_bytes)} of memory{nvme}, with what is offloaded."
+    return f" Each machine needs {units.gib(estimate.host_bytes)} of CPU memory{nvme}, offloaded tensors included."

@@ -12,7 +12,7 @@ def sentence(estimate: Estimate) -> str:
     if setup.method is not Method.FULL:
         trained = units.count(estimate.trainable_parameters)
         return (
-            "The rule of thumb (2 bytes a parameter for weights, 8 for AdamW, 10 to 20 GB for the rest) is one "
+            "The rule of thumb (2 bytes a parameter for weights, 8 for AdamW, 10 to 20 GB for the rest) is "
             f"for full fine-tuning. Here {trained} of {units.count(estimate.total_parameters)} parameters are trained; "
             "only these have gradients and optimizer states."
         )
@@ -26,7 +26,7 @@ def sentence(estimate: Estimate) -> str:
     if setup.num_gpus > 1 and setup.strategy is not Strategy.DDP:
         return (
             f"{rule} for one GPU that holds the whole model. Here {setup.num_gpus:,} share it under "
-            f"{setup.strategy}, so the rule says nothing of one of them; the fullest peaks at "
+            f"{setup.strategy}, so the rule says nothing about one of them; the fullest peaks at "
             f"{units.gb(peak.bytes)} GB, which is {units.gib(peak.bytes)}."
         )
     gradients = peak.resident.get(Component.GRADIENTS, 0)

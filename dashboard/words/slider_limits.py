@@ -6,7 +6,7 @@ from estimator import Model, TrainingSetup, smaller_evaluation
 
 
 def effective_batch(setup: TrainingSetup) -> str:
-    """The live sentence under accumulation.
+    """The sentence under the accumulation slider.
 
     >>> effective_batch(TrainingSetup(per_device_train_batch_size=4, gradient_accumulation_steps=8))
     'Effective batch 32 = 4 × 8 on 1 GPU; 10,000 examples are 313 steps an epoch.'
@@ -22,7 +22,7 @@ def effective_batch(setup: TrainingSetup) -> str:
 
 
 def batch_limit(limit: int, evaluating: bool, _model: Model, setup: TrainingSetup) -> str:
-    """How far the micro-batch can go at this length; a sentence and a space, for one that follows."""
+    """The largest micro-batch that fits at this length; ends in a space, since another sentence follows."""
     tokens = f"{setup.max_length:,} tokens"
     if limit == 0 and evaluating:
         return f"Training fits at {tokens}, evaluation does not: {smaller_evaluation(setup)}. "
@@ -32,13 +32,16 @@ def batch_limit(limit: int, evaluating: bool, _model: Model, setup: TrainingSetu
 
 
 def context_limit(limit: int, evaluating: bool, model: Model, setup: TrainingSetup) -> str:
-    """How far the context can go at this micro-batch, or the evaluation that ends it."""
+    """The longest context that fits at this micro-batch, or the evaluation that limits it."""
     batch = f"micro-batch {setup.per_device_train_batch_size:,}"
-    ends = f"; evaluation fits no longer one: {smaller_evaluation(setup)}" if evaluating else ""
     if limit == 0:
-        return f"No length fits at {batch}{ends}."
+        why = f", because of evaluation: {smaller_evaluation(setup)}" if evaluating else ""
+        return f"No length fits at {batch}{why}."
+    ends = ""
+    if evaluating:
+        ends = f"; at longer contexts evaluation no longer fits: {smaller_evaluation(setup)}"
     if limit == model.position_limit:
-        return f"Up to {limit:,} tokens: the model has learned no more positions."
+        return f"Up to {limit:,} tokens: the model has no more learned positions."
     beyond = 0 < model.max_position_embeddings < limit
     made_for = f"; the model was made for {model.max_position_embeddings:,}" if beyond else ""
     return f"Up to {limit:,} tokens fit at {batch}{made_for}{ends}."

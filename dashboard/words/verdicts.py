@@ -26,7 +26,7 @@ def capacity_note(gpu: Gpu) -> str:
     if not gpu.nameplate_gb:
         return f"{gpu.name} leaves programs {usable}.{derived}"
     return (
-        f"“{gpu.nameplate_gb:g} GB” is the name on the box; the driver keeps a part for itself and leaves "
+        f"“{gpu.nameplate_gb:g} GB” is the nameplate; the driver reserves a part of it and leaves "
         f"programs {usable} (1 GiB is 2³⁰ bytes).{derived}"
     )
 
@@ -57,11 +57,11 @@ def verdict(estimate: Estimate) -> Saying:
     word = f"{terms.SIGNS[estimate.verdict]} {theme.VERDICTS[estimate.verdict].label}"
     if estimate.verdict is Verdict.FITS:
         room = units.gib(usable - high)
-        saying = Saying(f"{word}: {room} free", f"{offer}, so {room} are left.", peak, "")
+        saying = Saying(f"{word}: {room} free", f"{offer}, so {room} is left.", peak, "")
     elif estimate.verdict is Verdict.TIGHT:
         saying = Saying(
             f"{word}: {units.gib(usable - low)} free at best",
-            f"{offer}. How the allocator places blocks decides; do not count on it.",
+            f"{offer}. Whether it fits depends on how the allocator places blocks; do not count on it.",
             peak,
             "",
         )

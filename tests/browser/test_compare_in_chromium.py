@@ -154,7 +154,7 @@ def test_report_prints_to_two_pages_of_a4(browser, tmp_path: Path, count):
 
 
 def test_back_leads_through_pages_and_changes_one_by_one(browser, address):
-    first = "/?model=Qwen%2FQwen3-8B&gpu=L40S&method=lora&max_length=2048&lora_r=64"
+    first = "/?model=Qwen%2FQwen3-8B&gpu=L40S&method=lora&lora_r=64&max_length=2048"
     with visitor(browser, address + first) as page:
         seen = []
 

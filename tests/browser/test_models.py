@@ -121,7 +121,7 @@ def test_hub_that_never_answers_is_a_sentence_in_five_seconds(browser, address):
     with visitor(browser, link) as page:
         said = page.get_by_role("alert").filter(has_text="The Hub has not answered within 5 s")
         said.wait_for(timeout=15_000)
-        assert "The page is of mistralai/Mistral-7B-v0.1." in said.inner_text()
+        assert "The page shows mistralai/Mistral-7B-v0.1." in said.inner_text()
         assert "lora_r=64" in page.url
         assert page.get_by_role("button", name="Ask again").is_visible()
 
