@@ -107,11 +107,11 @@ def test_cards_of_one_s_own_are_told_apart_wherever_they_are_named() -> None:
         own(page, memory, "GeForce RTX 4090", None)
         read.append(page.selectbox(key="gpu box").options[0])
         assert "{" not in read[-1]
-    assert read == [f"own GPU like GeForce RTX 4090, {memory} GiB" for memory in ("10.0", "12.0")]
+    assert read == [f"own GPU, {memory} GiB like GeForce RTX 4090" for memory in ("10.0", "12.0")]
     cards = [{"like": "L4", "memory_bytes": size * 2**30} for size in (20, 22)]
     model, _, setup = parse({"model": "Qwen/Qwen3-8B"})
     shown = [
         Entry("a", estimate(model, parse({"model": "Qwen/Qwen3-8B", "gpu": card})[1], setup))
         for card in cards
     ]
-    assert differing(shown)["gpu"] == [f"own GPU like L4, {size}.0 GiB" for size in (20, 22)]
+    assert differing(shown)["gpu"] == [f"own GPU, {size}.0 GiB like L4" for size in (20, 22)]

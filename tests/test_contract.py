@@ -161,11 +161,17 @@ ASK_FOR_PARALLELISM = {
         {"strategy": "tp"},
         {"strategy": "tensor_parallel"},
         {"tp_plan": "auto"},
+        {"autotp_size": 4},
+        {"num_tp_ranks": 4},
+        {"strategy": "fsdp+tp"},
     ),
     "pipeline parallelism": (
         {"pipeline_parallel_size": 2},
         {"pipeline_model_parallel_size": 2},
         {"strategy": "pipeline"},
+        {"virtual_pipeline_model_parallel_size": 2},
+        {"num_pipeline_stages": 4},
+        {"strategy": "interleaved_1f1b"},
     ),
     "context parallelism": ({"context_parallel_size": 2}, {"strategy": "ring_attention"}),
     "sequence parallelism": (
@@ -238,6 +244,14 @@ def test_strategy_without_physics_is_not_answered_with_another(word: str) -> Non
     (sentence,) = read_setup({"model": MISTRAL, "num_gpus": 8, "strategy": word}).problems
     assert sentence.endswith(f"with {UNMODELLED_STRATEGIES[word]} cannot be estimated.")
     assert not {"take", "leave"} & set(sentence.split())
+
+
+@pytest.mark.parametrize(
+    "key", ["lora_rank", "monitoring_steps", "data_parallel_size", "eval_strategy_ep", "sp_token"]
+)
+def test_a_key_of_another_subject_asks_for_no_parallelism(key: str) -> None:
+    (sentence,) = read_setup({"model": MISTRAL, key: 4}).problems
+    assert "is no key of a setup" in sentence
 
 
 # --- sentences, by hand -------------------------------------------------------------------------

@@ -35,8 +35,9 @@ def card(gpu: Gpu) -> str:
     """
     known = {**catalog.gpus(), **catalog.slices()}.get(gpu.name)
     parts = [gpu.name]
-    if known is None or known.memory_bytes != gpu.memory_bytes:
-        parts.append(units.gib(gpu.memory_bytes))
+    if known is None:
+        like = f" like {gpu.like}"
+        parts = [gpu.name.removesuffix(like), units.gib(gpu.memory_bytes) + like * bool(gpu.like)]
     if known is not None and known.network_gb_per_s != gpu.network_gb_per_s:
         parts.append(f"{gpu.network_gb_per_s:g} GB/s between machines")
     return ", ".join(parts)

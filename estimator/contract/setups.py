@@ -27,7 +27,7 @@ from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS, MEANT
 from estimator.values.kinds import near, not_modelled, one_of, plain, show
 from estimator.values.later_keys import LATER, later_from_text, read_later
-from estimator.values.parallelisms import NOT_PARALLEL, PARALLEL_WORDS
+from estimator.values.parallelisms import NOT_PARALLEL, key_asks_for
 from estimator.values.refusals import InputError, about
 from estimator.values.results import Estimate, OnDevice
 from estimator.values.setup import TrainingSetup
@@ -161,7 +161,7 @@ def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, ob
         try:
             key = BY_NAME.get(name)
             if key is None:
-                if parallelism := PARALLEL_WORDS.get(plain(name)):
+                if parallelism := key_asks_for(plain(name)):
                     _refuse_parallel(name, value, parallelism)
                     continue
                 if name in LATER:
@@ -353,7 +353,7 @@ def _from_texts(name: str, texts: list[str]) -> object:
         return key.kind.from_text(text)
     if name in LATER:
         return later_from_text(text)
-    if plain(name) in PARALLEL_WORDS:
+    if key_asks_for(plain(name)):
         words = {"null": None, "false": False, "true": True}
         if text.lower() in words:
             return words[text.lower()]

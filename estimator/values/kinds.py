@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -146,8 +146,8 @@ class Choice(Kind):
     aliases: Mapping[str, str] = field(default_factory=dict)
     later: tuple[str, ...] = ()
     """Words of Hugging Face's that no formula knows yet."""
-    stands_for: Mapping[str, str] = field(default_factory=dict)
-    """Words for something that no formula knows yet, and that no other word here comes near; in ``plain`` spelling."""
+    stands_for: Callable[[str], str] = lambda _: ""
+    """What a word in ``plain`` spelling asks for that no formula knows yet, nor any other word here; empty: nothing."""
     MOST_SHOWN: ClassVar[int] = 12
     """Ours."""
 
@@ -163,7 +163,7 @@ class Choice(Kind):
             raise InputError(f"must be {allowed}, not {show(value)}.")
         if word in self.later:
             raise LATER_WORD(value=show(value), allowed=allowed)
-        if what := self.stands_for.get(plain(value)):
+        if what := self.stands_for(plain(value)):
             raise not_modelled(value, what)
         meant = near(word, (*self.words, *self.aliases))
         hint = f"did you mean {one_of(meant)}? It is" if meant else "it is"

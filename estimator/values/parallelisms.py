@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -21,12 +22,19 @@ PARALLELISMS = (
     # accelerate 1.15, parallelism_config.py; vLLM and ms-swift; Megatron-LM's arguments.py; torchtitan's
     Parallelism(
         "tensor parallelism",
-        ("tp", "tensor_parallel", "tensor_parallelism", "tensor_model_parallel", "tp_plan"),
+        (
+            "tp",
+            "tensor_parallel",
+            "tensor_parallelism",
+            "tensor_model_parallel",
+            "tp_plan",
+            "autotp",
+        ),
     ),
     Parallelism(
         "pipeline parallelism",
         ("pp", "pipeline_parallel", "pipeline_parallelism", "pipeline_model_parallel"),
-        ("pipeline", "gpipe", "1f1b"),
+        ("pipeline", "gpipe", "1f1b", "dualpipe"),
     ),
     Parallelism(
         "context parallelism",
@@ -50,7 +58,7 @@ PARALLELISMS = (
     ),
     Parallelism(
         "tensor or pipeline parallelism",
-        ("model_parallel", "megatron", "megatron_lm"),
+        ("model_parallel", "megatron", "megatron_lm", "parallelism_config"),
         ("megatron_core", "mcore", "3d", "3d_parallel", "3d_parallelism"),
     ),
 )
@@ -72,3 +80,38 @@ UNMODELLED_STRATEGIES: Mapping[str, str] = MappingProxyType(
 
 NOT_PARALLEL = (None, False, 1)
 """What such a key says where nothing is shared that way."""
+
+_LONG = len("autotp")
+"""Letters from which a word means a parallelism wherever it stands in a key."""
+_COUNTS = frozenset({"size", "degree", "world", "ways", "rank", "ranks", "num", "stages"})
+"""What stands beside two letters where they mean a parallelism."""
+
+
+def key_asks_for(key: str) -> str:
+    """The parallelism that a key asks for, in whatever words it is wrapped; empty where it asks for none.
+
+    >>> key_asks_for("virtual_pipeline_model_parallel_size"), key_asks_for("num_tp_ranks"), key_asks_for("lora_rank")
+    ('pipeline parallelism', 'tensor parallelism', '')
+    """
+    if key in PARALLEL_WORDS:
+        return PARALLEL_WORDS[key]
+    parts = set(key.split("_"))
+    for it in PARALLELISMS:
+        names = {*it.words, *it.strategies}
+        if any(len(word) >= _LONG and word in key for word in names):
+            return it.name
+        if parts & names and parts & _COUNTS:
+            return it.name
+    return ""
+
+
+def strategy_asks_for(strategy: str) -> str:
+    """The same of a strategy, alone or beside others.
+
+    >>> strategy_asks_for("fsdp+tp"), strategy_asks_for("interleaved_1f1b"), strategy_asks_for("fsdp")
+    ('tensor parallelism', 'pipeline parallelism', '')
+    """
+    if strategy in UNMODELLED_STRATEGIES:
+        return UNMODELLED_STRATEGIES[strategy]
+    parts = re.split(r"[^a-z0-9]+", strategy)
+    return next((UNMODELLED_STRATEGIES[it] for it in parts if it in UNMODELLED_STRATEGIES), "")

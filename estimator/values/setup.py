@@ -24,7 +24,7 @@ from estimator.values.declaration import (
     rows,
 )
 from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Version, WholeNumber
-from estimator.values.parallelisms import UNMODELLED_STRATEGIES
+from estimator.values.parallelisms import strategy_asks_for
 from estimator.values.specs import (
     ALL_LINEAR,
     FULL_STATE_DICT,
@@ -554,7 +554,7 @@ class Mesh(Checked):
     )
     strategy: Strategy = key(
         Strategy.NONE,
-        Choice(tuple(Strategy), enum=Strategy, stands_for=UNMODELLED_STRATEGIES),
+        Choice(tuple(Strategy), enum=Strategy, stands_for=strategy_asks_for),
         "how GPUs share the work",
         whose=Whose.OURS,
         code="st",
