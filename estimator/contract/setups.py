@@ -161,11 +161,11 @@ def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, ob
         try:
             key = BY_NAME.get(name)
             if key is None:
-                if parallelism := key_asks_for(plain(name)):
-                    _refuse_parallel(name, value, parallelism)
-                    continue
                 if name in LATER:
                     read_later(name, value)
+                    continue
+                if parallelism := key_asks_for(plain(name)):
+                    _refuse_parallel(name, value, parallelism)
                     continue
                 raise InputError(_unknown_key(name))
             read = key.read(value)
