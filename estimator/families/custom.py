@@ -6,21 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from estimator.families.hf_config import (
-    DERIVED_HEAD_DIM,
-    FULL,
+from estimator.families.layer_kinds import FULL_ATTENTION
+from estimator.families.reader import (
     MOST_ELEMENTS,
     MOST_HEADS,
     MOST_LAYERS,
     MOST_POSITIONS,
-    ONE_HEAD_EACH,
 )
+from estimator.families.registry import family_of
 from estimator.values.kinds import Flag, Kind, WholeNumber, near, one_of
 from estimator.values.refusals import InputError, about
 from estimator.values.specs import Model
 
-MLPS_IN_TURN = frozenset({"llama4_text"})
-"""Families whose layers take turns between dense MLPs and experts; elsewhere the first layers differ from the rest."""
 DIMENSIONS: Mapping[str, Kind] = {
     "vocab_size": WholeNumber(MOST_ELEMENTS),
     "hidden_size": WholeNumber(MOST_ELEMENTS),
@@ -83,7 +80,7 @@ def _read(name: str, value: object) -> Any:
 
 
 def _key_value_heads(known: Model, given: Mapping[str, Any], heads: int) -> int:
-    each = known.model_type in ONE_HEAD_EACH
+    each = family_of(known).config.one_head_each
     chosen: int = given.get("num_key_value_heads", heads if each else known.num_key_value_heads)
     if each and chosen != heads:
         raise InputError(
@@ -95,7 +92,7 @@ def _key_value_heads(known: Model, given: Mapping[str, Any], heads: int) -> int:
 
 def _head_dim(known: Model, given: Mapping[str, Any], heads: int) -> int:
     hidden: int = given.get("hidden_size", known.hidden_size)
-    derived = known.model_type in DERIVED_HEAD_DIM
+    derived = family_of(known).config.derived_head_dim
     if derived and given.get("head_dim", 0) * heads not in {0, hidden}:
         raise InputError(
             f"head_dim {given['head_dim']} is not hidden_size {hidden} / num_attention_heads {heads}, as "
@@ -116,14 +113,15 @@ def _head_dim(known: Model, given: Mapping[str, Any], heads: int) -> int:
 
 def _intermediate_size(known: Model, given: Mapping[str, Any]) -> int:
     chosen: int = given.get("intermediate_size", known.intermediate_size)
-    if known.model_type not in {"bloom", "mpt"}:
+    given_ratio = family_of(known).config.mlp_ratio
+    if given_ratio is None:
         return chosen
     hidden: int = given.get("hidden_size", known.hidden_size)
     ratio = known.intermediate_size // known.hidden_size
     if "intermediate_size" not in given:
         return ratio * hidden
-    if chosen % hidden or (known.model_type == "bloom" and chosen != 4 * hidden):
-        times = "4 times" if known.model_type == "bloom" else "a multiple of"
+    if chosen % hidden or (given_ratio and chosen != given_ratio * hidden):
+        times = f"{given_ratio} times" if given_ratio else "a multiple of"
         raise InputError(
             f"intermediate_size {chosen} is not {times} hidden_size {hidden}, as in {known.model_type}; leave it out."
         )
@@ -141,9 +139,10 @@ def _learned_positions(known: Model, given: Mapping[str, Any]) -> int:
 def _layer_types(known: Model, layers: int) -> tuple[str, ...]:
     """The pattern repeated or cut. Gemma 4's last layer sees everything; of both kinds one is left that shares not."""
     kinds = _repeated(known.layer_types, layers)
-    if known.model_type != "gemma4_text":
+    windows = family_of(known).config.windows
+    if windows is None or not windows.last_is_full:
         return kinds
-    kinds = (*kinds[:-1], FULL)
+    kinds = (*kinds[:-1], FULL_ATTENTION)
     own = kinds[: max(0, layers - known.num_kv_shared_layers)]
     if known.num_kv_shared_layers and set(own) != set(known.layer_types):
         raise InputError(
@@ -154,7 +153,7 @@ def _layer_types(known: Model, layers: int) -> tuple[str, ...]:
 
 
 def _mlp_pattern(known: Model, layers: int) -> tuple[str, ...]:
-    resize = _repeated if known.model_type in MLPS_IN_TURN else _first_kept
+    resize = _repeated if family_of(known).config.mlps_in_turn else _first_kept
     return resize(known.mlp_layer_types, layers)
 
 

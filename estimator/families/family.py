@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from estimator.families.config_rules import LLAMA_BIASES, Biases
 from estimator.families.modules import Module
 from estimator.families.parts import LLAMA_OUTER
+from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -211,6 +213,115 @@ class Why(Enum):
     UNREAD = "no line of the class's model reads it"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowKeys:
+    """How a config says which layers have a window, and of how many tokens."""
+
+    default: int = 0
+    """Tokens where ``sliding_window`` is absent."""
+    size: Callable[[Config], int] | None = None
+    """Reads it where it goes by another name."""
+    seen: Callable[[Config, int], int] | None = None
+    """What becomes of it."""
+    everywhere: bool = False
+    """All layers have it."""
+    is_switched: bool = False
+    """Only where ``use_sliding_window`` says so."""
+    pattern: int = 0
+    """Every n-th layer sees everything, where ``layer_types`` is absent."""
+    pattern_is_fixed: bool = False
+    """The class reads no ``sliding_window_pattern``."""
+    unlisted: Callable[[Config, int], tuple[str, ...]] | None = None
+    """Another rule where ``layer_types`` is absent."""
+    last_is_full: bool = False
+    """The last layer sees everything, whatever is listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertKeys:
+    """How a config describes a mixture of experts."""
+
+    have_own_width: bool = False
+    """``moe_intermediate_size``; else ``intermediate_size``."""
+    shared_width: Callable[[Config, int], int] | None = None
+    """Width of the experts that see every token, together, from the width of one; None: there are none."""
+    always_normed: bool = False
+    """Shares are divided by their sum, and no key says so."""
+    normed: bool = False
+    """``norm_topk_prob`` where it is absent."""
+    groups: Callable[[Config], int] | None = None
+    """Groups of experts of which the best are chosen first."""
+    layer_types: Callable[[Config, int], tuple[str, ...]] | None = None
+    """Which layers have one MLP; None: none has."""
+    are_there: Callable[[Config], bool] | None = None
+    """None: unless ``num_local_experts`` is 0."""
+    only: Mapping[str, object] = field(default_factory=lambda: {"router_jitter_noise": 0})
+    """Keys that are modelled at one value."""
+    check: Callable[[Config], None] | None = None
+    """Refuses what is not modelled."""
+
+
+Dropout = tuple[str, float] | None
+"""A key and its default; None: the class has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigClass:
+    """Where a family's config class differs from ``LlamaConfig``: defaults, names of keys, rules."""
+
+    tied: bool = False
+    key_value_heads: int | None = None
+    """None: as many as there are heads."""
+    one_head_each: bool = False
+    """A key-value head for every query head, and no key for it."""
+    key_value_heads_of: Callable[[Config, int], int] | None = None
+    """Reads them from the number of heads in another way."""
+    head_dim: int | None = None
+    """None: hidden_size / num_attention_heads."""
+    derived_head_dim: bool = False
+    """The class computes head_dim and reads no such key."""
+    hidden_act: str = "silu"
+    activation_key: str = "hidden_act"
+    """Empty: the class has one activation, and no key."""
+    partial_rotary_factor: float | None = None
+    """None: whole heads are turned, and no key says otherwise."""
+    biases: Biases = LLAMA_BIASES
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that published files leave to the class."""
+    width: Callable[[Config, int], int] | None = None
+    """Reads intermediate_size from the hidden size in another way."""
+    mlp_ratio: int | None = None
+    """intermediate_size is so many times hidden_size; 0: a multiple that the config names."""
+    layers: Callable[[Config], int] | None = None
+    """Counts the layers where no key does."""
+    position_offset: int | None = None
+    """Rows of the table of positions beyond max_position_embeddings; None: positions are not learned."""
+    windows: WindowKeys | None = None
+    mixers: Callable[[Config, int], tuple[str, ...]] | None = None
+    """Which layers hold something else in attention's place."""
+    rotary_layers: Callable[[Config, tuple[str, ...], int], tuple[bool, ...]] | None = None
+    """Which layers turn queries and keys, from their kinds and the window; None: all."""
+    dropouts: tuple[Dropout, Dropout, Dropout] = (None, ("attention_dropout", 0.0), None)
+    """Of the embeddings, of the attention's weights, of what joins the residual."""
+    softcaps: tuple[float | None, float | None] | None = None
+    """Of the attention's scores and of the logits, where the keys are absent; None: there are no such keys."""
+    experts: ExpertKeys | None = None
+    mlps_in_turn: bool = False
+    """Layers with one MLP and with experts take turns; elsewhere the first differ from the rest."""
+    own: Callable[[Config, dict[str, Any]], dict[str, Any]] | None = None
+    """What else the config says, as fields of ``Model``, from those that are read already."""
+    nested: str = ""
+    """A key under which lies a config of its own."""
+    wrappers: tuple[str, ...] = ()
+    """Models of text and vision or sound whose ``text_config`` is this where it names no ``model_type``."""
+    flat_wrappers: tuple[str, ...] = ()
+    """Of these, those whose text's keys once lay beside the towers'."""
+    aliases: tuple[str, ...] = ()
+    """Models and text parts with a name of their own and the same modules."""
+    nested_sizes: Mapping[str, int] = field(default_factory=dict)
+    """What a ``text_config`` was long saved without, since it equals the class's defaults."""
+
+
 class Classes(NamedTuple):
     """Two classes of transformers for one checkpoint, by name."""
 
@@ -225,6 +336,7 @@ class Family:
     """All that follows from one ``model_type``."""
 
     model_type: str
+    config: ConfigClass = ConfigClass()
     modules: FamilyModules
     tree: TreeLayout
     architecture: Architecture

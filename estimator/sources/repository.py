@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from estimator.families.counts import total_parameters
-from estimator.families.hf_config import TEXT_PARTS, ignored_keys, model_from_config
+from estimator.families.hf_config import ignored_keys, model_from_config, text_parts
 from estimator.families.registry import BEYOND, NotModelledError
 from estimator.families.tower_config import with_towers
 from estimator.families.towers import tower_parameters
@@ -270,7 +270,7 @@ _TOWERS = {
 
 def _left_out(config: Mapping[str, object]) -> str:
     """What a wrapper holds beside its text part, in words; empty for a model of text alone."""
-    if "text_config" not in config and config.get("model_type") not in TEXT_PARTS:
+    if "text_config" not in config and config.get("model_type") not in text_parts():
         return ""
     towers = dict.fromkeys(name for key, name in _TOWERS.items() if config.get(key) is not None)
     return (

@@ -13,7 +13,7 @@ import pytest
 
 from estimator.families.adapters import adapter_parameters, trainable_parameters
 from estimator.families.counts import layer_modules, outer_modules, total_parameters
-from estimator.families.hf_config import TEXT_PARTS, model_from_config
+from estimator.families.hf_config import model_from_config, text_parts
 from estimator.families.module_tree import BARE_VECTORS
 from estimator.families.modules import weight_shapes
 from estimator.families.registry import FAMILIES, MODELLED
@@ -441,7 +441,7 @@ def test_where_peft_refuses_all_linears_the_targets_are_those_of_its_own_table()
 
 def test_the_class_that_is_made_of_a_wrapper_is_the_one_of_the_auto_class() -> None:
     names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    for wrapper, decoder in TEXT_PARTS.items():
+    for wrapper, decoder in text_parts().items():
         if wrapper in names and decoder in names:
             assert (names[wrapper] != names[decoder]) is (decoder in WITH_TOWERS), wrapper
     for decoder, classes in WITH_TOWERS.items():

@@ -10,6 +10,7 @@ from estimator.families import layouts, parts
 from estimator.families.block import Block
 from estimator.families.family import (
     Architecture,
+    ConfigClass,
     Family,
     FamilyModules,
     TreeLayout,
@@ -55,6 +56,7 @@ def apertus(b: Block, x: Tensor) -> Tensor:
 FAMILIES = (
     Family(
         model_type="apertus",
+        config=ConfigClass(hidden_act="xielu"),
         modules=FamilyModules(_apertus_modules),
         tree=TreeLayout(
             "Apertus",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, TreeLayout
+from estimator.families.config_rules import attention_biases
+from estimator.families.family import Architecture, ConfigClass, Family, FamilyModules, TreeLayout
 from estimator.families.layers import plain_mlp, separate_attention
 from estimator.families.modules import Module
 from estimator.tape import operators as op
@@ -40,6 +41,7 @@ def arcee(b: Block, x: Tensor) -> Tensor:
 FAMILIES = (
     Family(
         model_type="arcee",
+        config=ConfigClass(hidden_act="relu2", biases=attention_biases(has_mlp_key=True)),
         modules=FamilyModules(_arcee_modules),
         tree=TreeLayout(
             "Arcee", layouts.decoder(f"{layouts.ATTENTION} {layouts.PLAIN} {layouts.TWO_NORMS}")

@@ -9,7 +9,16 @@ from __future__ import annotations
 from estimator.families import layouts, parts
 from estimator.families.activations import bloom_gelu
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.config_rules import fixed_biases
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+)
 from estimator.families.modules import Module, Norm
 from estimator.families.own_attention import plus_mask
 from estimator.tape import operators as op
@@ -66,6 +75,16 @@ def bloom_attention(b: Block, x: Tensor, residual: Tensor) -> Tensor:
 FAMILIES = (
     Family(
         model_type="bloom",
+        config=ConfigClass(
+            tied=True,
+            one_head_each=True,
+            derived_head_dim=True,
+            hidden_act="gelu",
+            activation_key="",
+            mlp_ratio=4,
+            biases=fixed_biases(True, True, True),
+            dropouts=(None, ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
+        ),
         modules=FamilyModules(_bloom_modules, _bloom_outer),
         tree=TreeLayout(
             "Bloom",

@@ -6,11 +6,24 @@ alive exactly as long as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import layouts, parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+    WindowKeys,
+)
+from estimator.families.layer_kinds import SLIDING
 from estimator.families.layers import gated_mlp, late_norm_attention
 from estimator.families.modules import Module
+from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -38,9 +51,19 @@ def cohere(b: Block, x: Tensor) -> Tensor:
 _STEP = Architecture(cohere, NormKind.LAYER_NORM_IN_STEPS, Rotary.FLOAT32_PAIRS, scales_logits=True)
 
 
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"qk_norm": read.flag("use_qk_norm", default=False)}
+
+
+def _turned(read: Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ...]:
+    """``if self.sliding_window is not None``, modeling_cohere2.py."""
+    return tuple(kind == SLIDING for kind in kinds)
+
+
 FAMILIES = (
     Family(
         model_type="cohere",
+        config=ConfigClass(tied=True, own=_own),
         modules=FamilyModules(_cohere_modules),
         tree=TreeLayout(
             "Cohere", layouts.decoder(f"{layouts.ATTENTION} {layouts.GATED} input_layernorm")
@@ -50,6 +73,12 @@ FAMILIES = (
     ),
     Family(
         model_type="cohere2",
+        config=ConfigClass(
+            tied=True,
+            windows=WindowKeys(default=4096, pattern=4),
+            rotary_layers=_turned,
+            wrappers=("aya_vision", "cohere2_vision"),
+        ),
         modules=FamilyModules(_cohere_modules),
         tree=TreeLayout(
             "Cohere2", layouts.decoder(f"{layouts.ATTENTION} {layouts.GATED} input_layernorm")

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
 from estimator.families.config_keys import NEXT_TOKENS
+from estimator.families.config_rules import (
+    attention_biases,
+    first_dense,
+    latent_attention,
+    several_shared,
+)
 from estimator.families.experts import Routing, grouped_experts, noted
 from estimator.families.family import (
     Architecture,
+    ConfigClass,
+    ExpertKeys,
     Family,
     FamilyModules,
     Kernels,
@@ -26,6 +35,7 @@ from estimator.families.layer_kinds import DENSE
 from estimator.families.layers import gated_mlp, late_norm_attention
 from estimator.families.layouts import correction_bias
 from estimator.families.modules import Linear, Module, Norm
+from estimator.families.reader import KEY_NOT_MODELLED, Config
 from estimator.families.rotary import Rotary
 from estimator.tape import fused
 from estimator.tape import operators as op
@@ -213,9 +223,49 @@ DEEPSEEK_UNREAD: Mapping[Why, str] = {
 }
 
 
+def _latent_v2(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return latent_attention(read, fields, LATENT_WIDTHS)
+
+
+def _latent_v3(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    check_interleaved(read)
+    return latent_attention(read, fields, LATENT_WIDTHS)
+
+
+LATENT_WIDTHS = (1536, 512, 128, 64, 128)
+
+
+def check_interleaved(read: Config) -> None:
+    """Refuse what only other rotary embeddings have."""
+    if not read.flag("rope_interleave", default=True):
+        raise KEY_NOT_MODELLED(
+            name="rope_interleave", value="false", model_type=read.model_type, instead="true"
+        )
+
+
+def _groups_v2(read: Config) -> int:
+    grouped = read.text("topk_method", default="greedy") == "group_limited_greedy"
+    return read.whole("n_group") if grouped else 0
+
+
+def _groups_v3(read: Config) -> int:
+    return read.whole("n_group", default=8)
+
+
 FAMILIES = (
     Family(
         model_type="deepseek_v2",
+        config=ConfigClass(
+            head_dim=128,
+            biases=attention_biases(has_mlp_key=True),
+            experts=ExpertKeys(
+                have_own_width=True,
+                shared_width=several_shared("n_shared_experts", 2),
+                groups=_groups_v2,
+                layer_types=first_dense(0),
+            ),
+            own=_latent_v2,
+        ),
         modules=FamilyModules(deepseek_modules, others={DENSE: deepseek_dense_modules}),
         tree=TreeLayout(
             "DeepseekV2",
@@ -228,6 +278,18 @@ FAMILIES = (
     ),
     Family(
         model_type="deepseek_v3",
+        config=ConfigClass(
+            head_dim=128,
+            experts=ExpertKeys(
+                have_own_width=True,
+                shared_width=several_shared("n_shared_experts", 1),
+                normed=True,
+                groups=_groups_v3,
+                layer_types=first_dense(3),
+            ),
+            own=_latent_v3,
+            aliases=("kimi_k2",),
+        ),
         modules=FamilyModules(deepseek_modules, others={DENSE: deepseek_dense_modules}),
         tree=TreeLayout(
             "DeepseekV3",

@@ -9,17 +9,28 @@ from dataclasses import replace
 
 from estimator.families import layouts
 from estimator.families.block import Block
+from estimator.families.config_rules import one_bias, several_shared
 from estimator.families.experts import Routing, grouped_experts, noted
-from estimator.families.family import Architecture, Family, FamilyModules, TreeLayout, Why
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    ExpertKeys,
+    Family,
+    FamilyModules,
+    TreeLayout,
+    Why,
+)
 from estimator.families.known.deepseek import dense_or_mixture, shared_experts
 from estimator.families.known.glm import glm4_moe_dense_modules, glm4_moe_modules
 from estimator.families.known.llama import llama, llama_modules
 from estimator.families.layer_kinds import DENSE
 from estimator.families.layouts import correction_bias
 from estimator.families.modules import Bare, Module
+from estimator.families.reader import MOST_LAYERS, Config, short
 from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.specs import Model
 
 
@@ -66,15 +77,69 @@ def _corrected_softmax(b: Block, x: Tensor) -> Routing:
     return Routing(logits, op.cast(tape, shares, x.width), indices)
 
 
+HEAD_WITH_BIAS = Refusal(
+    "use_bias true is not modelled for ernie4_5_moe, whose head has a bias then; set it to false in the config.",
+    NOT_MODELLED,
+)
+
+
+def _check(read: Config) -> None:
+    if read.flag("use_bias", default=False):
+        raise HEAD_WITH_BIAS()
+
+
+def _shared_width(read: Config, width: int) -> int:
+    if read.values.get("moe_num_shared_experts") == 0:
+        return 0
+    return several_shared("moe_num_shared_experts", 2)(read, width)
+
+
+def _ernie_mlps(read: Config, layers: int) -> tuple[str, ...]:
+    """ERNIE 4.5: experts from one layer to another, every so many."""
+    every = read.whole("moe_layer_interval", default=1, most=MOST_LAYERS)
+    first, last = (
+        read.values.get(name, default)
+        for name, default in (("moe_layer_start_index", 1), ("moe_layer_end_index", -1))
+    )
+    for name, value in (("moe_layer_start_index", first), ("moe_layer_end_index", last)):
+        if type(value) is not int or not -1 <= value <= MOST_LAYERS:
+            raise InputError(
+                f"{name} must be a whole number, a layer, not {short(value)}; correct it in the config."
+            )
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    last = layers - 1 if last == -1 else last
+    kinds = tuple(
+        "sparse" if (layer + 1) % every == 0 and first <= layer <= last else DENSE
+        for layer in range(layers)
+    )
+    return kinds if DENSE in kinds else ()
+
+
 FAMILIES = (
     Family(
         model_type="ernie4_5",
+        config=ConfigClass(
+            tied=True, key_value_heads=2, head_dim=128, biases=one_bias("use_bias", default=False)
+        ),
         modules=FamilyModules(llama_modules),
         tree=TreeLayout("Ernie4_5", layouts.LLAMA),
         architecture=Architecture(llama, rotary=Rotary.FLOAT32_SPREAD_PAIRS),
     ),
     Family(
         model_type="ernie4_5_moe",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads=4,
+            biases=one_bias("use_bias", default=False),
+            experts=ExpertKeys(
+                have_own_width=True,
+                shared_width=_shared_width,
+                always_normed=True,
+                layer_types=_ernie_mlps,
+                check=_check,
+            ),
+        ),
         modules=FamilyModules(
             _ernie_moe_modules,
             others={DENSE: glm4_moe_dense_modules},

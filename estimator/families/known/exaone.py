@@ -9,16 +9,21 @@ from dataclasses import replace
 
 from estimator.families import layouts, parts
 from estimator.families.config_keys import WINDOWS
+from estimator.families.config_rules import fixed_biases, patterned
 from estimator.families.family import (
     NORMS_BESIDE,
     Architecture,
+    ConfigClass,
     Family,
     FamilyModules,
     TreeLayout,
     Why,
+    WindowKeys,
 )
 from estimator.families.known.olmo import olmo2
+from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
 from estimator.families.modules import Module
+from estimator.families.reader import MOST_LAYERS, Config
 from estimator.values.specs import Model
 
 
@@ -32,9 +37,32 @@ def _exaone4_modules(model: Model) -> tuple[Module, ...]:
     )
 
 
+def _unlisted(read: Config, layers: int) -> tuple[str, ...]:
+    """A pattern by letters, or every n-th layer sees everything."""
+    pattern = read.values.get("sliding_window_pattern")
+    if isinstance(pattern, str) and set(pattern) == {"L", "G"}:
+        return tuple(
+            SLIDING if pattern[layer % len(pattern)] == "L" else FULL_ATTENTION
+            for layer in range(layers)
+        )
+    every = read.whole("sliding_window_pattern", default=4, most=MOST_LAYERS)
+    return patterned(read, every, layers)
+
+
+def _turned(read: Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ...]:
+    """``or self.is_sliding``, modeling_exaone4.py."""
+    return tuple(kind == SLIDING for kind in kinds) if window else (True,)
+
+
 FAMILIES = (
     Family(
         model_type="exaone4",
+        config=ConfigClass(
+            key_value_heads=32,
+            biases=fixed_biases(False, False, False),
+            windows=WindowKeys(default=4096, unlisted=_unlisted),
+            rotary_layers=_turned,
+        ),
         modules=FamilyModules(_exaone4_modules),
         tree=TreeLayout(
             "Exaone4",

@@ -7,13 +7,24 @@ long as the same name does there.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.config_rules import one_bias
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+)
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Module
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
+from estimator.families.reader import MOST_HEADS, Config
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape, scaled_dot_product
 from estimator.tape.tape import Tape, Tensor
@@ -157,9 +168,43 @@ def _falcon_eager_alibi(
     return out, weights
 
 
+def _has_new_decoder(read: Config) -> bool:
+    return read.flag("new_decoder_architecture", default=False)
+
+
+def _key_value_heads(read: Config, heads: int) -> int:
+    if _has_new_decoder(read):
+        return read.whole("num_kv_heads", "n_head_kv", default=heads, most=MOST_HEADS)
+    return 1 if read.flag("multi_query", default=True) else heads
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    new = _has_new_decoder(read)
+    return {
+        "parallel_residual": read.flag("parallel_attn", default=True) or new,
+        "new_decoder_architecture": new,
+    }
+
+
+def _turned(read: Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ...]:
+    return (not read.flag("alibi", default=False),) * len(kinds)
+
+
 FAMILIES = (
     Family(
         model_type="falcon",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads_of=_key_value_heads,
+            derived_head_dim=True,
+            hidden_act="gelu",
+            activation_key="activation",
+            width=lambda read, hidden: read.whole("ffn_hidden_size", default=4 * hidden),
+            biases=one_bias("bias", default=False),
+            rotary_layers=_turned,
+            dropouts=(None, ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
+            own=_own,
+        ),
         modules=FamilyModules(
             _falcon_modules, parts.outer("word_embeddings", "ln_f", norm_bias=True)
         ),

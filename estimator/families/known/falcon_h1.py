@@ -6,10 +6,14 @@ as long as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import layouts, parts
 from estimator.families.block import Block
+from estimator.families.config_rules import attention_biases, mamba_of_hidden, mamba_width
 from estimator.families.family import (
     Architecture,
+    ConfigClass,
     Family,
     FamilyModules,
     TreeLayout,
@@ -19,6 +23,7 @@ from estimator.families.family import (
 )
 from estimator.families.mamba import MAMBA_FALLBACK, mamba
 from estimator.families.modules import Linear, Module
+from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -79,9 +84,25 @@ def _scaled_mlp(b: Block, x: Tensor) -> Tensor:
     return op.scale(b.tape, b.linear("feed_forward.down_proj", y))
 
 
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    width = mamba_width(read, fields)
+    if read.values.get("mamba_d_ssm", 1024) is not None:
+        width = read.whole("mamba_d_ssm", default=1024)
+    mixer = mamba_of_hidden(
+        read,
+        width,
+        "mamba_d_ssm",
+        out_bias=read.flag("projectors_bias", default=False),
+        is_normed=read.flag("mamba_rms_norm", default=False),
+        norm_before_gate=read.flag("mamba_norm_before_gate", default=True),
+    )
+    return {"state_space": mixer}
+
+
 FAMILIES = (
     Family(
         model_type="falcon_h1",
+        config=ConfigClass(key_value_heads=8, biases=attention_biases(has_mlp_key=True), own=_own),
         modules=FamilyModules(_falcon_h1_modules, parts.outer("embed_tokens", "final_layernorm")),
         tree=TreeLayout(
             "FalconH1",

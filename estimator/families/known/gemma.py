@@ -7,6 +7,7 @@ its tensor alive exactly as long as the same name does there.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
@@ -14,17 +15,20 @@ from estimator.families.family import (
     NORMS_BESIDE,
     Architecture,
     Classes,
+    ConfigClass,
     Family,
     FamilyModules,
     Kernels,
     NormKind,
     TreeLayout,
     Why,
+    WindowKeys,
 )
 from estimator.families.known.llama import llama, llama_modules
 from estimator.families.layers import gated_mlp, late_norm_attention, separate_attention
 from estimator.families.layouts import embed_scale
 from estimator.families.modules import Module
+from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -63,9 +67,38 @@ GEMMA_STEP = Architecture(
 )
 
 
+def _sees_both_ways(read: Config) -> bool:
+    """Whether every token sees those after it (Gemma and Gemma 2 have the key, and mask all the same)."""
+    return read.flag("use_bidirectional_attention", default=False)
+
+
+def _seen(read: Config, window: int) -> int:
+    """A token sees half of it on either side: ``Gemma3TextConfig.__post_init__``."""
+    return window // 2 + 1 if window and _sees_both_ways(read) else window
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"use_bidirectional_attention": _sees_both_ways(read)}
+
+
 FAMILIES = (
     Family(
         model_type="gemma",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads=16,
+            head_dim=256,
+            hidden_act="gelu_pytorch_tanh",
+            wrappers=("paligemma",),
+            nested_sizes={
+                "vocab_size": 256_000,
+                "hidden_size": 3_072,
+                "intermediate_size": 24_576,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 16,
+                "max_position_embeddings": 8_192,
+            },
+        ),
         modules=FamilyModules(llama_modules),
         tree=TreeLayout("Gemma", layouts.LLAMA, buffers={"embed_tokens": embed_scale}),
         architecture=replace(GEMMA_STEP, layer=llama),
@@ -74,6 +107,23 @@ FAMILIES = (
     ),
     Family(
         model_type="gemma2",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads=4,
+            head_dim=256,
+            hidden_act="gelu_pytorch_tanh",
+            activation_key="hidden_activation",
+            windows=WindowKeys(default=4096, pattern=2, pattern_is_fixed=True),
+            softcaps=(50.0, 30.0),
+            nested_sizes={
+                "vocab_size": 256_000,
+                "hidden_size": 2_304,
+                "intermediate_size": 9_216,
+                "num_hidden_layers": 26,
+                "num_attention_heads": 8,
+                "max_position_embeddings": 8_192,
+            },
+        ),
         modules=FamilyModules(_gemma2_modules),
         tree=TreeLayout(
             "Gemma2",
@@ -90,6 +140,23 @@ FAMILIES = (
     ),
     Family(
         model_type="gemma3_text",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads=4,
+            head_dim=256,
+            hidden_act="gelu_pytorch_tanh",
+            activation_key="hidden_activation",
+            sizes={
+                "vocab_size": 262_208,
+                "num_attention_heads": 8,
+                "intermediate_size": 9216,
+                "max_position_embeddings": 131_072,
+            },
+            windows=WindowKeys(default=4096, seen=_seen, pattern=6),
+            softcaps=(None, None),
+            own=_own,
+            wrappers=("gemma3",),
+        ),
         modules=FamilyModules(_gemma3_modules),
         tree=TreeLayout(
             "Gemma3",

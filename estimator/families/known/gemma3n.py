@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
 from estimator.families.family import (
     Classes,
+    ConfigClass,
     Family,
     FamilyModules,
     NormKind,
@@ -20,14 +22,23 @@ from estimator.families.family import (
     TreeTensor,
     Why,
     Width,
+    WindowKeys,
 )
 from estimator.families.known.gemma import GEMMA_STEP
-from estimator.families.known.gemma4 import gemma4_modules, gemma4_outer, shared_attention
+from estimator.families.known.gemma4 import (
+    check_layers,
+    gemma4_modules,
+    gemma4_outer,
+    shared_attention,
+    shared_layers,
+)
 from estimator.families.layer_kinds import REUSING
 from estimator.families.layouts import embed_scale
 from estimator.families.modules import Linear, Module, Norm
+from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config, short
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.specs import Model
 
 
@@ -251,9 +262,96 @@ def _router_scale(model: Model) -> tuple[TreeTensor, ...]:
     return (TreeTensor("router_input_scale", 1, Width.WEIGHT, is_buffer=True),)
 
 
+LAYERS_OF_TWO_WIDTHS = Refusal(
+    "intermediate_size must be the same in all layers of gemma3n_text, since only such are modelled; correct it in the "
+    "config.",
+    NOT_MODELLED,
+)
+
+
+def _width(read: Config, hidden: int) -> int:
+    """One width, or one a layer; only such are modelled that are all the same."""
+    widths = read.values.get("intermediate_size")
+    if not isinstance(widths, list | tuple):
+        return read.whole("intermediate_size", default=16_384)
+    if not widths or any(width != widths[0] for width in widths):
+        raise LAYERS_OF_TWO_WIDTHS()
+    return replace(read, values={"intermediate_size": widths[0]}).whole("intermediate_size")
+
+
+def _streams(read: Config, layers: int) -> dict[str, Any]:
+    """AltUp's streams, LAuReL's rank, and the first layers, whose gates are cut."""
+    for name, only in (("altup_active_idx", 0), ("altup_correct_scale", True)):
+        if read.values.get(name, only) != only:
+            raise KEY_NOT_MODELLED(
+                name=name,
+                value=short(read.values[name]),
+                model_type="gemma3n_text",
+                config=ConfigClass(
+                    tied=True,
+                    key_value_heads=2,
+                    head_dim=256,
+                    hidden_act="gelu_pytorch_tanh",
+                    activation_key="hidden_activation",
+                    width=_width,
+                    windows=WindowKeys(default=512, pattern=5, pattern_is_fixed=True),
+                    softcaps=(None, 30.0),
+                    own=_own,
+                    wrappers=("gemma3n",),
+                ),
+                instead=short(only),
+            )
+    if read.values.get("altup_coef_clip", 120.0) is None:
+        raise KEY_NOT_MODELLED(
+            name="altup_coef_clip", value="null", model_type="gemma3n_text", instead=120.0
+        )
+    # Gemma3nTextConfig.__post_init__: the first ten layers, if there are more
+    cut = 10 if layers > 10 else 0
+    shares = read.values.get("activation_sparsity_pattern", [0.95] * cut + [0.0] * (layers - cut))
+    if not isinstance(shares, list | tuple) or len(shares) != layers:
+        raise InputError(
+            f"activation_sparsity_pattern must list a share for each of the {layers} layers; correct it in the config."
+        )
+    is_cut = [share != 0 for share in shares]
+    if sorted(is_cut, reverse=True) != is_cut:
+        raise InputError(
+            "activation_sparsity_pattern is modelled where the first layers are cut and the others not; correct it in "
+            "the config."
+        )
+    return {
+        "altup_num_inputs": read.whole("altup_num_inputs", default=4, most=MOST_HEADS),
+        "laurel_rank": read.whole("laurel_rank", default=64),
+        "cut_layers": sum(is_cut),
+    }
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    kinds = fields["layer_types"]
+    streams = _streams(read, fields["num_hidden_layers"])
+    check_layers(read, kinds)
+    return {
+        **streams,
+        "num_kv_shared_layers": shared_layers(read, kinds, default=15),
+        "hidden_size_per_layer_input": read.whole("hidden_size_per_layer_input", default=256),
+        "vocab_size_per_layer_input": read.whole("vocab_size_per_layer_input", default=262_144),
+    }
+
+
 FAMILIES = (
     Family(
         model_type="gemma3n_text",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads=2,
+            head_dim=256,
+            hidden_act="gelu_pytorch_tanh",
+            activation_key="hidden_activation",
+            width=_width,
+            windows=WindowKeys(default=512, pattern=5, pattern_is_fixed=True),
+            softcaps=(None, 30.0),
+            own=_own,
+            wrappers=("gemma3n",),
+        ),
         modules=FamilyModules(
             _gemma3n_modules,
             _gemma3n_outer,

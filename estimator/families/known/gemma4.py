@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
@@ -16,6 +17,8 @@ from estimator.families.family import (
     EACH_LAYER,
     NORMS_BESIDE,
     Classes,
+    ConfigClass,
+    ExpertKeys,
     Family,
     FamilyModules,
     NormKind,
@@ -23,15 +26,18 @@ from estimator.families.family import (
     TreeTensor,
     Why,
     Width,
+    WindowKeys,
 )
 from estimator.families.known.gemma import GEMMA_STEP
 from estimator.families.layer_kinds import FULL_ATTENTION, GLOBAL, KEEPING, REUSING
 from estimator.families.layers import gated_mlp
 from estimator.families.layouts import embed_scale
 from estimator.families.modules import Embedding, Linear, Module, Norm
+from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config
 from estimator.families.rotary import turned
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
+from estimator.values.refusals import NOT_MODELLED, Line, Refusal
 from estimator.values.specs import Model
 
 
@@ -232,9 +238,157 @@ def _layer_scalar(model: Model) -> tuple[TreeTensor, ...]:
     return (TreeTensor("layer_scalar", 1, Width.WEIGHT, is_buffer=True),)
 
 
+SHARED_WITHOUT_PER_LAYER_INPUT = Refusal(
+    "num_kv_shared_layers needs hidden_size_per_layer_input, without which transformers stops; set it to 0 in the "
+    "config.",
+    Line(
+        "transformers",
+        "models/gemma4/modeling_gemma4.py",
+        1841,
+        "per_layer_inputs = per_layer_inputs[:, logits_to_keep, :, :]",
+    ),
+)
+
+NO_LAYER_TO_SHARE = Refusal(
+    "num_kv_shared_layers {shared} leaves no layer of each type before the {shared} that share; lower it in the "
+    "config.",
+    Line(
+        "transformers",
+        "models/gemma4/configuration_gemma4.py",
+        241,
+        "The set of layer types producing a cache is different than the set of layer types using them",
+    ),
+)
+
+ONE_KIND_OF_LAYER = Refusal(
+    'layer_types must hold both "full_attention" and "sliding_attention" in {model_type}, since only such are '
+    "modelled; correct it in the config.",
+    NOT_MODELLED,
+)
+
+LAYERS_OF_THEIR_OWN = Refusal(
+    'per_layer_config must say the same of each "full_attention" layer and nothing of others, since only such models '
+    "are modelled; correct it in the config.",
+    NOT_MODELLED,
+)
+
+CHANGED_BY_LAYER = Refusal(
+    "per_layer_config changes {name}, which is not modelled for gemma4_text; correct it in the config.",
+    NOT_MODELLED,
+)
+
+
+def check_layers(read: Config, kinds: tuple[str, ...]) -> None:
+    """Refuse what neither Gemma 3n nor Gemma 4 has."""
+    if read.values.get("use_bidirectional_attention") == "all":
+        raise KEY_NOT_MODELLED(
+            name="use_bidirectional_attention",
+            value='"all"',
+            model_type="gemma4_text",
+            config=ConfigClass(
+                tied=True,
+                key_value_heads=4,
+                head_dim=256,
+                hidden_act="gelu_pytorch_tanh",
+                activation_key="hidden_activation",
+                windows=WindowKeys(
+                    default=512, pattern=6, pattern_is_fixed=True, last_is_full=True
+                ),
+                softcaps=(None, None),
+                experts=ExpertKeys(have_own_width=True, are_there=_has_experts),
+                own=_own,
+                wrappers=("gemma4",),
+            ),
+            instead="null",
+        )
+    if (
+        read.values.get("num_kv_shared_layers")
+        and read.values.get("hidden_size_per_layer_input", 256) == 0
+    ):
+        # modeling_gemma4.py, _maybe_slice_kv_shared_inputs slices the layers' own embeddings, which are None then
+        raise SHARED_WITHOUT_PER_LAYER_INPUT()
+    if not kinds:
+        raise ONE_KIND_OF_LAYER(model_type=read.model_type)
+
+
+def _global_heads(read: Config, kinds: tuple[str, ...], *, gated: bool) -> tuple[int, int]:
+    """Of layers without a window the width of a head, and the key-value heads; 0: as in the others.
+
+    Configs that transformers 5.23 has saved name them layer by layer.
+    """
+    named = read.part("per_layer_config").values
+    if not named:
+        heads = read.whole("num_global_key_value_heads", default=0, most=MOST_HEADS) if gated else 0
+        return read.whole("global_head_dim", default=512), heads
+    # saved with leading zeros, so that the keys sort: "05" of 30 layers
+    keys = {int(name): name for name in named if name.isdecimal() and len(name) <= len("4096")}
+    of_global = [
+        named.get(keys.get(layer, "")) for layer, kind in enumerate(kinds) if kind == FULL_ATTENTION
+    ]
+    first = of_global[0]
+    if first is None or len(named) != len(of_global) or any(it != first for it in of_global):
+        raise LAYERS_OF_THEIR_OWN()
+    own = read.part("per_layer_config").part(keys[kinds.index(FULL_ATTENTION)])
+    unknown = sorted(own.values.keys() - {"head_dim", "num_key_value_heads"})
+    if unknown:
+        raise CHANGED_BY_LAYER(name=unknown[0])
+    return (
+        own.whole("head_dim", default=0),
+        own.whole("num_key_value_heads", default=0, most=MOST_HEADS),
+    )
+
+
+def shared_layers(read: Config, kinds: tuple[str, ...], *, default: int = 0) -> int:
+    """How many last layers share; of each type they need one before them that has keys and values."""
+    if read.values.get("num_kv_shared_layers", default) in (None, 0):
+        return 0
+    shared = read.whole("num_kv_shared_layers", default=default, most=len(kinds))
+    if set(kinds[: len(kinds) - shared]) != set(kinds):
+        raise NO_LAYER_TO_SHARE(shared=shared)
+    return shared
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    kinds = fields["layer_types"]
+    check_layers(read, kinds)
+    same = read.flag("attention_k_eq_v", default=False)
+    width = read.values.get("hidden_size_per_layer_input", 256)
+    has_inputs = width is not None and width != 0
+    head_dim, heads = _global_heads(read, kinds, gated=same)
+    return {
+        "global_head_dim": 0 if head_dim == fields["head_dim"] else head_dim,
+        "num_global_key_value_heads": 0 if heads == fields["num_key_value_heads"] else heads,
+        "attention_k_eq_v": same,
+        "num_kv_shared_layers": shared_layers(read, kinds),
+        "use_double_wide_mlp": read.flag("use_double_wide_mlp", default=False),
+        "hidden_size_per_layer_input": (
+            read.whole("hidden_size_per_layer_input", default=256) if has_inputs else 0
+        ),
+        "vocab_size_per_layer_input": (
+            read.whole("vocab_size_per_layer_input", default=262_144) if has_inputs else 0
+        ),
+    }
+
+
+def _has_experts(read: Config) -> bool:
+    return read.flag("enable_moe_block", default=False)
+
+
 FAMILIES = (
     Family(
         model_type="gemma4_text",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads=4,
+            head_dim=256,
+            hidden_act="gelu_pytorch_tanh",
+            activation_key="hidden_activation",
+            windows=WindowKeys(default=512, pattern=6, pattern_is_fixed=True, last_is_full=True),
+            softcaps=(None, None),
+            experts=ExpertKeys(have_own_width=True, are_there=_has_experts),
+            own=_own,
+            wrappers=("gemma4",),
+        ),
         modules=FamilyModules(
             gemma4_modules,
             gemma4_outer,

@@ -7,12 +7,21 @@ is bound here keeps its tensor alive exactly as long as the same name does there
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
+from estimator.families.config_rules import (
+    first_dense,
+    input_biases,
+    latent_attention,
+    several_shared,
+)
 from estimator.families.family import (
     NORMS_BESIDE,
     Architecture,
+    ConfigClass,
+    ExpertKeys,
     Family,
     FamilyModules,
     TreeLayout,
@@ -20,6 +29,7 @@ from estimator.families.family import (
 )
 from estimator.families.known.deepseek import (
     DEEPSEEK_UNREAD,
+    check_interleaved,
     deepseek_dense_modules,
     deepseek_modules,
     deepseek_v3,
@@ -28,6 +38,7 @@ from estimator.families.layer_kinds import DENSE
 from estimator.families.layers import fused_gated_mlp, separate_attention
 from estimator.families.layouts import correction_bias
 from estimator.families.modules import Module
+from estimator.families.reader import Config, kinds_in
 from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -92,9 +103,36 @@ def glm(b: Block, x: Tensor) -> Tensor:
 _GLM = Architecture(glm, rotary=Rotary.PAIRS)
 
 
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"qk_norm": read.flag("use_qk_norm", default=False)}
+
+
+def _latent(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    check_interleaved(read)
+    widths = (768, 512, 192, 64, 256)
+    return latent_attention(read, fields, widths, turned_key="head_dim")
+
+
+def _groups(read: Config) -> int:
+    return read.whole("n_group", default=1)
+
+
+def _listed_mlps(read: Config, layers: int) -> tuple[str, ...]:
+    """GLM-4.7 Flash names each; by its class's default the first has one MLP."""
+    listed = read.items("mlp_layer_types", layers) or (DENSE, *["sparse"] * (layers - 1))
+    kinds = kinds_in(read, "mlp_layer_types", listed, (DENSE, "sparse"))
+    return kinds if DENSE in kinds else ()
+
+
 FAMILIES = (
     Family(
         model_type="glm",
+        config=ConfigClass(
+            key_value_heads=2,
+            head_dim=128,
+            partial_rotary_factor=0.5,
+            biases=input_biases("attention_bias", default=True),
+        ),
         modules=FamilyModules(_glm_modules),
         tree=TreeLayout(
             "Glm", layouts.decoder(f"{layouts.ATTENTION} {layouts.FUSED} {layouts.TWO_NORMS}")
@@ -104,6 +142,12 @@ FAMILIES = (
     ),
     Family(
         model_type="glm4",
+        config=ConfigClass(
+            key_value_heads=2,
+            head_dim=128,
+            partial_rotary_factor=0.5,
+            biases=input_biases("attention_bias", default=True),
+        ),
         modules=FamilyModules(_glm4_modules),
         tree=TreeLayout(
             "Glm4",
@@ -116,6 +160,19 @@ FAMILIES = (
     ),
     Family(
         model_type="glm4_moe",
+        config=ConfigClass(
+            key_value_heads=8,
+            partial_rotary_factor=0.5,
+            biases=input_biases("attention_bias", default=False),
+            experts=ExpertKeys(
+                have_own_width=True,
+                shared_width=several_shared("n_shared_experts", 1),
+                normed=True,
+                groups=_groups,
+                layer_types=first_dense(1),
+            ),
+            own=_own,
+        ),
         modules=FamilyModules(glm4_moe_modules, others={DENSE: glm4_moe_dense_modules}),
         tree=TreeLayout(
             "Glm4Moe",
@@ -128,6 +185,17 @@ FAMILIES = (
     ),
     Family(
         model_type="glm4_moe_lite",
+        config=ConfigClass(
+            head_dim=64,
+            experts=ExpertKeys(
+                have_own_width=True,
+                shared_width=several_shared("n_shared_experts", 1),
+                normed=True,
+                groups=_groups,
+                layer_types=_listed_mlps,
+            ),
+            own=_latent,
+        ),
         modules=FamilyModules(deepseek_modules, others={DENSE: deepseek_dense_modules}),
         tree=TreeLayout(
             "Glm4MoeLite",

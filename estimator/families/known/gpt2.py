@@ -6,10 +6,14 @@ alive exactly as long as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import layouts, parts
 from estimator.families.block import Block
+from estimator.families.config_rules import fixed_biases
 from estimator.families.family import (
     Architecture,
+    ConfigClass,
     Family,
     FamilyModules,
     NormKind,
@@ -20,6 +24,7 @@ from estimator.families.family import (
 )
 from estimator.families.layers import fused_attention, plain_mlp
 from estimator.families.modules import Embedding, Module, Norm
+from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -72,9 +77,34 @@ def gpt2(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, residual, hidden)
 
 
+def _key_value_heads(read: Config, heads: int) -> int:
+    return 1 if read.flag("multi_query", default=True) else heads
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "reorder_and_upcast_attn": read.flag("reorder_and_upcast_attn", default=False),
+    }
+
+
+_DROPOUTS = (("embd_pdrop", 0.1), ("attn_pdrop", 0.1), ("resid_pdrop", 0.1))
+
+
 FAMILIES = (
     Family(
         model_type="gpt2",
+        config=ConfigClass(
+            tied=True,
+            one_head_each=True,
+            derived_head_dim=True,
+            hidden_act="gelu_new",
+            activation_key="activation_function",
+            width=lambda read, hidden: read.whole("n_inner", default=4 * hidden),
+            position_offset=0,
+            biases=fixed_biases(True, True, True),
+            dropouts=_DROPOUTS,
+            own=_own,
+        ),
         modules=FamilyModules(_gpt2_modules, _gpt2_outer),
         tree=TreeLayout(
             "GPT2",
@@ -92,6 +122,17 @@ FAMILIES = (
     ),
     Family(
         model_type="gpt_bigcode",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads_of=_key_value_heads,
+            derived_head_dim=True,
+            hidden_act="gelu_pytorch_tanh",
+            activation_key="activation_function",
+            width=lambda read, hidden: read.whole("n_inner", default=4 * hidden),
+            position_offset=0,
+            biases=fixed_biases(True, True, True),
+            dropouts=_DROPOUTS,
+        ),
         modules=FamilyModules(_gpt_bigcode_modules, _gpt2_outer),
         tree=TreeLayout(
             "GPTBigCode",

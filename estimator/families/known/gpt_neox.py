@@ -6,11 +6,22 @@ long as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+)
 from estimator.families.layers import fused_attention, plain_mlp
 from estimator.families.modules import Module
+from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -50,9 +61,32 @@ def _neox_mlp(b: Block, x: Tensor) -> Tensor:
     return plain_mlp(b, x, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 
 
+def _biases(read: Config) -> tuple[bool, bool, bool]:
+    attention = read.flag("attention_bias", default=True)
+    return attention, attention, True
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    key = "partial_rotary_factor"
+    default = read.share("rotary_pct", default=0.25)
+    nested = read.part("rope_parameters").share(key, default=default)
+    return {
+        key: read.share(key, default=nested),
+        "parallel_residual": read.flag("use_parallel_residual", default=True),
+    }
+
+
 FAMILIES = (
     Family(
         model_type="gpt_neox",
+        config=ConfigClass(
+            one_head_each=True,
+            derived_head_dim=True,
+            hidden_act="gelu",
+            biases=_biases,
+            dropouts=(("hidden_dropout", 0.0), ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
+            own=_own,
+        ),
         modules=FamilyModules(
             _gpt_neox_modules, parts.outer("embed_in", "final_layer_norm", norm_bias=True)
         ),

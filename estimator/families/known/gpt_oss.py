@@ -10,15 +10,19 @@ from dataclasses import replace
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
+from estimator.families.config_rules import attention_biases
 from estimator.families.experts import Routing, grouped_experts
 from estimator.families.family import (
     Architecture,
+    ConfigClass,
+    ExpertKeys,
     Family,
     FamilyModules,
     Kernels,
     NormKind,
     TreeLayout,
     Why,
+    WindowKeys,
 )
 from estimator.families.modules import Module, Norm
 from estimator.families.rotary import Rotary
@@ -128,6 +132,13 @@ def _gpt_oss_modules(model: Model) -> tuple[Module, ...]:
 FAMILIES = (
     Family(
         model_type="gpt_oss",
+        config=ConfigClass(
+            key_value_heads=8,
+            head_dim=64,
+            biases=attention_biases(default=True),
+            windows=WindowKeys(default=128, pattern=2, pattern_is_fixed=True),
+            experts=ExpertKeys(),
+        ),
         modules=FamilyModules(_gpt_oss_modules),
         tree=TreeLayout(
             "GptOss",

@@ -6,10 +6,14 @@ long as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import layouts, parts
 from estimator.families.block import Block
+from estimator.families.config_rules import fixed_biases
 from estimator.families.family import (
     Architecture,
+    ConfigClass,
     Family,
     FamilyModules,
     NormKind,
@@ -21,6 +25,7 @@ from estimator.families.family import (
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Module
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
+from estimator.families.reader import Config
 from estimator.families.rotary import rotate_pairs
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape
@@ -94,9 +99,30 @@ def _gptj_attend(
     return weighted(tape, weights, v, shape), weights
 
 
+ROTARY_DIM = 64
+"""``GPTJConfig``; null turns whole heads."""
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    head_dim = fields["head_dim"]
+    default = head_dim if "rotary_dim" in read.values else min(ROTARY_DIM, head_dim)
+    rotary = read.whole("rotary_dim", default=default, most=head_dim)
+    return {"partial_rotary_factor": rotary / head_dim, "lm_head_bias": True}
+
+
 FAMILIES = (
     Family(
         model_type="gptj",
+        config=ConfigClass(
+            one_head_each=True,
+            derived_head_dim=True,
+            hidden_act="gelu_new",
+            activation_key="activation_function",
+            width=lambda read, hidden: read.whole("n_inner", default=4 * hidden),
+            biases=fixed_biases(False, False, True),
+            dropouts=(("embd_pdrop", 0.0), ("attn_pdrop", 0.0), ("resid_pdrop", 0.0)),
+            own=_own,
+        ),
         modules=FamilyModules(
             _gptj_modules, parts.outer("wte", "ln_f", norm_bias=True, head_bias=True)
         ),

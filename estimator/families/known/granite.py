@@ -7,16 +7,28 @@ bound here keeps its tensor alive exactly as long as the same name does there.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
+from estimator.families.config_rules import attention_biases, mamba_of_hidden, mamba_width
 from estimator.families.experts import mixture
-from estimator.families.family import Architecture, Family, FamilyModules, Kernels, TreeLayout, Why
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    ExpertKeys,
+    Family,
+    FamilyModules,
+    Kernels,
+    TreeLayout,
+    Why,
+)
 from estimator.families.known.llama import llama, llama_modules
-from estimator.families.layer_kinds import MAMBA
+from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, MAMBA
 from estimator.families.layers import late_norm_attention
 from estimator.families.mamba import MAMBA_FALLBACK, mamba
 from estimator.families.modules import Linear, Module
+from estimator.families.reader import Config, kinds_in
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -95,9 +107,32 @@ _STEP = Architecture(llama, scales_embedding=True, scales_logits=True)
 _MULTIPLIERS = "attention_multiplier embedding_multiplier logits_scaling residual_multiplier"
 
 
+def _hybrid_layers(read: Config, layers: int) -> tuple[str, ...]:
+    """Which layers attend and which have a mixer; all have one where nothing is said."""
+    name = "layer_types" if read.has("layer_types") else "layers_block_type"
+    listed = read.items(name, layers) or (LINEAR_ATTENTION,) * layers
+    # as layers were called before transformers 5 (configuration_utils.py, _LEGACY_LAYER_TYPE_REMAP)
+    listed = tuple(
+        {"mamba": LINEAR_ATTENTION, "attention": FULL_ATTENTION}.get(str(it), it) for it in listed
+    )
+    kinds = kinds_in(read, name, listed, (FULL_ATTENTION, LINEAR_ATTENTION))
+    return kinds if LINEAR_ATTENTION in kinds else ()
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    turned = read.values.get("position_embedding_type") == "rope"
+    made: dict[str, Any] = {}
+    if not turned:
+        made["no_rope_layers"] = (True,) * fields["num_hidden_layers"]
+    if LINEAR_ATTENTION in fields["layer_types"]:
+        made["state_space"] = mamba_of_hidden(read, mamba_width(read, fields), "mamba_expand")
+    return made
+
+
 FAMILIES = (
     Family(
         model_type="granite",
+        config=ConfigClass(biases=attention_biases(has_mlp_key=True)),
         modules=FamilyModules(llama_modules),
         tree=TreeLayout("Granite", layouts.LLAMA),
         architecture=_STEP,
@@ -107,6 +142,7 @@ FAMILIES = (
     ),
     Family(
         model_type="granitemoe",
+        config=ConfigClass(experts=ExpertKeys()),
         modules=FamilyModules(_granitemoe_modules),
         tree=TreeLayout(
             "GraniteMoe",
@@ -120,6 +156,12 @@ FAMILIES = (
     ),
     Family(
         model_type="granitemoehybrid",
+        config=ConfigClass(
+            width=lambda read, hidden: read.whole("shared_intermediate_size", default=1024),
+            mixers=_hybrid_layers,
+            experts=ExpertKeys(),
+            own=_own,
+        ),
         modules=FamilyModules(_granite_hybrid_modules, others={MAMBA: _granite_mamba_modules}),
         tree=TreeLayout("GraniteMoeHybrid", _granite_hybrid_tree()),
         architecture=replace(

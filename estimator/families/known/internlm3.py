@@ -6,12 +6,22 @@ Source: the repository's own modeling_internlm3.py.
 from __future__ import annotations
 
 from estimator.families import layouts
-from estimator.families.family import Family, FamilyModules, TreeLayout
+from estimator.families.family import ConfigClass, Family, FamilyModules, TreeLayout
 from estimator.families.known.llama import LLAMA_STEP, llama_modules
+from estimator.families.reader import Config
+
+
+def _biases(read: Config) -> tuple[bool, bool, bool]:
+    """``InternLM3Config.attribute_map``: the names of the file, and those that transformers saves."""
+    output = read.flag(read.has("bias", "mlp_bias") or "bias", default=False)
+    attention = read.flag(read.has("qkv_bias", "attention_bias") or "bias", default=False)
+    return attention, output, output
+
 
 FAMILIES = (
     Family(
         model_type="internlm3",
+        config=ConfigClass(biases=_biases),
         modules=FamilyModules(llama_modules),
         tree=TreeLayout("InternLM3", layouts.LLAMA),
         architecture=LLAMA_STEP,

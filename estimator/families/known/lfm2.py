@@ -8,13 +8,25 @@ long as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, TreeLayout, Why
-from estimator.families.layer_kinds import CONVOLUTION, SHORT_FILTER
+from estimator.families.config_rules import fixed_biases
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    TreeLayout,
+    Why,
+)
+from estimator.families.layer_kinds import CONVOLUTION, FULL_ATTENTION, SHORT_FILTER
 from estimator.families.modules import Linear, Module, Norm
+from estimator.families.reader import KEY_NOT_MODELLED, Config, kinds_in, short
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
+from estimator.values.arithmetic import ceil_div
 from estimator.values.specs import Model
 
 
@@ -114,9 +126,56 @@ def _lfm2_tree() -> str:
     )
 
 
+def _width(read: Config, hidden: int) -> int:
+    """LFM2 takes two thirds of what is given, rounded up to a multiple: ``Lfm2MLP.__init__``."""
+    width = read.whole("block_ff_dim", "intermediate_size", default=12288)
+    if not read.flag("block_auto_adjust_ff_dim", default=True):
+        return width
+    factor = read.values.get("block_ffn_dim_multiplier", 1.0)
+    if factor is not None and factor != 1:
+        raise KEY_NOT_MODELLED(
+            name="block_ffn_dim_multiplier", value=short(factor), model_type="lfm2", instead=1
+        )
+    width = 2 * width // 3
+    if factor is None:
+        return width
+    multiple = read.whole("block_multiple_of", default=256)
+    return ceil_div(width, multiple) * multiple
+
+
+def _lfm2_layers(read: Config, layers: int) -> tuple[str, ...]:
+    """Which layers attend and which have a short convolution: named one by one, or those that attend by number."""
+    for name, only in (("conv_bias", False), ("conv_L_cache", SHORT_FILTER)):
+        if read.values.get(name, only) != only:
+            raise KEY_NOT_MODELLED(
+                name=name, value=short(read.values[name]), model_type="lfm2", instead=short(only)
+            )
+    listed = read.items("layer_types", layers)
+    attending = read.values.get("full_attn_idxs")
+    if not listed and isinstance(attending, list | tuple):
+        listed = tuple(
+            FULL_ATTENTION if layer in attending else CONVOLUTION for layer in range(layers)
+        )
+    kinds = kinds_in(read, "layer_types", listed, (FULL_ATTENTION, CONVOLUTION))
+    return kinds if CONVOLUTION in kinds else ()
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    tied = fields["tie_word_embeddings"]
+    return {"tie_word_embeddings": read.flag("tie_embedding", default=tied)}
+
+
 FAMILIES = (
     Family(
         model_type="lfm2",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads=8,
+            width=_width,
+            biases=fixed_biases(False, False, False),
+            mixers=_lfm2_layers,
+            own=_own,
+        ),
         modules=FamilyModules(
             _lfm2_modules,
             parts.outer("embed_tokens", "embedding_norm"),

@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
+from estimator.families.config_rules import attention_biases
 from estimator.families.experts import mixture
-from estimator.families.family import Architecture, Family, FamilyModules, Kernels, TreeLayout
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    Kernels,
+    TreeLayout,
+)
 from estimator.families.layers import gated_mlp, separate_attention
 from estimator.families.modules import Module
 from estimator.families.registry import family_of
@@ -56,6 +64,26 @@ LLAMA_STEP = Architecture(llama)
 FAMILIES = (
     Family(
         model_type="llama",
+        config=ConfigClass(
+            biases=attention_biases(has_mlp_key=True),
+            wrappers=(
+                "idefics3",
+                "llava",
+                "llava_next",
+                "smolvlm",
+                "video_llava",
+                "vipllava",
+                "voxtral",
+            ),
+            nested_sizes={
+                "vocab_size": 32_000,
+                "hidden_size": 4_096,
+                "intermediate_size": 11_008,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "max_position_embeddings": 2_048,
+            },
+        ),
         modules=FamilyModules(llama_modules),
         tree=TreeLayout("Llama", layouts.LLAMA),
         architecture=LLAMA_STEP,

@@ -11,15 +11,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, TreeLayout, Why
-from estimator.families.layer_kinds import DENSE, UNTURNED
+from estimator.families.config_rules import listed_rotary
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    ExpertKeys,
+    Family,
+    FamilyModules,
+    TreeLayout,
+    Why,
+    WindowKeys,
+)
+from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING, UNTURNED
 from estimator.families.modules import Linear, Module, Norm
+from estimator.families.reader import KEY_NOT_MODELLED, MOST_LAYERS, Config, short
 from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
+from estimator.values.refusals import InputError, Line, Refusal
 from estimator.values.specs import Model
 
 
@@ -188,9 +201,78 @@ def _llama4_kind(model: Model, index: int) -> str:
     return "-".join([DENSE] * is_dense + [UNTURNED] * is_unturned)
 
 
+NO_CHUNK_SIZE = Refusal(
+    "attention_chunk_size null stops transformers' chunked mask; give a whole number in the config.",
+    Line("transformers", "masking_utils.py", 1426, "Could not find an `attention_chunk_size`"),
+)
+
+
+def _check(read: Config) -> None:
+    """Refuse what neither Scout nor Maverick has."""
+    if not read.values.get("attn_temperature_tuning", True):  # once the number 4
+        raise KEY_NOT_MODELLED(
+            name="attn_temperature_tuning", value="false", model_type="llama4_text", instead="true"
+        )
+    if read.flag("output_router_logits", default=False):
+        raise KEY_NOT_MODELLED(
+            name="output_router_logits", value="true", model_type="llama4_text", instead="false"
+        )
+    if "attention_chunk_size" in read.values and read.values["attention_chunk_size"] is None:
+        # transformers 5.23, masking_utils.py, create_chunked_causal_mask
+        raise NO_CHUNK_SIZE()
+
+
+def _interleaved(read: Config, layers: int) -> tuple[str, ...]:
+    """Llama 4's layers with experts: those listed, or the last of every so many."""
+    every = read.whole("interleave_moe_layer_step", default=1, most=MOST_LAYERS)
+    listed = read.values.get("moe_layers")
+    if listed is None:
+        sparse = set(range(every - 1, layers, every))
+    elif isinstance(listed, list | tuple) and all(type(index) is int for index in listed):
+        sparse = {index for index in listed if index in range(layers)}
+    else:
+        raise InputError(
+            f"moe_layers must list whole numbers, the layers with experts, not {short(listed)}; "
+            "correct it in the config."
+        )
+    if len(sparse) == layers:
+        return ()
+    return tuple("sparse" if layer in sparse else DENSE for layer in range(layers))
+
+
+def _unlisted(read: Config, layers: int) -> tuple[str, ...]:
+    turned = listed_rotary(read, layers)
+    return tuple(SLIDING if rotary else FULL_ATTENTION for rotary in turned)
+
+
+def _turning(read: Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ...]:
+    return listed_rotary(read, len(kinds))
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"qk_norm": read.flag("use_qk_norm", default=True)}
+
+
+def _chunk(read: Config) -> int:
+    return read.whole("attention_chunk_size", default=8192)
+
+
 FAMILIES = (
     Family(
         model_type="llama4_text",
+        config=ConfigClass(
+            key_value_heads=8,
+            head_dim=128,
+            width=lambda read, hidden: read.whole("intermediate_size_mlp", default=16384),
+            windows=WindowKeys(size=_chunk, unlisted=_unlisted),
+            rotary_layers=_turning,
+            experts=ExpertKeys(
+                shared_width=lambda read, width: width, layer_types=_interleaved, check=_check
+            ),
+            mlps_in_turn=True,
+            own=_own,
+            wrappers=("llama4",),
+        ),
         modules=FamilyModules(
             _llama4_modules,
             others={

@@ -6,7 +6,16 @@ Source: transformers 5.23, models/ministral3, models/mistral, models/mixtral, mo
 from __future__ import annotations
 
 from estimator.families import layouts, parts
-from estimator.families.family import Family, FamilyModules, Kernels, TreeLayout
+from estimator.families.config_rules import fixed_biases
+from estimator.families.family import (
+    ConfigClass,
+    ExpertKeys,
+    Family,
+    FamilyModules,
+    Kernels,
+    TreeLayout,
+    WindowKeys,
+)
 from estimator.families.known.llama import LLAMA_STEP, llama_modules
 from estimator.families.modules import Module
 from estimator.values.specs import Model
@@ -27,6 +36,12 @@ def _mixtral_modules(model: Model) -> tuple[Module, ...]:
 FAMILIES = (
     Family(
         model_type="ministral3",
+        config=ConfigClass(
+            key_value_heads=8,
+            head_dim=128,
+            biases=fixed_biases(False, False, False),
+            windows=WindowKeys(everywhere=True),
+        ),
         modules=FamilyModules(llama_modules),
         tree=TreeLayout("Ministral3", layouts.LLAMA),
         architecture=LLAMA_STEP,
@@ -34,6 +49,20 @@ FAMILIES = (
     ),
     Family(
         model_type="mistral",
+        config=ConfigClass(
+            key_value_heads=8,
+            biases=fixed_biases(False, False, False),
+            windows=WindowKeys(default=4096, everywhere=True),
+            wrappers=("idefics2", "mistral3"),
+            nested_sizes={
+                "vocab_size": 32_000,
+                "hidden_size": 4_096,
+                "intermediate_size": 14_336,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "max_position_embeddings": 131_072,
+            },
+        ),
         modules=FamilyModules(llama_modules),
         tree=TreeLayout("Mistral", layouts.LLAMA),
         architecture=LLAMA_STEP,
@@ -41,6 +70,12 @@ FAMILIES = (
     ),
     Family(
         model_type="mixtral",
+        config=ConfigClass(
+            key_value_heads=8,
+            biases=fixed_biases(False, False, False),
+            windows=WindowKeys(everywhere=True),
+            experts=ExpertKeys(always_normed=True),
+        ),
         modules=FamilyModules(_mixtral_modules),
         tree=TreeLayout(
             "Mixtral", layouts.decoder(f"{layouts.ATTENTION} {layouts.SPARSE} {layouts.TWO_NORMS}")

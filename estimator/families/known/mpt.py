@@ -6,12 +6,24 @@ as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import layouts, parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.config_rules import fixed_biases
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+)
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Module
 from estimator.families.own_attention import attention_scores, weighted
+from estimator.families.reader import MOST_HEADS, Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -58,9 +70,36 @@ def mpt_attention(b: Block, x: Tensor) -> Tensor:
     return out
 
 
+ATTENTION = "attn_config"
+"""The object in which MPT keeps what concerns attention."""
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    """Queries, keys and values are clamped but by 0; the MLP's dropout is the attention's: modeling_mpt.py."""
+    inner = read.part(ATTENTION)
+    dropout = inner.share("attn_pdrop")
+    clips = inner.values.get("clip_qkv") != 0 and inner.cap("clip_qkv", None)
+    return {"clip_qkv": clips, "attn_pdrop": dropout, "resid_pdrop": dropout}
+
+
 FAMILIES = (
     Family(
         model_type="mpt",
+        config=ConfigClass(
+            tied=True,
+            one_head_each=True,
+            derived_head_dim=True,
+            hidden_act="gelu",
+            activation_key="",
+            width=lambda read, hidden: (
+                read.whole("expansion_ratio", default=4, most=MOST_HEADS) * hidden
+            ),
+            mlp_ratio=0,
+            biases=fixed_biases(False, False, False),
+            dropouts=(None, None, None),
+            own=_own,
+            nested=ATTENTION,
+        ),
         modules=FamilyModules(_mpt_modules, parts.outer("wte", "norm_f")),
         tree=TreeLayout(
             "Mpt",

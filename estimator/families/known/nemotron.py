@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator.families import layouts, parts
+from estimator.families.config_rules import attention_biases
 from estimator.families.family import (
     NO_KERNELS,
     Architecture,
+    ConfigClass,
     Family,
     FamilyModules,
     NormKind,
@@ -33,6 +35,9 @@ def _nemotron_modules(model: Model) -> tuple[Module, ...]:
 FAMILIES = (
     Family(
         model_type="nemotron",
+        config=ConfigClass(
+            hidden_act="relu2", partial_rotary_factor=0.5, biases=attention_biases(has_mlp_key=True)
+        ),
         modules=FamilyModules(
             _nemotron_modules, parts.outer("embed_tokens", "norm", norm_bias=True)
         ),

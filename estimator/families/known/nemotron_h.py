@@ -6,19 +6,32 @@ as long as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_keys import NEXT_TOKENS
 from estimator.families.experts import grouped_experts
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    ExpertKeys,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+)
 from estimator.families.known.deepseek import sigmoid_routing
-from estimator.families.layer_kinds import EXPERTS, MAMBA, MLP
+from estimator.families.layer_kinds import EXPERTS, FULL_ATTENTION, LINEAR_ATTENTION, MAMBA, MLP
 from estimator.families.layouts import correction_bias
 from estimator.families.mamba import MAMBA_FALLBACK, mamba
 from estimator.families.modules import Bare, Linear, Module
+from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, MOST_LAYERS, Config, short
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
-from estimator.values.specs import Model
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model, StateSpace
 
 
 def _nemotron_h_modules(model: Model) -> tuple[Module, ...]:
@@ -88,9 +101,106 @@ def _plain_mlp(b: Block, x: Tensor, block: str) -> Tensor:
     return b.linear(f"{block}.down_proj", b.activation(b.linear(f"{block}.up_proj", x)))
 
 
+def _layers(read: Config) -> tuple[str, ...]:
+    """The mixer of every layer, by letters or by name; the list says how many layers there are.
+
+    Source: transformers 5.23, models/nemotron_h/configuration_nemotron_h.py, ``__post_init__``.
+    """
+    name = read.has("layer_types", "layers_block_type")
+    listed = read.values[name] if name else read.text("hybrid_override_pattern", default="")
+    kinds = {"M": LINEAR_ATTENTION, "E": EXPERTS, "*": FULL_ATTENTION, "-": MLP}
+    kinds |= {"mamba": LINEAR_ATTENTION, "attention": FULL_ATTENTION} | {
+        it: it for it in kinds.values()
+    }
+    if not isinstance(listed, list | tuple | str) or not 0 < len(listed) <= MOST_LAYERS:
+        raise InputError(
+            "the nemotron_h config says nothing of its layers; add hybrid_override_pattern, a letter of M, *, - or E "
+            "for each."
+        )
+    for kind in listed:
+        if kind not in kinds:
+            raise InputError(
+                f'{name or "hybrid_override_pattern"} must hold "{LINEAR_ATTENTION}", "{FULL_ATTENTION}", "{MLP}" and '
+                f'"{EXPERTS}" or their letters M, *, - and E only, not {short(kind)}; correct it in the config.'
+            )
+    return tuple(kinds[str(kind)] for kind in listed)
+
+
+def _state_space(read: Config) -> StateSpace:
+    """Mamba 2's sizes, by the names that Nemotron-H gives them, and those that it once gave them."""
+    for name, only in (("mamba_hidden_act", "silu"), ("moe_latent_size", None)):
+        if read.values.get(name, only) != only:
+            raise KEY_NOT_MODELLED(
+                name=name,
+                value=short(read.values[name]),
+                model_type="nemotron_h",
+                config=ConfigClass(
+                    key_value_heads=8,
+                    head_dim=128,
+                    hidden_act="relu2",
+                    activation_key="mlp_hidden_act",
+                    layers=lambda read: len(_layers(read)),
+                    biases=_biases,
+                    mixers=lambda read, layers: _layers(read),
+                    experts=ExpertKeys(
+                        have_own_width=True,
+                        shared_width=_shared_width,
+                        normed=True,
+                        groups=lambda read: read.whole("n_group", default=1),
+                        are_there=lambda read: EXPERTS in _layers(read),
+                    ),
+                    own=_own,
+                ),
+                instead=short(only),
+            )
+    bias = read.flag("use_bias", default=False)
+    old_bias = read.flag("mamba_conv_bias", default=True)
+    return StateSpace(
+        heads=read.whole("mamba_num_heads", default=128, most=MOST_HEADS),
+        head_dim=read.whole("mamba_head_dim", default=64),
+        state_size=read.whole("ssm_state_size", default=128),
+        groups=read.whole("mamba_n_groups", "n_groups", default=8, most=MOST_HEADS),
+        chunk_size=read.whole("mamba_chunk_size", "chunk_size", default=128),
+        conv_kernel=read.whole("mamba_d_conv", "conv_kernel", default=4, most=MOST_HEADS),
+        conv_bias=old_bias and read.flag("use_conv_bias", default=True),
+        in_bias=bias,
+        out_bias=bias,
+    )
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    has_states = LINEAR_ATTENTION in fields["layer_types"]
+    return {"state_space": _state_space(read)} if has_states else {}
+
+
+def _biases(read: Config) -> tuple[bool, bool, bool]:
+    return False, False, read.flag("mlp_bias", default=False)
+
+
+def _shared_width(read: Config, width: int) -> int:
+    return read.whole("moe_shared_expert_intermediate_size", default=7688)
+
+
 FAMILIES = (
     Family(
         model_type="nemotron_h",
+        config=ConfigClass(
+            key_value_heads=8,
+            head_dim=128,
+            hidden_act="relu2",
+            activation_key="mlp_hidden_act",
+            layers=lambda read: len(_layers(read)),
+            biases=_biases,
+            mixers=lambda read, layers: _layers(read),
+            experts=ExpertKeys(
+                have_own_width=True,
+                shared_width=_shared_width,
+                normed=True,
+                groups=lambda read: read.whole("n_group", default=1),
+                are_there=lambda read: EXPERTS in _layers(read),
+            ),
+            own=_own,
+        ),
         modules=FamilyModules(
             _nemotron_h_modules,
             parts.outer("embeddings", "norm_f"),

@@ -7,21 +7,26 @@ here keeps its tensor alive exactly as long as the same name does there.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
 from estimator.families.family import (
     Architecture,
+    ConfigClass,
+    ExpertKeys,
     Family,
     FamilyModules,
     Kernels,
     NormKind,
     TreeLayout,
+    WindowKeys,
 )
 from estimator.families.known.llama import LLAMA_STEP, llama
 from estimator.families.layer_kinds import LAST
 from estimator.families.layers import gated_mlp, separate_attention
 from estimator.families.modules import Linear, Module, Norm
+from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -92,9 +97,19 @@ _OLMO2 = Architecture(olmo2, NormKind.RMS_CAST_LAST, Rotary.CAST_BACK)
 _OLMO_KERNELS = Kernels(in_place=False, head_norms=False)
 
 
+def _clips(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    """Whether queries, keys and values are clamped; by 0, too."""
+    return {"clip_qkv": read.cap("clip_qkv", None)}
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"norms_without_weight": True, **_clips(read, fields)}
+
+
 FAMILIES = (
     Family(
         model_type="olmo",
+        config=ConfigClass(own=_own),
         modules=FamilyModules(
             _olmo_modules,
             parts.outer("embed_tokens", "norm", norm_weight=False),
@@ -118,6 +133,7 @@ FAMILIES = (
     ),
     Family(
         model_type="olmo3",
+        config=ConfigClass(windows=WindowKeys(default=4096, pattern=4, pattern_is_fixed=True)),
         modules=FamilyModules(_olmo2_modules),
         tree=TreeLayout(
             "Olmo3",
@@ -130,6 +146,7 @@ FAMILIES = (
     ),
     Family(
         model_type="olmoe",
+        config=ConfigClass(experts=ExpertKeys(), own=_clips),
         modules=FamilyModules(_olmoe_modules),
         tree=TreeLayout(
             "Olmoe", layouts.decoder(f"{layouts.ATTENTION} {layouts.SPARSE} {layouts.TWO_NORMS}")

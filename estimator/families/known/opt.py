@@ -6,11 +6,23 @@ as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.config_rules import one_bias
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+)
 from estimator.families.layers import separate_attention
 from estimator.families.modules import OPT_POSITION_OFFSET, Embedding, Linear, Module
+from estimator.families.reader import KEY_NOT_MODELLED, Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -67,9 +79,36 @@ def opt(b: Block, x: Tensor) -> Tensor:
     return x if before else b.norm("final_layer_norm", x)
 
 
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    hidden = fields["hidden_size"]
+    width = read.whole("word_embed_proj_dim", default=hidden)
+    before = read.flag("do_layer_norm_before", default=True)
+    if before and read.flag("_remove_final_layer_norm", default=False):
+        raise KEY_NOT_MODELLED(
+            name="_remove_final_layer_norm", value="true", model_type="opt", instead="false"
+        )
+    return {
+        "word_embed_proj_dim": 0 if width == hidden else width,
+        "do_layer_norm_before": before,
+        "norms_without_weight": not read.flag("layer_norm_elementwise_affine", default=True),
+    }
+
+
 FAMILIES = (
     Family(
         model_type="opt",
+        config=ConfigClass(
+            tied=True,
+            one_head_each=True,
+            derived_head_dim=True,
+            hidden_act="relu",
+            activation_key="activation_function",
+            width=lambda read, hidden: read.whole("ffn_dim"),
+            position_offset=OPT_POSITION_OFFSET,
+            biases=one_bias("enable_bias", default=True),
+            dropouts=(None, ("attention_dropout", 0.0), ("dropout", 0.1)),
+            own=_own,
+        ),
         modules=FamilyModules(_opt_modules, _opt_outer),
         tree=TreeLayout(
             "OPT",

@@ -6,16 +6,21 @@ exactly as long as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import layouts, parts
 from estimator.families.block import Block
+from estimator.families.config_rules import fixed_biases
 from estimator.families.family import (
     Architecture,
+    ConfigClass,
     Family,
     FamilyModules,
     Kernels,
     NormKind,
     TreeLayout,
     Why,
+    WindowKeys,
 )
 from estimator.families.layers import (
     fused_attention,
@@ -24,6 +29,7 @@ from estimator.families.layers import (
     plain_mlp,
 )
 from estimator.families.modules import Module, Norm
+from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -77,9 +83,20 @@ def phi(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, op.add(b.tape, attended, hidden), residual)
 
 
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"qk_norm": read.flag("qk_layernorm", default=False), "lm_head_bias": True}
+
+
 FAMILIES = (
     Family(
         model_type="phi",
+        config=ConfigClass(
+            hidden_act="gelu_new",
+            partial_rotary_factor=0.5,
+            biases=fixed_biases(True, True, True),
+            dropouts=(("embd_pdrop", 0.0), ("attention_dropout", 0.0), ("resid_pdrop", 0.0)),
+            own=_own,
+        ),
         modules=FamilyModules(
             _phi_modules,
             parts.outer("embed_tokens", "final_layernorm", norm_bias=True, head_bias=True),
@@ -95,6 +112,12 @@ FAMILIES = (
     ),
     Family(
         model_type="phi3",
+        config=ConfigClass(
+            partial_rotary_factor=1.0,
+            biases=fixed_biases(False, False, False),
+            windows=WindowKeys(everywhere=True),
+            dropouts=(None, ("attention_dropout", 0.0), ("resid_pdrop", 0.0)),
+        ),
         modules=FamilyModules(_phi3_modules),
         tree=TreeLayout(
             "Phi3",

@@ -7,15 +7,28 @@ long as the same name does there.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
 from estimator.families.experts import Routing, grouped_experts
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    ExpertKeys,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+    WindowKeys,
+)
 from estimator.families.layers import late_norm_attention
 from estimator.families.modules import Linear, Module
+from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
+from estimator.values.refusals import NOT_MODELLED, Refusal
 from estimator.values.specs import Model
 
 
@@ -122,9 +135,36 @@ def _phimoe_outer(model: Model) -> tuple[Module, ...]:
     return parts.outer("embed_tokens", "norm", norm_bias=True, head_bias=model.lm_head_bias)(model)
 
 
+TIED_HEAD_WITH_BIAS = Refusal(
+    "lm_head_bias true with tie_word_embeddings true is not modelled for phimoe; set one of the two to false in the "
+    "config.",
+    NOT_MODELLED,
+)
+
+
+def _check(read: Config) -> None:
+    tied = read.flag("tie_word_embeddings", default=False)
+    if tied and read.flag("lm_head_bias", default=False):
+        raise TIED_HEAD_WITH_BIAS()
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "jitters_input": read.share("input_jitter_noise") > 0,
+        "lm_head_bias": read.flag("lm_head_bias", default=False),
+    }
+
+
+# its router's noise decides only which experts are near the best
+_EXPERTS = ExpertKeys(only={"num_experts_per_tok": 2}, check=_check)
+
+
 FAMILIES = (
     Family(
         model_type="phimoe",
+        config=ConfigClass(
+            key_value_heads=8, windows=WindowKeys(everywhere=True), experts=_EXPERTS, own=_own
+        ),
         modules=FamilyModules(_phimoe_modules, _phimoe_outer),
         tree=TreeLayout(
             "Phimoe",

@@ -7,9 +7,23 @@ from __future__ import annotations
 
 from estimator.families import layouts, parts
 from estimator.families.config_keys import WINDOWS
-from estimator.families.family import Architecture, Family, FamilyModules, Kernels, TreeLayout, Why
+from estimator.families.config_rules import fixed_biases, input_biases
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    ExpertKeys,
+    Family,
+    FamilyModules,
+    Kernels,
+    TreeLayout,
+    Why,
+    WindowKeys,
+)
 from estimator.families.known.llama import LLAMA_STEP, llama
+from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
 from estimator.families.modules import Module
+from estimator.families.reader import Config, short
+from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
 
@@ -51,9 +65,60 @@ def _qwen2_moe_modules(model: Model) -> tuple[Module, ...]:
     )
 
 
+WITH_EXPERTS_EVERYWHERE = {
+    "router_jitter_noise": 0,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+"""No published model of these families has layers without experts."""
+
+
+def _first_windowed(read: Config) -> int:
+    first = read.values.get("max_window_layers", 28)  # Qwen2Config, Qwen2MoeConfig and Qwen3Config
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise InputError(
+            f"max_window_layers must be a whole number from 0, not {short(first)}; "
+            "correct it in the config."
+        )
+    return first
+
+
+def _from_one_on(read: Config, layers: int) -> tuple[str, ...]:
+    first = _first_windowed(read)
+    return tuple(SLIDING if layer >= first else FULL_ATTENTION for layer in range(layers))
+
+
+def _every_other_below(read: Config, layers: int) -> tuple[str, ...]:
+    """``Qwen2MoeConfig``: every other layer below that one."""
+    first = _first_windowed(read)
+    return tuple(
+        SLIDING if layer % 2 == 0 and layer < first else FULL_ATTENTION for layer in range(layers)
+    )
+
+
+def _shared_width(read: Config, width: int) -> int:
+    return read.whole("shared_expert_intermediate_size")
+
+
 FAMILIES = (
     Family(
         model_type="qwen2",
+        config=ConfigClass(
+            key_value_heads=32,
+            biases=fixed_biases(True, False, False),
+            windows=WindowKeys(default=4096, is_switched=True, unlisted=_from_one_on),
+            wrappers=("internvl", "llava_onevision", "qwen2_5_vl", "qwen2_audio", "qwen2_vl"),
+            flat_wrappers=("qwen2_vl", "qwen2_5_vl"),
+            aliases=("qwen2_5_vl_text", "qwen2_vl_text"),
+            nested_sizes={
+                "vocab_size": 151_936,
+                "hidden_size": 4_096,
+                "intermediate_size": 22_016,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "max_position_embeddings": 32_768,
+            },
+        ),
         modules=FamilyModules(_qwen2_modules),
         tree=TreeLayout("Qwen2", layouts.LLAMA),
         architecture=LLAMA_STEP,
@@ -62,6 +127,14 @@ FAMILIES = (
     ),
     Family(
         model_type="qwen2_moe",
+        config=ConfigClass(
+            key_value_heads=16,
+            biases=input_biases("qkv_bias", default=True),
+            windows=WindowKeys(default=4096, is_switched=True, unlisted=_every_other_below),
+            experts=ExpertKeys(
+                have_own_width=True, shared_width=_shared_width, only=WITH_EXPERTS_EVERYWHERE
+            ),
+        ),
         modules=FamilyModules(_qwen2_moe_modules),
         tree=TreeLayout(
             "Qwen2Moe", layouts.decoder(f"{layouts.ATTENTION} {layouts.SHARED} {layouts.TWO_NORMS}")
@@ -72,6 +145,13 @@ FAMILIES = (
     ),
     Family(
         model_type="qwen3",
+        config=ConfigClass(
+            key_value_heads=32,
+            head_dim=128,
+            windows=WindowKeys(default=4096, is_switched=True, unlisted=_from_one_on),
+            wrappers=("qwen3_vl",),
+            aliases=("qwen3_vl_text",),
+        ),
         modules=FamilyModules(_qwen3_modules),
         tree=TreeLayout("Qwen3", layouts.LLAMA),
         architecture=LLAMA_STEP,
@@ -80,6 +160,11 @@ FAMILIES = (
     ),
     Family(
         model_type="qwen3_moe",
+        config=ConfigClass(
+            key_value_heads=4,
+            windows=WindowKeys(default=4096, everywhere=True, is_switched=True),
+            experts=ExpertKeys(have_own_width=True, only=WITH_EXPERTS_EVERYWHERE),
+        ),
         modules=FamilyModules(_qwen3_moe_modules),
         tree=TreeLayout(
             "Qwen3Moe",

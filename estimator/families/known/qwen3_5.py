@@ -9,18 +9,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
 from estimator.families.delta_net import delta_net
 from estimator.families.experts import mixture
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
-from estimator.families.layer_kinds import DELTA, DELTA_FILTER
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    ExpertKeys,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+)
+from estimator.families.known.qwen import WITH_EXPERTS_EVERYWHERE
+from estimator.families.layer_kinds import DELTA, DELTA_FILTER, FULL_ATTENTION, LINEAR_ATTENTION
 from estimator.families.layers import gated_mlp
 from estimator.families.modules import Linear, Module, Norm
+from estimator.families.reader import (
+    KEY_NOT_MODELLED,
+    MOST_HEADS,
+    MOST_LAYERS,
+    Config,
+    kinds_in,
+    short,
+)
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
-from estimator.values.specs import Model
+from estimator.values.specs import DeltaNet, Model
 
 
 def _output_gated_attention(model: Model) -> tuple[Module, ...]:
@@ -134,9 +153,65 @@ _STEP = Architecture(
 )
 
 
+def _layers(read: Config, layers: int) -> tuple[str, ...]:
+    """Which layers attend and which have a gated delta-net: named one by one, or every so many attends."""
+    listed = read.items("layer_types", layers)
+    if not listed:
+        every = read.whole("full_attention_interval", default=4, most=MOST_LAYERS)
+        listed = tuple(
+            LINEAR_ATTENTION if layer % every else FULL_ATTENTION for layer in range(1, layers + 1)
+        )
+    kinds = kinds_in(read, "layer_types", listed, (FULL_ATTENTION, LINEAR_ATTENTION))
+    return kinds if LINEAR_ATTENTION in kinds else ()
+
+
+def _delta_sizes(read: Config) -> DeltaNet:
+    """Heads of gated delta-nets and their widths.
+
+    Source: transformers 5.23, models/qwen3_5/configuration_qwen3_5.py, models/qwen3_next/configuration_qwen3_next.py.
+    """
+    if read.values.get("linear_conv_kernel_dim", DELTA_FILTER) != DELTA_FILTER:
+        raise KEY_NOT_MODELLED(
+            name="linear_conv_kernel_dim",
+            value=short(read.values["linear_conv_kernel_dim"]),
+            model_type=read.model_type,
+            instead=DELTA_FILTER,
+        )
+    return DeltaNet(
+        key_heads=read.whole("linear_num_key_heads", default=16, most=MOST_HEADS),
+        value_heads=read.whole("linear_num_value_heads", default=32, most=MOST_HEADS),
+        key_dim=read.whole("linear_key_head_dim", default=128, most=MOST_HEADS),
+        value_dim=read.whole("linear_value_head_dim", default=128, most=MOST_HEADS),
+    )
+
+
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    has_states = LINEAR_ATTENTION in fields["layer_types"]
+    return {"delta_net": _delta_sizes(read)} if has_states else {}
+
+
+def _width(read: Config, hidden: int) -> int:
+    """No layer has an MLP of that width."""
+    return read.whole("intermediate_size", "moe_intermediate_size")
+
+
+def _shared_width(read: Config, width: int) -> int:
+    return read.whole("shared_expert_intermediate_size", default=512)
+
+
 FAMILIES = (
     Family(
         model_type="qwen3_5_moe_text",
+        config=ConfigClass(
+            key_value_heads=2,
+            head_dim=256,
+            partial_rotary_factor=0.25,
+            width=_width,
+            mixers=_layers,
+            experts=ExpertKeys(have_own_width=True, shared_width=_shared_width, always_normed=True),
+            own=_own,
+            wrappers=("qwen3_5_moe",),
+        ),
         modules=FamilyModules(
             _qwen3_5_moe_modules,
             others={DELTA: partial(_qwen3_5_moe_modules, mixer=_delta_net_modules)},
@@ -154,6 +229,14 @@ FAMILIES = (
     ),
     Family(
         model_type="qwen3_5_text",
+        config=ConfigClass(
+            key_value_heads=4,
+            head_dim=256,
+            partial_rotary_factor=0.25,
+            mixers=_layers,
+            own=_own,
+            wrappers=("qwen3_5",),
+        ),
         modules=FamilyModules(
             _qwen3_5_modules,
             others={DELTA: partial(_qwen3_5_modules, mixer=_delta_net_modules)},
@@ -171,6 +254,20 @@ FAMILIES = (
     ),
     Family(
         model_type="qwen3_next",
+        config=ConfigClass(
+            key_value_heads=2,
+            head_dim=256,
+            partial_rotary_factor=0.25,
+            width=_width,
+            mixers=_layers,
+            experts=ExpertKeys(
+                have_own_width=True,
+                shared_width=_shared_width,
+                normed=True,
+                only=WITH_EXPERTS_EVERYWHERE,
+            ),
+            own=_own,
+        ),
         modules=FamilyModules(
             _qwen3_next_modules,
             others={

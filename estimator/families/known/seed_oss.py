@@ -6,12 +6,28 @@ Source: transformers 5.23, models/seed_oss, modeling_*.py.
 from __future__ import annotations
 
 from estimator.families import layouts
-from estimator.families.family import Family, FamilyModules, TreeLayout
+from estimator.families.family import ConfigClass, Family, FamilyModules, TreeLayout
 from estimator.families.known.llama import LLAMA_STEP, llama_modules
+from estimator.families.reader import Config
+
+
+def _biases(read: Config) -> tuple[bool, bool, bool]:
+    return (
+        read.flag("attention_bias", default=True),
+        read.flag("attention_out_bias", default=False),
+        read.flag("mlp_bias", default=False),
+    )
+
 
 FAMILIES = (
     Family(
         model_type="seed_oss",
+        config=ConfigClass(
+            key_value_heads=8,
+            head_dim=128,
+            biases=_biases,
+            dropouts=(None, ("attention_dropout", 0.1), ("residual_dropout", 0.1)),
+        ),
         modules=FamilyModules(llama_modules),
         tree=TreeLayout("SeedOss", layouts.LLAMA),
         architecture=LLAMA_STEP,

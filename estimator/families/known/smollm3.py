@@ -7,12 +7,40 @@ from __future__ import annotations
 
 from estimator.families import layouts
 from estimator.families.config_keys import WINDOWS
-from estimator.families.family import Family, FamilyModules, Kernels, TreeLayout, Why
+from estimator.families.config_rules import attention_biases, listed_rotary
+from estimator.families.family import (
+    ConfigClass,
+    Family,
+    FamilyModules,
+    Kernels,
+    TreeLayout,
+    Why,
+    WindowKeys,
+)
 from estimator.families.known.llama import LLAMA_STEP, llama_modules
+from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
+from estimator.families.reader import Config
+
+
+def _unlisted(read: Config, layers: int) -> tuple[str, ...]:
+    turned = listed_rotary(read, layers)
+    return tuple(FULL_ATTENTION if rotary else SLIDING for rotary in turned)
+
+
+def _turned(read: Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ...]:
+    return listed_rotary(read, len(kinds))
+
 
 FAMILIES = (
     Family(
         model_type="smollm3",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads=4,
+            biases=attention_biases(has_mlp_key=True),
+            windows=WindowKeys(is_switched=True, unlisted=_unlisted),
+            rotary_layers=_turned,
+        ),
         modules=FamilyModules(llama_modules),
         tree=TreeLayout("SmolLM3", layouts.LLAMA),
         architecture=LLAMA_STEP,

@@ -6,11 +6,23 @@ long as the same name does there.
 
 from __future__ import annotations
 
+from typing import Any
+
 from estimator.families import layouts, parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.config_rules import input_biases
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+)
 from estimator.families.layers import gated_mlp, kept_parts
 from estimator.families.modules import Module, Norm
+from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -70,9 +82,24 @@ def stablelm(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, residual, hidden)
 
 
+def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "qk_norm": read.flag("qk_layernorm", default=False),
+        "parallel_residual": read.flag("use_parallel_residual", default=False),
+    }
+
+
 FAMILIES = (
     Family(
         model_type="stablelm",
+        config=ConfigClass(
+            key_value_heads=32,
+            derived_head_dim=True,
+            partial_rotary_factor=0.25,
+            biases=input_biases("use_qkv_bias", default=False),
+            dropouts=(None, ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
+            own=_own,
+        ),
         modules=FamilyModules(
             _stablelm_modules, parts.outer("embed_tokens", "norm", norm_bias=True)
         ),

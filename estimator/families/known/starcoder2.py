@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from estimator.families import layouts, parts
 from estimator.families.block import Block
-from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout, Why
+from estimator.families.config_rules import one_bias
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    NormKind,
+    TreeLayout,
+    Why,
+    WindowKeys,
+)
 from estimator.families.layers import plain_mlp, separate_attention
 from estimator.families.modules import Module
 from estimator.tape import operators as op
@@ -41,6 +51,18 @@ def starcoder2(b: Block, x: Tensor) -> Tensor:
 FAMILIES = (
     Family(
         model_type="starcoder2",
+        config=ConfigClass(
+            tied=True,
+            key_value_heads=2,
+            hidden_act="gelu_pytorch_tanh",
+            biases=one_bias("use_bias", default=True),
+            windows=WindowKeys(everywhere=True),
+            dropouts=(
+                ("embedding_dropout", 0.0),
+                ("attention_dropout", 0.0),
+                ("residual_dropout", 0.0),
+            ),
+        ),
         modules=FamilyModules(
             _starcoder2_modules, parts.outer("embed_tokens", "norm", norm_bias=True)
         ),

@@ -1,0 +1,157 @@
+"""Rules of configs that several families share; each family's own file names those that it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING
+from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, MOST_LAYERS, Config, short
+from estimator.values.refusals import InputError
+from estimator.values.specs import StateSpace
+
+Biases = Callable[[Config], tuple[bool, bool, bool]]
+"""Of query, key and value; of the attention's output; of the MLP."""
+LayerTypes = Callable[[Config, int], tuple[str, ...]]
+
+
+def attention_biases(*, default: bool = False, has_mlp_key: bool = False) -> Biases:
+    """``attention_bias`` for all of attention, and ``mlp_bias`` where the class has that key."""
+
+    def biases(read: Config) -> tuple[bool, bool, bool]:
+        attention = read.flag("attention_bias", default=default)
+        return attention, attention, has_mlp_key and read.flag("mlp_bias", default=False)
+
+    return biases
+
+
+LLAMA_BIASES = attention_biases()
+"""What most families have."""
+
+
+def input_biases(key: str, *, default: bool) -> Biases:
+    """A key for queries, keys and values alone."""
+    return lambda read: (read.flag(key, default=default), False, False)
+
+
+def one_bias(key: str, *, default: bool) -> Biases:
+    """One key for all."""
+    return lambda read: (read.flag(key, default=default),) * 3
+
+
+def fixed_biases(attention: bool, output: bool, mlp: bool) -> Biases:
+    """The class has them or not, and no key."""
+    return lambda read: (attention, output, mlp)
+
+
+def patterned(read: Config, every: int, layers: int) -> tuple[str, ...]:
+    """Every n-th layer sees everything."""
+    return tuple(SLIDING if layer % every else FULL_ATTENTION for layer in range(1, layers + 1))
+
+
+def listed_rotary(read: Config, layers: int) -> tuple[bool, ...]:
+    """``no_rope_layers`` says 1 where a layer *has* rotary embeddings; an empty list says nothing."""
+    listed = read.items("no_rope_layers", layers) if read.values.get("no_rope_layers") else ()
+    if listed:
+        for item in listed:
+            if item not in (0, 1):
+                raise InputError(
+                    f"no_rope_layers must hold 0 and 1 only, not {short(item)}; "
+                    "correct it in the config."
+                )
+        return tuple(bool(item) for item in listed)
+    every = read.whole("no_rope_layer_interval", default=4, most=MOST_LAYERS)
+    return tuple(layer % every != 0 for layer in range(1, layers + 1))
+
+
+def first_dense(default: int) -> LayerTypes:
+    """``first_k_dense_replace``: so many first layers have one MLP, the others experts."""
+
+    def kinds(read: Config, layers: int) -> tuple[str, ...]:
+        dense = read.values.get("first_k_dense_replace")
+        if dense is None:
+            dense = default
+        if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MOST_LAYERS:
+            raise InputError(
+                f"first_k_dense_replace must be a whole number from 0, not {short(dense)}; "
+                "correct it in the config."
+            )
+        sparse = tuple(DENSE if layer < dense else "sparse" for layer in range(layers))
+        return sparse if dense else ()
+
+    return kinds
+
+
+def several_shared(key: str, default: int) -> Callable[[Config, int], int]:
+    """So many shared experts, each as wide as the others."""
+    return lambda read, width: width * read.whole(key, default=default, most=MOST_HEADS)
+
+
+def latent_attention(
+    read: Config,
+    fields: dict[str, Any],
+    defaults: tuple[int, int, int, int, int],
+    turned_key: str = "",
+) -> dict[str, Any]:
+    """Widths of latent attention: q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim.
+
+    ``turned_key``: a second name of the turned part, which counts before it.
+    """
+    query, key_value, plain, turned, value = defaults
+    names = (turned_key, "qk_rope_head_dim") if turned_key else ("qk_rope_head_dim",)
+    direct = "q_lora_rank" in read.values and read.values["q_lora_rank"] is None
+    nope = read.whole("qk_nope_head_dim", default=plain)
+    rope = read.whole(*names, default=turned)
+    return {
+        "q_lora_rank": 0 if direct else read.whole("q_lora_rank", default=query),
+        "kv_lora_rank": read.whole("kv_lora_rank", default=key_value),
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": read.whole("v_head_dim", default=value),
+        "head_dim": nope + rope,
+        "num_key_value_heads": fields["num_attention_heads"],
+    }
+
+
+def mamba_of_hidden(read: Config, width: int, asked_by: str, **rest: Any) -> StateSpace:
+    """Mamba 2's sizes, by the names that Granite and Falcon-H1 give them; ``rest``: what the two say otherwise.
+
+    Source: transformers 5.23, models/granitemoehybrid/configuration_granitemoehybrid.py and
+    models/falcon_h1/configuration_falcon_h1.py.
+    """
+    heads = read.whole("mamba_n_heads", default=128, most=MOST_HEADS)
+    if read.values.get("mamba_d_head", "auto") == "auto":
+        head_dim = width // heads
+    else:
+        head_dim = read.whole("mamba_d_head")
+    if heads * head_dim != width:
+        raise InputError(
+            f"mamba_n_heads {heads} heads of {head_dim} are not the {width} that {asked_by} asks for; correct one of "
+            "them in the config."
+        )
+    bias = read.flag("mamba_proj_bias", default=False)
+    sizes = {
+        "heads": heads,
+        "head_dim": head_dim,
+        "state_size": read.whole("mamba_d_state", default=256),
+        "groups": read.whole("mamba_n_groups", default=1, most=MOST_HEADS),
+        "chunk_size": read.whole("mamba_chunk_size", default=256),
+        "conv_kernel": read.whole("mamba_d_conv", default=4, most=MOST_HEADS),
+        "conv_bias": read.flag("mamba_conv_bias", default=True),
+        "in_bias": bias,
+        "out_bias": bias,
+    }
+    return StateSpace(**{**sizes, **rest})
+
+
+def mamba_width(read: Config, fields: dict[str, Any]) -> int:
+    """``mamba_expand`` times the hidden size; refuses other activations than silu."""
+    if read.text("hidden_act", default="silu") != "silu":
+        raise KEY_NOT_MODELLED(
+            name="hidden_act",
+            value=short(read.values["hidden_act"]),
+            model_type=read.model_type,
+            instead="silu",
+        )
+    hidden: int = fields["hidden_size"]
+    return read.whole("mamba_expand", default=2, most=MOST_HEADS) * hidden

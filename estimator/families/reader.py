@@ -1,0 +1,174 @@
+"""Typed reading of a ``config.json``: every getter refuses what it cannot use, naming the key and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from estimator.values.kinds import show
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
+
+MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
+MOST_HEADS = 4096  # heads: our limit, seventeen times the catalogue's most (232)
+MOST_ELEMENTS = 10**7  # rows or columns: as Model's own limit
+MOST_POSITIONS = 10**8  # positions: our limit, ten times the longest in the catalogue (10,485,760)
+
+KEY_NOT_MODELLED = Refusal(
+    "{name} {value} is not modelled for {model_type}; set it to {instead} in the config.",
+    NOT_MODELLED,
+)
+
+
+class Recorded(Mapping[str, object]):
+    """A config that remembers which keys it was asked for; those of a nested object with its name before them."""
+
+    def __init__(self, values: Mapping[str, object], asked: set[str], before: str = "") -> None:
+        self.values_of, self.asked, self.before = values, asked, before
+
+    def __getitem__(self, key: str) -> object:
+        self.asked.add(self.before + key)
+        value = self.values_of[key]
+        if isinstance(value, Mapping):
+            return Recorded(value, self.asked, f"{self.before}{key}.")
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_of)
+
+    def __len__(self) -> int:
+        return len(self.values_of)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Typed reading of one config: every getter refuses what it cannot use, naming the key."""
+
+    values: Mapping[str, object]
+    model_type: str
+
+    def has(self, *names: str) -> str | None:
+        """The first of these names that says something."""
+        return next((name for name in names if self.values.get(name) is not None), None)
+
+    def whole(self, *names: str, default: int | None = None, most: int = MOST_ELEMENTS) -> int:
+        """A whole number from 1, by the first of these names; without a default it is needed."""
+        name = self.has(*names)
+        if name is None:
+            if default is None:
+                raise InputError(
+                    f"the {self.model_type} config has no {names[0]}; add it, a whole number."
+                )
+            return default
+        value = self.values[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise InputError(
+                f"{name} must be a whole number from 1 to {most}, not {short(value)}; "
+                "correct it in the config."
+            )
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise InputError(
+                f"{name} must be true or false, not {short(value)}; correct it in the config."
+            )
+        return value
+
+    def share(self, name: str, *, default: float = 0.0) -> float:
+        """A probability or a fraction."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise InputError(
+                f"{name} must be a number from 0 to 1, not {short(value)}; "
+                "correct it in the config."
+            )
+        return float(value)
+
+    def text(self, *names: str, default: str) -> str:
+        """A name, by the first of these."""
+        name = self.has(*names)
+        if name is None:
+            return default
+        value = self.values[name]
+        if not isinstance(value, str) or not value:
+            raise InputError(
+                f"{name} must be a name, not {short(value)}; correct it in the config."
+            )
+        return value
+
+    def cap(self, name: str, default: float | None) -> bool:
+        """Whether a softcap is on; null turns it off."""
+        value = self.values.get(name, default)
+        if value is None:
+            return False
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 10**9:
+            raise InputError(
+                f"{name} must be a positive number or null, not {short(value)}; "
+                "correct it in the config."
+            )
+        return True
+
+    def part(self, name: str) -> Config:
+        """A nested object; absent: an empty one."""
+        value = self.values.get(name)
+        if value is None:
+            return Config({}, self.model_type)
+        if not isinstance(value, Mapping):
+            raise InputError(
+                f"{name} must be an object, not {short(value)}; correct it in the config."
+            )
+        return Config(value, self.model_type)
+
+    def items(self, name: str, layers: int) -> tuple[object, ...]:
+        """A list with one item a layer; absent: empty."""
+        value = self.values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or len(value) != layers:
+            length = f"{len(value)} items" if isinstance(value, list | tuple) else short(value)
+            raise InputError(
+                f"{name} must list one item for each of the {layers} layers, not {length}; "
+                "correct it in the config."
+            )
+        return tuple(value)
+
+
+def short(value: object, most: int = 40) -> str:
+    """A value as JSON writes it, and short; of a short list its items."""
+    if isinstance(value, list | tuple) and len(value) < most:
+        listed = f"[{', '.join(map(show, value))}]"
+        if len(listed) <= most:
+            return listed
+    return show(value)
+
+
+def refuse_others(read: Config, only: Mapping[str, object]) -> None:
+    """Refuse each of these keys that has another value; what is absent or null is as good."""
+    for name, value in only.items():
+        given = read.values.get(name)
+        if given is not None and given != value:
+            raise KEY_NOT_MODELLED(
+                name=name,
+                value=short(given),
+                model_type=read.model_type,
+                instead=short(value),
+            )
+
+
+def kinds_in(
+    read: Config, name: str, listed: Sequence[object], allowed: tuple[str, str]
+) -> tuple[str, ...]:
+    """A list of layers that holds two names only."""
+    for kind in listed:
+        if kind not in allowed:
+            raise InputError(
+                f'{name} must hold "{allowed[0]}" and "{allowed[1]}" only, not {short(kind)}; correct it in the '
+                "config."
+            )
+    return tuple(map(str, listed))
