@@ -1,4 +1,4 @@
-"""The worked examples of ARCHITECTURE.md, "Adding": a strategy and an optimizer, each a row and what it names.
+"""The worked examples of ARCHITECTURE.md, "Adding": a strategy, an optimizer, a family, each one record or a row.
 
 An objective is in tests/test_objectives.py.
 """
@@ -17,13 +17,27 @@ from estimator import (
     catalog,
     estimate,
 )
+from estimator.families import layouts, registry
 from estimator.families.block import Block
+from estimator.families.counts import total_parameters
+from estimator.families.family import (
+    Architecture,
+    ConfigClass,
+    Family,
+    FamilyModules,
+    TreeLayout,
+    Why,
+)
+from estimator.families.hf_config import ignored_keys, model_from_config
+from estimator.families.module_tree import layer_class, module_tree
+from estimator.families.modules import Linear, Module, Norm
 from estimator.parallel import strategies
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.strategies import StrategyRule
 from estimator.resident import optimizer
 from estimator.resident.model import Resident, undivided
 from estimator.resident.optimizer import OptimizerRule, States
+from estimator.tape import operators as op
 from estimator.tape.tape import WEIGHTS, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated
 from estimator.values.specs import MixedPrecision, Model
@@ -101,3 +115,75 @@ def test_an_optimizer_is_a_row(monkeypatch):
     out = 576 + 192 + 192 + 576 + 1536 + 1536 + 576
     assert step[Component.OPTIMIZER_STATES] == 30 * (7 * 16 + out)
     assert step[Component.TEMPORARIES] == step[Component.GRADIENTS]
+
+
+# --- a family: layers without attention, each a norm and an MLP whose width the config calls mix_size --------------
+
+
+def mixed_modules(model: Model) -> tuple[Module, ...]:
+    hidden, width = model.hidden_size, model.intermediate_size
+    return (
+        Norm("norm", hidden),
+        Linear("mix.up", hidden, width),
+        Linear("mix.down", width, hidden),
+    )
+
+
+def mixed(b: Block, x: Tensor) -> Tensor:
+    residual = x
+    x = b.norm("norm", x)
+    x = b.activation(b.linear("mix.up", x))
+    return op.add(b.tape, residual, b.linear("mix.down", x))
+
+
+MIXED = Family(
+    model_type="mixed",
+    config=ConfigClass(
+        tied=True, width=lambda read, hidden: read.whole("mix_size", default=2 * hidden)
+    ),
+    modules=FamilyModules(mixed_modules),
+    tree=TreeLayout("Mixed", layouts.decoder("norm mix:@Mix(up act down)")),
+    architecture=Architecture(mixed, rotary=None),
+    unread={Why.NUMBERS: "mix_scale"},
+)
+
+
+def test_a_family_is_one_record(monkeypatch):
+    monkeypatch.setitem(registry.FAMILIES, "mixed", MIXED)
+    hidden, width, layers, words = 512, 1536, 3, 1000
+    config = {
+        "model_type": "mixed",
+        "vocab_size": words,
+        "hidden_size": hidden,
+        "mix_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "mix_scale": 0.5,
+    }
+    model = model_from_config(config)
+    assert ignored_keys(config) == ()
+    # the embedding, which is the head too; a norm and two matrices a layer; the last norm
+    parameters = words * hidden + layers * (hidden + 2 * hidden * width) + hidden
+    assert total_parameters(model) == parameters
+    assert [node.name for node in module_tree(model).walk()][5:9] == [
+        "model.layers.0.norm",
+        "model.layers.0.mix",
+        "model.layers.0.mix.up",
+        "model.layers.0.mix.act",
+    ]
+    assert layer_class(model) == "MixedDecoderLayer"
+    setup = TrainingSetup(
+        mixed_precision=MixedPrecision.NO, gradient_checkpointing=False, max_length=512
+    )
+    forward = {
+        count: estimate(replace(model, num_hidden_layers=count), None, setup)
+        .phases[Phase.FORWARD]
+        .resident
+        for count in (layers, layers + 1)
+    }
+    assert forward[layers][Component.WEIGHTS] == 2 * parameters
+    # a layer more keeps, of 512 tokens in bfloat16: the norm's float32 copy of its input and a number a token, both
+    # factors of its product with the weight, the activation's input and what the second matrix reads
+    kept = 512 * (4 * hidden + 4 + 2 * hidden + 2 * hidden + 2 * width + 2 * width)
+    more = forward[layers + 1][Component.ACTIVATIONS] - forward[layers][Component.ACTIVATIONS]
+    assert more == kept
