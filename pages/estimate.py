@@ -1,6 +1,6 @@
-"""The start page: one setup, its verdict, its bars, and what its users ask next.
+"""The start page: one setup, its verdict, its bars, and the sections below.
 
-A number that is moved runs the fragments again and no other widget: most of the time is the browser's.
+Moving a number reruns the fragments and no other widget: most of the time is the browser's.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from estimator import kin
 
 @st.fragment(key=rerun.VERDICT)
 def verdict() -> None:
-    """What was not sound, and whether it fits."""
+    """What was invalid in the address, and the verdict."""
     comparison.note(question.reading())
     navigation.draw(navigation.ESTIMATE.path)
     for problem in question.reading().problems:

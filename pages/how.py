@@ -1,4 +1,4 @@
-"""How it works: the whole story in words, along the example."""
+"""How it works: the method in words, along the example."""
 
 import streamlit as st
 

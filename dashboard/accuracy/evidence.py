@@ -52,7 +52,7 @@ Facet = Callable[[Comparison], str]
 
 
 def origin(of: Comparison) -> str:
-    """Whose reading it is, in a word: the repository that published it, or ours."""
+    """Where a reading comes from: the repository that published it, or a run of ours."""
     if of.metric is accuracy.Metric.TRACED:
         return "traced here"
     parts = of.source.split("/")
@@ -67,18 +67,18 @@ FACETS: Mapping[str, Facet] = MappingProxyType(
         "Source": origin,
     }
 )
-"""What the page can be narrowed to, by the name of its box."""
+"""The page's filters, by the name of their box."""
 
 
 def choices(facet: str, comparisons: Sequence[Comparison]) -> list[str]:
-    """What a box offers, the most frequent first."""
+    """The values that a filter offers, the most frequent first."""
     return [value for value, _ in Counter(map(FACETS[facet], comparisons)).most_common()]
 
 
 def narrowed(
     comparisons: Sequence[Comparison], chosen: Mapping[str, Sequence[str]]
 ) -> list[Comparison]:
-    """Those that every box allows; an empty box allows all."""
+    """Readings that pass every filter; an empty filter passes all."""
     return [
         it
         for it in comparisons
@@ -87,13 +87,13 @@ def narrowed(
 
 
 def worst_first(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Those that have an estimate, the largest error first."""
+    """Readings with an estimate, the largest error first."""
     estimated = [it for it in comparisons if it.error is not None]
     return sorted(estimated, key=lambda it: -abs(it.error or 0))
 
 
 def refused(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Those whose setup is refused."""
+    """Readings whose setup is refused."""
     return [it for it in comparisons if it.error is None]
 
 
@@ -101,7 +101,7 @@ def refused(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def percent(error: float) -> str:
-    """An error as it is shown."""
+    """An error as text."""
     return "<0.1 %" if abs(error) < 0.0005 else f"{100 * error:.1f} %"
 
 
@@ -127,7 +127,7 @@ def summary_rows(summaries: Sequence[accuracy.Summary]) -> list[tuple[str, ...]]
 
 
 def summary_html(summaries: Sequence[accuracy.Summary]) -> str:
-    """What the page shows, and how near we come."""
+    """The summary as HTML, with what it compares."""
     head, *rows = summary_rows(summaries)
     cells = "".join(f'<th class="{"hr-n" if i else ""}">{it}</th>' for i, it in enumerate(head))
     body = "".join(
@@ -318,12 +318,12 @@ def figure_alt(comparisons: Sequence[Comparison]) -> str:
 
 
 def key(of: Comparison) -> str:
-    """What names a point."""
+    """The key of a point."""
     return f"{of.metric} {of.id}"
 
 
 def title(of: Comparison) -> str:
-    """A run in a few words."""
+    """A run in one line."""
     if of.estimate is None:
         return of.id
     model, _, rest = one_line.setup_line(of.estimate).partition(" · ")

@@ -10,4 +10,4 @@ EXAMPLE: Mapping[str, object] = {
     "mixed_precision": "no",
     "optim_state_dtype": "float32",
 }
-"""The setup that the rule of thumb is usually told with, by the contract's keys."""
+"""The setup that the rule of thumb is usually explained with, by the contract's keys."""

@@ -18,6 +18,8 @@ def query(of: Estimate) -> str:
 
 
 def targets_as_chosen(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]:
-    """The adapted layers as a visit holds them: those of the default are the default, whatever the next model is."""
+    """LoRA's targets as a session holds them: a model's default targets become the default, so that another "
+    "model gets its own.
+    """
     targets = setup.lora_target_modules
     return ALL_LINEAR if targets == default_targets(model, setup) else targets

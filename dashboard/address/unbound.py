@@ -1,8 +1,8 @@
-"""What the address holds beside the widgets that are bound to it.
+"""Keys in the address that no bound widget writes.
 
-Streamlit takes a bound key out of the address when its widget is not drawn. So what lies in a closed expander, and what
-has no widget at all, is written here. The session has it too: a visit to another page takes it out of the address, and
-the return writes it again. Nothing of it stands anywhere else.
+Streamlit takes a bound key out of the address when its widget is not drawn. So the keys of closed expanders, and those
+without a widget, are written here. The session holds them too: visiting another page removes them from the address,
+and returning writes them again.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ def spelled(value: object) -> list[str]:
 
 
 def held() -> dict[str, list[str]]:
-    """The texts of each key that is held so."""
+    """The texts of each key that is written here."""
     texts: dict[str, list[str]] = st.session_state.get("held", {})
     return texts
 
 
 def hold(texts: Mapping[str, Sequence[str]]) -> None:
-    """Write keys into the address, each with its texts; a key without any goes."""
+    """Write keys into the address, each with its texts; a key without texts is removed."""
     now = {**held(), **{key: list(items) for key, items in texts.items()}}
     st.session_state["held"] = {key: items for key, items in now.items() if items}
     _write(texts)
 
 
 def arrive(page: str) -> None:
-    """Note which page the visitor is on; before it is drawn."""
+    """Note which page the visitor is on, before it is drawn."""
     state = st.session_state
     state["arrived"] = state.get("page", page) != page
     state["page"] = page
 
 
 def has_been_gone_to() -> bool:
-    """Whether the browser went to this address, back, forth or along a link; else it only repeats what it was told.
+    """Whether the browser navigated to this address (back, forward or a link); otherwise it repeats what it was sent.
 
-    A browser that is busy may repeat an address that has been written over since.
+    A busy browser may repeat an address that has been overwritten since.
     """
     context = get_script_run_ctx()
     return context is not None and context.is_history_navigation
 
 
 def moved(keys: Collection[str]) -> bool:
-    """Whether the visitor came to an address that holds something else under these keys.
+    """Whether the visitor navigated to an address with other values of these keys.
 
-    Who comes from another page to a bare address finds there what was held, written again.
+    On the way from another page to a bare address, the values of the session are written again.
     """
     goes_on = st.session_state["arrived"] and "model" in st.query_params
     if has_been_gone_to() or goes_on:
@@ -72,7 +72,7 @@ def moved(keys: Collection[str]) -> bool:
 
 
 def _write(texts: Mapping[str, Sequence[str]]) -> None:
-    """At once, where anything changes: a browser that is sent an address keeps it in its history."""
+    """In one update, and only if anything changes: each address that is sent is an entry of the browser's history."""
     params = st.query_params
     for key in [key for key, items in texts.items() if not items and key in params]:
         del params[key]

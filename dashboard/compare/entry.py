@@ -32,7 +32,7 @@ def entries(
 ) -> list[Entry]:
     """Each scenario estimated; all at another context where one is given.
 
-    ``known`` holds models of the Hub by their ids, and ``said`` what is said of those that it has not given.
+    ``known``: models of the Hub by id; ``said``: the status of those that the Hub has not returned.
     """
     return [_entry(it, known, context, said) for it in scenarios]
 
@@ -74,7 +74,7 @@ def dollars(of: Estimate) -> float | None:
 
 
 def least(among: Sequence[Entry], measure: Callable[[Estimate], float | None]) -> Entry | None:
-    """The entry with the smallest measure; None where it is known of none."""
+    """The entry with the smallest measure; None if no entry has one."""
     known = [
         (value, it) for it in among if it.estimate and (value := measure(it.estimate)) is not None
     ]
@@ -82,12 +82,12 @@ def least(among: Sequence[Entry], measure: Callable[[Estimate], float | None]) -
 
 
 def best(shown: Sequence[Entry]) -> int:
-    """The place of the one to look at first: the cheapest that fits, else the first that can be estimated."""
+    """Index of the entry to show first: the cheapest that fits, else the first that can be estimated."""
     fitting = [it for it in shown if it.estimate and it.estimate.verdict is Verdict.FITS]
     found = least(fitting, dollars) or next((it for it in shown if it.estimate), None)
     return 0 if found is None else list(shown).index(found)
 
 
 def bars(shown: Sequence[Entry]) -> list[tuple[str, Estimate]]:
-    """Those that have a bar."""
+    """Entries with an estimate, which are those that have a bar."""
     return [(it.name, it.estimate) for it in shown if it.estimate is not None]

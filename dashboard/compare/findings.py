@@ -81,7 +81,7 @@ def _methods(shown: Sequence[Entry]) -> Iterator[str]:
 
 
 def _against_lora(shown: Sequence[Entry], method: Method) -> str:
-    """What QLoRA saves and costs where LoRA of the same setup stands beside it."""
+    """What QLoRA saves and costs against LoRA of the same setup, if both are compared."""
     if method is not Method.QLORA:
         return ""
     for it in shown:
@@ -101,7 +101,7 @@ def _against_lora(shown: Sequence[Entry], method: Method) -> str:
 
 
 def assumptions(shown: Sequence[Entry]) -> list[str]:
-    """What is assumed of all, once; and of some, with their names."""
+    """Assumptions of all scenarios once, and those of some with their names."""
     estimated = [it for it in shown if it.estimate]
     who: dict[str, list[Entry]] = {}
     for it in estimated:
@@ -118,11 +118,11 @@ RANGE = (
     "reuse; “fits” means that even the high end fits. Hours and dollars are brackets that contain nine of ten "
     "published runs."
 )
-"""What the two ends of a figure mean."""
+"""What the brackets mean."""
 
 
 def answers_html(sentences: Sequence[str]) -> str:
-    """The sentences as a list."""
+    """The sentences as an HTML list."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f'<ul class="hr-answers">{items}</ul>'
 

@@ -1,4 +1,4 @@
-"""What is taken away from a comparison: a report that prints, tables for programs, and a summary for a ticket.
+"""Downloads of a comparison: a printable report, tables for programs, and a summary for a ticket.
 
 Each names the version, the day, what is assumed and what the ends of a bracket mean. Names come from links and files:
 they are escaped for the place that they stand in.
@@ -27,7 +27,7 @@ RELEASE = "0.1.0"
 
 
 class Subject(NamedTuple):
-    """What is reported of."""
+    """What a download covers."""
 
     shown: Sequence[Entry]
     day: str
@@ -254,7 +254,7 @@ ROW, BAR, FOOT = 46, 36, 36
 
 
 def svg(shown: Sequence[Entry]) -> str:
-    """The stacked bars of ``compare.figure``, as a drawing that needs no script."""
+    """The stacked bars of ``peaks_figure.figure`` as an SVG, which needs no script."""
     found = entry.bars(shown)
     sizes = [it.need_high_bytes for _, it in found]
     sizes += [it.gpu.memory_bytes for _, it in found if it.gpu]

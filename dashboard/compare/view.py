@@ -1,4 +1,4 @@
-"""The comparison as widgets: what is asked of it, what it shows, what is taken away, and the mode for the projector."""
+"""The page Compare as widgets: questions, table and figure, downloads, and the mode for a projector."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dashboard.words import markup, one_line
 from estimator import Estimate, contract, estimate
 
 POLL_SECONDS = 0.5
-"""How often the page looks whether the Hub has answered: ours."""
+"""How often the page checks whether the Hub has answered: ours."""
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Contexts that all scenarios can be asked for at once."""
 
 
 class Page(NamedTuple):
-    """What the page is of."""
+    """What the page shows."""
 
     document: Document
     shown: list[Entry]
@@ -79,7 +79,7 @@ def _answers(page: Page) -> list[str]:
 
 
 def _wait(page: Page) -> None:
-    """Look for the Hub's answer until it has come."""
+    """Poll until the Hub has answered."""
     if page.waits:
         st.fragment(_look, run_every=POLL_SECONDS, key="look")()
 
@@ -103,7 +103,7 @@ def _figure(page: Page, *, chosen: int | None = None) -> None:
 
 
 def base() -> Estimate:
-    """The setup that presets vary: that of the estimate's page, else the example."""
+    """The setup that presets vary: that of the page Estimate, else the example."""
     setup = comparison.document().setup
     if setup is not None:
         reading = contract.read(setup, models.known())
@@ -136,7 +136,7 @@ def _preset(make: Callable[[Estimate], list[contract.Scenario]]) -> None:
 
 
 def _asked(page: Page) -> None:
-    """What if all had another context, by when must it be done; and ways to other comparisons."""
+    """A context for all, a deadline, presets, undo, and links."""
     state, now = st.session_state, page.document
     options = sorted({*CONTEXTS, *([now.context] if now.context else [])})
     state["context of all"] = now.context
@@ -178,7 +178,7 @@ def _asked(page: Page) -> None:
 
 
 def _arrange(page: Page) -> None:
-    """Everything that can be done with one scenario."""
+    """Rename, open, move, duplicate or remove one scenario."""
     count = len(page.shown)
     names = [f"{at + 1}. {it.name}" for at, it in enumerate(page.shown)]
     st.html('<h2 class="hr-head">Change the comparison</h2>')
@@ -230,7 +230,7 @@ def _move(at: int, to: int, count: int) -> None:
 
 
 def open_in_estimator(at: int) -> None:
-    """The estimate of one scenario; the comparison goes along in the address."""
+    """Open one scenario on the page Estimate; the comparison stays in the address."""
     keys = comparison.setup_params(comparison.scenarios()[at])
     st.session_state.pop("model", None)  # so that the page reads its address
     st.switch_page("pages/estimate.py", query_params={**keys, **comparison.params(estimates=True)})
@@ -240,7 +240,7 @@ def open_in_estimator(at: int) -> None:
 
 
 def _take_away(page: Page) -> None:
-    """Files, each with the version, the day, what is assumed and what a range means."""
+    """Downloads, each with the version, the date, the assumptions and what a bracket means."""
     day = today()
     now = page.document
     subject = report.Subject(page.shown, day, _link(), now.within, now.context)
@@ -298,7 +298,7 @@ def _take_file() -> None:
 
 
 def today() -> str:
-    """The visitor's day."""
+    """Today's date where the visitor is."""
     try:
         zone = ZoneInfo(st.context.timezone or "UTC")
     except (ZoneInfoNotFoundError, ValueError):
@@ -307,7 +307,7 @@ def today() -> str:
 
 
 def _link() -> str:
-    """The address of this comparison, as far as the server knows its own."""
+    """The address of this comparison; empty if the server does not know its own."""
     url = (st.context.url or "").partition("?")[0]
     return f"{url}?{comparison.query()}" if url else ""
 
@@ -316,7 +316,7 @@ def _link() -> str:
 
 
 def present(page: Page) -> None:
-    """One verdict that is read from the last row, the bars below it, and three keys: back, forth, leave."""
+    """For a projector: one large verdict, the bars below it, and three keys: previous, next, leave."""
     st.html(theme.PRESENTATION)
     keeping.say_problems()
     _wait(page)

@@ -16,7 +16,7 @@ from estimator import Component, Estimate, OnDevice, Strategy, estimate, sharing
 
 
 def over_devices(of: Estimate) -> Estimate | str:
-    """The setup over a device map: as it is, or as it would be on its GPUs or two; or why it cannot be."""
+    """The setup under a device map: itself, or its variant on its own GPUs (at least two); or why it is refused."""
     setup = of.setup
     if setup.strategy is Strategy.DEVICE_MAP:
         return of
@@ -32,13 +32,13 @@ ROW, BETWEEN, STRIP = 46, 40, 46
 """Pixels of a bar, of the gap with the capacity's name, and of the strip of layers above it."""
 MARGIN = {"l": 64, "r": 16, "t": 6, "b": 32}
 SHADES = ("#46505B", "#6C7782")
-"""Neighbours of the strip in turn."""
+"""Alternating colours of the strip."""
 ROOM_FOR_WORDS = 4
-"""GPUs up to which a piece of the strip has room for the word on a phone."""
+"""Most GPUs for which a piece of the strip has room for the word on a phone."""
 
 
 class Piece(NamedTuple):
-    """Neighbours in the model that lie on one GPU."""
+    """Consecutive layers or modules on one GPU."""
 
     device: int
     layers: tuple[int, ...]
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
 
 def pieces(answer: Estimate) -> list[Piece]:
-    """The model from its embedding to its head, in pieces that lie together."""
+    """The model from embedding to head, cut where the GPU changes."""
     on = {layer: it.device for it in answer.devices for layer in it.layers}
     around = [(name, it.device) for it in answer.devices for name in it.outside]
     first = next(iter(answer.devices)).outside[:1]

@@ -27,15 +27,15 @@ from estimator import (
 
 
 class Place(NamedTuple):
-    """Where a setup fits at the least. Bytes."""
+    """The smallest GPUs that hold a setup."""
 
     gpu: Gpu
     setup: TrainingSetup
-    """As it is trained there."""
+    """The setup as it is trained on them."""
     headroom_bytes: int
-    """What is left of each GPU at the high end of the need."""
+    """Bytes left on each GPU at the high end of the need."""
     keys: Mapping[str, object]
-    """What a click sets to go there; none where a larger card alone is enough."""
+    """Keys that a click sets to train there; empty if one larger GPU is enough."""
 
 
 def smallest_place(of: Estimate) -> Place | str:
@@ -87,7 +87,7 @@ def methods(of: Estimate) -> dict[Method, Estimate]:
 
 
 def method_keys(of: Estimate) -> dict[str, object]:
-    """What a click on a method's card sets."""
+    """The keys that a click on a method's card sets."""
     return {
         "method": of.setup.method,
         "bnb_4bit_quant_storage": of.setup.bnb_4bit_quant_storage,
@@ -117,7 +117,7 @@ def card_html(method: Method, estimate: Estimate, smallest: Place | str) -> str:
 
 
 def _run_line(estimate: Estimate) -> list[str]:
-    """Hours and dollars, or why there are none; no line for what cannot run."""
+    """Hours and dollars, or why they are unknown; no line for a run that cannot start."""
     return [one_line.run(estimate) or _no_time(estimate)] if estimate.can_run else []
 
 

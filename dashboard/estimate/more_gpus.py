@@ -1,4 +1,4 @@
-"""More and more GPUs: the figure of memory, hours and dollars by strategy, its table, and what differs by rank."""
+"""Memory, hours and dollars by strategy and number of GPUs: figure, table, and what differs by rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GAP = 0.09
 """Share of the figure's height between two panels."""
 PANEL_HEIGHT = 240
 TIMED = frozenset({Verdict.FITS, Verdict.TIGHT})
-"""What is drawn with its hours and dollars: what does not fit takes none."""
+"""Verdicts whose hours and dollars are drawn."""
 
 
 def curves_figure(curves: Sequence[Curve], chosen: Estimate, *, dark: bool = False) -> Figure:
@@ -92,7 +92,7 @@ def curves_figure(curves: Sequence[Curve], chosen: Estimate, *, dark: bool = Fal
 
 
 def _panels(curves: Sequence[Curve]) -> Sequence[str]:
-    """The panels that there is anything to draw in."""
+    """The panels that have anything to draw."""
     answers = [point.estimate for curve in curves for point in curve.points if _is_timed(point)]
     timed = any(answer and answer.time for answer in answers)
     priced = any(answer and answer.cost and answer.cost.cost_usd_low for answer in answers)

@@ -1,4 +1,4 @@
-"""What a click does to the setup, and how it is undone."""
+"""What a click sets in the setup, and how it is undone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def undo() -> None:
 def reset() -> None:
     """Go back to the example; this can be undone."""
     state = st.session_state
-    touched = {*session.BOUND, *session.kept()}
+    touched = {*session.BOUND, *session.unbound_values()}
     keys = {**{key: getattr(contract.DEFAULT, key, None) for key in touched}, **EXAMPLE}
     _remember(keys)
     state["address_problems"] = []

@@ -1,7 +1,7 @@
 """Opening an address: the widgets are set to what it says.
 
-Streamlit drops what it cannot read in an address without a word; so the address is read here first, through
-the contract, and what was not sound is reported. A bare address opens on ``EXAMPLE``, written out in the address.
+Streamlit silently drops what it cannot read in an address, so the address is first read here through the
+contract, and what is invalid is reported. A bare address opens on ``EXAMPLE``, written out in the address.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from estimator import KEY_FACET, HubModel, catalog, contract
 UNBOUND = tuple(name for name in KEY_FACET if name not in session.BOUND)
 """The contract's keys that ``session`` keeps: of those in expanders, and of those that have no widget."""
 PAGE_KEYS = ("section", *comparison.KEYS)
-"""What an address says of the page, not of the setup."""
+"""Keys of an address that describe the page, not the setup."""
 STEPS: Mapping[str, tuple[int, ...]] = {
     key.name: key.widget.steps
     for key in contract.KEYS
@@ -31,7 +31,7 @@ STEPS: Mapping[str, tuple[int, ...]] = {
 
 
 def open_address() -> None:
-    """Once a visit: read the address, keep what is unsound in it as sentences, set the widgets to the rest."""
+    """Once a visit: read the address, report what is invalid in it, set the widgets to the rest."""
     state = st.session_state
     if models.is_known(state.get("model")) and not unbound.moved(UNBOUND):
         return
@@ -47,7 +47,7 @@ def open_address() -> None:
         read = replace(read, model=catalog.model(str(EXAMPLE["model"])))
     assert read.model is not None
     state["address_problems"] = problems
-    state["kept"] = {}
+    state["unbound"] = {}
     state["steps"] = {
         key: tuple(sorted({*steps, getattr(read.setup, key)})) for key, steps in STEPS.items()
     }

@@ -25,7 +25,10 @@ def as_fact(option: object) -> object:
 
 def _asked() -> dict[str, object]:
     state = st.session_state
-    asked = {**session.kept(), **{key: state[key] for key in session.BOUND if key in state}}
+    asked = {
+        **session.unbound_values(),
+        **{key: state[key] for key in session.BOUND if key in state},
+    }
     return asked | {"model": models.name(), "gpu": as_fact(state["gpu"])}
 
 

@@ -1,7 +1,7 @@
 """The setup as a session holds it, key by key, in the terms of the contract.
 
-A key whose widget is always drawn is that widget's. The others are kept as plain values, and their widgets, where they
-have one, are drawn only while somebody looks: a closed expander costs the browser nothing when a slider moves.
+A key whose widget is always drawn is held by that widget. The others are plain values; their widgets, where they
+have one, are drawn only while their expander is open: a closed expander costs the browser nothing when a slider moves.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ BOUND = (
 """Keys whose widget is always drawn, under the key itself, bound to the address."""
 
 
-def kept() -> dict[str, object]:
-    """The keys that no widget holds, where they differ from the contract's defaults."""
-    values: dict[str, object] = st.session_state["kept"]
+def unbound_values() -> dict[str, object]:
+    """Values of the keys that no bound widget holds, where they differ from the contract's defaults."""
+    values: dict[str, object] = st.session_state["unbound"]
     return values
 
 
 def value(key: str) -> object:
-    """What a key is now; a choice as its text."""
+    """The current value of a key; a choice as its text."""
     if key in BOUND:
         return st.session_state[key]
-    return kept().get(key, _plain(getattr(contract.DEFAULT, key)))
+    return unbound_values().get(key, _plain(getattr(contract.DEFAULT, key)))
 
 
 def put(keys: Mapping[str, object]) -> None:
-    """Set some keys, here and in the address. A slider offers a value that it did not have from now on."""
+    """Set some keys, here and in the address. A slider gains a step for a value that it lacked."""
     state = st.session_state
     for key, given in keys.items():
         if key in BOUND:
             state[key] = _plain(given)
         elif given == getattr(contract.DEFAULT, key):
-            kept().pop(key, None)
+            unbound_values().pop(key, None)
         else:
-            kept()[key] = _plain(given)
+            unbound_values()[key] = _plain(given)
         if key == "model":
             state["in use"] = given
         if key in state["steps"] and given not in state["steps"][key]:
@@ -53,7 +53,7 @@ def put(keys: Mapping[str, object]) -> None:
 
 
 def spelled(keys: Mapping[str, object]) -> dict[str, list[str]]:
-    """Those of some keys that no widget writes, as the address has them: no text for a default."""
+    """The keys that no widget writes, as the address spells them; a default has no text."""
     return {
         key: [] if given == getattr(contract.DEFAULT, key) else unbound.spelled(_plain(given))
         for key, given in keys.items()

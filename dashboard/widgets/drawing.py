@@ -1,4 +1,4 @@
-"""The one place where a figure meets Plotly: its JavaScript draws it, and what is drawn is changed in place.
+"""The one place where a figure meets Plotly, whose JavaScript draws it and updates it in place.
 
 ``st.plotly_chart`` makes another chart, and draws it twice, at every change of a figure; and its menu holds nothing but
 what JSON can say.
@@ -18,7 +18,7 @@ from dashboard.figures.memory_bars import Figure
 
 
 def is_dark() -> bool:
-    """Whether the visitor reads light on dark."""
+    """Whether the page is dark."""
     return bool(st.context.theme.type == "dark")
 
 

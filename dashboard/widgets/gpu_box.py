@@ -1,6 +1,6 @@
-"""The GPU box: a card by any name that people have for it, and a card of one's own.
+"""The GPU box: a GPU of the catalogue by any of its names, or a custom one.
 
-What is chosen stands under the key ``gpu``, as the address has it: a name, or the JSON of a card of one's own. An
+What is chosen stands under the key ``gpu``, as the address has it: a name, or the JSON of a custom GPU. An
 unseen field is bound to the address, and the box beside it shows the card as people read it.
 """
 
@@ -23,7 +23,7 @@ MOST_MEANT = 12
 
 
 def draw(gpu: Gpu | None) -> None:
-    """The box, what a few words may mean, and a card of one's own."""
+    """The box, matches for a few words, and the custom GPU."""
     state = st.session_state
     st.text_input("GPU in the address", None, key="gpu", bind="query-params")  # not seen
     state["gpu box"] = state["gpu"]
@@ -66,7 +66,7 @@ def take(name: str) -> None:
 
 
 def _choose() -> None:
-    """A name of the list stands; other words mean one card, or are asked back."""
+    """Take a name of the list as it is; other words must mean one GPU, or their matches are offered."""
     state = st.session_state
     typed, state["gpu meant"] = state["gpu box"], None
     if typed is None or typed in _options():
@@ -81,7 +81,7 @@ def _choose() -> None:
 
 
 def _meant() -> None:
-    """The cards that typed words may mean, or that there is none."""
+    """The GPUs that the typed words match, or that none does."""
     asked = st.session_state.get("gpu meant")
     if asked is None:
         return

@@ -22,7 +22,7 @@ def draw(answer: Callable[[], Estimate | str]) -> None:
 
 
 def say_problems() -> None:
-    """What was dropped of a link or a file."""
+    """Report what was dropped from a link or a file."""
     for problem in comparison.problems():
         st.warning(markup.plain(problem), icon=":material/link_off:")
 
@@ -42,7 +42,7 @@ def _ask_for_name(of: Estimate | str) -> None:
 
 
 def present_button(at: int) -> None:
-    """Into the mode for the projector."""
+    """A button that enters the mode for a projector."""
     st.button(
         "Present",
         on_click=comparison.turn,
@@ -53,7 +53,7 @@ def present_button(at: int) -> None:
 
 
 def leave_button() -> None:
-    """Out of the mode for the projector."""
+    """A button that leaves the mode for a projector."""
     st.button(
         "Leave", on_click=comparison.turn, kwargs={"present": None}, shortcut="Escape", key="leave"
     )
@@ -77,5 +77,5 @@ COPY = """<button id="hr-copy" type="button" class="hr-copy">Copy the link</butt
 
 
 def copy_button() -> None:
-    """Put the address on the clipboard."""
+    """A button that copies the address."""
     st.html(COPY, width="content", unsafe_allow_javascript=True)

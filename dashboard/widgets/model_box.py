@@ -123,7 +123,7 @@ def _choose() -> None:
 
 
 def _proposals() -> None:
-    """The catalogue's models that a few words fit."""
+    """Models of the catalogue that match a few words."""
     typed: str | None = st.session_state.get("proposed")
     if typed is None:
         return
@@ -228,7 +228,7 @@ def _status() -> None:
 
 
 def _aside() -> None:
-    """The same beside the box, where a phone shows the controls over the page."""
+    """The status beside the box, since on a phone the controls cover the page."""
     with st.container(key="model aside"):
         _said()
 

@@ -11,13 +11,13 @@ from dashboard.state import actions, session
 
 
 class Proposal(NamedTuple):
-    """Keys that a click sets, and what is said of them."""
+    """A card: the keys that a click sets, and its text."""
 
     name: str
     html: str
     keys: Mapping[str, object]
     title: str = ""
-    """How the name is spoken; empty: as it is."""
+    """The name for screen readers; empty: the name itself."""
 
 
 def cards(name: str, verb: str, proposals: Iterable[Proposal]) -> None:

@@ -18,15 +18,15 @@ BARS, VERDICT, CARDS, BATCH, CONTEXT, MORE = PARTS = (
     "longest context",
     "more",
 )
-"""The parts that a moved number runs again, as fragments; the figure first, since it takes the browser longest."""
+"""Fragments that rerun when a number moves; the figure first, since it takes the browser longest."""
 REST_SECONDS = 0.2
-"""How long a slider rests before what stands around figure and verdict follows: ours, as the browser takes to draw."""
+"""Pause of a slider, in seconds, before the rest of the page follows: ours, about the browser's drawing time."""
 EXPANDERS = "expanders"
-"""The part that runs again when one of them is opened."""
+"""The fragment that reruns when an expander opens."""
 
 
 def redraw(*also: str) -> None:
-    """A number moved: only what shows it runs again, not every widget."""
+    """A number moved: rerun only the parts that show it."""
     if models.is_asking():
         return
     st.session_state["moving"] = True
@@ -35,9 +35,9 @@ def redraw(*also: str) -> None:
 
 
 def let_figure_draw() -> None:
-    """Before what stands around them: a moment in which the browser draws verdict and figure.
+    """Pause, so that the browser draws verdict and figure before the rest of the page.
 
-    A move that comes meanwhile ends this run: who goes on moving never waits for the rest, which is drawn once.
+    A further move ends this run, so a visitor who keeps moving a slider never waits for the rest.
     """
     if st.session_state.pop("moving", False):
         time.sleep(REST_SECONDS)

@@ -17,7 +17,7 @@ def run(estimate: Estimate) -> str:
 
 
 def run_sentence(estimate: Estimate) -> str:
-    """What the whole run takes, for the manager who asks second; empty where unknown or never run."""
+    """Hours and dollars of the whole run; empty if unknown or if it cannot run."""
     time, cost = estimate.time, estimate.cost
     if time is None or not estimate.can_run:
         return ""
@@ -53,7 +53,7 @@ def setup_line(estimate: Estimate) -> str:
 
 
 def elsewhere(estimate: Estimate) -> str:
-    """What offload takes of a machine, in one sentence with a space before it; nothing without offload."""
+    """CPU memory and NVMe that offload takes on each machine, with a leading space; empty without offload."""
     if not offloads(estimate.setup):
         return ""
     nvme = f" and {units.gib(estimate.nvme_bytes)} of NVMe" if estimate.nvme_bytes else ""

@@ -20,7 +20,7 @@ class Saying(NamedTuple):
 
 
 def capacity_note(gpu: Gpu) -> str:
-    """Why an "80 GB" card has 79.1 GiB."""
+    """Why an "80 GB" GPU has 79.1 GiB."""
     usable = units.gib(gpu.memory_bytes)
     derived = " This figure is derived, not read from a card." if gpu.memory_is_derived else ""
     if not gpu.nameplate_gb:
@@ -32,7 +32,7 @@ def capacity_note(gpu: Gpu) -> str:
 
 
 def verdict(estimate: Estimate) -> Saying:
-    """What a manager reads: does it fit, what it needs, what there is, what is left or lacking."""
+    """Whether it fits, what it needs, what the GPU has, and what is left or short."""
     low, high = estimate.need_low_bytes, estimate.need_high_bytes
     need = units.between(low, high)
     subject = (
