@@ -311,7 +311,7 @@ SENTENCES = [
     ),
     (
         {"optim_args": "momentum=0.9"},
-        "optim_args sets a momentum, which optim adamw_torch_fused has not; leave it out.",
+        "optim_args sets a momentum, which optim adamw_torch_fused does not have; leave it out.",
     ),
     (
         {"gradient_checkpointing": True, "activation_checkpointing": False},

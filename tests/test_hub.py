@@ -615,7 +615,7 @@ def test_connection_that_breaks(server: FakeHub, ask: Ask) -> None:
 
 def test_fault_of_the_hub_s_own(server: FakeHub, ask: Ask) -> None:
     assert said(ask(server.answers("me/fault", fake_hub.fault)), Trouble.DOWN) == (
-        f"The Hub has a fault of its own (status 503); try again later, {OTHERWISE}."
+        f"The Hub has a server error (status 503); try again later, {OTHERWISE}."
     )
 
 

@@ -1,4 +1,4 @@
-"""The same as one flat object: JSON, links, scenarios, text."""
+"""How is it written and read? One flat JSON object, links, scenarios, and text for the terminal."""
 
 from estimator.contract.scenarios import (
     LONGEST_WRITTEN,

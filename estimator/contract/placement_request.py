@@ -1,10 +1,9 @@
-"""A question for a device map, as one JSON object: read, checked and answered.
+"""A request for a device map, as one JSON object: read, checked and answered.
 
     {"model": "…", "max_memory": {"0": "24GiB", "cpu": "64GiB"}, "dtype": "bfloat16"}
 
-Without ``device_map`` it is accelerate's ``infer_auto_device_map`` on these limits; with one, what ``from_pretrained``
-of transformers makes of that word, or with ``"library": "accelerate"`` what accelerate's
-``load_checkpoint_and_dispatch`` does.
+Without ``device_map`` the answer is accelerate's ``infer_auto_device_map`` on these limits. With it, it is the map of
+transformers' ``from_pretrained``, or with ``"library": "accelerate"`` that of ``load_checkpoint_and_dispatch``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         Packing.EIGHT_BIT.value: Flag(),
     }
 )
-"""What each key may be, beside model and max_memory."""
+"""Value type of each key other than model and max_memory."""
 DEFAULT_DTYPE = Dtype.BFLOAT16.value
 MOST_GPUS = 1024
 """Ours: more than one machine has."""
@@ -55,7 +54,7 @@ EXAMPLE = '{"0": "24GiB", "cpu": "64GiB"}'
 def place(
     given: Mapping[str, object], known: Mapping[str, Model] = NONE_KNOWN
 ) -> dict[str, Device]:
-    """The device map that an object asks for; ``ValueError`` is one sentence that says what to change.
+    """The device map for a request; ``ValueError`` is one sentence that says what to change.
 
     ``known`` holds models by ids that the catalogue lacks.
 
@@ -113,7 +112,7 @@ def _check_keys(given: Mapping[str, object]) -> None:
 
 def _read(name: str, value: object) -> object:
     if name == "no_split_module_classes" and value in ([], ()):
-        return ()  # nothing stays whole
+        return ()  # every module may be split
     try:
         return KINDS[name].read(value)
     except ValueError as problem:

@@ -1,12 +1,12 @@
-"""Named setups, kept to be compared: as texts of a link and as a file, both of untrusted origin.
+"""Named setups for comparison, written to and read from links and files; both are untrusted input.
 
-A scenario is a name and an object of the contract. Of a link and of a file everything that is sound is read, and each
-part that is dropped has one sentence. In a link a scenario is one text of fields, the name first:
+A scenario is a name and an object of the contract. Every valid part of a link or file is read; each dropped part is
+reported in one sentence. In a link a scenario is one string of fields, the name first:
 
     QLoRA on one L4~m.mistralai/Mistral-7B-v0.1~g.L4~me.qlora~b.4
 
-A field is a key, or its short code, then a point and a value. A code is never given to another key, and a key
-that has none yet is written by its name; so an old link reads the same in each later release.
+A field is a key or its short code, a point, and a value. A code is never reassigned, and a key without a code is
+written by its name, so old links keep their meaning in later releases.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ Given = TypeVar("Given")
 Value = TypeVar("Value")
 
 VERSION = 1
-"""Of the contract that is written here; a link and a file carry it as ``v``."""
+"""Version of the contract, written to links and files as ``v``."""
 MOST_SCENARIOS = 8
 """Scenarios of a comparison: ours, as many bars as can be told apart."""
 LONGEST_NAME = 60
 """Characters of a scenario's name: ours, a line of the table."""
 LONGEST_TEXT = 4000
-"""Characters of one scenario in a link: ours, twice a whole link that is passed on by mail."""
+"""Characters of one scenario in a link: ours, twice the length of a link that mail programs accept."""
 LONGEST_WRITTEN = 1500
-"""Characters, as an address spells them, of a scenario that is put into a link: ours, as for a single model."""
+"""URL-encoded characters of a scenario written to a link: ours, as for a single model."""
 SEPARATOR = "~"
 """Between fields: one character in an address, where all but letters, digits and ``-._~`` take three."""
 
@@ -67,23 +67,23 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a link or a file held: its sound scenarios in order, and a sentence for each part that was dropped."""
+    """Contents of a link or file: its valid scenarios in order, and a sentence for each dropped part."""
 
     scenarios: tuple[Scenario, ...]
     problems: tuple[str, ...] = ()
     setup: Mapping[str, object] | None = None
-    """The setup that stood beside them; a file may have one."""
+    """The file's current setup, beside its scenarios; None if it has none."""
 
 
 def keep(name: str, model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Scenario:
-    """A setup under a name; ``ValueError`` says what is wrong with the name, or that nothing can name the model."""
+    """A named setup; ``ValueError`` if the name is invalid or the model cannot be named."""
     return Scenario(sound_name(name), write_fields(model, gpu, setup))
 
 
 def read(scenario: Scenario, known: Mapping[str, Model] = NONE_KNOWN) -> Reading:
-    """The specs of a scenario; without a model where it is one that nobody here knows, and the Hub may.
+    """The specs of a scenario; without a model if only the Hub may know it.
 
-    ``known`` holds models by ids that the catalogue lacks.
+    ``known``: models by id that are not in the catalogue.
     """
     if unknown_model(scenario, known):
         others = {key: value for key, value in scenario.setup.items() if key != "model"}
@@ -97,7 +97,7 @@ def unknown_model(scenario: Scenario, known: Mapping[str, Model] = NONE_KNOWN) -
 
 
 def sound_name(text: str) -> str:
-    """The name without blanks around it; ``ValueError`` says what a name may be.
+    """The name without surrounding blanks; ``ValueError`` says what a name may be.
 
     >>> sound_name(" QLoRA, 4k ")
     'QLoRA, 4k'
@@ -111,7 +111,7 @@ def sound_name(text: str) -> str:
 
 
 def free_name(name: str, scenarios: Sequence[Scenario]) -> str:
-    """The name, with a number behind it where a scenario has it already.
+    """The name, with a number appended if a scenario already has it.
 
     >>> free_name("LoRA", [Scenario("LoRA", {}), Scenario("LoRA 2", {})])
     'LoRA 3'
@@ -246,7 +246,7 @@ def _read_entry(
 def _each(
     given: Sequence[Given], one: Callable[[int, Given], Scenario], problems: list[str]
 ) -> tuple[Scenario, ...]:
-    """The sound ones of at most ``MOST_SCENARIOS``."""
+    """The valid scenarios among the first ``MOST_SCENARIOS``."""
     scenarios = []
     for number, it in enumerate(given[:MOST_SCENARIOS], start=1):
         try:
@@ -262,7 +262,7 @@ def _each(
 
 
 def _called(number: int, name: object, problems: list[str]) -> str:
-    """The name, or its place for one that is not sound."""
+    """The name; ``Scenario 1`` and so on if it is invalid."""
     try:
         return sound_name(name if isinstance(name, str) else str(show(name)))
     except ValueError as problem:
@@ -281,9 +281,9 @@ def _sound(
     known: Mapping[str, Model],
     problems: list[str],
 ) -> Scenario:
-    """The scenario of what is sound; ``ValueError`` where it has no model."""
+    """The scenario from its valid keys; ``ValueError`` if it has no model."""
     later = _hub_id(given.get("model"), known)
-    if later:  # nobody here knows it, and the Hub may: its keys are read without it
+    if later:  # only the Hub may know the model: the other keys are read without it
         given = {key: value for key, value in given.items() if key != "model"}
     reading = reader(given, known)
     model = catalog.model(next(iter(catalog.models()))) if later else reading.model
@@ -295,7 +295,7 @@ def _sound(
 
 
 def _hub_id(model: object, known: Mapping[str, Model]) -> str:
-    """A model as it is named where it looks like ``owner/name`` and nobody here knows it; else nothing."""
+    """The model's id if it looks like ``owner/name`` and is not known here; else empty."""
     if isinstance(model, list) and len(model) == 1:
         model = model[0]
     if not isinstance(model, str) or not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", model):

@@ -1,7 +1,7 @@
-"""The JSON contract: one flat object in, one out; and the same object as the text of a link.
+"""The JSON contract: one flat object in, one flat object out; links write the same keys.
 
-Reading never raises: a `Reading` has the good fields, and one sentence for each bad one. `parse` is for
-those who want all or nothing. What is written holds every key that differs from the defaults.
+Reading never raises: a `Reading` has the valid fields, and one sentence for each invalid one. `parse` raises instead.
+Writing includes every key that differs from its default.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NONE_KNOWN: Mapping[str, Model] = MappingProxyType({})
 LONGEST_NAME = 200
 """Characters that a name may have: ours, more than the Hub's 96."""
 PRICE = "usd_per_gpu_hour"
-"""A key of the setup, which a card of one's own may bring."""
+"""A key of the setup that a custom GPU may also set."""
 OWN_GPU = "own GPU"
 """The name of a GPU that is given by its memory alone."""
 
@@ -63,7 +63,7 @@ _changed: Callable[..., Gpu] = replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What an object said: its sound fields, the others at their defaults, and a sentence for each of those."""
+    """An object as read: its valid fields, defaults for the invalid ones, and a sentence for each of these."""
 
     model: Model | None
     gpu: Gpu | None
@@ -77,7 +77,7 @@ class Reading:
 def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KNOWN) -> Reading:
     """Read a setup from an object of the contract.
 
-    ``known`` holds models by ids that the catalogue lacks: whoever asks the Hub hands in what it said.
+    ``known``: models by id that are not in the catalogue, such as those that the caller fetched from the Hub.
 
     >>> reading = read_setup({"max_length": 2048, "lora_r": True})
     >>> reading.setup.max_length
@@ -115,7 +115,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
 def read_link(
     given: Mapping[str, str | Sequence[str]], known: Mapping[str, Model] = NONE_KNOWN
 ) -> Reading:
-    """Read a setup from the texts of a link or of flags; a key may come with one text or with a list of them.
+    """Read a setup from the strings of a link or of flags; each key has one string or a list of them.
 
     >>> read_link({"max_length": "2048", "padded": ["true"]}).setup.max_length
     2048
@@ -142,7 +142,7 @@ def parse(
 
 
 def _own_price(given: Mapping[str, object], problems: list[str]) -> Mapping[str, object]:
-    """The object with the price of a card of one's own among the setup's keys, where it belongs."""
+    """Move the price of a custom GPU to the setup's keys."""
     card = given.get("gpu")
     if not isinstance(card, Mapping) or PRICE not in card:
         return given
@@ -178,7 +178,7 @@ def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, ob
 
 
 def _refuse_parallel(name: str, value: object, parallelism: str) -> None:
-    """Accept another name of an unmodelled parallelism where it says that there is none."""
+    """Accept a key for an unmodelled parallelism only if its value disables it."""
     if type(value) not in (type(None), bool, int) or value not in NOT_PARALLEL or value is True:
         raise not_modelled(value, parallelism, name)
 
@@ -192,12 +192,12 @@ def _unknown_key(name: str) -> str:
 
 
 def _said(name: str) -> str:
-    """A key as a sentence names it, whatever an address brought."""
+    """A key as sentences name it, safe for any text from an address."""
     return name if name.isidentifier() and len(name) <= 60 else show(name)
 
 
 def _build_setup(values: dict[str, object], problems: list[str]) -> TrainingSetup:
-    """The setup of sound values; where they clash, the first one whose default heals it goes."""
+    """The setup of valid values; if they conflict, drops the first one whose default resolves the conflict."""
     chosen = {name: value for name, value in values.items() if hasattr(DEFAULT, name)}
     try:
         chosen["optim"] = _with_momentum(values)
@@ -216,17 +216,19 @@ def _build_setup(values: dict[str, object], problems: list[str]) -> TrainingSetu
 
 
 def _with_momentum(values: Mapping[str, object]) -> object:
-    """The optimizer, once ``optim_args`` has had its word: momentum makes ``sgd`` another one."""
+    """The optimizer after ``optim_args``: a momentum turns ``sgd`` into ``sgd_momentum``."""
     optim, momentum = values.get("optim", DEFAULT.optim), values.get("optim_args")
     if momentum is None:
         return optim
     if optim not in {Optimizer.SGD, Optimizer.SGD_MOMENTUM}:
-        raise InputError(f"optim_args sets a momentum, which optim {optim} has not; leave it out.")
+        raise InputError(
+            f"optim_args sets a momentum, which optim {optim} does not have; leave it out."
+        )
     return Optimizer.SGD_MOMENTUM if momentum else Optimizer.SGD
 
 
 def _agree(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingSetup:
-    """The setup, less what this model cannot do."""
+    """The setup without what this model does not support."""
     learned = model.position_limit
     if 0 < learned < setup.max_length:
         problems.append(
@@ -275,7 +277,7 @@ def _configured(config: Mapping[str, object]) -> Model:
 
 
 def _resized(given: Mapping[str, object], known: Mapping[str, Model]) -> Model:
-    """A model of one's own: ``{"like": a model, and the dimensions that differ}``."""
+    """A custom model: ``{"like": a model, and the dimensions that differ}``."""
     like = given["like"]
     if isinstance(like, Mapping) and "like" in like:
         raise InputError("model: like must be a Hub id or the object of a config.json.")
@@ -300,7 +302,7 @@ def _name(value: object, must_be: str) -> str:
 
 
 def _own_gpu(given: Mapping[str, object]) -> Gpu:
-    """A card of one's own: by its figures, or ``{"like": a catalogued one, and the figures that differ}``."""
+    """A custom GPU: by its figures, or ``{"like": a catalogued one, and the figures that differ}``."""
     values: dict[str, object] = {}
     for name, value in given.items():
         if name == "like":
@@ -320,7 +322,7 @@ def _own_gpu(given: Mapping[str, object]) -> Gpu:
             )
         return _gpu_of(**{"name": OWN_GPU, **values})
     known = catalog.gpu(_name(given["like"], "gpu: like must be a name"))
-    if set(values) <= {NETWORK}:  # the card itself, in machines of one's own
+    if set(values) <= {NETWORK}:  # the catalogued GPU, in machines with the user's network
         return _changed(known, **values)
     return _changed(_blank(known), **{"name": own_name(known), **values})
 
@@ -331,7 +333,7 @@ def own_name(like: Gpu) -> str:
 
 
 def _blank(known: Gpu) -> Gpu:
-    """What a card of one's own has of the one it is like: all but what is said or asked of that very card."""
+    """A catalogued GPU's figures for a custom GPU, without those of the very card: its name, prices and source."""
     return replace(
         known,
         like=known.name,
@@ -386,7 +388,7 @@ def _plain(value: object) -> object:
 
 
 def _write_model(model: Model) -> object:
-    if model.config:  # given as an object, or found on the Hub under its id
+    if model.config:  # given as an object, or fetched from the Hub by its id
         return model.hub_id or json.loads(model.config)
     try:
         if catalog.model(model.hub_id) == replace(model, notes=()):
@@ -394,7 +396,7 @@ def _write_model(model: Model) -> object:
     except ValueError:
         pass
     raise InputError(
-        f"the model {show(model.hub_id or model.model_type)} was built by hand, so that nothing can name it; "
+        f"the model {show(model.hub_id or model.model_type)} was built by hand and has no name; "
         "read it from the catalogue or from a config.json."
     )
 
@@ -424,7 +426,7 @@ def _write_gpu(gpu: Gpu) -> object:
 
 
 def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[str, object]:
-    """The answer of the contract, all memory in bytes on the fullest GPU; null where a fact is missing."""
+    """The contract's answer, all memory in bytes on the fullest GPU; null where a fact is missing."""
     return {
         **_peak(estimate),
         **_need(estimate),
@@ -445,7 +447,7 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
 
 
 def _remedy(it: Remedy) -> dict[str, object]:
-    """One change: the keys to set in the setup's object, what they save on one GPU, and the same in words."""
+    """One remedy: the keys to set, the bytes saved per GPU, and the text."""
     return {
         "keys": {name: _plain(value) for name, value in it.keys.items()},
         "saved_bytes": it.saved_bytes,

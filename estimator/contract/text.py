@@ -37,7 +37,7 @@ def share(part: int, whole: int) -> str:
 
 
 def describe(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> str:
-    """The setup, the ledger at the peak, the phases, the parameters, the verdict, remedies and what was assumed."""
+    """The setup, the ledger at the peak, the phases, the parameters, the verdict, remedies and assumptions."""
     parts = [_headline(estimate), _ledger(estimate), _phases(estimate), _parameters(estimate)]
     beyond = beyond_the_step(estimate.decisive, estimate.setup)
     said = [verdict(estimate), runs_out(estimate), beyond]
@@ -101,7 +101,7 @@ def seconds(value: float) -> str:
 
 
 def _run(estimate: Estimate) -> list[str]:
-    """Why a step takes as long, and what the run takes; nothing where no time is known, or nothing runs."""
+    """The parts of a step's time, and the run's hours and dollars; empty if no time is known or nothing can run."""
     time, cost = estimate.time, estimate.cost
     if time is None or not estimate.can_run:
         return []
@@ -166,7 +166,7 @@ def _words(name: str) -> str:
 
 
 def _table(rows: Sequence[tuple[str, str, str]]) -> str:
-    """The first column to the left, the others to the right, and a rule below the title."""
+    """First column left-aligned, the others right-aligned, with a rule below the title."""
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     first, *rest = widths
     lines = [

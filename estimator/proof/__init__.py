@@ -1,1 +1,1 @@
-"""Is it true? Measured and traced beside estimated."""
+"""Is it true? Measured and traced runs compared with their estimates."""

@@ -1,4 +1,4 @@
-"""Published speeds and measured peaks beside what is estimated for them."""
+"""Published speeds and measured peaks, compared with their estimates."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ BEYOND: Mapping[str, str] = MappingProxyType(
         "PEFT's are estimated",
     }
 )
-"""Why a published run needed less than is estimated for its setup, by the word of ``data/throughput.csv``."""
+"""Why a published run needed less memory than estimated, by ``beyond_the_keys`` of ``data/throughput.csv``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One row of ``data/throughput.csv``: a setup, and how fast somebody saw it run."""
+    """One row of ``data/throughput.csv``: a setup and its published speed."""
 
     id: str
     model: Model
@@ -60,15 +60,15 @@ class PublishedRun:
     link_gb_per_s: float | None
     tokens_per_second_per_gpu: float
     as_it_ran: TrainingSetup
-    """The setup with its strategy, and with what concerns memory alone: the verdict on the run is on this."""
+    """The setup with its strategy and the keys that affect only memory; the verdict is computed for this one."""
     beyond: str
-    """What ran that no key says, one of ``BEYOND``; empty: nothing that is known."""
+    """What the run used that no key describes, one of ``BEYOND``; empty: nothing known."""
     source: str
     note: str
 
     @cached_property
     def answer(self) -> Estimate | None:
-        """The estimate of the run as it ran; None where it is refused."""
+        """The estimate of the run; None if it is refused."""
         try:
             return estimate_of(self.model, self.gpu, self.as_it_ran)
         except ValueError:
@@ -82,17 +82,17 @@ class PublishedRun:
 
     @property
     def resident_memory(self) -> Resident:
-        """What lies on one GPU if nothing is shared."""
+        """Resident memory of one GPU without sharding."""
         return resident_memory(self.model, structure(self.setup))
 
     @property
     def crosses(self) -> bool:
-        """Did it run on several machines?"""
+        """Whether it ran on several machines."""
         return self.setup.num_gpus > self.setup.gpus_per_node
 
     @property
     def estimated(self) -> RunTime:
-        """What is estimated for the same setup."""
+        """The estimated time of the same setup."""
         given = self.link_gb_per_s
         return run_time(
             self.model,
@@ -106,7 +106,7 @@ class PublishedRun:
 
     @property
     def inside(self) -> bool:
-        """Does the bracket hold the published speed?"""
+        """Whether the bracket contains the published speed."""
         time = self.estimated
         return time.step_seconds_low <= self.step_seconds <= time.step_seconds_high
 
@@ -118,7 +118,7 @@ class PublishedRun:
 
 @lru_cache(maxsize=1)
 def published_runs() -> tuple[PublishedRun, ...]:
-    """Every published run that the tables hold, in the order of the file."""
+    """Every published run, in the order of the file."""
     return tuple(_run(row) for row in catalog.published_speeds())
 
 
@@ -156,7 +156,7 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
 
 
 def overestimated() -> tuple[PublishedRun, ...]:
-    """Published runs that ran, and of which the estimator says that they do not fit, or cannot run."""
+    """Published runs that the estimator wrongly refuses or says do not fit."""
     return tuple(
         it
         for it in published_runs()
@@ -168,11 +168,11 @@ def overestimated() -> tuple[PublishedRun, ...]:
 
 
 NEAR = 0.05
-"""The band around equality in which an estimate counts as near: ours."""
+"""The largest relative error of an estimate that counts as near: ours."""
 
 
 class Metric(StrEnum):
-    """What was read of a run, or counted of a trace; no two of them are the same figure."""
+    """The figure read from a run or counted from a trace."""
 
     ALLOCATED = "allocated"
     RESERVED = "reserved"
@@ -182,16 +182,16 @@ class Metric(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One reading of one run, or one traced peak, beside what is estimated for its setup, once somebody asks."""
+    """One reading of a run, or one traced peak, compared with its estimate, which is computed on demand."""
 
     id: str
     metric: Metric
     name: str
     """The model, where its config has none."""
     num_gpus: int
-    """As the setup says it, whether or not that is modelled."""
+    """GPUs in the setup, even if the setup is not modelled."""
     reading: Reading = field(repr=False)
-    """What the table's cell says, as the contract reads it."""
+    """The table's setup as the contract reads it."""
     measured_bytes: int
     gpu: str = ""
     how: str
@@ -213,29 +213,29 @@ class Comparison:
 
     @property
     def estimate(self) -> Estimate | None:
-        """What is estimated for its setup; None where that is refused."""
+        """The estimate of its setup; None if refused."""
         return None if isinstance(self._answer, str) else self._answer
 
     @property
     def refusal(self) -> str:
-        """Why there is no estimate; empty where there is one."""
+        """Why there is no estimate; empty if there is one."""
         return self._answer if isinstance(self._answer, str) else ""
 
     @property
     def model(self) -> Model | None:
-        """None where the setup names none that is known."""
+        """The model; None if the setup names no known one."""
         return self.reading.model
 
     @property
     def setup(self) -> TrainingSetup:
-        """The setup, less what is not modelled."""
+        """The setup without what is not modelled."""
         return self.reading.setup
 
     @property
     def estimated_bytes(self) -> int | None:
-        """What is estimated for this metric; None without an estimate.
+        """The estimate of this metric in bytes; None without an estimate.
 
-        What is reserved or shown is what the caching allocator makes of the step's tensors.
+        Reserved and shown bytes come from replaying the step's tensors through the caching allocator.
         """
         if self.estimate is None:
             return None
@@ -252,13 +252,13 @@ class Comparison:
 
     @property
     def error(self) -> float | None:
-        """Estimated less measured, as a share of the measured one; None without an estimate."""
+        """Relative error, (estimated - measured) / measured; None without an estimate."""
         estimated = self.estimated_bytes
         return None if estimated is None else estimated / self.measured_bytes - 1
 
     @property
     def phase_errors(self) -> list[float]:
-        """The same of each phase that was traced."""
+        """Relative error of each traced phase."""
         if self.estimate is None:
             return []
         answer = self.estimate
@@ -316,7 +316,7 @@ def _num_gpus(setup: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """How far runs of one kind lay from their estimates, as shares of what was measured."""
+    """Relative errors of the estimates of runs of one kind."""
 
     runs: int
     median: float
@@ -324,7 +324,7 @@ class Trust:
 
 
 def trust_in(comparisons: Iterable[Comparison]) -> Trust | None:
-    """Of those that have an estimate; None where none has."""
+    """Errors of the comparisons that have an estimate; None if none has."""
     return _trust([abs(it.error) for it in comparisons if it.error is not None])
 
 
@@ -335,21 +335,21 @@ def _trust(errors: Sequence[float]) -> Trust | None:
 
 
 class Summary(NamedTuple):
-    """How near one metric's estimates come."""
+    """How close one metric's estimates come."""
 
     metric: Metric
     by_phase: bool
-    """Of the heights of the four phases, each a reading; else of the peaks."""
+    """Over the heights of the four phases, each a reading; else over the peaks."""
     readings: int
     refused: int
     """Readings of setups that are refused."""
     trust: Trust | None
     near: int
-    """Readings that lie within ``NEAR`` of their estimate."""
+    """Readings within ``NEAR`` of their estimate."""
 
 
 def summaries(comparisons: Sequence[Comparison]) -> tuple[Summary, ...]:
-    """A summary for each metric that these have, and one of the phases where they were traced."""
+    """One summary per metric present, and one of the traced phases."""
     found = []
     for metric in Metric:
         these = [it for it in comparisons if it.metric is metric]
@@ -370,13 +370,13 @@ def _summary(
 
 
 class Facet(StrEnum):
-    """What makes two runs of one kind, the weightiest first."""
+    """Criteria for two runs being of the same kind, the most important first."""
 
     METHOD = "method"
     STRATEGY = "strategy"
-    """With FSDP's version and what is offloaded."""
+    """With FSDP's version and the offload keys."""
     FAMILY = "family"
-    """The layers' program and all else that follows from ``model_type``: Llama's and Mistral's are the same."""
+    """Everything that follows from ``model_type``, such as the layers' program: Llama and Mistral share it."""
     CARD = "card"
     """The generation of the GPU."""
 
@@ -389,13 +389,13 @@ class Kin:
     trust: Trust | None
     """None where no run of the method was measured."""
     unlike: frozenset[Facet]
-    """In what they are of another kind; empty where they are of the same."""
+    """The criteria in which they differ; empty if they are of the same kind."""
 
 
 def kin(of: Estimate) -> Kin:
-    """Measured runs of the same kind, by what PyTorch allocated; else those of the same method that share most.
+    """Measured runs of the same kind (allocated bytes); else those of the same method that match most criteria.
 
-    Without a GPU any card is the same kind.
+    Without a GPU any card counts as the same kind.
     """
     wanted = _facets(of.model, of.gpu, of.setup)
     if of.gpu is None:
@@ -439,7 +439,7 @@ def _measured_facets() -> tuple[tuple[Comparison, dict[Facet, object]], ...]:
 
 
 class Spread(NamedTuple):
-    """What nvidia-smi showed beyond the allocated peak of the same runs, as shares of that peak."""
+    """Bytes that nvidia-smi showed beyond the allocated peak of the same run, as a share of that peak."""
 
     runs: int
     low: float
@@ -448,7 +448,7 @@ class Spread(NamedTuple):
 
 
 def beyond_allocated() -> tuple[Spread, Spread]:
-    """On one GPU, and on one of several: cached blocks, context and communication together."""
+    """Cached blocks, context and communication together: on a single GPU, and on one of several."""
     allocated = {it.id: it.measured_bytes for it in measured() if it.metric is Metric.ALLOCATED}
     shares: dict[bool, list[float]] = {False: [], True: []}
     for it in measured():
@@ -461,29 +461,29 @@ def beyond_allocated() -> tuple[Spread, Spread]:
 
 
 class Agreement(NamedTuple):
-    """The verdicts of measured runs on cards of many sizes, beside what the runs needed."""
+    """Verdicts on measured runs at many capacities, compared with what the runs needed."""
 
     pairs: int
-    """A run and a capacity outside the range of its estimated need, so that the verdict is a plain yes or no."""
+    """Pairs of a run and a capacity outside its estimated range, so that the verdict is a plain yes or no."""
     agreeing: int
-    """Pairs whose verdict is right wherever in its own range the measured need lies."""
+    """Pairs whose verdict is right for every value in the range of the measured need."""
     tight: int
-    """Pairs inside the estimated range, where no verdict is given."""
+    """Pairs inside the estimated range, where the verdict is tight."""
     width: float
     """Median of the estimated ranges, as a share of their low ends."""
 
     @property
     def share(self) -> float:
-        """The agreeing pairs among the pairs."""
+        """Share of pairs that agree."""
         return self.agreeing / self.pairs
 
 
 @lru_cache(maxsize=4)
 def agreement(capacities: tuple[int, ...]) -> Agreement:
-    """Verdicts against these capacities, in bytes, of every run whose allocated peak was measured.
+    """Verdicts at these capacities, in bytes, for every run whose allocated peak was measured.
 
-    A run needs its allocated peak and, at either end, the context, communication and slack that are estimated for it,
-    but no more than nvidia-smi showed, where that was read.
+    A run's measured need is its allocated peak plus the estimated context, communication and slack, low and high,
+    capped at what nvidia-smi showed where that was read.
     """
     pairs = agreeing = tight = 0
     widths = []

@@ -1,1 +1,1 @@
-"""Who says so? The catalogue, the Hub, a repository's files: the doors to facts."""
+"""Where do facts come from? The catalogue, the Hub, a repository's files."""

@@ -1,7 +1,7 @@
-"""The shipped facts: the one door to ``data/``.
+"""The shipped facts: the only module that reads ``data/``.
 
-Models and accelerators by name, and measurements, in the order of their files. An unknown name is refused
-with the near ones; nothing is guessed.
+Models and accelerators by name, and measurements, in the order of their files. An unknown name is refused with similar
+names; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from estimator.values.specs import (
 DATA = Path(__file__).resolve().parent.parent.parent / "data"
 
 ALIKE = 0.7
-"""How alike two spellings must be to be offered: 1 is equal, 0 has nothing in common."""
+"""Similarity from which a spelling is suggested: 1 is equal, 0 has nothing in common."""
 
 MIG_PERCENT_LEFT: Mapping[Fraction, int] = MappingProxyType(
     {Fraction(1, 8): 86, Fraction(1, 4): 92, Fraction(1, 2): 97}
 )
-"""What a MIG slice is taken to have of its share of the card's memory where nobody has read it, in percent, by that
-share: no more than any reading of data/mig.csv leaves (0.869, 0.923 and 0.993)."""
+"""Memory of a MIG slice without a reading, in percent of its share of the card's memory, by that share. At most what
+every reading of data/mig.csv leaves (0.869, 0.923 and 0.993)."""
 
 ABOUT_AS_LARGE = 0.1
-"""How far a model may be from a size that is searched for, as a share of it: "7b" finds 7.6 billion."""
+"""Tolerance of a search by size, as a share of it: "7b" finds 7.6 billion."""
 
 COUNTERS = ("allocated", "reserved", "device")
-"""What counts bytes: torch's allocator what it gave out, and what it holds; the driver what all processes hold."""
+"""Byte counters: allocated and reserved by torch's allocator; the driver's total over all processes."""
 MOMENTS = ("before", "after_load", *(phase.value for phase in STEP_PHASES), "peak")
-"""When a counter was read: before the model, with it, at its highest in each phase of a step, and over all of them."""
+"""When a counter was read: before and after loading the model, its maximum in each phase of a step, and over all."""
 
 LAYER_LETTERS = {
     "c": "conv",
@@ -65,7 +65,7 @@ LAYER_LETTERS = {
 MLP_LETTERS = {"d": "dense", "s": "sparse"}
 ROPE_LETTERS = {"r": False, "n": True}
 ABOUT = frozenset({"hub_id", "source", "retrieved"})
-"""Columns of a table that say of what a row is and where it was read."""
+"""Columns that identify a row and its source."""
 
 
 _gpu_of: Callable[..., Gpu] = Gpu
@@ -101,7 +101,7 @@ class CatalogModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One row of ``data/measurements.csv``: what a real card showed of one setup."""
+    """One row of ``data/measurements.csv``: readings of one setup on a real GPU."""
 
     id: str
     setup: str
@@ -111,9 +111,9 @@ class Measurement:
     outcome: str
     """``measured`` or ``out_of_memory``."""
     measured: str
-    """Of which steps the readings are, and how they were taken."""
+    """The steps that were read, and how."""
     readings: Mapping[str, Mapping[str, int]]
-    """Bytes, by counter and moment; what was not read is missing."""
+    """Bytes, by counter and moment; without those that were not read."""
     total_parameters: int | None
     trainable_parameters: int | None
     versions: str
@@ -138,22 +138,22 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """One row of ``data/out_of_memory.csv``: what PyTorch's message said when no block was to be had (bytes)."""
+    """One row of ``data/out_of_memory.csv``: the figures of one of PyTorch's out-of-memory messages (bytes)."""
 
     gpu: str
     several_gpus: bool
     capacity_bytes: int
     process_bytes: int
-    """What the process held of the card, all libraries together."""
+    """GPU memory of the process, all libraries together."""
     allocated_bytes: int
     unallocated_bytes: int
-    """Reserved by PyTorch, but not given out."""
+    """Reserved by PyTorch but unallocated."""
     tried_bytes: int
     source: str
 
     @property
     def outside_bytes(self) -> int:
-        """What PyTorch did not reserve: context, kernels, other libraries."""
+        """Bytes outside PyTorch's allocator: context, kernels, other libraries."""
         return self.process_bytes - self.allocated_bytes - self.unallocated_bytes
 
 
@@ -183,7 +183,7 @@ def gpus() -> Mapping[str, Gpu]:
 
 
 def gpus_like(gpu: Gpu | None) -> list[Gpu]:
-    """What to propose beside a card: its maker's accelerators; NVIDIA's where none is given or the maker is unknown.
+    """Alternatives to a GPU: its vendor's accelerators; NVIDIA's if none is given or the vendor is unknown.
 
     Source: data/gpus.csv.
 
@@ -196,7 +196,7 @@ def gpus_like(gpu: Gpu | None) -> list[Gpu]:
 
 @lru_cache(maxsize=1)
 def slices() -> Mapping[str, Gpu]:
-    """Every MIG slice by the name that torch gives it behind its card's (memory in bytes).
+    """Every MIG slice by its card's name and the profile name that torch reports (memory in bytes).
 
         memory     read, else share of the card's · 86 to 97 %
         speed      rates · share of the SMs; bandwidth · share of the memory
@@ -217,7 +217,7 @@ def slices() -> Mapping[str, Gpu]:
 
 @lru_cache(maxsize=1)
 def prices() -> Mapping[str, tuple[Price, ...]]:
-    """What each GPU is rented for, by its name, the cheapest first (US dollars a GPU and hour, on demand).
+    """Rental prices of each GPU by its name, the cheapest first (US dollars a GPU-hour, on demand).
 
     Source: data/prices.csv, by row.
 
@@ -237,7 +237,7 @@ def prices() -> Mapping[str, tuple[Price, ...]]:
 
 @lru_cache(maxsize=1)
 def machines() -> Mapping[str, tuple[Machine, ...]]:
-    """What each GPU comes in, by its name, the slowest network first (10⁹ bits a second).
+    """Machines with each GPU by its name, the slowest network per GPU first (10⁹ bits a second).
 
     Source: data/machines.csv, by row.
 
@@ -318,7 +318,7 @@ def traced_steps() -> tuple[TracedStep, ...]:
 
 
 def out_of_memory() -> tuple[OutOfMemory, ...]:
-    """What out-of-memory messages say of context and allocator (memory in bytes).
+    """Figures of out-of-memory messages on context and allocator (memory in bytes).
 
     Source: data/out_of_memory.csv, by row.
 

@@ -1,12 +1,12 @@
-"""The one door to the Hugging Face Hub: an id becomes a model, or a sentence that says what to do.
+"""The only module that calls the Hugging Face Hub: an id becomes a model, or a sentence that says what to do.
 
-At most three small requests: what the Hub knows of the repository (its ids, licence, gate and safetensors counts),
-its ``config.json``, and for an adapter its ``adapter_config.json``. Never weights, never code. Every answer is bounded
-in bytes and the whole in time. `fetch` blocks until then, so a page calls it in a worker thread.
+At most three small requests: the repository's metadata (ids, licence, gating, safetensors counts), its ``config.json``,
+and for an adapter its ``adapter_config.json``. Never weights, never code. Every answer is limited in bytes, the call in
+time. `fetch` blocks until then, so a page calls it in a worker thread.
 
-Whose token: the one that is handed in, for that call alone. Without one nothing is sent, whatever the environment or
-``~/.cache/huggingface`` hold, and the local cache of files, which may hold gated ones, is not read. So a public server
-shows strangers what strangers may see.
+Only the token passed to a call is sent, and only for that call. Without one no token is sent, whatever the environment
+or ``~/.cache/huggingface`` contain, and the local file cache, which may hold gated files, is not read. So a public
+server shows anonymous visitors only what is public.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 5.0
 """Seconds until an answer, by default: ours."""
 LONGEST_ANSWER = 8_000_000
-"""Bytes that the Hub may say of one repository: ours; a file of its list takes some hundred."""
+"""Bytes of metadata accepted for one repository: ours; each listed file takes a few hundred."""
 MOST_AT_ONCE = 16
-"""Repositories asked for at the same time: ours, so that a Hub that hangs cannot pile up threads."""
+"""Concurrent lookups: ours, so that an unresponsive Hub cannot pile up threads."""
 KEPT_SECONDS = 600.0
 """How long an answer is kept: ours."""
 KEPT_ANSWERS = 256
@@ -61,7 +61,7 @@ _SURE = frozenset(
         Trouble.NOT_MODELLED,
     }
 )
-"""Troubles that asking again would not heal; the others are never kept."""
+"""Troubles that a retry would not resolve; only these are cached."""
 
 
 class _Refused(Exception):
@@ -79,10 +79,10 @@ def fetch(
     endpoint: str | None = None,
     seconds: float = LONGEST_WAIT,
 ) -> HubModel:
-    """The model of a Hub id (or of its address in a browser); never raises, and answers within ``seconds``.
+    """The model of a Hub id or page address; never raises, and returns within ``seconds``.
 
-    ``token`` is used for this call alone: it is in no answer, no sentence and no cache. ``endpoint`` is the Hub's
-    address where it is not ``HF_ENDPOINT`` or https://huggingface.co.
+    ``token`` is used only for this call: it never enters an answer, a sentence or the cache. ``endpoint``: the Hub's
+    address, by default ``HF_ENDPOINT`` or https://huggingface.co.
     """
     hub_id, token = _id(asked), (token or "").strip() or None
     key = (endpoint or "", hub_id.casefold())
@@ -96,7 +96,7 @@ def fetch(
 
 
 def own_token() -> str | None:
-    """The token of whoever runs this process, from ``HF_TOKEN`` or ``hf auth login``: for a command line alone."""
+    """The local user's token, from ``HF_TOKEN`` or ``hf auth login``; only for the command line."""
     try:
         from huggingface_hub import get_token
     except ImportError:
@@ -105,12 +105,12 @@ def own_token() -> str | None:
 
 
 def forget() -> None:
-    """Forget the answers that were kept."""
+    """Clear the cached answers."""
     _KEPT.clear()
 
 
 def _id(asked: str) -> str:
-    """The id in what was typed: the Hub's address before it and the page behind it are cut off.
+    """The id in the user's input, without the Hub's address before it and the page path after it.
 
     >>> _id(" https://huggingface.co/Qwen/Qwen2.5-7B/blob/main/config.json ")
     'Qwen/Qwen2.5-7B'
@@ -126,7 +126,7 @@ _free = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 
 def _within(seconds: float, hub_id: str, token: str | None, endpoint: str | None) -> HubModel:
-    """Ask in a thread and leave it behind when time is up: a name look-up obeys no timeout of the client's."""
+    """Ask in a thread and abandon it at the deadline, since a DNS lookup ignores the client's timeout."""
     deadline = time.monotonic() + seconds
     answer: SimpleQueue[HubModel] = SimpleQueue()
     if not _free.acquire(timeout=seconds):
@@ -157,7 +157,7 @@ def _refusal(hub_id: str, why: _Refused, about: About | None = None) -> HubModel
 
 
 class _Kept:
-    """Answers to questions without a token, each for a while; the oldest go first."""
+    """Cached answers to requests without a token, with an expiry; evicts the oldest first."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[tuple[str, str], tuple[float, HubModel]] = OrderedDict()
@@ -196,7 +196,7 @@ def _ask(
     except ImportError:
         needs = "Asking the Hub needs huggingface_hub; install it (pip install huggingface_hub)"
         return _refusal(hub_id, _Refused(Trouble.OFFLINE, f"{needs}, {OTHERWISE}."))
-    except Exception as fault:  # a worker thread has nobody to raise to
+    except Exception as fault:  # nothing would catch it in a worker thread
         said = (
             f"The Hub's answer could not be read ({type(fault).__name__}); try again, {OTHERWISE}."
         )
@@ -255,7 +255,7 @@ def _base_of(hub: _Hub, about: About, info: Mapping[str, object]) -> HubModel:
 
 
 def _catalogued(hub_id: str) -> HubModel | None:
-    """A base that the catalogue has need not be asked for; many are gated."""
+    """A base model from the catalogue, which saves a request; many are gated."""
     entry = catalog.models().get(hub_id)
     if entry is None:
         return None
@@ -363,7 +363,7 @@ def _is_id(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Hub:
-    """The Hub for one question: its address, whose token, and until when."""
+    """The Hub for one lookup: its address, the token's headers, and the deadline."""
 
     endpoint: str
     headers: Mapping[str, str]
@@ -396,7 +396,7 @@ class _Hub:
         return f"copy it anew from {self.endpoint}/settings/tokens, or leave it out."
 
     def repository(self, hub_id: str) -> dict[str, object]:
-        """What the Hub knows of a repository, under the name it has now."""
+        """The Hub's metadata of a repository, which follows renames."""
         if not _is_id(hub_id):
             raise _Refused(
                 Trouble.BAD_ID,
@@ -426,7 +426,7 @@ class _Hub:
     def _get(
         self, hub_id: str, address: str, asked: Mapping[str, list[str]], *, most: int
     ) -> bytes:
-        """The body of an answer, no more than a byte above ``most``; every failure is a `_Refused`."""
+        """The body of a response, at most ``most`` + 1 bytes; every failure is raised as `_Refused`."""
         from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
@@ -474,7 +474,7 @@ class _Hub:
 
 
 def _refused(hub: _Hub, hub_id: str, failure: HfHubHTTPError) -> _Refused:
-    """What a refusal of the Hub means; the special cases come before those that they are special cases of."""
+    """Explain an HTTP error of the Hub; subclasses are matched before their base classes."""
     from huggingface_hub import errors
 
     page, status = f"{hub.endpoint}/{hub_id}", failure.response.status_code
@@ -522,7 +522,7 @@ def _refused(hub: _Hub, hub_id: str, failure: HfHubHTTPError) -> _Refused:
     if status >= 500:
         return _Refused(
             Trouble.DOWN,
-            f"The Hub has a fault of its own (status {status}); try again later, {OTHERWISE}.",
+            f"The Hub has a server error (status {status}); try again later, {OTHERWISE}.",
         )
     return _Refused(
         Trouble.NOT_FOUND,

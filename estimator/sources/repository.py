@@ -1,7 +1,7 @@
-"""What a config.json turns out to be: a model to estimate, or one sentence that says what to do instead.
+"""From a config.json to a model, or to one sentence that says what to do instead.
 
-A config from the Hub, one that was pasted and one that was dropped go the same way. All of it is of untrusted origin:
-nothing in it is run, not even a regular expression.
+Configs from the Hub, pasted or dropped, take the same path. All are untrusted: nothing in them is executed, not even a
+regular expression.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 
 CLOSE_ENOUGH = 0.001
-"""The largest difference between the Hub's count and ours that is not worth a sentence, as a share: ours."""
+"""The largest relative difference between the Hub's count and ours that is not reported: ours."""
 
 MOST_KEYS = 8
-"""Of keys that are not known so many are named."""
+"""Unknown keys that are named at most: ours."""
 
 
 class Trouble(StrEnum):
-    """Why there is no model: what a page or a program can do about it depends on this alone."""
+    """Why there is no model; callers decide what to do from this alone."""
 
     BAD_ID = "bad_id"
     BAD_TOKEN = "bad_token"
@@ -52,18 +52,18 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What the Hub says of a repository beside its files; nothing of it is known of a pasted config."""
+    """What the Hub reports about a repository besides its files; empty for a pasted config."""
 
     hub_id: str = ""
-    """As the Hub spells it now."""
+    """The id as the Hub spells it now."""
     license: str = "unknown"
     gated: str = "unknown"
     """``yes``, ``no`` or ``unknown``, as in the catalogue."""
     published_parameters: int | None = None
-    """Elements that the Hub counts in the safetensors files; None: there are none, or it has not counted."""
+    """Elements that the Hub counts in the safetensors files; None: no such files, or no count."""
     pipeline_tag: str = ""
     origin: str = ""
-    """The repository that it says it was made from."""
+    """The repository that it was derived from, by its own tags."""
 
 
 UNKNOWN = About()
@@ -71,21 +71,21 @@ UNKNOWN = About()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubModel:
-    """A model that was asked for by its id or its config: found, or not and why."""
+    """The result of looking up a model by its id or config: the model, or why there is none."""
 
     about: About = UNKNOWN
     model: Model | None = None
     trouble: Trouble | None = None
     problem: str = ""
-    """What is wrong and what to do, where there is no model."""
+    """If there is no model: what is wrong and what to do."""
     notes: tuple[str, ...] = ()
-    """What must be known of the model; the estimate repeats it among its assumptions."""
+    """What the user must know about the model; the estimate repeats it among its assumptions."""
     left_out: str = ""
     """What the estimate leaves out of a model of more than text: ``the vision tower and the projector``."""
 
     @property
     def stored_bytes(self) -> int | None:
-        """Bytes of the weights as the files hold them; None where that is not known."""
+        """Bytes of the weights as stored in the files; None if unknown."""
         return checkpoint_bytes(self.model) if self.model else None
 
     @property
@@ -95,12 +95,12 @@ class HubModel:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """All that is to be said: the problem, or the notes."""
+        """All sentences to show: the problem if any, then the notes."""
         return (self.problem, *self.notes) if self.problem else self.notes
 
 
 def from_text(text: str | bytes, subject: str = "The config.json") -> HubModel:
-    """The model of a config.json that somebody pasted or dropped.
+    """The model of a pasted or dropped config.json.
 
     >>> from_text("<!DOCTYPE html>").problem
     'The config.json is a web page, not JSON; open the file on the Hub and copy it with its raw button.'
@@ -221,7 +221,7 @@ UNKNOWN_REPOSITORY = Refusal(
 
 
 def _not_a_decoder(config: Mapping[str, object], about: About, name: str) -> RefusedError | None:
-    """What it is instead and what to choose; None for a decoder."""
+    """The refusal for a model that is not a decoder: what it is and what to choose; None for a decoder."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         return None
