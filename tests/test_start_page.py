@@ -203,6 +203,7 @@ def test_what_hero_writes_is_a_valid_plotly_figure(method):
 # --- what lies in an expander -------------------------------------------------------------------
 
 WHERE_IT_MATTERS = {
+    "model_class": {"model": "google/gemma-3-4b-it"},
     "use_reentrant": {"gradient_checkpointing": "true"},
     "fsdp_version": {"num_gpus": "2", "strategy": "fsdp"},
     "checkpoint_around_fsdp": {
