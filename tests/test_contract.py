@@ -280,7 +280,7 @@ SENTENCES = [
     ({"strategy": "device_map"}, "strategy device_map shares between GPUs, and num_gpus is 1; "),
     (
         {"strategy": "device_map", "num_gpus": 2, "use_liger_kernel": True},
-        "Liger's kernels are launched on the first GPU wherever their tensors lie",
+        "Liger's kernels always launch on the first GPU, even for tensors on another",
     ),
     (
         {"strategy": "device_map", "num_gpus": 16},

@@ -440,7 +440,7 @@ REFUSED = [
     ),
     (
         {"num_gpus": 2, "strategy": "zero3", "method": "qlora"},
-        "zero3 divides 4-bit weights only where they pass for floats",
+        "zero3 shards 4-bit weights only in a float storage dtype",
     ),
     ({"num_gpus": 8, "strategy": "ddp", "tp_size": 2}, "tp_size 2 is not modelled yet"),
 ]

@@ -1,4 +1,4 @@
-"""What is taken for granted when several GPUs share the work, in sentences."""
+"""Assumptions about several GPUs and about offload, in sentences."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Loss, Method, Offload, Strategy
 
 DEVICE_MAP = (
-    'The layers lie where from_pretrained(device_map="auto") puts them on free GPUs of this kind: it evens out the '
-    "weights alone and leaves no room for training. One GPU works at a time, each batch passes through all of them.",
-    "accelerate's hooks copy hidden states from GPU to GPU, the mask and the rotary tables anew for every layer that "
-    "is not where they were made, and all logits back to the first GPU.",
+    'The layers are placed as from_pretrained(device_map="auto") places them on free GPUs of this kind: it balances '
+    "only the weights and leaves no room for training. One GPU works at a time; each batch passes through all of them.",
+    "accelerate's hooks copy hidden states from GPU to GPU, the mask and the rotary tables again for every layer on "
+    "another GPU, and all logits back to the first GPU.",
 )
 
 
 def sharing_sentences(setup: TrainingSetup) -> list[str]:
-    """What a reader would not expect of the strategy: sentences, no bytes.
+    """Assumptions about the strategy that may surprise: sentences, no bytes.
 
     Source: as ``estimator.parallel.sharding``, ``fsdp`` and ``zero`` have it.
     """
@@ -24,7 +24,7 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
     sentences = [f"All memory is of the fullest of {setup.num_gpus:,} GPUs."]
     if setup.strategy is Strategy.DDP:
         sentences.append(
-            "DDP keeps a second copy of every gradient in its buckets, as Trainer leaves it set."
+            "DDP keeps a second copy of every gradient in its buckets, which is Trainer's default."
         )
     if setup.strategy is Strategy.DEVICE_MAP:
         sentences += DEVICE_MAP
@@ -44,7 +44,7 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
 
 
 def offload_sentences(setup: TrainingSetup) -> list[str]:
-    """What a reader would not expect of offload: sentences, no bytes.
+    """Assumptions about offload that may surprise: sentences, no bytes.
 
     Source: as ``estimator.parallel.offload`` has it.
     """
@@ -98,13 +98,13 @@ def _fsdp(setup: TrainingSetup) -> list[str]:
         )
     if upcasts_trained(setup) and setup.dtype is not Dtype.FLOAT32:
         sentences.append(
-            "Under mixed precision accelerate turns trained weights into float32 before it divides them, so that "
-            "gradients and states are float32 too."
+            "Under mixed precision accelerate casts trained weights to float32 before sharding, so gradients and "
+            "states are float32 too."
         )
     if setup.gradient_accumulation_steps > 1:
         sentences.append(
-            "With accumulation Trainer synchronises at the last micro-step only: until then every GPU holds whole "
-            "gradients, not a share of them."
+            "With accumulation Trainer synchronises only at the last micro-step: until then every GPU holds full, "
+            "unsharded gradients."
         )
     if setup.loss is Loss.CHUNKED_TORCHTUNE and not setup.uses_fsdp1:
         sentences.append(

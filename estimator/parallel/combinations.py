@@ -1,4 +1,4 @@
-"""Which strategies go with which setups: one sentence for each that cannot run, or that no formula knows."""
+"""Which strategies a setup allows: one refusal for each combination that cannot run or is not modelled."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ SHARING = (
     "checkpoint_around_fsdp",
     *OFFLOADS,
 )
-"""The keys that say how GPUs share the work; at their defaults nothing is refused."""
+"""The keys that distribute the work over GPUs; at their defaults nothing is refused."""
 
 
 class Rule(NamedTuple):
-    """What cannot be, and what to say of it."""
+    """A refused combination, and its sentence."""
 
     breaks: Callable[[TrainingSetup], bool]
     sentence: str
-    """With the setup's own values in braces."""
+    """Format string over the setup ``s``."""
     cause: Cause
 
     @property
     def refusal(self) -> Refusal:
-        """As whoever asks for such a setup is told."""
+        """The refusal that the user sees."""
         return Refusal(self.sentence, self.cause)
 
 
@@ -76,7 +76,7 @@ def _uses_nvme(setup: TrainingSetup) -> bool:
 
 
 def shares_between_layers(model: Model, setup: TrainingSetup) -> bool:
-    """Whether a strategy divides a model whose layers share more than a mask.
+    """Whether a strategy shards a model whose layers share more than a mask.
 
     Source: derived; transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4TextModel.forward``.
     """
@@ -85,11 +85,11 @@ def shares_between_layers(model: Model, setup: TrainingSetup) -> bool:
 
 
 def _unscaled(setup: TrainingSetup) -> bool:
-    """Whether the weights are of 16 bits where a GradScaler meets gradients of the dtype of what is trained.
+    """Whether a GradScaler meets 16-bit gradients, which have the dtype of the trained tensors.
 
-    Who divides weights keeps what is trained, and its gradients, in float32: accelerate 1.15, accelerator.py,
+    Strategies that shard weights keep trained tensors and their gradients in float32: accelerate 1.15, accelerator.py,
     ``prepare_model`` (FSDP 1, beside 4-bit weights too) and utils/fsdp_utils.py, ``fsdp2_prepare_model`` (FSDP 2, but
-    not beside 4-bit weights). DeepSpeed 0.19.8 has a scaler of its own.
+    not beside 4-bit weights). DeepSpeed 0.19.8 has its own scaler.
     """
     if setup.dtype is Dtype.FLOAT32 or setup.mixed_precision is not MixedPrecision.FP16:
         return False
@@ -177,8 +177,8 @@ RULES = (
             s.strategy is Strategy.DEVICE_MAP and (s.use_liger_kernel or s.loss is Loss.LIGER)
         ),
         # github.com/linkedin/Liger-Kernel/issues/593 and 1303: Triton launches on the process' current GPU
-        "Liger's kernels are launched on the first GPU wherever their tensors lie (Liger-Kernel issue 1303), so that "
-        "device_map stops with an error; leave use_liger_kernel and loss at their defaults.",
+        "Liger's kernels always launch on the first GPU, even for tensors on another (Liger-Kernel issue 1303), so "
+        "device_map fails; leave use_liger_kernel and loss at their defaults.",
         Report("https://github.com/linkedin/Liger-Kernel/issues/1303"),
     ),
     Rule(
@@ -210,7 +210,7 @@ RULES = (
     ),
     Rule(
         lambda s: s.offload_optimizer is not Offload.NONE and s.optim not in ADAM,
-        "An offloaded optimizer is stepped on the CPU, where optim {s.optim} is not modelled; take adamw_torch.",
+        "An offloaded optimizer runs on the CPU, where optim {s.optim} is not modelled yet; take adamw_torch.",
         NOT_MODELLED,
     ),
     Rule(
@@ -228,7 +228,7 @@ RULES = (
     ),
     Rule(
         lambda s: s.checkpoint_around_fsdp and not s.uses_fsdp1,
-        "checkpoint_around_fsdp is of FSDP 1 under transformers before 4.52; leave it out, or set fsdp_version 1.",
+        "checkpoint_around_fsdp is for FSDP 1 under transformers before 4.52; leave it out, or set fsdp_version 1.",
         CONTRADICTION,
     ),
     Rule(
@@ -241,14 +241,14 @@ RULES = (
             s.uses_fsdp1 and s.method is Method.QLORA and s.bnb_4bit_quant_storage != s.dtype.value
         ),
         # torch 2.13, _flat_param.py, _validate_tensors_to_flatten: floats only, of one dtype
-        "FSDP 1 flattens a layer's tensors into one, which has one dtype: set bnb_4bit_quant_storage to {s.dtype}, as "
-        "dtype, not {s.bnb_4bit_quant_storage}; or take fsdp_version 2.",
+        "FSDP 1 flattens a layer's tensors into one of a single dtype: set bnb_4bit_quant_storage to {s.dtype}, the "
+        "value of dtype, not {s.bnb_4bit_quant_storage}; or take fsdp_version 2.",
         ONE_DTYPE,
     ),
     Rule(
         lambda s: s.uses_fsdp1 and s.method is Method.QLORA and s.prepare_model_for_kbit_training,
-        "FSDP 1 flattens a layer's tensors into one, which has one dtype, and prepare_model_for_kbit_training makes "
-        "its norms float32; leave it out (as TRL does for 4-bit weights that are divided).",
+        "FSDP 1 flattens a layer's tensors into one of a single dtype, but prepare_model_for_kbit_training makes "
+        "its norms float32; leave it out (as TRL does for sharded 4-bit weights).",
         ONE_DTYPE,
     ),
     Rule(
@@ -343,7 +343,7 @@ RULES = (
             and s.method is Method.QLORA
             and s.bnb_4bit_quant_storage == "uint8"
         ),
-        "zero3 divides 4-bit weights only where they pass for floats; set bnb_4bit_quant_storage to bfloat16.",
+        "zero3 shards 4-bit weights only in a float storage dtype; set bnb_4bit_quant_storage to bfloat16.",
         Report("https://huggingface.co/docs/peft/accelerate/deepspeed"),
     ),
     Rule(
@@ -365,7 +365,7 @@ RULES = (
 
 
 def resting_places(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offload, ...]]:
-    """Where a strategy can leave the optimizer's states, and where the weights.
+    """The offload targets that a strategy allows for optimizer states, and those for weights.
 
     >>> resting_places(Strategy.ZERO2)[1]
     (<Offload.NONE: 'none'>,)
@@ -382,10 +382,10 @@ def resting_places(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offlo
 def sharing(
     setup: TrainingSetup, strategy: Strategy, num_gpus: int, dp_replicate_size: int = 1
 ) -> dict[str, Any]:
-    """The keys of ``SHARING`` that let so many GPUs share a setup by a strategy.
+    """The keys of ``SHARING`` for a setup on ``num_gpus`` GPUs under a strategy.
 
-    What the strategy does not know goes back to its default: FSDP's version under another, and a place to rest that
-    it has not. FSDP offloads weights and states together or not at all.
+    Keys that the strategy does not support return to their defaults: FSDP's version under another strategy, and an
+    offload target that it lacks. FSDP offloads weights and states together or not at all.
 
     >>> offloaded = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=2, offload_optimizer=Offload.CPU)
     >>> [sharing(offloaded, it, 2)["offload_optimizer"].value for it in (Strategy.ZERO3, Strategy.DDP)]
@@ -407,7 +407,7 @@ def sharing(
 
 
 def refused(setup: TrainingSetup) -> RefusedError | None:
-    """Why GPUs cannot share this setup's work as it says; None where they can."""
+    """Why this setup cannot run with its strategy; None if it can."""
     for rule in RULES:
         if rule.breaks(setup):
             return rule.refusal(s=setup)
@@ -428,7 +428,7 @@ BEYOND_ONE_MACHINE = Refusal(
 
 
 def beyond_one_machine(setup: TrainingSetup) -> RefusedError | None:
-    """Why one process cannot run so many GPUs; None where it can. No structure knows of machines."""
+    """Why a device map cannot span so many GPUs; None if it can. Not part of a structure, which ignores machines."""
     if setup.strategy is not Strategy.DEVICE_MAP or setup.num_gpus <= setup.gpus_per_node:
         return None
     return BEYOND_ONE_MACHINE(s=setup)

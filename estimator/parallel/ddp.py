@@ -1,4 +1,4 @@
-"""DDP: everything lies on every GPU, and gradients are averaged through buckets."""
+"""DDP: every GPU holds the whole model, and gradients are averaged through buckets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from estimator.values.specs import Model
 
 
 def finds_unused(setup: TrainingSetup) -> bool:
-    """Whether DDP looks for unused parameters, so that it copies the model's outputs.
+    """Whether DDP looks for unused parameters, in which case it copies the model's outputs.
 
-    Trainer asks for it unless a bare model is checkpointed; a model of PEFT's is none of transformers' own.
+    Trainer sets this unless a model of transformers is checkpointed; a PEFT model does not count as one.
 
     Source: transformers 5.23, trainer.py, ``create_accelerator_and_postprocess``; torch 2.13,
     nn/parallel/distributed.py, ``_DDPSink``.

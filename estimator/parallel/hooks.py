@@ -1,7 +1,7 @@
-"""What a strategy does around the modules of a model while they are called: a set of hooks, as PyTorch has them.
+"""A strategy's hooks around the calls of a model's modules, like PyTorch's module hooks.
 
-A family's program calls modules; it names no strategy. The hooks of a strategy see what goes into a module and what
-comes out, and may gather weights, copy a tensor, or ask to be called when its gradient comes by.
+A family's program calls modules and names no strategy. A strategy's hooks see a module's inputs and outputs; they may
+gather weights, copy a tensor, or register a hook on its gradient.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from estimator.values.specs import Model
 
 
 class Hooks:
-    """The hooks of one model on one tape. These do nothing: one GPU alone."""
+    """The hooks of one model on one tape. The base class does nothing: a single GPU."""
 
     brings_inputs = False
-    """Every layer gets copies of its own of what all layers share: masks, tables, positions."""
+    """Every layer gets its own copies of shared inputs: masks, tables, positions."""
 
     def __init__(
         self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
@@ -31,26 +31,26 @@ class Hooks:
         return x
 
     def leave(self, module: str, x: Tensor) -> Tensor:
-        """It returns its output."""
+        """A module outside the layers returns; returns its output."""
         return x
 
     def layer(self, index: int, block: Block) -> ModuleHook | None:
-        """What happens around a layer; None where nothing does."""
+        """The hook around a layer; None if there is none."""
         return None
 
     def read(self, weight: Parameter) -> Tensor:
-        """A weight that is read without calling its module."""
+        """Read a weight without calling its module."""
         return weight
 
     def work_at(self, module: str | None) -> None:
-        """What follows happens where this module lies; None: where the batch does."""
+        """Continue on this module's GPU; None: on the batch's GPU."""
 
     def returned(self, loss: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The model itself returns, before autocast ends."""
+        """The model's forward returns, before autocast ends."""
         return loss, logits
 
     def leave_model(self, loss: Tensor, outputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What is wrapped around the model returns loss and outputs."""
+        """The outermost wrapper of the model returns loss and outputs."""
         return loss, outputs
 
     def end_backward(self) -> None:

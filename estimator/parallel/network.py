@@ -1,7 +1,7 @@
-"""What GPUs send each other, inside a machine over their own links and between machines over the network.
+"""Communication between GPUs: over their links inside a machine, over the network between machines.
 
-The two ends are those of the bracket: at best a hierarchical exchange over the fastest network that the card is offered
-with, inside and outside at once; at worst one ring through all GPUs over the slowest.
+The bracket's low end is a hierarchical exchange over the fastest network offered with the GPU, links and network at
+once; its high end is one ring through all GPUs over the slowest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from estimator.values.specs import Gpu, Machine
 GIGA = 1e9
 """Bytes a second in a GB/s."""
 BITS = 8
-"""Of a byte."""
+"""Bits in a byte."""
 PCIE_GB_PER_S = 32.0
 """Both directions of PCIe 3.0 x16, where a GPU's own link is unknown: PCI-SIG, 8 GT/s, 16 lanes, 128/130 coded."""
 ETHERNET = Machine(
@@ -24,28 +24,28 @@ ETHERNET = Machine(
     network_gbit_per_s=25,
     source="data/machines.csv, its slowest row (p3.16xlarge); a plain port of a server",
 )
-"""At worst, whatever the GPUs of a machine, where no machine with the card is known."""
+"""The slow end for a machine of any number of GPUs, where no machine with the GPU is known."""
 
 
 class Links(NamedTuple):
     """Bytes a second in one direction."""
 
     gpu: float
-    """Of one GPU, inside its machine."""
+    """One GPU's link inside its machine."""
     slow: float
-    """Of one machine, all ports that GPUs exchange through, at worst."""
+    """One machine's network, all ports that GPUs use, at the slow end."""
     fast: float
-    """At best."""
+    """The same at the fast end."""
 
 
 class ExchangeGroup(NamedTuple):
-    """GPUs that exchange one thing among themselves."""
+    """GPUs of one collective."""
 
     ranks: int
     per_machine: int
-    """At most, of them in one machine."""
+    """The most of them in one machine."""
     side_by_side: int = 1
-    """Groups alike that share a machine's ports."""
+    """Equal groups that share a machine's ports."""
 
 
 def machines_of(setup: TrainingSetup) -> int:
@@ -67,9 +67,9 @@ def links(
 ) -> Links:
     """Bytes a second of a GPU's link and of a machine's network, one direction.
 
-    One's own figures, in 10⁹ bytes a second, go before what is known of the card: half of its interconnect, and the
-    networks of the machines that it comes in. A part of such a machine has that part of its network. Where no machine
-    is known the network is at best no slower than the GPU's own link, and at worst 25 Gb/s Ethernet.
+    The user's figures, in 10⁹ bytes a second, override the GPU's: half of its interconnect, and the networks of its
+    known machines. Part of a machine has that part of its network. Without a known machine the fast end is at least the
+    GPU's own link, the slow end 25 Gb/s Ethernet.
 
     Source: data/gpus.csv (``interconnect_gb_per_s``) and data/machines.csv, by row.
 
@@ -117,7 +117,7 @@ def exchange_seconds(size: float, group: ExchangeGroup, by: Links) -> tuple[floa
 
 
 def shards(setup: TrainingSetup) -> ExchangeGroup:
-    """The GPUs that one copy of what is divided is spread over: inside a machine if they fill it evenly (counts).
+    """The GPUs that one sharded copy spans: inside a machine if they divide it evenly (counts).
 
     Source: accelerate 1.15, parallelism_config.py, ``_get_mesh``: the shards are an inner dimension of the mesh.
 
@@ -145,7 +145,7 @@ def replicas(setup: TrainingSetup) -> ExchangeGroup:
 
 
 def network_sentences(gpu: Gpu, setup: TrainingSetup) -> list[str]:
-    """What is taken for granted of the way between machines; none where the job is in one.
+    """Assumptions about the network between machines; none if the job runs in one.
 
     Source: as ``links``.
     """

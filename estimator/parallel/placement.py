@@ -1,11 +1,11 @@
-"""Which module lies on which device: the maps that accelerate and transformers infer, on paper.
+"""Device maps, as accelerate and transformers infer them, computed without loading the model.
 
 Two libraries split a model that is too large for one device. accelerate's ``infer_auto_device_map`` fills devices in
-order; transformers 5, whose ``from_pretrained(device_map="auto")`` once called it, has its own copy, which counts bytes
-and evens devices out a little differently. Both look at weights and buffers alone: they leave no room for activations,
+order. transformers 5, whose ``from_pretrained(device_map="auto")`` once called it, has its own copy, which counts bytes
+and balances devices slightly differently. Both consider only weights and buffers: they reserve nothing for activations,
 gradients or optimizer states.
 
-Sizes are whole numbers of bits: a mask's element is an eighth of a byte to accelerate, a packed weight half of one.
+Sizes are whole bits: accelerate counts a mask's element as an eighth of a byte, a packed weight as half of one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ACCELERATE: Mapping[str, Widths] = MappingProxyType(
     }
 )
 """accelerate 1.15, utils/modeling.py, ``compute_module_sizes(dtype=…)``: buffers shrink with the weights, and
-``dtype_byte_size`` gives a truth value one bit."""
+``dtype_byte_size`` counts a bool as one bit."""
 
 
 class Balance(StrEnum):
@@ -71,7 +71,7 @@ def infer_auto_device_map(
     no_split_module_classes: Collection[str] | None = None,
     balance: Balance = Balance.SEQUENTIAL,
 ) -> dict[str, Device]:
-    """Where accelerate puts each module of a model whose weights are bare and tied: full module name → device.
+    """accelerate's device map of a model with unpacked, tied weights: full module name → device.
 
     ``max_memory`` in bytes a device. ``no_split_module_classes``: classes of modules that stay whole; None: the decoder
     layer, transformers' ``_no_split_modules``. ``balance``: what ``load_checkpoint_and_dispatch`` does before with
@@ -80,8 +80,8 @@ def infer_auto_device_map(
         fits on a device     used + module + tied partner ≤ max_memory − reserve
         reserve              the largest layer still to come, on the first GPU and on the CPU; 0 elsewhere
 
-    What does not fit is split into its children unless it stays whole, and otherwise the next device is begun, never to
-    come back. After the last comes the disk, where all fits.
+    A module that does not fit is split into its children, or, if it must stay whole, begins the next device; earlier
+    devices are not revisited. The disk comes last and takes everything.
 
     Leaves out: ``fallback_allocation`` and ``special_dtypes``; devices other than GPUs, CPU and disk.
     Error: none; equal to accelerate's own dict in tests/verify, for every family.
@@ -109,7 +109,7 @@ def infer_auto_device_map(
 
 
 SPLIT_EXPERTS = Refusal(
-    "transformers takes Llama 4's stacked experts apart before it packs them, which is not modelled; leave "
+    "transformers splits Llama 4's stacked experts before quantising them, which is not modelled yet; leave "
     "load_in_4bit and load_in_8bit out.",
     NOT_MODELLED,
 )
@@ -241,9 +241,9 @@ def _widths(dtype: str, packing: Packing | None) -> Widths:
 
 
 def _never_packed(tree: Node) -> str | None:
-    """The module of the last parameter, which bitsandbytes leaves as it is beside the head, if that is a weight.
+    """The module of the last parameter, if that is a weight; bitsandbytes leaves it and the head unpacked.
 
-    It is a norm's, but for OLMo with a tied head, whose norms have none.
+    It is a norm, except in OLMo with a tied head, whose norms have no weight.
     """
     held = [(node.name, one.name) for node in tree.walk() for one in node.tensors]
     parameters = [(node, name) for node, name in held if name in {"weight", "bias"}]
@@ -323,9 +323,9 @@ def _place(
     *,
     splits_what_would_fit_alone: bool,
 ) -> dict[str, Device]:
-    """The walk that both libraries share.
+    """The algorithm that both libraries share.
 
-    ``splits_what_would_fit_alone``: transformers splits a module that fits, but not beside its tied partner; accelerate
+    ``splits_what_would_fit_alone``: transformers splits a module that fits only without its tied partner; accelerate
     begins the next device.
     """
     devices = [*budgets, *({DISK} - {*budgets})]
@@ -390,7 +390,7 @@ def _largest(
 
 
 def _grouped(placed: Mapping[str, Device]) -> dict[str, Device]:
-    """A map with one key for all that lies together: a module's own, or the empty name for the whole model.
+    """The map with one key per subtree on one device: a module's name, or the empty name for the whole model.
 
     Source: accelerate 1.15 utils/modeling.py, ``clean_device_map``.
 

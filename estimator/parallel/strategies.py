@@ -1,4 +1,4 @@
-"""Each strategy by its name: what it hooks onto a model's modules, and what a GPU keeps under it."""
+"""Each strategy's hooks on a model's modules, and its resident memory per GPU."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from estimator.values.specs import Model, Strategy
 
 
 class StrategyRule(NamedTuple):
-    """What one strategy does with a model."""
+    """The hooks and the resident memory of one strategy."""
 
     hooks: Callable[[Tape, Model, TrainingSetup, Block, int], Hooks]
-    """From a tape, the model, its setup, the modules around its layers, and the number of ranks."""
+    """From a tape, the model, its setup, the modules outside its layers, and the number of ranks."""
     resident: Callable[[Model, TrainingSetup], Resident]
-    """What the fullest GPU keeps."""
+    """Resident memory of the fullest GPU."""
 
 
 ALONE = StrategyRule(Hooks, undivided)
@@ -44,7 +44,7 @@ RULES: dict[Strategy, StrategyRule] = {
     Strategy.FSDP_GRAD_OP: FSDP2,
     Strategy.HSDP: FSDP2,
 }
-"""One row a strategy."""
+"""One row per strategy."""
 
 
 def _rule(setup: TrainingSetup) -> StrategyRule:
@@ -67,5 +67,5 @@ def hooks(
 
 @lru_cache(maxsize=1024)
 def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
-    """Bytes of weights, adapters, gradients and optimizer states on the fullest GPU, whatever the batch and length."""
+    """Bytes of weights, adapters, gradients and states on the fullest GPU, independent of batch and length."""
     return _rule(structure).resident(model, structure)

@@ -239,7 +239,7 @@ def test_every_family_is_placed_as_the_libraries_place_it(
                 assert said == transformers_own(skeleton, limits, balance), (limits, balance)
             for packing, (skeleton, quantizer) in packed.items():
                 if model_type == "llama4_text":
-                    with pytest.raises(ValueError, match="takes Llama 4's stacked experts apart"):
+                    with pytest.raises(ValueError, match="splits Llama 4's stacked experts"):
                         from_pretrained_device_map(model, limits, balance=balance, packing=packing)
                     continue
                 try:
