@@ -274,7 +274,7 @@ def test_comparison_without_an_answer_has_a_way_out(scenario, present):
     page = open_compare(scenario, **({"present": "1"} if present else {}))
     drawn = [it for it in page.get("bidi_component")]
     assert len(drawn) == (scenario is NO_GPU), "a need is a bar; a refusal is none"
-    assert "what the card has" not in text(page)
+    assert "what the GPU has" not in text(page)
     if scenario is REFUSED:
         assert "flash_attention_2 takes 16-bit inputs only" in text(page)
     button(page, "leave" if present else "remove").click().run()

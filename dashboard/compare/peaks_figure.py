@@ -23,7 +23,7 @@ def legend_html(shown: Sequence[Entry]) -> str:
         for it in parts
     )
     if any(of.gpu for _, of in entry.bars(shown)):
-        said += '<span><i class="hr-line"></i>what the card has</span>'
+        said += '<span><i class="hr-line"></i>what the GPU has</span>'
     return f'<p class="hr-legend">{said}</p>'
 
 

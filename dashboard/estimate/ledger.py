@@ -78,7 +78,7 @@ def ledger_html(estimate: Estimate) -> str:
         )
     )
     rows.append(
-        markup.row(None, "Needed", units.number(need), "", "What the card must have.", "hr-sum")
+        markup.row(None, "Needed", units.number(need), "", "What the GPU must have.", "hr-sum")
     )
     if (on_card := shown(estimate)) is not None:
         rows.append(markup.row(None, "nvidia-smi", "", "", shown_meaning(on_card)))

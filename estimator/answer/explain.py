@@ -136,11 +136,11 @@ def _weights(of: Estimate) -> Explanation:
         lead = f"This GPU's part of every parameter, among {_ranks(of.setup)}"
         if of.setup.strategy in (Strategy.ZERO1, Strategy.ZERO2):
             lead = f"{of.setup.strategy} leaves every parameter whole on each GPU"
-        lead += "; what is gathered from the others for a while lies beside it."
+        lead += "; weights gathered from the other GPUs come on top while they are used."
     else:
         terms = [_module_term(module, count, of.setup) for module, count in own.modules]
         lead = (
-            "Every parameter of the model lies on the GPU from loading to the end; "
+            "Every parameter of the model stays on the GPU from loading to the end; "
             "each tensor is rounded up to 512 bytes."
         )
         if of.devices:
@@ -198,7 +198,7 @@ def _adapters(of: Estimate) -> Explanation:
     if of.setup.use_dora:
         lead += " DoRA adds one number for each output, its trained length."
     if of.setup.modules_to_save:
-        lead += " Beside them the modules that are trained whole: the copy is used, the original lies frozen."
+        lead += " Modules in modules_to_save come on top: the copy is trained, the original stays frozen."
     alive = _alive(of, Component.ADAPTERS)
     if _is_divided(of.setup):
         share, functions = _adapter_share(of)
@@ -267,7 +267,7 @@ def _outside(of: Estimate) -> Explanation:
         terms.append(Term("NCCL's buffers", "at the most that was read", exchange))
     if of.paged_bytes:
         terms.append(Term("paged states", "if none of them is evicted", of.paged_bytes))
-    lead = "Memory that the process takes beside what torch.cuda.max_memory_allocated() counts."
+    lead = "Memory that the process takes beyond what torch.cuda.max_memory_allocated() counts."
     return Explanation(lead, terms, (need_bytes,))
 
 
@@ -300,7 +300,7 @@ def _gradients(of: Estimate) -> Explanation:
     where = "of them this GPU has" if divided else "all together"
     lead = (
         f"{trained:,} trained parameters have a gradient each; {where} {complete:,} bytes at the optimizer's step. "
-        "They come one by one in backward and go after the step"
+        "They are created one by one in backward and freed after the step"
         + (
             "; with accumulation they stay from the first micro-step on."
             if of.setup.gradient_accumulation_steps > 1
@@ -308,14 +308,14 @@ def _gradients(of: Estimate) -> Explanation:
         )
     )
     if loss_of(of.model, of.setup) is Loss.LIGER and not of.setup.uses_adapters:
-        lead += " Liger makes the head's with the loss, so that it is there before backward begins."
+        lead += " Liger computes the head's gradient with the loss, so it exists before backward begins."
     if of.peak.phase is Phase.OPTIMIZER_STEP:
         how = f"{'of ' * divided}{trained:,} parameters, each in its dtype"
         return Explanation(lead, [Term("all trained tensors", how, complete)], (gradient_bytes,))
     terms = list(_alive(of, Component.GRADIENTS))
     if before := of.timeline.resident[Component.GRADIENTS]:
         how = f"of {trained:,} trained parameters"
-        terms.insert(0, Term("there when the micro-step begins", how, before))
+        terms.insert(0, Term("held when the micro-step begins", how, before))
     return Explanation(lead, terms, (gradient_bytes,))
 
 
@@ -324,7 +324,7 @@ def _communication(of: Estimate) -> Explanation:
     lead = "Buffers through which GPUs exchange weights and gradients."
     terms = list(_alive(of, Component.COMMUNICATION))
     if resting := of.timeline.resident[Component.COMMUNICATION]:
-        terms.insert(0, Term("buckets", "there all the time", resting))
+        terms.insert(0, Term("buckets", "held all the time", resting))
     function: Function = zero.rank_bytes if of.setup.strategy.is_zero else Fsdp2Group.gather
     if of.setup.strategy is Strategy.DDP:
         function = bucket_bytes
@@ -335,11 +335,11 @@ def _communication(of: Estimate) -> Explanation:
 
 LOSSES: Mapping[Loss, tuple[str, Function]] = {
     Loss.LIGER: (
-        "Liger makes them for a chunk of tokens at a time, and both gradients of the head with them.",
+        "Liger computes them for one chunk of tokens at a time, together with both gradients of the head.",
         fused.linear_cross_entropy,
     ),
     Loss.CHUNKED_TRL: (
-        "TRL makes them in one tile of at most 4,096 tokens × 32,768 words, in forward and once more in backward.",
+        "TRL computes them in tiles of at most 4,096 tokens × 32,768 words, in forward and once more in backward.",
         fused.log_probabilities,
     ),
 }
@@ -379,7 +379,7 @@ def _alive(of: Estimate, part: Component) -> Iterator[Term]:
 def _term(held: HeldTensors) -> Term:
     name = held.operation or "before the first operator"
     if held.bytes < 0:
-        name = "gone since the micro-step began"
+        name = "freed since the micro-step began"
     count = abs(held.tensors)
     tensors = f"{count:,} tensor{'s' * (count != 1)}"
     return Term(name, tensors, held.bytes)
