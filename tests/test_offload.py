@@ -455,7 +455,7 @@ def test_one_gpu_can_offload_too() -> None:
         ),
         (
             {"strategy": "zero3", "offload_optimizer": "cpu", "optim": "adafactor"},
-            "stepped on the CPU, where optim adafactor is not modelled",
+            "runs on the CPU, where optim adafactor is not modelled",
         ),
         (
             {

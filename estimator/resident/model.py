@@ -1,4 +1,4 @@
-"""What one model keeps on a GPU all through a step: weights, adapters, gradients and optimizer states, in bytes."""
+"""A model's resident memory throughout a step: weights, adapters, gradients and optimizer states, in bytes per GPU."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Model
 
 Alike = Iterable[tuple[Module, int]]
-"""Modules with weights, and how many alike."""
+"""Modules with weights, and the number of equal ones."""
 
 
 def weight_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of all weights but the adapters, and of what lies beside them untrained, per GPU.
+    """Bytes of all weights except adapters, and of buffers, per GPU.
 
         Σ modules  count · bytes  +  Σ buffers  count · bytes
 
@@ -58,7 +58,7 @@ def bytes_of(modules: Alike, setup: TrainingSetup) -> int:
 
 
 def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of all that PEFT adds, per GPU: adapters, and the copies of ``modules_to_save``.
+    """Bytes that PEFT adds, per GPU: adapters, and the copies of ``modules_to_save``.
 
         Σ adapted linears  (r · (in + out) + out where DoRA) · p  +  Σ copied modules  elements · w
         p: bytes per element of an adapter, 4 by PEFT's default; w: of a weight, as loaded
