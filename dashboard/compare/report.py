@@ -336,5 +336,5 @@ def _legend(shown: Sequence[Entry]) -> str:
         for it in parts
     ]
     line = theme.VERDICTS[Verdict.DOES_NOT_FIT].colour
-    swatches.append(f'<span><i style="background:{line};width:1mm"></i>what the card has</span>')
+    swatches.append(f'<span><i style="background:{line};width:1mm"></i>what the GPU has</span>')
     return "".join(swatches)
