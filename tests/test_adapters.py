@@ -356,8 +356,8 @@ def test_adapters_of_embedding_and_head_are_counted_in_parts_and_in_bytes(tied: 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"strategy": "fsdp", "num_gpus": 2}, "strategy fsdp; leave it out, or take strategy ddp"),
-        ({"loss": "chunked_trl"}, "loss chunked_trl; leave it out, or take loss standard"),
+        ({"strategy": "fsdp", "num_gpus": 2}, "strategy fsdp; leave it out, or use strategy ddp"),
+        ({"loss": "chunked_trl"}, "loss chunked_trl; leave it out, or use loss standard"),
         ({"use_dora": True, "lora_target_modules": ["embed_tokens"]}, "with use_dora"),
     ],
 )
