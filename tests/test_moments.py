@@ -24,6 +24,7 @@ from estimator.answer import estimate as engine
 from estimator.objectives import stack
 from estimator.parallel.combinations import RULES
 from estimator.step import timeline as moments_module
+from estimator.values.setup import FACETS
 
 H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1536, 4096, 6, 8, 2, 64
 Q, KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
@@ -236,15 +237,18 @@ def test_a_layer_keeps_what_its_operators_made():
 
 
 class Watched:
-    """A setup that notes what it is asked for."""
+    """A setup that notes which keys are asked for, of it or of one of its facets."""
 
-    def __init__(self, setup: TrainingSetup) -> None:
+    def __init__(self, setup: object, asked: set[str] | None = None) -> None:
         self.setup = setup
-        self.asked: set[str] = set()
+        self.asked: set[str] = set() if asked is None else asked
 
     def __getattr__(self, name: str) -> object:
+        found = getattr(self.setup, name)
+        if name in FACETS:
+            return Watched(found, self.asked)
         self.asked.add(name)
-        return getattr(self.setup, name)
+        return found
 
 
 @pytest.mark.parametrize("strategy", Strategy)

@@ -22,7 +22,7 @@ def over_devices(of: Estimate) -> Estimate | str:
         return of
     number = min(max(2, setup.num_gpus), setup.gpus_per_node)
     try:
-        shared = replace(setup, **sharing(setup, Strategy.DEVICE_MAP, number))
+        shared = replace(setup, **sharing(setup.mesh, Strategy.DEVICE_MAP, number))
         return estimate(of.model, of.gpu, shared)
     except ValueError as problem:
         return str(problem)

@@ -179,13 +179,13 @@ def _where(answer: Estimate) -> None:
     )
     st.html(layer_placement.table_html(placed))
     if placed is not answer and left_over is None:
-        keys = sharing(answer.setup, Strategy.DEVICE_MAP, placed.setup.num_gpus)
+        keys = sharing(answer.setup.mesh, Strategy.DEVICE_MAP, placed.setup.num_gpus)
         st.button("Train over this device map", on_click=actions.take, args=(keys,), key="take map")
 
 
 def _take_count(setup: TrainingSetup, point: tuple[int, str, int]) -> None:
     number, strategy, groups = point
-    actions.take(sharing(setup, Strategy(strategy), int(number), int(groups)))
+    actions.take(sharing(setup.mesh, Strategy(strategy), int(number), int(groups)))
 
 
 def _time(answer: Estimate) -> None:

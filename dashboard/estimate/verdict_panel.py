@@ -53,7 +53,7 @@ def _shared(setup: TrainingSetup) -> str:
     if setup.strategy.is_fsdp:
         version = 1 if setup.uses_fsdp1 else 2
         way = f"FSDP {version}" if setup.strategy is Strategy.FSDP else f"{way} of FSDP {version}"
-    return f"under {way}{' with offload' * offloads(setup)}"
+    return f"under {way}{' with offload' * offloads(setup.mesh)}"
 
 
 def _generation(gpu: Gpu | None) -> str:

@@ -54,7 +54,7 @@ def setup_line(estimate: Estimate) -> str:
 
 def elsewhere(estimate: Estimate) -> str:
     """CPU memory and NVMe that offload takes on each machine, with a leading space; empty without offload."""
-    if not offloads(estimate.setup):
+    if not offloads(estimate.setup.mesh):
         return ""
     nvme = f" and {units.gib(estimate.nvme_bytes)} of NVMe" if estimate.nvme_bytes else ""
     return f" Each machine needs {units.gib(estimate.host_bytes)} of CPU memory{nvme}, offloaded tensors included."

@@ -25,7 +25,7 @@ def batch_limit(limit: int, evaluating: bool, _model: Model, setup: TrainingSetu
     """The largest micro-batch that fits at this length; ends in a space, since another sentence follows."""
     tokens = f"{setup.max_length:,} tokens"
     if limit == 0 and evaluating:
-        return f"Training fits at {tokens}, evaluation does not: {smaller_evaluation(setup)}. "
+        return f"Training fits at {tokens}, evaluation does not: {smaller_evaluation(setup.run)}. "
     if limit == 0:
         return f"Not even 1 fits at {tokens}. "
     return f"Up to {limit:,} fit at {tokens}. "
@@ -35,11 +35,11 @@ def context_limit(limit: int, evaluating: bool, model: Model, setup: TrainingSet
     """The longest context that fits at this micro-batch, or the evaluation that limits it."""
     batch = f"micro-batch {setup.per_device_train_batch_size:,}"
     if limit == 0:
-        why = f", because of evaluation: {smaller_evaluation(setup)}" if evaluating else ""
+        why = f", because of evaluation: {smaller_evaluation(setup.run)}" if evaluating else ""
         return f"No length fits at {batch}{why}."
     ends = ""
     if evaluating:
-        ends = f"; at longer contexts evaluation no longer fits: {smaller_evaluation(setup)}"
+        ends = f"; at longer contexts evaluation no longer fits: {smaller_evaluation(setup.run)}"
     if limit == model.position_limit:
         return f"Up to {limit:,} tokens: the model has no more learned positions."
     beyond = 0 < model.max_position_embeddings < limit

@@ -46,7 +46,7 @@ from estimator.time.throughput import missing_rate, run_time
 from estimator.values.kinds import one_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh, TrainingRun, TrainingSetup
 from estimator.values.specs import (
     ALL_LINEAR,
     AttnImplementation,
@@ -87,13 +87,13 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         phases[Phase.SAVE] = share.save
     decisive = max(phases.values(), key=lambda moment: moment.bytes)
     phases[Phase.SAVE] = share.save
-    low, high = need_bytes(decisive.bytes, resident.states.paged_bytes, exchange_bytes(setup))
+    low, high = need_bytes(decisive.bytes, resident.states.paged_bytes, exchange_bytes(setup.mesh))
     fits = verdict(low, high, gpu)
     saved = checkpoint(model, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
         time = run_time(model, gpu, setup, fixed.whole)
-        cost, energy = run_cost(time, gpu, setup), energy_kwh(time, gpu, setup)
+        cost, energy = run_cost(time, gpu, setup), energy_kwh(time, gpu, setup.mesh)
     return Estimate(
         model=model,
         gpu=gpu,
@@ -108,7 +108,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         need_high_bytes=high,
         verdict=fits,
         paged_bytes=resident.states.paged_bytes,
-        host_bytes=_host_bytes(fixed, setup, saved.rank0_host_bytes),
+        host_bytes=_host_bytes(fixed, setup.run, saved.rank0_host_bytes),
         nvme_bytes=fixed.offloaded[1],
         disk_bytes=saved.disk_bytes,
         run_disk_bytes=checkpoints_at_once(setup) * saved.disk_bytes,
@@ -254,13 +254,13 @@ def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]
         peak = max(peak, evaluation_walk(model, setup, workspace).peak_bytes)
     if gathers_to_save(setup):
         peak = max(peak, fixed.save.bytes)
-    return need_bytes(peak, fixed.resident.states.paged_bytes, exchange_bytes(setup))
+    return need_bytes(peak, fixed.resident.states.paged_bytes, exchange_bytes(setup.mesh))
 
 
-def _host_bytes(fixed: PerStructure, setup: TrainingSetup, saving: int) -> int:
+def _host_bytes(fixed: PerStructure, run: TrainingRun, saving: int) -> int:
     """Bytes that the host needs at most: while loading, or for a checkpoint on top of what is offloaded."""
     resting = fixed.offloaded[0]
-    if setup.save_strategy == "no":
+    if run.save_strategy == "no":
         return max(fixed.load_host_bytes, resting)
     return max(fixed.load_host_bytes, resting + saving)
 
@@ -271,7 +271,7 @@ def least_need(model: Model, setup: TrainingSetup) -> int:
     step = resident_memory(model, structure(setup)).step_bytes
     if setup.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds at least an even share
         step //= setup.num_gpus
-    low, _ = need_bytes(step, 0, exchange_bytes(setup))
+    low, _ = need_bytes(step, 0, exchange_bytes(setup.mesh))
     return low
 
 
@@ -343,7 +343,7 @@ TOWERS_LATER = Refusal(
 
 
 def _check_towers(model: Model, setup: TrainingSetup) -> None:
-    if not has_towers(model, setup):
+    if not has_towers(model, setup.adapters):
         return
     strategy, made = setup.strategy, classes_of(model.model_type).made
     missing = class_not_found(model)
@@ -373,7 +373,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
         raise SPLIT_EXPERTS(packing=packing, model_type=model.model_type)
     if family.reads_weights and setup.has_packed_base:
         raise WEIGHT_READ(packing=packing, model_type=model.model_type, weight=family.reads_weights)
-    if shares_between_layers(model, setup):
+    if shares_between_layers(model, setup.mesh):
         raise SHARES_BETWEEN_LAYERS(strategy=setup.strategy, model_type=model.model_type)
     _check_towers(model, setup)
     if setup.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
@@ -396,12 +396,12 @@ LATER = Refusal(
 def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
     """Refuse adapters on the embedding and on the head where their step is not modelled."""
     for module in (*outer_modules(model), *tied_head(model)):
-        if not isinstance(module, Linear | Embedding) or not is_adapted(module, setup):
+        if not isinstance(module, Linear | Embedding) or not is_adapted(module, setup.adapters):
             continue
         is_head = module.name == "lm_head"
         if not (is_head or isinstance(module, Embedding)):
             continue
-        loss, strategy = loss_of(model, setup), setup.strategy
+        loss, strategy = loss_of(model, setup.computation), setup.strategy
         if strategy not in (Strategy.NONE, Strategy.DDP):
             raise LATER(name=module.name, what=f"strategy {strategy}", instead="use strategy ddp")
         if is_head and loss not in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE):
@@ -427,7 +427,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
     ]
     if loaded := loading_sentence(model, setup):
         sentences.append(loaded)
-    if attention_of(model, setup) is not setup.attn_implementation:
+    if attention_of(model, setup.computation) is not setup.attn_implementation:
         sentences.append(
             f"transformers runs {model.model_type} with eager attention, because it rejects SDPA for it."
         )
@@ -456,14 +456,14 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             f"PEFT refuses adapters on all linears of {model.model_type}: lora_target_modules is "
             f"{', '.join(setup.lora_target_modules)}."
         )
-    if unmatched := unmatched_targets(model, setup):
+    if unmatched := unmatched_targets(model, setup.adapters):
         sentences.append(
             f"{model.model_type} has no {one_of(unmatched)}: PEFT adapts the other "
             "lora_target_modules, without a warning."
         )
-    if made := class_sentence(model, setup):
+    if made := class_sentence(model, setup.adapters):
         sentences.append(made)
-    sentences += loss_sentences(model, setup)
+    sentences += loss_sentences(model, setup.computation)
     if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:
         sentences.append(
             "With use_reentrant, shared keys and values receive no gradients from the layers that reuse them, because "
@@ -533,7 +533,7 @@ def _run_assumptions(
     missing = missing_rate(gpu, setup)
     if time is None:
         return (missing,) if missing else ()
-    sentences = [] if setup.mfu is not None else network_sentences(gpu, setup)
+    sentences = [] if setup.mfu is not None else network_sentences(gpu, setup.mesh)
     mean = setup.mean_tokens_per_example
     if setup.padded and mean is not None and mean < setup.max_length:
         sentences.append(
@@ -544,24 +544,24 @@ def _run_assumptions(
     elif mean is not None and mean != setup.max_length:
         sentences.append(f"Examples of {mean} tokens are packed into rows of {setup.max_length}.")
     if setup.usd_per_gpu_hour is None:
-        sentences.append(_price(gpu, setup))
+        sentences.append(_price(gpu, setup.mesh))
     return tuple(sentences)
 
 
-def _price(gpu: Gpu, setup: TrainingSetup) -> str:
-    price = cheapest(gpu, setup.num_gpus)
+def _price(gpu: Gpu, mesh: Mesh) -> str:
+    price = cheapest(gpu, mesh.num_gpus)
     if price is None:
         return (
             f"No cost is given: no price is listed for {gpu.name}; set usd_per_gpu_hour to yours."
         )
-    together = rented(price, setup.num_gpus)
+    together = rented(price, mesh.num_gpus)
     more = (
         f"; the card's price divided by its {gpu.slices} slices" * (gpu.slices > 1),
         "; a marketplace, where prices start at that" * (price.commitment == "marketplace"),
         "; that listing is old, check it" * price.is_old,
         ".",
-        f" {setup.num_gpus} GPUs are billed as {together}, in machines of {price.min_gpus}."
-        * (together > setup.num_gpus),
+        f" {mesh.num_gpus} GPUs are billed as {together}, in machines of {price.min_gpus}."
+        * (together > mesh.num_gpus),
     )
     return (
         f"Priced at {price.usd_per_gpu_hour:.2f} US dollars a GPU-hour, the cheapest listing known: "

@@ -43,7 +43,7 @@ from estimator.step.timeline import structure
 from estimator.tape import fused, operators
 from estimator.tape.attention import attention
 from estimator.values.results import Estimate, HeldTensors
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh, TrainingSetup
 from estimator.values.specs import Component, Loss, Offload, Phase, Strategy
 
 Function = Callable[..., Any]
@@ -103,37 +103,37 @@ class _Own(NamedTuple):
 def _own(of: Estimate) -> _Own:
     model, setup = of.model, of.setup
     if not of.devices:
-        modules = made_modules(model, setup)
-        copies = copied_modules(model, setup)
-        beside = (*buffers(model), *tower_buffers(model, setup))
+        modules = made_modules(model, setup.adapters)
+        copies = copied_modules(model, setup.adapters)
+        beside = (*buffers(model), *tower_buffers(model, setup.adapters))
         return _Own(modules, copies, beside, model.num_hidden_layers)
     at = module_devices(model, of.gpu, setup)
     gpu = max(of.devices, key=lambda it: it.need_high_bytes).device
     return _Own(
         modules_on(model, at, gpu),
-        copies_on(model, setup, at, gpu),
+        copies_on(model, setup.adapters, at, gpu),
         buffers_on(model, at, gpu),
         len(at.layers_on(gpu)),
     )
 
 
-def _is_divided(setup: TrainingSetup) -> bool:
-    return setup.strategy.is_fsdp or setup.strategy.is_zero
+def _is_divided(mesh: Mesh) -> bool:
+    return mesh.strategy.is_fsdp or mesh.strategy.is_zero
 
 
-def _ranks(setup: TrainingSetup) -> str:
+def _ranks(mesh: Mesh) -> str:
     """Among how many: ``4 GPUs``, or of hsdp ``4 GPUs of 8``."""
-    whole = f" of {setup.num_gpus:,}" * (setup.shard_ranks != setup.num_gpus)
-    return f"{setup.shard_ranks:,} GPUs{whole}"
+    whole = f" of {mesh.num_gpus:,}" * (mesh.shard_ranks != mesh.num_gpus)
+    return f"{mesh.shard_ranks:,} GPUs{whole}"
 
 
 def _weights(of: Estimate) -> Explanation:
     functions: tuple[Function, ...] = (weight_bytes, module_bytes)
     own = _own(of)
-    if _is_divided(of.setup):
+    if _is_divided(of.setup.mesh):
         share, functions = _weight_share(of)
         terms = [share]
-        lead = f"This GPU's part of every parameter, among {_ranks(of.setup)}"
+        lead = f"This GPU's part of every parameter, among {_ranks(of.setup.mesh)}"
         if of.setup.strategy in (Strategy.ZERO1, Strategy.ZERO2):
             lead = f"{of.setup.strategy} leaves every parameter whole on each GPU"
         lead += "; weights gathered from the other GPUs come on top while they are used."
@@ -163,7 +163,7 @@ def _weights(of: Estimate) -> Explanation:
 
 
 def _module_term(module: Module, count: int, setup: TrainingSetup) -> Term:
-    if is_quantized(module, setup):
+    if is_quantized(module, setup.adapters):
         width = "8 bits and a scale a row" if setup.has_8bit_base else "4 bits and their scales"
     elif setup.has_packed_base and setup.prepare_model_for_kbit_training:
         width = "4 bytes, after prepare_model_for_kbit_training"
@@ -188,7 +188,7 @@ def _weight_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
         size = flat_bytes(model, setup, adapters=False)
         return Term("flat parameters of its units", how, size), (flat_bytes,)
     if setup.offload_param is not Offload.NONE:
-        line = Term("weights that stay", how, unmoved_weight_bytes(model, setup))
+        line = Term("weights that stay", how, unmoved_weight_bytes(model, setup.adapters))
         return line, (unmoved_weight_bytes,)
     return Term("shards", how, sharded_weight_bytes(model, setup)), (sharded_weight_bytes,)
 
@@ -200,13 +200,13 @@ def _adapters(of: Estimate) -> Explanation:
     if of.setup.modules_to_save:
         lead += " Modules in modules_to_save come on top: the copy is trained, the original stays frozen."
     alive = _alive(of, Component.ADAPTERS)
-    if _is_divided(of.setup):
+    if _is_divided(of.setup.mesh):
         share, functions = _adapter_share(of)
-        lead += f" This is one GPU's part of them, among {_ranks(of.setup)}."
+        lead += f" This is one GPU's part of them, among {_ranks(of.setup.mesh)}."
         return Explanation(lead, [share, *alive], functions)
     own = _own(of)
     terms = []
-    for module, count in (*own.modules, *adapted_tied_head(of.model, of.setup)):
+    for module, count in (*own.modules, *adapted_tied_head(of.model, of.setup.adapters)):
         if tensors := adapter_tensors(module, of.setup):
             shapes = tuple(tensor.shape for tensor in tensors)
             each = sum(tensor.bytes for tensor in tensors)
@@ -257,7 +257,7 @@ def _workspace(of: Estimate) -> Explanation:
 
 def _outside(of: Estimate) -> Explanation:
     peak = of.decisive.bytes
-    exchange = exchange_bytes(of.setup)[1]
+    exchange = exchange_bytes(of.setup.mesh)[1]
     slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes - exchange
     terms = [
         Term("CUDA context and kernels", "at the most that was read", of.context_high_bytes),
@@ -279,7 +279,7 @@ def _activations(of: Estimate) -> Explanation:
         f"{layers} layers keep {kept * layers:,}. "
         "Backward frees them layer by layer; below is what is alive at the peak, by the operator that made it."
     )
-    fused_ones = kernels(of.model, of.setup)
+    fused_ones = kernels(of.model, of.setup.computation)
     norm = fused.rms_norm if fused_ones.norm else operators.rms_norm
     gated = (fused.gated,) if fused_ones.mlp else ()
     return Explanation(
@@ -295,7 +295,7 @@ def kept_terms(of: Estimate) -> list[Term]:
 
 
 def _gradients(of: Estimate) -> Explanation:
-    trained, divided = of.trainable_parameters, _is_divided(of.setup) or bool(of.devices)
+    trained, divided = of.trainable_parameters, _is_divided(of.setup.mesh) or bool(of.devices)
     complete = of.phases[Phase.OPTIMIZER_STEP].resident.get(Component.GRADIENTS, 0)
     where = "of them this GPU has" if divided else "all together"
     lead = (
@@ -307,7 +307,7 @@ def _gradients(of: Estimate) -> Explanation:
             else "."
         )
     )
-    if loss_of(of.model, of.setup) is Loss.LIGER and not of.setup.uses_adapters:
+    if loss_of(of.model, of.setup.computation) is Loss.LIGER and not of.setup.uses_adapters:
         lead += " Liger computes the head's gradient with the loss, so it exists before backward begins."
     if of.peak.phase is Phase.OPTIMIZER_STEP:
         how = f"{'of ' * divided}{trained:,} parameters, each in its dtype"
@@ -348,7 +348,7 @@ LOSSES: Mapping[Loss, tuple[str, Function]] = {
 def _logits(of: Estimate) -> Explanation:
     setup, words = of.setup, of.model.vocab_size
     copy = setup.tokens * words * 4
-    if (loss := loss_of(of.model, setup)) in LOSSES:
+    if (loss := loss_of(of.model, setup.computation)) in LOSSES:
         whole, function = LOSSES[loss]
         lead = f"All logits would be {copy:,} bytes a copy in float32. {whole}"
         return Explanation(lead, list(_alive(of, Component.LOGITS)), (function,))

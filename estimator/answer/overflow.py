@@ -148,7 +148,7 @@ def _after_steps(
     """The steps after which Trainer first evaluates and saves, and the order of the two."""
     epoch = ceil_div(lengths(setup).rows_per_epoch, setup.effective_batch_size)
     last = math.ceil(epoch * setup.num_train_epochs)
-    saves = saves_when(setup)
+    saves = saves_when(setup.run)
     if setup.eval_strategy != "no" and Phase.EVALUATION in beside:
         yield (
             min(EVAL_STEPS if setup.eval_strategy == "steps" else epoch, last),

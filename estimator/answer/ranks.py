@@ -95,7 +95,7 @@ def rank_0_writes(setup: TrainingSetup) -> bool:
     >>> rank_0_writes(TrainingSetup(strategy=Strategy.ZERO3, num_gpus=2))
     False
     """
-    if saves_when(setup) == "no":
+    if saves_when(setup.run) == "no":
         return False
     if setup.strategy.is_fsdp:
         return setup.fsdp_state_dict_type == FULL_STATE_DICT
@@ -107,7 +107,7 @@ def rank_0_writes(setup: TrainingSetup) -> bool:
 def _other_host_bytes(answer: Estimate) -> int:
     """``Estimate.host_bytes`` for the other ranks' processes."""
     model, setup = answer.model, answer.setup
-    resting = node_bytes(model, structure(setup))[0] if offloads(setup) else 0
+    resting = node_bytes(model, structure(setup))[0] if offloads(setup.mesh) else 0
     saving = checkpoint(model, setup).other_host_bytes
     return max(load_host_bytes(model, structure(setup)), resting + saving)
 
@@ -126,7 +126,7 @@ def _sizes(answer: Estimate, less: Less) -> tuple[int, int, int]:
         if phase is not Phase.SAVE
     }
     low, high = need_bytes(
-        max(heights.values()), answer.paged_bytes - less.paged, exchange_bytes(setup)
+        max(heights.values()), answer.paged_bytes - less.paged, exchange_bytes(setup.mesh)
     )
     return max(heights[phase] for phase in STEP_PHASES), low, high
 
@@ -180,7 +180,9 @@ def _rows(rows: int, ranks: int, rank: int) -> int:
 
 def _kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
     """Bytes of gradients that each rank of stages 1 and 2 keeps: whole tensors that overlap its partition."""
-    return [allocated(width(setup) * elements) for elements in kept_gradients(model, setup)]
+    return [
+        allocated(width(setup.precision) * elements) for elements in kept_gradients(model, setup)
+    ]
 
 
 def _spans(numbers: Iterable[int]) -> str:

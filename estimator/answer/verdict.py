@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.values.results import Moment
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import TrainingRun, TrainingSetup
 from estimator.values.specs import Gpu, Phase, Verdict
 
 
@@ -28,7 +28,7 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
     """
     match decisive.phase:
         case Phase.EVALUATION:
-            return f"Evaluation needs more than training: {smaller_evaluation(setup)}."
+            return f"Evaluation needs more than training: {smaller_evaluation(setup.run)}."
         case Phase.LOAD if setup.prepare_model_for_kbit_training:
             return f"Loading needs more than training ({decisive.name}): leave prepare_model_for_kbit_training off."
         case Phase.LOAD:
@@ -43,8 +43,8 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
             return ""
 
 
-def smaller_evaluation(setup: TrainingSetup) -> str:
+def smaller_evaluation(run: TrainingRun) -> str:
     """The setting that lowers what an evaluation needs, as the end of a sentence."""
-    if setup.per_device_eval_batch_size > 1:
-        return f"lower per_device_eval_batch_size, now {setup.per_device_eval_batch_size}"
+    if run.per_device_eval_batch_size > 1:
+        return f"lower per_device_eval_batch_size, now {run.per_device_eval_batch_size}"
     return "set eval_strategy to no, and evaluate elsewhere"

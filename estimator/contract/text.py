@@ -85,7 +85,7 @@ def _checkpoints(estimate: Estimate) -> str:
     disk = f"{download}A checkpoint takes {gib(estimate.disk_bytes)} GiB on the disk"
     if estimate.run_disk_bytes != estimate.disk_bytes:
         disk += f", those of the run {gib(estimate.run_disk_bytes)}"
-    if not offloads(estimate.setup):
+    if not offloads(estimate.setup.mesh):
         return f"{disk}; loading and saving need {gib(estimate.host_bytes)} GiB on the host."
     away = f", {gib(estimate.nvme_bytes)} GiB on its NVMe" if estimate.nvme_bytes else ""
     return f"{disk}; a machine needs {gib(estimate.host_bytes)} GiB of memory{away}."

@@ -29,7 +29,7 @@ from estimator.families.modules import (
 from estimator.families.registry import family_of
 from estimator.families.towers import made_modules, tower_modules, tower_parameters
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters, TrainingSetup
 from estimator.values.specs import ALL_LINEAR, Method, Model, ModelClass
 
 COPIED_ROUTER = Refusal(
@@ -100,7 +100,7 @@ POSITIONS_AND_LAYERS = ("wpe", "embed_positions", "embed_tokens_per_layer")
 """Embeddings beside that of the tokens, which get no adapter here."""
 
 
-def is_adapted(module: Linear | Bare | Embedding, setup: TrainingSetup) -> bool:
+def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     """Whether LoRA is put beside this layer (a yes or no; the same on every GPU).
 
     ``"all-linear"`` takes every Linear and Conv1D but ``lm_head``; a list takes a name that is listed or that ends
@@ -117,13 +117,13 @@ def is_adapted(module: Linear | Bare | Embedding, setup: TrainingSetup) -> bool:
     >>> is_adapted(Linear("self_attn.q_proj", 8, 8), setup), is_adapted(Linear("mlp.up_proj", 8, 8), setup)
     (True, False)
     """
-    if not setup.uses_adapters or is_copied(module, setup):
+    if not adapters.uses_adapters or is_copied(module, adapters):
         return False
     if isinstance(module, Linear) and module.shadowed:
         return False
     if isinstance(module, Embedding) and module.name in POSITIONS_AND_LAYERS:
         return False
-    targets = setup.lora_target_modules
+    targets = adapters.lora_target_modules
     if isinstance(targets, str):
         if targets != ALL_LINEAR:
             raise InputError(
@@ -135,7 +135,7 @@ def is_adapted(module: Linear | Bare | Embedding, setup: TrainingSetup) -> bool:
     return any(_names(target, module) for target in targets)
 
 
-def is_trained(module: Module, setup: TrainingSetup) -> bool:
+def is_trained(module: Module, adapters: Adapters) -> bool:
     """Whether something of this module is trained: all of it, its adapter, or PEFT's copy of it (a yes or no).
 
     Source: derived, from ``is_adapted`` and ``is_copied``.
@@ -144,12 +144,12 @@ def is_trained(module: Module, setup: TrainingSetup) -> bool:
     >>> is_trained(Norm("norm", 8), TrainingSetup()), is_trained(Norm("norm", 8), TrainingSetup(method=Method.LORA))
     (True, False)
     """
-    if not setup.uses_adapters or is_copied(module, setup):
+    if not adapters.uses_adapters or is_copied(module, adapters):
         return True
-    return isinstance(module, Linear | Bare | Embedding) and is_adapted(module, setup)
+    return isinstance(module, Linear | Bare | Embedding) and is_adapted(module, adapters)
 
 
-def adapted_tied_head(model: Model, setup: TrainingSetup) -> tuple[tuple[Linear, int], ...]:
+def adapted_tied_head(model: Model, adapters: Adapters) -> tuple[tuple[Linear, int], ...]:
     """The head that has an adapter and no weight of its own, which ``modules_with_counts`` lacks, and that it is one.
 
     Source: derived, from ``tied_head`` and ``is_adapted``.
@@ -158,7 +158,7 @@ def adapted_tied_head(model: Model, setup: TrainingSetup) -> tuple[tuple[Linear,
     >>> adapted_tied_head(TINY_LLAMA, TrainingSetup())
     ()
     """
-    return tuple((head, 1) for head in tied_head(model) if is_adapted(head, setup))
+    return tuple((head, 1) for head in tied_head(model) if is_adapted(head, adapters))
 
 
 def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
@@ -176,19 +176,19 @@ def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
     (0, None)
     """
     before = (module for module in outer_modules(model) if not is_after_layers(module))
-    if setup.gradient_checkpointing or any(is_trained(module, setup) for module in before):
+    if setup.gradient_checkpointing or any(is_trained(module, setup.adapters) for module in before):
         return None
     return min(
         (
             lowest
             for lowest, _ in layer_groups(model)
-            if any(is_trained(module, setup) for module in layer_modules(model, lowest))
+            if any(is_trained(module, setup.adapters) for module in layer_modules(model, lowest))
         ),
         default=model.num_hidden_layers,
     )
 
 
-def is_copied(module: Module, setup: TrainingSetup) -> bool:
+def is_copied(module: Module, adapters: Adapters) -> bool:
     """Whether PEFT trains a copy of this module whole, the original lying frozen beside it (a yes or no).
 
     Every module whose name ends with the letters of a listed name: ``"norm"`` takes ``input_layernorm`` too.
@@ -199,11 +199,11 @@ def is_copied(module: Module, setup: TrainingSetup) -> bool:
     >>> is_copied(Embedding("embed_tokens", 10, 8), setup), is_copied(Linear("lm_head", 8, 10), setup)
     (True, False)
     """
-    names = setup.modules_to_save
-    return names is not None and setup.uses_adapters and module.name.endswith(names)
+    names = adapters.modules_to_save
+    return names is not None and adapters.uses_adapters and module.name.endswith(names)
 
 
-def copied_modules(model: Model, setup: TrainingSetup) -> tuple[tuple[Module, int], ...]:
+def copied_modules(model: Model, adapters: Adapters) -> tuple[tuple[Module, int], ...]:
     """The modules that PEFT trains a copy of, and how many alike. A copy of a tied head or embedding is tied no more.
 
     Source: PEFT 0.21 utils/other.py, ``ModulesToSaveWrapper.update`` (``deepcopy``; ``ensure_weight_tying`` is off).
@@ -213,17 +213,17 @@ def copied_modules(model: Model, setup: TrainingSetup) -> tuple[tuple[Module, in
     >>> [(module.name, count) for module, count in copied_modules(TINY_LLAMA, setup)]
     [('lm_head', 1), ('post_attention_layernorm', 2)]
     """
-    if not setup.uses_adapters or setup.modules_to_save is None:
+    if not adapters.uses_adapters or adapters.modules_to_save is None:
         return ()
     heads = ((module, 1) for module in tied_head(model))
-    everything = (*made_modules(model, setup), *heads)
-    return tuple((module, count) for module, count in everything if is_copied(module, setup))
+    everything = (*made_modules(model, adapters), *heads)
+    return tuple((module, count) for module, count in everything if is_copied(module, adapters))
 
 
 def _check_copies(model: Model, setup: TrainingSetup) -> None:
     if setup.modules_to_save is None:
         return
-    modules = (*(module for module, _ in made_modules(model, setup)), *tied_head(model))
+    modules = (*(module for module, _ in made_modules(model, setup.adapters)), *tied_head(model))
     blocks = {
         module.name[:place]
         for module in modules
@@ -242,12 +242,18 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
         for module in taken:
             if isinstance(module, Bare):
                 raise COPIED_ROUTER(name=name)
-            if is_quantized(module, setup):
+            if is_quantized(module, setup.adapters):
                 raise COPIED_PACKED(name=name, module=module.name)
             whole = module.name == name or module.name.endswith(f".{name}")
-            if not whole and isinstance(module, Linear) and is_adapted(module, adapters_alone):
+            if (
+                not whole
+                and isinstance(module, Linear)
+                and is_adapted(module, adapters_alone.adapters)
+            ):
                 raise COPIED_ADAPTER(name=name, module=module.name)
-    if not any(is_adapted(module, setup) for module, _ in _adaptable(model, setup)):
+    if not any(
+        is_adapted(module, setup.adapters) for module, _ in _adaptable(model, setup.adapters)
+    ):
         raise NOTHING_TO_ADAPT(names=", ".join(setup.modules_to_save))
 
 
@@ -257,11 +263,9 @@ def _names(target: str, module: Linear | Bare | Embedding) -> bool:
     return _ends(module.name, target)
 
 
-def _adaptable(
-    model: Model, setup: TrainingSetup
-) -> Iterator[tuple[Linear | Bare | Embedding, int]]:
+def _adaptable(model: Model, adapters: Adapters) -> Iterator[tuple[Linear | Bare | Embedding, int]]:
     """What adapters can go to, and how many alike."""
-    for module, count in (*made_modules(model, setup), *((it, 1) for it in tied_head(model))):
+    for module, count in (*made_modules(model, adapters), *((it, 1) for it in tied_head(model))):
         match module:
             case Linear(shadowed=False):
                 yield module, count
@@ -271,7 +275,7 @@ def _adaptable(
                 yield module, count
 
 
-def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
+def dropout_is_refused(model: Model, adapters: Adapters) -> bool:
     """Whether PEFT refuses the setup's LoRA dropout (a yes or no): it adapts a router or stacked experts.
 
     Source: PEFT 0.21 tuners/lora/layer.py, ``ParamWrapper.__init__``: such adapters are folded into the weight, where
@@ -281,13 +285,13 @@ def dropout_is_refused(model: Model, setup: TrainingSetup) -> bool:
     >>> dropout_is_refused(TINY_LLAMA, TrainingSetup(method=Method.LORA))
     False
     """
-    bare = (module for module, _ in made_modules(model, setup) if isinstance(module, Bare))
-    return setup.lora_dropout > 0 and any(is_adapted(module, setup) for module in bare)
+    bare = (module for module, _ in made_modules(model, adapters) if isinstance(module, Bare))
+    return adapters.lora_dropout > 0 and any(is_adapted(module, adapters) for module in bare)
 
 
-def _is_stopping(module: Linear | Bare | Embedding, setup: TrainingSetup) -> bool:
+def _is_stopping(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     stops = isinstance(module, Linear) and (module.routes or module.unadaptable)
-    return stops and is_adapted(module, setup)
+    return stops and is_adapted(module, adapters)
 
 
 def _last(module: Linear | Bare) -> str:
@@ -310,7 +314,7 @@ def linears_peft_takes(model: Model) -> tuple[str, ...]:
     """
     linears = [
         module
-        for module, _ in _adaptable(model, TEXT_ALONE)
+        for module, _ in _adaptable(model, TEXT_ALONE.adapters)
         if isinstance(module, Linear) and module.name != "lm_head"
     ]
     stopping = {_last(it) for it in linears if it.routes or it.unadaptable}
@@ -329,13 +333,13 @@ def default_targets(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]
     'all-linear'
     """
     every = replace(setup, lora_target_modules=ALL_LINEAR)
-    return ALL_LINEAR if not refused_targets(model, every) else _accepted(model)
+    return ALL_LINEAR if not refused_targets(model, every.adapters) else _accepted(model)
 
 
 def _accepted(model: Model) -> tuple[str, ...]:
     of_experts = {
         name
-        for it, _ in _adaptable(model, TEXT_ALONE)
+        for it, _ in _adaptable(model, TEXT_ALONE.adapters)
         if isinstance(it, Bare)
         for name in it.former_names
     }
@@ -343,7 +347,7 @@ def _accepted(model: Model) -> tuple[str, ...]:
     return family_of(model).peft_targets or plain
 
 
-def refused_targets(model: Model, setup: TrainingSetup) -> RefusedError | None:
+def refused_targets(model: Model, adapters: Adapters) -> RefusedError | None:
     """Why PEFT refuses the setup's targets (an error; per model); None: it does not.
 
     Source: PEFT 0.21, tuners/lora/layer.py, ``Linear.forward`` (``result.dtype``, of a tuple) and
@@ -353,39 +357,39 @@ def refused_targets(model: Model, setup: TrainingSetup) -> RefusedError | None:
     >>> refused_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA)) is None
     True
     """
-    adaptable = [module for module, _ in _adaptable(model, setup)]
+    adaptable = [module for module, _ in _adaptable(model, adapters)]
     bare = [module for module in adaptable if isinstance(module, Bare)]
     accepted = ", ".join(_accepted(model))
     for module in adaptable:
-        if not _is_stopping(module, setup):
+        if not _is_stopping(module, adapters):
             continue
         if isinstance(module, Linear) and module.unadaptable:
             return READ_BY_KERNELS(module=module.name, model_type=model.model_type, others=accepted)
         return ADAPTER_ON_ROUTER(model_type=model.model_type, others=accepted)
-    if setup.use_dora and any(is_adapted(module, setup) for module in bare):
+    if adapters.use_dora and any(is_adapted(module, adapters) for module in bare):
         return DORA_ON_EXPERTS(model_type=model.model_type, others=accepted)
-    if dropout_is_refused(model, setup):
+    if dropout_is_refused(model, adapters):
         return DROPOUT_ON_EXPERTS(
-            dropout=setup.lora_dropout, model_type=model.model_type, others=accepted
+            dropout=adapters.lora_dropout, model_type=model.model_type, others=accepted
         )
     return None
 
 
-def _check_targets(model: Model, setup: TrainingSetup) -> None:
-    adaptable = [module for module, _ in _adaptable(model, setup)]
-    if refused := refused_targets(model, setup):
+def _check_targets(model: Model, adapters: Adapters) -> None:
+    adaptable = [module for module, _ in _adaptable(model, adapters)]
+    if refused := refused_targets(model, adapters):
         raise refused
-    if isinstance(setup.lora_target_modules, str):
+    if isinstance(adapters.lora_target_modules, str):
         return
-    for target in setup.lora_target_modules:
+    for target in adapters.lora_target_modules:
         if any(_names(f"{target}.linear", module) for module in adaptable):
             raise WRAPPED_LINEAR(name=target, model_type=model.model_type)
         if not any(_names(target, module) for module in adaptable):
             _check_no_layer(model, target)
-            if any(_is_convolution(it, target) for it, _ in tower_modules(model, setup)):
+            if any(_is_convolution(it, target) for it, _ in tower_modules(model, adapters)):
                 raise OTHER_LAYERS(name=target)
-    unmatched = unmatched_targets(model, setup)
-    if len(unmatched) == len(setup.lora_target_modules):
+    unmatched = unmatched_targets(model, adapters)
+    if len(unmatched) == len(adapters.lora_target_modules):
         every = (name for m in adaptable for name in getattr(m, "former_names", (m.name,)))
         raise NO_SUCH_LAYERS(
             names=", ".join(map(repr, unmatched)),
@@ -395,7 +399,7 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
     for module in adaptable:
         if not isinstance(module, Bare):
             continue
-        named = {target.rsplit(".", 1)[-1] for target in setup.lora_target_modules}
+        named = {target.rsplit(".", 1)[-1] for target in adapters.lora_target_modules}
         missing = [name for name in module.former_names if name not in named]
         if missing and len(missing) < len(module.former_names):
             raise HALF_OF_A_MATRIX(
@@ -405,7 +409,7 @@ def _check_targets(model: Model, setup: TrainingSetup) -> None:
             )
 
 
-def unmatched_targets(model: Model, setup: TrainingSetup) -> tuple[str, ...]:
+def unmatched_targets(model: Model, adapters: Adapters) -> tuple[str, ...]:
     """The listed targets that name nothing in the model (names; per model): PEFT adapts the others without a warning.
 
     Source: PEFT 0.21 tuners/tuners_utils.py, ``inject_adapter`` (an error where no module at all was targeted).
@@ -414,12 +418,12 @@ def unmatched_targets(model: Model, setup: TrainingSetup) -> tuple[str, ...]:
     >>> unmatched_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA, lora_target_modules=("q_proj", "c_attn")))
     ('c_attn',)
     """
-    if not setup.uses_adapters or isinstance(setup.lora_target_modules, str):
+    if not adapters.uses_adapters or isinstance(adapters.lora_target_modules, str):
         return ()
-    adaptable = [module for module, _ in _adaptable(model, setup)]
+    adaptable = [module for module, _ in _adaptable(model, adapters)]
     return tuple(
         target
-        for target in setup.lora_target_modules
+        for target in adapters.lora_target_modules
         if not any(_names(target, module) for module in adaptable)
         and not _is_in_the_tree(model, target)
     )
@@ -444,7 +448,7 @@ def _check_no_layer(model: Model, target: str) -> None:
     """Refuse a target that names something in the model, but no layer that gets an adapter here."""
     if not _is_in_the_tree(model, target):
         return
-    modules = [module for module, _ in made_modules(model, TEXT_ALONE)]
+    modules = [module for module, _ in made_modules(model, TEXT_ALONE.adapters)]
     named = [it for it in modules if _ends(it.name, target) or _ends(target, it.name)]
     kernels = any(isinstance(it, Linear) and it.unadaptable for it in modules)
     if kernels and target.rpartition(".")[2] == "conv1d":
@@ -457,7 +461,7 @@ def _check_no_layer(model: Model, target: str) -> None:
     raise NO_LAYER(name=target, model_type=model.model_type)
 
 
-def adapter_rank(module: Linear | Bare | Embedding, setup: TrainingSetup) -> int:
+def adapter_rank(module: Linear | Bare | Embedding, adapters: Adapters) -> int:
     """Rows of LoRA's A and columns of its B on this layer, whole model.
 
         Linear  r      router  r      stack of E experts  r · n · E    r: lora_r; n: linears fused into one, so gate
@@ -471,8 +475,8 @@ def adapter_rank(module: Linear | Bare | Embedding, setup: TrainingSetup) -> int
     128
     """
     if not isinstance(module, Bare):
-        return setup.lora_r
-    return setup.lora_r * len(module.former_names) * (module.stack or 1)
+        return adapters.lora_r
+    return adapters.lora_r * len(module.former_names) * (module.stack or 1)
 
 
 def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
@@ -491,19 +495,21 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     """
     if not setup.uses_adapters:
         return 0
-    _check_targets(model, setup)
+    _check_targets(model, setup.adapters)
     _check_copies(model, setup)
-    copies = sum(count * module_parameters(it) for it, count in copied_modules(model, setup))
+    copies = sum(
+        count * module_parameters(it) for it, count in copied_modules(model, setup.adapters)
+    )
     return copies + sum(
-        count * _adapter_elements(module, setup)
-        for module, count in _adaptable(model, setup)
-        if is_adapted(module, setup)
+        count * _adapter_elements(module, setup.adapters)
+        for module, count in _adaptable(model, setup.adapters)
+        if is_adapted(module, setup.adapters)
     )
 
 
-def _adapter_elements(module: Linear | Bare | Embedding, setup: TrainingSetup) -> int:
+def _adapter_elements(module: Linear | Bare | Embedding, adapters: Adapters) -> int:
     rows, columns = adapted_sizes(module)
-    return adapter_rank(module, setup) * (rows + columns) + (columns if setup.use_dora else 0)
+    return adapter_rank(module, adapters) * (rows + columns) + (columns if adapters.use_dora else 0)
 
 
 def adapted_sizes(module: Linear | Bare | Embedding) -> tuple[int, int]:
@@ -532,7 +538,7 @@ def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
     True
     """
     if setup.method is Method.FULL:
-        made = total_parameters(model) + tower_parameters(model, setup)
+        made = total_parameters(model) + tower_parameters(model, setup.adapters)
         return made - untrained_parameters(model)
     return adapter_parameters(model, setup)
 

@@ -113,7 +113,7 @@ class Block:
         self.model = model
         self.setup = setup
         self.index = index
-        self.kernels: Kernels = kernels(model, setup)
+        self.kernels: Kernels = kernels(model, setup.computation)
         """What Liger replaces."""
         self.norm_kind = norm_kind
         self.rotary: Rotary | None = None
@@ -155,7 +155,7 @@ class Block:
 
     def _add(self, module: Module, key: str) -> None:
         setup = self.setup
-        trainable = not setup.uses_adapters or is_copied(module, setup)
+        trainable = not setup.uses_adapters or is_copied(module, setup.adapters)
         has_grad = setup.gradient_accumulation_steps > 1
         width = weight_width(module, setup)
         parameters = [
@@ -181,7 +181,7 @@ class Block:
                     self.looked_up[module.name] = adapters[0], adapters[1]
             case Linear():
                 linked = LoadedLinear(module, parameters[0], parameters[1] if module.bias else None)
-                linked.is_quantized = is_quantized(module, setup)
+                linked.is_quantized = is_quantized(module, setup.adapters)
                 if adapters := self._adapters(module, key, has_grad=has_grad):
                     linked.lora_a, linked.lora_b, *magnitude = adapters
                     linked.magnitude = magnitude[0] if magnitude else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from estimator.families.counts import modules_with_counts
 from estimator.families.modules import Norm
 from estimator.families.registry import architecture
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Computation
 from estimator.values.specs import AttnImplementation, Model
 
 
@@ -15,9 +15,9 @@ def fallback_of(model: Model) -> tuple[str, str] | None:
     return architecture(model).fallback if has_filters else None
 
 
-def attention_of(model: Model, setup: TrainingSetup) -> AttnImplementation:
+def attention_of(model: Model, computation: Computation) -> AttnImplementation:
     """The kernel that transformers runs: the setup's, but eager attention where the family knows no SDPA."""
-    wanted = setup.attn_implementation
+    wanted = computation.attn_implementation
     if wanted is AttnImplementation.SDPA and architecture(model).eager_only:
         return AttnImplementation.EAGER
     return wanted

@@ -17,13 +17,13 @@ from estimator.families.family import NO_KERNELS, Kernels
 from estimator.families.modules import Bare
 from estimator.families.registry import family_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Computation, TrainingSetup
 from estimator.values.specs import Loss, Model
 
 
-def kernels(model: Model, setup: TrainingSetup) -> Kernels:
+def kernels(model: Model, computation: Computation) -> Kernels:
     """What Liger replaces in this setup; nothing where it is not asked for or knows no such family."""
-    if not setup.use_liger_kernel:
+    if not computation.use_liger_kernel:
         return NO_KERNELS
     known = kernels_of_family(model)
     return known if known.mlp_beside_experts or not model.num_experts else replace(known, mlp=False)
@@ -39,11 +39,11 @@ def fuses_head(model: Model) -> bool:
     return kernels_of_family(model).fuses_head
 
 
-def loss_of(model: Model, setup: TrainingSetup) -> Loss:
+def loss_of(model: Model, computation: Computation) -> Loss:
     """How this setup computes its loss: as it says, or Liger's where its kernels are used and fuse the head."""
-    if setup.loss is not None:
-        return setup.loss
-    return Loss.LIGER if kernels(model, setup).fuses_head else Loss.STANDARD
+    if computation.loss is not None:
+        return computation.loss
+    return Loss.LIGER if kernels(model, computation).fuses_head else Loss.STANDARD
 
 
 LATER_FAMILY = Refusal(
@@ -68,8 +68,8 @@ def check_liger(model: Model, setup: TrainingSetup) -> None:
     family = model.model_type
     if family_of(model).liger_is_later and (setup.use_liger_kernel or setup.loss is Loss.LIGER):
         raise LATER_FAMILY(family=family)
-    if kernels(model, setup).experts and any(
-        isinstance(module, Bare) and module.stack and is_adapted(module, setup)
+    if kernels(model, setup.computation).experts and any(
+        isinstance(module, Bare) and module.stack and is_adapted(module, setup.adapters)
         for module, _ in modules_with_counts(model)
     ):
         raise WRAPPED_EXPERTS()
@@ -84,21 +84,21 @@ LOSSES = {
 }
 
 
-def loss_sentences(model: Model, setup: TrainingSetup) -> list[str]:
+def loss_sentences(model: Model, computation: Computation) -> list[str]:
     """What Liger does with this family that its name does not say, and how the loss is computed."""
-    loss = loss_of(model, setup)
-    return [*_liger_sentences(model, setup), *([LOSSES[loss]] if loss in LOSSES else [])]
+    loss = loss_of(model, computation)
+    return [*_liger_sentences(model, computation), *([LOSSES[loss]] if loss in LOSSES else [])]
 
 
-def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
-    if not setup.use_liger_kernel:
+def _liger_sentences(model: Model, computation: Computation) -> list[str]:
+    if not computation.use_liger_kernel:
         return []
     if family_of(model).liger is None:
         return [
             f"Liger 0.8.5 has no kernels for {model.model_type}: Trainer says so in its log and trains without."
         ]
     sentences = ["Liger's kernels are not counted in time: the fast end has all kernels fused."]
-    if kernels(model, setup).whole_logits and loss_of(model, setup) is Loss.STANDARD:
+    if kernels(model, computation).whole_logits and loss_of(model, computation) is Loss.STANDARD:
         sentences.append(
             f"Liger does not fuse {model.model_type}'s head: the logits exist whole, their gradient is written over "
             "them."

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters
 from estimator.values.specs import Model
 
 
@@ -172,13 +172,13 @@ def is_after_layers(module: Module) -> bool:
     return module.name.startswith(("lm_head", "project_out", "altup_unembed_projections"))
 
 
-def is_quantized(module: Module, setup: TrainingSetup) -> bool:
+def is_quantized(module: Module, adapters: Adapters) -> bool:
     """Whether bitsandbytes packs this module: every linear but the head (a yes or no; the same on every GPU).
 
     Falcon's linears are of a class of their own and stay as loaded; so does the last of an OLMo with a tied head.
     Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay);
     integrations/bitsandbytes.py, ``replace_with_bnb_linear`` (``type(module) is nn.Linear``).
     """
-    if not setup.has_packed_base or not isinstance(module, Linear):
+    if not adapters.has_packed_base or not isinstance(module, Linear):
         return False
     return module.name != "lm_head" and not (module.own_class or module.is_last)

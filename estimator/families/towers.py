@@ -17,7 +17,7 @@ from estimator.families.modules import (
     Norm,
     module_parameters,
 )
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters
 from estimator.values.specs import Model, ModelClass
 from estimator.values.towers import AudioTower, VisionTower
 
@@ -34,7 +34,7 @@ BEFORE_THE_TEXT = ("vision_tower", "multi_modal_projector")
 """Begin the names of what lies before the text among the parameters."""
 
 
-def has_towers(model: Model, setup: TrainingSetup) -> bool:
+def has_towers(model: Model, adapters: Adapters) -> bool:
     """Whether the class that is made of the model has towers (a yes or no; the same on every GPU).
 
     Source: transformers 5.23, models/auto/modeling_auto.py, ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``.
@@ -43,10 +43,10 @@ def has_towers(model: Model, setup: TrainingSetup) -> bool:
     >>> has_towers(TINY_LLAMA, TrainingSetup())
     False
     """
-    return model.towers is not None and setup.model_class is ModelClass.AUTO
+    return model.towers is not None and adapters.model_class is ModelClass.AUTO
 
 
-def tower_modules(model: Model, setup: TrainingSetup) -> Alike:
+def tower_modules(model: Model, adapters: Adapters) -> Alike:
     """Modules with weights of the towers, and of what joins them to the text, and how many alike; whole model.
 
     Names are those of transformers without the number of the layer. Empty for the text class.
@@ -61,7 +61,7 @@ def tower_modules(model: Model, setup: TrainingSetup) -> Alike:
     >>> tower_modules(TINY_LLAMA, TrainingSetup())
     ()
     """
-    if model.towers is None or not has_towers(model, setup):
+    if model.towers is None or not has_towers(model, adapters):
         return ()
     vision, audio = model.towers.vision, model.towers.audio
     match model.model_type:
@@ -73,7 +73,7 @@ def tower_modules(model: Model, setup: TrainingSetup) -> Alike:
             return tuple(_gemma4(vision, audio, model))
 
 
-def made_modules(model: Model, setup: TrainingSetup) -> Alike:
+def made_modules(model: Model, adapters: Adapters) -> Alike:
     """Every module with weights of the class that is made, towers first, and how many alike there are, whole model.
 
     Source: derived, from ``tower_modules`` and ``modules_with_counts``.
@@ -82,10 +82,10 @@ def made_modules(model: Model, setup: TrainingSetup) -> Alike:
     >>> made_modules(TINY_LLAMA, TrainingSetup()) == tuple(modules_with_counts(TINY_LLAMA))
     True
     """
-    return (*tower_modules(model, setup), *modules_with_counts(model))
+    return (*tower_modules(model, adapters), *modules_with_counts(model))
 
 
-def tower_parameters(model: Model, setup: TrainingSetup) -> int:
+def tower_parameters(model: Model, adapters: Adapters) -> int:
     """Parameters of the towers and of what joins them to the text, in elements, whole model; 0 for the text class.
 
     Error: none; what data/models.csv has as published beyond the text.
@@ -95,10 +95,12 @@ def tower_parameters(model: Model, setup: TrainingSetup) -> int:
     >>> tower_parameters(TINY_LLAMA, TrainingSetup())
     0
     """
-    return sum(count * module_parameters(module) for module, count in tower_modules(model, setup))
+    return sum(
+        count * module_parameters(module) for module, count in tower_modules(model, adapters)
+    )
 
 
-def run_on_text(model: Model, setup: TrainingSetup) -> Alike:
+def run_on_text(model: Model, adapters: Adapters) -> Alike:
     """Of the towers' modules those that a step on text alone runs, and how many alike: Gemma 3n's embedders.
 
     Source: transformers 5.23, models/gemma3n/modeling_gemma3n.py, ``Gemma3nModel.forward`` (``vision_embeds``,
@@ -110,11 +112,11 @@ def run_on_text(model: Model, setup: TrainingSetup) -> Alike:
     """
     if model.model_type != "gemma3n_text":
         return ()
-    modules = tower_modules(model, setup)
+    modules = tower_modules(model, adapters)
     return tuple((it, count) for it, count in modules if it.name.startswith(RUNS_ON_TEXT))
 
 
-def idle_modules(model: Model, setup: TrainingSetup) -> Alike:
+def idle_modules(model: Model, adapters: Adapters) -> Alike:
     """The towers' modules that a step on text alone does not run, and how many alike.
 
     Source: derived, from ``tower_modules`` and ``run_on_text``.
@@ -123,11 +125,11 @@ def idle_modules(model: Model, setup: TrainingSetup) -> Alike:
     >>> idle_modules(TINY_LLAMA, TrainingSetup())
     ()
     """
-    run = run_on_text(model, setup)
-    return tuple(it for it in tower_modules(model, setup) if it not in run)
+    run = run_on_text(model, adapters)
+    return tuple(it for it in tower_modules(model, adapters) if it not in run)
 
 
-def clamps(model: Model, setup: TrainingSetup) -> int:
+def clamps(model: Model, adapters: Adapters) -> int:
     """Scalars of Gemma 4's towers that clamp a linear's input and output (a count, whole model), 4 a linear.
 
     Source: transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4ClippableLinear.__init__``.
@@ -145,7 +147,7 @@ def clamps(model: Model, setup: TrainingSetup) -> int:
     )
     return 4 * sum(
         count
-        for module, count in tower_modules(model, setup)
+        for module, count in tower_modules(model, adapters)
         if module.name.endswith(".linear") and module.name.startswith(clipping)
     )
 

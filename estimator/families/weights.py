@@ -9,7 +9,7 @@ from estimator.families.adapters import adapted_sizes, adapter_rank, is_adapted
 from estimator.families.modules import Bare, Embedding, Linear, Module, is_quantized, weight_shapes
 from estimator.families.towers import clamps
 from estimator.values.arithmetic import allocated, ceil_div
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters, TrainingSetup
 from estimator.values.specs import Model
 
 FLOAT32_BYTES = 4
@@ -114,7 +114,7 @@ def module_bytes(module: Module, setup: TrainingSetup) -> int:
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp (each tensor rounded up to 512 bytes).
     """
     shapes = weight_shapes(module)
-    if is_quantized(module, setup):
+    if is_quantized(module, setup.adapters):
         assert isinstance(module, Linear)
         if setup.has_8bit_base:
             packed = int8_bytes(module.in_features, module.out_features)
@@ -165,13 +165,13 @@ def buffer_bytes(model: Model) -> int:
     return sum(buffer.copies * buffer.bytes for buffer in buffers(model))
 
 
-def tower_buffers(model: Model, setup: TrainingSetup) -> tuple[Buffer, ...]:
+def tower_buffers(model: Model, adapters: Adapters) -> tuple[Buffer, ...]:
     """The scalars that clamp what goes through the linears of Gemma 4's towers, 512 bytes each as allocated, per GPU.
 
     Leaves out: rotary frequencies, SigLIP's positions (8 bytes each), masks of the audio towers.
     Source: transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4ClippableLinear.__init__``.
     """
-    scalars = clamps(model, setup)
+    scalars = clamps(model, adapters)
     return (Buffer("input_min", scalars, allocated(FLOAT32_BYTES)),) if scalars else ()
 
 
@@ -205,10 +205,10 @@ def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor
     Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer`` and ``ParamWrapper.update_layer``;
     tuners/lora/dora.py, ``update_layer``; trl 1.16, trainer/sft_trainer.py (magnitudes are not cast to bfloat16).
     """
-    if not (isinstance(module, Linear | Bare | Embedding) and is_adapted(module, setup)):
+    if not (isinstance(module, Linear | Bare | Embedding) and is_adapted(module, setup.adapters)):
         return ()
     rows, columns = adapted_sizes(module)
-    rank = adapter_rank(module, setup)
+    rank = adapter_rank(module, setup.adapters)
     width = adapter_width(setup)
     matrices = (
         AdapterTensor((rank, rows), width),
@@ -216,5 +216,5 @@ def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor
     )
     if not setup.use_dora:
         return matrices
-    magnitude_width = FLOAT32_BYTES if is_quantized(module, setup) else width
+    magnitude_width = FLOAT32_BYTES if is_quantized(module, setup.adapters) else width
     return (*matrices, AdapterTensor((columns,), magnitude_width))

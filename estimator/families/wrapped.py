@@ -8,7 +8,7 @@ from estimator.families.family import Classes
 from estimator.families.registry import FAMILIES
 from estimator.families.towers import has_towers, tower_parameters
 from estimator.values.refusals import InputError
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters
 from estimator.values.specs import Model
 
 
@@ -52,7 +52,7 @@ def class_not_found(model: Model) -> str:
     return NOT_FOUND[model.model_type]
 
 
-def class_sentence(model: Model, setup: TrainingSetup) -> str:
+def class_sentence(model: Model, adapters: Adapters) -> str:
     """Which class is estimated of a checkpoint with towers (a sentence; per model); empty for one of text alone.
 
     Source: ``Family.with_towers``; ``tower_parameters``.
@@ -64,13 +64,13 @@ def class_sentence(model: Model, setup: TrainingSetup) -> str:
     if model.towers is None:
         return ""
     made, text = classes_of(model.model_type)
-    if not has_towers(model, setup):
+    if not has_towers(model, adapters):
         return (
             f"model_class text: {text}, the text without the towers of {made}, which AutoModelForCausalLM makes of "
             "this checkpoint."
         )
     adapted = ", with adapters beside their linears" * (
-        setup.uses_adapters and isinstance(setup.lora_target_modules, str)
+        adapters.uses_adapters and isinstance(adapters.lora_target_modules, str)
     )
     runs = (
         "its embedders run all the same, and what these keep on the way is not counted"
@@ -79,7 +79,7 @@ def class_sentence(model: Model, setup: TrainingSetup) -> str:
     )
     return (
         f"AutoModelForCausalLM makes {made} of this checkpoint: its towers lie there too, "
-        f"{tower_parameters(model, setup):,} parameters{adapted}. The examples are text alone, which no tower sees: "
+        f"{tower_parameters(model, adapters):,} parameters{adapted}. The examples are text alone, which no tower sees: "
         f"{runs}. model_class text leaves the towers out ({text})."
     )
 

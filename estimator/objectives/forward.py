@@ -79,10 +79,10 @@ class Loaded:
         self.family: Architecture = architecture(model)
         self.parameters: dict[str, Parameter] = {}
         """Parameters by key, shared by all passes."""
-        copied_head = [head for head in tied_head(model) if is_copied(head, setup)]
+        copied_head = [head for head in tied_head(model) if is_copied(head, setup.adapters)]
         self.outer = self.block((*outer_modules(model), *copied_head), "outer", self.setup)
         for head in tied_head(model):
-            if is_adapted(head, setup):
+            if is_adapted(head, setup.adapters):
                 self.outer.tie(head, self.head_weight(), "outer")
         self.hooks = hooks(tape, model, setup, self.outer, ranks, devices)
 

@@ -143,7 +143,7 @@ class Stack(NamedTuple):
 def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
     """The layers of a model that is trained on sequences of ``length`` tokens."""
     kinds = reached(layer_kinds(model, windowed=has_window(model, length)), model, setup)
-    if keeps_parts(setup):
+    if keeps_parts(setup.mesh):
         alone = Parts(model, setup).alone
         kinds = tuple(
             kind._replace(alone=index) if index in alone else kind

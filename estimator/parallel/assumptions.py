@@ -110,7 +110,7 @@ def _fsdp(setup: TrainingSetup) -> list[str]:
         sentences.append(
             "torchtune's loss is in accelerate's groups here; its own recipes gather embedding and head with the root."
         )
-    if setup.method is Method.QLORA and not is_packed_divided(setup):
+    if setup.method is Method.QLORA and not is_packed_divided(setup.adapters):
         sentences.append(
             "Packed 4-bit weights lie whole on every GPU; set bnb_4bit_quant_storage to bfloat16 to divide them."
         )

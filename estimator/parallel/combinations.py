@@ -14,7 +14,7 @@ from estimator.values.refusals import (
     RefusedError,
     Report,
 )
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh, TrainingSetup
 from estimator.values.specs import (
     SHARDED_STATE_DICT,
     Dtype,
@@ -67,20 +67,20 @@ class Rule(NamedTuple):
         return Refusal(self.sentence, self.cause)
 
 
-def _offloads(setup: TrainingSetup) -> bool:
-    return {setup.offload_optimizer, setup.offload_param} != {Offload.NONE}
+def _offloads(mesh: Mesh) -> bool:
+    return {mesh.offload_optimizer, mesh.offload_param} != {Offload.NONE}
 
 
-def _uses_nvme(setup: TrainingSetup) -> bool:
-    return Offload.NVME in (setup.offload_optimizer, setup.offload_param)
+def _uses_nvme(mesh: Mesh) -> bool:
+    return Offload.NVME in (mesh.offload_optimizer, mesh.offload_param)
 
 
-def shares_between_layers(model: Model, setup: TrainingSetup) -> bool:
+def shares_between_layers(model: Model, mesh: Mesh) -> bool:
     """Whether a strategy shards a model whose layers share more than a mask.
 
     Source: derived; transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4TextModel.forward``.
     """
-    alone = setup.strategy in (Strategy.NONE, Strategy.DDP)
+    alone = mesh.strategy in (Strategy.NONE, Strategy.DDP)
     return not alone and bool(model.num_kv_shared_layers or model.hidden_size_per_layer_input)
 
 
@@ -168,7 +168,9 @@ RULES = (
         CONTRADICTION,
     ),
     Rule(
-        lambda s: _offloads(s) and s.strategy in (Strategy.NONE, Strategy.DDP, Strategy.DEVICE_MAP),
+        lambda s: (
+            _offloads(s.mesh) and s.strategy in (Strategy.NONE, Strategy.DDP, Strategy.DEVICE_MAP)
+        ),
         "strategy {s.strategy} keeps all on the GPU; offload_param and offload_optimizer go with zero3 or fsdp.",
         CONTRADICTION,
     ),
@@ -190,7 +192,7 @@ RULES = (
         NOT_MODELLED,
     ),
     Rule(
-        lambda s: s.strategy.is_fsdp and _uses_nvme(s),
+        lambda s: s.strategy.is_fsdp and _uses_nvme(s.mesh),
         "FSDP offloads to CPU memory only; take cpu, or strategy zero3.",
         FSDP_OFFLOAD,
     ),
@@ -203,7 +205,7 @@ RULES = (
     Rule(
         lambda s: (
             s.strategy in (Strategy.ZERO1, Strategy.ZERO2)
-            and (s.offload_param is not Offload.NONE or _uses_nvme(s))
+            and (s.offload_param is not Offload.NONE or _uses_nvme(s.mesh))
         ),
         "DeepSpeed offloads weights, and all to NVMe, at stage 3 only; take zero3, or offload_optimizer cpu alone.",
         Line("deepspeed", "runtime/zero/config.py", 160, "Valid only with stage 3."),
@@ -232,7 +234,7 @@ RULES = (
         CONTRADICTION,
     ),
     Rule(
-        lambda s: s.uses_fsdp1 and _offloads(s),
+        lambda s: s.uses_fsdp1 and _offloads(s.mesh),
         "Offloading under fsdp_version 1 is not modelled yet; leave it at none, or take fsdp_version 2.",
         NOT_MODELLED,
     ),
@@ -380,7 +382,7 @@ def resting_places(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offlo
 
 
 def sharing(
-    setup: TrainingSetup, strategy: Strategy, num_gpus: int, dp_replicate_size: int = 1
+    mesh: Mesh, strategy: Strategy, num_gpus: int, dp_replicate_size: int = 1
 ) -> dict[str, Any]:
     """The keys of ``SHARING`` for a setup on ``num_gpus`` GPUs under a strategy.
 
@@ -391,7 +393,7 @@ def sharing(
     >>> [sharing(offloaded, it, 2)["offload_optimizer"].value for it in (Strategy.ZERO3, Strategy.DDP)]
     ['cpu', 'none']
     """
-    rests = setup.offload_optimizer, setup.offload_param
+    rests = mesh.offload_optimizer, mesh.offload_param
     places = resting_places(strategy)
     has_them = all(rest in allowed for rest, allowed in zip(rests, places, strict=True))
     if not has_them or (strategy.is_fsdp and rests[0] is not rests[1]):
@@ -400,8 +402,8 @@ def sharing(
         "num_gpus": num_gpus,
         "strategy": strategy,
         "dp_replicate_size": dp_replicate_size,
-        "fsdp_version": setup.fsdp_version if strategy.is_fsdp else 2,
-        "checkpoint_around_fsdp": setup.checkpoint_around_fsdp and strategy.is_fsdp,
+        "fsdp_version": mesh.fsdp_version if strategy.is_fsdp else 2,
+        "checkpoint_around_fsdp": mesh.checkpoint_around_fsdp and strategy.is_fsdp,
         **dict(zip(OFFLOADS, rests, strict=True)),
     }
 

@@ -40,7 +40,7 @@ from estimator.tape.tape import (
 )
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.refusals import Line, Refusal
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters, TrainingSetup
 from estimator.values.specs import MixedPrecision, Model
 
 ALIGNMENT_BYTES = 16
@@ -92,14 +92,14 @@ class FlatParameter(NamedTuple):
     alike: int = 1
 
 
-def module_sizes(module: Module, setup: TrainingSetup) -> list[int]:
+def module_sizes(module: Module, adapters: Adapters) -> list[int]:
     """Elements of a module's own tensors as FSDP1 flattens them: packed 4-bit weights in the dtype they pass for.
 
     Source: bitsandbytes 0.50, functional.py, ``quantize_4bit(quant_storage=…)``.
     """
     sizes = [elements(shape) for shape in weight_shapes(module)]
-    if is_quantized(module, setup):
-        sizes[0] = ceil_div(packed_bytes(sizes[0]), packed_width(setup))
+    if is_quantized(module, adapters):
+        sizes[0] = ceil_div(packed_bytes(sizes[0]), packed_width(adapters))
     return sizes
 
 
@@ -114,7 +114,7 @@ def flat_parameters(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
     ]
     found = []
     for modules, alike in together:
-        sizes = [size for module in modules for size in module_sizes(module, setup)]
+        sizes = [size for module in modules for size in module_sizes(module, setup.adapters)]
         found.append(FlatParameter(tuple(sizes), is_adapter=False, alike=alike))
         if setup.uses_adapters:
             found += [
@@ -142,7 +142,7 @@ def check_units(model: Model, setup: TrainingSetup) -> None:
         return
     for lowest, _ in layer_groups(model):
         for module in layer_modules(model, lowest):
-            if isinstance(module, Bare) and is_adapted(module, setup):
+            if isinstance(module, Bare) and is_adapted(module, setup.adapters):
                 raise UNGATHERED_ADAPTERS(name=module.name)
 
 
@@ -163,18 +163,18 @@ def flat_bytes(model: Model, setup: TrainingSetup, *, adapters: bool) -> int:
         for unit in flat_parameters(model, setup)
         if unit.is_adapter == adapters
     )
-    return shards + (0 if adapters else _scales(model, setup))
+    return shards + (0 if adapters else _scales(model, setup.adapters))
 
 
-def _scales(model: Model, setup: TrainingSetup) -> int:
+def _scales(model: Model, adapters: Adapters) -> int:
     return sum(
         count
         * scale_bytes(
-            elements(weight_shapes(module)[0]), double_quant=setup.bnb_4bit_use_double_quant
+            elements(weight_shapes(module)[0]), double_quant=adapters.bnb_4bit_use_double_quant
         )
         for lowest, count in layer_groups(model)
         for module in layer_modules(model, lowest)
-        if is_quantized(module, setup)
+        if is_quantized(module, adapters)
     )
 
 

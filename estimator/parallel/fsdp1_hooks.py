@@ -45,14 +45,18 @@ class Fsdp1Hooks(Hooks):
         )
         self.layers = 0
         """That were played."""
-        sizes = [size for module in outer_modules(model) for size in module_sizes(module, setup)]
+        sizes = [
+            size for module in outer_modules(model) for size in module_sizes(module, setup.adapters)
+        ]
         self.root = self._unit(outer, sizes, stays=True)
         self._adapters(outer)
 
     def layer(self, index: int, block: Block) -> FlatUnit:
         """The unit of one layer."""
         self.layers += 1
-        sizes = [size for module in block.modules for size in module_sizes(module, self.setup)]
+        sizes = [
+            size for module in block.modules for size in module_sizes(module, self.setup.adapters)
+        ]
         unit = self._unit(block, sizes, stays=self.setup.strategy is Strategy.FSDP_GRAD_OP)
         unit.is_lowest = self.layers == 1
         self._adapters(block)
@@ -112,7 +116,7 @@ def fsdp1_shards(model: Model, structure: TrainingSetup) -> Resident:
         adapters=flat_bytes(model, structure, adapters=True),
         gradients=flat_gradient_bytes(model, structure),
         accumulated=flat_accumulated_bytes(model, structure),
-        **stepped(flat_tensors(model, structure), structure),
+        **stepped(flat_tensors(model, structure), structure.optimisation),
         **counts(model, structure),
     )
 

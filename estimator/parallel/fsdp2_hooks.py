@@ -39,7 +39,7 @@ from estimator.resident.model import Resident, counts, gradient_bytes, stepped, 
 from estimator.tape.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.refusals import Line, Refusal
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters, TrainingSetup
 from estimator.values.specs import Loss, Model, Offload, Strategy
 
 HEAD_OF_LIGER = Refusal(
@@ -66,13 +66,13 @@ def check_head(model: Model, setup: TrainingSetup) -> None:
     """
     if not setup.strategy.is_fsdp or setup.uses_fsdp1 or model.tie_word_embeddings:
         return
-    if joins_norm(model, setup):
+    if joins_norm(model, setup.adapters):
         return
-    loss = loss_of(model, setup)
+    loss = loss_of(model, setup.computation)
     if loss is Loss.LIGER:
         raise HEAD_OF_LIGER(model_type=model.model_type)
     head = [module for module in outer_modules(model) if module.name == "lm_head"]
-    if loss is Loss.CHUNKED_TRL and any(is_copied(module, setup) for module in head):
+    if loss is Loss.CHUNKED_TRL and any(is_copied(module, setup.adapters) for module in head):
         raise COPIED_HEAD_OF_TRL()
 
 
@@ -96,10 +96,10 @@ class Fsdp2Hooks(Hooks):
         self._tied = model.tie_word_embeddings
         names = {
             group.name: {module.name for module in group.modules}
-            for group in fsdp_groups(model, setup)
+            for group in fsdp_groups(model, setup.adapters)
         }
-        self._joins_norm = joins_norm(model, setup)
-        calls_head = loss_of(model, setup) in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE)
+        self._joins_norm = joins_norm(model, setup.adapters)
+        calls_head = loss_of(model, setup.computation) in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE)
         self._reads_head = not (calls_head or self._joins_norm or self._tied)
         """A loss that takes the head's weight without calling the head, in whose group nothing else is called."""
         self._tail = self._group(outer, names[TAIL], reshards=False)
@@ -125,17 +125,17 @@ class Fsdp2Hooks(Hooks):
     def _members(self, owned: Owned) -> list[ShardedParameter]:
         """The parameter itself, and the frozen original beside a copy that PEFT trains."""
         setup, ranks, parameter = self._setup, self._traffic.ranks, owned.parameter
-        if is_packed(owned, setup):
-            if not is_packed_divided(setup):
+        if is_packed(owned, setup.adapters):
+            if not is_packed_divided(setup.adapters):
                 return []
-            width = packed_width(setup)
+            width = packed_width(setup.adapters)
             count = ceil_div(packed_bytes(parameter.elements), width)
             return [ShardedParameter(ceil_div(count, ranks), width, width, None)]
         if parameter.requires_grad and setup.gradient_accumulation_steps > 1:
             self._accumulated(parameter)
         leaf = parameter.node.leaf if parameter.node is not None else None
         shard = elements(shard_shape(owned.shape, ranks))
-        is_copy = not owned.is_adapter and is_copied(owned.module, setup)
+        is_copy = not owned.is_adapter and is_copied(owned.module, setup.adapters)
         stored = member_width(setup, is_adapter=owned.is_adapter, is_copy=is_copy)
         member = ShardedParameter(shard, parameter.width, stored, leaf)
         if not is_copy:
@@ -202,10 +202,10 @@ class Fsdp2Hooks(Hooks):
         self._traffic.end_backward()
 
 
-def is_packed(owned: Owned, setup: TrainingSetup) -> bool:
+def is_packed(owned: Owned, adapters: Adapters) -> bool:
     """Whether this is the weight of a linear that a quantiser packs (derived, from ``is_quantized``)."""
     weight = not owned.is_adapter and len(owned.shape) > 1
-    return weight and isinstance(owned.module, Linear) and is_quantized(owned.module, setup)
+    return weight and isinstance(owned.module, Linear) and is_quantized(owned.module, adapters)
 
 
 def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
@@ -215,7 +215,7 @@ def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
         structure.offload_param is not Offload.NONE
     ):  # all rests on the host but what waits for its sum
         return Resident(
-            weights=unmoved_weight_bytes(model, structure) + buffer_bytes(model),
+            weights=unmoved_weight_bytes(model, structure.adapters) + buffer_bytes(model),
             accumulated=waiting,
             **counts(model, structure),
         )
@@ -224,6 +224,6 @@ def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
         adapters=sharded_adapter_bytes(model, structure),
         gradients=sharded_gradient_bytes(model, structure),
         accumulated=waiting,
-        **stepped(sharded_tensors(model, structure), structure),
+        **stepped(sharded_tensors(model, structure), structure.optimisation),
         **counts(model, structure),
     )

@@ -25,7 +25,7 @@ from estimator.parallel.placement import (
     settled_bytes,
 )
 from estimator.resident.overhead import CONTEXT_LOW_BYTES
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters, TrainingSetup
 from estimator.values.specs import Gpu, Method, Model
 
 FIRST = 0
@@ -79,7 +79,7 @@ def module_devices(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Modul
     >>> module_devices(TINY_LLAMA, None, TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=2)).layers
     (0, 0)
     """
-    question = model, setup.num_gpus, setup.dtype.value, _packing(setup)
+    question = model, setup.num_gpus, setup.dtype.value, _packing(setup.adapters)
     found = None
     if gpu is not None and _free(gpu) < _settled(*question):
         found = _seats(*question, _free(gpu))
@@ -96,7 +96,7 @@ def why_left_on_the_cpu(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> 
 
     Source: accelerate 1.15, hooks.py, ``AlignDevicesHook.init_hook`` and ``post_forward``.
     """
-    question = model, setup.num_gpus, setup.dtype.value, _packing(setup)
+    question = model, setup.num_gpus, setup.dtype.value, _packing(setup.adapters)
     if gpu is None or _free(gpu) >= _settled(*question):
         return None
     if _seats(*question, _free(gpu)) is not None:
@@ -112,10 +112,10 @@ def _free(gpu: Gpu) -> int:
     return gpu.memory_bytes - CONTEXT_LOW_BYTES
 
 
-def _packing(setup: TrainingSetup) -> Packing | None:
-    if setup.method is Method.QLORA:
+def _packing(adapters: Adapters) -> Packing | None:
+    if adapters.method is Method.QLORA:
         return Packing.FOUR_BIT
-    return Packing.EIGHT_BIT if setup.has_8bit_base else None
+    return Packing.EIGHT_BIT if adapters.has_8bit_base else None
 
 
 @lru_cache(maxsize=1024)
@@ -195,13 +195,13 @@ def _modules_on(model: Model, at: ModuleDevices, gpu: int) -> Iterator[tuple[Mod
 
 
 @lru_cache(maxsize=1024)
-def copies_on(model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int) -> Modules:
+def copies_on(model: Model, adapters: Adapters, at: ModuleDevices, gpu: int) -> Modules:
     """The modules of one GPU that PEFT trains a copy of, and how many alike.
 
     Source: as ``copied_modules``; the copy lies where the original does.
     """
-    if not setup.uses_adapters or setup.modules_to_save is None:
+    if not adapters.uses_adapters or adapters.modules_to_save is None:
         return ()
     heads = ((module, 1) for module in tied_head(model) if at.of(HEAD) == gpu)
     everything = (*modules_on(model, at, gpu), *heads)
-    return tuple((module, count) for module, count in everything if is_copied(module, setup))
+    return tuple((module, count) for module, count in everything if is_copied(module, adapters))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.values.arithmetic import ceil_div
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh, TrainingSetup
 from estimator.values.specs import Gpu, Machine
 
 GIGA = 1e9
@@ -48,7 +48,7 @@ class ExchangeGroup(NamedTuple):
     """Equal groups that share a machine's ports."""
 
 
-def machines_of(setup: TrainingSetup) -> int:
+def machines_of(mesh: Mesh) -> int:
     """Machines that a job's GPUs are in (a count).
 
     Source: derived, ⌈GPUs / GPUs of a machine⌉.
@@ -56,12 +56,12 @@ def machines_of(setup: TrainingSetup) -> int:
     >>> machines_of(TrainingSetup(num_gpus=12))
     2
     """
-    return ceil_div(setup.num_gpus, setup.gpus_per_node)
+    return ceil_div(mesh.num_gpus, mesh.gpus_per_node)
 
 
 def links(
     gpu: Gpu,
-    setup: TrainingSetup,
+    mesh: Mesh,
     link_gb_per_s: float | None = None,
     network_gb_per_s: float | None = None,
 ) -> Links:
@@ -84,7 +84,7 @@ def links(
         slow = ETHERNET.network_gbit_per_s / BITS * GIGA
         return Links(own, slow, max(slow, own))
     rates = [
-        machine.network_gbit_per_s * min(1.0, setup.gpus_per_node / machine.gpus) / BITS * GIGA
+        machine.network_gbit_per_s * min(1.0, mesh.gpus_per_node / machine.gpus) / BITS * GIGA
         for machine in gpu.machines
     ]
     return Links(own, min(rates), max(rates))
@@ -130,7 +130,7 @@ def shards(setup: TrainingSetup) -> ExchangeGroup:
     return ExchangeGroup(ranks, min(ranks - 1, node))
 
 
-def replicas(setup: TrainingSetup) -> ExchangeGroup:
+def replicas(mesh: Mesh) -> ExchangeGroup:
     """The GPUs that hold the same shard in each copy (hsdp), one copy after the other filling the machines (counts).
 
     Source: as ``shards``: the replicas are the outer dimension.
@@ -138,24 +138,24 @@ def replicas(setup: TrainingSetup) -> ExchangeGroup:
     >>> replicas(TrainingSetup(num_gpus=16, dp_replicate_size=2))
     ExchangeGroup(ranks=2, per_machine=1, side_by_side=8)
     """
-    ranks, node, copies = setup.shard_ranks, setup.gpus_per_node, setup.dp_replicate_size
-    if setup.num_gpus <= node:
+    ranks, node, copies = mesh.shard_ranks, mesh.gpus_per_node, mesh.dp_replicate_size
+    if mesh.num_gpus <= node:
         return ExchangeGroup(copies, node)
     return ExchangeGroup(copies, max(1, node // ranks), min(ranks, node))
 
 
-def network_sentences(gpu: Gpu, setup: TrainingSetup) -> list[str]:
+def network_sentences(gpu: Gpu, mesh: Mesh) -> list[str]:
     """Assumptions about the network between machines; none if the job runs in one.
 
     Source: as ``links``.
     """
-    if setup.num_gpus <= setup.gpus_per_node:
+    if mesh.num_gpus <= mesh.gpus_per_node:
         return []
-    count, rest = divmod(setup.num_gpus, setup.gpus_per_node)
-    among = f"{count} machine{'s' * (count > 1)} of {setup.gpus_per_node}"
+    count, rest = divmod(mesh.num_gpus, mesh.gpus_per_node)
+    among = f"{count} machine{'s' * (count > 1)} of {mesh.gpus_per_node}"
     if rest:
         among += f" and {rest} GPU{'s' * (rest > 1)} of one more"
-    by = links(gpu, setup)
+    by = links(gpu, mesh)
     slow, fast = f"{by.slow / GIGA:.4g}", f"{by.fast / GIGA:.4g}"
     rate = f"{slow} GB a second" if slow == fast else f"{slow} to {fast} GB a second"
     if gpu.network_gb_per_s:
@@ -166,7 +166,7 @@ def network_sentences(gpu: Gpu, setup: TrainingSetup) -> list[str]:
     else:
         whose = f" ({ETHERNET.name}, to as fast as the GPU's own link)"
     return [
-        f"{setup.num_gpus:,} GPUs are {among}; between machines go {rate} a machine{whose}. "
+        f"{mesh.num_gpus:,} GPUs are {among}; between machines go {rate} a machine{whose}. "
         + (
             'Say yours by gpu {"like": a card, "network_gb_per_s": …}.'
             if slow != fast

@@ -33,7 +33,7 @@ from estimator.parallel.zero import (
 )
 from estimator.tape.symbols import next_power_of_2
 from estimator.values.arithmetic import ceil_div
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh, Optimisation, TrainingSetup
 from estimator.values.specs import Model, Offload, Strategy
 
 STATES = 2
@@ -81,15 +81,15 @@ class OffloadTraffic(NamedTuple):
     """Elements that the CPU's Adam steps."""
 
 
-def offloads(setup: TrainingSetup) -> bool:
+def offloads(mesh: Mesh) -> bool:
     """Whether anything rests off the GPU.
 
     Source: DeepSpeed 0.19.6, runtime/zero/offload_config.py; torch 2.13, ``CPUOffloadPolicy``.
     """
-    return {setup.offload_optimizer, setup.offload_param} != {Offload.NONE}
+    return {mesh.offload_optimizer, mesh.offload_param} != {Offload.NONE}
 
 
-def ranks_of_a_node(setup: TrainingSetup) -> int:
+def ranks_of_a_node(mesh: Mesh) -> int:
     """Ranks that share one machine's memory, CPU and disks (a count).
 
     Source: derived.
@@ -97,7 +97,7 @@ def ranks_of_a_node(setup: TrainingSetup) -> int:
     >>> ranks_of_a_node(TrainingSetup(num_gpus=16, gpus_per_node=8))
     8
     """
-    return min(setup.num_gpus, setup.gpus_per_node)
+    return min(mesh.num_gpus, mesh.gpus_per_node)
 
 
 def pinned(size: int) -> int:
@@ -118,7 +118,7 @@ def resting(model: Model, setup: TrainingSetup) -> Rest:
     checkpoints.
     Source: derived, from ``replicated_rest``, ``divided_rest`` and ``shards_rest``.
     """
-    if not offloads(setup):
+    if not offloads(setup.mesh):
         return Rest(0, 0, 0)
     if setup.strategy.is_fsdp:
         return shards_rest(model, setup)
@@ -132,12 +132,12 @@ def node_bytes(model: Model, setup: TrainingSetup) -> tuple[int, int]:
 
     Source: derived, from ``resting`` and ``ranks_of_a_node``.
     """
-    rest, ranks = resting(model, setup), ranks_of_a_node(setup)
+    rest, ranks = resting(model, setup), ranks_of_a_node(setup.mesh)
     return ranks * rest.host, ranks * rest.nvme
 
 
-def _state_bytes(setup: TrainingSetup) -> int:
-    what_if = setup.optim_state_dtype
+def _state_bytes(optimisation: Optimisation) -> int:
+    what_if = optimisation.optim_state_dtype
     return STATES * (what_if.bytes if what_if is not None else FLOAT32_BYTES)
 
 
@@ -151,14 +151,14 @@ def replicated_rest(model: Model, setup: TrainingSetup) -> Rest:
     ``param_buffer_of_bit16_for_cpu_offload_groups``), ``initialize_optimizer_states`` and
     ``async_accumulate_grad_in_cpu_via_gpu``.
     """
-    part, size = partition(model, setup), width(setup)
+    part, size = partition(model, setup), width(setup.precision)
     tensors = trained_elements(model, setup)
     blocks = (FLOAT32_BYTES * part, FLOAT32_BYTES * part, size * part, size * max(tensors))
     locked = sum(map(pinned, blocks))
     if setup.gradient_accumulation_steps > 1:
         accumulated = sum(pinned(size * count) for count in tensors)
         locked += ceil_div(accumulated, setup.num_gpus)
-    return Rest(locked, _state_bytes(setup) * part, 0)
+    return Rest(locked, _state_bytes(setup.optimisation) * part, 0)
 
 
 def sub_groups(model: Model, setup: TrainingSetup) -> list[int]:
@@ -193,10 +193,10 @@ def divided_rest(model: Model, setup: TrainingSetup) -> Rest:
     ``_setup_for_real_optimizer``, ``_create_param_groups_fp16_flat_cpu_memory``; partition_parameters.py,
     ``_partition_param``; runtime/swap_tensor/optimizer_utils.py and partitioned_param_swapper.py, ``__init__``.
     """
-    size, groups = width(setup), sub_groups(model, setup)
+    size, groups = width(setup.precision), sub_groups(model, setup)
     part, largest = sum(groups), max(groups)
     locked = pageable = files = 0
-    states = _state_bytes(setup)
+    states = _state_bytes(setup.optimisation)
     if setup.offload_optimizer is not Offload.NONE:
         locked += pinned(size * part)
     if setup.offload_optimizer is Offload.CPU:
@@ -244,12 +244,12 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
     """
     ranks = setup.shard_ranks
     own = member_width(setup, is_adapter=False)
-    for group in fsdp_groups(model, setup):
+    for group in fsdp_groups(model, setup.adapters):
         for module in group.modules:
             shapes = weight_shapes(module)
-            if is_quantized(module, setup):
-                if is_packed_divided(setup):
-                    each = packed_width(setup)
+            if is_quantized(module, setup.adapters):
+                if is_packed_divided(setup.adapters):
+                    each = packed_width(setup.adapters)
                     count = ceil_div(ceil_div(packed_bytes(elements(shapes[0])), each), ranks)
                     yield Shard(count * each, False, count, group.alike)
                 shapes = shapes[1:]
@@ -294,11 +294,11 @@ def moved(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     ``partition_grads`` and ``_reassign_or_swap_out_partitioned_parameters``; partition_parameters.py,
     ``_all_gather_dtype``; torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``all_gather_inputs``.
     """
-    if not offloads(setup):
+    if not offloads(setup.mesh):
         return OffloadTraffic(0, 0, 0, 0, 0)
     if setup.strategy.is_fsdp:
         return _moved_shards(model, setup)
-    times, size = setup.gradient_accumulation_steps, width(setup)
+    times, size = setup.gradient_accumulation_steps, width(setup.precision)
     if setup.strategy is not Strategy.ZERO3:
         part = partition(model, setup)
         on_host = 1 if setup.strategy is Strategy.ZERO1 else times
@@ -320,7 +320,7 @@ def _moved_shards(model: Model, setup: TrainingSetup) -> OffloadTraffic:
 
 
 def _moved_parts(model: Model, setup: TrainingSetup) -> OffloadTraffic:
-    times, size = setup.gradient_accumulation_steps, width(setup)
+    times, size = setup.gradient_accumulation_steps, width(setup.precision)
     part = sum(sub_groups(model, setup))
     frozen = sum(starmap(int.__mul__, _frozen_parts(model, setup)))
     running = after = read = written = stepped = 0
@@ -329,7 +329,7 @@ def _moved_parts(model: Model, setup: TrainingSetup) -> OffloadTraffic:
         running += (2 * times * size + FLOAT32_BYTES) * part
         after += size * part if setup.offload_param is Offload.NONE else 0
     if setup.offload_optimizer is Offload.NVME:
-        states = (2 * FLOAT32_BYTES + _state_bytes(setup)) * part
+        states = (2 * FLOAT32_BYTES + _state_bytes(setup.optimisation)) * part
         read, written = read + states, written + states
     if setup.offload_param is not Offload.NONE:
         running += times * PASSES * size * (part + frozen)

@@ -27,7 +27,7 @@ from estimator.families.weights import (
 from estimator.resident.optimizer import Trainable
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.refusals import Line, Refusal
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters, TrainingSetup
 from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Strategy
 
 UINT8 = "uint8"
@@ -80,7 +80,7 @@ class ShardGroup(NamedTuple):
 EMBEDDING, TAIL, ROOT, LAYER = "embedding", "tail", "root", "layer"
 
 
-def joins_norm(model: Model, setup: TrainingSetup) -> bool:
+def joins_norm(model: Model, adapters: Adapters) -> bool:
     """Whether the final norm is gathered with the head; else it is left to the root.
 
     Source: accelerate 1.15, utils/fsdp_utils.py, ``_find_final_norm``: a child of the base model whose class has Norm
@@ -88,11 +88,11 @@ def joins_norm(model: Model, setup: TrainingSetup) -> bool:
     """
     if not family_of(model).finds_final_norm:
         return False
-    if not setup.uses_adapters:
+    if not adapters.uses_adapters:
         return True
     # PEFT's own "model" is the causal model that it wraps, which has no norm among its children
     found = base_model_prefix(model) != "model"
-    return found and not any(is_copied(norm, setup) for norm in final_norms(model))
+    return found and not any(is_copied(norm, adapters) for norm in final_norms(model))
 
 
 def final_norms(model: Model) -> list[Norm]:
@@ -107,7 +107,7 @@ def final_norms(model: Model) -> list[Norm]:
     ]
 
 
-def fsdp_groups(model: Model, setup: TrainingSetup) -> tuple[ShardGroup, ...]:
+def fsdp_groups(model: Model, adapters: Adapters) -> tuple[ShardGroup, ...]:
     """The groups that accelerate makes: the embedding, the final norm with the head, what is left, and each layer.
 
     A tied embedding is in the head's group. A module that PEFT copied is there twice, original and copy.
@@ -117,7 +117,7 @@ def fsdp_groups(model: Model, setup: TrainingSetup) -> tuple[ShardGroup, ...]:
     outer = outer_modules(model)
     first = next(module for module in outer if isinstance(module, Embedding))
     head = [module for module in outer if module.name == "lm_head"]
-    tail = [*(final_norms(model) if joins_norm(model, setup) else []), *head]
+    tail = [*(final_norms(model) if joins_norm(model, adapters) else []), *head]
     if model.tie_word_embeddings:
         tail.append(first)
     root = tuple(module for module in outer if module is not first and module not in tail)
@@ -144,12 +144,16 @@ def member_width(setup: TrainingSetup, *, is_adapter: bool, is_copy: bool = Fals
     return adapter_width(setup) if is_adapter else unquantized_width(setup)
 
 
-def packed_width(setup: TrainingSetup) -> int:
+def packed_width(adapters: Adapters) -> int:
     """Bytes of one element of the dtype that packed weights pass for (``bnb_4bit_quant_storage``).
 
     Source: bitsandbytes 0.50, functional.py, ``quantize_4bit(quant_storage=…)``.
     """
-    return 1 if setup.bnb_4bit_quant_storage == UINT8 else Dtype(setup.bnb_4bit_quant_storage).bytes
+    return (
+        1
+        if adapters.bnb_4bit_quant_storage == UINT8
+        else Dtype(adapters.bnb_4bit_quant_storage).bytes
+    )
 
 
 def loads_in_parts(setup: TrainingSetup) -> bool:
@@ -163,12 +167,12 @@ def loads_in_parts(setup: TrainingSetup) -> bool:
     return setup.strategy.is_fsdp or made_divided(setup)
 
 
-def is_packed_divided(setup: TrainingSetup) -> bool:
+def is_packed_divided(adapters: Adapters) -> bool:
     """Whether packed 4-bit weights are divided: only where they pass for floats.
 
     Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``incompatible_params4bit`` are ignored).
     """
-    return setup.bnb_4bit_quant_storage != UINT8
+    return adapters.bnb_4bit_quant_storage != UINT8
 
 
 def made_divided(setup: TrainingSetup) -> bool:
@@ -222,12 +226,12 @@ def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
     return tuple(tensor.shape for tensor in adapter_tensors(module, setup))
 
 
-def copied_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
+def copied_shapes(module: Module, adapters: Adapters) -> tuple[Shape, ...]:
     """Shapes in elements of the copy that PEFT trains of a module, none if it has none.
 
     Source: as ``is_copied``.
     """
-    return weight_shapes(module) if is_copied(module, setup) else ()
+    return weight_shapes(module) if is_copied(module, adapters) else ()
 
 
 def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
@@ -237,7 +241,7 @@ def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
     """
     if not setup.uses_adapters:
         return weight_shapes(module)
-    return (*adapter_shapes(module, setup), *copied_shapes(module, setup))
+    return (*adapter_shapes(module, setup), *copied_shapes(module, setup.adapters))
 
 
 class TrainedTensor(NamedTuple):
@@ -263,7 +267,7 @@ def trained_parts(module: Module, setup: TrainingSetup) -> list[TrainedTensor]:
             TrainedTensor(tensor.shape, FLOAT32_BYTES if upcast else tensor.width)
             for tensor in adapter_tensors(module, setup)
         ),
-        *(TrainedTensor(shape, copied) for shape in copied_shapes(module, setup)),
+        *(TrainedTensor(shape, copied) for shape in copied_shapes(module, setup.adapters)),
     ]
 
 
@@ -299,10 +303,10 @@ def check_groups(model: Model, setup: TrainingSetup) -> None:
     """
     if not setup.strategy.is_fsdp or setup.uses_fsdp1 or not setup.uses_adapters:
         return
-    groups = fsdp_groups(model, setup)
+    groups = fsdp_groups(model, setup.adapters)
     first = next(module for module in outer_modules(model) if isinstance(module, Embedding))
     ends: tuple[Module, ...] = (first, *tied_head(model))
-    if model.tie_word_embeddings and any(is_copied(module, setup) for module in ends):
+    if model.tie_word_embeddings and any(is_copied(module, setup.adapters) for module in ends):
         raise TIED_COPY(model_type=model.model_type)
     for group in groups:
         parts = [part for module in group.modules for part in trained_parts(module, setup)]
@@ -322,7 +326,7 @@ def sharded_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
             group.alike,
             isinstance(module, Embedding),
         )
-        for group in fsdp_groups(model, setup)
+        for group in fsdp_groups(model, setup.adapters)
         for module in group.modules
         for part in trained_parts(module, setup)
     ]
@@ -339,10 +343,10 @@ def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
     """
     ranks, width = setup.shard_ranks, member_width(setup, is_adapter=False)
     total = 0
-    for group in fsdp_groups(model, setup):
+    for group in fsdp_groups(model, setup.adapters):
         for module in group.modules:
             shapes = weight_shapes(module)
-            if is_quantized(module, setup):
+            if is_quantized(module, setup.adapters):
                 total += group.alike * _packed_shard(shapes[0], setup)
                 shapes = shapes[1:]
             shards = [shard_shape(shape, ranks) for shape in shapes]
@@ -350,19 +354,19 @@ def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
     return total
 
 
-def unmoved_weight_bytes(model: Model, setup: TrainingSetup) -> int:
+def unmoved_weight_bytes(model: Model, adapters: Adapters) -> int:
     """Bytes of weights that stay on the GPU when FSDP2 offloads: scales of packed ones, and those that are not divided.
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (shards go to the CPU);
     accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``ignored_params``).
     """
     total = 0
-    for group in fsdp_groups(model, setup):
+    for group in fsdp_groups(model, adapters):
         for module in group.modules:
-            if is_quantized(module, setup):
+            if is_quantized(module, adapters):
                 count = elements(weight_shapes(module)[0])
-                scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
-                packed = 0 if is_packed_divided(setup) else allocated(packed_bytes(count))
+                scales = scale_bytes(count, double_quant=adapters.bnb_4bit_use_double_quant)
+                packed = 0 if is_packed_divided(adapters) else allocated(packed_bytes(count))
                 total += group.alike * (packed + scales)
     return total
 
@@ -371,8 +375,8 @@ def _packed_shard(shape: Shape, setup: TrainingSetup) -> int:
     count = elements(shape)
     scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
     packed = packed_bytes(count)
-    if is_packed_divided(setup):
-        width = packed_width(setup)
+    if is_packed_divided(setup.adapters):
+        width = packed_width(setup.adapters)
         packed = ceil_div(ceil_div(packed, width), setup.shard_ranks) * width
     return allocated(packed) + scales
 
@@ -386,7 +390,7 @@ def sharded_adapter_bytes(model: Model, setup: TrainingSetup) -> int:
         return 0
     return sum(
         group.alike * tensors_bytes([shard_shape(part.shape, setup.shard_ranks)], part.width)
-        for group in fsdp_groups(model, setup)
+        for group in fsdp_groups(model, setup.adapters)
         for module in group.modules
         for part in trained_parts(module, setup)
     )
@@ -406,5 +410,5 @@ def sharded_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
                 for part in trained_parts(module, setup)
             )
         )
-        for group in fsdp_groups(model, setup)
+        for group in fsdp_groups(model, setup.adapters)
     )

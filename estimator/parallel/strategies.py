@@ -16,7 +16,7 @@ from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
 from estimator.resident.model import Resident, undivided
 from estimator.tape.tape import Tape
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh, TrainingSetup
 from estimator.values.specs import Model, Strategy
 
 
@@ -47,8 +47,8 @@ RULES: dict[Strategy, StrategyRule] = {
 """One row per strategy."""
 
 
-def _rule(setup: TrainingSetup) -> StrategyRule:
-    return FSDP1 if setup.uses_fsdp1 else RULES[setup.strategy]
+def _rule(mesh: Mesh) -> StrategyRule:
+    return FSDP1 if mesh.uses_fsdp1 else RULES[mesh.strategy]
 
 
 def hooks(
@@ -62,10 +62,10 @@ def hooks(
     """The hooks of a setup's strategy on a model; ``devices``: where its modules are, under a device map."""
     if devices is not None:
         return DeviceMapHooks(tape, devices)
-    return _rule(setup).hooks(tape, model, setup, outer, ranks)
+    return _rule(setup.mesh).hooks(tape, model, setup, outer, ranks)
 
 
 @lru_cache(maxsize=1024)
 def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
     """Bytes of weights, adapters, gradients and states on the fullest GPU, independent of batch and length."""
-    return _rule(structure).resident(model, structure)
+    return _rule(structure.mesh).resident(model, structure)

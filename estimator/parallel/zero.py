@@ -40,7 +40,7 @@ from estimator.tape.tape import (
     WholeWeight,
 )
 from estimator.values.arithmetic import allocated, ceil_div
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh, Precision, TrainingSetup
 from estimator.values.specs import MixedPrecision, Model, Offload, Strategy
 
 SUB_GROUP = 10**9
@@ -61,12 +61,12 @@ class Counted(NamedTuple):
     trained: bool
 
 
-def width(setup: TrainingSetup) -> int:
+def width(precision: Precision) -> int:
     """Bytes per element of the weights that are computed with: 2 under bf16 or fp16, else 4.
 
     Source: DeepSpeed 0.19.6, runtime/engine.py, ``_cast_module_mixed_precision`` and ``__check_params``.
     """
-    return FLOAT32_BYTES if setup.mixed_precision is MixedPrecision.NO else 2
+    return FLOAT32_BYTES if precision.mixed_precision is MixedPrecision.NO else 2
 
 
 def trained_width(setup: TrainingSetup) -> int:
@@ -75,16 +75,16 @@ def trained_width(setup: TrainingSetup) -> int:
     Source: as ``made_divided``.
     """
     wide = setup.uses_adapters and setup.autocast_adapter_dtype and made_divided(setup)
-    return FLOAT32_BYTES if wide else width(setup)
+    return FLOAT32_BYTES if wide else width(setup.precision)
 
 
-def gathers_nothing(setup: TrainingSetup) -> bool:
+def gathers_nothing(mesh: Mesh) -> bool:
     """Whether stage 3 computes with the weights where they rest: on one GPU, whose part is everything.
 
     Source: DeepSpeed 0.19.6, runtime/zero/partition_parameters.py, ``_no_gather_coalesced`` and ``NoGatherHandle``.
     """
-    alone = setup.strategy is Strategy.ZERO3 and setup.num_gpus == 1
-    return alone and setup.offload_param is Offload.NONE
+    alone = mesh.strategy is Strategy.ZERO3 and mesh.num_gpus == 1
+    return alone and mesh.offload_param is Offload.NONE
 
 
 def gathering(model: Model, setup: TrainingSetup) -> Rules | None:
@@ -93,7 +93,7 @@ def gathering(model: Model, setup: TrainingSetup) -> Rules | None:
     Source: transformers 5.23, integrations/deepspeed.py, ``stage3_prefetch_bucket_size`` and
     ``stage3_param_persistence_threshold``.
     """
-    if setup.strategy is not Strategy.ZERO3 or gathers_nothing(setup):
+    if setup.strategy is not Strategy.ZERO3 or gathers_nothing(setup.mesh):
         return None
     hidden = model.hidden_size
     return Rules(
@@ -115,7 +115,7 @@ def _modules(model: Model) -> Iterable[tuple[Module, int]]:
 
 def _tensors(module: Module, setup: TrainingSetup) -> list[Counted]:
     """Of one module: its own weights that are not packed, and its adapters."""
-    own = weight_shapes(module)[1 if is_quantized(module, setup) else 0 :]
+    own = weight_shapes(module)[1 if is_quantized(module, setup.adapters) else 0 :]
     return [
         *(Counted(elements(shape), not setup.uses_adapters) for shape in own),
         *(Counted(elements(shape), True) for shape in adapter_shapes(module, setup)),
@@ -178,12 +178,12 @@ def kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
     return kept
 
 
-def keeps_parts(setup: TrainingSetup) -> bool:
+def keeps_parts(mesh: Mesh) -> bool:
     """Whether a rank keeps gradients on the GPU as backward comes by them: stage 2 without an offloaded optimizer.
 
     Source: as ``kept_gradients``.
     """
-    return setup.strategy is Strategy.ZERO2 and setup.offload_optimizer is Offload.NONE
+    return mesh.strategy is Strategy.ZERO2 and mesh.offload_optimizer is Offload.NONE
 
 
 class PartitionPlace(NamedTuple):
@@ -306,7 +306,7 @@ def after_backward(model: Model, setup: TrainingSetup) -> int:
     ``copy_grads_in_partition`` and ``set_norm_for_param_grad_in_gpu``.
     """
     offloads = setup.offload_optimizer is not Offload.NONE
-    size, kept = width(setup), kept_gradients(model, setup)
+    size, kept = width(setup.precision), kept_gradients(model, setup)
     limit, gone, most = model.hidden_size**2, [0] * setup.num_gpus, 0
     copied = 0  # of small ones, on every rank
     bucket: list[list[tuple[int, int]]] = []
@@ -373,7 +373,7 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     stage3.py, ``_prepare_fp32_grad_for_sub_group``, ``grad_partitions_flat_buffer`` and
     ``_create_fp16_partitions_with_defragmentation``; swap_tensor/optimizer_utils.py, ``_swap_out_gradients``.
     """
-    ranks, size = setup.num_gpus, width(setup)
+    ranks, size = setup.num_gpus, width(setup.precision)
     stage3 = setup.strategy is Strategy.ZERO3
     steps_on_host = setup.offload_optimizer is not Offload.NONE
     whole = whole_tensors(model, setup)
@@ -390,7 +390,7 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
             for t, n in whole
             if t.elements <= 10 * hidden
         )
-        small = 0 if gathers_nothing(setup) else small
+        small = 0 if gathers_nothing(setup.mesh) else small
         parts = of_trained * part + size * rest if setup.offload_param is Offload.NONE else 0
         weights = (
             parts
@@ -444,7 +444,7 @@ def _too_small_to_swap(whole: Iterable[tuple[Counted, int]], ranks: int) -> int:
 
 
 def _packed(module: Module, setup: TrainingSetup) -> int:
-    if not is_quantized(module, setup):
+    if not is_quantized(module, setup.adapters):
         return 0
     count = elements(weight_shapes(module)[0])
     return quantized_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
@@ -457,14 +457,14 @@ def packed_part(module: Module, setup: TrainingSetup, persistent: int) -> int:
     Source: DeepSpeed 0.19.8, runtime/zero/parameter_offload.py, ``_convert_to_zero_parameters``, and
     partition_parameters.py, ``_zero_init_param``.
     """
-    if not is_quantized(module, setup):
+    if not is_quantized(module, setup.adapters):
         return 0
     count = elements(weight_shapes(module)[0])
     scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
-    stored = packed_width(setup)
+    stored = packed_width(setup.adapters)
     whole = ceil_div(packed_bytes(count), stored)
     part = ceil_div(whole, setup.num_gpus)
-    small = whole if whole <= persistent and not gathers_nothing(setup) else 0
+    small = whole if whole <= persistent and not gathers_nothing(setup.mesh) else 0
     return stored * (part + small) + scales
 
 
@@ -505,7 +505,7 @@ def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
         largest = max(parts)
         others = FLOAT32_BYTES * (sum(parts) - largest) if waits else 0
         norm = NORM_WIDTH * min(largest, NORM_PART)
-        return others + largest * width(setup) + max(norm, FLOAT32_BYTES * largest)
+        return others + largest * width(setup.precision) + max(norm, FLOAT32_BYTES * largest)
 
     return beside
 
@@ -527,7 +527,7 @@ class Bucket:
         self.stage = setup.strategy
         self.ranks = ranks
         self.limit = hidden**2
-        self.width = width(setup)
+        self.width = width(setup.precision)
         self.size = self.limit * self.width
         self.kept_bytes = kept
         """At stage 1 what is beside all gradients in the end."""

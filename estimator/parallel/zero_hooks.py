@@ -31,7 +31,7 @@ from estimator.parallel.zero import (
 from estimator.resident.model import Resident, counts
 from estimator.tape.tape import Parameter, Tape, Tensor, WholeWeight
 from estimator.values.arithmetic import allocated, ceil_div
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters, TrainingSetup
 from estimator.values.specs import Model, Offload, Strategy
 
 
@@ -43,11 +43,13 @@ class ZeroHooks(Hooks):
     ) -> None:
         super().__init__(tape, model, setup, outer, ranks)
         self._model, self._setup, self._outer = model, setup, outer
-        self._parts = Parts(model, setup) if keeps_parts(setup) else None
+        self._parts = Parts(model, setup) if keeps_parts(setup.mesh) else None
         kept = after_backward(model, setup) if setup.strategy is Strategy.ZERO1 else 0
         by_rank: list[int] = []
         if self._parts is not None:
-            by_rank = [allocated(width(setup) * it) for it in kept_gradients(model, setup)]
+            by_rank = [
+                allocated(width(setup.precision) * it) for it in kept_gradients(model, setup)
+            ]
         to_host = _to_host(model, setup, ranks)
         self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, by_rank)
         self._gathers = gathering(model, setup) is not None
@@ -65,7 +67,7 @@ class ZeroHooks(Hooks):
                 place = places.get((owned.module.name, part))
                 self._bucket.take(owned.parameter, place, repeats=repeats)
         if self._gathers:
-            note_calls(self.tape, block, self._setup)
+            note_calls(self.tape, block, self._setup.adapters)
 
     def layer(self, index: int, block: Block) -> None:
         """The layer's modules are hooked one by one."""
@@ -96,17 +98,17 @@ def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
     return sent_from_stage_2(partition(model, setup))
 
 
-def _whole(owned: Owned, setup: TrainingSetup) -> WholeWeight:
+def _whole(owned: Owned, adapters: Adapters) -> WholeWeight:
     """What is gathered of a parameter: packed 4-bit weights as the dtype they pass for."""
     parameter = owned.parameter
-    if is_packed(owned, setup):
-        stored = packed_width(setup)
+    if is_packed(owned, adapters):
+        stored = packed_width(adapters)
         count = ceil_div(packed_bytes(parameter.elements), stored)
         return WholeWeight(parameter.key, count, stored, trained=False)
     return WholeWeight(parameter.key, parameter.elements, parameter.width, parameter.requires_grad)
 
 
-def note_calls(tape: Tape, block: Block, setup: TrainingSetup) -> None:
+def note_calls(tape: Tape, block: Block, adapters: Adapters) -> None:
     """Have a block's modules note when they are called, each with its own weights as PEFT has left them.
 
     The activation and the rotary tables have none. The experts of a mixture are one module, with all their stacks.
@@ -115,7 +117,7 @@ def note_calls(tape: Tape, block: Block, setup: TrainingSetup) -> None:
     tuners/lora/layer.py (``base_layer``, ``lora_A``, ``lora_B``; a dropout before A).
     """
     modules: dict[str, list[Parameter]] = {}
-    wholes = {owned.parameter.key: _whole(owned, setup) for owned in block.owned}
+    wholes = {owned.parameter.key: _whole(owned, adapters) for owned in block.owned}
     for owned in block.owned:
         name, part = owned.module.name, owned.parameter.key.rsplit(".", 1)[1]
         if isinstance(owned.module, Bare):

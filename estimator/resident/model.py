@@ -31,7 +31,7 @@ from estimator.families.weights import (
 )
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.tape.tape import COMPONENTS
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Optimisation, TrainingSetup
 from estimator.values.specs import Component, Model
 
 Alike = Iterable[tuple[Module, int]]
@@ -45,8 +45,8 @@ def weight_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: derived, from ``module_bytes`` and ``buffers``.
     """
-    beside = sum(buffer.copies * buffer.bytes for buffer in tower_buffers(model, setup))
-    return bytes_of(made_modules(model, setup), setup) + buffer_bytes(model) + beside
+    beside = sum(buffer.copies * buffer.bytes for buffer in tower_buffers(model, setup.adapters))
+    return bytes_of(made_modules(model, setup.adapters), setup) + buffer_bytes(model) + beside
 
 
 def bytes_of(modules: Alike, setup: TrainingSetup) -> int:
@@ -66,8 +66,8 @@ def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: derived, from ``adapter_tensors``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters alone
     become float32, copies do not).
     """
-    modules = (*made_modules(model, setup), *adapted_tied_head(model, setup))
-    return adapters_of(modules, copied_modules(model, setup), setup)
+    modules = (*made_modules(model, setup.adapters), *adapted_tied_head(model, setup.adapters))
+    return adapters_of(modules, copied_modules(model, setup.adapters), setup)
 
 
 def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
@@ -91,9 +91,9 @@ def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
 
     What a step on text does not run has none, and optimizers pass over it: ``idle_tensors``.
     """
-    text = tuple(modules_with_counts(model)), copied_modules(model, setup)
-    run = (*run_on_text(model, setup), *text[0], *adapted_tied_head(model, setup))
-    idle = {module for module, _ in idle_modules(model, setup)}
+    text = tuple(modules_with_counts(model)), copied_modules(model, setup.adapters)
+    run = (*run_on_text(model, setup.adapters), *text[0], *adapted_tied_head(model, setup.adapters))
+    idle = {module for module, _ in idle_modules(model, setup.adapters)}
     copies = [(module, count) for module, count in text[1] if module not in idle]
     return trained_of(run, copies, setup)
 
@@ -104,8 +104,8 @@ def idle_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     Source: torch 2.13, optim/adamw.py and optim/optimizer.py (``if p.grad is None``); bitsandbytes 0.50,
     optim/optimizer.py, ``Optimizer8bit.step``; derived, likewise.
     """
-    idle = dict(idle_modules(model, setup))
-    copies = [(it, count) for it, count in copied_modules(model, setup) if it in idle]
+    idle = dict(idle_modules(model, setup.adapters))
+    copies = [(it, count) for it, count in copied_modules(model, setup.adapters) if it in idle]
     return trained_of(idle.items(), copies, setup)
 
 
@@ -224,7 +224,7 @@ def whole(
         adapters=adapters,
         gradients=gradients,
         accumulated=gradients,
-        **stepped(tensors, structure),
+        **stepped(tensors, structure.optimisation),
         **counts(model, structure),
     )
 
@@ -243,12 +243,12 @@ class Counts(TypedDict):
     trainable_parameters: int
 
 
-def stepped(tensors: Sequence[Trainable], structure: TrainingSetup) -> Stepped:
+def stepped(tensors: Sequence[Trainable], optimisation: Optimisation) -> Stepped:
     """Bytes of the optimizer's states, and of what its step takes for a moment.
 
     Source: derived, from ``optimizer_states`` and ``step_transient``.
     """
-    rule = structure.optim, structure.optim_state_dtype
+    rule = optimisation.optim, optimisation.optim_state_dtype
     return {
         "transient": step_transient(tensors, *rule),
         "states": optimizer_states(tensors, *rule),
@@ -262,7 +262,7 @@ def counts(model: Model, structure: TrainingSetup) -> Counts:
     """
     return {
         "total_parameters": total_parameters(model)
-        + tower_parameters(model, structure)
+        + tower_parameters(model, structure.adapters)
         + adapter_parameters(model, structure),
         "trainable_parameters": trainable_parameters(model, structure),
     }

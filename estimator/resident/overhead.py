@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.values.results import Shown
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh
 from estimator.values.specs import Gpu, Strategy
 
 MIB = 2**20
@@ -60,7 +60,7 @@ def workspace_bytes(gpu: Gpu | None) -> int:
     return HANDLES * (WORKSPACE_HOPPER_BYTES if hopper else WORKSPACE_BYTES)
 
 
-def exchange_bytes(setup: TrainingSetup) -> tuple[int, int]:
+def exchange_bytes(mesh: Mesh) -> tuple[int, int]:
     """Bytes of NCCL's buffers per GPU, low and high, which torch's counter does not include; none in one process.
 
     A group of replicas of shards (hsdp) has a communicator of its own beside the shards'.
@@ -70,11 +70,11 @@ def exchange_bytes(setup: TrainingSetup) -> tuple[int, int]:
     >>> exchange_bytes(TrainingSetup())
     (0, 0)
     """
-    if setup.replicas == 1:
+    if mesh.replicas == 1:
         return 0, 0
-    groups = [setup.shard_ranks]
-    if setup.strategy is Strategy.HSDP:
-        groups.append(setup.dp_replicate_size)
+    groups = [mesh.shard_ranks]
+    if mesh.strategy is Strategy.HSDP:
+        groups.append(mesh.dp_replicate_size)
     high = sum(
         next(size for most, size in COMMUNICATOR_HIGH_BYTES if ranks <= most) for ranks in groups
     )

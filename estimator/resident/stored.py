@@ -16,7 +16,7 @@ from estimator.families.weights import (
 from estimator.values.arithmetic import ceil_div
 from estimator.values.quantization import Quantization, Scales, StorageRule
 from estimator.values.refusals import InputError
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters
 from estimator.values.specs import Model
 
 MXFP4_BLOCK = 32
@@ -166,7 +166,7 @@ def _scales(quantization: Quantization, rows: int, columns: int) -> int:
             return ceil_div(rows, height) * ceil_div(columns, width)
 
 
-def modules_packed_otherwise(model: Model, setup: TrainingSetup) -> Iterator[str]:
+def modules_packed_otherwise(model: Model, adapters: Adapters) -> Iterator[str]:
     """Modules that the checkpoint holds packed and bitsandbytes would leave whole under this setup, or the reverse.
 
     Source: derived, from the checkpoint's ``llm_int8_skip_modules`` and ``is_quantized``.
@@ -178,7 +178,7 @@ def modules_packed_otherwise(model: Model, setup: TrainingSetup) -> Iterator[str
     """
     for name, module in _modules(model):
         stored = model.quantization is not None and _is_quantized(name, module, model.quantization)
-        if stored != is_quantized(module, setup):
+        if stored != is_quantized(module, adapters):
             yield name
 
 

@@ -65,7 +65,7 @@ def gathers_to_save(setup: TrainingSetup) -> bool:
 
     Source: as ``estimator.run.sharded_saving``.
     """
-    if saves_when(setup) == "no":
+    if saves_when(setup.run) == "no":
         return False
     if setup.strategy.is_fsdp:
         return setup.uses_fsdp1 or setup.fsdp_state_dict_type != SHARDED_STATE_DICT
@@ -154,7 +154,7 @@ def _trained_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of all that is trained, whole, in the dtype of its shards."""
     return sum(
         group.alike * part.width * elements(part.shape)
-        for group in fsdp_groups(model, setup)
+        for group in fsdp_groups(model, setup.adapters)
         for module in group.modules
         for part in trained_parts(module, setup)
     )
@@ -171,11 +171,11 @@ def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
     if setup.optim_state_dtype is not None and not setup.uses_adapters:
         wide = max(wide, setup.optim_state_dtype.bytes)
     largest = 0
-    for group in fsdp_groups(model, setup):
+    for group in fsdp_groups(model, setup.adapters):
         for module in group.modules:
             shapes = weight_shapes(module)
-            if is_quantized(module, setup):
-                if is_packed_divided(setup):
+            if is_quantized(module, setup.adapters):
+                if is_packed_divided(setup.adapters):
                     largest = max(largest, packed_bytes(elements(shapes[0])))
                 shapes = shapes[1:]
             parts = [TrainedTensor(shape, wide) for shape in shapes]
@@ -192,7 +192,7 @@ def _tied_elements(model: Model) -> int:
 
 
 def _zero(model: Model, setup: TrainingSetup) -> Saving:
-    whole, size = _alone(model, setup), width(setup)
+    whole, size = _alone(model, setup), width(setup.precision)
     trained = whole.trainable_parameters * size
     states = whole.states.resident_bytes + whole.states.paged_bytes
     part = ceil_div(whole.trainable_parameters, setup.num_gpus)
@@ -209,15 +209,15 @@ def _zero(model: Model, setup: TrainingSetup) -> Saving:
 
 def _largest_module_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of the largest module's own weights, each padded to the ranks' parts, as ZeRO-3 gathers them."""
-    ranks, size = setup.num_gpus, width(setup)
+    ranks, size = setup.num_gpus, width(setup.precision)
 
     def gathered(count: int) -> int:
         return ranks * ceil_div(count, ranks) * size
 
     largest = 0
-    for module, _ in made_modules(model, setup):
+    for module, _ in made_modules(model, setup.adapters):
         shapes, packed = weight_shapes(module), 0
-        if is_quantized(module, setup):
+        if is_quantized(module, setup.adapters):
             packed, shapes = packed_bytes(elements(shapes[0])), shapes[1:]
         largest = max(largest, packed + sum(gathered(elements(shape)) for shape in shapes))
     return largest

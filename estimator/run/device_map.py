@@ -118,7 +118,7 @@ def load_on(
 
     Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``.
     """
-    modules, copies = modules_on(model, at, gpu), copies_on(model, setup, at, gpu)
+    modules, copies = modules_on(model, at, gpu), copies_on(model, setup.adapters, at, gpu)
     return load_moment_of(model, structure(setup), modules, copies, workspace)
 
 
@@ -154,7 +154,7 @@ def resident_on(model: Model, structure: TrainingSetup, at: ModuleDevices, gpu: 
 
     Source: torch 2.13, utils/_foreach_utils.py, ``_group_tensors_by_device_and_dtype``.
     """
-    modules, copies = modules_on(model, at, gpu), copies_on(model, structure, at, gpu)
+    modules, copies = modules_on(model, at, gpu), copies_on(model, structure.adapters, at, gpu)
     tensors = trained_of(modules, copies, structure)
     weights = bytes_of(modules, structure)
     weights += sum(buffer.copies * buffer.bytes for buffer in buffers_on(model, at, gpu))
@@ -188,7 +188,7 @@ class PlacedPlan:
         self, model: Model, setup: TrainingSetup, at: ModuleDevices, *, training: bool
     ) -> None:
         self._model, self._at, self._training = model, at, training
-        self._setup = replace(setup, attn_implementation=attention_of(model, setup))
+        self._setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
         self._schedules: list[dict[int, Schedule]] = []
 
     def step(self, sizes: Sizes, gpu: int) -> tuple[Sized, Schedule]:

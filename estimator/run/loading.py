@@ -27,7 +27,7 @@ from estimator.resident.model import Alike, adapters_of, bytes_of, weight_bytes
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Moment
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Precision, TrainingSetup
 from estimator.values.specs import Component, Dtype, Model, Phase, Strategy
 
 Modules = tuple[tuple[Module, int], ...]
@@ -62,8 +62,8 @@ def load_moment_of(
 @lru_cache(maxsize=1024)
 def _highest(model: Model, setup: TrainingSetup) -> tuple[str, dict[Component, int]]:
     """The highest moment's name and what lies there, without the workspace."""
-    modules, copies = made_modules(model, setup), copied_modules(model, setup)
-    scalars = (*buffers(model), *tower_buffers(model, setup))
+    modules, copies = made_modules(model, setup.adapters), copied_modules(model, setup.adapters)
+    scalars = (*buffers(model), *tower_buffers(model, setup.adapters))
     beside = sum(buffer.copies * buffer.bytes for buffer in scalars)
     return _highest_of(model, setup, modules, copies, beside)
 
@@ -74,7 +74,7 @@ def _highest_of(
 ) -> tuple[str, dict[Component, int]]:
     unprepared = replace(setup, prepare_model_for_kbit_training=False)
     loaded, ready = (bytes_of(modules, it) + beside for it in (unprepared, setup))
-    adapters = adapters_of((*modules, *adapted_tied_head(model, setup)), copies, setup)
+    adapters = adapters_of((*modules, *adapted_tied_head(model, setup.adapters)), copies, setup)
     moments = [("weights in place", ready, adapters, 0)]
     if setup.has_packed_base and model.quantization is None:  # else packed in the files
         moments.append(("packing the largest linear", loaded, 0, packing_of(modules, setup)))
@@ -109,7 +109,7 @@ def packing_bytes(model: Model, setup: TrainingSetup) -> int:
     >>> packing_bytes(TINY_LLAMA, TrainingSetup(method=Method.QLORA)) == 512 + 2 * 512
     True
     """
-    return packing_of(made_modules(model, setup), setup)
+    return packing_of(made_modules(model, setup.adapters), setup)
 
 
 def packing_of(modules: Alike, setup: TrainingSetup) -> int:
@@ -118,7 +118,9 @@ def packing_of(modules: Alike, setup: TrainingSetup) -> int:
     Source: as ``packing_bytes``.
     """
     counts = [
-        elements(weight_shapes(module)[0]) for module, _ in modules if is_quantized(module, setup)
+        elements(weight_shapes(module)[0])
+        for module, _ in modules
+        if is_quantized(module, setup.adapters)
     ]
     largest = max(counts, default=0)
     source = allocated(largest * setup.dtype.bytes)
@@ -128,7 +130,7 @@ def packing_of(modules: Alike, setup: TrainingSetup) -> int:
     return source + (2 * scales if setup.bnb_4bit_use_double_quant and largest else 0)
 
 
-def merging_bytes(model: Model, setup: TrainingSetup) -> int:
+def merging_bytes(model: Model, precision: Precision) -> int:
     """Bytes beside the weights while one layer's gates and ups become a stack: the stack once more, on the GPU.
 
         experts · 2 · i · h · p     gates and ups stacked each, then joined; what was joined is still there
@@ -137,7 +139,8 @@ def merging_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: transformers 5.23, core_model_loading.py, ``MergeModulelist.convert``, ``Concatenate.convert``.
     """
     return max(
-        (tensors_bytes([shape], setup.dtype.bytes) for shape in gate_up_stacks(model)), default=0
+        (tensors_bytes([shape], precision.dtype.bytes) for shape in gate_up_stacks(model)),
+        default=0,
     )
 
 
@@ -167,7 +170,7 @@ def upcasting_bytes(model: Model, setup: TrainingSetup) -> int:
     Each 16-bit tensor that is not packed gets a float32 copy, which then takes its place.
     Source: peft 0.21, utils/other.py, ``prepare_model_for_kbit_training``.
     """
-    return upcasting_of(model, made_modules(model, setup), setup)
+    return upcasting_of(model, made_modules(model, setup.adapters), setup)
 
 
 def upcasting_of(model: Model, modules: Modules, setup: TrainingSetup) -> int:
@@ -178,7 +181,11 @@ def upcasting_of(model: Model, modules: Modules, setup: TrainingSetup) -> int:
     grown = highest = 0
     width = setup.dtype.bytes
     for module, alike in _in_order(model, modules):
-        shapes = weight_shapes(module)[1:] if is_quantized(module, setup) else weight_shapes(module)
+        shapes = (
+            weight_shapes(module)[1:]
+            if is_quantized(module, setup.adapters)
+            else weight_shapes(module)
+        )
         for shape in shapes:
             old, new = tensors_bytes([shape], width), tensors_bytes([shape], FLOAT32_BYTES)
             grown += alike * (new - old)
@@ -211,6 +218,6 @@ def load_host_bytes(model: Model, setup: TrainingSetup) -> int:
         return weight_bytes(model, setup)
     return max(
         elements(shape) * setup.dtype.bytes
-        for module, _ in made_modules(model, setup)
+        for module, _ in made_modules(model, setup.adapters)
         for shape in weight_shapes(module)
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from estimator.resident.stored import modules_packed_otherwise
 from estimator.values.quantization import Quantization, StorageRule
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters, TrainingSetup
 from estimator.values.specs import Method, Model
 
 UNKNOWN_FORMAT = Refusal(
@@ -82,7 +82,7 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
     stored = model.quantization
     if stored is None:
         return setup
-    said = _said(model, stored, setup)
+    said = _said(model, stored, setup.adapters)
     if stored.storage is None:
         raise UNKNOWN_FORMAT(**said)
     if stored.storage in (StorageRule.BNB_4BIT, StorageRule.BNB_8BIT):
@@ -106,7 +106,7 @@ def _packed(model: Model, stored: Quantization, setup: TrainingSetup) -> Trainin
     Source: transformers 5.23, quantizers/auto.py, ``merge_quantization_configs`` (BitsAndBytesConfig is none of
     ``LOADING_ATTRIBUTES_CONFIG_TYPES``).
     """
-    said = _said(model, stored, setup)
+    said = _said(model, stored, setup.adapters)
     if setup.method is Method.FULL:
         raise FULL_ON_QUANTISED(**said)
     if stored.storage is StorageRule.BNB_8BIT:
@@ -120,7 +120,7 @@ def _packed(model: Model, stored: Quantization, setup: TrainingSetup) -> Trainin
             bnb_4bit_use_double_quant=stored.double_quant,
             bnb_4bit_quant_storage=stored.quant_storage,
         )
-    if other := next(modules_packed_otherwise(model, run), None):
+    if other := next(modules_packed_otherwise(model, run.adapters), None):
         raise PACKED_OTHERWISE(module=other, **said)
     return run
 
@@ -148,10 +148,10 @@ def loading_sentence(model: Model, setup: TrainingSetup) -> str:
     return f"The checkpoint's weights are stored as {stored.name} and stay so: the run is {run}{double}."
 
 
-def _said(model: Model, stored: Quantization, setup: TrainingSetup) -> dict[str, object]:
+def _said(model: Model, stored: Quantization, adapters: Adapters) -> dict[str, object]:
     is_packed = stored.storage in (StorageRule.BNB_4BIT, StorageRule.BNB_8BIT)
     original = "the 16-bit checkpoint that it was made from"
-    lora = "method lora" + " without load_in_8bit" * (setup.has_8bit_base and not is_packed)
+    lora = "method lora" + " without load_in_8bit" * (adapters.has_8bit_base and not is_packed)
     return {
         "model": model.hub_id or "this model",
         "name": stored.name,

@@ -24,7 +24,7 @@ from estimator.run.loading import gate_up_stacks
 from estimator.time.throughput import lengths
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Moment
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import TrainingRun, TrainingSetup
 from estimator.values.specs import Component, Dtype, Method, Model, Phase
 
 FILE_BYTES = 50 * 10**9
@@ -51,7 +51,7 @@ def checkpoint_bytes(resident: Resident, setup: TrainingSetup) -> int:
     Leaves out: tokenizer, config, random states and headers (some MB).
     Source: transformers 5.23, trainer.py, ``_save_checkpoint``; peft 0.21, ``save_pretrained`` (adapters alone).
     """
-    return trained_bytes(resident, setup) + saved_states_bytes(resident, setup)
+    return trained_bytes(resident, setup) + saved_states_bytes(resident, setup.run)
 
 
 def trained_bytes(resident: Resident, setup: TrainingSetup) -> int:
@@ -64,17 +64,17 @@ def trained_bytes(resident: Resident, setup: TrainingSetup) -> int:
     return resident.trainable_parameters * unquantized_width(setup)
 
 
-def saved_states_bytes(resident: Resident, setup: TrainingSetup) -> int:
+def saved_states_bytes(resident: Resident, run: TrainingRun) -> int:
     """Bytes of ``optimizer.pt``; 0 with ``save_only_model``.
 
     Source: transformers 5.23, trainer.py, ``_save_optimizer_and_scheduler``.
     """
-    if setup.save_only_model:
+    if run.save_only_model:
         return 0
     return resident.states.resident_bytes + resident.states.paged_bytes
 
 
-def saves_when(setup: TrainingSetup) -> str:
+def saves_when(run: TrainingRun) -> str:
     """When Trainer saves: ``no``, ``steps`` or ``epoch``; ``best`` at most as often as it evaluates (no count).
 
     Source: transformers 5.23, trainer.py, ``_maybe_log_save_evaluate``.
@@ -82,7 +82,7 @@ def saves_when(setup: TrainingSetup) -> str:
     >>> saves_when(TrainingSetup(save_strategy="best", eval_strategy="steps"))
     'steps'
     """
-    return setup.eval_strategy if setup.save_strategy == "best" else setup.save_strategy
+    return run.eval_strategy if run.save_strategy == "best" else run.save_strategy
 
 
 def checkpoints_at_once(setup: TrainingSetup) -> int:
@@ -96,7 +96,7 @@ def checkpoints_at_once(setup: TrainingSetup) -> int:
     >>> checkpoints_at_once(TrainingSetup(num_train_epochs=3, save_total_limit=1))
     2
     """
-    when = saves_when(setup)
+    when = saves_when(setup.run)
     if when == "no":
         return 0
     made = math.ceil(setup.num_train_epochs)
@@ -165,8 +165,12 @@ def merging_module_bytes(model: Model, setup: TrainingSetup) -> int:
     """
     return max(
         (
-            _merging(elements(weight_shapes(module)[0]), setup, packed=is_quantized(module, setup))
-            for module, _ in made_modules(model, setup)
+            _merging(
+                elements(weight_shapes(module)[0]),
+                setup,
+                packed=is_quantized(module, setup.adapters),
+            )
+            for module, _ in made_modules(model, setup.adapters)
             if adapter_tensors(module, setup)
         ),
         default=0,
@@ -210,7 +214,9 @@ def merged_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
     quantizers/quantizer_bnb_4bit.py.
     """
     if not setup.has_packed_base:
-        return (total_parameters(model) + tower_parameters(model, setup)) * setup.dtype.bytes
+        return (
+            total_parameters(model) + tower_parameters(model, setup.adapters)
+        ) * setup.dtype.bytes
     return resident.weights
 
 

@@ -46,7 +46,7 @@ def stages(of: Estimate) -> tuple[Stage, ...]:
     """
     model, setup = of.model, of.setup
     workspace = workspace_bytes(of.gpu)
-    host, nvme = node_bytes(model, structure(setup)) if offloads(setup) else (None, None)
+    host, nvme = node_bytes(model, structure(setup)) if offloads(setup.mesh) else (None, None)
     found = [
         Stage(
             "Load",

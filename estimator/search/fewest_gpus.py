@@ -94,8 +94,8 @@ def _smallest_holding(model: Model, cards: Iterable[Gpu], setup: TrainingSetup) 
 
 def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:
     """The keys that shard a setup over ``number`` GPUs, with the same effective batch if it is divisible."""
-    keys = sharing(setup, way, number)
-    if setup.method is Method.QLORA and not is_packed_divided(setup):
+    keys = sharing(setup.mesh, way, number)
+    if setup.method is Method.QLORA and not is_packed_divided(setup.adapters):
         keys["bnb_4bit_quant_storage"] = str(setup.dtype)
     if setup.effective_batch_size % number == 0:
         of_each = setup.effective_batch_size // number

@@ -17,7 +17,7 @@ from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.search.limits import holds, smallest_gpu
 from estimator.values.results import Estimate
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Computation, Optimisation, TrainingRun, TrainingSetup
 from estimator.values.specs import (
     AttnImplementation,
     Dtype,
@@ -168,7 +168,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
         yield Change(
             "Evaluation batch {per_device_eval_batch_size}",
             "The same metrics; evaluation takes a little longer.",
-            tuple(_smaller_evaluations(setup)),
+            tuple(_smaller_evaluations(setup.run)),
         )
     kernels = {
         AttnImplementation.EAGER: (AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2),
@@ -185,7 +185,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             f"The same result, and faster{wants}.",
             ({"attn_implementation": kernel},),
         )
-    yield from _losses(model, setup)
+    yield from _losses(model, setup.computation)
     yield from _divisions(setup)
     if splits := tuple(_splits(setup)):
         yield Change(
@@ -229,20 +229,20 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
         )
 
 
-def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
+def _losses(model: Model, computation: Computation) -> Iterator[Change]:
     """A loss that never holds all logits: Liger's, with its other kernels, if it supports the family, else TRL's.
 
     Prices: Liger computes the head's gradients with the loss, by the same products (Hsu et al. 2024,
     arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, recomputes the logits in backward.
     """
-    if loss_of(model, setup) is not Loss.STANDARD:
+    if loss_of(model, computation) is not Loss.STANDARD:
         return
     if fuses_head(model):
-        keys: dict[str, Any] = {} if setup.use_liger_kernel else {"use_liger_kernel": True}
+        keys: dict[str, Any] = {} if computation.use_liger_kernel else {"use_liger_kernel": True}
         yield Change(
             "Liger's fused kernels and loss",
             "The same result up to rounding; needs the package liger-kernel. The full logits never exist.",
-            (keys | ({} if setup.loss is None else {"loss": None}),),
+            (keys | ({} if computation.loss is None else {"loss": None}),),
         )
     else:
         yield Change(
@@ -298,9 +298,9 @@ def _offloaded(setup: TrainingSetup) -> Iterator[Keys]:
     own = setup.strategy
     ways = (own,) if own.is_fsdp else (Strategy.ZERO2, Strategy.ZERO3)
     for way in ways:
-        keys = sharing(setup, way, setup.num_gpus, setup.dp_replicate_size)
+        keys = sharing(setup.mesh, way, setup.num_gpus, setup.dp_replicate_size)
         rests = OFFLOADS[:1] if way is Strategy.ZERO2 else OFFLOADS
-        keys |= dict.fromkeys(rests, Offload.CPU) | _real_states(setup)
+        keys |= dict.fromkeys(rests, Offload.CPU) | _real_states(setup.optimisation)
         is_pure = setup.mixed_precision is MixedPrecision.NO and setup.dtype is not Dtype.FLOAT32
         if way.is_zero and is_pure:  # not modelled without float32 master weights
             keys["mixed_precision"] = MixedPrecision.BF16
@@ -309,8 +309,8 @@ def _offloaded(setup: TrainingSetup) -> Iterator[Keys]:
             yield changed | {"strategy": way}
 
 
-def _smaller_evaluations(setup: TrainingSetup) -> Iterator[Keys]:
-    size = setup.per_device_eval_batch_size
+def _smaller_evaluations(run: TrainingRun) -> Iterator[Keys]:
+    size = run.per_device_eval_batch_size
     while size > 1:
         size //= 2
         yield {"per_device_eval_batch_size": size}
@@ -335,15 +335,15 @@ def _where(model: Model, setup: TrainingSetup) -> str:
 def _with_adapters(model: Model, setup: TrainingSetup) -> Keys:
     """Keys that change with the method: the optimizer's real states, and other targets if PEFT refuses the setup's."""
     adapted = replace(setup, method=Method.LORA)
-    keys: dict[str, Any] = dict(_real_states(setup))
-    if refused_targets(model, adapted):
+    keys: dict[str, Any] = dict(_real_states(setup.optimisation))
+    if refused_targets(model, adapted.adapters):
         keys["lora_target_modules"] = default_targets(model, adapted)
     return keys
 
 
-def _real_states(setup: TrainingSetup) -> dict[str, Any]:
+def _real_states(optimisation: Optimisation) -> dict[str, Any]:
     """Reset a what-if dtype of the states to the optimizer's default."""
-    return {} if setup.optim_state_dtype is None else {"optim_state_dtype": None}
+    return {} if optimisation.optim_state_dtype is None else {"optim_state_dtype": None}
 
 
 _EIGHT_BIT = {
@@ -375,5 +375,5 @@ def _optimizers(setup: TrainingSetup) -> Iterator[Change]:
         yield Change(
             "8-bit optimizer states",
             "Blocks of 256 values share a scale; published results match those of 32-bit states.",
-            ({"optim": _EIGHT_BIT[setup.optim], **_real_states(setup)},),
+            ({"optim": _EIGHT_BIT[setup.optim], **_real_states(setup.optimisation)},),
         )

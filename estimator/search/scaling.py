@@ -104,7 +104,7 @@ def shared_by(setup: TrainingSetup, strategy: Strategy, num_gpus: int) -> Traini
             raise TooFewError(
                 f"hsdp needs two or more groups of {shards} GPUs here, which {num_gpus} are not."
             )
-    keys = sharing(setup, strategy, num_gpus, copies)
+    keys = sharing(setup.mesh, strategy, num_gpus, copies)
     return replace(setup, **{key: it for key, it in keys.items() if key not in OFFLOADS})
 
 

@@ -32,7 +32,7 @@ from estimator.tape.program import Sized
 from estimator.tape.tape import WEIGHTS
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Estimate, Shown
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh, Optimisation, TrainingSetup
 from estimator.values.specs import Gpu, Model, Strategy, Verdict
 
 STEPS = 2
@@ -62,9 +62,9 @@ class AllocatorEvent(NamedTuple):
     """The new key."""
 
 
-def _stream(setup: TrainingSetup, operation: str, component: int) -> int:
+def _stream(mesh: Mesh, operation: str, component: int) -> int:
     """FSDP1's stream for a tensor: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_init_streams``."""
-    if not setup.uses_fsdp1:
+    if not mesh.uses_fsdp1:
         return COMPUTE
     if operation == "all-gather":
         return GATHER if component == WEIGHTS else CAST
@@ -83,15 +83,15 @@ class _Process:
         """Allocate tensors of these sizes in order."""
         return [self.allocator.take(allocated(size), stream) for size in sizes if size]
 
-    def lay_flat_states(self, resident: Resident, same: TrainingSetup) -> None:
+    def lay_flat_states(self, resident: Resident, mesh: Mesh) -> None:
         """Allocate DeepSpeed's flat states and float32 master weights before the first step.
 
         DeepSpeed steps its optimizer once with zero gradients. Stage 3 splits the states into sub-groups. A float32
         gradient of the largest group is allocated meanwhile.
         Source: DeepSpeed 0.19.6, runtime/zero/stage3.py and stage_1_and_2.py, ``initialize_optimizer_states``.
         """
-        part, groups = ceil_div(resident.trainable_parameters, same.num_gpus), 1
-        if same.strategy is Strategy.ZERO3:
+        part, groups = ceil_div(resident.trainable_parameters, mesh.num_gpus), 1
+        if mesh.strategy is Strategy.ZERO3:
             groups = ceil_div(part, SUB_GROUP)
         each = _pieces(resident.states.resident_bytes, (1 + STATES) * groups)
         self.lay([*each[:groups], resident.accumulated])
@@ -145,7 +145,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     resident = resident_memory(model, same)
     limit = None
     if gpu is not None:
-        limit = gpu.memory_bytes - sum(outside_bytes(setup))
+        limit = gpu.memory_bytes - sum(outside_bytes(setup.mesh))
     process = _Process(limit)
     sizes = Sizes(
         setup.per_device_train_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
@@ -154,7 +154,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     program = list(_changes(sized, schedule, setup))
     process.lay(_pieces(resident.weights + resident.adapters, _count(model, setup)))
     process.lay([resident.communication])
-    process.lay([_most_gathered(sized, schedule, setup)], GATHER)
+    process.lay([_most_gathered(sized, schedule, setup.mesh)], GATHER)
     if same.strategy.is_zero:
         process.lay_flat_states(resident, same)
     for step in range(STEPS):
@@ -163,20 +163,20 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
         trained = _trained(model, same)
         if step == 0:
             if not same.strategy.is_zero:
-                process.lay(_state_sizes(trained, same))
+                process.lay(_state_sizes(trained, same.optimisation))
             if setup.gradient_accumulation_steps > 1 and not same.strategy.is_zero:
                 process.lay(_pieces(resident.accumulated, sum(it.alike for it in trained)))
-        process.clear(process.lay(_step_sizes(resident, trained, same)))
+        process.clear(process.lay(_step_sizes(resident, trained, same.mesh)))
         process.end_step()
     return process.allocator.highest
 
 
-def outside_bytes(setup: TrainingSetup) -> tuple[int, int]:
+def outside_bytes(mesh: Mesh) -> tuple[int, int]:
     """Bytes outside torch's allocator: of the CUDA context and of NCCL, each the midpoint of its range.
 
     Source: ``estimator.resident.overhead``.
     """
-    return (CONTEXT_LOW_BYTES + CONTEXT_HIGH_BYTES) // 2, sum(exchange_bytes(setup)) // 2
+    return (CONTEXT_LOW_BYTES + CONTEXT_HIGH_BYTES) // 2, sum(exchange_bytes(mesh)) // 2
 
 
 def reserved(answer: Estimate) -> int:
@@ -186,7 +186,7 @@ def reserved(answer: Estimate) -> int:
     """
     if answer.setup.strategy is Strategy.DEVICE_MAP:
         shares = shown_bytes(answer.decisive.bytes, answer.need_low_bytes, 1, answer.gpu)
-        return shares.middle - sum(outside_bytes(answer.setup))
+        return shares.middle - sum(outside_bytes(answer.setup.mesh))
     return reserved_bytes(answer.model, answer.gpu, answer.setup)
 
 
@@ -196,7 +196,7 @@ def device_bytes(answer: Estimate) -> int:
     Capped at the GPU's memory, unless the need exceeds it.
     Source: ``reserved``; ``estimator.resident.overhead.shown_bytes``.
     """
-    held = max(reserved(answer), answer.decisive.bytes) + sum(outside_bytes(answer.setup))
+    held = max(reserved(answer), answer.decisive.bytes) + sum(outside_bytes(answer.setup.mesh))
     if answer.gpu is None or answer.verdict is Verdict.DOES_NOT_FIT:
         return held
     return min(held, answer.gpu.memory_bytes)
@@ -224,24 +224,24 @@ def _changes(
     stretches: dict[int, list[AllocatorEvent]] = {}
     for run in schedule.runs:
         if run.segment not in stretches:
-            stretches[run.segment] = _stretch(setup, sized.events(run.segment))
+            stretches[run.segment] = _stretch(setup.mesh, sized.events(run.segment))
         for _ in range(run.length):
             yield stretches[run.segment]
 
 
-def _most_gathered(sized: Sized, schedule: Schedule, setup: TrainingSetup) -> int:
+def _most_gathered(sized: Sized, schedule: Schedule, mesh: Mesh) -> int:
     """Most bytes of weights that ZeRO-3 holds gathered, in blocks of a separate stream.
 
     Each layer reuses the blocks of the layer before, so they are allocated once.
     Source: DeepSpeed 0.19.6, runtime/zero/partitioned_param_coordinator.py, ``__allgather_stream``.
     """
-    gathered = schedule.gathered(sized, setup.shard_ranks)
+    gathered = schedule.gathered(sized, mesh.shard_ranks)
     if gathered is None:
         return 0
     return max(level for run in gathered.alike for _, _, level in run)
 
 
-def _stretch(setup: TrainingSetup, events: Iterable[tuple[int, Key, int]]) -> list[AllocatorEvent]:
+def _stretch(mesh: Mesh, events: Iterable[tuple[int, Key, int]]) -> list[AllocatorEvent]:
     changes: list[AllocatorEvent] = []
     for sign, key, size in events:
         if not size:
@@ -250,7 +250,7 @@ def _stretch(setup: TrainingSetup, events: Iterable[tuple[int, Key, int]]) -> li
         if sign > 0 and last is not None and last.sign < 0 and last.key[:2] == key[:2]:
             changes[-1] = AllocatorEvent(0, last.key, size, COMPUTE, key)
         else:
-            changes.append(AllocatorEvent(sign, key, size, _stream(setup, key[0], key[2]), key))
+            changes.append(AllocatorEvent(sign, key, size, _stream(mesh, key[0], key[2]), key))
     return changes
 
 
@@ -263,7 +263,7 @@ def _count(model: Model, setup: TrainingSetup) -> int:
     """Number of weight tensors; FSDP1 has one per unit."""
     if setup.uses_fsdp1:
         return model.num_hidden_layers + 1
-    return sum(count * len(weight_shapes(it)) for it, count in made_modules(model, setup))
+    return sum(count * len(weight_shapes(it)) for it, count in made_modules(model, setup.adapters))
 
 
 def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
@@ -274,18 +274,18 @@ def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
     return trainable_tensors(model, same)
 
 
-def _step_sizes(resident: Resident, trained: Iterable[Trainable], same: TrainingSetup) -> list[int]:
+def _step_sizes(resident: Resident, trained: Iterable[Trainable], mesh: Mesh) -> list[int]:
     """Bytes of the step's temporaries: one per trained tensor; DeepSpeed's flat gradient in 16 bits and in float32."""
-    if same.strategy.is_zero:
+    if mesh.strategy.is_zero:
         return [resident.transient // 3, resident.transient - resident.transient // 3]
     return _pieces(resident.transient, sum(it.alike for it in trained))
 
 
-def _state_sizes(trained: Iterable[Trainable], same: TrainingSetup) -> Iterator[int]:
+def _state_sizes(trained: Iterable[Trainable], optimisation: Optimisation) -> Iterator[int]:
     """Bytes of the optimizer's states: two per trained tensor."""
     for tensor in trained:
         one = optimizer_states(
-            [tensor._replace(alike=1)], same.optim, same.optim_state_dtype
+            [tensor._replace(alike=1)], optimisation.optim, optimisation.optim_state_dtype
         ).resident_bytes
         for _ in range(tensor.alike):
             yield from _pieces(one, STATES)

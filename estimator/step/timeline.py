@@ -155,7 +155,7 @@ class Plan:
     ) -> None:
         self._model = model
         self._objective = objective
-        self._setup = replace(setup, attn_implementation=attention_of(model, setup))
+        self._setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
         self._training = training
         self._schedules: list[Schedule] = []
 

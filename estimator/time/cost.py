@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import RunCost, RunTime
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh, TrainingSetup
 from estimator.values.specs import Gpu, Price
 
 WATTS_PER_KILOWATT = 1000
@@ -66,7 +66,7 @@ def rented(price: Price, num_gpus: int) -> int:
     return ceil_div(num_gpus, price.min_gpus) * price.min_gpus
 
 
-def energy_kwh(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> tuple[float, float] | None:
+def energy_kwh(time: RunTime, gpu: Gpu, mesh: Mesh) -> tuple[float, float] | None:
     """Kilowatt-hours of the run, low and high, whole job: the boards at their rated power for all its hours.
 
         hours · GPUs · TDP
@@ -76,5 +76,5 @@ def energy_kwh(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> tuple[float, fl
     """
     if gpu.tdp_w is None:
         return None
-    kilowatts = setup.num_gpus * gpu.tdp_w / WATTS_PER_KILOWATT
+    kilowatts = mesh.num_gpus * gpu.tdp_w / WATTS_PER_KILOWATT
     return kilowatts * time.total_hours_low, kilowatts * time.total_hours_high

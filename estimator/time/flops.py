@@ -19,7 +19,7 @@ from estimator.families.modules import Embedding, Linear, Module, Norm, weight_s
 from estimator.families.registry import architecture
 from estimator.objectives.stack import has_window, layer_kinds
 from estimator.values.arithmetic import ceil_div
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Adapters, Computation, TrainingSetup
 from estimator.values.specs import AttnImplementation, Loss, Method, Model
 
 FORWARD = 2
@@ -54,7 +54,7 @@ class Matrices(NamedTuple):
     """Σ in · (in + out) of the same: what DoRA sends a unit matrix through, a row of A or column of B."""
 
 
-def matrices(model: Model, setup: TrainingSetup) -> Matrices:
+def matrices(model: Model, adapters: Adapters) -> Matrices:
     """Elements that one token is multiplied by, whole model: linears, experts in use, and the head, tied or not.
 
         layers = Σ in · out,  of a stack of experts k · in · out     k: experts a token is multiplied by
@@ -68,7 +68,7 @@ def matrices(model: Model, setup: TrainingSetup) -> Matrices:
     >>> matrices(TINY_LLAMA, TrainingSetup()).outside == 8 * 10
     True
     """
-    return _matrices(model, setup.method, setup.lora_target_modules, setup.modules_to_save)
+    return _matrices(model, adapters.method, adapters.lora_target_modules, adapters.modules_to_save)
 
 
 @lru_cache(maxsize=1024)
@@ -91,7 +91,7 @@ def _matrices(
     adapted = [
         (it, count)
         for it, count in (*linears, *((it, 1) for it in outer if isinstance(it, Linear)))
-        if is_adapted(it, setup)
+        if is_adapted(it, setup.adapters)
     ]
     return Matrices(
         sum(count * _elements(module, model) for module, count in layer),
@@ -99,7 +99,7 @@ def _matrices(
         sum(count * it.in_features * it.out_features for it, count in linears),
         sum(count * it.in_features for it, count in adapted),
         sum(count * it.out_features for it, count in adapted),
-        sum(times * _elements(it, model) for it, times in copied_modules(model, setup)),
+        sum(times * _elements(it, model) for it, times in copied_modules(model, setup.adapters)),
         sum(times * it.in_features * it.out_features for it, times in adapted),
         sum(times * it.in_features * (it.in_features + it.out_features) for it, times in adapted),
     )
@@ -157,7 +157,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     >>> full.products == 6 * 4 * (1152 + 80)
     True
     """
-    sizes = matrices(model, setup)
+    sizes = matrices(model, setup.adapters)
     forward = FORWARD * setup.per_device_train_batch_size * length
     passes = 2 if setup.uses_adapters else 3
     branches = setup.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
@@ -169,7 +169,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         dora = dora_again + base
     once = float(FORWARD * ATTENTION_PRODUCTS * setup.per_device_train_batch_size * pairs)
     once *= (model.query_size + model.value_size) / 2
-    backward = PLAIN_BACKWARD if is_eager(model, setup) else FLASH_BACKWARD
+    backward = PLAIN_BACKWARD if is_eager(model, setup.computation) else FLASH_BACKWARD
     mixed = delta_products(model, length) + scan_products(model, length)
     delta = float(FORWARD * setup.per_device_train_batch_size * mixed)
     again = 1.0 if setup.gradient_checkpointing else 0.0
@@ -187,12 +187,12 @@ def _head(model: Model) -> int:
     return model.vocab_size * (model.word_embed_proj_dim or model.hidden_size)
 
 
-def is_eager(model: Model, setup: TrainingSetup) -> bool:
+def is_eager(model: Model, computation: Computation) -> bool:
     """Whether attention runs as plain products that keep every score (a yes or no; the same on every GPU).
 
     Source: transformers 5.23, modeling_utils.py, ``_supports_sdpa`` (false in the families that run eagerly).
     """
-    return attention_of(model, setup) is AttnImplementation.EAGER
+    return attention_of(model, computation) is AttnImplementation.EAGER
 
 
 def delta_products(model: Model, length: int) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from estimator.parallel.offload import OffloadTraffic, moved, ranks_of_a_node
 from estimator.values.results import TimePart
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Mesh, TrainingSetup
 from estimator.values.specs import Gpu, Model, Offload, Optimizer, Strategy
 
 GIGA = 1e9
@@ -95,11 +95,11 @@ def offload_parts(
     Leaves out: two GPUs behind one switch; pageable copies; the first step.
     Source: derived, from ``estimator.parallel.offload.moved``.
     """
-    of, ranks = moved(model, setup), ranks_of_a_node(setup)
+    of, ranks = moved(model, setup), ranks_of_a_node(setup.mesh)
     slow, fast = hosts(gpu)
     parts = (
         _stepping(setup, of, ranks, fast),
-        _link(setup, of, slow, fast, behind),
+        _link(setup.mesh, of, slow, fast, behind),
         TimePart(
             "NVMe",
             ranks * (of.read / FAST_READ + of.written / FAST_WRITE) / GIGA,
@@ -121,19 +121,17 @@ def _stepping(setup: TrainingSetup, of: OffloadTraffic, ranks: int, fast: Host) 
     return TimePart("optimizer step on the CPU", low, passes * ranks * of.stepped / SLOW_STEPPED)
 
 
-def _link(
-    setup: TrainingSetup, of: OffloadTraffic, slow: Host, fast: Host, behind: float
-) -> TimePart:
-    hidden = 0.0 if setup.strategy in (Strategy.ZERO1, Strategy.ZERO2) else behind
+def _link(mesh: Mesh, of: OffloadTraffic, slow: Host, fast: Host, behind: float) -> TimePart:
+    hidden = 0.0 if mesh.strategy in (Strategy.ZERO1, Strategy.ZERO2) else behind
     low = max(0.0, of.in_micro_steps / (fast.link * GIGA) - hidden)
     low += of.after / (fast.link * GIGA)
     high = (of.in_micro_steps + of.after) / (SLOW_LINK_SHARE * slow.link * GIGA)
     return TimePart("between GPU and host", low, high)
 
 
-def steps_on_host(setup: TrainingSetup) -> bool:
+def steps_on_host(mesh: Mesh) -> bool:
     """Whether the CPU steps the optimizer, so that the GPU does not.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_optimizer_step``; torch 2.13, ``CPUOffloadPolicy``.
     """
-    return setup.offload_optimizer is not Offload.NONE
+    return mesh.offload_optimizer is not Offload.NONE

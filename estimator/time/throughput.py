@@ -37,7 +37,7 @@ from estimator.time.flops import (
 from estimator.time.offload_time import offload_parts, steps_on_host
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import TERA, RunTime, TimePart
-from estimator.values.setup import TrainingSetup
+from estimator.values.setup import Batch, Mesh, Precision, TrainingSetup
 from estimator.values.specs import (
     RATES,
     AttnImplementation,
@@ -214,7 +214,7 @@ class Rates(NamedTuple):
     """Operations a second in float32; as ``slow`` where no datasheet says."""
 
 
-def compute_dtype(setup: TrainingSetup) -> Dtype:
+def compute_dtype(precision: Precision) -> Dtype:
     """The dtype that matrix products run in (no unit): autocast's, or the weights' own.
 
     Source: torch 2.13, torch/amp/autocast_mode.py; bitsandbytes 0.50, nn/modules.py, ``Linear4bit.forward``.
@@ -222,13 +222,13 @@ def compute_dtype(setup: TrainingSetup) -> Dtype:
     >>> compute_dtype(TrainingSetup()).value
     'bfloat16'
     """
-    match setup.mixed_precision:
+    match precision.mixed_precision:
         case MixedPrecision.BF16:
             return Dtype.BFLOAT16
         case MixedPrecision.FP16:
             return Dtype.FLOAT16
         case _:
-            return setup.dtype
+            return precision.dtype
 
 
 def missing_rate(gpu: Gpu, setup: TrainingSetup) -> str | None:
@@ -239,7 +239,7 @@ def missing_rate(gpu: Gpu, setup: TrainingSetup) -> str | None:
     >>> missing_rate(Gpu(name="card", memory_bytes=2**34, fp32_tflops=9), TrainingSetup())
     'No time is given: the bfloat16 rate of card is unknown (bf16_dense_tflops).'
     """
-    dtype = compute_dtype(setup)
+    dtype = compute_dtype(setup.precision)
     if all(getattr(gpu, name) is None for name in RATES):
         return (
             f"No time is given: nothing is known of the speed of {gpu.name}; say with like which card of the "
@@ -280,7 +280,7 @@ def _dense_tflops(gpu: Gpu, dtype: Dtype) -> float | None:
     return rates[dtype]
 
 
-def rates(gpu: Gpu, setup: TrainingSetup) -> Rates:
+def rates(gpu: Gpu, precision: Precision) -> Rates:
     """Operations and bytes a second of one GPU for this setup; the caller has asked ``missing_rate``.
 
     Source: data/gpus.csv, by row; ``sustained_tflops`` from its own source there.
@@ -289,7 +289,7 @@ def rates(gpu: Gpu, setup: TrainingSetup) -> Rates:
     >>> rates(card, TrainingSetup()).best == 100e12
     True
     """
-    dtype = compute_dtype(setup)
+    dtype = compute_dtype(precision)
     tflops, gb_per_s = _dense_tflops(gpu, dtype), gpu.memory_bandwidth_gb_per_s
     assert tflops is not None
     assert gb_per_s is not None
@@ -357,7 +357,7 @@ def run_time(
     Error: tests/test_throughput.py holds it against data/throughput.csv.
     Source: transformers 5.23, trainer.py, ``set_initial_training_values``.
     """
-    rate, length = rates(gpu, setup), lengths(setup)
+    rate, length = rates(gpu, setup.precision), lengths(setup)
     fast, slow = _works(model, setup, length)
     accumulation = setup.gradient_accumulation_steps
     model_flops, least_model_flops = accumulation * slow.model, accumulation * fast.model
@@ -373,7 +373,7 @@ def run_time(
             shared = SHARING[setup.strategy] if sharing is None else sharing
             if shared is Sharing.LAYERS:
                 parts = _one_after_another(
-                    parts, model, setup, links(gpu, setup, link_gb_per_s).gpu
+                    parts, model, setup, links(gpu, setup.mesh, link_gb_per_s).gpu
                 )
             else:
                 exchange = communication(
@@ -384,8 +384,8 @@ def run_time(
                     link_gb_per_s=link_gb_per_s,
                     network_gb_per_s=network_gb_per_s,
                 )
-                parts = _exchanging(parts, setup, shared, exchange)
-        if offloads(setup):
+                parts = _exchanging(parts, setup.mesh, shared, exchange)
+        if offloads(setup.mesh):
             parts = _with_offload(parts, model, gpu, setup)
     steps = -(-length.rows_per_epoch // setup.effective_batch_size)
     return RunTime(
@@ -401,10 +401,10 @@ def run_time(
 
 
 def _exchanging(
-    parts: tuple[TimePart, ...], setup: TrainingSetup, sharing: Sharing, exchange: TimePart
+    parts: tuple[TimePart, ...], mesh: Mesh, sharing: Sharing, exchange: TimePart
 ) -> tuple[TimePart, ...]:
     """The parts of a step on one of several GPUs: its share of the optimizer's work, and the exchange."""
-    share = 1 if sharing is Sharing.REPLICAS else setup.shard_ranks
+    share = 1 if sharing is Sharing.REPLICAS else mesh.shard_ranks
     own = tuple(
         TimePart(name, low / share, high / share)
         if name == OPTIMIZER_STEP
@@ -419,7 +419,7 @@ def _with_offload(
     parts: tuple[TimePart, ...], model: Model, gpu: Gpu, setup: TrainingSetup
 ) -> tuple[TimePart, ...]:
     """The parts of a step whose weights or states rest on the host."""
-    rest = tuple(it for it in parts if it.name != OPTIMIZER_STEP or not steps_on_host(setup))
+    rest = tuple(it for it in parts if it.name != OPTIMIZER_STEP or not steps_on_host(setup.mesh))
     behind = math.fsum(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
     return (*rest, *offload_parts(model, gpu, setup, behind))
 
@@ -462,12 +462,17 @@ def crossing_bytes(model: Model, setup: TrainingSetup) -> int:
         wide = 2 * (hops + 1) * model.hidden_size
     else:
         wide = 2 * hops * model.hidden_size + model.vocab_size
-    return setup.gradient_accumulation_steps * setup.tokens * wide * compute_dtype(setup).bytes
+    return (
+        setup.gradient_accumulation_steps
+        * setup.tokens
+        * wide
+        * compute_dtype(setup.precision).bytes
+    )
 
 
 def _works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, Work]:
     """The work of a micro-batch at best and at worst: what is padded, and what the kernel skips."""
-    eager = is_eager(model, setup)
+    eager = is_eager(model, setup.computation)
     masked = setup.padded or 0 < model.sliding_window <= length.slow
     skips = not eager and (
         setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2 or not masked
@@ -498,7 +503,7 @@ def step_parts(
     Leaves out: what overlaps (a second stream, the host's work behind the GPU's); paged states that come from the host.
     Source: derived; the roofline of Williams et al. 2009, doi:10.1145/1498765.1498785, part by part.
     """
-    sizes, times = matrices(model, setup), setup.gradient_accumulation_steps
+    sizes, times = matrices(model, setup.adapters), setup.gradient_accumulation_steps
     again = 1 if setup.gradient_checkpointing else 0
     flash_fast = min(rate.best, FAST_ATTENTION_SHARE * rate.peak)
     flash_slow = min(rate.slow, SLOW_ATTENTION_SHARE * rate.peak)
@@ -506,12 +511,18 @@ def step_parts(
     micro = setup.per_device_train_batch_size
     tokens_fast, tokens_slow = micro * length.fast, micro * length.slow
 
-    fused = tokens_fast * _fused_bytes(model, setup) + _score_bytes(model, setup, length.fast)[0]
-    eager = tokens_slow * _eager_bytes(model, setup) + _score_bytes(model, setup, length.slow)[1]
+    fused = (
+        tokens_fast * _fused_bytes(model, setup.precision)
+        + _score_bytes(model, setup, length.fast)[0]
+    )
+    eager = (
+        tokens_slow * _eager_bytes(model, setup.precision)
+        + _score_bytes(model, setup, length.slow)[1]
+    )
     branches = tokens_slow * _adapter_bytes(setup, sizes)
     dora = DORA_WEIGHT_BYTES * sizes.adapted if setup.use_dora else 0
     forward_backward = 1 + BACKWARD_TRAFFIC
-    words = model.vocab_size * _width(setup)
+    words = model.vocab_size * _width(setup.precision)
 
     once = [
         TimePart("matrix products", fast.products / rate.best, slow.products / rate.slow),
@@ -535,7 +546,7 @@ def step_parts(
             + slow.attention_again / flash_slow
             + again * (eager + branches + dora) / slow_bandwidth,
         ),
-        _delta_nets(model, setup, length, again, rate),
+        _delta_nets(model, setup.batch, length, again, rate),
         _scans(model, setup, length, again, rate),
         _dequantisation(setup, sizes, 2 + again, rate),
         _casts(setup, sizes, 1 + again, rate),
@@ -553,9 +564,9 @@ def step_parts(
     return tuple(part for part in parts if part.low_seconds + part.high_seconds > 0)
 
 
-def _width(setup: TrainingSetup) -> int:
+def _width(precision: Precision) -> int:
     """Element widths as multiples of 16 bits."""
-    return compute_dtype(setup).bytes // 2
+    return compute_dtype(precision).bytes // 2
 
 
 class _Widths(NamedTuple):
@@ -577,25 +588,25 @@ def _widths(model: Model) -> _Widths:
     )
 
 
-def _fused_bytes(model: Model, setup: TrainingSetup) -> int:
+def _fused_bytes(model: Model, precision: Precision) -> int:
     """Bytes a token, all layers, one pass forward, kernels fused."""
     hidden = model.num_hidden_layers * model.hidden_size
-    return _width(setup) * (FUSED_HIDDEN_BYTES * hidden + FUSED_MLP_BYTES * _widths(model).mlp)
+    return _width(precision) * (FUSED_HIDDEN_BYTES * hidden + FUSED_MLP_BYTES * _widths(model).mlp)
 
 
-def _eager_bytes(model: Model, setup: TrainingSetup) -> int:
+def _eager_bytes(model: Model, precision: Precision) -> int:
     """Bytes a token, all layers, one pass forward, kernel by kernel."""
     widths, hidden = _widths(model), model.num_hidden_layers * model.hidden_size
     layers = EAGER_HIDDEN_BYTES * hidden + EAGER_MLP_BYTES * widths.mlp
-    return _width(setup) * (layers + EAGER_ROTARY_BYTES * widths.turned)
+    return _width(precision) * (layers + EAGER_ROTARY_BYTES * widths.turned)
 
 
 def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> tuple[int, int]:
     """Bytes of a micro-batch's attention scores, one pass forward, fused and not; none where no score is kept."""
-    if not is_eager(model, setup):
+    if not is_eager(model, setup.computation):
         return 0, 0
     scores = setup.per_device_train_batch_size * model.num_attention_heads * length * length
-    scores *= model.num_hidden_layers * _width(setup)
+    scores *= model.num_hidden_layers * _width(setup.precision)
     return scores * FUSED_SCORE_BYTES, scores * SCORE_BYTES
 
 
@@ -607,15 +618,13 @@ def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
     return sizes.adapter_inputs * inputs + sizes.adapter_outputs * ADAPTER_OUTPUT_BYTES
 
 
-def _delta_nets(
-    model: Model, setup: TrainingSetup, length: Lengths, again: int, rate: Rates
-) -> TimePart:
+def _delta_nets(model: Model, batch: Batch, length: Lengths, again: int, rate: Rates) -> TimePart:
     """Traffic of gated delta-nets: at best by one kernel, at worst as PyTorch's loop over chunks has it."""
     sizes = model.delta_net
     if sizes is None:
         return TimePart("delta-nets", 0.0, 0.0)
     layers = model.layer_types.count(LINEAR_ATTENTION) * sizes.value_heads
-    layers *= setup.per_device_train_batch_size
+    layers *= batch.per_device_train_batch_size
     keys, values = sizes.key_dim, sizes.value_dim
     passes = 1 + BACKWARD_TRAFFIC + again
     fused = layers * length.fast * DELTA_FUSED_BYTES * (2 * keys + 2 * values)
@@ -660,7 +669,7 @@ def _scans(
 def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> TimePart:
     quantized = sizes.quantizable if setup.has_packed_base else 0
     packed = 2 * PACKED_BYTES if setup.has_8bit_base else PACKED_BYTES
-    size = quantized * (packed + UNPACKED_BYTES * _width(setup))
+    size = quantized * (packed + UNPACKED_BYTES * _width(setup.precision))
     seconds = passes * size / rate.bandwidth
     return TimePart("dequantisation", seconds, SLOW_DEQUANTISATION * seconds)
 
@@ -727,9 +736,9 @@ def communication(
     Leaves out: latency.
     Source: Rajbhandari et al. 2019, arXiv:1910.02054, section 7; PyTorch, FSDP, ``ShardingStrategy``.
     """
-    by = links(gpu, setup, link_gb_per_s, network_gb_per_s)
+    by = links(gpu, setup.mesh, link_gb_per_s, network_gb_per_s)
     if sharing in (Sharing.WEIGHTS, Sharing.GATHERED_ONCE):
-        narrow = min(1.0, compute_dtype(setup).bytes / setup.dtype.bytes)
+        narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.dtype.bytes)
         gathers = 2 if sharing is Sharing.WEIGHTS else 1
         exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
         size = setup.gradient_accumulation_steps * narrow * exchanged
@@ -738,6 +747,6 @@ def communication(
     low, high = exchange_seconds(size, shards(setup), by)
     if setup.dp_replicate_size > 1:
         shard = 2 * resident.gradients / setup.shard_ranks
-        beside = exchange_seconds(shard, replicas(setup), by)
+        beside = exchange_seconds(shard, replicas(setup.mesh), by)
         low, high = low + beside[0], high + beside[1]
     return TimePart("exchange between GPUs", low, high)

@@ -6,10 +6,11 @@ it. The checks of a setup, the JSON contract, the flags of the command line, lin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Literal, TypeVar, cast
+from operator import attrgetter
+from typing import Any, Literal, TypeVar
 
 from estimator.values.kinds import Kind, not_modelled
 from estimator.values.parallelisms import PARALLEL_WORDS
@@ -167,9 +168,18 @@ class Hashed:
         try:
             return self._hash
         except AttributeError:
-            found = hash(tuple(getattr(self, it.name) for it in fields(cast("Any", self))))
+            found = hash(_values_of(type(self))(self))
             object.__setattr__(self, "_hash", found)
             return found
+
+
+_values: dict[type, Callable[[object], object]] = {}
+
+
+def _values_of(of: type[Any]) -> Callable[[object], object]:
+    if of not in _values:
+        _values[of] = attrgetter(*(it.name for it in fields(of)))
+    return _values[of]
 
 
 class Checked(Hashed):
