@@ -108,7 +108,7 @@ def test_attention_sinks_run_eagerly_or_not_at_all() -> None:
     said = " ".join(estimate(GPT_OSS, None, LORA).assumptions)
     assert "transformers runs gpt_oss with eager attention" in said
     flash = replace(LORA, attn_implementation=AttnImplementation.FLASH_ATTENTION_2)
-    with pytest.raises(ValueError, match="does not know the attention sinks of gpt_oss, so that"):
+    with pytest.raises(ValueError, match="does not support the attention sinks of gpt_oss, so"):
         estimate(GPT_OSS, None, flash)
 
 
@@ -405,7 +405,7 @@ def test_the_mlps_names_reach_the_shared_expert_and_no_stack() -> None:
         ({"load_in_8bit": True}, "load_in_8bit is not modelled yet for llama4_text"),
         (
             {"attn_implementation": AttnImplementation.FLASH_ATTENTION_2},
-            "does not know the chunks of llama4_text; use sdpa",
+            "does not support the chunks of llama4_text; use sdpa",
         ),
         ({"use_liger_kernel": True}, "use_liger_kernel is not modelled yet for llama4_text"),
     ],
@@ -770,7 +770,7 @@ def test_other_configs_of_gemma_4_are_refused(keys: dict[str, object], sentence:
         (
             GEMMA_31B,
             {"attn_implementation": AttnImplementation.FLASH_ATTENTION_2},
-            "does not know the heads of more than 256 numbers of gemma4_text; use sdpa",
+            "does not support the heads of more than 256 numbers of gemma4_text; use sdpa",
         ),
         (
             E2B,
