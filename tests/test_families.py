@@ -6,7 +6,9 @@ tests/verify.
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +49,8 @@ from estimator.values.specs import (
 
 GPT_OSS = catalog.model("openai/gpt-oss-20b")
 LORA = TrainingSetup(method=Method.LORA, lora_dropout=0.0)
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -908,3 +912,17 @@ def test_a_packed_gemma_3n_stops() -> None:
     for packed in ({"method": Method.QLORA}, {"method": Method.LORA, "load_in_8bit": True}):
         with pytest.raises(ValueError, match=r"stops in gemma3n_text, .* altup.correction_coefs"):
             estimate(GEMMA_3N, None, TrainingSetup(**packed))
+
+
+def test_nothing_but_the_registry_asks_which_family_a_model_has():
+    """A comparison with ``model_type`` is a peculiarity that belongs into the family's own record."""
+    asking = []
+    for folder in ("estimator", "dashboard"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                asked = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+                asked += [node.subject] if isinstance(node, ast.Match) else []
+                if any(isinstance(it, ast.Attribute) and it.attr == "model_type" for it in asked):
+                    asking.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert [it for it in asking if not it.startswith("estimator/families/registry.py")] == []
+    assert asking, "the registry itself is found"

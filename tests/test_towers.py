@@ -59,7 +59,8 @@ def test_every_catalogued_gemma_of_three_kinds_says_its_class() -> None:
         said = " ".join(estimate(model, None, TrainingSetup()).assumptions)
         text = " ".join(estimate(model, None, TrainingSetup(**TEXT)).assumptions)
         if hub_id in WITH:
-            made, alone = classes_of(model.model_type)
+            classes = classes_of(model.model_type)
+            made, alone = classes.made, classes.text
             assert f"makes {made}" in said
             assert f"{tower_parameters(model, TrainingSetup()):,} parameters" in said
             assert f"model_class text: {alone}" in text

@@ -6,7 +6,7 @@ default, which is Llama's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,7 @@ from estimator.families.reader import Config
 from estimator.families.rotary import Rotary
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
+from estimator.values.towers import AudioTower, Towers, VisionTower
 
 if TYPE_CHECKING:
     from estimator.families.block import Block
@@ -322,13 +323,42 @@ class ConfigClass:
     """What a ``text_config`` was long saved without, since it equals the class's defaults."""
 
 
-class Classes(NamedTuple):
-    """Two classes of transformers for one checkpoint, by name."""
+class LargeBuffer(NamedTuple):
+    """A tensor of more than a few KiB that belongs to the model and is not trained."""
+
+    name: str
+    copies: int
+    """How many alike, one a layer or one in all."""
+    content_bytes: int
+    """Before allocation."""
+
+
+TowerConfig = Mapping[str, object] | None
+"""A ``vision_config`` or an ``audio_config``; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerClass:
+    """What ``AutoModelForCausalLM`` makes of a checkpoint with towers: transformers 5.23, models/auto/modeling_auto.py,
+    ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``.
+    """
 
     made: str
-    """By ``AutoModelForCausalLM``: the text and its towers."""
+    """The class of the text and its towers."""
     text: str
-    """The text alone."""
+    """The class of the text alone."""
+    vision_types: tuple[str, ...]
+    """``model_type`` of the vision towers whose modules are known."""
+    read: Callable[[TowerConfig, TowerConfig], Towers | None]
+    """The towers' sizes from the configs of vision and sound; None: not known here."""
+    modules: Callable[[VisionTower | None, AudioTower | None, Model], Iterable[tuple[Module, int]]]
+    """Modules with weights of the towers and of what joins them to the text, and how many alike."""
+    missing_class: Callable[[Towers], str] = lambda towers: ""
+    """A class that transformers would not split and that the model with these towers has not; empty: it has all.
+    models/siglip/modeling_siglip.py, ``SiglipPreTrainedModel._no_split_modules``; models/gemma4/modeling_gemma4.py,
+    likewise; modeling_utils.py, ``post_init`` (the union)."""
+    runs_on_text: tuple[str, ...] = ()
+    """Begin the names of what runs on every token, image or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,9 +387,10 @@ class Family:
     finds_final_norm: bool = True
     """The final norm is a child of what ``base_model_prefix`` names: OPT's lies in a decoder, and Llama 4 has no
     such."""
-    with_towers: Classes | None = None
-    """What ``AutoModelForCausalLM`` makes of a checkpoint with towers; None: the text alone, or nothing. transformers
-    5.23, models/auto/modeling_auto.py, ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``."""
+    with_towers: TowerClass | None = None
+    """None: of a checkpoint with towers the text alone is made, or nothing."""
+    large_buffers: Callable[[Model], tuple[LargeBuffer, ...]] | None = None
+    """Buffers of more than a few KiB."""
     own_linear: str = ""
     """The class of its linears where it is not ``nn.Linear``, which bitsandbytes leaves as loaded."""
     scales_queries: bool = False

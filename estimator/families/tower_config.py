@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from estimator.families.family import TowerConfig
+from estimator.families.registry import family_of
 from estimator.values.kinds import Flag, Kind, WholeNumber
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 from estimator.values.towers import AudioTower, Towers, VisionTower
 
-WRAPPERS: Mapping[str, str] = {
-    "gemma3": "gemma3_text",
-    "gemma3n": "gemma3n_text",
-    "gemma4": "gemma4_text",
-}
-"""The wrappers of which ``AutoModelForCausalLM`` makes the class with towers, and their text part."""
-
-KNOWN_VISION: Mapping[str, tuple[str, ...]] = {
-    "gemma3": ("siglip_vision_model",),
-    "gemma3n": ("gemma3n_vision",),
-    "gemma4": ("gemma4_vision",),
-}
-"""``model_type`` of the towers whose modules are known."""
 MOBILENET = "mobilenetv5_300m_enc"
 
 _SIZE, _FLAG = WholeNumber(10**7), Flag()
@@ -41,33 +30,35 @@ def with_towers(model: Model, config: Mapping[str, object]) -> Model:
     True
     """
     wrapper = config.get("model_type")
-    if not isinstance(wrapper, str) or WRAPPERS.get(wrapper) != model.model_type:
-        return model
-    if "text_config" not in config:
+    family = family_of(model)
+    classes = family.with_towers
+    if classes is None or wrapper not in family.config.wrappers or "text_config" not in config:
         return model
     vision, audio = _part(config, "vision_config"), _part(config, "audio_config")
-    towers = _towers(wrapper, vision, audio)
+    if vision is not None and vision.get("model_type") not in (None, *classes.vision_types):
+        return model
+    towers = classes.read(vision, audio)
     return model if towers is None else replace(model, towers=towers)
 
 
-def _towers(
-    wrapper: str, vision: Mapping[str, object] | None, audio: Mapping[str, object] | None
-) -> Towers | None:
-    """None: not known here."""
-    if vision is not None and vision.get("model_type") not in (None, *KNOWN_VISION[wrapper]):
+def siglip_towers(vision: TowerConfig, audio: TowerConfig) -> Towers:
+    """Gemma 3's."""
+    return Towers(vision=_siglip(vision or {}))
+
+
+def gemma3n_towers(vision: TowerConfig, audio: TowerConfig) -> Towers | None:
+    """Gemma 3n's, which has both; None: another vision tower than MobileNet v5."""
+    if (vision or {}).get("architecture", MOBILENET) != MOBILENET:
         return None
-    match wrapper:
-        case "gemma3":
-            return Towers(vision=_siglip(vision or {}))
-        case "gemma3n":
-            if (vision or {}).get("architecture", MOBILENET) != MOBILENET:
-                return None
-            return Towers(vision=_mobilenet(vision or {}), audio=_conformer(audio or {}))
-        case _:
-            return Towers(
-                vision=None if vision is None else _gemma4_vision(vision),
-                audio=None if audio is None else _gemma4_audio(audio),
-            )
+    return Towers(vision=_mobilenet(vision or {}), audio=_conformer(audio or {}))
+
+
+def gemma4_towers(vision: TowerConfig, audio: TowerConfig) -> Towers:
+    """Gemma 4's, of which each may be absent."""
+    return Towers(
+        vision=None if vision is None else _gemma4_vision(vision),
+        audio=None if audio is None else _gemma4_audio(audio),
+    )
 
 
 def _siglip(part: Mapping[str, object]) -> VisionTower:

@@ -17,19 +17,13 @@ from estimator.families.modules import (
     Norm,
     module_parameters,
 )
+from estimator.families.registry import family_of
 from estimator.values.setup import Adapters
 from estimator.values.specs import Model, ModelClass
 from estimator.values.towers import AudioTower, VisionTower
 
 Alike = tuple[tuple[Module, int], ...]
 """Modules with weights, and how many alike."""
-RUNS_ON_TEXT = (
-    "embed_vision.embedding",
-    "embed_vision.hard",
-    "embed_audio.embedding",
-    "embed_audio.hard",
-)
-"""Begin the names of what Gemma 3n runs on every token, image or not."""
 BEFORE_THE_TEXT = ("vision_tower", "multi_modal_projector")
 """Begin the names of what lies before the text among the parameters."""
 
@@ -63,14 +57,9 @@ def tower_modules(model: Model, adapters: Adapters) -> Alike:
     """
     if model.towers is None or not has_towers(model, adapters):
         return ()
-    vision, audio = model.towers.vision, model.towers.audio
-    match model.model_type:
-        case "gemma3_text":
-            return () if vision is None else (*_siglip(vision), *_projector(vision, model))
-        case "gemma3n_text":
-            return tuple(_gemma3n(vision, audio, model))
-        case _:
-            return tuple(_gemma4(vision, audio, model))
+    classes = family_of(model).with_towers
+    assert classes is not None
+    return tuple(classes.modules(model.towers.vision, model.towers.audio, model))
 
 
 def made_modules(model: Model, adapters: Adapters) -> Alike:
@@ -110,10 +99,11 @@ def run_on_text(model: Model, adapters: Adapters) -> Alike:
     >>> run_on_text(TINY_LLAMA, TrainingSetup())
     ()
     """
-    if model.model_type != "gemma3n_text":
-        return ()
-    modules = tower_modules(model, adapters)
-    return tuple((it, count) for it, count in modules if it.name.startswith(RUNS_ON_TEXT))
+    classes = family_of(model).with_towers
+    modules = tower_modules(model, adapters) if classes else ()
+    return tuple(
+        (it, count) for it, count in modules if classes and it.name.startswith(classes.runs_on_text)
+    )
 
 
 def idle_modules(model: Model, adapters: Adapters) -> Alike:
@@ -150,6 +140,15 @@ def clamps(model: Model, adapters: Adapters) -> int:
         for module, count in tower_modules(model, adapters)
         if module.name.endswith(".linear") and module.name.startswith(clipping)
     )
+
+
+def siglip_modules(
+    vision: VisionTower | None, audio: AudioTower | None, model: Model
+) -> Iterator[tuple[Module, int]]:
+    """SigLIP, and Gemma 3's projector."""
+    if vision is not None:
+        yield from _siglip(vision)
+        yield from _projector(vision, model)
 
 
 def _siglip(tower: VisionTower) -> Iterator[tuple[Module, int]]:
@@ -190,9 +189,10 @@ def _projector(tower: VisionTower, model: Model) -> Iterator[tuple[Module, int]]
     yield Norm(f"{name}.mm_soft_emb_norm", tower.hidden_size), 1
 
 
-def _gemma4(
+def gemma4_tower_modules(
     vision: VisionTower | None, audio: AudioTower | None, model: Model
 ) -> Iterator[tuple[Module, int]]:
+    """Gemma 4's towers, and what projects what comes out of them."""
     if vision is not None:
         yield from _gemma4_vision(vision)
     if audio is not None:
@@ -262,9 +262,10 @@ def _shortening(tower: AudioTower, blocks: tuple[str, str]) -> Iterator[tuple[Mo
     yield Linear(f"{name}.input_proj_linear", rows, tower.hidden_size), 1
 
 
-def _gemma3n(
+def gemma3n_tower_modules(
     vision: VisionTower | None, audio: AudioTower | None, model: Model
 ) -> Iterator[tuple[Module, int]]:
+    """Gemma 3n's towers, and its embedders."""
     if vision is None or audio is None:  # its class has both
         return
     yield from _mobilenet_v5(vision.hidden_size)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from estimator.families.adapters import adapted_sizes, adapter_rank, is_adapted
 from estimator.families.modules import Bare, Embedding, Linear, Module, is_quantized, weight_shapes
+from estimator.families.registry import family_of
 from estimator.families.towers import clamps
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.setup import Adapters, TrainingSetup
@@ -145,16 +146,9 @@ def buffers(model: Model) -> tuple[Buffer, ...]:
     Source: transformers 5.23, models/gpt_bigcode/modeling_gpt_bigcode.py, ``GPTBigCodeModel.__init__``;
     models/gptj/modeling_gptj.py, ``GPTJAttention.__init__``.
     """
-    positions = model.max_position_embeddings
-    match model.model_type:
-        case "gpt_bigcode":
-            return (Buffer("bias", 1, allocated(positions**2)),)
-        case "gptj":
-            rotary = int(model.head_dim * model.partial_rotary_factor)
-            table = allocated(positions * rotary * FLOAT32_BYTES)
-            return (Buffer("attn.embed_positions", model.num_hidden_layers, table),)
-        case _:
-            return ()
+    made = family_of(model).large_buffers
+    given = made(model) if made else ()
+    return tuple(Buffer(it.name, it.copies, allocated(it.content_bytes)) for it in given)
 
 
 def buffer_bytes(model: Model) -> int:

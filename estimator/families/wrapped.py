@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from estimator.families.family import Classes
+from estimator.families.family import TowerClass
 from estimator.families.registry import FAMILIES
 from estimator.families.towers import has_towers, tower_parameters
 from estimator.values.refusals import InputError
@@ -12,7 +10,7 @@ from estimator.values.setup import Adapters
 from estimator.values.specs import Model
 
 
-def classes_of(model_type: str) -> Classes:
+def classes_of(model_type: str) -> TowerClass:
     """The classes of a family whose checkpoints have towers (names); ``ValueError``: it has none.
 
     Source: ``Family.with_towers``.
@@ -26,30 +24,18 @@ def classes_of(model_type: str) -> Classes:
     return classes
 
 
-NOT_FOUND: Mapping[str, str] = {
-    "gemma3_text": "SiglipTextEmbeddings",
-    "gemma3n_text": "",
-    "gemma4_text": "Gemma4AudioLayer",
-}
-"""A class that transformers would not split and that a model with towers has not; empty: it has all.
-
-Source: transformers 5.23, models/siglip/modeling_siglip.py, ``SiglipPreTrainedModel._no_split_modules``; models/gemma4/
-modeling_gemma4.py, likewise (the audio tower, where there is none); modeling_utils.py, ``post_init`` (the union).
-"""
-
-
 def class_not_found(model: Model) -> str:
     """The class that accelerate looks for in the model with its towers and does not find (a name); empty: none.
 
-    Source: ``NOT_FOUND``; accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_auto_wrap_policy``.
+    Source: ``TowerClass.missing_class``; accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_auto_wrap_policy``.
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> class_not_found(TINY_LLAMA)
     ''
     """
-    if model.towers is None or (model.model_type == "gemma4_text" and model.towers.audio):
+    if model.towers is None:
         return ""
-    return NOT_FOUND[model.model_type]
+    return classes_of(model.model_type).missing_class(model.towers)
 
 
 def class_sentence(model: Model, adapters: Adapters) -> str:
@@ -63,7 +49,8 @@ def class_sentence(model: Model, adapters: Adapters) -> str:
     """
     if model.towers is None:
         return ""
-    made, text = classes_of(model.model_type)
+    classes = classes_of(model.model_type)
+    made, text = classes.made, classes.text
     if not has_towers(model, adapters):
         return (
             f"model_class text: {text}, the text without the towers of {made}, which AutoModelForCausalLM makes of "
@@ -74,7 +61,7 @@ def class_sentence(model: Model, adapters: Adapters) -> str:
     )
     runs = (
         "its embedders run all the same, and what these keep on the way is not counted"
-        if model.model_type == "gemma3n_text"
+        if classes.runs_on_text
         else "they get no gradients and no optimizer states"
     )
     return (
@@ -94,7 +81,8 @@ def uncounted_sentence(model_type: str) -> str:
     """
     if FAMILIES[model_type].with_towers is None:
         return ""
-    made, text = classes_of(model_type)
+    classes = classes_of(model_type)
+    made, text = classes.made, classes.text
     return (
         f"AutoModelForCausalLM makes {made} of this checkpoint, whose towers are not counted here; all-linear would "
         f"put adapters on them too. What is estimated is {text}."

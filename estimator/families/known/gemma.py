@@ -14,12 +14,12 @@ from estimator.families.block import Block
 from estimator.families.family import (
     NORMS_BESIDE,
     Architecture,
-    Classes,
     ConfigClass,
     Family,
     FamilyModules,
     Kernels,
     NormKind,
+    TowerClass,
     TreeLayout,
     Why,
     WindowKeys,
@@ -29,6 +29,8 @@ from estimator.families.layers import gated_mlp, late_norm_attention, separate_a
 from estimator.families.layouts import embed_scale
 from estimator.families.modules import Module
 from estimator.families.reader import Config
+from estimator.families.tower_config import siglip_towers
+from estimator.families.towers import siglip_modules
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -172,6 +174,13 @@ FAMILIES = (
             Why.NUMBERS: "query_pre_attn_scalar rope_local_base_freq",
             Why.OFF: "_sliding_window_pattern sliding_window_pattern",
         },
-        with_towers=Classes("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
+        with_towers=TowerClass(
+            made="Gemma3ForConditionalGeneration",
+            text="Gemma3ForCausalLM",
+            vision_types=("siglip_vision_model",),
+            read=siglip_towers,
+            modules=siglip_modules,
+            missing_class=lambda towers: "SiglipTextEmbeddings",
+        ),
     ),
 )

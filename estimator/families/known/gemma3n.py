@@ -13,11 +13,11 @@ from typing import Any
 from estimator.families import layouts, parts
 from estimator.families.block import Block
 from estimator.families.family import (
-    Classes,
     ConfigClass,
     Family,
     FamilyModules,
     NormKind,
+    TowerClass,
     TreeLayout,
     TreeTensor,
     Why,
@@ -36,6 +36,8 @@ from estimator.families.layer_kinds import REUSING
 from estimator.families.layouts import embed_scale
 from estimator.families.modules import Linear, Module, Norm
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config, short
+from estimator.families.tower_config import gemma3n_towers
+from estimator.families.towers import gemma3n_tower_modules
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
@@ -379,6 +381,18 @@ FAMILIES = (
             reads_weights="altup.correction_coefs",
         ),
         unread={Why.NUMBERS: "altup_lr_multiplier rope_local_base_freq"},
-        with_towers=Classes("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"),
+        with_towers=TowerClass(
+            made="Gemma3nForConditionalGeneration",
+            text="Gemma3nForCausalLM",
+            vision_types=("gemma3n_vision",),
+            read=gemma3n_towers,
+            modules=gemma3n_tower_modules,
+            runs_on_text=(
+                "embed_vision.embedding",
+                "embed_vision.hard",
+                "embed_audio.embedding",
+                "embed_audio.hard",
+            ),
+        ),
     ),
 )

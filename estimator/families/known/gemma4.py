@@ -16,12 +16,12 @@ from estimator.families.experts import Routing, grouped_experts
 from estimator.families.family import (
     EACH_LAYER,
     NORMS_BESIDE,
-    Classes,
     ConfigClass,
     ExpertKeys,
     Family,
     FamilyModules,
     NormKind,
+    TowerClass,
     TreeLayout,
     TreeTensor,
     Why,
@@ -35,6 +35,8 @@ from estimator.families.layouts import embed_scale
 from estimator.families.modules import Embedding, Linear, Module, Norm
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config
 from estimator.families.rotary import turned
+from estimator.families.tower_config import gemma4_towers
+from estimator.families.towers import gemma4_tower_modules
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
@@ -436,6 +438,13 @@ FAMILIES = (
             moe_intermediate_size num_experts top_k_experts use_double_wide_mlp vocab_size_per_layer_input
             global_head_dim num_global_key_value_heads""",
         },
-        with_towers=Classes("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM"),
+        with_towers=TowerClass(
+            made="Gemma4ForConditionalGeneration",
+            text="Gemma4ForCausalLM",
+            vision_types=("gemma4_vision",),
+            read=gemma4_towers,
+            modules=gemma4_tower_modules,
+            missing_class=lambda towers: "" if towers.audio else "Gemma4AudioLayer",
+        ),
     ),
 )

@@ -16,6 +16,7 @@ from estimator.families.family import (
     ConfigClass,
     Family,
     FamilyModules,
+    LargeBuffer,
     NormKind,
     TreeLayout,
     TreeTensor,
@@ -90,6 +91,10 @@ def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
 _DROPOUTS = (("embd_pdrop", 0.1), ("attn_pdrop", 0.1), ("resid_pdrop", 0.1))
 
 
+def _unread_mask(model: Model) -> tuple[LargeBuffer, ...]:
+    return (LargeBuffer("bias", 1, model.max_position_embeddings**2),)
+
+
 FAMILIES = (
     Family(
         model_type="gpt2",
@@ -152,5 +157,6 @@ FAMILIES = (
             validate_runner_input""",
         },
         sensitive=frozenset({"add_cross_attention"}),
+        large_buffers=_unread_mask,
     ),
 )

@@ -16,6 +16,7 @@ from estimator.families.family import (
     ConfigClass,
     Family,
     FamilyModules,
+    LargeBuffer,
     NormKind,
     TreeLayout,
     TreeTensor,
@@ -27,6 +28,7 @@ from estimator.families.modules import Module
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
 from estimator.families.reader import Config
 from estimator.families.rotary import rotate_pairs
+from estimator.families.weights import FLOAT32_BYTES
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape
 from estimator.tape.tape import Tape, Tensor
@@ -110,6 +112,12 @@ def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
     return {"partial_rotary_factor": rotary / head_dim, "lm_head_bias": True}
 
 
+def _table_a_layer(model: Model) -> tuple[LargeBuffer, ...]:
+    rotary = int(model.head_dim * model.partial_rotary_factor)
+    table = model.max_position_embeddings * rotary * FLOAT32_BYTES
+    return (LargeBuffer("attn.embed_positions", model.num_hidden_layers, table),)
+
+
 FAMILIES = (
     Family(
         model_type="gptj",
@@ -139,5 +147,6 @@ FAMILIES = (
             gptj, NormKind.LAYER_NORM, rotary=None, eager_only=True, returns_weights=True
         ),
         unread={Why.UNREAD: "n_ctx rotary scale_attn_weights gradient_checkpointing"},
+        large_buffers=_table_a_layer,
     ),
 )
