@@ -56,7 +56,7 @@ def setting(page: AppTest, key: str) -> object:
     """What a key of the contract is set to, whether or not its widget is drawn."""
     if key in session.BOUND:
         return page.session_state[key]
-    return page.session_state["kept"].get(key, getattr(TrainingSetup(), key))
+    return page.session_state["unbound"].get(key, getattr(TrainingSetup(), key))
 
 
 def widget(page: AppTest, key: str):
