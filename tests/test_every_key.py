@@ -25,6 +25,7 @@ from estimator.values.setup import KEY_FACET
 MODEL = "mistralai/Mistral-7B-v0.1"
 BESIDE: dict[str, dict[str, object]] = {
     "dp_replicate_size": {"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 4},
+    "model_class": {"model": "google/gemma-3-4b-it"},
     "num_gpus": {"strategy": "ddp"},
     "strategy": {"num_gpus": 2},
     "optim_args": {"optim": "sgd"},
@@ -122,7 +123,7 @@ def test_no_code_is_given_twice() -> None:
 
 @EVERY_KEY
 def test_a_flag_says_the_same(key: Key) -> None:
-    arguments = [MODEL]
+    arguments = [str(asked(key)["model"])]
     for name, value in asked(key).items():
         flag = name.replace("_", "-")
         if name == "model":

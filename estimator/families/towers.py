@@ -34,7 +34,7 @@ def has_towers(model: Model, adapters: Adapters) -> bool:
     Source: transformers 5.23, models/auto/modeling_auto.py, ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> has_towers(TINY_LLAMA, TrainingSetup())
+    >>> has_towers(TINY_LLAMA, Adapters())
     False
     """
     return model.towers is not None and adapters.model_class is ModelClass.AUTO
@@ -52,7 +52,7 @@ def tower_modules(model: Model, adapters: Adapters) -> Alike:
     models/siglip/modeling_siglip.py; timm 1.0.31, models/mobilenetv5.py.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> tower_modules(TINY_LLAMA, TrainingSetup())
+    >>> tower_modules(TINY_LLAMA, Adapters())
     ()
     """
     if model.towers is None or not has_towers(model, adapters):
@@ -68,7 +68,7 @@ def made_modules(model: Model, adapters: Adapters) -> Alike:
     Source: derived, from ``tower_modules`` and ``modules_with_counts``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> made_modules(TINY_LLAMA, TrainingSetup()) == tuple(modules_with_counts(TINY_LLAMA))
+    >>> made_modules(TINY_LLAMA, Adapters()) == tuple(modules_with_counts(TINY_LLAMA))
     True
     """
     return (*tower_modules(model, adapters), *modules_with_counts(model))
@@ -81,7 +81,7 @@ def tower_parameters(model: Model, adapters: Adapters) -> int:
     Source: derived, from ``tower_modules``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> tower_parameters(TINY_LLAMA, TrainingSetup())
+    >>> tower_parameters(TINY_LLAMA, Adapters())
     0
     """
     return sum(
@@ -96,7 +96,7 @@ def run_on_text(model: Model, adapters: Adapters) -> Alike:
     ``audio_embeds``).
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> run_on_text(TINY_LLAMA, TrainingSetup())
+    >>> run_on_text(TINY_LLAMA, Adapters())
     ()
     """
     classes = family_of(model).with_towers
@@ -112,7 +112,7 @@ def idle_modules(model: Model, adapters: Adapters) -> Alike:
     Source: derived, from ``tower_modules`` and ``run_on_text``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> idle_modules(TINY_LLAMA, TrainingSetup())
+    >>> idle_modules(TINY_LLAMA, Adapters())
     ()
     """
     run = run_on_text(model, adapters)
@@ -125,7 +125,7 @@ def clamps(model: Model, adapters: Adapters) -> int:
     Source: transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4ClippableLinear.__init__``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> clamps(TINY_LLAMA, TrainingSetup())
+    >>> clamps(TINY_LLAMA, Adapters())
     0
     """
     if model.towers is None:

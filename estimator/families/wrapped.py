@@ -44,7 +44,7 @@ def class_sentence(model: Model, adapters: Adapters) -> str:
     Source: ``Family.with_towers``; ``tower_parameters``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> class_sentence(TINY_LLAMA, TrainingSetup())
+    >>> class_sentence(TINY_LLAMA, Adapters())
     ''
     """
     if model.towers is None:

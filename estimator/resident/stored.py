@@ -173,7 +173,7 @@ def modules_packed_otherwise(model: Model, adapters: Adapters) -> Iterator[str]:
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> from estimator.values.specs import Method
-    >>> list(modules_packed_otherwise(TINY_LLAMA, TrainingSetup(method=Method.QLORA)))[0]
+    >>> list(modules_packed_otherwise(TINY_LLAMA, Adapters(method=Method.QLORA)))[0]
     'layers.0.self_attn.q_proj'
     """
     for name, module in _modules(model):
