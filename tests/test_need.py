@@ -84,7 +84,7 @@ def test_two_handles_have_a_workspace_each_larger_on_hopper() -> None:
     assert workspace_bytes(hopper) == 2 * 32 * MIB
 
 
-@pytest.mark.parametrize(("gpus", "shares"), [(1, (1, 12, 33)), (2, (22, 39, 56))])
+@pytest.mark.parametrize(("gpus", "shares"), [(1, (1, 8, 33)), (2, (5, 26, 55))])
 def test_nvidia_smi_shows_the_peak_and_what_is_cached(
     gpus: int, shares: tuple[int, int, int]
 ) -> None:

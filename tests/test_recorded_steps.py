@@ -19,34 +19,17 @@ from estimator import (
     TrainingSetup,
     catalog,
 )
-from estimator.families.registry import attention_of
+from estimator.families.kernels import attention_of
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.stack import stack_of
 from estimator.objectives.step import Step
 from estimator.step import timeline as moments_module
 from tests.tapes import played
 
-H, F, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 512, 1536, 4096, 6, 8, 2, 64
-Q, KV = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-TOKENS = 256
-LLAMA = Model(
-    model_type="llama",
-    vocab_size=V,
-    hidden_size=H,
-    intermediate_size=F,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=HEADS,
-    num_key_value_heads=KV_HEADS,
-    head_dim=HEAD_DIM,
-    max_position_embeddings=8192,
-)
-BF16 = TrainingSetup(mixed_precision=MixedPrecision.NO, max_length=TOKENS)
-FLASH_RNG = 2 * 512  # the kernel's seed and offset, two tensors, whatever the length
-
 
 def fresh(model: Model, setup: TrainingSetup) -> list[tuple[Phase, str, int]]:
     """The heights of a step played at its own sizes, with nothing recorded."""
-    setup = replace(setup, attn_implementation=attention_of(model, setup))
+    setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
     step = Step(model, setup, stack_of(model, setup, setup.max_length))
     causal_lm(step)
     return [(s.mark.phase, s.operation, sum(s.rise)) for s in played(step.tape)]

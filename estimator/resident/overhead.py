@@ -106,7 +106,7 @@ def shown_bytes(peak: int, need_low: int, gpus: int, gpu: Gpu | None) -> Shown:
     c10/cuda/CUDACachingAllocator.cpp, ``release_cached_blocks``.
 
     >>> shown_bytes(100_000, 1000, 1, None)
-    Shown(low=101000, middle=112000, high=133000)
+    Shown(low=101000, middle=108000, high=133000)
     """
     shares = CACHED_ON_ONE if gpus == 1 else CACHED_ON_SEVERAL
     held = [max(need_low, peak * (100 + share) // 100) for share in shares]
