@@ -1,4 +1,4 @@
-"""Each family's decoder layer as the short program it is in transformers 5.23, models/*/modeling_*.py.
+"""Attention and MLPs that several families' layers call, as in transformers 5.23, models/*/modeling_*.py.
 
 A name that is bound here keeps its tensor alive exactly as long as the same name does there; so what looks like an
 idle ``residual`` is memory.
@@ -131,6 +131,3 @@ def plain_mlp(b: Block, x: Tensor, up: str, down: str) -> Tensor:
     hidden = b.linear(up, x)
     hidden = b.activation(hidden)
     return b.linear(down, hidden)
-
-
-# -- layers ----------------------------------------------------------------------------------------------------
