@@ -275,7 +275,7 @@ def test_beneath_the_first_adapter_nothing_is_kept() -> None:
 
 def advice(refusal: str) -> dict[str, Any]:
     """The keys that a refusal says to set."""
-    if "use method lora" in refusal:
+    if re.search("(use|take) method lora", refusal):
         return {"method": "lora"}
     if named := re.search(r"name others, such as ([\w, ]+)\.", refusal):
         return {"lora_target_modules": named[1].split(", ")}

@@ -391,7 +391,7 @@ def test_more_text_never_takes_fewer_hours(setup: TrainingSetup, name: str, time
     start = getattr(setup, name) or 64
     more = {
         "num_train_examples": min(10**12, start * times),
-        "num_train_epochs": start * times,
+        "num_train_epochs": min(10**6, start * times),
         "mean_tokens_per_example": min(2**24, start * times),
     }
     less = replace(setup, **{name: start})
