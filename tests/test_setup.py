@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 
 from estimator.values.declaration import rows
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.batch import Batch
+from estimator.values.facets.mesh import Mesh
 from estimator.values.keys import DEFAULT, KEYS, LARGEST
 from estimator.values.kinds import WholeNumber
-from estimator.values.setup import FACETS, KEY_FACET, Adapters, Batch, Mesh, TrainingSetup
+from estimator.values.setup import FACETS, KEY_FACET, TrainingSetup
 from estimator.values.specs import Method, Strategy
 
 IN_SETUP = pytest.mark.parametrize("name", list(KEY_FACET))

@@ -43,10 +43,12 @@ from estimator.step.evaluation import evaluation_moment, evaluation_walk
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.throughput import missing_rate, run_time
+from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import one_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
-from estimator.values.setup import Mesh, TrainingRun, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     ALL_LINEAR,
     AttnImplementation,

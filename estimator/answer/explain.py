@@ -42,8 +42,9 @@ from estimator.run.device_map import buffers_on
 from estimator.step.timeline import structure
 from estimator.tape import fused, operators
 from estimator.tape.attention import attention
+from estimator.values.facets.mesh import Mesh
 from estimator.values.results import Estimate, HeldTensors
-from estimator.values.setup import Mesh, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Loss, Offload, Phase, Strategy
 
 Function = Callable[..., Any]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from estimator.values.facets.run import TrainingRun
 from estimator.values.results import Moment
-from estimator.values.setup import TrainingRun, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Phase, Verdict
 
 

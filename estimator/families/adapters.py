@@ -28,8 +28,9 @@ from estimator.families.modules import (
 )
 from estimator.families.registry import family_of
 from estimator.families.towers import made_modules, tower_modules, tower_parameters
+from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
-from estimator.values.setup import Adapters, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import ALL_LINEAR, Method, Model, ModelClass
 
 COPIED_ROUTER = Refusal(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from estimator.families.counts import modules_with_counts
 from estimator.families.modules import Norm
 from estimator.families.registry import architecture
-from estimator.values.setup import Computation
+from estimator.values.facets.computation import Computation
 from estimator.values.specs import AttnImplementation, Model
 
 

@@ -16,8 +16,9 @@ from estimator.families.counts import modules_with_counts
 from estimator.families.family import NO_KERNELS, Kernels
 from estimator.families.modules import Bare
 from estimator.families.registry import family_of
+from estimator.values.facets.computation import Computation
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
-from estimator.values.setup import Computation, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Loss, Model
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from estimator.values.setup import Adapters
+from estimator.values.facets.adapters import Adapters
 from estimator.values.specs import Model
 
 

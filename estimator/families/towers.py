@@ -18,7 +18,7 @@ from estimator.families.modules import (
     module_parameters,
 )
 from estimator.families.registry import family_of
-from estimator.values.setup import Adapters
+from estimator.values.facets.adapters import Adapters
 from estimator.values.specs import Model, ModelClass
 from estimator.values.towers import AudioTower, VisionTower
 

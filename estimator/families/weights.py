@@ -10,7 +10,8 @@ from estimator.families.modules import Bare, Embedding, Linear, Module, is_quant
 from estimator.families.registry import family_of
 from estimator.families.towers import clamps
 from estimator.values.arithmetic import allocated, ceil_div
-from estimator.values.setup import Adapters, TrainingSetup
+from estimator.values.facets.adapters import Adapters
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 
 FLOAT32_BYTES = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from estimator.families.family import TowerClass
 from estimator.families.registry import FAMILIES
 from estimator.families.towers import has_towers, tower_parameters
+from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import InputError
-from estimator.values.setup import Adapters
 from estimator.values.specs import Model
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import (
     CONTRADICTION,
     NOT_MODELLED,
@@ -14,7 +15,7 @@ from estimator.values.refusals import (
     RefusedError,
     Report,
 )
-from estimator.values.setup import Mesh, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     SHARDED_STATE_DICT,
     Dtype,

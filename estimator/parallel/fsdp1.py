@@ -39,8 +39,9 @@ from estimator.tape.tape import (
     Tensor,
 )
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
-from estimator.values.setup import Adapters, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model
 
 ALIGNMENT_BYTES = 16

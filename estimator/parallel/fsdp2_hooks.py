@@ -38,8 +38,9 @@ from estimator.parallel.sharding import (
 from estimator.resident.model import Resident, counts, gradient_bytes, stepped, trainable_tensors
 from estimator.tape.tape import GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
-from estimator.values.setup import Adapters, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Loss, Model, Offload, Strategy
 
 HEAD_OF_LIGER = Refusal(

@@ -25,7 +25,8 @@ from estimator.parallel.placement import (
     settled_bytes,
 )
 from estimator.resident.overhead import CONTEXT_LOW_BYTES
-from estimator.values.setup import Adapters, TrainingSetup
+from estimator.values.facets.adapters import Adapters
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Method, Model
 
 FIRST = 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from estimator.values.arithmetic import ceil_div
-from estimator.values.setup import Mesh, TrainingSetup
+from estimator.values.facets.mesh import Mesh
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Machine
 
 GIGA = 1e9

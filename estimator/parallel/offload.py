@@ -33,7 +33,9 @@ from estimator.parallel.zero import (
 )
 from estimator.tape.symbols import next_power_of_2
 from estimator.values.arithmetic import ceil_div
-from estimator.values.setup import Mesh, Optimisation, TrainingSetup
+from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.optimisation import Optimisation
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Offload, Strategy
 
 STATES = 2

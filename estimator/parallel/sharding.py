@@ -26,8 +26,9 @@ from estimator.families.weights import (
 )
 from estimator.resident.optimizer import Trainable
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
-from estimator.values.setup import Adapters, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Method, MixedPrecision, Model, Strategy
 
 UINT8 = "uint8"

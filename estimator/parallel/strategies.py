@@ -16,7 +16,8 @@ from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
 from estimator.resident.model import Resident, undivided
 from estimator.tape.tape import Tape
-from estimator.values.setup import Mesh, TrainingSetup
+from estimator.values.facets.mesh import Mesh
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Strategy
 
 

@@ -40,7 +40,9 @@ from estimator.tape.tape import (
     WholeWeight,
 )
 from estimator.values.arithmetic import allocated, ceil_div
-from estimator.values.setup import Mesh, Precision, TrainingSetup
+from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.precision import Precision
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model, Offload, Strategy
 
 SUB_GROUP = 10**9

@@ -31,7 +31,8 @@ from estimator.parallel.zero import (
 from estimator.resident.model import Resident, counts
 from estimator.tape.tape import Parameter, Tape, Tensor, WholeWeight
 from estimator.values.arithmetic import allocated, ceil_div
-from estimator.values.setup import Adapters, TrainingSetup
+from estimator.values.facets.adapters import Adapters
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Offload, Strategy
 
 

@@ -31,7 +31,8 @@ from estimator.families.weights import (
 )
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.tape.tape import COMPONENTS
-from estimator.values.setup import Optimisation, TrainingSetup
+from estimator.values.facets.optimisation import Optimisation
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Model
 
 Alike = Iterable[tuple[Module, int]]

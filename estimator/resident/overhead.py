@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from estimator.values.facets.mesh import Mesh
 from estimator.values.results import Shown
-from estimator.values.setup import Mesh
 from estimator.values.specs import Gpu, Strategy
 
 MIB = 2**20

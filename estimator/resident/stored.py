@@ -14,9 +14,9 @@ from estimator.families.weights import (
     elements,
 )
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.adapters import Adapters
 from estimator.values.quantization import Quantization, Scales, StorageRule
 from estimator.values.refusals import InputError
-from estimator.values.setup import Adapters
 from estimator.values.specs import Model
 
 MXFP4_BLOCK = 32

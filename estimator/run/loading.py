@@ -26,8 +26,9 @@ from estimator.families.weights import (
 from estimator.resident.model import Alike, adapters_of, bytes_of, weight_bytes
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.precision import Precision
 from estimator.values.results import Moment
-from estimator.values.setup import Precision, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Dtype, Model, Phase, Strategy
 
 Modules = tuple[tuple[Module, int], ...]

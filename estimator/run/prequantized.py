@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator.resident.stored import modules_packed_otherwise
+from estimator.values.facets.adapters import Adapters
 from estimator.values.quantization import Quantization, StorageRule
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
-from estimator.values.setup import Adapters, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Method, Model
 
 UNKNOWN_FORMAT = Refusal(

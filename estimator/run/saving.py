@@ -23,8 +23,9 @@ from estimator.resident.optimizer import state_rule
 from estimator.run.loading import gate_up_stacks
 from estimator.time.throughput import lengths
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.run import TrainingRun
 from estimator.values.results import Moment
-from estimator.values.setup import TrainingRun, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Dtype, Method, Model, Phase
 
 FILE_BYTES = 50 * 10**9

@@ -16,8 +16,11 @@ from estimator.families.liger import fuses_head, loss_of
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.search.limits import holds, smallest_gpu
+from estimator.values.facets.computation import Computation
+from estimator.values.facets.optimisation import Optimisation
+from estimator.values.facets.run import TrainingRun
 from estimator.values.results import Estimate
-from estimator.values.setup import Computation, Optimisation, TrainingRun, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     AttnImplementation,
     Dtype,

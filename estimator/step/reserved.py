@@ -31,8 +31,10 @@ from estimator.step.timeline import Schedule, Sizes, plan, structure
 from estimator.tape.program import Sized
 from estimator.tape.tape import WEIGHTS
 from estimator.values.arithmetic import allocated, ceil_div
+from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.optimisation import Optimisation
 from estimator.values.results import Estimate, Shown
-from estimator.values.setup import Mesh, Optimisation, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Strategy, Verdict
 
 STEPS = 2

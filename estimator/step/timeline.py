@@ -27,17 +27,15 @@ from estimator.tape.program import Changes, Program, Reason, Sized
 from estimator.tape.symbols import Recording
 from estimator.tape.tape import COMPONENTS, WEIGHTS, Call, Mark, Place
 from estimator.values.declaration import rows
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.batch import Batch
+from estimator.values.facets.computation import Computation
+from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.optimisation import Optimisation
+from estimator.values.facets.precision import Precision
+from estimator.values.facets.run import TrainingRun
 from estimator.values.results import HeldTensors, Moment
-from estimator.values.setup import (
-    Adapters,
-    Batch,
-    Computation,
-    Mesh,
-    Optimisation,
-    Precision,
-    TrainingRun,
-    TrainingSetup,
-)
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import FULL_STATE_DICT, Component, Model, Optimizer, Phase, Strategy
 
 SomeFacet = TypeVar("SomeFacet", Adapters, Optimisation, Mesh, TrainingRun)

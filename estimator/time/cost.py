@@ -6,8 +6,9 @@ Dollars are US dollars at one price for each GPU-hour, which is named with its p
 from __future__ import annotations
 
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.mesh import Mesh
 from estimator.values.results import RunCost, RunTime
-from estimator.values.setup import Mesh, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Price
 
 WATTS_PER_KILOWATT = 1000

@@ -19,7 +19,9 @@ from estimator.families.modules import Embedding, Linear, Module, Norm, weight_s
 from estimator.families.registry import architecture
 from estimator.objectives.stack import has_window, layer_kinds
 from estimator.values.arithmetic import ceil_div
-from estimator.values.setup import Adapters, Computation, TrainingSetup
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.computation import Computation
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Loss, Method, Model
 
 FORWARD = 2

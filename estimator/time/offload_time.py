@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from estimator.parallel.offload import OffloadTraffic, moved, ranks_of_a_node
+from estimator.values.facets.mesh import Mesh
 from estimator.values.results import TimePart
-from estimator.values.setup import Mesh, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Offload, Optimizer, Strategy
 
 GIGA = 1e9

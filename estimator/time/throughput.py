@@ -36,8 +36,11 @@ from estimator.time.flops import (
 )
 from estimator.time.offload_time import offload_parts, steps_on_host
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.batch import Batch
+from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.precision import Precision
 from estimator.values.results import TERA, RunTime, TimePart
-from estimator.values.setup import Batch, Mesh, Precision, TrainingSetup
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
     RATES,
     AttnImplementation,
