@@ -14,7 +14,7 @@ import pytest
 from estimator import Component, Method, Phase, TrainingSetup, catalog
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.forward import Forward, Pass
-from estimator.objectives.step import Objective, Step
+from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import frozen
 from estimator.step.timeline import Plan, Sizes, StepTimeline
@@ -88,7 +88,7 @@ def with_reference(setup: TrainingSetup = SETUP) -> StepTimeline:
 
 
 def played(
-    objective: Objective, model: Model = MODEL, setup: TrainingSetup = SETUP
+    objective: MicroStep, model: Model = MODEL, setup: TrainingSetup = SETUP
 ) -> StepTimeline:
     plan = Plan(model, setup, objective=objective)
     return StepTimeline(setup, plan, resident_memory(model, setup), 0)

@@ -403,7 +403,7 @@ def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
         is_head = module.name == "lm_head"
         if not (is_head or isinstance(module, Embedding)):
             continue
-        loss, strategy = loss_of(model, setup.computation), setup.strategy
+        loss, strategy = loss_of(model, setup), setup.strategy
         if strategy not in (Strategy.NONE, Strategy.DDP):
             raise LATER(name=module.name, what=f"strategy {strategy}", instead="use strategy ddp")
         if is_head and loss not in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE):
@@ -465,7 +465,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         )
     if made := class_sentence(model, setup.adapters):
         sentences.append(made)
-    sentences += loss_sentences(model, setup.computation)
+    sentences += loss_sentences(model, setup)
     if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:
         sentences.append(
             "With use_reentrant, shared keys and values receive no gradients from the layers that reuse them, because "

@@ -308,7 +308,7 @@ def _gradients(of: Estimate) -> Explanation:
             else "."
         )
     )
-    if loss_of(of.model, of.setup.computation) is Loss.LIGER and not of.setup.uses_adapters:
+    if loss_of(of.model, of.setup) is Loss.LIGER and not of.setup.uses_adapters:
         lead += " Liger computes the head's gradient with the loss, so it exists before backward begins."
     if of.peak.phase is Phase.OPTIMIZER_STEP:
         how = f"{'of ' * divided}{trained:,} parameters, each in its dtype"
@@ -349,7 +349,7 @@ LOSSES: Mapping[Loss, tuple[str, Function]] = {
 def _logits(of: Estimate) -> Explanation:
     setup, words = of.setup, of.model.vocab_size
     copy = setup.tokens * words * 4
-    if (loss := loss_of(of.model, setup.computation)) in LOSSES:
+    if (loss := loss_of(of.model, setup)) in LOSSES:
         whole, function = LOSSES[loss]
         lead = f"All logits would be {copy:,} bytes a copy in float32. {whole}"
         return Explanation(lead, list(_alive(of, Component.LOGITS)), (function,))

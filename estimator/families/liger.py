@@ -40,11 +40,11 @@ def fuses_head(model: Model) -> bool:
     return kernels_of_family(model).fuses_head
 
 
-def loss_of(model: Model, computation: Computation) -> Loss:
+def loss_of(model: Model, setup: TrainingSetup) -> Loss:
     """How this setup computes its loss: as it says, or Liger's where its kernels are used and fuse the head."""
-    if computation.loss is not None:
-        return computation.loss
-    return Loss.LIGER if kernels(model, computation).fuses_head else Loss.STANDARD
+    if setup.loss is not None:
+        return setup.loss
+    return Loss.LIGER if kernels(model, setup.computation).fuses_head else Loss.STANDARD
 
 
 LATER_FAMILY = Refusal(
@@ -85,21 +85,21 @@ LOSSES = {
 }
 
 
-def loss_sentences(model: Model, computation: Computation) -> list[str]:
+def loss_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     """What Liger does with this family that its name does not say, and how the loss is computed."""
-    loss = loss_of(model, computation)
-    return [*_liger_sentences(model, computation), *([LOSSES[loss]] if loss in LOSSES else [])]
+    loss = loss_of(model, setup)
+    return [*_liger_sentences(model, setup), *([LOSSES[loss]] if loss in LOSSES else [])]
 
 
-def _liger_sentences(model: Model, computation: Computation) -> list[str]:
-    if not computation.use_liger_kernel:
+def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
+    if not setup.use_liger_kernel:
         return []
     if family_of(model).liger is None:
         return [
             f"Liger 0.8.5 has no kernels for {model.model_type}: Trainer says so in its log and trains without."
         ]
     sentences = ["Liger's kernels are not counted in time: the fast end has all kernels fused."]
-    if kernels(model, computation).whole_logits and loss_of(model, computation) is Loss.STANDARD:
+    if kernels(model, setup.computation).whole_logits and loss_of(model, setup) is Loss.STANDARD:
         sentences.append(
             f"Liger does not fuse {model.model_type}'s head: the logits exist whole, their gradient is written over "
             "them."

@@ -49,7 +49,7 @@ class _LabelledCall:
         self.forward = forward
         self.tape, self.model, self.setup = forward.tape, forward.model, forward.setup
         self.hooks, self.router_logits = forward.hooks, forward.router_logits
-        self.loss = loss_of(forward.model, forward.setup.computation)
+        self.loss = loss_of(forward.model, forward.setup)
 
     def run(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Loss and outputs, as the outermost wrapper of the model returns them."""

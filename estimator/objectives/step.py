@@ -90,5 +90,5 @@ class Step:
         return self.tape
 
 
-Objective = Callable[[Step], None]
+MicroStep = Callable[[Step], None]
 """Plays a micro-step: its passes in order, the loss, and backward where the step is trained."""

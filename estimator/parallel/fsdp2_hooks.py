@@ -69,7 +69,7 @@ def check_head(model: Model, setup: TrainingSetup) -> None:
         return
     if joins_norm(model, setup.adapters):
         return
-    loss = loss_of(model, setup.computation)
+    loss = loss_of(model, setup)
     if loss is Loss.LIGER:
         raise HEAD_OF_LIGER(model_type=model.model_type)
     head = [module for module in outer_modules(model) if module.name == "lm_head"]
@@ -100,7 +100,7 @@ class Fsdp2Hooks(Hooks):
             for group in fsdp_groups(model, setup.adapters)
         }
         self._joins_norm = joins_norm(model, setup.adapters)
-        calls_head = loss_of(model, setup.computation) in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE)
+        calls_head = loss_of(model, setup) in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE)
         self._reads_head = not (calls_head or self._joins_norm or self._tied)
         """A loss that takes the head's weight without calling the head, in whose group nothing else is called."""
         self._tail = self._group(outer, names[TAIL], reshards=False)

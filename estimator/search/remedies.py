@@ -16,7 +16,6 @@ from estimator.families.liger import fuses_head, loss_of
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.search.limits import holds, smallest_gpu
-from estimator.values.facets.computation import Computation
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.run import TrainingRun
 from estimator.values.results import Estimate
@@ -188,7 +187,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             f"The same result, and faster{wants}.",
             ({"attn_implementation": kernel},),
         )
-    yield from _losses(model, setup.computation)
+    yield from _losses(model, setup)
     yield from _divisions(setup)
     if splits := tuple(_splits(setup)):
         yield Change(
@@ -232,20 +231,20 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
         )
 
 
-def _losses(model: Model, computation: Computation) -> Iterator[Change]:
+def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     """A loss that never holds all logits: Liger's, with its other kernels, if it supports the family, else TRL's.
 
     Prices: Liger computes the head's gradients with the loss, by the same products (Hsu et al. 2024,
     arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, recomputes the logits in backward.
     """
-    if loss_of(model, computation) is not Loss.STANDARD:
+    if loss_of(model, setup) is not Loss.STANDARD:
         return
     if fuses_head(model):
-        keys: dict[str, Any] = {} if computation.use_liger_kernel else {"use_liger_kernel": True}
+        keys: dict[str, Any] = {} if setup.use_liger_kernel else {"use_liger_kernel": True}
         yield Change(
             "Liger's fused kernels and loss",
             "The same result up to rounding; needs the package liger-kernel. The full logits never exist.",
-            (keys | ({} if computation.loss is None else {"loss": None}),),
+            (keys | ({} if setup.loss is None else {"loss": None}),),
         )
     else:
         yield Change(

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from estimator.families.kernels import attention_of
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.stack import Stack, stack_of
-from estimator.objectives.step import Objective, Step
+from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.zero import gathering
 from estimator.parallel.zero3_coordinator import OUTSIDE, CallTrace, Coordinator, Rules
 from estimator.resident.model import (
@@ -31,6 +31,7 @@ from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
 from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.objective import Task
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
@@ -38,7 +39,7 @@ from estimator.values.results import HeldTensors, Moment
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import FULL_STATE_DICT, Component, Model, Optimizer, Phase, Strategy
 
-SomeFacet = TypeVar("SomeFacet", Adapters, Optimisation, Mesh, TrainingRun)
+SomeFacet = TypeVar("SomeFacet", Adapters, Optimisation, Task, Mesh, TrainingRun)
 
 
 class Run(NamedTuple):
@@ -149,7 +150,7 @@ class Plan:
         setup: TrainingSetup,
         *,
         training: bool = True,
-        objective: Objective = causal_lm,
+        objective: MicroStep = causal_lm,
     ) -> None:
         self._model = model
         self._objective = objective
@@ -251,6 +252,7 @@ def structure(setup: TrainingSetup) -> TrainingSetup:
         _unstretched(setup.optimisation),
         _BATCHES[batch.padded, batch.gradient_accumulation_steps > 1],
         setup.computation,
+        _unstretched(setup.task),
         _unstretched(setup.mesh),
         _unstretched(setup.run),
     )
@@ -276,6 +278,7 @@ def _structure(
     optimisation: Optimisation,
     batch: Batch,
     computation: Computation,
+    task: Task,
     mesh: Mesh,
     run: TrainingRun,
 ) -> TrainingSetup:
@@ -285,6 +288,7 @@ def _structure(
         optimisation=optimisation,
         batch=batch,
         computation=computation,
+        task=task,
         mesh=mesh,
         run=run,
     )

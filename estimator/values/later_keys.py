@@ -14,7 +14,7 @@ LATER_KEY = Refusal(
 
 LATER: Mapping[str, object] = MappingProxyType(
     {
-        # the tool whose defaults are meant, and what it trains for: TRL 1.16's trainers
+        # the tool whose defaults are meant; TRL 1.16's trainers
         "tool": "trainer",
         "tool_version": None,
         "objective": "sft",

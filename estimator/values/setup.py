@@ -17,6 +17,7 @@ from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
 from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.objective import Task
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
@@ -29,6 +30,7 @@ FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
         "optimisation": (Optimisation, "the optimizer"),
         "batch": (Batch, "the batch"),
         "computation": (Computation, "kernels, and what is kept for the backward pass"),
+        "task": (Task, "the objective and its loss"),
         "mesh": (Mesh, "several GPUs"),
         "run": (TrainingRun, "the run"),
     }
@@ -68,7 +70,7 @@ FACET_OF: Mapping[str, str] = flat({name: of for name, (of, _) in FACETS.items()
 if TYPE_CHECKING:
 
     class _Keys(  # type: ignore[misc]  # no object has all their slots: at run time each is asked
-        Adapters, Precision, Optimisation, Batch, Computation, Mesh, TrainingRun
+        Adapters, Precision, Optimisation, Batch, Computation, Task, Mesh, TrainingRun
     ):
         """Every key of every facet, typed as its facet has it."""
 else:
@@ -98,6 +100,7 @@ class TrainingSetup(_Keys):
     optimisation: Optimisation = field(default=Optimisation())
     batch: Batch = field(default=Batch())
     computation: Computation = field(default=Computation())
+    task: Task = field(default=Task())
     mesh: Mesh = field(default=Mesh())
     run: TrainingRun = field(default=TrainingRun())
 

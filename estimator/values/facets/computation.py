@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
 from estimator.values.kinds import Choice, Flag
-from estimator.values.specs import AttnImplementation, Loss
+from estimator.values.specs import AttnImplementation
 
 _ATTENTION = Choice(
     tuple(AttnImplementation),
@@ -17,7 +17,7 @@ _ATTENTION = Choice(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computation(Checked):
-    """By which kernels layers and loss are computed, and what is kept for the backward pass."""
+    """By which kernels layers are computed, and what is kept for the backward pass."""
 
     __hash__ = Hashed.__hash__
 
@@ -74,31 +74,5 @@ class Computation(Checked):
             section=Section.MORE,
             label="Liger kernels",
             help="Trainer's use_liger_kernel: fused norm, MLP, rotation and loss.",
-        ),
-    )
-    loss: Loss | None = key(
-        None,
-        Choice(tuple(Loss), enum=Loss, nullable=True),
-        "how the loss is computed",
-        null="Liger's with its kernels, else standard",
-        code="lo",
-        widget=Widget(
-            shape="select",
-            section=Section.MORE,
-            label="Loss",
-            help="Whether the logits are ever held whole.",
-        ),
-    )
-    hold_outputs: bool = key(
-        False,
-        Flag(),
-        "the loop keeps the model's outputs through backward",
-        code="ho",
-        widget=Widget(
-            shape="toggle",
-            section=Section.MORE,
-            label="The loop holds the outputs",
-            help="hold_outputs: a loop of your own that keeps the model's outputs, and so the logits, through "
-            "backward.",
         ),
     )
