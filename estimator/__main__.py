@@ -84,7 +84,7 @@ class _Ask:
         found = hub.fetch(name, token=self.token)
         if found.model is None:
             raise InputError(" ".join(found.sentences))
-        return {name: found.model}
+        return {catalog.as_hub_id(name): found.model}
 
 
 def _is_catalogued(name: str) -> bool:

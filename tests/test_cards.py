@@ -115,3 +115,19 @@ def test_cards_of_one_s_own_are_told_apart_wherever_they_are_named() -> None:
         for card in cards
     ]
     assert differing(shown)["gpu"] == [f"own GPU, {size}.0 GiB like L4" for size in (20, 22)]
+
+
+def test_words_that_say_how_many_set_the_number_too() -> None:
+    page = open_page(model="openai-community/gpt2", method="lora")
+    type_card(page, "2x RTX 4090")
+    assert page.session_state["gpu"] == "GeForce RTX 4090"
+    assert page.query_params["num_gpus"] == "2"
+    assert page.query_params["strategy"] == "ddp"
+
+
+def test_card_taken_from_several_keeps_the_number_that_was_typed() -> None:
+    page = open_page(model="openai-community/gpt2", method="lora")
+    type_card(page, "4x A100-80GB")
+    click(page, "take A100-SXM4-80GB")
+    assert page.session_state["gpu"] == "A100-SXM4-80GB"
+    assert page.query_params["num_gpus"] == "4"

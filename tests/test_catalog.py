@@ -218,6 +218,77 @@ def test_every_card_and_slice_is_found_by_its_own_names() -> None:
         assert card.name in catalog.find_gpus(card.device_name or card.name)
 
 
+# --- how many -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "number"),
+    [
+        ("4x A100-SXM4-80GB", ["A100-SXM4-80GB"], 4),
+        ("8 × H100 SXM", ["H100-SXM5-80GB"], 8),
+        ("2*RTX 4090", ["GeForce RTX 4090"], 2),
+        ("4 RTX 4090", ["GeForce RTX 4090"], 4),
+        ("RTX 4090 x2", ["GeForce RTX 4090"], 2),
+        ("H200-SXM-141GB:8", ["H200-SXM-141GB"], 8),
+        ("a2-ultragpu-4g", ["A100-SXM4-80GB"], 4),  # SkyPilot's table of Google's machines
+        ("p4d.24xlarge", ["A100-SXM4-40GB"], 8),
+        ("g5.12xlarge", ["A10G"], 4),  # Karpenter's page of AWS's instance types
+        ("g6e.xlarge", ["L40S"], 1),
+        ("Standard_NC48ads_A100_v4", ["A100-PCIe-80GB"], 2),  # Microsoft's page of the series
+        ("ND96isr H100 v5", ["H100-SXM5-80GB"], 8),
+        ("2x p4d.24xlarge", ["A100-SXM4-40GB"], 16),  # by hand: two machines of eight
+        ("3090 Ti", ["GeForce RTX 3090 Ti"], None),  # no 3,090 of anything
+        ("4090", ["GeForce RTX 4090"], None),
+        ("A10", ["A10"], None),
+        ("RTX A6000", ["RTX A6000"], None),
+        ("0x A10", [], None),
+    ],
+)
+def test_name_says_how_many(text: str, names: list[str], number: int | None) -> None:
+    assert list(catalog.find_gpus(text)) == names
+    meant = catalog.gpus_meant(text)
+    assert (meant and meant.number) == number
+
+
+@pytest.mark.parametrize("row", rows("instances.csv"), ids=lambda row: row["instance"])
+def test_every_instance_is_its_card_and_their_number(row: dict[str, str]) -> None:
+    assert catalog.find_gpus(row["instance"]) == (row["gpu"],)
+    meant = catalog.gpus_meant(row["instance"])
+    assert meant is not None
+    assert meant.number == meant.of_a_machine == int(row["gpus"])
+    assert row["source"].startswith("https://")
+
+
+def test_machines_and_instances_agree() -> None:
+    known = {row["instance"].casefold(): row for row in rows("instances.csv")}
+    both = [row for row in rows("machines.csv") if row["machine"].split(" (")[0] in known]
+    assert len(both) > 10
+    for row in both:
+        other = known[row["machine"].split(" (")[0]]
+        assert (row["gpu"], row["gpus"]) == (other["gpu"], other["gpus"])
+
+
+def test_unknown_instance_lists_near_ones() -> None:
+    with pytest.raises(
+        ValueError, match=r"'p4d\.24xlarg' is not in the catalogue; near names are: p4d"
+    ):
+        catalog.gpu("p4d.24xlarg")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://huggingface.co/Qwen/Qwen2.5-7B",
+        "https://huggingface.co/Qwen/Qwen2.5-7B/tree/main",
+        "huggingface.co/qwen/qwen2.5-7b?library=transformers",
+        "https://hf.co/Qwen/Qwen2.5-7B/blob/main/config.json",
+        " Qwen/Qwen2.5-7B ",
+    ],
+)
+def test_address_of_the_hub_is_its_model(address: str) -> None:
+    assert catalog.model(address).hub_id == "Qwen/Qwen2.5-7B"
+
+
 # --- slices ---------------------------------------------------------------------------------------
 
 

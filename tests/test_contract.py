@@ -738,3 +738,37 @@ def test_no_float_of_the_answer_depends_on_the_version_of_python(
     for number, keys in enumerate(VARIED):
         answer = estimate(*parse(keys | {"max_length": 611 + 13 * number}))
         assert write_estimate(answer, remedies(answer, catalog.gpus_like(answer.gpu)))
+
+
+# --- GPUs by names that say how many ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "number", "strategy", "per_node"),
+    [
+        ({"gpu": "4x A100-SXM4-80GB"}, 4, "ddp", 8),
+        ({"gpu": "g5.12xlarge"}, 4, "ddp", 8),
+        ({"gpu": "g5.12xlarge", "num_gpus": 1}, 1, "none", 8),  # one of the machine's four
+        ({"gpu": "2x g5.12xlarge"}, 8, "ddp", 4),  # by hand: two machines of four
+        ({"gpu": "a2-megagpu-16g", "strategy": "zero3"}, 16, "zero3", 16),
+        ({"gpu": "RTX 4090"}, 1, "none", 8),
+    ],
+)
+def test_name_of_gpus_says_how_many(
+    asked: dict[str, object], number: int, strategy: str, per_node: int
+) -> None:
+    reading = read_setup({"model": "openai-community/gpt2", **asked})
+    assert not reading.problems
+    mesh = reading.setup.mesh
+    assert (mesh.num_gpus, mesh.strategy, mesh.gpus_per_node) == (number, strategy, per_node)
+
+
+def test_two_numbers_of_gpus_that_disagree_are_refused() -> None:
+    reading = read_setup({"model": "openai-community/gpt2", "gpu": "4x T4", "num_gpus": 2})
+    assert "gpu '4x T4' is 4 GPUs and num_gpus is 2; give one of them." in reading.problems
+
+
+def test_address_of_the_hub_is_read_as_its_model() -> None:
+    reading = read_setup({"model": "https://huggingface.co/openai-community/gpt2/tree/main"})
+    assert reading.model is not None
+    assert reading.model.hub_id == "openai-community/gpt2"

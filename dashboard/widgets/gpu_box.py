@@ -14,7 +14,7 @@ import streamlit as st
 
 from dashboard.state import actions, question, session
 from dashboard.words import terms, units
-from estimator import LARGEST_MEMORY, SMALLEST_MEMORY, Gpu, catalog, contract
+from estimator import LARGEST_MEMORY, SMALLEST_MEMORY, Gpu, Strategy, catalog, contract
 
 POPOVER_PIXELS = 380
 """As wide as a phone lets it be: ours, as the model's."""
@@ -36,7 +36,7 @@ def draw(gpu: Gpu | None) -> None:
         placeholder="None: sizes only",
         accept_new_options=True,
         on_change=_choose,
-        help="The GPU that must hold it all, by any name: A100 40GB, 4090, p4d.24xlarge, H100 MIG 1g.10gb, or what "
+        help="The GPU that must hold it all, by any name: A100 40GB, 4x 4090, p4d.24xlarge, H100 MIG 1g.10gb, or what "
         "torch prints. No default: without one you see sizes and no verdict.",
     )
     _meant()
@@ -58,11 +58,19 @@ def _label(option: str) -> str:
     return option if gpu is None else terms.card(gpu)
 
 
-def take(name: str) -> None:
-    """Choose a card or a slice of the catalogue, as a click does."""
+def take(name: str, typed: str = "") -> None:
+    """Choose a card or a slice of the catalogue, as a click does; ``typed`` may say how many of them."""
     st.session_state["gpu meant"] = None
     st.session_state["own"]["gpu"] = name
-    actions.take({"gpu": name})
+    actions.take({"gpu": name, **_number(typed)})
+
+
+def _number(typed: str) -> dict[str, object]:
+    """The keys that typed words set beside the GPU; a strategy that was chosen stays."""
+    keys = contract.gpu_keys(typed)
+    if session.value("strategy") != Strategy.NONE:
+        keys.pop("strategy", None)
+    return keys
 
 
 def _choose() -> None:
@@ -75,7 +83,7 @@ def _choose() -> None:
     found = catalog.find_gpus(typed)
     if len(found) == 1:
         state["own"]["gpu"] = found[0]
-        session.put({"gpu": found[0]})
+        session.put({"gpu": found[0], **_number(typed)})
         return
     state["gpu meant"] = (typed, found)
 
@@ -95,7 +103,7 @@ def _meant() -> None:
     st.html(f'<p class="hr-note">“{escape(typed[:100])}” may be:</p>')
     with st.container(key="meant gpus", gap="xsmall"):
         for name in found[:MOST_MEANT]:
-            st.button(name, on_click=take, args=(name,), key=f"take {name}", width="stretch")
+            st.button(name, on_click=take, args=(name, typed), key=f"take {name}", width="stretch")
 
 
 def _own(gpu: Gpu | None) -> None:

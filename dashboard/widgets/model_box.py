@@ -104,6 +104,7 @@ def _label(subject: str, parameters: int, license: str, gated: str) -> str:
 def _choose() -> None:
     """What was chosen, or typed: a known model, an id for the Hub, a config, or a few words to search for."""
     typed: str = (st.session_state["model box"] or "").strip()
+    typed = typed if typed.startswith("{") else catalog.as_hub_id(typed)
     if typed in {
         "",
         st.session_state["in use"],

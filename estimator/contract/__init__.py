@@ -19,6 +19,7 @@ from estimator.contract.scenarios import (
 from estimator.contract.setups import (
     MODEL_MISSING,
     Reading,
+    gpu_keys,
     parse,
     read_link,
     read_setup,
@@ -49,6 +50,7 @@ __all__ = [
     "WholeNumber",
     "Widget",
     "free_name",
+    "gpu_keys",
     "keep",
     "parse",
     "read",

@@ -86,7 +86,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     'lora_r must be a whole number from 1 to 8192, not true.'
     """
     problems: list[str] = []
-    given = _own_price(given, problems)
+    given = _with_number(_own_price(given, problems), problems)
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
     if problem := refused(setup) or beyond_one_machine(setup):
@@ -151,6 +151,38 @@ def _own_price(given: Mapping[str, object], problems: list[str]) -> Mapping[str,
         problems.append(f"{PRICE} of the setup and that of its gpu disagree; give one of them.")
     rest = {name: value for name, value in card.items() if name != PRICE}
     return {PRICE: asked, **given, "gpu": rest}
+
+
+def gpu_keys(name: str) -> dict[str, object]:
+    """The keys that a name for GPUs stands for where nothing else is given: how many, DDP, a machine that holds them.
+
+    DDP is what torchrun and ``accelerate launch`` do with several GPUs where nothing else is set.
+
+    >>> gpu_keys("4x A100-80GB"), gpu_keys("RTX 4090")
+    ({'num_gpus': 4, 'strategy': 'ddp'}, {})
+    """
+    meant = catalog.gpus_meant(name)
+    if meant is None or meant.number == 1:
+        return {}
+    keys: dict[str, object] = {"num_gpus": meant.number, "strategy": Strategy.DDP.value}
+    if meant.of_a_machine and meant.number > min(meant.of_a_machine, DEFAULT.gpus_per_node):
+        keys["gpus_per_node"] = meant.of_a_machine
+    return keys
+
+
+def _with_number(given: Mapping[str, object], problems: list[str]) -> Mapping[str, object]:
+    """The object with the keys that the name of its GPU stands for, where it has none of its own."""
+    name, asked = given.get("gpu"), given.get("num_gpus")
+    if not isinstance(name, str) or not (meant := gpu_keys(name)):
+        return given
+    if asked is None:
+        return {**meant, **given}
+    machine = catalog.gpus_meant(name)
+    if machine and machine.of_a_machine is None and asked != meant["num_gpus"]:
+        problems.append(
+            f"gpu {name[:100]!r} is {meant['num_gpus']} GPUs and num_gpus is {show(asked)}; give one of them."
+        )
+    return given
 
 
 def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, object]:
@@ -263,7 +295,7 @@ def read_model(value: object, known: Mapping[str, Model] = NONE_KNOWN) -> Model:
     """The model of a Hub id, of the object of a ``config.json``, or of ``{"like": …}``; ``ValueError`` says why not."""
     if isinstance(value, Mapping):
         return _resized(value, known) if "like" in value else _configured(value)
-    name = _name(value, "model must be a Hub id or the object of a config.json")
+    name = catalog.as_hub_id(_name(value, "model must be a Hub id or the object of a config.json"))
     if name in known and name not in catalog.models():  # first: to find near names takes 30 ms
         return known[name]
     return catalog.model(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from fractions import Fraction
@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import inf, log
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from estimator.families.counts import total_parameters
 from estimator.families.tower_config import with_towers
@@ -346,14 +346,27 @@ def out_of_memory() -> tuple[OutOfMemory, ...]:
 
 
 def model(hub_id: str) -> Model:
-    """The catalogued model of this Hub id; upper and lower case do not matter.
+    """The catalogued model of this Hub id or address; upper and lower case do not matter.
 
     Source: data/models.csv.
 
     >>> model("meta-llama/llama-3.1-8b").num_hidden_layers
     32
     """
-    return models()[_found("model", hub_id, models())].model
+    return models()[_found("model", as_hub_id(hub_id), models())].model
+
+
+def as_hub_id(asked: str) -> str:
+    """The Hub id in the user's input, without the Hub's address before it and the page's path after it.
+
+    Source: https://huggingface.co's addresses, owner/name/tree/revision.
+
+    >>> as_hub_id(" https://huggingface.co/Qwen/Qwen2.5-7B/blob/main/config.json ")
+    'Qwen/Qwen2.5-7B'
+    """
+    text = asked.strip()[:1000]
+    address = re.fullmatch(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/+([^?#]*).*", text)
+    return "/".join(address[1].strip("/").split("/")[:2]) if address else text
 
 
 def gpu(name: str) -> Gpu:
@@ -373,7 +386,7 @@ def gpu(name: str) -> Gpu:
     if found:
         shown = ", ".join(found[:MOST_NAMED]) + ", …" * (len(found) > MOST_NAMED)
         raise InputError(f"GPU {name[:100]!r} may be {shown}; name one of them.")
-    return known[_found("GPU", name, gpus())]
+    return known[_found("GPU", name, gpus(), _instances())]
 
 
 MOST_NAMED = 8
@@ -391,20 +404,19 @@ def find_gpus(text: str) -> tuple[str, ...]:
 
     A name fits that has every word of the text, whatever the case, the order and the maker's name; "A100 40GB" fits two
     cards. Of several, one that has no word beside them but its line and its size is meant: "3090" is no 3090 Ti; and
-    no slice where a whole card fits. A cloud's name for a machine means the card in it. A number before it ("4x") is
-    no part of it.
+    no slice where a whole card fits. A cloud's name for a machine means the card in it. How many of them are meant, as
+    in "4x H100" or "H100:4", ``gpus_meant`` says.
 
-    Source: data/gpus.csv, data/mig.csv and data/machines.csv, by row.
+    Source: data/gpus.csv, data/mig.csv, data/instances.csv and data/machines.csv, by row.
 
     >>> find_gpus("A100 40GB")
     ('A100-PCIe-40GB', 'A100-SXM4-40GB')
     >>> find_gpus("8x H100 SXM"), find_gpus("p4de.24xlarge"), find_gpus("A30 MIG 1g.6gb")
     (('H100-SXM5-80GB',), ('A100-SXM4-80GB',), ('A30 MIG 1g.6gb',))
     """
-    asked = text.strip()[:100].casefold()
+    asked = _split(text).name
     if asked in _gpu_names():
         return _gpu_names()[asked]
-    asked = re.sub(r"^[0-9]{1,3} ?[x×*] ?", "", asked)
     words = _gpu_words(asked) - _OF_THE_MAKER
     if not words:
         return ()
@@ -419,6 +431,70 @@ def find_gpus(text: str) -> tuple[str, ...]:
     return tuple(name for name in gpus() if len(squeezed) > 3 and squeezed in _squeezed(name))
 
 
+class GpusMeant(NamedTuple):
+    """How many accelerators a name means (counts)."""
+
+    number: int
+    of_a_machine: int | None
+    """Accelerators in one machine, where the name is a cloud's for a machine."""
+
+
+def gpus_meant(text: str) -> GpusMeant | None:
+    """How many accelerators a name means: its own number, a machine's, or both multiplied; None: it says no number.
+
+    Source: data/instances.csv and data/machines.csv, by row; "4x H100" is what people write, "H100:4" SkyPilot's and
+    Slurm's spelling.
+
+    >>> gpus_meant("4x A100-80GB").number, gpus_meant("H100:8").number, gpus_meant("RTX 4090")
+    (4, 8, None)
+    >>> gpus_meant("2x p4d.24xlarge")
+    GpusMeant(number=16, of_a_machine=8)
+    """
+    times, asked = _split(text)
+    machine = _instances().get(asked)
+    if times is None and machine is None:
+        return None
+    return GpusMeant((times or 1) * (machine[1] if machine else 1), machine and machine[1])
+
+
+class _Asked(NamedTuple):
+    times: int | None
+    name: str
+
+
+def _split(text: str) -> _Asked:
+    """The number that a name says, and the name as the tables have it."""
+    asked = text.strip()[:100].casefold()
+    for pattern in (
+        r"(?P<times>[0-9]{1,3}) ?[x×*] ?(?P<name>.+)",
+        r"(?P<times>[0-9]{1,2}) (?P<name>[a-z].+)",
+        r"(?P<name>.+?)(?: ?:| [x×*]) ?(?P<times>[0-9]{1,3})",
+    ):
+        found = re.fullmatch(pattern, asked)
+        if found and int(found["times"]):
+            return _Asked(int(found["times"]), _as_instance(found["name"]))
+    return _Asked(None, _as_instance(asked))
+
+
+def _as_instance(name: str) -> str:
+    """Azure's names are written with and without ``Standard_``, with blanks and with underscores."""
+    return name.removeprefix("standard_").replace("_", " ").strip()
+
+
+@lru_cache(maxsize=1)
+def _instances() -> Mapping[str, tuple[str, int]]:
+    """The card and the number of them of each machine that a cloud has a name for, in lower case."""
+    named = {
+        _as_instance(machine.name.split(" (")[0].casefold()): (gpu, machine.gpus)
+        for gpu, those in machines().items()
+        for machine in those
+    }
+    return named | {
+        _as_instance(row["instance"].casefold()): (row["gpu"], int(row["gpus"]))
+        for row in _rows("instances.csv")
+    }
+
+
 def _squeezed(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.casefold())
 
@@ -428,15 +504,11 @@ def _gpu_names() -> Mapping[str, tuple[str, ...]]:
     """What each whole name means, in lower case: the catalogue's, the driver's, a machine's of a cloud."""
     names: dict[str, list[str]] = {}
     for card in (*gpus().values(), *slices().values()):
-        also = (
-            {machine.name.split(" (")[0] for machine in card.machines} if card.slices == 1 else ()
-        )
-        for name in {
-            card.name.casefold(),
-            card.device_name.casefold(),
-            *map(str.casefold, also),
-        } - {""}:
+        for name in {_as_instance(card.name.casefold()), _as_instance(card.device_name.casefold())}:
             names.setdefault(name, []).append(card.name)
+    for name, (gpu, _) in _instances().items():
+        names.setdefault(name, []).append(gpu)
+    names.pop("", None)
     return {
         name: (those[0],) if name == those[0].casefold() else tuple(those)
         for name, those in names.items()
@@ -569,13 +641,15 @@ def _distance(entry: CatalogModel, dimensions: Mapping[str, int]) -> float:
     return total
 
 
-def _found(kind: str, name: str, known: Mapping[str, object]) -> str:
+def _found(kind: str, name: str, known: Mapping[str, object], others: Iterable[str] = ()) -> str:
+    """The known name that only case sets apart; else ``InputError`` names near ones, of ``others`` where none is."""
     if name in known:
         return name
     by_case = {key.casefold(): key for key in known}
     if name.casefold() in by_case:
         return by_case[name.casefold()]
     near = [by_case[key] for key in _near(name.casefold(), by_case)]
+    near = near or _near(name.casefold(), dict.fromkeys(others, ""))
     hint = f"near names are: {', '.join(near)}" if near else f"the catalogue has {len(known)}"
     raise InputError(f"{kind} {name!r} is not in the catalogue; {hint}; choose one of those.")
 

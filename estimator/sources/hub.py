@@ -84,7 +84,7 @@ def fetch(
     ``token`` is used only for this call: it never enters an answer, a sentence or the cache. ``endpoint``: the Hub's
     address, by default ``HF_ENDPOINT`` or https://huggingface.co.
     """
-    hub_id, token = _id(asked), (token or "").strip() or None
+    hub_id, token = catalog.as_hub_id(asked), (token or "").strip() or None
     key = (endpoint or "", hub_id.casefold())
     kept = _KEPT.get(key)
     if kept is not None and (kept.model is not None or token is None):
@@ -107,17 +107,6 @@ def own_token() -> str | None:
 def forget() -> None:
     """Clear the cached answers."""
     _KEPT.clear()
-
-
-def _id(asked: str) -> str:
-    """The id in the user's input, without the Hub's address before it and the page path after it.
-
-    >>> _id(" https://huggingface.co/Qwen/Qwen2.5-7B/blob/main/config.json ")
-    'Qwen/Qwen2.5-7B'
-    """
-    text = asked.strip()[:1000]
-    address = re.fullmatch(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/+([^?#]*).*", text)
-    return "/".join(address[1].strip("/").split("/")[:2]) if address else text
 
 
 # --- bounded in time ----------------------------------------------------------------------------
