@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
 
 from estimator.answer.estimate import estimate
@@ -48,8 +50,13 @@ Names and defaults [in brackets] are those of Hugging Face's Trainer, TRL and PE
 
 def main(arguments: Sequence[str]) -> int:
     """Answer one command; the result is the exit status."""
-    if arguments[:1] == ["placement"]:
-        return _print_placement(arguments[1:])
+    match arguments[:1]:
+        case ["placement"]:
+            return _print_placement(arguments[1:])
+        case ["serve"]:
+            return _refuse(_serve(arguments[1:]))
+        case ["estimate"]:
+            arguments = arguments[1:]
     given = _read_arguments(arguments)
     with_remedies = bool(given.pop("remedies", False))
     whose = {name for name in ("hub", "hub_token") if given.pop(name, None)}
@@ -175,6 +182,17 @@ def _print_placement(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _serve(arguments: Sequence[str]) -> str:
+    """Become the page's server, Streamlit, whose own flags follow (``--server.port 8600``); or why that cannot be."""
+    root = Path(__file__).resolve().parent.parent
+    places = (root / "headroom" / "app.py", root / "app.py")
+    app = next((it for it in places if it.is_file()), None)
+    if app is None or find_spec("streamlit") is None:
+        return "the page needs Streamlit and the whole package; pip install headroom."
+    command = [sys.executable, "-m", "streamlit", "run", str(app), *arguments]
+    os.execv(sys.executable, command)  # one process: what ends this ends the page
+
+
 def _with_the_hub(problem: str) -> str:
     """A name that the catalogue lacks may be on the Hub."""
     unknown = problem.startswith("model ") and "is not in the catalogue" in problem
@@ -288,7 +306,8 @@ def _unknown_argument(argument: str) -> str:
     return f"{show(argument)} is not understood{hint}"
 
 
-def _run() -> int:
+def console() -> int:
+    """The command ``headroom``: the exit status of what was asked for."""
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()
@@ -303,4 +322,4 @@ def _run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_run())
+    sys.exit(console())

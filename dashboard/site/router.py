@@ -14,7 +14,9 @@ from pathlib import Path
 
 import streamlit as st
 
-APP = Path(__file__).parents[2] / "app.py"
+_ROOT = Path(__file__).parents[2]
+APP = next(it for it in (_ROOT / "headroom" / "app.py", _ROOT / "app.py") if it.is_file())
+"""The router: in a folder of its own where it is installed, else in the repository's root."""
 _routed = ContextVar("routed", default=False)
 
 

@@ -35,7 +35,9 @@ from estimator.values.specs import (
     StateSpace,
 )
 
-DATA = Path(__file__).resolve().parent.parent.parent / "data"
+_PACKAGE = Path(__file__).resolve().parent.parent
+DATA = next(it for it in (_PACKAGE / "data", _PACKAGE.parent / "data") if it.is_dir())
+"""The tables: in the package where it is installed, else beside it in the repository."""
 
 ALIKE = 0.7
 """Similarity from which a spelling is suggested: 1 is equal, 0 has nothing in common."""
