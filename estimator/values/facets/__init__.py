@@ -1,1 +1,1 @@
-"""The facets of a setup, one file each: every key of the contract is declared here, once."""
+"""The facets of a setup, one per file. Every key of the contract is declared here, once."""

@@ -1,4 +1,4 @@
-"""What is trained: every weight, or adapters beside a frozen base."""
+"""What is trained: every weight, or adapters on a frozen base."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from estimator.values.specs import ALL_LINEAR, Method, ModelClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters(Checked):
-    """What is trained: every weight, or adapters beside a frozen base, which may be packed."""
+    """What is trained: every weight, or adapters on a frozen base, which may be quantised."""
 
     __hash__ = Hashed.__hash__
 
     method: Method = key(
         Method.FULL,
         Choice(tuple(Method), enum=Method),
-        "every weight, or adapters beside a frozen base",
+        "train every weight, or adapters on a frozen base",
         whose=Whose.OURS,
         code="me",
         widget=Widget(
             shape="segments",
             section=Section.ALWAYS,
             label="Method",
-            help="full trains every weight; lora small adapters; qlora does so beside a 4-bit base.",
+            help="full trains every weight, lora trains small adapters, qlora trains adapters on a 4-bit base.",
         ),
     )
     model_class: ModelClass = key(
         ModelClass.AUTO,
         Choice(tuple(ModelClass), enum=ModelClass),
-        "of a checkpoint with towers: auto, as AutoModelForCausalLM makes it, or its text alone",
+        "for multimodal checkpoints: auto loads what AutoModelForCausalLM loads, text loads the text model only",
         whose=Whose.TRANSFORMERS,
         code="mc",
         widget=Widget(
             shape="segments",
             section=Section.MORE,
-            label="Class",
-            help="auto is what AutoModelForCausalLM makes, towers for images and sound too; text is the class of the "
-            "text alone.",
+            label="Model class",
+            help="auto loads what AutoModelForCausalLM loads, including vision and audio towers; text loads the text "
+            "model only.",
         ),
     )
     lora_r: int = key(
@@ -53,29 +53,29 @@ class Adapters(Checked):
             shape="slider",
             section=Section.LORA,
             label="Rank",
-            help="Width of the adapters; their size grows in step with it.",
+            help="Rank of the adapter matrices. Adapter size is proportional to it.",
             steps=(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512),
         ),
     )
     lora_alpha: int = key(
         32,
         WholeNumber(10**6),
-        "scale of the adapters; no memory",
+        "scale of the adapters; does not affect memory",
         whose=Whose.TRL,
         code="la",
-        widget="a scale: it takes no memory and no time",
+        widget="a scale; it affects neither memory nor time",
     )
     lora_target_modules: str | tuple[str, ...] = key(
         ALL_LINEAR,
         Names(ALL_LINEAR),
-        "the linears that get an adapter",
+        "the linear layers that get an adapter",
         whose=Whose.OURS,
         code="lt",
         widget=Widget(
             shape="options",
             section=Section.LORA,
-            label="Modules",
-            help="The same by name, as PEFT's target_modules.",
+            label="Target modules",
+            help="PEFT's target_modules: the linear layers that get an adapter, by name.",
         ),
     )
     lora_dropout: float = key(
@@ -88,7 +88,7 @@ class Adapters(Checked):
             shape="number",
             section=Section.LORA,
             label="Dropout",
-            help="Dropout before the adapters; any at all keeps one more tensor.",
+            help="Dropout before the adapters. Any value above 0 keeps one more activation per adapter.",
             step=0.05,
             ends=(0.0, 0.95),
         ),
@@ -96,7 +96,7 @@ class Adapters(Checked):
     autocast_adapter_dtype: bool = key(
         True,
         Flag(),
-        "adapters in float32, as PEFT; else as the base",
+        "cast adapters to float32; otherwise they have the base's dtype",
         whose=Whose.PEFT,
         beside="TRL turns it off for QLoRA",
         code="ad",
@@ -104,35 +104,36 @@ class Adapters(Checked):
             shape="toggle",
             section=Section.LORA,
             label="Adapters in float32",
-            help="autocast_adapter_dtype; without it adapters have the base's dtype.",
+            help="PEFT's autocast_adapter_dtype. When off, adapters have the base's dtype.",
         ),
     )
     use_dora: bool = key(
         False,
         Flag(),
-        "DoRA: the length of each column is trained apart",
+        "DoRA: train the column magnitudes of each weight matrix separately",
         whose=Whose.PEFT,
         code="do",
         widget=Widget(
             shape="toggle",
             section=Section.LORA,
             label="DoRA",
-            help="Trains the length of a weight's columns apart; with dropout every adapted weight is kept once more.",
+            help="Trains the column magnitudes of each weight matrix separately. With dropout, every adapted weight "
+            "is kept "
+            "a second time.",
         ),
     )
     modules_to_save: tuple[str, ...] | None = key(
         None,
         Names(nullable=True),
-        "modules of which a copy is trained whole, beside the adapters",
+        "modules trained in full, in addition to the adapters",
         whose=Whose.PEFT,
         null="none",
         code="ms",
         widget=Widget(
             shape="options",
             section=Section.LORA,
-            label="Trained whole",
-            help="PEFT's modules_to_save: of each a copy is trained beside the adapters, and the frozen original "
-            "stays.",
+            label="Modules trained in full",
+            help="PEFT's modules_to_save: a copy of each is trained in full, and the frozen original stays in memory.",
         ),
     )
     bnb_4bit_quant_type: str = key(
@@ -145,58 +146,59 @@ class Adapters(Checked):
             shape="segments",
             section=Section.QUANTISATION,
             label="4-bit format",
-            help="Equal in size.",
+            help="Both formats take the same memory.",
         ),
     )
     bnb_4bit_use_double_quant: bool = key(
         True,
         Flag(),
-        "quantise the scales too",
+        "also quantise the quantisation scales",
         whose=Whose.OURS,
         code="dq",
         widget=Widget(
             shape="toggle",
             section=Section.QUANTISATION,
             label="Double quantisation",
-            help="Quantise the scales as well: 0.4 bits a parameter less.",
+            help="Also quantises the scales, which saves 0.4 bits per parameter.",
         ),
     )
     bnb_4bit_quant_storage: str = key(
         "uint8",
         Choice(("uint8", "bfloat16", "float16", "float32")),
-        "the dtype that packed weights pass for; FSDP and ZeRO-3 divide floats only",
+        "storage dtype of the 4-bit weights; FSDP and ZeRO-3 shard only float dtypes",
         whose=Whose.TRANSFORMERS,
         widget=Widget(
             shape="select",
             section=Section.QUANTISATION,
-            label="Packed weights pass for",
-            help="bnb_4bit_quant_storage: FSDP and ZeRO-3 divide packed weights only where they pass for floats.",
+            label="4-bit storage dtype",
+            help="bnb_4bit_quant_storage: FSDP and ZeRO-3 shard 4-bit weights only if they are stored in a float "
+            "dtype.",
         ),
     )
     prepare_model_for_kbit_training: bool = key(
         False,
         Flag(),
-        "PEFT's upcasts",
+        "call PEFT's prepare_model_for_kbit_training, which upcasts the parameters that are not quantised",
         whose=Whose.TRL,
         code="kb",
         widget=Widget(
             shape="toggle",
             section=Section.QUANTISATION,
             label="Prepare for k-bit training",
-            help="PEFT's helper: norms, embeddings and head go to float32.",
+            help="PEFT's prepare_model_for_kbit_training: casts norms, embeddings and head to float32.",
         ),
     )
     load_in_8bit: bool = key(
         False,
         Flag(),
-        "LLM.int8 base, with lora; the other methods do not look at it",
+        "LLM.int8 base for lora; other methods ignore it",
         whose=Whose.TRL,
         code="i8",
         widget=Widget(
             shape="toggle",
             section=Section.QUANTISATION,
             label="8-bit base (LoRA only)",
-            help="LLM.int8: a byte a weight; its inputs stay through backward even under checkpointing.",
+            help="LLM.int8: one byte per weight. Layer inputs stay until backward, even with gradient checkpointing.",
         ),
     )
 
@@ -207,10 +209,10 @@ class Adapters(Checked):
 
     @property
     def has_8bit_base(self) -> bool:
-        """Whether the adapters' base is packed into 8 bits."""
+        """Whether the adapters' base is quantised to 8 bits."""
         return self.method is Method.LORA and self.load_in_8bit
 
     @property
     def has_packed_base(self) -> bool:
-        """Whether bitsandbytes packs the adapters' base, into 4 or 8 bits."""
+        """Whether bitsandbytes quantises the adapters' base, to 4 or 8 bits."""
         return self.method is Method.QLORA or self.has_8bit_base

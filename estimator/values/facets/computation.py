@@ -1,4 +1,4 @@
-"""Kernels, and what is kept for the backward pass."""
+"""Kernels, and what is saved for the backward pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Computation(Checked):
     gradient_checkpointing: bool = key(
         False,
         Flag(),
-        "keep only each layer's input and play the layer again",
+        "save only each layer's input and recompute the layer in backward",
         beside="TRL's is on",
         code="gc",
         aliases=("activation_checkpointing",),
@@ -32,22 +32,22 @@ class Computation(Checked):
             shape="toggle",
             section=Section.ALWAYS,
             label="Gradient checkpointing",
-            help="Keep only each layer's input and compute the layer again in backward.",
+            help="Save only each layer's input and recompute the layer in backward.",
             decides=True,
         ),
     )
     use_reentrant: bool = key(
         False,
         Flag(),
-        "checkpoint in the older, reentrant way",
+        "use torch's older, reentrant checkpointing",
         whose=Whose.TRANSFORMERS,
         code="re",
         widget=Widget(
             shape="toggle",
             section=Section.MORE,
-            label="Reentrant checkpoints",
-            help="use_reentrant of gradient_checkpointing_kwargs: the older way, which holds each block's input and "
-            "output while it is replayed.",
+            label="Reentrant checkpointing",
+            help="use_reentrant of gradient_checkpointing_kwargs: torch's older variant, which holds each block's "
+            "input and output during its recomputation.",
             decides=True,
         ),
     )
@@ -61,7 +61,7 @@ class Computation(Checked):
             shape="select",
             section=Section.ALWAYS,
             label="Attention",
-            help="The attention kernel; eager keeps the whole table of scores.",
+            help="The attention kernel. eager keeps the full matrix of attention scores.",
         ),
     )
     use_liger_kernel: bool = key(
@@ -73,6 +73,6 @@ class Computation(Checked):
             shape="toggle",
             section=Section.MORE,
             label="Liger kernels",
-            help="Trainer's use_liger_kernel: fused norm, MLP, rotation and loss.",
+            help="Trainer's use_liger_kernel: fused norm, MLP, rotary embedding and loss.",
         ),
     )

@@ -1,4 +1,4 @@
-"""Several GPUs: how they share the work."""
+"""How several GPUs share the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNMODELLED = "only 1 is modelled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh(Checked):
-    """How many GPUs there are, how they share the work, and what rests outside them."""
+    """The number of GPUs, how they share the work, and what is offloaded."""
 
     __hash__ = Hashed.__hash__
 
@@ -29,50 +29,51 @@ class Mesh(Checked):
             shape="slider",
             section=Section.SEVERAL_GPUS,
             label="GPUs",
-            help="GPUs that train one model together; the sizes shown are those of the fullest.",
+            help="GPUs that train one model together. Sizes are those of the fullest GPU.",
             steps=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024),
         ),
     )
     strategy: Strategy = key(
         Strategy.NONE,
         Choice(tuple(Strategy), enum=Strategy, stands_for=strategy_asks_for),
-        "how GPUs share the work",
+        "how the GPUs share the work",
         whose=Whose.OURS,
         code="st",
         widget=Widget(
             shape="select",
             section=Section.SEVERAL_GPUS,
             label="Strategy",
-            help="Who keeps what: ddp all on each; zero1, zero2, zero3 divide states, gradients, weights (DeepSpeed); "
-            "fsdp divides all (accelerate's FSDP2), hsdp in groups; device_map puts layers on different GPUs, "
-            "which work in turn.",
+            help="ddp: every GPU holds everything. zero1, zero2, zero3 (DeepSpeed) shard optimizer states, then "
+            "gradients, "
+            "then weights. fsdp (accelerate's FSDP2) shards all three; hsdp does so within groups. device_map puts "
+            "layers on different GPUs, which work in turn.",
         ),
     )
     gpus_per_node: int = key(
         8,
         WholeNumber(1024),
-        "GPUs in one machine",
+        "GPUs per machine",
         whose=Whose.OURS,
         code="nn",
         widget=Widget(
             shape="number",
             section=Section.SEVERAL_GPUS,
-            label="GPUs in one machine",
-            help="Accelerators that share a machine's links.",
+            label="GPUs per machine",
+            help="GPUs connected by one machine's links.",
             decides=True,
         ),
     )
     dp_replicate_size: int = key(
         1,
         WholeNumber(65_536),
-        "replicas of the sharded model, for hsdp",
+        "replicas of the sharded model, with hsdp",
         whose=Whose.ACCELERATE,
         code="dr",
         widget=Widget(
             shape="number",
             section=Section.SEVERAL_GPUS,
-            label="Groups (hsdp)",
-            help="accelerate's dp_replicate_size: groups that are replicas of each other.",
+            label="Replica groups (hsdp)",
+            help="accelerate's dp_replicate_size: the number of groups, each holding a full copy of the model.",
         ),
     )
     tp_size: int = key(
@@ -114,69 +115,70 @@ class Mesh(Checked):
     fsdp_version: int = key(
         2,
         WholeNumber(2),
-        "1: the older FSDP, of flat parameters (fsdp_config's version)",
+        "1 is the older FSDP with flat parameters (fsdp_config's version)",
         whose=Whose.OURS,
-        beside="of accelerate's launcher: 1",
+        beside="accelerate's launcher: 1",
         widget=Widget(
             shape="segments",
             section=Section.SEVERAL_GPUS,
-            label="FSDP",
-            help="fsdp_version: 2 divides each parameter; 1, torch's FullyShardedDataParallel, flattens those of a "
-            "layer into one.",
+            label="FSDP version",
+            help="fsdp_version: 2 shards each parameter. 1, torch's FullyShardedDataParallel, flattens a layer's "
+            "parameters into one.",
         ),
     )
     checkpoint_around_fsdp: bool = key(
         False,
         Flag(),
-        "checkpoints lie around FSDP 1's modules: transformers before 4.52",
+        "checkpointing wraps FSDP 1's modules, as in transformers before 4.52",
         whose=Whose.TRANSFORMERS,
         widget=Widget(
             shape="toggle",
             section=Section.SEVERAL_GPUS,
-            label="Checkpoints around FSDP's modules",
-            help="checkpoint_around_fsdp: as in transformers before 4.52, where frozen layers' inputs stay until "
-            "backward has ended.",
+            label="Checkpointing outside FSDP modules",
+            help="checkpoint_around_fsdp: as in transformers before 4.52, where frozen layers' inputs stay until the "
+            "end "
+            "of backward.",
         ),
     )
     offload_optimizer: Offload = key(
         Offload.NONE,
         _OFFLOAD,
-        "where optimizer states rest",
+        "where optimizer states are stored",
         whose=Whose.DEEPSPEED,
         code="oo",
         widget=Widget(
             shape="select",
             section=Section.SEVERAL_GPUS,
-            label="Optimizer rests on",
-            help="ZeRO-Offload: states and gradients lie in the host's memory, or on NVMe (zero3), and the CPU steps "
-            "the optimizer. FSDP offloads weights with it.",
+            label="Optimizer offload",
+            help="ZeRO-Offload: states and gradients are kept in host memory, or on NVMe (zero3), and the CPU runs "
+            "the optimizer. FSDP also offloads the weights.",
         ),
     )
     offload_param: Offload = key(
         Offload.NONE,
         _OFFLOAD,
-        "where weights rest",
+        "where weights are stored",
         whose=Whose.DEEPSPEED,
         code="of",
         widget=Widget(
             shape="select",
             section=Section.SEVERAL_GPUS,
-            label="Weights rest on",
-            help="Weights come from the host's memory, or from NVMe (zero3), whenever a layer needs them.",
+            label="Weight offload",
+            help="Weights are kept in host memory, or on NVMe (zero3), and copied to the GPU when a layer needs them.",
         ),
     )
 
     @property
     def shard_ranks(self) -> int:
-        """GPUs that one copy of what is divided is spread over."""
+        """GPUs that one copy of the model is sharded over."""
         return self.num_gpus // self.dp_replicate_size
 
     @property
     def uses_fsdp1(self) -> bool:
-        """Whether torch's older FSDP divides the work."""
+        """Whether the run uses torch's older FSDP, ``FullyShardedDataParallel``."""
         return self.strategy.is_fsdp and self.fsdp_version == 1
 
     @property
     def replicas(self) -> int:
-        """Processes that each take a micro-batch of their own: one a GPU, but one in all under ``device_map``."""
+        """Processes with a micro-batch of their own: one per GPU, or one in total under ``device_map``."""
         return 1 if self.strategy is Strategy.DEVICE_MAP else self.num_gpus

@@ -25,19 +25,18 @@ class Task(Checked):
             shape="select",
             section=Section.MORE,
             label="Loss",
-            help="Whether the logits are ever held whole.",
+            help="Whether the full logits are ever in memory at once.",
         ),
     )
     hold_outputs: bool = key(
         False,
         Flag(),
-        "the loop keeps the model's outputs through backward",
+        "the training loop keeps the model's outputs during backward",
         code="ho",
         widget=Widget(
             shape="toggle",
             section=Section.MORE,
-            label="The loop holds the outputs",
-            help="hold_outputs: a loop of your own that keeps the model's outputs, and so the logits, through "
-            "backward.",
+            label="Loop keeps model outputs",
+            help="hold_outputs: for a custom loop that keeps the model's outputs, and so the logits, during backward.",
         ),
     )

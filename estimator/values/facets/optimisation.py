@@ -1,4 +1,4 @@
-"""The optimizer, and how its gradients and states are kept."""
+"""The optimizer, its states, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from estimator.values.specs import Dtype, Optimizer
 _OPTIM = Choice(
     tuple(Optimizer),
     enum=Optimizer,
-    # transformers 5, training_args.OptimizerNames: second names of the same optimizer, and the rest
+    # transformers 5, training_args.OptimizerNames: aliases, and the optimizers that are not modelled
     aliases={
         "adamw_8bit": "adamw_bnb_8bit",
         "paged_adamw": "paged_adamw_32bit",
@@ -38,26 +38,26 @@ _OPTIM = Choice(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimisation(Checked):
-    """What becomes of the gradients."""
+    """The optimizer, its states, and gradient clipping."""
 
     __hash__ = Hashed.__hash__
 
     optim: Optimizer = key(
         Optimizer.ADAMW_TORCH_FUSED,
         _OPTIM,
-        "the optimizer, by Trainer's name",
+        "the optimizer, as Trainer names it",
         code="op",
         widget=Widget(
             shape="select",
             section=Section.ALWAYS,
             label="Optimizer",
-            help="Trainer's optim, by its own names.",
+            help="Trainer's optim.",
         ),
     )
     optim_state_dtype: Dtype | None = key(
         None,
         Choice((Dtype.FLOAT32, Dtype.BFLOAT16), enum=Dtype, nullable=True),
-        "a what-if: optimizer states in this dtype",
+        "what-if: optimizer states in this dtype",
         whose=Whose.OURS,
         null="as the optimizer keeps them",
         code="os",
@@ -65,19 +65,19 @@ class Optimisation(Checked):
             shape="select",
             section=Section.MORE,
             label="Optimizer states (what-if)",
-            help="A what-if: hold the states in this dtype.",
+            help="What if the optimizer states had this dtype?",
         ),
     )
     max_grad_norm: float = key(
         1.0,
         Number(1_000_000),
-        "norm that gradients are clipped to; 0: never",
+        "maximum gradient norm; 0 turns clipping off",
         code="gn",
         widget=Widget(
             shape="number",
             section=Section.MORE,
-            label="Gradients clipped to a norm of",
-            help="Trainer's max_grad_norm; 0 never clips, and takes no norm.",
+            label="Max gradient norm",
+            help="Trainer's max_grad_norm. 0 turns clipping off, so no norm is computed.",
             step=0.1,
         ),
     )

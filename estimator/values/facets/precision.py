@@ -1,4 +1,4 @@
-"""The dtypes that a run loads and computes in."""
+"""The dtype of the weights and of the computation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from estimator.values.specs import Dtype, MixedPrecision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision(Checked):
-    """What weights are loaded in, and what the forward pass computes in."""
+    """The dtype the weights are loaded in, and the dtype of the forward pass."""
 
     __hash__ = Hashed.__hash__
 
     dtype: Dtype = key(
         Dtype.BFLOAT16,
         Choice(tuple(Dtype), enum=Dtype),
-        "what the weights are loaded in",
+        "dtype the weights are loaded in",
         whose=Whose.OURS,
         beside="as in TRL's guides",
         code="dt",
@@ -26,20 +26,20 @@ class Precision(Checked):
             shape="segments",
             section=Section.MORE,
             label="Weights",
-            help="The dtype behind Precision.",
+            help="The dtype the weights are loaded in. Precision above sets it.",
         ),
     )
     mixed_precision: MixedPrecision = key(
         MixedPrecision.BF16,
         Choice(tuple(MixedPrecision), enum=MixedPrecision),
-        "autocast",
+        "autocast around the forward pass",
         whose=Whose.TRL,
         code="mp",
         widget=Widget(
             shape="segments",
             section=Section.MORE,
             label="Autocast",
-            help="Trainer's bf16 or fp16 behind Precision.",
+            help="Trainer's bf16 or fp16. Precision above sets it.",
         ),
     )
 

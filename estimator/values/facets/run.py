@@ -1,4 +1,4 @@
-"""The run around its steps: examples, evaluation, saving, price."""
+"""The whole run: examples, evaluation, checkpoints, price."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHEN = ("no", "steps", "epoch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun(Checked):
-    """The run around the steps: examples, evaluations, checkpoints, and what an hour of it costs."""
+    """The whole run: examples, evaluation, checkpoints, and the price per GPU-hour."""
 
     __hash__ = Hashed.__hash__
 
@@ -34,7 +34,7 @@ class TrainingRun(Checked):
     num_train_epochs: float = key(
         1.0,
         Number(1_000_000, open_low=True),
-        "passes over them",
+        "passes over the training set",
         whose=Whose.OURS,
         beside="Trainer's is 3",
         code="e",
@@ -42,22 +42,22 @@ class TrainingRun(Checked):
             shape="number",
             section=Section.RUN,
             label="Epochs",
-            help="Passes over the examples.",
+            help="Passes over the training set.",
             ends=(0.01, 1_000_000.0),
         ),
     )
     mean_tokens_per_example: int | None = key(
         None,
         WholeNumber(2**24, nullable=True),
-        "tokens in an example on average",
+        "mean tokens per example",
         whose=Whose.OURS,
-        null="as many as the context",
+        null="the context length",
         code="mt",
         widget=Widget(
             shape="number",
             section=Section.RUN,
-            label="Mean tokens of an example",
-            help="The work is examples × their mean length; the memory follows the context.",
+            label="Mean tokens per example",
+            help="The amount of work is examples × mean length. Memory depends on the context, not on this.",
             step=64,
         ),
     )
@@ -70,18 +70,18 @@ class TrainingRun(Checked):
             shape="select",
             section=Section.RUN,
             label="Evaluation",
-            help="Trainer's eval_strategy: evaluating holds its own batch.",
+            help="Trainer's eval_strategy. Evaluation has its own batch size, so its own memory peak.",
         ),
     )
     per_device_eval_batch_size: int = key(
         8,
         WholeNumber(4096),
-        "examples in an evaluation batch",
+        "examples per evaluation batch",
         code="eb",
         widget=Widget(
             shape="number",
             section=Section.RUN,
-            label="Examples in an evaluation batch",
+            label="Evaluation batch size",
             help="Trainer's per_device_eval_batch_size.",
         ),
     )
@@ -96,7 +96,7 @@ class TrainingRun(Checked):
             shape="select",
             section=Section.RUN,
             label="Save",
-            help="Trainer's save_strategy: every 500 steps, every epoch, or when the metric is best.",
+            help="Trainer's save_strategy: every 500 steps, every epoch, or at each new best metric.",
         ),
     )
     save_total_limit: int | None = key(
@@ -109,7 +109,7 @@ class TrainingRun(Checked):
             shape="number",
             section=Section.RUN,
             label="Checkpoints kept",
-            help="Trainer's save_total_limit; the oldest goes when the next is written.",
+            help="Trainer's save_total_limit. The oldest checkpoint is deleted after the next one is written.",
         ),
     )
     save_only_model: bool = key(
@@ -121,26 +121,26 @@ class TrainingRun(Checked):
             shape="toggle",
             section=Section.RUN,
             label="Weights only",
-            help="Trainer's save_only_model: no optimizer states, so no run can go on from it.",
+            help="Trainer's save_only_model: no optimizer states, so training cannot resume from the checkpoint.",
         ),
     )
     fsdp_state_dict_type: str = key(
         FULL_STATE_DICT,
         Choice((FULL_STATE_DICT, SHARDED_STATE_DICT)),
-        "how FSDP saves: whole through rank 0, or each rank its shards",
-        beside=f"of accelerate's launcher: {SHARDED_STATE_DICT}",
+        "how FSDP saves: the full model through rank 0, or each rank its own shards",
+        beside=f"accelerate's launcher: {SHARDED_STATE_DICT}",
         code="sd",
         widget=Widget(
             shape="select",
             section=Section.SEVERAL_GPUS,
-            label="Checkpoints of FSDP",
-            help="fsdp_state_dict_type: the whole model through rank 0, or each GPU its shards.",
+            label="FSDP checkpoint type",
+            help="fsdp_state_dict_type: rank 0 gathers and writes the full model, or each GPU writes its own shards.",
         ),
     )
     zero3_save_16bit_model: bool = key(
         False,
         Flag(),
-        "ZeRO-3 gathers 16-bit weights to save them",
+        "ZeRO-3 gathers the 16-bit weights when it saves",
         whose=Whose.DEEPSPEED,
         code="z6",
         aliases=("stage3_gather_16bit_weights_on_model_save",),
@@ -148,35 +148,35 @@ class TrainingRun(Checked):
             shape="toggle",
             section=Section.SEVERAL_GPUS,
             label="ZeRO-3 saves 16-bit weights",
-            help="zero3_save_16bit_model: gathers the model to save it, beside DeepSpeed's parts.",
+            help="zero3_save_16bit_model: gathers and saves the 16-bit model in addition to DeepSpeed's shards.",
         ),
     )
     usd_per_gpu_hour: float | None = key(
         None,
         Number(1_000_000, nullable=True),
-        "your own price",
+        "your own price in US dollars per GPU-hour",
         whose=Whose.OURS,
-        null="the cheapest listing known",
+        null="the cheapest known listing",
         code="us",
         widget=Widget(
             shape="number",
             section=Section.RUN,
-            label="US dollars a GPU-hour",
-            help="Your own price; listings stand in data/prices.csv, named with their dates.",
+            label="US dollars per GPU-hour",
+            help="Your own price. Known listings, with dates and sources, are in data/prices.csv.",
             step=0.1,
         ),
     )
     mfu: float | None = key(
         None,
         Number(1, low=LOWEST_MFU, nullable=True),
-        "your own utilisation, a share",
+        "your own model FLOPs utilisation, from 0 to 1",
         whose=Whose.OURS,
-        null="the bracket of published runs",
+        null="the range of published runs",
         widget=Widget(
             shape="number",
             section=Section.RUN,
             label="Model FLOPs utilisation (0 to 1)",
-            help="What you have measured of such a run; it narrows the bracket.",
+            help="A value you measured on a similar run. It narrows the range of the estimate.",
             step=0.05,
         ),
     )
