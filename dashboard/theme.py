@@ -251,7 +251,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   .hr-table.hr-proof th, .hr-table.hr-proof td {{ padding-right: .45rem; }}
   .hr-table:not(.hr-proof) tr {{ display: grid; grid-template-columns: 1fr auto auto; }}
   .hr-table .hr-what {{ grid-column: 1 / -1; }}
-  .hr-table.hr-acts tr {{ grid-template-columns: 1fr repeat(3, 3.6rem); }}
+  .hr-table.hr-stages tr {{ grid-template-columns: 1fr repeat(3, 3.6rem); }}
   .hr-table.hr-several tr {{ grid-template-columns: 1fr repeat(4, 3.3rem); }}
   .hr-table.hr-several th {{ white-space: normal; }}
   .hr-table .hr-what, .hr-table .hr-name-cell, .hr-table .hr-n {{ border-bottom: 0; padding-bottom: .1rem; }}

@@ -20,7 +20,7 @@ from estimator.parallel.combinations import OFFLOADS, resting_places, sharing
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.parallel.offload import offloads
 from estimator.proof import accuracy
-from estimator.proof.accuracy import Comparison, Kin, Trust, kin
+from estimator.proof.accuracy import Comparison, SimilarRuns, Trust, similar_runs
 from estimator.resident.stored import checkpoint_bytes
 from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Stage, stages
@@ -94,7 +94,6 @@ __all__ = [
     "Explanation",
     "Gpu",
     "HubModel",
-    "Kin",
     "Loss",
     "Machine",
     "Method",
@@ -114,6 +113,7 @@ __all__ = [
     "RunCost",
     "RunTime",
     "Shown",
+    "SimilarRuns",
     "Stage",
     "Strategy",
     "Term",
@@ -135,7 +135,6 @@ __all__ = [
     "hub",
     "kept_logits_bytes",
     "kept_terms",
-    "kin",
     "largest_micro_batch",
     "linear_names",
     "longest_context",
@@ -154,6 +153,7 @@ __all__ = [
     "scaling",
     "sharing",
     "shown",
+    "similar_runs",
     "smaller_evaluation",
     "smallest_gpu",
     "smallest_set",

@@ -21,7 +21,7 @@ from estimator.search.remedies import Remedy, remedies
 from estimator.sources import catalog, hub
 from estimator.values.declaration import Key, Whose
 from estimator.values.json_text import LONGEST_TEXT, read_object
-from estimator.values.keys import BY_NAME, GROUPS, KEYS, MEANT
+from estimator.values.keys import BY_NAME, GROUPS, KEYS, SYNONYMS
 from estimator.values.kinds import Choice, Flag, near, one_of, plain, show
 from estimator.values.parallelisms import PARALLEL_WORDS
 from estimator.values.refusals import InputError
@@ -300,7 +300,7 @@ def _texts(value: object) -> list[str]:
 def _unknown_argument(argument: str) -> str:
     names = ["gpu", "hub", "hub_token", "json", "remedies", *(key.name for key in KEYS)]
     word = plain(argument.lstrip("-"))
-    meant = [MEANT[word]] if word in MEANT else near(word, names)
+    meant = [SYNONYMS[word]] if word in SYNONYMS else near(word, names)
     meant = meant if argument.startswith("-") else []
     hint = f"; did you mean {one_of([_flag(name) for name in meant])}?" if meant else ""
     return f"{show(argument)} is not understood{hint}"

@@ -13,7 +13,7 @@ from dashboard.site import navigation
 from dashboard.state import comparison, opening, question
 from dashboard.widgets import drawing, keeping, model_box, proposal_cards, rerun, sidebar
 from dashboard.words import markup, terms
-from estimator import kin
+from estimator import similar_runs
 
 
 @st.fragment(key=rerun.VERDICT)
@@ -27,7 +27,7 @@ def verdict() -> None:
     if isinstance(answer, str):
         st.error(markup.plain(answer), icon=":material/block:")
         return
-    st.html(verdict_panel.verdict_html(answer, kin(answer)))
+    st.html(verdict_panel.verdict_html(answer, similar_runs(answer)))
 
 
 @st.fragment(key=rerun.CARDS)

@@ -35,7 +35,7 @@ from estimator.parallel import strategies
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.strategies import StrategyRule
 from estimator.resident import optimizer
-from estimator.resident.model import Resident, undivided
+from estimator.resident.model import Resident, unsharded
 from estimator.resident.optimizer import OptimizerRule, States
 from estimator.tape import operators as op
 from estimator.tape.tape import WEIGHTS, Storage, Tape, Tensor
@@ -82,7 +82,7 @@ class HalvesHooks(Hooks):
 
 
 def halves(model: Model, structure: TrainingSetup) -> Resident:
-    whole = undivided(model, structure)
+    whole = unsharded(model, structure)
     return replace(whole, weights=whole.weights // 2)
 
 

@@ -21,7 +21,7 @@ from dashboard.compare import entry, findings, peaks_figure, presets, report, re
 from dashboard.compare.entry import Entry
 from dashboard.state import comparison
 from estimator import Method, TrainingSetup, catalog, estimate
-from estimator.contract.scenarios import MOST_SCENARIOS, Scenario, keep, write_text
+from estimator.contract.scenarios import MOST_SCENARIOS, Scenario, scenario_of, write_text
 from estimator.values.keys import LARGEST
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +86,7 @@ def test_best_of_each_row_is_marked_and_what_does_not_fit_has_no_hours():
     assert [cell.best for cell in rows["Need"]] == [False, False, True]
     assert [cell.best for cell in rows["Headroom"]] == [False, False, True]
     short = entry.entries(
-        [keep("no", MISTRAL, catalog.gpu("L4"), replace(LORA, method=Method.FULL))], {}
+        [scenario_of("no", MISTRAL, catalog.gpu("L4"), replace(LORA, method=Method.FULL))], {}
     )
     both = [*short, *three()[1:]]
     assert not results_table.results(both)[3].cells[0].best

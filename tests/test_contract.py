@@ -17,7 +17,7 @@ from estimator.answer.estimate import estimate
 from estimator.contract.setups import parse, read_link, read_setup, write_estimate, write_fields
 from estimator.families.counts import modules_with_counts
 from estimator.families.modules import Linear
-from estimator.parallel.combinations import SHARING, refusal
+from estimator.parallel.combinations import SHARING_KEYS, refusal
 from estimator.search.remedies import remedies
 from estimator.values.declaration import Key
 from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, GROUPS, KEYS
@@ -514,7 +514,7 @@ def setups(draw: st.DrawFn) -> TrainingSetup:
         values["mixed_precision"] = draw(st.sampled_from([MixedPrecision.NO, MixedPrecision.BF16]))
     setup = replace(DEFAULT, **values)  # type: ignore[arg-type]
     if refusal(setup):
-        alone = {name: getattr(DEFAULT, name) for name in SHARING}
+        alone = {name: getattr(DEFAULT, name) for name in SHARING_KEYS}
         setup = replace(setup, **alone)  # type: ignore[arg-type]
     return setup
 

@@ -15,7 +15,7 @@ from estimator.answer.estimate import need
 from estimator.contract import setups as contract
 from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.module_devices import ModuleDevices, module_devices, why_left_on_the_cpu
-from estimator.parallel.placement import Packing, from_pretrained_device_map, settled_bytes
+from estimator.parallel.placement import Packing, from_pretrained_device_map, needed_bytes
 from estimator.parallel.strategies import resident_memory
 from estimator.run.device_map import resident_on, shares, timeline_on
 from estimator.search.limits import largest_micro_batch
@@ -221,7 +221,7 @@ class TestEstimate:
     @pytest.mark.parametrize("gpus", [2, 5])
     def test_a_larger_card_has_the_same_map_once_it_is_large_enough(self, method, gpus):
         packing = Packing.FOUR_BIT if method is Method.QLORA else None
-        enough = settled_bytes(MISTRAL, gpus, packing=packing)
+        enough = needed_bytes(MISTRAL, gpus, packing=packing)
         maps = [
             from_pretrained_device_map(MISTRAL, dict.fromkeys(range(gpus), size), packing=packing)
             for size in (enough, enough + 2**30, 2**50)

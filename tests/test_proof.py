@@ -15,7 +15,7 @@ import pytest
 from dashboard.accuracy import evidence
 from dashboard.address import links
 from dashboard.estimate import verdict_panel
-from estimator import Method, TrainingSetup, accuracy, catalog, estimate, kin
+from estimator import Method, TrainingSetup, accuracy, catalog, estimate, similar_runs
 from estimator.contract.setups import parse, read_link
 from estimator.proof.accuracy import BEYOND, Facet, Metric
 from estimator.resident import overhead
@@ -138,10 +138,10 @@ def test_the_worst_comes_first_and_its_error_is_of_what_was_measured():
 MISTRAL, LLAMA = "mistralai/Mistral-7B-v0.1", "meta-llama/Llama-3.1-8B"
 
 
-def kin_of(**given: object) -> tuple[accuracy.Kin, str]:
+def kin_of(**given: object) -> tuple[accuracy.SimilarRuns, str]:
     """The measured runs that are most like a setup, and what the page says of them."""
     answer = estimate(*parse(given))
-    found = kin(answer)
+    found = similar_runs(answer)
     return found, verdict_panel.trust_sentence(answer, found)
 
 
@@ -151,7 +151,7 @@ def test_one_gpu_s_measured_peaks_are_estimated_to_two_percent_in_the_median_and
 ):
     # the readings: fms-acceleration's a100_80gb.csv; the bars: our own
     found, said = kin_of(model=MISTRAL, gpu="A100-SXM4-80GB", method=method)
-    assert found.unlike == frozenset()
+    assert found.differs_in == frozenset()
     assert found.trust.runs >= 2
     assert found.trust.median < 0.02
     assert found.trust.largest < 0.06
@@ -190,7 +190,7 @@ def test_one_gpu_s_measured_peaks_are_estimated_to_two_percent_in_the_median_and
 def test_runs_are_of_one_kind_by_method_strategy_family_and_card(given, unlike, words):
     qlora = {"model": MISTRAL, "method": "qlora", "bnb_4bit_quant_storage": "bfloat16"}
     found, said = kin_of(**qlora | given)
-    assert set(found.unlike) == unlike
+    assert set(found.differs_in) == unlike
     assert ("of this kind" in said) is (not unlike)
     assert all(word in said for word in words), said
     assert all(run.setup.method is Method.QLORA for run in found.runs)
@@ -199,9 +199,9 @@ def test_runs_are_of_one_kind_by_method_strategy_family_and_card(given, unlike, 
 def test_kin_are_compared_in_each_facet_that_they_are_said_to_share() -> None:
     for name, gpu in catalog.gpus().items():
         answer = estimate(catalog.model(LLAMA), gpu, TrainingSetup(method=Method.LORA))
-        found = kin(answer)
+        found = similar_runs(answer)
         same = all(run.reading.gpu.architecture == gpu.architecture for run in found.runs)
-        assert same is (Facet.CARD not in found.unlike), name
+        assert same is (Facet.CARD not in found.differs_in), name
         assert all(run.setup.strategy is answer.setup.strategy for run in found.runs)
 
 

@@ -16,10 +16,10 @@ from estimator.contract.scenarios import (
     MOST_SCENARIOS,
     Scenario,
     free_name,
-    keep,
     read,
     read_file,
     read_texts,
+    scenario_of,
     sound_name,
     write_file,
     write_text,
@@ -66,7 +66,7 @@ def sound(scenario: Scenario) -> Scenario:
     reading = read(scenario)
     assert reading.model is not None
     assert reading.problems == ()
-    return keep(scenario.name, reading.model, reading.gpu, reading.setup)
+    return scenario_of(scenario.name, reading.model, reading.gpu, reading.setup)
 
 
 def one_sentence(text: str) -> bool:
@@ -160,7 +160,7 @@ def test_model_that_only_the_hub_knows_is_kept_by_its_name():
 def test_kept_scenario_is_the_same_estimate():
     model, gpu = catalog.model(MISTRAL), catalog.gpu("L4")
     setup = TrainingSetup(method=Method.QLORA, max_length=2048, lora_target_modules=("q_proj",))
-    again = read(read_texts([write_text(keep("one", model, gpu, setup))]).scenarios[0])
+    again = read(read_texts([write_text(scenario_of("one", model, gpu, setup))]).scenarios[0])
     assert again.model is not None
     assert estimate(again.model, again.gpu, again.setup) == estimate(model, gpu, setup)
 

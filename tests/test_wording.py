@@ -22,7 +22,7 @@ from estimator import (
     Verdict,
     catalog,
     estimate,
-    kin,
+    similar_runs,
 )
 from estimator.answer.overflow import runs_out
 from estimator.values.specs import Offload, Strategy
@@ -102,7 +102,7 @@ def test_every_part_phase_and_verdict_has_words():
 def test_names_from_outside_are_escaped():
     card = Gpu(name="<b>card</b>", memory_bytes=80 * units.GIB)
     answer = estimate(MODEL, card, EXAMPLE)
-    assert "<b>card" not in verdict_panel.verdict_html(answer, kin(answer))
+    assert "<b>card" not in verdict_panel.verdict_html(answer, similar_runs(answer))
 
 
 def test_the_setup_in_one_line():

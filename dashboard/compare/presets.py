@@ -29,7 +29,7 @@ def five_gpus(of: Estimate) -> list[contract.Scenario]:
     chosen = [gpu for gpu in dict.fromkeys(cards) if gpu is not None][:CARDS]
     chosen.sort(key=lambda gpu: gpu.memory_bytes)
     own = replace(of.setup, usd_per_gpu_hour=None, mfu=None)
-    return [contract.keep(gpu.name, of.model, gpu, own) for gpu in chosen]
+    return [contract.scenario_of(gpu.name, of.model, gpu, own) for gpu in chosen]
 
 
 def five_contexts(of: Estimate) -> list[contract.Scenario]:
@@ -56,7 +56,7 @@ def _varied(
                 estimate(of.model, of.gpu, setup)
             except ValueError:
                 continue
-            yield contract.keep(name, of.model, of.gpu, setup)
+            yield contract.scenario_of(name, of.model, of.gpu, setup)
             break
 
 

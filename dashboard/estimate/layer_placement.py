@@ -229,7 +229,7 @@ def table_html(answer: Estimate) -> str:
     last = "Needs up to" if answer.gpu is None else "Room"
     rows = "".join(_row(it, answer) for it in answer.devices)
     return (
-        '<table class="hr-table hr-acts"><thead><tr><th scope="col">GPU, GiB</th>'
+        '<table class="hr-table hr-stages"><thead><tr><th scope="col">GPU, GiB</th>'
         '<th scope="col" class="hr-n">Weights</th><th scope="col" class="hr-n">Training</th>'
         f'<th scope="col" class="hr-n">{last}</th></tr></thead><tbody>{rows}</tbody></table>'
     )

@@ -487,7 +487,7 @@ def ranks_html(found: Sequence[Rank]) -> str:
     )
     return (
         f'{head}<p class="hr-text">{lead}</p>'
-        '<table class="hr-table hr-acts"><thead><tr><th scope="col">GiB on ranks</th>'
+        '<table class="hr-table hr-stages"><thead><tr><th scope="col">GiB on ranks</th>'
         '<th scope="col" class="hr-n">Peak</th><th scope="col" class="hr-n">Need</th>'
         f'<th scope="col" class="hr-n">Host</th></tr></thead><tbody>{rows}</tbody></table>'
     )

@@ -20,39 +20,40 @@ from estimator import (
 )
 
 
-def acts_html(estimate: Estimate, acts: Sequence[Stage]) -> str:
+def stages_html(estimate: Estimate, stages: Sequence[Stage]) -> str:
     """What a run does beside its steps: GPU, host and disk in GiB, the highest on the GPU in bold."""
-    highest = max(act.gpu_bytes for act in acts)
+    highest = max(stage.gpu_bytes for stage in stages)
     several = estimate.setup.num_gpus > 1
     columns = (
         ("GPU", "Host, rank 0", "Host, others", "Disk") if several else ("GPU", "Host", "Disk")
     )
     rows = [
-        f'<tr class="{"hr-sum" if act.gpu_bytes == highest else ""}"><td class="hr-name-cell">{escape(act.name)}</td>'
+        f'<tr class="{"hr-sum" if stage.gpu_bytes == highest else ""}"><td class="hr-name-cell">'
+        f"{escape(stage.name)}</td>"
         + "".join(
             f'<td class="hr-n">{"–" if size is None else units.number(size)}</td>'
             for size in (
-                act.gpu_bytes,
-                act.host_bytes,
-                *([act.other_host_bytes] if several else []),
-                act.disk_bytes,
+                stage.gpu_bytes,
+                stage.host_bytes,
+                *([stage.other_host_bytes] if several else []),
+                stage.disk_bytes,
             )
         )
         + "</tr>"
-        for act in acts
+        for stage in stages
     ]
     head = "".join(f'<th scope="col" class="hr-n">{where}</th>' for where in columns)
     lead = beyond_the_step(estimate.decisive, estimate.setup) or (
         "Nothing else in this run needs more GPU memory than its training steps."
     )
-    beyond = [act.name for act in acts if act.gpu_bytes > estimate.decisive.bytes]
+    beyond = [stage.name for stage in stages if stage.gpu_bytes > estimate.decisive.bytes]
     if any(name.startswith("Evaluate") for name in beyond):
         lead += " An evaluation would need more, but none is planned; set eval_strategy to count it in the verdict."
     if any(name.startswith("Merge") for name in beyond):
         lead += " Merging the adapters afterwards would need more; it can be done on the CPU."
     return (
         f'<p class="hr-text">{escape(lead)}</p>'
-        f'<table class="hr-table hr-acts{" hr-several" * several}"><thead><tr>'
+        f'<table class="hr-table hr-stages{" hr-several" * several}"><thead><tr>'
         f'<th scope="col">GiB at the peak</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
@@ -94,7 +95,7 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
         f"{units.gib(kept_a_batch)} of them on the GPU, and joining them takes as much again; eval_accumulation_steps "
         "moves them to the host.",
     ]
-    if family_of(estimate.model).merges_experts and not setup.strategy.divides:
+    if family_of(estimate.model).merges_experts and not setup.strategy.is_sharded:
         lines.append(
             "The files store each expert apart: before it writes, transformers splits every layer's stacked gate "
             "and up projections on the GPU."

@@ -207,7 +207,7 @@ def _step(answer: Estimate) -> None:
 
 
 def _saving(answer: Estimate) -> None:
-    st.html(saving.acts_html(answer, stages(answer)))
+    st.html(saving.stages_html(answer, stages(answer)))
     speed = st.number_input(
         "Disk write speed, GB/s",
         0.05,

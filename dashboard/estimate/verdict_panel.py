@@ -6,18 +6,18 @@ from html import escape
 
 from dashboard import theme
 from dashboard.words import one_line, terms, verdicts
-from estimator import Estimate, Gpu, Kin, Strategy, TrainingSetup, accuracy, offloads
+from estimator import Estimate, Gpu, SimilarRuns, Strategy, TrainingSetup, accuracy, offloads
 
 
-def trust_sentence(estimate: Estimate, kin: Kin) -> str:
+def trust_sentence(estimate: Estimate, similar: SimilarRuns) -> str:
     """How far measured runs of this kind lay from our estimate; where there are none, what was measured instead."""
-    setup, trust = estimate.setup, kin.trust
+    setup, trust = estimate.setup, similar.trust
     if trust is None:
         return f"No run of {_method(setup)} was measured."
     runs = f"{trust.runs} measured run{'s' * (trust.runs != 1)}"
     off = f"{_off(trust.median)} off in the median, {_off(trust.largest)} at most."
-    if not kin.unlike:
-        return f"{runs} of this kind ({_measured(kin)}): {off}"
+    if not similar.differs_in:
+        return f"{runs} of this kind ({_measured(similar)}): {off}"
     lacks = [
         said
         for facet, said in (
@@ -25,17 +25,17 @@ def trust_sentence(estimate: Estimate, kin: Kin) -> str:
             (accuracy.Facet.FAMILY, f"with {estimate.model.model_type}'s layers"),
             (accuracy.Facet.CARD, f"on {_generation(estimate.gpu)}"),
         )
-        if facet in kin.unlike
+        if facet in similar.differs_in
     ]
-    return f"No run of {_method(setup)} was measured {' '.join(lacks)}. Nearest: {runs} ({_measured(kin)}), {off}"
+    return f"No run of {_method(setup)} was measured {' '.join(lacks)}. Nearest: {runs} ({_measured(similar)}), {off}"
 
 
-def _measured(kin: Kin) -> str:
+def _measured(similar: SimilarRuns) -> str:
     """What was measured: method, strategy, models and cards."""
-    first = kin.runs[0].setup
-    families = sorted({run.model.model_type for run in kin.runs if run.model is not None})
-    cards = sorted({run.reading.gpu.name for run in kin.runs if run.reading.gpu is not None})
-    shared = sorted({_shared(run.setup) for run in kin.runs})
+    first = similar.runs[0].setup
+    families = sorted({run.model.model_type for run in similar.runs if run.model is not None})
+    cards = sorted({run.reading.gpu.name for run in similar.runs if run.reading.gpu is not None})
+    shared = sorted({_shared(run.setup) for run in similar.runs})
     said = f"{_method(first)} {' and '.join(shared)}, {' and '.join(families)}"
     return f"{said}, {' and '.join(cards)}" if cards else said
 
@@ -64,7 +64,7 @@ def _off(error: float) -> str:
     return "<0.1 %" if error < 0.0005 else f"{100 * error:.1f} %"
 
 
-def verdict_html(estimate: Estimate, kin: Kin) -> str:
+def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
     """The verdict as a coloured panel; the words say all that the colour says."""
     saying = verdicts.verdict(estimate)
     if estimate.verdict is None:
@@ -79,5 +79,5 @@ def verdict_html(estimate: Estimate, kin: Kin) -> str:
         f'<p class="hr-run">{escape(one_line.run_sentence(estimate))}</p>'
         f'<p class="hr-small hr-setup">{escape(one_line.setup_line(estimate))}</p>'
         f'<p class="hr-small">{escape(saying.when)} {escape(saying.capacity)} '
-        f"{escape(trust_sentence(estimate, kin))}</p></div>"
+        f"{escape(trust_sentence(estimate, similar))}</p></div>"
     )

@@ -92,7 +92,10 @@ def draw(current: str) -> None:
 def _address(page: Page) -> str:
     """Relative to every page of this server, whatever path it is served under."""
     estimates = page is ESTIMATE
-    params = {**(comparison.noted() if estimates else {}), **comparison.params(estimates=estimates)}
+    params = {
+        **(comparison.estimate_params() if estimates else {}),
+        **comparison.params(estimates=estimates),
+    }
     return (
         f"./{'' if estimates else page.path}{'?' if params else ''}{urlencode(params, doseq=True)}"
     )

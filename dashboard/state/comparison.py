@@ -102,7 +102,7 @@ def _read(given: Address) -> None:
     st.session_state["compared problems"] = tuple(said)
 
 
-def noted() -> dict[str, list[str]]:
+def estimate_params() -> dict[str, list[str]]:
     """The setup of the estimate, for a visitor who comes to its page by an address that does not say it."""
     setup = document().setup
     return {} if setup is None else setup_params(setup)
@@ -203,7 +203,7 @@ def add(name: str, of: Estimate) -> str:
     if len(scenarios()) >= contract.MOST_SCENARIOS:
         return f"A comparison holds {contract.MOST_SCENARIOS} scenarios; remove one first."
     try:
-        put([*scenarios(), contract.keep(name, of.model, of.gpu, of.setup)])
+        put([*scenarios(), contract.scenario_of(name, of.model, of.gpu, of.setup)])
     except ValueError as problem:
         return str(problem)
     return ""

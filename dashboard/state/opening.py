@@ -39,7 +39,7 @@ def open_address() -> None:
     given = {key: params.get_all(key) for key in params if key not in PAGE_KEYS}
     asked = given or {key: [str(value)] for key, value in EXAMPLE.items()}
     if "model" not in given:
-        asked = comparison.noted() or asked
+        asked = comparison.estimate_params() or asked
     read = contract.read_link(asked, models.known())
     problems = list(read.problems)
     if read.model is None:

@@ -75,7 +75,7 @@ class Found:
     """The file's current setup, beside its scenarios; None if it has none."""
 
 
-def keep(name: str, model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Scenario:
+def scenario_of(name: str, model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Scenario:
     """A named setup; ``ValueError`` if the name is invalid or the model cannot be named."""
     return Scenario(sound_name(name), write_fields(model, gpu, setup))
 

@@ -16,7 +16,7 @@ from estimator.answer.overflow import first_overflow
 from estimator.answer.ranks import ranks
 from estimator.families.adapters import adapter_parameters, default_targets
 from estimator.families.custom import resized
-from estimator.parallel.combinations import SHARING, beyond_one_machine, refusal, refused
+from estimator.parallel.combinations import SHARING_KEYS, beyond_one_machine, refusal, refused
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
@@ -24,7 +24,7 @@ from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.step.reserved import shown
 from estimator.values.json_text import read_object
-from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS, MEANT
+from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS, SYNONYMS
 from estimator.values.kinds import near, not_modelled, one_of, plain, show
 from estimator.values.later_keys import LATER, later_from_text, read_later
 from estimator.values.parallelisms import NOT_PARALLEL, key_asks_for
@@ -92,7 +92,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     if problem := refused(setup) or beyond_one_machine(setup):
         if "strategy" in values or "strategy" not in given:  # else it is of a default of ours
             problems.append(str(problem))
-        setup = replace(setup, **{name: getattr(DEFAULT, name) for name in SHARING})
+        setup = replace(setup, **{name: getattr(DEFAULT, name) for name in SHARING_KEYS})
         if refusal(setup):
             setup = replace(setup, mixed_precision=DEFAULT.mixed_precision)
     model = None
@@ -217,8 +217,8 @@ def _refuse_parallel(name: str, value: object, parallelism: str) -> None:
 
 def _unknown_key(name: str) -> str:
     meant = near(name, [*FACTS, *BY_NAME])
-    if plain(name) in MEANT:
-        meant = [MEANT[plain(name)]]
+    if plain(name) in SYNONYMS:
+        meant = [SYNONYMS[plain(name)]]
     hint = f"did you mean {one_of(meant)}?" if meant else "leave it out."
     return f"{_said(name)} is no key of a setup; {hint}"
 

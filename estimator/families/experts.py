@@ -61,10 +61,10 @@ def _routing(b: Block, x: Tensor) -> Routing:
         routing = _softmax_of_chosen(b, x, "block_sparse_moe.router")
     else:
         routing = _chosen_of_softmax(b, x)
-    return noted(b, routing)
+    return with_recorded_scores(b, routing)
 
 
-def noted(b: Block, routing: Routing) -> Routing:
+def with_recorded_scores(b: Block, routing: Routing) -> Routing:
     """The same, its logits kept for the loss that spreads tokens evenly, where the config has that."""
     if b.router_logits is not None:
         b.router_logits.append(routing.logits)

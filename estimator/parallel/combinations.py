@@ -43,7 +43,7 @@ ELEMENTWISE = ADAM | {Optimizer.SGD, Optimizer.SGD_MOMENTUM}
 ON_FLAT_PARTS = ELEMENTWISE | BITSANDBYTES | {Optimizer.ADAFACTOR}
 
 OFFLOADS = ("offload_optimizer", "offload_param")
-SHARING = (
+SHARING_KEYS = (
     "num_gpus",
     "strategy",
     "dp_replicate_size",
@@ -303,7 +303,7 @@ RULES = (
         lambda s: (
             (
                 s.use_dora
-                and s.strategy.divides
+                and s.strategy.is_sharded
                 and (s.uses_fsdp1 or s.strategy.is_zero or s.has_packed_base)
             )
             or (s.load_in_8bit and s.strategy.is_zero)
@@ -385,7 +385,7 @@ def resting_places(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offlo
 def sharing(
     mesh: Mesh, strategy: Strategy, num_gpus: int, dp_replicate_size: int = 1
 ) -> dict[str, Any]:
-    """The keys of ``SHARING`` for a setup on ``num_gpus`` GPUs under a strategy.
+    """The keys of ``SHARING_KEYS`` for a setup on ``num_gpus`` GPUs under a strategy.
 
     Keys that the strategy does not support return to their defaults: FSDP's version under another strategy, and an
     offload target that it lacks. FSDP offloads weights and states together or not at all.

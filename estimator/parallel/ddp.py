@@ -8,7 +8,7 @@ from dataclasses import replace
 from estimator.families.block import Block
 from estimator.families.weights import elements
 from estimator.parallel.hooks import Hooks
-from estimator.resident.model import Resident, idle_tensors, trainable_tensors, undivided
+from estimator.resident.model import Resident, idle_tensors, trainable_tensors, unsharded
 from estimator.resident.optimizer import Trainable
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.arithmetic import allocated
@@ -45,7 +45,7 @@ def replica(model: Model, structure: TrainingSetup) -> Resident:
     """What a GPU under DDP keeps: the whole model, and the buckets, which have room for what gets no gradient too."""
     tensors = (*trainable_tensors(model, structure), *idle_tensors(model, structure))
     bucket = bucket_bytes(tensors)
-    return replace(undivided(model, structure), communication=bucket)
+    return replace(unsharded(model, structure), communication=bucket)
 
 
 class DdpHooks(Hooks):

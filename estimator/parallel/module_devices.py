@@ -22,7 +22,7 @@ from estimator.parallel.placement import (
     Device,
     Packing,
     from_pretrained_device_map,
-    settled_bytes,
+    needed_bytes,
 )
 from estimator.resident.overhead import CONTEXT_LOW_BYTES
 from estimator.values.facets.adapters import Adapters
@@ -82,9 +82,9 @@ def module_devices(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Modul
     """
     question = model, setup.num_gpus, setup.dtype.value, _packing(setup.adapters)
     found = None
-    if gpu is not None and _free(gpu) < _settled(*question):
-        found = _seats(*question, _free(gpu))
-    found = found or _seats(*question, UNLIMITED)
+    if gpu is not None and _free(gpu) < _needed_bytes(*question):
+        found = _devices(*question, _free(gpu))
+    found = found or _devices(*question, UNLIMITED)
     assert found is not None
     return found
 
@@ -98,9 +98,9 @@ def why_left_on_the_cpu(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> 
     Source: accelerate 1.15, hooks.py, ``AlignDevicesHook.init_hook`` and ``post_forward``.
     """
     question = model, setup.num_gpus, setup.dtype.value, _packing(setup.adapters)
-    if gpu is None or _free(gpu) >= _settled(*question):
+    if gpu is None or _free(gpu) >= _needed_bytes(*question):
         return None
-    if _seats(*question, _free(gpu)) is not None:
+    if _devices(*question, _free(gpu)) is not None:
         return None
     return (
         f"device_map leaves a part of the model to the CPU, as the weights are too large for {setup.num_gpus} × "
@@ -120,7 +120,7 @@ def _packing(adapters: Adapters) -> Packing | None:
 
 
 @lru_cache(maxsize=1024)
-def _seats(
+def _devices(
     model: Model, gpus: int, dtype: str, packing: Packing | None, free: int
 ) -> ModuleDevices | None:
     """None where something is left to the CPU or the disk."""
@@ -140,8 +140,8 @@ def _seats(
 
 
 @lru_cache(maxsize=256)
-def _settled(model: Model, gpus: int, dtype: str, packing: Packing | None) -> int:
-    return settled_bytes(model, gpus, dtype=dtype, packing=packing)
+def _needed_bytes(model: Model, gpus: int, dtype: str, packing: Packing | None) -> int:
+    return needed_bytes(model, gpus, dtype=dtype, packing=packing)
 
 
 @lru_cache(maxsize=64)

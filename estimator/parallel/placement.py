@@ -174,7 +174,7 @@ def from_pretrained_device_map(
     return placed
 
 
-def settled_bytes(
+def needed_bytes(
     model: Model, gpus: int, *, dtype: str = "bfloat16", packing: Packing | None = None
 ) -> int:
     """Bytes that each of several GPUs must have free for ``from_pretrained_device_map`` to be the same on larger ones.
@@ -186,7 +186,7 @@ def settled_bytes(
     Source: derived; nothing is reserved on the last GPU, so that it takes what is left as soon as that fits.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> at_least = settled_bytes(TINY_LLAMA, 3)  # 2,720 / 3 + 1.25 · 1,184, of which there is a doctest above
+    >>> at_least = needed_bytes(TINY_LLAMA, 3)  # 2,720 / 3 + 1.25 · 1,184, of which there is a doctest above
     >>> from_pretrained_device_map(TINY_LLAMA, dict.fromkeys(range(3), at_least))["lm_head"], at_least
     (2, 2387)
     """

@@ -14,7 +14,7 @@ from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, fsdp2_shards
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
-from estimator.resident.model import Resident, undivided
+from estimator.resident.model import Resident, unsharded
 from estimator.tape.tape import Tape
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
@@ -30,7 +30,7 @@ class StrategyRule(NamedTuple):
     """Resident memory of the fullest GPU."""
 
 
-ALONE = StrategyRule(Hooks, undivided)
+ALONE = StrategyRule(Hooks, unsharded)
 FSDP1 = StrategyRule(Fsdp1Hooks, fsdp1_shards)
 FSDP2 = StrategyRule(Fsdp2Hooks, fsdp2_shards)
 ZERO = StrategyRule(ZeroHooks, zero_part)

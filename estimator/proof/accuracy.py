@@ -19,7 +19,7 @@ from estimator.resident.model import Resident
 from estimator.sources import catalog
 from estimator.step.reserved import device_bytes, reserved
 from estimator.step.timeline import structure
-from estimator.time.throughput import SHARING, Sharing, run_time
+from estimator.time.throughput import SHARING_OF_STRATEGY, Sharing, run_time
 from estimator.values.results import Estimate, RunTime
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Phase, Strategy, Verdict
@@ -145,7 +145,7 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         model=model,
         gpu=gpu,
         setup=replace(setup, num_gpus=int(row["num_gpus"])),
-        sharing=SHARING[Strategy(row["strategy"])],
+        sharing=SHARING_OF_STRATEGY[Strategy(row["strategy"])],
         link_gb_per_s=float(row["link_gb_per_s"]) if row["link_gb_per_s"] else None,
         tokens_per_second_per_gpu=float(row["tokens_per_second_per_gpu"]),
         as_it_ran=read.setup,
@@ -382,17 +382,17 @@ class Facet(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kin:
+class SimilarRuns:
     """The measured runs that are most like a setup."""
 
     runs: tuple[Comparison, ...]
     trust: Trust | None
     """None where no run of the method was measured."""
-    unlike: frozenset[Facet]
+    differs_in: frozenset[Facet]
     """The criteria in which they differ; empty if they are of the same kind."""
 
 
-def kin(of: Estimate) -> Kin:
+def similar_runs(of: Estimate) -> SimilarRuns:
     """Measured runs of the same kind (allocated bytes); else those of the same method that match most criteria.
 
     Without a GPU any card counts as the same kind.
@@ -411,9 +411,9 @@ def kin(of: Estimate) -> Kin:
         default=None,
     )
     if nearest is None:
-        return Kin(runs=(), trust=None, unlike=frozenset({Facet.METHOD}))
+        return SimilarRuns(runs=(), trust=None, differs_in=frozenset({Facet.METHOD}))
     runs = tuple(groups[nearest])
-    return Kin(runs=runs, trust=trust_in(runs), unlike=nearest)
+    return SimilarRuns(runs=runs, trust=trust_in(runs), differs_in=nearest)
 
 
 def _facets(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[Facet, object]:

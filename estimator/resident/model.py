@@ -182,7 +182,7 @@ class Resident:
         }
 
 
-def undivided(model: Model, structure: TrainingSetup) -> Resident:
+def unsharded(model: Model, structure: TrainingSetup) -> Resident:
     """What a GPU keeps that shares nothing of the model with others.
 
     Source: derived, from the bytes of each tensor.

@@ -87,7 +87,7 @@ def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspac
     ``_to_ndarray``; torch 2.13, serialization.py, ``_save`` (each storage through the host); ``checkpoint``.
     """
     sizes, added = resident.sizes(workspace), checkpoint(model, setup).gpu_bytes
-    divided = setup.strategy.divides
+    divided = setup.strategy.is_sharded
     sizes[Component.COMMUNICATION if divided else Component.TEMPORARIES] += added
     name = "gathering weights to save them" if divided and added else "saving a checkpoint"
     return Moment(Phase.SAVE, name, {c: n for c, n in sizes.items() if n})

@@ -188,7 +188,7 @@ class Sharing(Enum):
     LAYERS = "layers, and one GPU works at a time, as a device map has it"
 
 
-SHARING: Mapping[Strategy, Sharing] = {
+SHARING_OF_STRATEGY: Mapping[Strategy, Sharing] = {
     Strategy.NONE: Sharing.REPLICAS,
     Strategy.DDP: Sharing.REPLICAS,
     Strategy.ZERO1: Sharing.STATES,
@@ -373,7 +373,7 @@ def run_time(
     else:
         parts = step_parts(model, setup, resident, rate, length, fast, slow)
         if setup.num_gpus > 1:
-            shared = SHARING[setup.strategy] if sharing is None else sharing
+            shared = SHARING_OF_STRATEGY[setup.strategy] if sharing is None else sharing
             if shared is Sharing.LAYERS:
                 parts = _one_after_another(
                     parts, model, setup, links(gpu, setup.mesh, link_gb_per_s).gpu

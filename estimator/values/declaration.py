@@ -194,7 +194,7 @@ class Checked(Hashed):
                 object.__setattr__(self, row.name, read)  # a word becomes the member of its enum
 
 
-def flat(facets: Mapping[str, type]) -> Mapping[str, str]:
+def attribute_owners(facets: Mapping[str, type]) -> Mapping[str, str]:
     """What can be asked of each facet, keys and properties alike, and which facet answers."""
     return {
         name: facet

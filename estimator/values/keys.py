@@ -40,7 +40,7 @@ LARGEST: Mapping[str, int] = MappingProxyType(
 )
 """The largest whole number that each count of a setup may be: ours, far above any run; the smallest is 1."""
 
-MEANT: Mapping[str, str] = MappingProxyType(
+SYNONYMS: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         (
             *("world_size", "num_processes", "nproc_per_node", "n_gpus", "n_gpu", "gpus"),

@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from estimator.values.declaration import Checked, Hashed, Key, Whose, flat, rows
+from estimator.values.declaration import Checked, Hashed, Key, Whose, attribute_owners, rows
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
@@ -63,7 +63,7 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
     }
 )
 """Keys of the contract that no setup has, beside the facet that they are listed with."""
-FACET_OF: Mapping[str, str] = flat({name: of for name, (of, _) in FACETS.items()})
+FACET_OF: Mapping[str, str] = attribute_owners({name: of for name, (of, _) in FACETS.items()})
 """Which facet answers to each key and each property of one."""
 
 

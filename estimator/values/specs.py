@@ -134,7 +134,7 @@ class Strategy(StrEnum):
         return self in (Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 
     @property
-    def divides(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether GPUs keep different parts of something."""
         return self.is_fsdp or self.is_zero
 

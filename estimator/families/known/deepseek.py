@@ -19,7 +19,7 @@ from estimator.families.config_rules import (
     latent_attention,
     several_shared,
 )
-from estimator.families.experts import Routing, grouped_experts, noted
+from estimator.families.experts import Routing, grouped_experts, with_recorded_scores
 from estimator.families.family import (
     Architecture,
     ConfigClass,
@@ -45,13 +45,17 @@ from estimator.values.specs import Model
 
 def deepseek_v2(b: Block, x: Tensor) -> Tensor:
     """DeepSeek V2: its routers take a softmax."""
-    return dense_or_mixture(b, x, lambda b, x: _mixture(b, x, noted(b, _softmax_routing(b, x))))
+    return dense_or_mixture(
+        b, x, lambda b, x: _mixture(b, x, with_recorded_scores(b, _softmax_routing(b, x)))
+    )
 
 
 def deepseek_v3(b: Block, x: Tensor) -> Tensor:
     """DeepSeek V3, GLM-4.5 and 4.7 Flash: their routers take a sigmoid."""
     return dense_or_mixture(
-        b, x, lambda b, x: _mixture(b, x, noted(b, sigmoid_routing(b, x, "mlp.gate")))
+        b,
+        x,
+        lambda b, x: _mixture(b, x, with_recorded_scores(b, sigmoid_routing(b, x, "mlp.gate"))),
     )
 
 

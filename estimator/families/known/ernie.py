@@ -10,7 +10,7 @@ from dataclasses import replace
 from estimator.families import layouts
 from estimator.families.block import Block
 from estimator.families.config_rules import one_bias, several_shared
-from estimator.families.experts import Routing, grouped_experts, noted
+from estimator.families.experts import Routing, grouped_experts, with_recorded_scores
 from estimator.families.family import (
     Architecture,
     ConfigClass,
@@ -59,7 +59,7 @@ def ernie_moe(b: Block, x: Tensor) -> Tensor:
 def _mixture(b: Block, x: Tensor) -> Tensor:
     """The shared experts, where there are any, and then the chosen ones."""
     shared = shared_experts(b, x) if b.has("mlp.shared_experts.gate_proj") else None
-    out = grouped_experts(b, x, noted(b, _corrected_softmax(b, x)), "mlp")
+    out = grouped_experts(b, x, with_recorded_scores(b, _corrected_softmax(b, x)), "mlp")
     return out if shared is None else op.add(b.tape, out, shared)
 
 

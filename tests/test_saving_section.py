@@ -15,7 +15,7 @@ LORA = TrainingSetup(method=Method.LORA, gradient_checkpointing=True)
 
 def said(setup: TrainingSetup) -> str:
     answer = estimate(MISTRAL, None, setup)
-    return saving.acts_html(answer, stages(answer)) + saving.saving_html(answer, 2**30, 1.0)
+    return saving.stages_html(answer, stages(answer)) + saving.saving_html(answer, 2**30, 1.0)
 
 
 def test_each_method_has_its_own_rows():

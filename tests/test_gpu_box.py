@@ -11,7 +11,7 @@ from dashboard.compare.entry import Entry
 from dashboard.compare.results_table import differing
 from estimator import catalog, estimate
 from estimator.contract.setups import parse
-from tests.test_more_of_the_page import click, open_page, text
+from tests.test_page_remedies_and_cards import click, open_page, text
 
 
 def type_card(page: AppTest, typed: str) -> None:
