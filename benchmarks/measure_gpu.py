@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # so that any interpreter can run this file, from anywhere
 
-from benchmarks.gpu import rows  # noqa: E402
 from benchmarks.gpu.cases import (  # noqa: E402
     BUILT_IN,
     DEFAULT_MARGIN,
@@ -33,6 +32,7 @@ from benchmarks.gpu.cases import (  # noqa: E402
 from benchmarks.gpu.compare import report  # noqa: E402
 from benchmarks.gpu.session import CannotStart, Session  # noqa: E402
 from estimator import catalog  # noqa: E402
+from estimator.proof import rows  # noqa: E402
 
 NEEDED = ("torch", "transformers", "accelerate")
 

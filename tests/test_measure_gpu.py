@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import measure_gpu
-from benchmarks.gpu import rows
 from benchmarks.gpu.cases import BUILT_IN, DRY_RUN, Case, fits, read_case, read_lines
 from benchmarks.gpu.compare import compare, report
 from benchmarks.gpu.configs import config_of
@@ -24,6 +23,7 @@ from benchmarks.gpu.session import CannotStart, Session, Worker
 from benchmarks.gpu.worker import Answer, Found
 from estimator import Method, catalog
 from estimator.families.hf_config import model_from_config
+from estimator.proof import rows
 from estimator.values.specs import STEP_PHASES, Component
 
 GIB = 2**30

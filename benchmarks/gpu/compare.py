@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from benchmarks.gpu.cases import read_case
-from benchmarks.gpu.rows import OUT_OF_MEMORY
 from estimator.contract import setups as contract
+from estimator.proof.rows import OUT_OF_MEMORY
 from estimator.sources.catalog import Measurement
 from estimator.values.results import Estimate
 from estimator.values.specs import STEP_PHASES, Component

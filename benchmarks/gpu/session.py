@@ -19,11 +19,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from benchmarks.gpu import rows
 from benchmarks.gpu.cases import Case, fits
 from benchmarks.gpu.worker import Answer, Found, serve
 from estimator import catalog
 from estimator.contract import setups as contract
+from estimator.proof import rows
 from estimator.values.specs import Gpu
 
 CPU = "cpu"

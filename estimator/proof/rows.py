@@ -6,9 +6,9 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from estimator.sources.catalog import COUNTERS, MOMENTS
+from estimator.sources.catalog import COUNTERS, DATA, MOMENTS
 
-TABLE = Path(__file__).resolve().parents[2] / "data" / "measurements.csv"
+TABLE = DATA / "measurements.csv"
 
 COLUMNS = (
     "id",

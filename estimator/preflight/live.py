@@ -1,0 +1,359 @@
+"""A live Trainer as an object of the contract. Objects are asked for their attributes; no library is imported.
+
+Names of the contract are Hugging Face's: most keys are attributes of the arguments or of PEFT's config as they stand.
+Where an object of the run knows better than its arguments (dtypes of weights, who shares them), the object is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from estimator.sources import catalog
+from estimator.sources.repository import from_config
+from estimator.values.keys import KEYS
+from estimator.values.later_keys import LATER
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model
+
+FUSED_LOSS_SINCE = (1, 15)
+"""TRL's first version whose SFTTrainer never makes the logits whole: trl 1.16, trainer/utils.py, add_fused_lm_head."""
+_OF_PEFT = {"r": "lora_r", "bias": "lora_bias", "target_modules": "lora_target_modules"}
+"""PEFT's words that the contract spells otherwise: peft 0.21, tuners/lora/config.py."""
+_NOT_ARGUMENTS = frozenset({"dtype", "loss", "loss_type", "method", "strategy", "optim_args", "v"})
+"""Keys that are no argument of a trainer, or mean something else there."""
+_PACKED = frozenset({"Params4bit", "Int8Params"})
+"""Classes of bitsandbytes' packed weights."""
+_SAYS_NOTHING = ("quantization_config", "id2label", "label2id", "transformers_version")
+"""Of a live config: labels and versions; and what packs the weights, which the weights themselves say."""
+_STAGES = {1: "zero1", 2: "zero2", 3: "zero3"}
+_OBJECTIVES = {
+    "SFTTrainer": "sft",
+    "DPOTrainer": "dpo",
+    "KTOTrainer": "kto",
+    "ORPOTrainer": "orpo",
+    "RewardTrainer": "reward",
+    "GRPOTrainer": "grpo",
+    "RLOOTrainer": "rloo",
+}
+"""TRL's trainers, and what the contract calls what they do."""
+MOST_ROWS = 1_000_000
+"""Rows of a tokenised dataset that are looked through for the longest: ours."""
+
+
+def keys_of(trainer: Any, max_length: int | None = None) -> dict[str, object]:
+    """The setup of a live Trainer, as an object of the contract without its GPU; ``InputError`` says what is missing.
+
+    Source: transformers 5.23 training_args.py and trainer.py; trl 1.16 sft_trainer.py; peft 0.21 tuners/lora/config.py;
+        accelerate 1.15 state.py.
+    """
+    args, model = trainer.args, trainer.model
+    keys = _arguments(args)
+    keys |= _task(trainer)
+    keys |= _rows(trainer, max_length)
+    keys |= _weights(model)
+    keys |= _sharing(trainer)
+    return {
+        "model": _model(_base(model)),
+        **{it: value for it, value in keys.items() if value is not None},
+    }
+
+
+def gpu() -> object:
+    """The first visible CUDA device as the contract has it; None without one.
+
+    Source: torch 2.13, cuda/__init__.py, get_device_properties.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    named = [
+        catalog.gpus()[name] for name in catalog.find_gpus(found.name) if name in catalog.gpus()
+    ]
+    same = [card for card in named if abs(card.memory_bytes - found.total_memory) < 2**29]
+    if not same:
+        return {"memory_bytes": int(found.total_memory)}
+    return {"like": same[0].name, "memory_bytes": int(found.total_memory)}
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def _arguments(args: Any) -> dict[str, object]:
+    names = [*(key.name for key in KEYS), *LATER]
+    keys = {
+        name: _plain(getattr(args, name))
+        for name in names
+        if name not in _NOT_ARGUMENTS and hasattr(args, name)
+    }
+    keys["mixed_precision"] = _autocast(args)
+    keys["gradient_checkpointing"] = _checkpoints(args)
+    kwargs = _first(args, "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or {}
+    keys["use_reentrant"] = kwargs.get("use_reentrant") if keys["gradient_checkpointing"] else None
+    keys["selective_checkpointing"] = bool(kwargs.get("selective"))
+    keys["offload_checkpoints"] = bool(kwargs.get("offload"))
+    keys["checkpoint_every_n_layers"] = kwargs.get("every_n_layers")
+    if args.optim_args and "sgd" in str(keys.get("optim")):
+        keys["optim_args"] = args.optim_args
+    return keys
+
+
+def _autocast(args: Any) -> str:
+    return "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
+
+
+def _checkpoints(args: Any) -> bool:
+    return bool(_first(args, "activation_checkpointing", "gradient_checkpointing"))
+
+
+def _first(holder: Any, *names: str) -> Any:
+    """The first attribute that there is and that is not None."""
+    values = (getattr(holder, name, None) for name in names)
+    return next((value for value in values if value is not None), None)
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it: members of enums by their values, sets in order."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+# --- what a step is -----------------------------------------------------------------------------
+
+
+def _task(trainer: Any) -> dict[str, object]:
+    names = {it.__name__ for it in type(trainer).__mro__}
+    found = next((word for name, word in _OBJECTIVES.items() if name in names), "sft")
+    keys: dict[str, object] = {"objective": found}
+    if found == "sft" and "SFTTrainer" in names and _trl() >= FUSED_LOSS_SINCE:
+        keys["loss"] = "chunked_trl"
+    if found not in {"sft", "reward"}:
+        keys["loss_type"] = _one(getattr(trainer.args, "loss_type", None))
+    keys["padding_free"] = bool(getattr(trainer, "padding_free", False))
+    return keys
+
+
+def _one(value: object) -> object:
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _trl() -> tuple[int, ...]:
+    """TRL's version; (0, 0) where it is not loaded."""
+    found = re.match(r"(\d+)\.(\d+)", getattr(sys.modules.get("trl"), "__version__", ""))
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _rows(trainer: Any, max_length: int | None) -> dict[str, object]:
+    """Tokens in the longest row, whether a batch is padded to it, and how many rows there are."""
+    args, rows = trainer.args, getattr(trainer, "train_dataset", None)
+    limit = max_length or getattr(args, "max_length", None)
+    if not getattr(args, "packing", False) and max_length is None:
+        limit = _longest(rows) or limit
+    if limit is None:
+        raise InputError(
+            "max_length is not known: neither the arguments nor the rows say how many tokens a row has; "
+            "give check(trainer, max_length=…)."
+        )
+    several = args.per_device_train_batch_size > 1
+    laid_out = getattr(args, "packing", False) or getattr(trainer, "padding_free", False)
+    return {
+        "max_length": _multiple(limit, getattr(args, "pad_to_multiple_of", None)),
+        "padded": bool(several and not laid_out),
+        **_examples(args, rows),
+    }
+
+
+def _examples(args: Any, rows: Any) -> dict[str, object]:
+    """How many examples the run has; of ``max_steps`` so many as they take."""
+    if (steps := getattr(args, "max_steps", -1)) > 0:
+        a_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        return {"num_train_examples": steps * a_step * args.world_size, "num_train_epochs": 1}
+    return {"num_train_examples": _count(rows)}
+
+
+def _count(rows: Any) -> int | None:
+    """Rows of a dataset; None where it is none, or a stream."""
+    return (len(rows) or None) if hasattr(rows, "__len__") else None
+
+
+def _longest(rows: Any) -> int | None:
+    """Tokens of the longest row of a tokenised dataset; None where its rows cannot be looked at."""
+    if not 0 < (_count(rows) or 0) <= MOST_ROWS:
+        return None
+    if "input_ids" in (getattr(rows, "column_names", None) or ()):
+        return max(map(len, rows["input_ids"]))
+    if isinstance(rows, list) and all(isinstance(it, Mapping) and "input_ids" in it for it in rows):
+        return max(len(it["input_ids"]) for it in rows)
+    return None
+
+
+def _multiple(length: int, of: int | None) -> int:
+    return -(-length // of) * of if of else length
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+def _base(model: Any) -> Any:
+    """The model beneath PEFT's."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _model(base: Any) -> object:
+    """The Hub id where the catalogue has this very model, else the object of its config.json."""
+    config = json.loads(base.config.to_json_string(use_diff=False))
+    for name in _SAYS_NOTHING:
+        config.pop(name, None)
+    found = from_config(config).model
+    known = catalog.models().get(getattr(base.config, "_name_or_path", "") or "")
+    if known is not None and found is not None and _shape(known.model) == _shape(found):
+        return known.hub_id
+    return config
+
+
+def _shape(model: Model) -> Model:
+    """The model without what only its origin decides."""
+    return replace(model, hub_id="", config="", notes=(), stored_width=0)
+
+
+def _weights(model: Any) -> dict[str, object]:
+    """Method, dtypes, quantisation and adapters."""
+    base = _base(model)
+    keys: dict[str, object] = {"attn_implementation": base.config._attn_implementation}
+    adapters = getattr(model, "peft_config", None) or {}
+    packed = _quantisation(base)
+    floats = [
+        (name, it)
+        for name, it in model.named_parameters()
+        if it.is_floating_point() and type(it).__name__ not in _PACKED
+    ]
+    frozen = [it for name, it in floats if ".lora_" not in name and "modules_to_save" not in name]
+    keys["dtype"] = _commonest(frozen)
+    if not adapters:
+        if packed:
+            raise InputError(
+                "a quantised base without adapters is not modelled yet; add a PEFT config."
+            )
+        return {**keys, "method": "full"}
+    of_adapters = _commonest(it for name, it in floats if ".lora_" in name)
+    keys["autocast_adapter_dtype"] = of_adapters == "float32" or keys["dtype"] == "float32"
+    if packed and any(it.dim() == 1 and _dtype(it) == "float32" for it in frozen):
+        loaded = _name(getattr(base.config, "dtype", None))
+        keys["prepare_model_for_kbit_training"] = loaded != "float32"
+        keys["dtype"] = loaded or keys["dtype"]
+    return {**keys, **packed, **_adapters(adapters), "method": packed.get("method", "lora")}
+
+
+def _commonest(parameters: Iterable[Any]) -> str | None:
+    """The dtype of most elements; None of none."""
+    elements: Counter[str] = Counter()
+    for it in parameters:
+        elements[_dtype(it)] += it.numel()
+    return elements.most_common(1)[0][0] if elements else None
+
+
+def _dtype(parameter: Any) -> str:
+    return _name(parameter.dtype)
+
+
+def _name(dtype: object) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _quantisation(base: Any) -> dict[str, object]:
+    """What bitsandbytes packed the base into; empty: nothing."""
+    how = getattr(base.config, "quantization_config", None)
+    if how is None:
+        return {}
+    said = how if isinstance(how, Mapping) else how.to_dict()
+    if said.get("load_in_8bit"):
+        return {"method": "lora", "load_in_8bit": True}
+    if said.get("load_in_4bit"):
+        names = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage")
+        return {"method": "qlora", **{name: said[name] for name in names if name in said}}
+    raise InputError(f"weights quantised by {said.get('quant_method')} are not modelled yet.")
+
+
+def _adapters(configs: Mapping[str, Any]) -> dict[str, object]:
+    """PEFT's one config, by the contract's names."""
+    if len(configs) > 1:
+        raise InputError(
+            f"{len(configs)} adapters on one model are not modelled yet; train one at a time."
+        )
+    (config,) = configs.values()
+    kind = str(_plain(config.peft_type))
+    if kind != "LORA":
+        raise InputError(f"PEFT's {kind} is not modelled yet; LORA is.")
+    names = [*(key.name for key in KEYS if key.facet == "adapters"), *LATER]
+    keys = {name: _plain(getattr(config, name)) for name in names if hasattr(config, name)}
+    keys |= {ours: _plain(getattr(config, theirs)) for theirs, ours in _OF_PEFT.items()}
+    keys["lora_bias"] = bool(getattr(config, "lora_bias", False)) or keys["lora_bias"] != "none"
+    return keys
+
+
+# --- several GPUs -------------------------------------------------------------------------------
+
+
+def _sharing(trainer: Any) -> dict[str, object]:
+    """How many processes there are, and who keeps what."""
+    args, number = trainer.args, int(trainer.args.world_size)
+    devices = {it for it in (getattr(_base(trainer.model), "hf_device_map", None) or {}).values()}
+    if number == 1 and len(devices) > 1:
+        return {"num_gpus": len(devices), "strategy": "device_map"}
+    if number == 1 and getattr(args, "n_gpu", 1) > 1:
+        raise InputError(
+            f"{args.n_gpu} GPUs in one process are DataParallel, which is not modelled yet; run one a GPU, or "
+            "set CUDA_VISIBLE_DEVICES to one."
+        )
+    state = trainer.accelerator.state
+    keys: dict[str, object] = {"num_gpus": number, "strategy": "ddp" if number > 1 else "none"}
+    deepspeed, fsdp = (getattr(state, f"{name}_plugin", None) for name in ("deepspeed", "fsdp"))
+    if deepspeed is not None:
+        return keys | _zero(deepspeed.deepspeed_config.get("zero_optimization", {}), number)
+    if fsdp is not None and number > 1:
+        return keys | _fsdp(fsdp)
+    return keys
+
+
+def _zero(config: Mapping[str, Any], number: int) -> dict[str, object]:
+    stage = config.get("stage", 0)
+    if number == 1 or stage not in _STAGES:
+        return {}
+    return {
+        "strategy": _STAGES[stage],
+        **{
+            f"offload_{what}": (config.get(f"offload_{what}") or {}).get("device", "none")
+            for what in ("optimizer", "param")
+        },
+    }
+
+
+def _fsdp(plugin: Any) -> dict[str, object]:
+    version, keeps = plugin.fsdp_version, plugin.reshard_after_forward
+    named = str(getattr(getattr(plugin, "sharding_strategy", None), "name", ""))
+    if version == 1:
+        grad_op, hybrid = named == "SHARD_GRAD_OP", named.startswith("HYBRID")
+    else:
+        grad_op, hybrid = keeps is False, False
+    if hybrid:
+        raise InputError(
+            "hybrid sharding of a live Trainer is not modelled yet: its groups are not known."
+        )
+    offload = getattr(plugin.cpu_offload, "offload_params", plugin.cpu_offload)
+    where = "cpu" if offload else "none"
+    return {
+        "strategy": "fsdp_grad_op" if grad_op else "fsdp",
+        "fsdp_version": version,
+        "offload_param": where,
+        "offload_optimizer": where,
+    }

@@ -1,0 +1,387 @@
+"""A live Trainer, duck-typed: objects that have the attributes of transformers' and PEFT's, without torch.
+
+That the real objects have these attributes is checked in tests/verify/test_preflight_real.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace as Has
+from typing import Any
+
+import pytest
+
+from estimator import catalog, estimate
+from estimator.contract.setups import parse
+from estimator.preflight import DoesNotFitError, MemoryCheck, check, live
+from estimator.preflight.callback import Reading
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What is asked of a parameter."""
+
+    elements: int
+    dtype: str = "torch.bfloat16"
+    dimensions: int = 2
+    requires_grad: bool = True
+
+    def numel(self) -> int:
+        return self.elements
+
+    def dim(self) -> int:
+        return self.dimensions
+
+    def is_floating_point(self) -> bool:
+        return "float" in self.dtype
+
+
+class Params4bit(Tensor):
+    """Of the name of bitsandbytes' class."""
+
+
+@dataclass
+class Config:
+    values: dict[str, object]
+    _attn_implementation: str = "sdpa"
+    _name_or_path: str = ""
+    quantization_config: object = None
+    dtype: str = "torch.bfloat16"
+
+    def to_json_string(self, use_diff: bool) -> str:
+        assert not use_diff  # else class defaults would be left out
+        return json.dumps(self.values)
+
+
+@dataclass
+class Module:
+    parameters_by_name: dict[str, Tensor]
+    config: Config = field(default_factory=lambda: Config(LLAMA))
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.parameters_by_name.items()
+
+    def parameters(self) -> Iterator[Tensor]:
+        yield from self.parameters_by_name.values()
+
+
+class Adapted(Module):
+    """PEFT's model around a base."""
+
+    peft_config: dict[str, object]
+
+    def get_base_model(self) -> Module:
+        return Module(self.parameters_by_name, self.config)
+
+
+def arguments(**changed: object) -> Has:
+    """TrainingArguments, as far as they are asked."""
+    known: dict[str, object] = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 4,
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": None,
+        "optim": "adamw_torch_fused",
+        "optim_args": None,
+        "bf16": True,
+        "fp16": False,
+        "max_length": 2048,
+        "max_steps": -1,
+        "world_size": 1,
+        "n_gpu": 1,
+        "max_grad_norm": 1.0,
+    }
+    return Has(**known | changed)
+
+
+def trainer(model: Module | None = None, **changed: Any) -> Has:
+    """A Trainer, as far as it is asked."""
+    state = changed.pop("state", Has())
+    rows = changed.pop("rows", None)
+    return Has(
+        args=arguments(**changed),
+        model=model or Module({"model.norm.weight": Tensor(4096, dimensions=1)}),
+        train_dataset=rows,
+        accelerator=Has(state=state),
+    )
+
+
+def lora(config: dict[str, object] | None = None, **parts: Tensor) -> Adapted:
+    """A model with one LoRA adapter."""
+    tensors = {"model.q_proj.base_layer.weight": Tensor(4096**2), **parts}
+    tensors.setdefault("model.q_proj.lora_A.default.weight", Tensor(16, "torch.float32"))
+    model = Adapted(tensors)
+    known = {"peft_type": Has(value="LORA"), "r": 8, "lora_alpha": 16, "lora_dropout": 0.0}
+    more = {"target_modules": {"v_proj", "q_proj"}, "bias": "none", "use_dora": False}
+    model.peft_config = {"default": Has(**known | {"peft_type": "LORA"} | more | (config or {}))}
+    return model
+
+
+def keys(it: Has, **how: Any) -> dict[str, Any]:
+    return live.keys_of(it, **how)
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+def test_arguments_are_keys_by_their_own_names() -> None:
+    found = keys(
+        trainer(per_device_train_batch_size=3, optim="adamw_bnb_8bit", eval_strategy="steps")
+    )
+    assert found["per_device_train_batch_size"] == 3
+    assert found["gradient_accumulation_steps"] == 4
+    assert found["optim"] == "adamw_bnb_8bit"
+    assert found["eval_strategy"] == "steps"
+    assert (found["method"], found["dtype"], found["mixed_precision"]) == (
+        "full",
+        "bfloat16",
+        "bf16",
+    )
+
+
+def test_weights_say_their_dtype_and_not_the_arguments() -> None:
+    """TRL loads by name in float32, whatever ``bf16`` says."""
+    found = keys(trainer(Module({"w": Tensor(10**6, "torch.float32"), "b": Tensor(10)}), bf16=True))
+    assert found["dtype"] == "float32"
+    assert found["mixed_precision"] == "bf16"
+
+
+def test_newer_name_of_checkpointing_wins_and_its_kwargs_are_read() -> None:
+    asked = {"activation_checkpointing_kwargs": {"use_reentrant": True, "every_n_layers": 2}}
+    found = keys(trainer(activation_checkpointing=True, gradient_checkpointing=False, **asked))
+    assert found["gradient_checkpointing"] is True
+    assert found["use_reentrant"] is True
+    assert found["checkpoint_every_n_layers"] == 2
+
+
+def test_peft_config_is_read_and_float32_adapters_are_seen() -> None:
+    found = keys(trainer(lora({"modules_to_save": ["lm_head"]})))
+    assert found["method"] == "lora"
+    assert (found["lora_r"], found["lora_alpha"]) == (8, 16)
+    assert found["lora_target_modules"] == ["q_proj", "v_proj"]
+    assert found["modules_to_save"] == ["lm_head"]
+    assert found["autocast_adapter_dtype"] is True
+    half = {"model.q_proj.lora_A.default.weight": Tensor(16)}
+    assert keys(trainer(lora(**half)))["autocast_adapter_dtype"] is False
+
+
+def test_packed_base_is_qlora_with_its_own_config() -> None:
+    model = lora(**{"model.k_proj.weight": Params4bit(4096**2, "torch.uint8")})
+    model.config.quantization_config = {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "fp4",
+        "bnb_4bit_use_double_quant": False,
+    }
+    found = keys(trainer(model))
+    assert (found["method"], found["bnb_4bit_quant_type"]) == ("qlora", "fp4")
+    assert found["bnb_4bit_use_double_quant"] is False
+    assert "prepare_model_for_kbit_training" not in found
+    norms = {"model.norm.weight": Tensor(4096, "torch.float32", 1)}
+    model.parameters_by_name |= norms
+    assert keys(trainer(model))["prepare_model_for_kbit_training"] is True
+
+
+def test_longest_row_decides_the_length_and_packing_does_not_ask_it() -> None:
+    rows = [{"input_ids": [1] * n} for n in (5, 70, 9)]
+    assert keys(trainer(rows=rows))["max_length"] == 70
+    assert keys(trainer(rows=rows, pad_to_multiple_of=64))["max_length"] == 128
+    assert keys(trainer(rows=rows, packing=True))["max_length"] == 2048
+    assert keys(trainer(rows=rows), max_length=99)["max_length"] == 99
+    assert keys(trainer(rows=rows))["num_train_examples"] == 3
+    assert keys(trainer(rows=rows, max_steps=10))["num_train_examples"] == 40  # 10 · 1 · 4
+
+
+def test_rows_of_several_lengths_are_padded_only_beside_others() -> None:
+    assert keys(trainer())["padded"] is False
+    assert keys(trainer(per_device_train_batch_size=2))["padded"] is True
+    assert keys(trainer(per_device_train_batch_size=2, packing=True))["padded"] is False
+
+
+@pytest.mark.parametrize(
+    ("state", "read"),
+    [
+        (Has(), {"strategy": "ddp"}),
+        (
+            Has(
+                deepspeed_plugin=Has(
+                    deepspeed_config={
+                        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}
+                    }
+                )
+            ),
+            {"strategy": "zero3", "offload_param": "cpu", "offload_optimizer": "none"},
+        ),
+        (
+            Has(
+                fsdp_plugin=Has(
+                    fsdp_version=2,
+                    reshard_after_forward=False,
+                    cpu_offload=Has(offload_params=True),
+                )
+            ),
+            {"strategy": "fsdp_grad_op", "fsdp_version": 2, "offload_param": "cpu"},
+        ),
+        (
+            Has(
+                fsdp_plugin=Has(
+                    fsdp_version=1,
+                    reshard_after_forward=True,
+                    sharding_strategy=Has(name="FULL_SHARD"),
+                    cpu_offload=Has(offload_params=False),
+                )
+            ),
+            {"strategy": "fsdp", "fsdp_version": 1, "offload_optimizer": "none"},
+        ),
+    ],
+)
+def test_accelerator_says_who_keeps_what(state: Has, read: dict[str, object]) -> None:
+    found = keys(trainer(world_size=4, state=state))
+    assert found["num_gpus"] == 4
+    assert found | read == found
+
+
+# --- what is said ---------------------------------------------------------------------------------
+
+
+def test_one_sentence_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    found = check(trainer(lora()), gpu="RTX 4090")
+    said = capsys.readouterr().out
+    assert said == found.sentence + "\n"
+    assert said.startswith("Fits: needs ")
+    assert found.fits is True
+
+
+def test_answer_is_that_of_the_same_keys_elsewhere() -> None:
+    found = check(trainer(lora()), gpu="RTX 4090", show=False)
+    assert found.estimate is not None
+    assert found.estimate == estimate(*parse(json.loads(json.dumps(found.keys))))
+
+
+def test_what_does_not_fit_names_a_change_and_raises_if_asked() -> None:
+    full = trainer(gradient_checkpointing=False)
+    found = check(full, gpu="RTX 4090", show=False)
+    assert found.fits is False
+    assert "Does not fit" in found.sentence
+    assert len(found.sentence) > len(found.sentence.split(" are missing.")[0]) + 20  # a change
+    with pytest.raises(DoesNotFitError, match="Does not fit: needs"):
+        check(full, gpu="RTX 4090", must_fit=True, show=False)
+
+
+@pytest.mark.parametrize(
+    ("it", "says"),
+    [
+        (trainer(max_length=None), "max_length is not known"),
+        (trainer(lora({"peft_type": "IA3"})), "PEFT's IA3 is not modelled yet; LORA is."),
+        (trainer(n_gpu=2), "2 GPUs in one process are DataParallel"),
+        (trainer(optim="adalomo"), "optim"),
+    ],
+)
+def test_what_cannot_be_told_is_said_and_raised_only_if_asked(it: Has, says: str) -> None:
+    found = check(it, show=False)
+    assert found.estimate is None
+    assert found.fits is None
+    assert found.sentence.startswith("Not checked: ")
+    assert says in found.sentence
+    with pytest.raises(ValueError, match=says):
+        check(it, must_fit=True, show=False)
+
+
+def test_model_of_the_catalogue_goes_by_its_id_and_another_shape_by_its_config() -> None:
+    name = "mistralai/Mistral-7B-v0.1"
+    mistral = LLAMA | {
+        "model_type": "mistral",
+        "sliding_window": 4096,
+        "max_position_embeddings": 32768,
+    }
+
+    def read(config: dict[str, object]) -> object:
+        return keys(trainer(Module({"w": Tensor(1)}, Config(config, _name_or_path=name))))["model"]
+
+    assert read(mistral) == name
+    assert read(mistral | {"num_hidden_layers": 2}) == mistral | {"num_hidden_layers": 2}
+    assert read(LLAMA) == LLAMA  # a Llama of Mistral's sizes is no Mistral
+
+
+# --- the callback ---------------------------------------------------------------------------------
+
+
+class FakeCounter:
+    """A GPU of which the readings are known."""
+
+    name = "NVIDIA GeForce RTX 4090"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def read(self) -> Reading:
+        self.calls.append("read")
+        return Reading(allocated=2**34, reserved=2**34 + 2**30, device=2**34 + 2**31)
+
+
+def run(callback: MemoryCheck, steps: int) -> None:
+    for step in range(1, steps + 1):
+        callback.on_step_end(None, Has(global_step=step), None)
+
+
+def test_step_two_alone_is_measured() -> None:
+    counter = FakeCounter()
+    run(MemoryCheck(trainer(lora()), gpu="RTX 4090", counter=counter), 4)
+    assert counter.calls == ["reset", "read"]
+
+
+def test_measured_stands_beside_estimated(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = MemoryCheck(trainer(lora()), gpu="RTX 4090", counter=FakeCounter())
+    run(callback, 2)
+    assert callback.before.estimate is not None
+    peak = callback.before.estimate.peak.bytes
+    assert callback.sentence == (
+        f"Measured in step 2: 16.00 GiB allocated at the peak, estimated {peak / 2**30:.2f} GiB "
+        f"({100 * (peak / 2**34 - 1):+.1f} %)."
+    )
+    assert capsys.readouterr().out == callback.sentence + "\n"
+
+
+def test_row_is_one_that_the_table_of_measurements_takes(tmp_path: Path) -> None:
+    table = tmp_path / "measured.csv"
+    callback = MemoryCheck(trainer(lora()), gpu="RTX 4090", counter=FakeCounter(), rows_file=table)
+    run(callback, 2)
+    (row,) = catalog.measurements(table)
+    assert row.outcome == "measured"
+    assert row.readings["allocated"] == {"peak": 2**34}
+    assert row.readings["reserved"] == {"peak": 2**34 + 2**30}
+    assert row.trainable_parameters == 16 + 4096**2
+    assert estimate(*parse(json.loads(row.setup))) == callback.before.estimate
+    shipped = (catalog.DATA / "measurements.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert table.read_text(encoding="utf-8").splitlines()[0] == shipped
+
+
+def test_without_a_gpu_nothing_is_measured_and_that_is_said() -> None:
+    callback = MemoryCheck(trainer(lora()), gpu="RTX 4090")
+    run(callback, 2)
+    assert callback.sentence == "Not measured: torch sees no CUDA device."
+
+
+def test_no_library_is_imported_but_transformers_where_there_is_one() -> None:
+    code = "import sys, estimator.preflight; print({'torch', 'numpy', 'peft'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
