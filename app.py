@@ -7,7 +7,7 @@ import streamlit as st
 from dashboard import theme
 from dashboard.address import unbound
 from dashboard.estimate import hero_figure
-from dashboard.site import navigation, router
+from dashboard.site import manners, navigation, router
 from dashboard.state import comparison
 
 
@@ -32,7 +32,9 @@ page = st.navigation(
 estimates = page.title == navigation.ESTIMATE.title
 st.html(theme.style(hero_figure.SWITCHES))
 st.sidebar.html(
-    '<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>' + navigation.HISTORY,
+    '<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>'
+    + navigation.HISTORY
+    + manners.SCRIPT,
     unsafe_allow_javascript=True,
 )
 unbound.arrive(page.url_path)

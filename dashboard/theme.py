@@ -97,9 +97,7 @@ def _verdict_colours() -> str:
 
 WITHOUT_SIDEBAR = """<style>
 [data-testid="stSidebar"], [data-testid="stExpandSidebarButton"] { display: none !important; }
-.hr-pages { position: fixed !important; height: 3.75rem !important; }
 .hr-pages b { display: inline !important; }
-@media (max-width: 640px) { .hr-pages b { display: none !important; } }
 </style>"""
 """For a page that has nothing beside it."""
 PRESENTATION = """<style>
@@ -114,7 +112,7 @@ html { font-size: 26px; }
 .hr-big { font-size: clamp(2rem, 6.2vw, 5rem); font-weight: 800; color: var(--hr); line-height: 1.1; }
 .hr-need, .hr-asked { font-size: 1.4rem; }
 .hr-verdict .hr-word { font-size: clamp(2rem, 6.2vw, 5rem) !important; line-height: 1.1 !important; }
-.hr-verdict .hr-small, .st-key-cards-methods, .st-key-shown { display: none; }
+.hr-verdict .hr-small, .st-key-cards-methods, .st-key-start, .hr-stays { display: none !important; }
 </style>"""
 """For the projector: all type at least 1.6 times as large, and nothing beside the page."""
 ICON = (
@@ -147,7 +145,13 @@ def _cells() -> str:
 def style(pills: list[str]) -> str:
     """The page's style sheet; ``pills``: labels of the switches of the hero figure, in order."""
     return f"""<style>
-.hr-verdict:has(.hr-run:not(:empty)) {{ min-height: 13.4rem; }}
+.hr-verdict {{ min-height: 9.7rem; }}
+.st-key-start {{ align-items: center; margin-top: -.6rem; }}
+.st-key-start button {{ min-height: 1.8rem; padding: .1rem .6rem; text-decoration: underline; }}
+.st-key-start > * {{ display: flex; align-items: center; }}
+.st-key-shown button {{ min-height: 1.7rem; padding: 0 .4rem; gap: .2rem; }}
+.st-key-shown button * {{ font-size: .8125rem; }}
+.st-key-shown button::before {{ margin-right: 0 !important; }}
 .hr-verdict {{ padding: .7rem 1.1rem .8rem; border-left: .6rem solid var(--hr); border-radius: .4rem;
   background: color-mix(in srgb, var(--hr) 11%, transparent); }}
 .hr-verdict p {{ margin: 0; }}
@@ -158,11 +162,27 @@ def style(pills: list[str]) -> str:
 .hr-verdict .hr-small {{ margin-top: .35rem; }}
 .hr-brand {{ font-size: 1.35rem; font-weight: 700; margin: 0; line-height: 1.1; }}
 .hr-brand + p {{ font-size: .875rem; opacity: .8; margin: .2rem 0 0; }}
-.hr-pages {{ position: fixed; top: 0; height: 3.75rem; z-index: 999991; display: flex; align-items: center;
-  gap: .3rem; }}
+[data-testid="stHeader"] {{ background: light-dark(#FFFFFF, #11161C);
+  border-bottom: 1px solid rgba(127,138,148,.3); }}
+.hr-pages {{ position: fixed; top: 0; left: 20.5rem; height: 3.75rem; z-index: 999991; display: flex;
+  align-items: center; gap: .3rem; }}
 .hr-pages a {{ color: inherit; text-decoration: none; padding: .35rem .7rem; border-radius: .5rem;
   white-space: nowrap; }}
-.hr-pages b {{ display: none; font-size: 1.15rem; margin-right: .8rem; }}
+.hr-pages b {{ display: none; font-size: 1.35rem; position: fixed; left: 1.9rem; }}
+.hr-stays {{ position: fixed; top: 0; right: 3.4rem; height: 3.75rem; z-index: 999991; display: flex; gap: .8rem;
+  align-items: center; font-size: .9375rem; cursor: pointer; animation: hr-stays linear both;
+  animation-timeline: --hr-page; animation-range: 4rem 12rem; }}
+.hr-stays b {{ color: var(--hr); }}
+[data-testid="stMain"] {{ scroll-timeline: --hr-page block; }}
+.stApp {{ timeline-scope: --hr-page; }}
+@keyframes hr-stays {{ from {{ opacity: 0; visibility: hidden; }} to {{ opacity: 1; visibility: visible; }} }}
+@media (max-width: 1180px) {{ .hr-stays span {{ display: none; }} }}
+@media (max-width: 900px) {{ .hr-pages {{ left: 4.5rem; }} .hr-pages b {{ display: none !important; }} }}
+.hr-more > summary, .hr-verdict summary {{ cursor: pointer; width: fit-content; }}
+.hr-more > summary {{ font-weight: 600; font-size: 1.05rem; margin: 1rem 0 .3rem; }}
+.hr-verdict summary:focus-visible, .hr-more > summary:focus-visible {{ outline: 3px solid #56B4E9; }}
+.hr-whole {{ white-space: nowrap; }}
+[data-stale="true"] {{ transition: none !important; opacity: 1 !important; }}
 .hr-pages a:hover {{ background: rgba(127,138,148,.18); }}
 .hr-pages a:focus-visible {{ outline: 3px solid #56B4E9; }}
 .hr-pages a[aria-current] {{ font-weight: 600; background: rgba(127,138,148,.18); }}
@@ -226,7 +246,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
 [data-testid="stSelectboxVirtualDropdown"] {{ width: max-content !important; min-width: var(--trigger-width);
   max-width: 94vw; }}
 .hr-note {{ margin: 0; font-size: .95rem; }}
-.stMainBlockContainer .hr-note {{ margin-top: .9rem; }}
+.stMainBlockContainer .hr-note {{ margin-top: .2rem; }}
 .hr-refusal {{ border-left: .3rem solid #E69F00; border-radius: .3rem; padding: .5rem .8rem;
   background: color-mix(in srgb, #E69F00 12%, transparent); overflow-wrap: anywhere; }}
 .hr-asking::before {{ content: ""; display: inline-block; width: .8em; height: .8em; margin-right: .5em;
@@ -241,7 +261,11 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   [data-testid="stExpandSidebarButton"]::after {{ content: "Change the setup"; margin-left: .4rem; }}
   [class*="st-key-cards-"] {{ grid-template-columns: 1fr !important; }}
   [class*="st-key-cards-"] > * {{ grid-area: var(--cell) / 1 !important; }}
-  .hr-verdict:has(.hr-run:not(:empty)) {{ min-height: 0; }}
+  .hr-verdict {{ min-height: 0; }}
+  .hr-stays {{ top: auto; bottom: 0; left: 0; right: 0; height: 2.9rem; padding: 0 1rem; animation: none;
+    background: light-dark(#FFFFFF, #11161C); border-top: .25rem solid var(--hr); overflow: hidden;
+    white-space: nowrap; }}
+  .stMainBlockContainer, [data-testid="stSidebarContent"] {{ padding-bottom: 4rem !important; }}
   .hr-verdict {{ padding: .5rem .8rem .6rem; }}
   .hr-verdict .hr-setup {{ display: block; }}
   .st-key-model-aside {{ display: flex; }}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from dashboard import theme
-from dashboard.estimate import hero_figure, method_cards, sections, verdict_panel
+from dashboard.estimate import hero_figure, method_cards, sections, start, verdict_panel
 from dashboard.site import navigation
 from dashboard.state import comparison, opening, question
 from dashboard.widgets import drawing, keeping, model_box, proposal_cards, rerun, sidebar
@@ -26,8 +26,10 @@ def verdict() -> None:
     answer = question.answer()
     if isinstance(answer, str):
         st.error(markup.plain(answer), icon=":material/block:")
+        st.html(verdict_panel.refused_html())
         return
     st.html(verdict_panel.verdict_html(answer, similar_runs(answer)))
+    start.draw(answer)
 
 
 @st.fragment(key=rerun.CARDS)

@@ -95,9 +95,45 @@ def test_only_the_highest_phase_and_the_chosen_method_are_marked():
 
 def test_the_capacity_is_a_line_through_all_bars():
     layout = hero()["layout"]
-    line = next(shape for shape in layout["shapes"] if shape.get("name") == "capacity")
-    assert line["x0"] == line["x1"] == units.in_gib(GPU.memory_bytes)
-    assert (line["yref"], line["y0"], line["y1"]) == ("paper", 0, 1)
+    lines = [shape for shape in layout["shapes"] if shape.get("name") == "capacity"]
+    assert {line["x0"] for line in lines} == {units.in_gib(GPU.memory_bytes)}
+    for place in hero_figure.PLACES.values():
+        assert sum(line["y0"] < place < line["y1"] for line in lines) == 1
+
+
+def test_the_capacity_does_not_run_through_a_heading():
+    lines = [shape for shape in hero()["layout"]["shapes"] if shape.get("name") == "capacity"]
+    for heading in hero_figure.HEADINGS:
+        assert not any(line["y0"] < heading + 0.3 and heading - 0.3 < line["y1"] for line in lines)
+
+
+def test_the_scale_is_that_of_the_chosen_setup_and_its_card_and_longer_bars_are_cut_with_their_number():
+    small = hero(Method.QLORA, gpu=catalog.gpu("L4"))
+    end = small["layout"]["xaxis"]["range"][1]
+    full = by_method(gpu=catalog.gpu("L4"))[Method.FULL]
+    assert end < units.in_gib(full.need_high_bytes), "full fine-tuning needs more than the scale"
+    assert stacked(small, Method.FULL) == pytest.approx(end)
+    totals = small["data"][1]
+    at = totals["y"].index(hero_figure.PLACES[Method.FULL])
+    assert totals["text"][at].strip() == f"{units.number(full.need_high_bytes)} →"
+    assert (totals["x"][at], totals["textposition"][at]) == (end, "middle left")
+
+
+def test_a_total_of_what_fits_stands_where_it_fits():
+    needed = by_method()[Method.LORA].need_high_bytes
+    card = replace(GPU, memory_bytes=needed + units.GIB // 2)
+    drawn = hero(Method.LORA, gpu=card)
+    totals = drawn["data"][1]
+    at = totals["y"].index(hero_figure.PLACES[Method.LORA])
+    assert totals["x"][at] <= units.in_gib(card.memory_bytes)
+    assert totals["textposition"][at] == "middle left"
+    assert totals["textfont"]["shadow"], "on top of a bar it needs a ground"
+
+
+def test_every_part_that_is_drawn_can_be_switched_and_so_has_a_name():
+    several = replace(SETUP, strategy="fsdp", num_gpus=4)
+    assert {it.label for it in pieces(hero(setup=several))} <= set(hero_figure.SWITCHES)
+    assert "Communication" in {it.label for it in pieces(hero(setup=several))}
 
 
 def test_without_a_gpu_there_is_no_line():

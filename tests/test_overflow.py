@@ -61,7 +61,7 @@ def test_the_example_stops_where_its_states_are_made() -> None:
     ):
         assert parts[part] == pytest.approx(size, rel=1e-4)
     for text in (
-        verdicts.verdict(answer).when,
+        verdicts.verdict(answer).stops,
         describe(answer),
         two_steps.step_html(answer),
         "\n".join(chapter.text for chapter in content.chapters(answer)),
@@ -140,7 +140,7 @@ def test_a_run_stops_where_it_first_holds_too_much(
     answer = estimate(*parse(given))
     assert words in runs_out(answer)
     assert runs_out(answer) in describe(answer)
-    assert runs_out(answer) in verdicts.verdict(answer).when
+    assert runs_out(answer) == verdicts.verdict(answer).stops
 
 
 def test_what_fits_what_is_tight_and_what_has_no_card_never_runs_out() -> None:

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard.address.example import TRL_DEFAULTS
 from dashboard.estimate import hero_figure
 from dashboard.state import session
 from estimator import Method, TrainingSetup, catalog, estimate
@@ -107,8 +108,55 @@ def test_one_click_on_qlora_and_it_fits_with_room():
     assert "Does not fit" not in said.split("At the peak")[0]
 
 
-def test_both_real_neighbours_of_the_what_if_stand_beside_it_and_open():
+def test_it_opens_as_trl_runs_it_and_says_so_and_the_article_s_count_is_one_click():
     page = open_page()
+    assert "Set as SFTTrainer of TRL 1.16 runs it by default." in text(page)
+    for key, value in TRL_DEFAULTS.items():
+        assert setting(page, key) == value
+    page.button(key="other count").click().run()
+    assert not page.exception
+    assert setting(page, "optim_state_dtype") == "float32"
+    said = text(page)
+    assert "A what-if: no tool keeps float32 states for 16-bit weights." in said
+    # 14.5 GB of weights and gradients each, 57.9 GB of states: the article's 86.9 GB, 81.0 GiB
+    assert "needs 81." in said
+    page.button(key="other count").click().run()
+    assert "Set as SFTTrainer of TRL 1.16 runs it by default." in text(page)
+
+
+@pytest.mark.parametrize("change", [{"model": "Qwen/Qwen3-8B"}, {"method": "lora"}])
+def test_a_what_if_ends_with_its_model_or_method_and_the_page_says_so(change):
+    page = open_page(**WHAT_IF)
+    assert setting(page, "optim_state_dtype") == "float32"
+    for key, value in change.items():
+        move(page, "model box" if key == "model" else key, value)
+    assert setting(page, "optim_state_dtype") is None
+    assert "float32 states were a what-if for full fine-tuning of Mistral-7B-v0.1" in text(page)
+
+
+def test_a_card_of_another_method_does_not_take_the_what_if_with_it():
+    page = open_page(**WHAT_IF)
+    page.button(key="open lora").click().run()
+    assert setting(page, "optim_state_dtype") is None
+    assert "float32 states were a what-if" in text(page)
+
+
+def test_an_address_may_say_a_what_if_of_any_model():
+    page = open_page(**WHAT_IF | {"model": "Qwen/Qwen3-8B"})
+    page.run()
+    assert setting(page, "optim_state_dtype") == "float32"
+
+
+WHAT_IF = {
+    "model": "mistralai/Mistral-7B-v0.1",
+    "gpu": "A100-SXM4-80GB",
+    "mixed_precision": "no",
+    "optim_state_dtype": "float32",
+}
+
+
+def test_both_real_neighbours_of_the_what_if_stand_beside_it_and_open():
+    page = open_page(**WHAT_IF)
     page.button(key="open bfloat16 states too").click().run()
     assert not page.exception
     assert "Fits" in text(page)
@@ -121,7 +169,8 @@ def test_the_hero_figure_stacks_phases_and_methods_against_one_capacity_line():
     assert line["x0"] == pytest.approx(catalog.gpu("A100-SXM4-80GB").memory_bytes / 2**30, abs=0.02)
     weights = sizes(drawn, "Weights")
     assert len(weights) == 8, "five phases and three methods"
-    assert weights[0] == pytest.approx(2 * 7_241_732_096 / 2**30, abs=0.01)  # two bytes a parameter
+    # TRL loads a model given by name in float32: four bytes a parameter
+    assert weights[0] == pytest.approx(4 * 7_241_732_096 / 2**30, abs=0.01)
 
 
 def test_switching_a_component_off_keeps_the_scale():

@@ -1,13 +1,48 @@
-"""What a bare address opens on."""
+"""What a bare address opens on, and the same run as the rule of thumb counts it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from estimator import Estimate, contract
+
+TRL_DEFAULTS: Mapping[str, object] = {
+    "dtype": "float32",
+    "per_device_train_batch_size": 8,
+    "gradient_checkpointing": True,
+    "loss": "chunked_trl",
+}
+"""What ``SFTTrainer(model="…", train_dataset=…)`` sets unasked, by the contract's keys, where the contract's own
+defaults differ. The rest is the same: bf16 autocast, fused AdamW, sdpa, 1,024 tokens, one epoch.
+
+Source: trl 1.16, trainer/utils.py, ``create_model_from_path`` (a model given by name is loaded in float32);
+trainer/base_config.py (``gradient_checkpointing`` true, ``bf16`` true unless fp16 is set); trainer/sft_config.py
+(``max_length`` 1024, ``loss_type`` nll) and trainer/sft_trainer.py (the loss in chunks, without whole logits);
+transformers 5.23, training_args.py (``per_device_train_batch_size`` 8, ``optim`` adamw_torch_fused).
+"""
+TRL_SAYING = "Set as SFTTrainer of TRL 1.16 runs it by default."
 EXAMPLE: Mapping[str, object] = {
     "model": "mistralai/Mistral-7B-v0.1",
     "gpu": "A100-SXM4-80GB",
+    **TRL_DEFAULTS,
+}
+"""Full fine-tuning of Mistral-7B on an A100 80GB, as a real tool runs it."""
+ARTICLE_NAME = "As the article counts"
+ARTICLE: Mapping[str, object] = {
+    "method": "full",
+    "dtype": "bfloat16",
     "mixed_precision": "no",
     "optim_state_dtype": "float32",
+    "per_device_train_batch_size": 1,
+    "gradient_checkpointing": False,
+    "loss": None,
 }
-"""The setup that the rule of thumb is usually explained with, by the contract's keys."""
+"""The run that the rule of thumb is usually explained with: float32 AdamW states on bfloat16 weights."""
+_METHOD_KEYS = ("method", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+
+
+def is_as_trl_runs_it(of: Estimate) -> bool:
+    """Whether a setup on one GPU is TRL's by default, whatever its model, card, method and adapters are."""
+    facts = contract.write_fields(of.model, of.gpu, of.setup)
+    beside = {"model", "gpu", "v", *_METHOD_KEYS}
+    return {key: value for key, value in facts.items() if key not in beside} == TRL_DEFAULTS

@@ -95,8 +95,7 @@ def _figure(page: Page, *, chosen: int | None = None) -> None:
     large = chosen is not None
     figure = peaks_figure.figure(page.shown, dark=drawing.is_dark(), large=large, chosen=chosen)
     drawing.plot(figure, "comparison", peaks_figure.figure_alt(page.shown), menu=True)
-    if not large:
-        st.html(peaks_figure.legend_html(page.shown))
+    st.html(peaks_figure.legend_html(page.shown))
 
 
 # --- what is asked ------------------------------------------------------------------------------

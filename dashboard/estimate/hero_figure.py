@@ -9,7 +9,7 @@ from dashboard import theme
 from dashboard.figures import memory_bars
 from dashboard.figures.memory_bars import Bar, Figure
 from dashboard.words import terms, units
-from estimator import STEP_PHASES, Component, Estimate, Method, Phase
+from estimator import STEP_PHASES, Estimate, Method, Phase
 
 HEIGHT = 420
 PLACES: Mapping[Phase | Method, float] = {
@@ -28,11 +28,10 @@ HEADINGS = {
     -0.85: "One step, phase by phase",
     5.05: "Each method at its peak",
 }
-SWITCHES = [
-    *(part.label for c, part in theme.COMPONENTS.items() if c is not Component.COMMUNICATION),
-    theme.RESERVE.label,
-]
-"""What can be switched on and off in the hero figure; one GPU has no communication."""
+SPANS = ((-0.45, 4.5), (5.45, 8.45))
+"""Places between which the capacity's line runs: not through the headings."""
+SWITCHES = [part.label for part in (*theme.COMPONENTS.values(), theme.RESERVE)]
+"""What can be switched on and off in the hero figure: every part that it may draw."""
 
 
 def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
@@ -74,21 +73,25 @@ def hero(
 ) -> Figure:
     """The phases of one setup and its peak under each method, stacked by component, on one scale.
 
-    ``shown`` holds the labels that are switched on (``SWITCHES``; None: all). The scale is that of all.
+    ``shown`` holds the labels that are switched on (``SWITCHES``; None: all). The scale is that of all parts of the
+    chosen setup and its card; another method that takes more is cut at its end.
     """
     look = theme.DARK if dark else theme.LIGHT
     bars = _bars(estimate, methods)
     off = set() if shown is None else set(SWITCHES) - set(shown)
-    largest = max(sum(bar.parts.values()) for bar in bars)
+    largest = max(sum(bar.parts.values()) for bar in bars if bar.place <= PLACES[Phase.SAVE])
     if estimate.gpu is not None:
         largest = max(largest, estimate.gpu.memory_bytes)
     end = memory_bars.scale(largest)
-    (stack, totals), shapes, annotations = memory_bars.against(bars, estimate.gpu, look, end, off)
+    (stack, totals), shapes, annotations = memory_bars.against(
+        bars, estimate.gpu, look, end, off, SPANS
+    )
     written = {  # an annotation takes a browser longer than a text of a trace
         **totals,
         "x": [*totals["x"], *(0 for _ in HEADINGS)],
         "y": [*totals["y"], *HEADINGS],
         "text": [*totals["text"], *HEADINGS.values()],
+        "textposition": [*totals["textposition"], *("middle right" for _ in HEADINGS)],
     }
     return {
         "data": [stack, written],

@@ -80,7 +80,9 @@ def methods(of: Estimate) -> dict[Method, Estimate]:
     )
     found = {}
     for method in Method:
-        others = (changed(of, {"method": method, **way}) for way in ways)
+        # a what-if is of the method that it was set for
+        real = {} if method is of.setup.method else {"optim_state_dtype": None}
+        others = (changed(of, {"method": method, **real, **way}) for way in ways)
         if (other := next(filter(None, others), None)) is not None:
             found[method] = other
     return found
@@ -90,6 +92,7 @@ def method_keys(of: Estimate) -> dict[str, object]:
     """The keys that a click on a method's card sets."""
     return {
         "method": of.setup.method,
+        "optim_state_dtype": of.setup.optim_state_dtype,
         "bnb_4bit_quant_storage": of.setup.bnb_4bit_quant_storage,
         "lora_target_modules": links.targets_as_chosen(of.model, of.setup),
     }
@@ -100,7 +103,7 @@ def card_html(method: Method, estimate: Estimate, smallest: Place | str) -> str:
 
     ``smallest``: or why no number of cards can share it.
     """
-    need = f"needs {units.gib(estimate.need_high_bytes)}"
+    need = f"needs up to {units.gib(estimate.need_high_bytes)}"
     if estimate.verdict is Verdict.FITS:
         need += f", {units.gib(estimate.headroom_bytes)} free"
     where = f"not on one GPU, nor on {MOST_GPUS} together"

@@ -33,7 +33,7 @@ def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
 def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:
     """A change that makes it fit: what, what it saves, what it costs in time, in dollars and in quality."""
     saves = f"saves {units.gib(it.saved_bytes)}, " if it.saved_bytes else ""
-    needs = f"{saves}needs {units.gib(it.need_high_bytes)}; {added(before, after)}"
+    needs = f"{saves}needs up to {units.gib(it.need_high_bytes)}; {added(before, after)}"
     return f"<b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}{one_line.elsewhere(after)}</small>"
 
 

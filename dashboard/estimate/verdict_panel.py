@@ -6,7 +6,16 @@ from html import escape
 
 from dashboard import theme
 from dashboard.words import one_line, terms, verdicts
-from estimator import Estimate, Gpu, SimilarRuns, Strategy, TrainingSetup, accuracy, offloads
+from estimator import (
+    Estimate,
+    Gpu,
+    SimilarRuns,
+    Strategy,
+    TrainingSetup,
+    Verdict,
+    accuracy,
+    offloads,
+)
 
 
 def trust_sentence(estimate: Estimate, similar: SimilarRuns) -> str:
@@ -67,17 +76,35 @@ def _off(error: float) -> str:
 def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
     """The verdict as a coloured panel; the words say all that the colour says."""
     saying = verdicts.verdict(estimate)
-    if estimate.verdict is None:
-        light, dark = theme.NEUTRAL
-    else:
-        light = theme.VERDICTS[estimate.verdict].colour
-        dark = theme.VERDICTS_ON_DARK[estimate.verdict]
+    colour = _colour(estimate.verdict)
+    beside = f"{saying.when} {saying.capacity} {trust_sentence(estimate, similar)}"
     return (
-        f'<div class="hr-verdict" role="status" style="--hr: light-dark({light}, {dark})">'
+        f'<div class="hr-verdict" role="status" style="--hr: {colour}">'
         f'<p class="hr-word">{escape(saying.word)}</p>'
         f'<p class="hr-say">{escape(saying.sentence)}</p>'
-        f'<p class="hr-run">{escape(one_line.run_sentence(estimate))}</p>'
+        f'<p class="hr-run">{escape(one_line.run_sentence(estimate) or saying.stops)}</p>'
         f'<p class="hr-small hr-setup">{escape(one_line.setup_line(estimate))}</p>'
-        f'<p class="hr-small">{escape(saying.when)} {escape(saying.capacity)} '
-        f"{escape(trust_sentence(estimate, similar))}</p></div>"
+        '<details class="hr-small" data-hr="verdict"><summary>The highest moment, and how sure this is</summary>'
+        f"<p>{escape(beside)}</p></details></div>{compact_html(saying.word, one_line.run(estimate), colour)}"
     )
+
+
+def _colour(verdict: Verdict | None) -> str:
+    light, dark = theme.NEUTRAL
+    if verdict is not None:
+        light, dark = theme.VERDICTS[verdict].colour, theme.VERDICTS_ON_DARK[verdict]
+    return f"light-dark({light}, {dark})"
+
+
+def compact_html(word: str, run: str, colour: str) -> str:
+    """The verdict in one line that stays in sight: in the page's head, or below on a phone.
+
+    Hidden from screen readers, which have the panel itself.
+    """
+    said = f" <span>{escape(run)}</span>" if run else ""
+    return f'<div class="hr-stays" aria-hidden="true" style="--hr: {colour}"><b>{escape(word)}</b>{said}</div>'
+
+
+def refused_html() -> str:
+    """The same for a setup that is refused: it neither fits nor not."""
+    return compact_html("No estimate", "see why above", _colour(None))

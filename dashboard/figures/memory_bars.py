@@ -52,52 +52,73 @@ def parts(resident: Mapping[Component, int], reserve: int) -> dict[str, int]:
 
 
 def _stack(
-    parts: Sequence[theme.Part], bars: Sequence[Bar], end: float, size: int, width: float = 0.78
+    parts: Sequence[theme.Part],
+    bars: Sequence[Bar],
+    end: float,
+    size: int,
+    width: float = 0.78,
+    line: float | None = None,
 ) -> Figure:
     """All bars, part upon part, as one trace: a browser takes twice as long over a trace for each part.
 
-    ``end`` of the scale in GiB, ``size`` of the numbers in pixels, ``width`` of a bar where the next is 1 away.
+    ``end`` of the scale in GiB, where longer bars are cut; ``size`` of the numbers in pixels; ``width`` of a bar where
+    the next is 1 away; ``line``: the capacity, at which a part is two pieces, so that neither's number is crossed.
     """
-    pieces = [
-        (bar.place, part, bar.parts[part.label])
-        for bar in bars
-        for part in parts
-        if bar.parts[part.label]
-    ]
-    bases, reached = [], dict.fromkeys((bar.place for bar in bars), 0)
-    for place, _, held in pieces:
-        bases.append(units.in_gib(reached[place]))
-        reached[place] += held
-    lengths = [units.in_gib(held) for _, _, held in pieces]
+    pieces: list[tuple[float, theme.Part, int, str]] = []
+    bases: list[float] = []
+    lengths: list[float] = []
+    for bar in bars:
+        reached = 0
+        for part in parts:
+            held = bar.parts[part.label]
+            base = units.in_gib(reached)
+            reached += held
+            if held and base < end:
+                spans = _pieces(base, units.in_gib(held), line, end)
+                widest = max(length for _, length in spans)
+                for at, length in spans:
+                    is_cut = at + length >= end
+                    fits = length == widest > end * LEGIBLE and not is_cut
+                    pieces.append((bar.place, part, held, units.number(held) if fits else ""))
+                    bases.append(at)
+                    lengths.append(length)
     return {
         "type": "bar",
         "orientation": "h",
         "name": "Memory",
-        "y": [place for place, _, _ in pieces],
+        "y": [place for place, *_ in pieces],
         "x": lengths,
         "base": bases,
         "width": width,
         "marker": {
-            "color": [part.fill for _, part, _ in pieces],
+            "color": [part.fill for _, part, *_ in pieces],
             "line": {
-                "color": [part.edge for _, part, _ in pieces],
-                "width": [part.edge_width for _, part, _ in pieces],
+                "color": [part.edge for _, part, *_ in pieces],
+                "width": [part.edge_width for _, part, *_ in pieces],
             },
         },
-        "text": [
-            units.number(held) if length > end * LEGIBLE else ""
-            for (_, _, held), length in zip(pieces, lengths, strict=True)
-        ],
+        "text": [text for *_, text in pieces],
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
-        "insidetextfont": {"color": [part.ink for _, part, _ in pieces], "size": size},
-        "hovertext": [
-            f"{part.label}: {length:.2f} GiB"
-            for (_, part, _), length in zip(pieces, lengths, strict=True)
-        ],
+        "insidetextfont": {"color": [part.ink for _, part, *_ in pieces], "size": size},
+        "hovertext": [f"{part.label}: {units.in_gib(held):.2f} GiB" for _, part, held, _ in pieces],
         "hoverinfo": "text",
     }
+
+
+def _pieces(
+    base: float, length: float, line: float | None, end: float
+) -> list[tuple[float, float]]:
+    """A part from where it begins, cut at the end of the scale, in two at a line that crosses it: (begin, length).
+
+    >>> _pieces(10.0, 20.0, 24.0, 32.0), _pieces(10.0, 40.0, None, 32.0)
+    ([(10.0, 14.0), (24.0, 6.0)], [(10.0, 22.0)])
+    """
+    length = min(length, round(end - base, 3))
+    if line is None or not base < line < base + length:
+        return [(base, length)]
+    return [(base, round(line - base, 3)), (line, round(base + length - line, 3))]
 
 
 def peak_parts(estimate: Estimate) -> dict[str, int]:
@@ -140,45 +161,54 @@ def _mark(height: float, width: int, colour: str) -> Figure:
 def _totals(
     bars: list[Bar], shown: Collection[str], look: theme.Look, line: float | None, end: float
 ) -> Figure:
-    """What each bar adds up to, written at its end, or beyond the capacity's line where it would cross it."""
-    whole = [sum(bar.parts.values()) for bar in bars]
-    seen = [sum(size for label, size in bar.parts.items() if label in shown) for bar in bars]
-    texts = [
-        units.number(part) + (f" of {units.number(total)}" if part != total else "")
-        for part, total in zip(seen, whole, strict=True)
-    ]
+    """What each bar adds up to: beyond its end; on its end where the capacity or the scale leaves no room beyond it.
+
+    What fits is written on the side of the capacity where it fits; a bar cut at the end of the scale has an arrow.
+    """
+    texts, places, sides = [], [], []
+    for bar in bars:
+        whole = sum(bar.parts.values())
+        seen = sum(size for label, size in bar.parts.items() if label in shown)
+        text = units.number(seen) + (f" of {units.number(whole)}" if seen != whole else "")
+        at = units.in_gib(seen)
+        is_cut = at > end
+        on_it = is_cut or (line is not None and at <= line < at + end * TOTAL_WIDTH)
+        text += " →" if is_cut else ""
+        texts.append(f"<b>{text}</b>" if bar.marked else text)
+        places.append(min(at, end))
+        sides.append("middle left" if on_it else "middle right")
     return {
         "type": "scatter",
         "mode": "text",
         "name": "Total",
         "y": [bar.place for bar in bars],
-        "x": [_clear_of(line, units.in_gib(part), end) for part in seen],
-        "text": [
-            f" <b>{t}</b>" if bar.marked else f" {t}" for bar, t in zip(bars, texts, strict=True)
-        ],
-        "textposition": "middle right",
-        "textfont": {"size": 15, "color": look.ink},
+        "x": places,
+        "text": [f" {text} " for text in texts],
+        "textposition": sides,
+        "textfont": {"size": 15, "color": look.ink, "shadow": _halo(look)},
         "cliponaxis": False,
         "hoverinfo": "skip",
     }
 
 
-def _clear_of(line: float | None, at: float, end: float) -> float:
-    """Where a total may begin: at the bar's end, unless its figures would run across the line."""
-    crosses = line is not None and line - end * TOTAL_WIDTH < at < line
-    return line if crosses and line is not None else at
+def _halo(look: theme.Look) -> str:
+    """A ground around letters, so that they are read on top of any colour."""
+    return ", ".join(f"{x}px {y}px 2px {look.ground}" for x in (-1, 0, 1) for y in (-1, 0, 1))
 
 
-def _capacity(memory_bytes: int, end: float, look: theme.Look) -> Figure:
-    """The capacity as a line through all bars, and what lies beyond it tinted."""
+def _capacity(
+    memory_bytes: int, end: float, look: theme.Look, spans: Sequence[tuple[float, float]]
+) -> Figure:
+    """The capacity as a line through the bars of each span of places, and what lies beyond it tinted."""
     at = units.in_gib(memory_bytes)
     line = {"color": look.capacity, "width": 2.5, "dash": "dash"}
-    across = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
     beyond = {"type": "rect", "x0": at, "x1": end, "fillcolor": "rgba(213,94,0,0.09)"}
+    through = {"type": "line", "x0": at, "x1": at, "line": line, "name": "capacity"}
     return {
         "shapes": [
-            {**across, **beyond, "line": {"width": 0}, "layer": "below"},
-            {**across, "type": "line", "x0": at, "x1": at, "line": line, "name": "capacity"},
+            {**_ALL_BARS, **beyond, "line": {"width": 0}, "layer": "below"},
+            *({**through, "xref": "x", "yref": "y", "y0": top, "y1": low} for top, low in spans),
+            *([] if spans else [{**through, **_ALL_BARS}]),
         ],
         "label": {
             "x": at,
@@ -194,18 +224,27 @@ def _capacity(memory_bytes: int, end: float, look: theme.Look) -> Figure:
     }
 
 
+_ALL_BARS = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
+
+
 def against(
-    bars: list[Bar], gpu: Gpu | None, look: theme.Look, end: float, off: Collection[str] = ()
+    bars: list[Bar],
+    gpu: Gpu | None,
+    look: theme.Look,
+    end: float,
+    off: Collection[str] = (),
+    spans: Sequence[tuple[float, float]] = (),
 ) -> tuple[tuple[Figure, Figure], list[Figure], list[Figure]]:
     """Bars and what each adds up to, held against a card: these two traces, shapes and annotations.
 
-    The parts whose labels are in ``off`` are left out.
+    The parts whose labels are in ``off`` are left out. ``spans``: places from and to which the capacity's line runs;
+    none: through everything.
     """
     shown = [part for part in _EVERY if part.label not in off]
     line = None if gpu is None else units.in_gib(gpu.memory_bytes)
     totals = _totals(bars, {part.label for part in shown}, look, line, end)
-    traces = _stack(shown, bars, end, 13), totals
+    traces = _stack(shown, bars, end, 13, line=line), totals
     if gpu is None:
         return traces, [], []
-    capacity = _capacity(gpu.memory_bytes, end, look)
+    capacity = _capacity(gpu.memory_bytes, end, look, spans)
     return traces, capacity["shapes"], [capacity["label"]]

@@ -30,7 +30,7 @@ def chapters(example: Estimate) -> list[Chapter]:
     """The story told along one setup, which is full fine-tuning that does not fit."""
     return [
         Chapter("A peak is a moment, not a sum", _idea(example)),
-        Chapter("The example, moment by moment", _walk(example)),
+        Chapter("One run, moment by moment", _walk(example)),
         Chapter("Beside the rule of thumb", rule_of_thumb.sentence(example)),
         Chapter("What LoRA and QLoRA change", _adapters(example)),
         Chapter("Common mistakes", _pitfalls(example)),

@@ -15,7 +15,7 @@ from streamlit.errors import StreamlitAPIException
 
 from dashboard.address import links, unbound
 from dashboard.address.example import EXAMPLE
-from dashboard.state import comparison, models, question, session
+from dashboard.state import comparison, models, question, session, what_ifs
 from estimator import KEY_FACET, HubModel, catalog, contract
 
 UNBOUND = tuple(name for name in KEY_FACET if name not in session.BOUND)
@@ -35,9 +35,10 @@ def open_address() -> None:
     state = st.session_state
     if models.is_known(state.get("model")) and not unbound.moved(UNBOUND):
         return
+    what_ifs.forget()
     params = st.query_params
     given = {key: params.get_all(key) for key in params if key not in PAGE_KEYS}
-    asked = given or {key: [str(value)] for key, value in EXAMPLE.items()}
+    asked = given or {key: unbound.spelled(value) for key, value in EXAMPLE.items()}
     if "model" not in given:
         asked = comparison.estimate_params() or asked
     read = contract.read_link(asked, models.known())

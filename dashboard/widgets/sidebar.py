@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.state import actions, models, question
+from dashboard.state import actions, models, question, what_ifs
 from dashboard.widgets import (
     batch_sliders,
     boxes,
@@ -32,7 +32,7 @@ def _undo_and_reset() -> None:
             "Reset",
             on_click=actions.reset,
             key="reset to example",
-            help="Back to the example: Mistral-7B, full fine-tuning, one A100 80GB.",
+            help="Back to the example: Mistral-7B on one A100 80GB, as TRL runs it by default.",
         )
 
 
@@ -68,6 +68,7 @@ def draw() -> None:
     """All controls, in the sidebar, always in the same places; what does not apply now keeps its value."""
     models.settle()
     models.follow()
+    what_ifs.follow(question.reading())
     now = question.reading()
     _open_what_applies(now.setup.method)
     with st.sidebar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from dashboard.words import terms
@@ -26,8 +27,21 @@ def row(colour: str | None, name: str, size: str, part: str, what: str, kind: st
     )
 
 
+def whole_prices(html: str) -> str:
+    """Each bracket of dollars on one line: it is never broken between its ends."""
+    return _DOLLARS.sub(r'<span class="hr-whole">\g<0></span>', html)
+
+
+_DOLLARS = re.compile(r"\$[\d,.]*\d( to [\d,.]*\d)?")
+
+
+def details(key: str, summary: str, html: str) -> str:
+    """What is read on demand, behind its summary; ``key`` tells it from others, so that it stays open."""
+    return f'<details class="hr-more" data-hr="{key}"><summary>{escape(summary)}</summary>{html}</details>'
+
+
 def card(name: str, verdict: Verdict | None, *lines: str) -> str:
     """A card: a name, its verdict, and lines below."""
     said = "" if verdict is None else f' <span class="hr-{verdict}">{terms.sign(verdict)}</span>'
-    rest = "".join(f"<br>{escape(line)}" for line in lines)
+    rest = "".join(f"<br>{whole_prices(escape(line))}" for line in lines)
     return f"<b>{escape(name)}</b>{said}{rest}"

@@ -13,9 +13,12 @@ class Saying(NamedTuple):
     """The verdict in words."""
 
     word: str
-    """Sign, word and room: ``✕ Does not fit: 2.3 GiB short``."""
+    """Sign, word and room: ``✕ Does not fit: 2.0 to 5.0 GiB short``."""
     sentence: str
+    stops: str
+    """Where the run stops; empty if it does not."""
     when: str
+    """When memory is highest."""
     capacity: str
 
 
@@ -46,6 +49,7 @@ def verdict(estimate: Estimate) -> Saying:
         return Saying(
             f"Needs {need}",
             f"{subject} needs {need} on one GPU. Choose a GPU to see whether it fits.",
+            "",
             peak,
             "",
         )
@@ -57,20 +61,11 @@ def verdict(estimate: Estimate) -> Saying:
     word = f"{terms.SIGNS[estimate.verdict]} {theme.VERDICTS[estimate.verdict].label}"
     if estimate.verdict is Verdict.FITS:
         room = units.gib(usable - high)
-        saying = Saying(f"{word}: {room} free", f"{offer}, so {room} is left.", peak, "")
+        word, sentence = f"{word}: {room} free", f"{offer}, so at least {room} is left."
     elif estimate.verdict is Verdict.TIGHT:
-        saying = Saying(
-            f"{word}: {units.gib(usable - low)} free at best",
-            f"{offer}. Whether it fits depends on how the allocator places blocks; do not count on it.",
-            peak,
-            "",
-        )
+        word = f"{word}: {units.gib(usable - low)} free at best, {units.gib(high - usable)} short at worst"
+        sentence = f"{offer}. The allocator decides; do not count on it."
     else:
-        short = units.gib(low - usable)
-        saying = Saying(
-            f"{word}: {short} short",
-            f"{offer}, at least {short} too little.",
-            f"{overflow.runs_out(estimate)} {peak}",
-            "",
-        )
-    return saying._replace(capacity=capacity_note(gpu))
+        word = f"{word}: {units.between(low - usable, high - usable)} short"
+        sentence = f"{offer}."
+    return Saying(word, sentence, overflow.runs_out(estimate), peak, capacity_note(gpu))

@@ -65,7 +65,7 @@ def _await_bars(page, compared, others):
 
 
 def test_the_keyboard_moves_a_slider_and_reload_and_a_copied_link_keep_it(browser, address):
-    with visitor(browser, address) as page:
+    with visitor(browser, f"{address}/?model=mistralai/Mistral-7B-v0.1&gpu=L4") as page:
         before = bars(page)
         page.get_by_role("slider", name="Micro-batch").first.focus()
         page.keyboard.press("ArrowRight")
@@ -163,7 +163,7 @@ def test_cards_hold_all_their_text_and_their_buttons_none_that_is_seen(
 
 
 def test_a_moved_slider_says_the_effective_batch_at_once(browser, address):
-    with visitor(browser, address) as page:
+    with visitor(browser, f"{address}/?model=mistralai/Mistral-7B-v0.1&gpu=L4") as page:
         page.get_by_role("slider", name="Accumulation").focus()
         page.keyboard.press("ArrowRight")
         page.get_by_text("Effective batch 2 = 1 × 2 on 1 GPU").wait_for(timeout=WAIT)

@@ -1,0 +1,38 @@
+"""Whose setup is on the page: a real tool's, or a what-if; the other is one click away."""
+
+from __future__ import annotations
+
+from html import escape
+
+import streamlit as st
+
+from dashboard.address import example
+from dashboard.estimate import what_if
+from dashboard.state import actions, what_ifs
+from estimator import Estimate, Method
+
+
+def draw(answer: Estimate) -> None:
+    """One line below the verdict; nothing for a setup of one's own."""
+    said, name, keys = _said(answer)
+    if not said:
+        return
+    with st.container(horizontal=True, key="start", gap="small"):
+        st.html(f'<p class="hr-note">{escape(said)}</p>', width="content")
+        if name:
+            st.button(name, on_click=actions.take, args=(keys,), key="other count", type="tertiary")
+
+
+def _said(answer: Estimate) -> tuple[str, str, dict[str, object]]:
+    """A sentence; the name of the other setup, and its keys."""
+    if what_if.is_what_if(answer):
+        keys = {**dict.fromkeys(example.ARTICLE, None), **example.TRL_DEFAULTS}
+        keys |= {"method": Method.FULL, "mixed_precision": "bf16"}
+        return "A what-if: no tool keeps float32 states for 16-bit weights.", "As TRL runs it", keys
+    if ended := what_ifs.ended():
+        return ended, "", {}
+    if example.is_as_trl_runs_it(answer):
+        full = answer.setup.method is Method.FULL
+        name = example.ARTICLE_NAME if full else ""
+        return example.TRL_SAYING, name, dict(example.ARTICLE)
+    return "", "", {}

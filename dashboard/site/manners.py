@@ -1,0 +1,38 @@
+"""In the browser: the page scrolls to the verdict, closes the sidebar on a phone and keeps details open."""
+
+from __future__ import annotations
+
+SCRIPT = """<script data-of="headroom">
+if (!window.headroomManners) {
+  window.headroomManners = true;
+  const PHONE = 640;
+  const main = () => document.querySelector('[data-testid="stMain"]');
+  const calm = matchMedia("(prefers-reduced-motion: reduce)");
+  const toVerdict = () => main()?.scrollTo({ top: 0, behavior: calm.matches ? "auto" : "smooth" });
+  const closeSidebar = () => {
+    const sidebar = document.querySelector('[data-testid="stSidebar"][aria-expanded="true"]');
+    if (innerWidth <= PHONE) sidebar?.querySelector('[data-testid="stSidebarCollapseButton"] button')?.click();
+  };
+  document.addEventListener("click", ({ target }) => {
+    if (target.closest('[class*="st-key-open-"] button')) toVerdict();
+    if (target.closest(".hr-stays")) { closeSidebar(); toVerdict(); }
+  });
+  const push = history.pushState.bind(history);
+  history.pushState = (state, title, url) => {
+    const before = location.href;
+    push(state, title, url);
+    if (location.href !== before && !document.activeElement?.matches("input")) closeSidebar();
+  };
+  const opened = {};
+  document.addEventListener("toggle", ({ target }) => {
+    if (target.dataset?.hr) opened[target.dataset.hr] = target.open;
+  }, true);
+  new MutationObserver(() => {
+    for (const it of document.querySelectorAll("details[data-hr]:not([open])"))
+      if (opened[it.dataset.hr]) it.open = true;
+  }).observe(document.querySelector(".stApp"), { childList: true, subtree: true });
+}
+</script>"""
+"""A click on a proposal scrolls to the verdict, which it changes. On a phone the sidebar covers the page: a choice in
+it closes it, a slider or a number that is typed does not; a touch of the verdict below closes it too. Details that were
+opened stay open when their text is drawn anew."""

@@ -1,0 +1,54 @@
+"""A what-if holds for the model and the method that it was set for; with another it ends, and the page says so."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import streamlit as st
+
+from dashboard.state import session
+from dashboard.words import terms
+from estimator import Method, contract
+
+KEY = "optim_state_dtype"
+"""The one key that says what no tool runs."""
+NOW, ENDED = "what-if", "what-if ended"
+
+
+class WhatIf(NamedTuple):
+    """The dtype of the optimizer's states, and what it was set for."""
+
+    dtype: str
+    of: str
+    """Method and model: ``full fine-tuning of Mistral-7B-v0.1``."""
+
+
+def follow(now: contract.Reading) -> None:
+    """End a what-if that was set for another model or method; before the page reads the setup."""
+    if now.model is None:
+        return
+    state = st.session_state
+    noun = terms.METHOD_NOUNS[Method(str(session.value("method")))].replace("Full", "full")
+    subject = f"{noun} of {terms.short_name(now.model.hub_id)}"
+    before: WhatIf | None = state.get(NOW)
+    if before is not None and before.of != subject:
+        state[ENDED] = before, subject
+        session.put({KEY: None})
+    dtype = session.value(KEY)
+    state[NOW] = None if dtype is None else WhatIf(str(dtype), subject)
+    if ENDED in state and (dtype is not None or state[ENDED][1] != subject):
+        del state[ENDED]
+
+
+def forget() -> None:
+    """A new address says what it means."""
+    st.session_state.pop(NOW, None)
+    st.session_state.pop(ENDED, None)
+
+
+def ended() -> str:
+    """That a what-if ended, in one sentence; empty if none did."""
+    if ENDED not in st.session_state:
+        return ""
+    before, _ = st.session_state[ENDED]
+    return f"AdamW's states have the dtype of a real run: {before.dtype} states were a what-if for {before.of}."
