@@ -39,6 +39,7 @@ from estimator.sources import catalog, hub, repository
 from estimator.sources.repository import HubModel, Trouble
 from estimator.step.evaluation import kept_logits_bytes
 from estimator.step.reserved import shown
+from estimator.tools.whose import QUESTION, TOOLS, SetByTool, defaults_of, with_defaults_of
 from estimator.values.keys import LARGEST
 from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
 from estimator.values.setup import KEY_FACET, TrainingSetup
@@ -81,10 +82,12 @@ __all__ = [
     "MOST_TOGETHER",
     "NETWORK",
     "OFFLOADS",
+    "QUESTION",
     "RATE_SPAN",
     "SHARDED_STATE_DICT",
     "SMALLEST_MEMORY",
     "STEP_PHASES",
+    "TOOLS",
     "AttnImplementation",
     "Comparison",
     "Component",
@@ -112,6 +115,7 @@ __all__ = [
     "Remedy",
     "RunCost",
     "RunTime",
+    "SetByTool",
     "Shown",
     "SimilarRuns",
     "Stage",
@@ -128,6 +132,7 @@ __all__ = [
     "checkpoint_bytes",
     "contract",
     "default_targets",
+    "defaults_of",
     "estimate",
     "evaluation_stops",
     "explain",
@@ -160,5 +165,6 @@ __all__ = [
     "stages",
     "why_left_on_the_cpu",
     "why_not_shared",
+    "with_defaults_of",
     "write_seconds",
 ]

@@ -45,7 +45,8 @@ EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))
 
 # The table of the contract, typed again by hand: the defaults of Trainer, TRL and PEFT, and ours.
 DEFAULTS = """
-v 1 · num_gpus 1 · gpus_per_node 8 · method "full" · model_class "auto" · dtype "bfloat16" · mixed_precision "bf16"
+v 1 · tool "trainer" · tool_version null
+num_gpus 1 · gpus_per_node 8 · method "full" · model_class "auto" · dtype "bfloat16" · mixed_precision "bf16"
 optim "adamw_torch_fused" · optim_args null · optim_state_dtype null · per_device_train_batch_size 1
 gradient_accumulation_steps 1 · max_length 1024 · padded false · gradient_checkpointing false
 use_reentrant false · attn_implementation "sdpa" · use_liger_kernel false · loss null · hold_outputs false

@@ -17,9 +17,10 @@ from estimator import __main__ as command_line
 from estimator import contract
 from estimator.contract.scenarios import CODES, Scenario, read_texts, write_text
 from estimator.contract.setups import Reading, parse, read_link, read_setup, write_fields
+from estimator.tools.whose import version_of
 from estimator.values.declaration import Key, Section, Widget
 from estimator.values.keys import DEFAULT, KEYS
-from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Version, WholeNumber
+from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Text, Version, WholeNumber
 from estimator.values.setup import KEY_FACET
 
 MODEL = "mistralai/Mistral-7B-v0.1"
@@ -39,6 +40,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "fsdp_version": {"num_gpus": 2, "strategy": "fsdp"},
     "offload_optimizer": {"num_gpus": 2, "strategy": "zero3"},
     "offload_param": {"num_gpus": 2, "strategy": "zero3"},
+    "tool_version": {"tool": "trl"},
     "use_reentrant": {"gradient_checkpointing": True},
 }
 """What a key needs beside it to be anything but its default, and what a page begins with."""
@@ -68,6 +70,8 @@ def another(key: Key) -> Any:
             return "momentum=0.5"
         case Version():
             return 1
+        case Text():
+            return version_of("trl")
         case _:
             raise AssertionError(f"a value of {key.name} must be thought of")
 

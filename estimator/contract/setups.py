@@ -23,6 +23,7 @@ from estimator.search.remedies import Remedy
 from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.step.reserved import shown
+from estimator.tools.whose import TOOLS, version_of, with_defaults_of
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS, SYNONYMS
 from estimator.values.kinds import near, not_modelled, one_of, plain, show
@@ -49,6 +50,8 @@ MODEL_MISSING = "model is missing; give a Hub id such as mistralai/Mistral-7B-v0
 NONE_KNOWN: Mapping[str, Model] = MappingProxyType({})
 LONGEST_NAME = 200
 """Characters that a name may have: ours, more than the Hub's 96."""
+TRAINER = "trainer"
+"""The tool whose name stands for the contract's own defaults, so that an object without a tool keeps its meaning."""
 PRICE = "usd_per_gpu_hour"
 """A key of the setup that a custom GPU may also set."""
 OWN_GPU = "own GPU"
@@ -87,6 +90,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     """
     problems: list[str] = []
     given = _with_number(_own_price(given, problems), problems)
+    given = _as_its_tool(given, known, problems)
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
     if problem := refused(setup) or beyond_one_machine(setup):
@@ -183,6 +187,29 @@ def _with_number(given: Mapping[str, object], problems: list[str]) -> Mapping[st
             f"gpu {name[:100]!r} is {meant['num_gpus']} GPUs and num_gpus is {show(asked)}; give one of them."
         )
     return given
+
+
+def _as_its_tool(
+    given: Mapping[str, object], known: Mapping[str, Model], problems: list[str]
+) -> Mapping[str, object]:
+    """The object with what its ``tool`` sets where a key is missing; as it is under ``trainer``, the contract's own."""
+    tool = TRAINER if given.get("tool") is None else given["tool"]
+    if not isinstance(tool, str) or tool not in TOOLS:
+        return given  # which `_read_keys` says
+    version, newest = given.get("tool_version"), version_of(tool)
+    if isinstance(version, str) and version.isprintable() and version != newest:
+        problems.append(
+            f"tool_version {show(version)}: the defaults of {tool} are known for {newest} alone; leave it out."
+        )
+    if tool == TRAINER:
+        return given
+    sound = _read_keys({name: value for name, value in given.items() if name in BY_NAME}, [])
+    try:
+        model = read_model(given.get("model"), known)
+    except ValueError:
+        model = None  # which is said where it is read
+    missing = with_defaults_of(tool, sound, model)
+    return {**{name: value for name, value in missing.items() if name not in sound}, **given}
 
 
 def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, object]:

@@ -75,6 +75,25 @@ _changed: Callable[..., Gpu] = replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolDefault:
+    """One row of ``data/tool_defaults.csv``: what a key is where nobody says so."""
+
+    tool: str
+    """The package on PyPI."""
+    version: str
+    key: str
+    value: Any
+    file: str
+    """In the wheel."""
+    line: int
+
+    @property
+    def source(self) -> str:
+        """Where it stands."""
+        return f"{self.tool} {self.version}, {self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogModel:
     """One row of ``data/models.csv``."""
 
@@ -182,6 +201,42 @@ def gpus() -> Mapping[str, Gpu]:
     True
     """
     return MappingProxyType({row["name"]: _gpu(row) for row in _rows("gpus.csv")})
+
+
+@lru_cache(maxsize=1)
+def tool_defaults() -> Mapping[tuple[str, str], ToolDefault]:
+    """What the training tools set where their user says nothing, by package and ``class.key``.
+
+    Source: data/tool_defaults.csv, by row; ``benchmarks/tool_defaults.py`` reads it out of the wheels.
+
+    >>> tool_defaults()["trl", "SFTConfig.max_length"].value
+    1024
+    """
+    rows = _rows("tool_defaults.csv")
+    return MappingProxyType({(row["tool"], row["key"]): _tool_default(row) for row in rows})
+
+
+def _tool_default(row: Mapping[str, str]) -> ToolDefault:
+    return ToolDefault(
+        tool=row["tool"],
+        version=row["version"],
+        key=row["key"],
+        value=json.loads(row["default"]),
+        file=row["file"],
+        line=int(row["line"]),
+    )
+
+
+@lru_cache(maxsize=1)
+def tool_versions() -> Mapping[str, str]:
+    """The version of each package whose defaults were read, by package.
+
+    Source: data/tool_defaults.csv.
+
+    >>> sorted(tool_versions())[:3]
+    ['accelerate', 'axolotl', 'llamafactory']
+    """
+    return MappingProxyType({it.tool: it.version for it in tool_defaults().values()})
 
 
 def gpus_like(gpu: Gpu | None) -> list[Gpu]:

@@ -15,8 +15,6 @@ LATER_KEY = Refusal(
 LATER: Mapping[str, object] = MappingProxyType(
     {
         # the tool whose defaults are meant; TRL 1.16's trainers
-        "tool": "trainer",
-        "tool_version": None,
         "objective": "sft",
         "completion_fraction": 1.0,
         "max_prompt_length": None,

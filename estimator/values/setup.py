@@ -21,7 +21,7 @@ from estimator.values.facets.objective import Task
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
-from estimator.values.kinds import Momentum, Version
+from estimator.values.kinds import Choice, Momentum, Text, Version
 
 FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
     {
@@ -50,6 +50,28 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
             ),
         ),
         "run": (
+            Key(
+                name="tool",
+                default="trainer",
+                kind=Choice(
+                    ("trainer", "trl"),
+                    later=("axolotl", "llamafactory", "unsloth", "torchtune", "ms_swift"),
+                    nullable=True,
+                ),
+                help="whose defaults the missing keys take; trainer: those written here",
+                whose=Whose.OURS,
+                null="trainer",
+                widget="the page takes a tool's defaults at a click",
+            ),
+            Key(
+                name="tool_version",
+                default=None,
+                kind=Text(nullable=True),
+                help="its version",
+                whose=Whose.OURS,
+                null="the newest known",
+                widget="the page takes the newest",
+            ),
             Key(
                 name="v",
                 default=1,

@@ -1,0 +1,447 @@
+"""Several GPUs: accelerate's YAML and flags, DeepSpeed's JSON, torchrun, and Trainer's ``fsdp`` and ``deepspeed``.
+
+The three say the same thing in different words, and the same words mean different things: ``fsdp`` is version 2 in
+``TrainingArguments`` (transformers 5.23, training_args.py:2826) and version 1 in accelerate's file (accelerate 1.15,
+utils/dataclasses.py:1830).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Value, listed
+
+CHAINS = {"accelerate": (("accelerate", "ClusterConfig"),)}
+
+GRAD_OP = ("shard_grad_op", "hybrid_shard_zero2", "2", "5", "false")
+"""Sharding strategies that do not reshard after the forward pass (accelerate 1.15, commands/to_fsdp2.py:50)."""
+HYBRID = ("hybrid_shard", "hybrid_shard_zero2", "4", "5")
+ACCELERATE_KINDS = {"MULTI_GPU", "FSDP", "DEEPSPEED", "NO"}
+
+
+def is_on(value: Value) -> bool:
+    """Whether a switch is on, also where it is a word.
+
+    >>> is_on("true"), is_on("False"), is_on(1), is_on(None)
+    (True, False, True, False)
+    """
+    return (
+        value.lower() in {"true", "1", "yes", "y", "on"} if isinstance(value, str) else bool(value)
+    )
+
+
+def whole(value: Value) -> int | None:
+    """A count, also where it is a text; None where it is none ("auto", a list, a variable)."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
+        return int(value)
+    return value if isinstance(value, int) else None
+
+
+def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    machines = whole(theirs.first("launch.nnodes", "accelerate.num_machines")) or 1
+    if theirs.has("launch.nproc_per_node"):
+        a_node = whole(theirs["launch.nproc_per_node"])
+        return {"num_gpus": a_node * machines} if a_node else {}
+    if theirs.has("launch.num_gpus"):  # deepspeed's, on each machine
+        a_node = whole(theirs["launch.num_gpus"])
+        return {"num_gpus": a_node * machines} if a_node else {}
+    if theirs.has("accelerate.num_processes"):
+        kind = theirs["accelerate.distributed_type"]
+        if isinstance(kind, str) and kind.upper() in {"NO", "TPU", "XLA"}:
+            return {"num_gpus": 1}
+        count = whole(theirs["accelerate.num_processes"])
+        return {"num_gpus": count} if count else {}
+    if theirs.has("launch.visible_devices"):
+        shown = str(theirs["launch.visible_devices"])
+        count = len([it for it in shown.split(",") if it.strip()])
+        if theirs.has("launch.launcher"):
+            return {"num_gpus": max(count, 1)}
+    return {}
+
+
+def _node(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    machines = whole(theirs.first("launch.nnodes", "accelerate.num_machines")) or 1
+    gpus = so_far["num_gpus"]
+    return {"gpus_per_node": gpus // machines} if machines > 1 and gpus % machines == 0 else {}
+
+
+SHIPPED = re.compile(r"(?:zero|z|stage|ds)[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
+"""How the tools name the DeepSpeed files that they ship: ``deepspeed_configs/zero3_bf16.json``,
+``examples/deepspeed/ds_z3_offload_config.json``, ``zero2``."""
+
+
+def zero_stage(theirs: Theirs) -> int | None:
+    """DeepSpeed's stage, from its JSON, accelerate's short form, or the name of a file that a tool ships."""
+    for key in ("deepspeed.zero_optimization.stage", "accelerate.deepspeed_config.zero_stage"):
+        if theirs.has(key):
+            return whole(theirs[key])
+    if theirs.has_part("deepspeed"):
+        return 0
+    path = theirs["args.deepspeed"]
+    if isinstance(path, str) and (found := SHIPPED.search(path.rpartition("/")[2])):
+        return int(found[1])
+    kind = theirs["accelerate.distributed_type"]
+    if isinstance(kind, str) and kind.upper() == "DEEPSPEED":
+        return 2  # accelerate 1.15, utils/dataclasses.py: zero_stage of DeepSpeedPlugin
+    return None
+
+
+def _offloads(theirs: Theirs, stage: int) -> Mapping[str, Value]:
+    found = {}
+    named = str(theirs["args.deepspeed"] or "").rpartition("/")[2].lower()
+    for what in ("optimizer", "param"):
+        words = [
+            theirs[f"deepspeed.zero_optimization.offload_{what}.device"],
+            theirs[f"accelerate.deepspeed_config.offload_{what}_device"],
+        ]
+        word = next((it for it in words if isinstance(it, str)), "none").lower()
+        if not theirs.has_part("deepspeed") and ("offload" in named or "cpuoffload" in named):
+            all_of_it = "params" in named or "all" in named or named.startswith("ds_")
+            word = "cpu" if what == "optimizer" or (stage == 3 and all_of_it) else word
+        if word in {"cpu", "nvme"} and (what == "optimizer" or stage == 3):
+            found[f"offload_{what}"] = word
+    return found
+
+
+def _fsdp(theirs: Theirs) -> Mapping[str, Value] | None:
+    """What FSDP is asked to do, by Trainer's arguments or accelerate's file; None: nothing."""
+    asked = theirs["args.fsdp"]
+    configured = {
+        key.removeprefix("fsdp_"): value for key, value in theirs.below("args.fsdp_config").items()
+    }
+    if isinstance(asked, list):
+        asked = " ".join(map(str, asked))
+    if asked not in (None, "", False, "false") or (
+        configured and asked is None and theirs.has("args.fsdp_version")
+    ):
+        words = str(asked).lower()
+        version = whole(theirs.first("args.fsdp_version")) or whole(configured.get("version")) or 2
+        again = str(
+            configured.get("reshard_after_forward", configured.get("sharding_strategy", ""))
+        ).lower()
+        return {
+            "version": version,
+            "sharding": again if again not in {"", "true"} else words,
+            "offload": "offload" in words
+            or is_on(configured.get("cpu_offload"))
+            or is_on(configured.get("offload_params")),
+            "state_dict": configured.get("state_dict_type")
+            or configured.get("final_state_dict_type"),
+            "checkpointing": is_on(configured.get("activation_checkpointing")),
+        }
+    kind = theirs["accelerate.distributed_type"]
+    written = {
+        key.removeprefix("fsdp_"): value
+        for key, value in theirs.below("accelerate.fsdp_config").items()
+    }
+    if is_on(theirs["accelerate.use_fsdp"]) or (isinstance(kind, str) and kind.upper() == "FSDP"):
+        version = whole(written.get("version")) or 1
+        again = str(
+            written.get("reshard_after_forward" if version == 2 else "sharding_strategy")
+            or written.get("reshard_after_forward")
+            or written.get("sharding_strategy")
+            or ""
+        ).lower()
+        return {
+            "version": version,
+            "sharding": again,
+            "offload": is_on(written.get("offload_params")),
+            "state_dict": written.get("state_dict_type")
+            or ("SHARDED_STATE_DICT" if version == 2 else None),
+            "checkpointing": is_on(written.get("activation_checkpointing")),
+        }
+    return None
+
+
+def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    stage = zero_stage(theirs)
+    if stage:
+        found = {"strategy": f"zero{stage}", **_offloads(theirs, stage)}
+        saves = theirs.first(
+            "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save",
+            "accelerate.deepspeed_config.zero3_save_16bit_model",
+        )
+        return found | ({"zero3_save_16bit_model": True} if stage == 3 and is_on(saves) else {})
+    asked = _fsdp(theirs)
+    if asked is None:
+        return {"strategy": "ddp" if so_far["num_gpus"] > 1 else "none"}
+    sharding, version = str(asked["sharding"]), asked["version"]
+    replicas = whole(theirs["accelerate.parallelism_config.parallelism_config_dp_replicate_size"])
+    if any(it in sharding for it in HYBRID[:2]) or sharding in HYBRID[2:] or (replicas or 1) > 1:
+        nodes = so_far["num_gpus"] // so_far["gpus_per_node"]
+        found = {"strategy": "hsdp", "dp_replicate_size": replicas or max(nodes, 1)}
+    elif any(it in sharding for it in GRAD_OP[:1]) or sharding in GRAD_OP[2:]:
+        found = {"strategy": "fsdp_grad_op"}
+    elif "no_shard" in sharding or sharding == "3":
+        return {"strategy": "ddp" if so_far["num_gpus"] > 1 else "none"}
+    else:
+        found = {"strategy": "fsdp"}
+    found["fsdp_version"] = version
+    if asked["offload"]:
+        found |= {"offload_optimizer": "cpu", "offload_param": "cpu"}
+    kept = str(asked["state_dict"] or "").upper()
+    if kept in {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}:
+        found["fsdp_state_dict_type"] = kept
+    return found
+
+
+def fsdp_checkpoints(theirs: Theirs) -> bool:
+    """Whether FSDP itself checkpoints the layers."""
+    asked = _fsdp(theirs)
+    return asked is not None and bool(asked["checkpointing"])
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        theirs=(
+            "accelerate.num_processes",
+            "accelerate.num_machines",
+            "accelerate.distributed_type",
+            "launch.nnodes",
+            "launch.nproc_per_node",
+            "launch.num_gpus",
+            "launch.visible_devices",
+        ),
+        ours=("num_gpus",),
+        read=_gpus,
+        write=lambda values: {"accelerate.num_processes": values["num_gpus"]},
+        says="one process, on one GPU",
+    ),
+    Rule(theirs=("accelerate.num_machines", "launch.nnodes"), ours=("gpus_per_node",), read=_node),
+    Rule(
+        theirs=(
+            "args.fsdp",
+            "args.fsdp_version",
+            "args.fsdp_config.*",
+            "args.deepspeed",
+            "accelerate.distributed_type",
+            "accelerate.use_fsdp",
+            "accelerate.use_deepspeed",
+            "accelerate.fsdp_config.fsdp_version",
+            "accelerate.fsdp_config.fsdp_sharding_strategy",
+            "accelerate.fsdp_config.fsdp_reshard_after_forward",
+            "accelerate.fsdp_config.fsdp_offload_params",
+            "accelerate.fsdp_config.fsdp_state_dict_type",
+            "accelerate.fsdp_config.fsdp_activation_checkpointing",
+            "accelerate.deepspeed_config.zero_stage",
+            "accelerate.deepspeed_config.offload_optimizer_device",
+            "accelerate.deepspeed_config.offload_param_device",
+            "accelerate.deepspeed_config.zero3_save_16bit_model",
+            "accelerate.parallelism_config.parallelism_config_dp_replicate_size",
+            "deepspeed.zero_optimization.stage",
+            "deepspeed.zero_optimization.offload_optimizer.device",
+            "deepspeed.zero_optimization.offload_param.device",
+            "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        ),
+        ours=(
+            "strategy",
+            "fsdp_version",
+            "offload_optimizer",
+            "offload_param",
+            "fsdp_state_dict_type",
+            "zero3_save_16bit_model",
+            "dp_replicate_size",
+        ),
+        read=_strategy,
+        says="several processes without FSDP or DeepSpeed are DistributedDataParallel",
+    ),
+)
+
+LATER: tuple[Later, ...] = (
+    *(
+        Later(
+            theirs=f"deepspeed.zero_optimization.{key}",
+            sentence="The size of this buffer is taken as Trainer sets it for auto",
+            direction=Direction.EITHER,
+            harmless=(None, "auto"),
+        )
+        for key in (
+            "reduce_bucket_size",
+            "stage3_prefetch_bucket_size",
+            "stage3_param_persistence_threshold",
+        )
+    ),
+    *(
+        Later(
+            theirs=f"deepspeed.zero_optimization.{key}",
+            sentence="The size of this buffer is taken at DeepSpeed's default",
+            direction=Direction.EITHER,
+            harmless=harmless,
+        )
+        for key, harmless in {
+            "allgather_bucket_size": (None, "auto", 5e8, 500_000_000),
+            "sub_group_size": (None, "auto", 1e9),
+            "stage3_max_live_parameters": (None, "auto", 1e9),
+            "stage3_max_reuse_distance": (None, "auto", 1e9),
+        }.items()
+    ),
+    Later(
+        theirs="deepspeed.zero_optimization.zero_hpz_partition_size",
+        sentence="ZeRO++ keeps a second copy of the weights inside each machine",
+        direction=Direction.MORE,
+        harmless=(None, 1, "auto"),
+    ),
+    Later(
+        theirs="deepspeed.zero_optimization.zero_quantized_weights",
+        sentence="ZeRO++ sends weights quantised",
+        direction=Direction.LESS,
+    ),
+    Later(
+        theirs="deepspeed.zero_optimization.zero_quantized_gradients",
+        sentence="ZeRO++ sends gradients quantised",
+        direction=Direction.LESS,
+    ),
+    Later(
+        theirs="deepspeed.zero_optimization.offload_optimizer.ratio",
+        sentence="A part of the optimizer's states stays on the GPU",
+        direction=Direction.MORE,
+        harmless=(None, 1, 1.0),
+    ),
+    Later(
+        theirs="deepspeed.activation_checkpointing.cpu_checkpointing",
+        sentence="DeepSpeed's own checkpoints go to the host, where the model asks for them",
+        direction=Direction.LESS,
+    ),
+    Later(
+        theirs="deepspeed.activation_checkpointing.partition_activations",
+        sentence="DeepSpeed's own checkpoints are divided, where the model asks for them",
+        direction=Direction.LESS,
+    ),
+    Later(
+        theirs="deepspeed.tensor_parallel.autotp_size",
+        sentence="DeepSpeed divides the layers' matrices (AutoTP)",
+        direction=Direction.LESS,
+        harmless=(None, 0, 1),
+    ),
+    Later(
+        theirs="deepspeed.compression_training",
+        sentence="DeepSpeed compresses the model",
+        direction=Direction.LESS,
+    ),
+    Later(
+        theirs="deepspeed.optimizer.type",
+        sentence="DeepSpeed makes the optimizer; what Trainer's optim says is estimated",
+        direction=Direction.EITHER,
+        harmless=(None, "AdamW", "Adam", "adamw"),
+    ),
+    Later(
+        theirs="deepspeed.data_types.grad_accum_dtype",
+        sentence="DeepSpeed adds gradients up in this dtype",
+        direction=Direction.EITHER,
+        harmless=(None, "fp32"),
+    ),
+    Later(
+        theirs="accelerate.fsdp_config.fsdp_auto_wrap_policy",
+        sentence="Modules are divided otherwise than layer by layer",
+        direction=Direction.MORE,
+        harmless=(None, "TRANSFORMER_BASED_WRAP"),
+    ),
+    Later(
+        theirs="accelerate.fsdp_config.fsdp_forward_prefetch",
+        sentence="The next layer is gathered while this one computes",
+        direction=Direction.MORE,
+        harmless=(None, False, "false", "False"),
+    ),
+    Later(
+        theirs="accelerate.dynamo_config.dynamo_backend",
+        sentence="The model is compiled, which fuses operators",
+        direction=Direction.LESS,
+        harmless=(None, "NO", "no"),
+    ),
+    Later(
+        theirs="accelerate.dynamo_backend",
+        sentence="The model is compiled, which fuses operators",
+        direction=Direction.LESS,
+        harmless=(None, "NO", "no"),
+    ),
+    Later(
+        theirs="accelerate.fp8_config",
+        sentence="Matrix products are computed in 8 bits",
+        direction=Direction.EITHER,
+    ),
+    *(
+        Later(
+            theirs=f"accelerate.parallelism_config.parallelism_config_{key}_size",
+            sentence=sentence,
+            direction=Direction.LESS,
+            harmless=(None, 1),
+        )
+        for key, sentence in {
+            "tp": "Layers' matrices are divided (tensor parallelism)",
+            "cp": "Rows are divided (context parallelism)",
+            "sp": "Rows are divided (sequence parallelism)",
+            "ep": "Experts are divided (expert parallelism)",
+        }.items()
+    ),
+    Later(
+        theirs="accelerate.megatron_lm_config",
+        sentence="Megatron-LM trains the model",
+        direction=Direction.LESS,
+    ),
+    Later(
+        theirs="accelerate.downcast_bf16",
+        sentence="On TPUs float is cast to bfloat16",
+        direction=Direction.LESS,
+        harmless=(None, False, "no", "false"),
+    ),
+)
+
+NO_EFFECT = frozenset(
+    listed("""
+        accelerate.compute_environment accelerate.debug accelerate.machine_rank
+        accelerate.main_process_ip accelerate.main_process_port accelerate.main_training_function
+        accelerate.rdzv_backend accelerate.same_network accelerate.tpu_env accelerate.tpu_use_cluster
+        accelerate.tpu_use_sudo accelerate.tpu_name accelerate.tpu_zone accelerate.tpu_vm
+        accelerate.command_file accelerate.commands accelerate.use_cpu accelerate.gpu_ids
+        accelerate.enable_cpu_affinity accelerate.main_process_ip
+        accelerate.deepspeed_config.deepspeed_multinode_launcher
+        accelerate.deepspeed_config.zero3_init_flag accelerate.deepspeed_config.deepspeed_config_file
+        accelerate.deepspeed_config.deepspeed_hostfile
+        accelerate.deepspeed_config.deepspeed_inclusion_filter
+        accelerate.deepspeed_config.deepspeed_exclusion_filter
+        accelerate.deepspeed_config.offload_optimizer_nvme_path
+        accelerate.deepspeed_config.offload_param_nvme_path
+        accelerate.deepspeed_config.deepspeed_moe_layer_cls_names
+        accelerate.fsdp_config.fsdp_backward_prefetch
+        accelerate.fsdp_config.fsdp_backward_prefetch_policy
+        accelerate.fsdp_config.fsdp_cpu_ram_efficient_loading
+        accelerate.fsdp_config.fsdp_sync_module_states
+        accelerate.fsdp_config.fsdp_transformer_layer_cls_to_wrap
+        accelerate.fsdp_config.fsdp_use_orig_params accelerate.fsdp_config.fsdp_min_num_params
+        accelerate.dynamo_config.* accelerate.parallelism_config.parallelism_config_dp_shard_size
+        accelerate.parallelism_config.parallelism_config_cp_comm_strategy accelerate.config_file
+        accelerate.module accelerate.multi_gpu accelerate.num_cpu_threads_per_process
+        accelerate.mpirun_config.* accelerate.fp8_config.* accelerate.use_parallelism_config
+        accelerate.ipex_config.* deepspeed.steps_per_print deepspeed.wall_clock_breakdown
+        deepspeed.scheduler.* deepspeed.optimizer.params.* deepspeed.fp16.loss_scale
+        deepspeed.fp16.loss_scale_window deepspeed.fp16.initial_scale_power deepspeed.fp16.hysteresis
+        deepspeed.fp16.min_loss_scale deepspeed.fp16.auto_cast deepspeed.fp16.consecutive_hysteresis
+        deepspeed.dump_state deepspeed.train_batch_size deepspeed.train_micro_batch_size_per_gpu
+        deepspeed.gradient_accumulation_steps deepspeed.gradient_clipping deepspeed.fp16.enabled
+        deepspeed.bf16.enabled deepspeed.bfloat16.enabled deepspeed.zero_optimization.overlap_comm
+        deepspeed.zero_optimization.contiguous_gradients deepspeed.zero_optimization.reduce_scatter
+        deepspeed.zero_optimization.allgather_partitions
+        deepspeed.zero_optimization.round_robin_gradients deepspeed.zero_allow_untested_optimizer
+        deepspeed.zero_optimization.offload_optimizer.pin_memory
+        deepspeed.zero_optimization.offload_param.pin_memory
+        deepspeed.zero_optimization.offload_optimizer.nvme_path
+        deepspeed.zero_optimization.offload_param.nvme_path
+        deepspeed.zero_optimization.offload_optimizer.* deepspeed.zero_optimization.offload_param.*
+        deepspeed.zero_optimization.memory_efficient_linear
+        deepspeed.zero_optimization.ignore_unused_parameters
+        deepspeed.zero_optimization.stage3_gather_fp16_weights_on_model_save
+        deepspeed.zero_force_ds_cpu_optimizer deepspeed.prescale_gradients
+        deepspeed.gradient_predivide_factor deepspeed.sparse_gradients deepspeed.aio.*
+        deepspeed.flops_profiler.* deepspeed.comms_logger.* deepspeed.activation_checkpointing.*
+        deepspeed.communication_data_type deepspeed.checkpoint.* deepspeed.elasticity.*
+        deepspeed.tensorboard.* deepspeed.wandb.* deepspeed.csv_monitor.* deepspeed.amp.*
+        deepspeed.zero_optimization.cpu_offload deepspeed.zero_optimization.zero_hpz_partition_size
+        deepspeed.torch_autocast.* launch.launcher launch.command launch.script launch.node_rank
+        launch.master_addr launch.master_port launch.rdzv_backend launch.rdzv_endpoint launch.rdzv_id
+        launch.include launch.hostfile launch.standalone launch.module launch.num_nodes
+        launch.max_restarts launch.log_dir launch.env.*
+        """)
+)

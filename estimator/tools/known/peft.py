@@ -1,0 +1,216 @@
+"""PEFT's ``LoraConfig`` and ``adapter_config.json``; and bitsandbytes through transformers' ``BitsAndBytesConfig``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Value, listed, same
+from estimator.values.specs import ALL_LINEAR
+
+CHAINS = {
+    "peft": (("peft", "LoraConfig"),),
+    "peft_map": (("peft", "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"),),
+    "bnb": (("transformers", "BitsAndBytesConfig.__init__"),),
+}
+
+
+def own_targets(theirs: Theirs, so_far: SoFar) -> Value:
+    """What PEFT adapts where nobody names modules: its own list for the model's type; None where it has none.
+
+    Source: peft 0.21.2, utils/constants.py:67.
+    """
+    return theirs[f"peft_map.{so_far.model.model_type}"] if so_far.model else None
+
+
+def names(value: Value) -> Value:
+    """Module names as the contract has them: the word for all, or a list without doubles.
+
+    >>> names("all_linear"), names("q_proj,v_proj"), names(["q_proj", "q_proj"]), names(".*self_attn.*")
+    ('all-linear', ['q_proj', 'v_proj'], ['q_proj'], '.*self_attn.*')
+    """
+    if isinstance(value, str):
+        if value.replace("_", "-") == ALL_LINEAR:
+            return ALL_LINEAR
+        if any(it in value for it in "*^$()[]|\\"):
+            return value
+        value = [it.strip() for it in value.split(",") if it.strip()]
+    if isinstance(value, list | tuple):
+        return list(dict.fromkeys(value)) or None
+    return value
+
+
+def targets_from(key: str) -> Rule:
+    """The modules that get an adapter, by a key of theirs; without it PEFT's own for the model."""
+
+    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        given = names(theirs[key])
+        if not given:
+            given = own_targets(theirs, so_far)
+        return {"lora_target_modules": given} if given else {}
+
+    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
+        return {key: values["lora_target_modules"]}
+
+    return Rule(
+        theirs=(key,),
+        ours=("lora_target_modules",),
+        read=read,
+        write=write,
+        says="PEFT's own modules for this family get an adapter",
+    )
+
+
+def modules_to_save_from(key: str) -> Rule:
+    """Modules that are trained whole, by a key of theirs."""
+
+    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        given = names(theirs[key])
+        return {"modules_to_save": given} if given else {}
+
+    return Rule(
+        theirs=(key,),
+        ours=("modules_to_save",),
+        read=read,
+        write=lambda values: {key: values["modules_to_save"]},
+    )
+
+
+LORA: tuple[Rule, ...] = (
+    same("peft.r", "lora_r"),
+    same("peft.lora_alpha"),
+    same("peft.lora_dropout"),
+    targets_from("peft.target_modules"),
+    modules_to_save_from("peft.modules_to_save"),
+    same("peft.use_dora"),
+    same("peft.lora_bias"),
+    same("peft.layers_to_transform"),
+    same("peft.rank_pattern"),
+    same("peft.exclude_modules"),
+    same("peft.target_parameters"),
+    same("call.autocast_adapter_dtype"),
+)
+
+LATER: tuple[Later, ...] = (
+    Later(
+        theirs="peft.bias",
+        sentence="The base's biases are trained too",
+        direction=Direction.MORE,
+        harmless=(None, "none"),
+    ),
+    Later(
+        theirs="peft.trainable_token_indices",
+        sentence="Rows of the embedding are trained beside the adapters",
+        direction=Direction.MORE,
+    ),
+    Later(
+        theirs="peft.layer_replication",
+        sentence="Layers are repeated, each with adapters of its own",
+        direction=Direction.MORE,
+    ),
+    Later(
+        theirs="peft.init_lora_weights",
+        sentence="The adapters begin from a decomposition of the weights, which loading takes memory for",
+        direction=Direction.MORE,
+        harmless=(None, True, False, "gaussian"),
+    ),
+    Later(
+        theirs="peft.peft_type",
+        sentence="Another kind of adapter than LoRA is trained",
+        direction=Direction.EITHER,
+        harmless=(None, "LORA", "lora"),
+    ),
+    *(
+        Later(theirs=f"peft.{key}", sentence=sentence, direction=Direction.MORE)
+        for key, sentence in {
+            "use_qalora": "QA-LoRA pools the inputs of its adapters",
+            "alora_invocation_tokens": "Activated LoRA keeps adapters off a part of each row",
+            "ensure_weight_tying": "Copies of tied modules are tied again",
+            "eva_config": "EVA begins from activations of the data",
+            "corda_config": "CorDA begins from covariances of the data",
+        }.items()
+    ),
+)
+
+NO_EFFECT = frozenset(
+    f"peft.{key}"
+    for key in listed("""
+        task_type inference_mode base_model_name_or_path revision fan_in_fan_out use_rslora
+        layers_pattern alpha_pattern megatron_config megatron_core loftq_config qalora_group_size
+        auto_mapping runtime_config.* peft_version lora_ga_config arrow_config use_bdlora velora_config
+        """)
+)
+
+# --- bitsandbytes -------------------------------------------------------------------------------
+
+STORAGE = {None: "uint8"}
+
+
+def dtype_word(value: Value) -> Value:
+    """A dtype however it is written; None where it is left to the checkpoint.
+
+    >>> dtype_word("torch.bfloat16"), dtype_word("bf16"), dtype_word("auto"), dtype_word("half")
+    ('bfloat16', 'bfloat16', None, 'float16')
+    """
+    if not isinstance(value, str):
+        return None
+    word = value.removeprefix("torch.").lower()
+    word = {
+        "bf16": "bfloat16",
+        "fp16": "float16",
+        "half": "float16",
+        "fp32": "float32",
+        "float": "float32",
+    }.get(word, word)
+    return None if word in {"auto", "", "none"} else word
+
+
+def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    storage = theirs["bnb.bnb_4bit_quant_storage"]
+    return {
+        "bnb_4bit_quant_type": theirs["bnb.bnb_4bit_quant_type"],
+        "bnb_4bit_use_double_quant": theirs["bnb.bnb_4bit_use_double_quant"],
+        "bnb_4bit_quant_storage": dtype_word(storage) or "uint8",
+    }
+
+
+BNB: tuple[Rule, ...] = (
+    Rule(
+        theirs=(
+            "bnb.bnb_4bit_quant_type",
+            "bnb.bnb_4bit_use_double_quant",
+            "bnb.bnb_4bit_quant_storage",
+        ),
+        ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
+        read=_packing,
+        write=lambda values: {f"bnb.{key}": value for key, value in values.items()},
+    ),
+)
+
+BNB_LATER: tuple[Later, ...] = (
+    Later(
+        theirs="bnb.llm_int8_skip_modules",
+        sentence="Some modules are left unquantised",
+        direction=Direction.MORE,
+    ),
+    Later(
+        theirs="bnb.llm_int8_enable_fp32_cpu_offload",
+        sentence="Parts that do not fit stay in the host's memory",
+        direction=Direction.LESS,
+    ),
+    Later(
+        theirs="bnb.llm_int8_has_fp16_weight",
+        sentence="8-bit weights are kept in 16 bits as well",
+        direction=Direction.MORE,
+    ),
+)
+
+BNB_NO_EFFECT = frozenset(
+    f"bnb.{key}"
+    for key in [
+        "bnb_4bit_compute_dtype",
+        "llm_int8_threshold",
+        "quant_method",
+        "_load_in_4bit",
+        "_load_in_8bit",
+    ]
+)

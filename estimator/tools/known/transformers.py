@@ -1,0 +1,487 @@
+"""transformers' ``TrainingArguments`` and ``from_pretrained``, as ``Trainer`` runs them.
+
+Source: transformers 5.23.0; the lines of its defaults stand in data/tool_defaults.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from estimator.tools.known import parallel, peft
+from estimator.tools.known.parallel import fsdp_checkpoints, is_on, whole
+from estimator.tools.known.peft import dtype_word
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, listed, same
+from estimator.values.keys import LARGEST
+
+OPTIMIZERS = {
+    "adamw_hf": "adamw_torch",
+    "adamw": "adamw_torch",
+    "adamw_apex_fused": "adamw_apex_fused",
+}
+ATTENTION = {
+    "flash_attention": "flash_attention_2",
+    "kernels-community/flash-attn2": "flash_attention_2",
+    "kernels-community/flash-attn": "flash_attention_2",
+    "flash_attention_3": "flash_attention_3",
+    "kernels-community/flash-attn3": "flash_attention_3",
+    "kernels-community/vllm-flash-attn3": "flash_attention_3",
+}
+
+
+# --- what is trained ----------------------------------------------------------------------------
+
+
+def _model(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    name = theirs["model.pretrained_model_name_or_path"]
+    return {"model": name} if isinstance(name, str) else {}
+
+
+def is_4bit(theirs: Theirs) -> bool:
+    """Whether bitsandbytes packs the weights into 4 bits."""
+    return is_on(theirs["bnb.load_in_4bit"]) or is_on(theirs["model.load_in_4bit"])
+
+
+def is_8bit(theirs: Theirs) -> bool:
+    """Whether bitsandbytes packs the weights into 8 bits."""
+    return is_on(theirs["bnb.load_in_8bit"]) or is_on(theirs["model.load_in_8bit"])
+
+
+def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    adapters = theirs.has_part("peft")
+    if is_4bit(theirs):
+        return {"method": "qlora"}
+    found: dict[str, Value] = {"method": "lora" if adapters else "full"}
+    return found | ({"load_in_8bit": True} if adapters and is_8bit(theirs) else {})
+
+
+def checkpoint_dtype(so_far: SoFar) -> str:
+    """What the checkpoint's files hold: float32 where they are known to be 4 bytes wide, else bfloat16."""
+    return "float32" if so_far.model is not None and so_far.model.stored_width == 4 else "bfloat16"
+
+
+def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    said = dtype_word(theirs.first("model.dtype", "model.torch_dtype"))
+    cast = dtype_word(theirs["call.to"])
+    return {"dtype": cast or said or checkpoint_dtype(so_far)}
+
+
+def autocast_of(theirs: Theirs) -> str:
+    """``TrainingArguments``' bf16 and fp16; else what accelerate's file says.
+
+    Source: transformers 5.23, training_args.py:1614.
+    """
+    if is_on(theirs["args.fp16"]):
+        return "fp16"
+    if is_on(theirs["args.bf16"]):
+        return "bf16"
+    word = theirs["accelerate.mixed_precision"]
+    if is_on(theirs["deepspeed.bf16.enabled"]) and theirs["deepspeed.bf16.enabled"] != "auto":
+        return "bf16"
+    return word if word in {"bf16", "fp16"} else "no"
+
+
+def _autocast(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    return {"mixed_precision": autocast_of(theirs)}
+
+
+def _write_autocast(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    return {
+        "args.bf16": values["mixed_precision"] == "bf16",
+        "args.fp16": values["mixed_precision"] == "fp16",
+    }
+
+
+# --- what is kept -------------------------------------------------------------------------------
+
+
+def checkpointing_options(theirs: Theirs) -> Mapping[str, Value]:
+    """``gradient_checkpointing_kwargs``, by either of its names."""
+    return {
+        **theirs.below("args.activation_checkpointing_kwargs"),
+        **theirs.below("args.gradient_checkpointing_kwargs"),
+        **theirs.below("call.gradient_checkpointing_kwargs"),
+    }
+
+
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    options = checkpointing_options(theirs)
+    on = (
+        is_on(theirs.first("args.gradient_checkpointing", "args.activation_checkpointing"))
+        or is_on(theirs["call.gradient_checkpointing_enable"])
+        or fsdp_checkpoints(theirs)
+    )
+    found: dict[str, Value] = {"gradient_checkpointing": on}
+    if not on:
+        return found
+    found["use_reentrant"] = is_on(options.get("use_reentrant", False))
+    every = whole(options.get("every_n_layers"))
+    if every is not None and every > 1:
+        found["checkpoint_every_n_layers"] = every
+    if is_on(options.get("offload")):
+        found["offload_checkpoints"] = True
+    if is_on(options.get("selective")):
+        found["selective_checkpointing"] = True
+    return found
+
+
+def _write_checkpointing(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    options: dict[str, Value] = {}
+    if values.get("use_reentrant"):
+        options["use_reentrant"] = True
+    if values.get("checkpoint_every_n_layers", 1) > 1:
+        options["every_n_layers"] = values["checkpoint_every_n_layers"]
+    if values.get("offload_checkpoints"):
+        options["offload"] = True
+    if values.get("selective_checkpointing"):
+        options["selective"] = True
+    written: dict[str, Value] = {"args.gradient_checkpointing": values["gradient_checkpointing"]}
+    return written | ({"args.gradient_checkpointing_kwargs": options} if options else {})
+
+
+def attention_from(*keys: str) -> Rule:
+    """The attention kernel by ``attn_implementation``; without it the model's own, which is sdpa."""
+
+    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        word = theirs.first(*keys)
+        if is_on(theirs["model.use_flash_attention_2"]):
+            word = "flash_attention_2"
+        return {
+            "attn_implementation": ATTENTION.get(word, word) if isinstance(word, str) else "sdpa"
+        }
+
+    return Rule(
+        theirs=(*keys, "model.use_flash_attention_2"),
+        ours=("attn_implementation",),
+        read=read,
+        write=lambda values: {keys[0]: values["attn_implementation"]},
+        says="transformers takes the model's own kernel, sdpa",
+    )
+
+
+def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    name = theirs["args.optim"]
+    if not isinstance(name, str):
+        return {}
+    name = name.removeprefix("OptimizerNames.").lower()
+    found: dict[str, Value] = {"optim": OPTIMIZERS.get(name, name)}
+    if name == "sgd" and isinstance(extra := theirs["args.optim_args"], str):
+        found["optim_args"] = extra
+    return found
+
+
+def _padded(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if so_far["packing"] or so_far["padding_free"]:
+        return {"padded": False}
+    return {"padded": so_far["per_device_train_batch_size"] > 1}
+
+
+def _examples(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    steps = whole(theirs["args.max_steps"])
+    if steps is not None and steps > 0:
+        each = so_far["per_device_train_batch_size"] * so_far["gradient_accumulation_steps"]
+        examples = steps * each * so_far["num_gpus"]
+        return {
+            "num_train_examples": min(examples, LARGEST["num_train_examples"]),
+            "num_train_epochs": 1.0,
+        }
+    epochs = theirs["args.num_train_epochs"]
+    if isinstance(epochs, int | float) and not isinstance(epochs, bool):
+        return {"num_train_epochs": float(epochs)}
+    return {}
+
+
+def _counted(theirs: str, ours: str = "") -> Rule:
+    """A count that a file may also write as a text; a DeepSpeed or accelerate ``auto`` is the tool's default."""
+    row = same(theirs, ours)
+    key = row.ours[0]
+
+    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        value = whole(given[theirs])
+        return {} if value is None else {key: value}
+
+    return Rule(theirs=row.theirs, ours=row.ours, read=read, write=row.write)
+
+
+BATCH: tuple[Rule, ...] = (
+    _counted("args.per_device_train_batch_size"),
+    _counted("args.gradient_accumulation_steps"),
+)
+PADDED = Rule(
+    theirs=(),
+    ours=("padded",),
+    read=_padded,
+    says="rows of a batch are padded to its longest",
+    source="transformers 5.23.0, data/data_collator.py",
+)
+CHECKPOINTING = Rule(
+    theirs=(
+        "args.gradient_checkpointing",
+        "args.activation_checkpointing",
+        "args.gradient_checkpointing_kwargs.*",
+        "args.activation_checkpointing_kwargs.*",
+        "call.gradient_checkpointing_enable",
+        "call.gradient_checkpointing_kwargs.*",
+    ),
+    ours=(
+        "gradient_checkpointing",
+        "use_reentrant",
+        "checkpoint_every_n_layers",
+        "offload_checkpoints",
+        "selective_checkpointing",
+    ),
+    read=_checkpointing,
+    write=_write_checkpointing,
+)
+RUN: tuple[Rule, ...] = (
+    Rule(
+        theirs=("args.max_steps", "args.num_train_epochs"),
+        ours=("num_train_examples", "num_train_epochs"),
+        read=_examples,
+        write=lambda values: {"args.num_train_epochs": values["num_train_epochs"]},
+    ),
+    same("args.eval_strategy", "eval_strategy", "args.evaluation_strategy"),
+    _counted("args.per_device_eval_batch_size"),
+    same("args.save_strategy"),
+    _counted("args.save_total_limit"),
+    same("args.save_only_model"),
+)
+OPTIMISER: tuple[Rule, ...] = (
+    Rule(
+        theirs=("args.optim", "args.optim_args"),
+        ours=("optim", "optim_args"),
+        read=_optimizer,
+        write=lambda values: {f"args.{key}": value for key, value in values.items()},
+    ),
+    same("args.max_grad_norm"),
+    same("args.label_smoothing_factor"),
+)
+PRECISION = Rule(
+    theirs=("args.bf16", "args.fp16", "accelerate.mixed_precision"),
+    ours=("mixed_precision",),
+    read=_autocast,
+    write=_write_autocast,
+)
+DTYPE = Rule(
+    theirs=("model.dtype", "model.torch_dtype", "call.to"),
+    ours=("dtype",),
+    read=_dtype,
+    write=lambda values: {"model.dtype": values["dtype"]},
+    says="transformers 5 loads the weights in the checkpoint's own dtype",
+    source="transformers 5.23.0, modeling_utils.py",
+)
+METHOD = Rule(
+    theirs=(
+        "bnb.load_in_4bit",
+        "bnb.load_in_8bit",
+        "model.load_in_4bit",
+        "model.load_in_8bit",
+        "peft.r",
+    ),
+    ours=("method", "load_in_8bit"),
+    read=_method,
+)
+MODEL = Rule(
+    theirs=("model.pretrained_model_name_or_path",),
+    ours=("model",),
+    read=_model,
+    write=lambda values: {"model.pretrained_model_name_or_path": values["model"]},
+)
+PREPARED = Rule(
+    theirs=("call.prepare_model_for_kbit_training",),
+    ours=("prepare_model_for_kbit_training",),
+    read=lambda theirs, so_far: {
+        "prepare_model_for_kbit_training": is_on(theirs["call.prepare_model_for_kbit_training"])
+    },
+)
+PREPARED_CHECKPOINTS = Rule(
+    theirs=("call.use_gradient_checkpointing",),
+    ours=("gradient_checkpointing", "use_reentrant"),
+    read=lambda theirs, so_far: (
+        {"gradient_checkpointing": True}
+        if so_far["prepare_model_for_kbit_training"]
+        and theirs["call.use_gradient_checkpointing"] is not False
+        else {}
+    ),
+    says="prepare_model_for_kbit_training turns checkpointing on",
+    source="peft 0.21.2, utils/other.py",
+)
+
+RULES: tuple[Rule, ...] = (
+    MODEL,
+    METHOD,
+    *parallel.RULES,
+    DTYPE,
+    PRECISION,
+    *BATCH,
+    *OPTIMISER,
+    PREPARED,
+    CHECKPOINTING,
+    PREPARED_CHECKPOINTS,
+    attention_from("model.attn_implementation"),
+    same("args.use_liger_kernel"),
+    PADDED,
+    *peft.LORA,
+    *peft.BNB,
+    *RUN,
+    same("data.max_length", "max_length"),
+)
+
+LATER: tuple[Later, ...] = (
+    *parallel.LATER,
+    *peft.LATER,
+    *peft.BNB_LATER,
+    *(
+        Later(theirs=f"args.{key}", sentence=sentence, direction=direction, harmless=harmless)
+        for key, sentence, direction, harmless in (
+            (
+                "torch_compile",
+                "The model is compiled, which fuses operators",
+                Direction.LESS,
+                (None, False),
+            ),
+            (
+                "torch_compile_backend",
+                "The model is compiled, which fuses operators",
+                Direction.LESS,
+                (None,),
+            ),
+            (
+                "torch_compile_mode",
+                "The model is compiled, which fuses operators",
+                Direction.LESS,
+                (None,),
+            ),
+            (
+                "neftune_noise_alpha",
+                "Noise is added to the embedded tokens",
+                Direction.MORE,
+                (None, 0),
+            ),
+            (
+                "torch_empty_cache_steps",
+                "Free blocks go back to the driver now and then, which costs time",
+                Direction.LESS,
+                (None,),
+            ),
+            (
+                "auto_find_batch_size",
+                "The batch is halved until it fits",
+                Direction.LESS,
+                (None, False),
+            ),
+            ("bf16_full_eval", "Evaluation is in bfloat16", Direction.LESS, (None, False)),
+            ("fp16_full_eval", "Evaluation is in float16", Direction.LESS, (None, False)),
+            (
+                "eval_accumulation_steps",
+                "Evaluation moves its predictions to the host now and then",
+                Direction.LESS,
+                (None,),
+            ),
+            (
+                "group_by_length",
+                "Rows of like length share a batch: less padding",
+                Direction.LESS,
+                (None, False),
+            ),
+            (
+                "train_sampling_strategy",
+                "Rows of like length share a batch: less padding",
+                Direction.LESS,
+                (None, "random", "sequential"),
+            ),
+            ("optim_target_modules", "Only these modules are projected", Direction.EITHER, (None,)),
+            ("parallelism_config", "More than one way to divide the work", Direction.LESS, (None,)),
+            (
+                "liger_kernel_config",
+                "Liger's kernels are chosen one by one",
+                Direction.EITHER,
+                (None,),
+            ),
+            ("use_cpu", "Training is on the CPU", Direction.LESS, (None, False)),
+            ("ddp_bucket_cap_mb", "DDP's buckets have another size", Direction.EITHER, (None, 25)),
+            (
+                "ddp_find_unused_parameters",
+                "DDP looks for unused parameters",
+                Direction.MORE,
+                (None, False),
+            ),
+            ("ddp_static_graph", "DDP takes the graph for fixed", Direction.EITHER, (None, False)),
+            (
+                "use_cache",
+                "Keys and values are kept during training",
+                Direction.MORE,
+                (None, False),
+            ),
+        )
+    ),
+    *(
+        Later(theirs=f"model.{key}", sentence=sentence, direction=direction, harmless=harmless)
+        for key, sentence, direction, harmless in (
+            ("use_kernels", "The Hub's kernels replace layers", Direction.LESS, (None, False)),
+            ("max_memory", "Each device takes no more than this", Direction.EITHER, (None,)),
+            (
+                "device_map",
+                "Layers lie on different devices",
+                Direction.LESS,
+                (None, "auto", "cuda", "cuda:0", ""),
+            ),
+            (
+                "experts_implementation",
+                "Experts are computed another way",
+                Direction.EITHER,
+                (None,),
+            ),
+        )
+    ),
+)
+
+NO_EFFECT_NAMES = listed("""
+    output_dir overwrite_output_dir learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps
+    warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices tf32
+    logging_strategy logging_dir logging_steps logging_first_step log_on_each_node
+    logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica disable_tqdm
+    report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id eval_steps
+    eval_delay prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object
+    include_for_metrics batch_eval_metrics save_steps save_on_each_node save_safetensors
+    enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy
+    hub_always_push hub_revision push_to_hub_model_id push_to_hub_organization push_to_hub_token
+    load_best_model_at_end metric_for_best_model greater_is_better ignore_data_skip
+    restore_callback_states_from_checkpoint full_determinism seed data_seed accelerator_config
+    accelerator_config.* dataloader_drop_last dataloader_num_workers dataloader_pin_memory
+    dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
+    dataloader_in_order remove_unused_columns label_names length_column_name ddp_broadcast_buffers
+    ddp_backend ddp_timeout debug skip_memory_metrics do_train do_eval do_predict resume_from_checkpoint
+    local_rank half_precision_backend fp16_opt_level fp16_backend no_cuda use_legacy_prediction_loop
+    mp_parameters past_index include_tokens_per_second include_inputs_for_metrics split_batches
+    jit_mode_eval ray_scope torchdynamo use_ipex use_mps_device bf16_backend lr_scheduler_kwargs.*
+    """)
+NO_EFFECT = (
+    frozenset(f"args.{key}" for key in NO_EFFECT_NAMES)
+    | frozenset(
+        f"model.{key}"
+        for key in listed("""
+        token trust_remote_code revision model_revision cache_dir low_cpu_mem_usage use_safetensors
+        local_files_only use_auth_token quantization_config padding_side use_fast add_eos_token
+        subfolder ignore_mismatched_sizes pretraining_tp
+        """)
+    )
+    | peft.NO_EFFECT
+    | peft.BNB_NO_EFFECT
+    | parallel.NO_EFFECT
+)
+
+CHAINS = {
+    **peft.CHAINS,
+    **parallel.CHAINS,
+    "args": (("transformers", "TrainingArguments"),),
+}
+
+TOOL = Tool(
+    name="trainer",
+    label="Trainer",
+    distribution="transformers",
+    chains=CHAINS,
+    rules=RULES,
+    later=LATER,
+    no_effect=NO_EFFECT,
+)

@@ -1,0 +1,422 @@
+"""TRL's trainers: ``SFTConfig`` and its like with ``ModelConfig``, on the command line or in a script.
+
+Source: trl 1.16.0; the lines of its defaults stand in data/tool_defaults.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from estimator.tools.known import transformers
+from estimator.tools.known.parallel import is_on
+from estimator.tools.known.peft import (
+    dtype_word,
+    modules_to_save_from,
+    names,
+    own_targets,
+)
+from estimator.tools.known.transformers import attention_from, checkpoint_dtype, is_4bit, is_8bit
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, listed, same
+
+VERSION = "trl 1.16.0"
+
+OBJECTIVES: Mapping[str, tuple[str, ...]] = {
+    "sft": ("SFTConfig",),
+    "dpo": ("DPOConfig",),
+    "kto": ("KTOConfig",),
+    "reward": ("RewardConfig",),
+    "grpo": ("GRPOConfig",),
+    "rloo": ("RLOOConfig",),
+    "orpo": ("ORPOConfig",),
+}
+"""Each objective with the class of its arguments."""
+
+
+def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = theirs["trainer.objective"]
+    return {"objective": word} if isinstance(word, str) else {}
+
+
+def _model(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    name = theirs.first(
+        "model.pretrained_model_name_or_path", "args.model_name_or_path", "trainer.model"
+    )
+    name = name if isinstance(name, str) else theirs["args.model_name_or_path"]
+    return {"model": name} if isinstance(name, str) else {}
+
+
+def _has_peft_object(theirs: Theirs) -> bool:
+    return theirs.has_part("peft")
+
+
+def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    adapters = _has_peft_object(theirs) or is_on(theirs["args.use_peft"])
+    packed4 = is_4bit(theirs) or is_on(theirs["args.load_in_4bit"])
+    packed8 = is_8bit(theirs) or is_on(theirs["args.load_in_8bit"])
+    if packed4:
+        return {"method": "qlora"}
+    found: dict[str, Value] = {"method": "lora" if adapters else "full"}
+    return found | ({"load_in_8bit": True} if adapters and packed8 else {})
+
+
+def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    return {
+        "args.use_peft": values["method"] != "full",
+        "args.load_in_4bit": values["method"] == "qlora",
+        "args.load_in_8bit": bool(values.get("load_in_8bit")) and values["method"] == "lora",
+    }
+
+
+def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    cast = dtype_word(theirs["call.to"])
+    if theirs.has_part("model"):  # a model that the script loads itself
+        said = theirs.first("model.dtype", "model.torch_dtype")
+    else:
+        said = (
+            theirs["args.model_init_kwargs.dtype"] or theirs["args.model_init_kwargs.torch_dtype"]
+        )
+        said = said if isinstance(said, str) else theirs.first("args.dtype", "args.torch_dtype")
+    return {"dtype": cast or dtype_word(said) or checkpoint_dtype(so_far)}
+
+
+def _autocast(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    bf16, fp16 = theirs["args.bf16"], is_on(theirs["args.fp16"])
+    if bf16 is None:
+        return {"mixed_precision": "fp16" if fp16 else "bf16"}
+    return {"mixed_precision": transformers.autocast_of(theirs)}
+
+
+def _reentrant(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    forced = so_far["method"] != "full" and so_far["strategy"] == "zero3"
+    return {"use_reentrant": True} if forced and so_far["gradient_checkpointing"] else {}
+
+
+def _adapter_dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if so_far["method"] == "full":
+        return {}
+    if so_far.is_packed or so_far["strategy"] == "zero3":
+        return {"autocast_adapter_dtype": False}
+    return {}
+
+
+def _lora(name: str, of_model_config: str, of_peft: str) -> Rule:
+    """A field of ``ModelConfig``, or of the script's own ``LoraConfig``."""
+
+    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        key = f"peft.{of_peft}" if _has_peft_object(theirs) else f"args.{of_model_config}"
+        value = theirs[key]
+        return {} if value is None else {name: value}
+
+    return Rule(
+        theirs=(f"args.{of_model_config}",),
+        ours=(name,),
+        read=read,
+        write=lambda values: {f"args.{of_model_config}": values[name]},
+    )
+
+
+def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    key = "peft.target_modules" if _has_peft_object(theirs) else "args.lora_target_modules"
+    given = names(theirs[key])
+    if isinstance(given, list) and given == ["all-linear"]:
+        given = "all-linear"
+    given = given or own_targets(theirs, so_far)
+    return {"lora_target_modules": given} if given else {}
+
+
+def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if theirs.has_part("bnb"):
+        return {}
+    storage = dtype_word(theirs["args.bnb_4bit_quant_storage"])
+    return {
+        "bnb_4bit_quant_type": theirs["args.bnb_4bit_quant_type"],
+        "bnb_4bit_use_double_quant": is_on(theirs["args.use_bnb_nested_quant"]),
+        "bnb_4bit_quant_storage": storage or "uint8",
+    }
+
+
+def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    packing = is_on(theirs["args.packing"])
+    free = is_on(theirs["args.padding_free"])
+    if packing and theirs["args.packing_strategy"] in {"bfd", "bfd_split"}:
+        free = True
+    return {"packing": packing, "padding_free": free}
+
+
+def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    value = theirs.first("args.max_length", "args.max_seq_length", "trainer.max_seq_length")
+    return {"max_length": value} if isinstance(value, int) and not isinstance(value, bool) else {}
+
+
+def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if so_far["objective"] not in {None, "sft", "dpo", "kto", "grpo", "rloo"}:
+        return {}
+    smoothed = theirs["args.label_smoothing_factor"] not in (None, 0, 0.0)
+    if smoothed or theirs.has("trainer.compute_loss_func"):
+        return {"loss": "standard"}
+    return {"loss": "chunked_trl"}
+
+
+def _loss_type(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if so_far["objective"] in {None, "sft"}:
+        return {}
+    value = theirs["args.loss_type"]
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return {} if value is None else {"loss_type": value}
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(theirs=("trainer.objective",), ours=("objective",), read=_objective),
+    *transformers.RULES,
+    Rule(
+        theirs=("args.model_name_or_path", "trainer.model"),
+        ours=("model",),
+        read=_model,
+        write=lambda values: {"args.model_name_or_path": values["model"]},
+    ),
+    Rule(
+        theirs=("args.use_peft", "args.load_in_4bit", "args.load_in_8bit"),
+        ours=("method", "load_in_8bit"),
+        read=_method,
+        write=_write_method,
+    ),
+    Rule(
+        theirs=(
+            "args.dtype",
+            "args.torch_dtype",
+            "args.model_init_kwargs.dtype",
+            "args.model_init_kwargs.torch_dtype",
+        ),
+        ours=("dtype",),
+        read=_dtype,
+        write=lambda values: {"args.dtype": values["dtype"]},
+        says="TRL loads a model that is given by its name in float32",
+        source=f"{VERSION}, trl/trainer/utils.py:1332",
+    ),
+    Rule(
+        theirs=("args.bf16", "args.fp16"),
+        ours=("mixed_precision",),
+        read=_autocast,
+        write=transformers.PRECISION.write,
+        says="TRL turns bf16 on unless fp16 is",
+        source=f"{VERSION}, trl/trainer/base_config.py:105",
+    ),
+    Rule(
+        theirs=(),
+        ours=("use_reentrant",),
+        read=_reentrant,
+        says="with adapters under ZeRO-3 TRL forces reentrant checkpoints",
+        source=f"{VERSION}, trl/trainer/sft_trainer.py:880",
+    ),
+    attention_from(
+        "args.attn_implementation",
+        "args.model_init_kwargs.attn_implementation",
+        "model.attn_implementation",
+    ),
+    Rule(
+        theirs=("args.packing", "args.packing_strategy", "args.padding_free"),
+        ours=("packing", "padding_free"),
+        read=_packing,
+        write=lambda values: {f"args.{key}": value for key, value in values.items()},
+        says="packing by best fit decreasing makes batches padding-free",
+        source=f"{VERSION}, trl/trainer/sft_trainer.py:917",
+    ),
+    transformers.PADDED,
+    Rule(
+        theirs=("args.max_length", "args.max_seq_length", "trainer.max_seq_length"),
+        ours=("max_length",),
+        read=_length,
+        write=lambda values: {"args.max_length": values["max_length"]},
+        says="TRL cuts longer rows off",
+    ),
+    _lora("lora_r", "lora_r", "r"),
+    _lora("lora_alpha", "lora_alpha", "lora_alpha"),
+    _lora("lora_dropout", "lora_dropout", "lora_dropout"),
+    Rule(
+        theirs=("args.lora_target_modules", "peft.target_modules"),
+        ours=("lora_target_modules",),
+        read=_targets,
+        write=lambda values: {"args.lora_target_modules": values["lora_target_modules"]},
+        says="PEFT's own modules for this family get an adapter",
+    ),
+    modules_to_save_from("args.lora_modules_to_save"),
+    modules_to_save_from("peft.modules_to_save"),
+    _lora("use_dora", "use_dora", "use_dora"),
+    _lora("target_parameters", "lora_target_parameters", "target_parameters"),
+    Rule(
+        theirs=(
+            "args.bnb_4bit_quant_type",
+            "args.use_bnb_nested_quant",
+            "args.bnb_4bit_quant_storage",
+        ),
+        ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
+        read=_packed,
+        write=lambda values: {
+            "args.bnb_4bit_quant_type": values["bnb_4bit_quant_type"],
+            "args.use_bnb_nested_quant": values["bnb_4bit_use_double_quant"],
+            "args.bnb_4bit_quant_storage": values["bnb_4bit_quant_storage"],
+        },
+    ),
+    Rule(
+        theirs=(),
+        ours=("autocast_adapter_dtype",),
+        read=_adapter_dtype,
+        says="TRL keeps the adapters of a packed base, and all under ZeRO-3, in bfloat16",
+        source=f"{VERSION}, trl/trainer/sft_trainer.py:911",
+    ),
+    Rule(
+        theirs=("args.label_smoothing_factor", "trainer.compute_loss_func"),
+        ours=("loss",),
+        read=_loss,
+        says="TRL computes the loss in chunks and never holds the logits whole",
+        source=f"{VERSION}, trl/trainer/sft_trainer.py:1144",
+    ),
+    same("args.activation_offloading"),
+    same("args.precompute_ref_log_probs"),
+    same("args.beta"),
+    same("args.max_prompt_length"),
+    Rule(theirs=("args.loss_type",), ours=("loss_type",), read=_loss_type),
+    *(
+        same(f"args.{key}")
+        for key in listed("""
+        num_generations max_completion_length steps_per_generation num_iterations use_vllm vllm_mode
+        vllm_gpu_memory_utilization vllm_enable_sleep_mode vllm_tensor_parallel_size num_labels
+        """)
+    ),
+)
+
+LATER: tuple[Later, ...] = (
+    *transformers.LATER,
+    *(
+        Later(theirs=f"args.{key}", sentence=sentence, direction=direction, harmless=harmless)
+        for key, sentence, direction, harmless in (
+            (
+                "completion_only_loss",
+                "Only the completion is scored: the head sees fewer tokens",
+                Direction.LESS,
+                (None, False),
+            ),
+            (
+                "assistant_only_loss",
+                "Only the assistant's words are scored: the head sees fewer tokens",
+                Direction.LESS,
+                (None, False),
+            ),
+            ("pad_to_multiple_of", "Rows are padded further", Direction.MORE, (None, "auto")),
+            ("eval_packing", "Evaluation packs otherwise than training", Direction.EITHER, (None,)),
+            (
+                "router_aux_loss_coef",
+                "The routers' scores are kept for a second loss",
+                Direction.MORE,
+                (None, 0, 0.0),
+            ),
+            ("sync_ref_model", "The reference follows the policy", Direction.EITHER, (None, False)),
+            ("generation_batch_size", "More is generated at once", Direction.EITHER, (None,)),
+            ("num_generations_eval", "Evaluation generates otherwise", Direction.EITHER, (None,)),
+            (
+                "vllm_max_model_length",
+                "The engine's cache is cut to this length",
+                Direction.LESS,
+                (None,),
+            ),
+            ("cast_lm_head_to_fp32", "The head is float32", Direction.MORE, (None, False)),
+            ("use_liger_loss", "Liger's fused loss", Direction.LESS, (None, False)),
+            ("use_liger_kernel_loss", "Liger's fused loss", Direction.LESS, (None, False)),
+            ("model_adapter_name", "Several adapters on one base", Direction.MORE, (None,)),
+            (
+                "ref_adapter_name",
+                "The reference is an adapter on the same base",
+                Direction.LESS,
+                (None,),
+            ),
+            (
+                "force_use_ref_model",
+                "The reference is a model of its own",
+                Direction.MORE,
+                (None, False),
+            ),
+            (
+                "use_logits_to_keep",
+                "Only the completion's logits are computed",
+                Direction.LESS,
+                (None, False),
+            ),
+            (
+                "use_weighting",
+                "WPO weighs by the policy's own probabilities",
+                Direction.MORE,
+                (None, False),
+            ),
+            (
+                "use_transformers_paged",
+                "Generation keeps paged caches",
+                Direction.EITHER,
+                (None, False),
+            ),
+            (
+                "use_transformers_continuous_batching",
+                "Generation batches continuously",
+                Direction.EITHER,
+                (None, False),
+            ),
+        )
+    ),
+)
+
+NO_EFFECT = transformers.NO_EFFECT | frozenset(
+    f"args.{key}"
+    for key in listed("""
+        model_revision trust_remote_code lora_task_type use_rslora chat_template_path dataset_text_field
+        dataset_kwargs dataset_kwargs.* dataset_num_proc dataset_batch_size eos_token pad_token
+        truncation_mode shuffle_dataset dataset_name dataset_config dataset_train_split
+        dataset_test_split dataset_streaming ignore_bias_buffers gradient_checkpointing_use_reentrant
+        datasets datasets.* streaming test_split_size learning_rate f_divergence_type
+        f_alpha_divergence_coef label_smoothing loss_weights ld_alpha discopop_tau ref_model_mixup_alpha
+        ref_model_sync_steps disable_dropout desirable_weight undesirable_weight
+        center_rewards_coefficient precompute_ref_batch_size temperature top_p top_k min_p
+        generation_kwargs generation_kwargs.* chat_template_kwargs chat_template_kwargs.*
+        repetition_penalty cache_implementation vllm_model_impl vllm_structured_outputs_regex
+        vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port
+        epsilon delta epsilon_high sapo_temperature_neg sapo_temperature_pos importance_sampling_level
+        reward_weights multi_objective_aggregation scale_rewards mask_truncated_completions
+        top_entropy_quantile max_tool_calling_iterations vllm_importance_sampling_correction
+        vllm_importance_sampling_mode vllm_importance_sampling_clip_max
+        vllm_importance_sampling_clip_min vllm_importance_sampling_cap off_policy_mask_threshold
+        use_bias_correction_kl log_completions log_multimodal num_completions_to_print
+        log_unique_prompts log_completions_hub_repo normalize_advantages reward_clip_range
+        ds3_gather_for_generation cliprange vf_coef kl_coef gamma lam whiten_rewards num_sft_epochs
+        reward_funcs reward_model_name_or_path config tools system_prompt_path
+        model_init_kwargs.trust_remote_code model_init_kwargs.revision model_init_kwargs.use_cache
+        model_init_kwargs.device_map entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max
+        entropy_coef_delta entropy_target
+        """)
+)
+
+CHAINS = {
+    **transformers.CHAINS,
+    "args": (
+        ("trl", "SFTConfig"),
+        ("trl", "_BaseConfig"),
+        ("transformers", "TrainingArguments"),
+        ("trl", "ModelConfig"),
+    ),
+}
+
+TOOL = Tool(
+    name="trl",
+    label="TRL's SFTTrainer",
+    distribution="trl",
+    chains=CHAINS,
+    rules=RULES,
+    later=LATER,
+    no_effect=NO_EFFECT,
+)
+
+
+def tool_of(objective: str) -> Tool:
+    """TRL's table with the defaults of the trainer for an objective."""
+    own = tuple(("trl", name) for name in OBJECTIVES.get(objective, ()))
+    rest = [it for it in CHAINS["args"] if it != ("trl", "SFTConfig")]
+    return replace(TOOL, chains={**CHAINS, "args": (*own, *rest)})

@@ -1,0 +1,307 @@
+"""What a row of a tool's table may be, and how a table is read: their keys to ours.
+
+A key of theirs is written ``part.key``: ``args`` are the arguments of the training tool, ``peft`` those of PEFT's
+``LoraConfig``, ``bnb`` of ``BitsAndBytesConfig``, ``model`` of ``from_pretrained``, ``accelerate`` and ``deepspeed``
+the keys of these two files, ``launch`` the flags of a launcher. Nested keys have points, as in
+``deepspeed.zero_optimization.stage``.
+
+A table is a list of ``Rule``s. They are asked in order, and each may look at what those before it have found, so that
+one table answers three questions: what a file means, what a tool sets without being asked, and what a key of ours
+that is missing is under a tool. A later rule for a key replaces an earlier one: TRL's table is Trainer's and more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from estimator.sources.catalog import ToolDefault, tool_defaults
+from estimator.values.keys import DEFAULT
+from estimator.values.specs import Model
+
+Value = Any
+"""What YAML, JSON and Python's literals know: a number, a text, true, null, a list of them."""
+NOTHING: Mapping[str, Value] = MappingProxyType({})
+
+
+class Direction(StrEnum):
+    """Which way a key that is not modelled moves memory."""
+
+    MORE = "more"
+    LESS = "less"
+    EITHER = "more or less"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of a user's file."""
+
+    key: str
+    """In our spelling: ``part.key``."""
+    value: Value
+    file: str = ""
+    line: int = 0
+    written: str = ""
+    """As it stands in the file; empty: as in ``key``, without its part."""
+
+    @property
+    def shown(self) -> str:
+        """The key as its writer knows it."""
+        return self.written or self.key.partition(".")[2]
+
+
+class Theirs:
+    """A user's keys above a tool's defaults; remembers what a rule looked at."""
+
+    def __init__(
+        self, given: Mapping[str, Entry], chains: Mapping[str, tuple[tuple[str, str], ...]]
+    ) -> None:
+        self._given = given
+        self._chains = chains
+        self.used: dict[str, Entry | ToolDefault] = {}
+
+    def __getitem__(self, key: str) -> Value:
+        """The user's value, else the tool's default, else None."""
+        if key in self._given:
+            self.used[key] = self._given[key]
+            return self._given[key].value
+        if (default := self.default(key)) is not None:
+            self.used[key] = default
+            return default.value
+        return None
+
+    def default(self, key: str) -> ToolDefault | None:
+        """What the tool has where the user says nothing."""
+        part, _, name = key.partition(".")
+        known = tool_defaults()
+        for tool, holder in self._chains.get(part, ()):
+            if (found := known.get((tool, f"{holder}.{name}"))) is not None:
+                return found
+        return None
+
+    def has(self, key: str) -> bool:
+        """Does the user say so themselves?"""
+        if key in self._given:
+            self.used[key] = self._given[key]
+        return key in self._given
+
+    def has_part(self, part: str) -> bool:
+        """Does any of the user's keys belong to this part?"""
+        found = [entry for key, entry in self._given.items() if key.startswith(f"{part}.")]
+        for entry in found[:1]:
+            self.used[entry.key] = entry
+        return bool(found)
+
+    def first(self, *keys: str) -> Value:
+        """The first of several names that the user gives, else the default of the first."""
+        return next((self[key] for key in keys if key in self._given), self[keys[0]])
+
+    def below(self, prefix: str) -> Mapping[str, Value]:
+        """All that the user says under a key."""
+        found = {
+            key.removeprefix(f"{prefix}."): entry
+            for key, entry in self._given.items()
+            if key.startswith(f"{prefix}.")
+        }
+        self.used.update({f"{prefix}.{key}": entry for key, entry in found.items()})
+        return {key: entry.value for key, entry in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """Our keys that the rules before have found, over the contract's defaults; and the model, where it is known."""
+
+    values: Mapping[str, Value]
+    model: Model | None = None
+
+    def __getitem__(self, key: str) -> Value:
+        return self.values.get(key, getattr(DEFAULT, key, None))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether bitsandbytes packs the base of adapters."""
+        return self["method"] == "qlora" or (
+            self["method"] == "lora" and self["load_in_8bit"] is True
+        )
+
+
+Read = Callable[[Theirs, SoFar], Mapping[str, Value]]
+Write = Callable[[Mapping[str, Value]], Mapping[str, Value]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Some keys of theirs, which together are some of ours."""
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    read: Read
+    """Our values from theirs; a key that is left out is as the contract has it."""
+    write: Write | None = None
+    """Theirs from ours, all of which are given; None: no value of ours can be said to them by these keys."""
+    says: str = ""
+    """What the tool does, where no key of theirs says it."""
+    source: str = ""
+    """File and line of the tool that does so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Later:
+    """A key of theirs that changes memory or time, and that no formula knows yet."""
+
+    theirs: str
+    sentence: str
+    direction: Direction
+    harmless: tuple[Value, ...] = (None, False)
+    """Values with which it does nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool's table."""
+
+    name: str
+    """A value of the contract's key ``tool``."""
+    label: str
+    """As a button says it: "TRL's SFTTrainer"."""
+    distribution: str
+    """The package on PyPI whose version counts."""
+    chains: Mapping[str, tuple[tuple[str, str], ...]]
+    """Of each part, the classes that its defaults stand in, the nearest first: (package, class)."""
+    rules: tuple[Rule, ...]
+    later: tuple[Later, ...] = ()
+    no_effect: frozenset[str] = frozenset()
+    """Keys that change neither memory nor time nor cost; one that ends in ``.*`` means all below it."""
+
+
+# --- rows that are written often ----------------------------------------------------------------
+
+
+def same(theirs: str, ours: str = "", *others: str) -> Rule:
+    """A key of theirs that is one of ours, value for value; ``others`` are its other names."""
+    ours = ours or theirs.rpartition(".")[2]
+
+    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        value = given.first(theirs, *others)
+        return {} if value is None else {ours: value}
+
+    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
+        return {theirs: values[ours]}
+
+    return Rule(theirs=(theirs, *others), ours=(ours,), read=read, write=write)
+
+
+def words(theirs: str, ours: str, meaning: Mapping[Value, Value]) -> Rule:
+    """A key of theirs whose words are other words here; words that are not listed pass as they are."""
+
+    def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        value = given[theirs]
+        meant = meaning.get(value, value) if isinstance(value, str | bool | int) else value
+        return {} if meant is None else {ours: meant}
+
+    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
+        value = values[ours]
+        return {theirs: next((it for it, meant in meaning.items() if meant == value), value)}
+
+    return Rule(theirs=(theirs,), ours=(ours,), read=read, write=write)
+
+
+def always(ours: str, value: Value, says: str, source: str) -> Rule:
+    """What a tool does whatever its keys say."""
+    return Rule(
+        theirs=(), ours=(ours,), read=lambda theirs, so_far: {ours: value}, says=says, source=source
+    )
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Names that stand in a text, with blanks between them.
+
+    >>> listed("seed output_dir")
+    ('seed', 'output_dir')
+    """
+    return tuple(text.split())
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a value of ours comes from."""
+
+    rule: Rule
+    used: Mapping[str, Entry | ToolDefault]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The user's own keys among them."""
+        return tuple(it for it in self.used.values() if isinstance(it, Entry))
+
+    @property
+    def defaults(self) -> tuple[ToolDefault, ...]:
+        """The tool's defaults among them."""
+        return tuple(it for it in self.used.values() if isinstance(it, ToolDefault))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """Our keys as a tool has them, and where each comes from."""
+
+    values: Mapping[str, Value]
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+
+
+def effective(
+    tool: Tool,
+    given: Mapping[str, Entry] = NOTHING,
+    fixed: Mapping[str, Value] = NOTHING,
+    model: Model | None = None,
+) -> Effective:
+    """What a run is under a tool: ``given`` are the user's keys of theirs, ``fixed`` those of ours that are settled.
+
+    >>> from estimator.tools.known import trl
+    >>> found = effective(trl.TOOL, {"args.max_length": Entry("args.max_length", 4096)}).values
+    >>> found["max_length"], found["gradient_checkpointing"], found["dtype"]
+    (4096, True, 'float32')
+    """
+    values = dict(fixed)
+    origins: dict[str, Origin] = {}
+    for rule in tool.rules:
+        wanted = [key for key in rule.ours if key not in fixed]
+        if not wanted:
+            continue
+        theirs = Theirs(given, tool.chains)
+        found = rule.read(theirs, SoFar(values, model))
+        for key in wanted:
+            if key in found:
+                values[key] = found[key]
+                origins[key] = Origin(rule=rule, used=theirs.used)
+    return Effective(values=values, origins=origins)
+
+
+def matches(key: str, patterns: Iterable[str]) -> bool:
+    """Whether a key stands in a list, or below a key that ends in ``.*``.
+
+    >>> matches("args.datasets.0.path", {"args.datasets.*"}), matches("args.datasets", {"args.datasets.*"})
+    (True, True)
+    """
+    if key in (patterns := frozenset(patterns)):
+        return True
+    return any(f"{it}.*" in patterns for it in _upwards(key))
+
+
+def _upwards(key: str) -> Iterator[str]:
+    """The key, and each that it lies below.
+
+    >>> list(_upwards("a.b.c"))
+    ['a.b.c', 'a.b', 'a']
+    """
+    while key:
+        yield key
+        key = key.rpartition(".")[0]

@@ -1,0 +1,134 @@
+"""Whose default is it? Our keys as a tool sets them where nobody says so, each with the line that says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from estimator.sources.catalog import tool_versions
+from estimator.tools.known import transformers, trl
+from estimator.tools.rules import NOTHING, Origin, Tool, Value, effective
+from estimator.values.keys import DEFAULT
+from estimator.values.kinds import one_of, show
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model
+
+TOOLS: Mapping[str, Tool] = MappingProxyType({it.name: it for it in (trl.TOOL, transformers.TOOL)})
+"""Every tool whose table is here, by the name that the contract's key ``tool`` has for it."""
+
+QUESTION = (
+    "model",
+    "gpu",
+    "model_class",
+    "method",
+    "load_in_8bit",
+    "objective",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_length",
+    "num_gpus",
+    "gpus_per_node",
+    "strategy",
+    "fsdp_version",
+    "dp_replicate_size",
+    "offload_optimizer",
+    "offload_param",
+    "num_train_examples",
+    "mean_tokens_per_example",
+    "usd_per_gpu_hour",
+    "mfu",
+)
+"""Keys that say what is asked rather than how a tool goes about it: they stay where other defaults are taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetByTool:
+    """One key of ours that a tool sets without being asked."""
+
+    key: str
+    value: Value
+    tool: str
+    """And its version, as ``trl 1.16.0``."""
+    says: str
+    """What it does, in a few words; empty: the key says it."""
+    source: str
+    """The package, its version, and the line."""
+    differs: bool
+    """From the contract's own default."""
+
+
+def tool_named(name: str, objective: object = None) -> Tool:
+    """The table of a tool; ``ValueError`` names the tools that there are.
+
+    >>> tool_named("trl").label
+    "TRL's SFTTrainer"
+    """
+    if name not in TOOLS:
+        raise InputError(f"tool {show(name)} is unknown; it is one of {one_of(TOOLS)}.")
+    if name == "trl" and isinstance(objective, str):
+        return trl.tool_of(objective)
+    return TOOLS[name]
+
+
+def version_of(name: str) -> str:
+    """The version of a tool whose defaults are known.
+
+    >>> version_of("trl").count(".")
+    2
+    """
+    return tool_versions()[TOOLS[name].distribution]
+
+
+def defaults_of(
+    name: str, given: Mapping[str, Value] = NOTHING, model: Model | None = None
+) -> tuple[SetByTool, ...]:
+    """What a tool makes of each key of ours that is not given, in the order of its table.
+
+    ``given`` matters: TRL keeps adapters in bfloat16 where the method is ``qlora``.
+
+    >>> [(it.key, it.value, it.source) for it in defaults_of("trl") if it.key == "max_length"]
+    [('max_length', 1024, 'trl 1.16.0, trl/trainer/sft_config.py:...')]
+    """
+    tool = tool_named(name, given.get("objective"))
+    found = effective(tool, fixed=given, model=model)
+    return tuple(
+        set_by(tool, key, found.values[key], origin)
+        for key, origin in found.origins.items()
+        if key != "model"
+    )
+
+
+def set_by(tool: Tool, key: str, value: Value, origin: Origin) -> SetByTool:
+    """A value that a rule found without the user's word."""
+    version = f"{tool.distribution} {tool_versions()[tool.distribution]}"
+    lines = [it.source for it in origin.defaults]
+    return SetByTool(
+        key=key,
+        value=value,
+        tool=version,
+        says=origin.rule.says,
+        source=origin.rule.source or (lines[0] if lines else ""),
+        differs=value != plain_default(key),
+    )
+
+
+def plain_default(key: str) -> object:
+    """The contract's own default of a key, as JSON has it."""
+    value = getattr(DEFAULT, key, None)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def with_defaults_of(
+    name: str, given: Mapping[str, Value], model: Model | None = None
+) -> dict[str, Value]:
+    """An object of the contract in which every missing key is what a tool sets it to.
+
+    To take the keys of a page as another tool would have them, give those of ``QUESTION`` alone.
+
+    >>> keys = with_defaults_of("trl", {"method": "lora", "max_length": 4096})
+    >>> keys["max_length"], keys["gradient_checkpointing"], keys["loss"], keys["dtype"], keys["lora_r"]
+    (4096, True, 'chunked_trl', 'float32', 16)
+    """
+    set_there = {it.key: it.value for it in defaults_of(name, given, model)}
+    return {**{key: value for key, value in set_there.items() if key not in given}, **given}
