@@ -49,7 +49,8 @@ v 1 · tool "trainer" · tool_version null
 num_gpus 1 · gpus_per_node 8 · method "full" · model_class "auto" · dtype "bfloat16" · mixed_precision "bf16"
 optim "adamw_torch_fused" · optim_args null · optim_state_dtype null · per_device_train_batch_size 1
 gradient_accumulation_steps 1 · max_length 1024 · padded false · gradient_checkpointing false
-use_reentrant false · attn_implementation "sdpa" · use_liger_kernel false · loss null · hold_outputs false
+use_reentrant false · checkpoint_every_n_layers 1 · offload_checkpoints false · selective_checkpointing false
+activation_offloading false · attn_implementation "sdpa" · use_liger_kernel false · loss null · hold_outputs false
 lora_r 16 · lora_alpha 32 · lora_dropout 0.05 · lora_target_modules "all-linear" · modules_to_save null
 use_dora false · autocast_adapter_dtype true · bnb_4bit_quant_type "nf4" · bnb_4bit_use_double_quant true
 bnb_4bit_quant_storage "uint8"
@@ -517,6 +518,8 @@ def setups(draw: st.DrawFn) -> TrainingSetup:
     if refusal(setup):
         alone = {name: getattr(DEFAULT, name) for name in SHARING_KEYS}
         setup = replace(setup, **alone)  # type: ignore[arg-type]
+    if refusal(setup):  # not every setup can be checkpointed so
+        setup = replace(setup, selective_checkpointing=False)
     return setup
 
 

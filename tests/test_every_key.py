@@ -42,6 +42,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "offload_param": {"num_gpus": 2, "strategy": "zero3"},
     "tool_version": {"tool": "trl"},
     "use_reentrant": {"gradient_checkpointing": True},
+    "selective_checkpointing": {"gradient_checkpointing": True},
 }
 """What a key needs beside it to be anything but its default, and what a page begins with."""
 WORDS = {"strategy": "ddp"}

@@ -40,6 +40,7 @@ from estimator.run.loading import load_host_bytes, load_moment
 from estimator.run.prequantized import as_loaded, loading_sentence
 from estimator.run.saving import checkpoints_at_once
 from estimator.step.evaluation import evaluation_moment, evaluation_walk
+from estimator.step.host_copies import node_copies
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.throughput import missing_rate, run_time
@@ -110,7 +111,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         need_high_bytes=high,
         verdict=fits,
         paged_bytes=resident.states.paged_bytes,
-        host_bytes=_host_bytes(fixed, setup.run, saved.rank0_host_bytes),
+        host_bytes=_host_bytes(fixed, setup.run, saved.rank0_host_bytes, node_copies(model, setup)),
         nvme_bytes=fixed.offloaded[1],
         disk_bytes=saved.disk_bytes,
         run_disk_bytes=checkpoints_at_once(setup) * saved.disk_bytes,
@@ -259,9 +260,9 @@ def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]
     return need_bytes(peak, fixed.resident.states.paged_bytes, exchange_bytes(setup.mesh))
 
 
-def _host_bytes(fixed: PerStructure, run: TrainingRun, saving: int) -> int:
+def _host_bytes(fixed: PerStructure, run: TrainingRun, saving: int, copies: int) -> int:
     """Bytes that the host needs at most: while loading, or for a checkpoint on top of what is offloaded."""
-    resting = fixed.offloaded[0]
+    resting = fixed.offloaded[0] + copies
     if run.save_strategy == "no":
         return max(fixed.load_host_bytes, resting)
     return max(fixed.load_host_bytes, resting + saving)

@@ -15,6 +15,7 @@ from estimator.resident.overhead import exchange_bytes, need_bytes
 from estimator.run.checkpoints import checkpoint
 from estimator.run.loading import load_host_bytes
 from estimator.run.saving import saves_when
+from estimator.step.host_copies import node_copies
 from estimator.step.timeline import structure
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.results import Estimate
@@ -108,6 +109,7 @@ def _other_host_bytes(answer: Estimate) -> int:
     """``Estimate.host_bytes`` for the other ranks' processes."""
     model, setup = answer.model, answer.setup
     resting = node_bytes(model, structure(setup))[0] if offloads(setup.mesh) else 0
+    resting += node_copies(model, setup)
     saving = checkpoint(model, setup).other_host_bytes
     return max(load_host_bytes(model, structure(setup)), resting + saving)
 

@@ -119,6 +119,22 @@ def idle_modules(model: Model, adapters: Adapters) -> Alike:
     return tuple(it for it in tower_modules(model, adapters) if it not in run)
 
 
+def layers_before_the_text(model: Model, adapters: Adapters) -> int:
+    """Layers of towers that can be checkpointed and come before the text's (a count): Gemma 3's and 4's of images.
+
+    Source: transformers 5.23, modeling_layers.py, ``GradientCheckpointingLayer``; models/siglip/modeling_siglip.py,
+    ``SiglipEncoderLayer``; models/gemma4/modeling_gemma4.py, ``Gemma4VisionEncoderLayer``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> layers_before_the_text(TINY_LLAMA, Adapters())
+    0
+    """
+    if model.towers is None or not has_towers(model, adapters):
+        return 0
+    vision = model.towers.vision
+    return vision.num_hidden_layers if vision is not None else 0
+
+
 def clamps(model: Model, adapters: Adapters) -> int:
     """Scalars of Gemma 4's towers that clamp a linear's input and output (a count, whole model), 4 a linear.
 

@@ -18,7 +18,7 @@ from estimator.families.layer_kinds import WITHOUT_ATTENTION
 from estimator.families.modules import Module
 from estimator.families.registry import architecture
 from estimator.families.rotary import Rotary, Tables
-from estimator.objectives.stack import Stack, has_window, layer_kinds
+from estimator.objectives.stack import Stack, has_window, is_checkpointed, layer_kinds
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.placement import HEAD
 from estimator.parallel.sharding import computed
@@ -34,6 +34,7 @@ from estimator.tape.tape import (
     Tensor,
     leaf_node,
 )
+from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Model, Phase
 
@@ -214,7 +215,7 @@ class Forward:
             hidden = self._layer(block, hidden, layer_input)
             assert hidden.requires_grad == (tape.records and index >= self.lowest)
             block.router_logits = None
-            if not setup.gradient_checkpointing:  # else its replay needs them
+            if not is_checkpointed(model, setup, index):  # else its replay needs them
                 block.mask = block.rotary_tables = block.alibi = block.positions = None
             del block, layer_input
         tape.enter(self.phase, "head")
@@ -244,7 +245,7 @@ class Forward:
         unit = self.hooks.layer(self.layers[block.index], block)
         if unit is not None:
             hidden = unit.enter(hidden)
-        if self.setup.gradient_checkpointing:
+        if is_checkpointed(self.model, self.setup, self.layers[block.index]):
             hidden = self.tape.checkpoint(program, hidden, *given)
         else:
             hidden = program(hidden, *given)
@@ -271,6 +272,10 @@ class Forward:
         if setup.gradient_checkpointing and not hidden.requires_grad:
             hidden.requires_grad = True
             hidden.node = leaf_node(Leaf(TEMPORARIES, variable=hidden.storage))
+            if tape.offloading is not None:
+                kept = [tape.new(hidden.elements, hidden.width, ACTIVATIONS) for _ in range(2)]
+                tape.offloading.left_over = kept
+                tape.left_over = 2 * allocated(hidden.elements * hidden.width)
         hidden = self.hooks.leave(names[0], hidden)
         if self.family.scales_embedding and not in_module:
             hidden = op.scale(tape, hidden)
@@ -389,15 +394,16 @@ class Forward:
         """Logits over the vocabulary, as the model returns them."""
         tape, model, outer = self.tape, self.model, self.outer
         hidden = self.hooks.enter(HEAD, hidden)
-        if outer.has("lm_head"):
-            logits = outer.linear("lm_head", hidden)
-        else:
-            weight = self.loaded.head_weight()
-            width = weight.elements // model.vocab_size
-            sizes = width, model.vocab_size
-            logits = outer.within(
-                HEAD, hidden, lambda x: op.linear(tape, x, weight, None, *sizes, "lm_head")
-            )
+        with tape.keeping_saved():
+            if outer.has("lm_head"):
+                logits = outer.linear("lm_head", hidden)
+            else:
+                weight = self.loaded.head_weight()
+                width = weight.elements // model.vocab_size
+                sizes = width, model.vocab_size
+                logits = outer.within(
+                    HEAD, hidden, lambda x: op.linear(tape, x, weight, None, *sizes, "lm_head")
+                )
         logits = as_logits(self.hooks.leave(HEAD, logits))
         if self.family.float32_logits:
             logits = as_logits(op.cast(tape, logits, 4))

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from estimator.families.adapters import lowest_trained
 from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
+from estimator.families.towers import layers_before_the_text
 from estimator.parallel.zero import Parts, keeps_parts
+from estimator.tape.offloading import STASHED
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 
@@ -32,6 +34,8 @@ class LayerKind(NamedTuple):
     """Its role in sharing keys and values between layers, by ``sharing_of_keys``."""
     reach: str = ""
     """Where backward ends: ``BELOW`` and ``LOWEST``; empty where it continues to the layer beneath."""
+    is_kept: bool = False
+    """It is not checkpointed, while others are: ``checkpoint_every_n_layers`` leaves it out."""
     alone: int | None = None
     """Its index, if it represents no other layer, by ``Parts.alone`` under ZeRO-2."""
 
@@ -40,6 +44,22 @@ BELOW = "below"
 """A layer that backward does not reach: neither it nor any layer before it is trained, so it saves nothing."""
 LOWEST = "lowest"
 """The last layer that backward reaches: its input needs no gradient."""
+
+
+def is_checkpointed(model: Model, setup: TrainingSetup, index: int) -> bool:
+    """Whether this layer is checkpointed (a yes or no): of every n the first, counted from the first layer of a tower.
+
+    Source: transformers 5.23, modeling_utils.py, ``_set_gradient_checkpointing`` (``layer_index % every_n_layers``).
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> setup = TrainingSetup(gradient_checkpointing=True, checkpoint_every_n_layers=2)
+    >>> [is_checkpointed(TINY_LLAMA, setup, index) for index in range(2)]
+    [True, False]
+    """
+    if not setup.gradient_checkpointing or setup.checkpoint_every_n_layers == 1:
+        return setup.gradient_checkpointing
+    before = layers_before_the_text(model, setup.adapters)
+    return (before + index) % setup.checkpoint_every_n_layers == 0
 
 
 def has_window(model: Model, max_length: int) -> bool:
@@ -121,17 +141,13 @@ class Stack(NamedTuple):
         return cls(kinds, chosen, chosen)
 
     @classmethod
-    def beside_others(cls, kinds: Sequence[Hashable]) -> Stack:
-        """Play neighbours too, where a layer's memory depends on the layers before and after it.
-
-        FSDP 2 gathers the next layer's weights while one runs, and the previous layer's buffer lives until then.
-        """
-        around = [None, *kinds, None]
-        triples = list(zip(around, around[1:], around[2:], strict=False))
-        chosen = played_layers(triples)
-        last = len(kinds) - 1
-        near = {index + step for index in chosen for step in (-1, 0, 1)}
-        return cls(triples, chosen, sorted(index for index in near if 0 <= index <= last))
+    def beside_others(cls, kinds: Sequence[Hashable], before: int, after: int) -> Stack:
+        """Play neighbours too, where a layer's memory depends on so many layers before and after it."""
+        around = [*[None] * before, *kinds, *[None] * after]
+        spans = [tuple(around[index : index + before + 1 + after]) for index in range(len(kinds))]
+        chosen = played_layers(spans)
+        near = {index + step for index in chosen for step in range(-before, after + 1)}
+        return cls(spans, chosen, sorted(index for index in near if 0 <= index < len(kinds)))
 
     @property
     def stand_ins(self) -> list[int]:
@@ -140,9 +156,20 @@ class Stack(NamedTuple):
         return [position[index] for index in stand_ins(self.kinds, self.chosen)]
 
 
+def kinds_of(model: Model, setup: TrainingSetup, length: int) -> tuple[LayerKind, ...]:
+    """The kind of every layer of a model that is trained on sequences of ``length`` tokens."""
+    kinds = reached(layer_kinds(model, windowed=has_window(model, length)), model, setup)
+    if not setup.gradient_checkpointing or setup.checkpoint_every_n_layers == 1:
+        return kinds
+    return tuple(
+        kind._replace(is_kept=not is_checkpointed(model, setup, index))
+        for index, kind in enumerate(kinds)
+    )
+
+
 def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
     """The layers of a model that is trained on sequences of ``length`` tokens."""
-    kinds = reached(layer_kinds(model, windowed=has_window(model, length)), model, setup)
+    kinds = kinds_of(model, setup, length)
     if keeps_parts(setup.mesh):
         alone = Parts(model, setup).alone
         kinds = tuple(
@@ -150,6 +177,10 @@ def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
             for index, kind in enumerate(kinds)
         )
     is_uneven = len({kind.modules for kind in kinds}) > 1
+    before = after = 0
     if setup.strategy.is_fsdp and not setup.uses_fsdp1 and is_uneven:
-        return Stack.beside_others(kinds)
-    return Stack.of(kinds)
+        # FSDP 2 gathers the next layer's weights while one runs, and the previous layer's buffer lives until then
+        before = after = 1
+    if setup.gradient_checkpointing and setup.activation_offloading:
+        before = STASHED  # a checkpointed layer saves one tensor, so the stash reaches back over as many layers
+    return Stack.beside_others(kinds, before, after) if before else Stack.of(kinds)

@@ -34,6 +34,9 @@ class Step:
             autocast_width=2 if autocast else None,
             records=training,
             is_reentrant=setup.use_reentrant,
+            offloads_checkpoints=setup.offload_checkpoints,
+            keeps_attention=setup.selective_checkpointing,
+            offloads_activations=training and setup.activation_offloading,
             is_float16=Dtype.FLOAT16 in (setup.dtype, setup.mixed_precision.value),
             is_deepspeeds=made_divided(setup),
         )

@@ -364,6 +364,49 @@ RULES = (
             "save_only_model option is not compatible with FSDP state dict type",
         ),
     ),
+    Rule(
+        lambda s: s.selective_checkpointing and not s.gradient_checkpointing,
+        "selective_checkpointing requires gradient_checkpointing, TRL refuses it without; turn both on, or both off.",
+        Line("trl", "trainer/sft_trainer.py", 1088, "requires `gradient_checkpointing=True`."),
+    ),
+    Rule(
+        lambda s: s.selective_checkpointing and s.use_reentrant,
+        "selective_checkpointing requires checkpoints that are not reentrant, TRL refuses others; set use_reentrant "
+        "false.",
+        Line("trl", "trainer/sft_trainer.py", 1092, "requires non-reentrant gradient"),
+    ),
+    Rule(
+        # transformers 5.23, trainer.py calls activation_checkpointing_enable, which a PeftModel hands to its base,
+        # past the wrapper that TRL puts around gradient_checkpointing_enable
+        lambda s: s.selective_checkpointing and s.uses_adapters,
+        "selective_checkpointing fails with method {s.method} ('Unexpected keyword arguments: selective'), because "
+        "Trainer turns checkpointing on in the base model, past TRL; leave it out, or take method full.",
+        Line("torch", "utils/checkpoint.py", 502, "Unexpected keyword arguments"),
+    ),
+    Rule(
+        lambda s: (
+            s.checkpoint_around_fsdp and (s.checkpoint_every_n_layers > 1 or s.offload_checkpoints)
+        ),
+        "checkpoint_around_fsdp is for transformers before 4.52, which has neither checkpoint_every_n_layers nor "
+        "offload_checkpoints; leave it out.",
+        CONTRADICTION,
+    ),
+    Rule(
+        lambda s: s.activation_offloading and s.strategy is Strategy.DEVICE_MAP,
+        "activation_offloading under device_map is not modelled yet; take offload_checkpoints.",
+        NOT_MODELLED,
+    ),
+    Rule(
+        lambda s: (
+            s.activation_offloading
+            and (not s.gradient_checkpointing or s.use_reentrant)
+            and (s.strategy.is_fsdp or s.strategy is Strategy.ZERO3)
+        ),
+        "activation_offloading under {s.strategy} is not modelled yet without checkpoints that are not reentrant "
+        "(gathered weights are offloaded too); set gradient_checkpointing true and use_reentrant false, or take "
+        "strategy ddp.",
+        NOT_MODELLED,
+    ),
 )
 
 

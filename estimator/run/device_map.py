@@ -19,7 +19,7 @@ from typing import NamedTuple
 from estimator.families.kernels import attention_of
 from estimator.families.weights import Buffer, buffers
 from estimator.objectives.causal_lm import causal_lm
-from estimator.objectives.stack import LayerKind, Stack, has_window, layer_kinds, reached
+from estimator.objectives.stack import LayerKind, Stack, kinds_of
 from estimator.objectives.step import Step
 from estimator.parallel.module_devices import FIRST, ModuleDevices, Modules, copies_on, modules_on
 from estimator.resident.model import Resident, adapters_of, bytes_of, trained_of, whole
@@ -206,11 +206,7 @@ class PlacedPlan:
         setup = replace(
             self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
         )
-        kinds = reached(
-            layer_kinds(self._model, windowed=has_window(self._model, sizes.length)),
-            self._model,
-            self._setup,
-        )
+        kinds = kinds_of(self._model, self._setup, sizes.length)
         placed = placed_kinds(kinds, self._at)
         step = Step(self._model, setup, Stack.of(placed), training=self._training, devices=self._at)
         causal_lm(step)

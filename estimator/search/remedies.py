@@ -202,6 +202,8 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "Each layer's forward runs a second time in backward; the same result.",
             ({"gradient_checkpointing": True},),
         )
+    else:
+        yield from _checkpoints(setup)
     if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL:
         yield Change(
             "Weights in bfloat16",
@@ -228,6 +230,28 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "The same result: the CPU runs the optimizer, and zero3 and fsdp keep the weights there too, so the link "
             "between GPU and host sets the speed.",
             offloaded,
+        )
+
+
+def _checkpoints(setup: TrainingSetup) -> Iterator[Change]:
+    """Checkpoints that keep less on the GPU."""
+    if setup.checkpoint_every_n_layers > 1:
+        yield Change(
+            "Checkpoints in every layer",
+            "The other layers are computed again too; the same result.",
+            ({"checkpoint_every_n_layers": 1},),
+        )
+    if setup.selective_checkpointing:
+        yield Change(
+            "Checkpoints without attention's output",
+            "Attention is computed again too; the same result.",
+            ({"selective_checkpointing": False},),
+        )
+    if not setup.offload_checkpoints and not setup.checkpoint_around_fsdp:
+        yield Change(
+            "Checkpoints on the host",
+            "Each layer's input is copied to the CPU's memory and back, while the GPU waits; the same result.",
+            ({"offload_checkpoints": True},),
         )
 
 

@@ -469,10 +469,16 @@ class StepTimeline(Walk):
             **begins,
             Component.GRADIENTS: resident.gradients,
             Component.TEMPORARIES: resident.transient,
+            Component.ACTIVATIONS: self.left_over_bytes,
         }
         self._step = Moment(
             Phase.OPTIMIZER_STEP, f"{setup.optim.value} step", _alive(stepped.values())
         )
+
+    @property
+    def left_over_bytes(self) -> int:
+        """What TRL's activation offloading holds after backward, as ``Offloading.left_over``."""
+        return self._sized.left_over
 
     @property
     def peak_bytes(self) -> int:

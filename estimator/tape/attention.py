@@ -24,6 +24,7 @@ from estimator.tape.operators import (
     matmul,
     pad,
     part,
+    permuted,
     repeat_heads,
     scale,
     scaled_matmul,
@@ -243,12 +244,17 @@ def _fused(
             for x, (n, _, _, needed) in zip(whole, sizes, strict=True)
         ]
 
-    node = tape.begin("attention backward", [q, k, v], backward, [] if pads else [q, k, v])
+    saved = [] if pads else [permuted(x) for x in (q, k, v)]
+    node = tape.begin("attention backward", [q, k, v], backward, saved)
     inside = [tape.new(n, w) for _, n, w, _ in sizes] if pads else []
-    out = tape.new(padded if pads else own, q.width)
-    log_sum_exp = tape.new(shape.batch * shape.heads * rows, 4)
-    rng = [tape.new(1, RNG_STATE_BYTES // 2), tape.new(1, RNG_STATE_BYTES // 2)]
-    kept = [out, log_sum_exp, *rng, *saved_mask, *inside]
+    out, *others = tape.attention_outputs(
+        [
+            (padded if pads else own, q.width),
+            (shape.batch * shape.heads * rows, 4),  # log-sum-exp
+            *[(1, RNG_STATE_BYTES // 2)] * 2,
+        ]
+    )
+    kept = [permuted(out), *others, *saved_mask, *inside]
     return tape.finish(node, tape.view(out, own) if pads else out, kept)
 
 

@@ -29,6 +29,13 @@ def alias(x: Tensor) -> Tensor:
     return Tensor(x.elements, x.width, x.storage, is_view=x.is_view)
 
 
+def permuted(x: Tensor) -> Tensor:
+    """The same tensor as its operator saves it: transposed, so not contiguous."""
+    other = Tensor(x.elements, x.width, x.storage, is_view=True)
+    other.is_permuted = True
+    return other
+
+
 def _match(tape: Tape, gradient: Tensor, x: Tensor) -> Tensor:
     """Reduce a gradient to its input's shape, then cast it to its dtype, as ``validate_outputs`` does."""
     tape.unpacked.clear()
@@ -395,7 +402,7 @@ def linear(
     if tape.is_deepspeeds:
         node = tape.begin(f"{name} backward", inputs, backward)
         return tape.finish(node, tape.new(rows * out_features, width), [x, w])
-    save = [x if needs_w else None, w if needs_x else None]
+    save = [x if needs_w else None, permuted(w) if needs_x else None]
     node = tape.begin(f"{name} backward", inputs, backward, save)
     return tape.finish(node, tape.new(rows * out_features, width))
 

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from estimator.tape.symbols import Recording
-from estimator.tape.tape import COMPONENTS, Call, Event, Mark, Tape
+from estimator.tape.tape import COMPONENTS, Call, Event, HostCopy, Mark, Tape
 
 Bytes = list[int]
 """Bytes per component, in the order of ``COMPONENTS``."""
@@ -38,6 +38,8 @@ class Written(NamedTuple):
     events: Sequence[Event]
     marks: Sequence[Mark]
     calls: Sequence[Call] = ()
+    host_copies: Sequence[HostCopy] = ()
+    left_over: int = 0
 
 
 def written_by(tape: Tape, device: int) -> Written:
@@ -103,6 +105,11 @@ class Program:
         """Module calls of each segment."""
         for call in tape.calls:
             self.calls[call.segment].append(call)
+        self.host_copies = [
+            (copy.segment, recording.position(copy.bytes)) for copy in tape.host_copies
+        ]
+        """Segment of each tensor that is copied to the host, and where its bytes are found."""
+        self._left_over = recording.position(tape.left_over)
         self._wholes = {
             whole.key: recording.position(whole.elements)
             for call in tape.calls
@@ -140,7 +147,15 @@ class Program:
             parts = tuple(_parts(alive, cuts)) if self._wholes else ()
             heights.append(Height(alive.index(top), top, alive[-1], parts))
         wholes = {key: table[place] for key, place in self._wholes.items()}
-        return Sized(self, sizes, [heights[shape] for shape in self._shapes], wholes)
+        copies = [(segment, table[place]) for segment, place in self.host_copies]
+        return Sized(
+            self,
+            sizes,
+            [heights[shape] for shape in self._shapes],
+            wholes,
+            copies,
+            table[self._left_over],
+        )
 
     def change(self, start: int, stop: int) -> Changes:
         """Net change over a range of events."""
@@ -184,12 +199,18 @@ class Sized:
         sizes: Sequence[int],
         heights: Sequence[Height],
         wholes: Mapping[str, int],
+        host_copies: Sequence[tuple[int, int]],
+        left_over: int,
     ) -> None:
         self._program = program
         self._sizes = sizes
         self.heights = heights
         self.wholes = wholes
         """Elements of each weight that module calls need unsharded."""
+        self.left_over = left_over
+        """Bytes that stay after backward, as ``Tape.left_over``."""
+        self.host_copies = host_copies
+        """Segment of each tensor that is copied to the host, and its bytes."""
 
     def top(self, segment: int) -> int:
         """Index of the event after a segment's first highest moment."""

@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 from weakref import ref
 
+from estimator.tape.offloading import Offloading
 from estimator.values.arithmetic import allocated
 from estimator.values.specs import Component, Phase
 
@@ -103,7 +104,7 @@ class Call(NamedTuple):
 class Storage:
     """Bytes on the GPU, allocated while this object lives."""
 
-    __slots__ = ("bytes", "component", "device", "operation", "tape")
+    __slots__ = ("__weakref__", "bytes", "component", "device", "operation", "tape")
 
     def __init__(self, tape: Tape, size: int, component: int) -> None:
         self.tape = tape
@@ -149,7 +150,16 @@ class Storage:
 class Tensor:
     """``elements`` numbers of ``width`` bytes each, on a storage that views share."""
 
-    __slots__ = ("elements", "is_view", "node", "output", "requires_grad", "storage", "width")
+    __slots__ = (
+        "elements",
+        "is_permuted",
+        "is_view",
+        "node",
+        "output",
+        "requires_grad",
+        "storage",
+        "width",
+    )
 
     def __init__(
         self, elements: int, width: int, storage: Storage | None, *, is_view: bool = False
@@ -159,6 +169,8 @@ class Tensor:
         self.storage = storage
         """None: resident throughout and counted elsewhere, as weights are."""
         self.is_view = is_view
+        self.is_permuted = False
+        """Its dimensions lie in another order than it names them: not contiguous."""
         self.requires_grad = False
         self.node: Node | None = None
         self.output = 0
@@ -193,7 +205,7 @@ class Node:
         self.stage = stage
         self.place = place
         self.backward: Backward | None = None
-        self.saved: list[Storage | Placeholder | None] = []
+        self.saved: list[Storage | OnHost | Placeholder | None] = []
         self.kept: Storage | None = None
         """A tensor kept as an attribute of the node, unknown to the engine and to checkpoints."""
         self.edges: list[tuple[Node, int] | None] = []
@@ -257,6 +269,25 @@ class Placeholder:
         self.index = index
 
 
+class OnHost:
+    """A saved tensor that was copied to the host; the bytes are those that it takes on the GPU again."""
+
+    __slots__ = ("bytes", "number")
+
+    def __init__(self, size: int, number: int) -> None:
+        self.bytes = size
+        self.number = number
+        """Which of the saved tensors it is, where TRL's hooks count them; else 0."""
+
+
+class HostCopy(NamedTuple):
+    """Bytes copied to the host, where they stay until backward fetches them."""
+
+    segment: int
+    """Index of the mark before it."""
+    bytes: int
+
+
 class StopReplayError(Exception):
     """The last placeholder is filled, so the rest of the block need not be recomputed."""
 
@@ -264,10 +295,12 @@ class StopReplayError(Exception):
 class Frame:
     """A checkpointed block: the function that recomputes it, its placeholders, and the recomputed tensors."""
 
-    __slots__ = ("filled", "placeholders", "replay")
+    __slots__ = ("attention", "filled", "placeholders", "replay")
 
     def __init__(self, replay: Callable[[], Tensor]) -> None:
         self.replay = replay
+        self.attention: list[list[Tensor]] = []
+        """Outputs of each attention kernel, which a selective checkpoint keeps, the next to be read first."""
         self.placeholders: list[ref[Placeholder]] = []
         """A reference is dead if its graph was freed during the forward pass, as that of DoRA's dense product is."""
         self.filled: list[Storage | None] | None = None
@@ -282,6 +315,9 @@ class Tape:
         autocast_width: int | None,
         records: bool = True,
         is_reentrant: bool = False,
+        offloads_checkpoints: bool = False,
+        keeps_attention: bool = False,
+        offloads_activations: bool = False,
         is_float16: bool = False,
         is_deepspeeds: bool = False,
     ) -> None:
@@ -291,6 +327,15 @@ class Tape:
         """Whether nodes are made and tensors saved for backward; False under ``torch.no_grad``."""
         self.is_reentrant = is_reentrant
         """Checkpoints are reentrant: the older kind, which builds no graph in the forward pass."""
+        self.offloads_checkpoints = offloads_checkpoints
+        """The inputs of checkpointed blocks are copied to the host."""
+        self.keeps_attention = keeps_attention
+        """Checkpoints are selective: they keep what attention kernels return, and their replay reads it."""
+        self.offloading = Offloading(self) if offloads_activations else None
+        """TRL's hooks around a training step, which copy saved tensors to the host."""
+        self.left_over = 0
+        """Bytes that stay after backward until the next, as ``Offloading.left_over``."""
+        self.host_copies: list[HostCopy] = []
         self.is_float16 = is_float16
         """The 16-bit dtype is float16, not bfloat16."""
         self.attached: list[tuple[Place, Storage]] = []
@@ -358,6 +403,16 @@ class Tape:
             yield
         finally:
             self.autocast_active = active
+
+    @contextmanager
+    def keeping_saved(self) -> Iterator[None]:
+        """The head, whose saved tensors TRL does not offload: activation_offloading.py, ``noop_ctx``."""
+        if self.offloading is None:
+            yield
+            return
+        self.offloading.disabled = True
+        yield
+        self.offloading.disabled = False
 
     def call(
         self, module: str, weights: tuple[WholeWeight, ...], *, begins: bool, is_forward: bool
@@ -437,7 +492,7 @@ class Tape:
             if tensor is not None:
                 node.saved.append(self._save(tensor))
 
-    def _save(self, tensor: Tensor) -> Storage | Placeholder | None:
+    def _save(self, tensor: Tensor) -> Storage | OnHost | Placeholder | None:
         frame = self._replay_frame
         if frame is not None:
             assert frame.filled is not None
@@ -454,9 +509,12 @@ class Tape:
             placeholder = Placeholder(frame, len(frame.placeholders))
             frame.placeholders.append(ref(placeholder))
             return placeholder
-        if tensor.storage is not None:
-            tensor.storage.keep(self._alike)
-        return tensor.storage
+        kept: Storage | OnHost | None = tensor.storage
+        if self.offloading is not None:
+            kept = self.offloading.pack(tensor)
+        if isinstance(kept, Storage):
+            kept.keep(self._alike)
+        return kept
 
     def attach(self, node: Node | None, x: Tensor) -> None:
         """Keep a tensor as an attribute of a node, as an autograd function does by setting ``ctx.something``.
@@ -483,14 +541,92 @@ class Tape:
         """Play a block without saving its tensors; only its inputs stay until backward replays it."""
         if self.is_reentrant:
             return self._checkpoint_reentrant(block, *inputs)
-        frame = Frame(lambda: block(*inputs))
-        for x in inputs:
-            if x.storage is not None and x.storage.component == TEMPORARIES:
-                x.storage.become(ACTIVATIONS)
+        if (self.offloads_checkpoints or self.offloading is not None) and self.records:
+            frame = Frame(self._replay_from_host(block, inputs))
+        else:
+            frame = Frame(lambda: block(*inputs))
+            for x in inputs:
+                if x.storage is not None and x.storage.component == TEMPORARIES:
+                    x.storage.become(ACTIVATIONS)
         self._forward_frame = frame
         y = block(*inputs)
         self._forward_frame = None
         return y
+
+    def _replay_from_host(
+        self, block: Callable[..., Tensor], inputs: Sequence[Tensor]
+    ) -> Callable[[], Tensor]:
+        """Copy the inputs to the host; the replay brings them back, and holds them while it runs.
+
+        Source: torch 2.13, autograd/graph.py, ``save_on_cpu``; utils/checkpoint.py, ``_CheckpointFrame.get_inputs``;
+        transformers 5.23, modeling_utils.py, ``_activation_checkpointing_enable``.
+        """
+        sizes = [(x.elements, x.width, x.requires_grad, self._pack_input(x)) for x in inputs]
+
+        def replay() -> Tensor:
+            again = []
+            for elements, width, needed, kept in sizes:
+                x = Tensor(elements, width, self._unpack_one(kept))
+                if needed:
+                    x.requires_grad, x.node = True, leaf_node(Leaf(TEMPORARIES))
+                again.append(x)
+            return block(*again)
+
+        return replay
+
+    def _pack_input(self, x: Tensor) -> Storage | OnHost | None:
+        """Save a checkpoint's input; transformers' hooks around the checkpoint stand inside TRL's around the step."""
+        if self.offloading is not None and not self.offloads_checkpoints:
+            kept = self.offloading.pack(x)
+            if kept is x.storage and kept is not None:
+                kept.keep(None)
+            return kept
+        return None if x.storage is None else self.to_host(x.storage.bytes)
+
+    def to_host(self, size: int, number: int = 0) -> OnHost:
+        """Copy a saved tensor to the host."""
+        self.host_copies.append(HostCopy(len(self.marks) - 1, size))
+        return OnHost(size, number)
+
+    def from_host(self, kept: OnHost) -> Storage:
+        """Copy it back."""
+        operation, self.operation = self.operation, "copied back from the host"
+        storage = Storage(self, kept.bytes, ACTIVATIONS)
+        self.operation = operation
+        return storage
+
+    def contiguous_copy(self, x: Tensor) -> Storage:
+        """What is copied to the host of a tensor that is not contiguous."""
+        operation, self.operation = self.operation, "contiguous copy for the host"
+        storage = Storage(self, allocated(x.elements * x.width), ACTIVATIONS)
+        self.operation = operation
+        return storage
+
+    def _unpack_one(self, kept: OnHost | Storage | None) -> Storage | None:
+        if not isinstance(kept, OnHost):
+            return kept
+        if kept.number and self.offloading is not None:
+            return self.offloading.unpack(kept)
+        return self.from_host(kept)
+
+    def attention_outputs(self, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """What an attention kernel returns, by elements and width: new tensors, or in the replay of a selective
+        checkpoint those that the forward pass has kept.
+
+        Source: trl 1.16, models/selective_activation_checkpointing.py, ``_build_policy_fn``; torch 2.13,
+        utils/checkpoint.py, ``_CachingTorchDispatchMode``, ``_CachedTorchDispatchMode``.
+        """
+        if self.keeps_attention and self._replay_frame is not None:
+            return self._replay_frame.attention.pop(0)
+        tensors = [self.new(elements, width) for elements, width in sizes]
+        if self.keeps_attention and self._forward_frame is not None:
+            for x in tensors:
+                if x.storage is not None:
+                    x.storage.become(ACTIVATIONS)
+            self._forward_frame.attention.append(
+                [Tensor(x.elements, x.width, x.storage) for x in tensors]
+            )
+        return tensors
 
     def _checkpoint_reentrant(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """One node for the whole block, played without a graph; it saves only the inputs.
@@ -523,7 +659,12 @@ class Tape:
                 for leaf, (elements, width, needed) in zip(leaves, sizes, strict=True)
             ]
 
-        node = self.begin("checkpoint", inputs, backward, inputs)
+        if self.offloads_checkpoints:
+            node = self.begin("checkpoint", inputs, backward)
+            if node is not None:
+                node.saved += [self._pack_input(x) for x in inputs]
+        else:
+            node = self.begin("checkpoint", inputs, backward, inputs)
         records, self.records = self.records, False
         y = block(*inputs)
         self.records = records
@@ -558,7 +699,7 @@ class Tape:
                 unpacked.append(frame.filled[saved.index])
                 frame.filled[saved.index] = None
             else:
-                unpacked.append(saved)
+                unpacked.append(self._unpack_one(saved))
         return unpacked
 
     # -- backward -----------------------------------------------------------------------------------------------
@@ -571,6 +712,8 @@ class Tape:
         self.go_to(Phase.BACKWARD, root.stage, root.place)
         root.buffers[0] = self.new(1, 4)
         self._run_graph(root)
+        if self.offloading is not None:
+            self.offloading.end()
 
     def _run_graph(self, root: Node) -> None:
         _count_dependencies(root)
@@ -611,11 +754,15 @@ class Tape:
         buffers, node.buffers = node.buffers, [None]
         backward, node.backward = node.backward, None
         assert backward is not None
+        if self.offloading is not None:
+            self.offloading.begin_node()
         self.unpacked = self._unpack(node)
         self.operation = node.name
         result = list(backward(self, buffers))
         del buffers, backward
         self.unpacked, node.saved = [], []
+        if self.offloading is not None:
+            self.offloading.end_node()
         return result
 
     def _accumulate(self, node: Node) -> None:

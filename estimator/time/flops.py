@@ -17,7 +17,7 @@ from estimator.families.kernels import attention_of
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, WITHOUT_ATTENTION
 from estimator.families.modules import Embedding, Linear, Module, Norm, weight_shapes
 from estimator.families.registry import architecture
-from estimator.objectives.stack import has_window, layer_kinds
+from estimator.objectives.stack import has_window, is_checkpointed, layer_kinds
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.computation import Computation
@@ -145,7 +145,8 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         frozen       2 · T · (2 · layers + 2 · outside + copied + 3 · r · (in + out)) + attention
         attention    2 · 2 · b · pairs · q · (1 + backward)      q: query width; backward: 2.5 flash, 2 eager
         delta-nets   2 · b · m · (1 + 2), added to attention     m: ``delta_products``, ``scan_products``
-        checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q
+        checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q, times the share of layers that have one;
+                     selective without the attention
         loss chunked_trl, whose backward makes the logits once more      2 · T · V · h
         DoRA         2 · r · in · (in + out), and with dropout 2 · T · 2 · in · out: the base once more
 
@@ -174,15 +175,33 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     backward = PLAIN_BACKWARD if is_eager(model, setup.computation) else FLASH_BACKWARD
     mixed = delta_products(model, length) + scan_products(model, length)
     delta = float(FORWARD * setup.per_device_train_batch_size * mixed)
-    again = 1.0 if setup.gradient_checkpointing else 0.0
+    again = replayed(model, setup)
+    keeps_attention = setup.selective_checkpointing and not is_eager(model, setup.computation)
     return Work(
         products=float(forward * (passes * (sizes.layers + sizes.outside) + sizes.copied)),
         adapters=float(forward * 3 * branches + dora),
         attention=once * (1 + backward) + 3 * delta,
         products_again=again * (forward * (sizes.layers + branches) + dora_again)
         + (float(forward * _head(model)) if setup.loss is Loss.CHUNKED_TRL else 0.0),
-        attention_again=again * (once + delta),
+        attention_again=again * (delta + (0.0 if keeps_attention else once)),
     )
+
+
+def replayed(model: Model, setup: TrainingSetup) -> float:
+    """Share of the layers that backward computes again (from 0 to 1; the same on every GPU).
+
+    Leaves out: that a mixture's dense layers are smaller.
+    Source: derived, from ``is_checkpointed``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> setup = TrainingSetup(gradient_checkpointing=True, checkpoint_every_n_layers=2)
+    >>> replayed(TINY_LLAMA, setup), replayed(TINY_LLAMA, TrainingSetup())
+    (0.5, 0.0)
+    """
+    if not setup.gradient_checkpointing:
+        return 0.0
+    layers = range(model.num_hidden_layers)
+    return sum(is_checkpointed(model, setup, index) for index in layers) / len(layers)
 
 
 def _head(model: Model) -> int:

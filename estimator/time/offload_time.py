@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from estimator.parallel.offload import OffloadTraffic, moved, ranks_of_a_node
+from estimator.step.host_copies import host_copies
 from estimator.values.facets.mesh import Mesh
 from estimator.values.results import TimePart
 from estimator.values.setup import TrainingSetup
@@ -128,6 +129,30 @@ def _link(mesh: Mesh, of: OffloadTraffic, slow: Host, fast: Host, behind: float)
     low += of.after / (fast.link * GIGA)
     high = (of.in_micro_steps + of.after) / (SLOW_LINK_SHARE * slow.link * GIGA)
     return TimePart("between GPU and host", low, high)
+
+
+def saved_tensor_parts(
+    model: Model, gpu: Gpu, setup: TrainingSetup, behind: float
+) -> tuple[TimePart, ...]:
+    """Seconds a step of copies of saved tensors to the host and back, fast and slow.
+
+        accumulation · 2 · moved / PCIe, at worst at 0.35 of it
+
+    Transformers' offloaded checkpoints are copied on the stream that computes. TRL's activations have a stream of
+    their own: at best they are behind the GPU's ``behind`` seconds.
+
+    Source: derived, from ``host_copies``; transformers 5.23, modeling_utils.py, ``activation_checkpointing_enable``
+    ("Both copies run on the compute stream"); trl 1.16, models/activation_offloading.py (``self.s1``).
+    """
+    copied = 2 * setup.gradient_accumulation_steps * host_copies(model, setup).moved
+    if not copied:
+        return ()
+    slow, fast = hosts(gpu)
+    low = copied / (fast.link * GIGA)
+    if setup.activation_offloading:
+        low = max(0.0, low - behind)
+    high = copied / (SLOW_LINK_SHARE * slow.link * GIGA)
+    return (TimePart("saved tensors to the host and back", low, high),)
 
 
 def steps_on_host(mesh: Mesh) -> bool:

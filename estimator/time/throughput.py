@@ -31,10 +31,11 @@ from estimator.time.flops import (
     is_eager,
     matrices,
     mixers,
+    replayed,
     scan_products,
     work,
 )
-from estimator.time.offload_time import offload_parts, steps_on_host
+from estimator.time.offload_time import offload_parts, saved_tensor_parts, steps_on_host
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.mesh import Mesh
@@ -390,6 +391,8 @@ def run_time(
                 parts = _exchanging(parts, setup.mesh, shared, exchange)
         if offloads(setup.mesh):
             parts = _with_offload(parts, model, gpu, setup)
+        behind = math.fsum(part.low_seconds for part in parts if part.name != OPTIMIZER_STEP)
+        parts = (*parts, *saved_tensor_parts(model, gpu, setup, behind))
     steps = -(-length.rows_per_epoch // setup.effective_batch_size)
     return RunTime(
         parts=parts,
@@ -507,7 +510,7 @@ def step_parts(
     Source: derived; the roofline of Williams et al. 2009, doi:10.1145/1498765.1498785, part by part.
     """
     sizes, times = matrices(model, setup.adapters), setup.gradient_accumulation_steps
-    again = 1 if setup.gradient_checkpointing else 0
+    again = replayed(model, setup)
     flash_fast = min(rate.best, FAST_ATTENTION_SHARE * rate.peak)
     flash_slow = min(rate.slow, SLOW_ATTENTION_SHARE * rate.peak)
     fast_bandwidth, slow_bandwidth = rate.bandwidth, SLOW_BANDWIDTH_SHARE * rate.bandwidth
@@ -621,7 +624,7 @@ def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
     return sizes.adapter_inputs * inputs + sizes.adapter_outputs * ADAPTER_OUTPUT_BYTES
 
 
-def _delta_nets(model: Model, batch: Batch, length: Lengths, again: int, rate: Rates) -> TimePart:
+def _delta_nets(model: Model, batch: Batch, length: Lengths, again: float, rate: Rates) -> TimePart:
     """Traffic of gated delta-nets: at best by one kernel, at worst as PyTorch's loop over chunks has it."""
     sizes = model.delta_net
     if sizes is None:
@@ -644,7 +647,7 @@ def _delta_nets(model: Model, batch: Batch, length: Lengths, again: int, rate: R
 
 
 def _scans(
-    model: Model, setup: TrainingSetup, length: Lengths, again: int, rate: Rates
+    model: Model, setup: TrainingSetup, length: Lengths, again: float, rate: Rates
 ) -> TimePart:
     """Traffic of state spaces: at best by one kernel, at worst as PyTorch runs it, in float32 but for autocast."""
     sizes = model.state_space
@@ -669,7 +672,7 @@ def _scans(
     return TimePart("state spaces", passes * fused / rate.bandwidth, slow)
 
 
-def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> TimePart:
+def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
     quantized = sizes.quantizable if setup.has_packed_base else 0
     packed = 2 * PACKED_BYTES if setup.has_8bit_base else PACKED_BYTES
     size = quantized * (packed + UNPACKED_BYTES * _width(setup.precision))
@@ -677,7 +680,7 @@ def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Ra
     return TimePart("dequantisation", seconds, SLOW_DEQUANTISATION * seconds)
 
 
-def _casts(setup: TrainingSetup, sizes: Matrices, passes: int, rate: Rates) -> TimePart:
+def _casts(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
     """Autocast makes 16-bit copies of float32 weights, once a forward pass."""
     autocast = setup.mixed_precision is not MixedPrecision.NO
     if not autocast or setup.dtype is not Dtype.FLOAT32 or setup.has_packed_base:
@@ -699,7 +702,7 @@ def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePar
 
 
 def _launches(
-    model: Model, setup: TrainingSetup, length: Lengths, parts: list[TimePart], again: int
+    model: Model, setup: TrainingSetup, length: Lengths, parts: list[TimePart], again: float
 ) -> TimePart:
     """What the GPU waits for the host to start its kernels: the host's time less the GPU's."""
     times = setup.gradient_accumulation_steps

@@ -33,10 +33,6 @@ LATER: Mapping[str, object] = MappingProxyType(
         "vllm_enable_sleep_mode": False,
         "vllm_tensor_parallel_size": 1,
         # other ways to checkpoint, and to lay texts
-        "activation_offloading": False,
-        "offload_checkpoints": False,
-        "checkpoint_every_n_layers": 1,
-        "selective_checkpointing": False,
         "packing": False,
         "padding_free": False,
         # peft 0.21, tuners/lora/config.py; transformers 5.23, training_args.py

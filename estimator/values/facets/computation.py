@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
-from estimator.values.kinds import Choice, Flag
+from estimator.values.kinds import Choice, Flag, WholeNumber
 from estimator.values.specs import AttnImplementation
 
 _ATTENTION = Choice(
@@ -49,6 +49,59 @@ class Computation(Checked):
             help="use_reentrant of gradient_checkpointing_kwargs: torch's older variant, which holds each block's "
             "input and output during its recomputation.",
             decides=True,
+        ),
+    )
+    checkpoint_every_n_layers: int = key(
+        1,
+        WholeNumber(4096),
+        "with gradient checkpointing: checkpoint every so many layers, the others keep their tensors",
+        whose=Whose.TRANSFORMERS,
+        widget=Widget(
+            shape="number",
+            section=Section.MORE,
+            label="Checkpoint every n-th layer",
+            help="every_n_layers of gradient_checkpointing_kwargs: the layers between keep all their tensors and are "
+            "not computed again.",
+            ends=(1, 128),
+        ),
+    )
+    offload_checkpoints: bool = key(
+        False,
+        Flag(),
+        "with gradient checkpointing: keep the layers' inputs in pinned memory of the host",
+        whose=Whose.TRANSFORMERS,
+        widget=Widget(
+            shape="toggle",
+            section=Section.MORE,
+            label="Checkpoints on the host",
+            help="offload of gradient_checkpointing_kwargs: the layers' inputs are copied to the host, and back in "
+            "backward.",
+        ),
+    )
+    selective_checkpointing: bool = key(
+        False,
+        Flag(),
+        "with gradient checkpointing: keep attention's output, and compute the rest again",
+        whose=Whose.TRL,
+        widget=Widget(
+            shape="toggle",
+            section=Section.MORE,
+            label="Selective checkpoints",
+            help="selective of SFTTrainer's gradient_checkpointing_kwargs: attention's output is kept, the rest of a "
+            "layer is computed again.",
+        ),
+    )
+    activation_offloading: bool = key(
+        False,
+        Flag(),
+        "TRL's: saved tensors are copied to the host in forward, and back in backward",
+        whose=Whose.TRL,
+        widget=Widget(
+            shape="toggle",
+            section=Section.MORE,
+            label="Activation offloading",
+            help="TRL's activation_offloading: saved tensors of at least 1 KiB are copied to the host in forward, and "
+            "back in backward.",
         ),
     )
     attn_implementation: AttnImplementation = key(

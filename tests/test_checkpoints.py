@@ -1,0 +1,228 @@
+"""Checkpoints of some layers, on the host or selective, and TRL's activation offloading.
+
+Whole steps are held against traced ones in tests/test_reference.py ("trl sft").
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import Estimate, Loss, Method, Phase, TrainingSetup, catalog, estimate, remedies
+from estimator.objectives.stack import is_checkpointed
+from estimator.step.host_copies import host_copies
+from estimator.tape import operators as op
+from estimator.tape.tape import ACTIVATIONS, Parameter, Tape, Tensor
+from estimator.time.flops import work
+from estimator.values.specs import AttnImplementation, ModelClass
+from tests.tapes import alive
+
+LLAMA = catalog.model("meta-llama/Llama-3.2-1B")
+LAYERS, HIDDEN, QUERIES, HEADS = 16, 2048, 2048, 32
+GPU = catalog.gpu("A100-SXM4-80GB")
+FULL = TrainingSetup(
+    max_length=2048, per_device_train_batch_size=2, gradient_checkpointing=True, loss=Loss.LIGER
+)
+TOKENS = 2 * 2048
+
+
+def result(**keys: object) -> Estimate:
+    return estimate(LLAMA, GPU, replace(FULL, **keys))
+
+
+def loss_height(**keys: object) -> int:
+    return result(**keys).phases[Phase.LOSS].bytes
+
+
+def test_every_second_layer_is_checkpointed_from_the_first() -> None:
+    setup = replace(FULL, checkpoint_every_n_layers=2)
+    found = [is_checkpointed(LLAMA, setup, index) for index in range(4)]
+    assert found == [True, False, True, False]
+
+
+def test_layers_are_counted_from_the_first_of_the_tower_of_images() -> None:
+    """27 layers of SigLIP come before Gemma 3's text: 27 % 4 is 3, so that the text's second layer is the 28th."""
+    gemma = catalog.model("google/gemma-3-4b-it")
+    setup = replace(FULL, checkpoint_every_n_layers=4)
+    found = [is_checkpointed(gemma, setup, index) for index in range(6)]
+    assert found == [False, True, False, False, False, True]
+    alone = replace(setup, model_class=ModelClass.TEXT)
+    assert [is_checkpointed(gemma, alone, index) for index in range(2)] == [True, False]
+
+
+def test_a_kept_layer_holds_what_it_holds_without_checkpointing() -> None:
+    """Eight of sixteen are kept, so the rise is half of that from all to none; the embedding's leaf is no part."""
+    every, second, none = (
+        loss_height(),
+        loss_height(checkpoint_every_n_layers=2),
+        loss_height(gradient_checkpointing=False),
+    )
+    assert second - every == (none - every) // 2
+    assert none > every
+
+
+def test_offloaded_checkpoints_leave_nothing_of_the_layers_on_the_gpu() -> None:
+    """A checkpoint in bfloat16 is 2 · T · h bytes; the last layer's output is the final norm's input."""
+    assert loss_height() - loss_height(offload_checkpoints=True) == LAYERS * 2 * TOKENS * HIDDEN
+
+
+def test_host_memory_holds_the_checkpoints_and_the_link_carries_them_twice() -> None:
+    setup = replace(FULL, offload_checkpoints=True, gradient_accumulation_steps=3)
+    size = LAYERS * 2 * TOKENS * HIDDEN
+    assert host_copies(LLAMA, setup) == (size, size)
+    parts = {part.name: part for part in estimate(LLAMA, GPU, setup).time.parts}
+    # two ways, three micro-steps, PCIe 4 x16 at 31.5 GB/s and at 0.35 of it
+    part = parts["saved tensors to the host and back"]
+    assert part.low_seconds == pytest.approx(2 * 3 * size / 31.5e9)
+    assert part.high_seconds == pytest.approx(2 * 3 * size / (0.35 * 31.5e9))
+    without = estimate(LLAMA, GPU, replace(setup, save_strategy="no"))
+    assert without.host_bytes >= size
+
+
+def test_page_locked_blocks_are_powers_of_two() -> None:
+    """1,000 tokens: 4,096,000 bytes a checkpoint lie in 4 MiB."""
+    setup = replace(FULL, offload_checkpoints=True, per_device_train_batch_size=1, max_length=1000)
+    assert host_copies(LLAMA, setup).pinned == LAYERS * 2**22
+
+
+def test_every_rank_of_a_machine_has_its_own_copies() -> None:
+    keys = {"num_gpus": 4, "strategy": "ddp", "save_strategy": "no", "offload_checkpoints": True}
+    large = replace(FULL, per_device_train_batch_size=64)  # more than what loading needs
+    size = LAYERS * 2 * 32 * TOKENS * HIDDEN
+    assert estimate(LLAMA, GPU, replace(large, **keys)).host_bytes == 4 * size
+
+
+def test_selective_checkpoints_hold_attentions_output_and_its_log_sum() -> None:
+    """2 bytes an element of the output, 4 a head, and the kernel's seed and offset, a block of 512 bytes each."""
+    more = LAYERS * (2 * QUERIES * TOKENS + 4 * HEADS * TOKENS + 2 * 512)
+    assert loss_height(selective_checkpointing=True) - loss_height() == more
+
+
+def test_selective_checkpoints_of_eager_attention_hold_nothing_more() -> None:
+    eager = {"attn_implementation": AttnImplementation.EAGER}
+    assert loss_height(selective_checkpointing=True, **eager) == loss_height(**eager)
+
+
+def test_what_is_computed_again_is_what_is_not_kept() -> None:
+    def again(**keys: object) -> tuple[float, float]:
+        found = work(LLAMA, replace(FULL, **keys), 2048, pairs=1000)
+        return found.products_again, found.attention_again
+
+    products, attention = again()
+    assert again(checkpoint_every_n_layers=2) == (products / 2, attention / 2)
+    assert again(selective_checkpointing=True) == (products, 0.0)
+
+
+def saved_one_after_another(elements: int, count: int) -> tuple[Tape, list[Tensor]]:
+    """So many tensors of two bytes an element that a product saves, each freed by its maker."""
+    tape = Tape(autocast_width=None, offloads_activations=True)
+    weight = Parameter("w", 1, 2, trainable=True)
+    held = []
+    for _ in range(count):
+        held.append(op.multiply(tape, tape.new(elements, 2), weight))
+        held[-1].storage = None
+    return tape, held
+
+
+def test_trl_keeps_the_last_five_saved_tensors_and_moves_those_before() -> None:
+    """Each product saves its input alone, of 2,048 bytes: ``max_fwd_stash_size``."""
+    tape, _ = saved_one_after_another(1024, 8)
+    assert len(tape.host_copies) == 8
+    assert alive(tape)[ACTIVATIONS] == 5 * 2048
+
+
+def test_trl_leaves_tensors_below_1024_bytes() -> None:
+    tape, _ = saved_one_after_another(511, 8)  # 1,022 bytes
+    assert not tape.host_copies
+    assert alive(tape)[ACTIVATIONS] == 8 * 1024
+
+
+def test_a_tensor_that_is_saved_again_at_once_stays() -> None:
+    """As the input of q, k and v: the first copy goes to the host in vain."""
+    tape = Tape(autocast_width=None, offloads_activations=True)
+    weight = Parameter("w", 1, 2, trainable=True)
+    x = tape.new(4096, 2)
+    outputs = [op.multiply(tape, x, weight) for _ in range(3)]
+    for out in outputs:
+        out.storage = None
+    del x
+    for _ in range(6):
+        outputs.append(op.multiply(tape, tape.new(1024, 2), weight))
+        outputs[-1].storage = None
+    assert len(tape.host_copies) == 1 + 6
+    assert alive(tape)[ACTIVATIONS] == 2 * 4096 + 5 * 2048
+
+
+def test_activation_offloading_leaves_little_and_evaluation_alone() -> None:
+    keys = {"loss": Loss.CHUNKED_TRL, "gradient_checkpointing": False, "eval_strategy": "epoch"}
+    plain, moved = result(**keys), result(**keys, activation_offloading=True)
+    assert moved.phases[Phase.LOSS].bytes < 0.7 * plain.phases[Phase.LOSS].bytes
+    assert moved.phases[Phase.EVALUATION] == plain.phases[Phase.EVALUATION]
+
+
+def test_the_embeddings_leaf_and_its_gradient_outlive_the_step_under_adapters() -> None:
+    """TRL's hooks hold the last node: 2 bytes · T · h each, also while the optimizer steps (traced)."""
+    keys = {"method": Method.LORA, "loss": Loss.CHUNKED_TRL}
+    plain, moved = result(**keys), result(**keys, activation_offloading=True)
+    steps = [it.phases[Phase.OPTIMIZER_STEP].bytes for it in (plain, moved)]
+    assert steps[1] - steps[0] == 2 * 2 * TOKENS * HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("keys", "word"),
+    [
+        ({"selective_checkpointing": True, "gradient_checkpointing": False}, "requires gradient"),
+        ({"selective_checkpointing": True, "use_reentrant": True}, "not reentrant"),
+        ({"selective_checkpointing": True, "method": Method.LORA}, "Unexpected keyword"),
+        (
+            {
+                "activation_offloading": True,
+                "num_gpus": 2,
+                "strategy": "device_map",
+                "loss": None,
+            },
+            "under device_map",
+        ),
+        (
+            {
+                "activation_offloading": True,
+                "num_gpus": 2,
+                "strategy": "fsdp",
+                "use_reentrant": True,
+            },
+            "gathered weights",
+        ),
+        (
+            {
+                "offload_checkpoints": True,
+                "num_gpus": 2,
+                "strategy": "fsdp",
+                "fsdp_version": 1,
+                "checkpoint_around_fsdp": True,
+            },
+            "before 4.52",
+        ),
+    ],
+)
+def test_what_the_tools_refuse_or_nobody_has_traced_is_refused(
+    keys: dict[str, object], word: str
+) -> None:
+    with pytest.raises(ValueError, match=word):
+        result(**keys)
+
+
+def test_checkpoints_on_the_host_are_offered_where_they_help() -> None:
+    mistral = catalog.model("mistralai/Mistral-7B-v0.1")
+    setup = TrainingSetup(
+        method=Method.LORA,
+        gradient_checkpointing=True,
+        max_length=65_536,
+        loss=Loss.CHUNKED_TRL,
+        checkpoint_every_n_layers=1,
+    )
+    short = estimate(mistral, catalog.gpu("A100-PCIE-40GB"), setup)
+    offered = [it for it in remedies(short, []) if "offload_checkpoints" in it.keys]
+    assert offered, [it.title for it in remedies(short, [])]
+    changed = estimate(mistral, short.gpu, replace(setup, **offered[0].keys))
+    assert changed.need_high_bytes == offered[0].need_high_bytes < short.need_high_bytes
