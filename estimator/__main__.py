@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
 
 from estimator.answer.estimate import estimate
+from estimator.check import command
 from estimator.contract.placement_request import place
-from estimator.contract.setups import NONE_KNOWN, Reading, parse, read_link, write_estimate
+from estimator.contract.setups import (
+    NONE_KNOWN,
+    Reading,
+    from_texts,
+    parse,
+    read_link,
+    write_estimate,
+)
 from estimator.contract.text import describe
 from estimator.search.remedies import Remedy, remedies
 from estimator.sources import catalog, hub
@@ -53,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     match arguments[:1]:
         case ["placement"]:
             return _print_placement(arguments[1:])
+        case ["check"]:
+            return _check(arguments[1:])
         case ["serve"]:
             return _refuse(_serve(arguments[1:]))
         case ["estimate"]:
@@ -182,6 +192,31 @@ def _print_placement(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _check(arguments: Sequence[str]) -> int:
+    """Files of runs; the flags of a setup stand above what the files say."""
+    parser = _Parser(**command.WORDS, argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    command.add_flags(parser)
+    _add_keys(parser)
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(_unknown_argument(unknown[0].split("=")[0]))
+    given = vars(known)
+    paths, together, as_json = (given.pop(name, None) for name in ("paths", "together", "json"))
+    own = {name for name in ("hub", "hub_token") if given.pop(name, None)}
+    ask = _Ask(hub.own_token() if "hub_token" in own else None) if own else None
+    changed, problems = from_texts({name: _texts(value) for name, value in given.items()})
+    if problems:
+        return _refuse(*problems)
+    models = ask.models if ask else lambda name: NONE_KNOWN
+    how = {"together": bool(together), "as_json": bool(as_json)}
+    try:
+        return command.run(paths, changed, sys.stdout, models, **how)
+    except ValueError as problem:
+        return _refuse(str(problem))
+    except Exception as fault:  # a traceback would say less to the one who asked
+        return _refuse(_our_mistake(fault))
+
+
 def _serve(arguments: Sequence[str]) -> str:
     """Become the page's server, Streamlit, whose own flags follow (``--server.port 8600``); or why that cannot be."""
     root = Path(__file__).resolve().parent.parent
@@ -224,7 +259,8 @@ def _parser() -> _Parser:
         prog="python -m estimator",
         usage="python -m estimator MODEL [--gpu NAME] [--method METHOD] [--KEY VALUE ...]\n"
         "       python -m estimator --json < setups.jsonl\n"
-        "       python -m estimator placement JSON",
+        "       python -m estimator placement JSON\n"
+        "       python -m estimator check FILE ... --gpu NAME",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=_layout,
@@ -232,6 +268,14 @@ def _parser() -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("model", nargs="?", help="a Hub id such as mistralai/Mistral-7B-v0.1")
+    parser.add_argument("--json", action="store_true", help="setups in, estimates out, one a line")
+    parser.add_argument("--remedies", action="store_true", help="what to change so that it fits")
+    _add_keys(parser)
+    return parser
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    """The flags of a setup, and whether the Hub is asked."""
     parser.add_argument("--gpu", action="append", metavar="NAME", help="such as A100-SXM4-80GB")
     parser.add_argument(
         "--hub", action="store_true", help="ask the Hugging Face Hub for ids the catalogue lacks"
@@ -239,8 +283,6 @@ def _parser() -> _Parser:
     parser.add_argument(
         "--hub-token", action="store_true", help="the same, with your own token (HF_TOKEN)"
     )
-    parser.add_argument("--json", action="store_true", help="setups in, estimates out, one a line")
-    parser.add_argument("--remedies", action="store_true", help="what to change so that it fits")
     for title, keys in GROUPS.items():
         group = parser.add_argument_group(title)
         for key in keys:
@@ -249,7 +291,6 @@ def _parser() -> _Parser:
         parser.add_argument(
             _flag(word), dest=word, action="append", nargs="?", const="true", help=argparse.SUPPRESS
         )
-    return parser
 
 
 def _add_flag(group: argparse._ArgumentGroup, key: Key) -> None:

@@ -124,6 +124,19 @@ def read_link(
     >>> read_link({"max_length": "2048", "padded": ["true"]}).setup.max_length
     2048
     """
+    values, problems = from_texts(given)
+    reading = read_setup(values, known)
+    return replace(reading, problems=(*problems, *reading.problems))
+
+
+def from_texts(
+    given: Mapping[str, str | Sequence[str]],
+) -> tuple[dict[str, object], tuple[str, ...]]:
+    """The object that the strings of a link or of flags mean, and a sentence for each that means none.
+
+    >>> from_texts({"max_length": "2048", "padded": ["true"]})
+    ({'max_length': 2048, 'padded': True}, ())
+    """
     problems: list[str] = []
     values: dict[str, object] = {}
     for name, texts in given.items():
@@ -131,8 +144,7 @@ def read_link(
             values[name] = _from_texts(name, [texts] if isinstance(texts, str) else list(texts))
         except ValueError as problem:
             problems.append(str(problem))
-    reading = read_setup(values, known)
-    return replace(reading, problems=(*problems, *reading.problems))
+    return values, tuple(problems)
 
 
 def parse(
@@ -439,6 +451,15 @@ def write_fields(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[st
     return written
 
 
+def plain_keys(keys: Mapping[str, object]) -> dict[str, object]:
+    """Keys with values of specs, as an object of the contract has them.
+
+    >>> plain_keys({"strategy": Strategy.DDP, "modules_to_save": ("lm_head",)})
+    {'strategy': 'ddp', 'modules_to_save': ['lm_head']}
+    """
+    return {name: _plain(value) for name, value in keys.items()}
+
+
 def _plain(value: object) -> object:
     """A value of a spec as JSON has it."""
     if isinstance(value, tuple):
@@ -508,7 +529,7 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
 def _remedy(it: Remedy) -> dict[str, object]:
     """One remedy: the keys to set, the bytes saved per GPU, and the text."""
     return {
-        "keys": {name: _plain(value) for name, value in it.keys.items()},
+        "keys": plain_keys(it.keys),
         "saved_bytes": it.saved_bytes,
         "text": it.text,
     }

@@ -76,18 +76,42 @@ def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:
     """
     if of.gpu is None or of.verdict is Verdict.FITS:
         return ()
-    changes = list(_changes(of.model, of.setup))
     found: list[Remedy] = []
-    for together in range(1, MOST_TOGETHER + 1):
-        if not found:
-            for group in combinations(changes, together):
-                found += _fitting(of, of.gpu, group)
+    for level in _levels(of, of.gpu):
+        found = found or list(level)
     larger = smallest_gpu(of.model, (gpu for gpu in gpus if gpu != of.gpu), of.setup)
     return (
         *found[:MOST_SHOWN],
         *([] if larger is None else [_on(larger, of)]),
         *_sets(of, of.gpu),
     )
+
+
+def cheapest_change(of: Estimate) -> Remedy | None:
+    """The first of ``remedies`` that keeps the GPU and their number, found without the others; None: there is none.
+
+    >>> from estimator.values.setup import TrainingSetup
+    >>> from estimator.answer.estimate import estimate
+    >>> from estimator.sources import catalog
+    >>> gpt2, card = catalog.model("openai-community/gpt2"), catalog.gpu("RTX 3060")
+    >>> large = TrainingSetup(per_device_train_batch_size=16)
+    >>> cheapest_change(estimate(gpt2, card, large)).title
+    'Micro-batch 4, accumulation 4'
+    """
+    if of.gpu is None or of.verdict is Verdict.FITS:
+        return None
+    for level in _levels(of, of.gpu):
+        if (found := next(level, None)) is not None:
+            return found
+    return None
+
+
+def _levels(of: Estimate, gpu: Gpu) -> Iterator[Iterator[Remedy]]:
+    """What fits by one change, by two together, by three; each level the cheapest first."""
+    changes = list(_changes(of.model, of.setup))
+    for together in range(1, MOST_TOGETHER + 1):
+        groups = combinations(changes, together)
+        yield (remedy for group in groups for remedy in _fitting(of, gpu, group))
 
 
 def _on(gpu: Gpu, of: Estimate) -> Remedy:

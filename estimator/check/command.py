@@ -1,0 +1,81 @@
+"""``headroom check``: files in, verdicts out, and an exit status that a script can act on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO, TypedDict
+
+from estimator.check import files, reading, report
+from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ, Asked, Judged, judge
+from estimator.contract.setups import NONE_KNOWN
+from estimator.values.specs import Model
+
+DESCRIPTION = "Do these training runs fit? Files of setups, or folders of them, are read and nothing in them is run."
+EPILOG = f"""\
+examples:
+  headroom check train.yaml --gpu "RTX 4090"
+  headroom check train.py accelerate.yaml ds_z3.json --together --gpu "4x A100-SXM4-80GB"
+  headroom check sweep/ --gpu H100-SXM5-80GB --json
+  headroom check train.yaml --gpu L4 --max-length 4096     # any key of a setup, above what the file says
+
+exit status: {FITS} all fit, {DOES_NOT_FIT} some do not, {NOT_READ} some could not be read.
+{report.TIGHT}
+"""
+
+Known = Callable[[object], Mapping[str, Model]]
+"""The models of an id that the catalogue lacks; ``ValueError`` says why there is none."""
+
+
+class Words(TypedDict):
+    """What a parser says of itself."""
+
+    prog: str
+    usage: str
+    description: str
+    epilog: str
+    formatter_class: type[argparse.HelpFormatter]
+
+
+WORDS: Words = {
+    "prog": "headroom check",
+    "usage": "headroom check FILE|FOLDER ... --gpu NAME [--together] [--json] [--hub] [--KEY VALUE ...]",
+    "description": DESCRIPTION,
+    "epilog": EPILOG,
+    "formatter_class": argparse.RawDescriptionHelpFormatter,
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The command's own flags; those of a setup come beside them."""
+    parser.add_argument("paths", nargs="+", metavar="FILE", help="a file of a run, or a folder")
+    parser.add_argument("--together", action="store_true", help="the files are one run")
+    parser.add_argument("--json", action="store_true", help="one JSON object a run, one a line")
+
+
+def run(
+    paths: Sequence[str],
+    changed: Mapping[str, object],
+    output: TextIO,
+    known: Known = lambda name: NONE_KNOWN,
+    *,
+    together: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Judge the runs of some paths, with keys above what their files say; the exit status."""
+    asked = reading.read(files.found(paths), together=together)
+    judged = [_judge(it, changed, known) for it in asked]
+    if as_json:
+        output.writelines(f"{json.dumps(report.as_json(it), allow_nan=False)}\n" for it in judged)
+    else:
+        said = report.one(judged[0]) if len(judged) == 1 else report.table(judged)
+        output.write(f"{said}\n")
+    return max(it.status for it in judged)
+
+
+def _judge(asked: Asked, changed: Mapping[str, object], known: Known) -> Judged:
+    try:
+        return judge(asked, changed, known(changed.get("model", asked.keys.get("model"))))
+    except ValueError as problem:
+        return Judged(asked=asked, problem=str(problem))

@@ -1,0 +1,62 @@
+"""Files of runs, from the paths that a command names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from estimator.values.refusals import InputError
+
+ENDINGS = (".yaml", ".yml", ".json", ".py", ".ipynb", ".sh")
+"""What a folder is searched for."""
+MOST_FILES = 10_000
+"""Files of one command: ours."""
+LARGEST_FILE = 10 * 2**20
+"""Bytes of a file that is read: ours, more than any notebook with its pictures taken out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One file and its bytes."""
+
+    name: str
+    """As the command names it."""
+    content: bytes
+    from_folder: bool
+    """Found in a folder rather than named: it may be no file of a run at all."""
+
+
+def found(paths: Sequence[str]) -> list[Found]:
+    """The files of paths, folders searched through; ``InputError`` names a path that is not there."""
+    files: list[Found] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            files += (_read(it, from_folder=True) for it in _below(path))
+        else:
+            files.append(_read(path, from_folder=False))
+    if not files:
+        raise InputError(f"{', '.join(paths)}: no file that ends in {', '.join(ENDINGS)} is there.")
+    if len(files) > MOST_FILES:
+        raise InputError(f"{len(files)} files are more than {MOST_FILES}; name fewer at once.")
+    return files
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix in ENDINGS and path.is_file() and not hidden:
+            yield path
+
+
+def _read(path: Path, *, from_folder: bool) -> Found:
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+    except OSError as problem:
+        raise InputError(
+            f"{path} cannot be read: {(problem.strerror or 'unknown').lower()}."
+        ) from None
+    if len(content) > LARGEST_FILE:
+        raise InputError(f"{path} is larger than {LARGEST_FILE // 2**20} MiB; that is no config.")
+    return Found(name=str(path), content=content, from_folder=from_folder)
