@@ -10,7 +10,14 @@ from estimator import catalog, estimate
 from estimator.contract.setups import parse
 from estimator.parallel import zero3_coordinator as coordinator
 from estimator.parallel.zero import whole_tensors
-from estimator.parallel.zero3_coordinator import OUTSIDE, Amount, CallTrace, Coordinator, Rules
+from estimator.parallel.zero3_coordinator import (
+    OUTSIDE,
+    Amount,
+    CallTrace,
+    Coordinator,
+    Rules,
+    Stretch,
+)
 from estimator.step.timeline import Sizes, plan, structure
 from estimator.tape.tape import Call, WholeWeight
 from estimator.values.results import Moment
@@ -163,7 +170,7 @@ def levels(sizes: dict[str, int], rules: Rules, ranks: int) -> list[int]:
         ]
         for names, is_forward in ((sizes, True), (reversed(sizes), False))
     ]
-    step = [[(OUTSIDE, back, both[back])] for back in (False, True)]
+    step = [[Stretch(OUTSIDE, back, both[back])] for back in (False, True)]
     script = CallTrace(step, sizes, rules)
     forward, backward = Coordinator(script, rules).levels(ranks)
     return [*forward[0], *backward[0]]
@@ -230,8 +237,9 @@ def test_every_weight_of_a_family_is_gathered_but_the_small_ones(family: str) ->
     model = ONE_OF_EACH[family]
     setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=8)
     sized, schedule = plan(model, structure(setup)).step(Sizes(1, 1024, 16, 8))
-    assert schedule.rules is not None
-    script = CallTrace(map(schedule.calls_of, schedule.runs), sized.wholes, schedule.rules)
+    rules = schedule.rules[0]
+    assert rules is not None
+    script = CallTrace(map(schedule.calls_of, schedule.runs), sized.wholes, rules)
     large = [
         (tensor.elements, alike)
         for tensor, alike in whole_tensors(model, setup)

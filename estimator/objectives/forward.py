@@ -70,9 +70,11 @@ class Loaded:
         number: int = 0,
         ranks: int = 1,
         devices: ModuleDevices | None = None,
+        trained: bool = True,
     ) -> None:
         self.tape = tape
         self.model = model
+        self.given, self.trained = setup, trained
         self.setup = computed(setup)
         self.stack = stack
         self.number = number
@@ -85,7 +87,8 @@ class Loaded:
         for head in tied_head(model):
             if is_adapted(head, setup.adapters):
                 self.outer.tie(head, self.head_weight(), "outer")
-        self.hooks = hooks(tape, model, setup, self.outer, ranks, devices)
+        self.hooks = hooks(tape, model, setup, self.outer, ranks, devices, trained=trained)
+        """Kept from pass to pass."""
 
     def head_weight(self) -> Parameter:
         """The head's weight, V · h; the embedding's if tied."""

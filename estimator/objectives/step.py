@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from estimator.objectives.forward import ID_BYTES, Forward, Loaded, Pass
 from estimator.objectives.stack import Stack, stack_of
+from estimator.parallel.frozen import as_frozen
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.sharding import computed, made_divided
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
@@ -27,6 +28,7 @@ class Step:
         devices: ModuleDevices | None = None,
     ) -> None:
         self.setup = computed(setup)
+        self._given, self._ranks, self._devices = setup, ranks, devices
         self.training = training
         """False: an evaluation's forward call under ``torch.no_grad``."""
         autocast = self.setup.mixed_precision is not MixedPrecision.NO
@@ -50,10 +52,22 @@ class Step:
         """The layers of every model."""
         return [loaded.stack for loaded in self.models]
 
-    def load(self, model: Model, setup: TrainingSetup) -> Loaded:
-        """Load another model on the same GPU."""
-        stack = stack_of(model, setup, self.setup.max_length)
-        loaded = Loaded(self.tape, model, setup, stack, number=len(self.models))
+    def load(self, model: Model, setup: TrainingSetup | None = None) -> Loaded:
+        """Load another model beside the trained one, frozen, in its setup or in one of its own.
+
+        Every strategy holds it as ``parallel.frozen`` says. A device map places it as it placed the trained model.
+        """
+        setup = as_frozen(self._given if setup is None else setup)
+        loaded = Loaded(
+            self.tape,
+            model,
+            setup,
+            stack_of(model, setup, self.setup.max_length),
+            number=len(self.models),
+            ranks=self._ranks,
+            devices=self._devices,
+            trained=False,
+        )
         self.models.append(loaded)
         return loaded
 

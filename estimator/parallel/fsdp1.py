@@ -332,14 +332,18 @@ class FlatUnit:
         self.stored, self.gathered = widths
         """Bytes per element of the shard, and of what is gathered."""
         self.leaves = leaves
-        """Where gradients arrive; none if frozen."""
+        """Where the gradients of the first pass arrive; none if frozen."""
+        self.later: list[Sequence[Leaf]] = []
+        """Where those of each later pass do: every gather makes other views of the flat parameter."""
+        self.passes = 0
+        """Forward calls with gradients."""
         self.stays = stays
         """From forward to backward."""
         self.is_lowest = False
         """Of the layers."""
         self.weights: Storage | None = None
         self.accumulated: Storage | None = None
-        """Gradients of earlier micro-steps, whole."""
+        """Gradients of earlier micro-steps, or of later passes, whole."""
         if leaves and accumulates:
             size = allocated(shard * traffic.ranks * self.gathered)
             self.accumulated = Storage.existing(traffic.tape, size, GRADIENTS)
@@ -347,6 +351,12 @@ class FlatUnit:
         """One tensor, which is reduced as soon as its gradient is there."""
         if is_leaf:
             leaves[0].arrived = lambda _: self.reduce()
+
+    def call_again(self, leaves: Sequence[Leaf]) -> None:
+        """One more pass with gradients, which arrive at leaves of its own."""
+        self.later.append(leaves)
+        if self.is_leaf:
+            leaves[0].arrived = lambda _: self.lay(leaves)
 
     def gather(self) -> None:
         """Gather what is not there; mixed precision casts the shard before it is sent."""
@@ -362,8 +372,23 @@ class FlatUnit:
         """Let the gathered weights go."""
         self.weights = None
 
+    def lay(self, leaves: Sequence[Leaf]) -> None:
+        """Lay a later pass's gradients end to end; they wait, whole, for those of the first."""
+        if all(leaf.grad is None for leaf in leaves):
+            return
+        traffic = self.traffic
+        traffic.tape.operation = "gradients laid end to end"
+        whole = traffic.new(self.shard * traffic.ranks * self.gathered, GRADIENTS)
+        for leaf in leaves:
+            leaf.grad = None
+        if self.accumulated is None:
+            self.accumulated = whole
+
     def reduce(self) -> None:
         """Lay the gradients end to end, free the weights, reduce and scatter, keep the shard's."""
+        for leaves in reversed(self.later):  # those that no input's gradient announced
+            self.lay(leaves)
+        self.later.clear()
         if all(leaf.grad is None for leaf in self.leaves):
             self.free()
             return
@@ -395,18 +420,29 @@ class FlatUnit:
         The hook that frees a frozen layer's weights is on the tensor whose older hook gathers those of the layer below,
         so that both lie there for a moment.
 
+        The hooks are those of the first pass with gradients: what a later one gathers for its backward stays until the
+        first one's, and so do its gradients. Under ``torch.no_grad`` nothing is registered.
+
         Where ``FlatTraffic.holds_inputs``, a frozen layer's input and its gradient stay until backward ends: that hook
         is then on the input of a reentrant checkpoint's replay, a leaf, and holds the node that holds the leaf.
 
-        Source: torch 2.13, _runtime_utils.py, ``_register_post_backward_reshard_only_hook``; autograd/graph.py,
-        ``register_multi_grad_hook`` (``grad_fns``).
+        Source: torch 2.13, _runtime_utils.py, ``_register_post_backward_reshard_only_hook`` and
+        ``_register_post_backward_hook`` (``already_registered``); autograd/graph.py, ``register_multi_grad_hook``
+        (``grad_fns``).
         """
         self.gather()
-        if self.is_leaf:
+        if self.is_leaf or not self.traffic.tape.records:
             return x
+        number, self.passes = self.passes, self.passes + 1
         if not x.requires_grad:
-            self.traffic.late.append(self)
+            if self not in self.traffic.late:
+                self.traffic.late.append(self)
             return x
+        if number > 0:
+            if not self.leaves:
+                return x
+            leaves = self.later[number - 1]
+            return _call_back(self.traffic.tape, x, lambda _: self.lay(leaves))
         if self.leaves:
             return _call_back(self.traffic.tape, x, lambda _: self.reduce())
         if not self.traffic.holds_inputs:

@@ -7,7 +7,7 @@ utils/other.py, ``fsdp_auto_wrap_policy`` (and every trained leaf module); torch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from estimator.families.block import Block, Owned
 from estimator.families.counts import outer_modules
@@ -26,9 +26,22 @@ from estimator.parallel.fsdp1 import (
 )
 from estimator.parallel.hooks import Hooks
 from estimator.resident.model import Resident, counts, stepped
-from estimator.tape.tape import Leaf, Place, Tape, Tensor
+from estimator.tape.tape import GRADIENTS, Leaf, Place, Tape, Tensor, leaf_node
+from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Phase, Strategy
+
+SECOND_REENTRANT_PASS = Refusal(
+    "use_reentrant under FSDP 1 stops in a step with two forward passes to go back through: the hooks are those of the "
+    "first alone, so that the second's weights are gone when it is replayed; set use_reentrant to false, or take "
+    "fsdp_version 2.",
+    Line(
+        "torch",
+        "distributed/fsdp/_runtime_utils.py",
+        1454,
+        'already_registered = hasattr(flat_param, "_post_backward_hook_state")',
+    ),
+)
 
 
 class Fsdp1Hooks(Hooks):
@@ -43,37 +56,68 @@ class Fsdp1Hooks(Hooks):
         self.traffic = FlatTraffic(
             tape, ranks, holds_inputs=reentrant and setup.checkpoint_around_fsdp
         )
-        self.layers = 0
-        """That were played."""
+        self.outer = outer
+        self.units: dict[str, FlatUnit] = {}
+        """Units of adapters by the parameter's key, and of layers by their index; the same in every pass."""
+        self.calls: set[str] = set()
+        """Units that were called with gradients."""
         sizes = [
             size for module in outer_modules(model) for size in module_sizes(module, setup.adapters)
         ]
-        self.root = self._unit(outer, sizes, stays=True)
+        self.root = self._unit("root", outer, sizes, stays=True)
         self._adapters(outer)
 
-    def layer(self, index: int, block: Block) -> FlatUnit:
+    def layer(self, index: int, block: Block) -> FlatUnit | None:
         """The unit of one layer."""
-        self.layers += 1
+        is_lowest = not any(key.startswith("layer ") for key in self.units)
         sizes = [
             size for module in block.modules for size in module_sizes(module, self.setup.adapters)
         ]
-        unit = self._unit(block, sizes, stays=self.setup.strategy is Strategy.FSDP_GRAD_OP)
-        unit.is_lowest = self.layers == 1
+        stays = self.setup.strategy is Strategy.FSDP_GRAD_OP
+        unit = self._unit(f"layer {index}", block, sizes, stays=stays)
+        unit.is_lowest = unit.is_lowest or is_lowest
         self._adapters(block)
         return unit
 
-    def _unit(self, block: Block, sizes: Iterable[int], *, stays: bool) -> FlatUnit:
+    def _unit(self, key: str, block: Block, sizes: Iterable[int], *, stays: bool) -> FlatUnit:
         owned = [it for it in block.owned if not it.is_adapter]
-        return self._flat(owned, sizes, stays=stays, is_adapter=False)
+        return self._called(key, owned, sizes, stays=stays, is_adapter=False)
 
     def _adapters(self, block: Block) -> None:
         stays = self.setup.strategy is Strategy.FSDP_GRAD_OP
         for owned in block.owned:
             if owned.is_adapter:
-                sizes = [owned.parameter.elements]
-                unit = self._flat([owned], sizes, stays=stays, is_adapter=True)
-                block.units[owned.parameter.key] = unit
+                key, sizes = owned.parameter.key, [owned.parameter.elements]
+                unit = self._called(key, [owned], sizes, stays=stays, is_adapter=True)
+                block.units[key] = unit
         block.adapters_seen = stored_width(self.setup, is_adapter=True)
+
+    def _called(
+        self,
+        key: str,
+        owned: Sequence[Owned],
+        sizes: Iterable[int],
+        *,
+        stays: bool,
+        is_adapter: bool,
+    ) -> FlatUnit:
+        """The unit of this key; a later call with gradients has leaves of its own."""
+        if key not in self.units:
+            self.units[key] = self._flat(owned, sizes, stays=stays, is_adapter=is_adapter)
+        unit = self.units[key]
+        if not self.tape.records:
+            return unit
+        if key in self.calls:
+            if self.setup.gradient_checkpointing and self.setup.use_reentrant:
+                raise SECOND_REENTRANT_PASS()
+            renewed = [it.parameter for it in owned if _leaf(it) is not None]
+            leaves = [Leaf(GRADIENTS) for _ in renewed]
+            for parameter, leaf in zip(renewed, leaves, strict=True):
+                parameter.node = leaf_node(leaf)
+            if leaves:
+                unit.call_again(leaves)
+        self.calls.add(key)
+        return unit
 
     def _flat(
         self, owned: Iterable[Owned], sizes: Iterable[int], *, stays: bool, is_adapter: bool
@@ -95,6 +139,9 @@ class Fsdp1Hooks(Hooks):
 
     def enter_model(self, ids: Tensor) -> None:
         """The root is gathered, and stays until backward has ended."""
+        if self.root.passes:
+            self._unit("root", self.outer, (), stays=True)
+            self._adapters(self.outer)
         self.root.enter(ids)
 
     def end_backward(self) -> None:

@@ -5,6 +5,10 @@ until the next group's is there. In backward each group asks for the one below i
 gradients are complete its weights go, and its gradients are copied into one buffer that is reduced and scattered;
 that buffer lives until the next group's. What stays is the shard's gradient in the stored dtype.
 
+Groups outlive a pass. Every forward call is noted in one order for all passes, those under ``torch.no_grad`` too, so
+that backward asks for what was called before the last call. After two passes with gradients a group's are complete,
+and are reduced, in the first pass's backward; until then the second's lie whole.
+
 Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py (``unshard``, ``wait_for_unshard``,
 ``post_backward``, ``finalize_backward``), _fsdp_collectives.py (``foreach_all_gather``, ``foreach_reduce``),
 _fsdp_state.py (``_root_post_backward_final_callback``).
@@ -69,6 +73,7 @@ class Fsdp2Traffic:
             group.reduce()
         for group in self.order:
             group.pending = None
+            group.places.clear()
             group.free()
         self.averaged.clear()
         self.reduced.clear()
@@ -88,8 +93,10 @@ class Fsdp2Group:
         """Freed after forward, and gathered again for backward."""
         self.weights: list[Storage] = []
         self.pending: Storage | None = None
-        self._places: list[int] = []
-        """In the order of the forward pass, one for each call of the module."""
+        self.places: list[int] = []
+        """In the order of the forward passes, one for each call of the module."""
+        self._has_shard = False
+        """The shard's gradient is there already: what is reduced again is added to it."""
 
     def gather(self) -> None:
         """Send the shards around, if the weights are neither here nor on their way."""
@@ -129,7 +136,7 @@ class Fsdp2Group:
 
     def after_forward(self) -> None:
         """Note the order, and free the weights unless backward finds them still here."""
-        self._places.append(len(self.traffic.order))
+        self.places.append(len(self.traffic.order))
         self.traffic.order.append(self)
         if self.reshards:
             self.free()
@@ -140,7 +147,7 @@ class Fsdp2Group:
         if self.pending is not None:
             self._copy_out()
             self.pending = None
-        place = self._places.pop() if self._places else 0
+        place = self.places.pop() if self.places else 0
         if place:
             self.traffic.order[place - 1].gather()
 
@@ -175,16 +182,23 @@ class Fsdp2Group:
             kept = traffic.new(stored, GRADIENTS)
         del scattered
         gradients.clear()
-        if not traffic.offloads:
+        if not (traffic.offloads or self._has_shard):
             tape.shards.append(kept)
+            self._has_shard = True
 
     # -- around a module ----------------------------------------------------------------------------------------
 
     def enter(self, x: Tensor) -> Tensor:
-        """The module's input: weights are there from now on, and reduced when its gradient is."""
+        """The module's input: weights are there from now on, and reduced when its gradient is.
+
+        Under ``torch.no_grad`` nothing is registered: _fsdp_param_group.py, ``_register_post_backward_hook``.
+        """
         self.before_forward()
+        if not self.traffic.tape.records:
+            return x
         if not x.requires_grad:
-            self.traffic.late.append(self)
+            if self not in self.traffic.late:
+                self.traffic.late.append(self)
             return x
         return _call_back(self.traffic.tape, x, self.reduce)
 

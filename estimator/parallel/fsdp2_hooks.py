@@ -106,10 +106,13 @@ class Fsdp2Hooks(Hooks):
         self._tail = self._group(outer, names[TAIL], reshards=False)
         self._root = self._group(outer, names[ROOT], reshards=False)
         self._embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
+        self._layers: dict[int, Fsdp2Group] = {}
 
     def layer(self, index: int, block: Block) -> Fsdp2Group | None:
-        """The group of one layer."""
-        group = self._group(block, reshards=self._reshards)
+        """The group of one layer, the same in every pass."""
+        if index not in self._layers:
+            self._layers[index] = self._group(block, reshards=self._reshards)
+        group = self._layers[index]
         return group if group.members else None
 
     def _group(

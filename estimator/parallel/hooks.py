@@ -13,7 +13,12 @@ from estimator.values.specs import Model
 
 
 class Hooks:
-    """The hooks of one model on one tape. The base class does nothing: a single GPU."""
+    """The hooks of one model on one tape. The base class does nothing: a single GPU.
+
+    They are kept from pass to pass of a step: ``layer`` is asked in every pass and gives the same units.
+    Supported under each strategy: passes with and without gradients in any order with one backward after them, and
+    other models that are frozen (``parallel.frozen``). A second backward in a step is not.
+    """
 
     brings_inputs = False
     """Every layer gets its own copies of shared inputs: masks, tables, positions."""

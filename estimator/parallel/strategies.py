@@ -9,6 +9,7 @@ from typing import NamedTuple
 from estimator.families.block import Block
 from estimator.parallel.ddp import DdpHooks, replica
 from estimator.parallel.device_map_hooks import DeviceMapHooks
+from estimator.parallel.frozen import frozen_hooks
 from estimator.parallel.fsdp1_hooks import Fsdp1Hooks, fsdp1_shards
 from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, fsdp2_shards
 from estimator.parallel.hooks import Hooks
@@ -59,10 +60,17 @@ def hooks(
     outer: Block,
     ranks: int,
     devices: ModuleDevices | None,
+    *,
+    trained: bool = True,
 ) -> Hooks:
-    """The hooks of a setup's strategy on a model; ``devices``: where its modules are, under a device map."""
+    """The hooks of a setup's strategy on a model; ``devices``: where its modules are, under a device map.
+
+    Not ``trained``: a second model of the step, in a setup from ``as_frozen``.
+    """
     if devices is not None:
         return DeviceMapHooks(tape, devices)
+    if not trained:
+        return frozen_hooks(tape, model, setup, outer, ranks)
     return _rule(setup.mesh).hooks(tape, model, setup, outer, ranks)
 
 

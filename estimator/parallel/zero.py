@@ -89,7 +89,7 @@ def gathers_nothing(mesh: Mesh) -> bool:
     return alone and mesh.offload_param is Offload.NONE
 
 
-def gathering(model: Model, setup: TrainingSetup) -> Rules | None:
+def gathering(model: Model, setup: TrainingSetup, *, trained: bool = True) -> Rules | None:
     """How stage 3 gathers weights, in elements: 0.9 h² ahead, and those up to 10 h stay whole; None if it need not.
 
     Source: transformers 5.23, integrations/deepspeed.py, ``stage3_prefetch_bucket_size`` and
@@ -103,7 +103,8 @@ def gathering(model: Model, setup: TrainingSetup) -> Rules | None:
         persistent=10 * hidden,
         rests_on_host=setup.offload_param is not Offload.NONE,
         alone=setup.num_gpus == 1,
-        is_wrapped=setup.uses_adapters,
+        is_wrapped=setup.uses_adapters and trained,
+        is_frozen=not trained,
     )
 
 
@@ -437,6 +438,22 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
         states=States(states.resident_bytes + master, states.paged_bytes),
         communication=size * hidden**2 if stage3 else 0,
     )
+
+
+def frozen_part_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of one rank's part of a model of which nothing is trained, at stage 3: Σ ⌈n / W⌉ · p, small weights whole.
+
+    Source: as ``rank_bytes``.
+    """
+    ranks, size, persistent = setup.num_gpus, width(setup.precision), 10 * model.hidden_size
+    whole = whole_tensors(model, setup)
+    small = sum(n * t.elements for t, n in whole if t.elements <= persistent)
+    small = 0 if gathers_nothing(setup.mesh) else small
+    parts = sum(n * ceil_div(t.elements, ranks) for t, n in whole)
+    if setup.offload_param is not Offload.NONE:
+        parts = 0
+    packed = sum(n * packed_part(module, setup, persistent) for module, n in _modules(model))
+    return size * (parts + small) + packed
 
 
 def _too_small_to_swap(whole: Iterable[tuple[Counted, int]], ranks: int) -> int:

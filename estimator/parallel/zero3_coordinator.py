@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -26,6 +27,11 @@ REUSE_DISTANCE = 10**9
 ``max_reuse_distance``."""
 LIVE = 10**9
 """Elements of gathered weights above which nothing is gathered ahead: the same file, ``max_live_parameters``."""
+
+
+STEPS_TO_REPEAT = 3
+"""Micro-steps with several passes of a model after which they repeat: one to record, one to find the trace worthless,
+and the one that is told."""
 
 
 OUTSIDE = -1
@@ -45,21 +51,38 @@ class Rules(NamedTuple):
     """One rank: nothing is sent around."""
     is_wrapped: bool
     """The model is PEFT's: two modules more are around it."""
+    is_frozen: bool = False
+    """The model never goes backward: no step that its engine has traced did."""
+
+
+Owner = tuple[int, str]
+"""A layer and one of its modules."""
 
 
 class ModuleCall(NamedTuple):
     """One call of a module in the real step."""
 
-    owner: tuple[int, str]
-    """The layer and the module."""
+    owner: Owner
     weights: tuple[int, ...]
     """Indices of the weights that do not persist."""
     begins: bool
     is_forward: bool
     replays: bool
     """Of a checkpoint, in backward."""
-    steps: tuple[int, ...]
-    """Indices in the trace: of the modules without weights that are entered on the way, then its own."""
+    entered: tuple[Owner, ...]
+    """Modules without weights that are entered on the way."""
+    restarts: bool
+    """The first call of a forward pass: the root's hook has the coordinator begin its trace anew."""
+
+
+class Stretch(NamedTuple):
+    """One repetition of a run, as a trace is made of it."""
+
+    layer: int
+    is_backward: bool
+    calls: Sequence[Call]
+    number: int = 0
+    """Of the pass."""
 
 
 def containers(layer: int, module: str, *, is_wrapped: bool) -> tuple[str, ...]:
@@ -71,43 +94,38 @@ def containers(layer: int, module: str, *, is_wrapped: bool) -> tuple[str, ...]:
     return (*whole, "model", f"layer {layer}", *inside)
 
 
-Stretches = Iterable[Sequence[tuple[int, bool, Sequence[Call]]]]
-"""Runs of stretches of a step, in order: each stretch's layer, whether it is backward, and its calls."""
-
-
 class CallTrace:
-    """A whole step's calls with numbered weights, and the trace that DeepSpeed has recorded of them."""
+    """A whole micro-step's calls of one model, with numbered weights."""
 
-    def __init__(self, step: Stretches, sizes: Mapping[str, int], rules: Rules) -> None:
+    def __init__(
+        self, step: Iterable[Sequence[Stretch]], sizes: Mapping[str, int], rules: Rules
+    ) -> None:
         self.elements: list[int] = []
         self.widths: list[int] = []
         """Bytes per element of each."""
         self.trained: list[bool] = []
         self._known: dict[tuple[int, str], int] = {}
-        self.trace: list[tuple[int, ...]] = []
-        """The weights of each module, in the order in which modules are called."""
         self.stretches: list[list[list[ModuleCall]]] = []
         around: tuple[str, ...] = ()
-        began_backward = False
+        part: tuple[bool, int] | None = None
         for run in step:
             stretches = []
-            for layer, is_backward, calls in run:
+            for layer, is_backward, calls, number in run:
                 deeds = []
                 for call in calls:
-                    if is_backward and not began_backward:
-                        around, began_backward = (), True
+                    restarts = False
+                    if part != (is_backward, number):
+                        around, part, restarts = (), (is_backward, number), not is_backward
                     weights = tuple(
                         self._index(layer, whole, sizes[whole.key])
                         for whole in call.weights
                         if sizes[whole.key] > rules.persistent
                     )
-                    steps: tuple[int, ...] = ()
+                    entered: tuple[Owner, ...] = ()
                     if call.begins:
                         inside = containers(layer, call.module, is_wrapped=rules.is_wrapped)
-                        entered = sum(name not in around for name in inside)
+                        entered = tuple((OUTSIDE, name) for name in inside if name not in around)
                         around = inside
-                        steps = tuple(range(len(self.trace), len(self.trace) + entered + 1))
-                        self.trace += [*([()] * entered), weights]
                     replays = is_backward and call.is_forward
                     deeds.append(
                         ModuleCall(
@@ -116,12 +134,23 @@ class CallTrace:
                             call.begins,
                             call.is_forward,
                             replays,
-                            steps,
+                            entered,
+                            restarts,
                         )
                     )
                 stretches.append(deeds)
             self.stretches.append(stretches)
-        if not began_backward:  # an evaluation, between steps that went back as well
+        called = [call for run in self.stretches for deeds in run for call in deeds]
+        self.forwards = sum(call.restarts for call in called)
+        self.trace = [
+            it
+            for call in called
+            if call.begins
+            for it in _steps(call.entered, call.owner, call.weights)
+        ]
+        """What DeepSpeed records of a micro-step with one forward pass: each module and its weights, in order."""
+        if not rules.is_frozen and all(call.is_forward for call in called):
+            # an evaluation, between steps that went back as well
             self.trace += self.trace[::-1]
 
     def _index(self, layer: int, whole: WholeWeight, elements: int) -> int:
@@ -131,6 +160,15 @@ class CallTrace:
             self.widths.append(whole.width)
             self.trained.append(whole.trained)
         return known
+
+
+Traced = tuple[Owner, tuple[int, ...]]
+"""A module in a trace, and its weights that do not persist."""
+
+
+def _steps(entered: Iterable[Owner], owner: Owner, weights: tuple[int, ...]) -> Iterator[Traced]:
+    yield from ((container, ()) for container in entered)
+    yield owner, weights
 
 
 @dataclass(slots=True)
@@ -165,8 +203,26 @@ class Amount(NamedTuple):
         return sum(map(allocated, alike.values()))
 
 
+class Mode(Enum):
+    """What a coordinator does with the calls of modules: DeepSpeed's ``ZeRoTraceMode``."""
+
+    COMPLETE = auto()
+    """It follows a recorded trace."""
+    RECORD = auto()
+    INVALID = auto()
+    """It neither follows nor records, until the next forward pass begins."""
+
+
 class Coordinator:
-    """Gathers and lets go as DeepSpeed does, and writes down what comes and goes."""
+    """Gathers and lets go as DeepSpeed does, and writes down what comes and goes.
+
+    A step with one forward pass is traced whole. Each further pass of the same model ends the recording at what came
+    before it; that trace is found too short, or another, and is dropped: from there on nothing is gathered ahead, and
+    weights go as soon as a module has returned. So it goes in every step.
+
+    Leaves out: small weights, which DeepSpeed also lets go where it follows no trace.
+    Source: as the module's; ``reset_step``, ``trace_prologue`` and ``_invalidate_trace``.
+    """
 
     def __init__(self, script: CallTrace, rules: Rules) -> None:
         self.script = script
@@ -180,35 +236,82 @@ class Coordinator:
         self._step = 0
         self._handles: dict[int, Handle] = {}
         """Of each weight that came or comes with others, until its own turn."""
-        self._users: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
-        self._in_backward: dict[tuple[int, str], tuple[int, ...]] = {}
-        self._replayed: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
+        self._users: defaultdict[int, set[Owner]] = defaultdict(set)
+        self._in_backward: dict[Owner, tuple[int, ...]] = {}
+        self._replayed: defaultdict[Owner, set[int]] = defaultdict(set)
         """Frozen weights that a replay gathered, by the module whose backward it serves."""
+        self._mode = Mode.COMPLETE
+        self._trace: list[Traced] = []
+        """That it follows, or records."""
         self._next = 0
         """In the queue: the trace weight by weight."""
-        trace = script.trace
-        self._queue = [(w, step) for step, weights in enumerate(trace) for w in weights]
-        self._seen = [-1] * len(script.elements)
+        self._queue: list[tuple[int, int]] = []
+        self._seen: list[int] = []
         """For each weight the last step that the queue has passed."""
-        self._passed = [0, *accumulate(sum(script.elements[w] for w in ws) for ws in trace)]
-        self._uses: list[list[int]] = [[] for _ in script.elements]
-        for step, weights in enumerate(trace):
-            for weight in weights:
-                self._uses[weight].append(step)
-
-        self.runs = [[self._stretch(deeds) for deeds in run] for run in script.stretches]
+        self._passed: list[int] = []
+        self._uses: list[list[int]] = []
+        self._follow(script.trace)
+        micro_steps = 1
+        if script.forwards > 1:
+            self._mode, micro_steps = Mode.INVALID, STEPS_TO_REPEAT
+        self.runs: list[list[list[list[int]]]] = []
         """Of every run, of every stretch, what changes at each call."""
+        for _ in range(micro_steps):
+            self.runs = [[self._stretch(deeds) for deeds in run] for run in script.stretches]
 
     def _stretch(self, deeds: Iterable[ModuleCall]) -> list[list[int]]:
         changes = []
         for deed in deeds:
             self._changes = []
+            if deed.restarts:
+                self._restart()
             if deed.begins:
                 self._begin(deed)
             else:
                 self._end(deed)
             changes.append(self._changes)
         return changes
+
+    # -- traces -------------------------------------------------------------------------------------------------
+
+    def _follow(self, trace: list[Traced]) -> None:
+        """Follow a trace from its beginning."""
+        elements = self.script.elements
+        self._trace, self._step, self._next, self._live = trace, 0, 0, 0
+        self._queue = [(w, step) for step, (_, weights) in enumerate(trace) for w in weights]
+        self._seen = [-1] * len(elements)
+        self._passed = [0, *accumulate(sum(elements[w] for w in ws) for _, ws in trace)]
+        self._uses = [[] for _ in elements]
+        for step, (_, weights) in enumerate(trace):
+            for weight in weights:
+                self._uses[weight].append(step)
+
+    def _restart(self) -> None:
+        """A forward pass begins: what was recorded is complete, and what was invalid is recorded anew."""
+        if self.script.forwards <= 1:
+            return
+        self._clean()
+        if self._mode is Mode.INVALID:
+            self._mode, self._trace, self._live = Mode.RECORD, [], 0
+        else:
+            self._mode = Mode.COMPLETE
+            self._follow(self._trace)
+
+    def _clean(self) -> None:
+        """What is still on its way arrives, and goes."""
+        for weight in list(self._handles):
+            self._wait(weight)
+            self._release(weight)
+
+    def _enter(self, owner: Owner, weights: tuple[int, ...]) -> None:
+        """A module is called: as the trace has it, or the trace is worth nothing from here on."""
+        if self._mode is Mode.RECORD:
+            self._trace.append((owner, weights))
+        elif self._mode is Mode.COMPLETE and (
+            self._step >= len(self._trace) or self._trace[self._step][0] != owner
+        ):
+            self._mode = Mode.INVALID
+            self._clean()
 
     def levels(self, ranks: int) -> Iterator[list[list[int]]]:
         """For every run, of every stretch the bytes before its first call, and the most at and those after each."""
@@ -237,9 +340,10 @@ class Coordinator:
     def _begin(self, deed: ModuleCall) -> None:
         if not deed.is_forward:
             self._in_backward[deed.owner] = deed.weights
-        for step in deed.steps[:-1]:
-            self._prefetch(step + 1)
-        step = deed.steps[-1]
+        for container in deed.entered:
+            self._enter(container, ())
+            self._prefetch()
+        self._enter(deed.owner, deed.weights)
         self._gather([w for w in deed.weights if not self._is_here(w)])
         for weight in deed.weights:
             self._users[weight].add(deed.owner)
@@ -248,16 +352,17 @@ class Coordinator:
                 self._replayed[served].add(weight)
                 self._users[weight].add(served)
             self._wait(weight)
-        while self._next < len(self._queue) and any(self._seen[w] < step for w in deed.weights):
-            weight, used = self._queue[self._next]
-            self._seen[weight] = used
-            self._next += 1
-        self._prefetch(step + 1)
+        if self._mode is Mode.COMPLETE:
+            step = self._step
+            while self._next < len(self._queue) and any(self._seen[w] < step for w in deed.weights):
+                weight, used = self._queue[self._next]
+                self._seen[weight] = used
+                self._next += 1
+        self._prefetch()
 
     def _end(self, deed: ModuleCall) -> None:
         owner, weights = deed.owner, set(deed.weights)
-        step = self._step
-        going = {w for w in weights if not self._is_wanted(w, step)}
+        going = {w for w in weights if not self._is_wanted(w, self._step)}
         if not deed.is_forward:
             self._in_backward.pop(owner, None)
             replayed = self._replayed.pop(owner, set())
@@ -269,6 +374,8 @@ class Coordinator:
                 self._release(weight)
 
     def _is_wanted(self, weight: int, step: int) -> bool:
+        if self._mode is not Mode.COMPLETE:
+            return False
         if self._seen[weight] > step:
             return True
         uses = self._uses[weight]
@@ -282,9 +389,11 @@ class Coordinator:
     def _is_here(self, weight: int) -> bool:
         return weight in self._data or weight in self._handles
 
-    def _prefetch(self, step: int) -> None:
-        """Gather ahead what comes next in the queue; from now on it is the turn of this step."""
-        self._step = step
+    def _prefetch(self) -> None:
+        """Gather ahead what comes next in the queue; from now on it is the next step's turn."""
+        self._step += 1
+        if self._mode is not Mode.COMPLETE:
+            return
         room = min(LIVE - self._live, self.rules.prefetched)
         chosen: list[int] = []
         elements = 0

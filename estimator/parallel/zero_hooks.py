@@ -32,8 +32,20 @@ from estimator.resident.model import Resident, counts
 from estimator.tape.tape import Parameter, Tape, Tensor, WholeWeight
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
+from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Offload, Strategy
+
+SECOND_REDUCTION = Refusal(
+    "use_reentrant under {strategy} stops in a step with two forward passes to go back through: each replay hands over "
+    "its gradients, and DeepSpeed takes a weight's once; set use_reentrant to false.",
+    Line(
+        "deepspeed",
+        "runtime/zero/stage_1_and_2.py",
+        1226,
+        "has already been reduced.",
+    ),
+)
 
 
 class ZeroHooks(Hooks):
@@ -54,9 +66,20 @@ class ZeroHooks(Hooks):
         to_host = _to_host(model, setup, ranks)
         self._bucket = Bucket(tape, setup, model.hidden_size, kept, ranks, to_host, by_rank)
         self._gathers = gathering(model, setup) is not None
+        self._called: set[int | None] = set()
+        """The layers that were called, None for what lies outside them: their gradients are taken over once."""
         self._take(outer, None)
 
     def _take(self, block: Block, layer: int | None) -> None:
+        if self._gathers:
+            note_calls(self.tape, block, self._setup.adapters)
+        setup = self._setup
+        if layer in self._called:
+            replays = setup.gradient_checkpointing and setup.use_reentrant and self.tape.records
+            if replays and setup.strategy is not Strategy.ZERO3:
+                raise SECOND_REDUCTION(strategy=setup.strategy)
+            return
+        self._called.add(layer)
         places: Places = {}
         repeats = False
         if self._parts is not None:
@@ -67,8 +90,6 @@ class ZeroHooks(Hooks):
                 part = owned.parameter.key.rpartition(".")[2]
                 place = places.get((owned.module.name, part))
                 self._bucket.take(owned.parameter, place, repeats=repeats)
-        if self._gathers:
-            note_calls(self.tape, block, self._setup.adapters)
 
     def layer(self, index: int, block: Block) -> None:
         """The layer's modules are hooked one by one."""

@@ -19,13 +19,13 @@ from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.stack import Stack, stack_of
 from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.zero import gathering
-from estimator.parallel.zero3_coordinator import OUTSIDE, CallTrace, Coordinator, Rules
+from estimator.parallel.zero3_coordinator import OUTSIDE, CallTrace, Coordinator, Rules, Stretch
 from estimator.resident.model import (
     Resident,
 )
 from estimator.tape.program import Changes, Program, Reason, Sized
 from estimator.tape.symbols import Recording
-from estimator.tape.tape import COMPONENTS, WEIGHTS, Call, Mark, Place
+from estimator.tape.tape import COMPONENTS, WEIGHTS, Mark, Place
 from estimator.values.declaration import rows
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
@@ -56,16 +56,22 @@ class Run(NamedTuple):
     """Number of layers in their stack."""
     label: str = ""
     """Label of the pass."""
+    number: int = 0
+    """Of the pass."""
+    model: int = 0
+    """Whose pass it is."""
 
 
 class Schedule:
     """A played program, and the order in which its segments make up the real step."""
 
-    def __init__(self, program: Program, runs: Sequence[Run], rules: Rules | None = None) -> None:
+    def __init__(
+        self, program: Program, runs: Sequence[Run], rules: Sequence[Rules | None] = ()
+    ) -> None:
         self.program = program
         self.runs = runs
         self.rules = rules
-        """How ZeRO-3 gathers weights; None where weights are on the tape or stay resident."""
+        """How ZeRO-3 gathers each model's weights; None where weights are on the tape or stay resident."""
         self._until_here: dict[tuple[int, int, int], Changes] = {}
 
     def changes_until(self, index: int, place: int, top: int) -> Changes:
@@ -83,14 +89,17 @@ class Schedule:
 
     def gathered(self, sized: Sized, ranks: int) -> Gathered | None:
         """Weights that ZeRO-3 holds gathered at every module call; None without ZeRO-3."""
-        if self.rules is None:
+        if not any(self.rules):
             return None
-        return _gathered(self, self.rules, tuple(sized.wholes.items()), ranks)
+        return _gathered(self, tuple(sized.wholes.items()), ranks)
 
-    def calls_of(self, run: Run) -> list[tuple[int, bool, Sequence[Call]]]:
-        """For each repetition of a run: its layer, whether it is backward, and its module calls."""
-        calls, is_backward = self.program.calls[run.segment], run.phase is Phase.BACKWARD
-        return [(layer, is_backward, calls) for layer in run.layers or (OUTSIDE,)]
+    def calls_of(self, run: Run, model: int = 0) -> list[Stretch]:
+        """The module calls of this model in each repetition of a run; none where the run is another model's."""
+        calls = self.program.calls[run.segment] if run.model == model else []
+        is_backward = run.phase is Phase.BACKWARD
+        return [
+            Stretch(layer, is_backward, calls, run.number) for layer in run.layers or (OUTSIDE,)
+        ]
 
 
 class Gathered:
@@ -103,18 +112,37 @@ class Gathered:
 
 
 @lru_cache(maxsize=256)
-def _gathered(
-    schedule: Schedule, rules: Rules, wholes: tuple[tuple[str, int], ...], ranks: int
-) -> Gathered:
-    return Gathered(_coordinator(schedule, rules, wholes).levels(ranks))
+def _gathered(schedule: Schedule, wholes: tuple[tuple[str, int], ...], ranks: int) -> Gathered:
+    of_models = [
+        _coordinator(schedule, model, wholes).levels(ranks)
+        for model, rules in enumerate(schedule.rules)
+        if rules is not None
+    ]
+    if len(of_models) == 1:
+        return Gathered(of_models[0])
+    return Gathered(map(_together, zip(*of_models, strict=True)))
+
+
+def _together(of_models: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+    """The levels of several models in one run, added up; only the one whose run it is has more than one level."""
+    return [
+        [
+            sum(levels[at] if len(levels) > 1 else levels[0] for levels in stretch)
+            for at in range(max(map(len, stretch)))
+        ]
+        for stretch in zip(*of_models, strict=True)
+    ]
 
 
 @lru_cache(maxsize=64)
 def _coordinator(
-    schedule: Schedule, rules: Rules, wholes: tuple[tuple[str, int], ...]
+    schedule: Schedule, model: int, wholes: tuple[tuple[str, int], ...]
 ) -> Coordinator:
     """Cached by the weights' elements too, which depend on the rank of the adapters."""
-    return Coordinator(CallTrace(map(schedule.calls_of, schedule.runs), dict(wholes), rules), rules)
+    rules = schedule.rules[model]
+    assert rules is not None
+    calls = [schedule.calls_of(run, model) for run in schedule.runs]
+    return Coordinator(CallTrace(calls, dict(wholes), rules), rules)
 
 
 def _first_and_last(run: Iterable[Sequence[int]]) -> list[tuple[int, int, int]]:
@@ -178,7 +206,8 @@ class Plan:
         self._objective(step)
         program = Program(step.tape, recording)
         runs = list(runs_of(program.marks, step.stacks, step.labels))
-        return Schedule(program, runs, gathering(self._model, self._setup))
+        rules = [gathering(it.model, it.given, trained=it.trained) for it in step.models]
+        return Schedule(program, runs, rules)
 
 
 def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str]) -> Iterator[Run]:
@@ -192,7 +221,7 @@ def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str
         label = labels[at.forward] if labels else ""
         if at.layer is None:
             for segment, _ in segments:
-                yield Run(segment, phase, (), 1, has_moments=True, label=label)
+                yield Run(segment, phase, (), 1, True, 0, label, at.forward, at.stack)
             continue
         by_layer = {mark.place.layer: segment for segment, mark in segments}
         order = range(len(layers[at.stack]))
@@ -210,6 +239,8 @@ def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str
                     has_moments=stage == "layer",
                     of_layers=len(order),
                     label=label,
+                    number=at.forward,
+                    model=at.stack,
                 )
 
 
