@@ -42,6 +42,7 @@ BLACK, WHITE = "#101418", "#FFFFFF"
 COMPONENTS: dict[Component, Part] = {
     Component.WEIGHTS: Part("Weights", "#0072B2", WHITE),
     Component.ADAPTERS: Part("Adapters", "#CC79A7", BLACK),
+    Component.REFERENCE_MODEL: Part("Reference model", "#8C5A3C", WHITE),
     Component.GRADIENTS: Part("Gradients", "#E69F00", BLACK),
     Component.OPTIMIZER_STATES: Part("Optimizer states", "#009E73", BLACK),
     Component.ACTIVATIONS: Part("Activations", "#56B4E9", BLACK),

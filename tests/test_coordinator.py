@@ -236,7 +236,7 @@ def test_every_weight_of_a_family_is_gathered_but_the_small_ones(family: str) ->
     # by its table of modules; what no module's call named would never be there
     model = ONE_OF_EACH[family]
     setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=8)
-    sized, schedule = plan(model, structure(setup)).step(Sizes(1, 1024, 16, 8))
+    sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
     rules = schedule.rules[0]
     assert rules is not None
     script = CallTrace(map(schedule.calls_of, schedule.runs), sized.wholes, rules)

@@ -41,6 +41,11 @@ BESIDE: dict[str, dict[str, object]] = {
     "offload_optimizer": {"num_gpus": 2, "strategy": "zero3"},
     "offload_param": {"num_gpus": 2, "strategy": "zero3"},
     "tool_version": {"tool": "trl"},
+    "max_prompt_length": {"objective": "dpo"},
+    "precompute_ref_log_probs": {"objective": "dpo"},
+    "loss_type": {"objective": "dpo"},
+    "num_labels": {"objective": "sequence_classification"},
+    "mini_batch_size": {"objective": "embedding"},
     "use_reentrant": {"gradient_checkpointing": True},
     "selective_checkpointing": {"gradient_checkpointing": True},
 }

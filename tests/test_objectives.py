@@ -16,7 +16,6 @@ from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.forward import Forward, Pass
 from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.strategies import resident_memory
-from estimator.resident.model import frozen
 from estimator.step.timeline import Plan, Sizes, StepTimeline
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -83,8 +82,8 @@ def embeddings(step: Step) -> None:
 
 def with_reference(setup: TrainingSetup = SETUP) -> StepTimeline:
     plan = Plan(MODEL, setup, objective=preferences)
-    beside = [frozen(MODEL, setup)]
-    return StepTimeline(setup, plan, resident_memory(MODEL, setup), 0, beside)
+    resident = resident_memory(MODEL, setup)
+    return StepTimeline(setup, plan, replace(resident, reference=resident.weights), 0)
 
 
 def played(
@@ -151,7 +150,7 @@ def test_a_model_without_a_head_has_no_logits():
 
 def test_a_reference_under_autocast_has_a_cache_of_its_own_that_goes_with_its_call():
     setup = replace(SETUP, mixed_precision=MixedPrecision.BF16, dtype=type(SETUP.dtype).FLOAT32)
-    step, schedule = Plan(MODEL, setup, objective=preferences).step(Sizes(1, 512, 16, 1))
+    step, schedule = Plan(MODEL, setup, objective=preferences).step(Sizes(1, 512, 16, 1, 511, 1))
     # all that came has gone but the gradients, which are one float32 for each trained weight
     left = sum(step.heights[run.segment].net * run.length for run in schedule.runs)
     assert left == resident_memory(MODEL, setup).gradients
@@ -159,6 +158,6 @@ def test_a_reference_under_autocast_has_a_cache_of_its_own_that_goes_with_its_ca
 
 def test_adapters_are_trained_by_a_new_objective_as_by_any_other():
     setup = replace(SETUP, method=Method.LORA, autocast_adapter_dtype=False)
-    step, schedule = Plan(MODEL, setup, objective=completions).step(Sizes(1, 512, 16, 1))
+    step, schedule = Plan(MODEL, setup, objective=completions).step(Sizes(1, 512, 16, 1, 511, 1))
     left = sum(step.heights[run.segment].net * run.length for run in schedule.runs)
     assert left == resident_memory(MODEL, setup).gradients

@@ -63,5 +63,5 @@ def test_a_recorded_step_read_at_other_sizes_is_that_step_played_anew(family, da
             "lora_r": data.draw(st.integers(1, 600)),
         }
         sized = replace(setup, **sizes)
-        segments = same.step(moments_module.Sizes(*sizes.values(), gpus=1))[0].segments
+        segments = same.step(moments_module.Sizes.of(sized, gpus=1))[0].segments
         assert [(s.mark.phase, s.operation, sum(s.rise)) for s in segments] == fresh(model, sized)

@@ -9,7 +9,7 @@ from dashboard import theme
 from dashboard.figures import memory_bars
 from dashboard.figures.memory_bars import Bar, Figure
 from dashboard.words import terms, units
-from estimator import STEP_PHASES, Estimate, Method, Phase
+from estimator import MORE_PASSES, STEP_PHASES, Estimate, Method, Phase
 
 HEIGHT = 420
 PLACES: Mapping[Phase | Method, float] = {
@@ -37,7 +37,11 @@ SWITCHES = [part.label for part in (*theme.COMPONENTS.values(), theme.RESERVE)]
 def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
     reserve = estimate.need_high_bytes - estimate.decisive.bytes
     beside = max(
-        (moment for phase, moment in estimate.phases.items() if phase not in STEP_PHASES),
+        (
+            moment
+            for phase, moment in estimate.phases.items()
+            if phase not in (*STEP_PHASES, *MORE_PASSES)
+        ),
         key=lambda moment: moment.bytes,
     )
     shown = {phase: estimate.phases[phase] for phase in STEP_PHASES} | {Phase.SAVE: beside}

@@ -12,6 +12,7 @@ from estimator import Component, Estimate, Shown, beyond_the_step, shown
 MEANINGS: Mapping[Component, str] = {
     Component.WEIGHTS: "The model's parameters, held from loading to the end.",
     Component.ADAPTERS: "The low-rank matrices that LoRA trains beside the frozen weights.",
+    Component.REFERENCE_MODEL: "A frozen copy of the model that the loss asks; it stays all through the run.",
     Component.GRADIENTS: "One number for each trained parameter, filled in during backward and freed after the step.",
     Component.OPTIMIZER_STATES: "What the optimizer keeps for each trained parameter, from its first step on.",
     Component.ACTIVATIONS: "What forward saves for backward, freed layer by layer as backward runs.",

@@ -12,6 +12,7 @@ from dashboard.widgets import (
     lora,
     method_box,
     model_box,
+    objective,
     rerun,
     several_gpus,
 )
@@ -36,8 +37,15 @@ def _undo_and_reset() -> None:
         )
 
 
-UNUSUAL = {**method_box.UNUSUAL, **batch_sliders.UNUSUAL, **several_gpus.UNUSUAL, **lora.UNUSUAL}
+UNUSUAL = {
+    **method_box.UNUSUAL,
+    **batch_sliders.UNUSUAL,
+    **several_gpus.UNUSUAL,
+    **lora.UNUSUAL,
+    **objective.UNUSUAL,
+}
 CAPTIONS = {
+    contract.Section.OBJECTIVE: "What belongs to the objective that is chosen.",
     contract.Section.LORA: "For LoRA and QLoRA; full fine-tuning has no adapters.",
     contract.Section.QUANTISATION: "For QLoRA, whose base is in 4 bits.",
 }

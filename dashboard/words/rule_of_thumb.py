@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboard.words import terms, units
-from estimator import STEP_PHASES, Component, Estimate, Method, Strategy
+from estimator import MORE_PASSES, STEP_PHASES, Component, Estimate, Method, Strategy
 
 
 def sentence(estimate: Estimate) -> str:
@@ -32,7 +32,7 @@ def sentence(estimate: Estimate) -> str:
     gradients = peak.resident.get(Component.GRADIENTS, 0)
     held = (Component.ACTIVATIONS, Component.LOGITS)
     summit = max(
-        (m for m in estimate.moments if m.phase in STEP_PHASES),
+        (m for m in estimate.moments if m.phase in (*STEP_PHASES, *MORE_PASSES)),
         key=lambda m: sum(m.resident.get(c, 0) for c in held),
     )
     highest = sum(summit.resident.get(c, 0) for c in held)

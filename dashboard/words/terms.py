@@ -46,6 +46,8 @@ def card(gpu: Gpu) -> str:
 PHASES: Mapping[Phase, str] = {
     Phase.FORWARD: "Forward",
     Phase.LOSS: "Loss",
+    Phase.REFERENCE: "Reference",
+    Phase.SCORING: "Scoring",
     Phase.BACKWARD: "Backward",
     Phase.OPTIMIZER_STEP: "Optimizer step",
     Phase.LOAD: "Loading",

@@ -15,6 +15,8 @@ from estimator.families.modules import Embedding, Linear
 from estimator.families.registry import architecture, family_of
 from estimator.families.towers import has_towers
 from estimator.families.wrapped import class_not_found, class_sentence, classes_of
+from estimator.objectives.refusals import check_objective, check_rows
+from estimator.objectives.registry import as_trained
 from estimator.parallel.assumptions import sharing_sentences
 from estimator.parallel.combinations import beyond_one_machine, refused, shares_between_layers
 from estimator.parallel.ddp import finds_unused
@@ -72,6 +74,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
 
     Raises ``ValueError`` with one sentence if the architecture is not modelled or the setup contradicts the model.
     """
+    model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     workspace = workspace_bytes(gpu)
     fixed = _per_structure(model, structure(setup), workspace)
@@ -190,7 +193,8 @@ class PerStructure:
     def load(self) -> Moment:
         """The highest moment of loading."""
         if not loads_in_parts(self._structure):
-            return load_moment(self._model, self._structure, self._workspace)
+            loaded = load_moment(self._model, self._structure, self._workspace)
+            return _with_reference(loaded, self.resident.reference)
         parts = {
             Component.WEIGHTS: self.resident.weights,
             Component.ADAPTERS: self.resident.adapters,
@@ -217,6 +221,14 @@ class PerStructure:
         return load_host_bytes(self._model, self._structure)
 
 
+def _with_reference(loaded: Moment, reference: int) -> Moment:
+    """The same once a reference model has been loaded beside the trained one, in the same way."""
+    if not reference:
+        return loaded
+    parts = {**loaded.resident, Component.REFERENCE_MODEL: reference}
+    return Moment(Phase.LOAD, "the reference model arrives", parts)
+
+
 _per_structure = lru_cache(maxsize=1024)(PerStructure)
 
 
@@ -225,6 +237,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
 
     Raises ``ValueError`` as ``estimate`` does.
     """
+    model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     if setup.strategy is Strategy.DEVICE_MAP:
         return _need_over_devices(
@@ -270,6 +283,7 @@ def _host_bytes(fixed: PerStructure, run: TrainingRun, saving: int, copies: int)
 
 def least_need(model: Model, setup: TrainingSetup) -> int:
     """Lower bound of the need in bytes per GPU for any batch, length or kernel: that of the optimizer's step."""
+    model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     step = resident_memory(model, structure(setup)).step_bytes
     if setup.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds at least an even share
@@ -360,6 +374,7 @@ def _check_towers(model: Model, setup: TrainingSetup) -> None:
 
 def _check(model: Model, setup: TrainingSetup) -> None:
     family = architecture(model)
+    check_objective(model, setup)
     check_liger(model, setup)
     check_units(model, setup)
     check_groups(model, setup)
@@ -416,6 +431,7 @@ def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
 def _check_length(model: Model, setup: TrainingSetup) -> None:
     if problem := beyond_one_machine(setup):
         raise problem
+    check_rows(setup)
     if 0 < model.position_limit < setup.max_length:
         raise BEYOND_LEARNED_POSITIONS(
             max_length=setup.max_length, limit=model.position_limit, model_type=model.model_type

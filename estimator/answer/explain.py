@@ -35,7 +35,12 @@ from estimator.parallel.sharding import (
     sharded_weight_bytes,
     unmoved_weight_bytes,
 )
-from estimator.resident.model import adapter_bytes, gradient_bytes, weight_bytes
+from estimator.resident.model import (
+    adapter_bytes,
+    gradient_bytes,
+    reference_bytes,
+    weight_bytes,
+)
 from estimator.resident.optimizer import optimizer_states, state_rule, step_transient
 from estimator.resident.overhead import HANDLES, exchange_bytes, need_bytes, workspace_bytes
 from estimator.run.device_map import buffers_on
@@ -76,6 +81,8 @@ def explain(of: Estimate, part: Component | None) -> Explanation:
             return _weights(of)
         case Component.ADAPTERS:
             return _adapters(of)
+        case Component.REFERENCE_MODEL:
+            return _reference(of)
         case Component.OPTIMIZER_STATES:
             return _states(of)
         case Component.WORKSPACE:
@@ -161,6 +168,19 @@ def _weights(of: Estimate) -> Explanation:
         for buffer in own.buffers
     ]
     return Explanation(lead, [*terms, *_alive(of, Component.WEIGHTS)], functions)
+
+
+def _reference(of: Estimate) -> Explanation:
+    lead = (
+        f"A second model with the same {of.total_parameters:,} parameters in {of.setup.dtype}, which the loss of "
+        f"{of.setup.objective} asks and never trains."
+    )
+    term = Term(
+        "its weights",
+        f"as loaded, {of.setup.dtype.bytes} bytes a parameter",
+        reference_bytes(of.model, of.setup),
+    )
+    return Explanation(lead, [term], (reference_bytes,))
 
 
 def _module_term(module: Module, count: int, setup: TrainingSetup) -> Term:

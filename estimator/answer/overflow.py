@@ -20,7 +20,7 @@ from estimator.time.throughput import lengths
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import DeviceRun, Estimate, Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import STEP_PHASES, Component, Optimizer, Phase
+from estimator.values.specs import MORE_PASSES, STEP_PHASES, Component, Optimizer, Phase
 
 EVAL_STEPS = 500
 """Steps between evaluations: transformers 5.23, training_args.py, ``eval_steps`` (None: ``logging_steps``)."""
@@ -159,13 +159,13 @@ def _after_steps(
         yield min(SAVE_STEPS if saves == "steps" else epoch, last), 1, Phase.SAVE
 
 
-_ORDER = (Phase.LOAD, *STEP_PHASES, Phase.EVALUATION, Phase.SAVE)
+_ORDER = (Phase.LOAD, *STEP_PHASES, *MORE_PASSES, Phase.EVALUATION, Phase.SAVE)
 
 
 def _when(it: Instant) -> tuple[int, bool, int, int, int]:
     """Sort key over the GPUs of a device map: forward runs from the first to the last, backward in reverse."""
     phase, device = it.moment.phase, it.device or 0
-    outside = phase not in STEP_PHASES
+    outside = phase not in (*STEP_PHASES, *MORE_PASSES)
     optimizer = phase is Phase.OPTIMIZER_STEP
     micro_step = STEPS + 1 if optimizer or outside else it.micro_step
     turn = -device if phase is Phase.BACKWARD else device
@@ -178,6 +178,8 @@ _PHASES: Mapping[Phase, str] = {
     Phase.FORWARD: "forward",
     Phase.LOSS: "loss",
     Phase.BACKWARD: "backward",
+    Phase.REFERENCE: "reference pass",
+    Phase.SCORING: "scoring pass",
 }
 _ORDINALS = ("", "first ", "second ")
 

@@ -16,6 +16,7 @@ from estimator.answer.overflow import first_overflow
 from estimator.answer.ranks import ranks
 from estimator.families.adapters import adapter_parameters, default_targets
 from estimator.families.custom import resized
+from estimator.objectives.registry import as_trained
 from estimator.parallel.combinations import SHARING_KEYS, beyond_one_machine, refusal, refused
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.resident.stored import checkpoint_bytes
@@ -33,10 +34,13 @@ from estimator.values.refusals import InputError, about
 from estimator.values.results import Estimate, OnDevice
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
+    MORE_PASSES,
     NETWORK,
+    OF_EVERY_STEP,
     Component,
     Gpu,
     Model,
+    Objective,
     Optimizer,
     Phase,
     Strategy,
@@ -309,7 +313,7 @@ def _agree(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingS
         setup = replace(setup, max_length=min(learned, DEFAULT.max_length))
     if setup.uses_adapters:
         try:
-            adapter_parameters(model, setup)
+            adapter_parameters(*as_trained(model, setup))
         except ValueError as problem:
             problems.append(str(problem))
             setup = replace(
@@ -471,7 +475,7 @@ def _write_model(model: Model) -> object:
     if model.config:  # given as an object, or fetched from the Hub by its id
         return model.hub_id or json.loads(model.config)
     try:
-        if catalog.model(model.hub_id) == replace(model, notes=()):
+        if catalog.model(model.hub_id) == replace(model, notes=(), num_labels=None):
             return model.hub_id
     except ValueError:
         pass
@@ -512,7 +516,7 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
         **_need(estimate),
         "per_gpu": [*map(_on_device, estimate.devices)]
         or [rank._asdict() for rank in ranks(estimate)],
-        "stored_bytes": checkpoint_bytes(estimate.model),
+        "stored_bytes": checkpoint_bytes(replace(estimate.model, num_labels=None)),
         "host_bytes": estimate.host_bytes,
         "nvme_bytes": estimate.nvme_bytes,
         "disk_bytes": estimate.disk_bytes,
@@ -541,7 +545,7 @@ def _on_device(it: OnDevice) -> dict[str, object]:
         "device": it.device,
         "gpus": 1,
         "peak_bytes": it.peak.bytes,
-        "components": {part.value: it.peak.resident.get(part, 0) for part in Component},
+        "components": {part.value: it.peak.resident.get(part, 0) for part in OF_EVERY_STEP},
         "need_low_bytes": it.need_low_bytes,
         "need_high_bytes": it.need_high_bytes,
         "layers": list(it.layers),
@@ -558,13 +562,22 @@ def _peak(estimate: Estimate) -> dict[str, object]:
         "phases": {
             phase.value: estimate.phases[phase].bytes if phase in estimate.phases else None
             for phase in Phase
+            if phase not in MORE_PASSES or _has_more(estimate.setup)
         },
         "moments": [
             {"phase": moment.phase.value, "name": moment.name, "bytes": moment.bytes}
             for moment in estimate.moments
         ],
-        "components": {part.value: peak.resident.get(part, 0) for part in Component},
+        "components": {
+            part.value: peak.resident.get(part, 0)
+            for part in (Component if _has_more(estimate.setup) else OF_EVERY_STEP)
+        },
     }
+
+
+def _has_more(setup: TrainingSetup) -> bool:
+    """Whether the answer lists the passes and the component of a model that is asked and not trained."""
+    return setup.objective is not Objective.SFT
 
 
 def _run(estimate: Estimate) -> dict[str, object]:

@@ -16,6 +16,7 @@ from estimator.families.counts import (
 )
 from estimator.families.module_tree import module_tree
 from estimator.families.modules import (
+    HEADS,
     Bare,
     Embedding,
     Kernel,
@@ -132,7 +133,7 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
             )
         if isinstance(module, Bare):
             return bool(module.former_names)
-        return isinstance(module, Linear) and module.name != "lm_head"
+        return isinstance(module, Linear) and module.name not in HEADS
     return any(_names(target, module) for target in targets)
 
 
@@ -316,7 +317,7 @@ def linears_peft_takes(model: Model) -> tuple[str, ...]:
     linears = [
         module
         for module, _ in _adaptable(model, TEXT_ALONE.adapters)
-        if isinstance(module, Linear) and module.name != "lm_head"
+        if isinstance(module, Linear) and module.name not in HEADS
     ]
     stopping = {_last(it) for it in linears if it.routes or it.unadaptable}
     return tuple(dict.fromkeys(_last(it) for it in linears if _last(it) not in stopping))

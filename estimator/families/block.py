@@ -135,6 +135,8 @@ class Block:
         self.cuts_gate = False
         """Only the largest gates of this layer's MLP are left (Gemma 3n)."""
         self.is_replay = False
+        self.adapters_on = True
+        """False: adapters are switched off, as ``disable_adapter`` does."""
         self.router_logits: list[Tensor] | None = None
         """Where the router leaves its scores, if the model returns them; None in a checkpoint's replay."""
         self.rotary_tables: Tables | None = None
@@ -243,7 +245,7 @@ class Block:
         Source: peft 0.21, tuners/lora/layer.py, ``Embedding.forward``; torch 2.13,
         torch/csrc/autograd/functions/accumulate_grad.h, ``clone_obey_contract``.
         """
-        if name not in self.looked_up:
+        if name not in self.looked_up or not self.adapters_on:
             return found
         tape, rank = self.tape, self.setup.lora_r
         a, b = self.looked_up[name]
@@ -340,7 +342,7 @@ class Block:
         """
         linked = self.linears[name]
         result = self._base(linked, x, name)
-        if linked.lora_a is None or linked.lora_b is None:
+        if linked.lora_a is None or linked.lora_b is None or not self.adapters_on:
             return result
         tape = self.tape
         result_width = result.width
@@ -438,7 +440,7 @@ class Block:
         tape = self.tape
         hidden, experts = stack.module.in_features, stack.module.out_features
         weight: Tensor = stack.weight
-        if stack.lora_a is not None and stack.lora_b is not None:
+        if stack.lora_a is not None and stack.lora_b is not None and self.adapters_on:
             product = op.matmul(tape, stack.lora_b, stack.lora_a, weight.elements, "router's B @ A")
             delta = op.cast(tape, op.scale(tape, product), weight.width)
             del product
@@ -460,7 +462,7 @@ class Block:
         nn/utils/parametrize.py, ``ParametrizationList.__init__`` (without ``unsafe`` it computes the weight once).
         """
         tape, stack = self.tape, self.stacks[name]
-        if stack.lora_a is None or stack.lora_b is None:
+        if stack.lora_a is None or stack.lora_b is None or not self.adapters_on:
             return None
         width = stack.weight.width
         ready = Factors(op.cast(tape, stack.lora_b, width), op.cast(tape, stack.lora_a, width))

@@ -162,7 +162,26 @@ def outer_modules(model: Model) -> tuple[Module, ...]:
     >>> [module.name for module in outer_modules(TINY_LLAMA)]
     ['embed_tokens', 'norm', 'lm_head']
     """
-    return family_of(model).modules.outer(model)
+    modules = family_of(model).modules.outer(model)
+    if model.num_labels is None:
+        return modules
+    body = tuple(module for module in modules if module.name != "lm_head")
+    return (
+        (*body, Linear("score", output_width(body), model.num_labels)) if model.num_labels else body
+    )
+
+
+def output_width(modules: tuple[Module, ...]) -> int:
+    """Width of what the head reads, in elements: that of the embedding of the tokens.
+
+    Source: transformers 5.23, modeling_layers.py, ``GenericForSequenceClassification.__init__``; models/opt/
+    modeling_opt.py, ``OPTForSequenceClassification.__init__`` (``word_embed_proj_dim``).
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> output_width(outer_modules(TINY_LLAMA))
+    8
+    """
+    return next(module.width for module in modules if isinstance(module, Embedding))
 
 
 def total_parameters(model: Model) -> int:
@@ -242,7 +261,6 @@ def tied_head(model: Model) -> tuple[Linear, ...]:
     ((), ['lm_head'])
     """
     outer = outer_modules(model)
-    if any(module.name == "lm_head" for module in outer):
+    if model.num_labels is not None or any(module.name == "lm_head" for module in outer):
         return ()
-    width = next(module.width for module in outer if isinstance(module, Embedding))
-    return (Linear("lm_head", width, model.vocab_size),)
+    return (Linear("lm_head", output_width(outer), model.vocab_size),)

@@ -44,6 +44,8 @@ def loss_of(model: Model, setup: TrainingSetup) -> Loss:
     """How this setup computes its loss: as it says, or Liger's where its kernels are used and fuse the head."""
     if setup.loss is not None:
         return setup.loss
+    if setup.objective.has_reference:
+        return Loss.CHUNKED_TRL
     return Loss.LIGER if kernels(model, setup.computation).fuses_head else Loss.STANDARD
 
 

@@ -158,6 +158,10 @@ def module_parameters(module: Module) -> int:
     return sum(prod(shape) for shape in weight_shapes(module))
 
 
+HEADS = ("lm_head", "score")
+"""The linear that makes an answer of the last hidden states, over the vocabulary or over labels."""
+
+
 def is_after_layers(module: Module) -> bool:
     """Whether a module outside the layers works on what comes out of them: the final norm, projections, the head.
 
@@ -169,7 +173,7 @@ def is_after_layers(module: Module) -> bool:
     """
     if isinstance(module, Norm):
         return module.name not in ("word_embeddings_layernorm", "per_layer_projection_norm")
-    return module.name.startswith(("lm_head", "project_out", "altup_unembed_projections"))
+    return module.name.startswith((*HEADS, "project_out", "altup_unembed_projections"))
 
 
 def is_quantized(module: Module, adapters: Adapters) -> bool:
@@ -181,4 +185,4 @@ def is_quantized(module: Module, adapters: Adapters) -> bool:
     """
     if not adapters.has_packed_base or not isinstance(module, Linear):
         return False
-    return module.name != "lm_head" and not (module.own_class or module.is_last)
+    return module.name not in HEADS and not (module.own_class or module.is_last)

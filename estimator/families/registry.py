@@ -76,6 +76,28 @@ BEYOND: Mapping[str, str] = {
 """Architectures that people ask for and that have no table, each with the reason."""
 
 
+WITHOUT_CLASSES = frozenset(
+    {
+        *("apertus", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text"),
+        *("gemma4_text", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe", "granitemoehybrid"),
+        *("internlm3", "lfm2", "llama4_text", "nemotron_h", "olmoe", "qwen3_5_moe_text"),
+    }
+)
+"""Of ``MODELLED`` those without a class for sequence classification: transformers 5.23, models/auto/modeling_auto.py,
+``MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES``."""
+
+
+def is_classified(model_type: str) -> bool:
+    """Whether transformers has a class for sequence classification (a yes or no; per family).
+
+    Source: ``WITHOUT_CLASSES``, this module.
+
+    >>> is_classified("llama"), is_classified("granite")
+    (True, False)
+    """
+    return model_type not in WITHOUT_CLASSES
+
+
 UNKNOWN_ARCHITECTURE = Refusal(
     "architecture {model_type} is not modelled{hint}; modelled are: {names}; choose one of those.",
     NOT_MODELLED,

@@ -17,7 +17,7 @@ from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, LOGITS, Tensor
 from estimator.values.arithmetic import ceil_div
-from estimator.values.specs import Loss, Phase
+from estimator.values.specs import Loss
 
 CHUNKS = 8
 """Chunks of a sequence's logits: torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, ``num_output_chunks``."""
@@ -30,7 +30,7 @@ def causal_lm(step: Step) -> None:
     padding = step.ids(setup.tokens) if setup.padded else None
     rows, length = setup.per_device_train_batch_size, setup.max_length
     forward = step.call(Pass(step.trained, rows, length))
-    call = _LabelledCall(forward)
+    call = LabelledCall(forward, rows * step.scored)
     loss, outputs = call.run(ids, labels)
     if not (step.training and setup.hold_outputs):
         del outputs
@@ -42,11 +42,14 @@ def causal_lm(step: Step) -> None:
     del ids, labels, padding
 
 
-class _LabelledCall:
+class LabelledCall:
     """A call of the model with labels, which returns the loss and the logits."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, scored: int) -> None:
         self.forward = forward
+        self.scored = scored
+        """Tokens of all rows that the loss counts."""
+        self.phase = forward.end_phase
         self.tape, self.model, self.setup = forward.tape, forward.model, forward.setup
         self.hooks, self.router_logits = forward.hooks, forward.router_logits
         self.loss = loss_of(forward.model, forward.setup)
@@ -60,18 +63,18 @@ class _LabelledCall:
         match self.loss:
             case Loss.STANDARD:
                 logits = forward.logits(hidden)
-                tape.enter(Phase.LOSS, "loss")
+                tape.enter(self.phase, "loss")
                 loss = self._loss(logits, labels)
             case Loss.CHUNKED_TORCHTUNE:
                 chunks = self._logits_in_chunks(hidden)
                 hidden = None
-                tape.enter(Phase.LOSS, "loss")
+                tape.enter(self.phase, "loss")
                 loss = self._loss_of_chunks(chunks)
                 del chunks
                 loss = self.hooks.leave(HEAD, loss)
             case _:
                 hidden = self.hooks.enter(HEAD, hidden)
-                tape.enter(Phase.LOSS, "loss")
+                tape.enter(self.phase, "loss")
                 loss = self._loss_without_logits(hidden)
                 loss = self.hooks.leave(HEAD, loss)
         loss = self._with_balance(loss)
@@ -91,31 +94,31 @@ class _LabelledCall:
             converted = tape.new(logits.elements, 4, LOGITS)
         scores = self.router_logits[:]
         for index in range(len(scores)):
-            tape.enter(Phase.LOSS, "outputs", index)
+            tape.enter(self.phase, "outputs", index)
             if scores[index].width != 4:
                 self.router_logits[index] = tape.new(scores[index].elements, 4)
         if scores:
-            tape.enter(Phase.LOSS, "end of forward")
+            tape.enter(self.phase, "end of forward")
         self.free(scores)
         return converted
 
     def free(self, scores: list[Tensor]) -> None:
         """Free the router scores layer by layer, so that unplayed layers can be counted."""
         for index in range(len(scores)):
-            self.tape.enter(Phase.LOSS, "scores", index)
+            self.tape.enter(self.phase, "scores", index)
             del scores[0]
             if not scores:
-                self.tape.enter(Phase.LOSS, "end of forward")
+                self.tape.enter(self.phase, "end of forward")
 
     def _with_balance(self, loss: Tensor) -> Tensor:
         """Add the load-balancing loss of the router scores, layer by layer so that unplayed layers can be counted."""
         tape, balance = self.tape, None
         for index, logits in enumerate(self.router_logits):
-            tape.enter(Phase.LOSS, "balance", index)
+            tape.enter(self.phase, "balance", index)
             balance = balancing_loss(tape, self.model, self.setup.tokens, logits, balance)
         if balance is None:
             return loss
-        tape.enter(Phase.LOSS, "loss")
+        tape.enter(self.phase, "loss")
         return op.add(tape, loss, op.mean(tape, balance, 1, "sum over experts"))
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -138,7 +141,7 @@ class _LabelledCall:
             self.model.vocab_size,
         )
         width = weight.elements // vocabulary
-        texts = self.setup.per_device_train_batch_size
+        rows = self.setup.per_device_train_batch_size
 
         def loss(x: Tensor) -> Tensor:
             if self.loss is Loss.LIGER:
@@ -146,7 +149,7 @@ class _LabelledCall:
                 return fused.linear_cross_entropy(
                     self.tape, x, weight, width, vocabulary, budget=budget
                 )
-            return fused.log_probabilities(self.tape, x, weight, width, texts)
+            return fused.log_probabilities(self.tape, x, weight, width, rows, self.scored)
 
         return self.forward.outer.within(HEAD, hidden, loss)
 

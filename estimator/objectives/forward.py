@@ -55,6 +55,8 @@ class Pass(NamedTuple):
     phase: Phase = Phase.FORWARD
     label: str = ""
     """Prefix of its moments' names where a step has several passes."""
+    adapters: bool = True
+    """False: adapters are switched off."""
 
 
 class Loaded:
@@ -139,12 +141,12 @@ class Forward:
         self.scored = of.scored
         self.setup = replace(
             loaded.setup,
-            per_device_train_batch_size=of.rows,
-            max_length=of.length,
+            batch=loaded.setup.batch.as_rows(of.rows, of.length),
             gradient_checkpointing=loaded.setup.gradient_checkpointing and of.grad,
         )
         self.outer = loaded.outer
         self.outer.setup = self.setup
+        self.adapters = self.outer.adapters_on = of.adapters
         self.kinds = layer_kinds(self.model, windowed=has_window(self.model, of.length))
         self.lowest = lowest_trained(self.model, self.setup) or 0
         """The lowest layer that backward reaches."""
@@ -203,6 +205,7 @@ class Forward:
             kind = self.kinds[index]
             modules = layer_modules(model, index)
             block = self.loaded.block(modules, f"layers.{played}", setup, played)
+            block.adapters_on = self.adapters
             block.mask = masks[kind.sliding] if self._attends(index) else None
             block.rotary_tables = tables.get(kind.sliding and self.family.tables_by_kind)
             block.rotary = self.family.rotary if kind.rotary else None

@@ -26,11 +26,17 @@ class Step:
         *,
         training: bool = True,
         devices: ModuleDevices | None = None,
+        scored: int | None = None,
+        at_once: int | None = None,
     ) -> None:
         self.setup = computed(setup)
         self._given, self._ranks, self._devices = setup, ranks, devices
         self.training = training
         """False: an evaluation's forward call under ``torch.no_grad``."""
+        self.scored = self.setup.max_length - 1 if scored is None else scored
+        """Tokens of a row that the loss counts."""
+        self.at_once = self.setup.per_device_train_batch_size if at_once is None else at_once
+        """Rows of an embedding batch that go through the model at once."""
         autocast = self.setup.mixed_precision is not MixedPrecision.NO
         self.tape = Tape(
             autocast_width=2 if autocast else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, fsdp2_shards
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
-from estimator.resident.model import Resident, unsharded
+from estimator.resident.model import Resident, reference_bytes, unsharded
 from estimator.tape.tape import Tape
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
@@ -77,4 +78,5 @@ def hooks(
 @lru_cache(maxsize=1024)
 def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
     """Bytes of weights, adapters, gradients and states on the fullest GPU, independent of batch and length."""
-    return _rule(structure.mesh).resident(model, structure)
+    resident = _rule(structure.mesh).resident(model, structure)
+    return replace(resident, reference=reference_bytes(model, structure))

@@ -161,6 +161,8 @@ class Resident:
     states: States = NO_STATES
     communication: int = 0
     """Buffers that stay between steps."""
+    reference: int = 0
+    """Weights of a reference model."""
     total_parameters: int
     trainable_parameters: int
 
@@ -168,7 +170,7 @@ class Resident:
     def step_bytes(self) -> int:
         """All that is alive in the optimizer's step, but for the workspace."""
         step = self.weights + self.adapters + self.gradients + self.transient + self.communication
-        return step + self.states.resident_bytes
+        return step + self.reference + self.states.resident_bytes
 
     def sizes(self, workspace: int) -> dict[Component, int]:
         """By component, before the first moment, without gradients."""
@@ -176,6 +178,7 @@ class Resident:
             **dict.fromkeys(COMPONENTS, 0),
             Component.WEIGHTS: self.weights,
             Component.ADAPTERS: self.adapters,
+            Component.REFERENCE_MODEL: self.reference,
             Component.OPTIMIZER_STATES: self.states.resident_bytes,
             Component.COMMUNICATION: self.communication,
             Component.WORKSPACE: workspace,
@@ -196,16 +199,14 @@ def unsharded(model: Model, structure: TrainingSetup) -> Resident:
     )
 
 
-def frozen(model: Model, structure: TrainingSetup) -> Resident:
-    """What a GPU keeps of a model that is only asked: a reference, a reward model.
+def reference_bytes(model: Model, structure: TrainingSetup) -> int:
+    """Bytes of a reference model of its own, per GPU; 0 where the loss asks none, or the policy without its adapters.
 
-    Source: derived, from ``weight_bytes`` and ``adapter_bytes``.
+    It is loaded by the policy's name and in the policy's dtype.
+
+    Source: trl 1.16, trainer/dpo_trainer.py:909-927 (``setdefault("dtype", self.model.dtype)``).
     """
-    return Resident(
-        weights=weight_bytes(model, structure),
-        adapters=adapter_bytes(model, structure),
-        **counts(model, structure),
-    )
+    return weight_bytes(model, structure) if structure.keeps_reference else 0
 
 
 def whole(

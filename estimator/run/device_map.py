@@ -19,13 +19,14 @@ from typing import NamedTuple
 from estimator.families.kernels import attention_of
 from estimator.families.weights import Buffer, buffers
 from estimator.objectives.causal_lm import causal_lm
+from estimator.objectives.registry import without_dropout
 from estimator.objectives.stack import LayerKind, Stack, kinds_of
 from estimator.objectives.step import Step
 from estimator.parallel.module_devices import FIRST, ModuleDevices, Modules, copies_on, modules_on
 from estimator.resident.model import Resident, adapters_of, bytes_of, trained_of, whole
 from estimator.run.loading import load_moment_of
 from estimator.run.saving import taken_apart_bytes
-from estimator.step.evaluation import as_evaluated, evaluated
+from estimator.step.evaluation import evaluated
 from estimator.step.timeline import (
     Run,
     Schedule,
@@ -106,8 +107,8 @@ def evaluation_walk_on(
 ) -> Walk:
     """One evaluation batch after the first step on one GPU: as ``estimator.step.evaluation`` has it for all."""
     same = structure(setup)
-    sizes = Sizes(setup.per_device_eval_batch_size, setup.max_length, setup.lora_r, 1)
-    plan = PlanOn(_plan(as_evaluated(model), evaluated(same), at, training=False), gpu)
+    sizes = Sizes.of(setup, setup.per_device_eval_batch_size, 1)
+    plan = PlanOn(_plan(without_dropout(model), evaluated(same), at, training=False), gpu)
     return Walk(plan.step(sizes), resident_on(model, same, at, gpu).sizes(workspace))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from estimator.objectives.registry import without_dropout
 from estimator.parallel.strategies import resident_memory
 from estimator.step.timeline import Plan, Sizes, Walk, structure
 from estimator.values.arithmetic import allocated
@@ -29,9 +30,7 @@ def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
     aten/src/ATen/autocast_mode.cpp, ``cached_cast``; transformers 5.23, trainer.py (``use_cache`` is set to false).
     """
     same = structure(setup)
-    sizes = Sizes(
-        setup.per_device_eval_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
-    )
+    sizes = Sizes.of(setup, setup.per_device_eval_batch_size)
     begins = resident_memory(model, same).sizes(workspace)
     return Walk(_plan(model, same).step(sizes), begins, setup.shard_ranks)
 
@@ -67,7 +66,7 @@ def kept_logits_bytes(model: Model, setup: TrainingSetup, batches: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _plan(model: Model, structure: TrainingSetup) -> Plan:
-    return _shared_plan(as_evaluated(model), evaluated(structure))
+    return _shared_plan(without_dropout(model), evaluated(structure))
 
 
 def evaluated(structure: TrainingSetup) -> TrainingSetup:
@@ -87,10 +86,3 @@ def evaluated(structure: TrainingSetup) -> TrainingSetup:
 @lru_cache(maxsize=256)
 def _shared_plan(model: Model, structure: TrainingSetup) -> Plan:
     return Plan(model, structure, training=False)
-
-
-def as_evaluated(model: Model) -> Model:
-    """The model without its dropouts, as ``model.eval`` leaves it."""
-    if not (model.embd_pdrop or model.attn_pdrop or model.resid_pdrop):
-        return model
-    return replace(model, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)

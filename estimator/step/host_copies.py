@@ -44,10 +44,7 @@ def host_copies(model: Model, setup: TrainingSetup) -> HostCopies:
         return HostCopies(0, 0)
     if setup.strategy is Strategy.DEVICE_MAP:  # the same tensors, on several GPUs
         setup = replace(setup, strategy=Strategy.NONE, num_gpus=1)
-    sizes = Sizes(
-        setup.per_device_train_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
-    )
-    sized, schedule = plan(model, structure(setup)).step(sizes)
+    sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
     times: Counter[int] = Counter()
     for run in schedule.runs:
         times[run.segment] += run.length

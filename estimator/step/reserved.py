@@ -149,10 +149,7 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     if gpu is not None:
         limit = gpu.memory_bytes - sum(outside_bytes(setup.mesh))
     process = _Process(limit)
-    sizes = Sizes(
-        setup.per_device_train_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
-    )
-    sized, schedule = plan(model, same).step(sizes)
+    sized, schedule = plan(model, same).step(Sizes.of(setup))
     program = list(_changes(sized, schedule, setup))
     process.lay(_pieces(resident.weights + resident.adapters, _count(model, setup)))
     process.lay([resident.communication])

@@ -15,7 +15,8 @@ from operator import add
 from typing import NamedTuple, Protocol, TypeVar
 
 from estimator.families.kernels import attention_of
-from estimator.objectives.causal_lm import causal_lm
+from estimator.objectives.batch import accumulates, scored_tokens
+from estimator.objectives.registry import as_played, step_of
 from estimator.objectives.stack import Stack, stack_of
 from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.zero import gathering
@@ -160,6 +161,23 @@ class Sizes(NamedTuple):
     length: int
     rank: int
     gpus: int
+    scored: int
+    """Tokens of a row that the loss counts."""
+    at_once: int
+    """Rows of an embedding batch that go through the model at once."""
+
+    @classmethod
+    def of(cls, setup: TrainingSetup, batch: int | None = None, gpus: int | None = None) -> Sizes:
+        """The numbers of a setup; ``batch`` and ``gpus`` where they are not those of its training."""
+        examples = setup.per_device_train_batch_size if batch is None else batch
+        return cls(
+            examples,
+            setup.max_length,
+            setup.lora_r,
+            setup.shard_ranks if gpus is None else gpus,
+            scored_tokens(setup),
+            min(setup.mini_batch_size or examples, examples),
+        )
 
 
 class Steps(Protocol):
@@ -178,10 +196,11 @@ class Plan:
         setup: TrainingSetup,
         *,
         training: bool = True,
-        objective: MicroStep = causal_lm,
+        objective: MicroStep | None = None,
     ) -> None:
+        self._objective = objective or step_of(setup)
+        model, setup = as_played(model, setup)
         self._model = model
-        self._objective = objective
         self._setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
         self._training = training
         self._schedules: list[Schedule] = []
@@ -197,12 +216,20 @@ class Plan:
 
     def _played(self, sizes: Sizes) -> Schedule:
         recording = Recording()
-        batch, length, rank, gpus = (recording.symbol(size) for size in sizes)
+        batch, length, rank, gpus, scored, at_once = (recording.symbol(size) for size in sizes)
         setup = replace(
             self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
         )
         stack = stack_of(self._model, self._setup, sizes.length)
-        step = Step(self._model, setup, stack, gpus, training=self._training)
+        step = Step(
+            self._model,
+            setup,
+            stack,
+            gpus,
+            training=self._training,
+            scored=scored,
+            at_once=at_once,
+        )
         self._objective(step)
         program = Program(step.tape, recording)
         runs = list(runs_of(program.marks, step.stacks, step.labels))
@@ -268,6 +295,9 @@ STRETCHING = frozenset(
         "lora_alpha",
         "max_grad_norm",
         "gpus_per_node",
+        "completion_fraction",
+        "max_prompt_length",
+        "beta",
     }
 )
 """Keys that change at most the sizes of a step's tensors, and no refusal. Of accumulation only whether there is any
@@ -484,18 +514,11 @@ class StepTimeline(Walk):
         plan: Steps,
         resident: Resident,
         workspace: int,
-        beside: Sequence[Resident] = (),
     ) -> None:
         begins = resident.sizes(workspace)
-        for model in beside:  # models that are not trained
-            for component, size in model.sizes(0).items():
-                begins[component] += size
-        if setup.gradient_accumulation_steps > 1 or setup.strategy is Strategy.ZERO3:
+        if accumulates(setup) or setup.strategy is Strategy.ZERO3:
             begins[Component.GRADIENTS] = resident.accumulated
-        sizes = Sizes(
-            setup.per_device_train_batch_size, setup.max_length, setup.lora_r, setup.shard_ranks
-        )
-        super().__init__(plan.step(sizes), begins, setup.shard_ranks)
+        super().__init__(plan.step(Sizes.of(setup)), begins, setup.shard_ranks)
         stepped = {
             **begins,
             Component.GRADIENTS: resident.gradients,

@@ -278,13 +278,13 @@ ROW_STATISTICS = 7
 
 
 def log_probabilities(
-    tape: Tape, hidden: Tensor, weight: Tensor, in_features: int, texts: int
+    tape: Tape, hidden: Tensor, weight: Tensor, in_features: int, texts: int, tokens: int
 ) -> Tensor:
     """TRL's head and loss: log-probabilities of the labels in tiles of logits, which backward computes again.
 
-        tile = min(T, 4096) · 32768     T: tokens that have a label, here all but the last of each sequence
+        tile = min(N, 4096) · 32768     N: ``tokens`` that have a label, at most all but the last of each of the texts
 
-    Saves a copy of the scored hidden states, T · h. Backward sums the gradients in float32, T · h and, for a trained
+    Saves a copy of the scored hidden states, N · h. Backward sums the gradients in float32, N · h and, for a trained
     head, V · h, and holds both beside their casts. Where autocast's dtype differs, a tile's rows and columns are cast;
     backward still holds the previous tile's columns when it casts the next.
 
@@ -293,11 +293,11 @@ def log_probabilities(
     Source: trl 1.16, kernels/chunked_logprob.py, ``ChunkedLogProbFunction``; trainer/utils.py, ``add_fused_lm_head``;
     trainer/sft_trainer.py (entropy and accuracy are computed too).
     """
-    tokens = hidden.elements // in_features - texts
+    positions = hidden.elements // in_features - texts
     vocabulary = weight.elements // in_features
     tape.operation = "tokens with a label"
-    mask = tape.new(tokens, 1)
-    scored = op.part(tape, hidden, tokens * in_features)
+    mask = tape.new(positions, 1)
+    scored = op.part(tape, hidden, positions * in_features)
     scored = op.gather(tape, scored, mask, tokens * in_features, "tokens with a label")
     targets = tape.new(tokens, INDEX_BYTES)
     width = scored.width
@@ -334,7 +334,24 @@ def log_probabilities(
     del statistics, logits
     found = tape.finish(node, found, [scored, weight, targets, log_sum, entropy])
     del scored, targets, log_sum
-    found = op.gather(tape, found, mask, tokens, "log-probabilities")
+    found = op.gather(tape, found, mask, positions, "log-probabilities")
     loss = op.mean(tape, found, 1, "loss")
     del entropy, is_best
     return loss
+
+
+def selected_log_softmax(tape: Tape, logits: Tensor, indices: Tensor) -> Tensor:
+    """The log-probability of one word at each position, in one kernel that saves the logits themselves.
+
+    Backward allocates a gradient of the logits' size.
+
+    Source: trl 1.16, kernels/logprob_entropy.py, ``_LogProbEntropyFunction``.
+    """
+    tape.operation = "log-probabilities"
+    elements, width, rows = logits.elements, logits.width, indices.elements
+    node = tape.begin(
+        "log-probabilities backward", [logits], lambda t, g: [t.new(elements, width, LOGITS)]
+    )
+    found, entropy, log_sum, expected = (tape.new(rows, 4) for _ in range(4))
+    del entropy
+    return tape.finish(node, found, [logits, indices, log_sum, expected])

@@ -11,12 +11,20 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.families.adapters import copied_modules, is_adapted
-from estimator.families.counts import experts_run, layer_groups, layer_modules, outer_modules
+from estimator.families.counts import (
+    experts_run,
+    layer_groups,
+    layer_modules,
+    outer_modules,
+    tied_head,
+)
 from estimator.families.delta_net import CHUNK
 from estimator.families.kernels import attention_of
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, WITHOUT_ATTENTION
+from estimator.families.liger import loss_of
 from estimator.families.modules import Embedding, Linear, Module, Norm, weight_shapes
 from estimator.families.registry import architecture
+from estimator.objectives.batch import passed_rows, passes_without_grad, prompt_tokens
 from estimator.objectives.stack import has_window, is_checkpointed, layer_kinds
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.adapters import Adapters
@@ -87,8 +95,7 @@ def _matrices(
         for index, count in layer_groups(model)
         for module in layer_modules(model, index)
     ]
-    has_head = any(module.name == "lm_head" for module in outer)
-    tied = 0 if has_head else _head(model)
+    tied = sum(head.in_features * head.out_features for head in tied_head(model))
     linears = [(it, count) for it, count in layer if isinstance(it, Linear)]
     adapted = [
         (it, count)
@@ -126,6 +133,9 @@ class Work(NamedTuple):
     products_again: float
     """Linears and adapters of the layers that a checkpoint replays; the head where the loss does."""
     attention_again: float
+    products_asked: float = 0.0
+    """Linears and head of forward calls without gradients."""
+    attention_asked: float = 0.0
 
     @property
     def model(self) -> float:
@@ -134,8 +144,9 @@ class Work(NamedTuple):
 
     @property
     def hardware(self) -> float:
-        """What the GPU runs: the replay too."""
-        return self.model + self.products_again + self.attention_again
+        """What the GPU runs: the replay and forward calls without gradients too."""
+        asked = self.products_asked + self.attention_asked
+        return self.model + self.products_again + self.attention_again + asked
 
 
 def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work:
@@ -161,7 +172,8 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     True
     """
     sizes = matrices(model, setup.adapters)
-    forward = FORWARD * setup.per_device_train_batch_size * length
+    rows = passed_rows(setup)
+    forward = FORWARD * rows * length
     passes = 2 if setup.uses_adapters else 3
     branches = setup.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
     dora = dora_again = 0
@@ -170,20 +182,26 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         base = forward * sizes.adapted if setup.lora_dropout else 0
         dora_again += base
         dora = dora_again + base
-    once = float(FORWARD * ATTENTION_PRODUCTS * setup.per_device_train_batch_size * pairs)
+    once = float(FORWARD * ATTENTION_PRODUCTS * rows * pairs)
     once *= (model.query_size + model.value_size) / 2
     backward = PLAIN_BACKWARD if is_eager(model, setup.computation) else FLASH_BACKWARD
     mixed = delta_products(model, length) + scan_products(model, length)
-    delta = float(FORWARD * setup.per_device_train_batch_size * mixed)
+    delta = float(FORWARD * rows * mixed)
     again = replayed(model, setup)
     keeps_attention = setup.selective_checkpointing and not is_eager(model, setup.computation)
+    is_fused = loss_of(model, setup) is Loss.CHUNKED_TRL
+    unscored = round((1 - scored_share(setup)) * _head(model)) if is_fused else 0
+    outside = sizes.outside - unscored
+    asked = passes_without_grad(setup)
     return Work(
-        products=float(forward * (passes * (sizes.layers + sizes.outside) + sizes.copied)),
+        products=float(forward * (passes * (sizes.layers + outside) + sizes.copied)),
         adapters=float(forward * 3 * branches + dora),
         attention=once * (1 + backward) + 3 * delta,
         products_again=again * (forward * (sizes.layers + branches) + dora_again)
-        + (float(forward * _head(model)) if setup.loss is Loss.CHUNKED_TRL else 0.0),
+        + (float(forward * (_head(model) - unscored)) if is_fused else 0.0),
         attention_again=again * (delta + (0.0 if keeps_attention else once)),
+        products_asked=float(asked * forward * (sizes.layers + outside)),
+        attention_asked=asked * (once + delta),
     )
 
 
@@ -204,8 +222,25 @@ def replayed(model: Model, setup: TrainingSetup) -> float:
     return sum(is_checkpointed(model, setup, index) for index in layers) / len(layers)
 
 
+def scored_share(setup: TrainingSetup) -> float:
+    """Share of the tokens that the fused head computes (no unit; the same on every GPU).
+
+    Source: trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (``labels != -100``).
+
+    >>> scored_share(TrainingSetup(objective="dpo", max_length=1024, max_prompt_length=256))
+    0.75
+    """
+    if setup.objective.is_preference:
+        return 1 - prompt_tokens(setup) / setup.max_length
+    return setup.completion_fraction
+
+
 def _head(model: Model) -> int:
-    return model.vocab_size * (model.word_embed_proj_dim or model.hidden_size)
+    return (
+        0
+        if model.num_labels is not None
+        else model.vocab_size * (model.word_embed_proj_dim or model.hidden_size)
+    )
 
 
 def is_eager(model: Model, computation: Computation) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
@@ -20,6 +21,8 @@ from typing import NamedTuple
 from estimator.families.counts import experts_run, layer_model
 from estimator.families.delta_net import CHUNK
 from estimator.families.layer_kinds import LINEAR_ATTENTION
+from estimator.families.liger import loss_of
+from estimator.objectives.batch import passed_rows, passes_without_grad, rows_per_example
 from estimator.parallel.network import GIGA, exchange_seconds, links, replicas, shards
 from estimator.parallel.offload import offloads
 from estimator.resident.model import Resident
@@ -33,11 +36,11 @@ from estimator.time.flops import (
     mixers,
     replayed,
     scan_products,
+    scored_share,
     work,
 )
 from estimator.time.offload_time import offload_parts, saved_tensor_parts, steps_on_host
 from estimator.values.arithmetic import ceil_div
-from estimator.values.facets.batch import Batch
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision
 from estimator.values.results import TERA, RunTime, TimePart
@@ -47,9 +50,11 @@ from estimator.values.specs import (
     AttnImplementation,
     Dtype,
     Gpu,
+    Loss,
     Method,
     MixedPrecision,
     Model,
+    Objective,
     Optimizer,
     Strategy,
 )
@@ -163,6 +168,7 @@ SCAN_FUSED_BYTES = 2
 # --- the optimizer, and the host ----------------------------------------------------------------
 
 OPTIMIZER_STEP = "optimizer step"
+ASKED = "passes without gradients"
 FOREACH_PASSES = 20 / 7
 """Passes of foreach AdamW over its tensors against the fused kernel's seven: torch 2.13, optim/adam.py,
 ``_multi_tensor_adam``: mul 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4."""
@@ -400,9 +406,12 @@ def run_time(
         least_model_flops_per_step=least_model_flops,
         hardware_flops_per_step=accumulation * slow.hardware,
         peak_tflops=peak / TERA,
-        tokens_per_step=min(setup.effective_batch_size, length.rows_per_epoch) * length.text,
+        tokens_per_step=min(setup.effective_batch_size, length.rows_per_epoch)
+        * rows_per_example(setup)
+        * length.text,
         steps_per_epoch=steps,
         total_steps=math.ceil(steps * setup.num_train_epochs),
+        before=precomputation(model, gpu, setup, resident),
     )
 
 
@@ -514,7 +523,7 @@ def step_parts(
     flash_fast = min(rate.best, FAST_ATTENTION_SHARE * rate.peak)
     flash_slow = min(rate.slow, SLOW_ATTENTION_SHARE * rate.peak)
     fast_bandwidth, slow_bandwidth = rate.bandwidth, SLOW_BANDWIDTH_SHARE * rate.bandwidth
-    micro = setup.per_device_train_batch_size
+    micro = passed_rows(setup)
     tokens_fast, tokens_slow = micro * length.fast, micro * length.slow
 
     fused = (
@@ -528,7 +537,8 @@ def step_parts(
     branches = tokens_slow * _adapter_bytes(setup, sizes)
     dora = DORA_WEIGHT_BYTES * sizes.adapted if setup.use_dora else 0
     forward_backward = 1 + BACKWARD_TRAFFIC
-    words = model.vocab_size * _width(setup.precision)
+    words = _scored_words(model, setup) * _width(setup.precision)
+    asked = passes_without_grad(setup)
 
     once = [
         TimePart("matrix products", fast.products / rate.best, slow.products / rate.slow),
@@ -552,10 +562,19 @@ def step_parts(
             + slow.attention_again / flash_slow
             + again * (eager + branches + dora) / slow_bandwidth,
         ),
-        _delta_nets(model, setup.batch, length, again, rate),
+        TimePart(
+            ASKED,
+            fast.products_asked / rate.best
+            + fast.attention_asked / flash_fast
+            + asked * fused / fast_bandwidth,
+            slow.products_asked / rate.slow
+            + slow.attention_asked / flash_slow
+            + asked * eager / slow_bandwidth,
+        ),
+        _delta_nets(model, setup, length, again, rate),
         _scans(model, setup, length, again, rate),
-        _dequantisation(setup, sizes, 2 + again, rate),
-        _casts(setup, sizes, 1 + again, rate),
+        _dequantisation(setup, sizes, 2 + again + asked, rate),
+        _casts(setup, sizes, 1 + again + asked, rate),
         TimePart(
             "logits and loss",
             tokens_fast * words * FUSED_LOSS_BYTES / fast_bandwidth,
@@ -566,8 +585,43 @@ def step_parts(
         TimePart(name, times * low, times * high) for name, low, high in once if low + high > 0
     ]
     parts.append(_optimizer(setup, resident, rate))
-    parts.append(_launches(model, setup, length, parts, again))
+    parts.append(_launches(model, setup, length, parts, again + asked))
     return tuple(part for part in parts if part.low_seconds + part.high_seconds > 0)
+
+
+def _scored_words(model: Model, setup: TrainingSetup) -> float:
+    """Logits of a token, in numbers: of the vocabulary or of the labels; with a fused head of scored tokens alone.
+
+    ORPO reads those of the chosen half a second time.
+    """
+    words = model.vocab_size if model.num_labels is None else model.num_labels
+    if loss_of(model, setup) is Loss.CHUNKED_TRL:
+        return words * scored_share(setup)
+    return words * (1.5 if setup.objective is Objective.ORPO else 1)
+
+
+def precomputation(
+    model: Model, gpu: Gpu, setup: TrainingSetup, resident: Resident
+) -> TimePart | None:
+    """Seconds of asking the reference model about every example before training; None where that is not done.
+
+        rows of the training set / (b · GPUs) · seconds of the reference's pass
+
+    It is what a step that asks as it goes spends more than one that does not, once for each example.
+
+    Source: trl 1.16, trainer/dpo_trainer.py, ``_precompute_ref_logps`` (``precompute_ref_batch_size`` is b).
+    """
+    if not (setup.precompute_ref_log_probs and setup.objective.has_reference):
+        return None
+    rate, length = rates(gpu, setup.precision), lengths(setup)
+    low, high = [0.0, 0.0], [0.0, 0.0]
+    for index, is_before in enumerate((True, False)):
+        one = replace(setup, precompute_ref_log_probs=is_before, gradient_accumulation_steps=1)
+        parts = step_parts(model, one, resident, rate, length, *_works(model, one, length))
+        low[index] = math.fsum(part.low_seconds for part in parts)
+        high[index] = math.fsum(part.high_seconds for part in parts)
+    calls = ceil_div(length.rows_per_epoch, setup.per_device_train_batch_size * setup.mesh.replicas)
+    return TimePart("reference precomputed", calls * (low[1] - low[0]), calls * (high[1] - high[0]))
 
 
 def _width(precision: Precision) -> int:
@@ -611,7 +665,7 @@ def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> tuple[int, 
     """Bytes of a micro-batch's attention scores, one pass forward, fused and not; none where no score is kept."""
     if not is_eager(model, setup.computation):
         return 0, 0
-    scores = setup.per_device_train_batch_size * model.num_attention_heads * length * length
+    scores = passed_rows(setup) * model.num_attention_heads * length * length
     scores *= model.num_hidden_layers * _width(setup.precision)
     return scores * FUSED_SCORE_BYTES, scores * SCORE_BYTES
 
@@ -624,13 +678,15 @@ def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
     return sizes.adapter_inputs * inputs + sizes.adapter_outputs * ADAPTER_OUTPUT_BYTES
 
 
-def _delta_nets(model: Model, batch: Batch, length: Lengths, again: float, rate: Rates) -> TimePart:
+def _delta_nets(
+    model: Model, setup: TrainingSetup, length: Lengths, again: float, rate: Rates
+) -> TimePart:
     """Traffic of gated delta-nets: at best by one kernel, at worst as PyTorch's loop over chunks has it."""
     sizes = model.delta_net
     if sizes is None:
         return TimePart("delta-nets", 0.0, 0.0)
     layers = model.layer_types.count(LINEAR_ATTENTION) * sizes.value_heads
-    layers *= batch.per_device_train_batch_size
+    layers *= passed_rows(setup)
     keys, values = sizes.key_dim, sizes.value_dim
     passes = 1 + BACKWARD_TRAFFIC + again
     fused = layers * length.fast * DELTA_FUSED_BYTES * (2 * keys + 2 * values)
@@ -653,7 +709,7 @@ def _scans(
     sizes = model.state_space
     if sizes is None:
         return TimePart("state spaces", 0.0, 0.0)
-    layers = mixers(model) * setup.per_device_train_batch_size
+    layers = mixers(model) * passed_rows(setup)
     passes = 1 + BACKWARD_TRAFFIC + again
     fused = layers * length.fast * SCAN_FUSED_BYTES * (sizes.projected_width + sizes.width)
     chunks = ceil_div(length.slow, sizes.chunk_size)
@@ -667,7 +723,7 @@ def _scans(
     )
     slow = passes * scanned / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
     if setup.mixed_precision is MixedPrecision.NO:
-        products = setup.per_device_train_batch_size * scan_products(model, length.slow)
+        products = passed_rows(setup) * scan_products(model, length.slow)
         slow += passes * FORWARD * products / rate.float32
     return TimePart("state spaces", passes * fused / rate.bandwidth, slow)
 

@@ -36,6 +36,7 @@ class Section(StrEnum):
 
     ALWAYS = "always"
     SEVERAL_GPUS = "Several GPUs"
+    OBJECTIVE = "Objective"
     LORA = "LoRA"
     QUANTISATION = "Quantisation"
     RUN = "Run: examples, price"

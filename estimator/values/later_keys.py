@@ -14,14 +14,6 @@ LATER_KEY = Refusal(
 
 LATER: Mapping[str, object] = MappingProxyType(
     {
-        # the tool whose defaults are meant; TRL 1.16's trainers
-        "objective": "sft",
-        "completion_fraction": 1.0,
-        "max_prompt_length": None,
-        "precompute_ref_log_probs": False,
-        "beta": None,
-        "num_labels": 2,
-        "loss_type": None,
         # GRPO's: TRL 1.16, trainer/grpo_config.py
         "num_generations": 8,
         "max_completion_length": 256,

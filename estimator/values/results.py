@@ -119,6 +119,8 @@ class RunTime:
     """Tokens of the training set in an optimizer step, over all GPUs; padding is none."""
     steps_per_epoch: int
     total_steps: int
+    before: TimePart | None = None
+    """What is computed once before the first step: the precomputed reference."""
 
     @property
     def step_seconds_low(self) -> float:
@@ -143,12 +145,14 @@ class RunTime:
     @property
     def total_hours_low(self) -> float:
         """Hours of the run at best."""
-        return self.total_steps * self.step_seconds_low / SECONDS_PER_HOUR
+        before = self.before.low_seconds if self.before else 0.0
+        return (before + self.total_steps * self.step_seconds_low) / SECONDS_PER_HOUR
 
     @property
     def total_hours_high(self) -> float:
         """Hours of the run at worst."""
-        return self.total_steps * self.step_seconds_high / SECONDS_PER_HOUR
+        before = self.before.high_seconds if self.before else 0.0
+        return (before + self.total_steps * self.step_seconds_high) / SECONDS_PER_HOUR
 
     @property
     def tokens_per_second_low(self) -> float:

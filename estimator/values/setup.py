@@ -149,6 +149,12 @@ class TrainingSetup(_Keys):
         examples = batch.per_device_train_batch_size * batch.gradient_accumulation_steps
         return examples * self.mesh.replicas
 
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether a reference model of its own stays on the GPU; with adapters it is the policy without them."""
+        asks = self.objective.has_reference and not self.precompute_ref_log_probs
+        return asks and not self.uses_adapters
+
 
 KEY_FACET: Mapping[str, str] = MappingProxyType(
     {row.name: facet for facet, (of, _) in FACETS.items() for row in rows(of)}

@@ -92,6 +92,48 @@ class AttnImplementation(StrEnum):
     FLASH_ATTENTION_2 = "flash_attention_2"
 
 
+class Objective(StrEnum):
+    """What a step trains for, as TRL's trainers, Trainer and sentence-transformers do."""
+
+    SFT = "sft"
+    """The next token."""
+    DPO = "dpo"
+    """Pairs of answers, against a reference model."""
+    KTO = "kto"
+    """Answers that are good or bad, against a reference model."""
+    ORPO = "orpo"
+    """Pairs of answers, without a reference model."""
+    REWARD = "reward"
+    """Pairs of answers; a head of one number instead of the vocabulary."""
+    SEQUENCE_CLASSIFICATION = "sequence_classification"
+    """A label for a text."""
+    EMBEDDING = "embedding"
+    """Pairs of texts whose vectors are drawn together, and from those of the rest of the batch apart."""
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether an example is two rows."""
+        return self in PAIRED
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss asks a reference model."""
+        return self in (Objective.DPO, Objective.KTO)
+
+    @property
+    def has_score(self) -> bool:
+        """Whether the model has a head of labels instead of the vocabulary."""
+        return self in (Objective.REWARD, Objective.SEQUENCE_CLASSIFICATION)
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether an example is a prompt and its answers."""
+        return self in (Objective.DPO, Objective.KTO, Objective.ORPO)
+
+
+PAIRED = (Objective.DPO, Objective.ORPO, Objective.REWARD, Objective.EMBEDDING)
+
+
 class Loss(StrEnum):
     """How the head and the loss are computed: over all logits, or without ever holding them whole."""
 
@@ -152,6 +194,10 @@ class Phase(StrEnum):
 
     FORWARD = "forward"
     LOSS = "loss"
+    REFERENCE = "reference"
+    """Forward calls under ``no_grad`` inside the loss."""
+    SCORING = "scoring"
+    """Forward calls under ``no_grad`` before the micro-step."""
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"
     LOAD = "load"
@@ -160,6 +206,9 @@ class Phase(StrEnum):
 
 
 STEP_PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
+"""Of every step."""
+MORE_PASSES = (Phase.REFERENCE, Phase.SCORING)
+"""Of a step whose objective asks a model without training it."""
 
 
 class Component(StrEnum):
@@ -167,6 +216,8 @@ class Component(StrEnum):
 
     WEIGHTS = "weights"
     ADAPTERS = "adapters"
+    REFERENCE_MODEL = "reference_model"
+    """Weights of a model that is asked and not trained."""
     GRADIENTS = "gradients"
     OPTIMIZER_STATES = "optimizer_states"
     ACTIVATIONS = "activations"
@@ -174,6 +225,10 @@ class Component(StrEnum):
     TEMPORARIES = "temporaries"
     COMMUNICATION = "communication"
     WORKSPACE = "workspace"
+
+
+OF_EVERY_STEP = tuple(part for part in Component if part is not Component.REFERENCE_MODEL)
+"""Components that every answer lists."""
 
 
 class Verdict(StrEnum):
@@ -326,6 +381,8 @@ class Model:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     lm_head_bias: bool = False
+    num_labels: int | None = None
+    """Of a classification head in place of the vocabulary's; 0: no head; None: the vocabulary's."""
     qk_norm: bool = False
     """Where a family leaves it to the config (StableLM, Cohere): norms on queries and keys."""
     learned_positions: int = 0

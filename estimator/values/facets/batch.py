@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
 from estimator.values.kinds import Flag, WholeNumber
@@ -70,6 +70,15 @@ class Batch(Checked):
             help="padded: some rows are shorter than the context, so an attention mask is built.",
         ),
     )
+
+    def as_rows(self, rows: int, length: int) -> Batch:
+        """The same as the rows of one forward call, whose count is not held to the key's bounds."""
+        changed = object.__new__(Batch)
+        for it in fields(self):
+            object.__setattr__(changed, it.name, getattr(self, it.name))
+        object.__setattr__(changed, "per_device_train_batch_size", rows)
+        object.__setattr__(changed, "max_length", length)
+        return changed
 
     @property
     def tokens(self) -> int:

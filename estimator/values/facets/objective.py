@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, Hashed, Section, Widget, key
-from estimator.values.kinds import Choice, Flag
-from estimator.values.specs import Loss
+from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.kinds import Choice, Flag, Number, WholeNumber
+from estimator.values.specs import Loss, Objective
+
+LATER = ("grpo", "rloo")
+
+LOSS_TYPES = (
+    *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
+    *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
+    *("kto", "apo_zero_unpaired", "nll", "dft"),
+)
+"""Of DPO, KTO and SFT: trl 1.16, trainer/dpo_config.py, kto_config.py, sft_config.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,17 +24,129 @@ class Task(Checked):
 
     __hash__ = Hashed.__hash__
 
+    objective: Objective = key(
+        Objective.SFT,
+        Choice(tuple(Objective), enum=Objective, later=LATER),
+        "what is trained for",
+        whose=Whose.OURS,
+        code="oj",
+        widget=Widget(
+            shape="select",
+            section=Section.ALWAYS,
+            label="Objective",
+            help="sft: the next token. dpo, orpo and reward take pairs of answers, kto single ones, embedding pairs of "
+            "texts.",
+            decides=True,
+        ),
+    )
     loss: Loss | None = key(
         None,
         Choice(tuple(Loss), enum=Loss, nullable=True),
         "how the loss is computed",
-        null="Liger's with its kernels, else standard",
+        null="Liger's with its kernels, else standard; the fused head of TRL for dpo and kto",
         code="lo",
         widget=Widget(
             shape="select",
             section=Section.MORE,
             label="Loss",
             help="Whether the full logits are ever in memory at once.",
+        ),
+    )
+    completion_fraction: float = key(
+        1.0,
+        Number(1, open_low=True),
+        "share of an example's tokens that are scored; TRL's fused head computes these alone",
+        whose=Whose.OURS,
+        code="cf",
+        widget=Widget(
+            shape="number",
+            section=Section.OBJECTIVE,
+            label="Scored share of an example",
+            help="completion_fraction: of a prompt and its completion the share of the completion. TRL's fused head "
+            "computes these tokens alone.",
+            step=0.05,
+            ends=(0.01, 1.0),
+        ),
+    )
+    max_prompt_length: int | None = key(
+        None,
+        WholeNumber(2**24, nullable=True),
+        "of max_length, the prompt's tokens, in preference training",
+        whose=Whose.OURS,
+        null="half of the context",
+        code="pl",
+        widget=Widget(
+            shape="number",
+            section=Section.OBJECTIVE,
+            label="Tokens of the prompt",
+            help="max_prompt_length: of the context, the prompt's tokens, which are not scored.",
+            step=64,
+        ),
+    )
+    precompute_ref_log_probs: bool = key(
+        False,
+        Flag(),
+        "ask the reference model before training, and keep its answers",
+        whose=Whose.TRL,
+        code="pr",
+        widget=Widget(
+            shape="toggle",
+            section=Section.OBJECTIVE,
+            label="Precompute the reference",
+            help="precompute_ref_log_probs: one pass over the data before training, after which no reference model "
+            "stays on the GPU.",
+        ),
+    )
+    loss_type: str | None = key(
+        None,
+        Choice(LOSS_TYPES, nullable=True),
+        "of dpo, kto and sft, as TRL names them",
+        whose=Whose.TRL,
+        null="sigmoid for dpo, kto for kto, nll for sft",
+        code="ly",
+        widget=Widget(
+            shape="select",
+            section=Section.OBJECTIVE,
+            label="Loss type",
+            help="TRL's loss_type. Of memory it changes one thing: kto's apo_zero_unpaired has no KL passes.",
+        ),
+    )
+    beta: float | None = key(
+        None,
+        Number(1_000, nullable=True),
+        "weight of the reference model in the loss; no memory in dpo, kto and orpo",
+        whose=Whose.TRL,
+        null="the trainer's",
+        code="be",
+        widget="it changes neither memory nor time of these objectives",
+    )
+    num_labels: int = key(
+        2,
+        WholeNumber(1_000_000),
+        "labels of a classification head; a reward model has 1",
+        whose=Whose.TRANSFORMERS,
+        code="nl",
+        widget=Widget(
+            shape="number",
+            section=Section.OBJECTIVE,
+            label="Labels",
+            help="num_labels of a classification head.",
+        ),
+    )
+    mini_batch_size: int | None = key(
+        None,
+        WholeNumber(4096, nullable=True),
+        "GradCache: rows of an embedding batch that go through the model at once",
+        whose=Whose.OURS,
+        null="the whole batch",
+        beside="of sentence-transformers' cached losses: 32",
+        code="mb",
+        widget=Widget(
+            shape="number",
+            section=Section.OBJECTIVE,
+            label="Rows at once (GradCache)",
+            help="mini_batch_size of CachedMultipleNegativesRankingLoss: the batch goes through the model in parts, "
+            "twice.",
         ),
     )
     hold_outputs: bool = key(

@@ -1,0 +1,22 @@
+"""What belongs to one objective alone, drawn where that objective is chosen."""
+
+from __future__ import annotations
+
+from dashboard.widgets import boxes
+from estimator import Objective, TrainingSetup
+
+
+def _asks_reference(setup: TrainingSetup) -> bool:
+    return setup.objective.has_reference
+
+
+UNUSUAL = {
+    "completion_fraction": boxes.Unusual(where=lambda setup: setup.objective is Objective.SFT),
+    "max_prompt_length": boxes.Unusual(where=_asks_reference),
+    "precompute_ref_log_probs": boxes.Unusual(where=_asks_reference),
+    "loss_type": boxes.Unusual(where=_asks_reference),
+    "num_labels": boxes.Unusual(
+        where=lambda setup: setup.objective is Objective.SEQUENCE_CLASSIFICATION
+    ),
+    "mini_batch_size": boxes.Unusual(where=lambda setup: setup.objective is Objective.EMBEDDING),
+}

@@ -1,0 +1,101 @@
+"""What an objective makes of a micro-batch: how many rows, and how many of their tokens are scored."""
+
+from __future__ import annotations
+
+from estimator.values.arithmetic import ceil_div
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Objective
+
+
+def rows_per_example(setup: TrainingSetup) -> int:
+    """Rows of the trained model's forward call for one example (a count): two of a pair, else one.
+
+    Source: trl 1.16, trainer/dpo_trainer.py, ``DataCollatorForPreference`` (chosen and rejected are concatenated);
+    trainer/reward_trainer.py, likewise; sentence-transformers 6.2, sentence_transformer/losses/
+    multiple_negatives_ranking.py (an anchor and its positive).
+
+    >>> rows_per_example(TrainingSetup()), rows_per_example(TrainingSetup(objective="dpo"))
+    (1, 2)
+    """
+    return 2 if setup.objective.is_paired else 1
+
+
+def passed_rows(setup: TrainingSetup) -> int:
+    """Rows of the trained model's forward call (a count).
+
+    >>> passed_rows(TrainingSetup(objective="dpo", per_device_train_batch_size=4))
+    8
+    """
+    return rows_per_example(setup) * setup.per_device_train_batch_size
+
+
+def asks_kl(setup: TrainingSetup) -> bool:
+    """Whether the loss estimates a divergence on mismatched prompts and answers (a yes or no): KTO's own does.
+
+    Source: trl 1.16, trainer/kto_trainer.py, ``calculate_KL``.
+
+    >>> asks_kl(TrainingSetup(objective="kto")), asks_kl(TrainingSetup(objective="kto", loss_type="apo_zero_unpaired"))
+    (True, False)
+    """
+    return setup.objective is Objective.KTO and setup.loss_type != "apo_zero_unpaired"
+
+
+def passes_without_grad(setup: TrainingSetup) -> int:
+    """Forward calls without gradients in one micro-step, each on as many rows as the trained one (a count).
+
+        dpo   1, the reference's      kto   3: KL of the policy, the reference's two; 1 without KL
+        embedding with GradCache   1, before the one with gradients
+
+    Precomputed, none is the reference's.
+
+    Source: trl 1.16, trainer/dpo_trainer.py and kto_trainer.py, ``_compute_loss``; sentence-transformers 6.2,
+    base/losses/gradcache.py, ``forward_cached``.
+
+    >>> passes_without_grad(TrainingSetup(objective="dpo")), passes_without_grad(TrainingSetup(objective="kto"))
+    (1, 3)
+    """
+    if setup.objective is Objective.EMBEDDING:
+        return int(setup.mini_batch_size is not None)
+    references = int(setup.objective.has_reference and not setup.precompute_ref_log_probs)
+    return references + asks_kl(setup) * (1 + references)
+
+
+def accumulates(setup: TrainingSetup) -> bool:
+    """Whether backward finds gradients of earlier rows (a yes or no): of micro-batches, or of GradCache's mini-batches.
+
+    >>> accumulates(TrainingSetup()), accumulates(TrainingSetup(objective="embedding", mini_batch_size=8))
+    (False, True)
+    """
+    is_cached = setup.objective is Objective.EMBEDDING and setup.mini_batch_size is not None
+    return is_cached or setup.gradient_accumulation_steps > 1
+
+
+def prompt_tokens(setup: TrainingSetup) -> int:
+    """Tokens of a row that belong to its prompt, where an objective has prompts (a count).
+
+    >>> prompt_tokens(TrainingSetup(objective="dpo", max_length=1024))
+    512
+    """
+    if setup.max_prompt_length is not None:
+        return setup.max_prompt_length
+    return setup.max_length // 2
+
+
+def scored_tokens(setup: TrainingSetup) -> int:
+    """Tokens of a row that the loss counts (a count): the completion's, but never the first, which nothing predicts.
+
+        min(completion, S - 1)      S: tokens of a row
+
+    Source: trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (``labels[:, 1:] != -100``).
+
+    >>> [scored_tokens(TrainingSetup(max_length=1024, completion_fraction=share)) for share in (1.0, 0.25)]
+    [1023, 256]
+    >>> scored_tokens(TrainingSetup(objective="dpo", max_length=1024, max_prompt_length=256))
+    768
+    """
+    length = setup.max_length
+    if setup.objective.is_preference:
+        completion = length - prompt_tokens(setup)
+    else:
+        completion = ceil_div(round(setup.completion_fraction * length * 10**6), 10**6)
+    return min(completion, length - 1)

@@ -1,0 +1,54 @@
+"""DPO: pairs of answers; a reference model is asked without gradients while the policy's graph is alive.
+
+Source: trl 1.16, trainer/dpo_trainer.py, ``DataCollatorForPreference`` and ``_compute_loss``. Every loss type is
+arithmetic on two numbers a pair.
+"""
+
+from __future__ import annotations
+
+from estimator.objectives.causal_lm import LabelledCall
+from estimator.objectives.forward import Loaded, Pass
+from estimator.objectives.step import Step
+from estimator.values.specs import Phase
+
+
+def dpo(step: Step) -> None:
+    """One forward call on chosen and rejected rows together, the reference's on the same rows, and backward."""
+    setup = step.setup
+    rows, length = 2 * setup.per_device_train_batch_size, setup.max_length
+    ids, mask, completions = (step.ids(rows * length) for _ in range(3))
+    labels = step.ids(rows * length)
+    reference = load_reference(step)
+    policy = step.call(Pass(step.trained, rows, length))
+    loss, outputs = LabelledCall(policy, rows * step.scored).run(ids, labels)
+    del outputs
+    if not setup.precompute_ref_log_probs:
+        asked = as_reference(reference, step, rows)
+        with step.tape.grad(enabled=False):
+            LabelledCall(step.call(asked), rows * step.scored).run(ids, labels)
+    if step.training:
+        step.backward(loss)
+    step.end()
+    policy.router_logits.clear()
+    del ids, mask, completions, labels
+
+
+def load_reference(step: Step) -> Loaded | None:
+    """The reference model, where it is a model of its own."""
+    return step.load(step.trained.model, step.trained.setup) if step.setup.keeps_reference else None
+
+
+def as_reference(reference: Loaded | None, step: Step, rows: int) -> Pass:
+    """A forward call of the reference: of its own model, or of the policy with its adapters switched off.
+
+    Source: trl 1.16, trainer/utils.py, ``use_adapter``.
+    """
+    return Pass(
+        reference or step.trained,
+        rows,
+        step.setup.max_length,
+        grad=False,
+        phase=Phase.REFERENCE,
+        label="reference",
+        adapters=reference is not None,
+    )

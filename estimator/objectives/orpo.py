@@ -1,0 +1,53 @@
+"""ORPO: pairs of answers without a reference model, and the whole logits in float32.
+
+Source: trl 1.16, experimental/orpo/orpo_trainer.py, ``concatenated_forward`` and ``get_batch_loss_metrics``.
+"""
+
+from __future__ import annotations
+
+from estimator.objectives.forward import Pass, as_logits
+from estimator.objectives.step import Step
+from estimator.tape import fused
+from estimator.tape import operators as op
+from estimator.tape.tape import Tensor
+
+
+def orpo(step: Step) -> None:
+    """One forward call on chosen and rejected rows, cross-entropy of the chosen, log-probabilities of all, backward."""
+    setup, tape = step.setup, step.tape
+    rows, length = 2 * setup.per_device_train_batch_size, setup.max_length
+    ids, mask, completions = (step.ids(rows * length) for _ in range(3))
+    forward = step.call(Pass(step.trained, rows, length))
+    hidden: Tensor | None = forward.hidden(ids)
+    assert hidden is not None
+    logits = forward.logits(hidden)
+    hidden = None
+    tape.enter(forward.end_phase, "loss")
+    forward.end()
+    tape.operation = "outputs to float32"
+    if tape.autocast_width is not None:
+        logits = as_logits(op.cast(tape, logits, 4))
+    labels = step.ids(rows * length)
+    chosen_loss = _cross_entropy(step, logits, labels)
+    shifted = step.ids(rows * (length - 1))
+    size = rows * (length - 1) * forward.model.vocab_size
+    found = fused.selected_log_softmax(tape, op.part(tape, logits, size), shifted)
+    del logits
+    loss = op.add(tape, chosen_loss, op.mean(tape, found, 1, "loss"))
+    del chosen_loss, found
+    if step.training:
+        step.backward(loss)
+    step.end()
+    forward.router_logits.clear()
+    del ids, mask, completions, labels, shifted
+
+
+def _cross_entropy(step: Step, logits: Tensor, labels: Tensor) -> Tensor:
+    """Of the chosen rows, which are shifted and copied."""
+    tape, setup = step.tape, step.setup
+    examples, length = setup.per_device_train_batch_size, setup.max_length
+    vocabulary = step.trained.model.vocab_size
+    chosen = op.part(tape, logits, examples * length * vocabulary)
+    shifted = op.part(tape, chosen, examples * (length - 1) * vocabulary)
+    copied = as_logits(op.clone(tape, shifted))
+    return op.log_softmax_loss(tape, copied, labels)

@@ -1,0 +1,139 @@
+"""What an objective cannot be trained with: TRL's own refusals, contradictions, and what is not modelled yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from estimator.families.adapters import is_adapted
+from estimator.families.counts import outer_modules, tied_head
+from estimator.families.modules import Linear
+from estimator.families.registry import is_classified
+from estimator.families.towers import has_towers
+from estimator.objectives.batch import asks_kl, prompt_tokens
+from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Line, Refusal
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Loss, Model, Objective, Strategy
+
+STRATEGY_LATER = Refusal(
+    "objective {objective} under strategy {strategy} is not modelled yet; take strategy none.",
+    NOT_MODELLED,
+)
+WHOLE_LOGITS_LATER = Refusal(
+    "loss standard with objective {objective}, as TRL had it before 1.15, is not modelled yet; take chunked_trl.",
+    NOT_MODELLED,
+)
+LIGER_HEAD = Refusal(
+    "loss liger cannot go with objective {objective}: TRL refuses Liger's fused loss there; take chunked_trl, which is "
+    "the default.",
+    Line(
+        "trl",
+        "trainer/dpo_trainer.py",
+        949,
+        "is not supported: it replaces the",
+    ),
+)
+NO_SUCH_LOSS = Refusal(
+    "loss {loss} is not for objective {objective}, which has {own}; leave loss at null.",
+    CONTRADICTION,
+)
+NO_SUCH_TYPE = Refusal(
+    "loss_type {loss_type} is not one of objective {objective}; it has {known}.", CONTRADICTION
+)
+PROMPT_FILLS_ROW = Refusal(
+    "max_prompt_length {prompt} leaves no token of max_length {length} for an answer; lower it, or raise max_length.",
+    CONTRADICTION,
+)
+ONE_ROW_HAS_NO_KL = Refusal(
+    "objective kto estimates a divergence from the other rows of a micro-batch and stops at one of 1 row; raise "
+    "per_device_train_batch_size, or set loss_type apo_zero_unpaired.",
+    Line("trl", "trainer/kto_trainer.py", 844, "args.per_device_train_batch_size <= 1"),
+)
+ADAPTER_ON_HEAD = Refusal(
+    "lora_target_modules names lm_head, which TRL refuses with objective {objective}: the log-probabilities are "
+    "computed from the head's weight past the adapter; leave it out.",
+    Line(
+        "trl",
+        "trainer/dpo_trainer.py",
+        839,
+        "Applying a PEFT adapter to `lm_head` is not supported",
+    ),
+)
+NO_CLASS = Refusal(
+    "objective {objective} needs a class for sequence classification, which transformers does not have for "
+    "{model_type}; take another model.",
+    Line(
+        "transformers",
+        "models/auto/modeling_auto.py",
+        1483,
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES = OrderedDict(",
+    ),
+)
+TOWERS_LATER = Refusal(
+    "objective {objective} is not modelled yet for {model_type} with its towers; take model_class text.",
+    NOT_MODELLED,
+)
+DPO_TYPES = (
+    *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
+    *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
+)
+TYPES: Mapping[Objective, tuple[str, ...]] = MappingProxyType(
+    {
+        Objective.SFT: ("nll", "dft"),
+        Objective.DPO: DPO_TYPES,
+        Objective.KTO: ("kto", "apo_zero_unpaired"),
+    }
+)
+"""The loss types of each objective: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py."""
+
+
+def check_objective(model: Model, setup: TrainingSetup) -> None:
+    """Refuse, in one sentence, what the objective does not go with."""
+    objective = setup.objective
+    if setup.loss_type is not None and setup.loss_type not in TYPES.get(objective, ()):
+        raise NO_SUCH_TYPE(
+            loss_type=setup.loss_type,
+            objective=objective,
+            known=", ".join(TYPES.get(objective, ())) or "none",
+        )
+    if objective is Objective.SFT:
+        return
+    if has_towers(model, setup.adapters):
+        raise TOWERS_LATER(objective=objective, model_type=model.model_type)
+    _check_loss(setup)
+    if setup.strategy is not Strategy.NONE:
+        raise STRATEGY_LATER(objective=objective, strategy=setup.strategy)
+    if objective.has_score and not is_classified(model.model_type):
+        raise NO_CLASS(objective=objective, model_type=model.model_type)
+    if objective.has_reference:
+        _check_head(model, setup)
+
+
+def check_rows(setup: TrainingSetup) -> None:
+    """Refuse rows that leave the loss nothing to count."""
+    if setup.objective.is_preference and prompt_tokens(setup) >= setup.max_length:
+        raise PROMPT_FILLS_ROW(prompt=prompt_tokens(setup), length=setup.max_length)
+    if asks_kl(setup) and setup.per_device_train_batch_size == 1:
+        raise ONE_ROW_HAS_NO_KL()
+
+
+def _check_loss(setup: TrainingSetup) -> None:
+    loss, objective = setup.loss, setup.objective
+    if objective.has_reference:
+        if loss is Loss.STANDARD:
+            raise WHOLE_LOGITS_LATER(objective=objective)
+        if loss is Loss.LIGER:
+            raise LIGER_HEAD(objective=objective)
+        if loss is Loss.CHUNKED_TORCHTUNE:
+            raise NO_SUCH_LOSS(loss=loss, objective=objective, own="TRL's fused head")
+    elif loss not in (None, Loss.STANDARD):
+        own = "the whole logits" if objective is Objective.ORPO else "no logits over the vocabulary"
+        raise NO_SUCH_LOSS(loss=loss, objective=objective, own=own)
+
+
+def _check_head(model: Model, setup: TrainingSetup) -> None:
+    for module in (*outer_modules(model), *tied_head(model)):
+        if not isinstance(module, Linear) or module.name != "lm_head":
+            continue
+        if is_adapted(module, setup.adapters):
+            raise ADAPTER_ON_HEAD(objective=setup.objective)

@@ -1,0 +1,108 @@
+"""The script of each objective, and what its trainer does to the model before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from estimator.objectives.batch import accumulates
+from estimator.objectives.causal_lm import causal_lm
+from estimator.objectives.dpo import dpo
+from estimator.objectives.embedding import embedding
+from estimator.objectives.kto import kto
+from estimator.objectives.orpo import orpo
+from estimator.objectives.reward import reward
+from estimator.objectives.sequence_classification import sequence_classification
+from estimator.objectives.step import MicroStep
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model, Objective
+
+
+class ObjectiveRule(NamedTuple):
+    """How one objective is trained."""
+
+    step: MicroStep
+    """Plays a micro-step."""
+    zeroes_dropout: bool = False
+    """Its trainer sets every dropout to 0, LoRA's too."""
+
+
+RULES: Mapping[Objective, ObjectiveRule] = MappingProxyType(
+    {
+        Objective.SFT: ObjectiveRule(causal_lm),
+        Objective.DPO: ObjectiveRule(dpo, zeroes_dropout=True),
+        Objective.KTO: ObjectiveRule(kto, zeroes_dropout=True),
+        Objective.ORPO: ObjectiveRule(orpo, zeroes_dropout=True),
+        Objective.REWARD: ObjectiveRule(reward, zeroes_dropout=True),
+        Objective.EMBEDDING: ObjectiveRule(embedding),
+        Objective.SEQUENCE_CLASSIFICATION: ObjectiveRule(sequence_classification),
+    }
+)
+"""One row per objective. Source of the dropout: trl 1.16, trainer/dpo_config.py, ``disable_dropout`` (on), and
+trainer/utils.py, ``disable_dropout_in_model``, which is called after the adapters were added."""
+
+
+def as_trained(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]:
+    """Model and setup with the head that the objective trains.
+
+    A classification head is new, so it is trained whole beside adapters too: PEFT's ``modules_to_save`` gets it where
+    the task is sequence classification.
+
+    Source: transformers 5.23, modeling_layers.py, ``GenericForSequenceClassification``; trl 1.16,
+    trainer/reward_trainer.py (``num_labels = 1``); peft 0.21, peft_model.py, ``PeftModelForSequenceClassification``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> as_trained(TINY_LLAMA, TrainingSetup(objective=Objective.REWARD))[0].num_labels
+    1
+    """
+    labels = _labels(setup)
+    if labels != model.num_labels:
+        model = replace(model, num_labels=labels)
+    saved = setup.modules_to_save or ()
+    if setup.objective.has_score and setup.uses_adapters and SCORE not in saved:
+        setup = replace(setup, modules_to_save=(*saved, SCORE))
+    return model, setup
+
+
+SCORE = "score"
+"""The name of a classification head."""
+
+
+def _labels(setup: TrainingSetup) -> int | None:
+    match setup.objective:
+        case Objective.REWARD:
+            return 1
+        case Objective.SEQUENCE_CLASSIFICATION:
+            return setup.num_labels
+        case Objective.EMBEDDING:
+            return 0
+        case _:
+            return None
+
+
+def step_of(setup: TrainingSetup) -> MicroStep:
+    """The micro-step of a setup's objective."""
+    return RULES[setup.objective].step
+
+
+def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]:
+    """Model and setup as the trainer leaves them before the first step.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> as_played(TINY_LLAMA, TrainingSetup(objective=Objective.DPO))[1].lora_dropout
+    0.0
+    """
+    if accumulates(setup):
+        setup = replace(setup, gradient_accumulation_steps=2)
+    if not RULES[setup.objective].zeroes_dropout:
+        return model, setup
+    return without_dropout(model), replace(setup, lora_dropout=0.0)
+
+
+def without_dropout(model: Model) -> Model:
+    """The model with every dropout at 0, as ``model.eval`` leaves it too."""
+    if not (model.embd_pdrop or model.attn_pdrop or model.resid_pdrop):
+        return model
+    return replace(model, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)

@@ -1,0 +1,341 @@
+"""DPO, KTO, ORPO, reward models, classes and embeddings: what each holds, held against steps that are known already.
+
+Where a number is not made by hand it is the difference to another step; the traced steps of TRL's own trainers are in
+the reference cases. Symbols: B examples, S tokens of a row, h hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import (
+    Component,
+    Dtype,
+    Estimate,
+    Method,
+    MixedPrecision,
+    Objective,
+    Phase,
+    TrainingSetup,
+    catalog,
+    estimate,
+)
+from estimator.contract.setups import parse, read_setup, write_estimate, write_fields
+from estimator.families.counts import modules_with_counts, total_parameters
+from estimator.families.modules import Linear
+from estimator.objectives.batch import scored_tokens
+from estimator.values.specs import Loss
+
+MODEL = catalog.model("HuggingFaceTB/SmolLM2-135M")
+A100 = catalog.gpu("A100-SXM4-80GB")
+BASE = TrainingSetup(per_device_train_batch_size=2, max_length=512, gradient_checkpointing=True)
+FUSED = replace(BASE, loss=Loss.CHUNKED_TRL)
+TILE = 32_768
+"""Columns of a tile of logits: trl 1.16, trainer/utils.py."""
+
+
+def of(setup: TrainingSetup = BASE, **keys: Any) -> Estimate:
+    return estimate(MODEL, A100, replace(setup, **keys))
+
+
+def sizes(setup: TrainingSetup = BASE, **keys: Any) -> dict[Phase, int]:
+    return {phase: moment.bytes for phase, moment in of(setup, **keys).phases.items()}
+
+
+# --- rows and scored tokens ---------------------------------------------------------------------
+
+
+def test_a_pair_is_two_rows_of_supervised_fine_tuning():
+    """Precomputed, a DPO step is a step on twice the rows: nothing else is on the GPU but scalars and masks."""
+    pairs = sizes(objective=Objective.DPO, precompute_ref_log_probs=True, max_prompt_length=1)
+    rows = sizes(FUSED, per_device_train_batch_size=4)
+    for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
+        # one tensor of the batch more (the mask of completions), 8 bytes a token
+        assert abs(pairs[phase] - rows[phase]) <= 4 * 512 * 3 * 8
+    assert pairs[Phase.OPTIMIZER_STEP] == rows[Phase.OPTIMIZER_STEP]
+
+
+@pytest.mark.parametrize(
+    ("keys", "scored"),
+    [
+        ({}, 511),  # all but the first, which nothing predicts
+        ({"completion_fraction": 0.25}, 128),
+        ({"completion_fraction": 1e-6}, 1),
+        ({"objective": "dpo"}, 256),  # half is the prompt
+        ({"objective": "dpo", "max_prompt_length": 500}, 12),
+        ({"objective": "kto", "max_prompt_length": 1}, 511),
+    ],
+)
+def test_the_loss_counts_the_tokens_of_the_completion(keys: dict[str, Any], scored: int):
+    assert scored_tokens(replace(BASE, **keys)) == scored
+
+
+def test_a_prompt_costs_the_fused_head_nothing():
+    """The loss holds the scored hidden states, N·h·2 bytes, and a tile of min(N, 4096)·32768·2: trl 1.16."""
+    half, whole = (sizes(FUSED, completion_fraction=share)[Phase.LOSS] for share in (0.5, 1.0))
+    fewer = 2 * 511 - 2 * 256
+    by_hand = fewer * (MODEL.hidden_size * 2 + TILE * 2 + 7 * 4 + 8)
+    assert whole - half == pytest.approx(by_hand, rel=1e-3)
+
+
+def test_without_the_fused_head_a_prompt_costs_what_a_completion_does():
+    assert sizes(completion_fraction=0.5) == sizes()
+
+
+# --- the reference model ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [Dtype.BFLOAT16, Dtype.FLOAT32])
+@pytest.mark.parametrize("objective", [Objective.DPO, Objective.KTO])
+def test_a_reference_is_the_weights_once_more_in_the_policys_dtype(
+    objective: Objective, dtype: Dtype
+):
+    peak = of(objective=objective, dtype=dtype).peak
+    by_hand = total_parameters(MODEL) * dtype.bytes
+    # each tensor is rounded up to 512 bytes
+    assert peak.resident[Component.REFERENCE_MODEL] == pytest.approx(by_hand, rel=1e-4)
+    assert peak.resident[Component.REFERENCE_MODEL] == peak.resident[Component.WEIGHTS]
+
+
+def test_an_adapter_needs_no_second_model_and_a_precomputed_reference_none_either():
+    for keys in ({"method": Method.LORA}, {"precompute_ref_log_probs": True}):
+        answer = of(objective=Objective.DPO, **keys)
+        assert all(
+            Component.REFERENCE_MODEL not in moment.resident for moment in answer.phases.values()
+        )
+    assert Phase.REFERENCE in of(objective=Objective.DPO, method=Method.LORA).phases
+    assert Phase.REFERENCE not in of(objective=Objective.DPO, precompute_ref_log_probs=True).phases
+
+
+def test_the_reference_is_asked_while_the_policys_graph_is_alive():
+    answer = of(objective=Objective.DPO, gradient_checkpointing=False)
+    saved = [moment for moment in answer.moments if moment.phase is Phase.LOSS][-1]
+    asked = answer.phases[Phase.REFERENCE]
+    assert asked.resident[Component.ACTIVATIONS] >= saved.resident[Component.ACTIVATIONS]
+    assert asked.name.startswith("reference: ")
+
+
+def test_a_float32_reference_has_its_own_16_bit_copies_under_autocast():
+    """2 bytes a weight of a linear: from_pretrained leaves requires_grad on, so autocast caches each cast."""
+    keys = {"objective": Objective.DPO, "dtype": Dtype.FLOAT32}
+    linears = sum(it.in_features * it.out_features for it in _linears())
+    copies = [
+        sizes(**keys, mixed_precision=autocast)[Phase.REFERENCE] - _saved(keys, autocast)
+        for autocast in (MixedPrecision.BF16, MixedPrecision.NO)
+    ]
+    assert copies[0] > 2 * linears
+    # without autocast the pass needs one layer's tensors and the head's tile alone
+    assert copies[1] < copies[0] - linears
+
+
+def _saved(keys: dict[str, Any], autocast: MixedPrecision) -> int:
+    moments = of(**keys, mixed_precision=autocast).moments
+    before = [it for it in moments if it.phase is Phase.LOSS]
+    return before[-1].bytes
+
+
+def _linears() -> list[Any]:
+    return [
+        it
+        for it, count in modules_with_counts(MODEL)
+        for _ in range(count)
+        if isinstance(it, Linear)
+    ]
+
+
+def test_the_trainer_sets_adapters_dropout_to_zero_where_trl_does():
+    for objective in (Objective.DPO, Objective.ORPO, Objective.REWARD):
+        with_it = of(objective=objective, method=Method.LORA, lora_dropout=0.1)
+        without = of(objective=objective, method=Method.LORA, lora_dropout=0.0)
+        assert with_it.peak == without.peak
+    kept = sizes(FUSED, method=Method.LORA, gradient_checkpointing=False, lora_dropout=0.1)
+    assert kept != sizes(FUSED, method=Method.LORA, gradient_checkpointing=False, lora_dropout=0.0)
+
+
+# --- KTO ----------------------------------------------------------------------------------------
+
+
+def test_kto_asks_four_times_and_its_other_loss_twice():
+    labels = {
+        moment.name.partition(":")[0]
+        for moment in of(objective=Objective.KTO).moments
+        if moment.phase is Phase.REFERENCE
+    }
+    assert labels == {"KL", "reference's KL", "reference"}
+    unpaired = of(objective=Objective.KTO, loss_type="apo_zero_unpaired")
+    assert {
+        moment.name.partition(":")[0]
+        for moment in unpaired.moments
+        if moment.phase is Phase.REFERENCE
+    } == {"reference"}
+
+
+def test_kto_holds_the_graph_of_its_rows_and_not_of_twice_as_many():
+    single = sizes(objective=Objective.KTO, precompute_ref_log_probs=True, max_prompt_length=1)
+    rows = sizes(FUSED)
+    assert abs(single[Phase.FORWARD] - rows[Phase.FORWARD]) <= 2 * 512 * 6 * 8
+
+
+# --- ORPO ---------------------------------------------------------------------------------------
+
+
+def test_orpo_has_two_and_a_half_float32_gradients_of_the_whole_logits_at_once():
+    """20·B·S·V bytes: 10 for each of 2·B·S tokens and word, in backward (trl 1.16, concatenated_forward)."""
+    answer = of(objective=Objective.ORPO, per_device_train_batch_size=4)
+    by_hand = 20 * 4 * 512 * MODEL.vocab_size
+    logits = answer.phases[Phase.BACKWARD].resident
+    held = logits.get(Component.LOGITS, 0) + logits.get(Component.TEMPORARIES, 0)
+    assert held == pytest.approx(by_hand, rel=0.01)
+    assert answer.peak.phase is Phase.BACKWARD
+
+
+# --- heads of labels, and none ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "labels"),
+    [
+        ({"objective": "reward"}, 1),
+        ({"objective": "reward", "num_labels": 7}, 1),
+        ({"objective": "sequence_classification"}, 2),
+        ({"objective": "sequence_classification", "num_labels": 20}, 20),
+    ],
+)
+def test_a_head_of_labels_takes_the_place_of_the_vocabularys(keys: dict[str, Any], labels: int):
+    """The head of SmolLM2 is its embedding, which stays: h·labels parameters come on top, and no logits."""
+    answer = of(**keys)
+    assert answer.total_parameters == total_parameters(MODEL) + MODEL.hidden_size * labels
+    assert all(
+        Component.LOGITS not in moment.resident or moment.resident[Component.LOGITS] < 2**20
+        for moment in answer.phases.values()
+    )
+
+
+def test_a_new_head_is_trained_whole_beside_adapters():
+    answer = of(objective=Objective.REWARD, method=Method.LORA)
+    adapters = of(method=Method.LORA).trainable_parameters
+    assert answer.trainable_parameters == adapters + MODEL.hidden_size
+    named = of(objective=Objective.REWARD, method=Method.LORA, modules_to_save=("score",))
+    assert named.trainable_parameters == answer.trainable_parameters
+
+
+def test_embeddings_have_no_head_at_all():
+    untied = replace(MODEL, tie_word_embeddings=False)
+    setup = replace(BASE, objective=Objective.EMBEDDING)
+    parameters = estimate(untied, None, setup).total_parameters
+    assert parameters == total_parameters(untied) - MODEL.hidden_size * MODEL.vocab_size
+
+
+def test_grad_cache_needs_what_a_mini_batch_needs_and_the_gradients_of_those_before():
+    keys = {"objective": Objective.EMBEDDING, "per_device_train_batch_size": 256}
+    cached = sizes(**keys, mini_batch_size=4)
+    larger = sizes(**(keys | {"per_device_train_batch_size": 512}), mini_batch_size=4)
+    # twice the batch: two columns of ids and masks, vectors and their gradients, and one mini-batch's scores
+    more = 256 * (4 * 512 * 8 + 4 * MODEL.hidden_size * 4)
+    assert larger[Phase.FORWARD] - cached[Phase.FORWARD] == pytest.approx(more, rel=0.01)
+    gradients = 2 * total_parameters(MODEL)
+    assert of(**keys, mini_batch_size=4).phases[Phase.FORWARD].resident[
+        Component.GRADIENTS
+    ] == pytest.approx(gradients, rel=1e-4)
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+def work(**keys: Any) -> tuple[float, float]:
+    """Operations of a step as a utilisation counts them, and as the GPU runs them."""
+    time = of(**keys).time
+    assert time is not None
+    return time.model_flops_per_step, time.hardware_flops_per_step
+
+
+def test_pairs_are_twice_the_work_and_the_reference_a_third_more():
+    """A pass forward is a third of forward and backward; without checkpointing nothing else is run."""
+    one = {"gradient_checkpointing": False, "max_prompt_length": 1}
+    rows, _ = work(loss=Loss.CHUNKED_TRL, gradient_checkpointing=False)
+    pairs, run = work(objective=Objective.DPO, precompute_ref_log_probs=True, **one)
+    assert pairs == pytest.approx(2 * rows, rel=2e-3)  # one token of 512 is the prompt
+    _, asked = work(objective=Objective.DPO, **one)
+    assert asked - run == pytest.approx(pairs / 3, rel=0.02)  # backward of attention is 2.5 times
+
+
+def test_precomputing_takes_a_pass_before_the_first_step_and_shortens_every_step():
+    asking = of(objective=Objective.DPO, num_train_epochs=3.0).time
+    before = of(objective=Objective.DPO, num_train_epochs=3.0, precompute_ref_log_probs=True).time
+    assert asking is not None
+    assert before is not None
+    assert before.before is not None
+    assert asking.before is None
+    assert before.step_seconds_high <= asking.step_seconds_high
+    once = before.total_steps / 3 * (asking.step_seconds_low - before.step_seconds_low)
+    assert before.before.low_seconds == pytest.approx(once, rel=1e-3)
+    total = before.total_steps * before.step_seconds_low + before.before.low_seconds
+    assert before.total_hours_low == pytest.approx(total / 3600)
+
+
+# --- the answer ---------------------------------------------------------------------------------
+
+
+def test_only_an_objective_that_asks_lists_the_reference():
+    plain = write_estimate(of())
+    assert "reference_model" not in plain["components"]  # type: ignore[operator]
+    assert "reference" not in plain["phases"]  # type: ignore[operator]
+    asked = write_estimate(of(objective=Objective.DPO))
+    assert sum(asked["components"].values()) == asked["peak_bytes"]  # type: ignore[attr-defined]
+    assert asked["phases"]["reference"] > 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_every_objective_is_written_and_read_again(objective: Objective):
+    setup = replace(BASE, objective=objective, method=Method.LORA)
+    answer = estimate(MODEL, A100, setup)
+    written = write_fields(answer.model, answer.gpu, answer.setup)
+    assert estimate(*parse(written)).peak == answer.peak
+
+
+def test_loading_and_evaluating_hold_the_reference_too():
+    answer = of(objective=Objective.DPO, eval_strategy="steps")
+    alone = of(eval_strategy="steps")
+    for phase in (Phase.LOAD, Phase.EVALUATION):
+        assert answer.phases[phase].resident[Component.REFERENCE_MODEL] > 0
+        assert Component.REFERENCE_MODEL not in alone.phases[phase].resident
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"objective": "kto", "per_device_train_batch_size": 1}, "stops at one of 1 row"),
+        ({"objective": "dpo", "max_prompt_length": 512}, "leaves no token of max_length 512"),
+        ({"objective": "dpo", "loss_type": "kto"}, "loss_type kto is not one of objective dpo"),
+        ({"objective": "orpo", "loss_type": "sigmoid"}, "it has none"),
+        ({"objective": "dpo", "loss": "liger"}, "TRL refuses Liger's fused loss"),
+        ({"objective": "reward", "loss": "chunked_trl"}, "no logits over the vocabulary"),
+        ({"objective": "dpo", "loss": "standard"}, "is not modelled yet"),
+        (
+            {"objective": "dpo", "method": "lora", "lora_target_modules": ("q_proj", "lm_head")},
+            "names lm_head, which TRL refuses",
+        ),
+        ({"objective": "dpo", "num_gpus": 2, "strategy": "zero3"}, "is not modelled yet"),
+    ],
+)
+def test_what_an_objective_does_not_go_with_is_said(keys: dict[str, Any], sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        estimate(MODEL, None, replace(BASE, **keys))
+
+
+def test_a_family_without_a_class_for_sequences_is_refused():
+    model = catalog.model("ibm-granite/granite-3.3-2b-base")
+    with pytest.raises(ValueError, match="needs a class for sequence classification"):
+        estimate(model, None, replace(BASE, objective=Objective.REWARD))
+
+
+def test_reinforcement_learning_is_not_modelled_yet():
+    (sentence,) = read_setup({"model": "HuggingFaceTB/SmolLM2-135M", "objective": "grpo"}).problems
+    assert sentence.startswith("objective ")
+    assert "not modelled yet" in sentence
