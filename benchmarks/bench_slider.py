@@ -1,10 +1,18 @@
-"""From a key press on a slider to the redrawn figure, in a real browser, against a bare page in the same run.
+"""How the page follows a slider, in a real browser, against a bare page in the same run.
 
-    python benchmarks/bench_slider.py [--moves 20] [--label "Micro-batch"]
+    python benchmarks/bench_slider.py [--moves 20] [--drags 3] [--opens 3] [--slider Context]
 
-Each move is timed inside the page: from the keydown event to the first animation frame on which the first
-Plotly figure holds other data. The two pages take turns, so that what else the machine does falls on both.
-Prints both medians and their ratio; judges nothing.
+Everything is timed inside the page by its own clock. For every slider of the setup:
+
+- press: from a key press to the first animation frame on which figure or verdict show something else;
+- rest: from the same key press to the last change anywhere on the page;
+- drag: the longest time between two animation frames while the thumb is dragged across the track, and how many
+  different figures were seen on the way;
+- release: from letting go of the thumb to the last change anywhere on the page.
+
+And once for the page: from the start of the navigation to the first verdict and to the first figure, in a browser
+that has stored nothing. A move that changes neither figure nor verdict is counted apart. The bare page takes turns
+with ours, so that what else the machine does falls on both. Prints; judges nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +27,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -38,27 +46,74 @@ CHROMIUM_ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+QUIET_MS = 400
+"""After so long without a change the page is at rest: ours, longer than any pause within one answer."""
+WARM = 2
+"""Moves before those that count."""
 
+
+class Slider(NamedTuple):
+    """A slider of the page, the address that has a use for it, and the expander in which it stands."""
+
+    label: str
+    address: str = ""
+    expander: str = ""
+
+
+SLIDERS = (
+    Slider("Micro-batch"),
+    Slider("Accumulation"),
+    Slider("Context"),
+    Slider("Rank", "?method=lora"),
+    Slider("GPUs", "?num_gpus=4&strategy=fsdp", "Several GPUs"),
+)
+BARE = Slider("Micro-batch")
+FIRST = """
+(() => {
+  const first = window.first = { verdict: null, figure: null };
+  const look = () => {
+    if (first.verdict === null && document.querySelector('.hr-verdict')) first.verdict = performance.now();
+    if (document.querySelector('.js-plotly-plot .main-svg .points path')) first.figure = performance.now();
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})()
+"""
 WATCH = """
 () => {
   const shown = () => {
     const plot = document.querySelector('.js-plotly-plot');
-    return plot && plot._fullData ? JSON.stringify(plot._fullData.map(t => [t.name, Array.from(t.x || [])])) : '';
+    const bars = [...plot?.querySelectorAll('.barlayer .point path') ?? []].map((bar) => bar.getAttribute('d'));
+    return bars.join() + (document.querySelector('.hr-verdict')?.textContent ?? '');
   };
-  window.arm = () => {
-    window.elapsed = null;
-    const before = shown();
-    document.addEventListener('keydown', () => {
-      const start = performance.now();
-      const frame = () => {
-        const now = shown();
-        if (now && now !== before) window.elapsed = performance.now() - start;
-        else if (performance.now() - start < 5000) requestAnimationFrame(frame);
-      };
-      frame();
-    }, {capture: true, once: true});
+  const watch = window.watch = { on: null };
+  const begin = (kind) => {
+    if (watch.on !== kind) return;
+    const start = performance.now();
+    Object.assign(watch, { on: null, start, last: start, changed: null, longest: 0, seen: 0, over: false });
+    watch.round = (watch.round ?? 0) + 1;
+    const round = watch.round;
+    let before = shown(), frame = watch.start;
+    const look = (now) => {
+      if (watch.over || watch.round !== round || performance.now() - watch.start > 5000) return;
+      const seen = shown();
+      if (seen !== before) { watch.changed ??= performance.now() - watch.start; watch.seen += 1; before = seen; }
+      watch.longest = Math.max(watch.longest, now - frame);
+      frame = now;
+      requestAnimationFrame(look);
+    };
+    requestAnimationFrame((now) => { frame = now; look(now); });
   };
+  document.addEventListener('keydown', () => begin('key'), true);
+  document.addEventListener('pointerdown', () => begin('drag'), true);
+  document.addEventListener('pointerup', () => { watch.over = true; watch.up = watch.last = performance.now(); }, true);
+  new MutationObserver(() => { watch.last = performance.now(); })
+    .observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
 }
+"""
+AT_REST = f"""
+() => document.querySelector('[data-test-script-state="notRunning"]') !== null
+  && performance.now() - window.watch.last > {QUIET_MS}
 """
 
 
@@ -92,67 +147,160 @@ def serve(script: str) -> Iterator[str]:
         server.wait(10)
 
 
-def open_page(browser: Browser, address: str, label: str) -> Page:
-    """A page with its figure drawn and its slider focused."""
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
+class Watched:
+    """A page with one slider under watch."""
+
+    def __init__(self, browser: Browser, address: str, slider: Slider) -> None:
+        self.page = browser.new_page(viewport={"width": 1440, "height": 900})
+        self.page.goto(f"{address}/{slider.address}")
+        self.page.wait_for_selector(".js-plotly-plot .main-svg .points path", timeout=60_000)
+        self.thumb: Locator = self.page.get_by_role("slider", name=re.compile(slider.label)).first
+        self.page.wait_for_timeout(1000)
+        if slider.expander and not self.thumb.is_visible():
+            self.page.get_by_text(slider.expander, exact=True).first.click()
+        self.thumb.wait_for(timeout=10_000)
+        self.thumb.scroll_into_view_if_needed()
+        self.page.evaluate(WATCH)
+        self._key = "ArrowRight"
+        self._rest()
+
+    def _rest(self) -> dict[str, Any]:
+        if self.page.evaluate("() => window.watch.last === undefined"):
+            self.page.evaluate("() => { window.watch.last = performance.now(); }")
+        self.page.wait_for_function(AT_REST, timeout=20_000)
+        watch: dict[str, Any] = self.page.evaluate("() => window.watch")
+        return watch
+
+    def press(self) -> tuple[float | None, float]:
+        """One arrow key, back from the end of the track: ms to another figure, if it is another, and to rest."""
+        self.page.bring_to_front()
+        place, end = self.thumb.evaluate("(it) => [it.value, it.max]")
+        if place in {"0", end}:
+            self._key = "ArrowRight" if place == "0" else "ArrowLeft"
+        self.thumb.focus()
+        self.page.evaluate("() => { window.watch.on = 'key'; }")
+        self.thumb.press(self._key)
+        watch = self._rest()
+        changed = watch["changed"]
+        return None if changed is None else float(changed), float(watch["last"] - watch["start"])
+
+    def drag(self, steps: int = 60) -> tuple[float, int, float]:
+        """The thumb from one end to the middle and back: ms of the longest frame, figures seen, ms to rest."""
+        self.page.bring_to_front()
+        self.thumb.press("Home")
+        self.page.evaluate("() => { window.watch.last = performance.now(); }")
+        self._rest()
+        track: float = self.thumb.evaluate(
+            "(it) => it.closest('[data-testid=stSlider]').getBoundingClientRect().width"
+        )
+        knob = self.thumb.evaluate(
+            "(it) => { const b = (it.closest('[role=presentation]') ?? it.parentElement).getBoundingClientRect();"
+            " return [b.left + b.width / 2, b.top + b.height / 2]; }"
+        )
+        mouse = self.page.mouse
+        mouse.move(*knob)
+        self.page.evaluate("() => { window.watch.on = 'drag'; }")
+        mouse.down()
+        for step in range(1, steps + 1):
+            mouse.move(knob[0] + track * 0.6 * step / steps, knob[1])
+            self.page.wait_for_timeout(16)
+        mouse.up()
+        watch = self._rest()
+        return float(watch["longest"]), int(watch["seen"]), float(watch["last"] - watch["up"])
+
+
+def opened(browser: Browser, address: str) -> tuple[float | None, float]:
+    """Milliseconds from navigation to the first verdict, if there is one, and to the first figure."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.add_init_script(FIRST)
     page.goto(address)
-    page.wait_for_selector(".js-plotly-plot .main-svg", timeout=60_000)
-    slider = page.get_by_role("slider", name=re.compile(label)).first
-    slider.wait_for(timeout=10_000)
-    page.wait_for_selector('[data-test-script-state="notRunning"]')
-    page.wait_for_timeout(800)
-    slider.focus()
-    page.evaluate(WATCH)
-    return page
+    page.wait_for_function("() => window.first?.figure != null", timeout=60_000)
+    first = page.evaluate("() => window.first")
+    context.close()
+    return first["verdict"], first["figure"]
 
 
-def move(page: Page, label: str) -> float:
-    """One key press; milliseconds until the figure shows other data."""
-    page.bring_to_front()
-    slider = page.get_by_role("slider", name=re.compile(label)).first
-    slider.focus()
-    page.evaluate("() => window.arm()")
-    slider.press("ArrowRight")
-    page.wait_for_function("() => window.elapsed !== null", timeout=10_000)
-    page.wait_for_selector('[data-test-script-state="notRunning"]')
-    page.wait_for_timeout(300)
-    return float(page.evaluate("() => window.elapsed"))
+def said(name: str, times: Sequence[float]) -> str:
+    """Median and 95th percentile."""
+    kept = sorted(times)
+    if not kept:
+        return f"{name} none"
+    tail = kept[min(len(kept) - 1, round(0.95 * (len(kept) - 1)))]
+    return f"{name} {statistics.median(kept):6.1f} ms median {tail:6.1f} at 95 %"
+
+
+def ratio(ours: Sequence[float], bare: Sequence[float]) -> str:
+    """The ratio of the medians."""
+    return f"{statistics.median(ours) / statistics.median(bare):.2f}" if ours and bare else "–"
+
+
+def follow(browser: Browser, ours: str, bare: str, slider: Slider, moves: int, drags: int) -> None:
+    """Measure one slider and the bare page's by turns, and print."""
+    page, floor = Watched(browser, ours, slider), Watched(browser, bare, BARE)
+    pressed = [(page.press(), floor.press()) for _ in range(moves + WARM)][WARM:]
+    dragged = [(page.drag(), floor.drag()) for _ in range(drags)]
+    page.page.close()
+    floor.page.close()
+    redrawn = [ms for (ms, _), _ in pressed if ms is not None]
+    bare_redrawn = [ms for _, (ms, _) in pressed if ms is not None]
+    rest = [ms for (_, ms), _ in pressed]
+    bare_rest = [ms for _, (_, ms) in pressed]
+    print(f"{slider.label}")
+    for name, times, floors in (
+        ("press  ", redrawn, bare_redrawn),
+        ("rest   ", rest, bare_rest),
+        ("release", [it[2] for it, _ in dragged], [it[2] for _, it in dragged]),
+    ):
+        print(f"  {said(name, times)}, bare {said('', floors)}, ratio {ratio(times, floors)}")
+    longest, seen = [it[0] for it, _ in dragged], [it[1] for it, _ in dragged]
+    print(
+        f"  drag    longest frame {statistics.median(longest):6.1f} ms median {max(longest):6.1f} at most, "
+        f"{statistics.median(seen):.0f} figures seen on the way; bare "
+        f"{statistics.median(it[0] for _, it in dragged):6.1f} ms, {statistics.median(it[1] for _, it in dragged):.0f}"
+    )
+    if len(redrawn) < len(pressed):
+        print(
+            f"  {len(pressed) - len(redrawn)} of {len(pressed)} moves change neither figure nor verdict"
+        )
 
 
 def main() -> None:
-    """Measure both pages by turns and print the ratio of their medians."""
+    """Measure both pages by turns and print medians and ratios."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 -- so that --help needs no browser
 
-    parser = argparse.ArgumentParser(description="key press on a slider to the redrawn figure")
-    parser.add_argument("--moves", type=int, default=20, help="at most 21: the slider has 25 steps")
-    parser.add_argument("--label", default="Micro-batch", help="the slider's label on the page")
+    parser = argparse.ArgumentParser(description="how the page follows a slider")
+    parser.add_argument("--moves", type=int, default=20, help="key presses a slider")
+    parser.add_argument("--drags", type=int, default=3, help="drags a slider")
+    parser.add_argument("--opens", type=int, default=3, help="how often the page is opened")
+    parser.add_argument("--slider", action="append", help="only this one, by its label")
     arguments = parser.parse_args()
-    warm = 3
-    if not 0 < arguments.moves <= 24 - warm:
-        parser.error(f"--moves must lie between 1 and {24 - warm}; the slider has 25 steps.")
+    sliders = [it for it in SLIDERS if not arguments.slider or it.label in arguments.slider]
+    if not sliders:
+        parser.error(f"--slider takes {', '.join(it.label for it in SLIDERS)}.")
+    if min(arguments.moves, arguments.drags, arguments.opens) < 1:
+        parser.error("--moves, --drags and --opens take a number of at least 1.")
 
-    page_times: list[float] = []
-    floor_times: list[float] = []
     with (
-        serve("app.py") as page_address,
-        serve("benchmarks/floor_page.py") as floor_address,
+        serve("app.py") as ours,
+        serve("benchmarks/floor_page.py") as bare,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
-        page = open_page(browser, page_address, arguments.label)
-        floor = open_page(browser, floor_address, "Micro-batch")
-        for _ in range(arguments.moves + warm):
-            page_times.append(move(page, arguments.label))
-            floor_times.append(move(floor, "Micro-batch"))
-        browser.close()
-    for name, times in (("page", page_times), ("floor", floor_times)):
-        kept = sorted(times[warm:])
+        first = [(opened(browser, ours), opened(browser, bare)) for _ in range(arguments.opens + 1)]
+        warm = first[1:]  # the first visit is also the server's first
+        verdicts = [ms for (ms, _), _ in warm if ms is not None]
+        figures, floors = [ms for (_, ms), _ in warm], [ms for _, (_, ms) in warm]
+        print("First visit of a browser")
         print(
-            f"{name:5} {statistics.median(kept):6.1f} ms median, "
-            f"{kept[int(0.95 * (len(kept) - 1))]:6.1f} ms at the 95th percentile, {len(kept)} moves"
+            f"  {said('verdict', verdicts)}, ratio to the bare page's figure {ratio(verdicts, floors)}"
         )
-    ratio = statistics.median(page_times[warm:]) / statistics.median(floor_times[warm:])
-    print(f"ratio {ratio:.2f} (page / floor, medians)")
+        print(
+            f"  {said('figure ', figures)}, bare {said('', floors)}, ratio {ratio(figures, floors)}"
+        )
+        for slider in sliders:
+            follow(browser, ours, bare, slider, arguments.moves, arguments.drags)
+        browser.close()
 
 
 if __name__ == "__main__":

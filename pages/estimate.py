@@ -3,15 +3,30 @@
 Moving a number reruns the fragments and no other widget: most of the time is the browser's.
 """
 
-from collections.abc import Sequence
+from functools import partial
 
 import streamlit as st
 
 from dashboard import theme
-from dashboard.estimate import hero_figure, method_cards, sections, start, verdict_panel
+from dashboard.estimate import (
+    at_a_glance,
+    hero_figure,
+    method_cards,
+    sections,
+    start,
+    verdict_panel,
+)
 from dashboard.site import navigation
 from dashboard.state import comparison, opening, question
-from dashboard.widgets import drawing, keeping, model_box, proposal_cards, rerun, sidebar
+from dashboard.widgets import (
+    drawing,
+    keeping,
+    model_box,
+    proposal_cards,
+    rerun,
+    sidebar,
+    slider_rows,
+)
 from dashboard.words import markup, terms
 from estimator import similar_runs
 
@@ -55,16 +70,20 @@ def cards() -> None:
 
 
 @st.fragment(key=rerun.BARS)
-def bars(shown: Sequence[str]) -> None:
+def bars(look: at_a_glance.Look) -> None:
     """The hero figure."""
     answer = question.answer()
     if isinstance(answer, str):
         return
-    methods = method_cards.methods(answer)
-    figure = hero_figure.hero(answer, methods, shown, dark=drawing.is_dark())
-    if comparison.document().present is not None:
-        figure = hero_figure.enlarged(figure)
-    drawing.plot(figure, "hero", hero_figure.hero_alt(answer, methods))
+    seen = at_a_glance.figure(answer, look)
+    follows = {"bases": slider_rows.bases(look), "at": slider_rows.standing()}
+    drawing.plot(seen.figure, "hero", seen.alt, follows=follows)
+
+
+@st.fragment(key=rerun.ROW)
+def row(look: at_a_glance.Look) -> None:
+    """What verdict and figure are at each step of a slider."""
+    slider_rows.draw(partial(at_a_glance.document, look=look), look)
 
 
 @st.fragment(key=rerun.MORE)
@@ -83,16 +102,22 @@ sidebar.draw()
 model_box.status()
 verdict()
 cards()
-bars(
-    st.pills(
-        "Parts of the bars",
-        hero_figure.SWITCHES,
-        selection_mode="multi",
-        default=hero_figure.SWITCHES,
-        key="shown",
-        label_visibility="collapsed",
-    )
+look = at_a_glance.Look(
+    shown=tuple(
+        st.pills(
+            "Parts of the bars",
+            hero_figure.SWITCHES,
+            selection_mode="multi",
+            default=hero_figure.SWITCHES,
+            key="shown",
+            label_visibility="collapsed",
+        )
+    ),
+    dark=drawing.is_dark(),
+    large=comparison.document().present is not None,
 )
+bars(look)
+row(look)
 if comparison.document().present is not None:
     st.html(theme.PRESENTATION)
     keeping.say_problems()

@@ -17,6 +17,9 @@ from estimator import (
     offloads,
 )
 
+CLASS = "hr-verdict"
+"""The style of the panel, by which the browser finds it."""
+
 
 def trust_sentence(estimate: Estimate, similar: SimilarRuns) -> str:
     """How far measured runs of this kind lay from our estimate; where there are none, what was measured instead."""
@@ -79,7 +82,7 @@ def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
     colour = _colour(estimate.verdict)
     beside = f"{saying.when} {saying.capacity} {trust_sentence(estimate, similar)}"
     return (
-        f'<div class="hr-verdict" role="status" style="--hr: {colour}">'
+        f'<div class="{CLASS}" role="status" style="--hr: {colour}">'
         f'<p class="hr-word">{escape(saying.word)}</p>'
         f'<p class="hr-say">{escape(saying.sentence)}</p>'
         f'<p class="hr-run">{escape(one_line.run_sentence(estimate) or saying.stops)}</p>'
@@ -108,3 +111,12 @@ def compact_html(word: str, run: str, colour: str) -> str:
 def refused_html() -> str:
     """The same for a setup that is refused: it neither fits nor not."""
     return compact_html("No estimate", "see why above", _colour(None))
+
+
+def no_estimate_html(sentence: str) -> str:
+    """The panel of a setup that is refused, while a slider passes over it."""
+    return (
+        f'<div class="{CLASS}" role="status" style="--hr: {_colour(None)}">'
+        f'<p class="hr-word">No estimate</p><p class="hr-say">{escape(sentence)}</p></div>'
+        f"{compact_html('No estimate', '', _colour(None))}"
+    )

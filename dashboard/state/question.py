@@ -68,10 +68,24 @@ class _Read(NamedTuple):
 
 def answer() -> Estimate | str:
     """The estimate of what the widgets say, or the sentence that refuses it."""
-    now = reading()
-    if now.model is None:
-        return " ".join(now.problems)
+    return _answer(reading())
+
+
+def answer_at(key: str, value: object) -> Estimate | str:
+    """The same, were one key at another value."""
+    return _answer(contract.read_setup({**_asked(), key: value}, models.in_use()))
+
+
+def all_but(key: str) -> tuple[object, ...]:
+    """What is asked but for one key; hashable, and equal for as long as only that key changes."""
+    asked = _asked()
+    return reading().model, *((name, repr(asked[name])) for name in sorted(asked) if name != key)
+
+
+def _answer(read: contract.Reading) -> Estimate | str:
+    if read.model is None:
+        return " ".join(read.problems)
     try:
-        return estimate(now.model, now.gpu, now.setup)
+        return estimate(read.model, read.gpu, read.setup)
     except ValueError as refusal:
         return str(refusal)

@@ -6,7 +6,7 @@ what JSON can say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -40,12 +40,13 @@ const camera = (Plotly, format, name) => ({
 });
 export default function ({ data, parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".hr-plot");
-  box.wanted = data;
-  box.style.minHeight = `${data.figure.layout.height}px`;
-  box.setAttribute("aria-label", data.alt);
-  loaded(data.script).then((Plotly) => {
-    const { figure, name, menu, picks } = box.wanted;
+  const draw = (Plotly) => {
+    const { name, menu, picks } = box.wanted;
     const ground = getComputedStyle(document.querySelector(".stApp")).backgroundColor;
+    const text = JSON.stringify(box.wanted.figure);
+    if (text === box.drawn && ground === box.ground) return;
+    Object.assign(box, { drawn: text, ground });
+    const figure = JSON.parse(text);  // Plotly writes into what it is given
     const modebar = { bgcolor: "rgba(0,0,0,0)", color: "#7F8A94", activecolor: "#0072B2" };
     const look = { paper_bgcolor: ground, plot_bgcolor: ground, modebar };
     const font = { family: getComputedStyle(box).fontFamily };
@@ -56,7 +57,16 @@ export default function ({ data, parentElement, setTriggerValue }) {
       box.picks = true;
       box.on("plotly_click", ({ points: [point] }) => setTriggerValue("picked", point.customdata ?? null));
     }
-  }, () => { box.textContent = data.alt; });
+  };
+  box.show = (figure, alt) => {
+    box.wanted = { ...data, figure, alt };
+    box.style.minHeight = `${figure.layout.height}px`;
+    box.setAttribute("aria-label", alt);
+    if (window.Plotly) draw(window.Plotly);
+    else loaded(data.script).then(draw, () => { box.textContent = box.wanted.alt; });
+  };
+  box.follows = data.follows;
+  if (!data.follows || !window.headroomRows?.answered()) box.show(data.figure, data.alt);
 }
 """
 """Where the script cannot be had, the figure's words stand in its place."""
@@ -72,11 +82,13 @@ def plot(
     *,
     menu: bool | str = "hover",
     on_pick: Callable[[Any], None] | None = None,
+    follows: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
     """Draw a figure that has a height.
 
     ``alt``: the same in words. ``menu``: are its two cameras there always, or while the pointer is over it. ``on_pick``
-    is called with the ``customdata`` of a point that is clicked.
+    is called with the ``customdata`` of a point that is clicked. ``follows``: what ``slider_rows`` needs, to draw it
+    while a slider is moved.
     """
     data = {
         "figure": figure,
@@ -85,6 +97,7 @@ def plot(
         "menu": menu,
         "script": SCRIPT,
         "picks": on_pick is not None,
+        "follows": follows,
     }
     if on_pick is None:
         _draw(key=key, data=data)

@@ -10,17 +10,20 @@ from streamlit.errors import StreamlitAPIException
 
 from dashboard.state import models
 
-BARS, VERDICT, CARDS, BATCH, CONTEXT, MORE = PARTS = (
-    "bars",
+VERDICT, BARS, CARDS, BATCH, CONTEXT, MORE = PARTS = (
     "verdict",
+    "bars",
     "cards",
     "effective batch",
     "longest context",
     "more",
 )
-"""Fragments that rerun when a number moves; the figure first, since it takes the browser longest."""
-REST_SECONDS = 0.2
+"""Fragments that rerun when a number moves, in this order: the browser draws the figure once more only where no
+row of answers was there for the slider, or where it has been wrong."""
+REST_SECONDS = 0.05
 """Pause of a slider, in seconds, before the rest of the page follows: ours, about the browser's drawing time."""
+ROW = "row"
+"""The fragment that reruns when the pointer or the focus comes to a slider."""
 EXPANDERS = "expanders"
 """The fragment that reruns when an expander opens."""
 

@@ -14,10 +14,11 @@ WAIT = 60_000
 
 
 @contextmanager
-def visitor(browser, url, width=1440, height=900, theme="light"):
-    """A page of a new visitor, with what went wrong on it."""
+def visitor(browser, url, width=1440, height=900, theme="light", first=""):
+    """A page of a new visitor, with what went wrong on it. ``first``: a script that runs before the page's."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
     page = context.new_page()
+    page.add_init_script(first)
     page.wrong, page.asked = [], []
     page.on("pageerror", lambda error: page.wrong.append(str(error)))
     page.on("request", lambda request: page.asked.append(urlsplit(request.url).hostname))

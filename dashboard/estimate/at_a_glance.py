@@ -1,0 +1,52 @@
+"""What the page shows of an answer at a glance: the verdict in words and the hero figure."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from dashboard.estimate import hero_figure, method_cards, verdict_panel
+from dashboard.figures.memory_bars import Figure
+from dashboard.figures.rows import Document
+from estimator import Estimate, similar_runs
+
+
+class Look(NamedTuple):
+    """What the figure shows, and how."""
+
+    shown: tuple[str, ...]
+    """Labels of the parts that are switched on."""
+    dark: bool = False
+    large: bool = False
+    """For the projector."""
+
+
+class Seen(NamedTuple):
+    """A figure, and the same in words."""
+
+    figure: Figure
+    alt: str
+
+
+def figure(answer: Estimate, look: Look) -> Seen:
+    """The hero figure of an answer."""
+    methods = method_cards.methods(answer)
+    drawn = hero_figure.hero(answer, methods, look.shown, dark=look.dark)
+    if look.large:
+        drawn = hero_figure.enlarged(drawn)
+    return Seen(drawn, hero_figure.hero_alt(answer, methods))
+
+
+def document(answer: Estimate | str, look: Look) -> Document:
+    """Verdict and figure as one document, the verdict tag by tag; of a refusal its sentence alone."""
+    if isinstance(answer, str):
+        return _document(verdict_panel.no_estimate_html(answer), Seen({}, ""))
+    return _document(verdict_panel.verdict_html(answer, similar_runs(answer)), figure(answer, look))
+
+
+def _document(html: str, seen: Seen) -> Document:
+    return {
+        "html": {f".{verdict_panel.CLASS}": re.split("(?=<)", html)},
+        "figure": seen.figure or None,
+        "alt": seen.alt,
+    }

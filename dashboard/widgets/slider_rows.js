@@ -1,0 +1,109 @@
+// Verdict and figure follow a slider while it is moved.
+//
+// The server sends the row of a slider that the pointer or the focus comes to: what the page shows at each of its steps
+// while all else stays. A row holds as long as the server's answers name the same base for its slider.
+const start = () => {
+  const rows = {};
+  const now = { moved: null, wanted: null, asked: null, send: null };
+  const boxOf = () => [...document.querySelectorAll(".hr-plot")].find((box) => box.follows);
+  const follows = () => boxOf()?.follows ?? { bases: {}, at: {} };
+  const inputOf = (slider) => document.querySelector(`.st-key-${slider} input[type="range"]`);
+  const textOf = (slider) => inputOf(slider)?.getAttribute("aria-valuetext");
+  const sliderAt = (node) => Object.keys(follows().bases).find((slider) => node.closest?.(`.st-key-${slider}`));
+  const othersRest = (slider) =>
+    Object.entries(follows().at).every(([other, text]) => other === slider || (textOf(other) ?? text) === text);
+  const holds = (slider) => rows[slider]?.base === follows().bases[slider] && othersRest(slider);
+
+  const documentAt = ({ first, paths, changes }, place) => {
+    const made = structuredClone(first);
+    for (const [number, value] of changes[place]) {
+      const path = paths[number];
+      path.slice(0, -1).reduce((inner, key) => inner[key], made)[path.at(-1)] = value;
+    }
+    return made;
+  };
+
+  // Text by text where the elements are the same, so that what is open stays open and nothing is read out twice.
+  const write = (from, to) => {
+    if (from.isEqualNode(to)) return;
+    if (from.nodeName !== to.nodeName || from.childNodes.length !== to.childNodes.length) {
+      from.replaceWith(to.cloneNode(true));
+      return;
+    }
+    if (from.nodeType === Node.TEXT_NODE) from.data = to.data;
+    for (const { name, value } of to.attributes ?? [])
+      if (from.getAttribute(name) !== value) from.setAttribute(name, value);
+    [...from.childNodes].forEach((child, place) => write(child, to.childNodes[place]));
+  };
+
+  const show = ({ figure, alt, html }) => {
+    for (const [selector, pieces] of Object.entries(html)) {
+      const holder = document.querySelector(selector)?.parentElement;
+      if (!holder) continue;
+      const wanted = document.createElement("template");
+      wanted.innerHTML = pieces.join("");
+      const old = [...holder.children], fresh = [...wanted.content.children];
+      if (old.length === fresh.length) old.forEach((child, place) => write(child, fresh[place]));
+      else holder.replaceChildren(...fresh);
+    }
+    if (figure) boxOf()?.show(figure, alt);
+  };
+
+  const draw = (slider) => {
+    if (!holds(slider)) return false;
+    const place = rows[slider].texts.indexOf(textOf(slider));
+    if (place < 0) return false;
+    show(documentAt(rows[slider], place));
+    return true;
+  };
+
+  let frame = 0, again = false;
+  const follow = (slider) => {
+    now.moved = slider;
+    if (frame) { again = true; return; }
+    draw(slider);
+    frame = requestAnimationFrame(() => {
+      frame = 0;
+      if (again) { again = false; follow(now.moved); }
+    });
+  };
+
+  const ask = () => {
+    const slider = now.wanted, base = follows().bases[slider];
+    if (!base || !now.send || rows[slider]?.base === base || now.asked === base || !othersRest(slider)) return;
+    now.asked = base;
+    now.send(slider);
+  };
+  const come = ({ target }) => {
+    const slider = sliderAt(target);
+    if (slider) { now.wanted = slider; ask(); }
+  };
+  document.addEventListener("pointerover", come, true);
+  document.addEventListener("focusin", come, true);
+  new MutationObserver((changes) => {
+    const slider = sliderAt(changes.at(-1).target);
+    if (slider) follow(slider);
+  }).observe(document.body, { subtree: true, attributes: true, attributeFilter: ["aria-valuetext"] });
+
+  return {
+    rows,
+    documentAt,
+    // The server answered: its own figure is drawn, unless the slider has gone on.
+    answered() {
+      ask();
+      return now.moved !== null && draw(now.moved);
+    },
+    // The server sent a row.
+    take(row, send) {
+      now.send = send;
+      if (row) rows[row.slider] = row;
+      if (row && now.moved === row.slider) draw(row.slider);
+      ask();
+    },
+  };
+};
+
+export default function ({ data, setTriggerValue }) {
+  window.headroomRows ??= start();
+  window.headroomRows.take(data.row, (slider) => setTriggerValue("slider", slider));
+}

@@ -1,0 +1,132 @@
+"""Verdict and figure follow a slider under the finger, and say what the server then answers, to the last digit."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.browser.test_in_chromium import visitor
+
+pytestmark = pytest.mark.browser
+WAIT = 60_000
+LORA = {"model": "mistralai/Mistral-7B-v0.1", "gpu": "A100-SXM4-80GB", "method": "lora"}
+SHARED = {**LORA, "strategy": "fsdp", "num_gpus": 2}
+SLIDERS = {
+    "per_device_train_batch_size": "Micro-batch",
+    "gradient_accumulation_steps": "Accumulation",
+    "max_length": "Context",
+    "lora_r-box": "Rank",
+}
+WITHOUT_ROWS = "window.headroomRows = { take() {}, answered() { return false; } };"
+SHOWN = """() => {
+  const box = document.querySelector('.st-key-hero .hr-plot');
+  return [JSON.parse(box.drawn), box.wanted.alt, document.querySelector('.hr-verdict').parentElement.innerHTML];
+}"""
+DRAWN = """() => [...document.querySelectorAll('.st-key-hero .barlayer .point path')]
+  .map((it) => it.getAttribute('d'))"""
+IN_THE_ROW = """([slider, place]) => {
+  const { rows, documentAt } = window.headroomRows;
+  const { figure, alt, html } = documentAt(rows[slider], place);
+  const made = document.createElement('div');
+  made.innerHTML = Object.values(html)[0].join('');
+  return [figure, alt, made.innerHTML];
+}"""
+
+
+def thumb(page, label):
+    if label == "GPUs" and not page.get_by_role("slider", name=label).count():
+        page.get_by_text("Several GPUs", exact=True).first.click()
+    slider = page.get_by_role("slider", name=re.compile(label)).first
+    slider.wait_for(timeout=WAIT)
+    return slider
+
+
+def row_of(page, name, slider):
+    """Come to a slider, and wait for its row."""
+    slider.focus()
+    page.wait_for_function("(name) => window.headroomRows?.rows[name]", arg=name, timeout=WAIT)
+
+
+@pytest.mark.parametrize(
+    ("setup", "sliders"), [(LORA, SLIDERS), (SHARED, {"num_gpus-box": "GPUs"})]
+)
+def test_every_step_of_every_slider_is_what_the_server_answers(browser, address, setup, sliders):
+    url = f"{address}/?{urlencode(setup)}"
+    with visitor(browser, url) as page, visitor(browser, url, first=WITHOUT_ROWS) as plain:
+        for name, label in sliders.items():
+            row_of(page, name, thumb(page, label))
+            slider = thumb(plain, label)
+            slider.focus()
+            start = slider.get_attribute("value")
+            slider.press("Home")
+            for place in range(int(slider.get_attribute("max")) + 1):
+                said = slider.get_attribute("aria-valuetext")
+                assert told(page, name, place) == answered(plain, name, said), (label, said)
+                slider.press("ArrowRight")
+            slider.press("Home")
+            for _ in range(int(start)):
+                slider.press("ArrowRight")
+            answered(plain, name, slider.get_attribute("aria-valuetext"))
+
+
+def told(page, name, place):
+    """What the row says of a step."""
+    return page.evaluate(IN_THE_ROW, [name, place])
+
+
+def answered(plain, name, said):
+    """What the server sends while the slider stands there."""
+    plain.wait_for_function(
+        "([name, said]) => document.querySelector('.st-key-hero .hr-plot').follows.at[name] === said",
+        arg=[name, said],
+        timeout=WAIT,
+    )
+    # the verdict was sent before the figure, and is on the page by the next frame
+    plain.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    return plain.evaluate(SHOWN)
+
+
+def test_figure_and_verdict_move_while_the_thumb_is_held(browser, address):
+    with visitor(browser, f"{address}/?{urlencode(LORA)}") as page:
+        slider = thumb(page, "Context")
+        row_of(page, "max_length", slider)
+        place = slider.evaluate(
+            "(it) => { const box = it.parentElement.getBoundingClientRect();"
+            " return [box.left + box.width / 2, box.top + box.height / 2]; }"
+        )
+        page.mouse.move(*place)
+        page.mouse.down()
+        seen = set()
+        for step in range(1, 9):
+            page.mouse.move(place[0] + 12 * step, place[1])
+            page.wait_for_timeout(100)
+            now = int(slider.get_attribute("value"))
+            figure, alt, html = page.evaluate(SHOWN)
+            assert [figure, alt, html] == page.evaluate(IN_THE_ROW, ["max_length", now])
+            seen.add(str(page.evaluate(DRAWN)))
+        assert len(seen) > 4
+        before = page.evaluate(DRAWN)
+        page.mouse.up()
+        page.wait_for_timeout(1000)
+        page.wait_for_selector('[data-test-script-state="notRunning"]', state="attached")
+        assert page.evaluate(DRAWN) == before
+
+
+def test_a_row_is_not_used_once_another_slider_has_moved(browser, address):
+    with visitor(browser, f"{address}/?{urlencode(LORA)}") as page:
+        context, batch = thumb(page, "Context"), thumb(page, "Micro-batch")
+        row_of(page, "max_length", context)
+        base = page.evaluate("() => window.headroomRows.rows.max_length.base")
+        row_of(page, "per_device_train_batch_size", batch)
+        batch.press("ArrowRight")
+        page.wait_for_function(
+            "(base) => document.querySelector('.st-key-hero .hr-plot').follows.bases.max_length !== base",
+            arg=base,
+            timeout=WAIT,
+        )
+        context.focus()
+        page.wait_for_function(
+            "(base) => window.headroomRows.rows.max_length.base !== base", arg=base, timeout=WAIT
+        )

@@ -1,0 +1,119 @@
+"""Rows of answers along a slider: each step of a row is the answer that the server gives at that step."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from streamlit.testing.v1 import AppTest
+
+from dashboard.estimate import at_a_glance
+from dashboard.figures.rows import row
+from dashboard.widgets.slider_rows import SLIDERS
+
+ROOT = Path(__file__).resolve().parent.parent
+LEAVES = st.none() | st.integers() | st.text(max_size=3)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner)
+)
+DOCUMENTS = st.lists(st.dictionaries(st.sampled_from("ab"), VALUES), min_size=1, max_size=4)
+
+
+def document_at(made, place):
+    """What ``documentAt`` of slider_rows.js makes of a row."""
+    document = deepcopy(made["first"])
+    for number, value in made["changes"][place]:
+        *way, last = made["paths"][number]
+        inner = document
+        for key in way:
+            inner = inner[key]
+        inner[last] = value
+    return document
+
+
+@settings(deadline=None)
+@given(DOCUMENTS)
+def test_a_row_gives_back_each_of_its_documents(documents):
+    whole = [{"whole": document} for document in documents]
+    made = row(whole)
+    assert [document_at(made, place) for place in range(len(whole))] == whole
+
+
+def test_a_row_holds_what_differs_and_nothing_else():
+    alike = {"figure": {"x": list(range(100))}, "title": "same"}
+    other = {"figure": {"x": [*range(99), 5]}, "title": "same"}
+    assert row([alike, other])["changes"] == [[], [[0, 5]]]
+
+
+SETUP = {"model": "mistralai/Mistral-7B-v0.1", "gpu": "A100-SXM4-80GB", "method": "lora"}
+
+
+def page_with_a_row(slider, **address):
+    page = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+    for key, value in {**SETUP, **address}.items():
+        page.query_params[key] = value
+    page.run()
+    page.session_state["row asked"] = slider
+    page.run()
+    assert not page.exception
+    return page
+
+
+def hero(page):
+    """Figure and words of the hero figure as the server sent them, and the verdict beside."""
+    (sent,) = [
+        data
+        for it in page.get("bidi_component")
+        if (data := json.loads(it.proto.json)).get("name") == "hero"
+    ]
+    html = next(it.proto.body for it in page.get("html") if "hr-verdict" in it.proto.body)
+    return sent["figure"], sent["alt"], html
+
+
+@pytest.mark.parametrize(
+    ("slider", "key", "places"),
+    [
+        ("per_device_train_batch_size", "per_device_train_batch_size", (0, 7, 25)),
+        ("max_length", "max_length", (0, 20)),
+    ],
+)
+def test_a_step_of_a_row_is_what_the_server_answers_there(slider, key, places):
+    page = page_with_a_row(slider)
+    made = page.session_state["row"]
+    for place in places:
+        document = document_at(made, place)
+        other = page_with_a_row(slider, **{key: made["texts"][place]})
+        # JSON, since the page turns tuples into lists
+        figure, alt, html = hero(other)
+        assert json.loads(json.dumps(document["figure"])) == figure
+        assert (document["alt"], "".join(*document["html"].values())) == (alt, html)
+
+
+def test_a_row_holds_while_only_its_own_slider_moves():
+    page = page_with_a_row("max_length")
+    made = page.session_state["row"]
+    page.select_slider(key="max_length").set_value(512).run().run()  # a move alone runs fragments
+    assert page.session_state["row"] is made
+    page.select_slider(key="per_device_train_batch_size").set_value(2).run().run()
+    assert page.session_state["row"]["base"] != made["base"]
+
+
+def test_a_step_that_is_refused_says_why():
+    look = at_a_glance.Look(shown=("Weights",))
+    refused = at_a_glance.document("max_length 2048 exceeds <it>", look)
+    assert refused["figure"] is None
+    assert "max_length 2048 exceeds &lt;it&gt;" in "".join(*refused["html"].values())
+
+
+def test_every_slider_has_a_row():
+    assert set(SLIDERS.values()) == {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "max_length",
+        "lora_r",
+        "num_gpus",
+    }
