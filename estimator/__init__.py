@@ -25,6 +25,7 @@ from estimator.resident.stored import checkpoint_bytes
 from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Stage, stages
 from estimator.search import scaling
+from estimator.search.best_ways import COUNTS, BestWay, Reach, best_way, best_ways, reach, ways_on
 from estimator.search.fewest_gpus import MOST_GPUS, smallest_set, why_not_shared
 from estimator.search.limits import (
     evaluation_stops,
@@ -32,7 +33,7 @@ from estimator.search.limits import (
     longest_context,
     smallest_gpu,
 )
-from estimator.search.ranking import Ranking, pareto, rank_gpus
+from estimator.search.ranking import Ranking, middle_dollars, middle_hours, pareto, rank_gpus
 from estimator.search.remedies import MOST_TOGETHER, Remedy, remedies
 from estimator.search.scaling import Curve, Point
 from estimator.sources import catalog, hub, repository
@@ -75,6 +76,7 @@ from estimator.values.specs import (
 
 __all__ = [
     "ALL_LINEAR",
+    "COUNTS",
     "FULL_STATE_DICT",
     "KEY_FACET",
     "LARGEST",
@@ -92,6 +94,7 @@ __all__ = [
     "STEP_PHASES",
     "TOOLS",
     "AttnImplementation",
+    "BestWay",
     "Comparison",
     "Component",
     "Curve",
@@ -116,6 +119,7 @@ __all__ = [
     "Price",
     "Rank",
     "Ranking",
+    "Reach",
     "Remedy",
     "RunCost",
     "RunTime",
@@ -131,6 +135,8 @@ __all__ = [
     "Trust",
     "Verdict",
     "accuracy",
+    "best_way",
+    "best_ways",
     "beyond_the_step",
     "catalog",
     "checkpoint_bytes",
@@ -147,6 +153,8 @@ __all__ = [
     "largest_micro_batch",
     "linear_names",
     "longest_context",
+    "middle_dollars",
+    "middle_hours",
     "need",
     "offloads",
     "outer_names",
@@ -155,6 +163,7 @@ __all__ = [
     "placement",
     "rank_gpus",
     "ranks",
+    "reach",
     "remedies",
     "repository",
     "resized",
@@ -167,6 +176,7 @@ __all__ = [
     "smallest_gpu",
     "smallest_set",
     "stages",
+    "ways_on",
     "why_left_on_the_cpu",
     "why_not_shared",
     "with_defaults_of",

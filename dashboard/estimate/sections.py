@@ -5,14 +5,16 @@ Only the section that is open is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from html import escape
 
 import pandas as pd
 import streamlit as st
 
 from dashboard import theme
 from dashboard.estimate import (
+    best_way,
     explanation,
     headroom_map,
     layer_placement,
@@ -30,21 +32,27 @@ from dashboard.state import actions
 from dashboard.widgets import drawing, proposal_cards
 from dashboard.words import markup
 from estimator import (
+    COUNTS,
+    BestWay,
     Component,
     Estimate,
     Strategy,
     TrainingSetup,
     Verdict,
+    best_ways,
     catalog,
     explain,
     kept_logits_bytes,
     kept_terms,
     pareto,
     ranks,
+    reach,
     sharing,
     stages,
+    ways_on,
     why_left_on_the_cpu,
 )
+from estimator import best_way as best_way_on
 from estimator import remedies as fitting_changes
 
 
@@ -67,7 +75,10 @@ def draw_what_if(answer: Estimate) -> None:
 
 def draw_remedies(answer: Estimate) -> None:
     """Changes that make it fit, each a button that applies it."""
-    if answer.gpu is None or answer.verdict is Verdict.FITS:
+    if answer.gpu is None:
+        return
+    if answer.verdict is Verdict.FITS:
+        _draw_could_also(answer)
         return
     found = fitting_changes(answer, catalog.gpus_like(answer.gpu))
     st.html(remedies.remedies_head(answer, len(found)))
@@ -78,6 +89,22 @@ def draw_remedies(answer: Estimate) -> None:
         for it in found
     ]
     proposal_cards.cards("remedies", "Apply", proposals)
+
+
+def _draw_could_also(answer: Estimate) -> None:
+    assert answer.gpu is not None
+    on = answer.model, answer.gpu
+    number = answer.setup.num_gpus
+    way = best_way_on(*on, number, answer.setup) if number in COUNTS else None
+    found = best_way.could_also(answer, way, reach(*on, answer.setup))
+    if not found:
+        return
+    st.html('<h2 class="hr-head">You could also</h2>')
+    proposals = [
+        proposal_cards.Proposal(title, f"<b>{escape(title)}</b>: {escape(why)}", keys)
+        for title, why, keys in found
+    ]
+    proposal_cards.cards("others", "Apply", proposals)
 
 
 def draw(answer: Estimate) -> None:
@@ -99,6 +126,42 @@ def _ledger(answer: Estimate) -> None:
     st.html(ledger.ledger_html(answer))
     st.html(ledger.rule_of_thumb_html(answer))
     st.html(ledger.assumptions_html(answer))
+
+
+def _best(answer: Estimate) -> None:
+    if answer.gpu is None:
+        st.info("Choose a GPU to see what it can do at best.")
+        return
+    here = ways_on(answer.model, answer.gpu, answer.setup)
+    st.html(best_way.head_html(here, answer))
+    drawing.plot(best_way.figure(here, dark=drawing.is_dark()), "best", best_way.alt(here))
+    st.html('<h2 class="hr-head">On every card</h2>')
+    with st.spinner("Trying every card."):
+        ways = best_ways(answer.model, catalog.gpus_like(answer.gpu), answer.setup)
+    st.dataframe(
+        pd.DataFrame([best_way.row(it) for it in ways]),
+        key="best ways",
+        hide_index=True,
+        height=460,
+        placeholder="–",
+        on_select=lambda: _take_way(ways),
+        selection_mode="single-row",
+        column_config={
+            "Context, up to": st.column_config.NumberColumn(format="localized"),
+            "Batch, up to": st.column_config.NumberColumn(format="localized"),
+            "Hours, up to": st.column_config.NumberColumn(format="%.1f"),
+            "Dollars, up to": st.column_config.NumberColumn(format="dollar"),
+            "Dollars a GPU-hour": st.column_config.NumberColumn(format="dollar"),
+        },
+        alt="For each kind and number of GPUs the gentlest method that fits, how far it goes, and what it costs",
+    )
+    st.html(f'<p class="hr-small">{best_way.NOTE}</p>')
+
+
+def _take_way(ways: Sequence[BestWay]) -> None:
+    rows = st.session_state["best ways"].selection.rows
+    if rows and ways[rows[0]].answer is not None:
+        actions.take(best_way.keys(ways[rows[0]]))
 
 
 def _limits(answer: Estimate) -> None:
@@ -256,6 +319,7 @@ def _computed(answer: Estimate) -> None:
 
 SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
     "What fills it": _ledger,
+    "Best way": _best,
     "How far": _limits,
     "Which GPU": _gpus,
     "How many GPUs": _many,

@@ -17,6 +17,7 @@ from estimator import (
     evaluation_stops,
     largest_micro_batch,
     longest_context,
+    reach,
 )
 
 
@@ -31,7 +32,7 @@ def _effective_batch() -> None:
 @st.fragment(key=rerun.CONTEXT)
 def _longest_context() -> None:
     now = question.reading()
-    limit = _limit(now, "max_length", longest_context, slider_limits.context_limit)
+    limit = _limit(now, "max_length", longest_context, _context_limit(now.gpu))
     st.html(f'<p class="hr-limit">{limit}</p>')
 
 
@@ -50,6 +51,18 @@ def _limit(
         return say(limit, evaluating, now.model, now.setup)
     except ValueError:
         return ""
+
+
+def _context_limit(gpu: Gpu | None) -> Callable[[int, bool, Model, TrainingSetup], str]:
+    """The limit, and how far changes that cost no quality would move it."""
+
+    def say(limit: int, evaluating: bool, model: Model, setup: TrainingSetup) -> str:
+        said = slider_limits.context_limit(limit, evaluating, model, setup)
+        return (
+            said if gpu is None else said + slider_limits.further(limit, reach(model, gpu, setup))
+        )
+
+    return say
 
 
 UNUSUAL = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from estimator import Model, TrainingSetup, smaller_evaluation
+from collections.abc import Sequence
+
+from estimator import Model, Reach, TrainingSetup, smaller_evaluation
 
 
 def effective_batch(setup: TrainingSetup) -> str:
@@ -45,3 +47,35 @@ def context_limit(limit: int, evaluating: bool, model: Model, setup: TrainingSet
     beyond = 0 < model.max_position_embeddings < limit
     made_for = f"; the model was made for {model.max_position_embeddings:,}" if beyond else ""
     return f"Up to {limit:,} tokens fit at {batch}{made_for}{ends}."
+
+
+def further(limit: int, reach: Reach) -> str:
+    """How much longer a context may be with changes that cost no quality; empty where they gain little.
+
+    >>> further(686, Reach({}, ("Gradient checkpointing",), 17658, 9))
+    ' Up to 17,658 with checkpointing: see “Best way”.'
+    """
+    if not reach.titles or reach.longest_context < limit * MUCH:
+        return ""
+    return f" Up to {reach.longest_context:,} with {changes(reach.titles)}: see “Best way”."
+
+
+def changes(titles: Sequence[str]) -> str:
+    """Titles of changes inside a sentence, each in as few words as say it.
+
+    >>> changes(["FSDP", "Liger's fused kernels and loss", "Gradient checkpointing"])
+    'FSDP, Liger and checkpointing'
+    """
+    *first, last = [SHORT.get(title, title) for title in titles]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+SHORT = {
+    "Liger's fused kernels and loss": "Liger",
+    "TRL's loss in tiles": "TRL's loss in tiles",
+    "Gradient checkpointing": "checkpointing",
+    "Attention by FlashAttention 2": "FlashAttention 2",
+    "Attention by SDPA": "SDPA",
+}
+MUCH = 1.1
+"""From here on a longer context is worth a sentence: ours."""

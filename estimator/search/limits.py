@@ -1,6 +1,6 @@
 """Limits of a setup on one GPU: the largest batch, the longest context, the smallest GPU.
 
-Found by bisection on the need, so each is exact: it fits, and one more does not.
+Found by a search on the need, so each is exact: it fits, and one more does not.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
 
 def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
     """The largest micro-batch, in examples per GPU, that fits at this length; 0 if not even one does."""
-    return _largest(
-        lambda size: fits(model, gpu, replace(setup, per_device_train_batch_size=size)),
+    return _largest_within(
+        gpu.memory_bytes,
+        lambda size: need(model, gpu, replace(setup, per_device_train_batch_size=size))[1],
         LARGEST["per_device_train_batch_size"],
     )
 
@@ -45,8 +46,9 @@ def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
 
     Capped at the number of learned positions, if the model has them.
     """
-    return _largest(
-        lambda length: fits(model, gpu, replace(setup, max_length=length)),
+    return _largest_within(
+        gpu.memory_bytes,
+        lambda length: need(model, gpu, replace(setup, max_length=length))[1],
         model.position_limit or LARGEST["max_length"],
     )
 
@@ -82,13 +84,33 @@ def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu
     return None
 
 
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest n up to ``most`` that satisfies a monotone predicate (doubling, then bisection)."""
-    good, bad = 0, 1
-    while bad <= most and holds(bad):
-        good, bad = bad, bad * 2
-    bad = min(bad, most + 1)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    return good
+def _largest_within(capacity: int, needed: Callable[[int], int], most: int) -> int:
+    """The largest n up to ``most`` whose need, which grows with n, is within the capacity; 0 if none is.
+
+    Doubling, then interpolation, since the need is nearly a line of n; every third guess is the middle, so that a bent
+    line is found as well.
+
+    >>> _largest_within(100, lambda n: 7 + 3 * n, 1000), _largest_within(100, lambda n: 7 + n * n, 1000)
+    (31, 9)
+    """
+    low = high = 1
+    at_low = at_high = needed(1)
+    if at_low > capacity:
+        return 0
+    while at_high <= capacity:
+        if high == most:
+            return most
+        low, at_low = high, at_high
+        high = min(2 * high, most)
+        at_high = needed(high)
+    guesses = 0
+    while high - low > 1:
+        guesses += 1
+        share = 0.5 if guesses % 3 == 0 else (capacity - at_low) / (at_high - at_low)
+        middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
+        at_middle = needed(middle)
+        if at_middle <= capacity:
+            low, at_low = middle, at_middle
+        else:
+            high, at_high = middle, at_middle
+    return low

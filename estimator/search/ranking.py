@@ -41,8 +41,8 @@ def rank_gpus(model: Model, setup: TrainingSetup, gpus: Iterable[Gpu] | None = N
     timed = [answer for answer in fitting if answer.time is not None]
     return Ranking(
         estimates=tuple(sorted(answers, key=_order)),
-        fastest=min(timed, key=_hours, default=None),
-        cheapest=min(priced, key=_dollars, default=None),
+        fastest=min(timed, key=middle_hours, default=None),
+        cheapest=min(priced, key=middle_dollars, default=None),
     )
 
 
@@ -54,8 +54,8 @@ def pareto(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
         if answer.verdict is Verdict.FITS and answer.time is not None and answer.cost is not None
     ]
     front: list[Estimate] = []
-    for answer in sorted(known, key=lambda answer: (_hours(answer), _dollars(answer))):
-        if not front or _dollars(answer) < _dollars(front[-1]):
+    for answer in sorted(known, key=lambda answer: (middle_hours(answer), middle_dollars(answer))):
+        if not front or middle_dollars(answer) < middle_dollars(front[-1]):
             front.append(answer)
     return tuple(front)
 
@@ -66,15 +66,19 @@ _VERDICTS = (Verdict.FITS, Verdict.TIGHT, Verdict.DOES_NOT_FIT)
 def _order(answer: Estimate) -> tuple[int, bool, float]:
     assert answer.verdict is not None
     unknown = answer.time is None
-    return _VERDICTS.index(answer.verdict), unknown, 0.0 if unknown else _hours(answer)
+    return _VERDICTS.index(answer.verdict), unknown, 0.0 if unknown else middle_hours(answer)
 
 
-def _hours(answer: Estimate) -> float:
-    """Middle of the bracket; by the high end alone, all GPUs that wait for the host would tie."""
+def middle_hours(answer: Estimate) -> float:
+    """The run's hours: the geometric mean of the two ends.
+
+    By the high end alone, GPUs that wait for the host would tie.
+    """
     assert answer.time is not None
     return math.sqrt(answer.time.total_hours_low * answer.time.total_hours_high)
 
 
-def _dollars(answer: Estimate) -> float:
+def middle_dollars(answer: Estimate) -> float:
+    """The run's US dollars: the geometric mean of the two ends."""
     assert answer.cost is not None
     return math.sqrt(answer.cost.cost_usd_low * answer.cost.cost_usd_high)

@@ -196,21 +196,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "The same metrics; evaluation takes a little longer.",
             tuple(_smaller_evaluations(setup.run)),
         )
-    kernels = {
-        AttnImplementation.EAGER: (AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2),
-        AttnImplementation.SDPA: (AttnImplementation.FLASH_ATTENTION_2,),
-        AttnImplementation.FLASH_ATTENTION_2: (),
-    }[setup.attn_implementation]
-    for kernel in kernels:
-        name = "SDPA" if kernel is AttnImplementation.SDPA else "FlashAttention 2"
-        wants = (
-            "" if name == "SDPA" else "; needs the package flash-attn and an Ampere GPU or newer"
-        )
-        yield Change(
-            f"Attention by {name}",
-            f"The same result, and faster{wants}.",
-            ({"attn_implementation": kernel},),
-        )
+    yield from _kernels(setup)
     yield from _losses(model, setup)
     yield from _divisions(setup)
     if splits := tuple(_splits(setup)):
@@ -220,13 +206,8 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             splits,
         )
     yield from _optimizers(setup)
-    if not setup.gradient_checkpointing:
-        yield Change(
-            "Gradient checkpointing",
-            "Each layer's forward runs a second time in backward; the same result.",
-            ({"gradient_checkpointing": True},),
-        )
-    else:
+    yield from _checkpointing(setup)
+    if setup.gradient_checkpointing:
         yield from _checkpoints(setup)
     if setup.dtype is Dtype.FLOAT32 and setup.method is Method.FULL:
         yield Change(
@@ -248,12 +229,46 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             ({"method": Method.QLORA, "dtype": base, **_with_adapters(model, setup)},),
         )
 
-    if offloaded := tuple(_offloaded(setup)):
+    if moved := tuple(offloaded(setup)):
         yield Change(
             "Offload to the CPU under {strategy}",
             "The same result: the CPU runs the optimizer, and zero3 and fsdp keep the weights there too, so the link "
             "between GPU and host sets the speed.",
-            offloaded,
+            moved,
+        )
+
+
+def lossless(model: Model, setup: TrainingSetup) -> Iterator[Change]:
+    """Changes on the same GPUs that leave the result as it is but for rounding, the cheapest first; not offload."""
+    yield from _kernels(setup)
+    yield from _losses(model, setup)
+    yield from _checkpointing(setup)
+
+
+def _kernels(setup: TrainingSetup) -> Iterator[Change]:
+    kernels = {
+        AttnImplementation.EAGER: (AttnImplementation.SDPA, AttnImplementation.FLASH_ATTENTION_2),
+        AttnImplementation.SDPA: (AttnImplementation.FLASH_ATTENTION_2,),
+        AttnImplementation.FLASH_ATTENTION_2: (),
+    }[setup.attn_implementation]
+    for kernel in kernels:
+        name = "SDPA" if kernel is AttnImplementation.SDPA else "FlashAttention 2"
+        wants = (
+            "" if name == "SDPA" else "; needs the package flash-attn and an Ampere GPU or newer"
+        )
+        yield Change(
+            f"Attention by {name}",
+            f"The same result, and faster{wants}.",
+            ({"attn_implementation": kernel},),
+        )
+
+
+def _checkpointing(setup: TrainingSetup) -> Iterator[Change]:
+    if not setup.gradient_checkpointing:
+        yield Change(
+            "Gradient checkpointing",
+            "Each layer's forward runs a second time in backward; the same result.",
+            ({"gradient_checkpointing": True},),
         )
 
 
@@ -338,7 +353,7 @@ def _brought_back(keys: Keys) -> str:
     return " Offloaded tensors move back to the GPUs." if keys.keys() & OFFLOADS else ""
 
 
-def _offloaded(setup: TrainingSetup) -> Iterator[Keys]:
+def offloaded(setup: TrainingSetup) -> Iterator[Keys]:
     """States on the host, then weights too, under the setup's FSDP strategy, else under ZeRO (one GPU is enough).
 
     Prices: Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload), which runs on one GPU as on several.

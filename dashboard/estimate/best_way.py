@@ -1,0 +1,156 @@
+"""The gentlest method on each card, how far it goes, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from dashboard import theme
+from dashboard.figures.memory_bars import Figure
+from dashboard.words import slider_limits, terms, units
+from estimator import BestWay, Component, Estimate, Method, Reach
+
+NOTE = (
+    "Of full fine-tuning, LoRA and QLoRA the first that fits as set, with the fewest changes that cost no quality; "
+    "offload only where nothing else fits. Context and batch: with all such changes. Choose a row to switch to it."
+)
+GENTLER = tuple(Method)
+"""From the one that changes most of the model to the one that changes least of it."""
+
+
+def row(it: BestWay) -> dict[str, object]:
+    """One kind and number of GPUs as a row; plain numbers, so that they can be sorted."""
+    answer, reach = it.answer, it.reach
+    known = answer is not None and answer.can_run
+    time = answer.time if answer is not None and known else None
+    cost = answer.cost if answer is not None and known else None
+    price = cost.price if cost else None
+    return {
+        "GPUs": it.num_gpus,
+        "GPU": terms.card(it.gpu),
+        "Method": terms.METHODS[answer.setup.method] if answer else None,
+        "With": slider_limits.changes(it.titles) if it.titles else None,
+        "Context, up to": reach.longest_context if reach else None,
+        "Batch, up to": reach.largest_micro_batch if reach else None,
+        "Hours, up to": round(time.total_hours_high, 2) if time else None,
+        "Dollars, up to": round(cost.cost_usd_high, 2) if cost else None,
+        "Dollars a GPU-hour": cost.usd_per_gpu_hour if cost else None,
+        "Provider": price.provider if price else None,
+    }
+
+
+def keys(it: BestWay) -> dict[str, object]:
+    """What a click on a row sets."""
+    return {"gpu": it.gpu.name, **it.keys}
+
+
+def head_html(ways: Sequence[BestWay], of: Estimate) -> str:
+    """What the chosen card can do at best, in a few sentences."""
+    assert of.gpu is not None
+    sentences = [f"<li>{escape(sentence(it))}</li>" for it in ways]
+    return f'<ul class="hr-text">{"".join(sentences)}</ul>'
+
+
+def sentence(it: BestWay) -> str:
+    """The best way on these GPUs: ``1 × L4: QLoRA; up to 5,120 tokens, or 4 examples …``."""
+    name = f"{it.num_gpus} × {terms.card(it.gpu)}"
+    if it.answer is None or it.reach is None:
+        return f"{name}: no method fits."
+    setup, reach = it.answer.setup, it.reach
+    way = f"{terms.METHODS[setup.method]}{_with(it.titles)}"
+    return (
+        f"{name}: {way}. Up to {reach.longest_context:,} tokens, or micro-batch {reach.largest_micro_batch:,}"
+        f"{_with(reach.titles)}."
+    )
+
+
+def _with(titles: Sequence[str]) -> str:
+    return f" with {slider_limits.changes(titles)}" if titles else ""
+
+
+def figure(ways: Sequence[BestWay], *, dark: bool = False) -> Figure:
+    """The longest context on 1, 2, 4 and 8 of the card as bars."""
+    look = theme.DARK if dark else theme.LIGHT
+    lengths = [it.reach.longest_context if it.reach else 0 for it in ways]
+    end = max(lengths, default=1) * 1.45 or 1
+    return {
+        "data": [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": "Longest context",
+                "y": list(range(len(ways))),
+                "x": lengths,
+                "width": 0.62,
+                "marker": {"color": theme.COMPONENTS[Component.ACTIVATIONS].colour},
+                "text": [_bar_text(it) for it in ways],
+                "textposition": "outside",
+                "cliponaxis": False,
+                "textfont": {"size": 14, "color": look.ink},
+                "hoverinfo": "skip",
+            }
+        ],
+        "layout": {
+            "height": 60 + 38 * len(ways),
+            "margin": {"l": 122, "r": 12, "t": 6, "b": 40},
+            "showlegend": False,
+            "dragmode": False,
+            "xaxis": {
+                "range": [0, end],
+                "fixedrange": True,
+                "title": {
+                    "text": "Longest context, tokens",
+                    "font": {"size": 13, "color": look.ink},
+                },
+                "tickformat": ",d",
+                "nticks": 5,
+                "gridcolor": theme.GRID,
+                "zeroline": False,
+                "tickfont": {"size": 13, "color": look.ink},
+            },
+            "yaxis": {
+                "range": [len(ways) - 0.45, -0.55],
+                "fixedrange": True,
+                "tickvals": list(range(len(ways))),
+                "ticktext": [f"{it.num_gpus} GPU{'s' * (it.num_gpus > 1)}" for it in ways],
+                "tickfont": {"size": 15, "color": look.ink},
+                "showgrid": False,
+                "zeroline": False,
+            },
+        },
+    }
+
+
+def _bar_text(it: BestWay) -> str:
+    if it.answer is None or it.reach is None:
+        return "no method fits"
+    return f"{it.reach.longest_context:,}, {terms.METHODS[it.answer.setup.method]}"
+
+
+def alt(ways: Sequence[BestWay]) -> str:
+    """The figure in words."""
+    return "Longest context in tokens: " + "; ".join(
+        f"{it.num_gpus} × {it.gpu.name}: {_bar_text(it)}" for it in ways
+    )
+
+
+def could_also(
+    of: Estimate, way: BestWay | None, reach: Reach
+) -> list[tuple[str, str, dict[str, object]]]:
+    """What a setup that fits could do besides: a title, why, and the keys to set."""
+    found: list[tuple[str, str, dict[str, object]]] = []
+    if way is not None and way.answer is not None and _is_gentler(way.answer, of):
+        title = f"{terms.METHOD_NOUNS[way.answer.setup.method]}{_with(way.titles)}"
+        found.append(
+            (title, f"needs up to {units.gib(way.answer.need_high_bytes)}", dict(way.keys))
+        )
+    if reach.titles:
+        title = (
+            f"Up to {reach.longest_context:,} tokens, or micro-batch {reach.largest_micro_batch:,}"
+        )
+        found.append((title, f"the same result{_with(reach.titles)}", dict(reach.keys)))
+    return found
+
+
+def _is_gentler(one: Estimate, other: Estimate) -> bool:
+    return GENTLER.index(one.setup.method) < GENTLER.index(other.setup.method)

@@ -1,0 +1,215 @@
+"""The gentlest method that fits each card, and how far it goes with changes that cost no quality."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from estimator.answer.estimate import estimate, need
+from estimator.families.adapters import default_targets
+from estimator.parallel.combinations import refusal
+from estimator.search.fewest_gpus import WAYS, Keys, sharing_keys
+from estimator.search.limits import holds, largest_micro_batch, longest_context
+from estimator.search.ranking import middle_dollars
+from estimator.search.remedies import lossless, offloaded
+from estimator.values.results import Estimate
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Method, Model, Strategy
+
+COUNTS = (1, 2, 4, 8)
+"""GPUs that are asked about: those of one machine."""
+
+
+class Reach(NamedTuple):
+    """How far a setup goes on its GPUs."""
+
+    keys: Keys
+    """What to set besides, by the contract's keys."""
+    titles: tuple[str, ...]
+    """The changes in words, in order."""
+    longest_context: int
+    """Tokens of an example, at the setup's micro-batch."""
+    largest_micro_batch: int
+    """Examples per GPU, at the setup's context."""
+
+
+class BestWay(NamedTuple):
+    """The gentlest method that fits a number of GPUs of one kind."""
+
+    gpu: Gpu
+    num_gpus: int
+    keys: Keys
+    """What to set for it, by the contract's keys, without the GPU; empty if no method fits."""
+    titles: tuple[str, ...]
+    """The changes that it needs to fit, in words."""
+    answer: Estimate | None
+    """None if no method fits."""
+    reach: Reach | None
+    """With every change that costs no quality."""
+
+
+def best_ways(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> tuple[BestWay, ...]:
+    """The best way on 1, 2, 4 and 8 of each GPU: those that fit first, of these the cheapest first.
+
+    The user's price and ``mfu`` hold for one GPU, so they are ignored here.
+    """
+    same = replace(setup, usd_per_gpu_hour=None, mfu=None)
+    ways = [best_way(model, gpu, number, same) for gpu in gpus for number in COUNTS]
+    return tuple(sorted(ways, key=_order))
+
+
+def _order(it: BestWay) -> tuple[bool, bool, float, float, int]:
+    cost = None if it.answer is None or it.answer.cost is None else middle_dollars(it.answer)
+    size = -it.gpu.memory_bytes
+    return it.answer is None, cost is None, cost or 0.0, size, it.num_gpus
+
+
+@lru_cache(maxsize=4096)
+def best_way(model: Model, gpu: Gpu, number: int, setup: TrainingSetup) -> BestWay:
+    """The gentlest method that fits this many GPUs at the setup's micro-batch and context.
+
+    Full fine-tuning before LoRA before QLoRA; for each, DDP before a strategy that shards, and the fewest of the
+    changes that cost no quality. Offload to the CPU, which costs hours, only where no method fits without it.
+    """
+    if setup.uses_bf16 and not gpu.supports_bf16:
+        return BestWay(gpu, number, {}, (), None, None)
+    candidates = [
+        candidate for method in Method for candidate in _candidates(model, setup, method, number)
+    ]
+    for keys, titles in candidates:
+        if (found := _fitting(model, gpu, setup, keys, titles)) is not None:
+            return found
+    for keys, titles in candidates:
+        changed = _changed(setup, keys)
+        for more in () if changed is None else offloaded(changed):
+            together = {**keys, **more}
+            if (
+                found := _fitting(model, gpu, setup, together, (*titles, "CPU offload"))
+            ) is not None:
+                return found
+    return BestWay(gpu, number, {}, (), None, None)
+
+
+def _fitting(
+    model: Model, gpu: Gpu, setup: TrainingSetup, keys: Keys, titles: tuple[str, ...]
+) -> BestWay | None:
+    """With the fewest changes that cost no quality; None if it does not fit with all of them."""
+    changed = _changed(setup, keys)
+    if changed is None:
+        return None
+    for more, names in _steps(model, gpu, changed):
+        further = replace(changed, **more)
+        if holds(model, gpu, further):
+            number = changed.num_gpus
+            return BestWay(
+                gpu,
+                number,
+                {**keys, **more},
+                (*titles, *names),
+                estimate(model, gpu, further),
+                reach(model, gpu, further),
+            )
+    return None
+
+
+def _candidates(
+    model: Model, setup: TrainingSetup, method: Method, number: int
+) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Keys that set a method on a number of GPUs, and the strategy's name."""
+    keys: dict[str, Any] = {}
+    if method is not setup.method:
+        keys = {"method": method}
+        if setup.optim_state_dtype is not None:  # a what-if is of its method
+            keys["optim_state_dtype"] = None
+        if method is not Method.FULL:
+            adapted = replace(setup, **keys)
+            targets = default_targets(model, adapted)
+            if targets != adapted.lora_target_modules:
+                keys["lora_target_modules"] = targets
+    for way in (Strategy.NONE,) if number == 1 else (Strategy.DDP, *WAYS):
+        shared = _changed(setup, keys)
+        if shared is None:
+            return
+        yield {**keys, **sharing_keys(shared, way, number)}, (*_names(way),)
+
+
+def _names(way: Strategy) -> Iterator[str]:
+    if way in _NAMES:
+        yield _NAMES[way]
+
+
+def _steps(
+    model: Model, gpu: Gpu, setup: TrainingSetup
+) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Nothing, then one lossless change more at a time; those that lower no need are left out."""
+    keys: dict[str, Any] = {}
+    names: tuple[str, ...] = ()
+    yield keys, names
+    lowest = _high(model, gpu, setup)
+    for change in lossless(model, setup):
+        (option,) = change.options
+        further = _changed(setup, {**keys, **option})
+        high = None if further is None else _high(model, gpu, further)
+        if high is not None and (lowest is None or high < lowest):
+            keys, names, lowest = {**keys, **option}, (*names, change.title), high
+            yield keys, names
+
+
+@lru_cache(maxsize=4096)
+def reach(model: Model, gpu: Gpu, setup: TrainingSetup) -> Reach:
+    """How far a setup goes on its GPUs with every change that costs no quality: of strategies that which goes furthest.
+
+    Raises ``ValueError`` as ``estimate`` does.
+    """
+    found = [_reach(model, gpu, setup, {}, ())]
+    if setup.strategy in (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_GRAD_OP):
+        for way in WAYS:
+            keys = sharing_keys(setup, way, setup.num_gpus)
+            shared = _changed(setup, keys)
+            if shared is not None and _high(model, gpu, shared) is not None:
+                found.append(_reach(model, gpu, shared, keys, (_NAMES[way],)))
+                break
+    return max(found, key=lambda it: it.longest_context)
+
+
+def _reach(
+    model: Model, gpu: Gpu, setup: TrainingSetup, keys: Keys, titles: tuple[str, ...]
+) -> Reach:
+    # what lowers the need of a small step may not lower that of a large one, and the other way round
+    large = replace(
+        setup, per_device_train_batch_size=16, max_length=model.position_limit or 16_384
+    )
+    *_, (more, names) = _steps(model, gpu, large)
+    all_of_them = replace(setup, **more)
+    return Reach(
+        {**keys, **more},
+        (*titles, *names),
+        longest_context(model, gpu, all_of_them),
+        largest_micro_batch(model, gpu, all_of_them),
+    )
+
+
+_NAMES = {Strategy.DDP: "DDP", Strategy.FSDP: "FSDP", Strategy.ZERO3: "ZeRO-3"}
+
+
+def _high(model: Model, gpu: Gpu, setup: TrainingSetup) -> int | None:
+    """The high end of the need in bytes; None for a setup that is refused."""
+    try:
+        return need(model, gpu, setup)[1]
+    except ValueError:
+        return None
+
+
+def _changed(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:
+    try:
+        changed = replace(setup, **keys)
+    except ValueError:
+        return None
+    return changed if refusal(changed) is None else None
+
+
+def ways_on(model: Model, gpu: Gpu, setup: TrainingSetup) -> Sequence[BestWay]:
+    """The same for one kind of GPU, by their number."""
+    return [best_way(model, gpu, number, setup) for number in COUNTS]

@@ -1,0 +1,126 @@
+"""The best way on a card fits, is the gentlest, and goes exactly as far as it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dashboard.estimate import best_way as shown
+from dashboard.words import slider_limits
+from estimator import (
+    COUNTS,
+    Method,
+    Offload,
+    Strategy,
+    TrainingSetup,
+    Verdict,
+    best_way,
+    best_ways,
+    catalog,
+    estimate,
+    longest_context,
+    reach,
+    ways_on,
+)
+from estimator.search.limits import fits, holds
+
+LLAMA, MISTRAL = "meta-llama/Llama-3.1-8B", "mistralai/Mistral-7B-v0.1"
+LORA = TrainingSetup(method=Method.LORA)
+
+
+def card(name: str):
+    return catalog.gpu(next(it for it in catalog.gpus() if name in it))
+
+
+@pytest.mark.parametrize("name", ["L4", "RTX 4090", "A100-SXM4-80GB"])
+@pytest.mark.parametrize("number", COUNTS)
+def test_the_best_way_fits_and_its_keys_lead_to_it(name: str, number: int) -> None:
+    model, gpu = catalog.model(LLAMA), card(name)
+    way = best_way(model, gpu, number, LORA)
+    assert way.answer is not None
+    assert way.answer.verdict is Verdict.FITS
+    assert way.answer == estimate(model, gpu, replace(LORA, **way.keys))
+    assert way.answer.setup.num_gpus == number
+
+
+def test_no_gentler_method_fits_even_with_every_lossless_change() -> None:
+    # 8.03e9 parameters in bfloat16 with gradients and bfloat16 AdamW states are 8 bytes each, 60 GiB: not on 22
+    model, gpu = catalog.model(LLAMA), card("L4")
+    way = best_way(model, gpu, 1, LORA)
+    assert way.answer is not None
+    assert way.answer.setup.method is not Method.FULL
+    full = replace(LORA, method=Method.FULL, use_liger_kernel=True, gradient_checkpointing=True)
+    assert not holds(model, gpu, full)
+
+
+def test_eight_cards_train_all_weights_where_one_trains_adapters() -> None:
+    model, gpu = catalog.model(LLAMA), card("RTX 4090")
+    one, *_, eight = ways_on(model, gpu, LORA)
+    assert one.answer is not None
+    assert eight.answer is not None
+    assert eight.answer.setup.method is Method.FULL
+    assert eight.answer.setup.strategy in {Strategy.FSDP, Strategy.ZERO3}
+    assert one.answer.setup.method is not Method.FULL
+
+
+@pytest.mark.parametrize("method", Method)
+def test_the_reach_is_exact_and_no_shorter_than_the_limit_of_the_setup_itself(method) -> None:
+    model, gpu, setup = catalog.model(MISTRAL), card("L4"), TrainingSetup(method=method)
+    far = reach(model, gpu, setup)
+    changed = replace(setup, **far.keys)
+    assert far.longest_context >= longest_context(model, gpu, setup)
+    assert not fits(model, gpu, replace(changed, max_length=far.longest_context + 1))
+    if far.longest_context:
+        assert fits(model, gpu, replace(changed, max_length=far.longest_context))
+    more = replace(changed, per_device_train_batch_size=far.largest_micro_batch + 1)
+    assert not fits(model, gpu, more)
+
+
+def test_the_reach_changes_nothing_but_what_costs_no_quality() -> None:
+    allowed = {"attn_implementation", "use_liger_kernel", "loss", "gradient_checkpointing"}
+    far = reach(catalog.model(LLAMA), card("A100-SXM4-80GB"), LORA)
+    assert set(far.keys) <= allowed
+    assert far.keys["gradient_checkpointing"] is True
+
+
+def test_offload_is_the_last_resort() -> None:
+    # 70.6e9 weights in 4 bits are 35 GiB and more: no method fits 22 GiB but with weights on the host
+    model, gpu = catalog.model("meta-llama/Llama-3.1-70B"), card("L4")
+    way = best_way(model, gpu, 1, LORA)
+    if way.answer is not None:
+        setup = way.answer.setup
+        assert Offload.CPU in (setup.offload_optimizer, setup.offload_param)
+        assert "CPU offload" in way.titles
+    for method in Method:
+        assert not holds(model, gpu, replace(LORA, method=method, gradient_checkpointing=True))
+
+
+def test_what_fits_comes_first_and_of_it_the_cheapest() -> None:
+    cards = [card("L4"), card("A100-SXM4-80GB"), card("T4")]
+    ways = best_ways(catalog.model(LLAMA), cards, LORA)
+    assert len(ways) == len(cards) * len(COUNTS)
+    fitting = [way.answer is not None for way in ways]
+    assert fitting == sorted(fitting, reverse=True)
+    rows = [shown.row(way) for way in ways]
+    assert all(row["Method"] is None for row, fits_ in zip(rows, fitting, strict=True) if not fits_)
+    assert all(row["Hours, up to"] is None for row in rows if row["Method"] is None)
+
+
+def test_the_sidebar_says_how_much_longer_a_context_may_be() -> None:
+    model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
+    limit, far = longest_context(model, gpu, LORA), reach(model, gpu, LORA)
+    said = slider_limits.further(limit, far)
+    assert f"Up to {far.longest_context:,} with Liger and checkpointing" in said
+    assert slider_limits.further(far.longest_context, far) == "", "nothing is gained"
+
+
+def test_what_fits_is_offered_a_longer_context_and_a_gentler_method() -> None:
+    model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
+    answer = estimate(model, gpu, LORA)
+    offered = shown.could_also(answer, best_way(model, gpu, 1, LORA), reach(model, gpu, LORA))
+    titles = [title for title, _, _ in offered]
+    assert any(title.startswith("Full fine-tuning") for title in titles)
+    assert any("tokens, or micro-batch" in title for title in titles)
+    for _, _, keys in offered:
+        assert estimate(model, gpu, replace(LORA, **keys)).verdict is Verdict.FITS
