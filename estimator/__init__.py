@@ -40,6 +40,7 @@ from estimator.sources import catalog, hub, repository
 from estimator.sources.repository import HubModel, Trouble
 from estimator.step.evaluation import kept_logits_bytes
 from estimator.step.reserved import shown
+from estimator.tools.imported import Fate, Imported, KeyRead, read_files
 from estimator.tools.whose import QUESTION, TOOLS, SetByTool, defaults_of, with_defaults_of
 from estimator.values.keys import LARGEST
 from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
@@ -101,8 +102,11 @@ __all__ = [
     "Dtype",
     "Estimate",
     "Explanation",
+    "Fate",
     "Gpu",
     "HubModel",
+    "Imported",
+    "KeyRead",
     "Loss",
     "Machine",
     "Method",
@@ -164,6 +168,7 @@ __all__ = [
     "rank_gpus",
     "ranks",
     "reach",
+    "read_files",
     "remedies",
     "repository",
     "resized",

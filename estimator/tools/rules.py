@@ -219,15 +219,6 @@ def always(ours: str, value: Value, says: str, source: str) -> Rule:
     )
 
 
-def listed(text: str) -> tuple[str, ...]:
-    """Names that stand in a text, with blanks between them.
-
-    >>> listed("seed output_dir")
-    ('seed', 'output_dir')
-    """
-    return tuple(text.split())
-
-
 # --- reading ------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Value, listed
+from estimator.tools.lists import listed
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Value
 
 CHAINS = {"accelerate": (("accelerate", "ClusterConfig"),)}
 

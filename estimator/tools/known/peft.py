@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Value, listed, same
+from estimator.tools.lists import listed
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Value, same
 from estimator.values.specs import ALL_LINEAR
 
 CHAINS = {

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from estimator.tools.known import parallel, peft
 from estimator.tools.known.parallel import fsdp_checkpoints, is_on, whole
 from estimator.tools.known.peft import dtype_word
-from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, listed, same
+from estimator.tools.lists import listed
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, same
 from estimator.values.keys import LARGEST
 
 OPTIMIZERS = {
@@ -461,8 +462,8 @@ NO_EFFECT = (
         f"model.{key}"
         for key in listed("""
         token trust_remote_code revision model_revision cache_dir low_cpu_mem_usage use_safetensors
-        local_files_only use_auth_token quantization_config padding_side use_fast add_eos_token
-        subfolder ignore_mismatched_sizes pretraining_tp
+        local_files_only use_auth_token _attn_implementation loaded quantization_config padding_side
+        use_fast add_eos_token subfolder ignore_mismatched_sizes pretraining_tp
         """)
     )
     | peft.NO_EFFECT

@@ -17,7 +17,8 @@ from estimator.tools.known.peft import (
     own_targets,
 )
 from estimator.tools.known.transformers import attention_from, checkpoint_dtype, is_4bit, is_8bit
-from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, listed, same
+from estimator.tools.lists import listed
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, same
 
 VERSION = "trl 1.16.0"
 

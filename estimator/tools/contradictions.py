@@ -1,0 +1,88 @@
+"""Where the files of a run contradict each other, or themselves, so that the tools stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from estimator.tools.known.parallel import is_on, whole
+from estimator.tools.rules import Entry
+
+FILLED = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+}
+"""Keys of DeepSpeed's JSON that must be the arguments'.
+
+Source: transformers 5.23, integrations/deepspeed.py, ``fill_match``.
+"""
+
+
+def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for each contradiction at which the real tools would stop."""
+    yield from _deepspeed(given, values)
+    both = [
+        given[key] for key in ("args.bf16", "args.fp16") if key in given and is_on(given[key].value)
+    ]
+    if len(both) == 2 and "auto" not in {it.value for it in both}:
+        yield f"{_at(both[0])} and {_at(both[1])} are both on, and Trainer takes one of the two; turn one off."
+    packed = [
+        it
+        for key, it in given.items()
+        if key.rpartition(".")[2] in {"load_in_4bit", "load_in_8bit"} and is_on(it.value)
+    ]
+    if len({it.key.rpartition(".")[2] for it in packed}) == 2:
+        yield f"{_at(packed[0])} and {_at(packed[1])} are both on, and bitsandbytes takes one of the two; turn one off."
+    free = given.get("args.padding_free")
+    if tool == "trl" and free is not None and is_on(free.value) and not values.get("packing"):
+        length = given.get("args.max_length")
+        if length is None or length.value is not None:
+            yield f"{_at(free)} without packing needs max_length null, or TRL stops; turn packing on."
+    two = [
+        it
+        for it in (given.get("args.fsdp"), given.get("args.deepspeed"))
+        if it is not None and it.value
+    ]
+    if len(two) == 2:
+        yield f"{_at(two[0])} and {_at(two[1])} are two ways to divide one run; leave one out."
+
+
+def _deepspeed(given: Mapping[str, Entry], values: Mapping[str, Any]) -> Iterator[str]:
+    for theirs, ours in FILLED.items():
+        entry = given.get(f"deepspeed.{theirs}")
+        if entry is None or entry.value == "auto" or ours not in values:
+            continue
+        if isinstance(entry.value, int | float) and entry.value != values[ours]:
+            yield _differ(entry, ours, values[ours], given)
+    total, each = given.get("deepspeed.train_batch_size"), values.get("per_device_train_batch_size")
+    if total is not None and (asked := whole(total.value)) and each:
+        product = each * values.get("gradient_accumulation_steps", 1) * values.get("num_gpus", 1)
+        if asked != product:
+            yield (
+                f"{_at(total)} is not the {product} that micro-batch, accumulation and GPUs make together, and "
+                "DeepSpeed stops there; write auto."
+            )
+    for key in ("bf16", "fp16"):
+        entry = given.get(f"deepspeed.{key}.enabled")
+        autocast = values.get("mixed_precision")
+        if entry is not None and isinstance(entry.value, bool) and entry.value != (autocast == key):
+            said = given.get(f"args.{key}")
+            if said is not None or entry.value:
+                against = (
+                    _at(said)
+                    if said is not None
+                    else f"the tool's {key} {str(autocast == key).lower()}"
+                )
+                yield f"{_at(entry)} contradicts {against}, and Trainer stops there; write auto."
+
+
+def _differ(entry: Entry, ours: str, value: Any, given: Mapping[str, Entry]) -> str:
+    other = given.get(f"args.{ours}")
+    against = _at(other) if other is not None else f"the tool's {ours} {value}"
+    return f"{_at(entry)} contradicts {against}, and Trainer stops there; write auto."
+
+
+def _at(entry: Entry) -> str:
+    value = str(entry.value).lower() if isinstance(entry.value, bool) else entry.value
+    return f"{entry.shown} {value} ({entry.file}, line {entry.line})"

@@ -1,0 +1,349 @@
+"""Which tool's is a file, and which of its keys is which: texts to entries that the tables know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from estimator.tools.lists import listed
+from estimator.tools.reading.parsed import Call, Command, Found, Text
+from estimator.tools.rules import Entry
+from estimator.values.refusals import InputError
+
+SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
+    (
+        "deepspeed",
+        frozenset(
+            listed("zero_optimization train_micro_batch_size_per_gpu zero_allow_untested_optimizer")
+        ),
+    ),
+    (
+        "accelerate",
+        frozenset(listed("compute_environment distributed_type main_training_function")),
+    ),
+    ("peft", frozenset(listed("peft_type"))),
+    ("axolotl", frozenset(listed("base_model sample_packing micro_batch_size sequence_len"))),
+    (
+        "llamafactory",
+        frozenset(listed("finetuning_type cutoff_len stage lora_target dataset_dir template")),
+    ),
+    (
+        "ms_swift",
+        frozenset(
+            listed(
+                "tuner_type train_type tuner_backend split_dataset_ratio rlhf_type lazy_tokenize"
+            )
+        ),
+    ),
+    ("bnb", frozenset(listed("bnb_4bit_compute_dtype _load_in_4bit llm_int8_threshold"))),
+    (
+        "trl",
+        frozenset(
+            listed("""model_name_or_path dataset_name dataset_text_field use_peft packing max_length max_seq_length
+            dataset_train_split lora_target_modules assistant_only_loss reward_model_name_or_path beta script_args""")
+        ),
+    ),
+    (
+        "trainer",
+        frozenset(
+            listed(
+                "per_device_train_batch_size gradient_accumulation_steps num_train_epochs output_dir"
+            )
+        ),
+    ),
+    ("bnb", frozenset(listed("load_in_4bit load_in_8bit"))),
+    ("peft", frozenset(listed("r lora_alpha lora_dropout target_modules"))),
+    ("accelerate", frozenset(listed("num_processes num_machines fsdp_config deepspeed_config"))),
+)
+"""Keys of which one is enough to tell a file, in the order in which they are looked for."""
+
+NAMED_BY = {"axolotl", "llamafactory", "ms_swift", "trl", "trainer", "torchtune"}
+"""The kinds of file that name the training tool."""
+
+OBJECTIVE_CLASSES = re.compile(
+    r"^(SFT|DPO|KTO|ORPO|CPO|Reward|GRPO|RLOO|PPO|PRM|BCO|OnlineDPO|XPO|NashMD|GKD)"
+)
+TRL_COMMANDS = {"sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward"}
+FSDP_FLAGS = re.compile(r"^fsdp_")
+DEEPSPEED_FLAGS = frozenset(
+    listed("""zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path
+    offload_param_nvme_path gradient_accumulation_steps gradient_clipping zero3_init_flag zero3_save_16bit_model
+    deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter
+    deepspeed_multinode_launcher deepspeed_moe_layer_cls_names""")
+)
+
+
+@dataclass(slots=True)
+class Pool:
+    """What all files together say."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    """By key: of several, the one that counts."""
+    overruled: list[Entry] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+    """The tools that are named, in order."""
+    references: list[str] = field(default_factory=list)
+    """Files that are named."""
+    model_config: Mapping[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+    options: frozenset[str] = frozenset()
+    """Flags that the scripts read themselves."""
+
+    def add(self, entry: Entry) -> None:
+        """One key more; the later counts."""
+        if (before := self.entries.pop(entry.key, None)) is not None:
+            self.overruled.append(before)
+        self.entries[entry.key] = entry
+
+    def put(self, part: str, found: Found, file: str, name: str = "") -> None:
+        """A key of a file as a key of a part."""
+        self.add(Entry(f"{part}.{name or found.name}", found.value, file, found.line, found.name))
+
+
+def pool_of(texts: Iterable[Text]) -> Pool:
+    """All texts of a run together: configs first, then scripts, then commands, since flags overrule files."""
+    order = {"yaml": 0, "json": 0, "python": 1, "shell": 2}
+    given = sorted(texts, key=lambda it: order[it.kind])
+    pool = Pool()
+    for text in given:
+        if text.kind in {"yaml", "json"}:
+            _document(text, pool)
+        elif text.kind == "python":
+            _script(text, pool)
+        else:
+            for command in text.commands:
+                _command(command, text.name, pool)
+    return pool
+
+
+# --- YAML and JSON ------------------------------------------------------------------------------
+
+
+def document_kind(text: Text) -> str:
+    """What a file of keys is: a tool, ``deepspeed``, ``accelerate``, ``peft``, ``bnb``, ``torchtune`` or ``model``."""
+    top = {it.path[0] for it in text.keys}
+    if any("_component_" in it.path for it in text.keys):
+        return "torchtune"
+    if {"hidden_size", "model_type"} <= top or ({"architectures", "model_type"} <= top):
+        return "model"
+    if {"model", "tuner_type"} <= top or ({"model", "dataset"} <= top and "_component_" not in top):
+        return "ms_swift"
+    for kind, keys in SIGNATURES:
+        if keys & top:
+            return kind
+    shown = ", ".join(sorted(top)[:4])
+    raise InputError(
+        f"{text.name} is no config that is known here: its keys are {shown}; give one of TRL, Trainer, PEFT, axolotl, "
+        "LLaMA-Factory, ms-swift, torchtune, accelerate or DeepSpeed."
+    )
+
+
+def _document(text: Text, pool: Pool) -> None:
+    kind = document_kind(text)
+    if kind == "model":
+        pool.model_config = text.whole
+        return
+    if kind in NAMED_BY:
+        pool.tools.append(kind)
+    part = kind if kind in {"deepspeed", "accelerate", "peft", "bnb"} else "args"
+    for found in text.keys:
+        pool.put(part, _accelerated(found) if part == "accelerate" else found, text.name)
+        if isinstance(found.value, str) and re.search(r"\.(json|ya?ml)$", found.value):
+            pool.references.append(found.value)
+
+
+def _accelerated(found: Found) -> Found:
+    """accelerate's older files have the keys of FSDP and DeepSpeed with and without their prefix."""
+    if (
+        found.path[0] == "fsdp_config"
+        and len(found.path) == 2
+        and not found.path[1].startswith("fsdp_")
+    ):
+        return Found(("fsdp_config", f"fsdp_{found.path[1]}"), found.value, found.line)
+    return found
+
+
+# --- Python -------------------------------------------------------------------------------------
+
+PEFT_KINDS = re.compile(
+    r"^(AdaLora|IA3|LoHa|LoKr|OFT|BOFT|Vera|PrefixTuning|PromptTuning|PromptEncoder|FourierFT|LNTuning)Config$"
+)
+OLD_TRAINER_ARGS = frozenset(
+    listed("max_seq_length packing dataset_text_field neftune_noise_alpha dataset_num_proc")
+)
+"""Arguments of ``SFTTrainer`` that went to ``SFTConfig``."""
+TRAINER_KEYS = frozenset(listed("compute_loss_func compute_metrics preprocess_logits_for_metrics"))
+"""Arguments of a trainer that are keys of a run; the others are objects that the script made before: its model, its
+data, its config."""
+
+
+def _script(text: Text, pool: Pool) -> None:
+    unsloth = any(it.of.startswith("Fast") and it.of.endswith("Model") for it in text.calls)
+    policy = _policy(text.calls)
+    pool.options |= text.options
+    for call in text.calls:
+        for part, found, name in _call_keys(call, unsloth=unsloth, is_policy=call is policy):
+            pool.put(part, found, text.name, name)
+        if unsloth:
+            pool.tools.append("unsloth")
+        elif (found_class := OBJECTIVE_CLASSES.match(call.name)) and call.name.endswith(
+            ("Trainer", "Config")
+        ):
+            pool.tools.append("trl")
+            _objective(found_class[1].lower(), text.name, call.line, pool)
+        elif call.name in {
+            "Trainer",
+            "Seq2SeqTrainer",
+            "TrainingArguments",
+            "Seq2SeqTrainingArguments",
+        }:
+            pool.tools.append("trainer")
+    if any(it in {"trl", "unsloth"} for it in pool.tools):
+        pool.tools = [it for it in pool.tools if it != "trainer"]
+
+
+def _objective(word: str, file: str, line: int, pool: Pool) -> None:
+    if "trainer.objective" not in pool.entries:
+        pool.add(Entry("trainer.objective", word, file, line, word))
+
+
+def _policy(calls: Iterable[Call]) -> Call | None:
+    """Of several models the one that is trained: called model, or the first that is no reference and no reward."""
+    loads = [it for it in calls if it.name == "from_pretrained" and not it.of.startswith("Fast")]
+    others = [
+        it for it in loads if not re.search(r"ref|reward|teacher|value|judge|critic", it.target)
+    ]
+    named = [it for it in others if it.target == "model"]
+    return next(iter([*named, *others]), None)
+
+
+def _call_keys(call: Call, *, unsloth: bool, is_policy: bool) -> Iterator[tuple[str, Found, str]]:
+    """The keys of a call, each with its part and its name there."""
+    match call.name:
+        case "from_pretrained" if call.of.startswith("Fast"):
+            for it in call.found:
+                name = "model_name" if it.name == "pretrained_model_name_or_path" else it.name
+                yield "unsloth", it, name
+        case "from_pretrained":
+            if is_policy:
+                yield from (("model", it, it.name) for it in call.found)
+                yield "model", Found(("loaded",), True, call.line), "loaded"
+        case "get_peft_model" if unsloth:
+            yield "unsloth_peft", Found(("get_peft_model",), True, call.line), "get_peft_model"
+            yield from (("unsloth_peft", it, it.name) for it in call.found)
+        case "get_peft_model":
+            yield from (
+                ("call", it, it.name) for it in call.found if it.name == "autocast_adapter_dtype"
+            )
+        case "prepare_model_for_kbit_training":
+            yield "call", Found((call.name,), True, call.line), call.name
+            for it in call.found:
+                if (
+                    it.name == "use_gradient_checkpointing"
+                    or it.path[0] == "gradient_checkpointing_kwargs"
+                ):
+                    yield "call", it, it.name
+        case "gradient_checkpointing_enable":
+            yield "call", Found((call.name,), True, call.line), call.name
+            yield from (("call", it, it.name) for it in call.found)
+        case "to" | "half" | "bfloat16":
+            word = {"half": "float16", "bfloat16": "bfloat16"}.get(call.name)
+            said = next((it.value for it in call.found if it.name == "dtype"), word)
+            yield "call", Found(("to",), said, call.line), "to"
+        case "LoraConfig":
+            yield "peft", Found(("peft_type",), "LORA", call.line), "peft_type"
+            yield from (("peft", it, it.name) for it in call.found)
+        case "BitsAndBytesConfig":
+            yield from (("bnb", it, it.name) for it in call.found)
+        case name if PEFT_KINDS.match(name):
+            yield "peft", Found(("peft_type",), name.removesuffix("Config"), call.line), "peft_type"
+            yield from (("peft", it, it.name) for it in call.found)
+        case name if name.endswith("Trainer"):
+            for it in call.found:
+                if it.path[0] in OLD_TRAINER_ARGS:
+                    yield "args", it, it.name
+                elif it.name in TRAINER_KEYS or (it.name == "model" and isinstance(it.value, str)):
+                    yield "trainer", it, it.name
+        case _:
+            yield from (("args", it, it.name) for it in call.found)
+
+
+CONFIG_FLAGS = {"config", "config_file", "config_path"}
+"""Flags that name a file of keys."""
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def _command(command: Command, file: str, pool: Pool) -> None:
+    for it in command.launch:
+        _launched(command.launcher, it, file, pool)
+    _environment(command, file, pool)
+    words = list(command.words)
+    if command.tool:
+        pool.tools.append(command.tool)
+    if command.tool == "trl" and words and words[0] in TRL_COMMANDS:
+        _objective(words[0], file, command.line, pool)
+    if command.tool == "ms_swift" and words:
+        pool.add(Entry("args.command", words[0], file, command.line, words[0]))
+    pool.references += [it for it in words if re.search(r"\.(py|ya?ml|json)$", it)]
+    for it in command.flags:
+        is_file = it.name in CONFIG_FLAGS and isinstance(it.value, str)
+        if is_file and command.tool != "torchtune":
+            pool.references.append(it.value)
+            continue
+        if it.name == "deepspeed" and isinstance(it.value, str) and it.value.endswith(".json"):
+            pool.references.append(it.value)
+        pool.put("args", it, file)
+    if command.launcher or command.tool in {"axolotl", "llamafactory"}:
+        pool.add(
+            Entry(
+                "launch.launcher",
+                command.launcher or command.tool,
+                file,
+                command.line,
+                command.launcher,
+            )
+        )
+
+
+def _launched(launcher: str, found: Found, file: str, pool: Pool) -> None:
+    name = found.name
+    if launcher == "accelerate":
+        if name == "config_file":
+            pool.references.append(str(found.value))
+        elif FSDP_FLAGS.match(name):
+            pool.put("accelerate", found, file, f"fsdp_config.{name}")
+        elif name in DEEPSPEED_FLAGS:
+            pool.put("accelerate", found, file, f"deepspeed_config.{name}")
+        elif name in {"use_fsdp", "use_deepspeed", "multi_gpu"}:
+            kind = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED"}.get(name, "MULTI_GPU")
+            pool.put("accelerate", Found(found.path, kind, found.line), file, "distributed_type")
+        else:
+            pool.put("accelerate", found, file)
+        return
+    name = {"num_nodes": "nnodes"}.get(name, name)
+    if name == "include" and isinstance(found.value, str) and ":" in found.value:
+        shown = found.value.partition(":")[2]
+        pool.put("launch", Found(found.path, shown, found.line), file, "visible_devices")
+        return
+    pool.put("launch", found, file, name)
+
+
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "visible_devices",
+    "NPROC_PER_NODE": "nproc_per_node",
+    "NNODES": "nnodes",
+}
+
+
+def _environment(command: Command, file: str, pool: Pool) -> None:
+    for name, value in command.environment.items():
+        if name in ENVIRONMENT:
+            plain: Any = (
+                int(value)
+                if re.fullmatch(r"[0-9]{1,6}", value) and name != "CUDA_VISIBLE_DEVICES"
+                else value
+            )
+            pool.add(Entry(f"launch.{ENVIRONMENT[name]}", plain, file, command.line, name))

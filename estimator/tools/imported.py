@@ -1,0 +1,318 @@
+"""A user's own files as one run: what was taken over, what does nothing, what is not modelled yet, what is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from estimator.sources import catalog
+from estimator.sources.repository import from_config
+from estimator.tools import contradictions
+from estimator.tools.documents import Pool, pool_of
+from estimator.tools.reading.detect import kind_of, read_text
+from estimator.tools.reading.parsed import FlagValue, Text, Unresolved, decoded
+from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches
+from estimator.tools.whose import SetByTool, set_by, tool_named, version_of
+from estimator.values.keys import BY_NAME
+from estimator.values.kinds import near, show
+from estimator.values.later_keys import LATER, read_later
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model
+
+MOST_FILES = 16
+"""Files of one run: ours."""
+PRIORITY = ("unsloth", "axolotl", "llamafactory", "ms_swift", "torchtune", "trl", "trainer")
+"""Of several tools that are named: the one that calls the others."""
+
+
+class Fate(StrEnum):
+    """What becomes of a key of a user's file."""
+
+    TAKEN = "taken over"
+    NO_EFFECT = "no effect on memory, time or cost"
+    NOT_MODELLED = "changes memory or time, and is not modelled yet"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRead:
+    """One key of a user's file, and what became of it."""
+
+    key: str
+    """As it stands in the file."""
+    value: Any
+    file: str
+    line: int
+    fate: Fate
+    ours: tuple[str, ...] = ()
+    """The keys of the contract that it went into."""
+    says: str = ""
+    """Why it is not modelled, or what is unknown, in a sentence."""
+    direction: Direction | None = None
+    """Where it is not modelled: which way it moves memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A user's own files as one run."""
+
+    tool: str
+    """As the contract's key ``tool`` names it."""
+    version: str
+    """Of the tool: the newest whose defaults are known."""
+    setup: Mapping[str, Any]
+    """An object of the contract, with every key that the tool or the user sets."""
+    keys: tuple[KeyRead, ...]
+    """Every key of the files, in their order."""
+    set_by_tool: tuple[SetByTool, ...]
+    """What the tool sets without being asked, what differs from the contract's defaults first."""
+    contradictions: tuple[str, ...] = ()
+    """Where the files contradict each other so that the tools stop."""
+    notes: tuple[str, ...] = ()
+    """What else one has to know: files that are named and were not given, a value of the tool that is not modelled."""
+    texts: tuple[Text, ...] = ()
+    """The files as they were read."""
+
+    def of(self, fate: Fate) -> tuple[KeyRead, ...]:
+        """One of the four lists."""
+        return tuple(it for it in self.keys if it.fate is fate)
+
+
+def read_files(
+    files: Mapping[str, str | bytes], known: Mapping[str, Model] | None = None
+) -> Imported:
+    """One run out of all its files, by name: configs, scripts, commands. Nothing of them is run.
+
+    ``known``: models by id that are not in the catalogue, as ``read_setup`` takes them. ``ValueError`` is one sentence
+    where a file cannot be read.
+
+    >>> run = read_files({"pasted": "trl sft --model_name_or_path openai-community/gpt2 --max_length 512 --seed 1"})
+    >>> run.tool, run.setup["max_length"], run.setup["gradient_checkpointing"]
+    ('trl', 512, True)
+    >>> [(it.key, it.fate.value) for it in run.keys][-1]
+    ('seed', 'no effect on memory, time or cost')
+    """
+    if not files:
+        raise InputError("there is nothing to read; give a config, a script or a command.")
+    if len(files) > MOST_FILES:
+        raise InputError(
+            f"{len(files)} files are more than the {MOST_FILES} that one run may have; give its own alone."
+        )
+    texts = _read(files)
+    pool = pool_of(texts)
+    tool = _tool(pool)
+    return _joined(tool, pool, texts, known or {})
+
+
+def _read(files: Mapping[str, str | bytes]) -> tuple[Text, ...]:
+    """Each file as its keys, calls or commands; commands first, since a script reads their flags."""
+    kinds = {name: kind_of(decoded(text, name), name) for name, text in files.items()}
+    read = {name: read_text(files[name], name) for name, kind in kinds.items() if kind == "shell"}
+    flags = {
+        it.name: it.value
+        for text in read.values()
+        for command in text.commands
+        if not command.tool
+        for it in command.flags
+        if not isinstance(it.value, Unresolved)
+    }
+    read |= {name: read_text(files[name], name, flags) for name in files if name not in read}
+    return tuple(read[name] for name in files)
+
+
+def _tool(pool: Pool) -> Tool:
+    name = next((it for it in PRIORITY if it in pool.tools), "")
+    if not name:
+        name = "trl" if "trl" in pool.tools else "trainer"
+        pool.notes.append(
+            "No file names the training tool: Trainer's defaults are taken where a key is missing."
+        )
+    objective = pool.entries.get("trainer.objective")
+    return tool_named(name, objective.value if objective else None)
+
+
+def _joined(
+    tool: Tool, pool: Pool, texts: tuple[Text, ...], known: Mapping[str, Model]
+) -> Imported:
+    _resolve_flags(tool, pool)
+    given = {key: it for key, it in pool.entries.items() if not isinstance(it.value, Unresolved)}
+    model = _model(tool, given, pool, known)
+    refused: dict[str, str] = {}
+    values: Mapping[str, Any] = {}
+    notes = list(pool.notes)
+    dropped: set[str] = set()
+    for _ in range(
+        8
+    ):  # a value that the contract does not take is left to the tool's default, and said
+        found = effective(tool, {k: it for k, it in given.items() if k not in refused}, model=model)
+        values = {key: value for key, value in found.values.items() if key not in dropped}
+        again = False
+        for key, value in values.items():
+            if not (problem := problem_with(key, value)):
+                continue
+            entries = [it.key for it in found.origins[key].entries if it.key not in refused]
+            if entries:
+                refused |= dict.fromkeys(entries, problem)
+            else:
+                dropped.add(key)
+                notes.append(f"{_version(tool)} sets this by itself, and it is left out: {problem}")
+            again = True
+        if not again:
+            break
+    if pool.model_config is not None and "model" not in values:
+        values = {**values, "model": dict(pool.model_config)}
+    went: dict[str, list[str]] = {}
+    for key, origin in found.origins.items():
+        for entry in origin.entries:
+            went.setdefault(entry.key, []).append(key)
+    given_names = {name.rpartition("/")[2] for name in (it.name for it in texts)}
+    missing = [
+        it for it in dict.fromkeys(pool.references) if it.rpartition("/")[2] not in given_names
+    ]
+    notes += [
+        f"{it} is named and was not given: drop it here, too, where its keys matter."
+        for it in missing
+    ]
+    by_tool = [
+        set_by(tool, key, values[key], origin)
+        for key, origin in found.origins.items()
+        if key in values and not origin.entries and key != "model"
+    ]
+    return Imported(
+        tool=tool.name,
+        version=version_of(tool.name),
+        setup=values,
+        keys=tuple(
+            _key(it, tool, went.get(it.key, []), refused.get(it.key, ""), pool.options)
+            for it in _shown(pool)
+        ),
+        set_by_tool=tuple(sorted(by_tool, key=lambda it: not it.differs)),
+        contradictions=tuple(contradictions.found(tool.name, given, values)),
+        notes=tuple(dict.fromkeys(notes)),
+        texts=texts,
+    )
+
+
+def _resolve_flags(tool: Tool, pool: Pool) -> None:
+    """Values that a script takes from its flags: what the command says, else the default of the tool's own class."""
+    theirs = Theirs(pool.entries, tool.chains)
+    for key, entry in list(pool.entries.items()):
+        if not isinstance(entry.value, FlagValue):
+            continue
+        flag = f"args.{entry.value.flag}"
+        said = theirs[flag]
+        if flag in pool.entries and not isinstance(said, Unresolved):
+            pool.entries[key] = replace(entry, value=said)
+        elif flag not in pool.entries and (default := theirs.default(flag)) is not None:
+            pool.entries[key] = replace(entry, value=default.value)
+
+
+def _version(tool: Tool) -> str:
+    return f"{tool.distribution} {version_of(tool.name)}"
+
+
+def _shown(pool: Pool) -> Sequence[Entry]:
+    """The keys that somebody wrote, in the order of the files."""
+    return [
+        it
+        for it in pool.entries.values()
+        if it.key not in {"launch.launcher", "model.loaded", "unsloth_peft.get_peft_model"}
+    ]
+
+
+def _model(
+    tool: Tool, given: Mapping[str, Entry], pool: Pool, known: Mapping[str, Model]
+) -> Model | None:
+    """The model of the files where it is known already."""
+    if pool.model_config is not None:
+        return from_config(pool.model_config).model
+    name = effective(tool, given).values.get("model")
+    if not isinstance(name, str):
+        return None
+    if name in known:
+        return known[name]
+    try:
+        return catalog.model(name)
+    except ValueError:
+        return None
+
+
+def problem_with(key: str, value: Any) -> str:
+    """Why the contract does not take a value; empty: it does.
+
+    >>> problem_with("max_length", 2048), problem_with("max_length", 0)
+    ('', 'max_length must be a whole number from 1 to 16777216, not 0.')
+    """
+    if key in {"model", "gpu"}:
+        return ""
+    try:
+        if key in BY_NAME:
+            BY_NAME[key].read(value)
+        elif key in LATER:
+            read_later(key, value)
+        else:
+            return f"{key} is no key of a setup."
+    except ValueError as problem:
+        return str(problem)
+    return ""
+
+
+Said = Callable[[str], str]
+
+
+def _key(
+    entry: Entry, tool: Tool, ours: Sequence[str], refused: str, options: frozenset[str]
+) -> KeyRead:
+    """What became of one key; ``options`` are the flags that the scripts read themselves."""
+    fate, says, direction = _fate(entry, tool, refused)
+    if fate is Fate.UNKNOWN and entry.shown in options and not isinstance(entry.value, Unresolved):
+        fate, says = Fate.TAKEN, ""
+    return KeyRead(
+        key=entry.shown,
+        value=entry.value.text if isinstance(entry.value, Unresolved) else entry.value,
+        file=entry.file,
+        line=entry.line,
+        fate=fate,
+        ours=tuple(ours) if fate is Fate.TAKEN else (),
+        says=says,
+        direction=direction,
+    )
+
+
+def _fate(entry: Entry, tool: Tool, refused: str) -> tuple[Fate, str, Direction | None]:
+    if refused:
+        return Fate.NOT_MODELLED, refused, Direction.EITHER
+    value = entry.value
+    if matches(entry.key, tool.no_effect):
+        return Fate.NO_EFFECT, "", None
+    if isinstance(value, FlagValue):
+        said = f"{entry.shown} is the script's flag --{value.flag}: give its command, too; the default is taken."
+        return Fate.UNKNOWN, said, None
+    later = _later(entry, tool)
+    read = matches(entry.key, (it for rule in tool.rules for it in rule.theirs))
+    if isinstance(value, Unresolved):
+        said = f"{entry.shown} is {show(value.text)}, which only the run knows; the tool's default is taken."
+        return Fate.UNKNOWN, said, None
+    if later is not None and not _is_harmless(value, later.harmless):
+        return Fate.NOT_MODELLED, f"{later.sentence}.", later.direction
+    if read:
+        return Fate.TAKEN, "", None
+    if later is not None:
+        return Fate.NO_EFFECT, "", None
+    meant = near(entry.shown, [it.partition(".")[2] for rule in tool.rules for it in rule.theirs])
+    hint = f"; did you mean {meant[0]}?" if meant else "."
+    return Fate.UNKNOWN, f"{tool.label} knows no {entry.shown}, or it is not known here{hint}", None
+
+
+def _later(entry: Entry, tool: Tool) -> Later | None:
+    return next(
+        (it for it in tool.later if matches(entry.key, (it.theirs, f"{it.theirs}.*"))), None
+    )
+
+
+def _is_harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
+    return any(
+        value == it and isinstance(value, bool) is isinstance(it, bool) for it in harmless
+    ) or (value in ({}, [], "") and None in harmless)

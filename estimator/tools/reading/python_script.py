@@ -1,0 +1,674 @@
+"""A Python script or a notebook, read by ``ast``: the calls that configure a run, with what their arguments are.
+
+Nothing is imported or run. An argument is followed through names, literals, dicts, f-strings of known names, simple
+arithmetic, and the defaults of argparse and of the script's own dataclasses; what cannot be known so is said to be.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from estimator.tools.reading.parsed import Call, FlagValue, Text, Unresolved, flattened
+from estimator.values.refusals import InputError
+
+CONFIGS = frozenset(
+    [
+        "SFTConfig",
+        "DPOConfig",
+        "KTOConfig",
+        "ORPOConfig",
+        "CPOConfig",
+        "RewardConfig",
+        "GRPOConfig",
+        "RLOOConfig",
+        "PPOConfig",
+        "PRMConfig",
+        "BCOConfig",
+        "OnlineDPOConfig",
+        "XPOConfig",
+        "NashMDConfig",
+        "GKDConfig",
+        "TrainingArguments",
+        "Seq2SeqTrainingArguments",
+        "UnslothTrainingArguments",
+        "ModelConfig",
+        "ScriptArguments",
+        "DPOScriptArguments",
+        "GRPOScriptArguments",
+        "LoraConfig",
+        "AdaLoraConfig",
+        "IA3Config",
+        "LoHaConfig",
+        "LoKrConfig",
+        "OFTConfig",
+        "BOFTConfig",
+        "VeraConfig",
+        "PrefixTuningConfig",
+        "PromptTuningConfig",
+        "PromptEncoderConfig",
+        "FourierFTConfig",
+        "LNTuningConfig",
+        "BitsAndBytesConfig",
+    ]
+)
+"""Classes whose arguments are keys of a run."""
+TRAINERS = frozenset(
+    [
+        "SFTTrainer",
+        "DPOTrainer",
+        "KTOTrainer",
+        "ORPOTrainer",
+        "CPOTrainer",
+        "RewardTrainer",
+        "GRPOTrainer",
+        "RLOOTrainer",
+        "PPOTrainer",
+        "PRMTrainer",
+        "BCOTrainer",
+        "OnlineDPOTrainer",
+        "XPOTrainer",
+        "NashMDTrainer",
+        "GKDTrainer",
+        "Trainer",
+        "Seq2SeqTrainer",
+        "UnslothTrainer",
+    ]
+)
+METHODS = frozenset(
+    [
+        "from_pretrained",
+        "get_peft_model",
+        "prepare_model_for_kbit_training",
+        "gradient_checkpointing_enable",
+        "to",
+        "half",
+        "bfloat16",
+    ]
+)
+LOADERS = re.compile(
+    r"^(Auto(Liger|Peft)?Model\w*|Fast\w*Model|\w+For(CausalLM|ConditionalGeneration|ImageTextToText|SequenceClassification)|\w+LMHeadModel)$"
+)
+PARSERS = {"HfArgumentParser", "TrlParser", "H4ArgumentParser"}
+HAS_BF16 = {"is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available"}
+"""Questions about the card: answered yes, as every card since 2020 does."""
+ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+NO_FLAGS: Mapping[str, Any] = MappingProxyType({})
+LARGEST_RESULT = 10**15
+LONGEST_RESULT = 10_000
+
+
+@dataclass
+class _Object:
+    """A value that has named parts: what a known class was called with, or a parser returned."""
+
+    name: str
+    values: dict[str, Any]
+    line: int
+    of: str = ""
+    lines: dict[str, int] = field(default_factory=dict)
+    target: str = ""
+    is_parsed: bool = False
+    """What a parser of flags returned."""
+
+
+def read_python(text: str, name: str, flags: Mapping[str, Any] = NO_FLAGS) -> Text:
+    r"""The calls of a script; ``flags`` are what its command line gives it.
+
+    >>> (call,) = read_python("n = 2\nargs = SFTConfig(max_length=n * 1024)\n", "train.py").calls
+    >>> call.name, call.target, [(it.name, it.value) for it in call.found]
+    ('SFTConfig', 'args', [('max_length', 2048)])
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an invalid escape in somebody's text
+            tree = ast.parse(text)
+    except SyntaxError as problem:
+        here = (problem.text or "").strip()[:60]
+        at = f" at {here!r}" if here else ""
+        raise InputError(
+            f"{name}, line {problem.lineno}: no Python{at} ({problem.msg}); correct it there."
+        ) from None
+    except (ValueError, RecursionError, MemoryError):
+        raise InputError(
+            f"{name} is nested too deeply to be read; give the config alone."
+        ) from None
+    reader = _Reader(flags)
+    try:
+        reader.walk(tree.body)
+    except RecursionError:
+        raise InputError(
+            f"{name} is nested too deeply to be read; give the config alone."
+        ) from None
+    return Text(
+        name=name,
+        kind="python",
+        calls=tuple(reader.calls()),
+        options=frozenset(reader.options),
+    )
+
+
+def read_notebook(text: str, name: str) -> Text:
+    """The calls of a notebook's cells; magics are left out."""
+    try:
+        cells = json.loads(text)["cells"]
+        sources = ["".join(it["source"]) for it in cells if it["cell_type"] == "code"]
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
+        raise InputError(
+            f"{name} is no notebook: it has no cells; save it as .ipynb again."
+        ) from None
+    kept = []
+    for source in sources:
+        lines = source.split("\n")
+        plain = "\n".join(
+            (line[: len(line) - len(line.lstrip())] + "pass  # " + line.lstrip())
+            if line.lstrip().startswith(("%", "!"))
+            else line
+            for line in lines
+        )
+        try:
+            ast.parse(plain)
+        except (SyntaxError, ValueError):
+            if not source.lstrip().startswith(("%", "!")) and any(it in plain for it in CONFIGS):
+                return read_python(plain, f"{name}, a cell")
+            plain = "\n".join(f"# {line}" for line in lines)  # %%bash and the like
+        kept.append(plain)
+    return read_python("\n".join(kept), name)
+
+
+class _Reader:
+    """Walks statements in order; every name has the last value that was given to it."""
+
+    def __init__(self, flags: Mapping[str, Any]) -> None:
+        self.flags = flags
+        self.names: dict[str, Any] = {}
+        self.objects: list[_Object] = []
+        self.classes: dict[str, dict[str, Any]] = {}
+        self.options: dict[str, Any] = {}
+
+    def calls(self) -> list[Call]:
+        """What was called with what, as it stands at the end."""
+        return [
+            Call(
+                name=it.name,
+                of=it.of,
+                line=it.line,
+                target=it.target,
+                found=tuple(
+                    one
+                    for key, value in it.values.items()
+                    for one in flattened(
+                        _plain(value), it.lines.get(key, it.line), tuple(key.split("."))
+                    )
+                ),
+            )
+            for it in self.objects
+        ]
+
+    # --- statements ---
+
+    def walk(self, body: list[ast.stmt]) -> None:
+        """Statements, into functions, branches and loops too."""
+        for node in body:
+            self.statement(node)
+
+    def statement(self, node: ast.stmt) -> None:
+        """One statement."""
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                found = self.value(value)
+                for target in targets:
+                    self.assign(target, found)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self.assign(target, self.value(value))
+            case ast.AugAssign(target=ast.Name(id=name)):
+                self.names[name] = self.value(
+                    ast.BinOp(left=ast.Name(id=name, ctx=ast.Load()), op=node.op, right=node.value)
+                )
+            case ast.Expr(value=value):
+                self.value(value)
+            case ast.Return(value=ast.expr() as value):
+                self.value(value)
+            case ast.If(test=test, body=body, orelse=orelse):
+                known = self.value(test)
+                if isinstance(known, bool) and not _is_main(test):
+                    self.walk(body if known else orelse)
+                else:
+                    self.walk(body)
+                    before = dict(self.names)
+                    self.walk(orelse)
+                    for name, value in self.names.items():
+                        if name in before and before[name] != value and orelse:
+                            self.names[name] = value
+            case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
+                self.parameters(node)
+                self.walk(body)
+            case ast.ClassDef():
+                self.dataclass(node)
+                for inner in node.body:
+                    if isinstance(inner, ast.FunctionDef):
+                        self.walk(inner.body)
+            case ast.For(body=body, orelse=orelse) | ast.While(body=body, orelse=orelse):
+                if isinstance(node, ast.For):
+                    self.assign(node.target, Unresolved(ast.unparse(node.target)))
+                self.walk(body)
+                self.walk(orelse)
+            case ast.With(body=body) | ast.AsyncWith(body=body):
+                self.walk(body)
+            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
+                self.walk(body)
+                for handler in handlers:
+                    if not any(isinstance(it, ast.Raise) for it in handler.body):
+                        self.walk(handler.body)
+                self.walk(orelse)
+                self.walk(finalbody)
+            case _:
+                pass
+
+    def parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """A function's parameters have their defaults, which ``fire`` and ``typer`` make the script's."""
+        given = [*node.args.posonlyargs, *node.args.args]
+        late = given[len(given) - len(node.args.defaults) :]
+        pairs = [*zip(late, node.args.defaults, strict=True)]
+        pairs += [
+            (it, value)
+            for it, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            if value is not None
+        ]
+        known = {it.arg: value for it, value in pairs}
+        for it in [*given, *node.args.kwonlyargs]:
+            if it.arg in known:
+                value = self.value(known[it.arg])
+                self.names[it.arg] = Unresolved(it.arg) if value is None else value
+            elif it.arg not in self.names:
+                self.names[it.arg] = Unresolved(it.arg)
+
+    def dataclass(self, node: ast.ClassDef) -> None:
+        """The fields of a class with their defaults."""
+        fields = {}
+        for it in node.body:
+            if isinstance(it, ast.AnnAssign) and isinstance(it.target, ast.Name) and it.value:
+                fields[it.target.id] = self.field(it.value)
+            elif isinstance(it, ast.Assign):
+                for target in it.targets:
+                    if isinstance(target, ast.Name):
+                        fields[target.id] = self.value(it.value)
+        bases = [ast.unparse(it).rpartition(".")[2] for it in node.bases]
+        inherited = {k: v for base in bases for k, v in self.classes.get(base, {}).items()}
+        self.classes[node.name] = {**inherited, **fields}
+        if any(base in CONFIGS for base in bases):
+            self.classes[node.name]["__base__"] = next(it for it in bases if it in CONFIGS)
+        self.names.setdefault(node.name, _Object(node.name, dict(fields), node.lineno))
+
+    def field(self, node: ast.expr) -> Any:
+        """The default of a dataclass's field."""
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {
+            "field",
+            "Field",
+        }:
+            for it in node.keywords:
+                if it.arg == "default":
+                    return self.value(it.value)
+                if it.arg == "default_factory" and isinstance(it.value, ast.Lambda):
+                    return self.value(it.value.body)
+            return Unresolved("a field without a default")
+        return self.value(node)
+
+    def assign(self, target: ast.expr, value: Any) -> None:
+        """A value gets a name, or becomes a part of an object."""
+        match target:
+            case ast.Name(id=name):
+                self.names[name] = value
+                if isinstance(value, _Object) and not value.target:
+                    value.target = name
+            case ast.Attribute(value=owner, attr=part):
+                of = self.value(owner)
+                if isinstance(of, _Object):
+                    of.values[part] = value
+                    of.lines[part] = target.lineno
+            case ast.Subscript(value=owner, slice=ast.Constant(value=str(part))):
+                of = self.value(owner)
+                if isinstance(of, dict):
+                    of[part] = value
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                several = value if isinstance(value, list) and len(value) == len(parts) else None
+                for number, one in enumerate(parts):
+                    if several is not None:
+                        self.assign(one, several[number])
+                    elif number == 0 and isinstance(value, _Object):
+                        self.assign(one, value)
+                    elif isinstance(one, ast.Name):
+                        self.names[one.id] = Unresolved(one.id)
+            case _:
+                pass
+
+    # --- expressions ---
+
+    def value(self, node: ast.expr) -> Any:
+        """What an expression is, or why it is not known."""
+        match node:
+            case ast.Constant(value=value):
+                return value if not isinstance(value, bytes | complex) else Unresolved(repr(value))
+            case ast.Name(id=name):
+                return self.names.get(name, Unresolved(name))
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+                found: list[Any] = []
+                for it in parts:
+                    if isinstance(it, ast.Starred):
+                        inner = self.value(it.value)
+                        found += inner if isinstance(inner, list) else [inner]
+                    else:
+                        found.append(self.value(it))
+                return found
+            case ast.Dict(keys=keys, values=values):
+                return self.pairs(keys, values)
+            case ast.JoinedStr(values=parts):
+                return self.joined(parts, node)
+            case ast.BinOp(left=left, op=op, right=right):
+                return self.arithmetic(self.value(left), op, self.value(right), node)
+            case ast.UnaryOp(op=op, operand=operand):
+                inner = self.value(operand)
+                if isinstance(op, ast.Not) and isinstance(inner, bool):
+                    return not inner
+                if isinstance(op, ast.USub) and isinstance(inner, int | float):
+                    return -inner
+                return Unresolved(ast.unparse(node))
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                known = self.value(test)
+                if isinstance(known, Unresolved):
+                    either = (self.value(body), self.value(orelse))
+                    flags = [it for it in either if isinstance(it, FlagValue)]
+                    return flags[0] if flags else Unresolved(ast.unparse(node)[:200])
+                return self.value(body if known else orelse)
+            case ast.BoolOp(op=op, values=parts):
+                return self.junction(op, [self.value(it) for it in parts], node)
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self.comparison(self.value(left), op, self.value(right), node)
+            case ast.Attribute(value=owner, attr=part):
+                return self.part(owner, part, node)
+            case ast.Subscript(value=owner, slice=index):
+                of, at = self.value(owner), self.value(index)
+                if isinstance(of, dict) and isinstance(at, str) and at in of:
+                    return of[at]
+                if isinstance(of, list) and isinstance(at, int) and -len(of) <= at < len(of):
+                    return of[at]
+                return Unresolved(ast.unparse(node))
+            case ast.Call():
+                return self.call(node)
+            case ast.Await(value=inner) | ast.NamedExpr(value=inner):
+                return self.value(inner)
+            case _:
+                return Unresolved(ast.unparse(node)[:200])
+
+    def pairs(self, keys: list[ast.expr | None], values: list[ast.expr]) -> dict[str, Any]:
+        """A dict, with those that it unpacks."""
+        found: dict[str, Any] = {}
+        for key, value in zip(keys, values, strict=True):
+            inner = self.value(value)
+            if key is None:
+                found |= inner if isinstance(inner, dict) else {}
+            else:
+                found[str(_plain(self.value(key)))] = inner
+        return found
+
+    def joined(self, parts: list[ast.expr], node: ast.expr) -> Any:
+        """An f-string of known names."""
+        text = ""
+        for it in parts:
+            inner = self.value(it.value) if isinstance(it, ast.FormattedValue) else self.value(it)
+            if not isinstance(inner, str | int | float):
+                return Unresolved(ast.unparse(node))
+            text += str(inner)
+        return text
+
+    def arithmetic(self, left: Any, op: ast.operator, right: Any, node: ast.expr) -> Any:
+        """Sums, products and the like of small numbers, and joined texts."""
+        unknown = Unresolved(ast.unparse(node)[:200])
+        if type(op) not in ARITHMETIC:
+            return unknown
+        numbers = all(
+            isinstance(it, int | float) and not isinstance(it, bool) for it in (left, right)
+        )
+        texts = isinstance(op, ast.Add) and all(isinstance(it, str) for it in (left, right))
+        lists = isinstance(op, ast.Add) and all(isinstance(it, list) for it in (left, right))
+        if not (numbers or texts or lists):
+            return unknown
+        if numbers and (
+            max(abs(left), abs(right)) > LARGEST_RESULT
+            or (isinstance(op, ast.Pow) and abs(right) > 64)
+        ):
+            return unknown
+        if not numbers and len(left) + len(right) > LONGEST_RESULT:
+            return unknown
+        try:
+            found = ARITHMETIC[type(op)](left, right)
+        except (ArithmeticError, ValueError, TypeError):
+            return unknown
+        return (
+            unknown
+            if numbers and (isinstance(found, complex) or abs(found) > LARGEST_RESULT)
+            else found
+        )
+
+    def junction(self, op: ast.boolop, parts: list[Any], node: ast.expr) -> Any:
+        """``and`` and ``or`` of known values."""
+        for it in parts:
+            if isinstance(it, Unresolved):
+                return it if isinstance(it, FlagValue) else Unresolved(ast.unparse(node)[:200])
+            if bool(it) is isinstance(op, ast.Or):
+                return it
+        return parts[-1]
+
+    def comparison(self, left: Any, op: ast.cmpop, right: Any, node: ast.expr) -> Any:
+        """Equal, in, or not, of known values."""
+        if isinstance(left, Unresolved | _Object) or isinstance(right, Unresolved | _Object):
+            return Unresolved(ast.unparse(node))
+        match op:
+            case ast.Eq():
+                return left == right
+            case ast.NotEq():
+                return left != right
+            case ast.Is():
+                return left is right if right is None else Unresolved(ast.unparse(node))
+            case ast.IsNot():
+                return left is not right if right is None else Unresolved(ast.unparse(node))
+            case ast.In() if isinstance(right, list | dict | str):
+                return str(left) in right if isinstance(right, str) else left in right
+            case _:
+                return Unresolved(ast.unparse(node))
+
+    def part(self, owner: ast.expr, part: str, node: ast.expr) -> Any:
+        """``torch.bfloat16`` is its own text; ``config.size`` a part of a known object."""
+        text = ast.unparse(node)
+        if re.fullmatch(r"torch\.\w+", text):
+            return text
+        of = self.value(owner)
+        if isinstance(of, _Object) and part in of.values:
+            return of.values[part]
+        if isinstance(of, _Object) and of.is_parsed:
+            return self.flags.get(part, FlagValue(text[:200], part))
+        if isinstance(of, dict) and part in of:
+            return of[part]
+        return Unresolved(text[:200])
+
+    # --- calls ---
+
+    def call(self, node: ast.Call) -> Any:
+        """A call: of what makes a config, of a parser, or of a few plain functions; else not known."""
+        text = ast.unparse(node.func)
+        name, owner = text.rpartition(".")[2], text.rpartition(".")[0]
+        text = text[:200]
+        positional = [self.value(it) for it in node.args if not isinstance(it, ast.Starred)]
+        keywords: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for it in node.keywords:
+            inner = self.value(it.value)
+            if it.arg is not None:
+                keywords[it.arg] = inner
+                lines[it.arg] = it.value.lineno
+            elif isinstance(inner, dict):
+                keywords = {**inner, **keywords}
+        if name in HAS_BF16:
+            return True
+        if name in CONFIGS or name in TRAINERS or self.base_of(name) in CONFIGS:
+            return self.made(name, owner, positional, keywords, lines, node)
+        if name in METHODS and self.counts(name, owner, positional):
+            return self.made(name, owner, positional, keywords, lines, node)
+        if name in self.classes:
+            return _Object(name, {**self.classes[name], **keywords}, node.lineno)
+        return self.plain_call(name, owner, text, positional, keywords, node)
+
+    def base_of(self, name: str) -> str:
+        """The known class that one of the script's own extends."""
+        return str(self.classes.get(name, {}).get("__base__", ""))
+
+    def counts(self, name: str, owner: str, positional: list[Any]) -> bool:
+        """Whether a method's call is about the model."""
+        if name == "from_pretrained":
+            return bool(LOADERS.match(owner.rpartition(".")[2]))
+        if name in {"to", "half", "bfloat16"}:
+            is_dtype = name != "to" or (
+                bool(positional)
+                and isinstance(positional[0], str)
+                and positional[0].startswith("torch.")
+            )
+            return is_dtype and "model" in owner.lower() and "vision" not in owner.lower()
+        return True
+
+    def made(
+        self,
+        name: str,
+        owner: str,
+        positional: list[Any],
+        keywords: dict[str, Any],
+        lines: dict[str, int],
+        node: ast.Call,
+    ) -> _Object:
+        values = dict(keywords)
+        own = {k: v for k, v in self.classes.get(name, {}).items() if k != "__base__"}
+        values = {**own, **values}
+        name = self.base_of(name) or name
+        if positional:
+            if name == "from_pretrained":
+                values = {"pretrained_model_name_or_path": positional[0], **values}
+            elif name in {"to"}:
+                values["dtype"] = positional[0]
+            elif name in TRAINERS:
+                values = {**dict(zip(("model", "args"), positional, strict=False)), **values}
+            elif name == "TrainingArguments" or name.endswith("Config"):
+                first = {"LoraConfig": "task_type"}.get(name, "output_dir")
+                values = {first: positional[0], **values}
+            elif name == "prepare_model_for_kbit_training" and len(positional) > 1:
+                values["use_gradient_checkpointing"] = positional[1]
+        made = _Object(name, values, node.lineno, owner.rpartition(".")[2], lines)
+        self.objects.append(made)
+        return made
+
+    def plain_call(
+        self,
+        name: str,
+        owner: str,
+        text: str,
+        positional: list[Any],
+        keywords: dict[str, Any],
+        node: ast.Call,
+    ) -> Any:
+        unknown = Unresolved(ast.unparse(node)[:200])
+        first = positional[0] if positional else None
+        if name == "dict" and not positional:
+            return keywords
+        if (
+            name in {"int", "float", "str", "bool"}
+            and not owner
+            and isinstance(first, str | int | float)
+        ):
+            try:
+                return {"int": int, "float": float, "str": str, "bool": bool}[name](first)
+            except (ValueError, OverflowError):
+                return unknown
+        if name in {"list", "tuple", "set"} and isinstance(first, list):
+            return first
+        if text in {"os.environ.get", "os.getenv", "environ.get", "getenv"}:
+            return positional[1] if len(positional) > 1 else keywords.get("default", unknown)
+        if name == "get" and len(positional) == 2:
+            of = self.names.get(owner)
+            return of.get(first, positional[1]) if isinstance(of, dict) else positional[1]
+        if name == "getattr" and len(positional) >= 2 and positional[0] == Unresolved("torch"):
+            if isinstance(positional[1], FlagValue):
+                return positional[1]
+            return f"torch.{positional[1]}" if isinstance(positional[1], str) else unknown
+        if name == "ArgumentParser":
+            return _Object(name, {}, node.lineno)
+        if name == "add_argument" and isinstance(first, str):
+            flag = next(
+                (it for it in positional if isinstance(it, str) and it.startswith("--")), first
+            )
+            key = str(keywords.get("dest", flag.lstrip("-").replace("-", "_")))
+            default: Any = {"store_true": False, "store_false": True}.get(
+                str(keywords.get("action")), FlagValue(f"args.{key}", key)
+            )
+            value = keywords.get("default", default)
+            self.options[key] = FlagValue(f"args.{key}", key) if value is None else value
+            return None
+        if name in {"parse_args", "parse_known_args"}:
+            given = {key: value for key, value in self.flags.items() if key in self.options}
+            return _Object("options", {**self.options, **given}, node.lineno)
+        if name in PARSERS:
+            return _Object("parser", {"types": self.types(node)}, node.lineno)
+        if name.startswith("parse_args_") or name in {
+            "parse",
+            "parse_dict",
+            "parse_yaml_file",
+            "parse_json_file",
+        }:
+            of = self.names.get(owner)
+            if isinstance(of, _Object) and "types" in of.values:
+                return [self.parsed(it, node.lineno) for it in of.values["types"]]
+        return unknown
+
+    def types(self, node: ast.Call) -> list[str]:
+        """The classes that a parser of dataclasses was given."""
+        given = node.args[0] if node.args else next((it.value for it in node.keywords), None)
+        parts = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
+        return [ast.unparse(it).rpartition(".")[2] for it in parts if it is not None]
+
+    def parsed(self, name: str, line: int) -> _Object:
+        """What a parser makes of a class: its defaults; what the command line adds is read there."""
+        own = {k: v for k, v in self.classes.get(name, {}).items() if k != "__base__"}
+        base = self.base_of(name) or name
+        self.options |= dict.fromkeys(own)
+        given = {key: value for key, value in self.flags.items() if key in own}
+        made = _Object(base, {**own, **given}, line, is_parsed=True)
+        if base in CONFIGS:
+            self.objects.append(made)
+        return made
+
+
+def _is_main(test: ast.expr) -> bool:
+    return "__name__" in ast.unparse(test)
+
+
+def _plain(value: Any) -> Any:
+    """A value without objects: those are read as keys of their own."""
+    if isinstance(value, _Object):
+        return Unresolved(value.target or value.name)
+    if isinstance(value, list):
+        return [_plain(it) for it in value]
+    if isinstance(value, dict):
+        return {key: _plain(it) for key, it in value.items()}
+    return value

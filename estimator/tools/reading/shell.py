@@ -1,0 +1,359 @@
+"""Commands that train, out of a shell script or a line: launchers, tools and their flags. No shell expands anything."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from estimator.tools.reading.parsed import Command, Found, Text, Unresolved
+from estimator.values.refusals import InputError
+
+TOOL_WORDS: Mapping[str, str] = {
+    "trl": "trl",
+    "axolotl": "axolotl",
+    "llamafactory-cli": "llamafactory",
+    "lmf": "llamafactory",
+    "swift": "ms_swift",
+    "tune": "torchtune",
+}
+MODULES: Mapping[str, str] = {
+    "axolotl.cli.train": "axolotl",
+    "llamafactory.cli": "llamafactory",
+    "trl.scripts": "trl",
+    "swift.cli": "ms_swift",
+}
+SCRIPTS: tuple[tuple[str, str, str], ...] = (
+    (r"trl/scripts/(sft|dpo|kto|grpo|rloo|reward|orpo)\.py$", "trl", ""),
+    (r"swift/cli/(sft|rlhf|pt)\.py$", "ms_swift", ""),
+    (r"(?:^|/)src/train\.py$|llamafactory/launcher\.py$", "llamafactory", "train"),
+)
+LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "accelerate-launch")
+SWITCHES = frozenset(
+    [
+        "multi_gpu",
+        "quiet",
+        "m",
+        "module",
+        "no_python",
+        "debug",
+        "cpu",
+        "tpu",
+        "use_deepspeed",
+        "use_fsdp",
+        "use_megatron_lm",
+        "same_network",
+        "use_parallelism_config",
+        "standalone",
+        "no-python",
+        "use_xpu",
+        "dynamo_use_dynamic",
+        "enable_cpu_affinity",
+        "use_mps_device",
+        "force_multi",
+        "no_ssh",
+        "no_local_rank",
+        "autotuning",
+        "bind_cores_to_rank",
+        "use_cpu",
+        "use_tpu",
+    ]
+)
+"""Flags of launchers that no value follows."""
+TRAIN_WORDS = re.compile(
+    r"(?:^|[\s;&|=/])(accelerate|torchrun|deepspeed|llamafactory-cli|axolotl|swift|trl|tune|python3?|uv)\s"
+)
+ASSIGNED = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
+
+
+def looks_like_shell(text: str) -> bool:
+    """Whether a text without a name is commands.
+
+    >>> looks_like_shell("CUDA_VISIBLE_DEVICES=0 trl sft --config a.yaml"), looks_like_shell("seed: 1")
+    (True, False)
+    """
+    if text.startswith("#!"):
+        return "sh" in text.splitlines()[0]
+    return any(
+        re.match(
+            r"\s*\$?\s*(?:[A-Z_]\w*=\S*\s+)*(?:uv run\s+)?(?:accelerate\s+launch|torchrun|deepspeed|llamafactory-cli"
+            r"|axolotl\s|swift\s+(?:sft|pt|rlhf)|trl\s+\w+|tune\s+run|python3?\s+\S)",
+            line,
+        )
+        for line in text.splitlines()
+    )
+
+
+def read_shell(text: str, name: str) -> Text:
+    r"""The training commands of a text.
+
+    >>> (command,) = read_shell("accelerate launch --num_processes 4 train.py \\\n --bf16", "run.sh").commands
+    >>> command.launcher, command.launch[0].value, command.words, command.flags[0].name
+    ('accelerate', 4, ('train.py',), 'bf16')
+    """
+    variables: dict[str, str] = {}
+    commands: list[Command] = []
+    for line, words in _statements(text, name):
+        environment, rest = _environment(words, variables)
+        if not rest:
+            variables.update(environment)
+            continue
+        if rest[0] == "export":
+            variables.update(_environment(rest[1:], variables)[0])
+            continue
+        expanded = [word for it in rest for word in _expanded(it, variables)]
+        if (command := _command(expanded, {**variables, **environment}, line)) is not None:
+            commands.append(command)
+    if not commands:
+        raise InputError(
+            f"{name} has no command that trains; give one such as accelerate launch, trl sft, axolotl train, "
+            "llamafactory-cli train, swift sft, tune run, torchrun or deepspeed."
+        )
+    return Text(name=name, kind="shell", commands=tuple(commands))
+
+
+def _statements(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    """Each simple command with its first line."""
+    kept, first = "", 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        bare = line.rstrip()
+        if not kept:
+            first = number
+        if bare.lstrip().startswith("#"):
+            continue
+        if bare.endswith("\\"):
+            kept += bare[:-1] + " "
+            continue
+        kept += bare
+        if kept.count("'") % 2 or kept.replace('\\"', "").count('"') % 2:
+            kept += "\n"
+            if number - first < 60:
+                continue
+        yield from _split(kept, first, name)
+        kept = ""
+    if kept.strip():
+        yield from _split(kept, first, name)
+
+
+def _split(text: str, line: int, name: str) -> Iterator[tuple[int, list[str]]]:
+    text = text.strip().removeprefix("$ ").removeprefix("!").removeprefix("%%bash")
+    if not text or (not TRAIN_WORDS.search(f" {text} ") and not ASSIGNED.match(text)):
+        return
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    try:
+        tokens = list(lexer)
+    except ValueError:
+        if TRAIN_WORDS.search(f" {text} "):
+            raise InputError(f"{name}, line {line}: a quotation has no end; close it.") from None
+        return
+    words: list[str] = []
+    for token in tokens:
+        if token and set(token) <= set(";&|"):
+            if words:
+                yield line, words
+            words = []
+        else:
+            words.append(token)
+    if words:
+        yield line, words
+
+
+def _environment(
+    words: Sequence[str], known: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """``NAME=value`` before a command."""
+    found: dict[str, str] = {}
+    rest = list(words)
+    while rest and (it := ASSIGNED.match(rest[0])) and not rest[0].startswith("-"):
+        found[it[1]] = _filled(it[2], {**known, **found})
+        rest.pop(0)
+    return found, rest
+
+
+VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*))?\}|\$(\w+)")
+
+
+def _filled(text: str, known: Mapping[str, str]) -> str:
+    """A text with the variables that are known in it; the others stay."""
+
+    def one(it: re.Match[str]) -> str:
+        name = it[1] or it[3]
+        return known.get(name, it[2] if it[2] is not None else it[0])
+
+    return VARIABLE.sub(one, text)
+
+
+def _expanded(word: str, known: Mapping[str, str]) -> list[str]:
+    filled = _filled(word, known)
+    if filled != word and re.fullmatch(r"\$\{?\w+\}?", word):
+        try:
+            return shlex.split(filled) or [""]
+        except ValueError:
+            return [filled]
+    return [filled]
+
+
+def _command(words: list[str], environment: Mapping[str, str], line: int) -> Command | None:
+    """What a command launches, or None where it trains nothing."""
+    rest = list(words)
+    while rest[:2] == ["uv", "run"] or rest[:1] in (
+        ["nohup"],
+        ["time"],
+        ["srun"],
+        ["sudo"],
+        ["exec"],
+    ):
+        rest = rest[2:] if rest[0] == "uv" else rest[1:]
+        while rest and rest[0].startswith("-"):
+            rest = rest[1:]
+    if not rest:
+        return None
+    launcher = ""
+    launch: tuple[Found, ...] = ()
+    head = rest[0].rpartition("/")[2]
+    if head in LAUNCHERS or rest[:3] in (
+        ["python", "-m", "torch.distributed.run"],
+        ["python", "-m", "torch.distributed.launch"],
+    ):
+        launcher = (
+            "torchrun" if head == "python" else head.replace("accelerate-launch", "accelerate")
+        )
+        rest = rest[3:] if head == "python" else rest[1:]
+        if launcher == "accelerate" and head != "accelerate-launch":
+            if rest[:1] != ["launch"]:
+                return None
+            rest = rest[1:]
+        launch, rest = _launcher_flags(rest, line)
+    tool = ""
+    if not rest:
+        return None
+    head = rest[0].rpartition("/")[2]
+    if head in {"python", "python3"}:
+        rest = rest[1:]
+        while rest and rest[0] in {"-u", "-O", "-B"}:
+            rest = rest[1:]
+        if not rest:
+            return None
+        head = rest[0].rpartition("/")[2]
+        if rest[0] == "-m" and len(rest) > 1:
+            tool = next((it for module, it in MODULES.items() if rest[1].startswith(module)), "")
+            words_of = [rest[1].rpartition(".")[2]] if tool == "trl" else []
+            words_of = ["train"] if tool == "axolotl" else words_of
+            rest = [*words_of, *rest[2:]]
+            if not tool:
+                return None
+    elif any(it.path == ("module",) for it in launch):
+        tool = next((it for module, it in MODULES.items() if rest[0].startswith(module)), "")
+        if tool:
+            rest = ["train" if tool == "axolotl" else rest[0].rpartition(".")[2], *rest[1:]]
+    if not tool and head in TOOL_WORDS:
+        tool, rest = TOOL_WORDS[head], rest[1:]
+    if not tool:
+        for pattern, of, word in SCRIPTS:
+            if found := re.search(pattern, rest[0]):
+                tool, rest = of, [word or found[1], *rest[1:]]
+        if not tool and not launcher and not rest[0].endswith(".py"):
+            return None
+    if tool == "torchtune":
+        return _torchtune(rest, environment, line)
+    plain, flags = _flags(rest, line)
+    return Command(
+        launcher=launcher,
+        launch=tuple(launch),
+        tool=tool,
+        words=tuple(plain),
+        flags=tuple(flags),
+        environment=dict(environment),
+        line=line,
+    )
+
+
+def _launcher_flags(words: list[str], line: int) -> tuple[tuple[Found, ...], list[str]]:
+    """A launcher's own flags, up to the script."""
+    found, rest = [], list(words)
+    while rest and rest[0].startswith("-"):
+        flag, equals, value = rest.pop(0).lstrip("-").partition("=")
+        name = {"m": "module"}.get(flag, flag).replace("-", "_")
+        if equals:
+            found.append(Found((name,), _value(value), line))
+        elif flag in SWITCHES or not rest:
+            found.append(Found((name,), True, line))
+        else:
+            found.append(Found((name,), _value(rest.pop(0)), line))
+    return tuple(found), rest
+
+
+def _flags(words: Sequence[str], line: int) -> tuple[list[str], list[Found]]:
+    """Plain words, and flags with one value, several, or none."""
+    plain: list[str] = []
+    found: list[Found] = []
+    flag = ""
+    values: list[Any] = []
+
+    def close() -> None:
+        if flag:
+            value: Any = True if not values else values[0] if len(values) == 1 else list(values)
+            found.append(Found(tuple(flag.split(".")), value, line))
+
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            close()
+            name, equals, value = word.lstrip("-").partition("=")
+            flag, values = name.replace("-", "_"), [_value(value)] if equals else []
+        elif flag:
+            values.append(_value(word))
+        elif re.match(r"[A-Za-z_][\w.]*=", word):
+            name, _, value = word.partition("=")
+            found.append(Found(tuple(name.split(".")), _value(value), line))
+        else:
+            plain.append(word)
+    close()
+    return plain, found
+
+
+def _torchtune(words: list[str], environment: Mapping[str, str], line: int) -> Command | None:
+    """``tune run [torchrun's flags] recipe --config name key=value``."""
+    if words[:1] != ["run"]:
+        return None
+    launch, rest = _launcher_flags(words[1:], line)
+    if not rest:
+        return None
+    recipe, rest = rest[0], rest[1:]
+    flags: list[Found] = [Found(("recipe",), recipe, line)]
+    plain: list[str] = ["run"]
+    while rest:
+        word = rest.pop(0)
+        if word == "--config" and rest:
+            flags.append(Found(("config",), rest.pop(0), line))
+        elif "=" in word:
+            name, _, value = word.lstrip("-").partition("=")
+            flags.append(Found(tuple(name.split(".")), _value(value), line))
+        else:
+            plain.append(word)
+    return Command(
+        launcher="torchrun" if launch else "",
+        launch=launch,
+        tool="torchtune",
+        words=tuple(plain),
+        flags=tuple(flags),
+        environment=dict(environment),
+        line=line,
+    )
+
+
+def _value(text: str) -> Any:
+    """What a flag's text is: a number, a truth, nothing, a variable that nobody set, or a text."""
+    if VARIABLE.search(text) or "$(" in text or "`" in text:
+        return Unresolved(text)
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    if text in {"None", "null"}:
+        return None
+    if re.fullmatch(r"[-+]?[0-9]{1,18}", text):
+        return int(text)
+    if re.fullmatch(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][-+]?[0-9]{1,3})?", text):
+        return float(text)
+    return text

@@ -1,0 +1,181 @@
+"""YAML, as the tools read it (PyYAML: YAML 1.1), with the line of each key; tags that make objects are refused.
+
+Nodes are composed, never constructed: no tag calls anything. ruamel.yaml is imported here alone, where YAML is read, so
+that one estimate needs the standard library and no more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from estimator.tools.lists import listed
+from estimator.tools.reading.parsed import DEEPEST, MOST_KEYS, Found, Text, Unresolved
+from estimator.values.kinds import show
+from estimator.values.refusals import InputError
+
+Node = Any
+"""ruamel.yaml's, which has no types for what it composes."""
+PLAIN = "tag:yaml.org,2002:"
+VALUES = frozenset(listed("str int float bool null timestamp value merge seq map"))
+"""Tags of plain values, all that is read."""
+INTERPOLATED = re.compile(r"\$\{[^}]*\}|\{\{.*?\}\}")
+
+
+def read_yaml(text: str, name: str) -> Text:
+    r"""The keys of a YAML file.
+
+    >>> [(it.name, it.value, it.line) for it in read_yaml("a: 1\nb:\n  c: yes\n", "x.yaml").keys]
+    [('a', 1, 1), ('b.c', True, 3)]
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    reader = YAML(typ="safe", pure=True)
+    reader.version = (1, 1)
+    try:
+        root = reader.compose(text)
+    except MarkedYAMLError as problem:
+        raise InputError(_said(problem, text, name)) from None
+    except (YAMLError, ValueError, RecursionError) as problem:
+        raise InputError(f"{name} is no YAML: {str(problem).splitlines()[0]}.") from None
+    if root is None:
+        raise InputError(f"{name} has nothing but comments; give a config with keys.")
+    if root.id != "mapping":
+        raise InputError(f"{name} must be keys with values, such as max_length: 2048; it is not.")
+    walk = _Walk(name)
+    keys = tuple(walk.pairs(root, ()))
+    return Text(name=name, kind="yaml", keys=_resolve_own(keys))
+
+
+def _said(problem: Any, text: str, name: str) -> str:
+    mark = problem.problem_mark or problem.context_mark
+    line = mark.line + 1 if mark else 1
+    lines = text.splitlines()
+    here = lines[min(line, len(lines)) - 1] if lines else ""
+    if "\t" in (here[: len(here) - len(here.lstrip())]):
+        return f"{name}, line {line}: YAML takes no tabs for indentation; write blanks instead."
+    what = (problem.problem or problem.context or "it is damaged").strip()
+    key = f" at {show(here.strip())}" if here.strip() else ""
+    return f"{name}, line {line}: no YAML{key} ({what}); correct it there."
+
+
+class _Walk:
+    """Nodes to keys; bounds what anchors unfold to."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seen = 0
+
+    def pairs(self, node: Node, path: tuple[str, ...]) -> Iterator[Found]:
+        """The keys of a mapping."""
+        merged: dict[str, list[Found]] = {}
+        for key, value in self._entries(node, path):
+            word = str(self.scalar(key)) if key.id == "scalar" else "?"
+            line = key.start_mark.line + 1
+            merged[word] = list(self.below(value, (*path, word), line))
+        for found in merged.values():
+            yield from found
+
+    def _entries(self, node: Node, path: tuple[str, ...]) -> Iterator[tuple[Node, Node]]:
+        """A mapping's own entries after those that it merges (``<<``), so that its own win."""
+        self._count(node, path)
+        own = []
+        for key, value in node.value:
+            if key.tag in (f"{PLAIN}merge",) or (key.id == "scalar" and key.value == "<<"):
+                for one in value.value if value.id == "sequence" else [value]:
+                    if one.id == "mapping":
+                        yield from self._entries(one, path)
+            else:
+                own.append((key, value))
+        yield from own
+
+    def below(self, node: Node, path: tuple[str, ...], line: int) -> Iterator[Found]:
+        """The keys of a value, or the value itself."""
+        self._count(node, path)
+        if node.id == "mapping" and node.value:
+            yield from self.pairs(node, path)
+        elif node.id == "sequence" and any(it.id == "mapping" for it in node.value):
+            for number, inner in enumerate(node.value):
+                yield from self.below(inner, (*path, str(number)), inner.start_mark.line + 1)
+        else:
+            yield Found(path, self.value(node, path), line)
+
+    def value(self, node: Node, path: tuple[str, ...]) -> Any:
+        """A scalar, or a list of them."""
+        self._count(node, path)
+        if node.id == "sequence":
+            return [self.value(it, path) for it in node.value]
+        if node.id == "mapping":
+            return {}
+        return self.scalar(node)
+
+    def scalar(self, node: Node) -> Any:
+        """A number, a truth, nothing, or a text."""
+        tag, text = str(node.tag), str(node.value)
+        match tag.removeprefix(PLAIN):
+            case "null":
+                return None
+            case "bool":
+                return text.lower() in {"true", "yes", "on", "y"}
+            case "int":
+                return _whole(text)
+            case "float":
+                return _number(text)
+            case _:
+                return text if not INTERPOLATED.search(text) else Unresolved(text)
+
+    def _count(self, node: Node, path: tuple[str, ...]) -> None:
+        self.seen += 1
+        tag = str(node.tag)
+        if tag.removeprefix(PLAIN) not in VALUES:
+            line = node.start_mark.line + 1
+            raise InputError(
+                f"{self.name}, line {line}: the tag {show(tag.replace(PLAIN, '!!'))} makes an object, and nothing of a "
+                "file is made here; write the plain value."
+            )
+        if self.seen > MOST_KEYS * 4 or len(path) > DEEPEST:
+            line = node.start_mark.line + 1
+            raise InputError(
+                f"{self.name}, line {line}: its anchors unfold to more than {MOST_KEYS} keys, or it is nested more "
+                f"than {DEEPEST} deep; write it plainly."
+            )
+
+
+def _whole(text: str) -> int | str:
+    plain = text.replace("_", "").lower()
+    try:
+        if re.fullmatch(r"[-+]?0[0-7]+", plain):
+            return int(plain, 8)
+        return int(plain, 0) if len(plain) <= 40 else text
+    except ValueError:
+        return text
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:
+        return text
+
+
+def _resolve_own(keys: tuple[Found, ...]) -> tuple[Found, ...]:
+    """Interpolations of the file's own keys, as OmegaConf has them (torchtune): ``${output_dir}/logs``."""
+    known = {it.name: it.value for it in keys}
+
+    def resolved(value: Any) -> Any:
+        if not isinstance(value, Unresolved):
+            return value
+        named = re.fullmatch(r"\$\{([\w.]+)\}", value.text)
+        if named and not isinstance(known.get(named[1], value), Unresolved):
+            return known[named[1]]
+
+        def inner(it: re.Match[str]) -> str:
+            there = known.get(it[1])
+            return str(there) if isinstance(there, str | int | float) else it[0]
+
+        text = re.sub(r"\$\{([\w.]+)\}", inner, value.text)
+        return Unresolved(text) if INTERPOLATED.search(text) else text
+
+    return tuple(Found(it.path, resolved(it.value), it.line) for it in keys)

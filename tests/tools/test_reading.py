@@ -1,0 +1,231 @@
+"""A user's files become one run: what is read out of YAML, JSON, commands and scripts; and bad input."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from estimator import Fate, Imported, read_files
+from estimator.contract.setups import parse
+
+
+def read(**files: str) -> Imported:
+    return read_files({name.replace("_", "."): text for name, text in files.items()})
+
+
+def fates(run: Imported) -> Mapping[str, Fate]:
+    return {it.key: it.fate for it in run.keys}
+
+
+SCRIPT = """
+import torch
+from trl import SFTConfig, SFTTrainer
+from peft import LoraConfig
+base = 512
+name = "Llama-3.1-8B"
+common = dict(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+args = SFTConfig(output_dir=f"out/{name}", max_length=base * 8, **common, learning_rate=2e-4)
+args.gradient_checkpointing = True
+peft_config = LoraConfig(r=32, lora_alpha=64, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+trainer = SFTTrainer(model=f"meta-llama/{name}", args=args, peft_config=peft_config, train_dataset=load())
+trainer.train()
+"""
+
+
+def test_a_script_of_trl_is_read_through_names_dicts_and_arithmetic() -> None:
+    run = read(train_py=SCRIPT)
+    assert run.tool == "trl"
+    asked = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "method": "lora",
+        "max_length": 4096,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "lora_r": 32,
+        "lora_alpha": 64,
+        "lora_dropout": 0.0,  # peft 0.21.2, tuners/lora/config.py: a LoraConfig of one's own, not ModelConfig's
+        "lora_target_modules": ["q_proj", "v_proj"],
+        "dtype": "float32",  # trl 1.16.0, trainer/utils.py:1332: a model by its name
+        "mixed_precision": "bf16",
+        "gradient_checkpointing": True,
+        "loss": "chunked_trl",
+    }
+    assert {key: run.setup[key] for key in asked} == asked
+    assert fates(run)["learning_rate"] is Fate.NO_EFFECT
+    assert fates(run)["r"] is Fate.TAKEN
+    assert not run.of(Fate.UNKNOWN)
+    parse(run.setup)
+
+
+def test_a_model_that_the_script_loads_has_the_dtype_that_it_says() -> None:
+    loads = 'model = AutoModelForCausalLM.from_pretrained("openai-community/gpt2", dtype=torch.bfloat16)\n'
+    assert read(a_py=loads + "args = SFTConfig()").setup["dtype"] == "bfloat16"
+    by_name = 'trainer = SFTTrainer("openai-community/gpt2", args=SFTConfig(model_init_kwargs={"dtype": "bfloat16"}))'
+    assert read(a_py=by_name).setup["dtype"] == "bfloat16"
+
+
+def test_trainers_checkpointing_is_off_where_trls_is_on() -> None:
+    assert read(a_py="args = SFTConfig(output_dir='o')").setup["gradient_checkpointing"] is True
+    assert read(a_py="args = TrainingArguments('o')").setup["gradient_checkpointing"] is False
+
+
+def test_flags_of_a_command_overrule_the_file_that_it_names() -> None:
+    run = read(
+        sft_yaml="model_name_or_path: openai-community/gpt2\nmax_length: 512\nuse_peft: true\n",
+        run_sh="accelerate launch --num_processes 4 \\\n trl sft --config sft.yaml --max_length 256",
+    )
+    assert run.tool == "trl"
+    asked = {"max_length": 256, "num_gpus": 4, "strategy": "ddp", "method": "lora", "lora_r": 16}
+    assert {key: run.setup[key] for key in asked} == asked
+    assert not run.notes
+
+
+def test_a_file_that_is_named_and_not_given_is_said() -> None:
+    run = read(run_sh="trl sft --config sft.yaml --max_length 256")
+    assert run.notes == (
+        "sft.yaml is named and was not given: drop it here, too, where its keys matter.",
+    )
+
+
+def test_a_script_takes_its_flags_from_the_command() -> None:
+    script = (
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--bs', type=int, default=1)\n"
+        "a = parser.parse_args()\nargs = TrainingArguments('o', per_device_train_batch_size=a.bs)\n"
+    )
+    assert read(train_py=script).setup["per_device_train_batch_size"] == 1
+    run = read(train_py=script, run_sh="torchrun --nproc_per_node 2 train.py --bs 16")
+    assert run.setup["per_device_train_batch_size"] == 16
+    assert run.setup["num_gpus"] == 2
+    assert fates(run)["bs"] is Fate.TAKEN
+
+
+def test_what_only_a_run_knows_is_named() -> None:
+    run = read(a_py="args = SFTConfig(max_length=config['length'], per_device_train_batch_size=n)")
+    unknown = {it.key: it.says for it in run.of(Fate.UNKNOWN)}
+    assert unknown["per_device_train_batch_size"].startswith(
+        "per_device_train_batch_size is 'n', which only the run"
+    )
+    assert run.setup["max_length"] == 1024, "TRL's default"
+
+
+def test_what_the_tool_sets_is_told_with_its_line() -> None:
+    run = read(a_py="args = SFTConfig('o', bf16=True)")
+    told = {it.key: it for it in run.set_by_tool}
+    assert told["gradient_checkpointing"].source.startswith(
+        "trl 1.16.0, trl/trainer/base_config.py:"
+    )
+    assert told["gradient_checkpointing"].differs
+    assert "mixed_precision" not in told, "the script says it itself"
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
+)
+BAD = {
+    "empty": (b"", "x.yaml is empty; give the YAML, JSON, script or command itself."),
+    "binary": (
+        b"\x80\x04\x95\x00",
+        "x.yaml is no text; give the YAML, JSON, script or command itself.",
+    ),
+    "too long": (
+        b"a: 1\n" * 900_000,
+        "x.yaml is longer than 4 MB, which no config is; give the config alone.",
+    ),
+    "a tab": (
+        b"max_length: 1\ntraining:\n\tbf16: true\n",
+        "x.yaml, line 3: YAML takes no tabs for indentation; write blanks instead.",
+    ),
+    "an object": (
+        b"seed: 1\nmax_length: !!python/object/apply:os.system ['true']\n",
+        "x.yaml, line 2: the tag '!!python/object/apply:os.system' makes an object, and nothing of a file is made "
+        "here; write the plain value.",
+    ),
+    "truncated": (b"max_length: [1, 2\n", "x.yaml, line 2: no YAML at 'max_length: [1, 2' ("),
+    "a bomb": (BOMB.encode(), "x.yaml, line "),
+    "another program's": (
+        b"services:\n  web: {image: x}\n",
+        "x.yaml is no config that is known here: its keys are services; give one of TRL, Trainer, PEFT, axolotl, "
+        "LLaMA-Factory, ms-swift, torchtune, accelerate or DeepSpeed.",
+    ),
+    "comments": (b"# nothing\n", "x.yaml has nothing but comments; give a config with keys."),
+    "a list": (
+        b"- 1\n- 2\n",
+        "x.yaml must be keys with values, such as max_length: 2048; it is not.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD.values(), ids=BAD)
+def test_bad_yaml_is_one_sentence(text: bytes, sentence: str) -> None:
+    started = time.perf_counter()
+    with pytest.raises(ValueError, match=r"\.$") as caught:
+        read_files({"x.yaml": text})
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+    assert time.perf_counter() - started < 5
+
+
+def test_bad_json_and_python_name_their_line() -> None:
+    with pytest.raises(ValueError, match=r"^ds\.json, line 2: no JSON \("):
+        read(ds_json='{"zero_optimization":\n {"stage": 3,,}}')
+    with pytest.raises(ValueError, match=r"^a\.py, line 2: no Python at 'b = = 3' \("):
+        read(a_py="a = 1\nb = = 3")
+    with pytest.raises(ValueError, match=r"^run\.sh has no command that trains"):
+        read(run_sh="ls -l")
+
+
+def test_anchors_and_merge_keys_are_followed() -> None:
+    run = read(x_yaml="common: &c\n  max_length: 4096\n  seed: 1\n<<: *c\nseed: 2\nuse_peft: yes\n")
+    assert run.setup["max_length"] == 4096
+    assert run.setup["method"] == "lora", "YAML 1.1, as the tools read it: yes is true"
+
+
+def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
+    trap = tmp_path / "sprung"
+    spring = f"open({str(trap)!r}, 'w').write('x')"
+    script = f"""
+import os
+{spring}
+os.system("touch {trap}")
+exec({spring!r})
+args = SFTConfig(max_length=eval("{1 + 1}"), seed=__import__("os").system("touch {trap}"), output_dir=f"{{{spring}}}")
+class A:
+    {spring}
+"""
+    run = read(a_py=script)
+    assert not trap.exists()
+    assert {it.key for it in run.of(Fate.UNKNOWN)} >= {"max_length"}
+    with pytest.raises(ValueError, match="makes an object"):
+        read(a_yaml=f"max_length: !!python/object/apply:os.system ['touch {trap}']")
+    read(run_sh=f"trl sft --max_length $(touch {trap}) --seed `touch {trap}`")
+    assert not trap.exists()
+
+
+def test_large_arithmetic_is_left_alone() -> None:
+    run = read(a_py="args = SFTConfig(max_length=9**9**9**9, seed='a' * 10**12)")
+    assert {it.key for it in run.of(Fate.UNKNOWN)} >= {"max_length"}
+
+
+# --- contradictions -----------------------------------------------------------------------------
+
+
+def test_deepspeed_and_the_arguments_must_agree() -> None:
+    run = read(
+        a_py="args = SFTConfig('o', gradient_accumulation_steps=8, deepspeed='ds.json')",
+        ds_json='{"zero_optimization": {"stage": 2},\n"gradient_accumulation_steps": 4, "bf16": {"enabled": true}}',
+    )
+    assert run.contradictions == (
+        "gradient_accumulation_steps 4 (ds.json, line 2) contradicts gradient_accumulation_steps 8 (a.py, line 1), and "
+        "Trainer stops there; write auto.",
+    )
+    assert run.setup["strategy"] == "zero2"
+
+
+def test_both_16_bit_modes_at_once_are_refused() -> None:
+    (said,) = read(a_py="args = TrainingArguments('o', bf16=True, fp16=True)").contradictions
+    assert said.endswith("are both on, and Trainer takes one of the two; turn one off.")
