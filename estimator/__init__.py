@@ -16,7 +16,7 @@ from estimator.families.adapters import default_targets, linear_names, outer_nam
 from estimator.families.custom import resized
 from estimator.families.registry import family_of
 from estimator.parallel import placement
-from estimator.parallel.combinations import OFFLOADS, resting_places, sharing
+from estimator.parallel.combinations import OFFLOADS, offload_targets, sharing
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.parallel.offload import offloads
 from estimator.proof import accuracy
@@ -160,6 +160,7 @@ __all__ = [
     "middle_dollars",
     "middle_hours",
     "need",
+    "offload_targets",
     "offloads",
     "outer_names",
     "overflow",
@@ -172,7 +173,6 @@ __all__ = [
     "remedies",
     "repository",
     "resized",
-    "resting_places",
     "scaling",
     "sharing",
     "shown",

@@ -288,12 +288,12 @@ SENTENCES = [
     ),
     ({"wings": 2}, "wings is no key of a setup; leave it out."),
     ({"world_size": 8}, "world_size is no key of a setup; did you mean num_gpus?"),
-    ({"v": 2}, "v must be 1, the contract that is read here, not 2."),
+    ({"v": 2}, "v must be 1, the only supported version, not 2."),
     (
         {"num_gpus": 2},
-        "num_gpus 2 needs a strategy that says how they share the work; take ddp, fsdp or zero3.",
+        "num_gpus 2 needs a strategy for sharing the work; take ddp, fsdp or zero3.",
     ),
-    ({"strategy": "device_map"}, "strategy device_map shares between GPUs, and num_gpus is 1; "),
+    ({"strategy": "device_map"}, "strategy device_map needs several GPUs, and num_gpus is 1; "),
     (
         {"strategy": "device_map", "num_gpus": 2, "use_liger_kernel": True},
         "Liger's kernels always launch on the first GPU, even for tensors on another",
@@ -304,7 +304,7 @@ SENTENCES = [
     ),
     (
         {"strategy": "device_map", "num_gpus": 2, "gpu": {"memory_bytes": 2**32}},
-        "device_map leaves a part of the model to the CPU, as the weights are too large for 2 × own GPU",
+        "device_map leaves part of the model on the CPU, as the weights are too large for 2 × own GPU",
     ),
     ({"optim": "lomo"}, "optim 'lomo' is not modelled yet; take adamw_torch_fused, "),
     ({"lora_target_modules": []}, "lora_target_modules must list 1 to 64 module names, not 0."),
@@ -314,8 +314,8 @@ SENTENCES = [
     ),
     (
         {"lora_target_modules": "q_proj"},
-        "lora_target_modules 'q_proj' is a text, which PEFT reads as a regular expression; such are "
-        "not modelled yet: list the names.",
+        "lora_target_modules 'q_proj' is a string, which PEFT reads as a regular expression. "
+        "These are not modelled yet: list the names.",
     ),
     (
         {"lora_target_modules": ["feathers", "wings"], "method": "lora"},
@@ -344,7 +344,7 @@ SENTENCES = [
         "gpu needs memory_bytes, the memory of the card in bytes, or like, a card of the catalogue.",
     ),
     ({"gpu": {"memory_bytes": "80GB"}}, "gpu: memory_bytes must be a whole number from "),
-    ({"gpu": {"memory_bytes": 80}}, "gpu: memory_bytes must lie between "),
+    ({"gpu": {"memory_bytes": 80}}, "gpu: memory_bytes must be between "),
     ({"gpu": {"memory_gb": 80}}, "gpu has no 'memory_gb'; its keys are like, name, memory_bytes, "),
     ({"model": 7}, "model must be a Hub id or the object of a config.json, not 7."),
     ({"model": "x" * 10**6}, "model must be a Hub id or the object of a config.json, not 'xxx"),

@@ -36,7 +36,7 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 BOTH = {"offload_optimizer": "cpu", "offload_param": "cpu"}
-HERE = {"rests_on_host": False, "alone": False, "is_wrapped": False}
+HERE = {"is_offloaded": False, "alone": False, "is_wrapped": False}
 CHECKPOINTS = {"gradient_checkpointing": True}
 
 
@@ -199,7 +199,7 @@ def test_a_weight_stays_if_its_next_use_is_within_a_billion_elements(
 
 def test_a_rank_brings_its_own_part_from_the_host_for_each_gather() -> None:
     # 4,096 elements of 2 bytes on 4 ranks: all of it, and for a moment the quarter that this rank sends
-    rules = Rules(0, 0, rests_on_host=True, alone=False, is_wrapped=False)
+    rules = Rules(0, 0, is_offloaded=True, alone=False, is_wrapped=False)
     assert levels({"a": 4096}, rules, 4)[:3] == [0, 8192 + 2048, 8192]
 
 

@@ -153,7 +153,7 @@ def test_a_rank_steps_its_share_of_every_unit() -> None:
                 "bnb_4bit_quant_storage": "bfloat16",
                 "prepare_model_for_kbit_training": True,
             },
-            "norms float32",
+            "norms to float32",
         ),
         (
             {

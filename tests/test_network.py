@@ -101,7 +101,7 @@ def test_card_that_no_machine_is_known_of_has_ethernet_at_worst_and_its_own_link
 def test_own_network_closes_the_bracket_between_machines() -> None:
     own = Gpu(name="own GPU", memory_bytes=2**36, network_gb_per_s=50.0)
     assert links(own, TrainingSetup())[1:] == (50e9, 50e9)
-    with pytest.raises(ValueError, match="network_gb_per_s must lie between"):
+    with pytest.raises(ValueError, match="network_gb_per_s must be between"):
         replace(own, network_gb_per_s=0.0)
 
 
@@ -113,7 +113,7 @@ def test_a_catalogued_card_takes_the_network_of_one_s_own_machines_and_is_writte
     assert write_fields(model, gpu, read)["gpu"] == given
     answer = estimate(model, gpu, read)
     assert answer.cost is not None
-    assert any("50 GB a second a machine, as you gave it" in said for said in answer.assumptions)
+    assert any("50 GB/s per machine, as you specified" in said for said in answer.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,10 @@ def _ends(setup: TrainingSetup) -> float:
 
 def test_gpus_that_do_not_fill_their_machines_are_explained() -> None:
     (said,) = network_sentences(A100, TrainingSetup(num_gpus=12, strategy=Strategy.DDP))
-    assert said.startswith("12 GPUs are 1 machine of 8 and 4 GPUs of one more; between machines go")
-    assert "12.5 to 200 GB a second a machine" in said
+    assert said.startswith(
+        "12 GPUs are 1 machine of 8 and 4 GPUs of one more; the network between machines is"
+    )
+    assert "12.5 to 200 GB/s per machine" in said
     assert network_sentences(A100, TrainingSetup(num_gpus=8, strategy=Strategy.DDP)) == []
 
 

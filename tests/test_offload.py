@@ -11,13 +11,13 @@ from estimator import catalog, estimate
 from estimator.answer.estimate import need
 from estimator.contract.setups import parse, read_setup
 from estimator.families.counts import total_parameters
-from estimator.parallel.combinations import refusal, resting_places
+from estimator.parallel.combinations import offload_targets, refusal
 from estimator.parallel.offload import (
-    Rest,
+    Offloaded,
     moved,
     node_bytes,
+    offloaded,
     pinned,
-    resting,
     sub_groups,
 )
 from estimator.parallel.zero import trained_elements
@@ -264,9 +264,11 @@ def test_page_locked_blocks_are_powers_of_two() -> None:
 def test_zero_2_takes_deepspeeds_16_bytes_a_weight_and_2_on_their_way() -> None:
     # estimate_zero2_model_states_mem_needs: 16 N of the host, times 1.5 for buffers. Ours has what it says of 16
     # (weights, gradients, two states in float32), 2 for the buffer of 16-bit weights, and the rounding instead of 1.5
-    rest = resting(MISTRAL, on("zero2", CPU))
+    rest = offloaded(MISTRAL, on("zero2", CPU))
     part = N // 8
-    assert rest == Rest(pinned(4 * part) * 2 + pinned(2 * part) + pinned(2 * V * H), 8 * part, 0)
+    assert rest == Offloaded(
+        pinned(4 * part) * 2 + pinned(2 * part) + pinned(2 * V * H), 8 * part, 0
+    )
     node = node_bytes(MISTRAL, on("zero2", CPU))[0]
     unrounded = 18 * N + 8 * 2 * V * H
     assert unrounded <= node <= 16 * N * 1.5
@@ -276,22 +278,22 @@ def test_zero_3_takes_deepspeeds_16_bytes_and_2_of_gradients_as_they_came() -> N
     # estimate_zero3_model_states_mem_needs, optimizer alone: 16 N; it leaves out grad_partitions_flat_buffer, 2 N.
     # With the weights it says 18 N. Ours adds 2 n of a sub-group before it goes up, unless the weights rest there too
     part = N // 8
-    rest = resting(MISTRAL, on("zero3", CPU))
-    assert rest == Rest(pinned(4 * part) + pinned(2 * part), 12 * part + 2 * part, 0)
-    both = resting(MISTRAL, on("zero3", CPU, CPU))
-    assert both == Rest(pinned(4 * part) + 2 * pinned(2 * part), 12 * part, 0)
+    rest = offloaded(MISTRAL, on("zero3", CPU))
+    assert rest == Offloaded(pinned(4 * part) + pinned(2 * part), 12 * part + 2 * part, 0)
+    both = offloaded(MISTRAL, on("zero3", CPU, CPU))
+    assert both == Offloaded(pinned(4 * part) + 2 * pinned(2 * part), 12 * part, 0)
     for setup, theirs in ((on("zero3", CPU), 16), (on("zero3", CPU, CPU), 18)):
         assert theirs * N < node_bytes(MISTRAL, setup)[0] < theirs * N * 1.5
 
 
 def test_nvme_takes_12_bytes_of_states_and_4_of_gradients_from_the_host() -> None:
     part = N // 8
-    rest = resting(MISTRAL, on("zero3", NVME, CPU))
+    rest = offloaded(MISTRAL, on("zero3", NVME, CPU))
     assert rest.nvme == 16 * part
     # four buffers of one sub-group, which holds all of it here, by new_cpu_locked_tensor: not rounded
     assert rest.pinned == 16 * part + 2 * pinned(2 * part)
     assert rest.pageable == 0
-    both = resting(MISTRAL, on("zero3", NVME, NVME))
+    both = offloaded(MISTRAL, on("zero3", NVME, NVME))
     assert both.nvme == 18 * part
     assert both.pinned - rest.pinned == 5 * 2 * 10**8
 
@@ -309,14 +311,14 @@ def test_a_sub_group_ends_where_a_billion_elements_are_reached() -> None:
 def test_fsdp_pins_every_shard_and_its_gradient() -> None:
     # by hand, two ranks of the small model: float32 halves of each tensor, rounded one by one
     model = small()
-    rest = resting(model, on("fsdp", CPU, CPU, num_gpus=2))
+    rest = offloaded(model, on("fsdp", CPU, CPU, num_gpus=2))
     halves = [2 * count for count in trained_elements(model, TrainingSetup())]
     assert rest.pinned == 2 * sum(pinned(size) for size in halves)
     assert rest.pageable == 2 * sum(halves)
 
 
 def test_frozen_weights_have_no_gradients_and_no_states() -> None:
-    lora = resting(MISTRAL, on("fsdp", CPU, CPU, method=Method.LORA))
+    lora = offloaded(MISTRAL, on("fsdp", CPU, CPU, method=Method.LORA))
     assert 2 * N / 8 <= lora.pinned < 2 * 2 * N / 8
     assert lora.pageable < N / 8 / 10
 
@@ -326,7 +328,7 @@ def test_a_machine_holds_what_its_ranks_hold(
     strategy: str, optimizer: Offload, param: Offload
 ) -> None:
     setup = on(strategy, optimizer, param, num_gpus=16, gpus_per_node=8)
-    rest = resting(MISTRAL, setup)
+    rest = offloaded(MISTRAL, setup)
     assert node_bytes(MISTRAL, setup) == (8 * rest.host, 8 * rest.nvme)
     told = estimate(MISTRAL, None, setup)
     assert told.host_bytes >= 8 * rest.host
@@ -334,12 +336,12 @@ def test_a_machine_holds_what_its_ranks_hold(
 
 
 def test_without_offload_nothing_is_added() -> None:
-    assert resting(MISTRAL, on("zero3")) == Rest(0, 0, 0)
+    assert offloaded(MISTRAL, on("zero3")) == Offloaded(0, 0, 0)
     assert estimate(MISTRAL, None, on("zero3")).nvme_bytes == 0
 
 
 def test_more_ranks_never_take_more_memory_of_the_host_each() -> None:
-    taken = [resting(MISTRAL, on("zero3", CPU, CPU, num_gpus=n)).host for n in (1, 2, 4, 8, 64)]
+    taken = [offloaded(MISTRAL, on("zero3", CPU, CPU, num_gpus=n)).host for n in (1, 2, 4, 8, 64)]
     assert taken == sorted(taken, reverse=True)
 
 
@@ -446,9 +448,9 @@ def test_one_gpu_can_offload_too() -> None:
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"strategy": "zero2", "offload_param": "cpu"}, "at stage 3 only"),
-        ({"strategy": "zero1", "offload_optimizer": "nvme"}, "at stage 3 only"),
-        ({"strategy": "ddp", "offload_optimizer": "cpu"}, "keeps all on the GPU"),
+        ({"strategy": "zero2", "offload_param": "cpu"}, "only at stage 3"),
+        ({"strategy": "zero1", "offload_optimizer": "nvme"}, "only at stage 3"),
+        ({"strategy": "ddp", "offload_optimizer": "cpu"}, "keeps everything on the GPU"),
         (
             {"strategy": "fsdp", "offload_optimizer": "cpu"},
             "set offload_param and offload_optimizer",
@@ -477,7 +479,7 @@ def test_what_cannot_be_offloaded_is_refused_in_one_sentence(
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_the_page_offers_what_is_not_refused(strategy: Strategy) -> None:
-    optimizers, weights = resting_places(strategy)
+    optimizers, weights = offload_targets(strategy)
     base = TrainingSetup(
         strategy=strategy,
         num_gpus=1 if strategy is Strategy.NONE else 8,
@@ -495,7 +497,7 @@ def test_the_page_offers_what_is_not_refused(strategy: Strategy) -> None:
 
 def test_assumptions_say_whose_memory_it_is() -> None:
     told = " ".join(estimate(MISTRAL, None, on("zero3", NVME, NVME)).assumptions)
-    for word in ("8 GPUs at most", "DeepSpeedCPUAdam", "one SSD", "sub_group_size", "buffer_size"):
+    for word in ("at most 8 GPUs", "DeepSpeedCPUAdam", "one SSD", "sub_group_size", "buffer_size"):
         assert word in told
     assert "PyTorch's own AdamW" in " ".join(
         estimate(MISTRAL, None, on("fsdp", CPU, CPU)).assumptions

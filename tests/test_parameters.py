@@ -246,5 +246,5 @@ def test_a_target_that_names_no_layer_beside_one_that_does_is_passed_over() -> N
 
 
 def test_regular_expression_is_refused() -> None:
-    with pytest.raises(ValueError, match="regular expression; such are not modelled yet"):
+    with pytest.raises(ValueError, match=r"regular expression\. These are not modelled yet"):
         adapter_parameters(GPT2, replace(LORA, lora_target_modules=".*attn"))

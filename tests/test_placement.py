@@ -236,11 +236,11 @@ BAD = [
             "library": "accelerate",
             "no_split_module_classes": ["Linear"],
         },
-        "which holds no modules in gpt2",
+        "which has no child modules in gpt2",
     ),
     (
         {"model": GPT2, "max_memory": {"1": 9, "3": 9}, "device_map": "balanced_low_0"},
-        "counts GPUs from 0 without a gap",
+        "needs GPUs numbered from 0 without gaps",
     ),
 ]
 

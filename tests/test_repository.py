@@ -65,7 +65,7 @@ def test_float32_weights_take_four_bytes() -> None:
         (b"<html>", "The config.json is a web page, not JSON; open the file on the Hub and copy "),
         (b"\xff", "The config.json is not UTF-8 at byte 1; save it as UTF-8."),
         ("x" * 1_000_001, "The config.json is longer than 1000000 bytes; shorten it."),
-        ('{"a": 1, "a": 2}', "'a' stands twice in one object; give it once."),
+        ('{"a": 1, "a": 2}', "'a' appears twice in one object; give it once."),
         ('{"a":' * 65 + "1" + "}" * 65, "The config.json is nested too deeply; "),
     ],
 )

@@ -232,7 +232,7 @@ STOPS = {
     "two dtypes in one group": (
         {**LORA, "modules_to_save": ["norm"], "mixed_precision": "no"},
         {},
-        "of one dtype in each group",
+        "a single dtype for the trained tensors",
     ),
     "a copy of a tied weight": (
         {**LORA, "modules_to_save": ["lm_head"]},
@@ -417,13 +417,13 @@ def test_nccl_is_needed_beside_what_torch_counts() -> None:
 
 REFUSED = [
     ({"num_gpus": 4}, "num_gpus 4 needs a strategy"),
-    ({"strategy": "fsdp"}, "strategy fsdp shares between GPUs, and num_gpus is 1"),
-    ({"strategy": "ddp"}, "strategy ddp shares between GPUs, and num_gpus is 1"),
+    ({"strategy": "fsdp"}, "strategy fsdp needs several GPUs, and num_gpus is 1"),
+    ({"strategy": "ddp"}, "strategy ddp needs several GPUs, and num_gpus is 1"),
     ({"num_gpus": 8, "strategy": "hsdp"}, "hsdp shards inside dp_replicate_size groups"),
     ({"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 3}, "must be a divisor"),
     ({"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 8}, "must be a divisor"),
     ({"num_gpus": 8, "strategy": "fsdp", "dp_replicate_size": 2}, "is for strategy hsdp"),
-    ({"offload_param": "cpu"}, "strategy none keeps all on the GPU"),
+    ({"offload_param": "cpu"}, "strategy none keeps everything on the GPU"),
     (
         {"num_gpus": 2, "strategy": "fsdp", "offload_param": "cpu"},
         "FSDP offloads weights and optimizer states together",

@@ -18,7 +18,7 @@ from estimator import (
     Strategy,
     TrainingSetup,
     contract,
-    resting_places,
+    offload_targets,
     sharing,
 )
 
@@ -72,7 +72,7 @@ def _take_fsdp_version() -> None:
 def _offload(key: contract.Key) -> None:
     """Where states or weights rest: what the strategy allows."""
     strategy = Strategy(str(session.value("strategy")))
-    places = dict(zip(OFFLOADS, resting_places(strategy), strict=True))[key.name]
+    places = dict(zip(OFFLOADS, offload_targets(strategy), strict=True))[key.name]
     offered = boxes.with_own(map(str, places), str(session.value(key.name)))
     boxes.widget(key, options=offered, disabled=len(places) == 1, on_change=_take_offload)
 

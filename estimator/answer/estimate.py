@@ -25,7 +25,7 @@ from estimator.parallel.fsdp2_hooks import check_head
 from estimator.parallel.module_devices import ModuleDevices, module_devices, why_left_on_the_cpu
 from estimator.parallel.network import network_sentences
 from estimator.parallel.offload import node_bytes
-from estimator.parallel.sharding import check_groups, loads_in_parts
+from estimator.parallel.sharding import check_groups, loads_sharded
 from estimator.parallel.strategies import resident_memory
 from estimator.resident.model import Resident, trainable_tensors
 from estimator.resident.optimizer import LOW_RANK, LOW_RANK_OPTIMIZERS, PAGED
@@ -192,7 +192,7 @@ class PerStructure:
     @cached_property
     def load(self) -> Moment:
         """The highest moment of loading."""
-        if not loads_in_parts(self._structure):
+        if not loads_sharded(self._structure):
             loaded = load_moment(self._model, self._structure, self._workspace)
             return _with_reference(loaded, self.resident.reference)
         parts = {
@@ -275,10 +275,10 @@ def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]
 
 def _host_bytes(fixed: PerStructure, run: TrainingRun, saving: int, copies: int) -> int:
     """Bytes that the host needs at most: while loading, or for a checkpoint on top of what is offloaded."""
-    resting = fixed.offloaded[0] + copies
+    offloaded = fixed.offloaded[0] + copies
     if run.save_strategy == "no":
-        return max(fixed.load_host_bytes, resting)
-    return max(fixed.load_host_bytes, resting + saving)
+        return max(fixed.load_host_bytes, offloaded)
+    return max(fixed.load_host_bytes, offloaded + saving)
 
 
 def least_need(model: Model, setup: TrainingSetup) -> int:

@@ -250,8 +250,10 @@ def _adapter_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
     if setup.uses_fsdp1:
         size = flat_bytes(model, setup, adapters=True)
         return Term("flat parameters of its units", how, size), (flat_bytes,)
-    resting = 0 if setup.offload_param is not Offload.NONE else sharded_adapter_bytes(model, setup)
-    return Term("shards", how, resting), (sharded_adapter_bytes,)
+    offloaded = (
+        0 if setup.offload_param is not Offload.NONE else sharded_adapter_bytes(model, setup)
+    )
+    return Term("shards", how, offloaded), (sharded_adapter_bytes,)
 
 
 def _states(of: Estimate) -> Explanation:
@@ -344,8 +346,8 @@ def _communication(of: Estimate) -> Explanation:
     """DDP's buckets and DeepSpeed's lie there all the time; gathers and reductions come and go."""
     lead = "Buffers through which GPUs exchange weights and gradients."
     terms = list(_alive(of, Component.COMMUNICATION))
-    if resting := of.timeline.resident[Component.COMMUNICATION]:
-        terms.insert(0, Term("buckets", "held all the time", resting))
+    if buffers := of.timeline.resident[Component.COMMUNICATION]:
+        terms.insert(0, Term("buckets", "held all the time", buffers))
     function: Function = zero.rank_bytes if of.setup.strategy.is_zero else Fsdp2Group.gather
     if of.setup.strategy is Strategy.DDP:
         function = bucket_bytes

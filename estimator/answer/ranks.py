@@ -108,10 +108,10 @@ def rank_0_writes(setup: TrainingSetup) -> bool:
 def _other_host_bytes(answer: Estimate) -> int:
     """``Estimate.host_bytes`` for the other ranks' processes."""
     model, setup = answer.model, answer.setup
-    resting = node_bytes(model, structure(setup))[0] if offloads(setup.mesh) else 0
-    resting += node_copies(model, setup)
+    offloaded = node_bytes(model, structure(setup))[0] if offloads(setup.mesh) else 0
+    offloaded += node_copies(model, setup)
     saving = checkpoint(model, setup).other_host_bytes
-    return max(load_host_bytes(model, structure(setup)), resting + saving)
+    return max(load_host_bytes(model, structure(setup)), offloaded + saving)
 
 
 def _sizes(answer: Estimate, less: Less) -> tuple[int, int, int]:

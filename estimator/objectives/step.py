@@ -8,7 +8,7 @@ from estimator.objectives.forward import ID_BYTES, Forward, Loaded, Pass
 from estimator.objectives.stack import Stack, stack_of
 from estimator.parallel.frozen import as_frozen
 from estimator.parallel.module_devices import ModuleDevices
-from estimator.parallel.sharding import computed, made_divided
+from estimator.parallel.sharding import computed, sharded_on_init
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, MixedPrecision, Model, Phase
@@ -46,7 +46,7 @@ class Step:
             keeps_attention=setup.selective_checkpointing,
             offloads_activations=training and setup.activation_offloading,
             is_float16=Dtype.FLOAT16 in (setup.dtype, setup.mixed_precision.value),
-            is_deepspeeds=made_divided(setup),
+            is_deepspeeds=sharded_on_init(setup),
         )
         self.labels: list[str] = []
         """Label of each pass."""

@@ -1,1 +1,1 @@
-"""Who holds which share, and what is sent? A file or two for each strategy."""
+"""What each rank holds, and what is communicated. One or two files per strategy."""

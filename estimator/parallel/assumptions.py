@@ -1,14 +1,15 @@
-"""Assumptions about several GPUs and about offload, in sentences."""
+"""Sentences about assumptions on several GPUs and offload."""
 
 from __future__ import annotations
 
-from estimator.parallel.sharding import is_packed_divided, upcasts_trained
+from estimator.parallel.sharding import is_packed_sharded, upcasts_trained
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, Loss, Method, Offload, Strategy
 
 DEVICE_MAP = (
     'The layers are placed as from_pretrained(device_map="auto") places them on free GPUs of this kind: it balances '
-    "only the weights and leaves no room for training. One GPU works at a time; each batch passes through all of them.",
+    "only the weights and reserves nothing for training. One GPU works at a time; each batch passes through all of "
+    "them.",
     "accelerate's hooks copy hidden states from GPU to GPU, the mask and the rotary tables again for every layer on "
     "another GPU, and all logits back to the first GPU.",
 )
@@ -21,7 +22,7 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
     """
     if setup.num_gpus == 1:
         return offload_sentences(setup)
-    sentences = [f"All memory is of the fullest of {setup.num_gpus:,} GPUs."]
+    sentences = [f"All memory figures are for the fullest of {setup.num_gpus:,} GPUs."]
     if setup.strategy is Strategy.DDP:
         sentences.append(
             "DDP keeps a second copy of every gradient in its buckets, which is Trainer's default."
@@ -37,8 +38,9 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
         )
     if setup.strategy is Strategy.ZERO3 and setup.uses_adapters:
         sentences.append(
-            "ZeRO-3 gathers ahead while fewer than 10⁹ elements are whole (stage3_max_live_parameters, DeepSpeed's own "
-            "value): with a larger lora_r a large weight such as the embedding may come later, and the peak be lower."
+            "ZeRO-3 prefetches while fewer than 10⁹ elements are gathered (stage3_max_live_parameters, DeepSpeed's own "
+            "value). With a larger lora_r, a large weight such as the embedding may be gathered later, and the peak be "
+            "lower."
         )
     return sentences + offload_sentences(setup)
 
@@ -52,12 +54,12 @@ def offload_sentences(setup: TrainingSetup) -> list[str]:
     if away == {Offload.NONE}:
         return []
     sentences = [
-        f"A machine has {setup.gpus_per_node} GPUs at most, whose processes share its memory, its CPU and its disks; "
-        "PyTorch rounds what it pins up to powers of two, and that is counted."
+        f"A machine has at most {setup.gpus_per_node} GPUs, whose processes share its memory, CPU and disks. "
+        "PyTorch rounds pinned memory up to powers of two, which is counted."
     ]
     if setup.offload_optimizer is not Offload.NONE:
         by = "PyTorch's own AdamW" if setup.strategy.is_fsdp else "DeepSpeedCPUAdam"
-        sentences.append(f"The optimizer is stepped on the CPU by {by}, and the GPU waits for it.")
+        sentences.append(f"The optimizer runs on the CPU ({by}), and the GPU waits for it.")
     if setup.strategy.is_fsdp and setup.gradient_accumulation_steps == 1:
         sentences.append(
             "FSDP2 sends each group's gradients to the host as soon as they are reduced."
@@ -69,23 +71,26 @@ def offload_sentences(setup: TrainingSetup) -> list[str]:
         )
     if setup.offload_optimizer is Offload.NVME:
         sentences.append(
-            "Every process pins four buffers of a sub-group's states, up to 16 GB with DeepSpeed's sub_group_size of "
-            "10⁹; a smaller sub_group_size takes less."
+            "Every process pins four buffers for a sub-group's states, up to 16 GB with DeepSpeed's default "
+            "sub_group_size of "
+            "10⁹. A smaller sub_group_size takes less."
         )
     if setup.offload_param is Offload.NVME:
         sentences.append(
-            "DeepSpeed's buffer_size is 100 million elements, or a rank's part of the largest tensor if that is more."
+            "DeepSpeed's buffer_size is 100 million elements, or a rank's partition of the largest tensor if that is "
+            "more."
         )
     return sentences
 
 
 _FSDP1 = (
-    "FSDP is version 1 as accelerate 1.15 runs it, with use_orig_params and without prefetching: each layer one flat "
-    "parameter, each matrix of an adapter another; the embedding and the head stay gathered from forward to backward."
+    "FSDP is version 1 as accelerate 1.15 runs it, with use_orig_params and without prefetching: each layer is one "
+    "flat "
+    "parameter and each adapter matrix another; the embedding and the head stay gathered from forward to backward."
 )
 _FSDP2 = (
-    "FSDP is version 2 as accelerate 1.15 runs it: each layer one group, the embedding and the head groups of "
-    "their own, and the head stays gathered from forward to backward."
+    "FSDP is version 2 as accelerate 1.15 runs it: each layer is one group, and so are the embedding and the "
+    "head. The head stays gathered from forward to backward."
 )
 
 
@@ -93,8 +98,9 @@ def _fsdp(setup: TrainingSetup) -> list[str]:
     sentences = [_FSDP1 if setup.uses_fsdp1 else _FSDP2]
     if setup.checkpoint_around_fsdp and setup.use_reentrant and setup.uses_adapters:
         sentences.append(
-            "FSDP 1 inside a reentrant checkpoint keeps the input of every frozen layer, and its gradient, until "
-            "backward has ended; use_reentrant false drops them, and so does transformers from 4.52 on."
+            "FSDP 1 inside a reentrant checkpoint keeps the input of every frozen layer, and its gradient, until the "
+            "end "
+            "of backward. use_reentrant false avoids this, and so does transformers from 4.52 on."
         )
     if upcasts_trained(setup) and setup.dtype is not Dtype.FLOAT32:
         sentences.append(
@@ -103,15 +109,15 @@ def _fsdp(setup: TrainingSetup) -> list[str]:
         )
     if setup.gradient_accumulation_steps > 1:
         sentences.append(
-            "With accumulation Trainer synchronises only at the last micro-step: until then every GPU holds full, "
-            "unsharded gradients."
+            "With accumulation, Trainer synchronises only at the last micro-step. Until then every GPU holds unsharded "
+            "gradients."
         )
     if setup.loss is Loss.CHUNKED_TORCHTUNE and not setup.uses_fsdp1:
         sentences.append(
             "torchtune's loss is in accelerate's groups here; its own recipes gather embedding and head with the root."
         )
-    if setup.method is Method.QLORA and not is_packed_divided(setup.adapters):
+    if setup.method is Method.QLORA and not is_packed_sharded(setup.adapters):
         sentences.append(
-            "Packed 4-bit weights lie whole on every GPU; set bnb_4bit_quant_storage to bfloat16 to divide them."
+            "Packed 4-bit weights are not sharded; set bnb_4bit_quant_storage to bfloat16 to shard them."
         )
     return sentences

@@ -86,11 +86,11 @@ def shares_between_layers(model: Model, mesh: Mesh) -> bool:
 
 
 def _unscaled(setup: TrainingSetup) -> bool:
-    """Whether a GradScaler meets 16-bit gradients, which have the dtype of the trained tensors.
+    """Whether a GradScaler would see 16-bit gradients, which have the dtype of the trained tensors.
 
     Strategies that shard weights keep trained tensors and their gradients in float32: accelerate 1.15, accelerator.py,
-    ``prepare_model`` (FSDP 1, beside 4-bit weights too) and utils/fsdp_utils.py, ``fsdp2_prepare_model`` (FSDP 2, but
-    not beside 4-bit weights). DeepSpeed 0.19.8 has its own scaler.
+    ``prepare_model`` (FSDP 1, also with 4-bit weights) and utils/fsdp_utils.py, ``fsdp2_prepare_model`` (FSDP 2, but
+    not with 4-bit weights). DeepSpeed 0.19.8 has its own scaler.
     """
     if setup.dtype is Dtype.FLOAT32 or setup.mixed_precision is not MixedPrecision.FP16:
         return False
@@ -139,7 +139,7 @@ RULES = (
     ),
     Rule(
         lambda s: s.num_gpus > 1 and s.strategy is Strategy.NONE,
-        "num_gpus {s.num_gpus} needs a strategy that says how they share the work; take ddp, fsdp or zero3.",
+        "num_gpus {s.num_gpus} needs a strategy for sharing the work; take ddp, fsdp or zero3.",
         CONTRADICTION,
     ),
     Rule(
@@ -147,7 +147,7 @@ RULES = (
             s.num_gpus == 1
             and (s.strategy.is_fsdp or s.strategy in (Strategy.DDP, Strategy.DEVICE_MAP))
         ),
-        "strategy {s.strategy} shares between GPUs, and num_gpus is 1; raise num_gpus, or take strategy none.",
+        "strategy {s.strategy} needs several GPUs, and num_gpus is 1; raise num_gpus, or take strategy none.",
         CONTRADICTION,
     ),
     Rule(
@@ -172,7 +172,8 @@ RULES = (
         lambda s: (
             _offloads(s.mesh) and s.strategy in (Strategy.NONE, Strategy.DDP, Strategy.DEVICE_MAP)
         ),
-        "strategy {s.strategy} keeps all on the GPU; offload_param and offload_optimizer go with zero3 or fsdp.",
+        "strategy {s.strategy} keeps everything on the GPU; offload_param and offload_optimizer work with zero3 or "
+        "fsdp.",
         CONTRADICTION,
     ),
     Rule(
@@ -208,7 +209,7 @@ RULES = (
             s.strategy in (Strategy.ZERO1, Strategy.ZERO2)
             and (s.offload_param is not Offload.NONE or _uses_nvme(s.mesh))
         ),
-        "DeepSpeed offloads weights, and all to NVMe, at stage 3 only; take zero3, or offload_optimizer cpu alone.",
+        "DeepSpeed offloads weights, and anything to NVMe, only at stage 3; take zero3, or only offload_optimizer cpu.",
         Line("deepspeed", "runtime/zero/config.py", 160, "Valid only with stage 3."),
     ),
     Rule(
@@ -245,13 +246,13 @@ RULES = (
         ),
         # torch 2.13, _flat_param.py, _validate_tensors_to_flatten: floats only, of one dtype
         "FSDP 1 flattens a layer's tensors into one of a single dtype: set bnb_4bit_quant_storage to {s.dtype}, the "
-        "value of dtype, not {s.bnb_4bit_quant_storage}; or take fsdp_version 2.",
+        "value of dtype, not {s.bnb_4bit_quant_storage}, or take fsdp_version 2.",
         ONE_DTYPE,
     ),
     Rule(
         lambda s: s.uses_fsdp1 and s.method is Method.QLORA and s.prepare_model_for_kbit_training,
-        "FSDP 1 flattens a layer's tensors into one of a single dtype, but prepare_model_for_kbit_training makes "
-        "its norms float32; leave it out (as TRL does for sharded 4-bit weights).",
+        "FSDP 1 flattens a layer's tensors into one of a single dtype, but prepare_model_for_kbit_training casts "
+        "the norms to float32; leave it out (as TRL does for sharded 4-bit weights).",
         ONE_DTYPE,
     ),
     Rule(
@@ -262,8 +263,9 @@ RULES = (
             and s.autocast_adapter_dtype
         ),
         # transformers 5.23, distributed/fsdp.py, update_fsdp_plugin_peft; peft 0.21, _cast_input_dtype
-        "Beside a 4-bit base Trainer has FSDP 1 gather adapters in {s.bnb_4bit_quant_storage}, and PEFT feeds float32 "
-        "ones float32; set mixed_precision bf16, or autocast_adapter_dtype false.",
+        "With a 4-bit base Trainer makes FSDP 1 gather adapters in {s.bnb_4bit_quant_storage}, while PEFT passes "
+        "float32 "
+        "inputs to float32 adapters; set mixed_precision bf16, or autocast_adapter_dtype false.",
         Line("transformers", "distributed/fsdp.py", 284, "set_mixed_precision("),
     ),
     Rule(
@@ -293,7 +295,7 @@ RULES = (
     Rule(
         lambda s: s.has_8bit_base and s.uses_fsdp1,
         # torch 2.13, _flat_param.py, _validate_tensors_to_flatten
-        "FSDP 1 cannot flatten integer dtype tensors, and LLM.int8's weights are such; take method qlora with "
+        "FSDP 1 cannot flatten integer dtype tensors such as LLM.int8's weights; take method qlora with "
         "bnb_4bit_quant_storage {s.dtype}, or strategy ddp.",
         Line(
             "torch", "distributed/fsdp/_flat_param.py", 811, "Cannot flatten integer dtype tensors"
@@ -335,7 +337,7 @@ RULES = (
             and s.mixed_precision is MixedPrecision.NO
             and (s.dtype is not Dtype.FLOAT32 or s.method is Method.QLORA)
         ),
-        # DeepSpeed 0.19.6, runtime/engine.py, __check_params: it returns before it looks, so that such a run starts
+        # DeepSpeed 0.19.6, runtime/engine.py, __check_params: it returns before the check, so such a run starts
         "mixed_precision no with 16-bit weights under {s.strategy} is not modelled yet; set mixed_precision bf16, or "
         "dtype float32.",
         NOT_MODELLED,
@@ -410,10 +412,10 @@ RULES = (
 )
 
 
-def resting_places(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offload, ...]]:
+def offload_targets(strategy: Strategy) -> tuple[tuple[Offload, ...], tuple[Offload, ...]]:
     """The offload targets that a strategy allows for optimizer states, and those for weights.
 
-    >>> resting_places(Strategy.ZERO2)[1]
+    >>> offload_targets(Strategy.ZERO2)[1]
     (<Offload.NONE: 'none'>,)
     """
     here, host = (Offload.NONE,), (Offload.NONE, Offload.CPU)
@@ -438,7 +440,7 @@ def sharing(
     ['cpu', 'none']
     """
     rests = mesh.offload_optimizer, mesh.offload_param
-    places = resting_places(strategy)
+    places = offload_targets(strategy)
     has_them = all(rest in allowed for rest, allowed in zip(rests, places, strict=True))
     if not has_them or (strategy.is_fsdp and rests[0] is not rests[1]):
         rests = Offload.NONE, Offload.NONE

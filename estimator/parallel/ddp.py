@@ -29,9 +29,9 @@ def finds_unused(setup: TrainingSetup) -> bool:
 
 
 def bucket_bytes(tensors: Iterable[Trainable]) -> int:
-    """Bytes of DDP's buckets: every gradient once more, as accelerate leaves ``gradient_as_bucket_view`` off.
+    """Bytes of DDP's buckets: a second copy of every gradient, as accelerate leaves ``gradient_as_bucket_view`` off.
 
-    Leaves out: rounding of each bucket of 25 MiB up to 512 bytes.
+    Leaves out: rounding each bucket of 25 MiB up to a multiple of 512 bytes.
     Source: torch 2.13, torch/csrc/distributed/c10d/reducer.cpp, ``initialize_buckets``; accelerate 1.15,
     utils/dataclasses.py, ``DistributedDataParallelKwargs``.
 
@@ -42,14 +42,14 @@ def bucket_bytes(tensors: Iterable[Trainable]) -> int:
 
 
 def replica(model: Model, structure: TrainingSetup) -> Resident:
-    """What a GPU under DDP keeps: the whole model, and the buckets, which have room for what gets no gradient too."""
+    """What a GPU keeps under DDP: the whole model, and the buckets, which include parameters without a gradient."""
     tensors = (*trainable_tensors(model, structure), *idle_tensors(model, structure))
     bucket = bucket_bytes(tensors)
     return replace(unsharded(model, structure), communication=bucket)
 
 
 class DdpHooks(Hooks):
-    """DDP looks for unused parameters: the outputs pass through its sink."""
+    """When DDP looks for unused parameters, the outputs pass through its sink."""
 
     def __init__(
         self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int

@@ -1,8 +1,8 @@
-"""What accelerate's hooks do around the modules of a model on several GPUs: bring the inputs, return the outputs.
+"""accelerate's hooks under a device map: they move a module's inputs to its GPU, and the outputs back.
 
-The hook of a module of the map runs before the module's own forward, and so outside a checkpoint: what it brings is an
-input of the checkpoint and stays until backward. It brings every tensor among the arguments, anew for every layer:
-the mask and the rotary tables are copied once for each layer that is not where they were made.
+The hook runs before the module's own forward, so outside a checkpoint: what it copies is an input of the checkpoint and
+stays until backward. It copies every tensor argument again for every layer, so the mask and the rotary tables are
+copied once for each layer on another GPU than theirs.
 
 Source: accelerate 1.15, hooks.py, ``AlignDevicesHook.pre_forward`` and ``post_forward``,
 ``attach_align_device_hook_on_blocks``; transformers 5.23, modeling_layers.py, ``GradientCheckpointingLayer``.
@@ -19,11 +19,11 @@ from estimator.parallel.module_devices import FIRST, ModuleDevices
 from estimator.tape.tape import ACTIVATIONS, LOGITS, TEMPORARIES, Tape, Tensor
 
 DROPOUTS = ("drop", "emb_dropout", "embed_dropout")
-"""What a family calls the dropout behind its embedding; Phi defines it after the layers: it lies on the last GPU."""
+"""Names of the dropout after the embedding. Phi defines it after the layers, so it is on the last GPU."""
 
 
 class DeviceMapHooks(Hooks):
-    """The GPUs of a model that lies on several."""
+    """The hooks of a model spread over several GPUs."""
 
     brings_inputs = True
 
@@ -32,7 +32,7 @@ class DeviceMapHooks(Hooks):
         self.devices = devices
 
     def to(self, x: Tensor, gpu: int, component: int = TEMPORARIES) -> Tensor:
-        """``x.to(gpu)``: the tensor itself, or a copy; backward copies the gradient. That GPU works from now on."""
+        """``x.to(gpu)``: the tensor itself, or a copy whose backward copies the gradient. Continues on that GPU."""
         tape = self.tape
         tape.device = gpu
         if x.storage is None or x.storage.device == gpu:
@@ -48,7 +48,7 @@ class DeviceMapHooks(Hooks):
         return tape.finish(node, tape.new(elements, width, component))
 
     def enter(self, module: str, x: Tensor) -> Tensor:
-        """A module outside the layers is called: its input, where it lies."""
+        """Calls a module outside the layers: returns its input on its GPU."""
         if module == DROPOUT:
             for name, _ in self.devices.outside:
                 if name in DROPOUTS:
@@ -57,15 +57,15 @@ class DeviceMapHooks(Hooks):
         return self.to(x, self.devices.of(module))
 
     def layer(self, index: int, block: Block) -> ModuleHook:
-        """A layer is called: its input where it lies, and its own copies of what all layers share."""
+        """Calls a layer: its input on its GPU, with its own copies of inputs that all layers share."""
         return MovedLayer(self, self.devices.layers[index], block)
 
     def work_at(self, module: str | None) -> None:
-        """The GPU of a module works from now on, or the first."""
+        """Continues on a module's GPU, or on the first."""
         self.tape.device = FIRST if module is None else self.devices.of(module)
 
     def returned(self, loss: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The model's own hook brings its outputs to where the batch came from: the loss, and all logits."""
+        """The model's own hook copies its outputs, the loss and all logits, to the batch's GPU."""
         loss = self.to(loss, FIRST)
         return loss, None if logits is None else self.to(logits, FIRST, LOGITS)
 
@@ -78,7 +78,7 @@ class MovedLayer(NamedTuple):
     block: Block
 
     def enter(self, x: Tensor) -> Tensor:
-        """Its inputs are brought."""
+        """Copies its inputs to its GPU."""
         hidden = self.hooks.to(x, self.gpu)
         block = self.block
         block.mask = self._shared(block.mask)

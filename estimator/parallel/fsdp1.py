@@ -1,12 +1,12 @@
-"""FSDP1: the parameters of a unit lie end to end in one flat parameter, which is gathered, freed and reduced whole.
+"""FSDP1: the parameters of a unit form one flat parameter, which is gathered, freed and reduced as a whole.
 
-Units are the decoder layers, each matrix of an adapter by itself, and the root, which has what is left and stays
-gathered from forward to backward. What is gathered is used where it arrives. Gradients of a unit are laid end to end in
-a second tensor beside them all, before the weights go and the sum is scattered.
+Units are the decoder layers, each adapter matrix, and the root, which has everything else and stays gathered from
+forward to backward. Gathered weights are views of the buffer. The gradients of a unit are copied into a second flat
+tensor before the weights are freed and the sum is scattered.
 
 Source: torch 2.13, distributed/fsdp/_flat_param.py and _runtime_utils.py; accelerate 1.15, accelerator.py,
-``prepare_model`` (every flat parameter that is trained becomes float32 under mixed precision, beside a 4-bit base
-too); peft 0.21, utils/other.py, ``fsdp_auto_wrap_policy``.
+``prepare_model`` (mixed precision casts every trained flat parameter to float32, also with a 4-bit base); peft 0.21,
+utils/other.py, ``fsdp_auto_wrap_policy``.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model
 
 ALIGNMENT_BYTES = 16
-"""To which each tensor of a unit begins: torch 2.13, _flat_param.py, ``_get_aligned_numel`` (``use_orig_params``)."""
+"""Alignment of each tensor of a unit: torch 2.13, _flat_param.py, ``_get_aligned_numel`` (``use_orig_params``)."""
 
 
 def shard_elements(sizes: Iterable[int], width: int, ranks: int) -> int:
-    """Elements of each rank's equal part of a unit, from the elements of its tensors and their width when gathered.
+    """Elements of each rank's shard of a unit, from the elements of its tensors and their width when gathered.
 
     Source: torch 2.13, distributed/fsdp/_flat_param.py, ``_init_flat_param_and_metadata``.
 
@@ -60,13 +60,13 @@ def shard_elements(sizes: Iterable[int], width: int, ranks: int) -> int:
 
 
 def _starts(sizes: Iterable[int], width: int) -> list[int]:
-    """Where each tensor ends; between them lies padding."""
+    """Where each tensor ends; there is padding between them."""
     step = ALIGNMENT_BYTES // width
     return list(accumulate(sizes, lambda end, size: ceil_div(end, step) * step + size))
 
 
 def stored_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
-    """Bytes per element of a shard, and of its gradient: 4 where trained under mixed precision, else as loaded.
+    """Bytes per element of a shard and its gradient: 4 if trained under mixed precision, else as loaded.
 
     Source: accelerate 1.15, accelerator.py, ``prepare_model`` ("Upcasted low precision parameters").
     """
@@ -77,7 +77,7 @@ def stored_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
 
 
 def gathered_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
-    """Bytes per element of what is gathered: 2 under mixed precision, else as stored.
+    """Bytes per gathered element: 2 under mixed precision, else as stored.
 
     Source: accelerate 1.15, utils/dataclasses.py, ``set_mixed_precision`` (``param_dtype``, ``reduce_dtype``).
     """
@@ -86,7 +86,7 @@ def gathered_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
 
 
 class FlatParameter(NamedTuple):
-    """One flat parameter, by the elements of its tensors, and how many units are alike."""
+    """One flat parameter: the elements of its tensors, and the number of identical units."""
 
     sizes: tuple[int, ...]
     is_adapter: bool
@@ -94,7 +94,7 @@ class FlatParameter(NamedTuple):
 
 
 def module_sizes(module: Module, adapters: Adapters) -> list[int]:
-    """Elements of a module's own tensors as FSDP1 flattens them: packed 4-bit weights in the dtype they pass for.
+    """Elements of a module's own tensors as FSDP1 flattens them: packed 4-bit weights in their storage dtype.
 
     Source: bitsandbytes 0.50, functional.py, ``quantize_4bit(quant_storage=…)``.
     """
@@ -105,7 +105,7 @@ def module_sizes(module: Module, adapters: Adapters) -> list[int]:
 
 
 def flat_parameters(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
-    """Every unit of a model: the root, the layers, and each of an adapter's matrices.
+    """Every unit of a model: the root, the layers, and each adapter matrix.
 
     Source: as above.
     """
@@ -128,13 +128,13 @@ def flat_parameters(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
 
 UNGATHERED_ADAPTERS = Refusal(
     "lora_target_modules: FSDP 1 does not gather the adapters of {name}, which PEFT reads without calling them; name "
-    "the attention's linears alone, or take fsdp_version 2.",
+    "only linears of the attention, or take fsdp_version 2.",
     Line("peft", "tuners/lora/layer.py", 2532, "weight_A = self.lora_A[adapter_name].weight"),
 )
 
 
 def check_units(model: Model, setup: TrainingSetup) -> None:
-    """Refuse adapters that FSDP1 never gathers: PEFT reads those of stacked experts without calling them.
+    """Refuses adapters that FSDP1 never gathers: PEFT reads those of stacked experts without calling them.
 
     Raises ``ValueError`` with one sentence.
     Source: peft 0.21, tuners/lora/layer.py, ``ParamWrapper.get_delta_factors``.
@@ -153,9 +153,9 @@ def _shard(unit: FlatParameter, setup: TrainingSetup) -> int:
 
 
 def flat_bytes(model: Model, setup: TrainingSetup, *, adapters: bool) -> int:
-    """Bytes of one rank's shards of adapters, or of all other weights; the scales of packed weights lie whole.
+    """Bytes of one rank's shards of adapters, or of all other weights. Scales of packed weights are not sharded.
 
-        Σ units  ⌈elements / ranks⌉ · p     p: 4 where trained under mixed precision, else as loaded
+        Σ units  ⌈elements / ranks⌉ · p     p: 4 if trained under mixed precision, else as loaded
 
     Source: torch 2.13, distributed/fsdp/_flat_param.py, ``shard``.
     """
@@ -186,9 +186,9 @@ def _trained(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
 
 
 def flat_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of one rank's gradients when all are reduced: one tensor a unit, in the stored dtype.
+    """Bytes of one rank's gradients after reduction: one tensor per unit, in the stored dtype.
 
-    They stay until the next forward call begins: ``zero_grad`` reaches the views of ``use_orig_params`` alone.
+    They stay until the next forward begins, since ``zero_grad`` only clears the views of ``use_orig_params``.
     Source: torch 2.13, _runtime_utils.py, ``_reduce_grad`` and ``_root_pre_forward``
     (``_reset_flat_param_grad_info_if_needed``).
     """
@@ -199,10 +199,10 @@ def flat_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def flat_accumulated_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of the gradients that a rank holds before it synchronises: whole, in the dtype that is gathered.
+    """Bytes of the unsharded gradients that a rank accumulates before it synchronises, in the gathered dtype.
 
     Source: torch 2.13, _runtime_utils.py, ``_post_backward_hook`` (``_sync_gradients``); transformers 5.23, trainer.py
-    (``no_sync`` but in the last micro-step).
+    (``no_sync`` except in the last micro-step).
     """
     width = gathered_width(setup, is_adapter=setup.uses_adapters)
     return sum(
@@ -212,9 +212,9 @@ def flat_accumulated_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def flat_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """What the optimizer of the first rank steps: the pieces of tensors that lie in its shards.
+    """What the first rank's optimizer updates: the pieces of tensors in its shards.
 
-    Other ranks hold as many elements, in pieces of other sizes.
+    Other ranks hold equally many elements, in pieces of other sizes.
     Source: torch 2.13, _flat_param.py, ``_use_sharded_views``.
     """
     stored = stored_width(setup, is_adapter=setup.uses_adapters)
@@ -230,17 +230,17 @@ def flat_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
 
 
 class GatheredUnits(NamedTuple):
-    """Units as they are when gathered, in bytes."""
+    """Bytes of gathered units."""
 
     root: int
     layer: int
-    """The largest."""
+    """The largest layer."""
     adapter: int
-    """The largest matrix of one."""
+    """The largest adapter matrix."""
 
 
 def _gathered(model: Model, setup: TrainingSetup, *, beside: bool) -> GatheredUnits:
-    """The largest units in their stored dtype; ``beside``: with a rank's part of them, where they are trained."""
+    """The largest units in their stored dtype; ``beside``: plus a rank's shard of those that are trained."""
     sizes: dict[tuple[bool, bool], int] = {}
     for place, unit in enumerate(flat_parameters(model, setup)):
         shard = _shard(unit, setup)
@@ -255,10 +255,10 @@ def _gathered(model: Model, setup: TrainingSetup, *, beside: bool) -> GatheredUn
 
 
 def largest_unit_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes on the GPU while FSDP1 gathers a full state dict: the largest unit, whole, one after the other.
+    """Bytes on the GPU while FSDP1 gathers a full state dict: the largest unit, since units are gathered one at a time.
 
-    Weights are gathered in the dtype of their shards and go to the host at once; so are the states of a trained unit,
-    from a rank's part that is laid end to end before.
+    Weights are gathered in the dtype of their shards and copied to the host immediately. Optimizer states of a trained
+    unit are flattened into one shard first.
 
     Source: torch 2.13, distributed/fsdp/_unshard_param_utils.py, ``_unshard_fsdp_state_params`` (``to_cpu``),
     _flat_param.py, ``_force_full_precision``, and _optim_utils.py, ``_allgather_orig_param_states``.
@@ -267,9 +267,9 @@ def largest_unit_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def nested_units_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes on the GPU while FSDP1 takes a sharded state dict: the root stays whole while its layers are, one by one.
+    """Bytes on the GPU while FSDP1 builds a sharded state dict: the root stays gathered while each layer is in turn.
 
-    Leaves out: a rank's part of each tensor, which goes to the host as soon as it is cut.
+    Leaves out: a rank's shard of each tensor, which is copied to the host immediately.
     Source: torch 2.13, distributed/fsdp/_state_dict_utils.py, ``_sharded_pre_state_dict_hook`` (no ``offload_to_cpu``)
     and ``_sharded_post_state_dict_hook``.
     """
@@ -277,32 +277,32 @@ def nested_units_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 class FlatTraffic:
-    """What the units of one model share."""
+    """State shared by the units of one model."""
 
     def __init__(self, tape: Tape, ranks: int, *, holds_inputs: bool = False) -> None:
         self.tape = tape
         self.ranks = ranks
         self.holds_inputs = holds_inputs
-        """Frozen layers keep their input and its gradient until backward ends (``FlatUnit.enter``)."""
+        """Whether frozen layers keep their input and its gradient until backward ends (``FlatUnit.enter``)."""
         self.late: list[FlatUnit] = []
-        """Units whose inputs need no gradient: they are reduced, or freed, when backward ends."""
+        """Units whose inputs need no gradient, so they are reduced or freed when backward ends."""
         self.going: FlatUnit | None = None
-        """A frozen layer whose weights go once the layer below has gathered its own."""
+        """A frozen layer whose weights are freed once the layer below has gathered its own."""
         self.held: list[tuple[Place, Storage]] = []
         """Inputs of frozen layers and their gradients, by place."""
 
     def new(self, size: int, component: int = COMMUNICATION) -> Storage:
-        """A fresh buffer of so many bytes."""
+        """A new buffer of ``size`` bytes."""
         return Storage(self.tape, allocated(size), component)
 
     def let_go(self) -> None:
-        """Free what was left for the layer below to outlive."""
+        """Frees the weights kept until the layer below had gathered its own."""
         if self.going is not None:
             self.going.free()
             self.going = None
 
     def end_backward(self) -> None:
-        """What only the end of backward sets free."""
+        """Frees what lives until the end of backward."""
         self.let_go()
         for unit in self.late:
             unit.reduce()
@@ -313,7 +313,7 @@ class FlatUnit:
     """One unit on the tape."""
 
     members = True
-    """Never without parameters."""
+    """A unit always has parameters."""
 
     def __init__(
         self,
@@ -328,9 +328,9 @@ class FlatUnit:
     ) -> None:
         self.traffic = traffic
         self.shard = shard
-        """Elements of each rank's part."""
+        """Elements of each rank's shard."""
         self.stored, self.gathered = widths
-        """Bytes per element of the shard, and of what is gathered."""
+        """Bytes per element of the shard, and when gathered."""
         self.leaves = leaves
         """Where the gradients of the first pass arrive; none if frozen."""
         self.later: list[Sequence[Leaf]] = []
@@ -338,9 +338,9 @@ class FlatUnit:
         self.passes = 0
         """Forward calls with gradients."""
         self.stays = stays
-        """From forward to backward."""
+        """Whether it stays gathered from forward to backward."""
         self.is_lowest = False
-        """Of the layers."""
+        """Whether it is the lowest layer."""
         self.weights: Storage | None = None
         self.accumulated: Storage | None = None
         """Gradients of earlier micro-steps, or of later passes, whole."""
@@ -348,7 +348,7 @@ class FlatUnit:
             size = allocated(shard * traffic.ranks * self.gathered)
             self.accumulated = Storage.existing(traffic.tape, size, GRADIENTS)
         self.is_leaf = is_leaf
-        """One tensor, which is reduced as soon as its gradient is there."""
+        """Whether it is a single tensor, reduced as soon as its gradient arrives."""
         if is_leaf:
             leaves[0].arrived = lambda _: self.reduce()
 
@@ -359,7 +359,7 @@ class FlatUnit:
             leaves[0].arrived = lambda _: self.lay(leaves)
 
     def gather(self) -> None:
-        """Gather what is not there; mixed precision casts the shard before it is sent."""
+        """Gathers the weights unless they are present. Mixed precision casts the shard before it is sent."""
         if self.weights is not None:
             return
         traffic = self.traffic
@@ -369,7 +369,7 @@ class FlatUnit:
         del cast
 
     def free(self) -> None:
-        """Let the gathered weights go."""
+        """Frees the gathered weights."""
         self.weights = None
 
     def lay(self, leaves: Sequence[Leaf]) -> None:
@@ -377,7 +377,7 @@ class FlatUnit:
         if all(leaf.grad is None for leaf in leaves):
             return
         traffic = self.traffic
-        traffic.tape.operation = "gradients laid end to end"
+        traffic.tape.operation = "flatten gradients"
         whole = traffic.new(self.shard * traffic.ranks * self.gathered, GRADIENTS)
         for leaf in leaves:
             leaf.grad = None
@@ -385,7 +385,7 @@ class FlatUnit:
             self.accumulated = whole
 
     def reduce(self) -> None:
-        """Lay the gradients end to end, free the weights, reduce and scatter, keep the shard's."""
+        """Flattens the gradients, frees the weights, reduces and scatters, and keeps the shard's gradient."""
         for leaves in reversed(self.later):  # those that no input's gradient announced
             self.lay(leaves)
         self.later.clear()
@@ -394,7 +394,7 @@ class FlatUnit:
             return
         traffic = self.traffic
         tape = traffic.tape
-        tape.operation = "gradients laid end to end"
+        tape.operation = "flatten gradients"
         whole: Storage | None = traffic.new(self.shard * traffic.ranks * self.gathered, GRADIENTS)
         for leaf in self.leaves:
             leaf.grad = None
@@ -415,16 +415,17 @@ class FlatUnit:
     # -- around a module ----------------------------------------------------------------------------------------
 
     def enter(self, x: Tensor) -> Tensor:
-        """The module's input: weights are there from now on, and go when its gradient has come.
+        """The module's input: weights are gathered from here, and freed once its gradient arrives.
 
-        The hook that frees a frozen layer's weights is on the tensor whose older hook gathers those of the layer below,
-        so that both lie there for a moment.
+        The hook that frees a frozen layer's weights is on the same tensor as the older hook that gathers those of the
+        layer below, so both are briefly in memory.
 
         The hooks are those of the first pass with gradients: what a later one gathers for its backward stays until the
         first one's, and so do its gradients. Under ``torch.no_grad`` nothing is registered.
 
-        Where ``FlatTraffic.holds_inputs``, a frozen layer's input and its gradient stay until backward ends: that hook
-        is then on the input of a reentrant checkpoint's replay, a leaf, and holds the node that holds the leaf.
+        With ``FlatTraffic.holds_inputs``, a frozen layer's input and its gradient stay until backward ends: the hook
+        is then on the input of a reentrant checkpoint's recomputation. That input is a leaf, and the hook keeps it
+        alive through its autograd node.
 
         Source: torch 2.13, _runtime_utils.py, ``_register_post_backward_reshard_only_hook`` and
         ``_register_post_backward_hook`` (``already_registered``); autograd/graph.py, ``register_multi_grad_hook``
@@ -457,7 +458,7 @@ class FlatUnit:
         return _call_back(self.traffic.tape, x, hold)
 
     def leave(self, x: Tensor) -> Tensor:
-        """The module's output: its gradient calls for the weights."""
+        """The module's output: its gradient triggers the gather of the weights."""
         if not self.stays:
             self.free()
 
@@ -476,7 +477,7 @@ class FlatUnit:
 
 
 def _call_back(tape: Tape, x: Tensor, call: Callable[[Tensor | None], None]) -> Tensor:
-    """The same tensor behind a node that changes nothing and calls when the gradient comes by."""
+    """The same tensor behind an identity node that runs ``call`` when its gradient arrives."""
 
     def backward(_: Tape, gradients: list[Tensor | None]) -> list[Tensor | None]:
         call(gradients[0])

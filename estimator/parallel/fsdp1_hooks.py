@@ -1,4 +1,4 @@
-"""A model's parameters in the units that accelerate and PEFT hand to FSDP1.
+"""FSDP1's hooks, with the units that accelerate and PEFT choose.
 
 Source: accelerate 1.15, utils/dataclasses.py, ``set_auto_wrap_policy`` (every decoder layer); peft 0.21,
 utils/other.py, ``fsdp_auto_wrap_policy`` (and every trained leaf module); torch 2.13, _runtime_utils.py,
@@ -45,7 +45,7 @@ SECOND_REENTRANT_PASS = Refusal(
 
 
 class Fsdp1Hooks(Hooks):
-    """The units of a model under FSDP1: the root, the layers, each matrix of an adapter."""
+    """The units of a model under FSDP1: the root, the layers, and each adapter matrix."""
 
     def __init__(
         self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
@@ -138,14 +138,14 @@ class Fsdp1Hooks(Hooks):
         )
 
     def enter_model(self, ids: Tensor) -> None:
-        """The root is gathered, and stays until backward has ended."""
+        """Gathers the root, which stays gathered until backward ends."""
         if self.root.passes:
             self._unit("root", self.outer, (), stays=True)
             self._adapters(self.outer)
         self.root.enter(ids)
 
     def end_backward(self) -> None:
-        """All gradients have arrived; layer by layer goes what was held, so that unplayed layers can be counted."""
+        """Frees what was held, layer by layer, so that layers not simulated can be counted."""
         traffic = self.traffic
         traffic.end_backward()
         if not traffic.held:
@@ -157,7 +157,7 @@ class Fsdp1Hooks(Hooks):
 
 
 def fsdp1_shards(model: Model, structure: TrainingSetup) -> Resident:
-    """What FSDP1's first rank keeps: its part of every unit, and gradients whole until they are synchronised."""
+    """What the first rank keeps under FSDP1: its shard of every unit, and unsharded gradients until synchronisation."""
     return Resident(
         weights=flat_bytes(model, structure, adapters=False) + buffer_bytes(model),
         adapters=flat_bytes(model, structure, adapters=True),

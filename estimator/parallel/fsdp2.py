@@ -1,9 +1,9 @@
-"""FSDP2 on a tape: what is gathered before a layer runs, what is freed after it, how gradients are reduced.
+"""FSDP2: what is gathered before a layer runs, what is freed after it, and how gradients are reduced.
 
-A group of parameters is gathered into one buffer, from which each weight is copied out; in forward the buffer lives
-until the next group's is there. In backward each group asks for the one below it before it begins. When a group's
-gradients are complete its weights go, and its gradients are copied into one buffer that is reduced and scattered;
-that buffer lives until the next group's. What stays is the shard's gradient in the stored dtype.
+A group of parameters is gathered into one buffer, and each weight is copied out of it. In forward the buffer lives
+until the next group is gathered. In backward each group prefetches the one below before it starts. When a group's
+gradients are complete, its weights are freed, and its gradients are copied into one buffer, which is reduced and
+scattered. That buffer lives until the next group's. The shard's gradient remains, in the stored dtype.
 
 Groups outlive a pass. Every forward call is noted in one order for all passes, those under ``torch.no_grad`` too, so
 that backward asks for what was called before the last call. After two passes with gradients a group's are complete,
@@ -27,7 +27,7 @@ class ShardedParameter(NamedTuple):
     """One parameter of a group."""
 
     shard_elements: int
-    """Of the largest shard."""
+    """Elements of the largest shard."""
     gathered_width: int
     """Bytes per element when gathered."""
     stored_width: int
@@ -37,7 +37,7 @@ class ShardedParameter(NamedTuple):
 
 
 class Fsdp2Traffic:
-    """What the groups of one model share: ranks, buffers in flight, and the order of the forward pass."""
+    """State shared by the groups of one model: ranks, buffers in flight, and the order of the forward pass."""
 
     def __init__(
         self, tape: Tape, ranks: int, *, replicated: bool = False, offloads: bool = False
@@ -45,30 +45,30 @@ class Fsdp2Traffic:
         self.tape = tape
         self.ranks = ranks
         self.replicated = replicated
-        """Groups of ranks are replicas, so that what was scattered is averaged between them."""
+        """Whether groups of ranks are replicas, so scattered gradients are also averaged between them."""
         self.offloads = offloads
-        """Shards and their gradients rest on the host."""
+        """Whether shards and their gradients are offloaded to the host."""
         self.order: list[Fsdp2Group] = []
         self.gathered: Storage | None = None
         """The buffer of the last gather in forward."""
         self.reduced: list[Storage] = []
-        """Buffers of gradients that are being reduced; one at most between groups."""
+        """Buffers of gradients being reduced; at most one between groups."""
         self.averaged: list[Storage] = []
-        """What replicas average, kept until backward ends."""
+        """Gradients averaged between replicas, kept until backward ends."""
         self.late: list[Fsdp2Group] = []
-        """Groups whose inputs need no gradient: they are reduced when backward ends."""
+        """Groups whose inputs need no gradient, so they are reduced when backward ends."""
 
     def new(self, size: int, component: int = COMMUNICATION) -> Storage:
-        """A fresh buffer of so many bytes."""
+        """A new buffer of ``size`` bytes."""
         return Storage(self.tape, allocated(size), component)
 
     def end_forward(self) -> None:
-        """The model's forward returns: the last gather's buffer goes."""
+        """Ends the model's forward: frees the buffer of the last gather."""
         self.tape.operation = "end of forward"
         self.gathered = None
 
     def end_backward(self) -> None:
-        """What only the end of backward sets free."""
+        """Frees what lives until the end of backward."""
         for group in self.late:
             group.reduce()
         for group in self.order:
@@ -90,7 +90,7 @@ class Fsdp2Group:
         self.traffic = traffic
         self.members = members
         self.reshards = reshards
-        """Freed after forward, and gathered again for backward."""
+        """Whether weights are freed after forward and gathered again for backward."""
         self.weights: list[Storage] = []
         self.pending: Storage | None = None
         self.places: list[int] = []
@@ -99,7 +99,7 @@ class Fsdp2Group:
         """The shard's gradient is there already: what is reduced again is added to it."""
 
     def gather(self) -> None:
-        """Send the shards around, if the weights are neither here nor on their way."""
+        """Starts the all-gather, unless the weights are present or already being gathered."""
         if self.weights or self.pending is not None or not self.members:
             return
         traffic = self.traffic
@@ -117,32 +117,32 @@ class Fsdp2Group:
 
     def _copy_out(self) -> None:
         traffic = self.traffic
-        traffic.tape.operation = "weights out of the all-gather"
+        traffic.tape.operation = "copy weights out of the all-gather"
         for member in self.members:
             size = member.shard_elements * traffic.ranks * member.gathered_width
             self.weights.append(traffic.new(size, WEIGHTS))
 
     def free(self) -> None:
-        """Let the gathered weights go, one after the other."""
+        """Frees the gathered weights one by one."""
         while self.weights:
             del self.weights[0]
 
     def before_forward(self) -> None:
-        """Gather and wait; the buffer of the group before lives until the weights are copied out."""
+        """Gathers and waits. The previous group's buffer lives until the weights are copied out."""
         self.gather()
         if self.pending is not None:
             self._copy_out()
             self.traffic.gathered, self.pending = self.pending, None
 
     def after_forward(self) -> None:
-        """Note the order, and free the weights unless backward finds them still here."""
+        """Records the order, and frees the weights unless they stay for backward."""
         self.places.append(len(self.traffic.order))
         self.traffic.order.append(self)
         if self.reshards:
             self.free()
 
     def before_backward(self) -> None:
-        """Gather what was not prefetched, and prefetch what comes below."""
+        """Gathers the weights unless prefetched, and prefetches the group below."""
         self.gather()
         if self.pending is not None:
             self._copy_out()
@@ -152,7 +152,9 @@ class Fsdp2Group:
             self.traffic.order[place - 1].gather()
 
     def reduce(self) -> None:
-        """Free the weights; copy the gradients into one buffer, reduce and scatter it; keep the shard's."""
+        """Frees the weights, copies the gradients into one buffer, reduces and scatters it, and keeps the shard's
+        gradient.
+        """
         traffic = self.traffic
         tape = traffic.tape
         with_grad = [m for m in self.members if m.leaf is not None and m.leaf.grad is not None]
@@ -168,7 +170,7 @@ class Fsdp2Group:
             return
         shards = sum(m.shard_elements * m.gathered_width for m in with_grad)
         traffic.reduced.append(traffic.new(shards * traffic.ranks))
-        # foreach_reduce's loop still has a name for the last gradient until it returns
+        # foreach_reduce's loop variable refers to the last gradient until the function returns
         while len(gradients) > 1:
             del gradients[0]
         scattered = traffic.new(shards)
@@ -203,13 +205,13 @@ class Fsdp2Group:
         return _call_back(self.traffic.tape, x, self.reduce)
 
     def leave(self, x: Tensor) -> Tensor:
-        """The module's output: its gradient calls for the weights."""
+        """The module's output: its gradient triggers the gather of the weights."""
         self.after_forward()
         return _call_back(self.traffic.tape, x, self.before_backward)
 
 
 def _call_back(tape: Tape, x: Tensor, call: Callable[[], None]) -> Tensor:
-    """The same tensor behind a node that changes nothing and calls when the gradient comes by."""
+    """The same tensor behind an identity node that runs ``call`` when its gradient arrives."""
 
     def backward(_: Tape, gradients: list[Tensor | None]) -> list[Tensor | None]:
         call()

@@ -1,8 +1,8 @@
-"""A model's parameters in the groups that accelerate hands to FSDP2: each layer, the embedding, the head, the rest.
+"""FSDP2's hooks, with the groups that accelerate chooses: each layer, the embedding, the head, and the root.
 
 Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``: every layer by the wrap policy; the embedding;
-the final norm with the head, which stay gathered from forward to backward (with the embedding where it is tied); the
-root has what is left, and stays gathered too.
+the final norm with the head (and a tied embedding), which stay gathered from forward to backward; the root has
+everything else and stays gathered too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from estimator.parallel.sharding import (
     TAIL,
     computed,
     fsdp_groups,
-    is_packed_divided,
+    is_packed_sharded,
     joins_norm,
     member_width,
     packed_width,
@@ -44,26 +44,25 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Loss, Model, Offload, Strategy
 
 HEAD_OF_LIGER = Refusal(
-    "Liger's loss reads the head of {model_type} without calling it, and beside adapters FSDP 2 gathers it only when "
-    "it "
-    'is called ("got mixed torch.Tensor and DTensor"); take loss chunked_trl or fsdp_version 1.',
+    "Liger's loss reads the head of {model_type} without calling it, and with adapters FSDP 2 gathers the head only "
+    'when it is called ("got mixed torch.Tensor and DTensor"); take loss chunked_trl or fsdp_version 1.',
     Line("liger-kernel", "transformers/model/llama.py", 197, "lm_head_weight=lm_head.weight,"),
 )
 COPIED_HEAD_OF_TRL = Refusal(
-    "loss chunked_trl gathers a copied lm_head past FSDP 2, so that its gradient is not averaged between GPUs; take "
+    "loss chunked_trl gathers a copied lm_head outside FSDP 2, so its gradient is not averaged between GPUs; take "
     "loss standard, or leave lm_head out of modules_to_save.",
     Line("trl", "trainer/utils.py", 1637, "weight = weight.full_tensor()"),
 )
 
 
 def check_head(model: Model, setup: TrainingSetup) -> None:
-    """Refuse a loss that reads the head's weight where FSDP2 has not gathered it.
+    """Refuses a loss that reads the head's weight when FSDP2 has not gathered it.
 
-    Beneath PEFT a head that is not tied is a group of its own, and calling it is what gathers it. Raises ``ValueError``
-    with one sentence.
+    Under PEFT an untied head is a group of its own, gathered only when it is called. Raises ``ValueError`` with one
+    sentence.
     Source: liger-kernel 0.8.5, transformers/model/llama.py, ``_liger_for_causal_lm_loss``, and
-    ops/fused_linear_cross_entropy.py; trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (of ``full_tensor`` each
-    rank gets its own gradient back alone).
+    ops/fused_linear_cross_entropy.py; trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (with ``full_tensor``
+    each rank only gets its own gradient).
     """
     if not setup.strategy.is_fsdp or setup.uses_fsdp1 or model.tie_word_embeddings:
         return
@@ -102,7 +101,8 @@ class Fsdp2Hooks(Hooks):
         self._joins_norm = joins_norm(model, setup.adapters)
         calls_head = loss_of(model, setup) in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE)
         self._reads_head = not (calls_head or self._joins_norm or self._tied)
-        """A loss that takes the head's weight without calling the head, in whose group nothing else is called."""
+        """Whether the loss reads the head's weight without calling the head, and nothing else in its group is called.
+        """
         self._tail = self._group(outer, names[TAIL], reshards=False)
         self._root = self._group(outer, names[ROOT], reshards=False)
         self._embedding = self._group(outer, names[EMBEDDING], reshards=self._reshards)
@@ -127,10 +127,10 @@ class Fsdp2Hooks(Hooks):
         return Fsdp2Group(self._traffic, members, reshards=reshards)
 
     def _members(self, owned: Owned) -> list[ShardedParameter]:
-        """The parameter itself, and the frozen original beside a copy that PEFT trains."""
+        """The parameter itself, and the frozen original if PEFT trains a copy."""
         setup, ranks, parameter = self._setup, self._traffic.ranks, owned.parameter
         if is_packed(owned, setup.adapters):
-            if not is_packed_divided(setup.adapters):
+            if not is_packed_sharded(setup.adapters):
                 return []
             width = packed_width(setup.adapters)
             count = ceil_div(packed_bytes(parameter.elements), width)
@@ -150,7 +150,7 @@ class Fsdp2Hooks(Hooks):
         return [original, member]
 
     def _accumulated(self, parameter: Parameter) -> None:
-        """Without synchronisation gradients pile up whole; the last micro-step finds them."""
+        """Without synchronisation, unsharded gradients accumulate until the last micro-step."""
         assert parameter.node is not None
         leaf = parameter.node.leaf
         assert leaf is not None
@@ -160,11 +160,11 @@ class Fsdp2Hooks(Hooks):
     # -- what happens around the modules ------------------------------------------------------------------------
 
     def enter_model(self, ids: Tensor) -> None:
-        """The root's weights are gathered."""
+        """Gathers the root's weights."""
         self._root.enter(ids)
 
     def enter(self, module: str, x: Tensor) -> Tensor:
-        """Weights of the embedding's group come with it; the tail's with the final norm, or with the head."""
+        """The embedding gathers its group; the final norm or the head gathers theirs."""
         if module == self._embedding_name:
             return (self._tail if self._tied else self._embedding).enter(x)
         opens_tail = self._norm_name if self._joins_norm else HEAD
@@ -173,7 +173,7 @@ class Fsdp2Hooks(Hooks):
         return x
 
     def leave(self, module: str, x: Tensor) -> Tensor:
-        """The embedding's weights go, unless the head is the same; the tail's stay for backward."""
+        """Frees the embedding's weights, unless the head is tied. Those of final norm and head stay for backward."""
         if module == self._embedding_name:
             return x if self._tied else self._embedding.leave(x)
         if module == HEAD and not self._reads_head:
@@ -181,21 +181,21 @@ class Fsdp2Hooks(Hooks):
         return x
 
     def read(self, weight: Parameter) -> Tensor:
-        """The head's weight for a loss that does not call the head: gathered by itself, in the dtype of its shards.
+        """The head's weight for a loss that does not call the head: gathered separately, in the dtype of its shards.
 
         Source: trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (``weight.full_tensor()``).
         """
         if not self._reads_head:
             return weight
         tape, ranks = self.tape, self._traffic.ranks
-        tape.operation = "the head, gathered by the loss"
+        tape.operation = "head gathered by the loss"
         rows = self._model.vocab_size
         padded = ranks * ceil_div(rows, ranks) * (weight.elements // rows)
         gathered = tape.new(padded, member_width(self._setup, is_adapter=False), WEIGHTS)
         return tape.view(gathered, weight.elements)
 
     def leave_model(self, loss: Tensor, outputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The root returns: its gradient calls for what was gathered last before it."""
+        """The root returns: its gradient triggers the gather of the last group before it."""
         if self._root.members:
             loss = self._root.leave(loss)
         self._traffic.end_forward()
@@ -207,17 +207,17 @@ class Fsdp2Hooks(Hooks):
 
 
 def is_packed(owned: Owned, adapters: Adapters) -> bool:
-    """Whether this is the weight of a linear that a quantiser packs (derived, from ``is_quantized``)."""
+    """Whether this is the weight of a quantised linear (derived, from ``is_quantized``)."""
     weight = not owned.is_adapter and len(owned.shape) > 1
     return weight and isinstance(owned.module, Linear) and is_quantized(owned.module, adapters)
 
 
 def fsdp2_shards(model: Model, structure: TrainingSetup) -> Resident:
-    """What FSDP2's fullest rank keeps: shards of everything, and gradients whole until they are synchronised."""
+    """What the fullest rank keeps under FSDP2: shards of everything, and unsharded gradients until synchronisation."""
     waiting = gradient_bytes(trainable_tensors(model, computed(structure)))
     if (
         structure.offload_param is not Offload.NONE
-    ):  # all rests on the host but what waits for its sum
+    ):  # everything is on the host except gradients that still accumulate
         return Resident(
             weights=unmoved_weight_bytes(model, structure.adapters) + buffer_bytes(model),
             accumulated=waiting,

@@ -1,6 +1,6 @@
-"""Where a model sits that is trained over several GPUs by ``device_map="auto"``: which module on which of them.
+"""Which module is on which GPU under ``device_map="auto"``.
 
-The map is that of ``estimator.parallel.placement``, which looks at weights alone. One process runs all GPUs, one at
+The map is that of ``estimator.parallel.placement``, which considers only weights. One process runs all GPUs, one at
 a time.
 """
 
@@ -30,27 +30,27 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Method, Model
 
 FIRST = 0
-"""The GPU that Trainer puts a batch on, and that accelerate brings the outputs back to."""
+"""The GPU that Trainer puts a batch on, and that accelerate returns the outputs to."""
 ROTARY = "rotary_emb"
 UNLIMITED = 2**50
-"""Bytes, more than any card: a map that nothing but balance decides."""
+"""Bytes, more than any card has, so that only balancing determines the map."""
 
 Modules = tuple[tuple[Module, int], ...]
-"""Modules with weights, and how many alike."""
+"""Modules with weights, and their multiplicity."""
 
 
 class ModuleDevices(NamedTuple):
     """The GPU of every module of a model, by number."""
 
     layers: tuple[int, ...]
-    """Of each decoder layer."""
+    """The GPU of each decoder layer."""
     outside: tuple[tuple[str, int], ...]
-    """Of each module around the layers, by its last name: ``embed_tokens``, ``norm``, ``rotary_emb``."""
+    """The GPU of each module outside the layers, by the last part of its name, such as ``embed_tokens``."""
     gpus: int
-    """How many there are; some may hold nothing."""
+    """Number of GPUs; some may hold nothing."""
 
     def of(self, name: str) -> int:
-        """The GPU of a module outside the layers; the first where there is none of that name."""
+        """The GPU of a module outside the layers; the first GPU if there is no such module."""
         return dict(self.outside).get(name, FIRST)
 
     @property
@@ -68,9 +68,9 @@ class ModuleDevices(NamedTuple):
 
 
 def module_devices(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> ModuleDevices:
-    """The GPU of every module (a number, from 0), as ``from_pretrained(device_map="auto")`` chooses on free cards.
+    """The GPU of every module (a number, from 0), as ``from_pretrained(device_map="auto")`` chooses on idle cards.
 
-    Where the weights do not fit into the cards, the map that larger ones would have: see ``why_left_on_the_cpu``.
+    If the weights do not fit on the cards, this is the map for larger cards: see ``why_left_on_the_cpu``.
 
     Source: transformers 5.23, integrations/accelerate.py, ``get_balanced_memory``; accelerate 1.15, utils/modeling.py,
     ``get_max_memory`` (free: the card's memory less its context).
@@ -90,10 +90,10 @@ def module_devices(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Modul
 
 
 def why_left_on_the_cpu(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> str | None:
-    """Why the weights alone are too large for the cards, in one sentence; None where they fit.
+    """Why the weights alone are too large for the cards, in one sentence; None if they fit.
 
-    What does not fit goes to the CPU or the disk. accelerate then holds the parameters on the meta device and brings
-    their values for each forward call only, so that no optimizer can step them.
+    What does not fit goes to the CPU or disk. accelerate then keeps the parameters on the meta device and loads their
+    values only for each forward call, so no optimizer can update them.
 
     Source: accelerate 1.15, hooks.py, ``AlignDevicesHook.init_hook`` and ``post_forward``.
     """
@@ -103,9 +103,9 @@ def why_left_on_the_cpu(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> 
     if _devices(*question, _free(gpu)) is not None:
         return None
     return (
-        f"device_map leaves a part of the model to the CPU, as the weights are too large for {setup.num_gpus} × "
-        f"{gpu.name}, and what accelerate offloads cannot be trained; raise num_gpus, take a larger GPU, or method "
-        "qlora."
+        f"device_map leaves part of the model on the CPU, as the weights are too large for {setup.num_gpus} × "
+        f"{gpu.name}, and weights that accelerate offloads cannot be trained; raise num_gpus, take a larger GPU, or "
+        "take method qlora."
     )
 
 
@@ -123,7 +123,7 @@ def _packing(adapters: Adapters) -> Packing | None:
 def _devices(
     model: Model, gpus: int, dtype: str, packing: Packing | None, free: int
 ) -> ModuleDevices | None:
-    """None where something is left to the CPU or the disk."""
+    """None if anything is left on the CPU or disk."""
     limits: dict[Device, int] = dict.fromkeys(range(gpus), free)
     try:
         placed = from_pretrained_device_map(model, limits, dtype=dtype, packing=packing)
@@ -146,7 +146,7 @@ def _needed_bytes(model: Model, gpus: int, dtype: str, packing: Packing | None) 
 
 @lru_cache(maxsize=64)
 def _sorted_out(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Full names of the layers, and of what lies around them, in the order of the model."""
+    """Full names of the layers, and of the modules outside them, in model order."""
     whole, layers, outside = layer_class(model), [], []
 
     def look(node: Node) -> None:
@@ -163,7 +163,7 @@ def _sorted_out(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _device(name: str, placed: dict[str, Device]) -> int:
-    """Of a module by its own key of a device map, by that of its nearest ancestor, or by its first part's."""
+    """The device of a module: from its own entry, its nearest ancestor's, or that of its first part."""
     above = name
     while above not in placed and above:
         above = above.rpartition(".")[0]
@@ -179,7 +179,7 @@ def _device(name: str, placed: dict[str, Device]) -> int:
 
 @lru_cache(maxsize=1024)
 def modules_on(model: Model, at: ModuleDevices, gpu: int) -> Modules:
-    """The modules with weights of one GPU, and how many alike (a count).
+    """The modules with weights on one GPU, and their multiplicity (a count).
 
     Source: derived, from ``outer_modules`` and ``layer_modules``.
     """
@@ -197,9 +197,9 @@ def _modules_on(model: Model, at: ModuleDevices, gpu: int) -> Iterator[tuple[Mod
 
 @lru_cache(maxsize=1024)
 def copies_on(model: Model, adapters: Adapters, at: ModuleDevices, gpu: int) -> Modules:
-    """The modules of one GPU that PEFT trains a copy of, and how many alike.
+    """The modules on one GPU of which PEFT trains a copy, and their multiplicity.
 
-    Source: as ``copied_modules``; the copy lies where the original does.
+    Source: as ``copied_modules``; the copy is on the same GPU as the original.
     """
     if not adapters.uses_adapters or adapters.modules_to_save is None:
         return ()

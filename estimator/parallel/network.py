@@ -14,29 +14,29 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Machine
 
 GIGA = 1e9
-"""Bytes a second in a GB/s."""
+"""Bytes per second in one GB/s."""
 BITS = 8
 """Bits in a byte."""
 PCIE_GB_PER_S = 32.0
-"""Both directions of PCIe 3.0 x16, where a GPU's own link is unknown: PCI-SIG, 8 GT/s, 16 lanes, 128/130 coded."""
+"""Both directions of PCIe 3.0 x16, used if a GPU's link is unknown: PCI-SIG, 8 GT/s, 16 lanes, 128/130 encoding."""
 ETHERNET = Machine(
     name="25 Gb/s Ethernet",
     gpus=1,
     network_gbit_per_s=25,
     source="data/machines.csv, its slowest row (p3.16xlarge); a plain port of a server",
 )
-"""The slow end for a machine of any number of GPUs, where no machine with the GPU is known."""
+"""The slow end, for a machine of any size, if no machine with the GPU is known."""
 
 
 class Links(NamedTuple):
-    """Bytes a second in one direction."""
+    """Bytes per second in one direction."""
 
     gpu: float
     """One GPU's link inside its machine."""
     slow: float
-    """One machine's network, all ports that GPUs use, at the slow end."""
+    """One machine's network, all ports used by GPUs, slow end."""
     fast: float
-    """The same at the fast end."""
+    """The same, fast end."""
 
 
 class ExchangeGroup(NamedTuple):
@@ -44,15 +44,15 @@ class ExchangeGroup(NamedTuple):
 
     ranks: int
     per_machine: int
-    """The most of them in one machine."""
+    """The most ranks in one machine."""
     side_by_side: int = 1
-    """Equal groups that share a machine's ports."""
+    """Number of equal groups that share a machine's ports."""
 
 
 def machines_of(mesh: Mesh) -> int:
-    """Machines that a job's GPUs are in (a count).
+    """Number of machines of a job (a count).
 
-    Source: derived, ⌈GPUs / GPUs of a machine⌉.
+    Source: derived, ⌈GPUs / GPUs per machine⌉.
 
     >>> machines_of(TrainingSetup(num_gpus=12))
     2
@@ -66,11 +66,11 @@ def links(
     link_gb_per_s: float | None = None,
     network_gb_per_s: float | None = None,
 ) -> Links:
-    """Bytes a second of a GPU's link and of a machine's network, one direction.
+    """Bytes per second of a GPU's link and of a machine's network, one direction.
 
     The user's figures, in 10⁹ bytes a second, override the GPU's: half of its interconnect, and the networks of its
-    known machines. Part of a machine has that part of its network. Without a known machine the fast end is at least the
-    GPU's own link, the slow end 25 Gb/s Ethernet.
+    known machines. A fraction of a machine has the same fraction of its network. Without a known machine the fast end
+    is at least the GPU's own link, the slow end 25 Gb/s Ethernet.
 
     Source: data/gpus.csv (``interconnect_gb_per_s``) and data/machines.csv, by row.
 
@@ -92,17 +92,17 @@ def links(
 
 
 def exchange_seconds(size: float, group: ExchangeGroup, by: Links) -> tuple[float, float]:
-    """Seconds, low and high, until every GPU of a group has what the group gathers, ``size`` bytes together.
+    """Seconds, low and high, of an all-gather of ``size`` bytes in total.
 
         inside   S · (n - 1) / n / link                                n: GPUs of the group
         between  best   S · (n - m) / n / network, inside meanwhile    m: of them in one machine
                  worst  S · (n - 1) / n / network, or the link if that is slower: one ring through all
 
-    The network is a machine's, shared by the groups that lie side by side in it. A reduction to parts takes as long,
-    an all-reduce twice. Leaves out: latency, sums made by switches (SHARP), other jobs on the same network.
+    The network is one machine's, shared by the groups side by side in it. A reduce-scatter takes the same time, an
+    all-reduce twice as long. Leaves out: latency, in-network reduction (SHARP), other jobs on the same network.
 
-    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (ring: n - 1 parts of n through every link); at best derived: a
-    machine has m parts of n, and the others must come in.
+    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (ring: n - 1 parts of n through every link); best case derived: a
+    machine has m of n parts and must receive the others.
 
     >>> exchange_seconds(16e9, ExchangeGroup(16, 8), Links(gpu=100e9, slow=10e9, fast=50e9))
     (0.16, 1.5)
@@ -132,7 +132,7 @@ def shards(setup: TrainingSetup) -> ExchangeGroup:
 
 
 def replicas(mesh: Mesh) -> ExchangeGroup:
-    """The GPUs that hold the same shard in each copy (hsdp), one copy after the other filling the machines (counts).
+    """The GPUs that hold the same shard of each copy (hsdp); copies fill the machines one after another (counts).
 
     Source: as ``shards``: the replicas are the outer dimension.
 
@@ -158,18 +158,18 @@ def network_sentences(gpu: Gpu, mesh: Mesh) -> list[str]:
         among += f" and {rest} GPU{'s' * (rest > 1)} of one more"
     by = links(gpu, mesh)
     slow, fast = f"{by.slow / GIGA:.4g}", f"{by.fast / GIGA:.4g}"
-    rate = f"{slow} GB a second" if slow == fast else f"{slow} to {fast} GB a second"
+    rate = f"{slow} GB/s" if slow == fast else f"{slow} to {fast} GB/s"
     if gpu.network_gb_per_s:
-        whose = ", as you gave it"
+        whose = ", as you specified"
     elif gpu.machines:
         first, last = gpu.machines[0].name, gpu.machines[-1].name
         whose = f" ({first})" if first == last else f" ({first} to {last})"
     else:
-        whose = f" ({ETHERNET.name}, to as fast as the GPU's own link)"
+        whose = f" (from {ETHERNET.name} to the speed of the GPU's own link)"
     return [
-        f"{mesh.num_gpus:,} GPUs are {among}; between machines go {rate} a machine{whose}. "
+        f"{mesh.num_gpus:,} GPUs are {among}; the network between machines is {rate} per machine{whose}. "
         + (
-            'Say yours by gpu {"like": a card, "network_gb_per_s": …}.'
+            'Set your own with gpu {"like": a card, "network_gb_per_s": …}.'
             if slow != fast
             else "A slower network makes the step longer."
         )

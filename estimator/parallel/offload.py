@@ -1,7 +1,7 @@
-"""What offloaded weights, gradients and states take of the host and of its NVMe disks, and what moves in a step.
+"""Host memory and NVMe space of offloaded weights, gradients and states, and the bytes that move in a step.
 
-DeepSpeed pins what travels (``pin_memory``, true by default since 0.19), and so does FSDP2's ``CPUOffloadPolicy``.
-PyTorch rounds a pinned block up to a power of two, which DeepSpeed's own estimate covers by a factor of 1.5.
+DeepSpeed pins memory for transfers (``pin_memory``, true by default since 0.19), and so does FSDP2's
+``CPUOffloadPolicy``. PyTorch rounds a pinned block up to a power of two; DeepSpeed's own estimate uses a factor of 1.5.
 
 Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py, offload_config.py and runtime/swap_tensor/, as each
 says; accelerate 1.15, accelerator.py, ``_prepare_deepspeed`` (any AdamW becomes ``DeepSpeedCPUAdam``); torch 2.13,
@@ -18,7 +18,7 @@ from estimator.families.modules import is_quantized, weight_shapes
 from estimator.families.weights import FLOAT32_BYTES, elements, packed_bytes
 from estimator.parallel.sharding import (
     fsdp_groups,
-    is_packed_divided,
+    is_packed_sharded,
     member_width,
     packed_width,
     shard_shape,
@@ -39,52 +39,52 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Offload, Strategy
 
 STATES = 2
-"""Adam's moments; they are float32 also beside 16-bit weights: DeepSpeed 0.19.6, ops/adam/cpu_adam.py."""
+"""Adam's moments, in float32 even with 16-bit weights: DeepSpeed 0.19.6, ops/adam/cpu_adam.py."""
 OPTIMIZER_BUFFERS = 4
 """Pinned buffers as large as the largest sub-group, through which states go to NVMe: offload_config.py,
 ``DeepSpeedZeroOffloadOptimizerConfig.buffer_count``."""
 WEIGHT_BUFFERS, WEIGHT_BUFFER = 5, 10**8
 """Pinned buffers for weights, and elements of each: offload_config.py, ``DeepSpeedZeroOffloadParamConfig``. A rank's
-part of a tensor must fit into one, so that ``buffer_size`` has to be raised to the largest."""
+partition of a tensor must fit into one, so ``buffer_size`` may have to be raised to the largest."""
 KEPT_FROM_NVME = 10**9
-"""Elements of trained weights that stay in the host's memory although they go to NVMe: the same, ``max_in_cpu``."""
+"""Elements of trained weights that stay in host memory despite NVMe offload: the same, ``max_in_cpu``."""
 PASSES = 2
-"""Gathers of a weight in a micro-step: for forward and for backward."""
+"""Gathers of a weight per micro-step: for forward and for backward."""
 
 
-class Rest(NamedTuple):
-    """What one rank keeps off its GPU. All in bytes."""
+class Offloaded(NamedTuple):
+    """Bytes that one rank offloads."""
 
     pinned: int
-    """Page-locked memory, as it is allocated."""
+    """Page-locked host memory, as allocated."""
     pageable: int
-    """Ordinary memory."""
+    """Pageable host memory."""
     nvme: int
-    """Files."""
+    """Files on NVMe."""
 
     @property
     def host(self) -> int:
-        """The memory of both kinds."""
+        """Host memory, pinned and pageable."""
         return self.pinned + self.pageable
 
 
 class OffloadTraffic(NamedTuple):
-    """What one rank moves in an optimizer step, and what its CPU steps. In bytes, but for the elements."""
+    """What one rank moves in an optimizer step, in bytes, and the elements that its CPU updates."""
 
     in_micro_steps: int
-    """Over the GPU's host link while micro-steps run, both ways together."""
+    """Over the GPU's host link during micro-steps, both directions together."""
     after: int
-    """Over that link when the CPU has stepped."""
+    """Over that link after the CPU's optimizer step."""
     read: int
-    """From NVMe."""
+    """Bytes read from NVMe."""
     written: int
-    """To NVMe."""
+    """Bytes written to NVMe."""
     stepped: int
-    """Elements that the CPU's Adam steps."""
+    """Elements that the CPU's Adam updates."""
 
 
 def offloads(mesh: Mesh) -> bool:
-    """Whether anything rests off the GPU.
+    """Whether anything is offloaded.
 
     Source: DeepSpeed 0.19.6, runtime/zero/offload_config.py; torch 2.13, ``CPUOffloadPolicy``.
     """
@@ -113,28 +113,27 @@ def pinned(size: int) -> int:
     return next_power_of_2(size) if size else 0
 
 
-def resting(model: Model, setup: TrainingSetup) -> Rest:
-    """Bytes that one rank keeps off its GPU while it trains, the fullest.
+def offloaded(model: Model, setup: TrainingSetup) -> Offloaded:
+    """Bytes that the fullest rank offloads during training.
 
-    Leaves out: what loading needs before; pinned blocks of weights that ``zero.Init`` made and PyTorch keeps for reuse;
-    checkpoints.
-    Source: derived, from ``replicated_rest``, ``divided_rest`` and ``shards_rest``.
+    Leaves out: loading; pinned blocks of weights from ``zero.Init`` that PyTorch keeps for reuse; checkpoints.
+    Source: derived, from ``offloaded_by_zero12``, ``offloaded_by_zero3`` and ``offloaded_by_fsdp2``.
     """
     if not offloads(setup.mesh):
-        return Rest(0, 0, 0)
+        return Offloaded(0, 0, 0)
     if setup.strategy.is_fsdp:
-        return shards_rest(model, setup)
+        return offloaded_by_fsdp2(model, setup)
     if setup.strategy is Strategy.ZERO3:
-        return divided_rest(model, setup)
-    return replicated_rest(model, setup)
+        return offloaded_by_zero3(model, setup)
+    return offloaded_by_zero12(model, setup)
 
 
 def node_bytes(model: Model, setup: TrainingSetup) -> tuple[int, int]:
-    """Bytes of host memory and of NVMe that offload takes on one machine, all its ranks together.
+    """Bytes of host memory and of NVMe that all ranks of one machine offload.
 
-    Source: derived, from ``resting`` and ``ranks_of_a_node``.
+    Source: derived, from ``offloaded`` and ``ranks_of_a_node``.
     """
-    rest, ranks = resting(model, setup), ranks_of_a_node(setup.mesh)
+    rest, ranks = offloaded(model, setup), ranks_of_a_node(setup.mesh)
     return ranks * rest.host, ranks * rest.nvme
 
 
@@ -143,11 +142,11 @@ def _state_bytes(optimisation: Optimisation) -> int:
     return STATES * (what_if.bytes if what_if is not None else FLOAT32_BYTES)
 
 
-def replicated_rest(model: Model, setup: TrainingSetup) -> Rest:
-    """Stages 1 and 2: the rank's part n of the float32 weights, their gradients and states. Bytes.
+def offloaded_by_zero12(model: Model, setup: TrainingSetup) -> Offloaded:
+    """Stages 1 and 2: the rank's partition n of the float32 weights, their gradients and states. Bytes.
 
-        pinned    4 n weights,  4 n gradients,  p n weights on their way,  p · the largest tensor
-        pageable  8 n states    p: 2 under bf16 or fp16; with accumulation p n more, pinned tensor by tensor
+        pinned    4 n weights,  4 n gradients,  p n weights in transit,  p · the largest tensor
+        pageable  8 n states    p: 2 under bf16 or fp16; with accumulation another p n, pinned tensor by tensor
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``__init__`` (``temp_grad_buffer_for_cpu_offload``,
     ``param_buffer_of_bit16_for_cpu_offload_groups``), ``initialize_optimizer_states`` and
@@ -160,11 +159,11 @@ def replicated_rest(model: Model, setup: TrainingSetup) -> Rest:
     if setup.gradient_accumulation_steps > 1:
         accumulated = sum(pinned(size * count) for count in tensors)
         locked += ceil_div(accumulated, setup.num_gpus)
-    return Rest(locked, _state_bytes(setup.optimisation) * part, 0)
+    return Offloaded(locked, _state_bytes(setup.optimisation) * part, 0)
 
 
 def sub_groups(model: Model, setup: TrainingSetup) -> list[int]:
-    """Elements of the groups of tensors that stage 3 steps one after the other, of one rank.
+    """Elements of one rank's sub-groups of tensors, which stage 3 updates in turn.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_create_fp16_sub_groups``.
     """
@@ -180,17 +179,17 @@ def sub_groups(model: Model, setup: TrainingSetup) -> list[int]:
     return [*groups, current] if current else groups
 
 
-def divided_rest(model: Model, setup: TrainingSetup) -> Rest:
-    """Stage 3: a rank's part n of trained weights, in sub-groups of 10⁹ elements, and its part of frozen ones. Bytes.
+def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
+    """Stage 3: a rank's partition n of trained weights, in sub-groups of 10⁹ elements, and of frozen ones. Bytes.
 
-        optimizer, cpu    pinned 4 n gradients and p n of them as they came; pageable 4 n weights, 8 n states, and the
+        optimizer, cpu    pinned 4 n float32 gradients and p n incoming ones; pageable 4 n weights, 8 n states, and the
                           16-bit weights of a sub-group before they go to the GPU
-        optimizer, nvme   pinned 4 buffers of a sub-group in float32, and p n; on the disk 4 n weights, 8 n states, 4 n
+        optimizer, nvme   pinned 4 buffers of a sub-group in float32, and p n; on disk 4 n weights, 8 n states, 4 n
                           gradients
-        weights, cpu      pinned p n, and each frozen tensor's part
-        weights, nvme     pinned 5 buffers of 10⁸ elements, p n up to n of 10⁹, else a sub-group too; on the disk all
+        weights, cpu      pinned p n, and the partition of each frozen tensor
+        weights, nvme     pinned 5 buffers of 10⁸ elements, p n for n up to 10⁹, else a sub-group too; on disk all
 
-    Leaves out: the alignment of files, and parts below 1 MiB that are not written.
+    Leaves out: the alignment of files, and partitions below 1 MiB, which are not written.
     Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_create_fp32_partitions``, ``initialize_optimizer_states``,
     ``_setup_for_real_optimizer``, ``_create_param_groups_fp16_flat_cpu_memory``; partition_parameters.py,
     ``_partition_param``; runtime/swap_tensor/optimizer_utils.py and partitioned_param_swapper.py, ``__init__``.
@@ -218,11 +217,11 @@ def divided_rest(model: Model, setup: TrainingSetup) -> Rest:
         locked += pinned(size * min(part, KEPT_FROM_NVME))
         locked += size * largest if part > KEPT_FROM_NVME else 0
         files += size * (part + sum(n * t for t, n in frozen))
-    return Rest(locked, pageable, files)
+    return Offloaded(locked, pageable, files)
 
 
 def _frozen_parts(model: Model, setup: TrainingSetup) -> list[tuple[int, int]]:
-    """Elements of a rank's part of each frozen tensor that is not packed, and how many are alike."""
+    """Elements of a rank's partition of each unpacked frozen tensor, and its multiplicity."""
     return [
         (ceil_div(t.elements, setup.num_gpus), n)
         for t, n in whole_tensors(model, setup)
@@ -240,7 +239,7 @@ class Shard(NamedTuple):
 
 
 def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
-    """Each tensor's shard on the first rank, as it rests, in bytes and elements.
+    """Each tensor's offloaded shard on the first rank, in bytes and elements.
 
     Source: as ``estimator.parallel.sharding.sharded_weight_bytes``.
     """
@@ -250,7 +249,7 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
         for module in group.modules:
             shapes = weight_shapes(module)
             if is_quantized(module, setup.adapters):
-                if is_packed_divided(setup.adapters):
+                if is_packed_sharded(setup.adapters):
                     each = packed_width(setup.adapters)
                     count = ceil_div(ceil_div(packed_bytes(elements(shapes[0])), each), ranks)
                     yield Shard(count * each, False, count, group.alike)
@@ -264,10 +263,10 @@ def shards(model: Model, setup: TrainingSetup) -> Iterator[Shard]:
                     yield Shard(count * part.width, True, count, group.alike)
 
 
-def shards_rest(model: Model, setup: TrainingSetup) -> Rest:
-    """FSDP2 with ``CPUOffloadPolicy``: every shard and its gradient pinned, its two states not. Bytes.
+def offloaded_by_fsdp2(model: Model, setup: TrainingSetup) -> Offloaded:
+    """FSDP2 with ``CPUOffloadPolicy``: every shard and its gradient pinned, its two states pageable. Bytes.
 
-        Σ shards  ⌈s⌉ + (⌈s⌉ + 2 s where trained)     ⌈ ⌉: the next power of two
+        Σ shards  ⌈s⌉ + (⌈s⌉ + 2 s if trained)     ⌈ ⌉: the next power of two
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (``pin_memory``),
     _fsdp_collectives.py, ``foreach_reduce`` (a non-blocking copy to the CPU is pinned); optim/adam.py.
@@ -279,19 +278,19 @@ def shards_rest(model: Model, setup: TrainingSetup) -> Rest:
             what_if = setup.optim_state_dtype
             state = what_if.bytes * shard.elements if what_if is not None else shard.bytes
             pageable += shard.alike * STATES * state
-    return Rest(locked, pageable, 0)
+    return Offloaded(locked, pageable, 0)
 
 
 def moved(model: Model, setup: TrainingSetup) -> OffloadTraffic:
-    """What one rank moves in an optimizer step of m micro-steps, n being its part; bytes, and elements stepped.
+    """What one rank moves in an optimizer step of m micro-steps, with n its partition: bytes, and elements updated.
 
-        stage 1, 2      4 n down and p n up; stage 2 accumulates on the host, 2 (m - 1) · p n + p n more
+        stage 1, 2      4 n down and p n up; stage 2 accumulates on the host, another 2 (m - 1) · p n + p n
         stage 3         m · 2 p n and 4 n, as gradients come back from the host for their norm; p n up unless weights
-                        rest on the host, where every gather brings them: m · 2 · p · all
+                        are offloaded, when every gather copies them: m · 2 · p · all
         fsdp            m · 2 · shards up (once with fsdp_grad_op), their gradients down
-        nvme            reads 4 n weights, 8 n states, 4 n gradients, writes as much; weights as often as gathered
+        nvme            reads 4 n weights, 8 n states, 4 n gradients, writes the same; weights at every gather
 
-    Error: small tensors stay gathered, and FSDP2's head from forward to backward; both are counted.
+    Error: small tensors stay gathered, and FSDP2's head does from forward to backward; both are counted as moved.
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition`` and ``step``; stage3.py,
     ``partition_grads`` and ``_reassign_or_swap_out_partitioned_parameters``; partition_parameters.py,
     ``_all_gather_dtype``; torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``all_gather_inputs``.

@@ -1,8 +1,8 @@
-"""What is trained, tensor by tensor, in the order in which ``model.parameters()`` gives it.
+"""Trained tensors in the order of ``model.parameters()``.
 
-DeepSpeed lays the parameters of a group end to end in that order and cuts them into one part a rank, so that it
-decides whose part a tensor lies in. It is the order in which the class defines its modules, which is not the order in
-which they are called: Phi-3 defines ``o_proj`` before ``qkv_proj``.
+DeepSpeed flattens the parameters of a group in this order and cuts them into one partition per rank, so the order
+determines which rank owns a tensor. It is the order in which the class defines its modules, not the order of their
+calls: Phi-3 defines ``o_proj`` before ``qkv_proj``.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Trained(NamedTuple):
     layer: int | None
     """None outside the layers."""
     module: str
-    """Name in its layer, or outside the layers."""
+    """Name within its layer, or outside the layers."""
     part: str
-    """Which of the module's tensors, as ``Block`` ends its keys."""
+    """Which tensor of the module, as in the suffix of a ``Block`` key."""
     shape: Shape
     decays: bool
-    """Whether the optimizer's group is the one with weight decay."""
+    """Whether it is in the optimizer group with weight decay."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Its name in its layer."""
+        """Module and tensor name within its layer."""
         return self.module, self.part
 
 
 class Located(NamedTuple):
-    """A module with weights, and where it hangs."""
+    """A module with weights, and its layer."""
 
     layer: int | None
     module: Module
@@ -56,7 +56,7 @@ class Located(NamedTuple):
 
 @lru_cache(maxsize=64)
 def modules_in_order(model: Model) -> tuple[Located, ...]:
-    """Modules with weights, in the order of ``named_parameters``; a tied head, which has none of its own, last.
+    """Modules with weights, in the order of ``named_parameters``. A tied head, which has no weight of its own, is last.
 
     Source: torch 2.13, nn/modules/module.py, ``named_parameters``; ``module_tree`` for the order of definition.
 
@@ -74,7 +74,7 @@ def modules_in_order(model: Model) -> tuple[Located, ...]:
         layer, name = _located(node.name, outer)
         known = outer if layer is None else layers[layer]
         for tensor in node.tensors:
-            # a stack of experts is a tensor of its parent's; a bias comes with its weight
+            # a stack of experts is a tensor of its parent; a bias comes with its weight
             for candidate in (name, f"{name}.{tensor.name}".lstrip(".")):
                 if candidate in known:
                     found.append(Located(layer, known.pop(candidate)))
@@ -82,7 +82,7 @@ def modules_in_order(model: Model) -> tuple[Located, ...]:
 
 
 def _located(name: str, outer: dict[str, Module]) -> tuple[int | None, str]:
-    """The layer that a module of this full name is in, and its name from there on.
+    """The layer of a module, from its full name, and its name within the layer.
 
     >>> _located("model.layers.3.self_attn.q_proj", {}), _located("model.norm", {})
     ((3, 'self_attn.q_proj'), (None, 'norm'))
@@ -101,7 +101,7 @@ def trained_in_order(model: Model, setup: TrainingSetup) -> Iterator[Trained]:
     """Every trained tensor in the order of ``named_parameters``: weights, or adapters and the copies PEFT trains.
 
     Source: torch 2.13, nn/modules/module.py, ``named_parameters``; transformers 5.23, trainer.py,
-    ``get_decay_parameter_names`` (neither ``nn.LayerNorm`` nor what is named a norm or a bias decays).
+    ``get_decay_parameter_names`` (no decay for ``nn.LayerNorm`` or names with norm or bias).
     """
     heads = tied_head(model)
     layer_norms = architecture(model).norm in (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)

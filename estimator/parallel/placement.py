@@ -27,15 +27,15 @@ from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal
 from estimator.values.specs import Model
 
 Device = int | str
-"""A GPU by its number, or ``cpu`` or ``disk``."""
+"""A GPU index, ``cpu`` or ``disk``."""
 CPU, DISK = "cpu", "disk"
 HEAD = "lm_head"
 
 BITS = MappingProxyType({"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4})
-"""Bits of a weight; accelerate's ``CustomDtype.INT4`` counts half a byte."""
+"""Bits per weight; accelerate's ``CustomDtype.INT4`` counts half a byte."""
 
 Widths = Mapping[Width, int]
-"""Bits of an element, by what the tensor is."""
+"""Bits per element, by kind of tensor."""
 
 ACCELERATE: Mapping[str, Widths] = MappingProxyType(
     {
@@ -48,7 +48,7 @@ ACCELERATE: Mapping[str, Widths] = MappingProxyType(
 
 
 class Balance(StrEnum):
-    """The words that ``device_map`` may be, instead of a map."""
+    """The named strategies that ``device_map`` accepts instead of a map."""
 
     AUTO = "auto"
     BALANCED = "balanced"
@@ -73,15 +73,15 @@ def infer_auto_device_map(
 ) -> dict[str, Device]:
     """accelerate's device map of a model with unpacked, tied weights: full module name → device.
 
-    ``max_memory`` in bytes a device. ``no_split_module_classes``: classes of modules that stay whole; None: the decoder
-    layer, transformers' ``_no_split_modules``. ``balance``: what ``load_checkpoint_and_dispatch`` does before with
-    ``get_balanced_memory``; sequential: nothing, ``max_memory`` is taken as it is.
+    ``max_memory``: bytes per device. ``no_split_module_classes``: classes of modules that stay whole; None: the decoder
+    layer, transformers' ``_no_split_modules``. ``balance``: what ``load_checkpoint_and_dispatch`` first does with
+    ``get_balanced_memory``; sequential: use ``max_memory`` unchanged.
 
         fits on a device     used + module + tied partner ≤ max_memory − reserve
         reserve              the largest layer still to come, on the first GPU and on the CPU; 0 elsewhere
 
     A module that does not fit is split into its children, or, if it must stay whole, begins the next device; earlier
-    devices are not revisited. The disk comes last and takes everything.
+    devices are not revisited. The disk comes last and takes whatever remains.
 
     Leaves out: ``fallback_allocation`` and ``special_dtypes``; devices other than GPUs, CPU and disk.
     Error: none; equal to accelerate's own dict in tests/verify, for every family.
@@ -100,8 +100,8 @@ def infer_auto_device_map(
         firsts = _firsts(tree, sizes)
         if unknown := sorted(whole - {*firsts}):
             raise InputError(
-                f"no_split_module_classes names {show(unknown[0])}, which holds no modules in {model.model_type}; "
-                f"name some of {', '.join(firsts)}."
+                f"no_split_module_classes names {show(unknown[0])}, which has no child modules in {model.model_type}; "
+                f"use {', '.join(firsts)}."
             )
         cushion = max([_mean_leaf(tree, sizes), *(firsts[name] for name in whole)])
         budgets = _balanced(budgets, sizes[""], cushion, balance)
@@ -139,11 +139,10 @@ def from_pretrained_device_map(
         every GPU but the last     at most model / GPUs + 1.25 · max(largest layer, largest bare module)
         bitsandbytes               0.9 · max_memory; a packed weight counts ½ or 1 byte, its scales nothing
 
-    Raises ``ValueError`` where transformers refuses the map: modules packed into 4 bits on the CPU or the disk; and for
-    a packed Llama 4.
+    Raises ``ValueError`` if transformers refuses the map, because of packed 4-bit modules on the CPU or disk, and for a
+    packed Llama 4.
 
-    Leaves out: ``max_memory`` of None, which reads what is free on the machine and takes 0.9 of it (of the CPU's, and
-    of a single GPU's).
+    Leaves out: ``max_memory=None``, which uses 0.9 of the machine's free memory (for the CPU and a single GPU).
     Error: none; equal to transformers' own dict in tests/verify, for every family.
     Source: transformers 5.23 integrations/accelerate.py, ``_get_device_map``, ``get_balanced_memory``,
     ``infer_auto_device_map``; quantizers/base.py, ``get_keys_to_not_convert``; quantizers/quantizer_bnb_4bit.py,
@@ -165,7 +164,7 @@ def from_pretrained_device_map(
         bare = max(_own_sizes(tree, sizes))
         budgets = _balanced(budgets, sizes[""], max(layer, bare), balance)
     if packing:
-        # floats, as `adjust_max_memory` has them; all that is left of a fraction of a bit can hold nothing
+        # floats, as in `adjust_max_memory`; a fraction of a bit can hold nothing
         budgets = {device: int(bits / 8 * 0.90 * 8) for device, bits in budgets.items()}
     placed = _place(tree, sizes, budgets, {layers}, splits_what_would_fit_alone=True)
     devices = set(placed.values())
@@ -177,16 +176,16 @@ def from_pretrained_device_map(
 def needed_bytes(
     model: Model, gpus: int, *, dtype: str = "bfloat16", packing: Packing | None = None
 ) -> int:
-    """Bytes that each of several GPUs must have free for ``from_pretrained_device_map`` to be the same on larger ones.
+    """Free bytes per GPU from which ``from_pretrained_device_map`` no longer depends on their size.
 
-        max(the share that every GPU but the last is held to,  what the last is left with)
+        max(the limit of every GPU but the last,  what is left for the last)
 
-    Under bitsandbytes, which takes 0.9 of what is free, the latter over 0.9.
+    Under bitsandbytes, which uses 0.9 of the free memory, the latter is divided by 0.9.
 
-    Source: derived; nothing is reserved on the last GPU, so that it takes what is left as soon as that fits.
+    Source: derived; nothing is reserved on the last GPU, so it takes what is left as soon as that fits.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> at_least = needed_bytes(TINY_LLAMA, 3)  # 2,720 / 3 + 1.25 · 1,184, of which there is a doctest above
+    >>> at_least = needed_bytes(TINY_LLAMA, 3)  # 2,720 / 3 + 1.25 · 1,184, as in the doctest above
     >>> from_pretrained_device_map(TINY_LLAMA, dict.fromkeys(range(3), at_least))["lm_head"], at_least
     (2, 2387)
     """
@@ -206,9 +205,9 @@ def needed_bytes(
 
 
 def sizes_in_bits(tree: Node, widths: Widths, never_packed: str | None = None) -> dict[str, int]:
-    """Bits of each module with all below it, and of each part that a module may fall into: full name → bits.
+    """Bits of each module with all its descendants, and of each part it may be split into: full name → bits.
 
-    A tied head counts nothing: its weight is the embedding's.
+    A tied head counts as nothing, since its weight is the embedding's.
 
     Source: accelerate 1.15 utils/modeling.py, ``compute_module_sizes``.
 
@@ -235,7 +234,7 @@ def sizes_in_bits(tree: Node, widths: Widths, never_packed: str | None = None) -
 
 
 def _widths(dtype: str, packing: Packing | None) -> Widths:
-    """What ``param_element_size`` says: buffers keep their own dtype, a mask's element is a byte."""
+    """As in ``param_element_size``: buffers keep their own dtype, and an element of a mask is a byte."""
     matrix = {None: BITS[dtype], Packing.FOUR_BIT: 4, Packing.EIGHT_BIT: 8}[packing]
     return {Width.WEIGHT: BITS[dtype], Width.MATRIX: matrix, Width.FLOAT32: 32, Width.BOOL: 8}
 
@@ -258,7 +257,7 @@ def _own_sizes(tree: Node, sizes: Mapping[str, int]) -> Iterator[int]:
 
 
 def _firsts(tree: Node, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Bits of the first module of each class that has children, from the model's own on."""
+    """Bits of the first module of each class with children, starting with the model itself."""
     firsts: dict[str, int] = {}
     for node in tree.walk():
         if node.name and node.class_name and sizes[node.name]:
@@ -267,7 +266,7 @@ def _firsts(tree: Node, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _mean_leaf(tree: Node, sizes: Mapping[str, int]) -> int:
-    """Bits of a module that holds tensors and none of whose children does: the mean, whole bytes.
+    """Mean bits, in whole bytes, of modules that have tensors while none of their children do.
 
     Source: accelerate 1.15 utils/modeling.py, ``get_module_leaves``.
     """
@@ -283,7 +282,7 @@ def _mean_leaf(tree: Node, sizes: Mapping[str, int]) -> int:
 
 
 def _in_bits(max_memory: Mapping[Device, int]) -> dict[Device, int]:
-    """Bits a device in the order in which they are filled: GPUs by number, CPU, disk."""
+    """Bits per device in the order of filling: GPUs by index, CPU, disk."""
     order: list[Device] = sorted(device for device in max_memory if isinstance(device, int))
     order += [device for device in (CPU, DISK) if device in max_memory]
     return {device: 8 * max_memory[device] for device in order}
@@ -292,14 +291,14 @@ def _in_bits(max_memory: Mapping[Device, int]) -> dict[Device, int]:
 def _balanced(
     budgets: Mapping[Device, int], total: int, cushion: int, balance: Balance
 ) -> dict[Device, int]:
-    """Budgets with every GPU but the last held to its share and a cushion."""
+    """Budgets with every GPU but the last limited to its share plus a margin."""
     gpus = [device for device in budgets if isinstance(device, int) and budgets[device] > 0]
     low_zero = balance is Balance.BALANCED_LOW_0 and len(gpus) > 1
     if not gpus:
         return dict(budgets)
     if low_zero and not {*range(len(gpus))} <= {*budgets}:
         raise InputError(
-            "device_map balanced_low_0 counts GPUs from 0 without a gap; number those of max_memory so."
+            "device_map balanced_low_0 needs GPUs numbered from 0 without gaps in max_memory."
         )
     share = total // (8 * (len(gpus) - low_zero)) + 5 * cushion // 32  # bytes: 1.25 · cushion / 8
     held = dict(budgets)
@@ -326,7 +325,7 @@ def _place(
     """The algorithm that both libraries share.
 
     ``splits_what_would_fit_alone``: transformers splits a module that fits only without its tied partner; accelerate
-    begins the next device.
+    moves on to the next device.
     """
     devices = [*budgets, *({DISK} - {*budgets})]
     gpus = [device for device in devices if isinstance(device, int)]
@@ -377,7 +376,7 @@ def _splits(node: Node, whole: Collection[str]) -> bool:
 def _largest(
     nodes: Iterable[Node], sizes: Mapping[str, int], whole: Collection[str]
 ) -> tuple[int, list[str]]:
-    """Bits of the largest module that cannot be split, and the names of those that have it."""
+    """Bits of the largest module that cannot be split, and the names of all modules of that size."""
     pending, kept = [node for node in nodes if not node.is_parameter][::-1], []
     while pending:
         node = pending.pop()
@@ -390,7 +389,7 @@ def _largest(
 
 
 def _grouped(placed: Mapping[str, Device]) -> dict[str, Device]:
-    """The map with one key per subtree on one device: a module's name, or the empty name for the whole model.
+    """The map with one key per subtree on a single device: a module's name, or an empty name for the whole model.
 
     Source: accelerate 1.15 utils/modeling.py, ``clean_device_map``.
 
@@ -409,6 +408,6 @@ def _grouped(placed: Mapping[str, Device]) -> dict[str, Device]:
 
 
 def _ancestors(name: str) -> list[str]:
-    """The names above a name, the root's first."""
+    """The names of a module's ancestors, root first."""
     parts = name.split(".")
     return [".".join(parts[:depth]) for depth in range(len(parts))]

@@ -1,7 +1,7 @@
-"""What each strategy divides between GPUs: the tensors of one rank, in elements and bytes.
+"""What each strategy shards: the tensors of one rank, in elements and bytes.
 
-FSDP2 divides every tensor along its first axis; the last ranks may have fewer rows, and what is stored and sent is
-padded to the rows of the first.
+FSDP2 shards every tensor along its first axis. The last ranks may have fewer rows; storage and communication are
+padded to the rows of the first rank.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Shape = tuple[int, ...]
 
 
 def shard_shape(shape: Shape, ranks: int) -> Shape:
-    """Elements per axis of the first rank's shard of a tensor, which is the largest: the first axis in ``ranks`` parts.
+    """Elements per axis of the first rank's shard of a tensor, the largest: the first axis in ``ranks`` parts.
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (``_chunk_with_empty``).
 
@@ -61,9 +61,9 @@ def last_shard_shape(shape: Shape, ranks: int) -> Shape:
 
 
 def upcasts_trained(setup: TrainingSetup) -> bool:
-    """Whether accelerate turns trained weights into float32 before FSDP divides them.
+    """Whether accelerate casts trained weights to float32 before FSDP shards them.
 
-    Under mixed precision, unless the base is 4-bit; each gather then sends 16 bits an element.
+    It does so under mixed precision, unless the base is 4-bit. Each gather then sends 16 bits per element.
     Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` ("Upcast to fp32 master weights").
     """
     mixed = setup.mixed_precision is not MixedPrecision.NO
@@ -71,7 +71,7 @@ def upcasts_trained(setup: TrainingSetup) -> bool:
 
 
 class ShardGroup(NamedTuple):
-    """Modules that FSDP2 gathers and reduces together, and how many groups alike there are."""
+    """Modules that FSDP2 gathers and reduces together, and the number of identical groups."""
 
     name: str
     modules: tuple[Module, ...]
@@ -82,24 +82,24 @@ EMBEDDING, TAIL, ROOT, LAYER = "embedding", "tail", "root", "layer"
 
 
 def joins_norm(model: Model, adapters: Adapters) -> bool:
-    """Whether the final norm is gathered with the head; else it is left to the root.
+    """Whether the final norm is gathered with the head; otherwise it belongs to the root.
 
-    Source: accelerate 1.15, utils/fsdp_utils.py, ``_find_final_norm``: a child of the base model whose class has Norm
-    in its name, which PEFT's ``ModulesToSaveWrapper`` has not; peft 0.21, tuners/lora/model.py.
+    Source: accelerate 1.15, utils/fsdp_utils.py, ``_find_final_norm``: a child of the base model with Norm in its
+    class name, which PEFT's ``ModulesToSaveWrapper`` does not have; peft 0.21, tuners/lora/model.py.
     """
     if not family_of(model).finds_final_norm:
         return False
     if not adapters.uses_adapters:
         return True
-    # PEFT's own "model" is the causal model that it wraps, which has no norm among its children
+    # PEFT's "model" is the causal model that it wraps, which has no norm among its children
     found = base_model_prefix(model) != "model"
     return found and not any(is_copied(norm, adapters) for norm in final_norms(model))
 
 
 def final_norms(model: Model) -> list[Norm]:
-    """The norm before the head, where there is one.
+    """The norm before the head, if there is one.
 
-    Source: derived, from ``outer_modules``; BLOOM has another behind its embedding.
+    Source: derived, from ``outer_modules``; BLOOM has another after its embedding.
     """
     return [
         module
@@ -109,9 +109,9 @@ def final_norms(model: Model) -> list[Norm]:
 
 
 def fsdp_groups(model: Model, adapters: Adapters) -> tuple[ShardGroup, ...]:
-    """The groups that accelerate makes: the embedding, the final norm with the head, what is left, and each layer.
+    """The groups that accelerate makes: the embedding, the final norm with the head, the root, and each layer.
 
-    A tied embedding is in the head's group. A module that PEFT copied is there twice, original and copy.
+    A tied embedding is in the head's group. A module that PEFT copied counts twice, as original and copy.
 
     Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``; ``joins_norm``.
     """
@@ -135,7 +135,7 @@ def fsdp_groups(model: Model, adapters: Adapters) -> tuple[ShardGroup, ...]:
 
 
 def member_width(setup: TrainingSetup, *, is_adapter: bool, is_copy: bool = False) -> int:
-    """Bytes per element of a weight's shard as it is stored, and of its gradient; a copy is PEFT's, of a whole module.
+    """Bytes per element of a stored shard and its gradient; ``is_copy``: of a module that PEFT copies.
 
     Source: derived, from ``upcasts_trained``, ``adapter_width`` and ``unquantized_width``.
     """
@@ -146,7 +146,7 @@ def member_width(setup: TrainingSetup, *, is_adapter: bool, is_copy: bool = Fals
 
 
 def packed_width(adapters: Adapters) -> int:
-    """Bytes of one element of the dtype that packed weights pass for (``bnb_4bit_quant_storage``).
+    """Bytes per element of the storage dtype of packed weights (``bnb_4bit_quant_storage``).
 
     Source: bitsandbytes 0.50, functional.py, ``quantize_4bit(quant_storage=…)``.
     """
@@ -157,29 +157,29 @@ def packed_width(adapters: Adapters) -> int:
     )
 
 
-def loads_in_parts(setup: TrainingSetup) -> bool:
-    """Whether the weights reach each GPU already divided, so that loading never needs more than a step.
+def loads_sharded(setup: TrainingSetup) -> bool:
+    """Whether each GPU loads only its shards, so that loading never needs more than a step.
 
-    A quantised model under ZeRO-3 lies whole on each GPU until DeepSpeed divides it: transformers 5.23,
+    A quantised model under ZeRO-3 is on each GPU in full until DeepSpeed shards it: transformers 5.23,
     quantizers/quantizer_bnb_4bit.py, ``update_device_map``, and modeling_utils.py, ``get_init_context``.
     Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_load_full_state_dict``; DeepSpeed 0.19.6,
     runtime/zero/partition_parameters.py, ``Init``.
     """
-    return setup.strategy.is_fsdp or made_divided(setup)
+    return setup.strategy.is_fsdp or sharded_on_init(setup)
 
 
-def is_packed_divided(adapters: Adapters) -> bool:
-    """Whether packed 4-bit weights are divided: only where they pass for floats.
+def is_packed_sharded(adapters: Adapters) -> bool:
+    """Whether packed 4-bit weights are sharded: only if their storage dtype is a float.
 
     Source: accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``incompatible_params4bit`` are ignored).
     """
     return adapters.bnb_4bit_quant_storage != UINT8
 
 
-def made_divided(setup: TrainingSetup) -> bool:
-    """Whether each weight is divided as the model is made, as at stage 3 of every model but a quantised one.
+def sharded_on_init(setup: TrainingSetup) -> bool:
+    """Whether each weight is sharded when the model is created, as at stage 3 for all but quantised models.
 
-    DeepSpeed then casts none, so that PEFT's adapters stay float32, and puts its own function in ``linear``'s place.
+    DeepSpeed then casts nothing, so PEFT's adapters stay float32, and it replaces ``linear`` by its own function.
     Source: transformers 5.23, modeling_utils.py, ``get_init_context`` (``needs_zero3_init``); DeepSpeed 0.19.6,
     runtime/engine.py, ``_cast_module_mixed_precision`` (``is_zero_init_model``); runtime/zero/partition_parameters.py,
     ``_enable_mem_efficient_linear``.
@@ -189,19 +189,19 @@ def made_divided(setup: TrainingSetup) -> bool:
 
 
 def computed(setup: TrainingSetup) -> TrainingSetup:
-    """The setup that the forward pass sees: under mixed precision sharded weights are gathered in 16 bits, all of them.
+    """The setup as the forward pass sees it: under mixed precision all sharded weights are gathered in 16 bits.
 
-    Adapters and what PEFT cast to float32 included; so no operator casts a weight again.
+    This includes adapters and what PEFT cast to float32, so no operator casts a weight again.
 
     Source: accelerate 1.15, utils/dataclasses.py, ``set_mixed_precision`` (``param_dtype``, ``reduce_dtype``);
     DeepSpeed 0.19.6, runtime/engine.py, ``_configure_distributed_model`` (``module.bfloat16()``).
     """
     divided = setup.strategy.is_fsdp or setup.strategy.is_zero
-    # each micro-step reduces its gradients, or adds them up where they lie flat
+    # each micro-step reduces its gradients, or adds them to the flat buffer
     if setup.strategy in (Strategy.ZERO2, Strategy.ZERO3) or setup.uses_fsdp1:
         setup = replace(setup, gradient_accumulation_steps=1)
     if setup.strategy.is_zero and setup.mixed_precision is not MixedPrecision.NO:
-        # accelerate 1.15, _prepare_deepspeed: no autocast around a model that DeepSpeed cast
+        # accelerate 1.15, _prepare_deepspeed: no autocast for a model that DeepSpeed has cast
         setup = replace(setup, mixed_precision=MixedPrecision.NO)
         divided_in_16_bits = True
     else:
@@ -211,16 +211,16 @@ def computed(setup: TrainingSetup) -> TrainingSetup:
     autocasts = setup.mixed_precision is not MixedPrecision.NO
     return replace(
         setup,
-        # the memory of float16 is the same; gathered weights are no leaves, and no scaler sees their gradients
+        # float16 takes the same memory; gathered weights are not leaves, and no scaler sees their gradients
         dtype=Dtype.BFLOAT16,
         mixed_precision=MixedPrecision.BF16 if autocasts else MixedPrecision.NO,
-        autocast_adapter_dtype=setup.autocast_adapter_dtype and made_divided(setup),
+        autocast_adapter_dtype=setup.autocast_adapter_dtype and sharded_on_init(setup),
         prepare_model_for_kbit_training=False,
     )
 
 
 def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
-    """Shapes in elements of a module's adapters, none if it is not adapted.
+    """Shapes in elements of a module's adapters; empty if it has none.
 
     Source: as ``adapter_tensors``.
     """
@@ -228,7 +228,7 @@ def adapter_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
 
 
 def copied_shapes(module: Module, adapters: Adapters) -> tuple[Shape, ...]:
-    """Shapes in elements of the copy that PEFT trains of a module, none if it has none.
+    """Shapes in elements of the copy of a module that PEFT trains; empty if there is none.
 
     Source: as ``is_copied``.
     """
@@ -236,7 +236,7 @@ def copied_shapes(module: Module, adapters: Adapters) -> tuple[Shape, ...]:
 
 
 def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
-    """Shapes in elements of what is trained of one module: its weights, or its adapters and its copy.
+    """Shapes in elements of one module's trained tensors: its weights, or its adapters and its copy.
 
     Source: derived, from ``weight_shapes``, ``adapter_shapes`` and ``copied_shapes``.
     """
@@ -246,7 +246,7 @@ def trained_shapes(module: Module, setup: TrainingSetup) -> tuple[Shape, ...]:
 
 
 class TrainedTensor(NamedTuple):
-    """One trained tensor of a module, whole."""
+    """One trained tensor of a module, unsharded."""
 
     shape: Shape
     width: int
@@ -254,9 +254,9 @@ class TrainedTensor(NamedTuple):
 
 
 def trained_parts(module: Module, setup: TrainingSetup) -> list[TrainedTensor]:
-    """What FSDP2 divides of a module that is trained: its weights, or its adapters and its copy; elements and bytes.
+    """The trained tensors of a module under FSDP2: its weights, or its adapters and its copy; elements and bytes.
 
-    Source: derived, from ``member_width``; DoRA's magnitudes beside packed weights are float32 (``adapter_tensors``).
+    Source: derived, from ``member_width``; DoRA's magnitudes of packed weights are float32 (``adapter_tensors``).
     """
     if not setup.uses_adapters:
         width = member_width(setup, is_adapter=False)
@@ -283,8 +283,8 @@ TIED_COPY = Refusal(
     ),
 )
 TWO_DTYPES = Refusal(
-    "FSDP 2 takes trained tensors of one dtype in each group, and here adapters and what lies beside them are of two; "
-    "set mixed_precision bf16 on a base that is not packed, or autocast_adapter_dtype {other}.",
+    "FSDP 2 needs a single dtype for the trained tensors of each group, but here adapters and other trained tensors "
+    "differ; set mixed_precision bf16 on a base that is not packed, or autocast_adapter_dtype {other}.",
     Line(
         "torch",
         "distributed/fsdp/_fully_shard/_fsdp_param_group.py",
@@ -295,7 +295,7 @@ TWO_DTYPES = Refusal(
 
 
 def check_groups(model: Model, setup: TrainingSetup) -> None:
-    """Refuse what FSDP2 refuses: trained tensors of two dtypes in one group, and a tied weight in two groups.
+    """Refuses what FSDP2 refuses: trained tensors of two dtypes in one group, and a tied weight in two groups.
 
     Raises ``ValueError`` with one sentence.
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``_init_mp_dtypes``, and _fsdp_state.py,
@@ -316,7 +316,7 @@ def check_groups(model: Model, setup: TrainingSetup) -> None:
 
 
 def sharded_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """What is trained, as the first rank holds it under FSDP2: the optimizer sees these shards, without padding.
+    """The trained tensors of the first rank under FSDP2: the optimizer sees these shards, without padding.
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``to_sharded_dtensor``.
     """
@@ -334,11 +334,11 @@ def sharded_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
 
 
 def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of one rank's weights under FSDP2, adapters not: every tensor padded to the rows of the first rank.
+    """Bytes of one rank's weights under FSDP2, without adapters: every tensor padded to the rows of the first rank.
 
-        Σ tensors  ⌈rows / ranks⌉ · columns · p     p: 4 where trained under mixed precision, else as loaded
+        Σ tensors  ⌈rows / ranks⌉ · columns · p     p: 4 if trained under mixed precision, else as loaded
 
-    Packed 4-bit weights lie whole on every GPU, unless they pass for floats; their scales always do.
+    Packed 4-bit weights are on every GPU in full, unless their storage dtype is a float. Their scales always are.
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param``.
     """
@@ -356,7 +356,7 @@ def sharded_weight_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def unmoved_weight_bytes(model: Model, adapters: Adapters) -> int:
-    """Bytes of weights that stay on the GPU when FSDP2 offloads: scales of packed ones, and those that are not divided.
+    """Bytes of weights that stay on the GPU when FSDP2 offloads: scales of packed weights, and unsharded weights.
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (shards go to the CPU);
     accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model`` (``ignored_params``).
@@ -367,7 +367,7 @@ def unmoved_weight_bytes(model: Model, adapters: Adapters) -> int:
             if is_quantized(module, adapters):
                 count = elements(weight_shapes(module)[0])
                 scales = scale_bytes(count, double_quant=adapters.bnb_4bit_use_double_quant)
-                packed = 0 if is_packed_divided(adapters) else allocated(packed_bytes(count))
+                packed = 0 if is_packed_sharded(adapters) else allocated(packed_bytes(count))
                 total += group.alike * (packed + scales)
     return total
 
@@ -376,14 +376,14 @@ def _packed_shard(shape: Shape, setup: TrainingSetup) -> int:
     count = elements(shape)
     scales = scale_bytes(count, double_quant=setup.bnb_4bit_use_double_quant)
     packed = packed_bytes(count)
-    if is_packed_divided(setup.adapters):
+    if is_packed_sharded(setup.adapters):
         width = packed_width(setup.adapters)
         packed = ceil_div(ceil_div(packed, width), setup.shard_ranks) * width
     return allocated(packed) + scales
 
 
 def sharded_adapter_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of one rank's adapters, and of its parts of the modules that PEFT copied, under FSDP2.
+    """Bytes of one rank's shards of adapters and of modules that PEFT copied, under FSDP2.
 
     Source: as ``sharded_weight_bytes``.
     """
@@ -398,7 +398,7 @@ def sharded_adapter_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def sharded_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of one rank's gradients under FSDP2 when all are reduced: one flat tensor a group, in the stored dtype.
+    """Bytes of one rank's gradients under FSDP2 after reduction: one flat tensor per group, in the stored dtype.
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_reduce``.
     """

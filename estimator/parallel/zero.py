@@ -1,7 +1,8 @@
-"""DeepSpeed's ZeRO: what a rank holds under each stage, and what becomes of weights and gradients on the tape.
+"""DeepSpeed's ZeRO: what a rank holds at each stage, and how weights and gradients move during a step.
 
-Every trained weight is kept in 16 bits, and once more in float32 in flat parts, one a rank, which the optimizer steps.
-Buckets are as Trainer fills ``auto``: reduce h², prefetch 0.9 h², persistence threshold 10 h elements (h: hidden size).
+Trained weights are kept in 16 bits, and again in float32 as flat partitions, one per rank, which the optimizer updates.
+Bucket sizes are Trainer's for ``auto``: reduce h², prefetch 0.9 h², persistence threshold 10 h elements (h: hidden
+size).
 
 Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py and partitioned_param_coordinator.py, as each says;
 transformers 5.23, integrations/deepspeed.py, ``trainer_config_finalize``.
@@ -25,7 +26,7 @@ from estimator.families.weights import (
     scale_bytes,
 )
 from estimator.parallel.parameter_order import trained_in_order
-from estimator.parallel.sharding import adapter_shapes, made_divided, packed_width
+from estimator.parallel.sharding import adapter_shapes, packed_width, sharded_on_init
 from estimator.parallel.zero3_coordinator import Rules
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.tape.tape import (
@@ -46,25 +47,25 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model, Offload, Strategy
 
 SUB_GROUP = 10**9
-"""Elements of a rank that are stepped together: DeepSpeed 0.19.6, runtime/zero/config.py, ``sub_group_size``."""
+"""Elements that a rank updates together: DeepSpeed 0.19.6, runtime/zero/config.py, ``sub_group_size``."""
 NORM_WIDTH = 8
-"""Bytes per element of the copy of a gradient whose norm is taken before it goes to the host: float64. DeepSpeed
+"""Bytes per element of the float64 copy of a gradient, whose norm is computed before it goes to the host. DeepSpeed
 0.19.6, runtime/zero/utils.py, ``get_norm_dtype``."""
 NORM_PART = 250_000_000
-"""Elements of which stage 3 takes the norm at once: stage3.py, ``_constant_buffered_norm2``."""
+"""Elements per chunk when stage 3 computes a norm: stage3.py, ``_constant_buffered_norm2``."""
 SWAPPED_BYTES = 2**20
 """Smaller tensors are not written to NVMe: DeepSpeed 0.19.6, runtime/swap_tensor/constants.py, ``MIN_AIO_BYTES``."""
 
 
 class Counted(NamedTuple):
-    """One tensor of the model, and whether it is trained."""
+    """The size of one tensor, and whether it is trained."""
 
     elements: int
     trained: bool
 
 
 def width(precision: Precision) -> int:
-    """Bytes per element of the weights that are computed with: 2 under bf16 or fp16, else 4.
+    """Bytes per element of the weights used in computation: 2 under bf16 or fp16, else 4.
 
     Source: DeepSpeed 0.19.6, runtime/engine.py, ``_cast_module_mixed_precision`` and ``__check_params``.
     """
@@ -72,16 +73,16 @@ def width(precision: Precision) -> int:
 
 
 def trained_width(setup: TrainingSetup) -> int:
-    """Bytes per element of the weights that are trained, as they are computed with.
+    """Bytes per element of the trained weights, in the dtype of the computation.
 
-    Source: as ``made_divided``.
+    Source: as ``sharded_on_init``.
     """
-    wide = setup.uses_adapters and setup.autocast_adapter_dtype and made_divided(setup)
+    wide = setup.uses_adapters and setup.autocast_adapter_dtype and sharded_on_init(setup)
     return FLOAT32_BYTES if wide else width(setup.precision)
 
 
 def gathers_nothing(mesh: Mesh) -> bool:
-    """Whether stage 3 computes with the weights where they rest: on one GPU, whose part is everything.
+    """Whether stage 3 needs no gather: on one GPU, whose partition is the whole model.
 
     Source: DeepSpeed 0.19.6, runtime/zero/partition_parameters.py, ``_no_gather_coalesced`` and ``NoGatherHandle``.
     """
@@ -90,7 +91,8 @@ def gathers_nothing(mesh: Mesh) -> bool:
 
 
 def gathering(model: Model, setup: TrainingSetup, *, trained: bool = True) -> Rules | None:
-    """How stage 3 gathers weights, in elements: 0.9 h² ahead, and those up to 10 h stay whole; None if it need not.
+    """Stage 3's gather settings, in elements: 0.9 h² prefetched, tensors up to 10 h persistent; None if it gathers
+    nothing.
 
     Source: transformers 5.23, integrations/deepspeed.py, ``stage3_prefetch_bucket_size`` and
     ``stage3_param_persistence_threshold``.
@@ -101,7 +103,7 @@ def gathering(model: Model, setup: TrainingSetup, *, trained: bool = True) -> Ru
     return Rules(
         prefetched=9 * hidden**2 // 10,
         persistent=10 * hidden,
-        rests_on_host=setup.offload_param is not Offload.NONE,
+        is_offloaded=setup.offload_param is not Offload.NONE,
         alone=setup.num_gpus == 1,
         is_wrapped=setup.uses_adapters and trained,
         is_frozen=not trained,
@@ -117,7 +119,7 @@ def _modules(model: Model) -> Iterable[tuple[Module, int]]:
 
 
 def _tensors(module: Module, setup: TrainingSetup) -> list[Counted]:
-    """Of one module: its own weights that are not packed, and its adapters."""
+    """One module's own unpacked weights, and its adapters."""
     own = weight_shapes(module)[1 if is_quantized(module, setup.adapters) else 0 :]
     return [
         *(Counted(elements(shape), not setup.uses_adapters) for shape in own),
@@ -126,7 +128,7 @@ def _tensors(module: Module, setup: TrainingSetup) -> list[Counted]:
 
 
 def whole_tensors(model: Model, setup: TrainingSetup) -> list[tuple[Counted, int]]:
-    """Every tensor that is not packed, adapters too, with its elements, and how many are alike.
+    """Every unpacked tensor, including adapters, with its elements and multiplicity.
 
     Source: derived, from ``weight_shapes`` and ``adapter_shapes``.
     """
@@ -142,7 +144,7 @@ def trained_elements(model: Model, setup: TrainingSetup) -> list[int]:
 
 
 def stepped_groups(model: Model, setup: TrainingSetup) -> list[list[int]]:
-    """Elements of every trained tensor in the optimizer's groups: those with weight decay, then norms and biases.
+    """Elements of every trained tensor by optimizer group: with weight decay, then norms and biases.
 
     Source: transformers 5.23, trainer.py, ``get_decay_parameter_names``.
     """
@@ -153,7 +155,8 @@ def stepped_groups(model: Model, setup: TrainingSetup) -> list[list[int]]:
 
 
 def partition(model: Model, setup: TrainingSetup) -> int:
-    """Elements of one rank's part of all trained weights, each group laid end to end and padded to twice the ranks.
+    """Elements of one rank's partition of all trained weights: each group flattened and padded to a multiple of 2 ·
+    ranks.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py (``nccl_start_alignment_factor``).
     """
@@ -165,7 +168,8 @@ def _part(total: int, ranks: int) -> int:
 
 
 def kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
-    """Elements of the gradients that each rank of stages 1 and 2 keeps: whole tensors, where its part cuts them.
+    """Elements of the gradients that each rank keeps at stages 1 and 2: whole tensors, even if only partly in its
+    partition.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``copy_grads_in_partition``.
     """
@@ -182,7 +186,7 @@ def kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:
 
 
 def keeps_parts(mesh: Mesh) -> bool:
-    """Whether a rank keeps gradients on the GPU as backward comes by them: stage 2 without an offloaded optimizer.
+    """Whether a rank keeps its gradients on the GPU during backward: stage 2 without optimizer offload.
 
     Source: as ``kept_gradients``.
     """
@@ -190,24 +194,24 @@ def keeps_parts(mesh: Mesh) -> bool:
 
 
 class PartitionPlace(NamedTuple):
-    """Where a trained tensor of the model lies among the parts of the ranks, all tensors laid end to end."""
+    """Where a trained tensor is among the ranks' partitions, with all tensors flattened into one."""
 
     ranks: range
-    """In whose parts it lies; of a layer that stands for others, in whose any of theirs does."""
+    """The ranks whose partitions contain it. For a layer that represents several, the union over those."""
     copied: bool
-    """Whether a tensor too large for the bucket is laid end to end once more, as several ranks have short slices."""
+    """Whether a tensor too large for the bucket is flattened again, because several ranks have short slices of it."""
 
 
 SOME_RANK = 64
-"""Of adapters, which all grow alike with it, so that shares of them do not depend on it."""
+"""Rank of adapters. All adapters scale with it, so their partition boundaries do not depend on it."""
 
 
 Places = dict[tuple[str, str], PartitionPlace]
-"""By module and tensor of it, as ``Trained.key``."""
+"""By module and tensor, as in ``Trained.key``."""
 
 
 class Parts:
-    """Where every trained tensor lies among the parts of the ranks.
+    """Where every trained tensor is among the ranks' partitions.
 
     Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, ``average_tensor`` and ``allreduce_and_scatter``.
     """
@@ -231,12 +235,12 @@ class Parts:
             self._by_layer.setdefault(it.layer, {})[it.key] = where
         self._kept = kept_gradients(model, setup)
         self.alone = self._alone(accumulates=setup.gradient_accumulation_steps > 1)
-        """Layers that stand for no other: the lowest, the last, and where the most that a rank keeps grows."""
+        """Layers simulated individually: the lowest, the last, and those where the fullest rank's gradients grow."""
 
     def of(self, layer: int | None) -> Places:
-        """The places of a layer's trained tensors; None: of what lies outside the layers.
+        """The places of a layer's trained tensors; None: those outside the layers.
 
-        A layer that is not alone stands for all that are like it and not alone either.
+        A layer not in ``alone`` represents all similar layers not in ``alone``.
         """
         if layer is None or layer in self.alone:
             return self._by_layer.get(layer, {})
@@ -259,7 +263,7 @@ class Parts:
         }
 
     def _alone(self, *, accumulates: bool) -> frozenset[int]:
-        """A rank makes room for its gradients when backward comes by the first; that may be reduced a layer later."""
+        """A rank allocates its gradients when backward reaches the first; that may be reduced one layer later."""
         count = self._model.num_hidden_layers
         alone = {0, count - 1}
         begun: set[int] = set()
@@ -283,13 +287,14 @@ class Parts:
 
 
 def place(start: int, end: int, part: int, limit: int) -> PartitionPlace:
-    """Where the elements from start to end lie, in parts of so many, beside a bucket of so many (all elements).
+    """Where elements ``start`` to ``end`` are among partitions of ``part`` elements, with a bucket of ``limit``
+    elements.
 
     Source: as ``Parts``.
     """
     ranks = range(start // part, (end - 1) // part + 1)
     slices = [min(end, (rank + 1) * part) - max(start, rank * part) for rank in ranks]
-    # of a large tensor slices are sent once they exceed the limit together; a single one as it lies
+    # slices of a large tensor are sent once they exceed the limit together; a single slice is sent without a copy
     copied, together = False, 0
     for size in slices:
         copied = copied or together > 0
@@ -298,12 +303,12 @@ def place(start: int, end: int, part: int, limit: int) -> PartitionPlace:
 
 
 def after_backward(model: Model, setup: TrainingSetup) -> int:
-    """Bytes beside all gradients and the bucket when stage 1 reduces them, at its highest and on the fullest rank.
+    """Peak bytes in addition to all gradients and the bucket when stage 1 reduces them, on the fullest rank.
 
-    When backward is over the tensors go by in the order of the model, bucket by bucket. Small ones are copied into the
-    bucket; a rank's own are copied to where they stay, or go to the host by way of a copy in float64, and are let go.
+    After backward, tensors are reduced in model order, bucket by bucket. Small ones are copied into the bucket. A
+    rank's own gradients are copied to their final place, or to the host via a float64 copy, and then freed.
 
-        at a tensor of the rank's own  8 n (offloaded; else all of its own, p Σ n) − p · what has gone before
+        at a tensor of the rank's own  8 n (offloaded; else all of its own, p Σ n) − p · elements freed before
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``reduce_gradients``, ``reduce_ipg_grads``,
     ``copy_grads_in_partition`` and ``set_norm_for_param_grad_in_gpu``.
@@ -311,7 +316,7 @@ def after_backward(model: Model, setup: TrainingSetup) -> int:
     offloads = setup.offload_optimizer is not Offload.NONE
     size, kept = width(setup.precision), kept_gradients(model, setup)
     limit, gone, most = model.hidden_size**2, [0] * setup.num_gpus, 0
-    copied = 0  # of small ones, on every rank
+    copied = 0  # elements of small tensors, on every rank
     bucket: list[list[tuple[int, int]]] = []
     inside = 0
 
@@ -346,30 +351,31 @@ def after_backward(model: Model, setup: TrainingSetup) -> int:
 
 
 class RankBytes(NamedTuple):
-    """Bytes that one rank holds, by what they are."""
+    """Bytes that one rank holds, by category."""
 
     weights: int
     gradients: int
-    """That are there at the step."""
+    """Gradients at the optimizer step."""
     accumulated: int
-    """Of these, what is there already when a micro-step begins."""
+    """The part of ``gradients`` that exists before a micro-step begins."""
     transient: int
     states: States
-    """With the float32 weights that the optimizer steps."""
+    """Including the float32 weights that the optimizer updates."""
     communication: int
 
 
 def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
-    """Bytes of one rank under ZeRO, the fullest.
+    """Bytes of the fullest rank under ZeRO.
 
-        stage 1, 2   2 N + (4 + k) N/W + gradients       stage 3   (2 + 2 + 4 + k) N/W + small weights whole
+        stage 1, 2   2 N + (4 + k) N/W + gradients       stage 3   (2 + 2 + 4 + k) N/W + small unsharded weights
         N: trained weights; W: ranks; k: the optimizer's states in float32, 8 for AdamW
 
-    At the step a norm is taken of one gradient after the other in float64, 8 bytes an element; then the part's are
-    laid end to end, 2 N/W, and turned into float32, 4 N/W; at stage 3 by groups of 10⁹ elements.
+    At the step, norms are computed one gradient at a time in float64, 8 bytes per element. The partition's gradients
+    are then flattened, 2 N/W, and cast to float32, 4 N/W; at stage 3 in groups of 10⁹ elements.
 
-    An offloaded optimizer leaves neither states nor gradients; stages 1 and 2 keep a buffer as large as the largest
-    gradient instead, stage 3 with NVMe the gradients too small to be written. Offloaded weights leave the small ones.
+    With an offloaded optimizer, no states or gradients stay on the GPU. Stages 1 and 2 keep a buffer as large as the
+    largest gradient instead; stage 3 with NVMe keeps gradients too small to be written. With offloaded weights, small
+    weights stay.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``get_grad_norm_direct``, ``step`` and
     ``temp_grad_buffer_for_gpu_offload``;
@@ -408,10 +414,10 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
         gradients = allocated(size * max(kept_gradients(model, setup)))
         accumulated = 0
         if setup.gradient_accumulation_steps > 1:
-            # stage 1 lets its bucket go, too, when it has reduced
+            # stage 1 also frees its bucket after reducing
             of_stage_1 = size * (trained + hidden**2)
             accumulated = of_stage_1 if setup.strategy is Strategy.ZERO1 else gradients
-    # also of float32 weights: _create_fp32_partitions compares the tensor's device with a text, which it never equals
+    # float32 weights too: _create_fp32_partitions compares the tensor's device with a string, which is never equal
     master = FLOAT32_BYTES * part
     if steps_on_host:
         on_the_gpu = accumulated if setup.strategy is Strategy.ZERO1 else 0
@@ -423,7 +429,7 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     of_step = [Trainable((stepped,), FLOAT32_BYTES, 1)]
     states = optimizer_states(flat, setup.optim, setup.optim_state_dtype)
     at_once = max(ceil_div(t.elements, ranks) for t, _ in whole if t.trained)
-    if not stage3:  # a rank's piece of the largest, which may be all of its part
+    if not stage3:  # a rank's slice of the largest tensor, which may fill its partition
         at_once = min(part, max(trained_elements(model, setup)))
     transient = max(
         NORM_WIDTH * at_once,
@@ -457,7 +463,7 @@ def frozen_part_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def _too_small_to_swap(whole: Iterable[tuple[Counted, int]], ranks: int) -> int:
-    """Elements of a rank's parts whose float32 gradients wait on the GPU for the step."""
+    """Elements of a rank's partitions whose float32 gradients stay on the GPU until the step."""
     parts = ((ceil_div(t.elements, ranks), n) for t, n in whole if t.trained)
     return sum(n * part for part, n in parts if FLOAT32_BYTES * part < SWAPPED_BYTES)
 
@@ -470,9 +476,9 @@ def _packed(module: Module, setup: TrainingSetup) -> int:
 
 
 def packed_part(module: Module, setup: TrainingSetup, persistent: int) -> int:
-    """Bytes of a packed weight on a rank of stage 3: its part, all of a small one, and all scales.
+    """Bytes of a packed weight on one rank at stage 3: its partition, or the whole of a small weight, plus all scales.
 
-    bitsandbytes keeps the scales beside the parameter, so that DeepSpeed does not see them.
+    bitsandbytes keeps the scales outside the parameter, so DeepSpeed does not shard them.
     Source: DeepSpeed 0.19.8, runtime/zero/parameter_offload.py, ``_convert_to_zero_parameters``, and
     partition_parameters.py, ``_zero_init_param``.
     """
@@ -488,13 +494,13 @@ def packed_part(module: Module, setup: TrainingSetup, persistent: int) -> int:
 
 
 ToHost = Callable[[Sequence[int]], int]
-"""Bytes beside gradients of so many elements each, while their parts go to the host."""
+"""Extra bytes while partitions of gradients go to the host, from the elements of each gradient."""
 
 
 def sent_from_stage_2(part: int) -> ToHost:
-    """What stages 1 and 2 hold while gradients go to the host: float64 of the largest, as far as this rank's part goes.
+    """Bytes at stages 1 and 2 while gradients go to the host: the largest in float64, cut to this rank's partition.
 
-    ``part``: elements of the rank's part. Afterwards it is half as much, float32, which is what goes over the link.
+    ``part``: elements of the rank's partition. The float32 copy sent over the link is half as large.
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``set_norm_for_param_grad_in_gpu`` and
     ``async_inplace_copy_grad_to_fp32_buffer_from_gpu``.
 
@@ -505,12 +511,12 @@ def sent_from_stage_2(part: int) -> ToHost:
 
 
 def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
-    """What stage 3 holds while the parts of gradients go to the host, in bytes.
+    """Bytes at stage 3 while partitions of gradients go to the host.
 
-        p · width  +  the larger of 8 · min(p, 250 million) and 4 · p     p: elements of the largest part
+        p · width  +  the larger of 8 · min(p, 250 million) and 4 · p     p: elements of the largest partition
 
-    It has come back from the host into a copy on the GPU, of which the norm is taken and which is turned into float32.
-    With NVMe the float32 parts of a whole bucket wait for each other: 4 · Σ of the others more.
+    The gradient comes back from the host into a copy on the GPU, where its norm is computed and it is cast to float32.
+    With NVMe, the float32 gradients of a whole bucket are kept together: another 4 · Σ of the others.
     Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``partition_grads``, ``_offload_grad_partition_at_boundary`` and
     ``_swap_out_offload_fp32_gradients``.
 
@@ -530,7 +536,7 @@ def sent_from_stage_3(setup: TrainingSetup, ranks: int) -> ToHost:
 
 
 class Bucket:
-    """Gradients on their way to their rank: small ones are copied into a buffer, larger ones wait for the next."""
+    """The reduction bucket: small gradients are copied into a buffer, large ones wait for the next reduction."""
 
     def __init__(
         self,
@@ -549,9 +555,9 @@ class Bucket:
         self.width = width(setup.precision)
         self.size = self.limit * self.width
         self.kept_bytes = kept
-        """At stage 1 what is beside all gradients in the end."""
+        """At stage 1: extra bytes at the end of backward."""
         self.kept_by_rank = kept_by_rank
-        """Of the gradients that each rank keeps at stage 2."""
+        """At stage 2: bytes of gradients that each rank keeps."""
         self.accumulates = setup.gradient_accumulation_steps > 1
         self.buffer: Storage | None = None
         if setup.strategy is Strategy.ZERO1 and setup.gradient_accumulation_steps > 1:
@@ -563,16 +569,16 @@ class Bucket:
         self.to_host = to_host
         """None: gradients stay on the GPU."""
         self.inside: list[int] = []
-        """Elements of each gradient that has come together."""
+        """Elements of each gradient in the bucket."""
         self.places: list[PartitionPlace | None] = []
-        """Where these lie."""
+        """Their places."""
         self.owners: set[int] = set()
-        """Ranks in whose parts these lie; not those of layers that stand for several, in which nothing may stay."""
+        """Ranks that own these gradients, except those of layers that represent several, where nothing may stay."""
 
     def take(
         self, parameter: Parameter, place: PartitionPlace | None = None, *, repeats: bool
     ) -> None:
-        """Take over the gradients of a parameter; ``repeats``: its layer stands for several."""
+        """Collects the gradients of a parameter; ``repeats``: its layer represents several."""
         count = parameter.elements
         if parameter.node is not None and parameter.node.leaf is not None:
             parameter.node.leaf.arrived = lambda leaf: self._arrive(
@@ -580,9 +586,9 @@ class Bucket:
             )
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Make room for what the fullest of these ranks keeps; each does so when the first of its own is reduced.
+        """Allocates the gradients of the fullest of these ranks; a rank does so when its first gradient is reduced.
 
-        With accumulation a rank also holds what it kept before, of which the fullest rank's is counted from the start.
+        With accumulation, a rank also holds its earlier gradients; the fullest rank's are counted from the start.
         """
         if not (self.kept_by_rank and ranks):
             return
@@ -613,12 +619,12 @@ class Bucket:
             self.owners.update(place.ranks)
 
     def flush(self) -> None:
-        """Reduce what has come together, and let it go."""
+        """Reduces the bucket and empties it."""
         tape = self.tape
         tape.operation = "reduction of gradients"
         if self.stage is Strategy.ZERO3:
-            # reduce_scatter_coalesced lays several tensors end to end by rank, and pads each to the ranks; a single
-            # one that can be divided is sent as it lies: runtime/comm/coalesced_collectives.py
+            # reduce_scatter_coalesced concatenates several tensors by rank and pads each to the ranks; a single
+            # evenly divisible one is sent without a copy: runtime/comm/coalesced_collectives.py
             padded = [ceil_div(count, self.ranks) * self.ranks for count in self.inside]
             is_whole = padded == self.inside and len(padded) == 1
             copied = None
@@ -639,7 +645,7 @@ class Bucket:
         self.elements = 0
 
     def _average(self) -> None:
-        """Stage 2: slices of several ranks are laid end to end, summed and copied back; a rank keeps its own.
+        """Stage 2: slices of several ranks are concatenated, reduced and copied back; a rank keeps its own.
 
         Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, ``allreduce_bucket`` (``flatten``, which copies unless
         there is one slice) and ``copy_grads_in_partition`` (``grads_in_partition``).
@@ -653,24 +659,24 @@ class Bucket:
         else:
             copies = len(owners) > 1
         if copies:
-            self.tape.operation = "slices of several ranks laid end to end"
+            self.tape.operation = "concatenate slices of several ranks"
             Storage(self.tape, allocated(self.width * sum(self.inside)), TEMPORARIES)
             self.tape.operation = "reduction of gradients"
         self.keep(self.owners)
 
     def _send(self) -> None:
-        """To the host: what is beside the gradients meanwhile is gone when this returns."""
+        """Sends gradients to the host; the extra bytes are freed on return."""
         if self.to_host is not None and self.inside:
             Storage(self.tape, allocated(self.to_host(self.inside)), TEMPORARIES)
 
     def end(self) -> None:
-        """Backward is over."""
+        """Ends backward."""
         self.flush()
         self.buffer = None
 
 
 class Called:
-    """A module whose weights stage 3 gathers: where its hooks run is noted on the tape."""
+    """A module whose weights stage 3 gathers. Records on the tape where its hooks run."""
 
     def __init__(self, tape: Tape, name: str, weights: Iterable[WholeWeight]) -> None:
         self.tape = tape
@@ -681,14 +687,14 @@ class Called:
         self.tape.call(self.name, self.weights, begins=begins, is_forward=is_forward)
 
     def enter(self, x: Tensor) -> Tensor:
-        """The module's input: its weights are wanted, and no longer when its gradient has come."""
+        """The module's input: its weights are needed from here, and no longer once its gradient is computed."""
         self._note(begins=True, is_forward=True)
         if not x.requires_grad:
             return x
         return call_back(self.tape, x, lambda: self._note(begins=False, is_forward=False))
 
     def leave(self, x: Tensor) -> Tensor:
-        """The module's output: its weights are no longer wanted until its gradient comes."""
+        """The module's output: its weights are not needed again until its gradient arrives."""
         self._note(begins=False, is_forward=True)
         if not x.requires_grad:
             return x
@@ -696,7 +702,7 @@ class Called:
 
 
 def call_back(tape: Tape, x: Tensor, call: Callable[[], None]) -> Tensor:
-    """The same tensor behind a node that changes nothing and calls when the gradient comes by."""
+    """The same tensor behind an identity node that runs ``call`` when its gradient arrives."""
 
     def backward(_: Tape, gradients: list[Tensor | None]) -> Sequence[Tensor | None]:
         call()

@@ -1,8 +1,8 @@
-"""Which weights ZeRO's stage 3 holds whole, from call to call of the model's modules.
+"""Which weights ZeRO stage 3 holds unsharded, after each module call.
 
-DeepSpeed hooks every module. Before it works its weights are gathered, and then those that come next in the recorded
-trace of a micro-step, at every call some more; after it they go, unless they are wanted again soon. A module without
-weights gathers ahead too, so that gathering runs away from computing until the limit of live weights is reached.
+DeepSpeed hooks every module. Before a module runs, its weights are gathered, and some of the next ones in the recorded
+trace are prefetched. After it runs, its weights are released, unless they are needed again soon. Modules without
+weights prefetch too, so prefetching gets further and further ahead until the limit of live weights is reached.
 
 Source: DeepSpeed 0.19.6, runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``,
 ``release_sub_module``, ``__params_to_release``), parameter_offload.py (``_register_deepspeed_module``) and
@@ -23,10 +23,10 @@ from estimator.tape.tape import Call, WholeWeight
 from estimator.values.arithmetic import allocated, ceil_div
 
 REUSE_DISTANCE = 10**9
-"""Elements within which a gathered weight that is used again is kept: DeepSpeed 0.19.6, runtime/zero/config.py,
+"""A gathered weight is kept if it is used again within this many elements: DeepSpeed 0.19.6, runtime/zero/config.py,
 ``max_reuse_distance``."""
 LIVE = 10**9
-"""Elements of gathered weights above which nothing is gathered ahead: the same file, ``max_live_parameters``."""
+"""Elements of gathered weights above which nothing is prefetched: the same file, ``max_live_parameters``."""
 
 
 STEPS_TO_REPEAT = 3
@@ -35,22 +35,22 @@ and the one that is told."""
 
 
 OUTSIDE = -1
-"""The layer of what lies outside the layers."""
+"""The layer index of modules outside the layers."""
 
 
 class Rules(NamedTuple):
     """How one model's weights are gathered."""
 
     prefetched: int
-    """Elements that are gathered ahead at once; the last may exceed it."""
+    """Elements prefetched at once; the last weight may exceed it."""
     persistent: int
-    """Weights of at most so many elements stay whole."""
-    rests_on_host: bool
-    """A rank's parts are brought from the host for each gather."""
+    """Weights with at most this many elements are never sharded."""
+    is_offloaded: bool
+    """Whether a rank's partitions are copied from the host for each gather."""
     alone: bool
-    """One rank: nothing is sent around."""
+    """A single rank: nothing is communicated."""
     is_wrapped: bool
-    """The model is PEFT's: two modules more are around it."""
+    """Whether PEFT wraps the model in two further modules."""
     is_frozen: bool = False
     """The model never goes backward: no step that its engine has traced did."""
 
@@ -64,11 +64,11 @@ class ModuleCall(NamedTuple):
 
     owner: Owner
     weights: tuple[int, ...]
-    """Indices of the weights that do not persist."""
+    """Indices of the weights that are not persistent."""
     begins: bool
     is_forward: bool
     replays: bool
-    """Of a checkpoint, in backward."""
+    """Whether this is recomputation of a checkpoint, in backward."""
     entered: tuple[Owner, ...]
     """Modules without weights that are entered on the way."""
     restarts: bool
@@ -86,7 +86,7 @@ class Stretch(NamedTuple):
 
 
 def containers(layer: int, module: str, *, is_wrapped: bool) -> tuple[str, ...]:
-    """Modules without weights around one, outermost first; those that hold the whole model, too."""
+    """Weightless modules around a module, outermost first, including those that contain the whole model."""
     whole = ("", "base_model", "causal") if is_wrapped else ("causal",)
     if layer == OUTSIDE:
         return whole if module == "lm_head" else (*whole, "model")
@@ -111,7 +111,7 @@ class CallTrace:
         for run in step:
             stretches = []
             for layer, is_backward, calls, number in run:
-                deeds = []
+                module_calls = []
                 for call in calls:
                     restarts = False
                     if part != (is_backward, number):
@@ -127,7 +127,7 @@ class CallTrace:
                         entered = tuple((OUTSIDE, name) for name in inside if name not in around)
                         around = inside
                     replays = is_backward and call.is_forward
-                    deeds.append(
+                    module_calls.append(
                         ModuleCall(
                             (layer, call.module),
                             weights,
@@ -138,9 +138,9 @@ class CallTrace:
                             restarts,
                         )
                     )
-                stretches.append(deeds)
+                stretches.append(module_calls)
             self.stretches.append(stretches)
-        called = [call for run in self.stretches for deeds in run for call in deeds]
+        called = [call for run in self.stretches for module_calls in run for call in module_calls]
         self.forwards = sum(call.restarts for call in called)
         self.trace = [
             it
@@ -150,7 +150,7 @@ class CallTrace:
         ]
         """What DeepSpeed records of a micro-step with one forward pass: each module and its weights, in order."""
         if not rules.is_frozen and all(call.is_forward for call in called):
-            # an evaluation, between steps that went back as well
+            # an evaluation, between training steps
             self.trace += self.trace[::-1]
 
     def _index(self, layer: int, whole: WholeWeight, elements: int) -> int:
@@ -173,28 +173,28 @@ def _steps(entered: Iterable[Owner], owner: Owner, weights: tuple[int, ...]) -> 
 
 @dataclass(slots=True)
 class Handle:
-    """Weights that were sent around together."""
+    """Weights gathered by one all-gather."""
 
     buffer: int
-    """The amount that they come in."""
+    """The amount of the buffer that they arrive in."""
     waiting: int
-    """How many have not had their turn; with the last one's the buffer goes."""
+    """Number of weights not used yet. The buffer is freed when the last one is used."""
     inside: list[int]
-    """The weights, until the first one's turn, when all are copied out."""
+    """Weights not yet copied out of the buffer. The first use copies all of them."""
 
 
 class Amount(NamedTuple):
-    """Bytes that come or go together, for any number of ranks."""
+    """Bytes allocated or freed together, for any number of ranks."""
 
     weights: tuple[tuple[int, int], ...]
     """Elements and bytes per element of each."""
     part: bool
-    """Of one rank alone; else what all of them send, a buffer for each dtype."""
+    """One rank's partition; else the gathered weights of all ranks, in one buffer per dtype."""
     padded: bool
-    """To the same size on every rank."""
+    """Whether partitions are padded to the same size on every rank."""
 
     def of(self, ranks: int) -> int:
-        """Bytes on so many ranks."""
+        """Bytes with this number of ranks."""
         if self.part:
             return sum(allocated(width * ceil_div(count, ranks)) for count, width in self.weights)
         alike: defaultdict[int, int] = defaultdict(int)
@@ -224,51 +224,54 @@ class Coordinator:
     Source: as the module's; ``reset_step``, ``trace_prologue`` and ``_invalidate_trace``.
     """
 
-    def __init__(self, script: CallTrace, rules: Rules) -> None:
-        self.script = script
+    def __init__(self, call_trace: CallTrace, rules: Rules) -> None:
+        self.call_trace = call_trace
         self.rules = rules
         self._numbers: dict[Amount, int] = {}
-        """Of each amount its number from 1 up; what goes is written as its negative."""
+        """The index of each amount, from 1; a free is recorded as the negative index."""
         self._changes: list[int] = []
         self._data: dict[int, int] = {}
-        """The amount of each weight that is there."""
+        """The amount of each gathered weight."""
         self._live = 0
         self._step = 0
         self._handles: dict[int, Handle] = {}
-        """Of each weight that came or comes with others, until its own turn."""
+        """The handle of each weight gathered with others, until its first use."""
         self._users: defaultdict[int, set[Owner]] = defaultdict(set)
         self._in_backward: dict[Owner, tuple[int, ...]] = {}
         self._replayed: defaultdict[Owner, set[int]] = defaultdict(set)
-        """Frozen weights that a replay gathered, by the module whose backward it serves."""
+        """Frozen weights gathered by recomputation, by the module whose backward needs them."""
         self._mode = Mode.COMPLETE
         self._trace: list[Traced] = []
         """That it follows, or records."""
         self._next = 0
-        """In the queue: the trace weight by weight."""
+        """Position in the prefetch queue, which is the trace weight by weight."""
         self._queue: list[tuple[int, int]] = []
         self._seen: list[int] = []
-        """For each weight the last step that the queue has passed."""
+        """For each weight, the last step that the queue has passed."""
         self._passed: list[int] = []
         self._uses: list[list[int]] = []
-        self._follow(script.trace)
+        self._follow(call_trace.trace)
         micro_steps = 1
-        if script.forwards > 1:
+        if call_trace.forwards > 1:
             self._mode, micro_steps = Mode.INVALID, STEPS_TO_REPEAT
         self.runs: list[list[list[list[int]]]] = []
-        """Of every run, of every stretch, what changes at each call."""
+        """For every run and stretch, the changes at each call."""
         for _ in range(micro_steps):
-            self.runs = [[self._stretch(deeds) for deeds in run] for run in script.stretches]
+            self.runs = [
+                [self._stretch(module_calls) for module_calls in run]
+                for run in call_trace.stretches
+            ]
 
-    def _stretch(self, deeds: Iterable[ModuleCall]) -> list[list[int]]:
+    def _stretch(self, module_calls: Iterable[ModuleCall]) -> list[list[int]]:
         changes = []
-        for deed in deeds:
+        for module_call in module_calls:
             self._changes = []
-            if deed.restarts:
+            if module_call.restarts:
                 self._restart()
-            if deed.begins:
-                self._begin(deed)
+            if module_call.begins:
+                self._begin(module_call)
             else:
-                self._end(deed)
+                self._end(module_call)
             changes.append(self._changes)
         return changes
 
@@ -276,7 +279,7 @@ class Coordinator:
 
     def _follow(self, trace: list[Traced]) -> None:
         """Follow a trace from its beginning."""
-        elements = self.script.elements
+        elements = self.call_trace.elements
         self._trace, self._step, self._next, self._live = trace, 0, 0, 0
         self._queue = [(w, step) for step, (_, weights) in enumerate(trace) for w in weights]
         self._seen = [-1] * len(elements)
@@ -288,7 +291,7 @@ class Coordinator:
 
     def _restart(self) -> None:
         """A forward pass begins: what was recorded is complete, and what was invalid is recorded anew."""
-        if self.script.forwards <= 1:
+        if self.call_trace.forwards <= 1:
             return
         self._clean()
         if self._mode is Mode.INVALID:
@@ -314,7 +317,9 @@ class Coordinator:
             self._clean()
 
     def levels(self, ranks: int) -> Iterator[list[list[int]]]:
-        """For every run, of every stretch the bytes before its first call, and the most at and those after each."""
+        """For every run and stretch: bytes before its first call, then the maximum during and the bytes after each
+        call.
+        """
         amounts = [amount.of(ranks) for amount in self._numbers]
         signed = [0, *amounts, *(-amount for amount in reversed(amounts))]
         level = 0
@@ -332,38 +337,40 @@ class Coordinator:
             yield stretches
 
     def _amount(self, weights: Iterable[int], *, part: bool = False, padded: bool = False) -> int:
-        sizes = tuple((self.script.elements[w], self.script.widths[w]) for w in weights)
+        sizes = tuple((self.call_trace.elements[w], self.call_trace.widths[w]) for w in weights)
         return self._numbers.setdefault(Amount(sizes, part, padded), len(self._numbers) + 1)
 
     # -- a module's call ----------------------------------------------------------------------------------------
 
-    def _begin(self, deed: ModuleCall) -> None:
-        if not deed.is_forward:
-            self._in_backward[deed.owner] = deed.weights
-        for container in deed.entered:
+    def _begin(self, module_call: ModuleCall) -> None:
+        if not module_call.is_forward:
+            self._in_backward[module_call.owner] = module_call.weights
+        for container in module_call.entered:
             self._enter(container, ())
             self._prefetch()
-        self._enter(deed.owner, deed.weights)
-        self._gather([w for w in deed.weights if not self._is_here(w)])
-        for weight in deed.weights:
-            self._users[weight].add(deed.owner)
-            if deed.replays and self._in_backward and not self.script.trained[weight]:
+        self._enter(module_call.owner, module_call.weights)
+        self._gather([w for w in module_call.weights if not self._is_here(w)])
+        for weight in module_call.weights:
+            self._users[weight].add(module_call.owner)
+            if module_call.replays and self._in_backward and not self.call_trace.trained[weight]:
                 served = next(reversed(self._in_backward))
                 self._replayed[served].add(weight)
                 self._users[weight].add(served)
             self._wait(weight)
         if self._mode is Mode.COMPLETE:
             step = self._step
-            while self._next < len(self._queue) and any(self._seen[w] < step for w in deed.weights):
+            while self._next < len(self._queue) and any(
+                self._seen[w] < step for w in module_call.weights
+            ):
                 weight, used = self._queue[self._next]
                 self._seen[weight] = used
                 self._next += 1
         self._prefetch()
 
-    def _end(self, deed: ModuleCall) -> None:
-        owner, weights = deed.owner, set(deed.weights)
+    def _end(self, module_call: ModuleCall) -> None:
+        owner, weights = module_call.owner, set(module_call.weights)
         going = {w for w in weights if not self._is_wanted(w, self._step)}
-        if not deed.is_forward:
+        if not module_call.is_forward:
             self._in_backward.pop(owner, None)
             replayed = self._replayed.pop(owner, set())
             weights |= replayed
@@ -403,21 +410,21 @@ class Coordinator:
             self._seen[weight] = max(self._seen[weight], used)
             if not self._is_here(weight) and weight not in chosen:
                 chosen.append(weight)
-                elements += self.script.elements[weight]
+                elements += self.call_trace.elements[weight]
         self._gather(chosen)
 
     def _gather(self, weights: Sequence[int]) -> None:
         if not weights:
             return
-        self._live += sum(self.script.elements[w] for w in weights)
-        if self.rules.alone:  # _no_gather_coalesced: each comes by itself
+        self._live += sum(self.call_trace.elements[w] for w in weights)
+        if self.rules.alone:  # _no_gather_coalesced: each weight is handled separately
             for weight in weights:
                 self._data[weight] = self._amount((weight,))
                 self._changes.append(self._data[weight])
             return
         buffer = self._amount(weights, padded=True)
         self._changes.append(buffer)
-        if self.rules.rests_on_host:
+        if self.rules.is_offloaded:
             brought = self._amount(weights, part=True)
             self._changes += [brought, -brought]
         if len(weights) == 1:
@@ -428,7 +435,7 @@ class Coordinator:
             self._handles[weight] = handle
 
     def _wait(self, weight: int) -> None:
-        """What came in one buffer is copied out at the first's turn; the buffer goes at the last's."""
+        """The first use of a buffer copies all its weights out; the last use frees it."""
         handle = self._handles.pop(weight, None)
         if handle is None:
             return
@@ -443,4 +450,4 @@ class Coordinator:
     def _release(self, weight: int) -> None:
         if weight in self._data and weight not in self._handles and not self._users[weight]:
             self._changes.append(-self._data.pop(weight))
-            self._live -= self.script.elements[weight]
+            self._live -= self.call_trace.elements[weight]

@@ -1,4 +1,4 @@
-"""A model's modules under DeepSpeed: gradients go into buckets; stage 3 gathers weights where a module is called.
+"""DeepSpeed's hooks: gradients go into buckets, and stage 3 gathers weights when a module is called.
 
 Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, stage3.py and parameter_offload.py.
 """
@@ -49,7 +49,7 @@ SECOND_REDUCTION = Refusal(
 
 
 class ZeroHooks(Hooks):
-    """Buckets for all gradients, and in stage 3 a note of every call of a module."""
+    """Buckets for all gradients; at stage 3, also a record of every module call."""
 
     def __init__(
         self, tape: Tape, model: Model, setup: TrainingSetup, outer: Block, ranks: int
@@ -72,7 +72,7 @@ class ZeroHooks(Hooks):
 
     def _take(self, block: Block, layer: int | None) -> None:
         if self._gathers:
-            note_calls(self.tape, block, self._setup.adapters)
+            record_calls(self.tape, block, self._setup.adapters)
         setup = self._setup
         if layer in self._called:
             replays = setup.gradient_checkpointing and setup.use_reentrant and self.tape.records
@@ -92,23 +92,23 @@ class ZeroHooks(Hooks):
                 self._bucket.take(owned.parameter, place, repeats=repeats)
 
     def layer(self, index: int, block: Block) -> None:
-        """The layer's modules are hooked one by one."""
+        """Hooks the layer's modules individually."""
         self._take(block, index)
 
     def enter(self, module: str, x: Tensor) -> Tensor:
-        """The embedding is called; all other modules are hooked where their program calls them."""
+        """Hooks the call of the embedding. Other modules are hooked where their program calls them."""
         if self._gathers and module == self._outer.embedding_name:
             return self._outer.embedding_unit.enter(x)
         return x
 
     def leave(self, module: str, x: Tensor) -> Tensor:
-        """The embedding returns."""
+        """Hooks the return of the embedding."""
         if self._gathers and module == self._outer.embedding_name:
             return self._outer.embedding_unit.leave(x)
         return x
 
     def end_backward(self) -> None:
-        """What is left in the bucket is reduced."""
+        """Reduces what is left in the bucket."""
         self._bucket.end()
 
 
@@ -121,7 +121,7 @@ def _to_host(model: Model, setup: TrainingSetup, ranks: int) -> ToHost | None:
 
 
 def _whole(owned: Owned, adapters: Adapters) -> WholeWeight:
-    """What is gathered of a parameter: packed 4-bit weights as the dtype they pass for."""
+    """What is gathered for a parameter: packed 4-bit weights in their storage dtype."""
     parameter = owned.parameter
     if is_packed(owned, adapters):
         stored = packed_width(adapters)
@@ -130,10 +130,10 @@ def _whole(owned: Owned, adapters: Adapters) -> WholeWeight:
     return WholeWeight(parameter.key, parameter.elements, parameter.width, parameter.requires_grad)
 
 
-def note_calls(tape: Tape, block: Block, adapters: Adapters) -> None:
-    """Have a block's modules note when they are called, each with its own weights as PEFT has left them.
+def record_calls(tape: Tape, block: Block, adapters: Adapters) -> None:
+    """Makes a block's modules record their calls, each with its own weights after PEFT's changes.
 
-    The activation and the rotary tables have none. The experts of a mixture are one module, with all their stacks.
+    Activations and rotary tables have no weights. The experts of a layer are one module with all their stacks.
 
     Source: DeepSpeed 0.19.6, runtime/zero/parameter_offload.py, ``_register_deepspeed_module``; peft 0.21,
     tuners/lora/layer.py (``base_layer``, ``lora_A``, ``lora_B``; a dropout before A).
@@ -162,7 +162,7 @@ def note_calls(tape: Tape, block: Block, adapters: Adapters) -> None:
 
 
 def zero_part(model: Model, structure: TrainingSetup) -> Resident:
-    """What DeepSpeed's fullest rank keeps."""
+    """What the fullest rank keeps under DeepSpeed."""
     of = rank_bytes(model, structure)
     return Resident(
         weights=of.weights + buffer_bytes(model),

@@ -16,7 +16,7 @@ from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, sto
 from estimator.parallel.sharding import (
     TrainedTensor,
     fsdp_groups,
-    is_packed_divided,
+    is_packed_sharded,
     member_width,
     shard_shape,
     trained_parts,
@@ -175,7 +175,7 @@ def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
         for module in group.modules:
             shapes = weight_shapes(module)
             if is_quantized(module, setup.adapters):
-                if is_packed_divided(setup.adapters):
+                if is_packed_sharded(setup.adapters):
                     largest = max(largest, packed_bytes(elements(shapes[0])))
                 shapes = shapes[1:]
             parts = [TrainedTensor(shape, wide) for shape in shapes]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from estimator.answer.estimate import need
 from estimator.parallel.combinations import refusal, sharing
-from estimator.parallel.sharding import is_packed_divided
+from estimator.parallel.sharding import is_packed_sharded
 from estimator.search.limits import holds, smallest_gpu
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Method, Model, Strategy
@@ -95,7 +95,7 @@ def _smallest_holding(model: Model, cards: Iterable[Gpu], setup: TrainingSetup) 
 def sharing_keys(setup: TrainingSetup, way: Strategy, number: int) -> dict[str, Any]:
     """The keys that shard a setup over ``number`` GPUs, with the same effective batch if it is divisible."""
     keys = sharing(setup.mesh, way, number)
-    if setup.method is Method.QLORA and not is_packed_divided(setup.adapters):
+    if setup.method is Method.QLORA and not is_packed_sharded(setup.adapters):
         keys["bnb_4bit_quant_storage"] = str(setup.dtype)
     if setup.effective_batch_size % number == 0:
         of_each = setup.effective_batch_size // number

@@ -1,1 +1,1 @@
-"""What is asked and answered: numbers, keys, JSON texts, the nouns of a question and of an answer."""
+"""Data types shared by everything else: keys of the contract, setups, models, GPUs, estimates, refusals."""

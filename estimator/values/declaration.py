@@ -1,7 +1,7 @@
-"""How a key of the contract is declared: once, where its facet has it as a field.
+"""How a key of the contract is declared: once, as a field of its facet.
 
-The row says what the key may be, its default and whose that is, its help, its short name in a link and how a page shows
-it. The checks of a setup, the JSON contract, the flags of the command line, links and the page follow from it.
+The declaration gives the allowed values, the default and which library sets it, the help text, the code in links and
+the widget. Validation, the JSON contract, command-line flags, links and the page are derived from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 
 class Whose(StrEnum):
-    """Whose default it is, as a sentence begins with it."""
+    """Which library sets a default, as the first word of a sentence."""
 
     OURS = "Our"
     ACCELERATE = "Accelerate's"
@@ -32,7 +32,7 @@ class Whose(StrEnum):
 
 
 class Section(StrEnum):
-    """Where on a page: the part that is always drawn, or a box that opens, by its title."""
+    """Where a page shows a key: always visible, or inside the expander with this title."""
 
     ALWAYS = "always"
     SEVERAL_GPUS = "Several GPUs"
@@ -44,8 +44,7 @@ class Section(StrEnum):
 
 
 Shape = Literal["number", "options", "segments", "select", "slider", "toggle"]
-"""What a page draws: a box for a number, several of many names, a row of words, a list to choose from, a scale, a
-switch."""
+"""The kind of control: number input, multi-select, segmented control, select box, slider, toggle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +55,15 @@ class Widget:
     section: Section
     label: str
     help: str
-    """What it means, in a sentence or two; the sentence on its default is added."""
+    """What the key means, in a sentence or two. A sentence about the default is added."""
     steps: tuple[int, ...] = ()
-    """What a scale offers."""
+    """The values that a slider offers."""
     step: float = 1
-    """How far a click moves a number."""
+    """Increment of a number input."""
     ends: tuple[float, float] | None = None
-    """The least and the most of a number, where a page offers less than the contract takes."""
+    """Minimum and maximum of a number input, where the page offers a narrower range than the contract accepts."""
     decides: bool = False
-    """Other widgets are drawn or left out by it."""
+    """Whether other widgets appear or disappear when this one changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,31 +77,31 @@ class Key:
     """A phrase, for the command line."""
     whose: Whose = Whose.TRAINER
     beside: str = ""
-    """What the default of another library is, as a remark."""
+    """A remark on another library's default."""
     null: str = ""
-    """What null stands for."""
+    """What null means."""
     code: str = ""
-    """The short name in a link of scenarios: never changed, never given to another key. Empty: the key itself."""
+    """Short code in links of scenarios, never changed or reused. Empty: the key's own name."""
     aliases: tuple[str, ...] = ()
     modelled: tuple[object, ...] = ()
-    """The only values that the physics knows so far, the default first; empty: all of its kind."""
+    """The only values modelled so far, default first. Empty: all allowed values."""
     widget: Widget | str
-    """Or why there is none."""
+    """The widget, or the reason there is none."""
     facet: str = ""
-    """The part of a setup that has it; empty: the contract reads it into another key."""
+    """The facet that has this field. Empty: the contract converts the key into another one."""
 
     @property
     def section(self) -> Section | None:
-        """Where a page shows it; None: nowhere."""
+        """Where a page shows the key; None: nowhere."""
         return self.widget.section if isinstance(self.widget, Widget) else None
 
     @property
     def in_setup(self) -> bool:
-        """Is it a field of a setup?"""
+        """Whether the key is a field of a setup."""
         return bool(self.facet)
 
     def read(self, value: object) -> object:
-        """The value of the setup; ``ValueError`` is one sentence that begins with the key."""
+        """The validated value. ``ValueError`` holds one sentence that begins with the key."""
         try:
             read = self.kind.read(value)
         except ValueError as problem:
@@ -113,7 +112,7 @@ class Key:
 
     @property
     def default_sentence(self) -> str:
-        """The default, and whose it is.
+        """The default and the library that sets it.
 
         >>> from estimator.values.keys import BY_NAME
         >>> BY_NAME["lora_r"].default_sentence, BY_NAME["save_total_limit"].default_sentence
@@ -153,14 +152,14 @@ _rows: dict[type, tuple[Key, ...]] = {}
 
 
 def rows(facet: type[Any]) -> tuple[Key, ...]:
-    """The keys that a facet declares, by name, in order."""
+    """The keys that a facet declares, in order."""
     if facet not in _rows:
         _rows[facet] = tuple(replace(it.metadata["key"], name=it.name) for it in fields(facet))
     return _rows[facet]
 
 
 class Hashed:
-    """Hashed once, since caches are asked by it; a dataclass that inherits this says ``__hash__ = Hashed.__hash__``."""
+    """Caches its hash, since setups are cache keys. Dataclasses that inherit it set ``__hash__ = Hashed.__hash__``."""
 
     __slots__ = ("_hash",)
     _hash: int
@@ -184,7 +183,7 @@ def _values_of(of: type[Any]) -> Callable[[object], object]:
 
 
 class Checked(Hashed):
-    """A facet of a setup: each of its values is what its key may be, or it is not built."""
+    """A facet of a setup that validates each of its values when built."""
 
     __slots__ = ()
 
@@ -192,11 +191,11 @@ class Checked(Hashed):
         for row in rows(type(self)):
             value = getattr(self, row.name)
             if value is not row.default and (read := row.read(value)) is not value:
-                object.__setattr__(self, row.name, read)  # a word becomes the member of its enum
+                object.__setattr__(self, row.name, read)  # a string becomes a member of its enum
 
 
 def attribute_owners(facets: Mapping[str, type]) -> Mapping[str, str]:
-    """What can be asked of each facet, keys and properties alike, and which facet answers."""
+    """The facet that owns each public attribute, keys and properties alike."""
     return {
         name: facet
         for facet, of in facets.items()

@@ -1,4 +1,4 @@
-"""JSON text of untrusted origin: bounded in bytes, digits and depth; what is wrong with it is one sentence."""
+"""Parses untrusted JSON with limits on bytes, digits and depth. Each error is one sentence."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from estimator.values.kinds import show
 from estimator.values.refusals import InputError
 
 LONGEST_TEXT = 1_000_000
-"""Bytes that a text may have: ours, a hundred times the longest config.json of the Hub's dense models."""
+"""Maximum bytes of a text. Our choice: a hundred times the longest config.json of a dense model on the Hub."""
 LONGEST_NUMBER = 30
-"""Digits that a whole number may have: ours; a longer one is read as a float, which no count may be."""
+"""Maximum digits of an integer. Our choice. A longer one is read as a float, which counts reject."""
 DEEPEST = 64
-"""Objects and lists within one another: ours, ten times what a config.json has."""
+"""Maximum nesting depth of objects and lists. Our choice: ten times that of a config.json."""
 
 
 def read_object(
     text: str | bytes, subject: str, whole: str = "one JSON object", longest: int = LONGEST_TEXT
 ) -> dict[str, object]:
-    """The JSON object that a text is; ``ValueError`` is one sentence about ``subject``, which should be ``whole``.
+    """Parses a JSON object. ``ValueError`` holds one sentence about ``subject``, which should be ``whole``.
 
-    ``longest``: bytes that it may have.
+    ``longest``: maximum bytes.
 
-    NaN and Infinity are read as Python reads them: the Hub's configs have them where nothing is counted.
+    NaN and Infinity are accepted, as in Python: some configs on the Hub use them in keys that no formula reads.
 
     >>> read_object('{"a": 1}', "The line")
     {'a': 1}
@@ -82,7 +82,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, value in pairs:
         if name in values:
-            raise InputError(f"{show(name)} stands twice in one object; give it once.")
+            raise InputError(f"{show(name)} appears twice in one object; give it once.")
         values[name] = value
     return values
 

@@ -1,7 +1,6 @@
-"""The table of the JSON contract: one row a key, as the facets of a setup declare them.
+"""The keys of the JSON contract, collected from the facets that declare them.
 
-Everything that knows a key reads it here: the contract, links, the flags of the command line and their help, and the
-page's widgets.
+The contract, links, command-line flags and the page's widgets all read this table.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ GROUPS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
         for facet, (of, title) in FACETS.items()
     }
 )
-"""The keys of a setup but ``model`` and ``gpu``, as the help lists them."""
+"""All keys except ``model`` and ``gpu``, grouped as the help lists them."""
 
 KEYS: tuple[Key, ...] = tuple(key for group in GROUPS.values() for key in group)
 
 BY_NAME: Mapping[str, Key] = MappingProxyType(
     {name: key for key in KEYS for name in (key.name, *key.aliases)}
 )
-"""Each key by its name and by its other names."""
+"""Each key by its name and aliases."""
 
 LARGEST: Mapping[str, int] = MappingProxyType(
     {key.name: key.kind.high for key in KEYS if isinstance(key.kind, WholeNumber)}
 )
-"""The largest whole number that each count of a setup may be: ours, far above any run; the smallest is 1."""
+"""The maximum of each integer key. Our choice, far above any real run; the minimum is 1."""
 
 SYNONYMS: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
@@ -49,7 +48,7 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
         "num_gpus",
     )
 )
-"""Keys that others use and that look like none here, in ``plain`` spelling."""
+"""Other tools' names for a key that do not resemble ours, in ``plain`` spelling."""
 
 GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
     {
@@ -65,4 +64,4 @@ GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
         "source": Text(),
     }
 )
-"""The keys of a GPU of one's own, beside ``like``: the fields of ``Gpu`` but what only the catalogue knows."""
+"""The keys of a custom GPU other than ``like``: the fields of ``Gpu`` that do not need the catalogue."""

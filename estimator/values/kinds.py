@@ -1,6 +1,6 @@
-"""What a value may be: reads one of JSON, or the text of a link or a flag, or says what it must be.
+"""Kinds of values: each validates a JSON value, parses the text of a link or flag, and says what is allowed.
 
-Strict on purpose: ``true`` is not 1, ``"8"`` is not 8, NaN is not a number of anything.
+Strict on purpose: ``true`` is not 1, ``"8"`` is not 8, and NaN is not a number.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import ClassVar
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError
 
 SHOWN_CHARACTERS = 40
-"""How much of a wrong value an error repeats."""
+"""Maximum characters of a wrong value that an error quotes."""
 
 
 # --- words --------------------------------------------------------------------------------------
 
 
 def show(value: object) -> str:
-    """A wrong value as an error repeats it: as JSON writes it, and short.
+    """A wrong value as an error quotes it: in JSON notation, shortened.
 
     >>> show("a" * 60), show(True), show(float("nan")), show([1]), show(10**40)
     ("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'", 'true', 'NaN', 'a list', 'a number of 41 digits')
@@ -49,13 +49,13 @@ def show(value: object) -> str:
 
 
 def one_of(words: Iterable[str]) -> str:
-    """Words as a sentence lists them: ``a, b or c``."""
+    """Joins words for a sentence: ``a, b or c``."""
     *rest, last = words
     return f"{', '.join(rest)} or {last}" if rest else last
 
 
 def plain(word: str) -> str:
-    """A word in lower case, with underscores between its parts.
+    """A word in lower case, its parts joined by underscores.
 
     >>> plain("Megatron-LM")
     'megatron_lm'
@@ -69,7 +69,7 @@ OTHER_PARALLELISM = Refusal(
 
 
 def not_modelled(value: object, parallelism: str, key: str = "") -> RefusedError:
-    """What is said of a value that asks for a parallelism; to leave it out would be the estimate of another run.
+    """The refusal of a value that asks for a parallelism. Ignoring it would estimate a different run.
 
     >>> str(not_modelled(2, "tensor parallelism"))
     '2 is not modelled yet: a run with tensor parallelism cannot be estimated.'
@@ -79,7 +79,7 @@ def not_modelled(value: object, parallelism: str, key: str = "") -> RefusedError
 
 
 def near(word: str, known: Iterable[str]) -> list[str]:
-    """The known words that the given one may have meant, the nearest first.
+    """The known words most similar to the given one, best match first.
 
     >>> near("lora_rank", ["lora_r", "lora_alpha", "optim"])
     ['lora_r', 'lora_alpha']
@@ -96,24 +96,24 @@ def near(word: str, known: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a key's value may be. Each kind below adds a reader and, where text is no value yet, a converter."""
+    """The allowed values of a key. Each subclass adds validation and, where needed, parsing from text."""
 
     nullable: bool = False
 
     takes_list: ClassVar[bool] = False
-    """Is a value one or more texts in a link?"""
+    """Whether a link may give several texts for one value."""
 
     def read(self, value: object) -> object:
-        """The value of the setup, from one of JSON; ``ValueError`` holds a predicate: "must be …, not …"."""
+        """The validated value of a JSON value. ``ValueError`` holds a predicate: "must be …, not …"."""
         return None if value is None and self.nullable else self._read(value)
 
     def from_text(self, text: str) -> object:
-        """The value of JSON, from a link or a flag; text that is none is left for ``read`` to refuse."""
+        """The JSON value of a text from a link or flag. Text that does not parse is returned for ``read`` to refuse."""
         return None if text == "null" and self.nullable else self._from_text(text)
 
     @property
     def metavar(self) -> str:
-        """How the help names a value."""
+        """The placeholder for a value in the help."""
         return self._metavar()
 
     @property
@@ -132,24 +132,24 @@ class Kind:
 
 LATER_WORD = Refusal("{value} is not modelled yet; take {allowed}.", NOT_MODELLED)
 A_PATTERN = Refusal(
-    "{value} is a text, which PEFT reads as a regular expression; such are not modelled yet: list the names.",
+    "{value} is a string, which PEFT reads as a regular expression. These are not modelled yet: list the names.",
     NOT_MODELLED,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice(Kind):
-    """One of a closed list of words; ``aliases`` are other names for them."""
+    """One of a fixed set of words; ``aliases`` are other names for them."""
 
     words: tuple[str, ...]
     enum: type[StrEnum] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     later: tuple[str, ...] = ()
-    """Words of Hugging Face's that no formula knows yet."""
+    """Hugging Face's words that are not modelled yet."""
     stands_for: Callable[[str], str] = lambda _: ""
-    """What a word in ``plain`` spelling asks for that no formula knows yet, nor any other word here; empty: nothing."""
+    """The unmodelled feature that an unknown word, in ``plain`` spelling, asks for; empty: none."""
     MOST_SHOWN: ClassVar[int] = 12
-    """Ours."""
+    """Maximum number of words that an error lists. Our choice."""
 
     def _metavar(self) -> str:
         return "{" + ",".join(self.words) + "}"
@@ -170,7 +170,7 @@ class Choice(Kind):
         raise InputError(f"{show(value)} is unknown; {hint} one of {', '.join(self._shown())}.")
 
     def _shown(self) -> tuple[str, ...]:
-        """All words, or of a long list its beginning, so that a sentence stays one."""
+        """All words, or the first few of a long list."""
         if len(self.words) <= self.MOST_SHOWN:
             return self.words
         shown = self.words[: self.MOST_SHOWN - 1]
@@ -179,7 +179,7 @@ class Choice(Kind):
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber(Kind):
-    """A whole number from ``low`` to ``high``."""
+    """An integer from ``low`` to ``high``."""
 
     high: int
     low: int = 1
@@ -193,7 +193,7 @@ class WholeNumber(Kind):
             and not isinstance(value, bool)
             and self.low <= value <= self.high
         ):
-            return value  # also a size that a program is recorded with
+            return value  # includes symbolic sizes of a recorded program
         span = f"from {self.low} to {self.high}{self._or_null}"
         raise InputError(f"must be a whole number {span}, not {show(value)}.")
 
@@ -203,7 +203,7 @@ class WholeNumber(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Number(Kind):
-    """A finite number from ``low`` to ``high``; ``open_low`` and ``open_high`` leave the ends out."""
+    """A finite number from ``low`` to ``high``; ``open_low`` and ``open_high`` exclude the ends."""
 
     high: float
     low: float = 0.0
@@ -247,13 +247,13 @@ class Flag(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Names(Kind):
-    """A list of module names, or the one word that stands for a list."""
+    """A list of module names, or one keyword that stands for a list."""
 
     word: str | None = None
 
     takes_list: ClassVar[bool] = True
     MOST: ClassVar[int] = 64
-    """Ours: no family has a tenth as many modules in a layer."""
+    """Our choice: no family has a tenth as many modules in a layer."""
 
     def _metavar(self) -> str:
         return "NAME,NAME"
@@ -304,7 +304,7 @@ class Version(Kind):
 
     def _read(self, value: object) -> object:
         if type(value) is not int or value != 1:
-            raise InputError(f"must be 1, the contract that is read here, not {show(value)}.")
+            raise InputError(f"must be 1, the only supported version, not {show(value)}.")
         return value
 
     def _from_text(self, text: str) -> object:
@@ -313,7 +313,7 @@ class Version(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Momentum(Kind):
-    """``TrainingArguments.optim_args``, of which only SGD's momentum changes memory."""
+    """``TrainingArguments.optim_args``. Only SGD's momentum affects memory."""
 
     def _metavar(self) -> str:
         return "momentum=X"

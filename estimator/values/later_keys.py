@@ -1,4 +1,4 @@
-"""Keys of the contract that no formula knows yet: accepted where they say what is estimated anyway."""
+"""Keys of the contract that are not modelled yet. Only their default is accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATER: Mapping[str, object] = MappingProxyType(
         "vllm_gpu_memory_utilization": 0.3,
         "vllm_enable_sleep_mode": False,
         "vllm_tensor_parallel_size": 1,
-        # other ways to checkpoint, and to lay texts
+        # other kinds of checkpointing and packing
         "packing": False,
         "padding_free": False,
         # peft 0.21, tuners/lora/config.py; transformers 5.23, training_args.py
@@ -53,11 +53,11 @@ LATER: Mapping[str, object] = MappingProxyType(
         "freeze_language": False,
     }
 )
-"""Each with its default, which is what is estimated."""
+"""Each key with its default, the only value that is estimated."""
 
 
 def read_later(key: str, value: object) -> None:
-    """Accept the default, a JSON value of the same kind, or nothing at all; refuse the rest as not modelled yet.
+    """Accepts the default, null and empty values; refuses anything else as not modelled yet.
 
     >>> read_later("images_per_example", 0), read_later("rank_pattern", {})
     (None, None)
@@ -70,7 +70,7 @@ def read_later(key: str, value: object) -> None:
 
 
 def later_from_text(text: str) -> object:
-    """The JSON value that a link or a flag means.
+    """The JSON value of a text from a link or flag.
 
     >>> later_from_text("1.0"), later_from_text("false"), later_from_text("sft")
     (1.0, False, 'sft')

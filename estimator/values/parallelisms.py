@@ -1,4 +1,4 @@
-"""Ways to share a run between GPUs that no formula knows yet, by every name that people give them."""
+"""Kinds of parallelism that are not modelled yet, with the names that tools give them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 
 class Parallelism(NamedTuple):
-    """A way to share a run between GPUs that no formula knows yet, and what people call it."""
+    """A kind of parallelism that is not modelled yet, and its names."""
 
     name: str
     words: tuple[str, ...]
-    """Alone and with ``_size`` and ``_degree`` behind them they are keys of a configuration; alone, strategies too."""
+    """Names of configuration keys, also with ``_size`` or ``_degree`` appended; also names of strategies."""
     strategies: tuple[str, ...] = ()
-    """More words for a strategy."""
+    """Further names of strategies."""
 
 
 PARALLELISMS = (
@@ -71,24 +71,24 @@ PARALLEL_WORDS: Mapping[str, str] = MappingProxyType(
         for suffix in ("", "_size", "_degree")
     }
 )
-"""Each key that asks for such a parallelism, in ``plain`` spelling, and which."""
+"""The parallelism that each key asks for, by the key in ``plain`` spelling."""
 
 UNMODELLED_STRATEGIES: Mapping[str, str] = MappingProxyType(
     {word: it.name for it in PARALLELISMS for word in (*it.words, *it.strategies)}
 )
-"""The same of strategies."""
+"""The parallelism that each strategy asks for, by its name in ``plain`` spelling."""
 
 NOT_PARALLEL = (None, False, 1)
-"""What such a key says where nothing is shared that way."""
+"""Values of such a key that turn the parallelism off."""
 
 _LONG = len("autotp")
-"""Letters from which a word means a parallelism wherever it stands in a key."""
+"""Minimum length of a word that means a parallelism anywhere in a key."""
 _COUNTS = frozenset({"size", "degree", "world", "ways", "rank", "ranks", "num", "stages"})
-"""What stands beside two letters where they mean a parallelism."""
+"""Words next to a two-letter abbreviation that make it mean a parallelism."""
 
 
 def key_asks_for(key: str) -> str:
-    """The parallelism that a key asks for, in whatever words it is wrapped; empty where it asks for none.
+    """The parallelism that a key asks for, also as part of a longer name; empty: none.
 
     >>> key_asks_for("virtual_pipeline_model_parallel_size"), key_asks_for("num_tp_ranks"), key_asks_for("lora_rank")
     ('pipeline parallelism', 'tensor parallelism', '')
@@ -106,7 +106,7 @@ def key_asks_for(key: str) -> str:
 
 
 def strategy_asks_for(strategy: str) -> str:
-    """The same of a strategy, alone or beside others.
+    """The parallelism that a strategy asks for, alone or combined with others; empty: none.
 
     >>> strategy_asks_for("fsdp+tp"), strategy_asks_for("interleaved_1f1b"), strategy_asks_for("fsdp")
     ('tensor parallelism', 'pipeline parallelism', '')

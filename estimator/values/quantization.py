@@ -1,7 +1,7 @@
-"""How a checkpoint's weights are stored: its config's ``quantization_config``, read into what decides their bytes.
+"""How a checkpoint stores its weights, read from the ``quantization_config`` of its config.
 
 Keys and defaults are those of transformers 5.23, utils/quantization_config.py, and of the formats' own libraries.
-No regular expression of a config is ever run: which modules are left whole is decided by their names' parts.
+Regular expressions in a config are never run; modules to skip are matched by parts of their names.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from estimator.values.kinds import WholeNumber, show
 from estimator.values.refusals import InputError, about
 
 QUANT_STORAGES = ("uint8", "int8", "float16", "bfloat16", "float32", "float64")
-"""What packed 4-bit weights can pass for: transformers 5.23, utils/quantization_config.py, ``BitsAndBytesConfig``."""
+"""Storage dtypes of 4-bit weights: transformers 5.23, utils/quantization_config.py, ``BitsAndBytesConfig``."""
 
 
 class StorageRule(StrEnum):
-    """The rule by which a weight matrix is stored."""
+    """How a weight matrix is stored."""
 
     GPTQ = "gptq"
     AWQ = "awq"
@@ -28,9 +28,9 @@ class StorageRule(StrEnum):
     FP8 = "fp8"
     MXFP4 = "mxfp4"
     PACKED = "pack-quantized"
-    """compressed-tensors: whole numbers of a few bits, packed into int32."""
+    """compressed-tensors: integers of a few bits, packed into int32."""
     INT8 = "int-quantized"
-    """compressed-tensors: one byte a weight, one scale a row."""
+    """compressed-tensors: one byte per weight, one scale per row."""
 
 
 class Scales(StrEnum):
@@ -44,16 +44,16 @@ class Scales(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """What a ``quantization_config`` says of the weights."""
+    """What a ``quantization_config`` says about the weights."""
 
     name: str
-    """As a sentence has it: ``GPTQ 4-bit``."""
+    """Name for use in a sentence: ``GPTQ 4-bit``."""
     storage: StorageRule | None
-    """None: recognised as quantised, but by a rule that is not known here."""
+    """None: recognised as quantised, but in an unknown format."""
     config_class: str = ""
-    """transformers' own name of such a config: ``GPTQConfig``."""
+    """The config's class in transformers: ``GPTQConfig``."""
     can_dequantize: bool = False
-    """Whether ``from_pretrained`` can load it as plain floats (``dequantize=True``)."""
+    """Whether ``from_pretrained`` can dequantise on load (``dequantize=True``)."""
     bits: int = 16
     group_size: int = 0
     """Weights along a row that share a scale; 0: the whole row."""
@@ -65,16 +65,16 @@ class Quantization:
     double_quant: bool = False
     quant_type: str = "fp4"
     quant_storage: str = "uint8"
-    """bitsandbytes: the dtype that packed 4-bit weights pass for."""
+    """bitsandbytes: storage dtype of the packed 4-bit weights."""
     quantized_head: bool = False
     skipped: frozenset[str] = frozenset()
-    """Modules left whole: names, or the last parts of names, such as ``layers.0.mlp`` or ``lm_head``."""
+    """Modules that are not quantised: full names or trailing parts, such as ``layers.0.mlp`` or ``lm_head``."""
 
 
 def quantization_of(config: Mapping[str, object]) -> Quantization | None:
     """How the weights of this ``config.json`` are stored; None where they are plain floats.
 
-    A value that no library could use is a ``ValueError`` that names it.
+    Raises ``ValueError`` for values that no library accepts.
 
     >>> quantization_of({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}).name
     'GPTQ 4-bit'
@@ -99,7 +99,7 @@ def _first_object(config: Mapping[str, object], *names: str) -> Mapping[str, obj
 def _read(given: Mapping[str, object]) -> Quantization | None:
     method = given.get("quant_method")
     if method is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
-        method = "bitsandbytes"  # BitsAndBytesConfig of before quant_method
+        method = "bitsandbytes"  # a BitsAndBytesConfig older than quant_method
     skipped = _skipped(given)
     match method:
         case "gptq":
@@ -181,7 +181,7 @@ def _bitsandbytes(given: Mapping[str, object], skipped: frozenset[str]) -> Quant
             bits=8,
             skipped=skipped,
         )
-    return None  # a config that was saved with both switches off
+    return None  # saved with both load_in_4bit and load_in_8bit off
 
 
 def _fp8(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
@@ -199,7 +199,7 @@ def _fp8(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
 
 
 def _compressed(given: Mapping[str, object], skipped: frozenset[str]) -> Quantization:
-    """compressed-tensors with one scheme for all linears; several schemes are left to the headers' count."""
+    """compressed-tensors with one scheme for all linears. With several, sizes come from the file headers instead."""
     groups = given.get("config_groups")
     schemes = list(groups.values()) if isinstance(groups, Mapping) else []
     first = schemes[0] if schemes else None
@@ -241,7 +241,7 @@ def _compressed(given: Mapping[str, object], skipped: frozenset[str]) -> Quantiz
 
 
 def _word(given: Mapping[str, object], name: str, words: tuple[str, ...]) -> str:
-    """One of some words, of which the first is bitsandbytes' default."""
+    """One of the given words; the first is bitsandbytes' default."""
     value = given.get(name) or words[0]
     if value not in words:
         raise InputError(f"{name} must be one of {', '.join(words)}, not {show(value)}.")
@@ -261,7 +261,7 @@ def _whole(given: Mapping[str, object], *names: str, default: int, most: int) ->
 
 
 def _group(given: Mapping[str, object], *names: str) -> int:
-    """Weights that share a scale; -1, as GPTQ and AWQ write it, is the whole row."""
+    """Weights per scale. GPTQ and AWQ write -1 for a whole row."""
     if any(given.get(name) == -1 for name in names):
         return 0
     return _whole(given, *names, default=128, most=10**6)
@@ -284,7 +284,7 @@ def _skipped(given: Mapping[str, object]) -> frozenset[str]:
 
 
 def _from_layers(name: str) -> str:
-    """A module's name from its layer on: families and wrappers disagree on what stands before.
+    """A module's name starting at its layer, since prefixes differ between families and wrappers.
 
     >>> _from_layers("model.language_model.layers.3.mlp"), _from_layers("transformer.h.3.attn"), _from_layers("lm_head")
     ('layers.3.mlp', 'layers.3.attn', 'lm_head')

@@ -1,12 +1,11 @@
-"""Why a setup is refused: each refusal is declared once, with its sentence and its cause.
+"""How refusals are declared: each once, with its sentence and its cause.
 
-The code that refuses raises the record, and ``docs/refusals.md`` lists every record (``make docs``), so that no refusal
-is without a cause. Three kinds of error, all ``ValueError``:
+The code that refuses a setup raises its record, and ``docs/refusals.md`` lists them all (``make docs``). There are
+three kinds of error, all ``ValueError``:
 
-- ``InputError``: what was given is no question. A word where a number belongs, an unknown key, sizes that contradict
-  each other. Whoever wrote it can correct it.
-- ``RefusedError`` whose cause is a ``Line`` or a ``Report``: the libraries stop at this run.
-- ``RefusedError`` whose cause is ``NOT_MODELLED``: the libraries run it, and no formula here knows it yet.
+- ``InputError``: the input is invalid, such as a word instead of a number, an unknown key or contradictory sizes.
+- ``RefusedError`` with a ``Line`` or a ``Report`` as its cause: the libraries themselves fail on this run.
+- ``RefusedError`` with ``NOT_MODELLED`` as its cause: the libraries can run it, but it is not modelled here yet.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "trl": ("1.16.0", "trl"),
     }
 )
-"""The libraries that refuse: the version that was read, and the package that paths are relative to."""
+"""For each cited library: the version that was read, and the package that paths are relative to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Line:
     path: str
     line: int
     text: str
-    """What stands there, in part. ``tests/verify`` opens the file and looks."""
+    """Part of that line. ``tests/verify`` checks it against the installed file."""
 
     def __str__(self) -> str:
         version, _ = LIBRARIES[self.library]
@@ -49,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An address that says why a run stops where no line of an installed file refuses it."""
+    """A URL that explains why a run fails, where no line of an installed file refuses it."""
 
     url: str
 
@@ -58,7 +57,7 @@ class Report:
 
 
 class Ours(Enum):
-    """A cause that lies in no library."""
+    """A cause outside the libraries."""
 
     NOT_MODELLED = "not modelled yet"
     CONTRADICTION = "the setup contradicts itself"
@@ -74,23 +73,23 @@ Cause = Line | Report | Ours
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One way in which a setup is refused.
+    """One reason to refuse a setup.
 
     >>> Refusal("{optim} is not modelled yet.", NOT_MODELLED)(optim="muon")
     RefusedError('muon is not modelled yet.')
     """
 
     sentence: str
-    """What is wrong and what to change, with values in braces as ``str.format`` reads them."""
+    """What is wrong and what to change, as a ``str.format`` template."""
     cause: Cause
 
     def __call__(self, **values: object) -> RefusedError:
-        """The error to raise, with the values that the sentence names."""
+        """The error to raise, with values for the template."""
         return RefusedError(self, **values)
 
 
 class RefusedError(ValueError):
-    """A run that the libraries refuse, or that is not modelled yet."""
+    """The libraries refuse the run, or it is not modelled yet."""
 
     def __init__(self, refusal: Refusal, /, **values: object) -> None:
         super().__init__(refusal.sentence.format(**values))
@@ -98,11 +97,11 @@ class RefusedError(ValueError):
 
 
 class InputError(ValueError):
-    """What was given is no question: the sentence says what to correct."""
+    """The input is invalid; the sentence says what to correct."""
 
 
 def about(name: str, problem: ValueError) -> RefusedError | InputError:
-    """A problem that is a predicate, as the sentence that begins with its subject; a refusal keeps its record.
+    """Prefixes a predicate with its subject to make a sentence; a refusal keeps its record.
 
     >>> about("lora_r", ValueError("must be a whole number."))
     InputError('lora_r must be a whole number.')

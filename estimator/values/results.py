@@ -1,4 +1,4 @@
-"""What is answered: moments, their ledgers and the verdict, in bytes on one GPU; seconds and dollars of the run."""
+"""The result of an estimate: moments and their bytes on one GPU, the verdict, seconds and dollars of the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from estimator.values.specs import Component, Gpu, Model, Phase, Price, Verdict
 
 SECONDS_PER_HOUR = 3600
 TERA = 1e12
-"""Operations a second in a TFLOPS."""
+"""Operations per second in one TFLOPS."""
 
 
 class Moment(NamedTuple):
@@ -20,9 +20,9 @@ class Moment(NamedTuple):
 
     phase: Phase
     name: str
-    """What happens, in words: ``log-softmax backward``."""
+    """What happens: ``log-softmax backward``."""
     resident: Mapping[Component, int]
-    """Bytes alive, by component; components that hold nothing may be missing."""
+    """Bytes alive by component; empty components may be missing."""
 
     @property
     def bytes(self) -> int:
@@ -31,7 +31,7 @@ class Moment(NamedTuple):
 
 
 class HeldTensors(NamedTuple):
-    """What lies there for one reason: how many tensors one operator made, and how many bytes they take."""
+    """Live tensors made by one operator: how many, and their bytes."""
 
     component: Component
     operation: str
@@ -40,7 +40,7 @@ class HeldTensors(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """Bytes that nvidia-smi may show of the card: least, in the middle and most of what published runs had cached."""
+    """Bytes that nvidia-smi may show: minimum, median and maximum, from the caching of published runs."""
 
     low: int
     middle: int
@@ -48,41 +48,41 @@ class Shown(NamedTuple):
 
 
 class Timeline(Protocol):
-    """Where the moments of a step come from, once they are asked for."""
+    """Computes the moments of a step on demand."""
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """In order of time: one for each layer and stage, each at its highest."""
+        """In order of time, one per layer and stage, each at its peak."""
 
     @property
     def resident(self) -> Mapping[Component, int]:
-        """Bytes that lie there when a micro-step begins, by component."""
+        """Bytes alive when a micro-step begins, by component."""
 
     def held(self, phase: Phase) -> Sequence[HeldTensors]:
-        """What lies there at the highest moment of forward, loss or backward, by what made it."""
+        """Live tensors at the highest moment of forward, loss or backward, grouped by operator."""
 
     def kept_by_a_layer(self) -> Sequence[HeldTensors]:
-        """What one layer keeps from forward to backward, by what made it."""
+        """What one layer saves for backward, grouped by operator."""
 
 
 class DeviceRun(NamedTuple):
-    """What one GPU does of a run."""
+    """One GPU's part of a run."""
 
     device: int | None
-    """Its number under a device map; None where all GPUs do alike."""
+    """Its index under a device map; None if all GPUs do the same."""
     timeline: Timeline
     phases: Mapping[Phase, Moment]
-    """The highest moments beside the step: ``load``, ``save``, and ``evaluation`` if it is planned."""
+    """The highest moments outside the step: ``load``, ``save``, and ``evaluation`` if planned."""
 
 
 class TimePart(NamedTuple):
-    """One reason why a step takes the time it takes, in seconds an optimizer step."""
+    """One contribution to the duration of an optimizer step, in seconds."""
 
     name: str
     low_seconds: float
-    """At best: what the hardware has been measured to do."""
+    """Fast end: the best that this hardware has been measured to do."""
     high_seconds: float
-    """As slow as published runs have been."""
+    """Slow end: the slowest of the published runs."""
 
 
 class OnDevice(NamedTuple):
@@ -92,31 +92,31 @@ class OnDevice(NamedTuple):
     layers: tuple[int, ...]
     """Indices of its decoder layers."""
     outside: tuple[str, ...]
-    """Its modules around the layers, by their last names."""
+    """Its modules outside the layers, by the last part of their names."""
     resident: Mapping[Component, int]
-    """Weights, adapters and optimizer states, which lie there between steps."""
+    """Weights, adapters and optimizer states: what stays between steps."""
     peak: Moment
-    """Its highest moment of the step after the first."""
+    """Its highest moment in the second step."""
     need_low_bytes: int
     need_high_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTime:
-    """How long a run takes, from fast to slow."""
+    """How long a run takes: a fast and a slow end."""
 
     parts: tuple[TimePart, ...]
-    """Why a step takes as long; their sums are its ends. One part where the utilisation was given."""
+    """Contributions to the duration of a step; they sum to both ends. A given utilisation makes them one part."""
     model_flops_per_step: float
-    """Operations of an optimizer step on one GPU at worst, without the replay of checkpoints."""
+    """Operations of an optimizer step on one GPU, slow end, without recomputation for checkpointing."""
     least_model_flops_per_step: float
-    """The same at best: rows no longer than their text, and no score between two packed examples."""
+    """The same at the fast end: rows without padding, and no attention between packed examples."""
     hardware_flops_per_step: float
-    """With it."""
+    """Slow end, including recomputation for checkpointing."""
     peak_tflops: float
-    """Dense rate that these are held against, 10¹² operations a second: the datasheet's, or what was measured above."""
+    """Dense rate for utilisation, 10¹² operations per second: the datasheet's, or a measured rate if higher."""
     tokens_per_step: float
-    """Tokens of the training set in an optimizer step, over all GPUs; padding is none."""
+    """Tokens of the training set per optimizer step, over all GPUs, without padding."""
     steps_per_epoch: int
     total_steps: int
     before: TimePart | None = None
@@ -124,57 +124,58 @@ class RunTime:
 
     @property
     def step_seconds_low(self) -> float:
-        """Seconds of an optimizer step at best, all micro-batches."""
+        """Seconds per optimizer step with all micro-batches, fast end."""
         return math.fsum(part.low_seconds for part in self.parts)
 
     @property
     def step_seconds_high(self) -> float:
-        """Seconds of an optimizer step at worst."""
+        """Seconds per optimizer step, slow end."""
         return math.fsum(part.high_seconds for part in self.parts)
 
     @property
     def epoch_hours_low(self) -> float:
-        """Hours of one pass over the examples at best."""
+        """Hours per epoch, fast end."""
         return self.steps_per_epoch * self.step_seconds_low / SECONDS_PER_HOUR
 
     @property
     def epoch_hours_high(self) -> float:
-        """Hours of one pass over the examples at worst."""
+        """Hours per epoch, slow end."""
         return self.steps_per_epoch * self.step_seconds_high / SECONDS_PER_HOUR
 
     @property
     def total_hours_low(self) -> float:
-        """Hours of the run at best."""
+        """Hours of the run, fast end."""
         before = self.before.low_seconds if self.before else 0.0
         return (before + self.total_steps * self.step_seconds_low) / SECONDS_PER_HOUR
 
     @property
     def total_hours_high(self) -> float:
-        """Hours of the run at worst."""
+        """Hours of the run, slow end."""
         before = self.before.high_seconds if self.before else 0.0
         return (before + self.total_steps * self.step_seconds_high) / SECONDS_PER_HOUR
 
     @property
     def tokens_per_second_low(self) -> float:
-        """Tokens of the training set a second at worst, over all GPUs."""
+        """Tokens of the training set per second, over all GPUs, slow end."""
         return self.tokens_per_step / self.step_seconds_high
 
     @property
     def tokens_per_second_high(self) -> float:
-        """Tokens of the training set a second at best."""
+        """Tokens of the training set per second, over all GPUs, fast end."""
         return self.tokens_per_step / self.step_seconds_low
 
     @property
     def mfu_low(self) -> float:
-        """Model FLOPs utilisation, the lower of both ends', a share of the dense rate.
+        """Model FLOPs utilisation, a share of the dense rate: the lower of both ends.
 
-        Each end's operations over its own seconds; padding is work, so the slow end may use the GPU better.
+        Each end divides its own operations by its own seconds. Padding counts as work, so the slow end may have the
+        higher utilisation.
         """
         return min(self._utilisations())
 
     @property
     def mfu_high(self) -> float:
-        """Model FLOPs utilisation, the higher of both ends'; at most 1."""
+        """Model FLOPs utilisation: the higher of both ends, at most 1."""
         return max(self._utilisations())
 
     def _utilisations(self) -> tuple[float, float]:
@@ -192,70 +193,69 @@ class RunCost:
 
     usd_per_gpu_hour: float
     price: Price | None
-    """The listing that was taken; None: one's own figure."""
+    """The listing used; None: the user's own price."""
     cost_usd_low: float
     cost_usd_high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The answer to one setup. All memory in bytes, on the fullest GPU."""
+    """The estimate of one setup. All memory in bytes, on the fullest GPU."""
 
     model: Model
     gpu: Gpu | None
     setup: TrainingSetup
     timeline: Timeline = field(compare=False, repr=False)
     phases: Mapping[Phase, Moment]
-    """The highest moment of each phase: the four of the step, ``load``, ``save``, and ``evaluation`` if it is planned.
-    """
+    """The highest moment of each phase: the four of the step, ``load``, ``save``, and ``evaluation`` if planned."""
     peak: Moment
-    """The highest moment of the step after the first."""
+    """The highest moment of the second step."""
     decisive: Moment
-    """The highest moment of the run, which the need follows from: the peak, or one of loading or evaluating."""
+    """The highest moment of the run, which determines the need: the peak, or one of loading or evaluation."""
     context_low_bytes: int
     """CUDA context and loaded kernels, outside torch's counter."""
     context_high_bytes: int
     need_low_bytes: int
     need_high_bytes: int
     verdict: Verdict | None
-    """None without a GPU to hold it against."""
+    """None without a GPU."""
     paged_bytes: int
     """Optimizer states that bitsandbytes keeps in managed memory, outside torch's counter."""
     host_bytes: int
-    """CPU memory that loading and saving need, one process; and what is offloaded, of all processes of a machine."""
+    """Host memory: one process's loading and saving, plus what all processes of a machine offload."""
     nvme_bytes: int
-    """Files of what is offloaded to NVMe, of all processes of a machine."""
+    """Files offloaded to NVMe by all processes of a machine."""
     disk_bytes: int
-    """Weight of one checkpoint on disk."""
+    """Size of one checkpoint on disk."""
     run_disk_bytes: int
-    """Of all checkpoints that lie there together."""
+    """Size of all checkpoints on disk at the same time."""
     total_parameters: int
     trainable_parameters: int
     assumptions: tuple[str, ...]
     time: RunTime | None = None
-    """None without a GPU, or where one of its rates is unknown; ``assumptions`` say which."""
+    """None without a GPU, or if one of its rates is unknown; ``assumptions`` say which."""
     cost: RunCost | None = None
     """None without a time or a price."""
     energy_kwh_low: float | None = None
-    """Board power over the hours, all GPUs; None where the power is unknown."""
+    """Board power times hours, all GPUs; None if the power is unknown."""
     energy_kwh_high: float | None = None
     devices: tuple[OnDevice, ...] = ()
     """Under a device map: each GPU that holds anything, in order."""
     device_runs: tuple[DeviceRun, ...] = field(default=(), compare=False, repr=False)
-    """What each of them does, in the same order."""
+    """Each of these GPUs' part of the run, in the same order."""
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """In order of time: one for each layer and stage, each at its highest."""
+        """In order of time, one per layer and stage, each at its peak."""
         return self.timeline.moments
 
     @property
     def can_run(self) -> bool:
-        """False for what does not fit: of such a run no hours and no dollars are shown."""
+        """False if the run does not fit, so no hours or costs are shown."""
         return self.verdict is not Verdict.DOES_NOT_FIT
 
     @property
     def headroom_bytes(self) -> int:
-        """Capacity less the high end of the need; negative when it does not fit. Needs a GPU."""
+        """Capacity minus the high end of the need; negative if it does not fit. Requires a GPU."""
         assert self.gpu is not None
         return self.gpu.memory_bytes - self.need_high_bytes

@@ -1,7 +1,7 @@
-"""One fine-tuning run: its facets, and each of their keys by its own name.
+"""One fine-tuning run: its facets, with every key also available by its own name.
 
-To add a key is to add a field to its facet: its check, its place in the JSON object, its flag, its link and its widget
-follow from it. A name that is no key of Hugging Face's is ours.
+To add a key, add a field to its facet. Validation, JSON, flag, link and widget follow from it. Keys are named as in
+Hugging Face's libraries where those have one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
         "run": (TrainingRun, "the run"),
     }
 )
-"""The facets of a setup, each by its field, with what the help calls it."""
+"""The facets of a setup by field name, with their titles in the help."""
 READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
     {
         "optimisation": (
@@ -84,21 +84,21 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
         ),
     }
 )
-"""Keys of the contract that no setup has, beside the facet that they are listed with."""
+"""Keys of the contract that are not fields of a setup, by the facet that they are listed with."""
 FACET_OF: Mapping[str, str] = attribute_owners({name: of for name, (of, _) in FACETS.items()})
-"""Which facet answers to each key and each property of one."""
+"""The facet that owns each key and property."""
 
 
 if TYPE_CHECKING:
 
-    class _Keys(  # type: ignore[misc]  # no object has all their slots: at run time each is asked
+    class _Keys(  # type: ignore[misc]  # typing only: at run time each attribute is looked up in its facet
         Adapters, Precision, Optimisation, Batch, Computation, Task, Mesh, TrainingRun
     ):
-        """Every key of every facet, typed as its facet has it."""
+        """Every key of every facet, for type checkers."""
 else:
 
     class _Keys(Hashed):
-        """Every key and property of every facet, asked of the facet."""
+        """Every key and property of every facet, delegated to the facet."""
 
         __slots__ = ()
 
@@ -108,7 +108,7 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSetup(_Keys):
-    """One fine-tuning run in facets. Every key can also be given, asked for and replaced by its own name.
+    """One fine-tuning run, made of facets. Every key can also be given, read and replaced by its own name.
 
     >>> setup = TrainingSetup(method=Method.LORA, num_gpus=2, mesh=Mesh(strategy=Strategy.DDP))
     >>> setup.adapters.method.value, setup.mesh.num_gpus, setup.strategy.value, replace(setup, lora_r=8).lora_r
@@ -129,7 +129,7 @@ class TrainingSetup(_Keys):
     if not TYPE_CHECKING:
 
         def __init__(self, **given: Any) -> None:
-            """Facets by their names, and on top of them keys by theirs."""
+            """Accepts facets by name, then overrides single keys by name."""
             changed: dict[str, dict[str, Any]] = {}
             for name, value in given.items():
                 if (facet := KEY_FACET.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""What is asked: a model and a GPU, frozen and checked when built, and the words that a setup is told in.
+"""Models, GPUs and the enums of a setup, all frozen and validated when built.
 
 Names are Hugging Face's (``TrainingArguments``, ``BitsAndBytesConfig``, ``LoraConfig``, ``config.json``).
 Sizes are counts or bytes, always ``int``. A ``ValueError`` says what to change.
@@ -16,7 +16,7 @@ from estimator.values.towers import Towers
 
 
 class Method(StrEnum):
-    """What is trained: every weight, or adapters beside a frozen (``qlora``: 4-bit) base."""
+    """What is trained: every weight, or adapters on a frozen (``qlora``: 4-bit) base."""
 
     FULL = "full"
     LORA = "lora"
@@ -24,12 +24,12 @@ class Method(StrEnum):
 
 
 class ModelClass(StrEnum):
-    """Which class is made of a checkpoint that holds more than text."""
+    """Which class loads a multimodal checkpoint."""
 
     AUTO = "auto"
-    """What ``AutoModelForCausalLM`` makes: of Gemma 3, 3n and 4 the text and its towers."""
+    """What ``AutoModelForCausalLM`` loads: for Gemma 3, 3n and 4 the text model and its towers."""
     TEXT = "text"
-    """The text alone, as ``Gemma3ForCausalLM`` makes it."""
+    """The text model only, such as ``Gemma3ForCausalLM``."""
 
 
 class Dtype(StrEnum):
@@ -135,7 +135,7 @@ PAIRED = (Objective.DPO, Objective.ORPO, Objective.REWARD, Objective.EMBEDDING)
 
 
 class Loss(StrEnum):
-    """How the head and the loss are computed: over all logits, or without ever holding them whole."""
+    """How head and loss are computed: from the full logits, or without ever materialising them."""
 
     STANDARD = "standard"
     LIGER = "liger"
@@ -144,45 +144,45 @@ class Loss(StrEnum):
 
 
 class Strategy(StrEnum):
-    """How GPUs share the work: who keeps what, and what is gathered when."""
+    """How GPUs share the work: what each keeps, and what is gathered when."""
 
     NONE = "none"
     """One GPU."""
     DDP = "ddp"
     """Everything on every GPU; gradients are averaged through buckets."""
     ZERO1 = "zero1"
-    """DeepSpeed: optimizer states and float32 weights are divided."""
+    """DeepSpeed: optimizer states and float32 weights are sharded."""
     ZERO2 = "zero2"
-    """And gradients."""
+    """Gradients are sharded too."""
     ZERO3 = "zero3"
-    """And weights."""
+    """Weights are sharded too."""
     FSDP = "fsdp"
-    """FSDP2 as accelerate runs it: weights, gradients and states are divided, layers gathered one by one."""
+    """FSDP2 as accelerate runs it: weights, gradients and states are sharded, and layers gathered one at a time."""
     FSDP_GRAD_OP = "fsdp_grad_op"
-    """The same, but what the forward pass gathered stays until backward (``reshard_after_forward=False``)."""
+    """The same, but gathered weights stay from forward to backward (``reshard_after_forward=False``)."""
     HSDP = "hsdp"
-    """FSDP inside groups of GPUs, which are replicas of each other."""
+    """FSDP within groups of GPUs; the groups are replicas of each other."""
     DEVICE_MAP = "device_map"
-    """Layers on different GPUs, one process that works on one after the other (``device_map="auto"``)."""
+    """Layers on different GPUs, which one process uses in turn (``device_map="auto"``)."""
 
     @property
     def is_fsdp(self) -> bool:
-        """One of FSDP2's."""
+        """Whether this is one of FSDP's strategies."""
         return self in (Strategy.FSDP, Strategy.FSDP_GRAD_OP, Strategy.HSDP)
 
     @property
     def is_zero(self) -> bool:
-        """One of DeepSpeed's."""
+        """Whether this is one of DeepSpeed's strategies."""
         return self in (Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3)
 
     @property
     def is_sharded(self) -> bool:
-        """Whether GPUs keep different parts of something."""
+        """Whether GPUs keep different shards of anything."""
         return self.is_fsdp or self.is_zero
 
 
 class Offload(StrEnum):
-    """Where weights or optimizer states rest when no layer needs them."""
+    """Where weights or optimizer states are stored when no layer needs them."""
 
     NONE = "none"
     CPU = "cpu"
@@ -190,7 +190,7 @@ class Offload(StrEnum):
 
 
 class Phase(StrEnum):
-    """The parts of one training step in order of time, and what a run does beside its steps."""
+    """The phases of one training step in order of time, then those of a run outside its steps."""
 
     FORWARD = "forward"
     LOSS = "loss"
@@ -212,7 +212,7 @@ MORE_PASSES = (Phase.REFERENCE, Phase.SCORING)
 
 
 class Component(StrEnum):
-    """What memory is made of. The order is the order of the stacked bars."""
+    """The components of memory, in the order of the stacked bars."""
 
     WEIGHTS = "weights"
     ADAPTERS = "adapters"
@@ -232,7 +232,7 @@ OF_EVERY_STEP = tuple(part for part in Component if part is not Component.REFERE
 
 
 class Verdict(StrEnum):
-    """Need against capacity."""
+    """Need compared with capacity."""
 
     FITS = "fits"
     TIGHT = "tight"
@@ -241,8 +241,8 @@ class Verdict(StrEnum):
 
 ALL_LINEAR = "all-linear"
 FULL_STATE_DICT, SHARDED_STATE_DICT = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
-"""What FSDP saves: transformers 5.23, training_args.py, ``fsdp_config`` (the default is the first; accelerate's own
-launcher takes the second for FSDP2)."""
+"""What FSDP saves: transformers 5.23, training_args.py, ``fsdp_config`` (default: the first; accelerate's launcher
+uses the second for FSDP2)."""
 
 RATES = (
     "memory_bandwidth_gb_per_s",
@@ -253,36 +253,36 @@ RATES = (
     "interconnect_gb_per_s",
     "tdp_w",
 )
-"""The fields of a GPU that time and energy follow from."""
+"""The fields of a GPU that determine time and energy."""
 NETWORK = "network_gb_per_s"
-"""One more, which no card has of itself: only a GPU of one's own gives it."""
+"""A further rate that only a custom GPU can give; otherwise it is a property of the machine."""
 SMALLEST_MEMORY, LARGEST_MEMORY = 2**28, 2**43
-"""What a card's memory may be, in bytes: ours, far beyond any on both sides."""
+"""Range of a card's memory in bytes. Our choice, far wider than any real card."""
 RATE_SPAN = (0.001, 1e9)
-"""What such a rate may be, each in its unit: ours, far beyond any card, so that every quotient is finite."""
+"""Range of such a rate, in its unit. Our choice, far wider than any card, so that every quotient is finite."""
 LOWEST_MFU = 0.0001
-"""The lowest utilisation that is believed, a share: ours, for the same reason."""
+"""The lowest accepted utilisation, a share. Our choice, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpace:
-    """The sizes of Mamba 2's mixer (Dao and Gu 2024, arXiv:2405.21060), of every layer that has one."""
+    """Sizes of a Mamba 2 mixer (Dao and Gu 2024, arXiv:2405.21060), the same in every layer that has one."""
 
     heads: int
     head_dim: int
     state_size: int
-    """Numbers of state for each channel of a head."""
+    """State elements per channel of a head."""
     groups: int
-    """How many B and C there are, each for as many heads."""
+    """Number of B and C projections, each shared by equally many heads."""
     chunk_size: int
-    """Tokens that are multiplied together at once."""
+    """Tokens per chunk of the scan."""
     conv_kernel: int = 4
-    """Numbers in each filter of the convolution before the scan."""
+    """Kernel size of the convolution before the scan."""
     conv_bias: bool = True
     in_bias: bool = False
     out_bias: bool = False
     is_normed: bool = True
-    """A norm joins the gate (Falcon-H1: where the config says so)."""
+    """Whether the gate is combined with a norm (in Falcon-H1 the config decides)."""
     norm_before_gate: bool = False
 
     def __post_init__(self) -> None:
@@ -301,17 +301,17 @@ class StateSpace:
 
     @property
     def width(self) -> int:
-        """Of all heads together."""
+        """Width of all heads together."""
         return self.heads * self.head_dim
 
     @property
     def group_width(self) -> int:
-        """Of B, and equally of C, for one token."""
+        """Elements of B for one token; C has the same."""
         return self.groups * self.state_size
 
     @property
     def conv_width(self) -> int:
-        """Channels of the convolution: what the heads read, B and C."""
+        """Channels of the convolution: the heads' input, B and C."""
         return self.width + 2 * self.group_width
 
     @property
@@ -358,10 +358,10 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A decoder's dimensions and the switches of its config that change shapes or memory.
+    """A decoder's dimensions and the config options that change shapes or memory.
 
-    What follows from the family alone (which norm, fused or separate projections, how the MLP is gated)
-    is not stored here: ``estimator.families.registry`` knows it by ``model_type``.
+    Properties of the family (which norm, fused or separate projections, how the MLP is gated) are not stored here;
+    ``estimator.families.registry`` finds them by ``model_type``.
     """
 
     model_type: str
@@ -384,22 +384,22 @@ class Model:
     num_labels: int | None = None
     """Of a classification head in place of the vocabulary's; 0: no head; None: the vocabulary's."""
     qk_norm: bool = False
-    """Where a family leaves it to the config (StableLM, Cohere): norms on queries and keys."""
+    """Norms on queries and keys, in families where the config decides (StableLM, Cohere)."""
     learned_positions: int = 0
-    """Rows of a learned position embedding; 0: rotary, ALiBi or none."""
+    """Rows of a learned position embedding; 0: rotary, ALiBi or no positions."""
     word_embed_proj_dim: int = 0
     """OPT: width of the embedding where it differs from the hidden size; 0: the same."""
     do_layer_norm_before: bool = True
-    """OPT: false where the norms follow attention and MLP and no final norm exists (OPT 350M)."""
+    """OPT: false if norms come after attention and MLP, without a final norm (OPT 350M)."""
     partial_rotary_factor: float = 1.0
     sliding_window: int = 0
     """Tokens that a windowed layer sees; 0: no window."""
     layer_types: tuple[str, ...] = ()
-    """One of ``full_attention``, ``sliding_attention`` a layer; empty: all layers alike."""
+    """``full_attention`` or ``sliding_attention`` per layer; empty: all layers are alike."""
     no_rope_layers: tuple[bool, ...] = ()
     """True where a layer has no rotary embedding (SmolLM3); empty: rotary everywhere."""
     parallel_residual: bool = False
-    """Attention and MLP read the same input (GPT-NeoX, Falcon); where the family leaves it to the config."""
+    """Attention and MLP read the same input, in families where the config decides (GPT-NeoX, Falcon)."""
     new_decoder_architecture: bool = False
     """Falcon 40B and 180B: two norms, grouped key-value heads."""
     num_ln_in_parallel_attn: int = 2
@@ -409,76 +409,76 @@ class Model:
     attn_logit_softcapping: bool = False
     final_logit_softcapping: bool = False
     clip_qkv: bool = False
-    """Queries, keys and values are clamped as they are projected (OLMo, OLMoE, MPT)."""
+    """Queries, keys and values are clamped after projection (OLMo, OLMoE, MPT)."""
     reorder_and_upcast_attn: bool = False
     """GPT-2: eager attention multiplies queries and keys in float32."""
     use_bidirectional_attention: bool = False
-    """Gemma 3: every token sees those after it too, so that a mask is always built."""
+    """Gemma 3: tokens also attend to later tokens, so a mask is always built."""
     embd_pdrop: float = 0.0
     attn_pdrop: float = 0.0
     resid_pdrop: float = 0.0
     num_experts: int = 0
     """Experts in every layer; 0: a dense model."""
     num_experts_per_tok: int = 0
-    """Experts that each token is sent to."""
+    """Experts per token."""
     moe_intermediate_size: int = 0
-    """Width of one expert; ``intermediate_size`` is the width of a dense MLP, or the same."""
+    """Width of one expert. ``intermediate_size`` is the width of a dense MLP, if the model has one."""
     shared_expert_intermediate_size: int = 0
-    """Width of the expert that sees every token (Qwen2-MoE); 0: none."""
+    """Width of the shared expert (Qwen2-MoE); 0: none."""
     norm_topk_prob: bool = False
-    """The chosen experts' shares are divided by their sum."""
+    """The weights of the chosen experts are normalised to sum to 1."""
     expert_groups: int = 0
-    """DeepSeek: experts are chosen from the best of so many groups; 0: from all."""
+    """DeepSeek: number of expert groups, of which only the best are considered; 0: no groups."""
     q_lora_rank: int = 0
-    """Latent attention: width of the queries' latent; 0: none, queries are projected at once."""
+    """Latent attention: width of the queries' latent; 0: queries are projected directly."""
     kv_lora_rank: int = 0
-    """Latent attention: width of the latent that all heads' keys and values come from; 0: ordinary attention."""
+    """Latent attention: width of the latent for keys and values of all heads; 0: ordinary attention."""
     qk_nope_head_dim: int = 0
-    """Latent attention: the part of a head's query and key that is not turned; ``head_dim`` is both parts."""
+    """Latent attention: the part of a head's query and key without rotary embedding; ``head_dim`` is both parts."""
     qk_rope_head_dim: int = 0
-    """Latent attention: the part that is turned, of keys one for all heads."""
+    """Latent attention: the part with rotary embedding. All heads share one such key."""
     v_head_dim: int = 0
     """Width of a head's values where it differs from its keys'; 0: the same."""
     state_space: StateSpace | None = None
-    """Of the layers that have Mamba 2's mixer."""
+    """Sizes of layers with a Mamba 2 mixer."""
     delta_net: DeltaNet | None = None
-    """Of the layers that have a gated delta-net."""
+    """Sizes of layers with a gated delta net."""
     mlp_layer_types: tuple[str, ...] = ()
-    """One of ``dense``, ``sparse`` a layer, by transformers' name; empty: all layers alike."""
+    """``dense`` or ``sparse`` per layer; empty: all layers are alike."""
     global_head_dim: int = 0
-    """Gemma 4: width of a head in layers without a window; 0: as in all others."""
+    """Gemma 4: head width in layers without a window; 0: the same as in other layers."""
     num_global_key_value_heads: int = 0
-    """Gemma 4: key-value heads of these layers; 0: as many as in all others."""
+    """Gemma 4: key-value heads in layers without a window; 0: the same as in other layers."""
     altup_num_inputs: int = 0
-    """Gemma 3n: streams of hidden states that the layers carry; 0: one."""
+    """Gemma 3n: parallel streams of hidden states; 0: one."""
     laurel_rank: int = 0
-    """Gemma 3n: rank of the path beside attention."""
+    """Gemma 3n: rank of the low-rank branch parallel to attention."""
     cut_layers: int = 0
-    """Gemma 3n: so many first layers keep only the largest gates of their MLP."""
+    """Gemma 3n: number of first layers whose MLP keeps only its largest gate activations."""
     jitters_input: bool = False
-    """PhiMoE: noise is multiplied into the experts' input in training."""
+    """PhiMoE: the experts' input is multiplied by noise during training."""
     attention_k_eq_v: bool = False
-    """Gemma 4: these layers have no projection for values, which are the keys as projected."""
+    """Gemma 4: layers without a window have no value projection and reuse the projected keys as values."""
     num_kv_shared_layers: int = 0
-    """So many last layers take keys and values from the last layer of their type before them (Gemma 4)."""
+    """Gemma 4: number of last layers that reuse keys and values of the last earlier layer of their type."""
     use_double_wide_mlp: bool = False
-    """Gemma 4: these layers' MLPs are twice as wide."""
+    """Gemma 4: layers that reuse keys and values have MLPs twice as wide."""
     hidden_size_per_layer_input: int = 0
-    """Width of an embedding of its own for every layer (Gemma 4); 0: there is none."""
+    """Width of the per-layer embedding (Gemma 4); 0: none."""
     vocab_size_per_layer_input: int = 0
-    """Rows of the table of these."""
+    """Rows of the per-layer embedding table."""
     output_router_logits: bool = False
-    """The loss that spreads tokens evenly is added, so that every layer's router scores outlive the layer."""
+    """Adds the load-balancing loss, so every layer's router logits outlive the layer."""
     towers: Towers | None = None
-    """What ``AutoModelForCausalLM`` makes beside the text; None: nothing, or it is not known."""
+    """Towers that ``AutoModelForCausalLM`` loads in addition to the text model; None: none, or unknown."""
     quantization: Quantization | None = None
-    """How the checkpoint's files store the weights, where not as plain floats."""
+    """How the checkpoint stores its weights; None: as plain floats."""
     stored_width: int = 0
-    """Bytes of a number that the files do not quantise; 0: not known."""
+    """Bytes per unquantised element in the files; 0: unknown."""
     config: str = field(default="", compare=False, repr=False)
-    """The JSON of the object that was given for it, to write it again; empty for the catalogue's."""
+    """The JSON object that the user gave for this model, so it can be written back; empty for catalogued models."""
     notes: tuple[str, ...] = ()
-    """What whoever uses it must know: what was left out, how it is stored; sentences."""
+    """Sentences for the user, such as what was left out or how the weights are stored."""
 
     def __post_init__(self) -> None:
         positive = (
@@ -523,7 +523,7 @@ class Model:
 
     @property
     def position_limit(self) -> int:
-        """Tokens that a learned position embedding allows; 0: no such limit. OPT's table has two rows more."""
+        """Maximum tokens of a learned position embedding; 0: no limit. OPT's table has two more rows."""
         return self.learned_positions and (self.max_position_embeddings or self.learned_positions)
 
     @property
@@ -533,43 +533,43 @@ class Model:
 
     @property
     def value_size(self) -> int:
-        """Width of all heads' outputs together, as attention weighs them."""
+        """Width of all heads' attention outputs together."""
         return self.num_attention_heads * (self.v_head_dim or self.head_dim)
 
     @property
     def key_value_size(self) -> int:
-        """Width of all key heads together (equally of all value heads)."""
+        """Width of all key heads together; value heads have the same."""
         return self.num_key_value_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one provider asks for one GPU, on demand, on one day."""
+    """One provider's on-demand price for one GPU on one day."""
 
     provider: str
     usd_per_gpu_hour: float
     date: str
     """The day it was read, as ``2026-11-21``."""
     min_gpus: int = 1
-    """How many are rented together at least."""
+    """Minimum number of GPUs rented together."""
     region: str = ""
-    """Where, as the provider calls it; ``all``: one price everywhere; ``any``: the cheapest of all."""
+    """The provider's name for the region; ``all``: one price everywhere; ``any``: the cheapest region."""
     commitment: str = ""
-    """``on demand``, or ``marketplace``: what the cheapest host asks ("starting at"), whose machine may be gone."""
+    """``on demand``, or ``marketplace``: the cheapest host's "starting at" price, which may no longer be available."""
     is_old: bool = False
-    """It was read more than 120 days before the newest of the table."""
+    """Whether it was read more than 120 days before the newest price in the table."""
     note: str = ""
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What holds several accelerators of one kind, and its way to other machines."""
+    """A machine with several GPUs of one kind, and its network."""
 
     name: str
     gpus: int
     network_gbit_per_s: float
-    """All ports that GPUs exchange through, in one direction, 10⁹ bits a second."""
+    """All ports used for GPU traffic, one direction, 10⁹ bits per second."""
     note: str = ""
     source: str = ""
 
@@ -580,55 +580,55 @@ class Gpu:
 
     name: str
     memory_bytes: int
-    """Usable bytes: what ``torch.cuda.get_device_properties().total_memory`` says."""
+    """Usable bytes, as ``torch.cuda.get_device_properties().total_memory`` reports them."""
     memory_is_derived: bool = False
-    """No reading exists; ``memory_bytes`` is the reported memory less a stated reserve."""
+    """No reading exists; ``memory_bytes`` is the reported memory minus a stated reserve."""
     nameplate_gb: float = 0.0
-    """What is printed on the box, in vendor's GB."""
+    """The vendor's nominal memory, in GB."""
     vendor: str = ""
     architecture: str = ""
     compute_capability: str = ""
     supports_bf16: bool = True
     memory_bandwidth_gb_per_s: float | None = None
-    """10⁹ bytes a second; None here and below: unknown."""
+    """10⁹ bytes per second; None here and below: unknown."""
     bf16_dense_tflops: float | None = None
-    """Tensor rate without sparsity, 10¹² operations a second."""
+    """Tensor-core rate without sparsity, 10¹² operations per second."""
     fp16_dense_tflops: float | None = None
     fp32_tflops: float | None = None
     """Vector rate: PyTorch leaves TF32 off for matrix products."""
     sustained_tflops: float | None = None
-    """What 16-bit matrix products were measured to reach at best; None: no measurement, the tensor rate is taken."""
+    """The best measured rate of 16-bit matrix products; None: not measured, so the tensor-core rate is used."""
     interconnect_gb_per_s: float | None = None
-    """Between GPUs, both directions together, 10⁹ bytes a second."""
+    """Between GPUs of one machine, both directions together, 10⁹ bytes per second."""
     network_gb_per_s: float | None = None
-    """One's own: what a machine of ``gpus_per_node`` sends to others, one direction, 10⁹ bytes a second; None: as
-    ``machines`` say."""
+    """Custom GPUs: network of a machine of ``gpus_per_node``, one direction, 10⁹ bytes per second; None: as in
+    ``machines``."""
     tdp_w: float | None = None
     """Board power, watts."""
     source: str = ""
     device_name: str = ""
-    """What its driver and ``torch.cuda.get_device_name`` call it; empty: unknown."""
+    """Its name according to the driver and ``torch.cuda.get_device_name``; empty: unknown."""
     like: str = ""
-    """Of a card of one's own: the catalogued card whose other figures it has."""
+    """Custom GPUs: the catalogued card that the remaining figures come from."""
     slices: int = 1
-    """Of a MIG slice: how many such slices its card holds at most; 1: a whole card."""
+    """MIG slices: the maximum number of such slices per card; 1: a whole card."""
     prices: tuple[Price, ...] = ()
-    """What it is rented for, the cheapest first; empty: no listing is known."""
+    """Rental prices, cheapest first; empty: none known."""
     machines: tuple[Machine, ...] = ()
-    """What it comes in, the slowest network first; empty: none is known."""
+    """Machines with this GPU, slowest network first; empty: none known."""
 
     def __hash__(self) -> int:
-        return hash((self.name, self.memory_bytes))  # enough, and faster than all its prices
+        return hash((self.name, self.memory_bytes))  # enough, and faster than hashing all prices
 
     def __post_init__(self) -> None:
         if not 2**28 <= self.memory_bytes <= 2**43:
             raise InputError(
-                f"memory_bytes must lie between 268435456 (256 MiB) and 8796093022208 (8 TiB), "
+                f"memory_bytes must be between 268435456 (256 MiB) and 8796093022208 (8 TiB), "
                 f"not {self.memory_bytes}; give the card's memory in bytes."
             )
         for name in (*RATES, NETWORK):
             value = getattr(self, name)
             if value is not None and not RATE_SPAN[0] <= value <= RATE_SPAN[1]:
                 raise InputError(
-                    f"{name} must lie between 0.001 and 1 billion, or be null where it is unknown, not {show(value)}."
+                    f"{name} must be between 0.001 and 1 billion, or null if unknown, not {show(value)}."
                 )

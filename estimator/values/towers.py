@@ -1,4 +1,4 @@
-"""Sizes of the towers that a checkpoint of more than text has beside its text, frozen."""
+"""Sizes of the vision and audio towers of multimodal checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionTower:
-    """A tower of images, by the keys of its config; sizes in elements."""
+    """A vision tower, by the keys of its config; sizes in elements."""
 
     hidden_size: int
     intermediate_size: int = 0
@@ -18,39 +18,39 @@ class VisionTower:
     num_channels: int = 3
     patch_size: int = 0
     positions: int = 0
-    """Rows of the table of positions."""
+    """Rows of the position embedding."""
     vision_use_head: bool = False
-    """SigLIP: one more layer of attention that pools all patches."""
+    """SigLIP: an additional attention layer pools all patches."""
     use_clipped_linears: bool = False
-    """Gemma 4: beside each linear lie four scalars that its input and output are clamped to."""
+    """Gemma 4: each linear has four scalars that clamp its input and output."""
     standardize: bool = False
-    """Gemma 4: what comes out is shifted and scaled by two stored vectors."""
+    """Gemma 4: the output is shifted and scaled by two stored vectors."""
     vocab_size: int = 0
-    """Gemma 3n: tokens that stand for images."""
+    """Gemma 3n: number of image tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioTower:
-    """A tower of sound, by the keys of its config; sizes in elements."""
+    """An audio tower, by the keys of its config; sizes in elements."""
 
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
     conv_kernel_size: int
     channels: tuple[int, int]
-    """Of the two convolutions that shorten the sound."""
+    """Channels of the two convolutions that downsample the sound."""
     frequencies: int
-    """That these leave."""
+    """Frequency bins after these convolutions."""
     output_size: int
-    """Of what goes to the text."""
+    """Width of the output to the text model."""
     use_clipped_linears: bool = False
     vocab_size: int = 0
-    """Gemma 3n: tokens that stand for sound."""
+    """Gemma 3n: number of audio tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Towers:
-    """What ``AutoModelForCausalLM`` makes of a checkpoint beside its text."""
+    """The towers that ``AutoModelForCausalLM`` loads in addition to the text model."""
 
     vision: VisionTower | None = None
     audio: AudioTower | None = None

@@ -157,7 +157,7 @@ REFUSED = {
         LORA | {"modules_to_save": ["norm"], "mixed_precision": "no"},
         {},
         "AssertionError: FSDP expects uniform original parameter dtype",
-        "of one dtype",
+        "a single dtype",
     ),
     "a tied weight in two groups": (
         LORA | {"modules_to_save": ["embed_tokens"]},
