@@ -140,12 +140,9 @@ def _fsdp(theirs: Theirs) -> Mapping[str, Value] | None:
     }
     if is_on(theirs["accelerate.use_fsdp"]) or (isinstance(kind, str) and kind.upper() == "FSDP"):
         version = whole(written.get("version")) or 1
-        again = str(
-            written.get("reshard_after_forward" if version == 2 else "sharding_strategy")
-            or written.get("reshard_after_forward")
-            or written.get("sharding_strategy")
-            or ""
-        ).lower()
+        names = ("reshard_after_forward", "sharding_strategy")
+        said = (written.get(it) for it in (names if version == 2 else names[::-1]))
+        again = str(next((it for it in said if it is not None), "")).lower()  # false says something
         return {
             "version": version,
             "sharding": again,

@@ -1,0 +1,176 @@
+"""A setup as a Python script that trains it, with TRL's SFTTrainer or with transformers' Trainer."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+from estimator.tools.rules import Value
+from estimator.tools.writing.texts import Code, nested, python_call, python_value
+
+OF_MODEL_CONFIG = frozenset(
+    [
+        "model_name_or_path",
+        "dtype",
+        "attn_implementation",
+        "use_peft",
+        "lora_r",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_target_modules",
+        "lora_target_parameters",
+        "lora_modules_to_save",
+        "use_dora",
+        "load_in_4bit",
+        "load_in_8bit",
+        "bnb_4bit_quant_type",
+        "use_bnb_nested_quant",
+        "bnb_4bit_quant_storage",
+    ]
+)
+"""TRL's arguments that are fields of ``ModelConfig``: trl 1.16, trainer/model_config.py."""
+
+
+def _head(about: str, trainer: str, name: Value) -> str:
+    sentences = [f"Fine-tune {name} with {trainer}.", *filter(None, [about])]
+    text = "\n\n".join(textwrap.fill(it, 100) for it in sentences).replace('"""', "")
+    return f'"""{text}\n"""' if about else f'"""{text}"""'
+
+
+def with_trl(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
+    """The script with SFTTrainer: ``ModelConfig`` and ``SFTConfig``, as TRL's own scripts have them.
+
+    Source: trl 1.16, trl/scripts/sft.py.
+    """
+    args = nested(theirs, "args")
+    model = {key: value for key, value in args.items() if key in OF_MODEL_CONFIG}
+    rest = {key: value for key, value in args.items() if key not in OF_MODEL_CONFIG}
+    return "\n".join(
+        [
+            _head(about, "TRL's SFTTrainer", model.get("model_name_or_path")),
+            "",
+            "from datasets import load_dataset",
+            "from trl import ModelConfig, SFTConfig, SFTTrainer, get_kbit_device_map, get_peft_config",
+            "from trl import get_quantization_config",
+            "",
+            python_call("ModelConfig", model, "model_config"),
+            python_call("SFTConfig", {"output_dir": "output", **rest}, "training_args"),
+            _TRL_BODY.replace("DATASET", python_value(dataset)),
+        ]
+    )
+
+
+_TRL_BODY = """\
+loading = {"dtype": model_config.dtype, "attn_implementation": model_config.attn_implementation}
+quantization = get_quantization_config(model_config)
+if quantization is not None:
+    loading |= {"device_map": get_kbit_device_map(), "quantization_config": quantization}
+training_args.model_init_kwargs = loading
+
+# Put your own data here: rows of "text", of "messages", or of "prompt" and "completion".
+dataset = load_dataset(DATASET, split="train")
+
+if __name__ == "__main__":
+    trainer = SFTTrainer(
+        model=model_config.model_name_or_path,
+        args=training_args,
+        train_dataset=dataset,
+        peft_config=get_peft_config(model_config),
+    )
+    trainer.train()
+    trainer.save_model()
+"""
+
+
+def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
+    """The script with transformers' Trainer: texts are joined and cut into rows of one length.
+
+    Source: transformers 5.23, examples/pytorch/language-modeling/run_clm.py (group_texts).
+    """
+    model, args = nested(theirs, "model"), nested(theirs, "args")
+    peft, bnb, calls = nested(theirs, "peft"), nested(theirs, "bnb"), nested(theirs, "call")
+    name = model.pop("pretrained_model_name_or_path")
+    length = nested(theirs, "data").get("max_length", 1024)
+    loading: dict[str, Value] = {key: _dtype(key, value) for key, value in model.items()}
+    imports = ["import torch", "from datasets import load_dataset"]
+    if peft:
+        names = ["LoraConfig", "get_peft_model"]
+        names += ["prepare_model_for_kbit_training"] * bool(
+            calls.get("prepare_model_for_kbit_training")
+        )
+        imports.append(f"from peft import {', '.join(names)}")
+    classes = [
+        "AutoModelForCausalLM",
+        "AutoTokenizer",
+        "DataCollatorForLanguageModeling",
+        "Trainer",
+    ]
+    classes = sorted([*classes, "TrainingArguments", *(["BitsAndBytesConfig"] if bnb else [])])
+    imports.append(
+        "\n".join(["from transformers import (", *(f"    {it}," for it in classes), ")"])
+    )
+    lines = [_head(about, "transformers' Trainer", name), "", *imports, ""]
+    if bnb:
+        packs = {key: _dtype(key, value) for key, value in bnb.items()}
+        lines.append(python_call("BitsAndBytesConfig", packs, "quantization"))
+        loading["quantization_config"] = Code("quantization")
+    lines += [
+        f"MODEL = {python_value(name)}",
+        f"MAX_LENGTH = {length}",
+        "",
+        "tokenizer = AutoTokenizer.from_pretrained(MODEL)",
+        "tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token",
+        python_call(
+            "AutoModelForCausalLM.from_pretrained", {"": Code("MODEL")} | loading, "model"
+        ).replace("    =MODEL,", "    MODEL,"),
+    ]
+    if calls.pop("prepare_model_for_kbit_training", False):
+        again = calls.pop("use_gradient_checkpointing", True)
+        lines.append(
+            f"model = prepare_model_for_kbit_training(model, use_gradient_checkpointing={again})"
+        )
+    if peft:
+        lines.append(python_call("LoraConfig", peft, "peft_config"))
+        keeps = (
+            "" if calls.get("autocast_adapter_dtype", True) else ", autocast_adapter_dtype=False"
+        )
+        lines.append(f"model = get_peft_model(model, peft_config{keeps})")
+    lines.append(
+        python_call("TrainingArguments", {"output_dir": "output", **args}, "training_args")
+    )
+    lines.append(_TRAINER_BODY.replace("DATASET", python_value(dataset)))
+    return "\n".join(lines)
+
+
+def _dtype(key: str, value: Value) -> Value:
+    """A dtype of torch where a key means one."""
+    is_one = "dtype" in key or key == "bnb_4bit_quant_storage"
+    return Code(f"torch.{value}") if is_one and isinstance(value, str) else value
+
+
+_TRAINER_BODY = """\
+
+# Put your own data here: rows of "text".
+dataset = load_dataset(DATASET, split="train")
+
+
+def tokenize(rows):
+    \"\"\"Join the texts and cut them into rows of MAX_LENGTH tokens.\"\"\"
+    ended = [text + (tokenizer.eos_token or "") for text in rows["text"]]
+    ids = [token for row in tokenizer(ended)["input_ids"] for token in row]
+    whole = len(ids) // MAX_LENGTH * MAX_LENGTH
+    return {"input_ids": [ids[at : at + MAX_LENGTH] for at in range(0, whole, MAX_LENGTH)]}
+
+
+rows = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names)
+
+if __name__ == "__main__":
+    trainer = Trainer(
+        model=model,
+        args=training_args,
+        train_dataset=rows,
+        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
+    )
+    trainer.train()
+    trainer.save_model()
+"""

@@ -1,0 +1,227 @@
+"""A setup in a tool's own keys, found through the table by which they are read.
+
+Each key of ours that the tool would otherwise set to something else is written by its row, and what is written is read
+again by the same rows, until all agree. What no row can say is refused by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+
+from estimator.tools.rules import NOTHING, Entry, Tool, Value, effective
+from estimator.tools.writing.objects import OBJECTS
+from estimator.tools.writing.several_gpus import SHARING
+from estimator.values.keys import KEYS
+from estimator.values.kinds import show
+from estimator.values.later_keys import LATER
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model
+
+NOT_OF_A_TOOL = frozenset(
+    [
+        "v",
+        "tool",
+        "tool_version",
+        "gpu",
+        "model_class",
+        "padded",
+        "completion_fraction",
+        "num_train_examples",
+        "mean_tokens_per_example",
+        "usd_per_gpu_hour",
+        "mfu",
+        "optim_state_dtype",
+    ]
+)
+"""Keys that follow from the data, the prices and the model's files, or that only ask what if: no config has them."""
+ALWAYS_SAID = (
+    "model",
+    "method",
+    "dtype",
+    "mixed_precision",
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_target_modules",
+    "optim",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_length",
+    "gradient_checkpointing",
+    "attn_implementation",
+    "num_train_epochs",
+    "save_strategy",
+)
+"""Keys that a new config states even where the tool would do the same: another version may not."""
+NEEDED = frozenset(["args.use_peft"])
+"""What a tool needs beside a key that implies it here: load_in_4bit trains nothing without adapters."""
+MOST_ROUNDS = 8
+"""How often what was written is read again: ours, a round for each key that depends on another."""
+_OF_ADAPTERS = (
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_target_modules",
+    "autocast_adapter_dtype",
+    "use_dora",
+    "modules_to_save",
+    "load_in_8bit",
+    "prepare_model_for_kbit_training",
+)
+_OF_4BIT = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage")
+_OF_CHECKPOINTS = (
+    "use_reentrant",
+    "checkpoint_every_n_layers",
+    "offload_checkpoints",
+    "selective_checkpointing",
+)
+_OF_FSDP = ("fsdp_version", "fsdp_state_dict_type", "checkpoint_around_fsdp")
+
+
+def theirs_of(
+    tool: Tool,
+    keys: Mapping[str, Value],
+    model: Model | None = None,
+    parts: Set[str] = frozenset({"args", "accelerate", "deepspeed"}),
+    given: Mapping[str, Value] = NOTHING,
+) -> dict[str, Value]:
+    """A setup's keys in a tool's words, by their full names; ``InputError`` names the key that it has no word for.
+
+    Only what the tool would not do by itself is written, in the ``parts`` of a config that may be written. ``given`` is
+    what a config says already: of it only that changes which must.
+
+    >>> from estimator.tools.known import trl
+    >>> keys = {"model": "openai-community/gpt2", "max_length": 512, "loss": "chunked_trl", "dtype": "float32"}
+    >>> theirs_of(trl.TOOL, keys)["args.max_length"]
+    512
+    """
+    wanted, written = sayable(keys), dict(given)
+    if not given:
+        stated = (key for key in ALWAYS_SAID if key in wanted)
+        written = dict(it for key in stated for it in _write(tool, key, wanted, parts))
+    for _ in range(MOST_ROUNDS):
+        now = said(tool, written, model)
+        wrong = [key for key in wanted if now.get(key) != wanted[key]]
+        if not wrong:
+            return _pruned(tool, written, wanted, model, given)
+        more = dict(it for key in wrong for it in _write(tool, key, wanted, parts))
+        if more.items() <= written.items():
+            break
+        written |= more
+    raise InputError(_cannot_say(tool, wanted, said(tool, written, model), model))
+
+
+def _pruned(
+    tool: Tool,
+    written: dict[str, Value],
+    wanted: Mapping[str, Value],
+    model: Model | None,
+    given: Mapping[str, Value],
+) -> dict[str, Value]:
+    """Without what was written on the way and changes nothing: of a part that is new, switches that are off alone."""
+    known = {key.partition(".")[0] for key in given}
+    for key, value in [*written.items()]:
+        is_new = key.partition(".")[0] not in known
+        if given.get(key) == value or key in NEEDED or (is_new and not _is_idle(key, value)):
+            continue
+        fewer = {other: it for other, it in written.items() if other != key}
+        if key in given:
+            fewer[key] = given[key]
+        now = said(tool, fewer, model)
+        if all(now.get(our) == it for our, it in wanted.items()):
+            written = fewer
+    return written
+
+
+def _is_idle(key: str, value: Value) -> bool:
+    return value is False or key.startswith("call.")
+
+
+def said(tool: Tool, written: Mapping[str, Value], model: Model | None) -> dict[str, Value]:
+    """What the tool makes of its keys, as far as a config can say it."""
+    entries = {key: Entry(key, value) for key, value in written.items()}
+    return sayable(effective(tool, entries, model=model).values)
+
+
+def sayable(keys: Mapping[str, Value]) -> dict[str, Value]:
+    """A setup's keys with their defaults, without those that it has no use for, and in one spelling.
+
+    >>> "lora_r" in sayable({"method": "full"}), sayable({"method": "lora"})["lora_r"]
+    (False, 16)
+    """
+    values = {**_DEFAULTS, **{key: _plain(value) for key, value in keys.items()}}
+    values["loss"] = values["loss"] or ("liger" if values["use_liger_kernel"] else "standard")
+    if values["optim"] == "sgd_momentum":
+        values |= {"optim": "sgd", "optim_args": "momentum=0.9"}
+    unused = {*NOT_OF_A_TOOL, *_unused(values)}
+    return {key: value for key, value in values.items() if key not in unused}
+
+
+def _unused(values: Mapping[str, Value]) -> Iterator[str]:
+    method, strategy = values["method"], values["strategy"]
+    if method == "full":
+        yield from _OF_ADAPTERS
+    if method != "qlora":
+        yield from _OF_4BIT
+    if method == "qlora":
+        yield "load_in_8bit"
+    if not values["gradient_checkpointing"]:
+        yield from _OF_CHECKPOINTS
+    if values["eval_strategy"] == "no":
+        yield "per_device_eval_batch_size"
+    if strategy not in {"fsdp", "fsdp_grad_op", "hsdp"}:
+        yield from _OF_FSDP
+    if strategy != "hsdp":
+        yield "dp_replicate_size"
+    if strategy != "zero3":
+        yield "zero3_save_16bit_model"
+    if values["num_gpus"] <= values["gpus_per_node"]:
+        yield "gpus_per_node"
+
+
+def _plain(value: Value) -> Value:
+    """As JSON has it: words for members of enums, lists for tuples; an empty one is none."""
+    if isinstance(value, tuple | list | Mapping) and not value:
+        return None
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, str) else value
+
+
+_DEFAULTS: Mapping[str, Value] = {
+    **{key: value for key, value in LATER.items()},
+    **{key.name: _plain(key.default) for key in KEYS},
+}
+
+
+def _write(
+    tool: Tool, key: str, wanted: Mapping[str, Value], parts: Set[str]
+) -> list[tuple[str, Value]]:
+    """A key of ours by the last row that can write it in these parts; others of that row as the setup has them."""
+    for rule in reversed((*OBJECTS.get(tool.name, ()), *tool.rules, SHARING)):
+        if key in rule.ours and rule.write is not None:
+            ours = {one: wanted.get(one, _DEFAULTS.get(one)) for one in rule.ours}
+            found = list(_flat(rule.write(ours)))
+            if found and all(their.partition(".")[0] in parts for their, _ in found):
+                return found
+    return []
+
+
+def _flat(values: Mapping[str, Value], before: str = "") -> Iterator[tuple[str, Value]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        elif value is not None:
+            yield f"{before}{key}", value
+
+
+def _cannot_say(
+    tool: Tool, wanted: Mapping[str, Value], now: Mapping[str, Value], model: Model | None
+) -> str:
+    key = next(key for key in wanted if now.get(key) != wanted[key])
+    origin = effective(tool, model=model).origins.get(key)
+    because = f" ({origin.rule.says})" if origin is not None and origin.rule.says else ""
+    return (
+        f"{tool.label} has no word for {key} {show(wanted[key])}: there it is {show(now.get(key))}{because}; "
+        "change it, or take another tool."
+    )

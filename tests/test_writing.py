@@ -1,0 +1,217 @@
+"""A setup in a tool's own files: the tool makes of them what was asked for, or a sentence says what it cannot."""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import re
+import time
+from typing import Any
+
+import pytest
+
+from estimator import catalog
+from estimator.tools.whose import TOOLS
+from estimator.tools.writing.files import WRITABLE, files_of
+from estimator.tools.writing.theirs import said, sayable, theirs_of
+
+LLAMA = catalog.model("meta-llama/Llama-3.1-8B")
+TRL = {"model": LLAMA.hub_id, "loss": "chunked_trl", "gradient_checkpointing": True}
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "method": ("full", "lora", "qlora"),
+    "dtype": ("bfloat16", "float32", "float16"),
+    "mixed_precision": ("bf16", "fp16", "no"),
+    "optim": ("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "adafactor", "sgd_momentum"),
+    "per_device_train_batch_size": (1, 2, 7, 16),
+    "gradient_accumulation_steps": (1, 4, 13),
+    "max_length": (512, 1000, 4096),
+    "gradient_checkpointing": (False, True),
+    "use_reentrant": (False, True),
+    "checkpoint_every_n_layers": (1, 2),
+    "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
+    "use_liger_kernel": (False, True),
+    "lora_r": (8, 16, 64),
+    "lora_alpha": (16, 32),
+    "lora_dropout": (0.0, 0.05, 1e-5),
+    "lora_target_modules": ("all-linear", ["q_proj", "v_proj"]),
+    "modules_to_save": (None, ["lm_head"]),
+    "use_dora": (False, True),
+    "autocast_adapter_dtype": (False, True),
+    "load_in_8bit": (False, True),
+    "bnb_4bit_quant_type": ("nf4", "fp4"),
+    "bnb_4bit_use_double_quant": (False, True),
+    "bnb_4bit_quant_storage": ("uint8", "bfloat16"),
+    "prepare_model_for_kbit_training": (False, True),
+    "max_grad_norm": (1.0, 0.3),
+    "eval_strategy": ("no", "steps", "epoch"),
+    "per_device_eval_batch_size": (1, 8),
+    "save_strategy": ("no", "steps", "epoch"),
+    "save_total_limit": (None, 2),
+    "save_only_model": (False, True),
+    "num_train_epochs": (1.0, 3.0, 0.5),
+}
+SHARING: tuple[dict[str, Any], ...] = (
+    {},
+    {"strategy": "ddp", "num_gpus": 2},
+    {"strategy": "ddp", "num_gpus": 16, "gpus_per_node": 8},
+    *({"strategy": f"zero{stage}", "num_gpus": 8} for stage in (1, 2, 3)),
+    {"strategy": "zero2", "num_gpus": 4, "offload_optimizer": "cpu"},
+    {"strategy": "zero3", "num_gpus": 4, "offload_optimizer": "nvme", "offload_param": "cpu"},
+    {"strategy": "zero3", "num_gpus": 8, "zero3_save_16bit_model": True},
+    {"strategy": "fsdp", "num_gpus": 8, "fsdp_state_dict_type": "SHARDED_STATE_DICT"},
+    {"strategy": "fsdp", "num_gpus": 8, "fsdp_version": 1},
+    {"strategy": "fsdp", "num_gpus": 8, "offload_optimizer": "cpu", "offload_param": "cpu"},
+    {"strategy": "fsdp_grad_op", "num_gpus": 4},
+    {"strategy": "hsdp", "num_gpus": 16, "gpus_per_node": 8, "dp_replicate_size": 2},
+)
+
+
+def drawn(random_: random.Random, tool: str) -> dict[str, Any]:
+    """A setup in which about a third of the keys is other than the contract's."""
+    keys = {key: random_.choice(of) for key, of in CHOICES.items() if random_.random() < 0.35}
+    keys |= random_.choice(SHARING)
+    keys["model"] = LLAMA.hub_id
+    if tool == "trl":
+        keys["loss"] = "chunked_trl"
+        packed = keys.get("method") == "qlora" or keys.get("load_in_8bit")
+        keys["autocast_adapter_dtype"] = not packed and keys.get("strategy") != "zero3"
+        keys.pop("prepare_model_for_kbit_training", None)
+    return keys
+
+
+def written_or_refused(tool: str, keys: dict[str, Any]) -> dict[str, Any] | str:
+    try:
+        return theirs_of(TOOLS[tool], keys, LLAMA, WRITABLE[tool])
+    except ValueError as problem:
+        return str(problem)
+
+
+@pytest.mark.parametrize("tool", ["trl", "trainer"])
+def test_what_is_written_is_read_as_what_was_asked(tool: str) -> None:
+    """1,000 random setups that the tool can express; the others are refused by a sentence that names a key."""
+    random_, expressed, refused = random.Random(17), 0, 0
+    while expressed < 1000:
+        keys = drawn(random_, tool)
+        theirs = written_or_refused(tool, keys)
+        if isinstance(theirs, str):
+            named = re.search(r"has no word for (\w+) ", theirs)
+            assert named, theirs
+            assert named[1] in sayable(keys)
+            refused += 1
+            continue
+        assert said(TOOLS[tool], theirs, LLAMA) == sayable(keys)
+        expressed += 1
+    assert refused < expressed, "most setups should have words"
+
+
+@pytest.mark.parametrize(
+    ("tool", "keys", "says"),
+    [
+        ("trl", {"loss": "standard"}, "TRL's SFTTrainer has no word for loss 'standard'"),
+        ("trl", TRL | {"hold_outputs": True}, "no word for hold_outputs true"),
+        ("trl", TRL | {"prepare_model_for_kbit_training": True, "method": "qlora"}, "no word for"),
+        ("trainer", {"loss": "chunked_trl"}, "Trainer has no word for loss 'chunked_trl'"),
+        ("trainer", {"strategy": "device_map", "num_gpus": 2}, "Trainer has no word for "),
+        ("trainer", {"activation_offloading": True}, "no word for activation_offloading true"),
+    ],
+)
+def test_what_a_tool_cannot_say_is_refused_by_its_key(
+    tool: str, keys: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        files_of(tool, {"model": LLAMA.hub_id, **keys}, LLAMA)
+
+
+def test_new_config_states_what_another_version_may_do_otherwise() -> None:
+    """TRL checkpoints by default; a file that means it says so all the same."""
+    theirs = theirs_of(TOOLS["trl"], TRL, LLAMA)
+    assert theirs["args.gradient_checkpointing"] is True
+    assert theirs["args.max_length"] == 1024
+    assert "args.use_dora" not in theirs
+    assert not any(key.startswith("call.") for key in theirs)
+
+
+def test_config_that_is_changed_changes_no_more_than_it_must() -> None:
+    given = {"args.model_name_or_path": LLAMA.hub_id, "args.per_device_train_batch_size": 8}
+    keys = said(TOOLS["trl"], given, LLAMA) | {"per_device_train_batch_size": 2}
+    theirs = theirs_of(TOOLS["trl"], keys, LLAMA, given=given)
+    assert theirs == given | {"args.per_device_train_batch_size": 2}
+
+
+@pytest.mark.parametrize("tool", [*WRITABLE])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("sharing", SHARING)
+def test_script_is_python_and_every_name_in_it_is_known(
+    tool: str, method: str, sharing: dict[str, Any]
+) -> None:
+    keys = {"model": LLAMA.hub_id, "method": method, **sharing}
+    if tool == "trl":
+        packed = method == "qlora" or sharing.get("strategy") == "zero3"
+        keys |= {"loss": "chunked_trl", "autocast_adapter_dtype": not packed}
+        keys["gradient_checkpointing"] = False
+    away = files_of(tool, keys, LLAMA, about='It """fits""".')
+    tree = ast.parse(away.files["train.py"])
+    stored = {
+        it.id for it in ast.walk(tree) if isinstance(it, ast.Name) and isinstance(it.ctx, ast.Store)
+    }
+    imported = {
+        a.asname or a.name
+        for it in ast.walk(tree)
+        if isinstance(it, ast.Import | ast.ImportFrom)
+        for a in it.names
+    }
+    defined = {it.name for it in ast.walk(tree) if isinstance(it, ast.FunctionDef)}
+    arguments = {it.arg for it in ast.walk(tree) if isinstance(it, ast.arg)}
+    used = {it.id for it in ast.walk(tree) if isinstance(it, ast.Name)}
+    assert used <= stored | imported | defined | arguments | {"range", "len", "__name__"}
+    if "accelerate.yaml" in away.files:
+        assert away.command == "accelerate launch --config_file accelerate.yaml train.py"
+    else:
+        assert away.command == "python train.py"
+
+
+def test_zero_is_two_files_and_the_one_names_the_other() -> None:
+    keys = TRL | {
+        "strategy": "zero3",
+        "num_gpus": 16,
+        "offload_param": "cpu",
+        "offload_optimizer": "cpu",
+    }
+    files = files_of("trl", keys, LLAMA).files
+    config = json.loads(files["deepspeed.json"])
+    assert config["zero_optimization"]["stage"] == 3
+    assert config["zero_optimization"]["offload_param"] == {"device": "cpu"}
+    assert config["gradient_accumulation_steps"] == "auto"  # else it must repeat Trainer's
+    assert "deepspeed_config_file: deepspeed.json" in files["accelerate.yaml"]
+    assert "num_machines: 2" in files["accelerate.yaml"]
+    assert (
+        "mixed_precision" not in files["accelerate.yaml"]
+    )  # accelerate refuses it beside the file
+
+
+@pytest.mark.parametrize(
+    ("keys", "packages"),
+    [
+        ({"method": "full"}, {"torch", "transformers", "accelerate", "datasets"}),
+        ({"method": "qlora"}, {"peft", "bitsandbytes"}),
+        ({"optim": "paged_adamw_8bit"}, {"bitsandbytes"}),
+        ({"use_liger_kernel": True}, {"liger-kernel"}),
+        ({"strategy": "zero2", "num_gpus": 2}, {"deepspeed"}),
+        ({"attn_implementation": "flash_attention_2"}, {"flash-attn"}),
+    ],
+)
+def test_requirements_have_what_the_setup_needs(keys: dict[str, Any], packages: set[str]) -> None:
+    keys = {"model": LLAMA.hub_id, **keys}
+    lines = files_of("trainer", keys, LLAMA).files["requirements.txt"].split()
+    assert packages <= {line.split("==")[0] for line in lines}
+    assert "transformers==5.23.0" in lines
+    assert ("bitsandbytes==0.50.2" in lines) == ("bitsandbytes" in packages)
+
+
+def test_files_are_written_within_a_blink() -> None:
+    """A click on a page: 0.1 seconds with the machine to itself, at most 2 beside others."""
+    began = time.perf_counter()
+    files_of("trl", TRL | {"method": "lora"}, LLAMA)
+    assert time.perf_counter() - began < 2
