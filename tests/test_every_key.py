@@ -16,11 +16,28 @@ from streamlit.testing.v1 import AppTest
 from estimator import __main__ as command_line
 from estimator import contract
 from estimator.contract.scenarios import CODES, Scenario, read_texts, write_text
-from estimator.contract.setups import Reading, parse, read_link, read_setup, write_fields
+from estimator.contract.setups import (
+    IMAGE_KEYS,
+    Reading,
+    parse,
+    read_link,
+    read_setup,
+    write_fields,
+)
 from estimator.tools.whose import version_of
 from estimator.values.declaration import Key, Section, Widget
 from estimator.values.keys import DEFAULT, KEYS
-from estimator.values.kinds import Choice, Flag, Momentum, Names, Number, Text, Version, WholeNumber
+from estimator.values.kinds import (
+    Choice,
+    Flag,
+    ImageSizes,
+    Momentum,
+    Names,
+    Number,
+    Text,
+    Version,
+    WholeNumber,
+)
 from estimator.values.setup import KEY_FACET
 
 MODEL = "mistralai/Mistral-7B-v0.1"
@@ -50,6 +67,8 @@ BESIDE: dict[str, dict[str, object]] = {
     "selective_checkpointing": {"gradient_checkpointing": True},
 }
 """What a key needs beside it to be anything but its default, and what a page begins with."""
+for _key in IMAGE_KEYS:
+    BESIDE[_key] = {"model": "google/gemma-3-4b-it"}
 WORDS = {"strategy": "ddp"}
 """Where the second word of a list is not for every setup."""
 EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))
@@ -74,6 +93,8 @@ def another(key: Key) -> Any:
             return ["lm_head"] if key.kind.nullable else ["q_proj", "v_proj"]
         case Momentum():
             return "momentum=0.5"
+        case ImageSizes():
+            return [[224, 224], [448, 336]]
         case Version():
             return 1
         case Text():
@@ -116,7 +137,11 @@ def test_the_object_is_read_written_and_read_again(key: Key) -> None:
 @EVERY_KEY
 def test_a_link_says_the_same_by_its_name_and_by_its_code(key: Key) -> None:
     texts = {
-        name: [it] if isinstance(it, str) else it if isinstance(it, list) else [json.dumps(it)]
+        name: [it]
+        if isinstance(it, str)
+        else [one if isinstance(one, str) else json.dumps(one) for one in it]
+        if isinstance(it, list)
+        else [json.dumps(it)]
         for name, it in asked(key).items()
     }
     assert read_link(texts) == said(key)
@@ -141,7 +166,8 @@ def test_a_flag_says_the_same(key: Key) -> None:
         if isinstance(value, bool):
             arguments.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            text = ",".join(value) if isinstance(value, list) else str(value)
+            parts = value if isinstance(value, list) else [value]
+            text = ",".join(it if isinstance(it, str) else json.dumps(it) for it in parts)
             arguments += [f"--{flag}", text]
     assert read_link(command_line._read_arguments(arguments)) == said(key)
 

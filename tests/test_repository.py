@@ -104,7 +104,7 @@ def test_text_part_under_its_own_key_is_the_same_model() -> None:
     nested = {
         "model_type": "qwen2_5_vl",
         "text_config": {**text, "model_type": "qwen2_5_vl_text"},
-        "vision_config": {},
+        "vision_config": QWEN_VL["vision_config"],
     }
     assert from_config(nested).model == from_config(QWEN_VL).model
 

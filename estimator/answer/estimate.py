@@ -14,6 +14,7 @@ from estimator.families.module_tree import splits_packed_experts
 from estimator.families.modules import Embedding, Linear
 from estimator.families.registry import architecture, family_of
 from estimator.families.towers import has_towers
+from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_not_found, class_sentence, classes_of
 from estimator.objectives.refusals import check_objective, check_rows
 from estimator.objectives.registry import as_trained
@@ -48,7 +49,7 @@ from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
 from estimator.time.throughput import missing_rate, run_time
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
-from estimator.values.kinds import one_of
+from estimator.values.kinds import one_of, show
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
 from estimator.values.setup import TrainingSetup
@@ -62,6 +63,7 @@ from estimator.values.specs import (
     Method,
     MixedPrecision,
     Model,
+    ModelClass,
     Optimizer,
     Phase,
     Strategy,
@@ -359,6 +361,44 @@ TOWERS_LATER = Refusal(
 )
 
 
+WITH_IMAGES_LATER = Refusal(
+    "{key} {value} is not modelled yet for a model that sees; take {key} {instead}, or model_class text.",
+    NOT_MODELLED,
+)
+NO_TOWER = Refusal(
+    "model_class image_text asks for a model that sees, and no tower of {model_type} is modelled; take model_class "
+    "auto.",
+    NOT_MODELLED,
+)
+
+
+def _check_images(model: Model, setup: TrainingSetup) -> None:
+    """Refuse what is not modelled yet where a tower sees images."""
+    if setup.adapters.model_class is not ModelClass.IMAGE_TEXT:
+        return
+    if model.vision is None:
+        raise NO_TOWER(model_type=model.model_type)
+    alone = setup.strategy is Strategy.NONE
+    if not alone and not (setup.strategy is Strategy.DDP and setup.images.all_image_sizes):
+        raise WITH_IMAGES_LATER(key="strategy", value=setup.strategy, instead="none")
+    if setup.attn_implementation is not AttnImplementation.SDPA:
+        kernel = setup.attn_implementation
+        raise WITH_IMAGES_LATER(key="attn_implementation", value=kernel, instead="sdpa")
+    for key, instead in (
+        ("use_liger_kernel", False),
+        ("use_reentrant", False),
+        ("checkpoint_every_n_layers", 1),
+        ("selective_checkpointing", False),
+        ("offload_checkpoints", False),
+        ("activation_offloading", False),
+        ("load_in_8bit", False),
+        ("use_dora", False),
+    ):
+        value = getattr(setup, key)
+        if value != instead:
+            raise WITH_IMAGES_LATER(key=key, value=show(value), instead=show(instead))
+
+
 def _check_towers(model: Model, setup: TrainingSetup) -> None:
     if not has_towers(model, setup.adapters):
         return
@@ -394,6 +434,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     if shares_between_layers(model, setup.mesh):
         raise SHARES_BETWEEN_LAYERS(strategy=setup.strategy, model_type=model.model_type)
     _check_towers(model, setup)
+    _check_images(model, setup)
     if setup.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
         raise ROUTER_LOSS_OVER_DEVICES()
     if setup.optim in LOW_RANK_OPTIMIZERS and not any(
@@ -482,6 +523,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         )
     if made := class_sentence(model, setup.adapters):
         sentences.append(made)
+    sentences += image_sentences(model, setup)
     sentences += loss_sentences(model, setup)
     if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:
         sentences.append(

@@ -16,6 +16,7 @@ from estimator.answer.overflow import first_overflow
 from estimator.answer.ranks import ranks
 from estimator.families.adapters import adapter_parameters, default_targets
 from estimator.families.custom import resized
+from estimator.families.vision.family import VISION, images_of
 from estimator.objectives.registry import as_trained
 from estimator.parallel.combinations import SHARING_KEYS, beyond_one_machine, refusal, refused
 from estimator.parallel.module_devices import why_left_on_the_cpu
@@ -25,12 +26,14 @@ from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.step.reserved import shown
 from estimator.tools.whose import TOOLS, version_of, with_defaults_of
+from estimator.values.declaration import rows
+from estimator.values.facets.images import Images
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, KEYS, SYNONYMS
 from estimator.values.kinds import near, not_modelled, one_of, plain, show
 from estimator.values.later_keys import LATER, later_from_text, read_later
 from estimator.values.parallelisms import NOT_PARALLEL, key_asks_for
-from estimator.values.refusals import InputError, about
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about
 from estimator.values.results import Estimate, OnDevice
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
@@ -40,6 +43,7 @@ from estimator.values.specs import (
     Component,
     Gpu,
     Model,
+    ModelClass,
     Objective,
     Optimizer,
     Phase,
@@ -110,6 +114,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     if "model" not in given:
         problems.append(MODEL_MISSING)
     if model is not None:
+        setup = _with_images(model, setup, given, problems)
         if setup.uses_adapters and "lora_target_modules" not in given:
             setup = replace(setup, lora_target_modules=default_targets(model, setup))
         setup = _agree(model, setup, problems)
@@ -159,6 +164,49 @@ def parse(
     if reading.problems or reading.model is None:
         raise InputError(" ".join(reading.problems))
     return reading.model, reading.gpu, reading.setup
+
+
+IMAGE_KEYS = frozenset(row.name for row in rows(Images)) | {
+    "freeze_vision",
+    "freeze_projector",
+    "freeze_language",
+}
+"""Keys that only a model that sees has: who names one means ``AutoModelForImageTextToText``."""
+NO_TOWER = Refusal(
+    "{key} asks for a model that sees, and no tower of {model_type} is modelled{known}; leave it out.",
+    NOT_MODELLED,
+)
+
+
+def _with_images(
+    model: Model, setup: TrainingSetup, given: Mapping[str, object], problems: list[str]
+) -> TrainingSetup:
+    """The setup with the class that has the tower, where a key of images is named, and with the row's whole length."""
+    named = sorted(key for key in IMAGE_KEYS if getattr(setup, key) != getattr(DEFAULT, key))
+    asks = any(key in given for key in IMAGE_KEYS)
+    if model.vision is None:
+        if named:
+            known = f" (modelled are the towers of {', '.join(sorted(VISION))})"
+            problems.append(str(NO_TOWER(key=named[0], model_type=model.model_type, known=known)))
+        alone = {key: getattr(DEFAULT, key) for key in IMAGE_KEYS}
+        return replace(setup, **alone) if named else setup
+    if asks and "model_class" not in given:
+        setup = replace(setup, model_class=ModelClass.IMAGE_TEXT)
+    try:
+        images = images_of(model, setup.images)
+    except ValueError as problem:
+        problems.append(str(problem))
+        return replace(setup, images=Images())
+    seen = sum(image.tokens + image.markers for image in images)
+    if setup.text_tokens is not None:
+        setup = replace(setup, max_length=min(setup.max_length, setup.text_tokens + seen))
+    if seen > setup.max_length:
+        problems.append(
+            f"the images of an example are {seen:,} tokens, more than max_length {setup.max_length:,}; raise it, or "
+            "lower the images' size."
+        )
+        return replace(setup, images=Images())
+    return setup
 
 
 def _own_price(given: Mapping[str, object], problems: list[str]) -> Mapping[str, object]:

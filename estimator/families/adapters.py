@@ -119,7 +119,11 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     >>> is_adapted(Linear("self_attn.q_proj", 8, 8), setup), is_adapted(Linear("mlp.up_proj", 8, 8), setup)
     (True, False)
     """
-    if not adapters.uses_adapters or is_copied(module, adapters):
+    if (
+        not adapters.uses_adapters
+        or is_copied(module, adapters)
+        or module.part in adapters.frozen_parts
+    ):
         return False
     if isinstance(module, Linear) and module.shadowed:
         return False
@@ -146,9 +150,23 @@ def is_trained(module: Module, adapters: Adapters) -> bool:
     >>> is_trained(Norm("norm", 8), TrainingSetup()), is_trained(Norm("norm", 8), TrainingSetup(method=Method.LORA))
     (True, False)
     """
-    if not adapters.uses_adapters or is_copied(module, adapters):
+    if is_trained_whole(module, adapters):
         return True
     return isinstance(module, Linear | Bare | Embedding) and is_adapted(module, adapters)
+
+
+def is_trained_whole(module: Module, adapters: Adapters) -> bool:
+    """Whether the module's own weights, or PEFT's copy of them, are trained (a yes or no).
+
+    Source: derived, from the method, what is frozen, and ``is_copied``.
+
+    >>> from estimator.families.modules import Norm
+    >>> is_trained_whole(Norm("norm", 8), TrainingSetup().adapters)
+    True
+    """
+    if adapters.uses_adapters:
+        return is_copied(module, adapters)
+    return module.part not in adapters.frozen_parts
 
 
 def adapted_tied_head(model: Model, adapters: Adapters) -> tuple[tuple[Linear, int], ...]:
@@ -541,8 +559,20 @@ def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
     """
     if setup.method is Method.FULL:
         made = total_parameters(model) + tower_parameters(model, setup.adapters)
-        return made - untrained_parameters(model)
+        return made - untrained_parameters(model) - _frozen_parameters(model, setup.adapters)
     return adapter_parameters(model, setup)
+
+
+def _frozen_parameters(model: Model, adapters: Adapters) -> int:
+    """Of the parts that the setup freezes."""
+    frozen = adapters.frozen_parts
+    if not frozen:
+        return 0
+    return sum(
+        count * module_parameters(module)
+        for module, count in made_modules(model, adapters)
+        if module.part in frozen
+    )
 
 
 @lru_cache(maxsize=512)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from estimator.families.activations import activation
-from estimator.families.adapters import is_copied
+from estimator.families.adapters import is_trained_whole
 from estimator.families.dora import Dora, dora
 from estimator.families.family import Kernels, NormKind
 from estimator.families.liger import kernels
 from estimator.families.modules import (
     Bare,
     Embedding,
+    Kernel,
     Linear,
     Module,
     Norm,
@@ -144,6 +145,8 @@ class Block:
         self.stacks: dict[str, ExpertStack] = {}
         self.norms: dict[str, list[Parameter]] = {}
         self.embeddings: dict[str, Parameter] = {}
+        self.tensors: dict[str, list[Parameter]] = {}
+        """Bare parameters of a tower, by the name of their module."""
         self.looked_up: dict[str, tuple[Parameter, Parameter]] = {}
         """LoRA's A and B of an embedding, by its name."""
         self.owned: list[Owned] = []
@@ -157,7 +160,7 @@ class Block:
 
     def _add(self, module: Module, key: str) -> None:
         setup = self.setup
-        trainable = not setup.uses_adapters or is_copied(module, setup.adapters)
+        trainable = is_trained_whole(module, setup.adapters)
         has_grad = setup.gradient_accumulation_steps > 1
         width = weight_width(module, setup)
         parameters = [
@@ -175,6 +178,8 @@ class Block:
             for shape, parameter in zip(weight_shapes(module), parameters, strict=True)
         ]
         match module:
+            case Kernel():
+                self.tensors[module.name] = parameters
             case Norm():
                 self.norms[module.name] = parameters
             case Embedding():

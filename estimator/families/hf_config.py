@@ -151,14 +151,21 @@ def _text_part(config: Mapping[str, object]) -> Config:
 def _unwrapped(config: Mapping[str, object], wrapper: str) -> Mapping[str, object]:
     """The ``text_config`` of a wrapper, with what its class fills in."""
     given = Config(config, wrapper).part("text_config").values
-    inner = {name: value for name, value in given.items() if value is not None}
+    inner = dict(
+        given
+    )  # a null is a value: Mistral Small's sliding_window is none, not the class's 4,096
     parts = text_parts()
-    if "model_type" not in inner and wrapper not in parts:
+    for name, default in (
+        ("model_type", parts.get(wrapper)),
+        ("tie_word_embeddings", config.get("tie_word_embeddings")),
+    ):
+        if inner.get(name) is None:
+            inner[name] = default
+    if inner["model_type"] is None:
         check_modelled(wrapper)
-    inner.setdefault("model_type", parts.get(wrapper))
-    inner.setdefault("tie_word_embeddings", config.get("tie_word_embeddings"))
     named = FAMILIES.get(str(inner["model_type"]))
-    return {**(named.config.nested_sizes if named else {}), **inner}
+    filled = named.config.nested_sizes if named else {}
+    return {**inner, **{name: it for name, it in filled.items() if inner.get(name) is None}}
 
 
 def _sizes(read: Config, family: ConfigClass) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from estimator.values.facets.adapters import Adapters
-from estimator.values.specs import Model
+from estimator.values.specs import Model, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class Linear:
     shadowed: bool = False
     """Has a name that experts' linears once had: PEFT takes the name for their stack, and leaves this alone
     (PEFT 0.21, utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``)."""
+    part: Part = Part.TEXT
+    """The part of the model that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Norm:
     taps: int = 0
     """No norm but a short convolution (LFM2, Mamba 2, delta-nets): each of ``width`` channels has a filter of so many
     numbers."""
+    part: Part = Part.TEXT
+    """The part of the model that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Embedding:
     name: str
     rows: int
     width: int
+    part: Part = Part.TEXT
+    """The part of the model that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,8 @@ class Bare:
     """Held as [experts, in, out]."""
     float32: bool = False
     """Made and kept in float32 whatever the model's dtype (transformers 5.23, ``_keep_in_fp32_modules_strict``)."""
+    part: Part = Part.TEXT
+    """The part of the model that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,8 @@ class Kernel:
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
+    part: Part = Part.TEXT
+    """The part of the model that it belongs to."""
 
 
 Module = Linear | Norm | Embedding | Bare | Kernel

@@ -23,8 +23,19 @@ def register(*families: Family) -> None:
         FAMILIES[family.model_type] = family
 
 
+TOWERS: dict[str, Family] = {}
+"""The families of towers' layers, which are no models by themselves."""
+
+
+def register_tower(family: Family) -> None:
+    """Put the layers of a tower where ``family_of`` finds them; towers of several checkpoints may share them."""
+    TOWERS[family.model_type] = family
+
+
 def family_of(model: Model) -> Family:
     """The model's family; refuses one that is not modelled, by name."""
+    if model.model_type in TOWERS:
+        return TOWERS[model.model_type]
     check_modelled(model.model_type)
     return FAMILIES[model.model_type]
 

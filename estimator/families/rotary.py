@@ -29,6 +29,8 @@ class Rotary(Enum):
     """DeepSeek V3: every second number and the others, by half the tables, and both joined."""
     COMPLEX = auto()
     """DeepSeek V2: neighbours as complex numbers of two float32, by one table of such."""
+    FLOAT32_HALVES = auto()
+    """Qwen's towers: q and k in float32, by float32 tables."""
     FLOAT32_SPREAD_PAIRS = auto()
     """ERNIE: in float32, by float32 tables that every layer spreads for itself."""
 
@@ -68,7 +70,7 @@ def rotate(
     match kind:
         case Rotary.PAIRS:
             tables = _spread(tape, tables)
-        case Rotary.FLOAT32_PAIRS:
+        case Rotary.FLOAT32_PAIRS | Rotary.FLOAT32_HALVES:
             q, k = op.cast(tape, q, 4), op.cast(tape, k, 4)
         case Rotary.FLOAT32_SPREAD_PAIRS:
             tables = _spread(tape, tables)

@@ -18,7 +18,9 @@ from estimator.families.modules import (
     module_parameters,
 )
 from estimator.families.registry import family_of
+from estimator.families.vision.family import sees, vision_modules
 from estimator.values.facets.adapters import Adapters
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, ModelClass
 from estimator.values.towers import AudioTower, VisionTower
 
@@ -55,6 +57,8 @@ def tower_modules(model: Model, adapters: Adapters) -> Alike:
     >>> tower_modules(TINY_LLAMA, Adapters())
     ()
     """
+    if sees(model, adapters):
+        return vision_modules(model)
     if model.towers is None or not has_towers(model, adapters):
         return ()
     classes = family_of(model).with_towers
@@ -89,34 +93,36 @@ def tower_parameters(model: Model, adapters: Adapters) -> int:
     )
 
 
-def run_on_text(model: Model, adapters: Adapters) -> Alike:
+def run_on_text(model: Model, setup: TrainingSetup) -> Alike:
     """Of the towers' modules those that a step on text alone runs, and how many alike: Gemma 3n's embedders.
 
     Source: transformers 5.23, models/gemma3n/modeling_gemma3n.py, ``Gemma3nModel.forward`` (``vision_embeds``,
     ``audio_embeds``).
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> run_on_text(TINY_LLAMA, Adapters())
+    >>> run_on_text(TINY_LLAMA, TrainingSetup())
     ()
     """
+    modules = tower_modules(model, setup.adapters)
+    if sees(model, setup.adapters):
+        return modules if setup.images.all_image_sizes else ()
     classes = family_of(model).with_towers
-    modules = tower_modules(model, adapters) if classes else ()
     return tuple(
         (it, count) for it, count in modules if classes and it.name.startswith(classes.runs_on_text)
     )
 
 
-def idle_modules(model: Model, adapters: Adapters) -> Alike:
+def idle_modules(model: Model, setup: TrainingSetup) -> Alike:
     """The towers' modules that a step on text alone does not run, and how many alike.
 
     Source: derived, from ``tower_modules`` and ``run_on_text``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> idle_modules(TINY_LLAMA, Adapters())
+    >>> idle_modules(TINY_LLAMA, TrainingSetup())
     ()
     """
-    run = run_on_text(model, adapters)
-    return tuple(it for it in tower_modules(model, adapters) if it not in run)
+    run = run_on_text(model, setup)
+    return tuple(it for it in tower_modules(model, setup.adapters) if it not in run)
 
 
 def layers_before_the_text(model: Model, adapters: Adapters) -> int:

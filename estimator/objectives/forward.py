@@ -19,6 +19,7 @@ from estimator.families.modules import Module
 from estimator.families.registry import architecture
 from estimator.families.rotary import Rotary, Tables
 from estimator.objectives.stack import Stack, has_window, is_checkpointed, layer_kinds
+from estimator.objectives.vision import loaded_tower, merged
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.placement import HEAD
 from estimator.parallel.sharding import computed
@@ -30,6 +31,7 @@ from estimator.tape.tape import (
     TEMPORARIES,
     Leaf,
     Parameter,
+    Place,
     Tape,
     Tensor,
     leaf_node,
@@ -91,6 +93,13 @@ class Loaded:
                 self.outer.tie(head, self.head_weight(), "outer")
         self.hooks = hooks(tape, model, setup, self.outer, ranks, devices, trained=trained)
         """Kept from pass to pass."""
+        self.tower = loaded_tower(tape, model, self.setup, number + 1)
+        """What sees, where the examples have images."""
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """Its layers, and those of its tower."""
+        return [self.stack] if self.tower is None else [self.stack, self.tower.stack]
 
     def head_weight(self) -> Parameter:
         """The head's weight, V · h; the embedding's if tied."""
@@ -167,11 +176,14 @@ class Forward:
     def drop_cache(self) -> None:
         """Free autocast's weight copies, layer by layer so that unplayed layers can be counted."""
         tape = self.tape
-        for index in range(len(self.layers)):
-            tape.enter(self.end_phase, "cache", index)
-            for key in [key for key, (at, _) in tape.cast_cache.items() if at.layer == index]:
-                del tape.cast_cache[key]
-        tape.enter(self.end_phase, "end of forward")
+        here = tape.place
+        for offset, stack in enumerate(self.loaded.stacks):
+            for index in range(len(stack.played)):
+                place = Place(here.forward, self.loaded.number + offset, index)
+                tape.go_to(self.end_phase, "cache", place)
+                for key in [key for key, (at, _) in tape.cast_cache.items() if at == place]:
+                    del tape.cast_cache[key]
+        tape.go_to(self.end_phase, "end of forward", here._replace(layer=None))
         tape.cast_cache.clear()
 
     # -- the decoder ------------------------------------------------------------------------------------------
@@ -180,6 +192,17 @@ class Forward:
         """Hidden states after the final norm."""
         tape, setup, model = self.tape, self.setup, self.model
         embedded = self._embedding(ids)  # locals of the model's forward, alive until it returns
+        added: list[Tensor] = []
+        outliving: list[Tensor] = []
+        if self.loaded.tower is not None:
+            features, added, outliving = self.loaded.tower.features(
+                self.phase,
+                setup.per_device_train_batch_size,
+                checkpointing=setup.gradient_checkpointing,
+            )
+            embedded[0] = merged(tape, embedded[0], features)
+            outliving.append(features)
+            del features
         positions: Tensor | None = tape.new(setup.max_length, ID_BYTES)
         hidden = self._first_hidden(embedded)
         of_layers = None
@@ -219,6 +242,11 @@ class Forward:
                 width = setup.tokens * model.hidden_size_per_layer_input
                 layer_input = op.part(tape, of_layers, width)
             hidden = self._layer(block, hidden, layer_input)
+            if index < len(added):
+                image_tokens = added[index].elements // model.hidden_size
+                hidden = op.added_to_rows(
+                    tape, hidden, added[index], image_tokens, model.hidden_size
+                )
             assert hidden.requires_grad == (tape.records and index >= self.lowest)
             block.router_logits = None
             if not is_checkpointed(model, setup, index):  # else its replay needs them
@@ -229,7 +257,7 @@ class Forward:
             streams.clear()
             hidden = self.family.gathered(self.outer, hidden)
         hidden = self._final_norm(hidden)
-        del embedded, masks, tables, alibi, positions, of_layers, shared, streams
+        del embedded, masks, tables, alibi, positions, of_layers, shared, streams, added, outliving
         self.returned = None
         return hidden
 
@@ -322,7 +350,7 @@ class Forward:
         masks: dict[bool, Tensor | None] = {}
         additive = setup.attn_implementation is AttnImplementation.EAGER
         needed = setup.padded or self.family.always_masked or additive
-        needed = needed or self.model.use_bidirectional_attention
+        needed = needed or self.model.use_bidirectional_attention or self._image_masks
         for sliding in (False, True):
             alike = [kind for kind in self.kinds if kind.sliding == sliding]
             # Qwen2MoeConfig sets an unused window to 0 tokens, which every sequence exceeds
@@ -346,8 +374,13 @@ class Forward:
             return self.tape.new(scores, 1)
         if additive:
             return self.tape.new(scores, width)
-        stored = scores if setup.padded else setup.max_length**2
+        stored = scores if setup.padded or self._image_masks else setup.max_length**2
         return self.tape.view(self.tape.new(stored, 1), scores)
+
+    @property
+    def _image_masks(self) -> bool:
+        """Whether images give each text a mask of its own."""
+        return self.loaded.tower is not None and self.loaded.tower.family.masks_text
 
     def _alibi(self) -> Tensor | None:
         """MPT's ALiBi biases: float32, for every head and every position up to the model's maximum, at any length."""

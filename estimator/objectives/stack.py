@@ -10,6 +10,7 @@ from estimator.families.adapters import lowest_trained
 from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
 from estimator.families.towers import layers_before_the_text
+from estimator.families.vision.family import sees
 from estimator.parallel.zero import Parts, keeps_parts
 from estimator.tape.offloading import STASHED
 from estimator.values.setup import TrainingSetup
@@ -133,6 +134,8 @@ class Stack(NamedTuple):
     """Indices of the layers that represent their kind."""
     played: Sequence[int]
     """Indices of the played layers: the chosen, and their neighbours where these matter."""
+    label: str = ""
+    """Prefix of the names of its moments; empty for the layers of the text."""
 
     @classmethod
     def of(cls, kinds: Sequence[Hashable]) -> Stack:
@@ -174,6 +177,12 @@ def stack_of(model: Model, setup: TrainingSetup, length: int) -> Stack:
         alone = Parts(model, setup).alone
         kinds = tuple(
             kind._replace(alone=index) if index in alone else kind
+            for index, kind in enumerate(kinds)
+        )
+    if sees(model, setup.adapters) and model.vision and setup.images.all_image_sizes:
+        # after each of the first layers the features of one of the tower's layers are added
+        kinds = tuple(
+            kind._replace(alone=index) if index < len(model.vision.deepstack) else kind
             for index, kind in enumerate(kinds)
         )
     is_uneven = len({kind.modules for kind in kinds}) > 1

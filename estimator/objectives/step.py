@@ -56,7 +56,7 @@ class Step:
     @property
     def stacks(self) -> list[Stack]:
         """The layers of every model."""
-        return [loaded.stack for loaded in self.models]
+        return [stack for loaded in self.models for stack in loaded.stacks]
 
     def load(self, model: Model, setup: TrainingSetup | None = None) -> Loaded:
         """Load another model beside the trained one, frozen, in its setup or in one of its own.
@@ -69,7 +69,7 @@ class Step:
             model,
             setup,
             stack_of(model, setup, self.setup.max_length),
-            number=len(self.models),
+            number=len(self.stacks),
             ranks=self._ranks,
             devices=self._devices,
             trained=False,

@@ -10,6 +10,7 @@ from estimator.families.adapters import (
     adapted_tied_head,
     adapter_parameters,
     copied_modules,
+    is_trained_whole,
     trainable_parameters,
 )
 from estimator.families.counts import modules_with_counts, total_parameters
@@ -93,8 +94,8 @@ def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     What a step on text does not run has none, and optimizers pass over it: ``idle_tensors``.
     """
     text = tuple(modules_with_counts(model)), copied_modules(model, setup.adapters)
-    run = (*run_on_text(model, setup.adapters), *text[0], *adapted_tied_head(model, setup.adapters))
-    idle = {module for module, _ in idle_modules(model, setup.adapters)}
+    run = (*run_on_text(model, setup), *text[0], *adapted_tied_head(model, setup.adapters))
+    idle = {module for module, _ in idle_modules(model, setup)}
     copies = [(module, count) for module, count in text[1] if module not in idle]
     return trained_of(run, copies, setup)
 
@@ -105,7 +106,7 @@ def idle_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
     Source: torch 2.13, optim/adamw.py and optim/optimizer.py (``if p.grad is None``); bitsandbytes 0.50,
     optim/optimizer.py, ``Optimizer8bit.step``; derived, likewise.
     """
-    idle = dict(idle_modules(model, setup.adapters))
+    idle = dict(idle_modules(model, setup))
     copies = [(it, count) for it, count in copied_modules(model, setup.adapters) if it in idle]
     return trained_of(idle.items(), copies, setup)
 
@@ -123,7 +124,7 @@ def trained_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> list[Trai
                 Trainable(tensor.shape, tensor.width, count, is_linear=len(tensor.shape) == 2)
                 for tensor in adapter_tensors(module, setup)
             ]
-        else:
+        elif is_trained_whole(module, setup.adapters):
             tensors += [_trained(module, shape, count, setup) for shape in weight_shapes(module)]
     return tensors
 

@@ -15,6 +15,7 @@ from estimator.families.adapters import default_targets, refused_targets
 from estimator.families.liger import fuses_head, loss_of
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
+from estimator.search.image_changes import image_changes
 from estimator.search.limits import holds, smallest_gpu
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.run import TrainingRun
@@ -196,6 +197,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "The same metrics; evaluation takes a little longer.",
             tuple(_smaller_evaluations(setup.run)),
         )
+    yield from (Change(*it) for it in image_changes(model, setup))
     yield from _kernels(setup)
     yield from _losses(model, setup)
     yield from _divisions(setup)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from estimator.families.counts import total_parameters
 from estimator.families.tower_config import with_towers
+from estimator.families.vision.family import with_vision
 from estimator.values.quantization import Quantization, quantization_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import (
@@ -797,7 +798,8 @@ def _model(row: Mapping[str, str]) -> Model:
         stored_width=2 if quantization else 0,  # what these leave whole is bfloat16
         **_by_layer().get(row["hub_id"], {}),
     )
-    return with_towers(model, _wrappers().get(row["hub_id"], {}))
+    config = _wrappers().get(row["hub_id"], {})
+    return with_vision(with_towers(model, config), config)
 
 
 @lru_cache(maxsize=1)

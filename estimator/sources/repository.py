@@ -16,6 +16,7 @@ from estimator.families.hf_config import ignored_keys, model_from_config, text_p
 from estimator.families.registry import BEYOND, NotModelledError
 from estimator.families.tower_config import with_towers
 from estimator.families.towers import tower_parameters
+from estimator.families.vision.family import with_vision
 from estimator.families.wrapped import uncounted_sentence
 from estimator.resident.stored import checkpoint_bytes, stored_elements
 from estimator.values.json_text import read_object
@@ -129,7 +130,7 @@ def from_config(config: Mapping[str, object], about: About = UNKNOWN) -> HubMode
         if (
             quantization is None
         ):  # which of a tower's linears are stored quantised is not known here
-            model = with_towers(model, config)
+            model = with_vision(with_towers(model, config), config)
         written = _as_json(config)
     except NotModelledError as problem:
         refused = _not_modelled(config, about) if about.hub_id else problem

@@ -31,6 +31,7 @@ from estimator.values.declaration import rows
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
+from estimator.values.facets.images import Images
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.objective import Task
 from estimator.values.facets.optimisation import Optimisation
@@ -245,7 +246,9 @@ def runs_of(marks: Sequence[Mark], stacks: Sequence[Stack], labels: Sequence[str
     layers = [stack.stand_ins for stack in stacks]
     for (phase, stage, at), numbered in groupby(enumerate(marks), key=_stage_of):
         segments = list(numbered)
-        label = labels[at.forward] if labels else ""
+        label = ", ".join(
+            filter(None, (labels[at.forward] if labels else "", stacks[at.stack].label))
+        )
         if at.layer is None:
             for segment, _ in segments:
                 yield Run(segment, phase, (), 1, True, 0, label, at.forward, at.stack)
@@ -312,6 +315,7 @@ def structure(setup: TrainingSetup) -> TrainingSetup:
         setup.precision,
         _unstretched(setup.optimisation),
         _BATCHES[batch.padded, batch.gradient_accumulation_steps > 1],
+        setup.images,
         setup.computation,
         _unstretched(setup.task),
         _unstretched(setup.mesh),
@@ -338,6 +342,7 @@ def _structure(
     precision: Precision,
     optimisation: Optimisation,
     batch: Batch,
+    images: Images,
     computation: Computation,
     task: Task,
     mesh: Mesh,
@@ -348,6 +353,7 @@ def _structure(
         precision=precision,
         optimisation=optimisation,
         batch=batch,
+        images=images,
         computation=computation,
         task=task,
         mesh=mesh,

@@ -36,7 +36,7 @@ from estimator.values.specs import AttnImplementation
 
 RNG_STATE_BYTES = 16
 """Philox seed and offset saved by the flash and efficient kernels: two int64 tensors, allocated as 512 bytes each."""
-MASK_ALIGNMENT = 16
+MASK_ALIGNMENT = 8
 FLASH_ALIGNMENT = 8
 """Flash attention requires head dimensions of a multiple of 8: torch 2.13,
 aten/src/ATen/native/transformers/attention.cpp,

@@ -561,6 +561,90 @@ def convolution(
     return tape.finish(node, out)
 
 
+def convolution_of_patches(
+    tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, elements: int
+) -> Tensor:
+    """A convolution whose stride is its kernel, so that each patch is seen once: saves x and the filters.
+
+    Source: torch 2.13, derivatives.yaml, ``convolution`` (``input`` and ``weight`` are saved whichever is trained).
+    """
+    inputs: list[Tensor] = [x, weight] if bias is None else [x, weight, bias]
+    if tape.autocast_active and tape.autocast_width is not None:
+        width = tape.autocast_width
+        inputs = [
+            cast(tape, value, width) if index == 0 else cast_weight(tape, value, width)
+            for index, value in reversed(list(enumerate(inputs)))
+        ][::-1]
+    tape.operation = "patches"
+    sizes = [(t.elements, t.width, t.requires_grad) for t in inputs]
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        return [t.new(n, w) if needed else None for n, w, needed in sizes]
+
+    node = tape.begin("patches backward", inputs, backward, inputs[:2])
+    return tape.finish(node, tape.new(elements, inputs[0].width))
+
+
+def average(tape: Tape, x: Tensor, elements: int) -> Tensor:
+    """``avg_pool2d``: saves x; its gradient is spread over x's size."""
+    tape.operation = "average"
+    whole, width = x.elements, x.width
+    node = tape.begin("average backward", [x], lambda t, g: [t.new(whole, width)], [x])
+    return tape.finish(node, tape.new(elements, width))
+
+
+def masked_scatter(tape: Tape, x: Tensor, features: Tensor) -> Tensor:
+    """``x.masked_scatter(mask, features)``: a copy of x; the mask is a byte an element of x where it is expanded.
+
+    The gradient of the features is a ``masked_select``, whose index takes 24 bytes an element of theirs.
+    Source: torch 2.13, derivatives.yaml, ``masked_scatter``; aten/src/ATen/native/cuda/IndexKernel.cpp,
+    ``masked_scatter__cuda`` (the mask in bytes and its running sum in int64).
+    """
+    tape.operation = "features into the embeddings"
+    elements, width, own = x.elements, x.width, features.elements
+    needs_x, needs_features = x.requires_grad, features.requires_grad
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        first = t.new(elements, width) if needs_x else None
+        second = None
+        if needs_features:
+            index = t.new(3 * own, INDEX_BYTES)
+            second = t.new(own, width)
+            del index
+        return [first, second]
+
+    node = tape.begin("features into the embeddings, backward", [x, features], backward)
+    out = tape.new(elements, width)
+    positions = tape.new(elements, 1)
+    sums = tape.new(elements, INDEX_BYTES)
+    del positions, sums
+    return tape.finish(node, out)
+
+
+def added_to_rows(tape: Tape, x: Tensor, features: Tensor, rows: int, width: int) -> Tensor:
+    """``x = x.clone(); x[mask] = x[mask] + features``: Qwen3-VL's features between layers of the text.
+
+    Source: transformers 5.23, models/qwen3_vl/modeling_qwen3_vl.py, ``_deepstack_process``; torch 2.13,
+    derivatives.yaml, ``index`` and ``index_put_``.
+    """
+    x = clone(tape, x)
+    tape.operation = "features of a layer"
+    places = tape.new(2 * rows, INDEX_BYTES)
+    picked = gather(tape, x, places, rows * width, "rows of the image")
+    values = add(tape, picked, features)
+    del picked
+    places = tape.new(2 * rows, INDEX_BYTES)
+    elements, size, own = x.elements, x.width, values.elements
+    needs_values = values.requires_grad
+
+    def backward(t: Tape, g: Gradients) -> Gradients:
+        kept = t.new(elements, size)
+        return [kept, t.new(own, size) if needs_values else None]
+
+    node = tape.begin("features of a layer, backward", [x, values], backward, [places])
+    return tape.finish(node, tape.view(x))
+
+
 def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
     """``native_dropout``: allocates the output and saves a mask of one byte an element; a no-op for p = 0."""
     if probability == 0:

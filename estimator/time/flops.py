@@ -24,13 +24,21 @@ from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, WIT
 from estimator.families.liger import loss_of
 from estimator.families.modules import Embedding, Linear, Module, Norm, weight_shapes
 from estimator.families.registry import architecture
+from estimator.families.vision.family import (
+    Seen,
+    attended_patches,
+    images_of,
+    sees,
+    vision_family,
+    vision_modules,
+)
 from estimator.objectives.batch import passed_rows, passes_without_grad, prompt_tokens
 from estimator.objectives.stack import has_window, is_checkpointed, layer_kinds
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.computation import Computation
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Loss, Method, Model
+from estimator.values.specs import AttnImplementation, Loss, Method, Model, Part
 
 FORWARD = 2
 """Operations an element of a matrix and a token, forward: one multiplication, one addition."""
@@ -117,7 +125,10 @@ def _matrices(
 def _elements(module: Module, model: Model) -> int:
     if isinstance(module, Norm | Embedding):
         return 0
-    *stack, rows, columns = weight_shapes(module)[0]
+    shape = weight_shapes(module)[0]
+    if len(shape) < 2:  # a vector beside a tower's layer
+        return 0
+    *stack, rows, columns = shape
     return (experts_run(model) if stack else 1) * rows * columns
 
 
@@ -171,10 +182,12 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     >>> full.products == 6 * 4 * (1152 + 80)
     True
     """
+    tower = tower_work(model, setup)
     sizes = matrices(model, setup.adapters)
     rows = passed_rows(setup)
     forward = FORWARD * rows * length
-    passes = 2 if setup.uses_adapters else 3
+    trains_text = Part.TEXT not in setup.adapters.frozen_parts
+    passes = 3 if trains_text and not setup.uses_adapters else 2
     branches = setup.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
     dora = dora_again = 0
     if setup.use_dora:
@@ -194,14 +207,64 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     outside = sizes.outside - unscored
     asked = passes_without_grad(setup)
     return Work(
-        products=float(forward * (passes * (sizes.layers + outside) + sizes.copied)),
+        products=tower.products
+        + float(forward * (passes * (sizes.layers + outside) + sizes.copied)),
         adapters=float(forward * 3 * branches + dora),
-        attention=once * (1 + backward) + 3 * delta,
-        products_again=again * (forward * (sizes.layers + branches) + dora_again)
+        attention=tower.attention + once * (1 + backward) + 3 * delta,
+        products_again=tower.products_again
+        + again * (forward * (sizes.layers + branches) + dora_again)
         + (float(forward * (_head(model) - unscored)) if is_fused else 0.0),
-        attention_again=again * (delta + (0.0 if keeps_attention else once)),
+        attention_again=tower.attention_again
+        + again * (delta + (0.0 if keeps_attention else once)),
         products_asked=float(asked * forward * (sizes.layers + outside)),
         attention_asked=asked * (once + delta),
+    )
+
+
+NO_WORK = Work(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def tower_work(model: Model, setup: TrainingSetup) -> Work:
+    """Operations of the tower that sees and its projector, of one micro-batch on one GPU; 0 without images.
+
+        2 · patches · tower · passes + 2 · tokens · projector · passes + attention
+        passes: 3 trained; 2 where only adapters are, or where checkpointing's hook leads backward through a frozen
+        tower; 1 where nothing of it is needed for a gradient
+
+    Leaves out: the adapters' own products.
+    Source: derived, as ``work``; transformers 5.23, modeling_utils.py, ``enable_input_require_grads``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> tower_work(TINY_LLAMA, TrainingSetup()) == NO_WORK
+    True
+    """
+    vision = model.vision
+    if vision is None or not sees(model, setup.adapters) or not setup.images.all_image_sizes:
+        return NO_WORK
+    seen = Seen(images_of(model, setup.images), setup.per_device_train_batch_size)
+    modules = vision_modules(model)
+    once, products = 0, 0.0
+    trained = Part.VISION not in setup.adapters.frozen_parts
+    enters = trained or (setup.gradient_checkpointing and vision_family(vision).dragged)
+    for module, count in modules:
+        elements = FORWARD * count * _elements(module, model)
+        is_projector = module.part is Part.PROJECTOR
+        rows = seen.tokens if is_projector else seen.patches
+        is_trained = module.part not in setup.adapters.frozen_parts
+        passes = 1
+        if is_projector or enters:
+            passes = 3 if is_trained and not setup.uses_adapters else 2
+        products += float(passes * elements * rows)
+        once += 0 if is_projector else elements * rows
+    pairs = attended_patches(vision, seen)
+    attention = float(FORWARD * ATTENTION_PRODUCTS * pairs * vision.tower.query_size)
+    again = float(setup.gradient_checkpointing and enters)
+    return Work(
+        products=products,
+        adapters=0.0,
+        attention=attention * (1 + FLASH_BACKWARD * enters),
+        products_again=again * once,
+        attention_again=again * attention,
     )
 
 

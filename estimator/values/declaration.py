@@ -39,6 +39,7 @@ class Section(StrEnum):
     OBJECTIVE = "Objective"
     LORA = "LoRA"
     QUANTISATION = "Quantisation"
+    IMAGES = "Images"
     RUN = "Run: examples, price"
     MORE = "More"
 

@@ -6,6 +6,7 @@ Strict on purpose: ``true`` is not 1, ``"8"`` is not 8, and NaN is not a number.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -279,6 +280,45 @@ class Names(Kind):
 
     def _from_text(self, text: str) -> object:
         return text if text == self.word else text.split(",")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSizes(Kind):
+    """Height and width of each image, in pixels."""
+
+    takes_list: ClassVar[bool] = True
+    MOST: ClassVar[int] = 1024
+    LONGEST: ClassVar[int] = 32_768
+
+    def _metavar(self) -> str:
+        return "HxW,HxW"
+
+    def _read(self, value: object) -> object:
+        if not isinstance(value, list | tuple) or not 0 < len(value) <= self.MOST:
+            raise InputError(
+                f"must list [height, width] of 1 to {self.MOST} images{self._or_null}, not {show(value)}."
+            )
+        for size in value:
+            if not isinstance(size, list | tuple) or [
+                isinstance(side, int) and not isinstance(side, bool) and 0 < side <= self.LONGEST
+                for side in size
+            ] != [True, True]:
+                raise InputError(
+                    f"must list [height, width] from 1 to {self.LONGEST} pixels, not {show(size)}."
+                )
+        return tuple((height, width) for height, width in value)
+
+    def _from_text(self, text: str) -> object:
+        try:
+            return json.loads(f"[{text}]") if text.startswith("[") else self._by_letters(text)
+        except ValueError:
+            return text
+
+    def _by_letters(self, text: str) -> object:
+        sizes = [size.split("x") for size in text.split(",")]
+        if all(len(size) == 2 and all(side.isdecimal() for side in size) for size in sizes):
+            return [[int(side) for side in size] for size in sizes]
+        return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,23 +34,6 @@ LATER: Mapping[str, object] = MappingProxyType(
         "exclude_modules": None,
         "target_parameters": None,
         "label_smoothing_factor": 0.0,
-        # images
-        "images_per_example": 0,
-        "image_height": None,
-        "image_width": None,
-        "image_sizes": None,
-        "text_tokens": None,
-        "min_pixels": None,
-        "max_pixels": None,
-        "do_image_splitting": None,
-        "image_longest_edge": None,
-        "crop_to_patches": None,
-        "max_patches": None,
-        "do_pan_and_scan": None,
-        "max_soft_tokens": None,
-        "freeze_vision": False,
-        "freeze_projector": False,
-        "freeze_language": False,
     }
 )
 """Each key with its default, the only value that is estimated."""
@@ -59,7 +42,7 @@ LATER: Mapping[str, object] = MappingProxyType(
 def read_later(key: str, value: object) -> None:
     """Accepts the default, null and empty values; refuses anything else as not modelled yet.
 
-    >>> read_later("images_per_example", 0), read_later("rank_pattern", {})
+    >>> read_later("num_iterations", 1), read_later("rank_pattern", {})
     (None, None)
     """
     default = LATER[key]

@@ -16,6 +16,7 @@ from estimator.values.declaration import Checked, Hashed, Key, Whose, attribute_
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
+from estimator.values.facets.images import Images
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.objective import Task
 from estimator.values.facets.optimisation import Optimisation
@@ -29,6 +30,7 @@ FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
         "precision": (Precision, "what is computed in"),
         "optimisation": (Optimisation, "the optimizer"),
         "batch": (Batch, "the batch"),
+        "images": (Images, "images"),
         "computation": (Computation, "kernels, and what is kept for the backward pass"),
         "task": (Task, "the objective and its loss"),
         "mesh": (Mesh, "several GPUs"),
@@ -92,7 +94,7 @@ FACET_OF: Mapping[str, str] = attribute_owners({name: of for name, (of, _) in FA
 if TYPE_CHECKING:
 
     class _Keys(  # type: ignore[misc]  # typing only: at run time each attribute is looked up in its facet
-        Adapters, Precision, Optimisation, Batch, Computation, Task, Mesh, TrainingRun
+        Adapters, Precision, Optimisation, Batch, Images, Computation, Task, Mesh, TrainingRun
     ):
         """Every key of every facet, for type checkers."""
 else:
@@ -121,6 +123,7 @@ class TrainingSetup(_Keys):
     precision: Precision = field(default=Precision())
     optimisation: Optimisation = field(default=Optimisation())
     batch: Batch = field(default=Batch())
+    images: Images = field(default=Images())
     computation: Computation = field(default=Computation())
     task: Task = field(default=Task())
     mesh: Mesh = field(default=Mesh())

@@ -30,6 +30,16 @@ class ModelClass(StrEnum):
     """What ``AutoModelForCausalLM`` loads: for Gemma 3, 3n and 4 the text model and its towers."""
     TEXT = "text"
     """The text model only, such as ``Gemma3ForCausalLM``."""
+    IMAGE_TEXT = "image_text"
+    """What ``AutoModelForImageTextToText`` makes: the text with the tower that sees."""
+
+
+class Part(StrEnum):
+    """A part of a model that is trained or frozen as one."""
+
+    TEXT = "text"
+    PROJECTOR = "projector"
+    VISION = "vision"
 
 
 class Dtype(StrEnum):
@@ -469,6 +479,8 @@ class Model:
     """Rows of the per-layer embedding table."""
     output_router_logits: bool = False
     """Adds the load-balancing loss, so every layer's router logits outlive the layer."""
+    vision: Vision | None = None
+    """The tower that sees, as ``AutoModelForImageTextToText`` makes it; None: there is none, or it is not known."""
     towers: Towers | None = None
     """Towers that ``AutoModelForCausalLM`` loads in addition to the text model; None: none, or unknown."""
     quantization: Quantization | None = None
@@ -482,7 +494,6 @@ class Model:
 
     def __post_init__(self) -> None:
         positive = (
-            "vocab_size",
             "hidden_size",
             "num_hidden_layers",
             "num_attention_heads",
@@ -540,6 +551,31 @@ class Model:
     def key_value_size(self) -> int:
         """Width of all key heads together; value heads have the same."""
         return self.num_key_value_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """A tower that sees, beside a text: its layers, and what surrounds them; sizes in elements."""
+
+    wrapper: str
+    """``model_type`` of the checkpoint that has both."""
+    tower: Model
+    """Its layers, as a model of a family of its own."""
+    patch_size: int
+    merge_size: int = 1
+    """Patches of a side that become one token."""
+    image_size: int = 0
+    """Pixels of a side that every image or tile is brought to; 0: any size."""
+    num_channels: int = 3
+    temporal_patch_size: int = 1
+    positions: int = 0
+    """Rows of a learned table of positions."""
+    projector_input: int = 0
+    """Width of what the projector is given, where the tower's own does not say it."""
+    image_tokens: int = 0
+    """Tokens of one image or tile; 0: one for every merged patch."""
+    deepstack: tuple[int, ...] = ()
+    """Layers whose output is projected as well, and added after the first layers of the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
 from estimator.values.kinds import Choice, Flag, Names, Number, WholeNumber
-from estimator.values.specs import ALL_LINEAR, Method, ModelClass
+from estimator.values.specs import ALL_LINEAR, Method, ModelClass, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +201,58 @@ class Adapters(Checked):
             help="LLM.int8: one byte per weight. Layer inputs stay until backward, even with gradient checkpointing.",
         ),
     )
+
+    freeze_vision: bool = key(
+        False,
+        Flag(),
+        "leave the image tower untrained, and without adapters",
+        whose=Whose.TRL,
+        beside="LLaMA-Factory and ms-swift freeze it",
+        code="fv",
+        widget=Widget(
+            shape="toggle",
+            section=Section.IMAGES,
+            label="Freeze the image tower",
+            help="The tower that sees is not trained and gets no adapters.",
+        ),
+    )
+    freeze_projector: bool = key(
+        False,
+        Flag(),
+        "leave what joins the tower to the text untrained, and without adapters",
+        whose=Whose.TRL,
+        beside="LLaMA-Factory and ms-swift freeze it",
+        code="fp",
+        widget=Widget(
+            shape="toggle",
+            section=Section.IMAGES,
+            label="Freeze the projector",
+            help="What turns the tower's output into tokens is not trained and gets no adapters.",
+        ),
+    )
+    freeze_language: bool = key(
+        False,
+        Flag(),
+        "leave the text untrained, and without adapters",
+        whose=Whose.TRL,
+        code="fl",
+        widget=Widget(
+            shape="toggle",
+            section=Section.IMAGES,
+            label="Freeze the text",
+            help="Only the tower and the projector are trained.",
+        ),
+    )
+
+    @property
+    def frozen_parts(self) -> frozenset[Part]:
+        """Parts that are left as they are: neither trained nor adapted."""
+        flags = (
+            (Part.VISION, self.freeze_vision),
+            (Part.PROJECTOR, self.freeze_projector),
+            (Part.TEXT, self.freeze_language),
+        )
+        return frozenset(part for part, is_frozen in flags if is_frozen)
 
     @property
     def uses_adapters(self) -> bool:

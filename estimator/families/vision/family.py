@@ -1,0 +1,201 @@
+"""What a kind of tower is: one record of all that the rest asks, found by the checkpoint's ``model_type``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from estimator.families.counts import layer_groups, layer_modules, outer_modules
+from estimator.families.family import Family
+from estimator.families.images.image import ImageProcessor, ImageTokens
+from estimator.families.modules import Module
+from estimator.families.reader import Config
+from estimator.families.registry import register_tower
+from estimator.families.rotary import Tables
+from estimator.tape.tape import Tape, Tensor
+from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.images import Images
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model, ModelClass, Part, Vision
+
+if TYPE_CHECKING:
+    from estimator.families.block import Block
+
+
+Drag = Callable[[Tensor], Tensor]
+"""Has a tensor require a gradient, as ``enable_input_require_grads`` does."""
+
+
+class Seen(NamedTuple):
+    """The images of a micro-batch."""
+
+    images: tuple[ImageTokens, ...]
+    """Of one example."""
+    rows: int
+    """Examples."""
+
+    @property
+    def tokens(self) -> int:
+        """Image tokens of the micro-batch."""
+        return self.rows * sum(image.tokens for image in self.images)
+
+    @property
+    def patches(self) -> int:
+        """Patches of the micro-batch, padding included."""
+        return self.rows * sum(image.patches for image in self.images)
+
+    @property
+    def tiles(self) -> int:
+        """Images or tiles of the micro-batch."""
+        return self.rows * sum(image.tiles for image in self.images)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionFamily:
+    """All that follows from the ``model_type`` of a checkpoint that sees."""
+
+    wrappers: tuple[str, ...]
+    """``model_type`` of the checkpoints."""
+    tower: Family
+    """The tower's modules, norms and the program of a layer."""
+    read: Callable[[Config, Config], Vision]
+    """The tower's sizes, from ``vision_config`` and the whole config."""
+    processor: Callable[[Vision], ImageProcessor]
+    """The image processor with the settings of its published files."""
+    projector: Callable[[Vision, Model], tuple[Module, ...]]
+    """What turns the tower's output into tokens of the text."""
+    embed: Callable[[Block, Vision, Seen, Drag], Tensor]
+    """From pixels to what enters the first layer; it calls the last argument where checkpointing's hook sits."""
+    project: Callable[[Block, Block, Vision, Seen, Tensor], Tensor]
+    """From what leaves the last layer to the tokens' features; the blocks are those outside the layers, and the
+    projector."""
+    project_deep: Callable[[Block, Vision, Seen, Tensor, str], Tensor] | None = None
+    """The same of a layer whose output is projected as well, by its projector's name."""
+    tables: Callable[[Tape, Vision, Seen, int], Tables] | None = None
+    """What queries and keys are turned by; the last argument is the width of the hidden states."""
+    mask: Callable[[Tape, Vision, Seen, int], Tensor] | None = None
+    """What keeps images or padding apart in the tower's attention."""
+    tower_types: tuple[str, ...] = ()
+    """``model_type`` of the towers that are known; empty: the class has one."""
+    pairs: Callable[[Vision, Seen], int] | None = None
+    """Pairs of patches that attend to each other, over all layers and images; None: each with all of its image."""
+    tokens_a_row: Callable[[Vision, Seen], tuple[int, int]]
+    """Rows and patches of a row as the tower's attention sees them."""
+    prefix: str
+    """Of the tower's names in the model."""
+    layers: str
+    """Of its layers."""
+    masks_text: bool = False
+    """With an image in the batch every layer of the text has a mask of its own, one for each text (Gemma 3)."""
+    dragged: bool
+    """Gradient checkpointing's hook also catches the tower's embedding, so that backward enters a frozen tower."""
+
+
+def register(*families: VisionFamily) -> None:
+    """Put kinds of towers where ``vision_family`` finds them."""
+    for family in families:
+        register_tower(family.tower)
+        for wrapper in family.wrappers:
+            assert wrapper not in VISION, f"two towers are of {wrapper}"
+            VISION[wrapper] = family
+
+
+VISION: dict[str, VisionFamily] = {}
+"""Every kind of tower that is modelled, by the checkpoint's ``model_type``."""
+
+
+def vision_family(vision: Vision) -> VisionFamily:
+    """The tower's kind (no unit; per model)."""
+    return VISION[vision.wrapper]
+
+
+def with_vision(model: Model, config: Mapping[str, object]) -> Model:
+    """The model with the tower that its config names (sizes in elements; per model); as it is where none is known."""
+    wrapper = config.get("model_type")
+    part = config.get("vision_config")
+    if not isinstance(wrapper, str) or wrapper not in VISION or not isinstance(part, Mapping):
+        return model
+    types = VISION[wrapper].tower_types
+    if types and part.get("model_type") not in types:
+        return model
+    vision = VISION[wrapper].read(Config(part, f"{wrapper} vision"), Config(config, wrapper))
+    return replace(model, vision=replace(vision, wrapper=wrapper))
+
+
+def sees(model: Model, adapters: Adapters) -> bool:
+    """Whether the class that is made of the model has a tower that sees (a yes or no; the same on every GPU)."""
+    return model.vision is not None and adapters.model_class is ModelClass.IMAGE_TEXT
+
+
+def vision_modules(model: Model) -> tuple[tuple[Module, int], ...]:
+    """Modules with weights of the tower and of the projector, and how many alike; whole model.
+
+    Source: derived, from the tables of the tower's family.
+    """
+    vision = model.vision
+    if vision is None:
+        return ()
+    family = vision_family(vision)
+    prefix = family.prefix
+    made = [
+        (replace(it, name=f"{prefix}.{it.name}", part=Part.VISION), 1)
+        for it in outer_modules(vision.tower)
+    ]
+    for lowest, count in layer_groups(vision.tower):
+        made += [
+            (replace(it, name=f"{prefix}.{family.layers}.{it.name}", part=Part.VISION), count)
+            for it in layer_modules(vision.tower, lowest)
+        ]
+    made += [(replace(it, part=Part.PROJECTOR), 1) for it in family.projector(vision, model)]
+    return tuple(made)
+
+
+SETTINGS: Mapping[str, str] = {
+    "min_pixels": "min_pixels",
+    "max_pixels": "max_pixels",
+    "do_image_splitting": "do_image_splitting",
+    "image_longest_edge": "longest_edge",
+    "crop_to_patches": "crop_to_patches",
+    "max_patches": "max_patches",
+    "do_pan_and_scan": "do_pan_and_scan",
+    "max_soft_tokens": "max_soft_tokens",
+}
+"""Keys of the contract, and what the processors here call them."""
+
+
+def attended_patches(vision: Vision, seen: Seen) -> int:
+    """Pairs of patches that attend to each other in a micro-batch, over all layers of the tower (a count).
+
+        layers · Σ tiles  (patches / tiles)²
+
+    Source: derived, from each family's attention.
+    """
+    family = vision_family(vision)
+    if family.pairs is not None:
+        return family.pairs(vision, seen)
+    once = sum(image.tiles * (image.patches // image.tiles) ** 2 for image in seen.images)
+    return seen.rows * vision.tower.num_hidden_layers * once
+
+
+def processor_of(vision: Vision, images: Images) -> ImageProcessor:
+    """The model's image processor with the settings that the setup gives it; ``ValueError``: it has no such setting."""
+    processor = vision_family(vision).processor(vision)
+    given = {key: getattr(images, key) for key in SETTINGS if getattr(images, key) is not None}
+    for key in given:
+        if not hasattr(processor, SETTINGS[key]):
+            raise InputError(
+                f"{key} is no setting of {vision.wrapper}'s image processor; leave it out."
+            )
+    named = {SETTINGS[key]: value for key, value in given.items()}
+    changed: ImageProcessor = replace(processor, **named)  # type: ignore[type-var]  # each is a dataclass
+    return changed
+
+
+def images_of(model: Model, images: Images) -> tuple[ImageTokens, ...]:
+    """What the images of one example become."""
+    if model.vision is None or not images.all_image_sizes:
+        return ()
+    processor = processor_of(model.vision, images)
+    seen = {size: processor.image_tokens(*size) for size in set(images.all_image_sizes)}
+    return tuple(seen[size] for size in images.all_image_sizes)

@@ -1,0 +1,190 @@
+"""InternVL: square tiles with a class token, layer scales, patches shuffled into tokens.
+
+Source: transformers 5.23, models/internvl/modeling_internvl.py.
+"""
+
+from __future__ import annotations
+
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.images.tiles import InternVLImageProcessor
+from estimator.families.modules import Kernel, Linear, Module, Norm
+from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.vision.family import Drag, Seen, VisionFamily
+from estimator.tape import operators as op
+from estimator.tape.tape import ACTIVATIONS, Tensor
+from estimator.values.specs import Model, Vision
+
+
+def _side(read: Config, key: str, default: int) -> int:
+    """A size that the config may write as [height, width]."""
+    value = read.values.get(key)
+    if isinstance(value, list | tuple) and value and isinstance(value[0], int):
+        return value[0]
+    return read.whole(key, default=default)
+
+
+def _read(read: Config, whole: Config) -> Vision:
+    hidden = read.whole("hidden_size", default=1024)
+    heads = read.whole("num_attention_heads", default=16, most=MOST_HEADS)
+    side, patch = _side(read, "image_size", 448), _side(read, "patch_size", 14)
+    channels = read.whole("num_channels", default=3)
+    tower = Model(
+        model_type="internvl_vision",
+        vocab_size=0,
+        hidden_size=hidden,
+        intermediate_size=read.whole("intermediate_size", default=4096),
+        num_hidden_layers=read.whole("num_hidden_layers", default=24, most=MOST_LAYERS),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        hidden_act=read.text("hidden_act", default="gelu"),
+        attention_bias=read.flag("attention_bias", default=False),
+        qk_norm=read.flag("use_qk_norm", default=False),
+        norms_without_weight=read.text("norm_type", default="layer_norm") == "rms_norm",
+        attn_pdrop=read.share("attention_dropout", default=0.0),
+        learned_positions=(side // patch) ** 2 + 1,
+        word_embed_proj_dim=channels * patch**2,
+    )
+    return Vision(
+        wrapper="internvl",
+        tower=tower,
+        patch_size=patch,
+        merge_size=round(1 / read_ratio(whole)),
+        image_size=side,
+        num_channels=channels,
+    )
+
+
+def read_ratio(whole: Config) -> float:
+    """Of a side after patches are shuffled into tokens."""
+    return whole.share("downsample_ratio", default=0.5)
+
+
+def _layer_modules(model: Model) -> tuple[Module, ...]:
+    hidden, width = model.hidden_size, model.intermediate_size
+    bias = not model.norms_without_weight
+    heads = (Norm("attention.q_norm", hidden), Norm("attention.k_norm", hidden))
+    return (
+        *(
+            Linear(f"attention.{name}", hidden, hidden, bias=model.attention_bias)
+            for name in ("q_proj", "k_proj", "v_proj")
+        ),
+        Linear("attention.projection_layer", hidden, hidden, bias=True),
+        *(heads if model.qk_norm else ()),
+        Linear("mlp.fc1", hidden, width, bias=True),
+        Linear("mlp.fc2", width, hidden, bias=True),
+        Norm("layernorm_before", hidden, bias=bias),
+        Norm("layernorm_after", hidden, bias=bias),
+        Kernel("scales", ((hidden,), (hidden,))),
+    )
+
+
+def _outer_modules(model: Model) -> tuple[Module, ...]:
+    hidden = model.hidden_size
+    return (
+        Kernel("embeddings", ((1, 1, hidden), (1, model.learned_positions, hidden))),
+        Kernel(
+            "embeddings.patch_embeddings.projection",
+            ((hidden, model.word_embed_proj_dim), (hidden,)),
+        ),
+    )
+
+
+def _projector(vision: Vision, model: Model) -> tuple[Module, ...]:
+    width = vision.tower.hidden_size * vision.merge_size**2
+    name = "multi_modal_projector"
+    return (
+        Norm(f"{name}.layer_norm", width, bias=True),
+        Linear(f"{name}.linear_1", width, model.hidden_size, bias=True),
+        Linear(f"{name}.linear_2", model.hidden_size, model.hidden_size, bias=True),
+    )
+
+
+def internvl(b: Block, x: Tensor) -> Tensor:
+    """``InternVLVisionLayer``: what attention and the MLP add is scaled by two learned vectors."""
+    tape = b.tape
+    kind = NormKind.RMS if b.model.norms_without_weight else NormKind.LAYER_NORM
+    attention = _attend(b, b.norm("layernorm_before", x, kind=kind))
+    first, second = b.tensors["scales"]
+    attention = op.multiply(tape, first, attention, "layer scale")
+    x = op.add(tape, attention, x)
+    hidden = b.norm("layernorm_after", x, kind=kind)
+    hidden = b.linear("mlp.fc1", hidden)
+    hidden = b.activation(hidden)
+    hidden = b.linear("mlp.fc2", hidden)
+    hidden = op.multiply(tape, second, hidden, "layer scale")
+    return op.add(tape, hidden, x)
+
+
+def _attend(b: Block, x: Tensor) -> Tensor:
+    q = b.linear("attention.q_proj", x)
+    k = b.linear("attention.k_proj", x)
+    v = b.linear("attention.v_proj", x)
+    if b.model.qk_norm:
+        q = b.norm("attention.q_norm", q, kind=NormKind.RMS)
+        k = b.norm("attention.k_norm", k, kind=NormKind.RMS)
+    return b.linear("attention.projection_layer", b.attend(q, k, v))
+
+
+def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+    """A class token before the patches of each tile, and positions."""
+    tape, hidden = b.tape, vision.tower.hidden_size
+    pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 4, ACTIVATIONS)
+    weight, bias = b.tensors["embeddings.patch_embeddings.projection"]
+    cast = op.cast(tape, pixels, weight.width)
+    x = drag(op.convolution_of_patches(tape, cast, weight, bias, seen.patches * hidden))
+    del cast
+    first, positions = b.tensors["embeddings"]
+    firsts = op.expand(tape, first, seen.tiles * hidden)
+    x = op.concatenate(tape, [firsts, x])
+    return op.add(tape, x, positions)
+
+
+def _project(outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
+    """Without the class token; patches are shuffled by two copies."""
+    tape, name = outer.tape, "multi_modal_projector"
+    x = op.part(tape, x, seen.patches * vision.tower.hidden_size)
+    x = op.clone(tape, x)
+    x = op.clone(tape, op.clone(tape, x))
+    x = projector.norm(f"{name}.layer_norm", x)
+    x = projector.linear(f"{name}.linear_1", x)
+    x = op.elementwise(tape, x, "gelu")
+    return projector.linear(f"{name}.linear_2", x)
+
+
+def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
+    """Each tile is a row, with its class token."""
+    return seen.tiles, vision.tower.learned_positions
+
+
+def _processor(vision: Vision) -> InternVLImageProcessor:
+    return InternVLImageProcessor(
+        tile=vision.image_size,
+        patch_size=vision.patch_size,
+        downsample_ratio=1 / vision.merge_size,
+    )
+
+
+TOWERS = (
+    VisionFamily(
+        wrappers=("internvl",),
+        tower=Family(
+            model_type="internvl_vision",
+            modules=FamilyModules(_layer_modules, _outer_modules),
+            tree=TreeLayout("InternVLVision", ""),
+            architecture=Architecture(
+                internvl, NormKind.LAYER_NORM, rotary=None, softmax_float32=False
+            ),
+        ),
+        read=_read,
+        processor=_processor,
+        projector=_projector,
+        embed=_embed,
+        project=_project,
+        tokens_a_row=_rows,
+        prefix="vision_tower",
+        layers="encoder.layer",
+        dragged=True,
+    ),
+)

@@ -1,0 +1,165 @@
+"""Llama 4: square tiles with a class token, turned as complex numbers, shuffled into tokens by an MLP.
+
+Source: transformers 5.23, models/llama4/modeling_llama4.py.
+"""
+
+from __future__ import annotations
+
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.images.tiles import Llama4ImageProcessor
+from estimator.families.modules import Kernel, Linear, Module, Norm
+from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.rotary import Rotary, Tables
+from estimator.families.vision.family import Drag, Seen, VisionFamily
+from estimator.tape import operators as op
+from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
+from estimator.values.specs import Model, Vision
+
+
+def _read(read: Config, whole: Config) -> Vision:
+    hidden = read.whole("hidden_size", default=768)
+    heads = read.whole("num_attention_heads", default=16, most=MOST_HEADS)
+    side, patch = read.whole("image_size", default=448), read.whole("patch_size", default=14)
+    channels = read.whole("num_channels", default=3)
+    tower = Model(
+        model_type="llama4_vision_model",
+        vocab_size=0,
+        hidden_size=hidden,
+        intermediate_size=read.whole("intermediate_size", default=5632),
+        num_hidden_layers=read.whole("num_hidden_layers", default=34, most=MOST_LAYERS),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        hidden_act="gelu",
+        attn_pdrop=read.share("attention_dropout", default=0.0),
+        learned_positions=(side // patch) ** 2 + 1,
+        word_embed_proj_dim=channels * patch**2,
+        moe_intermediate_size=0,
+        q_lora_rank=read.whole("projector_input_dim", default=4096),
+        kv_lora_rank=read.whole("projector_output_dim", default=4096),
+        v_head_dim=0,
+    )
+    return Vision(
+        wrapper="llama4",
+        tower=tower,
+        patch_size=patch,
+        merge_size=round(1 / read.share("pixel_shuffle_ratio", default=0.5)),
+        image_size=side,
+        num_channels=channels,
+        projector_input=read.whole("vision_output_dim", default=7680),
+    )
+
+
+def _layer_modules(model: Model) -> tuple[Module, ...]:
+    hidden, width = model.hidden_size, model.intermediate_size
+    return (
+        *(Linear(f"self_attn.{it}_proj", hidden, hidden, bias=True) for it in "qkvo"),
+        Linear("mlp.fc1", hidden, width, bias=True),
+        Linear("mlp.fc2", width, hidden, bias=True),
+        Norm("input_layernorm", hidden, bias=True),
+        Norm("post_attention_layernorm", hidden, bias=True),
+    )
+
+
+def _outer_modules(model: Model) -> tuple[Module, ...]:
+    hidden = model.hidden_size
+    return (
+        Kernel("embeddings", ((hidden,), (model.learned_positions, hidden))),
+        Linear("patch_embedding.linear", model.word_embed_proj_dim, hidden),
+        Norm("layernorm_pre", hidden, bias=True),
+        Norm("layernorm_post", hidden, bias=True),
+        Linear("vision_adapter.mlp.fc1", model.intermediate_size, model.q_lora_rank),
+        Linear("vision_adapter.mlp.fc2", model.kv_lora_rank, model.kv_lora_rank),
+    )
+
+
+def _projector(vision: Vision, model: Model) -> tuple[Module, ...]:
+    return (Linear("multi_modal_projector.linear_1", vision.projector_input, model.hidden_size),)
+
+
+def llama4_vision(b: Block, x: Tensor) -> Tensor:
+    """``Llama4VisionEncoderLayer``: two layer norms, an MLP of two products."""
+    residual = x
+    x = b.norm("input_layernorm", x)
+    q = b.linear("self_attn.q_proj", x)
+    k = b.linear("self_attn.k_proj", x)
+    v = b.linear("self_attn.v_proj", x)
+    q, k = b.rotate(q, k)
+    x = b.linear("self_attn.o_proj", b.attend(q, k, v))
+    del q, k, v
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("post_attention_layernorm", x)
+    x = b.linear("mlp.fc1", x)
+    x = b.activation(x)
+    x = b.linear("mlp.fc2", x)
+    return op.add(b.tape, residual, x)
+
+
+def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+    """Patches are unfolded and projected; a class token after them, positions, a norm."""
+    tape, hidden = b.tape, vision.tower.hidden_size
+    pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 4, ACTIVATIONS)
+    cast = op.cast(tape, pixels, b.linears["patch_embedding.linear"].weight.width)
+    unfolded = op.clone(tape, cast)
+    del cast
+    x = drag(b.linear("patch_embedding.linear", unfolded))
+    del unfolded
+    last, positions = b.tensors["embeddings"]
+    x = op.concatenate(tape, [x, op.expand(tape, last, seen.tiles * hidden)])
+    return b.norm("layernorm_pre", op.add(tape, x, positions))
+
+
+def _tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
+    """A buffer of the model: one complex number for every two channels of a position."""
+    elements = vision.tower.learned_positions * vision.tower.head_dim
+    table = Tensor(elements, 4, None)
+    return Tables(table, table)
+
+
+def _project(outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
+    """Without the class token; shuffled by two copies; an activation after each product."""
+    tape = outer.tape
+    x = outer.norm("layernorm_post", x)
+    x = op.part(tape, x, seen.patches * vision.tower.hidden_size)
+    x = op.clone(tape, op.clone(tape, x))
+    x = op.elementwise(tape, outer.linear("vision_adapter.mlp.fc1", x), "gelu")
+    x = op.elementwise(tape, outer.linear("vision_adapter.mlp.fc2", x), "gelu")
+    return projector.linear("multi_modal_projector.linear_1", x)
+
+
+def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
+    """Each tile is a row, with its class token."""
+    return seen.tiles, vision.tower.learned_positions
+
+
+def _processor(vision: Vision) -> Llama4ImageProcessor:
+    return Llama4ImageProcessor(
+        tile=vision.image_size,
+        patch_size=vision.patch_size,
+        pixel_shuffle_ratio=1 / vision.merge_size,
+    )
+
+
+TOWERS = (
+    VisionFamily(
+        wrappers=("llama4",),
+        tower=Family(
+            model_type="llama4_vision_model",
+            modules=FamilyModules(_layer_modules, _outer_modules),
+            tree=TreeLayout("Llama4Vision", ""),
+            architecture=Architecture(llama4_vision, NormKind.LAYER_NORM, rotary=Rotary.COMPLEX),
+        ),
+        read=_read,
+        processor=_processor,
+        projector=_projector,
+        embed=_embed,
+        project=_project,
+        tokens_a_row=_rows,
+        tables=_tables,
+        prefix="vision_model",
+        layers="model.layers",
+        dragged=True,
+    ),
+)

@@ -1,0 +1,208 @@
+"""Pixtral in LLaVA's class and Mistral Small 3.1: all images are one row, kept apart by a mask of its square.
+
+Source: transformers 5.23, models/pixtral, models/mistral3, models/llava, modeling_*.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from estimator.families import parts
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.images.pixtral import PixtralImageProcessor
+from estimator.families.modules import Kernel, Linear, Module, Norm
+from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.rotary import Rotary, Tables
+from estimator.families.vision.family import Drag, Seen, VisionFamily
+from estimator.tape import operators as op
+from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
+from estimator.values.specs import Model, Vision
+
+
+def _read(read: Config, whole: Config, *, wrapper: str, merges: bool) -> Vision:
+    hidden = read.whole("hidden_size", default=1024)
+    heads = read.whole("num_attention_heads", default=16, most=MOST_HEADS)
+    patch = read.whole("patch_size", default=16)
+    channels = read.whole("num_channels", default=3)
+    tower = Model(
+        model_type="pixtral",
+        vocab_size=0,
+        hidden_size=hidden,
+        intermediate_size=read.whole("intermediate_size", default=4096),
+        num_hidden_layers=read.whole("num_hidden_layers", default=24, most=MOST_LAYERS),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        hidden_act=read.text("hidden_act", default="gelu"),
+        attn_pdrop=read.share("attention_dropout", default=0.0),
+        word_embed_proj_dim=channels * patch**2,
+        mlp_bias=whole.flag("multimodal_projector_bias", default=not merges),
+    )
+    return Vision(
+        wrapper=wrapper,
+        tower=tower,
+        patch_size=patch,
+        merge_size=whole.whole("spatial_merge_size", default=2) if merges else 1,
+        image_size=read.whole("image_size", default=1024),
+        num_channels=channels,
+    )
+
+
+def _layer_modules(model: Model) -> tuple[Module, ...]:
+    hidden = model.hidden_size
+    mlp = parts.gated_mlp(model)
+    return (
+        Norm("attention_norm", hidden),
+        *(
+            Linear(it.name.replace("mlp", "feed_forward"), it.in_features, it.out_features)
+            for it in mlp
+        ),
+        *(Linear(f"attention.{it}_proj", hidden, hidden) for it in "kvqo"),
+        Norm("ffn_norm", hidden),
+    )
+
+
+def _outer_modules(model: Model) -> tuple[Module, ...]:
+    return (
+        Kernel("patch_conv", ((model.hidden_size, model.word_embed_proj_dim),)),
+        Norm("ln_pre", model.hidden_size),
+    )
+
+
+def _two_products(vision: Vision, model: Model) -> tuple[Module, ...]:
+    name, bias = "multi_modal_projector", vision.tower.mlp_bias
+    return (
+        Linear(f"{name}.linear_1", vision.tower.hidden_size, model.hidden_size, bias),
+        Linear(f"{name}.linear_2", model.hidden_size, model.hidden_size, bias),
+    )
+
+
+def _mistral3_projector(vision: Vision, model: Model) -> tuple[Module, ...]:
+    name, hidden = "multi_modal_projector", vision.tower.hidden_size
+    merged = hidden * vision.merge_size**2
+    return (
+        Norm(f"{name}.norm", hidden),
+        Linear(f"{name}.patch_merger.merging_layer", merged, hidden),
+        *_two_products(vision, model),
+    )
+
+
+def pixtral(b: Block, x: Tensor) -> Tensor:
+    """``PixtralAttentionLayer``: Llama's layer, its modules by other names."""
+    residual = x
+    x = b.norm("attention_norm", x)
+    q = b.linear("attention.q_proj", x)
+    k = b.linear("attention.k_proj", x)
+    v = b.linear("attention.v_proj", x)
+    q, k = b.rotate(q, k)
+    x = b.linear("attention.o_proj", b.attend(q, k, v))
+    del q, k, v
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("ffn_norm", x)
+    gate = b.activation(b.linear("feed_forward.gate_proj", x))
+    x = op.multiply(b.tape, gate, b.linear("feed_forward.up_proj", x), "gate × up")
+    del gate
+    x = b.linear("feed_forward.down_proj", x)
+    return op.add(b.tape, residual, x)
+
+
+def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+    """Images are padded to the largest; their patches are cut out, joined into one row, and normalised."""
+    tape, hidden = b.tape, vision.tower.hidden_size
+    high = max(image.height for image in seen.images)
+    wide = max(image.width for image in seen.images)
+    padded = seen.tiles * vision.num_channels * high * wide
+    pixels = tape.new(padded, 4, ACTIVATIONS)
+    (weight,) = b.tensors["patch_conv"]
+    cast = op.cast(tape, pixels, weight.width)
+    patches = seen.tiles * (high // vision.patch_size) * (wide // vision.patch_size)
+    x = drag(op.convolution_of_patches(tape, cast, weight, None, patches * hidden))
+    del cast
+    x = op.part(tape, x, seen.patches * hidden)
+    x = op.concatenate(tape, [x])
+    return b.norm("ln_pre", x)
+
+
+def _tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
+    elements = seen.patches * vision.tower.head_dim
+    return Tables(tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS))
+
+
+def _mask(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tensor:
+    """``generate_block_attention_mask``: numbers, one for every pair of patches, shared by the layers."""
+    tape.operation = "mask of the images"
+    return tape.new(seen.patches**2, width, ACTIVATIONS)
+
+
+def _project_llava(outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
+    x = projector.linear("multi_modal_projector.linear_1", x)
+    x = op.elementwise(outer.tape, x, "gelu")
+    return projector.linear("multi_modal_projector.linear_2", x)
+
+
+def _project_mistral3(
+    outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor
+) -> Tensor:
+    """A norm; squares of patches unfolded into tokens, image by image, and merged by one product."""
+    tape, name = outer.tape, "multi_modal_projector"
+    x = op.rms_norm(tape, x, projector.norms[f"{name}.norm"][0], seen.patches)
+    x = op.clone(tape, x)
+    x = op.concatenate(tape, [x])
+    x = projector.linear(f"{name}.patch_merger.merging_layer", x)
+    return _project_llava(outer, projector, vision, seen, x)
+
+
+def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
+    """All patches are one row."""
+    return 1, seen.patches
+
+
+def _processor(vision: Vision) -> PixtralImageProcessor:
+    return PixtralImageProcessor(
+        patch_size=vision.patch_size,
+        spatial_merge_size=vision.merge_size,
+        longest_edge=vision.image_size,
+    )
+
+
+_TOWER = Family(
+    model_type="pixtral",
+    modules=FamilyModules(_layer_modules, _outer_modules),
+    tree=TreeLayout("Pixtral", ""),
+    architecture=Architecture(pixtral, NormKind.RMS, rotary=Rotary.HALVES),
+)
+TOWERS = (
+    VisionFamily(
+        wrappers=("mistral3",),
+        tower=_TOWER,
+        read=partial(_read, wrapper="mistral3", merges=True),
+        processor=_processor,
+        projector=_mistral3_projector,
+        embed=_embed,
+        project=_project_mistral3,
+        tokens_a_row=_rows,
+        tables=_tables,
+        mask=_mask,
+        prefix="vision_tower",
+        layers="transformer.layers",
+        dragged=True,
+    ),
+    VisionFamily(
+        wrappers=("llava",),
+        tower=_TOWER,
+        tower_types=("pixtral",),
+        read=partial(_read, wrapper="llava", merges=False),
+        processor=_processor,
+        projector=_two_products,
+        embed=_embed,
+        project=_project_llava,
+        tokens_a_row=_rows,
+        tables=_tables,
+        mask=_mask,
+        prefix="vision_tower",
+        layers="transformer.layers",
+        dragged=True,
+    ),
+)

@@ -1,0 +1,336 @@
+"""Qwen2.5-VL, Qwen3-VL and Qwen3.5: patches of all images as one row, attention image by image or window by window.
+
+Source: transformers 5.23, models/qwen2_5_vl, models/qwen3_vl, models/qwen3_5, modeling_*.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from estimator.families import parts
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
+from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
+from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.rotary import Rotary, Tables
+from estimator.families.vision.family import Drag, Seen, VisionFamily
+from estimator.tape import operators as op
+from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
+from estimator.values.specs import Model, Vision
+
+WINDOW, WHOLE_LAYERS = 112, 4
+"""Pixels of a side of Qwen2.5-VL's windows, and the layers that see a whole image."""
+FEATURES = 4
+"""Of the merger, patches of one token: 2 × 2."""
+
+
+def _tower(read: Config, model_type: str, hidden: int, width: int, act: str) -> Model:
+    hidden = read.whole("hidden_size", default=hidden)
+    heads = read.whole("num_heads", "num_attention_heads", default=16, most=MOST_HEADS)
+    return Model(
+        model_type=model_type,
+        vocab_size=0,
+        hidden_size=hidden,
+        intermediate_size=read.whole("intermediate_size", default=width),
+        num_hidden_layers=read.whole("depth", "num_hidden_layers", default=27, most=MOST_LAYERS),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        hidden_act=read.text("hidden_act", default=act),
+        learned_positions=read.whole("num_position_embeddings", default=2304),
+    )
+
+
+def _qwen2_5(read: Config, whole: Config) -> Vision:
+    return Vision(
+        wrapper="qwen2_5_vl",
+        tower=_tower(read, "qwen2_5_vl_vision", 3584, 3420, "silu"),
+        patch_size=read.whole("patch_size", "spatial_patch_size", default=14),
+        merge_size=read.whole("spatial_merge_size", default=2),
+        temporal_patch_size=read.whole("temporal_patch_size", default=2),
+        num_channels=read.whole("in_channels", "in_chans", default=3),
+    )
+
+
+def _qwen3(read: Config, whole: Config, *, wrapper: str = "qwen3_vl", deep: bool = True) -> Vision:
+    listed = read.values.get("deepstack_visual_indexes")
+    deepstack = tuple(listed) if isinstance(listed, list | tuple) else (8, 16, 24)
+    return Vision(
+        wrapper=wrapper,
+        tower=_tower(read, "qwen3_vl_vision", 1152, 4304, "gelu_pytorch_tanh"),
+        patch_size=read.whole("patch_size", default=16),
+        merge_size=read.whole("spatial_merge_size", default=2),
+        temporal_patch_size=read.whole("temporal_patch_size", default=2),
+        num_channels=read.whole("in_channels", default=3),
+        positions=read.whole("num_position_embeddings", default=2304),
+        deepstack=deepstack if deep else (),
+    )
+
+
+# -- modules -----------------------------------------------------------------------------------------------------
+
+
+def _attention(model: Model) -> tuple[Linear, ...]:
+    hidden = model.hidden_size
+    return (
+        Linear("attn.qkv", hidden, 3 * hidden, bias=True),
+        Linear("attn.proj", hidden, hidden, bias=True),
+    )
+
+
+def _qwen2_5_layer(model: Model) -> tuple[Module, ...]:
+    return (
+        Norm("norm1", model.hidden_size),
+        Norm("norm2", model.hidden_size),
+        *_attention(model),
+        *parts.gated_mlp(model, bias=True),
+    )
+
+
+def _qwen3_layer(model: Model) -> tuple[Module, ...]:
+    return (
+        Norm("norm1", model.hidden_size, bias=True),
+        Norm("norm2", model.hidden_size, bias=True),
+        *_attention(model),
+        Linear("mlp.linear_fc1", model.hidden_size, model.intermediate_size, bias=True),
+        Linear("mlp.linear_fc2", model.intermediate_size, model.hidden_size, bias=True),
+    )
+
+
+def _patches(model: Model, pixels: int, *, bias: bool) -> Kernel:
+    weight = (model.hidden_size, pixels)
+    return Kernel("patch_embed.proj", (weight, (model.hidden_size,)) if bias else (weight,))
+
+
+def _qwen2_5_outer(model: Model) -> tuple[Module, ...]:
+    return (_patches(model, 3 * 2 * 14 * 14, bias=False),)
+
+
+def _qwen3_outer(model: Model) -> tuple[Module, ...]:
+    return (
+        _patches(model, 3 * 2 * 16 * 16, bias=True),
+        Embedding("pos_embed", model.learned_positions, model.hidden_size),
+    )
+
+
+def _merged(vision: Vision) -> int:
+    return vision.tower.hidden_size * vision.merge_size**2
+
+
+def _qwen2_5_merger(vision: Vision, model: Model) -> tuple[Module, ...]:
+    width = _merged(vision)
+    return (
+        Norm("visual.merger.ln_q", vision.tower.hidden_size),
+        Linear("visual.merger.mlp.0", width, width, bias=True),
+        Linear("visual.merger.mlp.2", width, model.hidden_size, bias=True),
+    )
+
+
+def _qwen3_mergers(vision: Vision, model: Model) -> tuple[Module, ...]:
+    width = _merged(vision)
+    names = ["merger", *(f"deepstack_merger_list.{at}" for at in range(len(vision.deepstack)))]
+    modules: list[Module] = []
+    for name in names:
+        normed = vision.tower.hidden_size if name == "merger" else width
+        modules += [
+            Norm(f"visual.{name}.norm", normed, bias=True),
+            Linear(f"visual.{name}.linear_fc1", width, width, bias=True),
+            Linear(f"visual.{name}.linear_fc2", width, model.hidden_size, bias=True),
+        ]
+    return tuple(modules)
+
+
+# -- programs ----------------------------------------------------------------------------------------------------
+
+
+def _attend(b: Block, x: Tensor) -> Tensor:
+    """One product for queries, keys and values; turned in float32; the images' outputs joined into a new row."""
+    tape, size = b.tape, x.elements
+    q, k, v = op.split(tape, b.linear("attn.qkv", x), [size] * 3)
+    q, k = b.rotate(q, k)
+    out = op.concatenate(tape, [b.attend(q, k, v)])
+    return b.linear("attn.proj", out)
+
+
+def qwen2_5_vision(b: Block, x: Tensor) -> Tensor:
+    """``Qwen2_5_VLVisionBlock``: RMS norms, a gated MLP."""
+    x = op.add(b.tape, x, _attend(b, b.norm("norm1", x)))
+    return op.add(b.tape, x, _gated(b, b.norm("norm2", x)))
+
+
+def _gated(b: Block, x: Tensor) -> Tensor:
+    return b.linear(
+        "mlp.down_proj",
+        op.multiply(
+            b.tape,
+            b.activation(b.linear("mlp.gate_proj", x)),
+            b.linear("mlp.up_proj", x),
+            "gate × up",
+        ),
+    )
+
+
+def qwen3_vision(b: Block, x: Tensor) -> Tensor:
+    """``Qwen3VLVisionBlock``: layer norms, an MLP of two products."""
+    x = op.add(b.tape, x, _attend(b, b.norm("norm1", x)))
+    hidden = b.activation(b.linear("mlp.linear_fc1", b.norm("norm2", x)))
+    return op.add(b.tape, x, b.linear("mlp.linear_fc2", hidden))
+
+
+def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+    """The convolution over whole patches, and Qwen3-VL's positions, each from four rows of its table."""
+    tape, tower = b.tape, vision.tower
+    patch = vision.num_channels * vision.temporal_patch_size * vision.patch_size**2
+    pixels = tape.new(seen.patches * patch, 4, ACTIVATIONS)
+    weight, *bias = b.tensors["patch_embed.proj"]
+    x = op.convolution_of_patches(
+        tape,
+        op.cast(tape, pixels, weight.width),
+        weight,
+        bias[0] if bias else None,
+        seen.patches * tower.hidden_size,
+    )
+    del pixels
+    if "pos_embed" not in b.embeddings:
+        return drag(x)
+    indices = tape.new(seen.patches * FEATURES, 8)
+    weights = tape.new(seen.patches * FEATURES, 4)
+    found = op.embedding(
+        tape, indices, b.embeddings["pos_embed"], tower.hidden_size, seen.patches * FEATURES
+    )
+    weighed = op.multiply(tape, found, weights, "positions")
+    del found
+    positions = op.cast(tape, op.mean(tape, weighed, x.elements, "sum of the positions"), x.width)
+    del weighed
+    return op.add(tape, x, positions)
+
+
+def _merge(
+    merger: Block, vision: Vision, seen: Seen, x: Tensor, name: str, names: tuple[str, str, str]
+) -> Tensor:
+    norm, first, second = names
+    x = merger.norm(f"{name}.{norm}", x)
+    x = merger.linear(f"{name}.{first}", x)
+    x = op.elementwise(merger.tape, x, "gelu")
+    return merger.linear(f"{name}.{second}", x)
+
+
+def _project_qwen2_5(outer: Block, merger: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
+    names = ("ln_q", "mlp.0", "mlp.2")
+    x = _merge(merger, vision, seen, x, "visual.merger", names)
+    order = merger.tape.new(seen.tokens, 8)
+    return op.gather(merger.tape, x, order, x.elements, "tokens in their order")
+
+
+def _project_qwen3(outer: Block, merger: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
+    names = ("norm", "linear_fc1", "linear_fc2")
+    return _merge(merger, vision, seen, x, "visual.merger", names)
+
+
+def _project_deep(merger: Block, vision: Vision, seen: Seen, x: Tensor, name: str) -> Tensor:
+    """A norm over merged patches, and the same two products."""
+    return _merge(merger, vision, seen, x, f"visual.{name}", ("norm", "linear_fc1", "linear_fc2"))
+
+
+def _windowed_pairs(vision: Vision, seen: Seen) -> int:
+    """Windows of 112 × 112 pixels in all layers but four.
+
+    Source: transformers 5.23, models/qwen2_5_vl/configuration_qwen2_5_vl.py, ``window_size``,
+    ``fullatt_block_indexes``.
+    """
+    window = (WINDOW // vision.patch_size) ** 2
+    layers = vision.tower.num_hidden_layers
+    whole = sum(image.patches**2 for image in seen.images)
+    windowed = sum(image.patches * min(window, image.patches) for image in seen.images)
+    full = min(WHOLE_LAYERS, layers)
+    return seen.rows * (full * whole + (layers - full) * windowed)
+
+
+def _tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
+    """Cosine and sine of every patch, in float32."""
+    elements = seen.patches * vision.tower.head_dim
+    return Tables(tape.new(elements, 4, ACTIVATIONS), tape.new(elements, 4, ACTIVATIONS))
+
+
+def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
+    """All patches are one row."""
+    return 1, seen.patches
+
+
+def _processor_2_5(vision: Vision) -> Qwen2VLImageProcessor:
+    """With the settings of the published preprocessor_config.json."""
+    return Qwen2VLImageProcessor(
+        patch_size=vision.patch_size, merge_size=vision.merge_size, max_pixels=12_845_056
+    )
+
+
+def _processor_3(vision: Vision) -> Qwen2VLImageProcessor:
+    """With the settings of the published preprocessor_config.json."""
+    return Qwen2VLImageProcessor(
+        patch_size=vision.patch_size,
+        merge_size=vision.merge_size,
+        min_pixels=65_536,
+        max_pixels=16_777_216,
+    )
+
+
+TREE = TreeLayout("Qwen2_5_VLVision", "")
+_QWEN3 = Family(
+    model_type="qwen3_vl_vision",
+    modules=FamilyModules(_qwen3_layer, _qwen3_outer),
+    tree=TREE,
+    architecture=Architecture(qwen3_vision, NormKind.LAYER_NORM, rotary=Rotary.FLOAT32_HALVES),
+)
+TOWERS = (
+    VisionFamily(
+        wrappers=("qwen2_5_vl",),
+        tower=Family(
+            model_type="qwen2_5_vl_vision",
+            modules=FamilyModules(_qwen2_5_layer, _qwen2_5_outer),
+            tree=TREE,
+            architecture=Architecture(qwen2_5_vision, NormKind.RMS, rotary=Rotary.FLOAT32_HALVES),
+        ),
+        read=_qwen2_5,
+        processor=_processor_2_5,
+        projector=_qwen2_5_merger,
+        embed=_embed,
+        project=_project_qwen2_5,
+        pairs=_windowed_pairs,
+        tables=_tables,
+        tokens_a_row=_rows,
+        prefix="visual",
+        layers="blocks",
+        dragged=True,
+    ),
+    VisionFamily(
+        wrappers=("qwen3_vl",),
+        tower=_QWEN3,
+        read=_qwen3,
+        processor=_processor_3,
+        projector=_qwen3_mergers,
+        embed=_embed,
+        project=_project_qwen3,
+        project_deep=_project_deep,
+        tables=_tables,
+        tokens_a_row=_rows,
+        prefix="visual",
+        layers="blocks",
+        dragged=False,
+    ),
+    VisionFamily(
+        wrappers=("qwen3_5",),
+        tower=_QWEN3,
+        read=partial(_qwen3, wrapper="qwen3_5", deep=False),
+        processor=_processor_3,
+        projector=_qwen3_mergers,
+        embed=_embed,
+        project=_project_qwen3,
+        project_deep=_project_deep,
+        tables=_tables,
+        tokens_a_row=_rows,
+        prefix="visual",
+        layers="blocks",
+        dragged=False,
+    ),
+)

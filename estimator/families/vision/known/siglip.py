@@ -1,0 +1,278 @@
+"""SigLIP in Gemma 3, SmolVLM and Idefics 3: square images or tiles, each a row of patches with learned positions.
+
+Source: transformers 5.23, models/siglip, models/gemma3, models/smolvlm, models/idefics3, modeling_*.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.images.gemma import Gemma3ImageProcessor
+from estimator.families.images.idefics3 import Idefics3ImageProcessor
+from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
+from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.vision.family import Drag, Seen, VisionFamily
+from estimator.tape import operators as op
+from estimator.tape.tape import ACTIVATIONS, Tensor
+from estimator.values.specs import Model, Vision
+
+
+def _tower(read: Config, model_type: str, **defaults: int) -> Model:
+    hidden = read.whole("hidden_size", default=defaults["hidden_size"])
+    heads = read.whole("num_attention_heads", default=defaults["heads"], most=MOST_HEADS)
+    side = read.whole("image_size", default=defaults["image_size"])
+    patch = read.whole("patch_size", default=defaults["patch_size"])
+    return Model(
+        model_type=model_type,
+        vocab_size=0,
+        hidden_size=hidden,
+        intermediate_size=read.whole("intermediate_size", default=defaults["width"]),
+        num_hidden_layers=read.whole("num_hidden_layers", default=12, most=MOST_LAYERS),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        hidden_act=read.text("hidden_act", default="gelu_pytorch_tanh"),
+        attn_pdrop=read.share("attention_dropout", default=0.0),
+        learned_positions=(side // patch) ** 2,
+        word_embed_proj_dim=read.whole("num_channels", default=3) * patch**2,
+    )
+
+
+def _gemma3(read: Config, whole: Config) -> Vision:
+    side = read.whole("image_size", default=224)
+    return Vision(
+        wrapper="gemma3",
+        tower=_tower(
+            read,
+            "siglip_vision_model",
+            hidden_size=768,
+            heads=12,
+            image_size=224,
+            patch_size=16,
+            width=3072,
+        ),
+        patch_size=read.whole("patch_size", default=16),
+        image_size=side,
+        num_channels=read.whole("num_channels", default=3),
+        image_tokens=whole.whole("mm_tokens_per_image", default=256),
+    )
+
+
+def _smolvlm(read: Config, whole: Config, *, wrapper: str, model_type: str) -> Vision:
+    defaults = dict(hidden_size=1152, heads=16, image_size=224, patch_size=32, width=3072)
+    tower = _tower(read, model_type, **defaults)
+    return Vision(
+        wrapper=wrapper,
+        tower=tower,
+        patch_size=read.whole("patch_size", default=32),
+        merge_size=whole.whole("scale_factor", default=2),
+        image_size=read.whole("image_size", default=224),
+        num_channels=read.whole("num_channels", default=3),
+    )
+
+
+# -- modules -----------------------------------------------------------------------------------------------------
+
+
+def _layer_modules(model: Model) -> tuple[Module, ...]:
+    hidden, width = model.hidden_size, model.intermediate_size
+    return (
+        Norm("layer_norm1", hidden, bias=True),
+        *(
+            Linear(f"self_attn.{name}", hidden, hidden, bias=True)
+            for name in ("k_proj", "v_proj", "q_proj", "out_proj")
+        ),
+        Norm("layer_norm2", hidden, bias=True),
+        Linear("mlp.fc1", hidden, width, bias=True),
+        Linear("mlp.fc2", width, hidden, bias=True),
+    )
+
+
+def _outer_modules(model: Model) -> tuple[Module, ...]:
+    hidden = model.hidden_size
+    return (
+        Kernel("embeddings.patch_embedding", ((hidden, model.word_embed_proj_dim), (hidden,))),
+        Embedding("embeddings.position_embedding", model.learned_positions, hidden),
+        Norm("post_layernorm", hidden, bias=True),
+    )
+
+
+def _gemma3_projector(vision: Vision, model: Model) -> tuple[Module, ...]:
+    name, hidden = "multi_modal_projector", vision.tower.hidden_size
+    return (
+        Kernel(name, ((hidden, model.hidden_size),)),
+        Norm(f"{name}.mm_soft_emb_norm", hidden),
+    )
+
+
+def _connector(vision: Vision, model: Model) -> tuple[Module, ...]:
+    width = vision.tower.hidden_size * vision.merge_size**2
+    return (Linear("connector.modality_projection.proj", width, model.hidden_size),)
+
+
+# -- programs ----------------------------------------------------------------------------------------------------
+
+
+def siglip(b: Block, x: Tensor) -> Tensor:
+    """``SiglipEncoderLayer``: a norm before attention and before the MLP."""
+    residual = x
+    x = b.norm("layer_norm1", x)
+    q = b.linear("self_attn.q_proj", x)
+    k = b.linear("self_attn.k_proj", x)
+    v = b.linear("self_attn.v_proj", x)
+    x = b.linear("self_attn.out_proj", b.attend(q, k, v))
+    del q, k, v
+    x = op.add(b.tape, residual, x)
+    residual = x
+    x = b.norm("layer_norm2", x)
+    x = b.linear("mlp.fc1", x)
+    x = b.activation(x)
+    x = b.linear("mlp.fc2", x)
+    return op.add(b.tape, residual, x)
+
+
+def _patches(b: Block, vision: Vision, seen: Seen, pixels: Tensor) -> Tensor:
+    weight, bias = b.tensors["embeddings.patch_embedding"]
+    elements = seen.patches * vision.tower.hidden_size
+    return op.convolution_of_patches(b.tape, pixels, weight, bias, elements)
+
+
+def _pixels(b: Block, vision: Vision, seen: Seen) -> Tensor:
+    elements = seen.tiles * vision.num_channels * vision.image_size**2
+    return b.tape.new(elements, 4, ACTIVATIONS)
+
+
+def _positions(b: Block, vision: Vision, ids: Tensor, rows: int) -> Tensor:
+    table = b.embeddings["embeddings.position_embedding"]
+    return op.embedding(b.tape, ids, table, vision.tower.hidden_size, rows)
+
+
+def _embed_siglip(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+    """Positions are one row for all images; checkpointing's hook is on the convolution."""
+    pixels = _pixels(b, vision, seen)
+    width = b.tensors["embeddings.patch_embedding"][0].width
+    x = drag(_patches(b, vision, seen, op.cast(b.tape, pixels, width)))
+    ids = b.tape.new(1, 8)
+    return op.add(b.tape, x, _positions(b, vision, ids, vision.tower.learned_positions))
+
+
+def _embed_smolvlm(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+    """Tiles that hold an image are picked out of the batch; positions are looked up for each."""
+    tape = b.tape
+    pixels = _pixels(b, vision, seen)
+    mask = tape.new(pixels.elements // vision.num_channels, 8, ACTIVATIONS)
+    cast = op.cast(tape, pixels, b.tensors["embeddings.patch_embedding"][0].width)
+    tape.operation = "tiles that hold an image"
+    empty = tape.new(cast.elements, 1)
+    del empty
+    picked = tape.new(cast.elements, cast.width)
+    del cast
+    ids = tape.new(seen.patches, 8)
+    kept = tape.new(mask.elements, 8)
+    x = _patches(b, vision, seen, picked)
+    x = drag(op.add(tape, x, _positions(b, vision, ids, seen.patches)))
+    del pixels, mask, kept
+    return x
+
+
+def _project_gemma3(
+    outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor
+) -> Tensor:
+    """Averages over squares of patches, a norm, and one product with a bare matrix."""
+    tape, hidden = outer.tape, vision.tower.hidden_size
+    x = outer.norm("post_layernorm", x)
+    square = op.clone(tape, x)
+    pooled = op.average(tape, square, seen.tokens * hidden)
+    del square
+    x = projector.norm("multi_modal_projector.mm_soft_emb_norm", pooled, kind=NormKind.RMS_ONE_PLUS)
+    (weight,) = projector.tensors["multi_modal_projector"]
+    return op.matmul(
+        tape, x, weight, seen.tokens * weight.elements // hidden, "projection of the image"
+    )
+
+
+def _project_smolvlm(
+    outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor
+) -> Tensor:
+    """Squares of patches are laid side by side, by two copies, and projected."""
+    x = outer.norm("post_layernorm", x)
+    x = op.clone(outer.tape, op.clone(outer.tape, x))
+    return projector.linear("connector.modality_projection.proj", x)
+
+
+def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
+    """Each image or tile is a row."""
+    return seen.tiles, vision.tower.learned_positions
+
+
+def _gemma3_processor(vision: Vision) -> Gemma3ImageProcessor:
+    return Gemma3ImageProcessor(
+        image_size=vision.image_size,
+        patch_size=vision.patch_size,
+        image_seq_length=vision.image_tokens,
+    )
+
+
+def _idefics3_processor(vision: Vision) -> Idefics3ImageProcessor:
+    """Four tiles along the longer side, as the published files of Idefics 3 and SmolVLM say."""
+    return Idefics3ImageProcessor(
+        tile=vision.image_size,
+        patch_size=vision.patch_size,
+        scale_factor=vision.merge_size,
+        longest_edge=4 * vision.image_size,
+    )
+
+
+def _family(model_type: str) -> Family:
+    return Family(
+        model_type=model_type,
+        modules=FamilyModules(_layer_modules, _outer_modules),
+        tree=TreeLayout("Siglip", ""),
+        architecture=Architecture(siglip, NormKind.LAYER_NORM, rotary=None),
+    )
+
+
+TOWERS = (
+    VisionFamily(
+        wrappers=("gemma3",),
+        tower=_family("siglip_vision_model"),
+        read=_gemma3,
+        processor=_gemma3_processor,
+        projector=_gemma3_projector,
+        embed=_embed_siglip,
+        project=_project_gemma3,
+        tokens_a_row=_rows,
+        prefix="vision_tower",
+        layers="encoder.layers",
+        dragged=True,
+        masks_text=True,
+    ),
+    VisionFamily(
+        wrappers=("smolvlm",),
+        tower=_family("smolvlm_vision"),
+        read=partial(_smolvlm, wrapper="smolvlm", model_type="smolvlm_vision"),
+        processor=_idefics3_processor,
+        projector=_connector,
+        embed=_embed_smolvlm,
+        project=_project_smolvlm,
+        tokens_a_row=_rows,
+        prefix="vision_model",
+        layers="encoder.layers",
+        dragged=True,
+    ),
+    VisionFamily(
+        wrappers=("idefics3",),
+        tower=_family("idefics3_vision"),
+        read=partial(_smolvlm, wrapper="idefics3", model_type="idefics3_vision"),
+        processor=_idefics3_processor,
+        projector=_connector,
+        embed=_embed_smolvlm,
+        project=_project_smolvlm,
+        tokens_a_row=_rows,
+        prefix="vision_model",
+        layers="encoder.layers",
+        dragged=True,
+    ),
+)

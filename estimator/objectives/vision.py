@@ -1,0 +1,159 @@
+"""The tower that sees, on a tape: its layers as a stack of their own, and how its features enter the text.
+
+Source: transformers 5.23, models/*/modeling_*.py, ``get_image_features`` and the model's ``forward``;
+modeling_utils.py, ``enable_input_require_grads``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from estimator.families.block import Block
+from estimator.families.counts import layer_modules, outer_modules
+from estimator.families.modules import Module
+from estimator.families.registry import architecture
+from estimator.families.rotary import Tables
+from estimator.families.vision.family import Seen, images_of, sees, vision_family
+from estimator.objectives.stack import Stack
+from estimator.tape import operators as op
+from estimator.tape.tape import (
+    TEMPORARIES,
+    Leaf,
+    Parameter,
+    Place,
+    Tape,
+    Tensor,
+    leaf_node,
+)
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model, Part, Phase, Vision
+
+
+def tower_stack(vision: Vision) -> Stack:
+    """The tower's layers; those whose output is projected as well stand for no other."""
+    kinds = [
+        f"projected {index}" if index in vision.deepstack else ""
+        for index in range(vision.tower.num_hidden_layers)
+    ]
+    return Stack.of(kinds)._replace(label="image tower")
+
+
+class LoadedTower:
+    """A tower and its projector on the GPU, ready to be called."""
+
+    def __init__(self, tape: Tape, model: Model, setup: TrainingSetup, number: int) -> None:
+        vision = model.vision
+        assert vision is not None
+        self.tape, self.model, self.setup, self.vision = tape, model, setup, vision
+        self.family = vision_family(vision)
+        self.architecture = architecture(vision.tower)
+        self.stack = tower_stack(vision)
+        self.number = number
+        """Index of its stack among those of the step."""
+        self.parameters: dict[str, Parameter] = {}
+        outer = [replace(it, part=Part.VISION) for it in outer_modules(vision.tower)]
+        merger = [replace(it, part=Part.PROJECTOR) for it in self.family.projector(vision, model)]
+        self.outer = self._block(outer, "outer", setup)
+        self.merger = self._block(merger, "projector", setup)
+
+    def _block(
+        self, modules: Sequence[Module], key: str, setup: TrainingSetup, index: int | None = None
+    ) -> Block:
+        return Block(
+            self.tape,
+            self.vision.tower,
+            setup,
+            modules,
+            key=f"stack{self.number}.{key}",
+            norm_kind=self.architecture.norm,
+            index=index,
+            parameters=self.parameters,
+        )
+
+    def features(
+        self, phase: Phase, rows: int, *, checkpointing: bool
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Features of every image token; those that are added after layers of the text; and what outlives the call."""
+        tape, vision, family = self.tape, self.vision, self.family
+        seen = Seen(images_of(self.model, self.setup.images), rows)
+        before = tape.place
+        tape.go_to(phase, "image tower", Place(before.forward, self.number))
+        batch, length = family.tokens_a_row(vision, seen)
+        setup = replace(self.setup, per_device_train_batch_size=batch, max_length=length)
+        self.outer.setup = setup
+        hidden = family.embed(
+            self.outer, vision, seen, _required if checkpointing and tape.records else _left
+        )
+        tape.operation = "rotary tables"
+        around = tape, vision, seen, hidden.width
+        tables = family.tables(*around) if family.tables else None
+        mask = family.mask(*around) if family.mask else None
+        added: list[Tensor] = []
+        for played, index in enumerate(self.stack.played):
+            tape.enter(phase, "layer", played)
+            hidden = self._layer(
+                played, index, hidden, tables, mask, setup, checkpointing=checkpointing
+            )
+            if index in vision.deepstack:
+                added.append(self._projected(f"deepstack_merger_list.{len(added)}", seen, hidden))
+        tape.enter(phase, "projector")
+        self.merger.setup = replace(setup, per_device_train_batch_size=1, max_length=seen.tokens)
+        features = family.project(self.outer, self.merger, vision, seen, hidden)
+        tape.go_to(phase, "embedding", before)
+        return features, added, [hidden]
+
+    def _layer(
+        self,
+        played: int,
+        index: int,
+        hidden: Tensor,
+        tables: Tables | None,
+        mask: Tensor | None,
+        setup: TrainingSetup,
+        *,
+        checkpointing: bool,
+    ) -> Tensor:
+        modules = [replace(it, part=Part.VISION) for it in layer_modules(self.vision.tower, index)]
+        block = self._block(list(modules), f"layers.{played}", setup, played)
+        block.rotary_tables, block.rotary = tables, self.architecture.rotary
+        block.mask = mask
+        layer = self.architecture.layer
+
+        def program(x: Tensor) -> Tensor:
+            return layer(block, x)
+
+        out = self.tape.checkpoint(program, hidden) if checkpointing else program(hidden)
+        if not checkpointing:
+            block.rotary_tables = block.mask = None
+        block.is_replay = True
+        return out
+
+    def _projected(self, name: str, seen: Seen, hidden: Tensor) -> Tensor:
+        family = self.family
+        assert family.project_deep is not None
+        return family.project_deep(self.merger, self.vision, seen, hidden, name)
+
+
+def _required(x: Tensor) -> Tensor:
+    """``enable_input_require_grads``: a tensor that needs no gradient becomes a leaf that does."""
+    if not x.requires_grad:
+        x.requires_grad = True
+        x.node = leaf_node(Leaf(TEMPORARIES, variable=x.storage))
+    return x
+
+
+def _left(x: Tensor) -> Tensor:
+    return x
+
+
+def loaded_tower(tape: Tape, model: Model, setup: TrainingSetup, number: int) -> LoadedTower | None:
+    """The tower of a model that sees, where the examples have images."""
+    if not sees(model, setup.adapters) or not setup.images.all_image_sizes:
+        return None
+    return LoadedTower(tape, model, setup, number)
+
+
+def merged(tape: Tape, embedded: Tensor, features: Tensor) -> Tensor:
+    """``inputs_embeds.masked_scatter(mask, features)``: a copy of the embeddings with features in their places."""
+    return op.masked_scatter(tape, embedded, op.cast(tape, features, embedded.width))

@@ -1,0 +1,69 @@
+"""What makes images take less memory: fewer pixels or tiles, and a tower that is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from estimator.families.vision.family import images_of, processor_of, sees
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Model
+
+Keys = Mapping[str, Any]
+
+
+class ImageChange(NamedTuple):
+    """A title, what it costs, and its options, the smallest change first."""
+
+    title: str
+    price: str
+    options: tuple[Keys, ...]
+
+
+SMALLER: Mapping[str, tuple[Any, ...]] = {
+    "max_pixels": (4_014_080, 2_007_040, 1_003_520, 501_760, 250_880),
+    "image_longest_edge": (1024, 768, 512),
+    "max_patches": (9, 6, 4, 2, 1),
+    "max_soft_tokens": (140, 70),
+    "do_pan_and_scan": (False,),
+    "do_image_splitting": (False,),
+}
+"""Smaller values of each setting that decides how many tokens an image becomes: ours, in round steps."""
+
+
+def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
+    """Changes of images that the setup still allows; an option says how many tokens an example has then."""
+    vision = model.vision
+    if vision is None or not sees(model, setup.adapters):
+        return
+    if not setup.images.all_image_sizes:
+        return
+    before = sum(image.tokens for image in images_of(model, setup.images))
+    processor = processor_of(vision, setup.images)
+    for key, smaller in SMALLER.items():
+        own = "longest_edge" if key == "image_longest_edge" else key
+        now = getattr(processor, own, None)
+        options = []
+        for value in smaller if now is not None else ():
+            images = replace(setup.images, **{key: value})
+            tokens = images_of(model, images)
+            seen = sum(image.tokens for image in tokens)
+            if value < now and seen < before:
+                keys: dict[str, Any] = {key: value}
+                if setup.images.text_tokens is not None:
+                    markers = sum(image.markers for image in tokens)
+                    keys["max_length"] = setup.images.text_tokens + seen + markers
+                options.append(keys)
+        if options:
+            yield ImageChange(
+                f"{key} {{{key}}}",
+                f"Fewer tokens for the same images, {before:,} an example today: fine print may be lost.",
+                tuple(options),
+            )
+    if not setup.adapters.freeze_vision:
+        yield ImageChange(
+            "Freeze the image tower",
+            "The text still learns to read its features; the tower's gradients and states go.",
+            ({"freeze_vision": True},),
+        )

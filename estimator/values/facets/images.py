@@ -1,0 +1,183 @@
+"""The images of an example, and how a processor sizes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.kinds import Flag, ImageSizes, WholeNumber
+
+_SIDE = WholeNumber(32_768, nullable=True)
+_PIXELS = WholeNumber(2**30, nullable=True)
+_PROCESSORS = "as the model's processor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images(Checked):
+    """Images of each example in pixels, and the processor's settings; None: the processor's own."""
+
+    __hash__ = Hashed.__hash__
+
+    images_per_example: int = key(
+        0,
+        WholeNumber(1024, low=0),
+        "images in an example, all of one size",
+        whose=Whose.OURS,
+        code="in",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="Images per example",
+            help="Images in each example, all of one size.",
+            ends=(0, 64),
+        ),
+    )
+    image_height: int | None = key(
+        None,
+        _SIDE,
+        "of each image, in pixels",
+        whose=Whose.OURS,
+        null="1080",
+        code="ih",
+        widget=Widget(
+            shape="number", section=Section.IMAGES, label="Height", help="Pixels of an image."
+        ),
+    )
+    image_width: int | None = key(
+        None,
+        _SIDE,
+        "of each image, in pixels",
+        whose=Whose.OURS,
+        null="1920",
+        code="iw",
+        widget=Widget(
+            shape="number", section=Section.IMAGES, label="Width", help="Pixels of an image."
+        ),
+    )
+    image_sizes: tuple[tuple[int, int], ...] | None = key(
+        None,
+        ImageSizes(nullable=True),
+        "height and width of each image of an example, in pixels",
+        whose=Whose.OURS,
+        null="images_per_example of one size",
+        code="is",
+        widget="a list of sizes; the page offers one size for all images",
+    )
+    text_tokens: int | None = key(
+        None,
+        WholeNumber(2**24, nullable=True),
+        "tokens of text in an example, beside its images; max_length cuts the whole row",
+        whose=Whose.OURS,
+        null="max_length is the whole row",
+        code="tt",
+        widget="the page's context is the whole row, and says what is left for text",
+    )
+    min_pixels: int | None = key(
+        None,
+        _PIXELS,
+        "the least area that Qwen's and GLM's processors resize an image to",
+        whose=Whose.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="ip",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="min_pixels",
+            help="Qwen and GLM enlarge an image of fewer pixels.",
+        ),
+    )
+    max_pixels: int | None = key(
+        None,
+        _PIXELS,
+        "the largest area that Qwen's and GLM's processors leave an image",
+        whose=Whose.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="xp",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="max_pixels",
+            help="Qwen and GLM shrink an image of more pixels; each token stands for 28 × 28 or 32 × 32 of them.",
+        ),
+    )
+    do_image_splitting: bool | None = key(
+        None,
+        Flag(nullable=True),
+        "whether Idefics 3's and SmolVLM's processors cut an image into tiles",
+        whose=Whose.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="sp",
+        widget="a switch of three states; max_pixels and tiles are what people set",
+    )
+    image_longest_edge: int | None = key(
+        None,
+        _SIDE,
+        "the length to which Idefics 3, SmolVLM and Pixtral bring an image's longer side",
+        whose=Whose.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="le",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="Longest edge",
+            help="size.longest_edge of the processors of Idefics 3, SmolVLM and Pixtral.",
+        ),
+    )
+    crop_to_patches: bool | None = key(
+        None,
+        Flag(nullable=True),
+        "whether InternVL's processor cuts an image into tiles",
+        whose=Whose.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="cr",
+        widget="a switch of three states; max_patches 1 turns cropping off",
+    )
+    max_patches: int | None = key(
+        None,
+        WholeNumber(1024, nullable=True),
+        "the most tiles that InternVL's and Llama 4's processors cut an image into",
+        whose=Whose.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="xt",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="Tiles at most",
+            help="max_patches of the processors of InternVL and Llama 4.",
+        ),
+    )
+    do_pan_and_scan: bool | None = key(
+        None,
+        Flag(nullable=True),
+        "whether Gemma 3's processor crops elongated images as well",
+        whose=Whose.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="ps",
+        widget="a switch of three states",
+    )
+    max_soft_tokens: int | None = key(
+        None,
+        WholeNumber(1120, nullable=True),
+        "the most tokens that Gemma 4's processor makes of an image: 70, 140, 280, 560 or 1120",
+        whose=Whose.TRANSFORMERS,
+        null=_PROCESSORS,
+        code="sf",
+        widget=Widget(
+            shape="number",
+            section=Section.IMAGES,
+            label="Soft tokens at most",
+            help="max_soft_tokens of Gemma 4's processor.",
+        ),
+    )
+
+    @property
+    def all_image_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of every image of an example."""
+        if self.image_sizes is not None:
+            return self.image_sizes
+        return ((self.image_height or 1080, self.image_width or 1920),) * self.images_per_example
+
+    @property
+    def has_image_keys(self) -> bool:
+        """Whether anything here is not at its default: the run is one of images."""
+        return self != Images()

@@ -1,0 +1,71 @@
+"""What one image becomes: tokens, markers, patches and tiles, as transformers' own processors answer."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from estimator.families.images import gemma, idefics3, pixtral, qwen_vl, tiles
+from estimator.families.images.image import ImageProcessor
+
+PROCESSORS = {
+    kind.__name__: kind
+    for kind in (
+        gemma.Gemma3ImageProcessor,
+        gemma.Gemma4ImageProcessor,
+        idefics3.Idefics3ImageProcessor,
+        pixtral.PixtralImageProcessor,
+        qwen_vl.Qwen2VLImageProcessor,
+        tiles.InternVLImageProcessor,
+        tiles.Llama4ImageProcessor,
+    )
+}
+# asked of the real processors of transformers 5.23 (their own methods, without pixels); empty: they raise
+TABLE = Path(__file__).with_name("reference") / "image_tokens.csv"
+ANSWERS = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
+
+
+def processor(name: str, settings: str) -> ImageProcessor:
+    given = dict(pair.split("=") for pair in settings.split())
+    return PROCESSORS[name](
+        **{
+            key: value == "True" if value in {"True", "False"} else int(value)
+            for key, value in given.items()
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    ANSWERS,
+    ids=lambda row: " ".join(row[key] for key in ("processor", "settings", "height", "width")),
+)
+def test_an_image_becomes_what_the_real_processor_says(row: dict[str, str]) -> None:
+    asked = processor(row["processor"], row["settings"])
+    size = int(row["height"]), int(row["width"])
+    if not row["tokens"]:
+        with pytest.raises(ValueError, match="crop it"):
+            asked.image_tokens(*size)
+        return
+    answer = asked.image_tokens(*size)
+    assert answer[:4] == tuple(int(row[key]) for key in ("tokens", "markers", "patches", "tiles"))
+
+
+def test_glm_counts_the_area_of_two_frames() -> None:
+    # by hand: 3,840 × 2,160 × 2 frames are 16.6 M pixels, more than the 11.76 M of the class: shrink by the root of
+    # 16,588,800 / 11,760,000, then down to multiples of 28: 1,792 × 3,220, hence 64 × 115 tokens of four patches
+    answer = qwen_vl.Glm4vImageProcessor().image_tokens(2160, 3840)
+    assert (answer.height, answer.width) == (1792, 3220)
+    assert answer.tokens == 64 * 115 == answer.patches / 4
+
+
+def test_glm_enlarges_what_is_smaller_than_one_token() -> None:
+    # 14 × 280 is doubled to 28 × 560; with two frames that is still above the least area of 112 × 112
+    assert qwen_vl.Glm4vImageProcessor().image_tokens(14, 280).tokens == 20
+
+
+def test_a_thread_of_an_image_is_refused() -> None:
+    with pytest.raises(ValueError, match="too thin"):
+        pixtral.PixtralImageProcessor().image_tokens(4, 9000)
