@@ -79,6 +79,10 @@ offload_param "none" · num_train_examples 10000 · num_train_epochs 1 · mean_t
 per_device_eval_batch_size 8 · eval_strategy "no" · save_strategy "epoch" · save_total_limit null
 save_only_model false · fsdp_state_dict_type "FULL_STATE_DICT" · zero3_save_16bit_model false
 usd_per_gpu_hour null · mfu null
+freeze_vision false · freeze_projector false · freeze_language false · images_per_example 0 · image_height null
+image_width null · image_sizes null · text_tokens null · min_pixels null · max_pixels null
+do_image_splitting null · image_longest_edge null · crop_to_patches null · max_patches null
+do_pan_and_scan null · max_soft_tokens null
 """
 
 

@@ -385,6 +385,7 @@ def _check_images(model: Model, setup: TrainingSetup) -> None:
         kernel = setup.attn_implementation
         raise WITH_IMAGES_LATER(key="attn_implementation", value=kernel, instead="sdpa")
     for key, instead in (
+        ("objective", "sft"),
         ("use_liger_kernel", False),
         ("use_reentrant", False),
         ("checkpoint_every_n_layers", 1),

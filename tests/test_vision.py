@@ -1,0 +1,255 @@
+"""Models that see: what their towers hold, what a step saves of them, and what images make of a row.
+
+Bytes a patch and layer are counted by hand from transformers' code: each term is a tensor that backward reads.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from estimator import estimate
+from estimator.contract.setups import parse, read_setup
+from estimator.families.modules import module_parameters
+from estimator.families.vision.family import images_of, vision_modules
+from estimator.search.image_changes import image_changes
+from estimator.values.specs import Component, Part, Phase
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+}
+QWEN2 = {**LLAMA, "model_type": "qwen2"}
+QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 16}
+
+
+def qwen2_5(depth: int = 32, **text: Any) -> dict[str, Any]:
+    vision = {"depth": depth, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16}
+    return {"model_type": "qwen2_5_vl", "text_config": {**QWEN2, **text}, "vision_config": vision}
+
+
+def qwen3(depth: int = 27, **text: Any) -> dict[str, Any]:
+    vision = {
+        "depth": depth,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_heads": 16,
+        "deepstack_visual_indexes": [8, 16, 24] if depth > 24 else [0],
+    }
+    return {"model_type": "qwen3_vl", "text_config": {**QWEN3, **text}, "vision_config": vision}
+
+
+def gemma3(depth: int = 27, **text: Any) -> dict[str, Any]:
+    vision = {
+        "num_hidden_layers": depth,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "image_size": 896,
+        "patch_size": 14,
+        "vision_use_head": False,
+    }
+    return {
+        "model_type": "gemma3",
+        "text_config": {**LLAMA, "model_type": "gemma3_text", "head_dim": 16, **text},
+        "vision_config": vision,
+    }
+
+
+def internvl(depth: int = 24, **text: Any) -> dict[str, Any]:
+    vision = {"num_hidden_layers": depth, "attention_bias": True}
+    return {"model_type": "internvl", "text_config": {**QWEN2, **text}, "vision_config": vision}
+
+
+def pixtral(depth: int = 24, **text: Any) -> dict[str, Any]:
+    return {
+        "model_type": "mistral3",
+        "text_config": {**LLAMA, "model_type": "mistral", "sliding_window": None, **text},
+        "vision_config": {
+            "model_type": "pixtral",
+            "num_hidden_layers": depth,
+            "image_size": 1540,
+            "patch_size": 14,
+        },
+    }
+
+
+def setup(config: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    return {
+        "model": config,
+        "mixed_precision": "no",
+        "images_per_example": 1,
+        "image_height": 448,
+        "image_width": 448,
+        "text_tokens": 64,
+        "max_length": 8192,
+        **keys,
+    }
+
+
+def parameters(config: dict[str, Any], part: Part) -> int:
+    model, _, _ = parse({"model": config, "images_per_example": 0, "text_tokens": 8})
+    return sum(n * module_parameters(it) for it, n in vision_modules(model) if it.part is part)
+
+
+# Hub: safetensors.total of each repository less its text part, by the names of its tensors
+@pytest.mark.parametrize(
+    ("config", "tower", "projector"),
+    [
+        (qwen2_5(hidden_size=3584), 631_975_680, 44_574_464),  # Qwen/Qwen2.5-VL-7B-Instruct
+        (qwen3(hidden_size=4096), 415_891_440, 160_496_896),  # Qwen/Qwen3-VL-8B-Instruct
+        (gemma3(hidden_size=2560), 416_866_032, 2_950_272),  # google/gemma-3-4b-it
+        (internvl(hidden_size=1536), 304_012_288, 8_662_016),  # OpenGVLab/InternVL3-2B-hf
+        (pixtral(hidden_size=5120), 403_305_472, 35_652_608),  # mistralai/Mistral-Small-3.1-24B
+    ],
+    ids=lambda it: it["model_type"] if isinstance(it, dict) else "",
+)
+def test_tower_and_projector_have_the_published_counts(
+    config: dict[str, Any], tower: int, projector: int
+) -> None:
+    assert parameters(config, Part.VISION) == tower
+    assert parameters(config, Part.PROJECTOR) == projector
+
+
+def saved_per_patch(config: Any, **keys: Any) -> float:
+    """What one more layer of the tower leaves for backward, in bytes a patch."""
+    saved, patches = [], 0
+    for depth in (4, 5):
+        model, _, read = parse(setup(config(depth), **keys))
+        patches = sum(image.patches for image in images_of(model, read.images))
+        moment = estimate(model, None, read).phases[Phase.LOSS]
+        saved.append(moment.resident[Component.ACTIVATIONS])
+    return (saved[1] - saved[0]) / patches
+
+
+# h: hidden, f: MLP, a: heads. A LayerNorm keeps its input 2h and two numbers of float32; what a linear is given, 2h or
+# 2f, is another tensor. SigLIP: 2 norms (4h + 16), given to q, k, v (2h), q k v and output (8h), given to fc1 (2h),
+# before and after the activation (4f), log-sum-exp 4a.
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (gemma3, 16 * 1152 + 4 * 4304 + 4 * 16 + 16),
+        # queries, keys and values stay as one tensor (6h) beside turned queries and keys (4h); outputs joined (2h)
+        (qwen3, 22 * 1152 + 4 * 4304 + 4 * 16 + 16),
+        # an RMS norm keeps float32 x (4h), its own output twice (4h) and one number; gate, up, both products (8f)
+        (qwen2_5, 30 * 1280 + 8 * 3420 + 4 * 16 + 8),
+        # what the two scales multiply (4h); 1,025 positions in a tile of 1,024 patches
+        (internvl, (20 * 1024 + 4 * 4096 + 4 * 16 + 16) * 1025 / 1024),
+    ],
+)
+def test_a_layer_of_a_trained_tower_saves_what_its_code_says(config: Any, expected: float) -> None:
+    # every tensor is rounded up to 512 bytes
+    assert saved_per_patch(config) == pytest.approx(expected, rel=0.002)
+
+
+@pytest.mark.parametrize(("config", "expected"), [(gemma3, 2 * 1152), (qwen3, 0)])
+def test_checkpointing_drags_a_frozen_tower_into_backward_where_its_hook_sits(
+    config: Any, expected: float
+) -> None:
+    keys = {"freeze_vision": True, "gradient_checkpointing": True}
+    assert saved_per_patch(config, **keys) == pytest.approx(expected, rel=0.002)
+
+
+@pytest.mark.parametrize("config", [gemma3, qwen3, qwen2_5, internvl, pixtral])
+def test_a_frozen_tower_saves_nothing_without_checkpointing(config: Any) -> None:
+    assert saved_per_patch(config, freeze_vision=True) == 0
+
+
+def test_frozen_parts_are_not_trained() -> None:
+    whole = estimate(*parse(setup(gemma3())))
+    tower = estimate(*parse(setup(gemma3(), freeze_vision=True)))
+    both = estimate(*parse(setup(gemma3(), freeze_vision=True, freeze_projector=True)))
+    assert whole.trainable_parameters - tower.trainable_parameters == 416_866_032
+    # a norm of 1,152 and a matrix of 1,152 × 64
+    assert tower.trainable_parameters - both.trainable_parameters == 1152 + 1152 * 64
+
+
+def test_all_linear_adapts_the_tower_unless_it_is_frozen() -> None:
+    keys = {"method": "lora", "lora_r": 8, "lora_target_modules": "all-linear"}
+    everywhere = estimate(*parse(setup(gemma3(2), **keys))).trainable_parameters
+    text = estimate(*parse(setup(gemma3(2), **keys, freeze_vision=True))).trainable_parameters
+    # two layers: four linears of h × h, and h × f both ways; the projector is no linear
+    assert everywhere - text == 2 * 8 * (4 * 2 * 1152 + 2 * (1152 + 4304))
+
+
+def test_images_come_on_top_of_the_text_and_max_length_cuts_the_row() -> None:
+    # 448² pixels in patches of 14, four a token: 256 tokens, and two markers
+    reading = read_setup(setup(qwen2_5(), text_tokens=512))
+    assert reading.setup.max_length == 512 + 256 + 2
+    assert read_setup(setup(qwen2_5(), text_tokens=512, max_length=600)).setup.max_length == 600
+
+
+def test_an_image_in_the_batch_gives_every_layer_of_gemma_3_a_mask_of_its_own() -> None:
+    keys: dict[str, Any] = {
+        "freeze_vision": True,
+        "text_tokens": 740,
+    }  # 1,000 tokens with the image
+    shallow, deep = (
+        estimate(*parse(setup(gemma3(2, num_hidden_layers=depth), **keys))).phases[Phase.LOSS]
+        for depth in (3, 4)
+    )
+    saved = deep.resident[Component.ACTIVATIONS] - shallow.resident[Component.ACTIVATIONS]
+    without = {**keys, "images_per_example": 0, "text_tokens": 1000}
+    shallow, deep = (
+        estimate(*parse(setup(gemma3(2, num_hidden_layers=depth), **without))).phases[Phase.LOSS]
+        for depth in (3, 4)
+    )
+    flash = deep.resident[Component.ACTIVATIONS] - shallow.resident[Component.ACTIVATIONS]
+    # bfloat16 for every pair of tokens; 1,000 is a multiple of 8, so no row is padded
+    assert saved - flash == pytest.approx(2 * 1000**2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (
+            {"strategy": "fsdp", "num_gpus": 2},
+            "strategy fsdp is not modelled yet for a model that sees",
+        ),
+        ({"attn_implementation": "eager"}, "attn_implementation eager is not modelled yet"),
+        ({"use_liger_kernel": True}, "use_liger_kernel true is not modelled yet"),
+    ],
+)
+def test_what_is_not_modelled_with_images_is_said(keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        estimate(*parse(setup(qwen3(), **keys)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"max_length": 200, "text_tokens": None}, "are 258 tokens, more than max_length 200"),
+        ({"max_soft_tokens": 70}, "max_soft_tokens is no setting of qwen2_5_vl's image processor"),
+        ({"image_height": 20_000, "image_width": 20}, "sides may be up to 200 : 1"),
+        ({"image_sizes": [[10]]}, r"image_sizes must list \[height, width\]"),
+        ({"model": LLAMA}, "asks for a model that sees, and no tower of llama is modelled"),
+    ],
+)
+def test_wrong_images_get_one_sentence(keys: dict[str, Any], sentence: str) -> None:
+    (problem,) = read_setup({**setup(qwen2_5()), **keys}).problems
+    assert re.search(sentence, problem)
+
+
+def test_fewer_pixels_are_offered_with_the_tokens_they_leave() -> None:
+    given = setup(
+        qwen2_5(), image_height=2160, image_width=3840, text_tokens=100, max_length=20_000
+    )
+    model, _, read = parse(given)
+    (change, freeze) = image_changes(model, read)
+    assert "10,549 an example today" in change.price
+    # the class's own bound, 28 · 28 · 1,280 pixels: 1,222 tokens, two markers, the text
+    assert {"max_pixels": 1_003_520, "max_length": 1324} in change.options
+    assert freeze.options == ({"freeze_vision": True},)
+
+
+def test_a_window_that_a_wrapped_config_turns_off_stays_off() -> None:
+    model, _, _ = parse({"model": pixtral(max_position_embeddings=131_072)})
+    assert model.sliding_window == 0  # MistralConfig's default is 4,096
