@@ -37,7 +37,7 @@ def test_status_is_0_where_it_fits_1_where_not_2_where_it_was_not_read(
     assert main(["check", too_large, *card]) == 1
     assert "Does not fit: needs " in capsys.readouterr().out
     assert main(["check", broken, *card]) == 2
-    assert "is not valid JSON" in capsys.readouterr().out
+    assert "broken.json, line 1: no JSON" in capsys.readouterr().out
     assert main(["check", fits, too_large, *card]) == 1
     assert main(["check", fits, too_large, broken, *card]) == 2
 
@@ -90,7 +90,7 @@ def test_folder_is_a_table_of_all_its_runs(
 ) -> None:
     (tmp_path / "deep").mkdir()
     write(tmp_path / "deep", b=LARGE)
-    write(tmp_path, a=GPT2, c="[]")
+    write(tmp_path, a=GPT2, c="{", rows="[]")
     (tmp_path / "notes.txt").write_text("no run", encoding="utf-8")
     assert main(["check", str(tmp_path), "--gpu", "RTX 4090"]) == 2
     said = capsys.readouterr().out
@@ -102,6 +102,7 @@ def test_folder_is_a_table_of_all_its_runs(
     ]
     assert "Of 3 runs on GeForce RTX 4090: 1 fit, 1 do not fit, 1 could not be read." in said
     assert "notes.txt" not in said
+    assert said.splitlines()[-1].endswith("rows.json.")  # left out: data, not a broken config
 
 
 def test_sweep_of_200_files_takes_seconds(tmp_path: Path) -> None:
@@ -169,3 +170,124 @@ def test_help_says_what_the_status_means(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().out
     assert "exit status: 0 all fit, 1 some do not, 2 some could not be read." in said
     assert "--max-length" in said
+
+
+# --- a tool's own files ---------------------------------------------------------------------------
+
+SFT = """\
+model_name_or_path: meta-llama/Llama-3.1-8B
+use_peft: true
+dtype: bfloat16
+per_device_train_batch_size: 1
+max_length: 1024
+"""
+SCRIPT = """\
+from trl import SFTConfig, SFTTrainer
+
+args = SFTConfig(output_dir="out", per_device_train_batch_size=2, max_length=512)
+trainer = SFTTrainer(model="openai-community/gpt2", args=args, train_dataset=None)
+trainer.train()
+"""
+FSDP = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_version: 2\n"
+
+
+def put(folder: Path, **files: str) -> dict[str, str]:
+    """Files by their names, of which the last underscore is the point."""
+    paths = {name: folder / ".".join(name.rsplit("_", 1)) for name in files}
+    for name, path in paths.items():
+        path.write_text(files[name], encoding="utf-8")
+    return {name: str(path) for name, path in paths.items()}
+
+
+def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, object]]:
+    main(["check", *arguments, "--json"])
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_config_of_a_tool_is_read_with_the_tool_s_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = put(tmp_path, sft_yaml=SFT)["sft_yaml"]
+    assert main(["check", path, "--gpu", "RTX 4090"]) == 0
+    said = capsys.readouterr().out
+    assert "Set by trl 1.16.0 itself: " in said
+    assert "gradient_checkpointing true" in said
+    assert "bnb_4bit" not in said  # nothing is packed
+
+
+def test_keys_that_are_not_modelled_and_unknown_ones_are_said_with_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = put(tmp_path, sft_yaml=SFT + "neftune_noise_alpha: 5\nwarp_drive: on\n")["sft_yaml"]
+    main(["check", path, "--gpu", "RTX 4090"])
+    said = capsys.readouterr().out
+    assert "Not modelled yet: neftune_noise_alpha, sft.yaml line 6: " in said
+    assert "(more memory)" in said
+    assert "Unknown: warp_drive, sft.yaml line 7: " in said
+
+
+def test_accelerate_s_file_named_beside_a_script_belongs_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = put(tmp_path, train_py=SCRIPT, fsdp_yaml=FSDP)
+    (run,) = asked(capsys, *paths.values(), "--gpu", "L4")
+    assert run["files"] == [*paths.values()]
+    setup = run["setup"]
+    assert isinstance(setup, dict)
+    assert (setup["strategy"], setup["num_gpus"]) == ("fsdp", 4)
+    (alone,) = asked(capsys, paths["train_py"], "--gpu", "L4")
+    assert alone["files"] == [paths["train_py"]]
+    (together,) = asked(capsys, *paths.values(), "--gpu", "L4", "--together")
+    assert together["setup"] == setup
+
+
+def test_folder_knows_which_file_belongs_to_which_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script is run by run.sh under fsdp.yaml; sft.yaml is a run of its own; util.py is none."""
+    launch = "accelerate launch --config_file fsdp.yaml train.py\n"
+    put(tmp_path, sft_yaml=SFT, fsdp_yaml=FSDP, train_py=SCRIPT, run_sh=launch, util_py="x = 1\n")
+    runs = asked(capsys, str(tmp_path), "--gpu", "L4")
+    files = {tuple(Path(it).name for it in run["files"]) for run in runs}  # type: ignore[attr-defined]
+    assert files == {("sft.yaml",), ("run.sh", "fsdp.yaml", "train.py")}
+    main(["check", str(tmp_path), "--gpu", "L4"])
+    assert "No runs, and left out: " in (said := capsys.readouterr().out)
+    assert "util.py" in said.splitlines()[-1]
+
+
+def test_number_in_the_gpu_s_name_counts_unless_the_files_say_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = put(tmp_path, train_py=SCRIPT, fsdp_yaml=FSDP)
+    (run,) = asked(capsys, paths["train_py"], "--gpu", "4x L4")
+    assert run["setup"]["num_gpus"] == 4  # type: ignore[index]
+    assert run["setup"]["strategy"] == "ddp"  # type: ignore[index]
+    (run,) = asked(capsys, *paths.values(), "--gpu", "8x L4")
+    assert "8 GPUs and num_gpus is 4" in str(run["error"])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x00\x01binary", "is no text"),
+        (b"a: [1, 2", "line"),
+        (b"hello: 1\n", "is no config that is known here"),
+        (SFT.encode() + b"bf16: true\nfp16: true\n", "are both on"),
+        (b"x: !!python/object/apply:os.system [ls]\n", ""),
+    ],
+)
+def test_file_that_cannot_be_read_says_why_in_one_sentence(
+    content: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_bytes(content)
+    assert main(["check", str(tmp_path / "run.yaml"), "--gpu", "L4"]) == 2
+    said = capsys.readouterr().out
+    assert says in said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) == 1
+
+
+def test_folder_without_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path, util_py="x = 1\n")
+    assert main(["check", str(tmp_path), "--gpu", "L4"]) == 2
+    assert "none of 1 files says what is trained" in capsys.readouterr().err

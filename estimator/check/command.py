@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO, TypedDict
 
 from estimator.check import files, reading, report
 from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ, Asked, Judged, judge
 from estimator.contract.setups import NONE_KNOWN
-from estimator.values.specs import Model
+from estimator.values.refusals import InputError
 
 DESCRIPTION = "Do these training runs fit? Files of setups, or folders of them, are read and nothing in them is run."
 EPILOG = f"""\
@@ -23,9 +23,6 @@ examples:
 exit status: {FITS} all fit, {DOES_NOT_FIT} some do not, {NOT_READ} some could not be read.
 {report.TIGHT}
 """
-
-Known = Callable[[object], Mapping[str, Model]]
-"""The models of an id that the catalogue lacks; ``ValueError`` says why there is none."""
 
 
 class Words(TypedDict):
@@ -58,23 +55,28 @@ def run(
     paths: Sequence[str],
     changed: Mapping[str, object],
     output: TextIO,
-    known: Known = lambda name: NONE_KNOWN,
+    known: reading.Known = lambda name: NONE_KNOWN,
     *,
     together: bool = False,
     as_json: bool = False,
 ) -> int:
     """Judge the runs of some paths, with keys above what their files say; the exit status."""
-    asked = reading.read(files.found(paths), together=together)
+    asked, left_out = reading.read(files.found(paths), known, together=together)
+    if not asked:
+        raise InputError(
+            f"none of {len(left_out)} files says what is trained; name the files of a run."
+        )
     judged = [_judge(it, changed, known) for it in asked]
     if as_json:
         output.writelines(f"{json.dumps(report.as_json(it), allow_nan=False)}\n" for it in judged)
     else:
         said = report.one(judged[0]) if len(judged) == 1 else report.table(judged)
-        output.write(f"{said}\n")
+        others = f"No runs, and left out: {', '.join(left_out)}.\n" if left_out else ""
+        output.write(f"{said}\n{others}")
     return max(it.status for it in judged)
 
 
-def _judge(asked: Asked, changed: Mapping[str, object], known: Known) -> Judged:
+def _judge(asked: Asked, changed: Mapping[str, object], known: reading.Known) -> Judged:
     try:
         return judge(asked, changed, known(changed.get("model", asked.keys.get("model"))))
     except ValueError as problem:

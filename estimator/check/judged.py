@@ -16,6 +16,10 @@ FITS, DOES_NOT_FIT, NOT_READ = 0, 1, 2
 """What a command exits with: for several runs the highest of theirs. Tight counts as not fitting."""
 
 
+OF_NO_RUN = ("is no config that is known here", "must be one JSON object")
+"""What readers say of a file that is sound and no config: rows of data, another program's settings."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """One run as it was read: the files that it comes from, and what they say."""
@@ -27,6 +31,14 @@ class Asked:
     """Why it could not be read."""
     notes: tuple[str, ...] = ()
     """What a reader of the files must know: what is not modelled, what is not understood."""
+    tool: str = ""
+    """Whose defaults the missing keys have, with its version; empty: the contract's."""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the files say what is trained, or are broken: of a folder all others are left out."""
+        said = " ".join(self.problems)
+        return "model" in self.keys or bool(said and not any(it in said for it in OF_NO_RUN))
 
     @property
     def name(self) -> str:

@@ -1,23 +1,139 @@
-"""What files say: each a run, or all of them one."""
+"""What files say: each a run of its own, or together with those that belong to it.
+
+Files of accelerate, DeepSpeed and PEFT are no runs: named beside runs they belong to each of them, found in a folder to
+those that name them. A shell script's run has the files that it names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePath
 
 from estimator.check.files import Found
 from estimator.check.judged import Asked
+from estimator.contract.setups import NONE_KNOWN
+from estimator.tools.documents import document_kind
+from estimator.tools.imported import Fate, Imported, read_files
+from estimator.tools.reading.detect import read_text
+from estimator.tools.writing.theirs import DEFAULTS, sayable
 from estimator.values.json_text import read_object
+from estimator.values.keys import BY_NAME
+from estimator.values.later_keys import LATER
+from estimator.values.specs import Model
+
+COMPANIONS = frozenset({"accelerate", "deepspeed", "peft", "bnb", "model"})
+"""Kinds of file that say something of a run and are none."""
+OF_THE_LAUNCH = ("num_gpus", "strategy", "gpus_per_node")
+"""Keys that ``--gpu "4x …"`` may say where the files do not."""
+MOST_SHOWN = 8
+"""Keys that a sentence lists: ours."""
+
+Known = Callable[[object], Mapping[str, Model]]
+"""The models of a name that the catalogue lacks."""
 
 
-def read(files: Sequence[Found], *, together: bool = False) -> list[Asked]:
-    """The runs of files; of a folder those files that are no runs are left out."""
-    return [_setup(it) for it in files]
+def read(
+    files: Sequence[Found], known: Known = lambda name: NONE_KNOWN, *, together: bool = False
+) -> tuple[list[Asked], list[str]]:
+    """The runs of files, and the names of those that are no runs."""
+    if together:
+        return [_run(files, known)], []
+    runs, left_out = [], []
+    companions = [it for it in files if _is_companion(it)]
+    scripts = [it for it in files if it.name.endswith((".sh", ".slurm", ".sbatch"))]
+    named = {it.name for script in scripts for it in files if _names(script, it)}
+    for file in files:
+        if file in companions or (file.name in named and file not in scripts):
+            continue
+        beside = [it for it in companions if not it.from_folder or _names(file, it)]
+        if file in scripts:
+            beside = [it for it in files if _names(file, it)]
+        asked = _run([file, *(it for it in beside if it is not file)], known)
+        if file.from_folder and not asked.is_run:
+            left_out.append(file.name)
+        else:
+            runs.append(asked)
+    if not runs and companions:
+        return [_run(companions, known)], left_out
+    return runs, left_out
 
 
-def _setup(file: Found) -> Asked:
-    """A setup of the contract, as one JSON object."""
+def _names(file: Found, other: Found) -> bool:
+    return other is not file and PurePath(other.name).name.encode() in file.content
+
+
+def _is_companion(file: Found) -> bool:
+    if not file.name.endswith((".yaml", ".yml", ".json")) or _contract_keys(file) is not None:
+        return False
+    try:
+        return document_kind(read_text(file.content, file.name)) in COMPANIONS
+    except ValueError:
+        return False
+
+
+def _contract_keys(file: Found) -> Mapping[str, object] | None:
+    """The object of a setup as this product saves it; None: the file is a tool's, or cannot be read."""
+    if not file.name.endswith(".json"):
+        return None
     try:
         keys = read_object(file.content, file.name)
+    except ValueError:
+        return None
+    own = {"model", "gpu", "tool", *BY_NAME, *LATER}
+    return keys if "model" in keys and keys.keys() <= own else None
+
+
+def _run(files: Sequence[Found], known: Known) -> Asked:
+    names = tuple(it.name for it in files)
+    if len(files) == 1 and (keys := _contract_keys(files[0])) is not None:
+        return Asked(files=names, keys=keys)
+    texts = {it.name: it.content for it in files}
+    try:
+        found = read_files(texts)
+        if models := known(found.setup.get("model")):
+            found = read_files(texts, models)
     except ValueError as problem:
-        return Asked(files=(file.name,), keys={}, problems=(str(problem),))
-    return Asked(files=(file.name,), keys=keys)
+        return Asked(files=names, keys={}, problems=(str(problem),))
+    said_by_tool = {it.key for it in found.set_by_tool}
+    keys = {
+        key: value
+        for key, value in found.setup.items()
+        if key not in OF_THE_LAUNCH or key not in said_by_tool
+    }
+    return Asked(
+        files=names,
+        keys=keys,
+        problems=found.contradictions,
+        notes=tuple(_notes(found)),
+        tool=f"{found.tool} {found.version}",
+    )
+
+
+def _notes(found: Imported) -> Iterable[str]:
+    """What a reader of the verdict must know, a sentence each."""
+    by_tool = {it.key for it in found.set_by_tool}
+    used = sayable(found.setup)
+    own = [
+        f"{key} {_word(value)}"
+        for key, value in used.items()
+        if key in by_tool and value != DEFAULTS.get(key)
+    ]
+    if own:
+        more = f" and {len(own) - MOST_SHOWN} more" * (len(own) > MOST_SHOWN)
+        yield f"Set by {found.tool} {found.version} itself: {', '.join(own[:MOST_SHOWN])}{more}."
+    for key in found.of(Fate.NOT_MODELLED):
+        way = f" ({key.direction.value} memory)" if key.direction else ""
+        yield f"Not modelled yet: {key.key}, {_where(key.file, key.line)}: {key.says}{way}"
+    for key in found.of(Fate.UNKNOWN):
+        yield f"Unknown: {key.key}, {_where(key.file, key.line)}: {key.says}"
+    yield from found.notes
+
+
+def _word(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _where(file: str, line: int) -> str:
+    return f"{PurePath(file).name} line {line}"

@@ -20,7 +20,8 @@ WIDEST_FILE, WIDEST_CHANGE = 48, 70
 def one(of: Judged) -> str:
     """A run alone: the verdict, where it stops, and the change with its keys."""
     if of.estimate is None:
-        return f"{of.asked.name}: {of.problem}"
+        named = of.problem.startswith(of.asked.files[0])
+        return of.problem if named else f"{of.asked.name}: {of.problem}"
     said = [verdict(of.estimate), runs_out(of.estimate)]
     lines = [f"{of.asked.name}: {' '.join(filter(None, said))}", *of.asked.notes]
     if of.change is not None:

@@ -199,6 +199,12 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
         )
     yield from (Change(*it) for it in image_changes(model, setup))
     yield from _kernels(setup)
+    if setup.dtype is Dtype.FLOAT32 and setup.method is Method.LORA:
+        yield Change(
+            "Base weights in bfloat16",
+            "The base is frozen, and most checkpoints are stored in 16 bits; adapters stay as they are.",
+            ({"dtype": Dtype.BFLOAT16},),
+        )
     yield from _losses(model, setup)
     yield from _divisions(setup)
     if splits := tuple(_splits(setup)):

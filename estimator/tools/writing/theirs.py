@@ -149,7 +149,7 @@ def sayable(keys: Mapping[str, Value]) -> dict[str, Value]:
     >>> "lora_r" in sayable({"method": "full"}), sayable({"method": "lora"})["lora_r"]
     (False, 16)
     """
-    values = {**_DEFAULTS, **{key: _plain(value) for key, value in keys.items()}}
+    values = {**DEFAULTS, **{key: _plain(value) for key, value in keys.items()}}
     values["loss"] = values["loss"] or ("liger" if values["use_liger_kernel"] else "standard")
     if values["optim"] == "sgd_momentum":
         values |= {"optim": "sgd", "optim_args": "momentum=0.9"}
@@ -188,10 +188,11 @@ def _plain(value: Value) -> Value:
     return str(value) if isinstance(value, str) else value
 
 
-_DEFAULTS: Mapping[str, Value] = {
+DEFAULTS: Mapping[str, Value] = {
     **{key: value for key, value in LATER.items()},
     **{key.name: _plain(key.default) for key in KEYS},
 }
+"""Every key of the contract as JSON has its default."""
 
 
 def _write(
@@ -200,7 +201,7 @@ def _write(
     """A key of ours by the last row that can write it in these parts; others of that row as the setup has them."""
     for rule in reversed((*OBJECTS.get(tool.name, ()), *tool.rules, SHARING)):
         if key in rule.ours and rule.write is not None:
-            ours = {one: wanted.get(one, _DEFAULTS.get(one)) for one in rule.ours}
+            ours = {one: wanted.get(one, DEFAULTS.get(one)) for one in rule.ours}
             found = list(_flat(rule.write(ours)))
             if found and all(their.partition(".")[0] in parts for their, _ in found):
                 return found
