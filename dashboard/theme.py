@@ -182,6 +182,9 @@ def style(pills: list[str]) -> str:
 .hr-more > summary, .hr-verdict summary {{ cursor: pointer; width: fit-content; }}
 .hr-more > summary {{ font-weight: 600; font-size: 1.05rem; margin: 1rem 0 .3rem; }}
 .hr-verdict summary:focus-visible, .hr-more > summary:focus-visible {{ outline: 3px solid #56B4E9; }}
+.stHeading h2 {{ font-size: 1.3rem; padding: 1rem 0 .3rem; }}
+[role="radio"][aria-checked="true"] p, .st-key-shown [aria-pressed="true"] p, .st-key-shown [aria-checked="true"] p
+  {{ color: light-dark(#00507D, #8ECBF3); }}
 .hr-whole {{ white-space: nowrap; }}
 [data-stale="true"] {{ transition: none !important; opacity: 1 !important; }}
 .hr-pages a:hover {{ background: rgba(127,138,148,.18); }}

@@ -12,5 +12,5 @@ router.route()
 st.title("How it works")
 with st.container(width=LINE):
     for chapter in content.chapters(content.example({**EXAMPLE, **ARTICLE})):
-        st.subheader(chapter.heading, anchor=False)
+        st.header(chapter.heading, anchor=False)
         st.markdown(chapter.text)

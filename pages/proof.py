@@ -65,10 +65,10 @@ traced_shown = evidence.narrowed(traced, chosen)
 refused = evidence.refused(measured_shown)
 left, right = st.columns(2)
 with left:
-    st.subheader(f"Measured on GPUs: {len(measured_shown)} readings", anchor=False)
+    st.header(f"Measured on GPUs: {len(measured_shown)} readings", anchor=False)
     chart(measured_shown, "measured")
 with right:
-    st.subheader(f"Traced without a GPU: {len(traced_shown)} steps", anchor=False)
+    st.header(f"Traced without a GPU: {len(traced_shown)} steps", anchor=False)
     traced_chart = st.container()
 of_measured, of_traced, of_refused, of_left_out, of_ran = st.tabs(
     [
@@ -90,7 +90,7 @@ with of_refused:
     )
 with of_left_out:
     st.html(evidence.left_out_html(catalog.left_out()))
-st.subheader("Need, and what nvidia-smi shows", anchor=False)
+st.header("Need, and what nvidia-smi shows", anchor=False)
 st.html(evidence.need_html(accuracy.agreement(evidence.CAPACITIES), accuracy.beyond_allocated()))
 # last: the first time, these estimates take seconds
 with traced_chart, st.spinner("Estimating the traced steps, once."):

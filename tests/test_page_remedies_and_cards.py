@@ -154,7 +154,7 @@ def test_how_it_works_is_a_page_of_its_own():
     page = open_page()
     page.switch_page("pages/how.py").run()
     assert not page.exception
-    assert "A peak is a moment, not a sum" in [it.value for it in page.subheader]
+    assert "A peak is a moment, not a sum" in [it.value for it in page.header]
 
 
 def test_where_nothing_helps_it_is_said_what_was_tried_and_which_context_fits() -> None:

@@ -236,9 +236,7 @@ def _down(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
         f'<tr><th scope="row">{escape(row.label)}</th>{"".join(map(_cell, row.cells))}</tr>'
         for row in rows
     )
-    return (
-        f'<table><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{body}</tbody></table>'
-    )
+    return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(cell: results_table.Cell) -> str:

@@ -37,6 +37,6 @@ def terms_html(terms: Sequence[Term], head: str) -> str:
     )
     return (
         f'<table class="hr-table"><thead><tr><th scope="col">{escape(head)}</th><th scope="col" class="hr-n">Size</th>'
-        '<th scope="col" class="hr-n"></th><th scope="col" class="hr-what">How</th></tr></thead>'
+        '<td class="hr-n"></td><th scope="col" class="hr-what">How</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )

@@ -119,7 +119,7 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
     table = (
         '<table class="hr-table"><thead><tr><th scope="col">Seconds of a step</th>'
         '<th scope="col" class="hr-n">Fast</th><th scope="col" class="hr-n">Slow</th>'
-        '<th class="hr-what"></th></tr></thead>'
+        '<td class="hr-what"></td></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
     lines = [

@@ -71,7 +71,10 @@ export default function ({ data, parentElement, setTriggerValue }) {
 """
 """Where the script cannot be had, the figure's words stand in its place."""
 _draw = component(
-    "figure", html='<div class="hr-plot" role="img"></div>', js=DRAW, isolate_styles=False
+    "figure",
+    html='<div class="hr-plot" role="figure" aria-label="Figure"></div>',
+    js=DRAW,
+    isolate_styles=False,
 )
 
 

@@ -1,0 +1,108 @@
+"""Axe finds nothing of ours on any page in either theme, and the keyboard alone does the whole job."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+
+from tests.browser.test_in_chromium import WAIT, bars, changed, settled, visitor
+
+pytestmark = pytest.mark.browser
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
+LORA = "model=Qwen/Qwen3-8B&gpu=L4&method=lora"
+PAGES = (
+    "",
+    f"?{LORA}&section=Best+way",
+    f"?{LORA}&section=How+far",
+    f"?{LORA}&section=Which+GPU",
+    f"?{LORA}&section=How+many+GPUs&num_gpus=4&strategy=fsdp",
+    f"?{LORA}&section=Where+the+layers+sit",
+    f"?{LORA}&section=Time+and+money",
+    "?section=Through+the+step",
+    "?section=Saving+and+loading",
+    "?section=How+computed",
+    "?model=Qwen/Qwen3-8B&tp_size=2",
+    "compare",
+    "proof",
+    "how",
+)
+STREAMLIT_S = '[data-testid="stFileUploaderDropzone"]'
+"""Streamlit 1.67's own: its drop zone has the role presentation and a name."""
+
+
+def violations(page) -> list[str]:
+    page.evaluate(AXE)
+    found = page.evaluate(
+        "async (not) => (await axe.run({ exclude: [[not]] }, { resultTypes: ['violations'] }))"
+        ".violations.map(it => `${it.id}: ${it.nodes.map(node => node.html.slice(0, 120)).join(' | ')}`)",
+        STREAMLIT_S,
+    )
+    return list(found)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_of_ours(browser, address, theme):
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=theme)
+    found = {}
+    for path in PAGES:
+        page = context.new_page()
+        page.goto(f"{address}/{path}")
+        page.wait_for_selector(".hr-verdict, h1, [data-testid='stAlert']", timeout=WAIT)
+        page.wait_for_selector(
+            '[data-test-script-state="notRunning"]', timeout=3 * WAIT, state="attached"
+        )
+        found[path] = violations(page)
+        page.close()
+    context.close()
+    assert {path: said for path, said in found.items() if said} == {}
+
+
+def tab_to(page, name: str) -> None:
+    """Press Tab until an element of this accessible name has the focus."""
+    for _ in range(90):
+        page.keyboard.press("Tab")
+        here = page.evaluate(
+            "() => { const it = document.activeElement; return it.getAttribute('aria-label') || it.innerText || '' }"
+        )
+        if here.strip().startswith(name):
+            return
+    pytest.fail(f"Tab never reaches {name!r}")
+
+
+def test_the_keyboard_alone_does_the_whole_job(browser, address):
+    """Choose a GPU and a method, move a slider, apply a change that makes it fit, keep it, compare."""
+    with visitor(browser, f"{address}/?model=Qwen/Qwen3-8B&gpu=A100-SXM4-80GB&method=full") as page:
+        tab_to(page, "GPU")
+        page.keyboard.press("Control+a")
+        page.keyboard.type("L4")
+        page.get_by_role("option", name="L4", exact=True).wait_for(timeout=WAIT)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**gpu=L4**", timeout=WAIT)
+        settled(page)
+        tab_to(page, "full")
+        before = bars(page)
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Space")
+        page.wait_for_url("**method=lora**", timeout=WAIT)
+        changed(page, before)
+        before = bars(page)
+        tab_to(page, "Micro-batch")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_url("**per_device_train_batch_size=2**", timeout=WAIT)
+        changed(page, before)
+        page.get_by_text("✕ Does not fit").first.wait_for(timeout=WAIT)
+        tab_to(page, "Apply ")
+        page.keyboard.press("Enter")
+        page.get_by_text("✓ Fits").first.wait_for(timeout=WAIT)
+        settled(page)
+        tab_to(page, "Keep for comparison")
+        page.keyboard.press("Enter")
+        page.get_by_role("dialog").wait_for(timeout=WAIT)
+        tab_to(page, "Keep")
+        page.keyboard.press("Enter")
+        page.get_by_role("dialog").wait_for(timeout=WAIT, state="detached")
+        tab_to(page, "Compare, 1 kept")
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Compare", exact=True).wait_for(timeout=WAIT)
+        page.get_by_role("region", name="The scenarios as a table").wait_for(timeout=WAIT)
