@@ -16,7 +16,7 @@ FITS, DOES_NOT_FIT, NOT_READ = 0, 1, 2
 """What a command exits with: for several runs the highest of theirs. Tight counts as not fitting."""
 
 
-OF_NO_RUN = ("is no config that is known here", "must be one JSON object")
+OF_NO_RUN = ("is no config that is known here", "must be keys with values")
 """What readers say of a file that is sound and no config: rows of data, another program's settings."""
 
 
