@@ -395,7 +395,7 @@ def test_a_target_that_names_nothing_is_passed_over_and_said(
     assert of.moments == alone.moments
     (said,) = set(of.assumptions) - set(alone.assumptions)
     assert all(name in said for name in lacking)
-    with pytest.raises(RefusedError, match="PEFT stops where nothing matches"):
+    with pytest.raises(RefusedError, match="PEFT fails if nothing matches"):
         adapter_parameters(of.model, replace(of.setup, lora_target_modules=lacking))
 
 
@@ -408,8 +408,8 @@ def test_a_target_that_names_nothing_is_passed_over_and_said(
         ("Qwen/Qwen3.5-9B", "conv1d", "not modelled yet"),
         ("mistralai/Mistral-7B-v0.1", "layers.3.self_attn.q_proj", "not modelled yet"),
         ("nvidia/Nemotron-H-8B-Base-8K", "conv1d", "PEFT refuses an adapter"),
-        ("mistralai/Mistral-7B-v0.1", "input_layernorm", "and PEFT refuses it"),
-        ("mistralai/Mistral-7B-v0.1", "self_attn", "and PEFT refuses it"),
+        ("mistralai/Mistral-7B-v0.1", "input_layernorm", "so PEFT refuses it"),
+        ("mistralai/Mistral-7B-v0.1", "self_attn", "so PEFT refuses it"),
     ],
 )
 def test_a_target_that_names_what_has_no_adapter_here_is_refused_beside_others_too(

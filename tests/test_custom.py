@@ -1,4 +1,4 @@
-"""A model of one's own starts from a known one; what its family derives follows, and the rest stays."""
+"""A custom model starts from a known one; what its family derives follows, and the rest stays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_llama_8b_with_the_dimensions_of_70b_is_llama_70b() -> None:
     )
     assert model.hub_id == ""
     assert model.notes == (
-        "A model of one's own: meta-llama/Llama-3.1-8B with hidden_size 8192, intermediate_size 28672, "
+        "A custom model: meta-llama/Llama-3.1-8B with hidden_size 8192, intermediate_size 28672, "
         "num_hidden_layers 80, num_attention_heads 64.",
     )
 

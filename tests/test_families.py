@@ -639,7 +639,7 @@ def test_liger_replaces_norms_mlps_experts_and_loss_of_deepseek(
 
 def test_liger_stops_at_adapted_experts_of_deepseek() -> None:
     # its first layers have none
-    with pytest.raises(ValueError, match="Liger's kernel stops at experts that PEFT has wrapped"):
+    with pytest.raises(ValueError, match="Liger's kernel fails on experts that PEFT has wrapped"):
         estimate(V3, None, replace(LORA, use_liger_kernel=True))
 
 

@@ -332,7 +332,7 @@ def test_missing_dimension_is_refused_naming_the_key(key: str, *, absent: bool) 
         (family("gemma2", num_key_value_heads=8, layer_types=[[]] * 32), "layer_types must hold"),
         (
             family("smollm3", num_key_value_heads=8, no_rope_layers=[2] * 32),
-            "no_rope_layers must hold 0 and 1",
+            "no_rope_layers must only contain 0 and 1",
         ),
         (
             family("qwen2", num_key_value_heads=8, use_sliding_window=True, max_window_layers=-1),

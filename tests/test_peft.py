@@ -228,14 +228,14 @@ def test_the_copies_of_a_tied_pair_are_two() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"modules_to_save": ["wings"]}, "no single module of llama; name some of: embed_tokens"),
-        ({"modules_to_save": ["mlp"]}, "no single module"),
-        ({"modules_to_save": ["proj"]}, "PEFT refuses to copy that"),
+        ({"modules_to_save": ["wings"]}, "not a module of llama; name some of: embed_tokens"),
+        ({"modules_to_save": ["mlp"]}, "not a module"),
+        ({"modules_to_save": ["proj"]}, "that PEFT refuses to copy"),
         (
             {"modules_to_save": ["q_proj"], "lora_target_modules": ["q_proj"]},
             "no layer for an adap",
         ),
-        ({"modules_to_save": ["q_proj"], "method": "qlora"}, "packed by bitsandbytes"),
+        ({"modules_to_save": ["q_proj"], "method": "qlora"}, "bitsandbytes packs"),
         ({"modules_to_save": ["norm"], "dtype": "float16", "mixed_precision": "fp16"}, "float16"),
     ],
 )
@@ -295,7 +295,7 @@ def test_peft_refuses_dora_on_stacked_experts() -> None:
         {"model": "mistralai/Mixtral-8x7B-v0.1", "method": "lora", "use_dora": True}
         | {"lora_dropout": 0.0, "lora_target_modules": "all-linear"}
     )
-    assert "use_dora cannot go with adapters on the router" in " ".join(reading.problems)
+    assert "PEFT refuses use_dora with adapters on the router" in " ".join(reading.problems)
 
 
 # --- float16 --------------------------------------------------------------------------------------

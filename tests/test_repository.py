@@ -58,7 +58,7 @@ def test_float32_weights_take_four_bytes() -> None:
     ("text", "problem"),
     [
         ("", "The config.json is empty; write the object of a config.json there."),
-        ("{}", "the config has no model_type; give a whole config.json as the Hub serves it, "),
+        ("{}", "the config has no model_type; give a complete config.json from the Hub, "),
         ("[]", "The config.json must be the object of a config.json, not a list."),
         ("{'a': 1}", "The config.json is not valid JSON (Expecting property name enclosed in "),
         (" <html>", "The config.json is a web page, not JSON; open the file on the Hub and copy "),

@@ -1,4 +1,4 @@
-"""What is this model? Its config's defaults, its modules, its tree of names, its layers' programs."""
+"""What a model is: config defaults, modules and their full names, each layer's program."""
 
-from estimator.families import known as known  # puts every family into the registry
-from estimator.families.vision import known as towers_known  # noqa: F401  # and every tower
+from estimator.families import known as known  # registers every family
+from estimator.families.vision import known as towers_known  # noqa: F401  # registers every tower

@@ -1,7 +1,7 @@
 """The activations of an MLP: one kernel, or the steps of a formula in Python.
 
-Source: transformers 5.23, activations.py; for BLOOM's models/bloom/modeling_bloom.py. A name that is bound here keeps
-its tensor alive exactly as long as the same name does there.
+Source: transformers 5.23, activations.py; BLOOM's is in models/bloom/modeling_bloom.py. Local names are those of
+the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def activation(tape: Tape, x: Tensor, name: str, parameters: Sequence[Parameter]
 
 
 def _as_autocast(tape: Tape, x: Tensor) -> Tensor:
-    """The input of an operator on autocast's list for float32."""
+    """The input of an operator that autocast runs in float32."""
     return op.cast(tape, x, 4) if tape.autocast_active else x
 
 
@@ -81,7 +81,7 @@ def gelu_fast(tape: Tape, x: Tensor) -> Tensor:
 def xielu(tape: Tape, x: Tensor, alpha_p: Parameter, alpha_n: Parameter) -> Tensor:
     """Apertus's, ``XIELUActivation._xielu_python``: α₊·x·x + β·x above zero, (expm1(min(x, ε)) - x)·α₋ + β·x below.
 
-    Autocast has softplus and expm1 in float32, and with them nearly all that follows.
+    Autocast runs softplus and expm1 in float32, so nearly everything after them is float32 too.
     """
     above_slope = op.elementwise(tape, _as_autocast(tape, alpha_p), "softplus")
     below_slope = op.add_number(tape, op.elementwise(tape, _as_autocast(tape, alpha_n), "softplus"))
@@ -105,7 +105,7 @@ def xielu(tape: Tape, x: Tensor, alpha_p: Parameter, alpha_n: Parameter) -> Tens
 
 
 def bloom_gelu(tape: Tape, x: Tensor) -> Tensor:
-    """BLOOM's ``GeLUFunction``: saves x alone, and needs four tensors of its size beside it on the way."""
+    """BLOOM's ``GeLUFunction``: saves only x, and needs four temporaries of its size."""
     tape.operation = "gelu"
     elements, width = x.elements, x.width
 

@@ -1,4 +1,4 @@
-"""PEFT's rules: which modules get an adapter, which a trained copy, what is refused, and what all that adds up to."""
+"""PEFT's rules: which modules get an adapter or a trained copy, what is refused, and the resulting parameter counts."""
 
 from __future__ import annotations
 
@@ -39,47 +39,49 @@ COPIED_ROUTER = Refusal(
     NOT_MODELLED,
 )
 COPIED_PACKED = Refusal(
-    "modules_to_save names {name!r}, but {module} is packed by bitsandbytes and whole numbers have no gradient; leave "
-    "it out, or take method lora on a base that is not packed.",
+    "modules_to_save names {name!r}, but bitsandbytes packs {module} into integers, which have no gradient; leave it "
+    "out, or take method lora on a base that is not packed.",
     Line("peft", "utils/other.py", 300, "param.requires_grad_(requires_grad)"),
 )
 COPIED_ADAPTER = Refusal(
-    "modules_to_save names {name!r}, which also ends {module}, a layer with an adapter, and PEFT refuses to copy that; "
-    "write the module's whole name.",
+    "modules_to_save names {name!r}, which also matches {module}, a layer with an adapter that PEFT refuses to copy; "
+    "give the module's full name.",
     Line("peft", "utils/other.py", 360, "cannot be applied to modules of type"),
 )
 NOTHING_TO_ADAPT = Refusal(
-    "modules_to_save leaves no layer for an adapter, and PEFT refuses that; leave out some of {names}.",
+    "modules_to_save leaves no layer for an adapter, which PEFT refuses; leave out some of {names}.",
     Line("peft", "tuners/tuners_utils.py", 1077, "No modules were targeted for adaptation."),
 )
 WRAPPED_LINEAR = Refusal(
-    "lora_target_modules names {name!r}, which the towers of {model_type} have too, as a linear in a class of its own, "
-    "and PEFT refuses that; take all-linear, or model_class text.",
+    "lora_target_modules names {name!r}, which also matches linears of a custom class in the towers of {model_type}, "
+    "and PEFT refuses those; take all-linear, or model_class text.",
     Line("peft", "tuners/lora/model.py", 559, "is not supported. Currently, only the following"),
 )
 
 
 HALF_OF_A_MATRIX = Refusal(
-    "lora_target_modules leaves out {missing}, which is one matrix with {named} in {model_type}; name both or neither.",
+    "lora_target_modules leaves out {missing}, which {model_type} fuses with {named} into one matrix; name both or "
+    "neither.",
     Line("peft", "utils/transformers_weight_conversion.py", 467, "Cannot convert PEFT target(s)"),
 )
 READ_BY_KERNELS = Refusal(
-    "lora_target_modules takes {module} of {model_type}, where PEFT refuses an adapter since kernels read its weight "
-    "past it; name others, such as {others}.",
+    "lora_target_modules matches {module} of {model_type}, where PEFT refuses an adapter because kernels read its "
+    "weight directly; name others, such as {others}.",
     Line("peft", "tuners/tuners_utils.py", 161, "is incompatible with Mamba-based models"),
 )
 ADAPTER_ON_ROUTER = Refusal(
-    "lora_target_modules takes the router of {model_type}, at which PEFT's adapters stop ('tuple' object has no "
+    "lora_target_modules matches the router of {model_type}, where PEFT's adapters fail ('tuple' object has no "
     "attribute 'dtype'); name others, such as {others}.",
     Line("peft", "tuners/lora/layer.py", 1089, "torch_result_dtype = result.dtype"),
 )
 NO_SUCH_LAYERS = Refusal(
-    "lora_target_modules names {names}, which {model_type} does not have, and PEFT stops where nothing matches; its "
+    "lora_target_modules names {names}, which {model_type} does not have, and PEFT fails if nothing matches; its "
     "linear layers are: {known}.",
     Line("peft", "tuners/tuners_utils.py", 1066, "not found in the base model. "),
 )
 NO_LAYER = Refusal(
-    "lora_target_modules names {name!r}, which is no linear layer, embedding or convolution in {model_type}, and PEFT "
+    "lora_target_modules names {name!r}, which is not a linear layer, embedding or convolution in {model_type}, so "
+    "PEFT "
     "refuses it; leave it out.",
     Line("peft", "tuners/lora/model.py", 559, "is not supported. Currently"),
 )
@@ -89,27 +91,26 @@ OTHER_LAYERS = Refusal(
     NOT_MODELLED,
 )
 DORA_ON_EXPERTS = Refusal(
-    "use_dora cannot go with adapters on the router or the stacked experts of {model_type}, PEFT refuses it; turn it "
-    "off, or name {others} in lora_target_modules.",
+    "PEFT refuses use_dora with adapters on the router or the stacked experts of {model_type}; turn it off, or name "
+    "{others} in lora_target_modules.",
     Line("peft", "tuners/lora/layer.py", 2372, "does not work with use_dora=True."),
 )
 DROPOUT_ON_EXPERTS = Refusal(
-    "lora_dropout {dropout:g} cannot go with adapters on the router or the stacked experts of {model_type}, PEFT "
-    "refuses it; set lora_dropout to 0, or name {others} in lora_target_modules.",
+    "PEFT refuses lora_dropout {dropout:g} with adapters on the router or the stacked experts of {model_type}; set "
+    "lora_dropout to 0, or name {others} in lora_target_modules.",
     Line("peft", "tuners/lora/layer.py", 2366, "does not work with lora_dropout != 0."),
 )
 POSITIONS_AND_LAYERS = ("wpe", "embed_positions", "embed_tokens_per_layer")
-"""Embeddings beside that of the tokens, which get no adapter here."""
+"""Embeddings other than the token embedding, which get no adapter here."""
 
 
 def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
-    """Whether LoRA is put beside this layer (a yes or no; the same on every GPU).
+    """Whether this layer gets an adapter (a yes or no; the same on every GPU).
 
-    ``"all-linear"`` takes every Linear and Conv1D but ``lm_head``; a list takes a name that is listed or that ends
-    in a dot and a listed name, so ``"c_proj"`` takes both of GPT-2's. Routers and stacked experts are taken by the
-    names that they had as linears, so ``"all-linear"`` takes them too, where PEFT knows these names.
-
-    The head and the embedding of the tokens are taken by name alone, the head also where it is tied.
+    ``"all-linear"`` matches every Linear and Conv1D except ``lm_head``. A list matches full names and names ending in a
+    dot and a listed name, so ``"c_proj"`` matches both of GPT-2's. Routers and stacked experts are matched by their
+    former names as linears, so ``"all-linear"`` matches them too, if PEFT knows these names. The head and the token
+    embedding are matched only by name, the head even if tied.
 
     Leaves out: adapters on other embeddings; regular expressions; ``target_parameters``.
     Source: PEFT 0.21 tuners/tuners_utils.py, ``check_target_module_exists`` and ``_maybe_include_all_linear_layers``;
@@ -133,7 +134,7 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     if isinstance(targets, str):
         if targets != ALL_LINEAR:
             raise InputError(
-                f'lora_target_modules {targets!r} is neither "all-linear" nor a list; give one of the two.'
+                f'lora_target_modules {targets!r} is neither "all-linear" nor a list; give one of them.'
             )
         if isinstance(module, Bare):
             return bool(module.former_names)
@@ -142,7 +143,7 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
 
 
 def is_trained(module: Module, adapters: Adapters) -> bool:
-    """Whether something of this module is trained: all of it, its adapter, or PEFT's copy of it (a yes or no).
+    """Whether any part of this module is trained: its weights, its adapter, or PEFT's copy of it (a yes or no).
 
     Source: derived, from ``is_adapted`` and ``is_copied``.
 
@@ -170,7 +171,7 @@ def is_trained_whole(module: Module, adapters: Adapters) -> bool:
 
 
 def adapted_tied_head(model: Model, adapters: Adapters) -> tuple[tuple[Linear, int], ...]:
-    """The head that has an adapter and no weight of its own, which ``modules_with_counts`` lacks, and that it is one.
+    """A tied head with an adapter, which ``modules_with_counts`` leaves out, and its count, 1.
 
     Source: derived, from ``tied_head`` and ``is_adapted``.
 
@@ -182,10 +183,10 @@ def adapted_tied_head(model: Model, adapters: Adapters) -> tuple[tuple[Linear, i
 
 
 def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
-    """The lowest layer with something to train, the last that backward reaches (an index, from 0; the number of layers
-    where none has); None where gradients go on to the embedding.
+    """The lowest layer with trained tensors, the last that backward reaches (an index, from 0; the number of layers if
+    there is none); None if gradients continue to the embedding.
 
-    They do where something before the layers is trained, and under gradient checkpointing, which has the embedding's
+    They do if anything before the layers is trained, and with gradient checkpointing, which makes the embedding's
     output require a gradient.
 
     Source: torch 2.13, torch/csrc/autograd/function.h, ``collect_next_edges`` (no node where no input requires a
@@ -209,9 +210,9 @@ def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
 
 
 def is_copied(module: Module, adapters: Adapters) -> bool:
-    """Whether PEFT trains a copy of this module whole, the original lying frozen beside it (a yes or no).
+    """Whether PEFT trains a full copy of this module and keeps the frozen original (a yes or no).
 
-    Every module whose name ends with the letters of a listed name: ``"norm"`` takes ``input_layernorm`` too.
+    Matches every module whose name ends with a listed string: ``"norm"`` matches ``input_layernorm`` too.
 
     Source: PEFT 0.21 utils/other.py, ``_set_trainable`` (``key.endswith(target_key)``) and ``ModulesToSaveWrapper``.
 
@@ -224,7 +225,7 @@ def is_copied(module: Module, adapters: Adapters) -> bool:
 
 
 def copied_modules(model: Model, adapters: Adapters) -> tuple[tuple[Module, int], ...]:
-    """The modules that PEFT trains a copy of, and how many alike. A copy of a tied head or embedding is tied no more.
+    """The modules of which PEFT trains a copy, and their multiplicity. A copy of a tied head or embedding is untied.
 
     Source: PEFT 0.21 utils/other.py, ``ModulesToSaveWrapper.update`` (``deepcopy``; ``ensure_weight_tying`` is off).
 
@@ -256,7 +257,7 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
         if not taken or any(block.endswith(name) for block in blocks):
             known = ", ".join(m.name for m in modules if not isinstance(m, Bare))
             raise InputError(
-                f"modules_to_save names {name!r}, which is no single module of {model.model_type}; name some of: "
+                f"modules_to_save names {name!r}, which is not a module of {model.model_type}; choose from: "
                 f"{known}."
             )
         for module in taken:
@@ -284,7 +285,7 @@ def _names(target: str, module: Linear | Bare | Embedding) -> bool:
 
 
 def _adaptable(model: Model, adapters: Adapters) -> Iterator[tuple[Linear | Bare | Embedding, int]]:
-    """What adapters can go to, and how many alike."""
+    """The modules that can get adapters, and their multiplicity."""
     for module, count in (*made_modules(model, adapters), *((it, 1) for it in tied_head(model))):
         match module:
             case Linear(shadowed=False):
@@ -298,8 +299,8 @@ def _adaptable(model: Model, adapters: Adapters) -> Iterator[tuple[Linear | Bare
 def dropout_is_refused(model: Model, adapters: Adapters) -> bool:
     """Whether PEFT refuses the setup's LoRA dropout (a yes or no): it adapts a router or stacked experts.
 
-    Source: PEFT 0.21 tuners/lora/layer.py, ``ParamWrapper.__init__``: such adapters are folded into the weight, where
-    no input is left to drop.
+    Source: PEFT 0.21 tuners/lora/layer.py, ``ParamWrapper.__init__``: such adapters are merged into the weight, so
+    there is no input to drop.
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> dropout_is_refused(TINY_LLAMA, TrainingSetup(method=Method.LORA))
@@ -319,11 +320,11 @@ def _last(module: Linear | Bare) -> str:
 
 
 TEXT_ALONE = TrainingSetup(model_class=ModelClass.TEXT)
-"""The setup of which only the text's modules are asked."""
+"""A setup for the modules of the text model only."""
 
 
 def linears_peft_takes(model: Model) -> tuple[str, ...]:
-    """All linears that can have an adapter (names; per model), as a list of ``lora_target_modules`` has them.
+    """All linears that can have an adapter (names; per model), as used in ``lora_target_modules``.
 
     Source: derived, from ``layer_modules``; PEFT 0.21 tuners/lora/layer.py, ``Linear.forward`` (``result.dtype``, of a
     tuple), and tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``.
@@ -342,9 +343,9 @@ def linears_peft_takes(model: Model) -> tuple[str, ...]:
 
 
 def default_targets(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]:
-    """What gets an adapter where nobody says (names; per model): all linears, or what PEFT takes of them.
+    """Default target modules (names; per model): all linears, or those that PEFT accepts.
 
-    Of the families in PEFT's own table what stands there; of others every linear whose name no expert once had.
+    For families in PEFT's own table, its entry; for others, every linear whose name was never that of an expert.
 
     Source: PEFT 0.21, utils/constants.py; the refusals as ``refused_targets``.
 
@@ -368,7 +369,7 @@ def _accepted(model: Model) -> tuple[str, ...]:
 
 
 def refused_targets(model: Model, adapters: Adapters) -> RefusedError | None:
-    """Why PEFT refuses the setup's targets (an error; per model); None: it does not.
+    """Why PEFT refuses the setup's targets (an error; per model); None if it accepts them.
 
     Source: PEFT 0.21, tuners/lora/layer.py, ``Linear.forward`` (``result.dtype``, of a tuple) and
     ``ParamWrapper.__init__``; tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``.
@@ -430,9 +431,9 @@ def _check_targets(model: Model, adapters: Adapters) -> None:
 
 
 def unmatched_targets(model: Model, adapters: Adapters) -> tuple[str, ...]:
-    """The listed targets that name nothing in the model (names; per model): PEFT adapts the others without a warning.
+    """The listed targets that match nothing in the model (names; per model). PEFT adapts the others without a warning.
 
-    Source: PEFT 0.21 tuners/tuners_utils.py, ``inject_adapter`` (an error where no module at all was targeted).
+    Source: PEFT 0.21 tuners/tuners_utils.py, ``inject_adapter`` (an error only if no module matches).
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> unmatched_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA, lora_target_modules=("q_proj", "c_attn")))
@@ -454,18 +455,18 @@ def _is_in_the_tree(model: Model, target: str) -> bool:
 
 
 def _is_convolution(module: Module, target: str) -> bool:
-    """Whether a target names a tower's convolution, which PEFT adapts."""
+    """Whether a target matches a tower's convolution, which PEFT adapts."""
     convolves = isinstance(module, Kernel) or (isinstance(module, Norm) and module.taps > 0)
     return convolves and _ends(module.name, target)
 
 
 def _ends(name: str, target: str) -> bool:
-    """Whether PEFT takes a module of this name for the target."""
+    """Whether the target matches a module of this name."""
     return name == target or name.endswith(f".{target}")
 
 
 def _check_no_layer(model: Model, target: str) -> None:
-    """Refuse a target that names something in the model, but no layer that gets an adapter here."""
+    """Refuses a target that matches something in the model, but no layer that gets an adapter here."""
     if not _is_in_the_tree(model, target):
         return
     modules = [module for module, _ in made_modules(model, TEXT_ALONE.adapters)]
@@ -546,9 +547,9 @@ def adapted_sizes(module: Linear | Bare | Embedding) -> tuple[int, int]:
 
 
 def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
-    """Parameters that are trained, in elements, whole job: all of them, or the adapters alone.
+    """Trained parameters, in elements, whole job: all of them, or the adapters.
 
-    Those of towers too, which get no gradient in a step on text.
+    Includes those of towers, which get no gradient in a step on text.
 
     Error: none; exact.
     Source: derived, from ``total_parameters``, ``untrained_parameters`` and ``adapter_parameters``.
@@ -577,11 +578,11 @@ def _frozen_parameters(model: Model, adapters: Adapters) -> int:
 
 @lru_cache(maxsize=512)
 def linear_names(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of a layer's linear modules as PEFT takes them: all, and those of attention.
+    """Names of a layer's linear modules as PEFT matches them: all, and those of attention.
 
-    A name that stands for two modules (GPT-2's ``c_proj``) is written with its block.
+    A name shared by two modules (GPT-2's ``c_proj``) is written with its block.
 
-    Source: peft 0.21, tuners/tuners_utils.py, ``check_target_module_exists``: a target matches a module's whole name or
+    Source: peft 0.21, tuners/tuners_utils.py, ``check_target_module_exists``: a target matches a module's full name or
     its end.
     """
     modules = (module for index, _ in layer_groups(model) for module in layer_modules(model, index))
@@ -596,7 +597,7 @@ def linear_names(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @lru_cache(maxsize=512)
 def outer_names(model: Model) -> tuple[str, ...]:
-    """Names of the embeddings and the head, which are often trained beside adapters.
+    """Names of the embeddings and the head, which are often trained in addition to adapters.
 
     Source: peft 0.21, utils/other.py, ``_set_trainable``, which matches the end of a module's name.
     """

@@ -1,4 +1,4 @@
-"""What a layer's program calls: its modules by name, as the method and the precision make them."""
+"""The modules that a layer's program calls, by name, with the dtypes and adapters of the setup."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Model
 
 ACTIVATION, ROTARY, DROPOUT = "mlp.act_fn", "rotary_emb", "dropout"
-"""Modules without weights; the last is the one behind the embedding, which families call by several names."""
+"""Modules without weights. The last is the dropout after the embedding, whose name differs between families."""
 
 
 BEFORE_LAYERS = ("word_embeddings_layernorm", "per_layer_projection_norm")
-"""Norms outside the layers that are not the final one."""
+"""Norms outside the layers other than the final norm."""
 
 
 @dataclass(slots=True)
 class LoadedLinear:
-    """A linear with its parameters, and its adapters where it has them."""
+    """A linear with its parameters, and its adapters if it has any."""
 
     linear: Linear
     weight: Parameter
@@ -57,7 +57,7 @@ class LoadedLinear:
 
 @dataclass(slots=True)
 class ExpertStack:
-    """A bare weight, and its adapters where PEFT folds them in."""
+    """A bare weight, and its adapters if PEFT merges them into it."""
 
     module: Bare
     weight: Parameter
@@ -67,7 +67,7 @@ class ExpertStack:
 
 
 class Owned(NamedTuple):
-    """A parameter with its shape, for those who divide it."""
+    """A parameter with its module and shape, for sharding."""
 
     module: Module
     shape: tuple[int, ...]
@@ -76,24 +76,24 @@ class Owned(NamedTuple):
 
 
 class ModuleHook(Protocol):
-    """What happens around a module that is called."""
+    """Hooks around a module call."""
 
     def enter(self, x: Tensor) -> Tensor:
-        """Of its input."""
+        """Called with the input; returns the input."""
 
     def leave(self, x: Tensor) -> Tensor:
-        """Of its output."""
+        """Called with the output; returns the output."""
 
 
 class Factors(NamedTuple):
-    """LoRA's B and A of a stack in the stack's dtype, as they lie ready for the product."""
+    """LoRA's B and A of a stack, cast to the stack's dtype for their product."""
 
     b: Tensor
     a: Tensor
 
 
 class Block:
-    """One layer (or what lies around the layers) on a tape: modules to call, and what they share."""
+    """One layer, or the modules outside the layers, on a tape: modules to call, and the state they share."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Block:
     ) -> None:
         self.tape = tape
         self._parameters = {} if parameters is None else parameters
-        """Those that exist already: a module that is called in a second pass has the same."""
+        """Existing parameters: a module has the same ones in every pass."""
         self.model = model
         self.setup = setup
         self.index = index
@@ -118,23 +118,24 @@ class Block:
         """What Liger replaces."""
         self.norm_kind = norm_kind
         self.rotary: Rotary | None = None
-        """How this layer turns queries and keys, by the tables that every layer is given."""
+        """How this layer applies rotary embeddings, with tables shared by all layers."""
         self.softmax_float32 = softmax_float32
         self.mask: Tensor | None = None
         self.alibi: Tensor | None = None
         self.positions: Tensor | None = None
-        """Position ids, where they are a copy of the layer's own."""
+        """Position ids, if this layer has its own copy."""
         self.weights: Tensor | None = None
-        """Of eager attention: a name of the layer's forward until it returns; a replay never gets as far."""
+        """Eager attention's weights: a local name of the layer's forward until it returns, which a recomputation never
+        does."""
         self.layer_input: Tensor | None = None
-        """This layer's own embedding of every token."""
+        """This layer's own per-token embedding."""
         self.shared_states: dict[bool, tuple[Tensor, Tensor]] = {}
-        """Keys and values that layers with and without a window share, one for the whole model."""
+        """Keys and values shared between layers, by whether they have a window; one dict for the whole model."""
         self.sharing = ""
-        """What this layer has to do with them, by ``sharing_of_keys``."""
+        """This layer's role in sharing them, by ``sharing_of_keys``."""
         self.is_windowed = False
         self.cuts_gate = False
-        """Only the largest gates of this layer's MLP are left (Gemma 3n)."""
+        """Whether this layer's MLP keeps only its largest gate activations (Gemma 3n)."""
         self.is_replay = False
         self.adapters_on = True
         """False: adapters are switched off, as ``disable_adapter`` does."""
@@ -148,13 +149,14 @@ class Block:
         self.tensors: dict[str, list[Parameter]] = {}
         """Bare parameters of a tower, by the name of their module."""
         self.looked_up: dict[str, tuple[Parameter, Parameter]] = {}
-        """LoRA's A and B of an embedding, by its name."""
+        """LoRA's A and B of embeddings, by name."""
         self.owned: list[Owned] = []
         self.modules = tuple(modules)
         self.units: dict[str, ModuleHook] = {}
-        """By the key of their first parameter: under FSDP1 the units of adapters, under ZeRO-3 all modules."""
+        """Hooks by the key of a module's first parameter: under FSDP1 for units of adapters, under ZeRO-3 for all
+        modules."""
         self.adapters_seen: int | None = None
-        """Bytes per element that PEFT sees in an adapter where they are not those that it computes with."""
+        """Bytes per element of an adapter as PEFT sees it, if different from those it computes with."""
         for module in self.modules:
             self._add(module, key)
 
@@ -234,7 +236,7 @@ class Block:
         return self.setup.tokens
 
     def tie(self, head: Linear, weight: Parameter, key: str) -> None:
-        """A head with an adapter and no weight of its own: it is called like any linear."""
+        """Adds a tied head with an adapter, so that it is called like any linear."""
         linked = LoadedLinear(head, weight, None)
         has_grad = self.setup.gradient_accumulation_steps > 1
         linked.lora_a, linked.lora_b = self._adapters(head, key, has_grad=has_grad)
@@ -243,9 +245,9 @@ class Block:
     def adapted_embedding(
         self, name: str, ids: Tensor, found: Tensor, *, is_scaled: bool
     ) -> Tensor:
-        """What the embedding has found, and LoRA's branch beside it: rows of A, times B; no dropout.
+        """The embedding's output plus LoRA's branch: rows of A, times B; no dropout.
 
-        The gradient of A comes as its transpose and is copied into the order of A.
+        The gradient of A arrives transposed and is copied into the layout of A.
 
         Source: peft 0.21, tuners/lora/layer.py, ``Embedding.forward``; torch 2.13,
         torch/csrc/autograd/functions/accumulate_grad.h, ``clone_obey_contract``.
@@ -273,28 +275,28 @@ class Block:
 
     @property
     def embedding_name(self) -> str:
-        """Of the table of tokens' vectors, outside the layers."""
+        """Name of the token embedding."""
         return next(iter(self.embeddings))
 
     @property
     def embedding_unit(self) -> ModuleHook:
-        """What happens around it."""
+        """The hook around the token embedding."""
         return self.units[self.embeddings[self.embedding_name].key]
 
     @property
     def final_norm_name(self) -> str:
-        """Of the norm before the head; empty where there is none."""
+        """Name of the norm before the head; empty if there is none."""
         return next((name for name in self.norms if name not in BEFORE_LAYERS), "")
 
     def within(self, key: str, x: Tensor, program: Callable[[Tensor], Tensor]) -> Tensor:
-        """A module's program, in the unit of this key where there is one."""
+        """Runs a module's program inside the hook for this key, if there is one."""
         unit = self.units.get(key)
         return program(x) if unit is None else unit.leave(program(unit.enter(x)))
 
     def norm(
         self, name: str, x: Tensor, *, groups: int = 1, kind: NormKind | None = None
     ) -> Tensor:
-        """Normalise; ``groups`` rows a token where the norm is over each head."""
+        """Normalises; ``groups``: rows per token, for norms over each head."""
         if self.units and self.norms[name]:
             key = self.norms[name][0].key
             return self.within(key, x, lambda x: self._norm(name, x, groups, kind))
@@ -339,7 +341,7 @@ class Block:
                 return op.rms_norm_float32(self.tape, x, in_float32, rows, one_plus=False)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """The projection, with LoRA's branch beside it where it is adapted.
+        """The projection, plus LoRA's branch if it is adapted.
 
         Source of the branch: peft 0.21, tuners/lora/layer.py, ``Linear.forward``, and tuners/lora/bnb.py,
         ``Linear4bit.forward`` (which copies the base's output, and leaves the cast of x to autocast) and
@@ -354,12 +356,12 @@ class Block:
         if linked.is_quantized and not self.setup.has_8bit_base:
             result = op.clone(tape, result)
         follows_autocast = linked.is_quantized and tape.autocast_active
-        # x itself stays too: the caller holds it until this returns
+        # x itself stays alive: the caller holds it until this returns
         seen = self.adapters_seen or linked.lora_a.width
         adapter_input = x if follows_autocast else op.cast(tape, x, seen)
         if linked.magnitude is not None:
             result = self._with_dora(linked, adapter_input, result)
-            # under autocast Linear4bit leaves the float32 that the magnitudes have made of it
+            # under autocast Linear4bit leaves it in the float32 produced by the magnitudes
             return result if follows_autocast else op.cast(tape, result, result_width)
         branch = self._branch(linked, adapter_input)
         if linked.is_quantized and not tape.autocast_active:
@@ -395,7 +397,7 @@ class Block:
         assert linked.lora_a is not None
         assert linked.lora_b is not None
         tape, linear, rank = self.tape, linked.linear, self.setup.lora_r
-        # no name outlives its operator: without gradients nothing else would keep the low-rank tensor
+        # no name outlives its operator: without gradients nothing else keeps the low-rank tensor
         return op.scale(
             tape,
             self._matrix(
@@ -412,7 +414,7 @@ class Block:
         )
 
     def _matrix(self, x: Tensor, weight: Parameter, shape: tuple[int, int], name: str) -> Tensor:
-        """One of an adapter's products; under FSDP1 it is a unit of its own."""
+        """One of an adapter's products, a unit of its own under FSDP1."""
         return self.within(
             weight.key, x, lambda x: op.linear(self.tape, x, weight, None, *shape, name)
         )
@@ -432,7 +434,7 @@ class Block:
         return self.within(weight.key, x, lambda x: call(self.tape, x, weight, bias, *sizes, name))
 
     def router(self, name: str, x: Tensor, *, in_float32: bool = False) -> Tensor:
-        """The scores of all experts: a product with a bare matrix, to which PEFT adds B @ A where it is adapted.
+        """The scores of all experts: a product with a bare matrix, to which PEFT adds B @ A if it is adapted.
 
         Source of the sum: peft 0.21, tuners/lora/layer.py, ``ParamWrapper._activate_lora``, ``_LoraParameterProxy``.
         """
@@ -461,7 +463,7 @@ class Block:
         return op.linear(tape, x, weight, stack.bias, hidden, experts, "router")
 
     def factors(self, name: str) -> Factors | None:
-        """What PEFT lays ready when a wrapped stack is called: the factors, after one product as a check of shapes.
+        """What PEFT prepares when a wrapped stack is called: the factors, after one product that checks shapes.
 
         Source: peft 0.21, tuners/lora/layer.py, ``ParamWrapper.get_delta_factors``; torch 2.13,
         nn/utils/parametrize.py, ``ParametrizationList.__init__`` (without ``unsafe`` it computes the weight once).
@@ -475,19 +477,19 @@ class Block:
         return ready
 
     def folded(self, name: str, factors: Factors | None) -> Tensor:
-        """The stack as the experts see it: itself, or a new stack with every expert's B @ A added."""
+        """The stack that the experts use: the weight itself, or a new stack with every expert's B @ A added."""
         weight = self.stacks[name].weight
         return weight if factors is None else op.folded(self.tape, weight, *factors)
 
     def expert_bias(self, name: str, experts: Tensor, elements: int) -> Tensor | None:
-        """The bias of its expert for every row, where the stack has one."""
+        """The expert's bias for every row, if the stack has biases."""
         bias = self.stacks[name].bias
         if bias is None:
             return None
         return op.gather(self.tape, bias, experts, elements, "biases by expert")
 
     def activation(self, x: Tensor) -> Tensor:
-        """The MLP's activation, with its parameters where it has any."""
+        """The MLP's activation, with its parameters if any."""
         return self.within(ACTIVATION, x, self._activation)
 
     def _activation(self, x: Tensor) -> Tensor:
@@ -508,9 +510,9 @@ class Block:
             self.weights = weights
 
     def attention_shape(self, **overrides: bool) -> AttentionShape:
-        """What attention must know of the model and the setup."""
+        """Attention's sizes and options for this layer."""
         model, setup = self.model, self.setup
-        if self.kernels.rotary:  # queries and keys are turned where they lie
+        if self.kernels.rotary:  # queries and keys are rotated in place
             overrides["head_major"] = self.kernels.heads_first and self.rotary is None
         return AttentionShape(
             batch=setup.per_device_train_batch_size,
@@ -531,7 +533,7 @@ class Block:
     def rotate(
         self, q: Tensor, k: Tensor, parts: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rotary position embedding of queries and keys, where this layer has one; ``parts`` takes what was turned."""
+        """Rotary position embedding of queries and keys, if the layer has one; ``parts`` collects the rotated parts."""
         if self.rotary_tables is None or self.rotary is None:
             return q, k
         model = self.model

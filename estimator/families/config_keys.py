@@ -1,9 +1,9 @@
-"""Keys of a config that nothing here reads, and why each may be left unread.
+"""Config keys that are not read, and why each can be ignored.
 
-A key that ``hf_config`` asks for is read. Any other is in one of three places: ``COMMON`` or the family's ``unread``
-says why it matters neither to memory nor to time nor to cost; ``SENSITIVE`` says what it does at other values than the
-one that is estimated; and one that stands nowhere is named in the answer. ``tests/verify`` holds the tables against the
-fields of every config class of transformers 5.23.
+Keys that ``hf_config`` does not read are of three kinds. ``COMMON`` and the family's ``unread`` say why a key affects
+neither memory nor time nor cost. ``SENSITIVE`` says what a key does at values other than the one estimated. Unknown
+keys are named in the answer. ``tests/verify`` compares the tables with the fields of every config class of transformers
+5.23.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from estimator.families.registry import FAMILIES
 
 @dataclass(frozen=True, slots=True)
 class Sensitive:
-    """A key that matters and is estimated at one value only."""
+    """A key that matters but is only estimated at some values."""
 
     estimated: tuple[object, ...]
-    """The values that it is estimated at."""
+    """The values for which it is estimated."""
     effect: str
-    """What it does at others, to end the sentence "The config's <key> is <value>, which …"."""
+    """What it does at other values; completes the sentence "The config's <key> is <value>, which …"."""
 
 
 COMMON: Mapping[Why, str] = {
@@ -57,7 +57,7 @@ COMMON: Mapping[Why, str] = {
         _output_attentions _post_init_done base_model_pp_plan base_model_tp_plan chunk_size_feed_forward
         pretraining_tp return_dict tf_legacy_loss torchscript use_return_dict""",
 }
-"""Of every family. A step with each kind of ``rope_parameters`` (dynamic, yarn, longrope, llama3) was traced."""
+"""For every family. A step with each kind of ``rope_parameters`` (dynamic, yarn, longrope, llama3) was traced."""
 
 
 WINDOWS = "layer_types max_window_layers sliding_window"
@@ -79,25 +79,25 @@ SENSITIVE: Mapping[str, Sensitive] = {
     ),
     "layerdrop": Sensitive((0,), "skips layers at random in training, and is not modelled"),
 }
-"""Keys that are estimated at one value."""
+"""Keys that are only estimated at some values."""
 SENSITIVE_IN_SOME = ("layerdrop", "add_cross_attention")
-"""Of these, those that only some families have: ``Family.sensitive``."""
+"""Those that only some families have: ``Family.sensitive``."""
 
 
 def reasons(model_type: str) -> Mapping[str, Why]:
-    """Why each key that is known of a family may be left unread."""
+    """Why each known key of a family can be ignored."""
     tables = (COMMON, FAMILIES[model_type].unread)
     return {key: why for table in tables for why, keys in table.items() for key in keys.split()}
 
 
 def is_sensitive(key: str, model_type: str) -> bool:
-    """Whether a key matters to a family and is estimated at one value only."""
+    """Whether a key matters to a family but is only estimated at some values."""
     in_all = key not in SENSITIVE_IN_SOME
     return key in SENSITIVE and (in_all or key in FAMILIES[model_type].sensitive)
 
 
 def unread(config: Mapping[str, object], asked: Collection[str], model_type: str) -> list[str]:
-    """Keys of a config that say something, were not asked for, and matter or are not known; in its order."""
+    """Keys of a config with a value that were not read and that matter or are unknown, in its order."""
     known = reasons(model_type)
     return [
         key

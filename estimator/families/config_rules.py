@@ -1,4 +1,4 @@
-"""Rules of configs that several families share; each family's own file names those that it follows."""
+"""Config rules that several families share; each family's file selects those that apply."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from estimator.values.refusals import InputError
 from estimator.values.specs import StateSpace
 
 Biases = Callable[[Config], tuple[bool, bool, bool]]
-"""Of query, key and value; of the attention's output; of the MLP."""
+"""Biases on query, key and value; on the attention's output; on the MLP."""
 LayerTypes = Callable[[Config, int], tuple[str, ...]]
 
 
 def attention_biases(*, default: bool = False, has_mlp_key: bool = False) -> Biases:
-    """``attention_bias`` for all of attention, and ``mlp_bias`` where the class has that key."""
+    """``attention_bias`` for all of attention, and ``mlp_bias`` if the class has that key."""
 
     def biases(read: Config) -> tuple[bool, bool, bool]:
         attention = read.flag("attention_bias", default=default)
@@ -26,37 +26,37 @@ def attention_biases(*, default: bool = False, has_mlp_key: bool = False) -> Bia
 
 
 LLAMA_BIASES = attention_biases()
-"""What most families have."""
+"""The rule of most families."""
 
 
 def input_biases(key: str, *, default: bool) -> Biases:
-    """A key for queries, keys and values alone."""
+    """A key for queries, keys and values only."""
     return lambda read: (read.flag(key, default=default), False, False)
 
 
 def one_bias(key: str, *, default: bool) -> Biases:
-    """One key for all."""
+    """One key for all biases."""
     return lambda read: (read.flag(key, default=default),) * 3
 
 
 def fixed_biases(attention: bool, output: bool, mlp: bool) -> Biases:
-    """The class has them or not, and no key."""
+    """Fixed by the class, without a key."""
     return lambda read: (attention, output, mlp)
 
 
 def patterned(read: Config, every: int, layers: int) -> tuple[str, ...]:
-    """Every n-th layer sees everything."""
+    """Every n-th layer has full attention."""
     return tuple(SLIDING if layer % every else FULL_ATTENTION for layer in range(1, layers + 1))
 
 
 def listed_rotary(read: Config, layers: int) -> tuple[bool, ...]:
-    """``no_rope_layers`` says 1 where a layer *has* rotary embeddings; an empty list says nothing."""
+    """``no_rope_layers`` is 1 where a layer *has* rotary embeddings; an empty list counts as missing."""
     listed = read.items("no_rope_layers", layers) if read.values.get("no_rope_layers") else ()
     if listed:
         for item in listed:
             if item not in (0, 1):
                 raise InputError(
-                    f"no_rope_layers must hold 0 and 1 only, not {short(item)}; "
+                    f"no_rope_layers must only contain 0 and 1, not {short(item)}; "
                     "correct it in the config."
                 )
         return tuple(bool(item) for item in listed)
@@ -65,7 +65,7 @@ def listed_rotary(read: Config, layers: int) -> tuple[bool, ...]:
 
 
 def first_dense(default: int) -> LayerTypes:
-    """``first_k_dense_replace``: so many first layers have one MLP, the others experts."""
+    """``first_k_dense_replace``: the number of first layers with a dense MLP; the others have experts."""
 
     def kinds(read: Config, layers: int) -> tuple[str, ...]:
         dense = read.values.get("first_k_dense_replace")
@@ -83,7 +83,7 @@ def first_dense(default: int) -> LayerTypes:
 
 
 def several_shared(key: str, default: int) -> Callable[[Config, int], int]:
-    """So many shared experts, each as wide as the others."""
+    """A number of shared experts, each as wide as the routed ones."""
     return lambda read, width: width * read.whole(key, default=default, most=MOST_HEADS)
 
 
@@ -95,7 +95,7 @@ def latent_attention(
 ) -> dict[str, Any]:
     """Widths of latent attention: q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim.
 
-    ``turned_key``: a second name of the turned part, which counts before it.
+    ``turned_key``: another name for the rotary part, which takes precedence.
     """
     query, key_value, plain, turned, value = defaults
     names = (turned_key, "qk_rope_head_dim") if turned_key else ("qk_rope_head_dim",)
@@ -114,7 +114,7 @@ def latent_attention(
 
 
 def mamba_of_hidden(read: Config, width: int, asked_by: str, **rest: Any) -> StateSpace:
-    """Mamba 2's sizes, by the names that Granite and Falcon-H1 give them; ``rest``: what the two say otherwise.
+    """Mamba 2's sizes, by Granite's and Falcon-H1's key names; ``rest``: keys in which the two differ.
 
     Source: transformers 5.23, models/granitemoehybrid/configuration_granitemoehybrid.py and
     models/falcon_h1/configuration_falcon_h1.py.
@@ -126,7 +126,8 @@ def mamba_of_hidden(read: Config, width: int, asked_by: str, **rest: Any) -> Sta
         head_dim = read.whole("mamba_d_head")
     if heads * head_dim != width:
         raise InputError(
-            f"mamba_n_heads {heads} heads of {head_dim} are not the {width} that {asked_by} asks for; correct one of "
+            f"mamba_n_heads {heads} heads of {head_dim} do not give the {width} that {asked_by} requires; correct one "
+            f"of "
             "them in the config."
         )
     bias = read.flag("mamba_proj_bias", default=False)
@@ -145,7 +146,7 @@ def mamba_of_hidden(read: Config, width: int, asked_by: str, **rest: Any) -> Sta
 
 
 def mamba_width(read: Config, fields: dict[str, Any]) -> int:
-    """``mamba_expand`` times the hidden size; refuses other activations than silu."""
+    """``mamba_expand`` times the hidden size; refuses activations other than silu."""
     if read.text("hidden_act", default="silu") != "silu":
         raise KEY_NOT_MODELLED(
             name="hidden_act",

@@ -1,4 +1,4 @@
-"""What modules a model has, how many alike, and the counts of parameters that follow.
+"""The modules of a model, how many of each there are, and the resulting parameter counts.
 
 Counts are elements, for the whole model, before any sharding.
 """
@@ -30,7 +30,7 @@ from estimator.values.specs import Model
 
 
 def layer_kind(model: Model, index: int) -> str:
-    """What tells a layer's modules from those of the family's usual layer (a name); empty: nothing.
+    """The kind of a layer whose modules differ from the family's usual layer (a name); empty: the usual layer.
 
     Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the decoder layer's ``__init__``.
 
@@ -51,7 +51,7 @@ def layer_kind(model: Model, index: int) -> str:
 
 @lru_cache(maxsize=1024)
 def layer_groups(model: Model) -> tuple[tuple[int, int], ...]:
-    """Of layers that hold the same modules the lowest, and how many there are (a count, whole model).
+    """The lowest layer of each group with the same modules, and the group's size (a count, whole model).
 
     Source: derived, from ``layer_kind``.
 
@@ -64,7 +64,7 @@ def layer_groups(model: Model) -> tuple[tuple[int, int], ...]:
 
 
 def layer_model(model: Model, index: int) -> Model:
-    """The model as one layer sees it, with that layer's own heads and width (no unit; per layer).
+    """The model with the heads and widths of one layer (no unit; per layer).
 
     Source: transformers 5.23 models/gemma4/configuration_gemma4.py, ``per_layer_config``; models/gemma4/
     modeling_gemma4.py, ``Gemma4TextMLP.__init__`` (``use_double_wide_mlp``).
@@ -95,7 +95,7 @@ def _changed(model: Model, *, is_global: bool, is_wide: bool) -> Model:
 
 @lru_cache(maxsize=256)
 def sharing_of_keys(model: Model) -> tuple[str, ...]:
-    """Of every layer what it has to do with keys and values that layers share (a name each); empty: nothing.
+    """Every layer's role in sharing keys and values between layers (a name each); empty: none.
 
     Source: transformers 5.23 models/gemma4/configuration_gemma4.py, ``kv_sharing_modes``.
 
@@ -130,7 +130,7 @@ def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
     """
     if not 0 <= index < model.num_hidden_layers:
         raise InputError(
-            f"layer {index} does not exist in a model of {model.num_hidden_layers} layers; count from 0."
+            f"layer {index} does not exist in a model with {model.num_hidden_layers} layers; count from 0."
         )
     modules = family_of(model).modules
     own = modules.others.get(layer_kind(model, index), modules.layer)
@@ -138,7 +138,7 @@ def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
 
 
 def modules_with_counts(model: Model) -> Iterator[tuple[Module, int]]:
-    """Every module with weights, and how many alike there are, whole model.
+    """Every module with weights, and its multiplicity, whole model.
 
     Source: derived, from ``outer_modules``, ``layer_modules`` and ``layer_groups``.
 
@@ -152,7 +152,7 @@ def modules_with_counts(model: Model) -> Iterator[tuple[Module, int]]:
 
 
 def outer_modules(model: Model) -> tuple[Module, ...]:
-    """Modules with weights outside the layers, sizes in elements, whole model; no ``lm_head`` where it is tied.
+    """Modules with weights outside the layers, sizes in elements, whole model; no ``lm_head`` if it is tied.
 
     Leaves out: buffers; vision and audio towers.
     Error: none; compared with transformers' own module tree in tests/verify.
@@ -172,7 +172,7 @@ def outer_modules(model: Model) -> tuple[Module, ...]:
 
 
 def output_width(modules: tuple[Module, ...]) -> int:
-    """Width of what the head reads, in elements: that of the embedding of the tokens.
+    """Width of the head's input, in elements: that of the token embedding.
 
     Source: transformers 5.23, modeling_layers.py, ``GenericForSequenceClassification.__init__``; models/opt/
     modeling_opt.py, ``OPTForSequenceClassification.__init__`` (``word_embed_proj_dim``).
@@ -187,7 +187,7 @@ def output_width(modules: tuple[Module, ...]) -> int:
 def total_parameters(model: Model) -> int:
     """Parameters of the model in elements, whole job; a tied head counts once.
 
-        Σ outer + Σ layers + what is never trained
+        Σ outer + Σ layers + parameters that are never trained
 
     Leaves out: stored buffers and second copies of a tied head, which some Hub totals count (see data/models.csv).
     Error: none; equal to the published count of every row of data/models.csv.
@@ -202,9 +202,9 @@ def total_parameters(model: Model) -> int:
 
 
 def untrained_parameters(model: Model) -> int:
-    """Parameters that the class itself freezes, in elements, whole job: ERNIE's correction of the router's choice.
+    """Parameters that the class itself freezes, in elements, whole job: ERNIE's router correction bias.
 
-    Error: none; exact. The other families keep this correction as a buffer.
+    Error: none; exact. Other families have this correction bias as a buffer.
     Source: ``FamilyModules.untrained`` of the family.
 
     >>> from estimator.families.modules import TINY_LLAMA
@@ -218,10 +218,10 @@ def untrained_parameters(model: Model) -> int:
 def active_parameters(model: Model) -> int:
     """Parameters that one token passes through, in elements, whole job: all of them in a dense model.
 
-        Σ outer + Σ layers, of each stack of experts k/E      k: experts a token, E: experts
+        Σ outer + Σ layers, with k/E of each stack of experts      k: experts per token, E: experts
 
-    The embedding counts whole, though a token reads one row of it, and a head that is not tied counts too; so does
-    every router. Cards that say "3B active" often leave the embedding out.
+    The embedding counts in full, though a token reads only one of its rows, and so do an untied head and every router.
+    Model cards that say "3B active" often leave the embedding out.
 
     Error: none; for Mixtral 8x7B it is the 12.9 B of its paper.
     Source: derived; Jiang et al. 2024, arXiv:2401.04088, section 2.1 ("active parameter count").
@@ -239,7 +239,7 @@ def active_parameters(model: Model) -> int:
 
 
 def experts_run(model: Model) -> int:
-    """Experts that every token is multiplied by (a count): those it is sent to, in Llama 4 all; 0 in a dense model.
+    """Experts that process every token (a count): those it is routed to, in Llama 4 all; 0 in a dense model.
 
     Source: transformers 5.23, integrations/moe.py, ``grouped_mm_experts_forward``; models/llama4/modeling_llama4.py,
     ``Llama4TextMoe.forward`` (``hidden_states.repeat``).
@@ -252,7 +252,7 @@ def experts_run(model: Model) -> int:
 
 
 def tied_head(model: Model) -> tuple[Linear, ...]:
-    """The head of a model whose head has no weight of its own, in the shape that it uses; nothing where it has one.
+    """The head of a model with a tied head, in the shape that it uses; empty if the head is not tied.
 
     Source: transformers 5.23, modeling_utils.py, ``tie_weights``: the head's weight is the embedding's.
 

@@ -1,4 +1,4 @@
-"""A model of one's own: a known one with other dimensions."""
+"""Custom models: a known model with other dimensions."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ DIMENSIONS: Mapping[str, Kind] = {
     "max_position_embeddings": WholeNumber(MOST_POSITIONS),
     "tie_word_embeddings": Flag(),
 }
-"""What may differ from the known model, by the names of ``config.json``."""
+"""Dimensions that may differ from the known model, as named in ``config.json``."""
 
 Item = TypeVar("Item")
 
 
 def resized(known: Model, dimensions: Mapping[str, object]) -> Model:
-    """The known model with these dimensions (counts, in elements); what is not named stays as it is.
+    """The known model with these dimensions (counts, in elements); others stay unchanged.
 
-    But what the family's class derives follows: a head_dim that was hidden_size / num_attention_heads, as many
-    key-value heads as there are heads where it has one each, BLOOM's MLP of 4 · hidden_size. A pattern of layers is
+    Dimensions that the family's class derives are derived again: a head_dim of hidden_size / num_attention_heads,
+    key-value heads equal to heads where each head has its own, BLOOM's MLP of 4 · hidden_size. A pattern of layers is
     repeated or cut. ``ValueError`` names the dimension and says what to change.
 
     >>> from estimator.families.modules import TINY_LLAMA
@@ -59,9 +59,7 @@ def resized(known: Model, dimensions: Mapping[str, object]) -> Model:
         "mlp_layer_types": _mlp_pattern(known, layers),
     }
     changed = ", ".join(f"{name} {value}".lower() for name, value in given.items())
-    note = f"A model of one's own: {known.hub_id or known.model_type}" + f" with {changed}" * bool(
-        given
-    )
+    note = f"A custom model: {known.hub_id or known.model_type}" + f" with {changed}" * bool(given)
     plain = replace(known, hub_id="", config="", quantization=None, stored_width=0)
     return replace(plain, notes=(*known.notes, f"{note}."), **made)
 
@@ -72,7 +70,7 @@ def _read(name: str, value: object) -> Any:
         hint = (
             f"did you mean {one_of(meant)}?" if meant else f"it is one of {', '.join(DIMENSIONS)}."
         )
-        raise InputError(f"{name[:60]!r} is no dimension of a model; {hint}")
+        raise InputError(f"{name[:60]!r} is not a dimension of a model; {hint}")
     try:
         return DIMENSIONS[name].read(value)
     except ValueError as problem:
@@ -85,7 +83,7 @@ def _key_value_heads(known: Model, given: Mapping[str, Any], heads: int) -> int:
     if each and chosen != heads:
         raise InputError(
             f"num_key_value_heads {chosen} differs from num_attention_heads {heads}, but {known.model_type} has one "
-            "for each; leave it out."
+            "per attention head; leave it out."
         )
     return chosen
 
@@ -129,7 +127,7 @@ def _intermediate_size(known: Model, given: Mapping[str, Any]) -> int:
 
 
 def _learned_positions(known: Model, given: Mapping[str, Any]) -> int:
-    """Rows of the position table, which has a row a token, and in OPT two more."""
+    """Rows of the position embedding: one per position, and two more in OPT."""
     if not known.learned_positions:
         return 0
     positions: int = given.get("max_position_embeddings", known.max_position_embeddings)
@@ -137,7 +135,7 @@ def _learned_positions(known: Model, given: Mapping[str, Any]) -> int:
 
 
 def _layer_types(known: Model, layers: int) -> tuple[str, ...]:
-    """The pattern repeated or cut. Gemma 4's last layer sees everything; of both kinds one is left that shares not."""
+    """The pattern repeated or cut. Gemma 4's last layer has full attention; one layer of each kind must not share."""
     kinds = _repeated(known.layer_types, layers)
     windows = family_of(known).config.windows
     if windows is None or not windows.last_is_full:
@@ -147,7 +145,7 @@ def _layer_types(known: Model, layers: int) -> tuple[str, ...]:
     if known.num_kv_shared_layers and set(own) != set(known.layer_types):
         raise InputError(
             f"num_hidden_layers {layers} is too few for {known.model_type}, whose last {known.num_kv_shared_layers} "
-            "layers take keys and values from those before; raise it."
+            "layers reuse keys and values of earlier layers; raise it."
         )
     return kinds
 
@@ -158,7 +156,7 @@ def _mlp_pattern(known: Model, layers: int) -> tuple[str, ...]:
 
 
 def _first_kept(pattern: Sequence[Item], layers: int) -> tuple[Item, ...]:
-    """The first of a list that begins with other layers; the last goes on.
+    """A list whose first layers differ from the rest, cut or extended with its last item.
 
     >>> _first_kept(("dense", "sparse"), 3)
     ('dense', 'sparse', 'sparse')
@@ -167,7 +165,7 @@ def _first_kept(pattern: Sequence[Item], layers: int) -> tuple[Item, ...]:
 
 
 def _repeated(pattern: Sequence[Item], layers: int) -> tuple[Item, ...]:
-    """A list with one item a layer for more or fewer layers: its shortest repeating run, again and again.
+    """A list with one item per layer, for another number of layers: its shortest repeating pattern, repeated.
 
     >>> _repeated(("s", "s", "f", "s", "s", "f"), 8)
     ('s', 's', 'f', 's', 's', 'f', 's', 's')

@@ -1,11 +1,10 @@
-"""The gated delta-net, which most layers of Qwen3-Next and Qwen3.5 hold in attention's place.
+"""The gated delta net, which replaces attention in most layers of Qwen3-Next and Qwen3.5.
 
-A delta-net keeps a matrix for each head, which every token decays and corrects. It is counted as PyTorch runs it where
-neither flash-linear-attention nor causal-conv1d is installed: chunk by chunk, in a loop whose every round leaves its
-state for the backward pass.
+A delta net keeps a matrix per head, which every token decays and corrects. This is how PyTorch runs it without
+flash-linear-attention and causal-conv1d: chunk by chunk, in a loop that saves every iteration's state for backward.
 
-Source: transformers 5.23, models/qwen3_5/modeling_qwen3_5.py, models/qwen3_next/modeling_qwen3_next.py. A name that is
-bound here keeps its tensor alive exactly as long as the same name does there.
+Source: transformers 5.23, models/qwen3_5/modeling_qwen3_5.py, models/qwen3_next/modeling_qwen3_next.py. Local
+names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from estimator.values.arithmetic import ceil_div
 from estimator.values.specs import DeltaNet
 
 CHUNK = 64
-"""Tokens of a chunk: ``torch_chunk_gated_delta_rule``, ``chunk_size``."""
+"""Tokens per chunk: ``torch_chunk_gated_delta_rule``, ``chunk_size``."""
 
 
 # -- the delta-net ---------------------------------------------------------------------------------------------
@@ -28,14 +27,14 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Sizes of one layer's rule, in elements."""
+    """Sizes of one layer's delta rule, in elements."""
 
     batch: int
     length: int
     chunks: int
     heads: int
     groups: int
-    """Heads of values that share a head of queries and keys."""
+    """Value heads per query-key head."""
     key_dim: int
     value_dim: int
 
@@ -45,17 +44,17 @@ class _Shape:
 
     @property
     def padded(self) -> int:
-        """Rows of whole chunks."""
+        """Rows padded to whole chunks."""
         return self.batch * self.heads * self.chunks * CHUNK
 
     @property
     def pairs(self) -> int:
-        """Pairs of tokens of the same chunk."""
+        """Pairs of tokens in the same chunk."""
         return self.padded * CHUNK
 
     @property
     def of_chunk(self) -> int:
-        """Rows of one chunk."""
+        """Rows per chunk."""
         return self.batch * self.heads * CHUNK
 
     @property
@@ -82,7 +81,7 @@ def _sizes(b: Block) -> DeltaNet:
 
 
 def delta_net(b: Block, x: Tensor) -> Tensor:
-    """Projections, a short convolution, the rule chunk by chunk, a norm with a gate, the output's projection."""
+    """Projections, short convolution, delta rule chunk by chunk, gated norm, output projection."""
     tape, sizes = b.tape, _sizes(b)
     if b.setup.padded:
         x = op.multiply(tape, x, Tensor(b.rows, 1, None), "padding masked")
@@ -102,7 +101,7 @@ def delta_net(b: Block, x: Tensor) -> Tensor:
 
 
 def _projected(b: Block, x: Tensor) -> tuple[Tensor, ...]:
-    """What is mixed with neighbours, the output's gate, the learning rate and the decay."""
+    """Input of the convolution, output gate, learning rate and decay."""
     mixed = b.linear("linear_attn.in_proj_qkv", x)
     z = b.linear("linear_attn.in_proj_z", x)
     rate = b.linear("linear_attn.in_proj_b", x)
@@ -110,7 +109,7 @@ def _projected(b: Block, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _projected_at_once(b: Block, x: Tensor) -> tuple[Tensor, ...]:
-    """The same by two projections head by head, whose parts are copied; and what the caller's names hold."""
+    """The same from two fused projections, whose parts are copied; also returns what the caller's names keep alive."""
     tape, sizes, rows = b.tape, _sizes(b), b.rows
     keys, values = rows * sizes.key_width, rows * sizes.value_width
     heads = rows * sizes.value_heads
@@ -126,7 +125,7 @@ def _projected_at_once(b: Block, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _convolved(b: Block, x: Tensor) -> Tensor:
-    """Each channel's filter over the token and those before it, then the activation."""
+    """Causal convolution per channel, then the activation."""
     tape, width, channels = b.tape, x.width, x.elements // b.rows
     longer = b.setup.per_device_train_batch_size * (b.setup.max_length + DELTA_FILTER - 1)
     weight = b.norms["linear_attn.conv1d"][0]
@@ -156,7 +155,7 @@ def _biased(tape: Tape, x: Tensor, bias: Parameter) -> Tensor:
 
 
 def _gated_norm(b: Block, x: Tensor, z: Tensor) -> Tensor:
-    """RMSNorm of each head, times its gate through silu in float32."""
+    """RMSNorm of each head, times silu of its gate in float32."""
     tape, width = b.tape, x.width
     rows = b.rows * _sizes(b).value_heads
     x = op.rms_norm(tape, x, b.norms["linear_attn.norm"][0], rows)
@@ -169,7 +168,7 @@ def _gated_norm(b: Block, x: Tensor, z: Tensor) -> Tensor:
 def _chunked_rule(
     tape: Tape, s: _Shape, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
 ) -> Tensor:
-    """``torch_chunk_gated_delta_rule``: all in float32, chunk by chunk, and the output back in the dtype of q."""
+    """``torch_chunk_gated_delta_rule``: in float32, chunk by chunk; the output has the dtype of q."""
     width = q.width
     q, k = (_for_heads(tape, x, s.groups) for x in (q, k))
     v = op.viewed(tape, v, copies_gradient=True)
@@ -184,7 +183,7 @@ def _chunked_rule(
     beta, decay = [op.pad(tape, x, s.padded) for x in (beta, decay)]
     v_beta = op.multiply(tape, v, op.viewed(tape, beta), "learning rate")
     k_beta = op.multiply(tape, k, op.viewed(tape, beta), "learning rate")
-    # the gradient of what a system was solved for lies column by column
+    # the gradient of a solved right-hand side is column-major
     q, k, k_beta, v_beta = [
         op.viewed(tape, x, copies_gradient=is_solved)
         for x, is_solved in ((q, False), (k, False), (k_beta, True), (v_beta, True))
@@ -195,7 +194,7 @@ def _chunked_rule(
     del all_pairs
     log_decay = _cumulated(tape, decay)
     pairwise = _pairwise(tape, s, log_decay, mask)
-    # whole chunks of float32 were neither cast nor padded: heads lie beside each other still
+    # whole chunks of float32 were neither cast nor padded, so heads are still adjacent
     copies = width == 4 and s.chunks * CHUNK == s.length
     scores = _product(tape, k_beta, k, s.pairs, "keys × keys", is_copied=copies)
     system = op.multiply(tape, scores, pairwise, "decay")
@@ -253,10 +252,10 @@ def _chunked_rule(
 
 
 def _rounds(chunks: int) -> tuple[int | None, ...]:
-    """The rounds of the loop to play, and for how many each stands; None: for itself.
+    """The iterations of the loop to play, and how many each represents; None: only itself.
 
-    The first differs (no state yet has a gradient), as does the last, behind which nobody reads the state; and what all
-    rounds share is first saved in the second.
+    The first differs because no state has a gradient yet, the last because its state is not read again. What all
+    iterations share is first saved in the second.
     """
     if chunks == 1:
         return (None,)
@@ -268,7 +267,7 @@ def _rounds(chunks: int) -> tuple[int | None, ...]:
 
 
 def _for_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:
-    """``repeat_interleave`` where heads of values share one of x; the gradient comes head by head."""
+    """``repeat_interleave`` if value heads share a head of x; the gradient arrives head by head."""
     if groups == 1:
         return op.viewed(tape, x, copies_gradient=True)
     return op.repeat_heads(tape, x, groups)
@@ -286,7 +285,7 @@ def _unit(tape: Tape, x: Tensor, rows: int) -> Tensor:
 
 
 def _cumulated(tape: Tape, x: Tensor) -> Tensor:
-    """``cumsum`` inside each chunk; its gradient is flipped, summed up and flipped back."""
+    """``cumsum`` within each chunk; its gradient is flipped, summed and flipped back."""
     elements, width = x.elements, x.width
     tape.operation = "decay so far"
 
@@ -301,7 +300,7 @@ def _cumulated(tape: Tape, x: Tensor) -> Tensor:
 
 
 def _pairwise(tape: Tape, s: _Shape, log_decay: Tensor, mask: Tensor) -> Tensor:
-    """How far a chunk's tokens have decayed for each later one."""
+    """Decay between each token of a chunk and each later one."""
     x = op.subtract(tape, op.expand(tape, log_decay, s.pairs), op.expand(tape, log_decay, s.pairs))
     x = op.masked_fill(tape, x, mask)
     return _exponential(tape, x)
@@ -318,13 +317,13 @@ def _exponential(tape: Tape, x: Tensor) -> Tensor:
 def _product(
     tape: Tape, a: Tensor, b: Tensor, elements: int, name: str, *, is_copied: bool = False
 ) -> Tensor:
-    """``@`` of tensors of four or five dimensions, which are seen as three: so each gradient is a view."""
+    """``@`` of four- or five-dimensional tensors, viewed as three-dimensional, so each gradient is a view."""
     a, b = op.viewed(tape, a), op.viewed(tape, b)
     return op.matmul(tape, a, b, elements, name, copies=(is_copied, is_copied))
 
 
 def _put(tape: Tape, out: Tensor, x: Tensor) -> Tensor:
-    """Into one chunk of the output."""
+    """Writes one chunk of the output."""
     below = out if out.requires_grad else None
     return op.copied_in(tape, tape.view(out), below, x, out.elements)
 
@@ -332,9 +331,9 @@ def _put(tape: Tape, out: Tensor, x: Tensor) -> Tensor:
 def _solved(tape: Tape, system: Tensor, b: Tensor) -> Tensor:
     """``torch.linalg.solve_triangular``: saves the system and the result.
 
-    Backward solves the transposed system for the gradient of b; the system's own is a product with the result, negated
-    and cut to a triangle.
-    Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, ``linalg_solve_triangular_backward``.
+    Backward solves the transposed system for the gradient of b. The system's own gradient is the negated product with
+    the result, restricted to a triangle. Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp,
+    ``linalg_solve_triangular_backward``.
     """
     tape.operation = "triangular system"
     size, rest, needs_system = system.elements, b.elements, system.requires_grad

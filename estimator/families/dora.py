@@ -1,7 +1,7 @@
-"""DoRA: what a layer's adapter adds where its size and its direction are trained apart.
+"""DoRA: what a layer's adapter adds if magnitude and direction are trained separately.
 
-The columns of W + s·B·A are scaled to trained lengths, so that every call forms the dense product of B and A, its sum
-with the weight and the lengths of its columns, and forgets them; only the scale of each output is kept.
+The columns of W + s·B·A are scaled to trained magnitudes. Every call computes the dense product B·A, its sum with the
+weight and the column norms, and frees them again; only the scale of each output is kept.
 
 Source: Liu et al. 2024, arXiv:2402.09353, section 4.3; peft 0.21, tuners/lora/dora.py, ``DoraLinearLayer.forward``, and
 tuners/lora/variants.py, ``DoraLinearVariant.forward``.
@@ -16,7 +16,7 @@ from estimator.tape.tape import Parameter, Tape, Tensor
 
 
 class Dora(NamedTuple):
-    """An adapted linear's parts, as DoRA needs them."""
+    """The tensors of a linear with DoRA."""
 
     in_features: int
     out_features: int
@@ -27,16 +27,17 @@ class Dora(NamedTuple):
     lora_b: Parameter
     magnitude: Parameter
     packed_width: int | None
-    """Bytes per element that a packed weight is unpacked into; None: it is not packed."""
+    """Bytes per element of the unpacked weight; None: the weight is not packed."""
     unpacks_scales: bool = True
-    """A packed weight's scales come out in float32 first, one for 64 weights: in 4 bits, not in 8."""
+    """Whether scales are first unpacked to float32, one per 64 weights: yes for 4 bits, no for 8."""
 
 
 def dora(tape: Tape, layer: Dora, x: Tensor, result: Tensor | None) -> Tensor:
-    """What is added to the base's result: (m - 1) · base + m · s · B·A·x, m the trained length over the present one.
+    """What is added to the base's output: (m - 1) · base + m · s · B·A·x, with m the trained over the current
+    magnitude.
 
-    ``result`` is the base's; None: dropout has changed x, and the base is computed once more, from a dense weight in
-    the dtype of x that its backward keeps.
+    ``result``: the base's output. None: dropout changed x, so the base is computed again, from a dense weight in the
+    dtype of x that backward keeps.
     """
     product = op.cast(tape, _dense_product(tape, layer), x.width)
     weight = _dense_weight(tape, layer, x.width)
@@ -60,7 +61,7 @@ def _branch(tape: Tape, layer: Dora, x: Tensor) -> Tensor:
 
 
 def _dense_product(tape: Tape, layer: Dora) -> Tensor:
-    """B @ A, by sending a unit matrix of in × in through both."""
+    """B @ A, computed by applying both to an in × in identity matrix."""
     tape.operation = "DoRA's unit matrix"
     unit = tape.new(layer.in_features**2, layer.lora_a.width)
     return _branch(tape, layer, unit)
@@ -81,7 +82,7 @@ def _dense_weight(tape: Tape, layer: Dora, width: int) -> Tensor:
 
 
 def _scale(tape: Tape, layer: Dora, weight: Tensor, product: Tensor) -> Tensor:
-    """Trained lengths over those of the columns of weight + s · product; these are constants to backward."""
+    """Trained magnitudes over the column norms of weight + s · product, which are constants in backward."""
     tape.operation = "DoRA's weight and its adapters"
     scaled = tape.new(product.elements, product.width)
     together = tape.new(weight.elements, weight.width)

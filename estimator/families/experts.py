@@ -1,10 +1,10 @@
-"""A mixture of experts in the place of the MLP: the router, and the experts by grouped matrix products.
+"""A mixture of experts instead of an MLP: the router, and the experts as grouped matrix products.
 
-Nothing here depends on how evenly the router spreads the tokens: every token goes to k experts, none is dropped and
-none padded, so the rows are T · k whatever each expert receives.
+Nothing depends on how evenly tokens are distributed: every token goes to k experts and none is dropped or padded, so
+there are always T · k rows.
 
-Source: transformers 5.23, integrations/moe.py, ``grouped_mm_experts_forward`` (the default where the GPU has compute
-capability 8.0; below it a fallback of the same sizes), and models/mixtral, qwen2_moe, qwen3_moe, olmoe, granitemoe,
+Source: transformers 5.23, integrations/moe.py, ``grouped_mm_experts_forward`` (the default from compute
+capability 8.0; below it, a fallback with the same sizes), and models/mixtral, qwen2_moe, qwen3_moe, olmoe, granitemoe,
 ``*TopKRouter`` and ``*SparseMoeBlock``.
 """
 
@@ -22,7 +22,7 @@ from estimator.values.specs import Model
 
 
 class Routing(NamedTuple):
-    """What the router returns: T · E scores, and of the k chosen experts a token their shares and indices."""
+    """What the router returns: T · E logits, and the weights and indices of the k experts chosen per token."""
 
     logits: Tensor
     shares: Tensor
@@ -30,7 +30,7 @@ class Routing(NamedTuple):
 
 
 def mixture(b: Block, x: Tensor) -> Tensor:
-    """Router and experts; Qwen2-MoE adds an expert that sees every token, times a gate of its own."""
+    """Router and experts; Qwen2-MoE adds a shared expert, times its own gate."""
     if "block_sparse_moe.router" in b.stacks:
         return grouped_experts(b, x, _routing(b, x), "block_sparse_moe")
     if not b.model.shared_expert_intermediate_size:
@@ -65,20 +65,20 @@ def _routing(b: Block, x: Tensor) -> Routing:
 
 
 def with_recorded_scores(b: Block, routing: Routing) -> Routing:
-    """The same, its logits kept for the loss that spreads tokens evenly, where the config has that."""
+    """The same routing, with its logits recorded for the load-balancing loss, if the config enables it."""
     if b.router_logits is not None:
         b.router_logits.append(routing.logits)
     return routing
 
 
 def _chosen_of_softmax(b: Block, x: Tensor) -> Routing:
-    """Softmax over all experts in float32, then the k largest, divided by their sum where the config says so."""
+    """Softmax over all experts in float32, then the k largest, normalised to sum to 1 if the config says so."""
     tape, chosen = b.tape, b.rows * b.model.num_experts_per_tok
     logits = b.router("mlp.gate", x)
     probabilities = op.softmax(tape, op.cast(tape, logits, 4))
     shares, indices = op.top_k(tape, probabilities, chosen)
     if b.model.norm_topk_prob:
-        # divided in place, so that autograd keeps a copy of what was there: as many bytes as a product's new output
+        # divided in place, so autograd keeps a copy of the old values, as large as a new output would be
         shares = op.multiply(tape, shares, op.mean(tape, shares, b.rows, "sum of shares"), "shares")
     if not family_of(b.model).float32_shares:
         shares = op.cast(tape, shares, logits.width)
@@ -86,7 +86,7 @@ def _chosen_of_softmax(b: Block, x: Tensor) -> Routing:
 
 
 def _softmax_of_chosen(b: Block, x: Tensor, name: str) -> Routing:
-    """Granite: the k largest scores first, then a softmax over these alone."""
+    """Granite: the k largest logits first, then a softmax over only these."""
     tape, chosen = b.tape, b.rows * b.model.num_experts_per_tok
     logits = op.cast(tape, b.router(name, x), 4)
     largest, indices = op.top_k(tape, logits, chosen)
@@ -94,7 +94,7 @@ def _softmax_of_chosen(b: Block, x: Tensor, name: str) -> Routing:
 
 
 def default_gate(b: Block, both: Tensor) -> Tensor:
-    """``_default_apply_gate``: the first half through the activation, times the second."""
+    """``_default_apply_gate``: activation of the first half, times the second half."""
     half = both.elements // 2
     gate, up = op.split(b.tape, both, [half, half])
     return op.multiply(b.tape, b.activation(gate), up, "gate × up")
@@ -110,7 +110,7 @@ Gate = Callable[[Block, Tensor], Tensor]
 def grouped_experts(
     b: Block, x: Tensor, routing: Routing, block: str, *, gate: Gate = default_gate
 ) -> Tensor:
-    """The experts' module; PEFT wraps it once for each adapted stack, the stack of downs outermost."""
+    """The experts' module. PEFT wraps it once per adapted stack; the wrapper of the down projections is outermost."""
     inside = f"{block}.experts".lstrip(".")
     up, down = f"{inside}.gate_up_proj", f"{inside}.down_proj"
     if up not in b.stacks:  # experts without a gate
@@ -127,7 +127,9 @@ def grouped_experts(
 
 
 def _fused(b: Block, x: Tensor, routing: Routing, stacks: tuple[Tensor, Tensor]) -> Tensor:
-    """Liger's, which knows no adapters: liger-kernel 0.8.5, transformers/swiglu.py, ``LigerExperts.forward``."""
+    """Liger's kernel, which does not support adapters: liger-kernel 0.8.5, transformers/swiglu.py,
+    ``LigerExperts.forward``.
+    """
     model = b.model
     pairs = b.rows * model.num_experts_per_tok
     b.tape.operation = "sort by expert"
@@ -147,7 +149,7 @@ def _grouped(
     down: tuple[str, Factors | None],
     gate: Gate,
 ) -> Tensor:
-    """Sort the T · k rows by expert, multiply each expert's with its matrices, sort back, sum over the k."""
+    """Sorts the T · k rows by expert, multiplies each expert's rows by its matrices, sorts back, and sums over k."""
     tape, model = b.tape, b.model
     hidden, width = model.hidden_size, model.moe_intermediate_size
     pairs = b.rows * model.num_experts_per_tok
@@ -158,7 +160,7 @@ def _grouped(
     )
     shares = op.gather(tape, routing.shares, order, pairs, "shares by expert")
     counted = tape.new(pairs, 4)  # int32, for the histogram
-    # with adapters both stacks are new tensors, which parametrize.cached keeps until the module returns
+    # with adapters both stacks are new tensors, kept by parametrize.cached until the module returns
     gates_and_ups = b.folded(*up)
     inner = b.stacks[up[0]].module.out_features
     bias = b.expert_bias(up[0], sorted_experts, pairs * inner)
@@ -183,11 +185,11 @@ def _grouped(
 def balancing_loss(
     tape: Tape, model: Model, rows: int, logits: Tensor, so_far: Tensor | None
 ) -> Tensor:
-    """One layer's term of the loss that spreads tokens evenly: each expert's mean share, added to those before.
+    """One layer's term of the load-balancing loss: each expert's mean weight, added to the previous layers' terms.
 
     Source: transformers 5.23, models/mixtral/modeling_mixtral.py, ``load_balancing_loss_func``.
     """
     shares = op.softmax(tape, op.cast(tape, logits, 4) if tape.autocast_active else logits)
-    op.top_k(tape, shares, rows * model.num_experts_per_tok)  # counted, and of no further use
+    op.top_k(tape, shares, rows * model.num_experts_per_tok)  # only counts tokens
     mean = op.mean(tape, op.cast(tape, shares, 4), model.num_experts, "mean share of each expert")
     return mean if so_far is None else op.add(tape, so_far, mean)

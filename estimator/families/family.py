@@ -1,7 +1,7 @@
-"""What a family is: one record of all that the rest asks of a ``model_type``.
+"""What defines a family: one record with everything that depends on the ``model_type``.
 
-A family's own file, in ``families/known``, fills it in; ``registry`` finds it by name. What most families have is the
-default, which is Llama's.
+A file in ``families/known`` fills it in, and ``registry`` finds it by name. Defaults are Llama's, which most families
+share.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from estimator.families.block import Block
 
 ModuleTable = Callable[[Model], tuple[Module, ...]]
-"""Modules with weights, as a model's sizes make them."""
+"""The modules with weights of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyModules:
-    """What holds weights: in a layer, and around the layers."""
+    """Modules with weights, in a layer and outside the layers."""
 
     layer: ModuleTable
     outer: ModuleTable = LLAMA_OUTER
     others: Mapping[str, ModuleTable] = field(default_factory=dict)
-    """Layers that hold other modules, by what ``layer_kind`` calls them."""
+    """Layers with other modules, by ``layer_kind``."""
     kind: Callable[[Model, int], str] | None = None
-    """Names the kind of a layer where ``layer_types`` and ``mlp_layer_types`` do not say all."""
+    """The kind of a layer, if ``layer_types`` and ``mlp_layer_types`` do not determine it."""
     untrained: Callable[[Model], int] | None = None
     """Parameters that the class itself freezes, in elements, whole model."""
 
 
 class Width(Enum):
-    """What decides the width of a tensor's elements."""
+    """What determines the bytes per element of a tensor."""
 
-    WEIGHT = "made in the model's dtype, as are buffers without a dtype of their own"
-    MATRIX = "the weight of a linear layer: made in the model's dtype, unless a quantiser packs it"
-    FLOAT32 = "a buffer that is float32 whatever the model's dtype"
+    WEIGHT = "in the model's dtype, as are buffers without a dtype of their own"
+    MATRIX = "the weight of a linear layer: in the model's dtype, unless a quantiser packs it"
+    FLOAT32 = "a buffer that is always float32"
     BOOL = "a mask"
 
 
@@ -58,32 +58,32 @@ class TreeTensor:
     elements: int
     width: Width
     is_buffer: bool = False
-    """One beside children, which no split of the module places."""
+    """Whether it is a buffer. When a module is split, its buffers are not placed."""
 
 
 EACH_LAYER = "*"
-"""In ``TreeLayout.buffers``: of every layer."""
+"""In ``TreeLayout.buffers``: every layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeLayout:
-    """How a class writes its tree.
+    """The module tree of a family, in a compact notation.
 
-    ``name:Class(children)``, children in the order of definition; ``@`` is the family's prefix of class names; ``*`` a
-    layer, once for each, ``dense*`` one that ``layer_kind`` calls so; ``?`` a module that only some configs have, those
-    whose ``FamilyModules`` name it; ``#`` whatever these have below.
+    ``name:Class(children)``, children in definition order. ``@``: the family's prefix of class names. ``*``: every
+    layer; ``dense*``: layers whose ``layer_kind`` is dense. ``?``: a module present only if ``FamilyModules`` lists it.
+    ``#``: all modules that ``FamilyModules`` lists below.
     """
 
     prefix: str
     tree: str
     splits_packed_experts: bool = False
-    """Stacked experts are taken apart before they are packed in 4 or 8 bits."""
+    """Whether stacked experts are split before they are packed into 4 or 8 bits."""
     buffers: Mapping[str, Callable[[Model], tuple[TreeTensor, ...]]] = field(default_factory=dict)
-    """Buffers that a module registers, by the module's last name; rotary frequencies as Llama has them need none."""
+    """Buffers that a module registers, by the last part of its name. Llama's rotary frequencies need no entry."""
 
 
 class NormKind(Enum):
-    """How a family normalises."""
+    """How a family's norms compute."""
 
     RMS = auto()
     """Llama: float32 inside, cast back, then times the weight."""
@@ -92,7 +92,7 @@ class NormKind(Enum):
     RMS_CAST_LAST = auto()
     """OLMo 2: times the weight in float32, cast last."""
     RMS_BY_POWER = auto()
-    """Gemma 4: the same, its inverse root a power; some without a weight."""
+    """Gemma 4: the same, with the inverse root as a power; some have no weight."""
     RMS_WEIGHT_FLOAT32 = auto()
     """Nemotron-H: the same with a copy of the weight in float32."""
     LAYER_NORM = auto()
@@ -107,59 +107,59 @@ class NormKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a step of the family runs."""
+    """What the family's forward pass runs."""
 
     layer: Callable[[Block, Tensor], Tensor]
     """The program of one layer."""
     norm: NormKind = NormKind.RMS
     rotary: Rotary | None = Rotary.HALVES
-    """How queries and keys are turned by their positions; None: not at all."""
+    """The kind of rotary embedding; None: none."""
     tables_by_kind: bool = False
-    """Windowed layers turn by other tables than the rest (Gemma 3, OLMo 3)."""
+    """Windowed layers have other rotary tables than the others (Gemma 3, OLMo 3)."""
     tables_if_turned: bool = False
-    """There are no such tables where the config turns no layer (Granite 4.0)."""
+    """There are no rotary tables if no layer uses them (Granite 4.0)."""
     tables_by_text: bool = False
-    """Each text of a batch has rotary tables of its own (Qwen3.5, whose positions are those of images as well)."""
+    """Each sequence of a batch has its own rotary tables (Qwen3.5, whose positions also cover images)."""
     always_masked: bool = False
-    """A mask is made even where causality would do (Falcon)."""
+    """A mask is built even where a causal kernel would do (Falcon)."""
     scales_embedding: bool = False
-    """The embedding is multiplied by a number (Gemma, Granite)."""
+    """The embedding's output is multiplied by a constant (Gemma, Granite)."""
     scales_in_module: bool = False
-    """It is so by the embedding's own module, so that the hook for input gradients comes after (Gemma)."""
+    """The embedding's own module does so, before the hook for input gradients (Gemma)."""
     layer_inputs: Callable[[Block, Tensor, Tensor], Tensor] | None = None
-    """What is made of ids and embeddings for all layers at once, before the first (Gemma 4)."""
+    """Computes the inputs of all layers from ids and embeddings, before the first layer (Gemma 4)."""
     spread: Callable[[Block, Tensor], tuple[Tensor, list[Tensor]]] | None = None
-    """What makes several streams of the hidden states before the first layer, and what of them is kept (Gemma 3n)."""
+    """Makes several streams of hidden states before the first layer, and returns what stays alive (Gemma 3n)."""
     gathered: Callable[[Block, Tensor], Tensor] | None = None
-    """What makes one of them again after the last."""
+    """Merges the streams after the last layer."""
     reads_weights: str = ""
-    """A linear whose weight it reads past the module, where it is no matrix once it is packed."""
+    """A linear whose weight is read directly, which fails once it is packed."""
     scales_logits: bool = False
-    """The logits are multiplied or divided by a number (Granite, Cohere)."""
+    """The logits are multiplied or divided by a constant (Granite, Cohere)."""
     float32_logits: bool = False
-    """The model itself hands on its logits in float32 (Nemotron-H)."""
+    """The model itself returns float32 logits (Nemotron-H)."""
     eager_only: bool = False
     """transformers refuses SDPA for this family: it sets ``_supports_sdpa = False``."""
     flash_lacks: str = ""
-    """What of its attention flash_attention_2 does not know; transformers takes a kernel of another name instead."""
+    """What flash_attention_2 lacks for its attention; transformers uses a kernel of another name instead."""
     has_chunks: bool = False
-    """Its windows are chunks: a token attends to those of its own chunk."""
+    """Its windows are chunks: a token attends only to its own chunk."""
     runs_every_expert: bool = False
-    """Every token goes through every expert, times a share that is 0 for those it was not chosen for."""
+    """Every expert processes every token, with weight 0 for those not chosen."""
     fallback: tuple[str, str] | None = None
-    """What is counted as PyTorch runs it, and the packages whose kernels transformers takes where it finds them."""
+    """What is counted as the PyTorch fallback, and the packages whose kernels transformers would use if installed."""
     masks_unused_window: bool = False
-    """A window's mask is made although no layer has a window (Qwen2-MoE)."""
+    """A window mask is built although no layer has a window (Qwen2-MoE)."""
     returns_weights: bool = False
-    """Each layer returns its eager attention's weights, which live until the next layer has returned."""
+    """Each layer returns its eager attention weights, which live until the next layer returns."""
     softmax_float32: bool = True
-    """Eager attention takes the softmax in float32 whatever the dtype."""
+    """Eager attention computes the softmax in float32 for every dtype."""
     rebinds_embedding: bool = False
-    """The name of the embedding goes on to what dropout makes of it (Phi)."""
+    """The embedding's local name is rebound to the dropout's output (Phi)."""
     alibi_in_mask: bool = False
-    """ALiBi of every head joins the mask where no layer turns (Falcon)."""
+    """Every head's ALiBi is part of the mask if there is no rotary embedding (Falcon)."""
     alibi_by_head: bool = False
-    """ALiBi of every head and position lies beside the layers, and the mask is one of truth values (MPT)."""
+    """ALiBi of every head and position is a separate tensor, and the mask is boolean (MPT)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,74 +168,75 @@ class Kernels:
 
     norm: bool = True
     head_norms: bool = True
-    """The norms of queries and keys too, where the family has any."""
+    """Whether it also replaces norms of queries and keys."""
     in_place: bool = True
-    """A norm's gradient is written over the incoming one: not where two norms follow each other with a sum between."""
+    """A norm's gradient overwrites the incoming one; not if two norms follow each other with a sum in between."""
     final_in_place: bool = True
     mlp: bool = True
     """Gate × up in one kernel."""
     mlp_beside_experts: bool = True
-    """So it is where experts lie beside the MLP."""
+    """The same for an MLP in a layer that also has experts."""
     rotary: bool = True
     fuses_head: bool = True
     """Head and loss in one."""
     budget: int = 1
-    """``chunk_mem_const``: how many times T · h a chunk's logits may have (transformers/model/gpt_oss.py: 8)."""
+    """``chunk_mem_const``: maximum size of a chunk's logits in multiples of T · h (transformers/model/gpt_oss.py: 8).
+    """
     whole_logits: bool = False
-    """Liger's cross-entropy over whole logits."""
+    """Liger's cross-entropy over full logits."""
     experts: bool = False
-    """Sorting, both products and the sum over a token's experts in one function."""
+    """Sorting, both products and the sum over experts in one function."""
     relu_squared: bool = False
     left: frozenset[str] = frozenset()
-    """Norms that it does not know and leaves; those without a weight it leaves too."""
+    """Norms that it does not replace; it never replaces norms without a weight."""
     heads_first: bool = False
-    """Queries and keys are normalised head by head, which the kernel wants to lie so: they are copied."""
+    """Queries and keys are normalised per head, and the kernel needs them contiguous, so they are copied."""
 
 
 NO_KERNELS = Kernels(norm=False, mlp=False, rotary=False, fuses_head=False)
 NORMS_BESIDE = Kernels(in_place=False, final_in_place=False)
-"""Of layers in which two norms follow each other with a sum between."""
+"""For layers in which two norms follow each other with a sum in between."""
 
 
 class Why(Enum):
-    """Why a key may be left unread."""
+    """Why a key can be ignored."""
 
     FILE = "says what the file is or who wrote it"
-    SETUP = "the setup says it instead: in what the weights are loaded, by which kernel"
+    SETUP = "the setup determines it instead: the dtype of the weights, the kernel"
     TOKENS = "a token's id or the tokenizer's name"
     GENERATION = "how text is generated"
-    CACHE = "the cache of keys and values, which Trainer turns off (TrainingArguments.use_cache)"
-    INITIALISATION = "how fresh weights are drawn"
-    OTHER_HEADS = "a head for classes, or an encoder's decoder, which is not trained here"
-    NUMBERS = "a number that values are multiplied by or compared with: the same operators, the same bytes"
-    SAME_BYTES = "other operators, whose traced step has the same height"
-    OFF = "read only where another key asks for it"
-    TOWERS = "of vision or sound, which is left out"
-    UNREAD = "no line of the class's model reads it"
+    CACHE = "the key-value cache, which Trainer turns off (TrainingArguments.use_cache)"
+    INITIALISATION = "how new weights are initialised"
+    OTHER_HEADS = "a classification head, or an encoder-decoder, which is not trained here"
+    NUMBERS = "a constant to multiply by or compare with: the same operators, the same bytes"
+    SAME_BYTES = "other operators, whose traced step has the same peak"
+    OFF = "only read if another key enables it"
+    TOWERS = "part of vision or audio, which is left out"
+    UNREAD = "not read by the class's model code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowKeys:
-    """How a config says which layers have a window, and of how many tokens."""
+    """How a config specifies which layers have a window, and its tokens."""
 
     default: int = 0
-    """Tokens where ``sliding_window`` is absent."""
+    """Tokens if ``sliding_window`` is missing."""
     size: Callable[[Config], int] | None = None
-    """Reads it where it goes by another name."""
+    """Reads the size from a key of another name."""
     seen: Callable[[Config, int], int] | None = None
-    """What becomes of it."""
+    """Transforms the size."""
     everywhere: bool = False
-    """All layers have it."""
+    """All layers have the window."""
     is_switched: bool = False
-    """Only where ``use_sliding_window`` says so."""
+    """Only if ``use_sliding_window`` is set."""
     pattern: int = 0
-    """Every n-th layer sees everything, where ``layer_types`` is absent."""
+    """Every n-th layer has full attention, if ``layer_types`` is missing."""
     pattern_is_fixed: bool = False
-    """The class reads no ``sliding_window_pattern``."""
+    """The class does not read ``sliding_window_pattern``."""
     unlisted: Callable[[Config, int], tuple[str, ...]] | None = None
-    """Another rule where ``layer_types`` is absent."""
+    """Another rule if ``layer_types`` is missing."""
     last_is_full: bool = False
-    """The last layer sees everything, whatever is listed."""
+    """The last layer has full attention, whatever is listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,19 +246,19 @@ class ExpertKeys:
     have_own_width: bool = False
     """``moe_intermediate_size``; else ``intermediate_size``."""
     shared_width: Callable[[Config, int], int] | None = None
-    """Width of the experts that see every token, together, from the width of one; None: there are none."""
+    """Total width of the shared experts, from the width of one; None: there are none."""
     always_normed: bool = False
-    """Shares are divided by their sum, and no key says so."""
+    """Expert weights are always normalised, without a key."""
     normed: bool = False
-    """``norm_topk_prob`` where it is absent."""
+    """``norm_topk_prob`` if it is missing."""
     groups: Callable[[Config], int] | None = None
-    """Groups of experts of which the best are chosen first."""
+    """Groups of experts, of which the best are chosen first."""
     layer_types: Callable[[Config, int], tuple[str, ...]] | None = None
-    """Which layers have one MLP; None: none has."""
+    """Which layers have a dense MLP; None: none."""
     are_there: Callable[[Config], bool] | None = None
-    """None: unless ``num_local_experts`` is 0."""
+    """Whether there are experts; None: if ``num_local_experts`` is not 0."""
     only: Mapping[str, object] = field(default_factory=lambda: {"router_jitter_noise": 0})
-    """Keys that are modelled at one value."""
+    """Keys that are modelled at one value only."""
     check: Callable[[Config], None] | None = None
     """Refuses what is not modelled."""
 
@@ -272,65 +273,65 @@ class ConfigClass:
 
     tied: bool = False
     key_value_heads: int | None = None
-    """None: as many as there are heads."""
+    """Default number of key-value heads; None: the number of heads."""
     one_head_each: bool = False
-    """A key-value head for every query head, and no key for it."""
+    """One key-value head per query head, without a key."""
     key_value_heads_of: Callable[[Config, int], int] | None = None
-    """Reads them from the number of heads in another way."""
+    """Reads key-value heads by another rule, given the number of heads."""
     head_dim: int | None = None
     """None: hidden_size / num_attention_heads."""
     derived_head_dim: bool = False
-    """The class computes head_dim and reads no such key."""
+    """The class computes head_dim and does not read such a key."""
     hidden_act: str = "silu"
     activation_key: str = "hidden_act"
-    """Empty: the class has one activation, and no key."""
+    """Empty: the activation is fixed."""
     partial_rotary_factor: float | None = None
-    """None: whole heads are turned, and no key says otherwise."""
+    """None: rotary embeddings cover whole heads, without a key."""
     biases: Biases = LLAMA_BIASES
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that published files leave to the class."""
+    """Default sizes that published configs omit."""
     width: Callable[[Config, int], int] | None = None
-    """Reads intermediate_size from the hidden size in another way."""
+    """Reads intermediate_size by another rule, given the hidden size."""
     mlp_ratio: int | None = None
-    """intermediate_size is so many times hidden_size; 0: a multiple that the config names."""
+    """intermediate_size as a multiple of hidden_size; 0: a multiple given by the config."""
     layers: Callable[[Config], int] | None = None
-    """Counts the layers where no key does."""
+    """Derives the number of layers if no key gives it."""
     position_offset: int | None = None
-    """Rows of the table of positions beyond max_position_embeddings; None: positions are not learned."""
+    """Rows of the position embedding beyond max_position_embeddings; None: positions are not learned."""
     windows: WindowKeys | None = None
     mixers: Callable[[Config, int], tuple[str, ...]] | None = None
-    """Which layers hold something else in attention's place."""
+    """Which layers have something else instead of attention."""
     rotary_layers: Callable[[Config, tuple[str, ...], int], tuple[bool, ...]] | None = None
-    """Which layers turn queries and keys, from their kinds and the window; None: all."""
+    """Which layers have rotary embeddings, given their kinds and the window; None: all."""
     dropouts: tuple[Dropout, Dropout, Dropout] = (None, ("attention_dropout", 0.0), None)
-    """Of the embeddings, of the attention's weights, of what joins the residual."""
+    """Dropout of the embeddings, of the attention weights, and of the residual branches."""
     softcaps: tuple[float | None, float | None] | None = None
-    """Of the attention's scores and of the logits, where the keys are absent; None: there are no such keys."""
+    """Default soft caps of attention scores and of logits; None: there are no such keys."""
     experts: ExpertKeys | None = None
     mlps_in_turn: bool = False
-    """Layers with one MLP and with experts take turns; elsewhere the first differ from the rest."""
+    """Dense and expert layers alternate; otherwise the first layers differ from the rest."""
     own: Callable[[Config, dict[str, Any]], dict[str, Any]] | None = None
-    """What else the config says, as fields of ``Model``, from those that are read already."""
+    """Further fields of ``Model`` from the config, given those already read."""
     nested: str = ""
-    """A key under which lies a config of its own."""
+    """A key that contains the config."""
     wrappers: tuple[str, ...] = ()
-    """Models of text and vision or sound whose ``text_config`` is this where it names no ``model_type``."""
+    """Multimodal models whose ``text_config`` has this type if it names no ``model_type``."""
     flat_wrappers: tuple[str, ...] = ()
-    """Of these, those whose text's keys once lay beside the towers'."""
+    """Those whose older configs have the text's keys at the top level."""
     aliases: tuple[str, ...] = ()
-    """Models and text parts with a name of their own and the same modules."""
+    """Other names of models and text parts with the same modules."""
     nested_sizes: Mapping[str, int] = field(default_factory=dict)
-    """What a ``text_config`` was long saved without, since it equals the class's defaults."""
+    """Sizes that older ``text_config``s omit because they equal the class's defaults."""
 
 
 class LargeBuffer(NamedTuple):
-    """A tensor of more than a few KiB that belongs to the model and is not trained."""
+    """An untrained buffer of more than a few KiB."""
 
     name: str
     copies: int
-    """How many alike, one a layer or one in all."""
+    """Number of copies: one per layer, or one."""
     content_bytes: int
-    """Before allocation."""
+    """Bytes before rounding by the allocator."""
 
 
 TowerConfig = Mapping[str, object] | None
@@ -339,31 +340,31 @@ TowerConfig = Mapping[str, object] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerClass:
-    """What ``AutoModelForCausalLM`` makes of a checkpoint with towers: transformers 5.23, models/auto/modeling_auto.py,
-    ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``.
+    """What ``AutoModelForCausalLM`` loads from a checkpoint with towers: transformers 5.23,
+    models/auto/modeling_auto.py, ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``.
     """
 
     made: str
-    """The class of the text and its towers."""
+    """The class of text model and towers."""
     text: str
-    """The class of the text alone."""
+    """The class of the text model only."""
     vision_types: tuple[str, ...]
     """``model_type`` of the vision towers whose modules are known."""
     read: Callable[[TowerConfig, TowerConfig], Towers | None]
-    """The towers' sizes from the configs of vision and sound; None: not known here."""
+    """The towers' sizes from the vision and audio configs; None: unknown."""
     modules: Callable[[VisionTower | None, AudioTower | None, Model], Iterable[tuple[Module, int]]]
-    """Modules with weights of the towers and of what joins them to the text, and how many alike."""
+    """Modules with weights of the towers and their projectors, and their multiplicity."""
     missing_class: Callable[[Towers], str] = lambda towers: ""
-    """A class that transformers would not split and that the model with these towers has not; empty: it has all.
+    """A class listed as not to be split that the model with these towers does not contain; empty: none.
     models/siglip/modeling_siglip.py, ``SiglipPreTrainedModel._no_split_modules``; models/gemma4/modeling_gemma4.py,
     likewise; modeling_utils.py, ``post_init`` (the union)."""
     runs_on_text: tuple[str, ...] = ()
-    """Begin the names of what runs on every token, image or not."""
+    """Name prefixes of modules that run on every token, even without images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """All that follows from one ``model_type``."""
+    """Everything that depends on the ``model_type``."""
 
     model_type: str
     config: ConfigClass = ConfigClass()
@@ -373,29 +374,29 @@ class Family:
     liger: Kernels | None = None
     """None: Liger has no kernels for it."""
     liger_is_later: bool = False
-    """Liger replaces what is not modelled yet."""
+    """Whether Liger's kernels for it are not modelled yet."""
     unread: Mapping[Why, str] = field(default_factory=dict)
-    """Keys of its config that nothing here reads, beside what is common to all."""
+    """Config keys that are not read, in addition to those common to all families."""
     sensitive: frozenset[str] = frozenset()
     """Keys of ``config_keys.SENSITIVE_IN_SOME`` that its config has."""
     peft_targets: tuple[str, ...] = ()
-    """What PEFT adapts where no target is named, of families where it refuses all linears: PEFT 0.21,
+    """PEFT's default targets, for families where it refuses all linears: PEFT 0.21,
     utils/constants.py, ``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``."""
     merges_experts: bool = False
-    """Its files hold experts one by one and its models hold them as stacks, gates and ups as one: transformers 5.23,
-    conversion_mapping.py, ``MergeModulelist`` and ``Concatenate``. Granite MoE's files hold stacks already."""
+    """Its files store experts separately, but the model stacks them and fuses gate and up: transformers 5.23,
+    conversion_mapping.py, ``MergeModulelist`` and ``Concatenate``. Granite MoE's files already store stacks."""
     finds_final_norm: bool = True
-    """The final norm is a child of what ``base_model_prefix`` names: OPT's lies in a decoder, and Llama 4 has no
-    such."""
+    """The final norm is a child of the module named by ``base_model_prefix``. OPT's is in its decoder, and Llama 4's
+    model has no such module."""
     with_towers: TowerClass | None = None
-    """None: of a checkpoint with towers the text alone is made, or nothing."""
+    """None: a checkpoint with towers is loaded as text only, or not at all."""
     large_buffers: Callable[[Model], tuple[LargeBuffer, ...]] | None = None
     """Buffers of more than a few KiB."""
     own_linear: str = ""
-    """The class of its linears where it is not ``nn.Linear``, which bitsandbytes leaves as loaded."""
+    """The class of its linears if it is not ``nn.Linear``; bitsandbytes does not quantise those."""
     scales_queries: bool = False
-    """Queries are multiplied by a number for each position (Ministral 3)."""
+    """Queries are multiplied by a factor per position (Ministral 3)."""
     multiplies_residual: bool = False
-    """What is added to the residual is multiplied by a number (Granite)."""
+    """Residual branches are multiplied by a constant (Granite)."""
     float32_shares: bool = False
-    """The shares of a token's experts stay in float32 (Mixtral)."""
+    """Expert weights stay in float32 (Mixtral)."""

@@ -1,10 +1,9 @@
-"""A Hugging Face ``config.json`` object to a ``Model``.
+"""Converts a Hugging Face ``config.json`` object to a ``Model``.
 
-Missing keys take the default of the family's own config class (transformers 5.23,
-``models/*/configuration_*.py``), as ``from_pretrained`` does; but a config without the dimensions that
-set its size is refused, unless the Hub's own files leave them out (Gemma 3). No I/O, no guessing: what
-cannot be read is a ``ValueError`` that names the key and says what to change. What a family reads in its own way is
-its ``ConfigClass``.
+Missing keys take the default of the family's config class (transformers 5.23, ``models/*/configuration_*.py``), as in
+``from_pretrained``. A config without the dimensions that set its size is refused, unless the Hub's own files omit them
+(Gemma 3). No I/O and no guessing: unreadable values raise a ``ValueError`` that names the key and says what to change.
+Rules specific to a family are in its ``ConfigClass``.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from estimator.values.specs import Model
 
 
 def text_parts() -> Mapping[str, str]:
-    """Wrappers of a decoder with vision or sound, and the model_type of a ``text_config`` that names none.
+    """Multimodal wrappers, and the model_type of their ``text_config`` if it names none.
 
-    Of these, and of any other wrapper that names a modelled one, the text part is estimated; the towers are left out.
+    For these, and any other wrapper that names a modelled type, the text part is estimated and the towers left out.
     """
     return {
         wrapper: family.model_type
@@ -46,9 +45,9 @@ def text_parts() -> Mapping[str, str]:
 
 
 def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
-    """Model of a ``config.json`` object; sizes in elements, whole model.
+    """The model of a ``config.json`` object; sizes in elements, whole model.
 
-    Of a model of text and images or sound the text part is taken. Quantisation and generation keys are ignored.
+    For multimodal models, the text part. Quantisation and generation keys are ignored.
 
     Source: transformers 5.23 models/<model_type>/configuration_<model_type>.py, defaults and ``__post_init__``.
 
@@ -60,7 +59,7 @@ def model_from_config(config: Mapping[str, object], hub_id: str = "") -> Model:
 
 
 def ignored_keys(config: Mapping[str, object]) -> tuple[str, ...]:
-    """Of each key that no figure follows and that nobody knows to be without effect, a sentence.
+    """A sentence for each key that was not read and may matter.
 
     Source: the tables of ``config_keys``.
 
@@ -74,9 +73,7 @@ def ignored_keys(config: Mapping[str, object]) -> tuple[str, ...]:
     inside = FAMILIES[read.model_type].config.nested
     nested = given.pop(inside, None) if inside else None
     if isinstance(nested, Mapping):
-        inner = unread(
-            nested, (), read.model_type
-        )  # it is a config of its own, with what is common to all
+        inner = unread(nested, (), read.model_type)  # it is a separate config, with the common keys
         given |= {f"{inside}.{key}": nested[key] for key in inner}
     return tuple(
         f"The config's {key} is {short(given[key])}, which {SENSITIVE[key].effect}."
@@ -87,7 +84,7 @@ def ignored_keys(config: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _named(key: object) -> str:
-    """A key as it is, if it is a word; anything else in quotation marks, and short."""
+    """A key as it is if it is a word; anything else quoted and shortened."""
     is_word = isinstance(key, str) and len(key) <= 60 and key.replace(".", "").isidentifier()
     return str(key) if is_word else show(key)
 
@@ -131,8 +128,8 @@ def _text_part(config: Mapping[str, object]) -> Config:
     model_type = config.get("model_type")
     if model_type is None:
         raise InputError(
-            "the config has no model_type; give a whole config.json as the Hub serves it, of one of the "
-            f"{len(MODELLED)} architectures that are modelled: llama, mistral, qwen3 and others."
+            "the config has no model_type; give a complete config.json from the Hub, of one of the "
+            f"{len(MODELLED)} modelled architectures: llama, mistral, qwen3 and others."
         )
     if not isinstance(model_type, str):
         raise InputError(f"model_type must be a name, not {short(model_type)}; correct the config.")
@@ -256,7 +253,7 @@ def _dropouts(read: Config, family: ConfigClass) -> dict[str, float]:
 
 
 def _experts(read: Config, keys: ExpertKeys, layers: int) -> dict[str, Any]:
-    """How many experts, how many a token, how wide; nothing where every layer has one MLP."""
+    """Number of experts, experts per token, and width; nothing if every layer has a dense MLP."""
     there = keys.are_there(read) if keys.are_there else read.values.get("num_local_experts") != 0
     if not there:
         return {}

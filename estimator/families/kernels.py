@@ -1,4 +1,4 @@
-"""Which kernels run: attention's, and PyTorch's where a family's own are not counted."""
+"""Which kernels run: the attention kernel, and PyTorch fallbacks for optional packages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from estimator.values.specs import AttnImplementation, Model
 
 
 def fallback_of(model: Model) -> tuple[str, str] | None:
-    """The family's ``fallback``, if the model has such layers: each of them begins with a convolution."""
+    """The family's ``fallback``, if the model has such layers, which all begin with a convolution."""
     has_filters = any(isinstance(it, Norm) and it.taps for it, _ in modules_with_counts(model))
     return architecture(model).fallback if has_filters else None
 
 
 def attention_of(model: Model, computation: Computation) -> AttnImplementation:
-    """The kernel that transformers runs: the setup's, but eager attention where the family knows no SDPA."""
+    """The attention kernel that transformers runs: the setup's, or eager if the family does not support SDPA."""
     wanted = computation.attn_implementation
     if wanted is AttnImplementation.SDPA and architecture(model).eager_only:
         return AttnImplementation.EAGER

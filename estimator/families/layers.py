@@ -1,7 +1,7 @@
 """Attention and MLPs that several families' layers call, as in transformers 5.23, models/*/modeling_*.py.
 
-A name that is bound here keeps its tensor alive exactly as long as the same name does there; so what looks like an
-idle ``residual`` is memory.
+Local names are those of the source, because they determine how long each tensor lives; a seemingly unused ``residual``
+keeps memory alive.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def separate_attention(
 
 
 def _scaled_by_position(b: Block, q: Tensor) -> Tensor:
-    """Ministral 3: queries times a number for each position, ``get_llama_4_attn_scale``."""
+    """Ministral 3: queries times a factor per position, ``get_llama_4_attn_scale``."""
     b.tape.operation = "scale by position"
     return op.multiply(b.tape, q, b.tape.new(b.setup.max_length, q.width), "scale by position")
 
 
 def _head_norm(b: Block, x: Tensor, name: str, heads: int) -> Tensor:
-    """The norm of queries or keys, where the family has one: over each head, or (OLMo 2) over all."""
+    """The norm of queries or keys, if the family has one: over each head, or (OLMo 2) over all heads."""
     name = f"self_attn.{name}"
     if name not in b.norms:
         return x
@@ -68,7 +68,7 @@ def late_norm_attention(
 
 
 def kept_parts(b: Block, q: Tensor, k: Tensor) -> list[Tensor]:
-    """Phi and StableLM turn a share of each head in the attention's own forward: its parts live as long as that."""
+    """Phi and StableLM rotate part of each head in the attention's forward, so these parts live until it returns."""
     return [q, k] if b.model.partial_rotary_factor < 1 else []
 
 
@@ -81,7 +81,7 @@ def fused_attention(
     by_slices: bool = False,
     head_major: bool = False,
 ) -> Tensor:
-    """One projection for q, k and v, whose parts are views: the whole stays while any part does."""
+    """One projection for q, k and v. Its parts are views, so the whole lives as long as any part."""
     model, rows = b.model, b.rows
     sizes = [rows * model.query_size, rows * model.key_value_size, rows * model.key_value_size]
     qkv = b.linear(fused, x)
@@ -99,7 +99,7 @@ def fused_attention(
 
 
 def gated_mlp(b: Block, x: Tensor) -> Tensor:
-    """Llama's MLP: two projections up, one of them through the activation, and their product down."""
+    """Llama's MLP: gate and up projections, the gate through the activation, and their product through the down one."""
     if b.kernels.mlp:
         return b.linear(
             "mlp.down_proj",

@@ -26,13 +26,13 @@ GPT2_MLP = "mlp:@MLP(c_fc c_proj act dropout)"
 
 
 def decoder(layer: str, model: str = "@Model") -> str:
-    """As Llama has it."""
+    """The tree of Llama."""
     inside = f"embed_tokens layers:ModuleList(*:@DecoderLayer({layer})) norm rotary_emb"
     return f"model:{model}({inside}) lm_head"
 
 
 def partly_dense(attention: str, mixture: str) -> str:
-    """As DeepSeek has it: the first layers have one MLP, the others a mixture of experts."""
+    """The tree of DeepSeek: the first layers have a dense MLP, the others a mixture of experts."""
     sparse = f"*:@DecoderLayer({attention} {mixture} {TWO_NORMS})"
     dense = f"dense*:@DecoderLayer({attention} {GATED} {TWO_NORMS})"
     inside = f"embed_tokens layers:ModuleList({sparse} {dense}) norm rotary_emb"
@@ -40,7 +40,7 @@ def partly_dense(attention: str, mixture: str) -> str:
 
 
 def transformer(outer: str) -> str:
-    """As GPT-2 has it."""
+    """The tree of GPT-2."""
     return f"transformer:@Model({outer}) lm_head"
 
 
@@ -48,10 +48,10 @@ LLAMA = decoder(f"{ATTENTION} {GATED} {TWO_NORMS}")
 
 
 def correction_bias(model: Model, *, width: Width = Width.FLOAT32) -> tuple[TreeTensor, ...]:
-    """A number an expert, which only the router's choice sees."""
+    """One number per expert, which only affects the router's choice."""
     return (TreeTensor("e_score_correction_bias", model.num_experts, width),)
 
 
 def embed_scale(model: Model) -> tuple[TreeTensor, ...]:
-    """What an embedding is multiplied by."""
+    """The constant that an embedding is multiplied by."""
     return (TreeTensor("embed_scale", 1, Width.WEIGHT),)

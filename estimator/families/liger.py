@@ -1,7 +1,7 @@
-"""Which of Liger's kernels a family gets when Trainer is told ``use_liger_kernel``, and which loss a setup has.
+"""Which of Liger's kernels ``use_liger_kernel`` applies to a family, and which loss a setup has.
 
-Trainer hands the loaded model to Liger, which replaces what its table says for the ``model_type`` and leaves any other
-family as it is, with a line in the log.
+Trainer passes the loaded model to Liger, which patches the families in its table and leaves others unchanged, with a
+line in the log.
 
 Source: transformers 5.23, integrations/liger.py, ``apply_liger_kernel``; liger-kernel 0.8.5,
 transformers/monkey_patch.py, ``_apply_liger_kernel_to_instance`` and ``apply_liger_kernel_to_*``.
@@ -23,7 +23,7 @@ from estimator.values.specs import Loss, Model
 
 
 def kernels(model: Model, computation: Computation) -> Kernels:
-    """What Liger replaces in this setup; nothing where it is not asked for or knows no such family."""
+    """What Liger replaces in this setup; nothing if it is off or does not support the family."""
     if not computation.use_liger_kernel:
         return NO_KERNELS
     known = kernels_of_family(model)
@@ -36,12 +36,12 @@ def kernels_of_family(model: Model) -> Kernels:
 
 
 def fuses_head(model: Model) -> bool:
-    """Whether Liger computes this family's head and loss in one."""
+    """Whether Liger fuses this family's head and loss."""
     return kernels_of_family(model).fuses_head
 
 
 def loss_of(model: Model, setup: TrainingSetup) -> Loss:
-    """How this setup computes its loss: as it says, or Liger's where its kernels are used and fuse the head."""
+    """How this setup computes its loss: as specified, else Liger's if its kernels are used and fuse the head."""
     if setup.loss is not None:
         return setup.loss
     if setup.objective.has_reference:
@@ -54,8 +54,8 @@ LATER_FAMILY = Refusal(
     NOT_MODELLED,
 )
 WRAPPED_EXPERTS = Refusal(
-    "lora_target_modules: Liger's kernel stops at experts that PEFT has wrapped ('ParamWrapper' object has no "
-    "attribute 'hidden_dim'); name the attention's linears alone, or leave use_liger_kernel at false.",
+    "lora_target_modules: Liger's kernel fails on experts that PEFT has wrapped ('ParamWrapper' object has no "
+    "attribute 'hidden_dim'); name only linears of the attention, or leave use_liger_kernel at false.",
     Line(
         "liger-kernel", "transformers/swiglu.py", 108, "x = hidden_states.view(-1, self.hidden_dim)"
     ),
@@ -67,7 +67,7 @@ NO_FUSED_LOSS = Refusal(
 
 
 def check_liger(model: Model, setup: TrainingSetup) -> None:
-    """Refuse, in one sentence, what Liger refuses or stops at."""
+    """Refuses, in one sentence, what Liger refuses or fails on."""
     family = model.model_type
     if family_of(model).liger_is_later and (setup.use_liger_kernel or setup.loss is Loss.LIGER):
         raise LATER_FAMILY(family=family)
@@ -81,14 +81,15 @@ def check_liger(model: Model, setup: TrainingSetup) -> None:
 
 
 LOSSES = {
-    Loss.LIGER: "Liger computes head and loss together, in chunks of tokens: the logits are never whole.",
-    Loss.CHUNKED_TRL: "Head and loss are those of TRL's SFTTrainer: the logits come tile by tile, twice a step.",
-    Loss.CHUNKED_TORCHTUNE: "The loss is torchtune's: one eighth of each text at a time is in float32.",
+    Loss.LIGER: "Liger computes head and loss together, in chunks of tokens, so the full logits never exist.",
+    Loss.CHUNKED_TRL: "Head and loss are those of TRL's SFTTrainer, which computes the logits tile by tile, twice per "
+    "step.",
+    Loss.CHUNKED_TORCHTUNE: "The loss is torchtune's, with one eighth of each sequence at a time in float32.",
 }
 
 
 def loss_sentences(model: Model, setup: TrainingSetup) -> list[str]:
-    """What Liger does with this family that its name does not say, and how the loss is computed."""
+    """Sentences on what Liger does with this family, and how the loss is computed."""
     loss = loss_of(model, setup)
     return [*_liger_sentences(model, setup), *([LOSSES[loss]] if loss in LOSSES else [])]
 
@@ -98,12 +99,11 @@ def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
         return []
     if family_of(model).liger is None:
         return [
-            f"Liger 0.8.5 has no kernels for {model.model_type}: Trainer says so in its log and trains without."
+            f"Liger 0.8.5 has no kernels for {model.model_type}: Trainer logs this and trains without them."
         ]
     sentences = ["Liger's kernels are not counted in time: the fast end has all kernels fused."]
     if kernels(model, setup.computation).whole_logits and loss_of(model, setup) is Loss.STANDARD:
         sentences.append(
-            f"Liger does not fuse {model.model_type}'s head: the logits exist whole, their gradient is written over "
-            "them."
+            f"Liger does not fuse {model.model_type}'s head: the full logits exist, and their gradient overwrites them."
         )
     return sentences

@@ -1,9 +1,9 @@
-"""Mamba 2's mixer as PyTorch runs it, which is where the packages mamba-ssm and causal-conv1d are not installed.
+"""Mamba 2's mixer as PyTorch runs it without the packages mamba-ssm and causal-conv1d.
 
 Source: transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py, ``GraniteMoeHybridMambaLayer`` and
 ``GraniteMoeHybridRMSNormGated``; models/falcon_h1/modeling_falcon_h1.py, ``FalconH1Mixer``;
-models/nemotron_h/modeling_nemotron_h.py, ``NemotronHMamba2Mixer``. A name that is bound here keeps its tensor alive
-exactly as long as the same name does there.
+models/nemotron_h/modeling_nemotron_h.py, ``NemotronHMamba2Mixer``. Local names are those of the source, because they
+determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from estimator.tape.scan import Inputs, ScanShape, scan
 from estimator.tape.tape import Tensor
 
 MAMBA_FALLBACK = ("state-space layers", "mamba-ssm and causal-conv1d")
-"""What is counted as PyTorch runs it, and the packages that have kernels for it."""
+"""What is counted as the PyTorch fallback, and the packages that have kernels for it."""
 
 
 def mamba(b: Block, x: Tensor, block: str, *, multiplies: bool = False) -> Tensor:
-    """One projection to gate, channels and steps; convolution; scan; norm with the gate; projection back.
+    """Projection to gate, channels and steps; convolution; scan; gated norm; output projection.
 
-    ``multiplies``: Falcon-H1 multiplies what it projects by a number, and the projection by a vector, a buffer.
+    ``multiplies``: Falcon-H1 multiplies the projection's input by a constant and its output by a buffer.
     """
     tape, setup, sizes = b.tape, b.setup, b.model.state_space
     assert sizes is not None
@@ -65,7 +65,7 @@ def mamba(b: Block, x: Tensor, block: str, *, multiplies: bool = False) -> Tenso
 
 
 def _without_padding(b: Block, x: Tensor) -> Tensor:
-    """``apply_mask_to_padding_states``: padded tokens times 0, which saves the mask that the model was given."""
+    """``apply_mask_to_padding_states``: multiplies padded tokens by 0, which saves the attention mask."""
     if not b.setup.padded:
         return x
     b.tape.operation = "padding masked"
@@ -74,7 +74,7 @@ def _without_padding(b: Block, x: Tensor) -> Tensor:
 
 
 def _convolved(b: Block, x: Tensor, name: str) -> Tensor:
-    """``causal_conv1d_fn``: longer by the filter's reach than what is kept of it; then the activation."""
+    """``causal_conv1d_fn``: computes some positions more than it keeps, because of padding; then the activation."""
     tape, setup, sizes = b.tape, b.setup, b.model.state_space
     assert sizes is not None
     weight, *bias = b.norms[name]
@@ -96,7 +96,7 @@ def _convolved(b: Block, x: Tensor, name: str) -> Tensor:
 
 
 def _gated_norm(b: Block, x: Tensor, gate: Tensor, name: str) -> Tensor:
-    """The gate through SiLU in float32, and RMSNorm over each group of heads, times the weight; or the gate alone."""
+    """SiLU of the gate in float32 and RMSNorm over each group of heads, times the weight; or only the gate."""
     tape, sizes = b.tape, b.model.state_space
     assert sizes is not None
     if not sizes.is_normed:

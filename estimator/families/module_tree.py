@@ -1,9 +1,9 @@
-"""The module tree of a model, named and ordered as transformers' class has it, with the tensors that each module holds.
+"""The module tree of a model, with transformers' names and order, and the tensors of each module.
 
-``counts.py`` knows what holds weights and how many; here stands where it hangs: full names, the order of
-definition, the modules that hold nothing (activations, dropouts), and the buffers. Whoever walks a model child by
-child, as accelerate does to place it on devices, needs these. Read in transformers 5.23, ``models/*/modeling_*.py``;
-compared with the real classes on the meta device, family by family, in tests/verify.
+``counts.py`` has the modules with weights and their numbers. This adds full names, the order of definition, modules
+without weights (activations, dropouts), and buffers. accelerate needs these to place a model on devices. Read in
+transformers 5.23, ``models/*/modeling_*.py``; tests/verify compares every family with the real class on the meta
+device.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from estimator.values.specs import Model
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A module with its own tensors and its children; or one parameter, where a module falls apart."""
+    """A module with its own tensors and children, or a single parameter of a split module."""
 
     name: str
-    """From the root on: ``model.layers.0.mlp``; empty: the root."""
+    """Full name, such as ``model.layers.0.mlp``; empty: the root."""
     class_name: str = ""
-    """Of modules with children; empty: a leaf's, which decides nothing."""
+    """Class of a module with children; empty for leaves, where it does not matter."""
     tensors: tuple[TreeTensor, ...] = ()
     children: tuple[Node, ...] = ()
     is_parameter: bool = False
 
     @property
     def parts(self) -> tuple[Node, ...]:
-        """What it falls into where it is split: its own parameters, then its children; buffers are left out.
+        """Its parts when split: its own parameters, then its children, without buffers.
 
-        Only the experts of a mixture have both, and Gemma 4's routers.
+        Only experts and Gemma 4's routers have both.
         """
         stacks = (
             one
@@ -50,7 +50,7 @@ class Node:
         return (*alone, *self.children)
 
     def walk(self) -> Iterator[Node]:
-        """Itself and all below it, in the order of ``named_modules``."""
+        """Itself and all its descendants, in the order of ``named_modules``."""
         yield self
         for child in self.children:
             yield from child.walk()
@@ -59,18 +59,19 @@ class Node:
 BARE_VECTORS = frozenset(
     {"A_log", "D", "correct_output_scale", "dt_bias", "per_expert_scale", "scale", "sinks"}
 )
-"""Parameters of one dimension that stand in their parent's tables by themselves, without a module."""
+"""One-dimensional parameters that belong to a parent directly, without a module of their own."""
 
 
 @lru_cache(maxsize=64)
 def module_tree(model: Model) -> Node:
-    """The root of the model's tree, as ``named_children`` would walk it; tensors in elements, whole model.
+    """The root of the model's tree, in the order of ``named_children``; tensors in elements, whole model.
 
-    A head that is tied stands there without a weight: the embedding has it.
+    A tied head is included without a weight, which belongs to the embedding.
 
     Leaves out: vision and audio towers; a rotary embedding's attention factor.
-    Error: none; compared with the real class on the meta device in tests/verify (InternLM3: not, it has none).
-    Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, each module's ``__init__``.
+    Error: none; compared with the real class on the meta device in tests/verify (except InternLM3, which has no class
+    in transformers). Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, each module's
+    ``__init__``.
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> [node.name for node in module_tree(TINY_LLAMA).walk()][:6]
@@ -80,7 +81,7 @@ def module_tree(model: Model) -> Node:
 
 
 def splits_packed_experts(model: Model) -> bool:
-    """Whether transformers makes other modules of its stacked experts before it packs them.
+    """Whether transformers replaces stacked experts by other modules before packing them.
 
     Source: transformers 5.23, quantizers/base.py, ``MODULES_TO_PATCH_FOR_QUANTIZATION``.
     """
@@ -88,7 +89,7 @@ def splits_packed_experts(model: Model) -> bool:
 
 
 def base_model_prefix(model: Model) -> str:
-    """What the causal model's class calls the model inside it (a name).
+    """The attribute of the causal model that holds the base model (a name).
 
     Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, ``base_model_prefix``.
 

@@ -1,1 +1,1 @@
-"""What lies on the GPU all the time? Optimizer states, workspaces, quantised storage."""
+"""What stays on the GPU throughout a step: weights, optimizer states, workspaces; and stored checkpoints."""

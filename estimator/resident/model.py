@@ -52,7 +52,7 @@ def weight_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def bytes_of(modules: Alike, setup: TrainingSetup) -> int:
-    """Bytes of the weights of some modules, adapters not.
+    """Bytes of the weights of some modules, without adapters.
 
     Source: derived, from ``module_bytes``.
     """
@@ -62,10 +62,10 @@ def bytes_of(modules: Alike, setup: TrainingSetup) -> int:
 def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes that PEFT adds, per GPU: adapters, and the copies of ``modules_to_save``.
 
-        Σ adapted linears  (r · (in + out) + out where DoRA) · p  +  Σ copied modules  elements · w
+        Σ adapted linears  (r · (in + out) + out with DoRA) · p  +  Σ copied modules  elements · w
         p: bytes per element of an adapter, 4 by PEFT's default; w: of a weight, as loaded
 
-    Source: derived, from ``adapter_tensors``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters alone
+    Source: derived, from ``adapter_tensors``; peft 0.21, tuners/tuners_utils.py, ``cast_adapter_dtype`` (adapters
     become float32, copies do not).
     """
     modules = (*made_modules(model, setup.adapters), *adapted_tied_head(model, setup.adapters))
@@ -89,9 +89,9 @@ def adapters_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> int:
 
 
 def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """Every tensor that gets a gradient: all weights, or the adapters and what PEFT copied whole (derived, likewise).
+    """Every tensor that gets a gradient: all weights, or the adapters and PEFT's copies (derived, likewise).
 
-    What a step on text does not run has none, and optimizers pass over it: ``idle_tensors``.
+    Modules that a step on text does not run get no gradient, and optimizers skip them: ``idle_tensors``.
     """
     text = tuple(modules_with_counts(model)), copied_modules(model, setup.adapters)
     run = (*run_on_text(model, setup), *text[0], *adapted_tied_head(model, setup.adapters))
@@ -101,7 +101,7 @@ def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
 
 
 def idle_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """Every trained tensor that gets no gradient and no states: those of towers that a step on text does not run.
+    """Trained tensors without gradients or states: those of towers that a step on text does not run.
 
     Source: torch 2.13, optim/adamw.py and optim/optimizer.py (``if p.grad is None``); bitsandbytes 0.50,
     optim/optimizer.py, ``Optimizer8bit.step``; derived, likewise.
@@ -112,7 +112,7 @@ def idle_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
 
 
 def trained_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> list[Trainable]:
-    """The trained tensors of some modules, and of those that PEFT copied whole (derived, likewise)."""
+    """The trained tensors of some modules, and of PEFT's copies of others (derived, likewise)."""
     tensors = [
         _trained(module, shape, count, setup)
         for module, count in copies
@@ -148,17 +148,17 @@ NO_STATES = States(0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """What one model keeps on a GPU all through a step, and what its optimizer adds; bytes per GPU."""
+    """What one model keeps on a GPU throughout a step, and what its optimizer adds; bytes per GPU."""
 
     weights: int
-    """And what lies beside them untrained."""
+    """Weights, including those that are not trained."""
     adapters: int = 0
     gradients: int = 0
-    """When all have arrived."""
+    """All gradients, at the end of backward."""
     accumulated: int = 0
-    """Gradients of earlier micro-steps, as the last one finds them."""
+    """Gradients of earlier micro-steps when the last one begins."""
     transient: int = 0
-    """For the moment of the optimizer's step itself."""
+    """Temporaries of the optimizer's step."""
     states: States = NO_STATES
     communication: int = 0
     """Buffers that stay between steps."""
@@ -169,7 +169,7 @@ class Resident:
 
     @property
     def step_bytes(self) -> int:
-        """All that is alive in the optimizer's step, but for the workspace."""
+        """Everything alive in the optimizer's step except the workspace."""
         step = self.weights + self.adapters + self.gradients + self.transient + self.communication
         return step + self.reference + self.states.resident_bytes
 
@@ -187,7 +187,7 @@ class Resident:
 
 
 def unsharded(model: Model, structure: TrainingSetup) -> Resident:
-    """What a GPU keeps that shares nothing of the model with others.
+    """What a GPU keeps if nothing is sharded.
 
     Source: derived, from the bytes of each tensor.
     """
@@ -217,7 +217,7 @@ def whole(
     adapters: int,
     tensors: Sequence[Trainable],
 ) -> Resident:
-    """What a GPU keeps that holds these trained tensors whole, beside bytes of weights and adapters.
+    """What a GPU keeps that holds these trained tensors unsharded, in addition to weights and adapters.
 
     Source: derived, from ``gradient_bytes`` and the optimizer's rules.
     """
@@ -240,14 +240,14 @@ class Stepped(TypedDict):
 
 
 class Counts(TypedDict):
-    """How many parameters a model has, adapters among them, and how many are trained."""
+    """Parameters of a model, including adapters, and how many are trained."""
 
     total_parameters: int
     trainable_parameters: int
 
 
 def stepped(tensors: Sequence[Trainable], optimisation: Optimisation) -> Stepped:
-    """Bytes of the optimizer's states, and of what its step takes for a moment.
+    """Bytes of the optimizer's states, and of its step's temporaries.
 
     Source: derived, from ``optimizer_states`` and ``step_transient``.
     """
@@ -259,7 +259,7 @@ def stepped(tensors: Sequence[Trainable], optimisation: Optimisation) -> Stepped
 
 
 def counts(model: Model, structure: TrainingSetup) -> Counts:
-    """Parameters of the whole model, a count, whatever one GPU holds.
+    """Parameters of the whole model (a count), regardless of what one GPU holds.
 
     Source: derived, from the tables of modules.
     """

@@ -1,4 +1,4 @@
-"""Bytes of optimizer states, and what the step allocates for a moment beside them, per GPU."""
+"""Bytes of optimizer states, and of temporaries of the optimizer's step, per GPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PAGED_MINIMUM = 100_000
 """Tensors with fewer elements are not paged: bitsandbytes 0.50, optim/optimizer.py, ``get_state_buffer``."""
 
 LOW_RANK = 128
-"""Rank of GaLore's and APOLLO's projections: transformers 5.23, trainer_optimizer.py, ``optim_args`` left out."""
+"""Rank of GaLore's and APOLLO's projections: transformers 5.23, trainer_optimizer.py, without ``optim_args``."""
 
 
 class Trainable(NamedTuple):
-    """One trained tensor, and how many alike."""
+    """One trained tensor, and its multiplicity."""
 
     shape: tuple[int, ...]
     width: int
@@ -42,11 +42,11 @@ class States(NamedTuple):
 
 
 Rule = Callable[[Trainable, int], States]
-"""One tensor's states from the bytes per element of a state that takes the parameter's dtype."""
+"""One tensor's states, given the bytes per element of states in the parameter's dtype."""
 
 
 def _of_the_parameter(number: int, beside: int = 0) -> Rule:
-    """Tensors like the parameter, and ``beside`` bytes for each of its counters on the GPU."""
+    """``number`` tensors like the parameter, plus ``beside`` bytes of counters on the GPU."""
 
     def states(tensor: Trainable, width: int) -> States:
         return States(number * allocated(elements(tensor.shape) * width) + beside, 0)
@@ -55,7 +55,7 @@ def _of_the_parameter(number: int, beside: int = 0) -> Rule:
 
 
 def _bitsandbytes(*buffers: int, eight_bit: bool = False, paged: bool = False) -> Rule:
-    """Buffers of so many times the parameter's elements each, their scales always resident."""
+    """Buffers whose sizes are multiples of the parameter's elements; their scales are always resident."""
 
     def states(tensor: Trainable, width: int) -> States:
         count = elements(tensor.shape)
@@ -81,13 +81,13 @@ def _adafactor(tensor: Trainable, width: int) -> States:
 
 
 def _stable_adamw(tensor: Trainable, width: int) -> States:
-    # a third tensor holds what 16-bit weights lose in rounding; ε², a flag and a mean lie beside, on the GPU:
+    # a third tensor holds the rounding errors of 16-bit weights; ε², a flag and a mean are on the GPU too:
     # torch-optimi 0.3.3, stableadamw.py, _init_state (kahan_sum None, Triton)
     return _of_the_parameter(3 if tensor.width < 4 else 2, 2 * allocated(4))(tensor, width)
 
 
 def _low_rank(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Elements of a projected gradient and of its projector: the longer side by r, and r by the shorter one."""
+    """Elements of a projected gradient, longer side · r, and of its projector, r · shorter side."""
     rank = min(LOW_RANK, *shape)
     return rank * max(shape), rank * min(shape)
 
@@ -96,7 +96,7 @@ def _galore(tensor: Trainable, width: int) -> States:
     if not tensor.is_linear:
         return _of_the_parameter(2)(tensor, tensor.width)
     low, projector = _low_rank(tensor.shape)
-    # a slice of the singular vectors is a view of them all, unless a cast to 16 bits copies it
+    # a slice of the singular vectors is a view that keeps all of them, unless a cast to 16 bits copies it
     kept = projector if tensor.width < 4 else min(tensor.shape) ** 2
     sizes = (low, low, kept)
     return States(sum(allocated(size * tensor.width) for size in sizes), 0)
@@ -111,9 +111,9 @@ def _apollo(tensor: Trainable, width: int) -> States:
 
 
 def _low_rank_step(tensors: Sequence[Trainable], optim: Optimizer) -> int:
-    """The highest moment of a loop over tensors in which what one left behind lives until the next one makes its own.
+    """Peak of a loop over tensors, in which each tensor's leftovers live until the next tensor replaces them.
 
-    It is in the renewal of the largest matrix's projector, or in an update of full size.
+    The peak is in the update of the largest matrix's projector, or in a full-size update.
     """
     left = [(_left_behind(tensor), tensor) for tensor in tensors]
     return max(
@@ -122,7 +122,7 @@ def _low_rank_step(tensors: Sequence[Trainable], optim: Optimizer) -> int:
 
 
 def _left_behind(tensor: Trainable) -> int:
-    """Denominator and update; of a projected gradient the update is of full size, the denominator is not."""
+    """Denominator and update. For a projected gradient only the update has full size."""
     size = elements(tensor.shape) * tensor.width
     if not tensor.is_linear:
         return 2 * size
@@ -130,7 +130,7 @@ def _left_behind(tensor: Trainable) -> int:
 
 
 def _before(tensor: Trainable, left: Iterable[tuple[int, Trainable]]) -> int:
-    """The most that another tensor may have left when this one's turn comes."""
+    """The largest leftovers of any other tensor when this one is processed."""
     return max((size for size, other in left if other is not tensor or other.alike > 1), default=0)
 
 
@@ -152,20 +152,20 @@ def _renewal(tensor: Trainable, optim: Optimizer) -> int:
     factors = (
         4 * size + 4 * shorter**2 + 4 * shorter
     )  # both sets of singular vectors, and the values
-    diagonal = 4 * min(LOW_RANK, shorter) ** 2  # of the values, gone when the projector is cast
+    diagonal = 4 * min(LOW_RANK, shorter) ** 2  # of the values, freed when the projector is cast
     cast = tensor.width * projector if tensor.width < 4 else 0
     return in_float32 + factors + 4 * low + max(diagonal, cast)
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRule:
-    """What one optimizer keeps for each trained tensor, and what its step makes beside."""
+    """What one optimizer keeps for each trained tensor, and the temporaries of its step."""
 
     states: Rule
     takes_parameter_dtype: bool = False
-    """Its states take the parameter's dtype, so that a what-if dtype means something."""
+    """Whether its states have the parameter's dtype, so a what-if dtype applies."""
     step_copies: int = 0
-    """Tensors like the state of every parameter that a foreach optimizer makes at once, at its highest."""
+    """Temporaries of a foreach optimizer at its peak, in tensors like one state of every parameter."""
 
 
 _ONE_COUNTER = allocated(4)
@@ -201,17 +201,17 @@ RULES: dict[Optimizer, OptimizerRule] = {
     Optimizer.GALORE_ADAMW: OptimizerRule(_galore),
     Optimizer.APOLLO_ADAMW: OptimizerRule(_apollo),
 }
-"""One row an optimizer."""
+"""One row per optimizer."""
 PAGED = frozenset(optimizer for optimizer in Optimizer if optimizer.startswith("paged"))
-"""Optimizers whose large states lie in memory that the driver moves between GPU and host."""
+"""Optimizers whose large states are in memory that the driver pages between GPU and host."""
 LOW_RANK_OPTIMIZERS = frozenset({Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW})
-"""Optimizers that keep their states of a projected gradient."""
+"""Optimizers that keep states of projected gradients."""
 
 
 def state_rule(optim: Optimizer) -> Rule:
-    """The rule that gives one tensor's states in bytes, resident and paged, from its width.
+    """The rule for one tensor's states in bytes, resident and paged.
 
-    Source: derived, one rule an optimizer; see ``optimizer_states`` for where each was read.
+    Source: derived, one rule per optimizer; see ``optimizer_states`` for the sources.
     """
     return RULES[optim].states
 
@@ -222,9 +222,10 @@ def optimizer_states(
     """Bytes of all states after the first step.
 
     AdamW keeps two tensors, SGD with momentum, RMSprop and Adagrad one in the parameter's dtype; bitsandbytes'
-    optimizers always float32, the 8-bit ones one byte and 4/256 an element a state, but float32 for small tensors and
-    for embeddings; Adafactor rows + columns in float32. Scales are never paged. GaLore and APOLLO keep AdamW's two of a
-    linear's gradient projected to rank 128, and the projector, which in float32 is a view of all singular vectors.
+    optimizers always use float32; the 8-bit ones use 1 + 4/256 bytes per element of a state, but float32 for small
+    tensors and embeddings; Adafactor rows + columns in float32. Scales are never paged. GaLore and APOLLO keep AdamW's
+    two of a linear's gradient projected to rank 128, and the projector, which in float32 is a view of all singular
+    vectors.
 
     Source: torch 2.13, optim/adam.py, sgd.py, rmsprop.py and adagrad.py; bitsandbytes 0.50, optim/optimizer.py,
     ``init_state`` and ``get_state_buffer``, and optim/ademamix.py; schedulefree 1.4.1; torch-optimi 0.3.3; galore-torch
@@ -249,14 +250,14 @@ def optimizer_states(
 def step_transient(
     tensors: Iterable[Trainable], optim: Optimizer, state_dtype: Dtype | None
 ) -> int:
-    """Bytes that ``optimizer.step()`` allocates beside weights, gradients and states, at its highest.
+    """Peak bytes of temporaries in ``optimizer.step()``, in addition to weights, gradients and states.
 
-    Foreach AdamW: a square root of every second moment at once; Adagrad: the scaled gradients, too. Adafactor: float32
-    copies of the largest tensor's gradient and weight and two working tensors, 16 bytes an element (8 where they are
-    float32 already). Fused and bitsandbytes' kernels: none. GaLore, in a step that renews its projectors: float32 copy,
-    singular vectors and values of the largest matrix, beside what the tensor before it left; APOLLO: the copy alone.
+    Foreach AdamW: a square root of every second moment at once; Adagrad: also the scaled gradients. Adafactor: float32
+    copies of the largest tensor's gradient and weight and two working tensors, 16 bytes per element (8 if they already
+    are float32). Fused and bitsandbytes' kernels: none. GaLore, in a step that updates its projectors: float32 copy,
+    singular vectors and values of the largest matrix, plus leftovers of the previous tensor; APOLLO: only the copy.
 
-    Leaves out: cuSOLVER's own scratch in GaLore's decomposition.
+    Leaves out: cuSOLVER's scratch memory in GaLore's decomposition.
 
     Source: torch 2.13, optim/adam.py, ``_multi_tensor_adam`` (``_foreach_sqrt``), adagrad.py, rmsprop.py; schedulefree
     1.4.1, ``step``; transformers 5.23, optimization.py, ``Adafactor.step``.
@@ -265,7 +266,7 @@ def step_transient(
     True
     """
     tensors = list(tensors)
-    if not tensors:  # a GPU that holds nothing trained
+    if not tensors:  # a GPU without trained tensors
         return 0
     if optim in LOW_RANK_OPTIMIZERS:
         return _low_rank_step(tensors, optim)

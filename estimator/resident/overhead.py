@@ -1,4 +1,4 @@
-"""What a process holds on the GPU beside the model's tensors: workspaces, the CUDA context, slack."""
+"""What a process holds on the GPU in addition to the model's tensors: workspaces, CUDA context, allocator slack."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ WORKSPACE_HOPPER_BYTES = 32 * MIB
 
 CONTEXT_LOW_BYTES = 100 * MIB
 CONTEXT_HIGH_BYTES = 750 * MIB
-"""Context and loaded kernels of one process: what it held of the card less what torch reserved, in public
-out-of-memory messages (data/out_of_memory.csv: 119 MiB on a T4 to 528 on an L40S), rounded away from them, with
-room above for newer cards and the modules of bitsandbytes, flash attention and Triton. Collected, not measured here.
+"""Context and loaded kernels of one process: GPU memory in use minus what torch reserved, from public out-of-memory
+messages (data/out_of_memory.csv: 119 MiB on a T4 to 528 on an L40S), rounded outwards, with extra room for newer cards
+and the kernels of bitsandbytes, flash attention and Triton. Collected, not measured here.
 """
 COMMUNICATOR_LOW_BYTES = 256 * MIB
-"""NCCL's buffers of one group of GPUs: 1.06 GB a process on 8 × H100, less a context of 750 MiB (NVIDIA/nccl 1685)."""
+"""NCCL's buffers of one group of GPUs: 1.06 GB per process on 8 × H100, minus a context of 750 MiB (NVIDIA/nccl
+1685)."""
 COMMUNICATOR_HIGH_BYTES = ((2, 544 * MIB), (4, 688 * MIB), (65_536, 1600 * MIB))
-"""At most, by GPUs in the group: 544 MB for 2 and 688 for 3 and 4 on A100 with NVLink (NVIDIA/nccl 964), 1.6 GB for
-more (864). It grows with channels, thus with the link's speed, and no further beyond two nodes (986)."""
+"""The maximum by GPUs in the group: 544 MB for 2 and 688 for 3 and 4 on A100 with NVLink (NVIDIA/nccl 964), 1.6 GB for
+more (864). It grows with the number of channels, so with the link's speed, but not beyond two nodes (986)."""
 SLACK_HIGH = (3, 100)
-"""Allocator slack at the high end, a fraction of the peak: what was reserved but unallocated in those of the messages
-whose request was below 1 GiB; a larger request finds no block for reasons of its own.
+"""Allocator slack at the high end, a fraction of the peak: memory reserved but unallocated, in those messages whose
+request was below 1 GiB. Larger requests may fail for other reasons than slack.
 """
 
 
 class Shares(NamedTuple):
-    """What nvidia-smi showed beyond the allocated peak, in hundredths of it: least, median and most of the runs."""
+    """What nvidia-smi showed above the allocated peak, in percent of it: minimum, median and maximum over runs."""
 
     low: int
     middle: int
@@ -96,11 +97,10 @@ def need_bytes(peak: int, paged: int, exchange: tuple[int, int] = (0, 0)) -> tup
 
 
 def shown_bytes(peak: int, need_low: int, gpus: int, gpu: Gpu | None) -> Shown:
-    """Bytes that nvidia-smi may show of the card while the run goes on: least, in the middle, and most.
+    """Bytes that nvidia-smi may show during the run: minimum, median and maximum.
 
-    PyTorch's allocator keeps the blocks that tensors free, and gives them back only where a request would fail, so
-    this says how much room there was, not how much is needed. At least the need, at most what the card has: for a run
-    whose need it holds.
+    PyTorch's allocator keeps freed blocks and returns them only when a request would fail, so this reflects how much
+    memory was available, not how much is needed. For a run that fits, it is between the need and the card's memory.
 
     Source: the spread of published runs (``CACHED_ON_ONE``, ``CACHED_ON_SEVERAL``); torch 2.13,
     c10/cuda/CUDACachingAllocator.cpp, ``release_cached_blocks``.

@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint's weights as they are stored: each quantised format by its own rule."""
+"""Bytes of a checkpoint's weights as stored, with one rule per quantised format."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ INT32_BITS = 32
 
 
 def stored_bytes(model: Model, quantization: Quantization | None, width: int = 2) -> int:
-    """Bytes of the whole model's weights in its files; ``width``: bytes of an element that is not quantised.
+    """Bytes of the whole model's weights in its files; ``width``: bytes of an unquantised element.
 
         Σ width · elements of that width, see ``stored_elements``
 
     Leaves out: the files' headers; buffers that some checkpoints carry (rotary frequencies, GPTQ's zero biases).
-    Error: below 0.1 %, from what is left out; compared with published files in tests/test_stored.py.
+    Error: below 0.1 %, from what is left out; tests/test_stored.py compares it with published files.
     Source: derived, from ``stored_elements``.
 
     >>> from estimator.families.counts import total_parameters
@@ -42,9 +42,9 @@ def stored_bytes(model: Model, quantization: Quantization | None, width: int = 2
 
 
 def checkpoint_bytes(model: Model) -> int | None:
-    """Bytes of the checkpoint's weights in its files, which are downloaded and lie on the disk (whole job).
+    """Bytes of the checkpoint's weight files, which are downloaded to disk (whole job).
 
-    None where the files' dtype or the rule of their format is not known. Leaves out and error: as ``stored_bytes``.
+    None if the files' dtype or format is unknown. Leaves out and error: as ``stored_bytes``.
     Source: derived, from ``stored_bytes``.
 
     >>> from dataclasses import replace
@@ -64,8 +64,8 @@ def stored_elements(
 ) -> Mapping[int, int]:
     """Elements in the files, of the whole model, by their width in bytes.
 
-    Quantised is every linear of the layers, and every stack of experts, that the config does not leave whole; MXFP4
-    takes the experts alone. Embeddings, norms, biases and (unless the config says so) the head keep ``width``.
+    Every linear and stack of experts in the layers is quantised, unless the config excludes it; MXFP4 quantises only
+    experts. Embeddings, norms, biases and (unless the config says otherwise) the head keep ``width``.
 
     Leaves out: as ``stored_bytes``.
     Source: derived, from ``matrix_elements``; transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``.
@@ -83,7 +83,7 @@ def stored_elements(
 
 
 def matrix_elements(quantization: Quantization, rows: int, columns: int) -> Mapping[int, int]:
-    """Elements that one weight matrix [rows (out), columns (in)] is stored as, by their width in bytes.
+    """Elements that store one weight matrix [rows (out), columns (in)], by their width in bytes.
 
     ======  ==========================================================================================
     GPTQ    int32 weights in·out·b/32; for each group of g inputs a float16 scale and b bits of zero point an
@@ -123,7 +123,7 @@ def matrix_elements(quantization: Quantization, rows: int, columns: int) -> Mapp
             return Counter({1: rows * columns}) + Counter({quantization.scale_bytes: scales})
         case None:
             raise InputError(
-                f"how {quantization.name} stores a matrix is not known here; take the files' own size."
+                f"how {quantization.name} stores a matrix is unknown here; use the size of the files."
             )
 
 
@@ -167,7 +167,7 @@ def _scales(quantization: Quantization, rows: int, columns: int) -> int:
 
 
 def modules_packed_otherwise(model: Model, adapters: Adapters) -> Iterator[str]:
-    """Modules that the checkpoint holds packed and bitsandbytes would leave whole under this setup, or the reverse.
+    """Modules packed in the checkpoint that bitsandbytes would not pack under this setup, or the reverse.
 
     Source: derived, from the checkpoint's ``llm_int8_skip_modules`` and ``is_quantized``.
 
@@ -183,7 +183,7 @@ def modules_packed_otherwise(model: Model, adapters: Adapters) -> Iterator[str]:
 
 
 def _modules(model: Model) -> Iterator[tuple[str, Module]]:
-    """Every module with its name from its layer on."""
+    """Every module with its name starting at its layer."""
     yield from ((module.name, module) for module in outer_modules(model))
     for index in range(model.num_hidden_layers):
         for module in layer_modules(model, index):
@@ -202,7 +202,7 @@ def _is_quantized(name: str, module: Module, quantization: Quantization) -> bool
 
 
 def _is_stack(module: Module) -> bool:
-    """All experts of a layer in one tensor [experts, out, in]; the files may hold them one by one."""
+    """All experts of a layer in one tensor [experts, out, in]; the files may hold them separately."""
     return len(weight_shapes(module)[:1]) == 1 and len(weight_shapes(module)[0]) == 3
 
 
@@ -215,7 +215,7 @@ def _out_in(module: Module) -> tuple[int, ...]:
 
 
 def _parts(name: str) -> frozenset[str]:
-    """A module's name and every run of its parts, as a list of modules may give it.
+    """A module's name and every contiguous run of its parts, any of which a list of modules may contain.
 
     >>> sorted(_parts("layers.0.mlp"))
     ['0', '0.mlp', 'layers', 'layers.0', 'layers.0.mlp', 'mlp']

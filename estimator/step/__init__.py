@@ -1,1 +1,1 @@
-"""When is what alive? A training step in order of time, evaluation, what torch reserves."""
+"""What is alive when: a training step in order of time, evaluation, what torch reserves."""
