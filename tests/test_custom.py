@@ -82,7 +82,7 @@ def test_bloom_s_mlp_follows_its_width() -> None:
         (
             LLAMA_8B,
             {"hidden": 1},
-            "'hidden' is no dimension of a model; did you mean hidden_size or ",
+            "'hidden' is not a dimension of a model; did you mean hidden_size or ",
         ),
         (
             LLAMA_8B,
@@ -113,7 +113,7 @@ def test_bloom_s_mlp_follows_its_width() -> None:
         (
             OPT,
             {"num_key_value_heads": 8},
-            "num_key_value_heads 8 differs from num_attention_heads 32, but opt has one for each; leave it out.",
+            "num_key_value_heads 8 differs from num_attention_heads 32, but opt has one per attention head; leave it out.",
         ),
         (
             OPT,
@@ -164,7 +164,7 @@ def test_like_may_be_a_config_or_a_model_that_was_asked_for() -> None:
             "model: like must be a Hub id or the object of a config.json.",
         ),
         ({"like": None}, "model must be a Hub id or the object of a config.json, not null."),
-        ({"like": LLAMA_8B, "layers": 3}, "model: 'layers' is no dimension of a model; "),
+        ({"like": LLAMA_8B, "layers": 3}, "model: 'layers' is not a dimension of a model; "),
         ({"like": LLAMA_8B, "hidden_size": [1]}, "model: hidden_size must be a whole number "),
     ],
 )

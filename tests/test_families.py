@@ -227,7 +227,7 @@ def test_the_scan_grows_with_whole_chunks() -> None:
         ({"layer_types": ["mamba", "conv"]}, 'layer_types must hold "full_attention"'),
         (
             {"mamba_d_head": 3},
-            "mamba_n_heads 4 heads of 3 are not the 16 that mamba_expand asks for",
+            "mamba_n_heads 4 heads of 3 do not give the 16 that mamba_expand requires",
         ),
         ({"mamba_n_groups": 3}, "4 heads of a state-space layer are not a multiple of its 3"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not modelled for granitemoehybrid"),

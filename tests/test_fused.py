@@ -286,7 +286,7 @@ def test_a_family_that_liger_does_not_know_trains_as_before_and_is_told_so():
     told = estimate(GPT2, None, BF16)
     assert told.phases == without.phases
     assert (
-        "Liger 0.8.5 has no kernels for gpt2: Trainer says so in its log and trains without."
+        "Liger 0.8.5 has no kernels for gpt2: Trainer logs this and trains without them."
         in told.assumptions
     )
 
@@ -314,7 +314,7 @@ def test_granite_s_logits_stay_whole_and_take_their_own_gradient():
 
 def test_adapters_on_liger_s_experts_are_refused_as_the_kernel_stops_there():
     # seen with peft 0.21: 'ParamWrapper' object has no attribute 'hidden_dim'
-    with pytest.raises(ValueError, match=r"^lora_target_modules: Liger's kernel stops at experts"):
+    with pytest.raises(ValueError, match=r"^lora_target_modules: Liger's kernel fails on experts"):
         estimate(MIXTRAL, None, replace(LORA, lora_dropout=0.0))
 
 

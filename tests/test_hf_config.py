@@ -396,7 +396,7 @@ def test_model_type_must_be_a_name(model_type: object) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"model_type": None}, {"architectures": ["X"]}])
 def test_config_without_a_model_type_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"has no model_type; give a whole config\.json"):
+    with pytest.raises(ValueError, match=r"has no model_type; give a complete config\.json"):
         model_from_config(config)
 
 

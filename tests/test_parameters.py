@@ -126,7 +126,7 @@ def test_dropout_on_adapted_experts_is_refused_as_peft_refuses_it() -> None:
 
 def test_gate_without_up_is_refused_since_both_are_one_stack() -> None:
     half = replace(LORA, lora_dropout=0.0, lora_target_modules=("w1", "w2"))
-    with pytest.raises(ValueError, match="leaves out 'w3', which is one matrix with 'w1'"):
+    with pytest.raises(ValueError, match="leaves out 'w3', which mixtral fuses with 'w1'"):
         adapter_parameters(MIXTRAL, half)
 
 
@@ -182,7 +182,7 @@ def test_unknown_architecture_is_refused_by_name(model_type: str) -> None:
 
 
 def test_layer_beyond_the_last_is_refused() -> None:
-    with pytest.raises(ValueError, match="layer 2 does not exist in a model of 2 layers"):
+    with pytest.raises(ValueError, match="layer 2 does not exist in a model with 2 layers"):
         layer_modules(TINY_LLAMA, 2)
 
 

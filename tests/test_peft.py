@@ -228,7 +228,7 @@ def test_the_copies_of_a_tied_pair_are_two() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"modules_to_save": ["wings"]}, "not a module of llama; name some of: embed_tokens"),
+        ({"modules_to_save": ["wings"]}, "not a module of llama; choose from: embed_tokens"),
         ({"modules_to_save": ["mlp"]}, "not a module"),
         ({"modules_to_save": ["proj"]}, "that PEFT refuses to copy"),
         (

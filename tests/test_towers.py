@@ -198,7 +198,7 @@ def test_gemma_3n_runs_its_embedders_on_text() -> None:
         (
             E2B,
             {"num_gpus": 1, "method": Method.LORA, "lora_target_modules": ("q_proj",)},
-            "names 'q_proj', which the towers of gemma4_text have too, as a linear in a class",
+            "names 'q_proj', which also matches linears of a custom class in the towers of gemma4_text",
         ),
     ],
 )
