@@ -113,7 +113,8 @@ def test_bloom_s_mlp_follows_its_width() -> None:
         (
             OPT,
             {"num_key_value_heads": 8},
-            "num_key_value_heads 8 differs from num_attention_heads 32, but opt has one per attention head; leave it out.",
+            "num_key_value_heads 8 differs from num_attention_heads 32, but opt has one per attention "
+            "head; leave it out.",
         ),
         (
             OPT,

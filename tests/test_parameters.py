@@ -117,7 +117,7 @@ def test_all_linear_takes_of_qwen2_moe_only_what_is_a_linear() -> None:
 
 def test_dropout_on_adapted_experts_is_refused_as_peft_refuses_it() -> None:
     with pytest.raises(
-        ValueError, match=r"lora_dropout 0\.05 cannot go with .*; set lora_dropout to 0"
+        ValueError, match=r"PEFT refuses lora_dropout 0\.05 with .*; set lora_dropout to 0"
     ):
         adapter_parameters(MIXTRAL, LORA)
     attention_alone = replace(LORA, lora_target_modules=("q_proj", "v_proj"))
