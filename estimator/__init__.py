@@ -6,6 +6,8 @@
 'fits'
 """
 
+from typing import TYPE_CHECKING, Any
+
 from estimator import contract
 from estimator.answer import overflow
 from estimator.answer.estimate import estimate, need
@@ -75,6 +77,9 @@ from estimator.values.specs import (
     Verdict,
 )
 
+if TYPE_CHECKING:
+    from estimator.grid.needs import Needs, needs
+
 __all__ = [
     "ALL_LINEAR",
     "COUNTS",
@@ -114,6 +119,7 @@ __all__ = [
     "Model",
     "ModelClass",
     "Moment",
+    "Needs",
     "Objective",
     "Offload",
     "OnDevice",
@@ -160,6 +166,7 @@ __all__ = [
     "middle_dollars",
     "middle_hours",
     "need",
+    "needs",
     "offload_targets",
     "offloads",
     "outer_names",
@@ -187,3 +194,12 @@ __all__ = [
     "with_defaults_of",
     "write_seconds",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs NumPy is imported where it is asked for: one estimate does without."""
+    if name in ("Needs", "needs"):
+        from estimator.grid import needs as many  # noqa: PLC0415
+
+        return getattr(many, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

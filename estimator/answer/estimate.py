@@ -79,8 +79,8 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     workspace = workspace_bytes(gpu)
-    fixed = _per_structure(model, structure(setup), workspace)
-    _check_length(model, setup)
+    fixed = per_structure(model, structure(setup), workspace)
+    check_sizes(model, setup)
     devices: tuple[OnDevice, ...] = ()
     runs: tuple[DeviceRun, ...] = ()
     if setup.strategy is Strategy.DEVICE_MAP:
@@ -231,7 +231,8 @@ def _with_reference(loaded: Moment, reference: int) -> Moment:
     return Moment(Phase.LOAD, "the reference model arrives", parts)
 
 
-_per_structure = lru_cache(maxsize=1024)(PerStructure)
+per_structure = lru_cache(maxsize=1024)(PerStructure)
+"""The same, remembered."""
 
 
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
@@ -252,8 +253,8 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
 def _need_over_devices(
     model: Model, workspace: int, setup: TrainingSetup, at: ModuleDevices
 ) -> tuple[int, int]:
-    _per_structure(model, structure(setup), workspace)
-    _check_length(model, setup)
+    per_structure(model, structure(setup), workspace)
+    check_sizes(model, setup)
     needs = [
         need_bytes(peak, resident.states.paged_bytes)
         for peak, resident in peaks(model, setup, at, workspace)
@@ -264,8 +265,8 @@ def _need_over_devices(
 @lru_cache(maxsize=8192)
 def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]:
     """The same; it depends on the GPU only through the size of its workspace."""
-    fixed = _per_structure(model, structure(setup), workspace)
-    _check_length(model, setup)
+    fixed = per_structure(model, structure(setup), workspace)
+    check_sizes(model, setup)
     timeline = StepTimeline(setup, fixed.plan, fixed.resident, workspace)
     peak = max(timeline.peak_bytes, fixed.load.bytes)
     if setup.eval_strategy != "no":
@@ -470,7 +471,8 @@ def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
             raise LATER(name=module.name, what="use_dora", instead="turn use_dora off")
 
 
-def _check_length(model: Model, setup: TrainingSetup) -> None:
+def check_sizes(model: Model, setup: TrainingSetup) -> None:
+    """Refuse what a structure cannot tell: a batch, a length or a number of GPUs that the rest forbids."""
     if problem := beyond_one_machine(setup):
         raise problem
     check_rows(setup)

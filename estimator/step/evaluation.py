@@ -32,7 +32,7 @@ def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
     same = structure(setup)
     sizes = Sizes.of(setup, setup.per_device_eval_batch_size)
     begins = resident_memory(model, same).sizes(workspace)
-    return Walk(_plan(model, same).step(sizes), begins, setup.shard_ranks)
+    return Walk(evaluation_plan(model, same).step(sizes), begins, setup.shard_ranks)
 
 
 def evaluation_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
@@ -65,7 +65,11 @@ def kept_logits_bytes(model: Model, setup: TrainingSetup, batches: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _plan(model: Model, structure: TrainingSetup) -> Plan:
+def evaluation_plan(model: Model, structure: TrainingSetup) -> Plan:
+    """The plan of an evaluation batch of a structure.
+
+    Source: derived, as ``evaluation_walk``.
+    """
     return _shared_plan(without_dropout(model), evaluated(structure))
 
 

@@ -204,15 +204,15 @@ class Plan:
         self._model = model
         self._setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
         self._training = training
-        self._schedules: list[Schedule] = []
+        self.schedules: list[Schedule] = []
 
     def step(self, sizes: Sizes) -> tuple[Sized, Schedule]:
         """The step at these sizes, and its schedule."""
-        for schedule in self._schedules:
+        for schedule in self.schedules:
             sized = schedule.program.at(sizes)
             if sized is not None:
                 return sized, schedule
-        self._schedules.append(self._played(sizes))
+        self.schedules.append(self._played(sizes))
         return self.step(sizes)
 
     def _played(self, sizes: Sizes) -> Schedule:

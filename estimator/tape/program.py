@@ -95,8 +95,9 @@ class Program:
         self.components = [event.component for event in tape.events]
         self.signs = [event.sign for event in tape.events]
         places = [recording.position(event.size) for event in tape.events]
-        self._places = sorted(set(places))
-        slot = {place: index for index, place in enumerate(self._places)}
+        self.places = sorted(set(places))
+        """Where each distinct size is found in the recording's table, slot by slot."""
+        slot = {place: index for index, place in enumerate(self.places)}
         self.slots = [slot[place] for place in places]
         starts = [*(mark.start for mark in self.marks), len(self.signs)]
         self.spans = list(pairwise(starts))
@@ -109,8 +110,8 @@ class Program:
             (copy.segment, recording.position(copy.bytes)) for copy in tape.host_copies
         ]
         """Segment of each tensor that is copied to the host, and where its bytes are found."""
-        self._left_over = recording.position(tape.left_over)
-        self._wholes = {
+        self.left_over = recording.position(tape.left_over)
+        self.wholes = {
             whole.key: recording.position(whole.elements)
             for call in tape.calls
             for whole in call.weights
@@ -138,15 +139,15 @@ class Program:
         table = self.recording.evaluate(inputs)
         if not self.recording.holds(table):
             return None
-        sizes = [table[place] for place in self._places]
+        sizes = [table[place] for place in self.places]
         signed = [0, *sizes, *(-size for size in reversed(sizes))]
         heights = []
         for deltas, cuts in self._deltas:
             alive = list(accumulate(deltas(signed)))
             top = max(alive)
-            parts = tuple(_parts(alive, cuts)) if self._wholes else ()
+            parts = tuple(_parts(alive, cuts)) if self.wholes else ()
             heights.append(Height(alive.index(top), top, alive[-1], parts))
-        wholes = {key: table[place] for key, place in self._wholes.items()}
+        wholes = {key: table[place] for key, place in self.wholes.items()}
         copies = [(segment, table[place]) for segment, place in self.host_copies]
         return Sized(
             self,
@@ -154,7 +155,7 @@ class Program:
             [heights[shape] for shape in self._shapes],
             wholes,
             copies,
-            table[self._left_over],
+            table[self.left_over],
         )
 
     def change(self, start: int, stop: int) -> Changes:

@@ -22,13 +22,15 @@ class Recording:
 
     def __init__(self) -> None:
         self.inputs = 0
-        self._steps: dict[tuple[Arithmetic, int, int], int] = {}
-        self._constants: dict[int, int] = {}
-        self._guards: dict[tuple[Comparison, int, int], bool] = {}
+        self.steps: dict[tuple[Arithmetic, int, int], int] = {}
+        """Each operation, on two places of the table, and the place of its result; in order."""
+        self.constants: dict[int, int] = {}
+        self.guards: dict[tuple[Comparison, int, int], bool] = {}
+        """Each comparison of two places of the table, and how it came out."""
 
     def symbol(self, value: int) -> Symbol:
         """An input. All inputs come before the first operation."""
-        assert not self._steps
+        assert not self.steps
         self.inputs += 1
         return Symbol(value, self, self.inputs - 1)
 
@@ -36,25 +38,25 @@ class Recording:
         """Index of a number in the table that ``evaluate`` returns; constants have negative indices, from its end."""
         if isinstance(number, Symbol):
             return number.position
-        return self._constants.setdefault(number, -1 - len(self._constants))
+        return self.constants.setdefault(number, -1 - len(self.constants))
 
     def computed(self, function: Arithmetic, left: int, right: int, value: int) -> Symbol:
         """Record an operation and return its result; equal operations share one entry."""
         key = (function, self.position(left), self.position(right))
-        place = self._steps.setdefault(key, self.inputs + len(self._steps))
+        place = self.steps.setdefault(key, self.inputs + len(self.steps))
         return Symbol(value, self, place)
 
     def decided(self, compare: Comparison, left: int, right: int, outcome: bool) -> bool:
         """Record the outcome of a comparison and return it."""
         key = (compare, self.position(left), self.position(right))
         if key[1] != key[2]:
-            self._guards[key] = outcome
+            self.guards[key] = outcome
         return outcome
 
     def evaluate(self, inputs: Sequence[int]) -> list[int]:
         """Every number of the recording, for these inputs."""
-        table = [*inputs, *([0] * len(self._steps)), *reversed(self._constants)]
-        for place, (function, left, right) in enumerate(self._steps, self.inputs):
+        table = [*inputs, *([0] * len(self.steps)), *reversed(self.constants)]
+        for place, (function, left, right) in enumerate(self.steps, self.inputs):
             table[place] = function(table[left], table[right])
         return table
 
@@ -62,7 +64,7 @@ class Recording:
         """Whether every comparison comes out as recorded."""
         return all(
             compare(table[left], table[right]) == outcome
-            for (compare, left, right), outcome in self._guards.items()
+            for (compare, left, right), outcome in self.guards.items()
         )
 
 
@@ -75,12 +77,16 @@ def next_power_of_2(number: int) -> int:
     [1, 2, 4, 4096, 8192]
     """
     if isinstance(number, Symbol):
-        value = _next_power_of_2(int.__add__(number, 0), 0)
-        return number.recording.computed(_next_power_of_2, number, 0, value)
-    return _next_power_of_2(number, 0)
+        value = power_of_2_from(int.__add__(number, 0), 0)
+        return number.recording.computed(power_of_2_from, number, 0, value)
+    return power_of_2_from(number, 0)
 
 
-def _next_power_of_2(number: int, _: int) -> int:
+def power_of_2_from(number: int, _: int) -> int:
+    """The same as an operation on two numbers, of which the second says nothing (a count).
+
+    Source: triton 3.6, ``triton.next_power_of_2``.
+    """
     return 1 << (number - 1).bit_length()
 
 

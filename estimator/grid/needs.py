@@ -1,0 +1,321 @@
+"""The need of many setups of one model at once: to the byte what ``need`` says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from estimator.answer.estimate import PerStructure, check_sizes, need, per_structure
+from estimator.grid.arrays import LARGEST, Numbers, Some, bound, evaluate, holds
+from estimator.grid.rows import peaks, rows, sizes_of
+from estimator.objectives.batch import accumulates
+from estimator.resident.overhead import exchange_bytes, need_bytes, workspace_bytes
+from estimator.run.checkpoints import gathers_to_save
+from estimator.run.prequantized import as_loaded
+from estimator.step.evaluation import evaluation_plan
+from estimator.step.timeline import Plan, Schedule, Sizes, structure
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Gpu, Model, Strategy, Verdict
+
+KEYS = (
+    "per_device_train_batch_size",
+    "max_length",
+    "lora_r",
+    "num_gpus",
+    "gradient_accumulation_steps",
+)
+"""Keys that may be arrays. The first two change sizes alone; the others make a few groups, worked out one by one."""
+BATCH, LENGTH, RANK, GPUS, ACCUMULATION = KEYS
+AT_ONCE = 8192
+"""Cells that are evaluated at once: ours, so that a chunk stays in a processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What each setup needs, in the shape of the arrays that asked."""
+
+    low_bytes: Numbers
+    high_bytes: Numbers
+    refused: Some
+    """Setups that ``need`` refuses; their bytes are 0."""
+
+    def verdicts(self, gpu: Gpu) -> Mapping[Verdict, Some]:
+        """Which setups fit, are tight or do not fit, as ``verdict`` has it of each."""
+        fits = self.high_bytes <= gpu.memory_bytes
+        begins = self.low_bytes <= gpu.memory_bytes
+        return {
+            Verdict.FITS: fits & ~self.refused,
+            Verdict.TIGHT: begins & ~fits & ~self.refused,
+            Verdict.DOES_NOT_FIT: ~begins & ~fits & ~self.refused,
+        }
+
+
+def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLike) -> Needs:
+    """Bytes needed per GPU, low and high, by each of many setups: as ``need`` says of every one, to the byte.
+
+    ``asked``: keys of ``KEYS`` with arrays that are broadcast against each other; the others are the setup's. A device
+    map is read setup by setup.
+
+    Source: derived, from the moments of ``StepTimeline`` and ``evaluation_walk``.
+    """
+    if unknown := set(asked) - set(KEYS):
+        raise ValueError(f"{', '.join(sorted(unknown))}: arrays are taken for {', '.join(KEYS)}.")
+    given = [np.asarray(asked.get(key, getattr(setup, key)), dtype=np.int64) for key in KEYS]
+    together = np.broadcast_arrays(*given)
+    cells = dict(zip(KEYS, (array.ravel() for array in together), strict=True))
+    reader = _Reader(model, gpu, setup, cells)
+    low, high, refused = reader.read()
+    shape = together[0].shape
+    return Needs(
+        low_bytes=low.reshape(shape), high_bytes=high.reshape(shape), refused=refused.reshape(shape)
+    )
+
+
+class _Group:
+    """Setups that differ in batch and length only."""
+
+    def __init__(self, fixed: PerStructure, setup: TrainingSetup, cells: Numbers) -> None:
+        self.fixed, self.setup, self.cells = fixed, setup, cells
+
+
+class _Reader:
+    def __init__(
+        self, model: Model, gpu: Gpu | None, setup: TrainingSetup, cells: Mapping[str, Numbers]
+    ) -> None:
+        self._model, self._gpu, self._setup, self._cells = model, gpu, setup, cells
+        self._workspace = workspace_bytes(gpu)
+        count = len(cells[BATCH])
+        self._low, self._high = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self._refused = np.zeros(count, np.bool_)
+
+    def read(self) -> tuple[Numbers, Numbers, Some]:
+        by_plan: dict[object, list[_Group]] = {}
+        for group in self._groups():
+            if group.setup.strategy is Strategy.DEVICE_MAP:
+                self._one_by_one(group.cells)
+            else:
+                evaluates = group.setup.eval_strategy != "no"
+                key = (
+                    group.fixed.plan,
+                    evaluates and evaluation_plan(self._model, structure(group.setup)),
+                )
+                by_plan.setdefault(key, []).append(group)
+        for groups in by_plan.values():
+            self._read(groups)
+        self._low[self._refused] = self._high[self._refused] = 0
+        return self._low, self._high, self._refused
+
+    def _groups(self) -> Iterator[_Group]:
+        """The setups that can be trained, by what a structure holds."""
+        cells = self._cells
+        columns = cells[RANK], cells[GPUS], np.minimum(cells[ACCUMULATION], 2)
+        found, number = _distinct(columns)
+        order = np.argsort(
+            number.astype(np.uint16 if len(found) < 2**16 else np.int64), kind="stable"
+        )
+        ends = np.cumsum(np.bincount(number, minlength=len(found)))
+        for (rank, gpus, accumulation), members in zip(
+            found, np.split(order, ends[:-1]), strict=True
+        ):
+            try:
+                setup = as_loaded(
+                    self._model,
+                    replace(
+                        self._setup,
+                        lora_r=rank,
+                        num_gpus=gpus,
+                        gradient_accumulation_steps=accumulation,
+                    ),
+                )
+                fixed = per_structure(self._model, structure(setup), self._workspace)
+            except ValueError:
+                self._refused[members] = True
+                continue
+            allowed = self._allowed(setup, members)
+            self._refused[members[~allowed]] = True
+            if allowed.any():
+                yield _Group(fixed, setup, members[allowed])
+
+    def _allowed(self, setup: TrainingSetup, members: Numbers) -> Some:
+        """Which of the group's batches and lengths are not refused; of batches only whether it is one row matters."""
+        batches, lengths = self._cells[BATCH][members], self._cells[LENGTH][members]
+        found, number = _distinct((np.minimum(batches, 2), lengths))
+        allowed = np.array([self._is_allowed(setup, *pair) for pair in found], np.bool_)
+        chosen: Some = allowed[number]
+        return chosen
+
+    def _is_allowed(self, setup: TrainingSetup, batch: int, length: int) -> bool:
+        try:
+            check_sizes(self._model, _sized(setup, batch, length))
+        except ValueError:
+            return False
+        return True
+
+    def _one_by_one(self, members: Numbers) -> None:
+        for cell in members.tolist():
+            own: dict[str, Any] = {key: int(self._cells[key][cell]) for key in KEYS}
+            try:
+                self._low[cell], self._high[cell] = need(
+                    self._model, self._gpu, replace(self._setup, **own)
+                )
+            except ValueError:
+                self._refused[cell] = True
+
+    def _read(self, groups: Sequence[_Group]) -> None:
+        """The needs of groups that have their programs in common."""
+        cells = np.concatenate([group.cells for group in groups])
+        number = np.repeat(np.arange(len(groups)), [len(group.cells) for group in groups])
+        fixed = [_Fixed.of(group, self._workspace) for group in groups]
+        highest, left_over = self._walked(groups[0].fixed.plan, groups, cells, None)
+        begins = np.array([it.begins for it in fixed])[number]
+        peak = np.maximum(begins + highest, np.array([it.step for it in fixed])[number] + left_over)
+        np.maximum(peak, np.array([it.beside for it in fixed])[number], out=peak)
+        first = groups[0].setup
+        if first.eval_strategy != "no":
+            plan = evaluation_plan(self._model, structure(first))
+            evaluated, _ = self._walked(plan, groups, cells, first.per_device_eval_batch_size)
+            np.maximum(peak, np.array([it.rests for it in fixed])[number] + evaluated, out=peak)
+        paged = np.array([it.paged for it in fixed])[number]
+        exchange = [
+            np.array(ends)[number] for ends in zip(*(it.exchange for it in fixed), strict=True)
+        ]
+        need_of: Callable[..., tuple[Any, Any]] = (
+            need_bytes  # one formula, for a number and for arrays
+        )
+        self._low[cells], self._high[cells] = need_of(peak, paged, exchange)
+
+    def _walked(
+        self, plan: Plan, groups: Sequence[_Group], cells: Numbers, batch: int | None
+    ) -> tuple[Numbers, Numbers]:
+        """Bytes of the highest moment above what rests, and what is left over after backward, in each cell."""
+        highest, left_over = np.zeros(len(cells), np.int64), np.zeros(len(cells), np.int64)
+        ends = np.cumsum([len(group.cells) for group in groups])
+        spans = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+        inputs = np.concatenate([self._inputs(group, batch) for group in groups], axis=1)
+        # ZeRO-3 gathers by rank and number of GPUs; without it all groups are read together
+        joint = spans if self._setup.strategy is Strategy.ZERO3 else [(0, len(cells))]
+        for first, last in joint:
+            for start in range(first, last, AT_ONCE):
+                part = np.arange(start, min(start + AT_ONCE, last))
+                self._read_part(plan, inputs, part, highest, left_over)
+        return highest, left_over
+
+    def _inputs(self, group: _Group, batch: int | None) -> Numbers:
+        """[sizes, cells]: what ``Sizes.of`` says of each setup of a group."""
+        lengths = self._cells[LENGTH][group.cells]
+        batches = self._cells[BATCH][group.cells] if batch is None else np.full_like(lengths, batch)
+        found, number = _distinct((lengths,))
+        of = [Sizes.of(_sized(group.setup, 1, length)) for (length,) in found]
+        scored = np.array([it.scored for it in of])[number]
+        at_once = batches
+        if (mini := group.setup.mini_batch_size) is not None:
+            at_once = np.minimum(batches, mini)
+        rank, gpus = np.full_like(lengths, of[0].rank), np.full_like(lengths, of[0].gpus)
+        return np.stack([batches, lengths, rank, gpus, scored, at_once])
+
+    def _read_part(
+        self, plan: Plan, inputs: Numbers, part: Numbers, highest: Numbers, left_over: Numbers
+    ) -> None:
+        known = 0
+        while len(part):
+            if known == len(plan.schedules):
+                plan.step(Sizes(*inputs[:, part[0]].tolist()))
+            schedule = plan.schedules[known]
+            known += 1
+            held = self._read_with(schedule, inputs[:, part], part, highest, left_over)
+            part = part[~held]
+
+    def _read_with(
+        self,
+        schedule: Schedule,
+        inputs: Numbers,
+        part: Numbers,
+        highest: Numbers,
+        left_over: Numbers,
+    ) -> Some:
+        """Read the cells for which a schedule holds; which they are."""
+        recording = schedule.program.recording
+        if bound(recording, inputs.max(axis=1).tolist()) > LARGEST:
+            raise ValueError("These sizes are too large for arrays; ask for fewer tokens.")
+        table = evaluate(recording, list(inputs))
+        held = holds(recording, table, len(part))
+        if not held.any():
+            return held
+        if not held.all():
+            table = evaluate(recording, list(inputs[:, held]))
+        sized = schedule.program.at(inputs[:, held][:, 0].tolist())
+        assert sized is not None
+        gathered = schedule.gathered(sized, int(inputs[3, held][0]))
+        highest[part[held]] = peaks(
+            rows(schedule, gathered), sizes_of(schedule, table), int(held.sum())
+        )
+        left_over[part[held]] = table[schedule.program.left_over]
+        return held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fixed:
+    """What batch and length do not change, in bytes."""
+
+    begins: int
+    rests: int
+    step: int
+    beside: int
+    paged: int
+    exchange: tuple[int, int]
+
+    @classmethod
+    def of(cls, group: _Group, workspace: int) -> _Fixed:
+        setup, fixed = group.setup, group.fixed
+        resident = fixed.resident
+        rests = resident.sizes(workspace)
+        begins = dict(rests)
+        if accumulates(setup) or setup.strategy is Strategy.ZERO3:
+            begins[Component.GRADIENTS] = resident.accumulated
+        stepped = {
+            **begins,
+            Component.GRADIENTS: resident.gradients,
+            Component.TEMPORARIES: resident.transient,
+        }
+        beside = fixed.load.bytes
+        if gathers_to_save(setup):
+            beside = max(beside, fixed.save.bytes)
+        return cls(
+            begins=sum(begins.values()),
+            rests=sum(rests.values()),
+            step=sum(stepped.values()),
+            beside=beside,
+            paged=resident.states.paged_bytes,
+            exchange=exchange_bytes(setup.mesh),
+        )
+
+
+def _sized(setup: TrainingSetup, batch: int, length: int) -> TrainingSetup:
+    return replace(setup, per_device_train_batch_size=batch, max_length=length)
+
+
+def _distinct(columns: Sequence[Numbers]) -> tuple[list[tuple[int, ...]], Numbers]:
+    """The distinct rows of some columns of numbers from 1 up, and which of them each row is.
+
+    By counting, since sorting a million rows takes longer than reading them.
+    """
+    code = np.zeros_like(columns[0])
+    values = []
+    for column in columns:
+        present = np.flatnonzero(np.bincount(column))
+        place = np.zeros(present[-1] + 1, dtype=np.int64)
+        place[present] = np.arange(len(present))
+        code = code * len(present) + place[column]
+        values.append(present)
+    counted = np.flatnonzero(np.bincount(code))
+    place = np.zeros(counted[-1] + 1, dtype=np.int64)
+    place[counted] = np.arange(len(counted))
+    rest, parts = counted, []
+    for present in reversed(values):
+        rest, part = np.divmod(rest, len(present))
+        parts.append(present[part].tolist())
+    return list(zip(*reversed(parts), strict=True)), place[code]

@@ -1,0 +1,150 @@
+"""The moments of a schedule as rows of coefficients over the distinct sizes of its program.
+
+A moment's bytes are a sum of sizes, each so many times: a row. Sizes are never negative, so a row whose every
+coefficient is at most another's is never higher, and falls away. What remains are the few moments that can be the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.grid.arrays import LARGEST, Numbers, Table
+from estimator.step.timeline import Gathered, Schedule
+
+EXACT = 2.0**52
+"""Below it every sum of whole numbers in float64 is exact, in any order: half of 2⁵³, the mantissa's."""
+
+
+class Rows(NamedTuple):
+    """The moments that can be the highest."""
+
+    times: Numbers
+    """[moments, sizes]: how often each size is allocated then."""
+    gathered: Numbers
+    """[moments]: bytes of weights that ZeRO-3 holds gathered then."""
+
+
+@lru_cache(maxsize=256)
+def rows(schedule: Schedule, gathered: Gathered | None) -> Rows:
+    """The moments of a schedule that no other exceeds: counts of each size, and bytes gathered beside them.
+
+    Of equal segments in a row the first or the last is highest, as in ``Walk``.
+
+    Source: derived.
+    """
+    program = schedule.program
+    prefixes = [_prefixes(schedule, segment) for segment in range(len(program.spans))]
+    before = np.zeros(len(program.places), dtype=np.int64)
+    found = []
+    for index, run in enumerate(schedule.runs):
+        inside = prefixes[run.segment]
+        net = inside[-1]
+        if run.has_moments:
+            for first, last, levels in _repetitions(schedule, gathered, index):
+                held = _with(inside, schedule, run.segment, levels)
+                found += [held + np.append(before + place * net, 0) for place in {first, last}]
+        before = before + run.length * net
+    kept = highest(np.concatenate(found))
+    return Rows(kept[:, :-1], kept[:, -1])
+
+
+def _prefixes(schedule: Schedule, segment: int) -> Numbers:
+    """[events + 1, sizes]: what a segment has allocated before each of its events, and at its end."""
+    program = schedule.program
+    start, end = program.spans[segment]
+    steps = np.zeros((end - start + 1, len(program.places)), dtype=np.int64)
+    for event in range(start, end):
+        steps[event - start + 1, program.slots[event]] = program.signs[event]
+    held: Numbers = steps.cumsum(axis=0)
+    return held
+
+
+def _repetitions(
+    schedule: Schedule, gathered: Gathered | None, index: int
+) -> Iterator[tuple[int, int, Sequence[int]]]:
+    """First and last of the repetitions of a run that are alike, and the bytes gathered in each of their parts."""
+    if gathered is None:
+        yield 0, schedule.runs[index].length - 1, (0,)
+        return
+    for first, last, _ in gathered.alike[index]:
+        yield first, last, gathered.levels[index][first]
+
+
+def _with(inside: Numbers, schedule: Schedule, segment: int, levels: Sequence[int]) -> Numbers:
+    """A segment's moments with the bytes gathered at each, of those that no other exceeds."""
+    if len(levels) == 1:
+        pieces = [(inside, levels[0])]
+    else:
+        start = schedule.program.spans[segment][0]
+        cuts = [call.start - start for call in schedule.program.calls[segment]]
+        spans = []
+        begin = 0
+        for cut in cuts:
+            spans += [(begin, cut), (cut, cut)]
+            begin = cut
+        spans.append((begin, len(inside) - 1))
+        pieces = [
+            (inside[first : last + 1], level)
+            for (first, last), level in zip(spans, levels, strict=True)
+        ]
+    return highest(
+        np.concatenate(
+            [
+                np.column_stack([piece, np.full(len(piece), level, dtype=np.int64)])
+                for piece, level in pieces
+            ]
+        )
+    )
+
+
+def highest(moments: Numbers) -> Numbers:
+    """The rows that no other row exceeds or equals in every column, each once; in their own unit.
+
+    Source: derived.
+
+    >>> highest(np.array([[1, 2], [2, 1], [1, 1], [2, 1]])).tolist()
+    [[2, 1], [1, 2]]
+    """
+    once = np.unique(moments, axis=0)[::-1]
+    order = np.argsort(-once.sum(axis=1), kind="stable")
+    kept: Numbers = np.empty((0, moments.shape[1]), dtype=np.int64)
+    for row in once[order]:
+        if not (kept >= row).all(axis=1).any():
+            kept = np.vstack([kept, row])
+    return kept
+
+
+def peaks(of: Rows, sizes: Sequence[Numbers | int], cells: int) -> Numbers:
+    """Bytes of the highest moment above what was there at its start, in each cell.
+
+    In float64, whose sums are exact below 2⁵³, where no partial sum can come near it; else in whole numbers.
+
+    Source: derived.
+    """
+    exact = np.empty((len(sizes), cells), dtype=np.int64)
+    for slot, size in enumerate(sizes):
+        exact[slot] = size
+    rounded = exact.astype(np.float64)
+    most = np.abs(of.times).max(axis=0).astype(np.float64)
+    top = float(of.gathered.max(initial=0))
+    heights: NDArray[np.float64] = of.times.astype(np.float64) @ rounded
+    heights += of.gathered[:, None]
+    peak: Numbers = heights.max(axis=0).astype(np.int64)
+    large = most @ rounded + top >= EXACT
+    if large.any():
+        assert (most @ rounded).max() < LARGEST
+        peak[large] = (of.times @ exact[:, large] + of.gathered[:, None]).max(axis=0)
+    return peak
+
+
+def sizes_of(schedule: Schedule, table: Table) -> list[Numbers | int]:
+    """The distinct sizes of a schedule's program, in bytes.
+
+    Source: derived.
+    """
+    return [table[place] for place in schedule.program.places]

@@ -1,0 +1,158 @@
+"""Needs in arrays are to the byte those of the reader of one setup, which is the oracle here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from estimator import (
+    Method,
+    Strategy,
+    TrainingSetup,
+    Verdict,
+    catalog,
+    estimate,
+    need,
+    needs,
+)
+from estimator.families.modules import TINY_LLAMA
+from estimator.grid import rows as grid_rows
+from estimator.grid.arrays import evaluate, holds
+from estimator.grid.rows import highest, peaks
+from estimator.tape.symbols import Recording, next_power_of_2
+
+ROOT = Path(__file__).resolve().parent.parent
+CARD = catalog.gpu("A100-SXM4-80GB")
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+
+
+def one_by_one(model, setup, asked):
+    """What ``need`` says of each; zeros where it refuses."""
+    said = []
+    for cell in zip(*(values.tolist() for values in asked.values()), strict=True):
+        try:
+            said.append(need(model, CARD, replace(setup, **dict(zip(asked, cell, strict=True)))))
+        except ValueError:
+            said.append((0, 0))
+    return said
+
+
+def random_cells(seed, count, **choices):
+    chance = np.random.default_rng(seed)
+    return {
+        "per_device_train_batch_size": chance.integers(1, 300, count),
+        "max_length": chance.integers(1, 70_000, count),
+        "gradient_accumulation_steps": chance.integers(1, 4, count),
+        **{key: chance.choice(values, count) for key, values in choices.items()},
+    }
+
+
+def same(model, setup, asked):
+    many = needs(model, CARD, setup, **asked)
+    assert list(zip(many.low_bytes.tolist(), many.high_bytes.tolist(), strict=True)) == one_by_one(
+        model, setup, asked
+    )
+    return many
+
+
+@pytest.mark.parametrize("method", Method)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_every_cell_is_the_answer_of_one_setup(method, checkpointing):
+    setup = TrainingSetup(
+        method=method, gradient_checkpointing=checkpointing, eval_strategy="epoch"
+    )
+    same(MISTRAL, setup, random_cells(1, 60, lora_r=[1, 16, 333]))
+
+
+@pytest.mark.parametrize("strategy", [it for it in Strategy if it is not Strategy.NONE])
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+def test_every_strategy_is_read(strategy, method):
+    parts = 2 if strategy is Strategy.HSDP else 1
+    setup = TrainingSetup(
+        method=method, strategy=strategy, num_gpus=2 * parts, dp_replicate_size=parts
+    )
+    gpus = [4, 8] if parts == 2 else [2, 3, 8]
+    same(TINY_LLAMA, setup, random_cells(2, 40, num_gpus=gpus, lora_r=[4, 8]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "google/gemma-2-9b",
+        "openai/gpt-oss-20b",
+        "Qwen/Qwen3-30B-A3B",
+        "ibm-granite/granite-4.0-h-tiny",
+    ],
+)
+def test_other_families_are_read(name):
+    """Windows, experts, state spaces: their comparisons split the cells between several records."""
+    same(catalog.model(name), TrainingSetup(method="lora"), random_cells(3, 30, lora_r=[8, 16]))
+
+
+def test_what_is_refused_is_marked():
+    gpt2 = catalog.model("openai-community/gpt2")
+    many = same(
+        gpt2,
+        TrainingSetup(),
+        {"max_length": np.array([512, 1024, 1025]), "num_gpus": np.array([1, 1, 1])},
+    )
+    assert many.refused.tolist() == [False, False, True]
+    alone = needs(TINY_LLAMA, CARD, TrainingSetup(), num_gpus=[1, 2])
+    assert alone.refused.tolist() == [False, True]
+
+
+def test_arrays_are_broadcast_and_verdicts_are_those_of_the_estimate():
+    setup = TrainingSetup(method="lora")
+    lengths, batches = np.array([256, 4096, 32_768]), np.array([[1], [16]])
+    many = needs(MISTRAL, CARD, setup, max_length=lengths, per_device_train_batch_size=batches)
+    assert many.low_bytes.shape == (2, 3)
+    verdicts = many.verdicts(CARD)
+    for row, batch in enumerate((1, 16)):
+        for column, length in enumerate(lengths.tolist()):
+            one = replace(setup, per_device_train_batch_size=batch, max_length=length)
+            said = estimate(MISTRAL, CARD, one).verdict
+            assert [it for it in Verdict if verdicts[it][row, column]] == [said]
+
+
+def test_only_some_keys_are_arrays():
+    with pytest.raises(ValueError, match=r"optim: arrays are taken for per_device"):
+        needs(TINY_LLAMA, CARD, TrainingSetup(), optim=[1])
+
+
+def test_a_recording_in_arrays_is_the_recording_of_each():
+    recording = Recording()
+    number, other = recording.symbol(6), recording.symbol(4)
+    total = (number * 7 - other) // 3 + next_power_of_2(number)
+    assert number > other
+    numbers, others = np.array([6, 5, 2, 4096, 4097]), np.array([4, 4, 4, 1, 9])
+    table = evaluate(recording, [numbers, others])
+    each = [
+        recording.evaluate(cell) for cell in zip(numbers.tolist(), others.tolist(), strict=True)
+    ]
+    assert table[total.position].tolist() == [one[total.position] for one in each]
+    assert holds(recording, table, 5).tolist() == [recording.holds(one) for one in each]
+
+
+def test_rows_that_another_covers_fall_away():
+    chance = np.random.default_rng(0)
+    moments = chance.integers(-2, 5, (200, 4))
+    sizes = chance.integers(0, 10**6, (4, 50))
+    kept = highest(moments)
+    assert len(kept) < len(moments)
+    assert ((kept @ sizes).max(axis=0) == (moments @ sizes).max(axis=0)).all()
+
+
+def test_sums_beyond_the_mantissa_are_whole_numbers():
+    """2⁵³ + 1 has no float64; the row that holds it must still win by one byte."""
+    rows = grid_rows.Rows(np.array([[2, 0], [0, 1]]), np.array([1, 0]))
+    assert peaks(rows, [np.array([2**52, 1]), np.array([2**53, 2])], 2).tolist() == [2**53 + 1, 3]
+
+
+def test_one_estimate_does_not_import_numpy():
+    code = "import sys, estimator; assert 'numpy' not in sys.modules; estimator.needs; assert 'numpy' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
