@@ -128,6 +128,10 @@ def document_kind(text: Text) -> str:
         return "torchtune"
     if {"hidden_size", "model_type"} <= top or ({"architectures", "model_type"} <= top):
         return "model"
+    if {"dist_config", "model_class"} <= top or {"model", "peft_config"} <= top:
+        raise InputError(
+            f"{text.name} is of LLaMA-Factory's v1 engine, whose keys are not known here yet; give a config of its v0."
+        )
     if {"model", "tuner_type"} <= top or ({"model", "dataset"} <= top and "_component_" not in top):
         return "ms_swift"
     for kind, keys in SIGNATURES:

@@ -139,28 +139,18 @@ def _joined(
     _resolve_flags(tool, pool)
     given = {key: it for key, it in pool.entries.items() if not isinstance(it.value, Unresolved)}
     model = _model(tool, given, pool, known)
+    found = effective(tool, given, model=model)
+    values: Mapping[str, Any] = dict(found.values)
     refused: dict[str, str] = {}
-    values: Mapping[str, Any] = {}
     notes = list(pool.notes)
-    dropped: set[str] = set()
-    for _ in range(
-        8
-    ):  # a value that the contract does not take is left to the tool's default, and said
-        found = effective(tool, {k: it for k, it in given.items() if k not in refused}, model=model)
-        values = {key: value for key, value in found.values.items() if key not in dropped}
-        again = False
-        for key, value in values.items():
-            if not (problem := problem_with(key, value)):
-                continue
-            entries = [it.key for it in found.origins[key].entries if it.key not in refused]
-            if entries:
-                refused |= dict.fromkeys(entries, problem)
-            else:
-                dropped.add(key)
-                notes.append(f"{_version(tool)} sets this by itself, and it is left out: {problem}")
-            again = True
-        if not again:
-            break
+    for key, value in found.values.items():
+        if not (problem := problem_with(key, value)):
+            continue
+        values = {name: it for name, it in values.items() if name != key}
+        if entries := found.origins[key].entries:
+            refused |= dict.fromkeys(_responsible(tool, given, key, value, entries), problem)
+        else:
+            notes.append(f"{_version(tool)} sets this by itself, and it is left out: {problem}")
     if pool.model_config is not None and "model" not in values:
         values = {**values, "model": dict(pool.model_config)}
     went: dict[str, list[str]] = {}
@@ -193,6 +183,17 @@ def _joined(
         notes=tuple(dict.fromkeys(notes)),
         texts=texts,
     )
+
+
+def _responsible(
+    tool: Tool, given: Mapping[str, Entry], key: str, value: Any, entries: Sequence[Entry]
+) -> list[str]:
+    """Of the entries that a value of ours was read from: those without which it would be another."""
+    without = {
+        it.key: effective(tool, {k: one for k, one in given.items() if k != it.key}).values.get(key)
+        for it in entries
+    }
+    return [it for it, other in without.items() if other != value] or [it.key for it in entries]
 
 
 def _resolve_flags(tool: Tool, pool: Pool) -> None:

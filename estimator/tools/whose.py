@@ -7,14 +7,35 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from estimator.sources.catalog import tool_versions
-from estimator.tools.known import transformers, trl
+from estimator.tools.known import (
+    axolotl,
+    llamafactory,
+    ms_swift,
+    torchtune,
+    transformers,
+    trl,
+    unsloth,
+)
 from estimator.tools.rules import NOTHING, Origin, Tool, Value, effective
 from estimator.values.keys import DEFAULT
 from estimator.values.kinds import one_of, show
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
-TOOLS: Mapping[str, Tool] = MappingProxyType({it.name: it for it in (trl.TOOL, transformers.TOOL)})
+TOOLS: Mapping[str, Tool] = MappingProxyType(
+    {
+        it.name: it
+        for it in (
+            trl.TOOL,
+            transformers.TOOL,
+            axolotl.TOOL,
+            llamafactory.TOOL,
+            unsloth.TOOL,
+            torchtune.TOOL,
+            ms_swift.TOOL,
+        )
+    }
+)
 """Every tool whose table is here, by the name that the contract's key ``tool`` has for it."""
 
 QUESTION = (

@@ -56,8 +56,15 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
                 name="tool",
                 default="trainer",
                 kind=Choice(
-                    ("trainer", "trl"),
-                    later=("axolotl", "llamafactory", "unsloth", "torchtune", "ms_swift"),
+                    (
+                        "trainer",
+                        "trl",
+                        "axolotl",
+                        "llamafactory",
+                        "unsloth",
+                        "torchtune",
+                        "ms_swift",
+                    ),
                     nullable=True,
                 ),
                 help="whose defaults the missing keys take; trainer: those written here",

@@ -90,4 +90,5 @@ def test_every_default_has_its_key_and_its_source(tool: str) -> None:
         for it in found:
             assert it.key in BY_NAME or it.key in LATER, it.key
     lines = [it.source for it in defaults_of(tool) if it.key == "per_device_train_batch_size"]
-    assert lines[0].partition(":")[0].endswith(".py"), lines
+    assert lines[0].partition(":")[0].endswith((".py", ".yaml")), lines
+    assert all(it.source or it.says or not it.differs for it in defaults_of(tool))

@@ -1,0 +1,576 @@
+"""axolotl's YAML.
+
+Its SFT runs in a subclass of transformers' ``Trainer`` (axolotl 0.19.0, core/trainers/base.py:73), with defaults of its
+own, which stand in data/tool_defaults.csv, and rules of its own, each of which names its line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from estimator.tools.known import parallel, transformers
+from estimator.tools.known.parallel import is_on, whole
+from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
+from estimator.tools.lists import listed
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, always, same
+from estimator.values.specs import ALL_LINEAR
+
+VERSION = "axolotl 0.19.0"
+OBJECTIVES = {
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "kto": "kto",
+    "orpo": "orpo",
+    "grpo": "grpo",
+    "simpo": "simpo",
+    "gdpo": "gdpo",
+}
+
+
+def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    adapter = theirs["args.adapter"]
+    if adapter == "qlora" or (adapter == "lora" and is_on(theirs["args.load_in_4bit"])):
+        return {"method": "qlora"}
+    if adapter == "lora":
+        return {"method": "lora", "load_in_8bit": is_on(theirs["args.load_in_8bit"])}
+    return {"method": "full"}
+
+
+def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    adapter = None if values["method"] == "full" else values["method"]
+    return {
+        "args.adapter": adapter,
+        "args.load_in_4bit": values["method"] == "qlora",
+        "args.load_in_8bit": adapter == "lora" and bool(values.get("load_in_8bit")),
+    }
+
+
+def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if is_on(theirs["args.reward_model"]):
+        return {"objective": "reward"}
+    word = theirs["args.rl"]
+    return {"objective": OBJECTIVES.get(word, word)} if isinstance(word, str) else {}
+
+
+def _is_bf16(theirs: Theirs) -> bool:
+    word = theirs["args.bf16"]
+    if word in {"auto", "full"}:
+        return not is_on(theirs["args.fp16"])  # as on every card since 2020
+    return is_on(word)
+
+
+def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if _is_bf16(theirs):
+        return {"dtype": "bfloat16", "mixed_precision": "bf16"}
+    if is_on(theirs["args.bfloat16"]):
+        return {"dtype": "bfloat16", "mixed_precision": "bf16"}
+    if is_on(theirs["args.fp16"]):
+        return {"dtype": "float16", "mixed_precision": "fp16"}
+    if is_on(theirs["args.float16"]) or is_on(theirs["args.load_in_8bit"]):
+        return {"dtype": "float16", "mixed_precision": "no"}
+    return {"dtype": "float32", "mixed_precision": "no"}
+
+
+def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    return {
+        "args.bf16": values["mixed_precision"] == "bf16",
+        "args.fp16": values["mixed_precision"] == "fp16",
+    }
+
+
+def _rows(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    batch, length = whole(theirs["args.micro_batch_size"]), whole(theirs["args.sequence_len"])
+    packing = is_on(theirs["args.sample_packing"])
+    if batch is None and (total := whole(theirs["args.batch_size"])):
+        batch = max(1, total // (whole(theirs["args.gradient_accumulation_steps"]) or 1))
+    batch, length = batch or 1, length or 512
+    found: dict[str, Value] = {"packing": packing}
+    if packing and not is_on(theirs["args.multipack_real_batches"]):
+        return found | {
+            "per_device_train_batch_size": 1,
+            "max_length": batch * length,
+            "padding_free": True,
+        }
+    return found | {"per_device_train_batch_size": batch, "max_length": length}
+
+
+def _write_rows(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    return {
+        "args.micro_batch_size": values["per_device_train_batch_size"],
+        "args.sequence_len": values["max_length"],
+        "args.sample_packing": bool(values.get("packing")),
+    }
+
+
+def _padded(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    whole_rows = so_far["packing"] or is_on(theirs["args.pad_to_sequence_len"])
+    return {"padded": so_far["per_device_train_batch_size"] > 1 and not whole_rows}
+
+
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    asked = theirs["args.gradient_checkpointing"]
+    on = (
+        is_on(asked)
+        or asked in {"offload", "offload_disk", "unsloth"}
+        or parallel.fsdp_checkpoints(theirs)
+    )
+    found: dict[str, Value] = {"gradient_checkpointing": on}
+    if on:
+        options = theirs.below("args.gradient_checkpointing_kwargs")
+        again = options.get("use_reentrant", theirs["args.rl"] is None)
+        found["use_reentrant"] = is_on(again)
+    if asked in {"offload", "offload_disk", "unsloth"} or is_on(
+        theirs["args.activation_offloading"]
+    ):
+        found["activation_offloading"] = True
+    return found
+
+
+def _write_checkpointing(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    written: dict[str, Value] = {"args.gradient_checkpointing": values["gradient_checkpointing"]}
+    if values["gradient_checkpointing"]:
+        written["args.gradient_checkpointing_kwargs"] = {
+            "use_reentrant": bool(values.get("use_reentrant"))
+        }
+    return written
+
+
+def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    given = names(theirs["args.lora_target_modules"])
+    if is_on(theirs["args.lora_target_linear"]):
+        return {"lora_target_modules": ALL_LINEAR}
+    return {"lora_target_modules": given} if given else {}
+
+
+def _write_targets(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    if values["lora_target_modules"] == ALL_LINEAR:
+        return {"args.lora_target_linear": True}
+    return {"args.lora_target_modules": values["lora_target_modules"]}
+
+
+def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = theirs["args.attn_implementation"]
+    if isinstance(word, str):
+        return {"attn_implementation": transformers.ATTENTION.get(word, word)}
+    for key, kernel in (
+        ("flash_attention", "flash_attention_2"),
+        ("flex_attention", "flex_attention"),
+        ("eager_attention", "eager"),
+        ("sdp_attention", "sdpa"),
+        ("xformers_attention", "sdpa"),
+    ):
+        if is_on(theirs[f"args.{key}"]):
+            return {"attn_implementation": kernel}
+    return {"attn_implementation": "sdpa"}
+
+
+def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if is_on(theirs["args.liger_fused_linear_cross_entropy"]):
+        return {"loss": "liger", "use_liger_kernel": _liger_layers(theirs)}
+    return {"loss": "standard", "use_liger_kernel": True} if _liger_layers(theirs) else {}
+
+
+def _liger_layers(theirs: Theirs) -> bool:
+    return is_on(theirs["args.liger_rms_norm"]) and (
+        is_on(theirs["args.liger_glu_activation"]) or is_on(theirs["args.liger_swiglu"])
+    )
+
+
+def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    own = theirs.below("args.bnb_config_kwargs")
+    storage = dtype_word(own.get("bnb_4bit_quant_storage"))
+    return {
+        "bnb_4bit_quant_type": own.get("bnb_4bit_quant_type", "nf4"),
+        "bnb_4bit_use_double_quant": own.get("bnb_4bit_use_double_quant", True),
+        "bnb_4bit_quant_storage": storage or "bfloat16",
+    }
+
+
+def _run(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    found: dict[str, Value] = {}
+    asked = theirs["args.eval_strategy"]
+    some = theirs["args.val_set_size"] not in (None, 0, 0.0) or theirs.has_part(
+        "args.test_datasets"
+    )
+    if isinstance(asked, str):
+        found["eval_strategy"] = asked
+    elif some:
+        steps = theirs["args.eval_steps"] is not None or theirs["args.evals_per_epoch"] is not None
+        found["eval_strategy"] = "steps" if steps else "epoch"
+    else:
+        found["eval_strategy"] = "no"
+    own = whole(theirs["args.eval_batch_size"]) or whole(theirs["args.micro_batch_size"]) or 1
+    found["per_device_eval_batch_size"] = own
+    save = theirs["args.save_strategy"]
+    by_steps = theirs["args.save_steps"] is not None or theirs["args.saves_per_epoch"] is not None
+    found["save_strategy"] = save if isinstance(save, str) else "steps" if by_steps else "epoch"
+    return found
+
+
+def _examples(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    steps = whole(theirs["args.max_steps"])
+    if steps is not None and steps > 0:
+        each = so_far["per_device_train_batch_size"] * so_far["gradient_accumulation_steps"]
+        return {"num_train_examples": steps * each * so_far["num_gpus"], "num_train_epochs": 1.0}
+    epochs = theirs["args.num_epochs"]
+    return {"num_train_epochs": float(epochs)} if isinstance(epochs, int | float) else {}
+
+
+def _clipped(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    value = theirs["args.max_grad_norm"]
+    return {} if value is None else {"max_grad_norm": value}
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(theirs=("args.rl", "args.reward_model"), ours=("objective",), read=_objective),
+    same("args.base_model", "model"),
+    Rule(
+        theirs=("args.adapter", "args.load_in_4bit", "args.load_in_8bit"),
+        ours=("method", "load_in_8bit"),
+        read=_method,
+        write=_write_method,
+    ),
+    *parallel.RULES,
+    Rule(
+        theirs=("args.bf16", "args.fp16", "args.bfloat16", "args.float16"),
+        ours=("dtype", "mixed_precision"),
+        read=_precision,
+        write=_write_precision,
+        says="bf16: auto is bfloat16 weights under bfloat16 autocast on a card that has it",
+        source=f"{VERSION}, axolotl/utils/config/__init__.py:197",
+    ),
+    Rule(
+        theirs=(
+            "args.micro_batch_size",
+            "args.sequence_len",
+            "args.sample_packing",
+            "args.multipack_real_batches",
+            "args.batch_size",
+        ),
+        ours=("per_device_train_batch_size", "max_length", "packing", "padding_free"),
+        read=_rows,
+        write=_write_rows,
+        says="a packed micro-batch is one row of micro_batch_size · sequence_len tokens",
+    ),
+    same("args.gradient_accumulation_steps"),
+    Rule(
+        theirs=("args.pad_to_sequence_len",),
+        ours=("padded",),
+        read=_padded,
+        says="rows are padded to the longest",
+    ),
+    same("args.optimizer", "optim"),
+    same("args.optim_args"),
+    Rule(
+        theirs=("args.max_grad_norm",),
+        ours=("max_grad_norm",),
+        read=_clipped,
+        write=lambda values: {"args.max_grad_norm": values["max_grad_norm"]},
+    ),
+    Rule(
+        theirs=(
+            "args.gradient_checkpointing",
+            "args.gradient_checkpointing_kwargs.use_reentrant",
+            "args.activation_offloading",
+        ),
+        ours=("gradient_checkpointing", "use_reentrant", "activation_offloading"),
+        read=_checkpointing,
+        write=_write_checkpointing,
+        says="without options axolotl checkpoints the older, reentrant way",
+    ),
+    Rule(
+        theirs=(
+            "args.attn_implementation",
+            "args.flash_attention",
+            "args.flex_attention",
+            "args.eager_attention",
+            "args.sdp_attention",
+            "args.xformers_attention",
+        ),
+        ours=("attn_implementation",),
+        read=_attention,
+        write=lambda values: {"args.attn_implementation": values["attn_implementation"]},
+        says="transformers takes the model's own kernel, sdpa",
+    ),
+    Rule(
+        theirs=(
+            "args.liger_fused_linear_cross_entropy",
+            "args.liger_rms_norm",
+            "args.liger_glu_activation",
+            "args.liger_swiglu",
+        ),
+        ours=("loss", "use_liger_kernel"),
+        read=_loss,
+    ),
+    same("args.lora_r"),
+    same("args.lora_alpha"),
+    same("args.lora_dropout"),
+    Rule(
+        theirs=("args.lora_target_modules", "args.lora_target_linear"),
+        ours=("lora_target_modules",),
+        read=_targets,
+        write=_write_targets,
+    ),
+    modules_to_save_from("args.lora_modules_to_save"),
+    same("args.peft_use_dora", "use_dora"),
+    same("args.peft_layers_to_transform", "layers_to_transform"),
+    same("args.lora_rank_pattern", "rank_pattern"),
+    same("args.lora_target_parameters", "target_parameters"),
+    same("args.peft_autocast_adapter_dtype", "autocast_adapter_dtype"),
+    Rule(
+        theirs=("args.bnb_config_kwargs.*",),
+        ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
+        read=_packed,
+        says="axolotl packs into nf4 with double quantisation",
+        source=f"{VERSION}, axolotl/loaders/model.py:806",
+    ),
+    always(
+        "prepare_model_for_kbit_training",
+        False,
+        "PEFT's upcasts of norms and embeddings are undone again",
+        f"{VERSION}, axolotl/loaders/model.py:488",
+    ),
+    Rule(
+        theirs=(
+            "args.eval_strategy",
+            "args.val_set_size",
+            "args.eval_steps",
+            "args.evals_per_epoch",
+            "args.eval_batch_size",
+            "args.save_strategy",
+            "args.save_steps",
+            "args.saves_per_epoch",
+        ),
+        ours=("eval_strategy", "per_device_eval_batch_size", "save_strategy"),
+        read=_run,
+        says="it evaluates with the micro-batch, and saves every epoch",
+        source=f"{VERSION}, axolotl/core/builders/base.py:517",
+    ),
+    same("args.save_total_limit"),
+    same("args.save_only_model"),
+    Rule(
+        theirs=("args.num_epochs", "args.max_steps"),
+        ours=("num_train_examples", "num_train_epochs"),
+        read=_examples,
+        write=lambda values: {"args.num_epochs": values["num_train_epochs"]},
+    ),
+    same("args.precompute_ref_log_probs"),
+    same("args.rl_beta", "beta", "args.trl.beta"),
+    same("args.trl.num_generations", "num_generations"),
+    same("args.trl.max_completion_length", "max_completion_length"),
+    same("args.trl.num_iterations", "num_iterations"),
+    same("args.trl.use_vllm", "use_vllm"),
+    same("args.trl.vllm_mode", "vllm_mode"),
+    same("args.trl.vllm_enable_sleep_mode", "vllm_enable_sleep_mode"),
+    same("args.vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization"),
+    same("args.vllm.tensor_parallel_size", "vllm_tensor_parallel_size"),
+    same("args.num_labels"),
+)
+
+
+def _later(key: str, sentence: str, direction: Direction, *harmless: Value) -> Later:
+    return Later(
+        theirs=f"args.{key}",
+        sentence=sentence,
+        direction=direction,
+        harmless=(None, False, *harmless),
+    )
+
+
+LESS, MORE, EITHER = Direction.LESS, Direction.MORE, Direction.EITHER
+LATER: tuple[Later, ...] = (
+    *parallel.LATER,
+    _later("cut_cross_entropy", "The logits are never held whole (Cut Cross Entropy)", LESS),
+    _later("chunked_cross_entropy", "The loss is computed in chunks", LESS),
+    _later("chunked_cross_entropy_num_chunks", "The loss is computed in so many chunks", LESS),
+    _later("liger_cross_entropy", "Liger computes the loss in place of the logits", LESS),
+    _later("liger_rope", "Liger's rotation", LESS),
+    _later("liger_layer_norm", "Liger's layer norm", LESS),
+    _later("liger_fused_rms_norm_add", "Liger's norm with the residual", LESS),
+    _later("liger_use_token_scaling", "Each token's loss is scaled", EITHER),
+    _later("lora_mlp_kernel", "Axolotl's fused LoRA kernels keep less of the MLP", LESS),
+    _later("lora_qkv_kernel", "Axolotl's fused LoRA kernels keep less of the attention", LESS),
+    _later("lora_o_kernel", "Axolotl's fused LoRA kernels keep less of the attention", LESS),
+    _later(
+        "lora_embedding_kernel", "Axolotl's fused LoRA kernels keep less of the embedding", LESS
+    ),
+    _later("unfrozen_parameters", "Only these parameters are trained", LESS),
+    _later("layer_offloading", "Frozen layers rest in the host's memory", LESS),
+    _later("selective_checkpointing", "Checkpointed layers keep their attention", MORE),
+    _later("tiled_mlp", "The MLP is computed in tiles", LESS),
+    _later("tiled_mlp_num_shards", "The MLP is computed in tiles", LESS),
+    _later("tiled_mlp_use_original_mlp", "The MLP is computed in tiles", LESS, True),
+    _later("quantize_moe_experts", "Stacked experts are packed, too", LESS),
+    _later("fp8", "Matrix products are computed in 8 bits", EITHER),
+    _later("fp8_enable_fsdp_float8_all_gather", "FSDP gathers in 8 bits", LESS),
+    _later("torch_compile", "The model is compiled, which fuses operators", LESS, "auto"),
+    _later("torch_compile_backend", "The model is compiled, which fuses operators", LESS),
+    _later("torch_compile_mode", "The model is compiled, which fuses operators", LESS),
+    _later("deepcompile", "DeepSpeed compiles the model", LESS),
+    _later("neftune_noise_alpha", "Noise is added to the embedded tokens", MORE),
+    _later("group_by_length", "Rows of like length share a batch: less padding", LESS),
+    _later("train_on_inputs", "Prompts are scored, too; as all tokens are here", EITHER, True),
+    _later("torch_empty_cache_steps", "Free blocks go back to the driver now and then", LESS),
+    _later("gc_steps", "Free blocks go back to the driver now and then", LESS, -1),
+    _later("gc_collect_steps", "Free blocks go back to the driver now and then", LESS),
+    _later("eval_sample_packing", "Evaluation packs otherwise than training", EITHER, True),
+    _later("eval_sequence_len", "Evaluation has rows of another length", EITHER),
+    _later("batch_flattening", "A batch is flattened to one row", LESS, "auto"),
+    _later("pad_to_multiple_of", "Rows are padded further", MORE),
+    _later("context_parallel_size", "Rows are divided (context parallelism)", LESS, 1),
+    _later("sequence_parallel_degree", "Rows are divided (sequence parallelism)", LESS, 1),
+    _later("tensor_parallel_size", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
+    _later("expert_parallel_size", "Experts are divided (expert parallelism)", LESS, 1),
+    _later("dp_shard_size", "The ranks that one copy is divided over are named", EITHER),
+    _later("dp_replicate_size", "The model is replicated in groups", EITHER, 1),
+    _later("flash_attn_fuse_mlp", "The MLP is fused", LESS),
+    _later("sage_attention", "Attention in 8 bits", LESS),
+    _later("flash_optimum", "BetterTransformer's attention", LESS),
+    _later("scaling_softmax", "Attention with a scaled softmax", EITHER),
+    _later("relora", "Adapters are merged and begun anew", EITHER),
+    _later("relora_cpu_offload", "Merged weights rest on the CPU", LESS),
+    _later("lisa_n_layers", "Only so many layers are trained at a time", LESS),
+    _later("lora_on_cpu", "Adapters rest on the CPU", LESS),
+    _later("gptq", "The base is packed by GPTQ", LESS),
+    _later("gptq_groupsize", "The base is packed by GPTQ", LESS),
+    _later("gptq_model_v1", "The base is packed by GPTQ", LESS),
+    _later("liger_rms_norm_gated", "Liger's gated norm", LESS),
+    _later("model_config", "The model's config is changed", EITHER),
+    _later("dsv4_fp4_grouped_mode", "Experts in 4-bit floats", LESS),
+    _later("nvfp4_merge_aware", "Experts in 4-bit floats", LESS),
+    _later("use_onebitllms", "Weights of one bit", LESS),
+    _later(
+        "plugins",
+        "A plugin changes how the model is computed",
+        LESS,
+        ["axolotl.integrations.liger.LigerPlugin"],
+    ),
+    _later("lora_model_dir", "Training goes on from these adapters", EITHER),
+    _later("peft_layer_replication", "Layers are repeated, each with adapters of its own", MORE),
+    _later("peft_trainable_token_indices", "Rows of the embedding are trained", MORE),
+    _later(
+        "peft_init_lora_weights",
+        "The adapters begin from a decomposition of the weights",
+        MORE,
+        True,
+    ),
+    _later("peft", "Another beginning of the adapters", EITHER),
+    _later("freeze_mm_modules", "The towers are frozen", LESS),
+    _later("image_size", "Images have this size", EITHER),
+    _later("qat", "Weights are quantised as they train", MORE),
+    _later("max_memory", "Each device takes no more than this", EITHER),
+    _later("gpu_memory_limit", "Each device takes no more than this", EITHER),
+    _later("device_map", "Layers lie on different devices", LESS, "auto"),
+    _later("embeddings_skip_upcast", "Embeddings stay in 16 bits", LESS),
+    _later("resize_token_embeddings_to_32x", "The embedding has a few rows more", MORE),
+    _later("optim_target_modules", "Only these modules are projected", EITHER),
+    _later("use_kernels", "The Hub's kernels replace layers", LESS),
+    _later("use_scattermoe", "Experts are computed by a kernel of their own", LESS),
+    _later("use_sonicmoe", "Experts are computed by a kernel of their own", LESS),
+    _later("experts_implementation", "Experts are computed another way", EITHER),
+    _later("llama4_linearized_experts", "Experts are linears of their own", EITHER),
+    _later(
+        "model_quantization_config", "The checkpoint is loaded in its own quantised format", LESS
+    ),
+    _later("spectrum_top_fraction", "Only the layers with the most signal are trained", LESS),
+    _later("kd_trainer", "A teacher's logits are kept beside", MORE),
+    _later("curriculum_sampling", "Rows come in their own order", EITHER),
+    _later("auto_find_batch_size", "The batch is halved until it fits", LESS),
+    _later("process_reward_model", "A reward for each step", EITHER),
+    _later("dpo_use_liger_kernel", "Liger's fused preference loss", LESS),
+    _later("dpo_padding_free", "Batches of pairs have no padding", LESS),
+    _later("trl.use_liger_loss", "Liger's fused loss", LESS),
+    _later("trl.sync_ref_model", "The reference follows the policy", EITHER),
+    _later("vllm.max_model_len", "The engine's cache is cut to this length", LESS),
+    _later("ddp_find_unused_parameters", "DDP looks for unused parameters", MORE),
+    _later("fp32_norms", "Norms are float32", MORE),
+    _later("use_pose", "Rows skip positions", EITHER),
+    _later("overrides_of_model_config", "The model's config is changed", EITHER),
+    _later("reinit_weights", "Weights begin anew", EITHER),
+    _later("ple_cpu_offload", "Embeddings of each layer rest on the CPU", LESS),
+    _later("gemma4_hybrid_attn_impl", "Two attention kernels in one model", EITHER),
+    _later("large_head_attention", "A kernel for wide heads", EITHER),
+    _later("sdpa_varlen", "Packed rows by SDPA", EITHER),
+    _later("fused_attn_kernel", "A fused attention kernel", LESS),
+)
+
+NO_EFFECT = parallel.NO_EFFECT | frozenset(
+    f"args.{key}"
+    for key in (
+        *transformers.NO_EFFECT_NAMES,
+        *listed("""
+        base_model_config cls_model_config tokenizer_config tokenizer_use_fast tokenizer_legacy
+        tokenizer_type tokenizer_use_mistral_common tokenizer_save_jinja_files processor_type
+        processor_kwargs.* trust_remote_code type_of_model model_type revision_of_model hub_revision strict
+        resume_from_checkpoint auto_resume_from_checkpoints mean_resizing_embeddings shrink_embeddings
+        datasets.* datasets test_datasets.* test_datasets shuffle_merged_datasets
+        shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
+        skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset.* pretraining_dataset
+        dataset_processes dataset_num_proc dataset_exact_deduplication dataset_keep_in_memory
+        push_dataset_to_hub hf_use_auth_token device world_size ddp do_causal_lm_eval eval_causal_lm_metrics
+        do_bench_eval bench_dataset bench_split loss_watchdog_threshold loss_watchdog_patience tf32
+        excess_length_strategy min_sample_len max_prompt_len sample_packing_group_size
+        sample_packing_bin_size sample_packing_sequentially sample_packing_mp_start_method
+        sample_packing_eff_est pretrain_multipack_buffer_size pretrain_multipack_attn
+        pretraining_sample_concatenation streaming streaming_multipack_buffer_size
+        flex_attn_compile_kwargs.* flash_attn_cross_entropy flash_attn_rms_norm scaling_softmax_factor
+        scaling_softmax_bias special_tokens.* special_tokens tokens added_tokens_overrides.*
+        torch_compile_options.* warmup_ratio lr_scheduler lr_groups.* lr_quadratic_warmup
+        cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor embedding_lr embedding_lr_scale
+        adam_epsilon2 adam_beta3 early_stopping_patience save_first_step use_tensorboard profiler_steps
+        profiler_steps_start include_tokens_per_second include_tkps orpo_alpha simpo_gamma cpo_alpha
+        kto_desirable_weight kto_undesirable_weight low_cpu_mem_usage chat_template chat_template_jinja
+        chat_template_kwargs.* eot_tokens default_system_message fix_untrained_tokens is_preprocess
+        preprocess_iterable total_num_tokens total_supervised_tokens axolotl_config_path
+        is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model
+        generate_samples num_generation_samples generation_* wandb_project wandb_entity wandb_watch
+        wandb_name wandb_log_model wandb_run_id wandb_mode use_wandb use_mlflow mlflow_tracking_uri
+        mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key
+        comet_workspace comet_project_name comet_experiment_key comet_mode comet_online use_trackio
+        trackio_project_name trackio_run_name use_otel_metrics otel_metrics_host otel_metrics_port
+        gradio_title gradio_share gradio_server_name gradio_server_port use_ray ray_run_name ray_num_workers
+        resources_per_worker.* lora_fan_in_fan_out lora_alpha_pattern.* peft_use_rslora loraplus_lr_ratio
+        loraplus_lr_embedding merge_lora merge_method qlora_sharded_model_loading
+        bnb_config_kwargs.bnb_4bit_compute_dtype eval_table_size eval_max_new_tokens
+        fsdp_final_state_dict_type heads_k_stride ring_attn_func roles_to_train.* unfrozen_* rope_scaling.*
+        noisy_embedding_alpha s2_attention max_packed_sequence_len debug xformers_* local_rank seed
+        trl.reward_funcs trl.reward_weights trl.log_completions trl.temperature trl.top_p trl.top_k
+        trl.min_p trl.repetition_penalty trl.epsilon trl.epsilon_high trl.scale_rewards trl.vllm_server_host
+        trl.vllm_server_port trl.vllm_server_timeout trl.loss_type trl.mask_truncated_completions
+        trl.ref_model_mixup_alpha trl.ref_model_sync_steps trl.importance_sampling_level
+        trl.generation_batch_size trl.num_completions_to_print vllm.host vllm.port vllm.dtype vllm.device
+        vllm.enable_prefix_caching vllm.enable_reasoning vllm.reasoning_parser vllm.data_parallel_size
+        vllm.enforce_eager relora_prune_ratio lisa_step_interval lisa_layers_attribute
+        center_rewards_coefficient dpo_use_weighting dpo_label_smoothing dpo_loss_type.* rpo_alpha
+        gradient_checkpointing_kwargs.determinism_check dynamic_checkpoint.* image_resize_algorithm qat.*
+        quantization.* kd_ce_alpha kd_alpha kd_temperature kd_online_server_base_url kd_online_topk
+        kd_online_server use_eaft eaft_alpha eaft_k spectrum_model_name train_on_eos dion_lr dion_momentum
+        optimizer_kwargs.* jagged_restart_steps jagged_restart_warmup_steps save_safetensors device_map.*
+        swanlab_* use_swanlab model_quantization_config_kwargs.* overrides_of_model_config.* peft.* tokens.*
+        trl.generation_kwargs.* trl.chat_template_kwargs.* swanlab_project swanlab_experiment_name
+        swanlab_description swanlab_mode swanlab_workspace swanlab_log_model swanlab_log_completions
+        swanlab_completion_log_interval swanlab_completion_max_buffer torchdistx_path
+        experimental_skip_move_to_device eta_min adam_eps trl.multi_objective_aggregation trl.async_prefetch
+        base_model_ignore_patterns jagged_restart_anneal_steps gptq_disable_exllama trl.loss_type
+        vllm.serve_module evaluation_strategy selective_checkpointing.* llmcompressor.* diffusion.* ebft.*
+        mem_eff_attn unsloth_*
+        """),
+    )
+)
+
+TOOL = Tool(
+    name="axolotl",
+    label="axolotl",
+    distribution="axolotl",
+    chains={
+        **transformers.CHAINS,
+        "args": (
+            ("axolotl", "AxolotlInputConfig"),
+            ("axolotl", "HyperparametersConfig"),
+            ("axolotl", "LoraConfig"),
+        ),
+    },
+    rules=RULES,
+    later=LATER,
+    no_effect=NO_EFFECT,
+)

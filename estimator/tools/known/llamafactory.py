@@ -1,0 +1,388 @@
+"""LLaMA-Factory's YAML and flags: transformers' arguments with its own.
+
+Source: llamafactory 0.9.5; the lines of its defaults stand in data/tool_defaults.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from estimator.tools.known import parallel, transformers
+from estimator.tools.known.parallel import is_on, whole
+from estimator.tools.known.peft import modules_to_save_from, names
+from estimator.tools.lists import listed
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, same
+from estimator.values.specs import ALL_LINEAR
+
+VERSION = "llamafactory 0.9.5"
+STAGES = {"sft": "sft", "pt": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
+
+
+def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    stage = theirs["args.stage"]
+    found = STAGES.get(stage, stage)
+    if found == "dpo" and theirs["args.pref_loss"] in {"orpo", "simpo"}:
+        found = theirs["args.pref_loss"]
+    return {"objective": found}
+
+
+def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    bits = whole(theirs["args.quantization_bit"])
+    kind = theirs["args.finetuning_type"]
+    if kind != "lora":
+        return {"method": kind}
+    if bits == 4:
+        return {"method": "qlora"}
+    return {"method": "lora", "load_in_8bit": bits == 8}
+
+
+def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    method = values["method"]
+    bits = (
+        4 if method == "qlora" else 8 if method == "lora" and values.get("load_in_8bit") else None
+    )
+    return {
+        "args.finetuning_type": "full" if method == "full" else "lora",
+        "args.quantization_bit": bits,
+    }
+
+
+def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    autocast = transformers.autocast_of(theirs)
+    pure = is_on(theirs["args.pure_bf16"])
+    if so_far["method"] != "full" or pure:
+        word = {"bf16": "bfloat16", "fp16": "float16"}.get(autocast, "bfloat16")
+        return {"mixed_precision": autocast, "dtype": "bfloat16" if pure else word}
+    return {"mixed_precision": autocast, "dtype": "float32"}
+
+
+def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    pure = values["dtype"] == "bfloat16" and values["mixed_precision"] == "no"
+    return {
+        "args.bf16": values["mixed_precision"] == "bf16",
+        "args.fp16": values["mixed_precision"] == "fp16",
+        "args.pure_bf16": pure,
+    }
+
+
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    on = not is_on(theirs["args.disable_gradient_checkpointing"])
+    found: dict[str, Value] = {"gradient_checkpointing": on}
+    if on:
+        fsdp2 = str(so_far["strategy"]).startswith("fsdp") and so_far["fsdp_version"] == 2
+        found["use_reentrant"] = is_on(theirs["args.use_reentrant_gc"]) and not fsdp2
+    if on and is_on(theirs["args.use_unsloth_gc"]):
+        found["offload_checkpoints"] = True
+    return found
+
+
+def _write_checkpointing(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    on = values["gradient_checkpointing"]
+    written: dict[str, Value] = {"args.disable_gradient_checkpointing": not on}
+    return written | ({"args.use_reentrant_gc": bool(values.get("use_reentrant"))} if on else {})
+
+
+def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    given = names(theirs["args.lora_target"])
+    return {"lora_target_modules": ALL_LINEAR if given in (["all"], "all", None) else given}
+
+
+def _write_targets(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    named = values["lora_target_modules"]
+    return {"args.lora_target": "all" if named == ALL_LINEAR else ",".join(named)}
+
+
+def _alpha(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    return {"lora_alpha": theirs["args.lora_alpha"] or 2 * so_far["lora_r"]}
+
+
+def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = theirs["args.flash_attn"]
+    kernels = {
+        "fa2": "flash_attention_2",
+        "fa3": "flash_attention_3",
+        "sdpa": "sdpa",
+        "disabled": "eager",
+    }
+    return {"attn_implementation": kernels.get(word if isinstance(word, str) else "", "sdpa")}
+
+
+def _write_attention(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    words = {"flash_attention_2": "fa2", "sdpa": "sdpa", "eager": "disabled"}
+    return {"args.flash_attn": words[values["attn_implementation"]]}
+
+
+def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    neat = is_on(theirs["args.neat_packing"])
+    asked = theirs["args.packing"]
+    return {"packing": neat or (theirs["args.stage"] == "pt" if asked is None else is_on(asked))}
+
+
+def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    autocast = transformers.autocast_of(theirs)
+    return {
+        "bnb_4bit_quant_type": theirs["args.quantization_type"],
+        "bnb_4bit_use_double_quant": is_on(theirs["args.double_quantization"]),
+        "bnb_4bit_quant_storage": {"fp16": "float16"}.get(autocast, "bfloat16"),
+    }
+
+
+def _frozen(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if so_far.model is None or so_far.model.towers is None:
+        return {}
+    return {
+        "freeze_vision": is_on(theirs["args.freeze_vision_tower"]),
+        "freeze_projector": is_on(theirs["args.freeze_multi_modal_projector"]),
+        "freeze_language": is_on(theirs["args.freeze_language_model"]),
+    }
+
+
+def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    for key, name in {
+        "use_galore": "galore_adamw_layerwise"
+        if is_on(theirs["args.galore_layerwise"])
+        else "galore_adamw",
+        "use_apollo": "apollo_adamw_layerwise"
+        if is_on(theirs["args.apollo_layerwise"])
+        else "apollo_adamw",
+        "use_badam": "badam",
+        "use_adam_mini": "adam_mini",
+        "use_muon": "muon",
+    }.items():
+        if is_on(theirs[f"args.{key}"]):
+            return {"optim": name}
+    return transformers.OPTIMISER[0].read(theirs, so_far)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(theirs=("args.stage", "args.pref_loss"), ours=("objective",), read=_objective),
+    same("args.model_name_or_path", "model"),
+    Rule(
+        theirs=("args.finetuning_type", "args.quantization_bit"),
+        ours=("method", "load_in_8bit"),
+        read=_method,
+        write=_write_method,
+    ),
+    *parallel.RULES,
+    Rule(
+        theirs=("args.bf16", "args.fp16", "args.pure_bf16", "accelerate.mixed_precision"),
+        ours=("mixed_precision", "dtype"),
+        read=_precision,
+        write=_write_precision,
+        says="what is trained is cast to float32 unless pure_bf16 is on",
+        source=f"{VERSION}, llamafactory/model/adapter.py:313",
+    ),
+    *transformers.BATCH,
+    Rule(
+        theirs=(
+            *transformers.OPTIMISER[0].theirs,
+            *(
+                f"args.{key}"
+                for key in listed("""use_galore galore_layerwise use_apollo apollo_layerwise use_badam use_adam_mini
+                use_muon""")
+            ),
+        ),
+        ours=transformers.OPTIMISER[0].ours,
+        read=_optimizer,
+        write=transformers.OPTIMISER[0].write,
+    ),
+    *transformers.OPTIMISER[1:],
+    Rule(
+        theirs=(
+            "args.disable_gradient_checkpointing",
+            "args.use_reentrant_gc",
+            "args.use_unsloth_gc",
+        ),
+        ours=("gradient_checkpointing", "use_reentrant", "offload_checkpoints"),
+        read=_checkpointing,
+        write=_write_checkpointing,
+        says="LLaMA-Factory checkpoints, the older way, but for FSDP 2",
+        source=f"{VERSION}, llamafactory/model/model_utils/checkpointing.py:160",
+    ),
+    Rule(
+        theirs=("args.flash_attn",),
+        ours=("attn_implementation",),
+        read=_attention,
+        write=_write_attention,
+        says="auto takes the model's own kernel, sdpa",
+    ),
+    same("args.enable_liger_kernel", "use_liger_kernel", "args.use_liger_kernel"),
+    Rule(
+        theirs=("args.packing", "args.neat_packing"),
+        ours=("packing",),
+        read=_packing,
+        write=lambda values: {"args.packing": values["packing"]},
+    ),
+    transformers.PADDED,
+    same("args.cutoff_len", "max_length"),
+    same("args.lora_rank", "lora_r"),
+    Rule(
+        theirs=("args.lora_alpha",),
+        ours=("lora_alpha",),
+        read=_alpha,
+        write=lambda values: {"args.lora_alpha": values["lora_alpha"]},
+        says="twice the rank",
+        source=f"{VERSION}, llamafactory/hparams/finetuning_args.py:568",
+    ),
+    same("args.lora_dropout"),
+    Rule(
+        theirs=("args.lora_target",),
+        ours=("lora_target_modules",),
+        read=_targets,
+        write=_write_targets,
+        says="all linear layers get an adapter",
+    ),
+    modules_to_save_from("args.additional_target"),
+    same("args.use_dora"),
+    Rule(
+        theirs=("args.quantization_type", "args.double_quantization"),
+        ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
+        read=_packed,
+        write=lambda values: {
+            "args.quantization_type": values["bnb_4bit_quant_type"],
+            "args.double_quantization": values["bnb_4bit_use_double_quant"],
+        },
+        says="it packs with double quantisation",
+    ),
+    Rule(
+        theirs=(
+            "args.freeze_vision_tower",
+            "args.freeze_multi_modal_projector",
+            "args.freeze_language_model",
+        ),
+        ours=("freeze_vision", "freeze_projector", "freeze_language"),
+        read=_frozen,
+        says="the tower and the projector are frozen",
+    ),
+    same("args.pref_beta", "beta"),
+    *transformers.RUN,
+)
+
+
+def _later(key: str, sentence: str, direction: Direction, *harmless: Value) -> Later:
+    return Later(
+        theirs=f"args.{key}",
+        sentence=sentence,
+        direction=direction,
+        harmless=(None, False, *harmless),
+    )
+
+
+LESS, MORE, EITHER = Direction.LESS, Direction.MORE, Direction.EITHER
+LATER: tuple[Later, ...] = (
+    *(it for it in transformers.LATER if not it.theirs.startswith(("model.", "peft.", "bnb."))),
+    _later("upcast_layernorm", "Norms are float32", MORE),
+    _later("upcast_lmhead_output", "The logits are float32", MORE),
+    _later("shift_attn", "Attention in shifted groups (LongLoRA)", LESS),
+    _later("mixture_of_depths", "Tokens skip layers", EITHER),
+    _later("use_unsloth", "Unsloth's kernels train the model", LESS),
+    _later(
+        "quantization_method", "Another quantiser than bitsandbytes", EITHER, "bnb", "bitsandbytes"
+    ),
+    _later("resize_vocab", "The embedding grows with the tokenizer", MORE),
+    _later("train_from_scratch", "Weights begin at random", EITHER),
+    _later("pissa_init", "The adapters begin from a decomposition of the weights", MORE),
+    _later("create_new_adapter", "Old adapters are merged first", EITHER),
+    _later("adapter_name_or_path", "Training goes on from these adapters", EITHER),
+    _later("freeze_trainable_layers", "Only these layers are trained", LESS),
+    _later("freeze_trainable_modules", "Only these modules are trained", LESS),
+    _later("freeze_extra_modules", "Some modules more are trained", MORE),
+    _later("use_llama_pro", "Only the new blocks are trained", LESS),
+    _later("use_mca", "Megatron-Core trains the model", LESS),
+    _later("use_kt", "KTransformers trains experts on the CPU", LESS),
+    _later("use_hyper_parallel", "HyperParallel trains the model", LESS),
+    _later("use_dft_loss", "Dynamic fine-tuning keeps the probabilities", MORE),
+    _later("use_asft_loss", "A reference is kept for the loss", MORE),
+    _later("use_eaft_loss", "The loss is weighed by entropy", MORE),
+    _later("pref_ftx", "A supervised loss is added", EITHER, 0, 0.0),
+    _later("ref_model", "The reference is a model of its own", MORE),
+    _later("ref_model_quantization_bit", "The reference is packed", LESS),
+    _later("reward_model", "A reward model is kept", MORE),
+    _later("reward_model_quantization_bit", "The reward model is packed", LESS),
+    _later("reward_model_type", "How the reward model is kept", EITHER),
+    _later("compute_accuracy", "Evaluation keeps predictions", MORE),
+    _later("predict_with_generate", "Evaluation generates", MORE),
+    _later("image_max_pixels", "Images have at most so many pixels", EITHER),
+    _later("image_min_pixels", "Images have at least so many pixels", EITHER),
+    _later("video_max_pixels", "Frames have at most so many pixels", EITHER),
+    _later("video_min_pixels", "Frames have at least so many pixels", EITHER),
+    _later("video_maxlen", "Videos have at most so many frames", EITHER),
+    _later("video_fps", "Videos are sampled so often", EITHER),
+    _later("crop_to_patches", "Images are cut into patches", MORE),
+    _later("image_do_pan_and_scan", "Images are cut into crops", MORE),
+    _later("use_audio_in_video", "Videos have their sound", MORE),
+    _later("galore_rank", "GaLore projects to this rank", EITHER),
+    _later("apollo_rank", "APOLLO projects to this rank", EITHER),
+    _later("fp8", "Matrix products are computed in 8 bits", EITHER),
+    _later("fp8_enable_fsdp_float8_all_gather", "FSDP gathers in 8 bits", LESS),
+    _later("train_on_prompt", "Prompts are scored, too; as all tokens are here", EITHER),
+    _later("mask_history", "Only the last turn is scored", LESS),
+    _later("tokenized_path", "Rows are as long as they were made", EITHER),
+    _later("oft_rank", "Orthogonal adapters", EITHER),
+    _later("oft_block_size", "Orthogonal adapters", EITHER),
+    _later("moe_aux_loss_coef", "The routers' scores are kept for a second loss", MORE),
+    _later("kt_cpu_activation", "KTransformers trains experts on the CPU", LESS),
+    _later("kt_config", "KTransformers trains experts on the CPU", LESS),
+    _later("tensor_model_parallel_size", "Layers' matrices are divided (Megatron)", LESS, 1),
+    _later("pipeline_model_parallel_size", "Layers are divided (Megatron)", LESS, 1),
+    _later("expert_model_parallel_size", "Experts are divided (Megatron)", LESS, 1),
+    _later("sequence_parallel", "Rows are divided between norms (Megatron)", LESS),
+    _later("use_distributed_optimizer", "Optimizer states are divided (Megatron)", LESS),
+    _later("oft_target", "Orthogonal adapters", EITHER),
+    _later("rope_scaling", "Positions are scaled", EITHER),
+)
+
+NO_EFFECT = parallel.NO_EFFECT | frozenset(
+    f"args.{key}"
+    for key in (
+        *transformers.NO_EFFECT_NAMES,
+        *listed("""
+        adapter_folder cache_dir use_fast_tokenizer split_special_tokens add_tokens add_special_tokens
+        new_special_tokens_config init_special_tokens model_revision low_cpu_mem_usage infer_backend
+        offload_folder use_kv_cache use_v1_kernels infer_dtype hf_hub_token ms_hub_token om_hub_token
+        print_param_status trust_remote_code quantization_device_map template dataset eval_dataset
+        dataset_dir media_dir streaming buffer_size mix_strategy interleave_probs overwrite_cache
+        preprocessing_batch_size preprocessing_num_workers max_samples eval_num_beams
+        ignore_pad_token_for_loss val_size eval_on_each_dataset tool_format default_system enable_thinking
+        preserve_thinking data_shared_file_system loraplus_lr_ratio loraplus_lr_embedding use_rslora
+        pissa_iter pissa_convert pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight
+        simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards
+        ref_model_adapters reward_model_adapters ld_alpha galore_target galore_update_interval galore_scale
+        galore_proj_type apollo_target apollo_update_interval apollo_scale apollo_proj apollo_proj_type
+        apollo_scale_type apollo_scale_front badam_mode badam_start_block badam_switch_mode
+        badam_switch_interval badam_update_ratio badam_mask_mode badam_verbose use_swanlab swanlab_project
+        swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
+        swanlab_lark_webhook_url swanlab_lark_secret hyper_parallel_args asft_alpha eaft_alpha
+        disable_shuffling early_stopping_steps plot_loss include_effective_tokens_per_second ray_num_workers
+        ray_init_kwargs.* master_addr master_port ray_run_name placement_strategy resources_per_worker.*
+        enable_torch_profiler profiler_* do_sample temperature top_p top_k num_beams max_length_
+        max_new_tokens repetition_penalty length_penalty skip_special_tokens vllm_maxlen vllm_gpu_util
+        vllm_enforce_eager audio_sampling_rate kt_weight_path kt_expert_checkpoint_path kt_use_lora_experts
+        export_dir export_size export_device export_legacy_format export_hub_model_id fp8_backend
+        extra_special_tokens version eval_dataset_ reserved_label_len ray_storage_path
+        ray_storage_filesystem freeze_language_model fsdp_plugin.* chunk_size use_kt_ cpu_infer
+        kt_optimize_rule kt_mode
+        """),
+    )
+)
+NO_EFFECT -= {"args.freeze_language_model"}
+
+TOOL = Tool(
+    name="llamafactory",
+    label="LLaMA-Factory",
+    distribution="llamafactory",
+    chains={
+        **transformers.CHAINS,
+        "args": (
+            *(
+                ("llamafactory", name)
+                for name in listed("""BaseModelArguments QuantizationArguments DataArguments LoraArguments
+                FinetuningArguments RLHFArguments""")
+            ),
+            ("transformers", "TrainingArguments"),
+        ),
+    },
+    rules=RULES,
+    later=LATER,
+    no_effect=NO_EFFECT,
+)

@@ -1,0 +1,365 @@
+"""ms-swift's flags and YAML: transformers' arguments with its own.
+
+Source: ms-swift 4.6.0; the lines of its defaults stand in data/tool_defaults.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from estimator.tools.known import parallel, transformers
+from estimator.tools.known.llamafactory import LATER as ALIKE
+from estimator.tools.known.parallel import is_on, whole
+from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
+from estimator.tools.lists import listed
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, same
+from estimator.values.specs import ALL_LINEAR
+
+VERSION = "ms-swift 4.6.0"
+
+
+def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = theirs["args.rlhf_type"]
+    if isinstance(word, str):
+        return {"objective": {"rm": "reward"}.get(word, word)}
+    if theirs["args.task_type"] == "seq_cls":
+        return {"objective": "sequence_classification"}
+    return {"objective": "embedding"} if theirs["args.task_type"] == "embedding" else {}
+
+
+def _kind(theirs: Theirs) -> Value:
+    return theirs.first("args.tuner_type", "args.train_type", "args.sft_type")
+
+
+def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    bits = whole(theirs["args.quant_bits"])
+    kind = _kind(theirs)
+    if kind in {"longlora", "lora"}:
+        if bits == 4:
+            return {"method": "qlora"}
+        return {"method": "lora", "load_in_8bit": bits == 8}
+    return {"method": kind}
+
+
+def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    method = values["method"]
+    bits = (
+        4 if method == "qlora" else 8 if method == "lora" and values.get("load_in_8bit") else None
+    )
+    written: dict[str, Value] = {"args.tuner_type": "full" if method == "full" else "lora"}
+    return written | ({"args.quant_method": "bnb", "args.quant_bits": bits} if bits else {})
+
+
+def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    dtype = dtype_word(theirs["args.torch_dtype"]) or transformers.checkpoint_dtype(so_far)
+    autocast = "bf16" if dtype == "bfloat16" else "fp16"
+    if is_on(theirs["args.bf16"]):
+        autocast = "bf16"
+    elif is_on(theirs["args.fp16"]):
+        autocast = "fp16"
+    elif theirs["args.bf16"] is False and theirs["args.fp16"] in (None, False):
+        autocast = "no"
+    trained_in_16 = so_far["method"] == "full" and dtype == "float16"
+    return {"dtype": "float32" if trained_in_16 else dtype, "mixed_precision": autocast}
+
+
+def _accumulation(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    asked = whole(theirs["args.gradient_accumulation_steps"])
+    each = so_far["per_device_train_batch_size"] * so_far["num_gpus"]
+    return {"gradient_accumulation_steps": asked or max(1, -(-16 // each))}
+
+
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    on = is_on(theirs["args.gradient_checkpointing"])
+    options = theirs.below("args.gradient_checkpointing_kwargs")
+    return {"gradient_checkpointing": on} | (
+        {"use_reentrant": is_on(options.get("use_reentrant", False))} if on else {}
+    )
+
+
+def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    given = names(theirs["args.target_modules"])
+    if given in (["all-linear"], ["all_linear"], None, ALL_LINEAR):
+        return {"lora_target_modules": ALL_LINEAR}
+    return {"lora_target_modules": given}
+
+
+def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = theirs.first("args.attn_impl", "args.attn_implementation")
+    kernels = {
+        "flash_attn": "flash_attention_2",
+        "flash_attention_2": "flash_attention_2",
+        "eager": "eager",
+    }
+    if isinstance(word, str) and word not in {"sdpa", "sdp"}:
+        return {"attn_implementation": kernels.get(word, word)}
+    return {"attn_implementation": "sdpa"}
+
+
+def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    asked = whole(theirs["args.max_length"])
+    return {"max_length": asked} if asked else {}
+
+
+def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    return {
+        "bnb_4bit_quant_type": theirs["args.bnb_4bit_quant_type"],
+        "bnb_4bit_use_double_quant": is_on(theirs["args.bnb_4bit_use_double_quant"]),
+        "bnb_4bit_quant_storage": dtype_word(theirs["args.bnb_4bit_quant_storage"]) or "uint8",
+    }
+
+
+def _frozen(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if so_far.model is None or so_far.model.towers is None:
+        return {}
+    return {
+        "freeze_vision": is_on(theirs["args.freeze_vit"]),
+        "freeze_projector": is_on(theirs["args.freeze_aligner"]),
+        "freeze_language": is_on(theirs["args.freeze_llm"]),
+    }
+
+
+def _alpha(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    value = theirs["args.lora_alpha"]
+    return {"lora_alpha": int(value)} if isinstance(value, int | float) else {}
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(theirs=("args.rlhf_type", "args.task_type"), ours=("objective",), read=_objective),
+    same("args.model", "model", "args.model_id_or_path"),
+    Rule(
+        theirs=("args.tuner_type", "args.train_type", "args.sft_type", "args.quant_bits"),
+        ours=("method", "load_in_8bit"),
+        read=_method,
+        write=_write_method,
+    ),
+    *parallel.RULES,
+    Rule(
+        theirs=("args.torch_dtype", "args.bf16", "args.fp16"),
+        ours=("dtype", "mixed_precision"),
+        read=_precision,
+        says="the checkpoint's dtype decides weights and autocast",
+        source=f"{VERSION}, swift/arguments/base_args/model_args.py:130",
+    ),
+    transformers.BATCH[0],
+    Rule(
+        theirs=("args.gradient_accumulation_steps",),
+        ours=("gradient_accumulation_steps",),
+        read=_accumulation,
+        write=lambda values: {
+            "args.gradient_accumulation_steps": values["gradient_accumulation_steps"]
+        },
+        says="as many as make 16 examples over all GPUs",
+        source=f"{VERSION}, swift/trainers/arguments.py:291",
+    ),
+    *transformers.OPTIMISER,
+    Rule(
+        theirs=("args.gradient_checkpointing", "args.gradient_checkpointing_kwargs.*"),
+        ours=("gradient_checkpointing", "use_reentrant"),
+        read=_checkpointing,
+        write=transformers.CHECKPOINTING.write,
+    ),
+    Rule(
+        theirs=("args.attn_impl", "args.attn_implementation"),
+        ours=("attn_implementation",),
+        read=_attention,
+        write=lambda values: {"args.attn_impl": values["attn_implementation"]},
+        says="transformers takes the model's own kernel, sdpa",
+    ),
+    same("args.use_liger_kernel"),
+    same("args.packing"),
+    same("args.padding_free"),
+    transformers.PADDED,
+    Rule(
+        theirs=("args.max_length",),
+        ours=("max_length",),
+        read=_length,
+        write=lambda values: {"args.max_length": values["max_length"]},
+    ),
+    same("args.lora_rank", "lora_r"),
+    Rule(
+        theirs=("args.lora_alpha",),
+        ours=("lora_alpha",),
+        read=_alpha,
+        write=lambda values: {"args.lora_alpha": values["lora_alpha"]},
+    ),
+    same("args.lora_dropout"),
+    Rule(
+        theirs=("args.target_modules",),
+        ours=("lora_target_modules",),
+        read=_targets,
+        write=lambda values: {"args.target_modules": values["lora_target_modules"]},
+        says="all linear layers get an adapter",
+    ),
+    modules_to_save_from("args.modules_to_save"),
+    same("args.use_dora"),
+    same("args.target_parameters"),
+    Rule(
+        theirs=(
+            "args.bnb_4bit_quant_type",
+            "args.bnb_4bit_use_double_quant",
+            "args.bnb_4bit_quant_storage",
+        ),
+        ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
+        read=_packed,
+        write=lambda values: {f"args.{key}": value for key, value in values.items()},
+        says="it packs with double quantisation",
+    ),
+    Rule(
+        theirs=("args.freeze_vit", "args.freeze_aligner", "args.freeze_llm"),
+        ours=("freeze_vision", "freeze_projector", "freeze_language"),
+        read=_frozen,
+        says="the tower and the projector are frozen",
+    ),
+    same("args.beta"),
+    *(
+        same(f"args.{key}")
+        for key in listed("""
+        num_generations max_completion_length steps_per_generation num_iterations use_vllm vllm_mode
+        vllm_gpu_memory_utilization vllm_tensor_parallel_size num_labels
+        """)
+    ),
+    *transformers.RUN,
+)
+
+
+def _later(key: str, sentence: str, direction: Direction, *harmless: Value) -> Later:
+    return Later(
+        theirs=f"args.{key}",
+        sentence=sentence,
+        direction=direction,
+        harmless=(None, False, *harmless),
+    )
+
+
+LESS, MORE, EITHER = Direction.LESS, Direction.MORE, Direction.EITHER
+LATER: tuple[Later, ...] = (
+    *ALIKE,
+    _later("sleep_level", "vLLM gives memory back while the policy trains", LESS, 0),
+    _later("offload_model", "The policy rests on the CPU while vLLM generates", LESS),
+    _later("offload_optimizer", "Optimizer states rest on the CPU while vLLM generates", LESS),
+    _later("move_model_batches", "Weights go to vLLM in parts", LESS),
+    _later("vllm_max_model_len", "The engine's cache is cut to this length", LESS),
+    _later("vllm_max_lora_rank", "The engine keeps adapters", MORE),
+    _later("vllm_enable_lora", "The engine keeps adapters", MORE),
+    _later("vllm_limit_mm_per_prompt", "The engine keeps room for images", EITHER),
+    _later("sequence_parallel_size", "Rows are divided (Ulysses)", LESS, 1),
+    _later("deepspeed_autotp_size", "DeepSpeed divides the layers' matrices (AutoTP)", LESS, 1),
+    _later("zero_hpz_partition_size", "ZeRO++ keeps a second copy inside each machine", MORE),
+    _later("vit_gradient_checkpointing", "The tower checkpoints by itself", EITHER),
+    _later("to_cached_dataset", "Rows are made beforehand", EITHER),
+    _later("vllm_data_parallel_size", "Several engines", EITHER, 1),
+    _later("chord_sft_per_device_train_batch_size", "A supervised loss is added", MORE),
+    _later("gkd_logits_topk", "A teacher's logits are kept beside", MORE),
+    _later("freeze_parameters_ratio", "The first layers are frozen", LESS, 0, 0.0),
+    _later("freeze_parameters", "These parameters are frozen", LESS),
+    _later("freeze_parameters_regex", "These parameters are frozen", LESS),
+    _later("trainable_parameters", "These parameters are trained", MORE),
+    _later("trainable_parameters_regex", "These parameters are trained", MORE),
+    _later("target_regex", "A pattern chooses the modules with an adapter", EITHER),
+    _later("lora_dtype", "The adapters' dtype", EITHER, "AUTO"),
+    _later("lora_bias", "Biases are trained", MORE, "none"),
+    _later("quant_method", "Another quantiser than bitsandbytes", EITHER, "bnb"),
+    _later("max_pixels", "Images have at most so many pixels", EITHER),
+    _later("MAX_PIXELS", "Images have at most so many pixels", EITHER),
+    _later("lisa_activated_layers", "Only so many layers are trained at a time", LESS, 0),
+    _later("use_galore", "GaLore projects the optimizer's states", LESS),
+    _later("galore_rank", "GaLore projects to this rank", EITHER),
+    _later("galore_quantization", "GaLore quantises its projections", LESS),
+    _later("optimizer", "An optimizer of its own", EITHER),
+    _later(
+        "init_weights",
+        "The adapters begin from a decomposition of the weights",
+        MORE,
+        "true",
+        True,
+        "gaussian",
+    ),
+    _later("tuner_backend", "Another library makes the adapters", EITHER, "peft"),
+    _later("use_logits_to_keep", "Only the scored tokens' logits are computed", LESS),
+    _later("enable_dft_loss", "Dynamic fine-tuning keeps the probabilities", MORE),
+    _later("enable_channel_loss", "A loss for each channel", EITHER),
+    _later("loss_type", "Another loss", EITHER),
+    _later("router_aux_loss_coef", "The routers' scores are kept for a second loss", MORE, 0, 0.0),
+    _later("experts_impl", "Experts are computed another way", EITHER),
+    _later("ref_model", "The reference is a model of its own", MORE),
+    _later("ref_adapters", "The reference is an adapter", LESS),
+    _later("teacher_model", "A teacher is kept", MORE),
+    _later("offload_teacher_model", "The teacher rests on the CPU", LESS),
+    _later("teacher_deepspeed", "The teacher is divided", LESS),
+    _later("sft_alpha", "A supervised loss is added", EITHER, 0),
+    _later("rpo_alpha", "A supervised loss is added", EITHER),
+    _later("cached_dataset", "Rows are as long as they were made", EITHER),
+    _later("packing_length", "Rows are packed to this length", EITHER),
+    _later("resume_only_model", "Training goes on without its optimizer", EITHER),
+    _later("adapters", "Training goes on from these adapters", EITHER),
+    _later("async_generate", "Generation runs beside training", MORE),
+    _later("overlong_filter", "Rows that are cut are not scored", LESS),
+    _later("dynamic_sample", "More is generated until rewards differ", MORE),
+    _later("device_map", "Layers lie on different devices", LESS, "auto"),
+    _later("max_memory", "Each device takes no more than this", EITHER),
+    _later("interleave_prob", "Data sets are mixed", EITHER),
+    _later("use_flash_ckpt", "Checkpoints are kept in the host's memory first", MORE),
+)
+
+NO_EFFECT = parallel.NO_EFFECT | frozenset(
+    f"args.{key}"
+    for key in (
+        *transformers.NO_EFFECT_NAMES,
+        *listed("""
+        command config dataset val_dataset cached_val_dataset split_dataset_ratio data_seed dataset_num_proc
+        load_from_cache_file dataset_shuffle val_dataset_shuffle streaming stopping_strategy
+        shuffle_buffer_size download_mode columns columns.* strict remove_unused_columns
+        disable_auto_column_mapping model_name model_author custom_dataset_info template system
+        truncation_strategy agent_template norm_bbox use_chat_template padding_side loss_scale
+        is_binary_loss_scale template_backend response_prefix enable_thinking preserve_thinking
+        add_non_thinking_prefix max_new_tokens temperature top_k top_p repetition_penalty num_beams stream
+        stop_words logprobs top_logprobs tuner_backend_ external_plugins custom_register_path
+        custom_register model_kwargs.* model_kwargs load_args load_data_args packing_num_proc
+        packing_strategy lazy_tokenize use_hf hub_token ignore_args_error use_swift_lora hqq_axis
+        bnb_4bit_compute_dtype swanlab_token swanlab_project swanlab_workspace swanlab_exp_name swanlab_mode
+        add_version create_checkpoint_symlink lorap_lr_ratio use_rslora model_type model_revision
+        problem_type rope_scaling.* rope_scaling max_model_len local_repo_path init_strategy check_model
+        acc_strategy train_dataloader_shuffle group_by_length_ max_epochs aligner_lr vit_lr eval_metric
+        metric callbacks early_stop_interval eval_use_evalscope eval_dataset eval_limit
+        eval_generation_config eval_datasets eval_datasets_args eval_dataset_args extra_eval_args
+        galore_target_modules galore_update_proj_gap galore_scale galore_proj_type
+        galore_optim_per_parameter galore_with_embedding logging_dir reward_funcs reward_weights
+        log_completions epsilon epsilon_high advantage_estimator kl_in_reward scale_rewards
+        cosine_min_len_value_wrong num_ppo_epochs kl_coef cliprange vf_coef gamma lam whiten_rewards
+        missing_eos_penalty label_smoothing cpo_alpha simpo_gamma desirable_weight undesirable_weight
+        center_rewards_coefficient lmbda seq_kd ds3_gather_for_generation vllm_server_host vllm_server_port
+        vllm_server_base_url vllm_server_timeout vllm_enable_prefix_caching vllm_disable_custom_all_reduce
+        vllm_enforce_eager vllm_server_pass_dataset multi_turn_scheduler max_turns delta
+        importance_sampling_level loss_scale_ max_resample_times cosine_max_len_value_wrong
+        repetition_n_grams repetition_max_penalty soft_max_length soft_cache_length lisa_step_interval
+        llamapro_num_new_blocks adalora_target_r boft_block_size vera_rank reft_layers reft_rank
+        fourier_n_frequency logprobs_mode rollout_importance_sampling_mode
+        rollout_importance_sampling_threshold stop_words log_entropy top_entropy_quantile use_ray
+        device_groups push_to_hub save_safetensors safe_serialization max_shard_size new_special_tokens
+        logits_to_keep enable_npu_model_patch ddp_backend dataset_test_ratio output_dir seed
+        truncation_strategy_ eval_human structured_outputs_regex response_length deepspeed_ merge_lora
+        infer_backend result_path gradient_checkpointing_
+        """),
+    )
+)
+
+TOOL = Tool(
+    name="ms_swift",
+    label="ms-swift",
+    distribution="ms-swift",
+    chains={
+        **transformers.CHAINS,
+        "args": (
+            *(
+                ("ms-swift", name)
+                for name in listed("""TrainArgumentsMixin TunerArguments BaseArguments TemplateArguments
+                QuantizeArguments""")
+            ),
+            ("transformers", "TrainingArguments"),
+        ),
+    },
+    rules=RULES,
+    later=LATER,
+    no_effect=NO_EFFECT,
+)

@@ -1,0 +1,424 @@
+"""torchtune's recipes: YAML of ``_component_``s, or ``tune run recipe --config name key=value``.
+
+A recipe has no defaults in code: its YAML says everything. Without a file the keys are those of
+``recipes/configs/llama3_1/8B_lora_single_device.yaml``. Weights, states and adapters are in ``dtype``, no autocast.
+
+Source: torchtune 0.6.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from estimator.tools.known import parallel, peft, transformers
+from estimator.tools.known.parallel import is_on, whole
+from estimator.tools.known.peft import dtype_word
+from estimator.tools.lists import listed
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, always, same
+
+VERSION = "torchtune 0.6.1"
+
+MODELS: Mapping[str, str] = MappingProxyType(
+    {
+        "code_llama2_7b": "codellama/CodeLlama-7b-hf",
+        "code_llama2_13b": "codellama/CodeLlama-13b-hf",
+        "code_llama2_70b": "codellama/CodeLlama-70b-hf",
+        "gemma_2b": "google/gemma-2b",
+        "gemma_7b": "google/gemma-7b",
+        "gemma2_2b": "google/gemma-2-2b",
+        "gemma2_9b": "google/gemma-2-9b",
+        "gemma2_27b": "google/gemma-2-27b",
+        "llama2_7b": "meta-llama/Llama-2-7b-hf",
+        "llama2_13b": "meta-llama/Llama-2-13b-hf",
+        "llama2_70b": "meta-llama/Llama-2-70b-hf",
+        "llama3_8b": "meta-llama/Meta-Llama-3-8B",
+        "llama3_70b": "meta-llama/Meta-Llama-3-70B",
+        "llama3_1_8b": "meta-llama/Llama-3.1-8B",
+        "llama3_1_70b": "meta-llama/Llama-3.1-70B",
+        "llama3_1_405b": "meta-llama/Llama-3.1-405B",
+        "llama3_2_1b": "meta-llama/Llama-3.2-1B",
+        "llama3_2_3b": "meta-llama/Llama-3.2-3B",
+        "llama3_2_vision_11b": "meta-llama/Llama-3.2-11B-Vision-Instruct",
+        "llama3_2_vision_90b": "meta-llama/Llama-3.2-90B-Vision-Instruct",
+        "llama3_3_70b": "meta-llama/Llama-3.3-70B-Instruct",
+        "mistral_7b": "mistralai/Mistral-7B-v0.1",
+        "phi3_mini": "microsoft/Phi-3-mini-4k-instruct",
+        "phi4_14b": "microsoft/phi-4",
+        "qwen2_0_5b": "Qwen/Qwen2-0.5B",
+        "qwen2_1_5b": "Qwen/Qwen2-1.5B",
+        "qwen2_7b": "Qwen/Qwen2-7B",
+        "qwen2_5_0_5b": "Qwen/Qwen2.5-0.5B",
+        "qwen2_5_1_5b": "Qwen/Qwen2.5-1.5B",
+        "qwen2_5_3b": "Qwen/Qwen2.5-3B",
+        "qwen2_5_7b": "Qwen/Qwen2.5-7B",
+        "qwen2_5_14b": "Qwen/Qwen2.5-14B",
+        "qwen2_5_32b": "Qwen/Qwen2.5-32B",
+        "qwen2_5_72b": "Qwen/Qwen2.5-72B",
+    }
+)
+"""The checkpoint of each builder, as the recipes' own comments download it."""
+BUILDER = re.compile(r"^(lora_|qlora_)?(\w+?)(_base|_instruct)?$")
+OPTIMIZERS = {
+    "torch.optim.AdamW": "adamw_torch",
+    "torch.optim.SGD": "sgd",
+    "torch.optim.Adam": "adamw_torch",
+    "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
+    "bitsandbytes.optim.PagedAdamW8bit": "paged_adamw_8bit",
+    "bitsandbytes.optim.AdamW8bit": "adamw_bnb_8bit",
+    "torchao.prototype.low_bit_optim.AdamW8bit": "adamw_torch_8bit",
+    "torchao.prototype.low_bit_optim.AdamW4bit": "adamw_torch_4bit",
+}
+MODULES = {"output_proj": "o_proj"}
+OBJECTIVES = {
+    "dpo": "dpo",
+    "ppo": "ppo",
+    "knowledge_distillation": "distillation",
+    "kd": "distillation",
+}
+
+
+def _builder(theirs: Theirs) -> tuple[str, str]:
+    """Of ``torchtune.models.llama3_1.lora_llama3_1_8b``: ``lora_`` and ``llama3_1_8b``."""
+    word = theirs["args.model._component_"]
+    found = BUILDER.match(str(word).rpartition(".")[2]) if word else None
+    return (found[1] or "", found[2]) if found else ("", "")
+
+
+def _recipe(theirs: Theirs) -> str:
+    return str(theirs["args.recipe"] or "")
+
+
+def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = next((it for key, it in OBJECTIVES.items() if key in _recipe(theirs)), None)
+    if word is None and "DPOLoss" in str(theirs["args.loss._component_"]):
+        word = "dpo"
+    return {"objective": word} if word else {}
+
+
+def _model(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    _, name = _builder(theirs)
+    return {"model": MODELS[name]} if name in MODELS else {}
+
+
+def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    kind, name = _builder(theirs)
+    if kind == "qlora_" or (kind and is_on(theirs["args.model.quantize_base"])):
+        return {"method": "qlora"}
+    return {"method": "lora" if kind else "full"} if name else {}
+
+
+def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if so_far["num_gpus"] <= 1:
+        return {"strategy": "none"}
+    if is_on(theirs["args.fsdp_cpu_offload"]):
+        return {
+            "strategy": "fsdp",
+            "fsdp_version": 2,
+            "offload_optimizer": "cpu",
+            "offload_param": "cpu",
+        }
+    again = theirs["args.fsdp_reshard_after_forward"]
+    return {"strategy": "fsdp_grad_op" if again is False else "fsdp", "fsdp_version": 2}
+
+
+def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    return {"dtype": dtype_word(theirs["args.dtype"]) or "bfloat16", "mixed_precision": "no"}
+
+
+def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    name = theirs["args.optimizer._component_"]
+    if not isinstance(name, str):
+        return {"optim": "adamw_torch_fused"}
+    found = OPTIMIZERS.get(name, name)
+    if found == "adamw_torch" and is_on(theirs["args.optimizer.fused"]):
+        found = "adamw_torch_fused"
+    return {"optim": found}
+
+
+def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    named = theirs["args.model.lora_attn_modules"] or ["q_proj", "v_proj", "output_proj"]
+    if not isinstance(named, list):
+        return {}
+    found = [MODULES.get(it, it) for it in named]
+    mlp, output = theirs["args.model.apply_lora_to_mlp"], theirs["args.model.apply_lora_to_output"]
+    if mlp is None:  # a builder's own default, but the recipes say True
+        mlp = theirs["builder.apply_lora_to_mlp"] if theirs.has("args.model._component_") else True
+    if is_on(mlp):
+        found += ["gate_proj", "up_proj", "down_proj"]
+    if is_on(output):
+        found.append("lm_head")
+    return {"lora_target_modules": found}
+
+
+def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    asked = whole(theirs.first("args.tokenizer.max_seq_len", "args.max_seq_length"))
+    return {"max_length": asked} if asked else {}
+
+
+def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    return {"packing": is_on(theirs.first("args.dataset.packed", "args.packed"))}
+
+
+def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = str(theirs["args.loss._component_"] or "CEWithChunkedOutputLoss")
+    return {"loss": "chunked_torchtune" if "Chunked" in word else "standard"}
+
+
+def _or(value: Value, instead: Value) -> Value:
+    return instead if value is None else value
+
+
+def _clipped(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    return {"max_grad_norm": _or(theirs["args.clip_grad_norm"], 0.0)}
+
+
+def _counts(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    steps = whole(theirs["args.max_steps_per_epoch"])
+    batch = whole(theirs["args.batch_size"]) or 2
+    accumulation = whole(theirs["args.gradient_accumulation_steps"]) or 1
+    found: dict[str, Value] = {
+        "per_device_train_batch_size": batch,
+        "gradient_accumulation_steps": accumulation,
+    }
+    epochs = theirs["args.epochs"]
+    found["num_train_epochs"] = float(epochs) if isinstance(epochs, int | float) else 1.0
+    if steps:
+        found["num_train_examples"] = steps * batch * accumulation * so_far["num_gpus"]
+    return found
+
+
+def _adapters(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    return {
+        "lora_r": _or(theirs["args.model.lora_rank"], theirs["builder.lora_rank"]),
+        "lora_alpha": int(_or(theirs["args.model.lora_alpha"], theirs["builder.lora_alpha"])),
+        "lora_dropout": float(
+            _or(theirs["args.model.lora_dropout"], theirs["builder.lora_dropout"])
+        ),
+        "use_dora": is_on(theirs["args.model.use_dora"]),
+    }
+
+
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    asked = theirs["args.enable_activation_checkpointing"]
+    found: dict[str, Value] = {
+        "gradient_checkpointing": asked is None or is_on(asked),
+        "use_reentrant": False,
+    }
+    if is_on(theirs["args.enable_activation_offloading"]):
+        found["activation_offloading"] = True
+    every = whole(theirs["args.ac_option"])
+    if theirs["args.ac_mode"] == "selective" and every and every > 1:
+        found["checkpoint_every_n_layers"] = every
+    return found
+
+
+LORA_FACTS = "adapters are in the base's dtype"
+RULES: tuple[Rule, ...] = (
+    Rule(theirs=("args.recipe", "args.loss._component_"), ours=("objective",), read=_objective),
+    Rule(theirs=("args.model._component_",), ours=("model",), read=_model),
+    Rule(
+        theirs=("args.model._component_", "args.model.quantize_base"),
+        ours=("method", "load_in_8bit"),
+        read=_method,
+    ),
+    *parallel.RULES[:2],
+    Rule(
+        theirs=("args.fsdp_cpu_offload", "args.fsdp_reshard_after_forward"),
+        ours=("strategy", "fsdp_version", "offload_optimizer", "offload_param"),
+        read=_gpus,
+        says="distributed recipes divide by FSDP 2",
+        source=f"{VERSION}, recipes/full_finetune_distributed.py",
+    ),
+    Rule(
+        theirs=("args.dtype",),
+        ours=("dtype", "mixed_precision"),
+        read=_dtype,
+        write=lambda values: {
+            "args.dtype": {"bfloat16": "bf16", "float32": "fp32"}[values["dtype"]]
+        },
+        says="weights, gradients and states are in dtype, without autocast",
+        source=f"{VERSION}, recipes/lora_finetune_single_device.py",
+    ),
+    Rule(
+        theirs=(
+            "args.batch_size",
+            "args.gradient_accumulation_steps",
+            "args.epochs",
+            "args.max_steps_per_epoch",
+        ),
+        ours=(
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "num_train_epochs",
+            "num_train_examples",
+        ),
+        read=_counts,
+        write=lambda values: {
+            "args.batch_size": values["per_device_train_batch_size"],
+            "args.gradient_accumulation_steps": values["gradient_accumulation_steps"],
+            "args.epochs": int(values["num_train_epochs"]),
+        },
+        says="as the recipes have it",
+        source=f"{VERSION}, recipes/configs/llama3_1/8B_lora_single_device.yaml:66",
+    ),
+    Rule(
+        theirs=("args.optimizer._component_", "args.optimizer.fused"),
+        ours=("optim",),
+        read=_optimizer,
+    ),
+    same("args.optimizer_in_bwd"),
+    Rule(
+        theirs=("args.clip_grad_norm",),
+        ours=("max_grad_norm",),
+        read=_clipped,
+        write=lambda values: {"args.clip_grad_norm": values["max_grad_norm"] or None},
+        says="gradients are not clipped",
+    ),
+    Rule(
+        theirs=(
+            "args.enable_activation_checkpointing",
+            "args.enable_activation_offloading",
+            "args.ac_mode",
+            "args.ac_option",
+        ),
+        ours=(
+            "gradient_checkpointing",
+            "use_reentrant",
+            "activation_offloading",
+            "checkpoint_every_n_layers",
+        ),
+        read=_checkpointing,
+        write=lambda values: {
+            "args.enable_activation_checkpointing": values["gradient_checkpointing"]
+        },
+    ),
+    always(
+        "attn_implementation",
+        "sdpa",
+        "torchtune calls SDPA, or FlexAttention where rows are packed",
+        VERSION,
+    ),
+    Rule(
+        theirs=("args.loss._component_",),
+        ours=("loss",),
+        read=_loss,
+        says="the loss is computed in chunks",
+    ),
+    Rule(
+        theirs=("args.tokenizer.max_seq_len", "args.max_seq_length"),
+        ours=("max_length",),
+        read=_length,
+        write=lambda values: {"args.tokenizer.max_seq_len": values["max_length"]},
+    ),
+    Rule(
+        theirs=("args.dataset.packed", "args.packed"),
+        ours=("packing",),
+        read=_packing,
+        write=lambda values: {"args.dataset.packed": values["packing"]},
+    ),
+    transformers.PADDED,
+    Rule(
+        theirs=(
+            "args.model.lora_rank",
+            "args.model.lora_alpha",
+            "args.model.lora_dropout",
+            "args.model.use_dora",
+        ),
+        ours=("lora_r", "lora_alpha", "lora_dropout", "use_dora"),
+        read=_adapters,
+    ),
+    Rule(
+        theirs=(
+            "args.model.lora_attn_modules",
+            "args.model.apply_lora_to_mlp",
+            "args.model.apply_lora_to_output",
+        ),
+        ours=("lora_target_modules",),
+        read=_targets,
+    ),
+    always(
+        "autocast_adapter_dtype", False, LORA_FACTS, f"{VERSION}, torchtune/modules/peft/lora.py"
+    ),
+    always(
+        "bnb_4bit_quant_type",
+        "nf4",
+        "torchao's NF4",
+        f"{VERSION}, torchtune/modules/low_precision/nf4_linear.py",
+    ),
+    always(
+        "bnb_4bit_use_double_quant",
+        True,
+        "NF4's scales are quantised, too",
+        f"{VERSION}, torchtune/modules/low_precision/nf4_linear.py",
+    ),
+    always(
+        "save_strategy",
+        "epoch",
+        "it saves every epoch",
+        f"{VERSION}, recipes/lora_finetune_single_device.py",
+    ),
+)
+
+
+def _later(key: str, sentence: str, direction: Direction, *harmless: Value) -> Later:
+    return Later(
+        theirs=f"args.{key}",
+        sentence=sentence,
+        direction=direction,
+        harmless=(None, False, *harmless),
+    )
+
+
+LESS, MORE, EITHER = Direction.LESS, Direction.MORE, Direction.EITHER
+LATER: tuple[Later, ...] = (
+    _later("compile", "The model and the loss are compiled, which fuses operators", LESS),
+    _later("custom_sharded_layers", "These layers are units of their own for FSDP", LESS),
+    _later("tensor_parallel_dim", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
+    _later("tensor_parallel_plan", "Layers' matrices are divided (tensor parallelism)", LESS),
+    _later("data_parallel_replicate_dim", "The model is replicated in groups", EITHER, 1),
+    _later("context_parallel_dim", "Rows are divided (context parallelism)", LESS, 1),
+    _later("memory_efficient_fsdp_wrap", "FSDP divides in smaller units", LESS),
+    _later("teacher_model", "A teacher's logits are kept beside", MORE),
+    _later("quantizer", "Weights are quantised as they train", MORE),
+    _later("fp8", "Matrix products are computed in 8 bits", EITHER),
+    _later("model.decoder_trainable", "Which part of the model is trained", EITHER),
+    _later("model.encoder_trainable", "Which part of the model is trained", EITHER),
+    _later("model.fusion_trainable", "Which part of the model is trained", EITHER),
+    _later("model.image_size", "Images have this size", EITHER),
+    _later("tokenizer.image_size", "Images have this size", EITHER),
+    _later("ref_policy_checkpointer", "A reference is kept", MORE),
+    _later("reward_and_value_model", "A reward model is kept", MORE),
+    _later("policy_model", "The policy of PPO", EITHER),
+    _later("forward_batch_size", "How much is scored at once", EITHER),
+    _later("ppo_batch_size", "How much PPO trains at once", EITHER),
+    _later("dataset.max_seq_len", "Rows are packed to this length", EITHER),
+    _later("enable_kv_cache", "Generation keeps keys and values", MORE),
+    _later("embedding_lr", "The embedding has its own optimizer group", EITHER),
+)
+NO_EFFECT = parallel.NO_EFFECT | frozenset(
+    f"args.{key}"
+    for key in listed("""
+        output_dir seed device shuffle log_every_n_steps log_level log_peak_memory_stats log_dir
+        resume_from_checkpoint save_adapter_weights_only recipe config tokenizer.* checkpointer.* dataset.*
+        dataset_val.* metric_logger.* profiler.* lr_scheduler.* lr_schedulers.* optimizer.* loss.*
+        collate_fn model.* data_dir datasets.* dataloader.* batch_size_val run_val_every_n_steps num_steps
+        gamma lmbda kl_coeff whiten_rewards temperature top_k top_p min_response_length max_generated_tokens
+        penalise_no_eos reward_penalty stop_token_ids ppo_epochs kd_ratio kd_loss.* teacher_checkpointer.*
+        ref_checkpointer.* reward_checkpointer.* value_checkpointer.* base_model_path save_last_epoch_only
+        epochs_ save_every_epoch max_validation_steps keep_last_n_checkpoints enable_async_checkpointing
+        prompt prompt.* instruct_template chat_format max_new_tokens tasks limit low_cpu_ram include_path
+        generator.* fsdp.* async_checkpointing cudnn_deterministic_mode
+        """)
+)
+
+TOOL = Tool(
+    name="torchtune",
+    label="torchtune",
+    distribution="torchtune",
+    chains={**peft.CHAINS, **parallel.CHAINS, "builder": (("torchtune", "lora_llama3_1_8b"),)},
+    rules=RULES,
+    later=LATER,
+    no_effect=NO_EFFECT,
+)

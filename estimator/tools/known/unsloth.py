@@ -1,0 +1,261 @@
+"""Unsloth's notebooks and scripts: ``FastLanguageModel`` before one of TRL's trainers, which it patches.
+
+Source: unsloth 2026.10.9; the lines of its defaults stand in data/tool_defaults.csv. What its own kernels save is not
+modelled: its layers are played as transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from estimator.tools.known import transformers, trl
+from estimator.tools.known.parallel import is_on, whole
+from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
+from estimator.tools.lists import listed
+from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, always, same
+
+VERSION = "unsloth 2026.10.9"
+
+
+def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if is_on(theirs["unsloth.full_finetuning"]):
+        return {"method": "full"}
+    if is_on(theirs["unsloth.load_in_8bit"]):
+        return {"method": "lora", "load_in_8bit": True}
+    if is_on(theirs["unsloth.load_in_16bit"]) or not is_on(theirs["unsloth.load_in_4bit"]):
+        return {"method": "lora"}
+    return {"method": "qlora"}
+
+
+def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    dtype = dtype_word(theirs["unsloth.dtype"]) or "bfloat16"
+    return {"dtype": dtype, "mixed_precision": "fp16" if dtype == "float16" else "bf16"}
+
+
+def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    part = "unsloth_peft" if theirs.has_part("unsloth_peft") else "unsloth"
+    word = theirs[f"{part}.use_gradient_checkpointing"]
+    on = word == "unsloth" or is_on(word)
+    found: dict[str, Value] = {"gradient_checkpointing": on}
+    return found | ({"offload_checkpoints": True} if word == "unsloth" else {})
+
+
+def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    own = theirs.first("unsloth.max_seq_length")
+    cut = (
+        theirs["args.max_length"]
+        if theirs.has("args.max_length")
+        else theirs["args.max_seq_length"]
+    )
+    asked = whole(cut) or whole(own)
+    return {"max_length": asked} if asked else {}
+
+
+def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    given = names(theirs["unsloth_peft.target_modules"])
+    return {"lora_target_modules": given} if given else {}
+
+
+RULES: tuple[Rule, ...] = (
+    *(
+        it
+        for it in trl.RULES
+        if not set(it.ours) & {"use_reentrant", "autocast_adapter_dtype", "target_parameters"}
+    ),
+    same("unsloth.model_name", "model"),
+    Rule(
+        theirs=(
+            "unsloth.full_finetuning",
+            "unsloth.load_in_4bit",
+            "unsloth.load_in_8bit",
+            "unsloth.load_in_16bit",
+        ),
+        ours=("method", "load_in_8bit"),
+        read=_method,
+        says="Unsloth packs into 4 bits",
+    ),
+    Rule(
+        theirs=("unsloth.dtype", "args.bf16", "args.fp16"),
+        ours=("dtype", "mixed_precision"),
+        read=_dtype,
+        says="bfloat16 weights under bfloat16 autocast on a card that has it",
+        source=f"{VERSION}, unsloth/models/llama.py:3602",
+    ),
+    Rule(
+        theirs=("unsloth_peft.use_gradient_checkpointing", "unsloth.use_gradient_checkpointing"),
+        ours=("gradient_checkpointing", "offload_checkpoints"),
+        read=_checkpointing,
+        says="Unsloth checkpoints, and keeps the checkpoints in the host's memory",
+    ),
+    Rule(
+        theirs=("unsloth.max_seq_length", "args.max_length", "args.max_seq_length"),
+        ours=("max_length",),
+        read=_length,
+    ),
+    transformers.PADDED,
+    same("unsloth_peft.r", "lora_r"),
+    same("unsloth_peft.lora_alpha"),
+    same("unsloth_peft.lora_dropout"),
+    Rule(
+        theirs=("unsloth_peft.target_modules",),
+        ours=("lora_target_modules",),
+        read=_targets,
+        says="the seven linear layers of a block get an adapter",
+    ),
+    modules_to_save_from("unsloth_peft.modules_to_save"),
+    same("unsloth_peft.layers_to_transform"),
+    same("unsloth_peft.target_parameters"),
+    always(
+        "bnb_4bit_quant_type",
+        "nf4",
+        "Unsloth packs into nf4 with double quantisation",
+        f"{VERSION}, unsloth/models/llama.py",
+    ),
+    always(
+        "bnb_4bit_use_double_quant",
+        True,
+        "Unsloth packs with double quantisation",
+        f"{VERSION}, unsloth/models/llama.py",
+    ),
+    always(
+        "loss",
+        "chunked_trl",
+        "Unsloth computes the loss in chunks of its own; TRL's stand for them",
+        f"{VERSION}, unsloth/models/llama.py",
+    ),
+)
+
+LATER: tuple[Later, ...] = (
+    *trl.LATER,
+    *(
+        Later(theirs=key, sentence=sentence, direction=direction, harmless=harmless)
+        for key, sentence, direction, harmless in (
+            (
+                "unsloth.fast_inference",
+                "vLLM shares the card for generation",
+                Direction.MORE,
+                (None, False),
+            ),
+            (
+                "unsloth.gpu_memory_utilization",
+                "How much vLLM takes of the card",
+                Direction.MORE,
+                (None, 0.5),
+            ),
+            ("unsloth.float8_kv_cache", "vLLM's cache is in 8 bits", Direction.LESS, (None, False)),
+            ("unsloth.load_in_fp8", "The base is in 8-bit floats", Direction.LESS, (None, False)),
+            ("unsloth.qat_scheme", "Weights are quantised as they train", Direction.MORE, (None,)),
+            (
+                "unsloth.unsloth_tiled_mlp",
+                "The MLP is computed in tiles",
+                Direction.LESS,
+                (None, False),
+            ),
+            (
+                "unsloth.offload_embedding",
+                "The embedding rests on the CPU",
+                Direction.LESS,
+                (None, False),
+            ),
+            (
+                "unsloth.float32_mixed_precision",
+                "Trained weights are float32",
+                Direction.MORE,
+                (None,),
+            ),
+            ("unsloth.resize_model_vocab", "The embedding has more rows", Direction.MORE, (None,)),
+            (
+                "unsloth.device_map",
+                "Layers lie on different devices",
+                Direction.LESS,
+                (None, "sequential", "auto"),
+            ),
+            (
+                "unsloth_peft.bias",
+                "The base's biases are trained, too",
+                Direction.MORE,
+                (None, "none"),
+            ),
+            ("unsloth_peft.loftq_config", "Adapters begin from LoftQ", Direction.EITHER, (None,)),
+            (
+                "unsloth_peft.init_lora_weights",
+                "Adapters begin otherwise",
+                Direction.EITHER,
+                (None, True),
+            ),
+            (
+                "unsloth_peft.qat_scheme",
+                "Weights are quantised as they train",
+                Direction.MORE,
+                (None,),
+            ),
+            (
+                "unsloth_peft.finetune_vision_layers",
+                "The tower has adapters, too",
+                Direction.MORE,
+                (None, False),
+            ),
+            (
+                "unsloth_peft.finetune_language_layers",
+                "The text has no adapters",
+                Direction.LESS,
+                (None, True),
+            ),
+            (
+                "unsloth_peft.finetune_attention_modules",
+                "Attention has no adapters",
+                Direction.LESS,
+                (None, True),
+            ),
+            (
+                "unsloth_peft.finetune_mlp_modules",
+                "The MLP has no adapters",
+                Direction.LESS,
+                (None, True),
+            ),
+            (
+                "args.embedding_learning_rate",
+                "The embedding has its own optimizer group",
+                Direction.EITHER,
+                (None,),
+            ),
+            ("args.vllm_sampling_params", "How vLLM generates", Direction.EITHER, (None,)),
+        )
+    ),
+)
+NO_EFFECT = trl.NO_EFFECT | frozenset(
+    (
+        *(
+            f"unsloth.{key}"
+            for key in listed("""
+        token rope_scaling fix_tokenizer trust_remote_code revision use_exact_model_name random_state
+        max_lora_rank disable_log_stats text_only attn_implementation auto_model whisper_language
+        whisper_task return_logits fullgraph unsloth_force_compile tokenizer_name cache_dir local_files_only
+        rope_scaling.* device_map_planner_kwargs.*
+        """)
+        ),
+        *(
+            f"unsloth_peft.{key}"
+            for key in listed("""
+        random_state max_seq_length use_rslora task_type layers_pattern temporary_location loftq_config.*
+        ensure_weight_tying
+        """)
+        ),
+    )
+)
+
+CHAINS = {
+    **trl.CHAINS,
+    "args": (("unsloth", "replacements"), *trl.CHAINS["args"]),
+    "unsloth": (("unsloth", "FastLanguageModel.from_pretrained"),),
+    "unsloth_peft": (("unsloth", "FastLlamaModel.get_peft_model"),),
+}
+TOOL = Tool(
+    name="unsloth",
+    label="Unsloth",
+    distribution="unsloth",
+    chains=CHAINS,
+    rules=RULES,
+    later=LATER,
+    no_effect=NO_EFFECT,
+)
