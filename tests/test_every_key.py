@@ -31,9 +31,11 @@ from estimator.values.kinds import (
     Choice,
     Flag,
     ImageSizes,
+    Indices,
     Momentum,
     Names,
     Number,
+    Ranks,
     Text,
     Version,
     WholeNumber,
@@ -43,6 +45,7 @@ from estimator.values.setup import KEY_FACET
 MODEL = "mistralai/Mistral-7B-v0.1"
 BESIDE: dict[str, dict[str, object]] = {
     "dp_replicate_size": {"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 4},
+    "layers_to_transform": {"lora_target_modules": ["q_proj"], "method": "lora"},
     "model_class": {"model": "google/gemma-3-4b-it"},
     "num_gpus": {"strategy": "ddp"},
     "strategy": {"num_gpus": 2},
@@ -91,6 +94,10 @@ def another(key: Key) -> Any:
             return 0.25 if high <= 1 else 2.5
         case Names():
             return ["lm_head"] if key.kind.nullable else ["q_proj", "v_proj"]
+        case Indices():
+            return [0, 3]
+        case Ranks():
+            return {"q_proj": 8, "layers.2.mlp.up_proj": 32}
         case Momentum():
             return "momentum=0.5"
         case ImageSizes():

@@ -19,12 +19,22 @@ def spelled(value: object) -> list[str]:
 
     >>> spelled(True), spelled(0.05), spelled(["q_proj", "v_proj"]), spelled(None)
     (['true'], ['0.05'], ['q_proj', 'v_proj'], [])
+    >>> spelled({"q_proj": 8}), spelled((("q_proj", 8),))
+    (['q_proj=8'], ['q_proj=8'])
     """
+    if isinstance(value, dict):
+        value = tuple(value.items())
     if value is None:
         return []
     if isinstance(value, list | tuple):
-        return [str(item) for item in value]
+        return [_item(it) for it in value]
     return [json.dumps(value) if isinstance(value, bool) else str(value)]
+
+
+def _item(item: object) -> str:
+    if isinstance(item, tuple) and isinstance(item[0], str):  # of an object
+        return "=".join(map(str, item))
+    return str(item)
 
 
 def held() -> dict[str, list[str]]:

@@ -34,7 +34,10 @@ LABELS: Mapping[str, str] = {
     "usd_per_gpu_hour": "Dollars a GPU-hour",
 }
 """Keys as the controls call them; another is called by its own name."""
-ADAPTERS_ONLY = ("lora_", "autocast_adapter", "use_dora", "modules_to_save")
+ADAPTERS_ONLY = (
+    *("lora_", "autocast_adapter", "use_dora", "modules_to_save", "bias", "rank_pattern"),
+    *("layers_to_transform", "exclude_modules", "target_parameters"),
+)
 QLORA_ONLY = ("bnb_", "prepare_model")
 NONE = "–"
 

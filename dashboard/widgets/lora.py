@@ -92,7 +92,30 @@ def _take_whole() -> None:
     rerun.redraw()
 
 
+def _left_out(key: contract.Key) -> None:
+    model = question.reading().model
+    st.session_state[f"{key.name} box"] = list(
+        cast("tuple[str, ...]", session.value(key.name) or ())
+    )
+    of = boxes.shape(key)
+    st.multiselect(
+        of.label,
+        linear_names(model)[0] if model else (),
+        key=f"{key.name} box",
+        on_change=_leave_out,
+        accept_new_options=True,
+        placeholder="None",
+        help=f"{of.help} {key.default_sentence}",
+    )
+
+
+def _leave_out() -> None:
+    session.put({"exclude_modules": tuple(st.session_state["exclude_modules box"]) or None})
+    rerun.redraw()
+
+
 UNUSUAL = {
     "lora_target_modules": boxes.Unusual(draw=_modules),
     "modules_to_save": boxes.Unusual(draw=_trained_whole),
+    "exclude_modules": boxes.Unusual(draw=_left_out),
 }

@@ -515,8 +515,13 @@ def plain_keys(keys: Mapping[str, object]) -> dict[str, object]:
 def _plain(value: object) -> object:
     """A value of a spec as JSON has it."""
     if isinstance(value, tuple):
-        return list(value)
+        return dict(value) if _is_object(value) else list(value)
     return str(value) if isinstance(value, str) else value
+
+
+def _is_object(value: tuple[object, ...]) -> bool:
+    """Whether a tuple is an object's names and values in pairs."""
+    return bool(value) and isinstance(value[0], tuple) and isinstance(value[0][0], str)
 
 
 def _write_model(model: Model) -> object:

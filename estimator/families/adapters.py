@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 
+from estimator.families.by_layer import (
+    adapted_groups,
+    ends,
+    left_out,
+    modules_of_layer,
+    pattern_rank,
+)
 from estimator.families.counts import (
     layer_groups,
     layer_modules,
@@ -26,9 +34,10 @@ from estimator.families.modules import (
     is_after_layers,
     is_quantized,
     module_parameters,
+    weight_shapes,
 )
 from estimator.families.registry import family_of
-from estimator.families.towers import made_modules, tower_modules, tower_parameters
+from estimator.families.towers import has_towers, made_modules, tower_modules, tower_parameters
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
 from estimator.values.setup import TrainingSetup
@@ -100,6 +109,30 @@ DROPOUT_ON_EXPERTS = Refusal(
     "lora_dropout to 0, or name {others} in lora_target_modules.",
     Line("peft", "tuners/lora/layer.py", 2366, "does not work with lora_dropout != 0."),
 )
+BIAS_ON_EXPERTS = Refusal(
+    "lora_bias cannot go with adapters on the router or the stacked experts of {model_type}, PEFT refuses it; turn it "
+    "off, or name {others} in lora_target_modules.",
+    Line("peft", "tuners/lora/layer.py", 2370, "does not work with lora_bias=True."),
+)
+BIAS_ON_EMBEDDING = Refusal(
+    "lora_bias cannot go with an adapter on {name}, an embedding, PEFT refuses it; turn it off, or leave the embedding "
+    "out.",
+    Line("peft", "tuners/lora/layer.py", 1223, "lora_bias={lora_bias} is not supported"),
+)
+NOTHING_LEFT = Refusal(
+    "lora_target_modules, exclude_modules and layers_to_transform leave no layer of {model_type} for an adapter, and "
+    "PEFT refuses that; name more.",
+    Line("peft", "tuners/tuners_utils.py", 1077, "No modules were targeted for adaptation."),
+)
+OTHER_PARAMETERS = Refusal(
+    "target_parameters names {name!r}, which is no router and no stack of experts in {model_type}; others are not "
+    "modelled yet: {instead}.",
+    NOT_MODELLED,
+)
+LAYERS_WITH_TOWERS = Refusal(
+    "Adapters that differ between layers are not modelled yet for {model_type} with its towers; take model_class text.",
+    NOT_MODELLED,
+)
 POSITIONS_AND_LAYERS = ("wpe", "embed_positions", "embed_tokens_per_layer")
 """Embeddings other than the token embedding, which get no adapter here."""
 
@@ -112,7 +145,10 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     former names as linears, so ``"all-linear"`` matches them too, if PEFT knows these names. The head and the token
     embedding are matched only by name, the head even if tied.
 
-    Leaves out: adapters on other embeddings; regular expressions; ``target_parameters``.
+    ``exclude_modules`` and ``layers_to_transform`` take linears and embeddings from these; ``target_parameters`` adds
+    routers and stacked experts by their names, which the other two do not reach.
+
+    Leaves out: adapters on other embeddings; regular expressions; ``target_parameters`` of a linear.
     Source: PEFT 0.21 tuners/tuners_utils.py, ``check_target_module_exists`` and ``_maybe_include_all_linear_layers``;
     utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``.
 
@@ -126,6 +162,18 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
         or module.part in adapters.frozen_parts
     ):
         return False
+    if isinstance(module, Bare):
+        return _is_target(module, adapters) or _is_parameter(module, adapters)
+    return _is_target(module, adapters) and not left_out(module, adapters)
+
+
+def _is_parameter(module: Bare, adapters: Adapters) -> bool:
+    """Whether ``target_parameters`` names a bare weight."""
+    names = (module.name, f"{module.name}.weight")
+    return any(ends(name, it) for it in adapters.target_parameters or () for name in names)
+
+
+def _is_target(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     if isinstance(module, Linear) and module.shadowed:
         return False
     if isinstance(module, Embedding) and module.name in POSITIONS_AND_LAYERS:
@@ -142,6 +190,46 @@ def is_adapted(module: Linear | Bare | Embedding, adapters: Adapters) -> bool:
     return any(_names(target, module) for target in targets)
 
 
+def trains_bias(module: Module, adapters: Adapters) -> bool:
+    """Whether the base's own bias of this module is trained beside the adapters (a yes or no).
+
+    With ``bias`` all every parameter whose name ends in ``.bias``, so norms' and routers' too, but not those of stacked
+    experts; with lora_only those of adapted linears.
+
+    Source: PEFT 0.21 tuners/tuners_utils.py, ``_mark_only_adapters_as_trainable``.
+
+    >>> given = Adapters(method="lora", lora_target_modules=["q_proj"], bias="lora_only")
+    >>> [trains_bias(Linear(it, 8, 8, bias=True), given) for it in ("self_attn.q_proj", "self_attn.o_proj")]
+    [True, False]
+    """
+    if not adapters.uses_adapters or adapters.bias == "none" or is_copied(module, adapters):
+        return False
+    if isinstance(module, Linear):
+        return module.bias and (adapters.bias == "all" or is_adapted(module, adapters))
+    if isinstance(module, Norm | Bare):
+        # no parameter called bias: those of a stack of experts, and the scalars of xIELU
+        unnamed = module.stack if isinstance(module, Bare) else module.name.endswith("act_fn")
+        return adapters.bias == "all" and module.bias and not unnamed
+    return False
+
+
+def trained_biases(model: Model, adapters: Adapters) -> int:
+    """Elements of the base's own biases that are trained beside the adapters, whole job.
+
+    Error: none; compared with PEFT's own count in tests/verify.
+    Source: derived, from ``trains_bias``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> trained_biases(TINY_LLAMA, Adapters(method="lora", bias="all"))
+    0
+    """
+    return sum(
+        count * prod(weight_shapes(module)[-1])
+        for module, count in made_modules(model, adapters)
+        if trains_bias(module, adapters)
+    )
+
+
 def is_trained(module: Module, adapters: Adapters) -> bool:
     """Whether any part of this module is trained: its weights, its adapter, or PEFT's copy of it (a yes or no).
 
@@ -151,7 +239,7 @@ def is_trained(module: Module, adapters: Adapters) -> bool:
     >>> is_trained(Norm("norm", 8), TrainingSetup()), is_trained(Norm("norm", 8), TrainingSetup(method=Method.LORA))
     (True, False)
     """
-    if is_trained_whole(module, adapters):
+    if is_trained_whole(module, adapters) or trains_bias(module, adapters):
         return True
     return isinstance(module, Linear | Bare | Embedding) and is_adapted(module, adapters)
 
@@ -202,8 +290,11 @@ def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
     return min(
         (
             lowest
-            for lowest, _ in layer_groups(model)
-            if any(is_trained(module, setup.adapters) for module in layer_modules(model, lowest))
+            for lowest, _ in adapted_groups(model, setup.adapters)
+            if any(
+                is_trained(module, setup.adapters)
+                for module in modules_of_layer(model, setup.adapters, lowest)
+            )
         ),
         default=model.num_hidden_layers,
     )
@@ -281,7 +372,7 @@ def _check_copies(model: Model, setup: TrainingSetup) -> None:
 def _names(target: str, module: Linear | Bare | Embedding) -> bool:
     if isinstance(module, Bare):
         return target.rsplit(".", 1)[-1] in module.former_names
-    return _ends(module.name, target)
+    return ends(module.name, target)
 
 
 def _adaptable(model: Model, adapters: Adapters) -> Iterator[tuple[Linear | Bare | Embedding, int]]:
@@ -290,7 +381,7 @@ def _adaptable(model: Model, adapters: Adapters) -> Iterator[tuple[Linear | Bare
         match module:
             case Linear(shadowed=False):
                 yield module, count
-            case Bare(former_names=names) if names:
+            case Bare(former_names=names) if names or _is_parameter(module, adapters):
                 yield module, count
             case Embedding(name=name) if name not in POSITIONS_AND_LAYERS:
                 yield module, count
@@ -389,6 +480,8 @@ def refused_targets(model: Model, adapters: Adapters) -> RefusedError | None:
         return ADAPTER_ON_ROUTER(model_type=model.model_type, others=accepted)
     if adapters.use_dora and any(is_adapted(module, adapters) for module in bare):
         return DORA_ON_EXPERTS(model_type=model.model_type, others=accepted)
+    if adapters.lora_bias and any(is_adapted(module, adapters) for module in bare):
+        return BIAS_ON_EXPERTS(model_type=model.model_type, others=accepted)
     if dropout_is_refused(model, adapters):
         return DROPOUT_ON_EXPERTS(
             dropout=adapters.lora_dropout, model_type=model.model_type, others=accepted
@@ -400,6 +493,16 @@ def _check_targets(model: Model, adapters: Adapters) -> None:
     adaptable = [module for module, _ in _adaptable(model, adapters)]
     if refused := refused_targets(model, adapters):
         raise refused
+    _check_parameters(model, adapters)
+    if adapters.by_layer and has_towers(model, adapters):
+        raise LAYERS_WITH_TOWERS(model_type=model.model_type)
+    if adapters.lora_bias:
+        for module in adaptable:
+            if isinstance(module, Embedding) and is_adapted(module, adapters):
+                raise BIAS_ON_EMBEDDING(name=module.name)
+    is_less = adapters.exclude_modules is not None or adapters.layers_to_transform is not None
+    if is_less and not any(is_adapted(module, adapters) for module in adaptable):
+        raise NOTHING_LEFT(model_type=model.model_type)
     if isinstance(adapters.lora_target_modules, str):
         return
     for target in adapters.lora_target_modules:
@@ -430,6 +533,16 @@ def _check_targets(model: Model, adapters: Adapters) -> None:
             )
 
 
+def _check_parameters(model: Model, adapters: Adapters) -> None:
+    bare = [it for it, _ in made_modules(model, adapters) if isinstance(it, Bare)]
+    for name in adapters.target_parameters or ():
+        one = replace(adapters, target_parameters=(name,))
+        if not any(_is_parameter(module, one) for module in bare):
+            known = [it.name if it.stack else f"{it.name}.weight" for it in bare]
+            instead = f"name some of {', '.join(dict.fromkeys(known))}" if known else "leave it out"
+            raise OTHER_PARAMETERS(name=name, model_type=model.model_type, instead=instead)
+
+
 def unmatched_targets(model: Model, adapters: Adapters) -> tuple[str, ...]:
     """The listed targets that match nothing in the model (names; per model). PEFT adapts the others without a warning.
 
@@ -451,18 +564,13 @@ def unmatched_targets(model: Model, adapters: Adapters) -> tuple[str, ...]:
 
 
 def _is_in_the_tree(model: Model, target: str) -> bool:
-    return any(_ends(node.name, target) for node in module_tree(model).walk())
+    return any(ends(node.name, target) for node in module_tree(model).walk())
 
 
 def _is_convolution(module: Module, target: str) -> bool:
     """Whether a target matches a tower's convolution, which PEFT adapts."""
     convolves = isinstance(module, Kernel) or (isinstance(module, Norm) and module.taps > 0)
-    return convolves and _ends(module.name, target)
-
-
-def _ends(name: str, target: str) -> bool:
-    """Whether the target matches a module of this name."""
-    return name == target or name.endswith(f".{target}")
+    return convolves and ends(module.name, target)
 
 
 def _check_no_layer(model: Model, target: str) -> None:
@@ -470,7 +578,7 @@ def _check_no_layer(model: Model, target: str) -> None:
     if not _is_in_the_tree(model, target):
         return
     modules = [module for module, _ in made_modules(model, TEXT_ALONE.adapters)]
-    named = [it for it in modules if _ends(it.name, target) or _ends(target, it.name)]
+    named = [it for it in modules if ends(it.name, target) or ends(target, it.name)]
     kernels = any(isinstance(it, Linear) and it.unadaptable for it in modules)
     if kernels and target.rpartition(".")[2] == "conv1d":
         accepted = ", ".join(_accepted(model))
@@ -486,7 +594,10 @@ def adapter_rank(module: Linear | Bare | Embedding, adapters: Adapters) -> int:
     """Rows of LoRA's A and columns of its B on this layer, whole model.
 
         Linear  r      router  r      stack of E experts  r · n · E    r: lora_r; n: linears fused into one, so gate
-                                                                       and up, which were two, take 2 r
+                                                                       and up, which were two, take 2 r, where they
+                                                                       are targets by these two names
+
+    r is ``rank_pattern``'s where that names the module, and then n is 1.
 
     Error: none; compared with PEFT's own count in tests/verify.
     Source: PEFT 0.21 tuners/lora/layer.py, ``ParamWrapper.update_layer``; utils/transformers_weight_conversion.py,
@@ -495,16 +606,19 @@ def adapter_rank(module: Linear | Bare | Embedding, adapters: Adapters) -> int:
     >>> adapter_rank(Bare("experts.gate_up_proj", 8, 32, 4, ("gate_proj", "up_proj")), TrainingSetup(lora_r=16))
     128
     """
+    rank = pattern_rank(module, adapters)
     if not isinstance(module, Bare):
-        return adapters.lora_r
-    return adapters.lora_r * len(module.former_names) * (module.stack or 1)
+        return adapters.lora_r if rank is None else rank
+    fused = len(module.former_names) if rank is None and _is_target(module, adapters) else 1
+    return (adapters.lora_r if rank is None else rank) * fused * (module.stack or 1)
 
 
 def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
     """Parameters that PEFT adds to the model, in elements, whole job; 0 for full fine-tuning.
 
-        Σ adapted layers  r · (in + out)  (+ out where DoRA)  +  Σ copied modules  their parameters
-        r: ``adapter_rank``; A is [r, in], B is [out, r]; DoRA's magnitudes are [out]; copied: ``modules_to_save``
+        Σ adapted layers  r · (in + out)  (+ out where DoRA or a bias)  +  Σ copied modules  their parameters
+        r: ``adapter_rank``; A is [r, in], B is [out, r]; DoRA's magnitudes and B's bias are [out]; copied:
+        ``modules_to_save``
 
     Error: none; compared with PEFT's own count in tests/verify.
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.1; PEFT 0.21 tuners/lora/layer.py, ``LoraLayer.update_layer``.
@@ -530,7 +644,8 @@ def adapter_parameters(model: Model, setup: TrainingSetup) -> int:
 
 def _adapter_elements(module: Linear | Bare | Embedding, adapters: Adapters) -> int:
     rows, columns = adapted_sizes(module)
-    return adapter_rank(module, adapters) * (rows + columns) + (columns if adapters.use_dora else 0)
+    beside = columns if adapters.use_dora or adapters.lora_bias else 0
+    return adapter_rank(module, adapters) * (rows + columns) + beside
 
 
 def adapted_sizes(module: Linear | Bare | Embedding) -> tuple[int, int]:
@@ -547,7 +662,7 @@ def adapted_sizes(module: Linear | Bare | Embedding) -> tuple[int, int]:
 
 
 def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
-    """Trained parameters, in elements, whole job: all of them, or the adapters.
+    """Trained parameters, in elements, whole job: all, or the adapters, and with ``bias`` biases of the base.
 
     Includes those of towers, which get no gradient in a step on text.
 
@@ -561,7 +676,7 @@ def trainable_parameters(model: Model, setup: TrainingSetup) -> int:
     if setup.method is Method.FULL:
         made = total_parameters(model) + tower_parameters(model, setup.adapters)
         return made - untrained_parameters(model) - _frozen_parameters(model, setup.adapters)
-    return adapter_parameters(model, setup)
+    return adapter_parameters(model, setup) + trained_biases(model, setup.adapters)
 
 
 def _frozen_parameters(model: Model, adapters: Adapters) -> int:

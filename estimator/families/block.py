@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from estimator.families.activations import activation
-from estimator.families.adapters import is_trained_whole
+from estimator.families.adapters import adapter_rank, is_trained_whole, trains_bias
 from estimator.families.dora import Dora, dora
 from estimator.families.family import Kernels, NormKind
 from estimator.families.liger import kernels
@@ -51,6 +51,7 @@ class LoadedLinear:
     bias: Parameter | None
     lora_a: Parameter | None = None
     lora_b: Parameter | None = None
+    lora_bias: Parameter | None = None
     magnitude: Parameter | None = None
     is_quantized: bool = False
 
@@ -150,6 +151,7 @@ class Block:
         """Bare parameters of a tower, by the name of their module."""
         self.looked_up: dict[str, tuple[Parameter, Parameter]] = {}
         """LoRA's A and B of embeddings, by name."""
+        self.embedding_widths: dict[str, int] = {}
         self.owned: list[Owned] = []
         self.modules = tuple(modules)
         self.units: dict[str, ModuleHook] = {}
@@ -165,15 +167,16 @@ class Block:
         trainable = is_trained_whole(module, setup.adapters)
         has_grad = setup.gradient_accumulation_steps > 1
         width = weight_width(module, setup)
+        shapes, biased = weight_shapes(module), trains_bias(module, setup.adapters)
         parameters = [
             self._parameter(
                 f"{key}.{module.name}.{part}",
                 elements(shape),
                 width,
-                trainable=trainable,
+                trainable=trainable or (biased and part == len(shapes) - 1),
                 has_grad=has_grad,
             )
-            for part, shape in enumerate(weight_shapes(module))
+            for part, shape in enumerate(shapes)
         ]
         self.owned += [
             Owned(module, shape, parameter, is_adapter=False)
@@ -186,14 +189,18 @@ class Block:
                 self.norms[module.name] = parameters
             case Embedding():
                 self.embeddings[module.name] = parameters[0]
+                self.embedding_widths[module.name] = module.width
                 if adapters := self._adapters(module, key, has_grad=has_grad):
                     self.looked_up[module.name] = adapters[0], adapters[1]
             case Linear():
                 linked = LoadedLinear(module, parameters[0], parameters[1] if module.bias else None)
                 linked.is_quantized = is_quantized(module, setup.adapters)
                 if adapters := self._adapters(module, key, has_grad=has_grad):
-                    linked.lora_a, linked.lora_b, *magnitude = adapters
-                    linked.magnitude = magnitude[0] if magnitude else None
+                    linked.lora_a, linked.lora_b, *beside = adapters
+                    if setup.lora_bias:
+                        linked.lora_bias = beside[0]
+                    elif beside:
+                        linked.magnitude = beside[0]
                 self.linears[module.name] = linked
             case Bare():
                 stack = ExpertStack(module, parameters[0], parameters[1] if module.bias else None)
@@ -239,7 +246,8 @@ class Block:
         """Adds a tied head with an adapter, so that it is called like any linear."""
         linked = LoadedLinear(head, weight, None)
         has_grad = self.setup.gradient_accumulation_steps > 1
-        linked.lora_a, linked.lora_b = self._adapters(head, key, has_grad=has_grad)
+        linked.lora_a, linked.lora_b, *bias = self._adapters(head, key, has_grad=has_grad)
+        linked.lora_bias = bias[0] if bias else None
         self.linears[head.name] = linked
 
     def adapted_embedding(
@@ -254,14 +262,15 @@ class Block:
         """
         if name not in self.looked_up or not self.adapters_on:
             return found
-        tape, rank = self.tape, self.setup.lora_r
+        tape = self.tape
         a, b = self.looked_up[name]
+        rank = b.elements // self.embedding_widths[name]
         rows = tape.record(
             "LoRA A transposed", tape.view(a), [a], lambda t, g: [t.new(a.elements, a.width)]
         )
         columns = tape.record("LoRA B transposed", tape.view(b), [b], lambda t, g: [g[0]])
         after_a = op.embedding(tape, ids, rows, rank, self.rows)
-        width = b.elements // rank
+        width = self.embedding_widths[name]
         branch = op.scale(tape, op.matmul(tape, after_a, columns, self.rows * width, "LoRA B"))
         if is_scaled:
             branch = op.scale(tape, branch)
@@ -381,7 +390,7 @@ class Block:
         layer = Dora(
             linear.in_features,
             linear.out_features,
-            self.setup.lora_r,
+            adapter_rank(linear, self.setup.adapters),
             linked.weight,
             linked.bias,
             linked.lora_a,
@@ -396,7 +405,8 @@ class Block:
     def _branch(self, linked: LoadedLinear, x: Tensor) -> Tensor:
         assert linked.lora_a is not None
         assert linked.lora_b is not None
-        tape, linear, rank = self.tape, linked.linear, self.setup.lora_r
+        tape, linear = self.tape, linked.linear
+        rank = adapter_rank(linear, self.setup.adapters)
         # no name outlives its operator: without gradients nothing else keeps the low-rank tensor
         return op.scale(
             tape,
@@ -410,13 +420,21 @@ class Block:
                 linked.lora_b,
                 (rank, linear.out_features),
                 "LoRA B",
+                linked.lora_bias,
             ),
         )
 
-    def _matrix(self, x: Tensor, weight: Parameter, shape: tuple[int, int], name: str) -> Tensor:
-        """One of an adapter's products, a unit of its own under FSDP1."""
+    def _matrix(
+        self,
+        x: Tensor,
+        weight: Parameter,
+        shape: tuple[int, int],
+        name: str,
+        bias: Parameter | None = None,
+    ) -> Tensor:
+        """One of an adapter's products; under FSDP1 it is a unit of its own."""
         return self.within(
-            weight.key, x, lambda x: op.linear(self.tape, x, weight, None, *shape, name)
+            weight.key, x, lambda x: op.linear(self.tape, x, weight, bias, *shape, name)
         )
 
     def _base(self, linked: LoadedLinear, x: Tensor, name: str) -> Tensor:

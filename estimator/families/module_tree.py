@@ -100,6 +100,20 @@ def base_model_prefix(model: Model) -> str:
     return family_of(model).tree.tree.partition(":")[0]
 
 
+@lru_cache(maxsize=256)
+def layers_name(model: Model) -> str:
+    """Full name of the list of decoder layers (a name).
+
+    Source: derived, from ``module_tree``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> layers_name(TINY_LLAMA)
+    'model.layers'
+    """
+    names = (node.name for node in module_tree(model).walk())
+    return next(name for name in names if name.endswith(".0")).removesuffix(".0")
+
+
 def layer_class(model: Model) -> str:
     """Class of the decoder layer, which is what ``_no_split_modules`` names in every family modelled (a name).
 

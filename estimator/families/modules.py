@@ -40,6 +40,8 @@ class Linear:
     (PEFT 0.21, utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``)."""
     part: Part = Part.TEXT
     """The part of the model that it belongs to."""
+    layer: str = ""
+    """Full name of its layer with a dot behind, where adapters differ between layers of one kind; else empty."""
 
 
 @dataclass(frozen=True, slots=True)

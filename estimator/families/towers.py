@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from estimator.families.counts import modules_with_counts
+from estimator.families.by_layer import text_modules
 from estimator.families.modules import (
     Embedding,
     Kernel,
@@ -69,13 +69,13 @@ def tower_modules(model: Model, adapters: Adapters) -> Alike:
 def made_modules(model: Model, adapters: Adapters) -> Alike:
     """Every module with weights of the class that is made, towers first, and how many alike there are, whole model.
 
-    Source: derived, from ``tower_modules`` and ``modules_with_counts``.
+    Source: derived, from ``tower_modules`` and ``text_modules``.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> made_modules(TINY_LLAMA, Adapters()) == tuple(modules_with_counts(TINY_LLAMA))
+    >>> made_modules(TINY_LLAMA, Adapters()) == tuple(text_modules(TINY_LLAMA, Adapters()))
     True
     """
-    return (*tower_modules(model, adapters), *modules_with_counts(model))
+    return (*tower_modules(model, adapters), *text_modules(model, adapters))
 
 
 def tower_parameters(model: Model, adapters: Adapters) -> int:

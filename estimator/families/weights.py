@@ -192,7 +192,7 @@ class AdapterTensor(NamedTuple):
 
 
 def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor, ...]:
-    """LoRA's A [r, in] and B [out, r] on this module, and DoRA's magnitudes [out]; none if it is not adapted.
+    """LoRA's A [r, in] and B [out, r] on this module, and B's bias or DoRA's magnitudes [out]; none if not adapted.
 
     On a stack of E experts r is r · n · E, where n linears were fused into one (gate and up: 2). Magnitudes beside a
     packed base are float32 whatever the adapters are.
@@ -209,6 +209,8 @@ def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor
         AdapterTensor((rank, rows), width),
         AdapterTensor((columns, rank), width),
     )
+    if setup.lora_bias:
+        return (*matrices, AdapterTensor((columns,), width))
     if not setup.use_dora:
         return matrices
     magnitude_width = FLOAT32_BYTES if is_quantized(module, setup.adapters) else width

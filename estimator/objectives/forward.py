@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from estimator.families.adapters import is_adapted, is_copied, lowest_trained
 from estimator.families.block import DROPOUT, ROTARY, Block
-from estimator.families.counts import layer_model, layer_modules, outer_modules, tied_head
+from estimator.families.by_layer import modules_of_layer
+from estimator.families.counts import layer_model, outer_modules, tied_head
 from estimator.families.family import Architecture
 from estimator.families.layer_kinds import WITHOUT_ATTENTION
 from estimator.families.modules import Module
@@ -226,7 +227,7 @@ class Forward:
         for played, index in enumerate(self.layers):
             tape.enter(self.phase, "layer", played)
             kind = self.kinds[index]
-            modules = layer_modules(model, index)
+            modules = modules_of_layer(model, setup.adapters, index)
             block = self.loaded.block(modules, f"layers.{played}", setup, played)
             block.adapters_on = self.adapters
             block.mask = masks[kind.sliding] if self._attends(index) else None

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.families.adapters import lowest_trained
+from estimator.families.by_layer import adapted_kinds
 from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
 from estimator.families.towers import layers_before_the_text
@@ -162,6 +163,9 @@ class Stack(NamedTuple):
 def kinds_of(model: Model, setup: TrainingSetup, length: int) -> tuple[LayerKind, ...]:
     """The kind of every layer of a model that is trained on sequences of ``length`` tokens."""
     kinds = reached(layer_kinds(model, windowed=has_window(model, length)), model, setup)
+    if setup.adapters.by_layer:
+        named = adapted_kinds(model, setup.adapters)
+        kinds = tuple(kind._replace(modules=name) for kind, name in zip(kinds, named, strict=True))
     if not setup.gradient_checkpointing or setup.checkpoint_every_n_layers == 1:
         return kinds
     return tuple(

@@ -367,6 +367,45 @@ RULES = (
         ),
     ),
     Rule(
+        lambda s: s.uses_adapters and s.lora_bias and s.use_dora,
+        "lora_bias is not supported with use_dora, PEFT refuses it; turn one of them off.",
+        Line("peft", "tuners/lora/config.py", 1088, "lora_bias=True is not supported for DoRA"),
+    ),
+    Rule(
+        lambda s: (
+            s.uses_adapters
+            and s.layers_to_transform is not None
+            and isinstance(s.lora_target_modules, str)
+        ),
+        "layers_to_transform cannot go with lora_target_modules {s.lora_target_modules}, PEFT refuses it; list the "
+        "modules.",
+        Line(
+            "peft", "tuners/lora/config.py", 1041, "cannot be used when `target_modules` is a str"
+        ),
+    ),
+    Rule(
+        lambda s: s.adapters.by_layer and s.strategy not in (Strategy.NONE, Strategy.DDP),
+        "Adapters that differ between layers are not modelled yet under {s.strategy}; leave layers_to_transform and "
+        "numbers of layers out, or take strategy ddp.",
+        NOT_MODELLED,
+    ),
+    Rule(
+        lambda s: (
+            s.uses_adapters
+            and s.bias != "none"
+            and (s.has_packed_base or s.strategy not in (Strategy.NONE, Strategy.DDP))
+        ),
+        "bias {s.bias} is modelled beside a base of 16 or 32 bits on one GPU and under ddp only; leave it at none.",
+        NOT_MODELLED,
+    ),
+    Rule(
+        lambda s: (
+            s.uses_adapters and s.lora_bias and (s.uses_fsdp1 or s.strategy is Strategy.ZERO3)
+        ),
+        "lora_bias under {s.strategy} is not modelled yet; turn it off, or take strategy ddp.",
+        NOT_MODELLED,
+    ),
+    Rule(
         lambda s: s.selective_checkpointing and not s.gradient_checkpointing,
         "selective_checkpointing requires gradient_checkpointing, TRL refuses it without; turn both on, or both off.",
         Line("trl", "trainer/sft_trainer.py", 1088, "requires `gradient_checkpointing=True`."),

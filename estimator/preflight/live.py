@@ -24,7 +24,7 @@ from estimator.values.specs import Model
 
 FUSED_LOSS_SINCE = (1, 15)
 """TRL's first version whose SFTTrainer never makes the logits whole: trl 1.16, trainer/utils.py, add_fused_lm_head."""
-_OF_PEFT = {"r": "lora_r", "bias": "lora_bias", "target_modules": "lora_target_modules"}
+_OF_PEFT = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """PEFT's words that the contract spells otherwise: peft 0.21, tuners/lora/config.py."""
 _NOT_ARGUMENTS = frozenset({"dtype", "loss", "loss_type", "method", "strategy", "optim_args", "v"})
 """Keys that are no argument of a trainer, or mean something else there."""
@@ -297,7 +297,6 @@ def _adapters(configs: Mapping[str, Any]) -> dict[str, object]:
     names = [*(key.name for key in KEYS if key.facet == "adapters"), *LATER]
     keys = {name: _plain(getattr(config, name)) for name in names if hasattr(config, name)}
     keys |= {ours: _plain(getattr(config, theirs)) for theirs, ours in _OF_PEFT.items()}
-    keys["lora_bias"] = bool(getattr(config, "lora_bias", False)) or keys["lora_bias"] != "none"
     return keys
 
 

@@ -12,8 +12,10 @@ from estimator.families.adapters import (
     copied_modules,
     is_trained_whole,
     trainable_parameters,
+    trains_bias,
 )
-from estimator.families.counts import modules_with_counts, total_parameters
+from estimator.families.by_layer import text_modules
+from estimator.families.counts import total_parameters
 from estimator.families.modules import Embedding, Linear, Module, weight_shapes
 from estimator.families.towers import (
     idle_modules,
@@ -93,7 +95,7 @@ def trainable_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
 
     Modules that a step on text does not run get no gradient, and optimizers skip them: ``idle_tensors``.
     """
-    text = tuple(modules_with_counts(model)), copied_modules(model, setup.adapters)
+    text = tuple(text_modules(model, setup.adapters)), copied_modules(model, setup.adapters)
     run = (*run_on_text(model, setup), *text[0], *adapted_tied_head(model, setup.adapters))
     idle = {module for module, _ in idle_modules(model, setup)}
     copies = [(module, count) for module, count in text[1] if module not in idle]
@@ -124,6 +126,8 @@ def trained_of(modules: Alike, copies: Alike, setup: TrainingSetup) -> list[Trai
                 Trainable(tensor.shape, tensor.width, count, is_linear=len(tensor.shape) == 2)
                 for tensor in adapter_tensors(module, setup)
             ]
+            if trains_bias(module, setup.adapters):
+                tensors.append(_trained(module, weight_shapes(module)[-1], count, setup))
         elif is_trained_whole(module, setup.adapters):
             tensors += [_trained(module, shape, count, setup) for shape in weight_shapes(module)]
     return tensors

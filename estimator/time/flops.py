@@ -10,14 +10,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.adapters import copied_modules, is_adapted
-from estimator.families.counts import (
-    experts_run,
-    layer_groups,
-    layer_modules,
-    outer_modules,
-    tied_head,
-)
+from estimator.families.adapters import adapter_rank, copied_modules, is_adapted
+from estimator.families.by_layer import adapted_groups, modules_of_layer
+from estimator.families.counts import experts_run, outer_modules, tied_head
 from estimator.families.delta_net import CHUNK
 from estimator.families.kernels import attention_of
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, WITHOUT_ATTENTION
@@ -38,7 +33,7 @@ from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.computation import Computation
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Loss, Method, Model, Part
+from estimator.values.specs import AttnImplementation, Loss, Model, Part
 
 FORWARD = 2
 """Operations an element of a matrix and a token, forward: one multiplication, one addition."""
@@ -61,7 +56,7 @@ class Matrices(NamedTuple):
     quantizable: int
     """Of the layers', those in linears: what 4-bit loading packs. Stacked experts stay whole."""
     adapter_inputs: int
-    """Σ in_features of the adapted linears, all layers."""
+    """Σ in_features of the adapted linears, all layers, a rank of its own as so many of ``lora_r``."""
     adapter_outputs: int
     """Σ out_features of the same."""
     copied: int
@@ -86,39 +81,47 @@ def matrices(model: Model, adapters: Adapters) -> Matrices:
     >>> matrices(TINY_LLAMA, TrainingSetup()).outside == 8 * 10
     True
     """
-    return _matrices(model, adapters.method, adapters.lora_target_modules, adapters.modules_to_save)
+    which = {name: getattr(adapters, name) for name in _WHICH}
+    if adapters.rank_pattern is not None:
+        which["lora_r"] = adapters.lora_r
+    return _matrices(model, Adapters(**which))
+
+
+_WHICH = (
+    *("method", "lora_target_modules", "modules_to_save", "exclude_modules", "rank_pattern"),
+    *("layers_to_transform", "target_parameters"),
+)
+"""Keys that say which modules have an adapter."""
 
 
 @lru_cache(maxsize=1024)
-def _matrices(
-    model: Model,
-    method: Method,
-    targets: str | tuple[str, ...],
-    copies: tuple[str, ...] | None,
-) -> Matrices:
-    setup = TrainingSetup(method=method, lora_target_modules=targets, modules_to_save=copies)
+def _matrices(model: Model, adapters: Adapters) -> Matrices:
     outer = outer_modules(model)
     layer = [
         (module, count)
-        for index, count in layer_groups(model)
-        for module in layer_modules(model, index)
+        for index, count in adapted_groups(model, adapters)
+        for module in modules_of_layer(model, adapters, index)
     ]
     tied = sum(head.in_features * head.out_features for head in tied_head(model))
     linears = [(it, count) for it, count in layer if isinstance(it, Linear)]
     adapted = [
-        (it, count)
+        (it, count * adapter_rank(it, adapters) / adapters.lora_r)
         for it, count in (*linears, *((it, 1) for it in outer if isinstance(it, Linear)))
-        if is_adapted(it, setup.adapters)
+        if is_adapted(it, adapters)
     ]
     return Matrices(
         sum(count * _elements(module, model) for module, count in layer),
         sum(_elements(module, model) for module in outer) + tied,
         sum(count * it.in_features * it.out_features for it, count in linears),
-        sum(count * it.in_features for it, count in adapted),
-        sum(count * it.out_features for it, count in adapted),
-        sum(times * _elements(it, model) for it, times in copied_modules(model, setup.adapters)),
-        sum(times * it.in_features * it.out_features for it, times in adapted),
-        sum(times * it.in_features * (it.in_features + it.out_features) for it, times in adapted),
+        round(sum(count * it.in_features for it, count in adapted)),
+        round(sum(count * it.out_features for it, count in adapted)),
+        sum(times * _elements(it, model) for it, times in copied_modules(model, adapters)),
+        round(sum(times * it.in_features * it.out_features for it, times in adapted)),
+        round(
+            sum(
+                times * it.in_features * (it.in_features + it.out_features) for it, times in adapted
+            )
+        ),
     )
 
 

@@ -136,6 +136,11 @@ A_PATTERN = Refusal(
     "{value} is a string, which PEFT reads as a regular expression. These are not modelled yet: list the names.",
     NOT_MODELLED,
 )
+RANK_PATTERN = Refusal(
+    "names {value}, which PEFT reads as a regular expression; only names of modules are modelled yet: write such as "
+    "q_proj.",
+    NOT_MODELLED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +256,8 @@ class Names(Kind):
     """A list of module names, or one keyword that stands for a list."""
 
     word: str | None = None
+    empty: bool = False
+    """May it be an empty list, which means null?"""
 
     takes_list: ClassVar[bool] = True
     MOST: ClassVar[int] = 64
@@ -262,6 +269,8 @@ class Names(Kind):
     def _read(self, value: object) -> object:
         if isinstance(value, str) and value == self.word:
             return self.word
+        if self.empty and value in ([], ()):
+            return None
         if isinstance(value, str) and self.word:
             raise A_PATTERN(value=show(value))
         if not isinstance(value, list | tuple):
@@ -319,6 +328,79 @@ class ImageSizes(Kind):
         if all(len(size) == 2 and all(side.isdecimal() for side in size) for size in sizes):
             return [[int(side) for side in size] for size in sizes]
         return text
+
+
+@dataclass(frozen=True, slots=True)
+class Indices(Kind):
+    """A list of whole numbers from 0, such as layers; one alone is a list of one."""
+
+    takes_list: ClassVar[bool] = True
+    MOST: ClassVar[int] = 1000
+    """Ours: more than any model has layers."""
+
+    def _metavar(self) -> str:
+        return "N,N"
+
+    def _read(self, value: object) -> object:
+        items = value if isinstance(value, list | tuple) else [value]
+        if self.nullable and not items:  # PEFT's word for all layers
+            return None
+        for item in items:
+            if type(item) is not int or not 0 <= item < self.MOST:
+                raise InputError(
+                    f"must list whole numbers from 0 to {self.MOST - 1}{self._or_null}, not {show(item)}."
+                )
+        return tuple(sorted(set(items)))
+
+    def _from_text(self, text: str) -> object:
+        items = text.split(",")
+        return [int(it) if re.fullmatch(r"[0-9]{1,9}", it) else it for it in items]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks(Kind):
+    """An object of module names with a rank each, kept as pairs."""
+
+    takes_list: ClassVar[bool] = True
+    MOST: ClassVar[int] = 64
+    """Ours, as of ``Names``."""
+    HIGHEST: ClassVar[int] = 8192
+
+    def _metavar(self) -> str:
+        return "NAME=N,NAME=N"
+
+    def _read(self, value: object) -> object:
+        pairs = list(value.items()) if isinstance(value, dict) else value
+        if self.nullable and pairs in ([], ()):  # PEFT's default
+            return None
+        if not isinstance(pairs, tuple | list):
+            raise InputError(
+                f"must be an object of module names with a rank each{self._or_null}, not {show(value)}."
+            )
+        read = []
+        for pair in pairs:
+            name, rank = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (pair, None)
+            if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,100}", name):
+                raise RANK_PATTERN(value=show(name))
+            if type(rank) is not int or not 1 <= rank <= self.HIGHEST:
+                raise InputError(
+                    f"must give {name} a rank from 1 to {self.HIGHEST}, not {show(rank)}."
+                )
+            read.append((name, rank))
+        if not read or len(read) > self.MOST:
+            raise InputError(f"must name 1 to {self.MOST} modules, not {len(read)}.")
+        return tuple(read)
+
+    def _from_text(self, text: str) -> object:
+        if text.lstrip().startswith("{"):
+            try:
+                return json.loads(text)
+            except ValueError:
+                return text
+        pairs = [item.partition("=") for item in text.split(",")]
+        if not all(re.fullmatch(r"[0-9]{1,9}", rank) for _, _, rank in pairs):
+            return text
+        return {name: int(rank) for name, _, rank in pairs}
 
 
 @dataclass(frozen=True, slots=True)

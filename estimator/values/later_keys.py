@@ -28,11 +28,6 @@ LATER: Mapping[str, object] = MappingProxyType(
         "packing": False,
         "padding_free": False,
         # peft 0.21, tuners/lora/config.py; transformers 5.23, training_args.py
-        "lora_bias": False,
-        "layers_to_transform": None,
-        "rank_pattern": None,
-        "exclude_modules": None,
-        "target_parameters": None,
         "label_smoothing_factor": 0.0,
     }
 )

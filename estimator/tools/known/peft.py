@@ -84,6 +84,7 @@ LORA: tuple[Rule, ...] = (
     modules_to_save_from("peft.modules_to_save"),
     same("peft.use_dora"),
     same("peft.lora_bias"),
+    same("peft.bias"),
     same("peft.layers_to_transform"),
     same("peft.rank_pattern"),
     same("peft.exclude_modules"),
@@ -92,12 +93,6 @@ LORA: tuple[Rule, ...] = (
 )
 
 LATER: tuple[Later, ...] = (
-    Later(
-        theirs="peft.bias",
-        sentence="The base's biases are trained too",
-        direction=Direction.MORE,
-        harmless=(None, "none"),
-    ),
     Later(
         theirs="peft.trainable_token_indices",
         sentence="Rows of the embedding are trained beside the adapters",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
-from estimator.values.kinds import Choice, Flag, Names, Number, WholeNumber
+from estimator.values.kinds import Choice, Flag, Indices, Names, Number, Ranks, WholeNumber
 from estimator.values.specs import ALL_LINEAR, Method, ModelClass, Part
 
 
@@ -78,6 +78,43 @@ class Adapters(Checked):
             help="PEFT's target_modules: the linear layers that get an adapter, by name.",
         ),
     )
+    layers_to_transform: tuple[int, ...] | None = key(
+        None,
+        Indices(nullable=True),
+        "the layers whose listed modules get an adapter, counted from 0",
+        whose=Whose.PEFT,
+        null="all",
+        widget="a list of layers, which no box has; a config, a link or a file sets it",
+    )
+    rank_pattern: tuple[tuple[str, int], ...] | None = key(
+        None,
+        Ranks(nullable=True),
+        "modules whose adapters have another rank",
+        whose=Whose.PEFT,
+        null="none",
+        widget="an object of names and ranks, which no box has; a config, a link or a file sets it",
+    )
+    exclude_modules: tuple[str, ...] | None = key(
+        None,
+        Names(nullable=True, empty=True),
+        "modules that get no adapter though they are targets",
+        whose=Whose.PEFT,
+        null="none",
+        widget=Widget(
+            shape="options",
+            section=Section.LORA,
+            label="Left out",
+            help="PEFT's exclude_modules: targets that get no adapter.",
+        ),
+    )
+    target_parameters: tuple[str, ...] | None = key(
+        None,
+        Names(nullable=True, empty=True),
+        "stacked experts that get an adapter, by their parameter's name",
+        whose=Whose.PEFT,
+        null="none",
+        widget="names of parameters, which few models have; a config, a link or a file sets it",
+    )
     lora_dropout: float = key(
         0.05,
         Number(1, open_high=True),
@@ -105,6 +142,30 @@ class Adapters(Checked):
             section=Section.LORA,
             label="Adapters in float32",
             help="PEFT's autocast_adapter_dtype. When off, adapters have the base's dtype.",
+        ),
+    )
+    lora_bias: bool = key(
+        False,
+        Flag(),
+        "adapters have a bias",
+        whose=Whose.PEFT,
+        widget=Widget(
+            shape="toggle",
+            section=Section.LORA,
+            label="Bias in adapters",
+            help="PEFT's lora_bias: each adapter's second matrix has a bias.",
+        ),
+    )
+    bias: str = key(
+        "none",
+        Choice(("none", "lora_only", "all")),
+        "which biases of the base are trained",
+        whose=Whose.PEFT,
+        widget=Widget(
+            shape="segments",
+            section=Section.LORA,
+            label="Trained biases",
+            help="PEFT's bias: of the base's own biases none, those of adapted modules, or all are trained.",
         ),
     )
     use_dora: bool = key(
@@ -258,6 +319,13 @@ class Adapters(Checked):
     def uses_adapters(self) -> bool:
         """LoRA or QLoRA."""
         return self.method is not Method.FULL
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether layers of one kind may differ in their adapters."""
+        names = (*(self.exclude_modules or ()), *(name for name, _ in self.rank_pattern or ()))
+        numbered = any(part.isdigit() for name in names for part in name.split("."))
+        return self.uses_adapters and (self.layers_to_transform is not None or numbered)
 
     @property
     def has_8bit_base(self) -> bool:

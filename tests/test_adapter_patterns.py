@@ -1,0 +1,118 @@
+"""Which layers have adapters of which rank, and which biases are trained: PEFT's patterns.
+
+Counts are held against PEFT in tests/verify, whole steps against traced ones in tests/test_reference.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import Method, TrainingSetup, catalog, estimate
+from estimator.families.adapters import adapter_parameters, lowest_trained, trainable_parameters
+from estimator.families.by_layer import adapted_groups
+from estimator.families.modules import TINY_LLAMA
+from estimator.objectives.stack import kinds_of
+from estimator.time.flops import matrices
+
+LLAMA = catalog.model("meta-llama/Llama-3.2-1B")
+GPU = catalog.gpu("A100-SXM4-80GB")
+LORA = TrainingSetup(method=Method.LORA, lora_r=2, lora_target_modules=("q_proj", "up_proj"))
+Q, UP = 8 + 8, 8 + 16
+"""TINY_LLAMA: in + out of both, in each of two layers."""
+
+
+def trained(**keys: object) -> int:
+    return trainable_parameters(TINY_LLAMA, replace(LORA, **keys))
+
+
+def test_listed_layers_alone_have_adapters() -> None:
+    assert trained() == 2 * 2 * (Q + UP)
+    assert trained(layers_to_transform=(1,)) == 2 * (Q + UP)
+    assert trained(layers_to_transform=1) == 2 * (Q + UP)
+
+
+def test_backward_ends_at_the_lowest_layer_with_an_adapter() -> None:
+    assert lowest_trained(TINY_LLAMA, replace(LORA, layers_to_transform=(1,))) == 1
+    assert lowest_trained(LLAMA, replace(LORA, exclude_modules=("layers.0",))) == 0
+    zeroth = ("layers.0.self_attn.q_proj", "layers.0.mlp.up_proj")
+    assert lowest_trained(LLAMA, replace(LORA, exclude_modules=zeroth)) == 1
+
+
+def test_a_left_out_module_is_named_by_the_end_of_its_name() -> None:
+    assert trained(exclude_modules=("q_proj",)) == 2 * 2 * UP
+    assert trained(exclude_modules=("layers.1.self_attn.q_proj",)) == 2 * (Q + 2 * UP)
+    assert trained(exclude_modules=("proj",)) == trained()
+
+
+def test_the_first_pattern_that_fits_gives_the_rank() -> None:
+    assert trained(rank_pattern={"q_proj": 5}) == 2 * (5 * Q + 2 * UP)
+    by_layer = {"layers.0.self_attn.q_proj": 7, "q_proj": 5}
+    assert trained(rank_pattern=by_layer) == (7 + 5) * Q + 2 * 2 * UP
+
+
+def test_a_bias_in_the_adapter_is_as_long_as_the_output() -> None:
+    assert trained(lora_bias=True) == trained() + 2 * (8 + 16)
+
+
+def test_biases_of_the_base_are_trained_but_not_added() -> None:
+    """attention_bias: q and, of all, k and v of 4 each; the norms of a Llama have none."""
+    biased = replace(TINY_LLAMA, attention_bias=True, attention_output_bias=True)
+    only, every = replace(LORA, bias="lora_only"), replace(LORA, bias="all")
+    added = adapter_parameters(biased, LORA)
+    assert adapter_parameters(biased, every) == added
+    assert trainable_parameters(biased, only) == added + 2 * 8
+    assert trainable_parameters(biased, every) == added + 2 * (8 + 4 + 4 + 8)
+
+
+def test_layers_that_differ_are_played_apart() -> None:
+    setup = replace(LORA, layers_to_transform=(0, 5, 6))
+    kinds = kinds_of(LLAMA, setup, 512)
+    assert len({kind.modules for kind in kinds}) == 2
+    assert adapted_groups(LLAMA, setup.adapters) == ((0, 3), (1, 13))
+
+
+def test_operations_follow_the_rank_of_each_module() -> None:
+    """Twice the rank counts as twice the inputs and outputs at the common rank."""
+    setup = replace(LORA, rank_pattern={"up_proj": 4})
+    assert matrices(TINY_LLAMA, setup.adapters).adapter_inputs == 2 * (8 + 2 * 8)
+
+
+def test_stacked_experts_are_adapted_at_the_rank_itself() -> None:
+    """By the parameter's name r for each expert; by its two former names 2 r, as PEFT converts them."""
+    moe = catalog.model("Qwen/Qwen3-30B-A3B")
+    named = replace(
+        LORA,
+        lora_dropout=0.0,
+        lora_target_modules=("q_proj",),
+        target_parameters=("mlp.experts.gate_up_proj",),
+    )
+    converted = replace(
+        LORA, lora_dropout=0.0, lora_target_modules=("q_proj", "gate_proj", "up_proj")
+    )
+    alone = adapter_parameters(moe, replace(named, target_parameters=None))
+    by_name = adapter_parameters(moe, named) - alone
+    assert by_name == 48 * 128 * 2 * (2048 + 2 * 768)
+    assert adapter_parameters(moe, converted) - alone == 2 * by_name
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"layers_to_transform": (1,), "lora_target_modules": "all-linear"}, "list the modules"),
+        ({"exclude_modules": ("q_proj", "up_proj")}, "leave no layer of llama"),
+        ({"layers_to_transform": (99,)}, "leave no layer of llama"),
+        ({"lora_bias": True, "use_dora": True}, "not supported with use_dora"),
+        ({"target_parameters": ("q_proj.weight",)}, "others are not modelled yet"),
+        ({"lora_bias": True, "lora_target_modules": ("q_proj", "embed_tokens")}, "an embedding"),
+        ({"bias": "all", "method": Method.QLORA}, "16 or 32 bits"),
+        (
+            {"layers_to_transform": (1,), "num_gpus": 2, "strategy": "fsdp"},
+            "not modelled yet under fsdp",
+        ),
+    ],
+)
+def test_what_peft_refuses_is_refused(keys: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        estimate(LLAMA, GPU, replace(LORA, **keys))
