@@ -17,6 +17,9 @@ from estimator.answer.verdict import beyond_the_step, smaller_evaluation
 from estimator.families.adapters import default_targets, linear_names, outer_names
 from estimator.families.custom import resized
 from estimator.families.registry import family_of
+from estimator.families.vision.by_tool import image_by_tool
+from estimator.families.vision.by_tool import settings_of as image_settings
+from estimator.families.vision.family import images_of
 from estimator.parallel import placement
 from estimator.parallel.combinations import OFFLOADS, offload_targets, sharing
 from estimator.parallel.module_devices import why_left_on_the_cpu
@@ -158,6 +161,9 @@ __all__ = [
     "explain",
     "family_of",
     "hub",
+    "image_by_tool",
+    "image_settings",
+    "images_of",
     "kept_logits_bytes",
     "kept_terms",
     "largest_micro_batch",

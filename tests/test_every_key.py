@@ -41,6 +41,7 @@ from estimator.values.kinds import (
     WholeNumber,
 )
 from estimator.values.setup import KEY_FACET
+from tests.test_vision import internvl, pixtral, qwen2_5
 
 MODEL = "mistralai/Mistral-7B-v0.1"
 BESIDE: dict[str, dict[str, object]] = {
@@ -72,6 +73,16 @@ BESIDE: dict[str, dict[str, object]] = {
 """What a key needs beside it to be anything but its default, and what a page begins with."""
 for _key in IMAGE_KEYS:
     BESIDE[_key] = {"model": "google/gemma-3-4b-it"}
+for _key in ("image_height", "image_width"):
+    BESIDE[_key] = {"model": "google/gemma-3-4b-it", "images_per_example": 1}
+for _key, _model in {
+    "min_pixels": qwen2_5(2),
+    "max_pixels": qwen2_5(2),
+    "image_longest_edge": pixtral(2),
+    "max_patches": internvl(2),
+    "max_soft_tokens": "google/gemma-4-E2B-it",
+}.items():
+    BESIDE[_key] = {"model": _model}
 WORDS = {"strategy": "ddp"}
 """Where the second word of a list is not for every setup."""
 EVERY_KEY = pytest.mark.parametrize("key", KEYS, ids=lambda key: str(key.name))
@@ -165,7 +176,8 @@ def test_no_code_is_given_twice() -> None:
 
 @EVERY_KEY
 def test_a_flag_says_the_same(key: Key) -> None:
-    arguments = [str(asked(key)["model"])]
+    model = asked(key)["model"]
+    arguments = [model if isinstance(model, str) else json.dumps(model)]
     for name, value in asked(key).items():
         flag = name.replace("_", "-")
         if name == "model":

@@ -34,7 +34,7 @@ def _precision() -> None:
 def _has_towers(_: TrainingSetup) -> bool:
     """Whether the checkpoint has more than text, so that two classes can be made of it."""
     model = question.reading().model
-    return model is not None and model.towers is not None
+    return model is not None and (model.towers is not None or model.vision is not None)
 
 
 UNUSUAL = {

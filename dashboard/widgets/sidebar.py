@@ -9,6 +9,7 @@ from dashboard.widgets import (
     batch_sliders,
     boxes,
     gpu_box,
+    images,
     lora,
     method_box,
     model_box,
@@ -42,6 +43,7 @@ UNUSUAL = {
     **batch_sliders.UNUSUAL,
     **several_gpus.UNUSUAL,
     **lora.UNUSUAL,
+    **images.UNUSUAL,
     **objective.UNUSUAL,
 }
 CAPTIONS = {
@@ -55,6 +57,8 @@ CAPTIONS = {
 def _expanders() -> None:
     for section in contract.Section:
         if section is contract.Section.ALWAYS:
+            continue
+        if section is contract.Section.IMAGES and not images.sees():
             continue
         with boxes.expander(section) as opened:
             if opened:

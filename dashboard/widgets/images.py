@@ -1,0 +1,84 @@
+"""The box for images: presets of size, and how many tokens each tool makes of one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+
+from dashboard.state import question, session
+from dashboard.widgets import boxes, rerun
+from estimator import TrainingSetup, image_by_tool, image_settings, images_of
+
+SIZES = {
+    "Thumbnail": (224, 224),
+    "Photo": (768, 1024),
+    "1080p": (1080, 1920),
+    "A4 page": (1754, 1240),
+    "4K": (2160, 3840),
+}
+"""Height and width in pixels; a page of A4 at 150 dots an inch."""
+
+
+def sees() -> bool:
+    """Whether the model has a tower that sees."""
+    model = question.reading().model
+    return model is not None and model.vision is not None
+
+
+def _has_setting(name: str, _: TrainingSetup) -> bool:
+    model = question.reading().model
+    return model is not None and model.vision is not None and name in image_settings(model.vision)
+
+
+def _has_images(setup: TrainingSetup) -> bool:
+    return setup.images_per_example > 0
+
+
+def _take_size() -> None:
+    if chosen := st.session_state["image size"]:
+        height, width = SIZES[chosen]
+        session.put({"image_height": height, "image_width": width})
+        rerun.redraw(rerun.EXPANDERS)
+
+
+def _sizes() -> None:
+    """The presets, and what one image of the chosen size becomes."""
+    reading = question.reading()
+    setup, model = reading.setup, reading.model
+    if model is None or not setup.all_image_sizes:
+        return
+    height, width = setup.all_image_sizes[0]
+    current = next((name for name, size in SIZES.items() if size == (height, width)), None)
+    st.session_state["image size"] = current
+    st.segmented_control(
+        "Size",
+        list(SIZES),
+        key="image size",
+        on_change=_take_size,
+        width="stretch",
+        help="Sizes of common images in pixels; an A4 page at 150 dots an inch is 1,240 × 1,754.",
+    )
+    (image, *_) = images_of(model, setup.images)
+    tools = "; ".join(f"{it.tool}: {it.tokens:,}" for it in image_by_tool(model, height, width))
+    st.caption(
+        f"An image of {width:,} × {height:,} pixels is {image.tokens:,} tokens here, from {image.patches:,} patches. "
+        f"In tools on their own: {tools}."
+    )
+
+
+UNUSUAL = {
+    "images_per_example": boxes.Unusual(then=_sizes),
+    "image_height": boxes.Unusual(where=_has_images),
+    "image_width": boxes.Unusual(where=_has_images),
+    **{
+        name: boxes.Unusual(where=partial(_has_setting, name))
+        for name in (
+            "min_pixels",
+            "max_pixels",
+            "image_longest_edge",
+            "max_patches",
+            "max_soft_tokens",
+        )
+    },
+}

@@ -1,0 +1,62 @@
+"""What one image becomes in each tool: the settings that tools give the processors on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from estimator.families.vision.family import SETTINGS, processor_of, vision_family
+from estimator.values.facets.images import Images
+from estimator.values.specs import Model, Vision
+
+
+class ToolImage(NamedTuple):
+    """One image in one tool."""
+
+    tool: str
+    tokens: int
+
+
+PUBLISHED = "the published processor file"
+BY_TOOL: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "transformers' class default": {
+        # transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py, Qwen2VLImageProcessor.size
+        "qwen2_5_vl": {"min_pixels": 3_136, "max_pixels": 1_003_520},
+        "qwen3_vl": {"min_pixels": 3_136, "max_pixels": 1_003_520},
+        "qwen3_5": {"min_pixels": 3_136, "max_pixels": 1_003_520},
+        # transformers 5.23, models/got_ocr2/image_processing_got_ocr2.py, GotOcr2ImageProcessor.crop_to_patches
+        "internvl": {"crop_to_patches": False},
+    },
+    # llamafactory 0.9.5, hparams/model_args.py, image_min_pixels and image_max_pixels: 32 · 32 and 768 · 768
+    "LLaMA-Factory": {
+        "qwen2_5_vl": {"min_pixels": 1_024, "max_pixels": 589_824},
+        "qwen3_vl": {"min_pixels": 1_024, "max_pixels": 589_824},
+        "qwen3_5": {"min_pixels": 1_024, "max_pixels": 589_824},
+    },
+}
+"""Settings by tool and ``model_type`` of the checkpoint."""
+
+
+def settings_of(vision: Vision) -> tuple[str, ...]:
+    """Keys of the contract that the model's image processor has (names; per model)."""
+    processor = vision_family(vision).processor(vision)
+    return tuple(key for key, name in SETTINGS.items() if hasattr(processor, name))
+
+
+def image_by_tool(model: Model, height: int, width: int) -> tuple[ToolImage, ...]:
+    """Tokens of one image in pixels, in each tool that is known to set the processor; empty for a model of text.
+
+    Source: the lines named in ``BY_TOOL``.
+    """
+    vision = model.vision
+    if vision is None:
+        return ()
+    published = processor_of(vision, Images()).image_tokens(height, width)
+    found = [ToolImage(PUBLISHED, published.tokens)]
+    for tool, settings in BY_TOOL.items():
+        if vision.wrapper in settings:
+            images = replace(Images(), **settings[vision.wrapper])
+            tokens = processor_of(vision, images).image_tokens(height, width).tokens
+            found.append(ToolImage(tool, tokens))
+    return tuple(found)
