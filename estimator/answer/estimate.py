@@ -200,6 +200,7 @@ class PerStructure:
         parts = {
             Component.WEIGHTS: self.resident.weights,
             Component.ADAPTERS: self.resident.adapters,
+            Component.REFERENCE_MODEL: self.resident.reference,
         }
         return Moment(Phase.LOAD, "the last shard arrives", parts)
 

@@ -27,6 +27,7 @@ from estimator.families.weights import (
 )
 from estimator.parallel import zero
 from estimator.parallel.ddp import bucket_bytes
+from estimator.parallel.frozen import reference_bytes
 from estimator.parallel.fsdp1 import FlatUnit, flat_bytes
 from estimator.parallel.fsdp2 import Fsdp2Group
 from estimator.parallel.module_devices import copies_on, module_devices, modules_on
@@ -38,7 +39,6 @@ from estimator.parallel.sharding import (
 from estimator.resident.model import (
     adapter_bytes,
     gradient_bytes,
-    reference_bytes,
     weight_bytes,
 )
 from estimator.resident.optimizer import optimizer_states, state_rule, step_transient

@@ -98,6 +98,27 @@ WITHOUT_CLASSES = frozenset(
 ``MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES``."""
 
 
+BALANCED = frozenset(
+    {
+        *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "phimoe", "granitemoe"),
+        *("granitemoehybrid", "ernie4_5_moe", "qwen3_next", "flex_olmo", "minimax", "jamba"),
+    }
+)
+"""Families whose config class has a ``router_aux_loss_coef`` above 0: transformers 5.23, models/<model_type>/
+configuration_<model_type>.py."""
+
+
+def balances_experts(model_type: str) -> bool:
+    """Whether TRL adds the loss that spreads tokens over experts (a yes or no; per family).
+
+    Source: ``BALANCED``, this module; trl 1.16, trainer/sft_trainer.py, ``aux_loss_enabled``.
+
+    >>> balances_experts("qwen3_moe"), balances_experts("deepseek_v3")
+    (True, False)
+    """
+    return model_type in BALANCED
+
+
 def is_classified(model_type: str) -> bool:
     """Whether transformers has a class for sequence classification (a yes or no; per family).
 

@@ -78,6 +78,8 @@ class LabelledCall:
                 loss = self._loss_without_logits(hidden)
                 loss = self.hooks.leave(HEAD, loss)
         loss = self._with_balance(loss)
+        if self.loss is Loss.CHUNKED_TRL:
+            self.free(self.router_logits)  # its outputs do not have them
         del hidden
         loss, logits = self.hooks.returned(loss, logits)
         forward.end()
@@ -136,10 +138,8 @@ class LabelledCall:
 
     def _loss_without_logits(self, hidden: Tensor) -> Tensor:
         """Head and loss fused, so that the full logits never exist."""
-        weight, vocabulary = (
-            self.hooks.read(self.forward.loaded.head_weight()),
-            self.model.vocab_size,
-        )
+        head = self.forward.loaded.head_weight()
+        weight, vocabulary = self.hooks.read(head), self.model.vocab_size
         width = weight.elements // vocabulary
         rows = self.setup.per_device_train_batch_size
 
@@ -149,7 +149,9 @@ class LabelledCall:
                 return fused.linear_cross_entropy(
                     self.tape, x, weight, width, vocabulary, budget=budget
                 )
-            return fused.log_probabilities(self.tape, x, weight, width, rows, self.scored)
+            return fused.log_probabilities(
+                self.tape, x, weight, width, rows, self.scored, lambda t: self.hooks.gather(t, head)
+            )
 
         return self.forward.outer.within(HEAD, hidden, loss)
 

@@ -29,13 +29,12 @@ def dpo(step: Step) -> None:
     if step.training:
         step.backward(loss)
     step.end()
-    policy.router_logits.clear()
     del ids, mask, completions, labels
 
 
 def load_reference(step: Step) -> Loaded | None:
     """The reference model, where it is a model of its own."""
-    return step.load(step.trained.model, step.trained.setup) if step.setup.keeps_reference else None
+    return step.load(step.trained.model) if step.setup.keeps_reference else None
 
 
 def as_reference(reference: Loaded | None, step: Step, rows: int) -> Pass:

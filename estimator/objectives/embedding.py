@@ -97,7 +97,7 @@ def _vectors(step: Step, of: Pass, ids: Tensor) -> tuple[Tensor, Tensor]:
         converted = tape.new(states.elements, 4) if states.width != 4 else None
         vector = op.cast(tape, vector, 4)
         del converted
-    return vector, states
+    return forward.hooks.leave_model(vector, None)[0], states
 
 
 def _contrast(step: Step, vectors: list[Tensor], examples: int) -> Tensor:

@@ -39,7 +39,7 @@ from estimator.tape.tape import (
 )
 from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Model, Phase
+from estimator.values.specs import AttnImplementation, Model, Objective, Phase
 
 ID_BYTES = 8
 """Token ids, labels and positions are int64."""
@@ -122,7 +122,7 @@ class Loaded:
     ) -> Block:
         """The modules of one played layer, or those outside the layers."""
         model = self.model
-        return Block(
+        block = Block(
             self.tape,
             model if index is None else layer_model(model, self.stack.played[index]),
             setup,
@@ -133,6 +133,10 @@ class Loaded:
             index=index,
             parameters=self.parameters,
         )
+        if not self.trained:  # from_pretrained leaves requires_grad on, so autocast caches casts
+            for owned in block.owned:
+                owned.parameter.requires_grad = True
+        return block
 
 
 class Forward:
@@ -164,6 +168,8 @@ class Forward:
         """The attention weights that the last layer returned with its output."""
         self.router_logits: list[Tensor] = []
         """Router logits of each played layer, if the model returns them."""
+        self.asks_router = self.model.output_router_logits and of.grad
+        """Router logits are returned, for the loss that spreads tokens evenly."""
         self.end_phase = Phase.LOSS if of.phase is Phase.FORWARD else of.phase
         """Phase between the logits and the end of the call."""
         self.tape.begin_pass(of.phase, loaded.number)
@@ -235,7 +241,7 @@ class Forward:
             block.rotary = self.family.rotary if kind.rotary else None
             block.alibi = alibi
             block.positions = positions if kinds_of_tables else None
-            block.router_logits = self.router_logits if model.output_router_logits else None
+            block.router_logits = self.router_logits if self.asks_router else None
             block.shared_states, block.sharing = shared, kind.sharing
             block.is_windowed, block.cuts_gate = kind.sliding, kind.cuts_gate
             layer_input = None
@@ -375,13 +381,23 @@ class Forward:
             return self.tape.new(scores, 1)
         if additive:
             return self.tape.new(scores, width)
-        stored = scores if setup.padded or self._image_masks else setup.max_length**2
+        stored = scores if self._has_row_masks else setup.max_length**2
         return self.tape.view(self.tape.new(stored, 1), scores)
 
     @property
     def _image_masks(self) -> bool:
         """Whether images give each text a mask of its own."""
         return self.loaded.tower is not None and self.loaded.tower.family.masks_text
+
+    @property
+    def _has_row_masks(self) -> bool:
+        """Whether a mask that is needed at all is made for every row: where the batch brings one, or images do.
+
+        Source: transformers 5.23, masking_utils.py, ``sdpa_mask`` (``padding_mask_function``); trl 1.16,
+        trainer/dpo_trainer.py, ``DataCollatorForPreference`` (``attention_mask``).
+        """
+        brings = self.setup.padded or self.setup.objective is not Objective.SFT
+        return brings or self._image_masks
 
     def _alibi(self) -> Tensor | None:
         """MPT's ALiBi biases: float32, for every head and every position up to the model's maximum, at any length."""

@@ -38,7 +38,6 @@ def kto(step: Step) -> None:
     if step.training:
         step.backward(loss)
     step.end()
-    policy.router_logits.clear()
     del ids, mask, completions, others, labels
 
 

@@ -20,13 +20,14 @@ def orpo(step: Step) -> None:
     forward = step.call(Pass(step.trained, rows, length))
     hidden: Tensor | None = forward.hidden(ids)
     assert hidden is not None
+    tape.enter(forward.end_phase, "loss")
     logits = forward.logits(hidden)
     hidden = None
-    tape.enter(forward.end_phase, "loss")
     forward.end()
     tape.operation = "outputs to float32"
     if tape.autocast_width is not None:
         logits = as_logits(op.cast(tape, logits, 4))
+    logits, _ = forward.hooks.leave_model(logits, None)
     labels = step.ids(rows * length)
     chosen_loss = _cross_entropy(step, logits, labels)
     shifted = step.ids(rows * (length - 1))

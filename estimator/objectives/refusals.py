@@ -16,7 +16,7 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Loss, Model, Objective, Strategy
 
 STRATEGY_LATER = Refusal(
-    "objective {objective} under strategy {strategy} is not modelled yet; take strategy none.",
+    "objective {objective} under strategy {strategy} is not modelled yet; take strategy ddp.",
     NOT_MODELLED,
 )
 WHOLE_LOGITS_LATER = Refusal(
@@ -101,12 +101,20 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
     if has_towers(model, setup.adapters):
         raise TOWERS_LATER(objective=objective, model_type=model.model_type)
     _check_loss(setup)
-    if setup.strategy is not Strategy.NONE:
+    if _is_later(setup):
         raise STRATEGY_LATER(objective=objective, strategy=setup.strategy)
     if objective.has_score and not is_classified(model.model_type):
         raise NO_CLASS(objective=objective, model_type=model.model_type)
     if objective.has_reference:
         _check_head(model, setup)
+
+
+def _is_later(setup: TrainingSetup) -> bool:
+    if setup.strategy is Strategy.DEVICE_MAP:
+        return True
+    if setup.objective is Objective.EMBEDDING:
+        return setup.strategy not in (Strategy.NONE, Strategy.DDP)
+    return setup.objective.has_reference and setup.uses_fsdp1
 
 
 def check_rows(setup: TrainingSetup) -> None:

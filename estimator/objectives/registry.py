@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from estimator.families.liger import loss_of
+from estimator.families.registry import balances_experts
 from estimator.objectives.batch import accumulates
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.dpo import dpo
@@ -17,7 +19,7 @@ from estimator.objectives.reward import reward
 from estimator.objectives.sequence_classification import sequence_classification
 from estimator.objectives.step import MicroStep
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Objective
+from estimator.values.specs import Loss, Model, Objective
 
 
 class ObjectiveRule(NamedTuple):
@@ -90,10 +92,16 @@ def step_of(setup: TrainingSetup) -> MicroStep:
 def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]:
     """Model and setup as the trainer leaves them before the first step.
 
+    TRL's trainers with the fused head ask a mixture for its router's logits, whatever its config says, where the config
+    class has a coefficient for the loss that spreads tokens evenly: trl 1.16, trainer/sft_trainer.py,
+    ``aux_loss_enabled``.
+
     >>> from estimator.families.modules import TINY_LLAMA
     >>> as_played(TINY_LLAMA, TrainingSetup(objective=Objective.DPO))[1].lora_dropout
     0.0
     """
+    if loss_of(model, setup) is Loss.CHUNKED_TRL and balances_experts(model.model_type):
+        model = replace(model, output_router_logits=True)
     if accumulates(setup):
         setup = replace(setup, gradient_accumulation_steps=2)
     if not RULES[setup.objective].zeroes_dropout:

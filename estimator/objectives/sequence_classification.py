@@ -42,4 +42,6 @@ def scores(step: Step, forward: Forward, ids: Tensor, rows: int) -> Tensor:
     pooled = op.gather(tape, every, index, rows * labels, "last token's scores")
     del every
     forward.end()
-    return pooled if tape.autocast_width is None else op.cast(tape, pooled, 4)
+    if tape.autocast_width is not None:
+        pooled = op.cast(tape, pooled, 4)
+    return forward.hooks.leave_model(pooled, None)[0]

@@ -219,8 +219,8 @@ RULES = (
     ),
     Rule(
         lambda s: (
-            s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE)
-            and (s.uses_fsdp1 or s.strategy.is_zero)
+            (s.loss is Loss.CHUNKED_TORCHTUNE and (s.uses_fsdp1 or s.strategy.is_zero))
+            or (s.loss is Loss.CHUNKED_TRL and s.uses_fsdp1)
         ),
         "loss {s.loss} under {s.strategy} is not modelled yet; take loss liger or standard, or strategy ddp.",
         NOT_MODELLED,

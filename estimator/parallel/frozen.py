@@ -109,6 +109,20 @@ def frozen_bytes(model: Model, setup: TrainingSetup) -> int:
     return weight_bytes(model, computed(setup))
 
 
+def reference_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of a reference model of its own, per GPU; 0 where the loss asks none, or the policy without its adapters.
+
+    It is loaded by the policy's name and in the policy's dtype.
+
+    Source: trl 1.16, trainer/dpo_trainer.py:909-927 (``setdefault("dtype", self.model.dtype)``).
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> reference_bytes(TINY_LLAMA, TrainingSetup(objective="dpo")) == weight_bytes(TINY_LLAMA, TrainingSetup())
+    True
+    """
+    return frozen_bytes(model, as_frozen(setup)) if setup.keeps_reference else 0
+
+
 class FrozenFsdp1Hooks(Fsdp1Hooks):
     """The units of a second model under FSDP1: its root is gathered from its first call on (``frozen_bytes``)."""
 

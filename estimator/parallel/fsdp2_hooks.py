@@ -64,7 +64,7 @@ def check_head(model: Model, setup: TrainingSetup) -> None:
     ops/fused_linear_cross_entropy.py; trl 1.16, trainer/utils.py, ``add_fused_lm_head`` (with ``full_tensor``
     each rank only gets its own gradient).
     """
-    if not setup.strategy.is_fsdp or setup.uses_fsdp1 or model.tie_word_embeddings:
+    if not setup.strategy.is_fsdp or setup.uses_fsdp1 or model.is_tied:
         return
     if joins_norm(model, setup.adapters):
         return
@@ -93,7 +93,7 @@ class Fsdp2Hooks(Hooks):
             replicated=setup.strategy is Strategy.HSDP,
             offloads=setup.offload_param is not Offload.NONE,
         )
-        self._tied = model.tie_word_embeddings
+        self._tied = model.is_tied
         names = {
             group.name: {module.name for module in group.modules}
             for group in fsdp_groups(model, setup.adapters)

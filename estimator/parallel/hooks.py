@@ -47,6 +47,10 @@ class Hooks:
         """Read a weight without calling its module."""
         return weight
 
+    def gather(self, tape: Tape, weight: Parameter) -> Tensor | None:
+        """What a loss gathers of the head's weight while it computes, and again in backward; None: nothing."""
+        return None
+
     def work_at(self, module: str | None) -> None:
         """Continue on this module's GPU; None: on the batch's GPU."""
 

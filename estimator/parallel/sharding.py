@@ -119,10 +119,10 @@ def fsdp_groups(model: Model, adapters: Adapters) -> tuple[ShardGroup, ...]:
     first = next(module for module in outer if isinstance(module, Embedding))
     head = [module for module in outer if module.name == "lm_head"]
     tail = [*(final_norms(model) if joins_norm(model, adapters) else []), *head]
-    if model.tie_word_embeddings:
+    if model.is_tied:
         tail.append(first)
     root = tuple(module for module in outer if module is not first and module not in tail)
-    embedding = () if model.tie_word_embeddings else (first,)
+    embedding = () if model.is_tied else (first,)
     return (
         ShardGroup(EMBEDDING, embedding),
         ShardGroup(TAIL, tuple(tail)),
@@ -307,7 +307,7 @@ def check_groups(model: Model, setup: TrainingSetup) -> None:
     groups = fsdp_groups(model, setup.adapters)
     first = next(module for module in outer_modules(model) if isinstance(module, Embedding))
     ends: tuple[Module, ...] = (first, *tied_head(model))
-    if model.tie_word_embeddings and any(is_copied(module, setup.adapters) for module in ends):
+    if model.is_tied and any(is_copied(module, setup.adapters) for module in ends):
         raise TIED_COPY(model_type=model.model_type)
     for group in groups:
         parts = [part for module in group.modules for part in trained_parts(module, setup)]

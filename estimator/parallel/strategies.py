@@ -10,13 +10,13 @@ from typing import NamedTuple
 from estimator.families.block import Block
 from estimator.parallel.ddp import DdpHooks, replica
 from estimator.parallel.device_map_hooks import DeviceMapHooks
-from estimator.parallel.frozen import frozen_hooks
+from estimator.parallel.frozen import frozen_hooks, reference_bytes
 from estimator.parallel.fsdp1_hooks import Fsdp1Hooks, fsdp1_shards
 from estimator.parallel.fsdp2_hooks import Fsdp2Hooks, fsdp2_shards
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.zero_hooks import ZeroHooks, zero_part
-from estimator.resident.model import Resident, reference_bytes, unsharded
+from estimator.resident.model import Resident, unsharded
 from estimator.tape.tape import Tape
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup

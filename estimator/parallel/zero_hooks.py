@@ -29,7 +29,7 @@ from estimator.parallel.zero import (
     width,
 )
 from estimator.resident.model import Resident, counts
-from estimator.tape.tape import Parameter, Tape, Tensor, WholeWeight
+from estimator.tape.tape import WEIGHTS, Parameter, Tape, Tensor, WholeWeight
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import Line, Refusal
@@ -106,6 +106,16 @@ class ZeroHooks(Hooks):
         if self._gathers and module == self._outer.embedding_name:
             return self._outer.embedding_unit.leave(x)
         return x
+
+    def gather(self, tape: Tape, weight: Parameter) -> Tensor | None:
+        """The head's weight, whole; a tied one lies there already, gathered by the embedding.
+
+        Source: trl 1.16, trainer/utils.py, ``maybe_gather_lm_head_ctx``.
+        """
+        if not self._gathers:
+            return None
+        tape.operation = "the head, gathered by the loss"
+        return tape.new(weight.elements, weight.width, WEIGHTS)
 
     def end_backward(self) -> None:
         """Reduces what is left in the bucket."""

@@ -204,16 +204,6 @@ def unsharded(model: Model, structure: TrainingSetup) -> Resident:
     )
 
 
-def reference_bytes(model: Model, structure: TrainingSetup) -> int:
-    """Bytes of a reference model of its own, per GPU; 0 where the loss asks none, or the policy without its adapters.
-
-    It is loaded by the policy's name and in the policy's dtype.
-
-    Source: trl 1.16, trainer/dpo_trainer.py:909-927 (``setdefault("dtype", self.model.dtype)``).
-    """
-    return weight_bytes(model, structure) if structure.keeps_reference else 0
-
-
 def whole(
     model: Model,
     structure: TrainingSetup,

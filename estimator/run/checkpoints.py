@@ -186,7 +186,7 @@ def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def _tied_elements(model: Model) -> int:
-    if not model.tie_word_embeddings:
+    if not model.is_tied:
         return 0
     return elements(weight_shapes(outer_modules(model)[0])[0])
 

@@ -8,7 +8,7 @@ Source, where a rule names no other: liger-kernel 0.8.5, ops/*.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from estimator.tape import operators as op
 from estimator.tape.operators import INDEX_BYTES, Gradients
@@ -278,7 +278,13 @@ ROW_STATISTICS = 7
 
 
 def log_probabilities(
-    tape: Tape, hidden: Tensor, weight: Tensor, in_features: int, texts: int, tokens: int
+    tape: Tape,
+    hidden: Tensor,
+    weight: Tensor,
+    in_features: int,
+    texts: int,
+    tokens: int,
+    gather: Callable[[Tape], Tensor | None] = lambda _: None,
 ) -> Tensor:
     """TRL's head and loss: log-probabilities of the labels in tiles of logits, which backward computes again.
 
@@ -287,6 +293,8 @@ def log_probabilities(
     Saves a copy of the scored hidden states, N · h. Backward sums the gradients in float32, N · h and, for a trained
     head, V · h, and holds both beside their casts. Where autocast's dtype differs, a tile's rows and columns are cast;
     backward still holds the previous tile's columns when it casts the next.
+
+    ``gather``: what both directions hold of a weight that is divided between GPUs.
 
     Leaves out: the indices that PyTorch sorts to scatter the scored gradients, 40 bytes a token.
 
@@ -318,20 +326,22 @@ def log_probabilities(
         return logits
 
     def backward(t: Tape, _: Gradients) -> Gradients:
+        whole = gather(t)
         summed = t.new(hidden_size, 4)
         summed_head = t.new(weight_size, 4) if trained else None
         logits = tile(t, both)
         gradient = op.cast(t, summed, hidden_width)
         head = None if summed_head is None else op.cast(t, summed_head, weight_width)
-        del logits
+        del logits, whole
         return [gradient, head]
 
+    whole = gather(tape)
     node = tape.begin("head's gradients, tile by tile", [scored, weight], backward)
     statistics = [tape.new(tokens, 4) for _ in range(ROW_STATISTICS)]
     logits = tile(tape, columns)
     tape.operation = "log-probabilities"
     log_sum, found, entropy, is_best = (tape.new(tokens, size) for size in (4, 4, 4, 1))
-    del statistics, logits
+    del statistics, logits, whole
     found = tape.finish(node, found, [scored, weight, targets, log_sum, entropy])
     del scored, targets, log_sum
     found = op.gather(tape, found, mask, positions, "log-probabilities")

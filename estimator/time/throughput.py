@@ -473,7 +473,7 @@ def crossing_bytes(model: Model, setup: TrainingSetup) -> int:
     True
     """
     hops = setup.num_gpus - 1
-    if model.tie_word_embeddings:
+    if model.is_tied:
         wide = 2 * (hops + 1) * model.hidden_size
     else:
         wide = 2 * hops * model.hidden_size + model.vocab_size
@@ -790,6 +790,7 @@ def communication(
 
         replicas   2 · gradients, once a step, among all; the same with states in parts
         weights    2 · weights + gradients, once a micro-batch, both in the compute dtype; gathered once: 1 · weights;
+                   and once more for each pass without gradients;
                    hsdp: among the n GPUs of a copy, and then 2 · gradients / n, once a step, among the copies
 
     ``exchange_seconds`` says how long that takes inside a machine and between machines. ``link_gb_per_s`` and
@@ -801,7 +802,7 @@ def communication(
     by = links(gpu, setup.mesh, link_gb_per_s, network_gb_per_s)
     if sharing in (Sharing.WEIGHTS, Sharing.GATHERED_ONCE):
         narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.dtype.bytes)
-        gathers = 2 if sharing is Sharing.WEIGHTS else 1
+        gathers = (2 if sharing is Sharing.WEIGHTS else 1) + passes_without_grad(setup)
         exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
         size = setup.gradient_accumulation_steps * narrow * exchanged
     else:

@@ -533,6 +533,11 @@ class Model:
                 )
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the head's weight is the embedding's: a classification head has its own."""
+        return self.tie_word_embeddings and self.num_labels is None
+
+    @property
     def position_limit(self) -> int:
         """Maximum tokens of a learned position embedding; 0: no limit. OPT's table has two more rows."""
         return self.learned_positions and (self.max_position_embeddings or self.learned_positions)
