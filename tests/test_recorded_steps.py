@@ -21,6 +21,7 @@ from estimator import (
 )
 from estimator.families.kernels import attention_of
 from estimator.objectives.causal_lm import causal_lm
+from estimator.objectives.registry import as_played
 from estimator.objectives.stack import stack_of
 from estimator.objectives.step import Step
 from estimator.step import timeline as moments_module
@@ -29,6 +30,7 @@ from tests.tapes import played
 
 def fresh(model: Model, setup: TrainingSetup) -> list[tuple[Phase, str, int]]:
     """The heights of a step played at its own sizes, with nothing recorded."""
+    model, setup = as_played(model, setup)
     setup = replace(setup, attn_implementation=attention_of(model, setup.computation))
     step = Step(model, setup, stack_of(model, setup, setup.max_length))
     causal_lm(step)
