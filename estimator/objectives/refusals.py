@@ -69,6 +69,10 @@ NO_CLASS = Refusal(
         "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES = OrderedDict(",
     ),
 )
+IMAGES_LATER = Refusal(
+    "objective {objective} with images is not modelled yet; set images_per_example to 0.",
+    NOT_MODELLED,
+)
 TOWERS_LATER = Refusal(
     "objective {objective} is not modelled yet for {model_type} with its towers; take model_class text.",
     NOT_MODELLED,
@@ -100,6 +104,8 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
         return
     if has_towers(model, setup.adapters):
         raise TOWERS_LATER(objective=objective, model_type=model.model_type)
+    if setup.images_per_example:
+        raise IMAGES_LATER(objective=objective)
     _check_loss(setup)
     if _is_later(setup):
         raise STRATEGY_LATER(objective=objective, strategy=setup.strategy)
