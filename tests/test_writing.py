@@ -7,11 +7,13 @@ import json
 import random
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from estimator import catalog
+from estimator.tools.imported import Fate, read_files
 from estimator.tools.whose import TOOLS
 from estimator.tools.writing.files import WRITABLE, files_of
 from estimator.tools.writing.theirs import said, sayable, theirs_of
@@ -81,27 +83,36 @@ def drawn(random_: random.Random, tool: str) -> dict[str, Any]:
     return keys
 
 
-def written_or_refused(tool: str, keys: dict[str, Any]) -> dict[str, Any] | str:
+def written_or_refused(tool: str, keys: dict[str, Any]) -> Mapping[str, str] | str:
     try:
-        return theirs_of(TOOLS[tool], keys, LLAMA, WRITABLE[tool])
+        return files_of(tool, keys, LLAMA).files
     except ValueError as problem:
         return str(problem)
 
 
 @pytest.mark.parametrize("tool", ["trl", "trainer"])
-def test_what_is_written_is_read_as_what_was_asked(tool: str) -> None:
+def test_files_are_read_as_the_setup_that_was_asked_for(tool: str) -> None:
     """1,000 random setups that the tool can express; the others are refused by a sentence that names a key."""
     random_, expressed, refused = random.Random(17), 0, 0
     while expressed < 1000:
         keys = drawn(random_, tool)
-        theirs = written_or_refused(tool, keys)
-        if isinstance(theirs, str):
-            named = re.search(r"has no word for (\w+) ", theirs)
-            assert named, theirs
+        files = written_or_refused(tool, keys)
+        if isinstance(files, str):
+            named = re.search(r"has no word for (\w+) ", files)
+            assert named, files
             assert named[1] in sayable(keys)
             refused += 1
             continue
-        assert said(TOOLS[tool], theirs, LLAMA) == sayable(keys)
+        beside = {
+            it: text for it, text in files.items() if it in ("accelerate.yaml", "deepspeed.json")
+        }
+        main = "sft.yaml" if tool == "trl" and expressed % 2 else "train.py"
+        run = read_files({main: files[main], **beside})
+        assert run.tool == tool
+        assert sayable(run.setup) == sayable(keys)
+        assert not run.of(Fate.UNKNOWN)
+        assert not run.of(Fate.NOT_MODELLED)
+        assert not run.contradictions
         expressed += 1
     assert refused < expressed, "most setups should have words"
 

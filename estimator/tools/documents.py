@@ -241,6 +241,8 @@ def _call_keys(call: Call, *, unsloth: bool, is_policy: bool) -> Iterator[tuple[
             yield from (
                 ("call", it, it.name) for it in call.found if it.name == "autocast_adapter_dtype"
             )
+        case "tokenizer":
+            yield from (("data", it, it.name) for it in call.found if it.name == "max_length")
         case "prepare_model_for_kbit_training":
             yield "call", Found((call.name,), True, call.line), call.name
             for it in call.found:

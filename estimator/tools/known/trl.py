@@ -369,7 +369,8 @@ LATER: tuple[Later, ...] = (
 NO_EFFECT = transformers.NO_EFFECT | frozenset(
     f"args.{key}"
     for key in listed("""
-        model_revision trust_remote_code lora_task_type use_rslora chat_template_path dataset_text_field
+        model_init_kwargs.quantization_config model_init_kwargs.device_map model_revision
+        trust_remote_code lora_task_type use_rslora chat_template_path dataset_text_field
         dataset_kwargs dataset_kwargs.* dataset_num_proc dataset_batch_size eos_token pad_token
         truncation_mode shuffle_dataset dataset_name dataset_config dataset_train_split
         dataset_test_split dataset_streaming ignore_bias_buffers gradient_checkpointing_use_reentrant

@@ -85,6 +85,7 @@ TRAINERS = frozenset(
 METHODS = frozenset(
     [
         "from_pretrained",
+        "tokenizer",
         "get_peft_model",
         "prepare_model_for_kbit_training",
         "gradient_checkpointing_enable",

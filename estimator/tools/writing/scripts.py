@@ -29,6 +29,8 @@ OF_MODEL_CONFIG = frozenset(
     ]
 )
 """TRL's arguments that are fields of ``ModelConfig``: trl 1.16, trainer/model_config.py."""
+OF_LOADING = ("dtype", "attn_implementation")
+"""Fields of it that ``from_pretrained`` takes: trl 1.16, trl/scripts/sft.py."""
 
 
 def _head(about: str, trainer: str, name: Value) -> str:
@@ -45,27 +47,37 @@ def with_trl(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
     args = nested(theirs, "args")
     model = {key: value for key, value in args.items() if key in OF_MODEL_CONFIG}
     rest = {key: value for key, value in args.items() if key not in OF_MODEL_CONFIG}
+    packs = any(model.get(key) for key in ("load_in_4bit", "load_in_8bit"))
+    loading = {"model_init_kwargs": {key: model[key] for key in OF_LOADING if key in model}}
     return "\n".join(
         [
             _head(about, "TRL's SFTTrainer", model.get("model_name_or_path")),
             "",
             "from datasets import load_dataset",
-            "from trl import ModelConfig, SFTConfig, SFTTrainer, get_kbit_device_map, get_peft_config",
-            "from trl import get_quantization_config",
+            *_trl_imports(packs),
             "",
             python_call("ModelConfig", model, "model_config"),
-            python_call("SFTConfig", {"output_dir": "output", **rest}, "training_args"),
+            python_call("SFTConfig", {"output_dir": "output", **rest, **loading}, "training_args"),
+            *(_PACKED if packs else ()),
             _TRL_BODY.replace("DATASET", python_value(dataset)),
         ]
     )
 
 
+def _trl_imports(packs: bool) -> list[str]:
+    names = ["ModelConfig", "SFTConfig", "SFTTrainer"]
+    names += ["get_kbit_device_map"] * packs + ["get_peft_config"]
+    names += ["get_quantization_config"] * packs
+    if not packs:
+        return [f"from trl import {', '.join(names)}"]
+    return ["from trl import (", *(f"    {name}," for name in names), ")"]
+
+
+_PACKED = (
+    'training_args.model_init_kwargs["device_map"] = get_kbit_device_map()',
+    'training_args.model_init_kwargs["quantization_config"] = get_quantization_config(model_config)',
+)
 _TRL_BODY = """\
-loading = {"dtype": model_config.dtype, "attn_implementation": model_config.attn_implementation}
-quantization = get_quantization_config(model_config)
-if quantization is not None:
-    loading |= {"device_map": get_kbit_device_map(), "quantization_config": quantization}
-training_args.model_init_kwargs = loading
 
 # Put your own data here: rows of "text", of "messages", or of "prompt" and "completion".
 dataset = load_dataset(DATASET, split="train")
@@ -83,9 +95,9 @@ if __name__ == "__main__":
 
 
 def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
-    """The script with transformers' Trainer: texts are joined and cut into rows of one length.
+    """The script with transformers' Trainer: each text is a row, cut at ``max_length``.
 
-    Source: transformers 5.23, examples/pytorch/language-modeling/run_clm.py (group_texts).
+    Source: transformers 5.23, docs/source/en/tasks/language_modeling.md.
     """
     model, args = nested(theirs, "model"), nested(theirs, "args")
     peft, bnb, calls = nested(theirs, "peft"), nested(theirs, "bnb"), nested(theirs, "call")
@@ -155,11 +167,8 @@ dataset = load_dataset(DATASET, split="train")
 
 
 def tokenize(rows):
-    \"\"\"Join the texts and cut them into rows of MAX_LENGTH tokens.\"\"\"
-    ended = [text + (tokenizer.eos_token or "") for text in rows["text"]]
-    ids = [token for row in tokenizer(ended)["input_ids"] for token in row]
-    whole = len(ids) // MAX_LENGTH * MAX_LENGTH
-    return {"input_ids": [ids[at : at + MAX_LENGTH] for at in range(0, whole, MAX_LENGTH)]}
+    \"\"\"Cut each text at MAX_LENGTH tokens; the collator pads a batch to its longest row.\"\"\"
+    return tokenizer(rows["text"], truncation=True, max_length=MAX_LENGTH)
 
 
 rows = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names)

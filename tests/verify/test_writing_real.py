@@ -1,0 +1,181 @@
+"""What is written is what the real parsers read: TRL's, transformers', accelerate's; and a written script trains.
+
+The model that is trained is tiny and random, on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estimator.tools.whose import TOOLS
+from estimator.tools.writing.files import WRITABLE, files_of
+from estimator.tools.writing.texts import nested
+from estimator.tools.writing.theirs import theirs_of
+from tests.test_writing import LLAMA, SHARING, drawn
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # the libraries' own
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
+
+
+def some(tool: str, count: int) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
+    """Random setups that a tool can say: the keys, theirs, and the files."""
+    random_, found = random.Random(23), []
+    while len(found) < count:
+        keys = drawn(random_, tool)
+        try:
+            theirs = theirs_of(TOOLS[tool], keys, LLAMA, WRITABLE[tool])
+        except ValueError:
+            continue
+        found.append((keys, theirs, files_of(tool, keys, LLAMA)))
+    return found
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_parser_of_trl_reads_the_yaml_as_it_was_meant(number: int, tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    _, theirs, away = some("trl", 12)[number]
+    text = away.files["sft.yaml"].replace("output_dir: output", f"output_dir: {tmp_path}")
+    (tmp_path / "sft.yaml").write_text(f"{text}use_cpu: true\n", encoding="utf-8")
+    parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
+    parsed = parser.parse_args_and_config(args=["--config", str(tmp_path / "sft.yaml")])
+    _agrees(nested(theirs, "args"), [vars(it) for it in parsed])
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_parser_of_transformers_reads_the_arguments_as_they_were_meant(
+    number: int, tmp_path: Path
+) -> None:
+    _, theirs, _ = some("trainer", 12)[number]
+    arguments = {**nested(theirs, "args"), "output_dir": str(tmp_path), "use_cpu": True}
+    arguments.pop("fp16", None)  # refused on a CPU, whatever else is said
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    (parsed,) = parser.parse_dict(arguments)
+    _agrees(arguments, [vars(parsed)])
+
+
+def _agrees(written: dict[str, Any], parsed: list[dict[str, Any]]) -> None:
+    """Each key of ours is a field of one of the classes, with the value that was written."""
+    for key, value in written.items():
+        (holder,) = [it for it in parsed if key in it]
+        found = holder[key]
+        assert getattr(found, "value", found) == value, key
+
+
+@pytest.mark.parametrize("sharing", SHARING[1:], ids=lambda it: it["strategy"])
+def test_accelerate_reads_its_file_as_it_was_meant(sharing: dict[str, Any], tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    launch = pytest.importorskip("accelerate.commands.launch")
+    away = files_of("trainer", {"model": LLAMA.hub_id, **sharing}, LLAMA)
+    for name, text in away.files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    path = str(tmp_path / "accelerate.yaml")
+    config = config_args.load_config_from_file(path)
+    assert config.num_processes == sharing["num_gpus"]
+    kinds = {"ddp": "MULTI_GPU", "hsdp": "FSDP"}
+    kind = kinds.get(
+        sharing["strategy"], sharing["strategy"][:4].upper().replace("ZERO", "DEEPSPEED")
+    )
+    assert str(config.distributed_type.value) == kind
+    arguments = launch.launch_command_parser().parse_args(["--config_file", path, "train.py"])
+    arguments, *_ = launch._validate_launch_command(arguments)
+    assert bool(arguments.use_fsdp) == (kind == "FSDP")
+    assert bool(arguments.use_deepspeed) == (kind == "DEEPSPEED")
+    assert arguments.num_processes == sharing["num_gpus"]
+    if kind == "FSDP":
+        assert int(arguments.fsdp_version) == sharing.get("fsdp_version", 2)
+
+
+@pytest.mark.parametrize("sharing", [it for it in SHARING if "zero" in it.get("strategy", "")])
+def test_deepspeed_reads_its_json_as_it_was_meant(sharing: dict[str, Any]) -> None:
+    zero = pytest.importorskip("deepspeed.runtime.zero.config")
+    away = files_of("trainer", {"model": LLAMA.hub_id, **sharing}, LLAMA)
+    config = json.loads(away.files["deepspeed.json"])["zero_optimization"]
+    known = {key: value for key, value in config.items() if value != "auto"}
+    read = zero.DeepSpeedZeroConfig(**known)
+    assert read.stage == int(sharing["strategy"][-1])
+    for what in ("optimizer", "param"):
+        where = getattr(read, f"offload_{what}")
+        assert (where.device if where else "none") == sharing.get(f"offload_{what}", "none")
+
+
+# --- and it trains --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with its tokenizer, and rows of text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    home = tmp_path_factory.mktemp("tiny")
+    words = {"<eos>": 0, "<pad>": 1, **{f"w{n}": n for n in range(2, 32)}}
+    whole = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<eos>"))
+    whole.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=whole, eos_token="<eos>", pad_token="<pad>"
+    )
+    tokenizer.save_pretrained(home / "model")
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(home / "model")
+    (home / "rows").mkdir()
+    texts = [{"text": " ".join(f"w{2 + (n * k) % 30}" for k in range(20))} for n in range(16)]
+    lines = "".join(f"{json.dumps(it)}\n" for it in texts)
+    (home / "rows" / "train.jsonl").write_text(lines, encoding="utf-8")
+    return home
+
+
+@pytest.mark.parametrize(
+    ("tool", "keys"),
+    [
+        ("trl", {"method": "lora", "lora_r": 4, "gradient_checkpointing": True}),
+        ("trl", {"method": "full", "dtype": "float32", "mixed_precision": "no"}),
+        (
+            "trainer",
+            {"method": "lora", "modules_to_save": ["lm_head"], "autocast_adapter_dtype": False},
+        ),
+        ("trainer", {"method": "full", "dtype": "float32", "gradient_checkpointing": True}),
+    ],
+)
+def test_written_script_trains_two_steps(
+    tool: str, keys: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """The script as it is written, but for what a CPU asks for and two steps being enough."""
+    pytest.importorskip("peft")
+    pytest.importorskip("datasets")
+    if tool == "trl":
+        pytest.importorskip("trl")
+        keys = keys | {"loss": "chunked_trl"}
+    asked = {"model": str(folder / "model"), "max_length": 16, "save_strategy": "no", **keys}
+    away = files_of(tool, asked, dataset=str(folder / "rows"))
+    of_cpu = 'output_dir="output", use_cpu=True, max_steps=2, report_to="none", logging_steps=1'
+    script = away.files["train.py"].replace('output_dir="output"', of_cpu)
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "train_loss" in done.stdout
+    saved = {path.name for path in (tmp_path / "output").iterdir()}
+    assert ("adapter_model.safetensors" in saved) == (keys["method"] == "lora")
