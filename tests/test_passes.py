@@ -17,6 +17,7 @@ from estimator.objectives.forward import Pass, as_logits
 from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.frozen import as_frozen, frozen_bytes
 from estimator.parallel.strategies import resident_memory
+from estimator.parallel.zero3_coordinator import CallTrace, Coordinator, ModuleCall, Rules
 from estimator.step.timeline import Plan, StepTimeline, structure
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -214,3 +215,58 @@ def test_replays_of_two_passes_stop_where_the_real_ones_do(
     # torch 2.13's FullyShardedDataParallel: "Attempting to broadcast a dimension of length 1024"
     with pytest.raises(ValueError, match=cause):
         heights("two", {**keys, **REENTRANT, "mixed_precision": "bf16"})
+
+
+class Watched(Coordinator):
+    """Notes the elements that are gathered after each call of a module with weights to gather."""
+
+    def __init__(self, call_trace: CallTrace, rules: Rules) -> None:
+        self.gathered: list[int] = []
+        super().__init__(call_trace, rules)
+
+    def _note(self, call: ModuleCall) -> None:
+        if call.weights:
+            here = {*self._data, *self._handles}
+            self.gathered.append(sum(self.call_trace.elements[weight] for weight in here))
+
+    def _begin(self, module_call: ModuleCall) -> None:
+        super()._begin(module_call)
+        self._note(module_call)
+
+    def _end(self, module_call: ModuleCall) -> None:
+        super()._end(module_call)
+        self._note(module_call)
+
+
+SMALL = LLAMA | {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+# The fourth step of the real DeepSpeed 0.19.6 at stage 3, two ranks on the CPU over gloo, with Trainer's "auto" sizes:
+# how often a module with weights above the threshold was fetched or released, the most elements that were then
+# gathered, and the sum of all these numbers.
+FETCHED = {
+    "two": ({}, "two", (209, 312_320, 13_699_072)),
+    "no gradients": ({}, "nograd", (150, 312_320, 11_530_752)),
+    "no gradients, checkpointed": (CHECKPOINTED, "nograd", (230, 189_952, 14_506_496)),
+    "two, checkpointed": (CHECKPOINTED, "two", (341, 189_952, 22_519_808)),
+}
+
+
+@pytest.mark.parametrize("name", FETCHED)
+def test_stage_3_gathers_in_several_passes_what_the_real_one_does(name: str) -> None:
+    keys, second, traced = FETCHED[name]
+    given = {"model": SMALL, "max_length": 32, "num_gpus": 2, "strategy": "zero3"}
+    model, _, setup = parse({**given, **keys})
+    plan = Plan(model, structure(setup), objective=passes(second))
+    step = StepTimeline(setup, plan, resident_memory(model, structure(setup)), 0)
+    schedule, rules = step._schedule, step._schedule.rules[0]
+    assert rules is not None
+    trace = CallTrace(map(schedule.calls_of, schedule.runs), step._sized.wholes, rules)
+    watched = Watched(trace, rules).gathered
+    gathered = watched[-traced[0] :]  # the last of the micro-steps that are played
+    assert len(watched) % traced[0] == 0
+    assert (len(gathered), max(gathered), sum(gathered)) == traced

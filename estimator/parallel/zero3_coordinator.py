@@ -73,6 +73,8 @@ class ModuleCall(NamedTuple):
     """Modules without weights that are entered on the way."""
     restarts: bool
     """The first call of a forward pass: the root's hook has the coordinator begin its trace anew."""
+    number: int
+    """Of the pass."""
 
 
 class Stretch(NamedTuple):
@@ -136,12 +138,15 @@ class CallTrace:
                             replays,
                             entered,
                             restarts,
+                            number,
                         )
                     )
                 stretches.append(module_calls)
             self.stretches.append(stretches)
         called = [call for run in self.stretches for module_calls in run for call in module_calls]
         self.forwards = sum(call.restarts for call in called)
+        self.goes_back = {call.number for call in called if not call.is_forward and call.begins}
+        """The passes with gradients."""
         self.trace = [
             it
             for call in called
@@ -220,8 +225,12 @@ class Coordinator:
     before it; that trace is found too short, or another, and is dropped: from there on nothing is gathered ahead, and
     weights go as soon as a module has returned. So it goes in every step.
 
+    A module counts the inputs whose gradients are still to come, and every forward call begins the count anew. So in
+    the backward of any pass but the last, a module's weights stay until the step, unless a checkpoint replays it.
+
     Leaves out: small weights, which DeepSpeed also lets go where it follows no trace.
-    Source: as the module's; ``reset_step``, ``trace_prologue`` and ``_invalidate_trace``.
+    Source: as the module's; ``reset_step``, ``trace_prologue`` and ``_invalidate_trace``; parameter_offload.py,
+    ``_post_backward_module_hook`` (``ds_grads_remaining``) and ``release_backward_leftovers``.
     """
 
     def __init__(self, call_trace: CallTrace, rules: Rules) -> None:
@@ -240,6 +249,8 @@ class Coordinator:
         self._in_backward: dict[Owner, tuple[int, ...]] = {}
         self._replayed: defaultdict[Owner, set[int]] = defaultdict(set)
         """Frozen weights gathered by recomputation, by the module whose backward needs them."""
+        self._awaited: dict[Owner, int] = {}
+        """Inputs of each module whose gradients are still to come."""
         self._mode = Mode.COMPLETE
         self._trace: list[Traced] = []
         """That it follows, or records."""
@@ -257,6 +268,8 @@ class Coordinator:
         self.runs: list[list[list[list[int]]]] = []
         """For every run and stretch, the changes at each call."""
         for _ in range(micro_steps):
+            for kept in (self._data, self._handles, self._users, self._in_backward, self._replayed):
+                kept.clear()
             self.runs = [
                 [self._stretch(module_calls) for module_calls in run]
                 for run in call_trace.stretches
@@ -270,10 +283,17 @@ class Coordinator:
                 self._restart()
             if module_call.begins:
                 self._begin(module_call)
-            else:
+            elif module_call.is_forward or self._has_come_back(module_call.owner):
                 self._end(module_call)
             changes.append(self._changes)
         return changes
+
+    def _has_come_back(self, owner: Owner) -> bool:
+        """Whether DeepSpeed sees that a module's backward has ended."""
+        if self.call_trace.forwards <= 1:
+            return True
+        self._awaited[owner] = self._awaited.get(owner, 0) - 1
+        return self._awaited[owner] == 0
 
     # -- traces -------------------------------------------------------------------------------------------------
 
@@ -343,7 +363,10 @@ class Coordinator:
     # -- a module's call ----------------------------------------------------------------------------------------
 
     def _begin(self, module_call: ModuleCall) -> None:
-        if not module_call.is_forward:
+        if module_call.is_forward:
+            awaited = module_call.replays or module_call.number in self.call_trace.goes_back
+            self._awaited[module_call.owner] = int(awaited)
+        else:
             self._in_backward[module_call.owner] = module_call.weights
         for container in module_call.entered:
             self._enter(container, ())
