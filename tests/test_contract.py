@@ -552,7 +552,7 @@ def _values(key: Key) -> st.SearchStrategy[object]:
 
 
 FIELDS = {key.name: _values(key) for key in KEYS if key.in_setup and key.name not in IMAGE_KEYS}
-"""Keys of images have a test of their own: a model that sees nothing refuses them."""
+"""Image keys have a test of their own: a text-only model refuses them."""
 
 
 @st.composite

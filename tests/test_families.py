@@ -224,7 +224,7 @@ def test_the_scan_grows_with_whole_chunks() -> None:
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"layer_types": ["mamba", "conv"]}, 'layer_types must hold "full_attention"'),
+        ({"layer_types": ["mamba", "conv"]}, 'layer_types must only contain "full_attention"'),
         (
             {"mamba_d_head": 3},
             "mamba_n_heads 4 heads of 3 do not give the 16 that mamba_expand requires",

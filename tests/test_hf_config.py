@@ -328,8 +328,14 @@ def test_missing_dimension_is_refused_naming_the_key(key: str, *, absent: bool) 
             "layer_types must list one item for each of the 32",
         ),
         (family("gemma2", num_key_value_heads=8, layer_types="full"), "layer_types must list"),
-        (family("gemma2", num_key_value_heads=8, layer_types=["x"] * 32), "layer_types must hold"),
-        (family("gemma2", num_key_value_heads=8, layer_types=[[]] * 32), "layer_types must hold"),
+        (
+            family("gemma2", num_key_value_heads=8, layer_types=["x"] * 32),
+            "layer_types must only contain",
+        ),
+        (
+            family("gemma2", num_key_value_heads=8, layer_types=[[]] * 32),
+            "layer_types must only contain",
+        ),
         (
             family("smollm3", num_key_value_heads=8, no_rope_layers=[2] * 32),
             "no_rope_layers must only contain 0 and 1",

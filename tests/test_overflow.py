@@ -66,7 +66,9 @@ def test_the_example_stops_where_its_states_are_made() -> None:
         two_steps.step_html(answer),
         "\n".join(chapter.text for chapter in content.chapters(answer)),
     ):
-        assert "It runs out at the first optimizer step, which makes the optimizer states." in text
+        assert (
+            "It runs out at the first optimizer step, which creates the optimizer states." in text
+        )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_the_example_stops_where_its_states_are_made() -> None:
             {"model": LLAMA, "gpu": RTX4090, "strategy": "zero2", "num_gpus": 4},
             "load",
             0,
-            "before the first step, when the optimizer states are made",
+            "before the first step, when the optimizer states are created",
         ),
         # 10,000 examples are 10,000 steps: the epoch's evaluation comes after the last
         (

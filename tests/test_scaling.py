@@ -87,7 +87,9 @@ def test_copies_of_hsdp_are_as_large_as_the_setup_s_own() -> None:
     own = TrainingSetup(num_gpus=8, dp_replicate_size=4, strategy=Strategy.HSDP)
     assert shared_by(own, Strategy.HSDP, 8) == own
     assert shared_by(own, Strategy.HSDP, 16).dp_replicate_size == 8
-    with pytest.raises(ValueError, match="two or more groups of 2 GPUs here, which 2 are not"):
+    with pytest.raises(
+        ValueError, match="two or more groups of 2 GPUs here; 2 GPUs do not form such groups"
+    ):
         shared_by(own, Strategy.HSDP, 2)
 
 

@@ -61,7 +61,7 @@ def test_every_catalogued_gemma_of_three_kinds_says_its_class() -> None:
         if hub_id in WITH:
             classes = classes_of(model.model_type)
             made, alone = classes.made, classes.text
-            assert f"makes {made}" in said
+            assert f"loads {made}" in said
             assert f"{tower_parameters(model, TrainingSetup()):,} parameters" in said
             assert f"model_class text: {alone}" in text
         else:
@@ -179,19 +179,27 @@ def test_gemma_3n_runs_its_embedders_on_text() -> None:
     )
     assert more == 6  # of each of two: the table, its norm, the projection
     said = " ".join(estimate(GEMMA_3N, None, full).assumptions)
-    assert "what these keep on the way is not counted" in said
+    assert "whose activations are not counted" in said
 
 
 @pytest.mark.parametrize(
     ("model", "changes", "sentence"),
     [
-        (GEMMA_3, {"strategy": Strategy.FSDP}, "it has no SiglipTextEmbeddings; take model_class"),
+        (
+            GEMMA_3,
+            {"strategy": Strategy.FSDP},
+            "the model has no SiglipTextEmbeddings; take model_class",
+        ),
         (GEMMA_3, {"strategy": Strategy.FSDP, "fsdp_version": 1}, "no SiglipTextEmbeddings"),
-        (GEMMA_31B, {"strategy": Strategy.FSDP}, "it has no Gemma4AudioLayer; take model_class"),
+        (
+            GEMMA_31B,
+            {"strategy": Strategy.FSDP},
+            "the model has no Gemma4AudioLayer; take model_class",
+        ),
         (
             GEMMA_3,
             {"strategy": Strategy.DDP, "gradient_checkpointing": True},
-            "strategy ddp stops at the second step of Gemma3ForConditionalGeneration",
+            "strategy ddp fails at the second step of Gemma3ForConditionalGeneration",
         ),
         (GEMMA_3, {"strategy": Strategy.ZERO3}, "zero3 is not modelled yet for Gemma3ForCond"),
         (GEMMA_3, {"strategy": Strategy.DEVICE_MAP}, "device_map is not modelled yet for Gemma3"),

@@ -212,7 +212,7 @@ def test_an_image_in_the_batch_gives_every_layer_of_gemma_3_a_mask_of_its_own() 
     [
         (
             {"strategy": "fsdp", "num_gpus": 2},
-            "strategy fsdp is not modelled yet for a model that sees",
+            "strategy fsdp is not modelled yet for a model with a vision tower",
         ),
         ({"attn_implementation": "eager"}, "attn_implementation eager is not modelled yet"),
         ({"use_liger_kernel": True}, "use_liger_kernel true is not modelled yet"),
@@ -230,7 +230,7 @@ def test_what_is_not_modelled_with_images_is_said(keys: dict[str, Any], sentence
         ({"max_soft_tokens": 70}, "max_soft_tokens is no setting of qwen2_5_vl's image processor"),
         ({"image_height": 20_000, "image_width": 20}, "sides may be up to 200 : 1"),
         ({"image_sizes": [[10]]}, r"image_sizes must list \[height, width\]"),
-        ({"model": LLAMA}, "asks for a model that sees, and no tower of llama is modelled"),
+        ({"model": LLAMA}, "needs a vision tower, and none is modelled for llama"),
     ],
 )
 def test_wrong_images_get_one_sentence(keys: dict[str, Any], sentence: str) -> None:
@@ -244,7 +244,7 @@ def test_fewer_pixels_are_offered_with_the_tokens_they_leave() -> None:
     )
     model, _, read = parse(given)
     (change, freeze) = image_changes(model, read)
-    assert "10,549 an example today" in change.price
+    assert "now 10,549 per example" in change.price
     # the class's own bound, 28 · 28 · 1,280 pixels: 1,222 tokens, two markers, the text
     assert {"max_pixels": 1_003_520, "max_length": 1324} in change.options
     assert freeze.options == ({"freeze_vision": True},)

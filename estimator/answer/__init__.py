@@ -1,1 +1,1 @@
-"""Does it fit? The estimate, the verdict, the ranks."""
+"""The estimate, the verdict, its explanation, and the ranks."""

@@ -225,7 +225,7 @@ class PerStructure:
 
 
 def _with_reference(loaded: Moment, reference: int) -> Moment:
-    """The same once a reference model has been loaded beside the trained one, in the same way."""
+    """The same after a reference model has also been loaded, in the same way."""
     if not reference:
         return loaded
     parts = {**loaded.resident, Component.REFERENCE_MODEL: reference}
@@ -346,36 +346,35 @@ BEYOND_LEARNED_POSITIONS = Refusal(
 
 
 CLASS_NOT_FOUND = Refusal(
-    "strategy {strategy} stops at {made}, which AutoModelForCausalLM makes: accelerate looks in it for each class that "
-    "transformers would not split, and it has no {missing}; take model_class text.",
+    "strategy {strategy} fails with {made}, which AutoModelForCausalLM loads: accelerate looks for each class that "
+    "transformers does not split, and the model has no {missing}; take model_class text.",
     Line("accelerate", "utils/fsdp_utils.py", 953, "Could not find the transformer layer class"),
 )
 UNUSED_IN_DDP = Refusal(
-    "strategy ddp stops at the second step of {made}, whose towers get no gradient in a step on text: with "
-    "gradient_checkpointing Trainer does not have DDP look for parameters without one; take model_class text, or turn "
+    "strategy ddp fails at the second step of {made}, whose towers get no gradient in a step on text: with "
+    "gradient_checkpointing Trainer does not make DDP look for unused parameters; take model_class text, or turn "
     "gradient_checkpointing off.",
     Line("transformers", "trainer.py", 754, "find_unused = not (self.model.is_activation"),
 )
 TOWERS_LATER = Refusal(
-    "strategy {strategy} is not modelled yet for {made}, which AutoModelForCausalLM makes, towers and all; take "
+    "strategy {strategy} is not modelled yet for {made}, which AutoModelForCausalLM loads with its towers; take "
     "model_class text.",
     NOT_MODELLED,
 )
 
 
 WITH_IMAGES_LATER = Refusal(
-    "{key} {value} is not modelled yet for a model that sees; take {key} {instead}, or model_class text.",
+    "{key} {value} is not modelled yet for a model with a vision tower; take {key} {instead}, or model_class text.",
     NOT_MODELLED,
 )
 NO_TOWER = Refusal(
-    "model_class image_text asks for a model that sees, and no tower of {model_type} is modelled; take model_class "
-    "auto.",
+    "model_class image_text needs a vision tower, and none is modelled for {model_type}; take model_class auto.",
     NOT_MODELLED,
 )
 
 
 def _check_images(model: Model, setup: TrainingSetup) -> None:
-    """Refuse what is not modelled yet where a tower sees images."""
+    """Refuses what is not modelled yet for a tower that processes images."""
     if setup.adapters.model_class is not ModelClass.IMAGE_TEXT:
         return
     if model.vision is None:
@@ -456,7 +455,7 @@ LATER = Refusal(
 
 
 def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
-    """Refuse adapters on the embedding and on the head where their step is not modelled."""
+    """Refuses adapters on the embedding and the head if their step is not modelled."""
     for module in (*outer_modules(model), *tied_head(model)):
         if not isinstance(module, Linear | Embedding) or not is_adapted(module, setup.adapters):
             continue
@@ -602,7 +601,7 @@ def _run_assumptions(
     mean = setup.mean_tokens_per_example
     if setup.padded and mean is not None and mean < setup.max_length:
         sentences.append(
-            f"Padding costs from nothing (batches of equal lengths) to {setup.max_length - mean} tokens an example."
+            f"Padding costs from nothing (batches of equal lengths) to {setup.max_length - mean} tokens per example."
         )
     elif setup.padded and mean is not None and mean > setup.max_length:
         sentences.append(f"Examples are cut to {setup.max_length} tokens.")
@@ -616,9 +615,7 @@ def _run_assumptions(
 def _price(gpu: Gpu, mesh: Mesh) -> str:
     price = cheapest(gpu, mesh.num_gpus)
     if price is None:
-        return (
-            f"No cost is given: no price is listed for {gpu.name}; set usd_per_gpu_hour to yours."
-        )
+        return f"No cost is given: no price is listed for {gpu.name}; set usd_per_gpu_hour to your own price."
     together = rented(price, mesh.num_gpus)
     more = (
         f"; the card's price divided by its {gpu.slices} slices" * (gpu.slices > 1),
@@ -629,6 +626,6 @@ def _price(gpu: Gpu, mesh: Mesh) -> str:
         * (together > mesh.num_gpus),
     )
     return (
-        f"Priced at {price.usd_per_gpu_hour:.2f} US dollars a GPU-hour, the cheapest listing known: "
+        f"Priced at {price.usd_per_gpu_hour:.2f} US dollars per GPU-hour, the cheapest known listing: "
         f"{price.provider}, {price.date}" + "".join(more)
     )

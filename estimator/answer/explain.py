@@ -1,4 +1,4 @@
-"""How a figure came about: its terms with this setup's numbers in them, and the functions that computed it.
+"""How a figure was computed: its terms with this setup's numbers, and the functions behind it.
 
 Source: derived, from the functions that each explanation names.
 """
@@ -64,16 +64,16 @@ class Term(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """How the bytes of one component came about."""
+    """How the bytes of one component were computed."""
 
     lead: str
     terms: Sequence[Term]
     functions: Sequence[Function]
-    """What computed them, the first one first."""
+    """The functions that computed them, most important first."""
 
 
 def explain(of: Estimate, part: Component | None) -> Explanation:
-    """A component at the peak on the fullest GPU; None: what lies outside PyTorch's counter."""
+    """A component at the peak on the fullest GPU; None: memory outside PyTorch's counter."""
     match part:
         case None:
             return _outside(of)
@@ -100,7 +100,7 @@ def explain(of: Estimate, part: Component | None) -> Explanation:
 
 
 class _Own(NamedTuple):
-    """What one GPU has of the model where nothing is divided: all of it, or its part of a device map."""
+    """What one GPU has of an unsharded model: all of it, or its part of a device map."""
 
     modules: Sequence[tuple[Module, int]]
     copies: Sequence[tuple[Module, int]]
@@ -130,7 +130,7 @@ def _is_divided(mesh: Mesh) -> bool:
 
 
 def _ranks(mesh: Mesh) -> str:
-    """Among how many: ``4 GPUs``, or of hsdp ``4 GPUs of 8``."""
+    """The GPUs of a shard group: ``4 GPUs``, or with hsdp ``4 GPUs of 8``."""
     whole = f" of {mesh.num_gpus:,}" * (mesh.shard_ranks != mesh.num_gpus)
     return f"{mesh.shard_ranks:,} GPUs{whole}"
 
@@ -141,10 +141,10 @@ def _weights(of: Estimate) -> Explanation:
     if _is_divided(of.setup.mesh):
         share, functions = _weight_share(of)
         terms = [share]
-        lead = f"This GPU's part of every parameter, among {_ranks(of.setup.mesh)}"
+        lead = f"This GPU's shard of every parameter, divided among {_ranks(of.setup.mesh)}"
         if of.setup.strategy in (Strategy.ZERO1, Strategy.ZERO2):
-            lead = f"{of.setup.strategy} leaves every parameter whole on each GPU"
-        lead += "; weights gathered from the other GPUs come on top while they are used."
+            lead = f"{of.setup.strategy} keeps every parameter in full on each GPU"
+        lead += "; weights gathered from other GPUs are added while they are used."
     else:
         terms = [_module_term(module, count, of.setup) for module, count in own.modules]
         lead = (
@@ -173,11 +173,11 @@ def _weights(of: Estimate) -> Explanation:
 def _reference(of: Estimate) -> Explanation:
     lead = (
         f"A second model with the same {of.total_parameters:,} parameters in {of.setup.dtype}, which the loss of "
-        f"{of.setup.objective} asks and never trains."
+        f"{of.setup.objective} evaluates but never trains."
     )
     term = Term(
         "its weights",
-        f"as loaded, {of.setup.dtype.bytes} bytes a parameter",
+        f"as loaded, {of.setup.dtype.bytes} bytes per parameter",
         reference_bytes(of.model, of.setup),
     )
     return Explanation(lead, [term], (reference_bytes,))
@@ -185,7 +185,7 @@ def _reference(of: Estimate) -> Explanation:
 
 def _module_term(module: Module, count: int, setup: TrainingSetup) -> Term:
     if is_quantized(module, setup.adapters):
-        width = "8 bits and a scale a row" if setup.has_8bit_base else "4 bits and their scales"
+        width = "8 bits and one scale per row" if setup.has_8bit_base else "4 bits and their scales"
     elif setup.has_packed_base and setup.prepare_model_for_kbit_training:
         width = "4 bytes, after prepare_model_for_kbit_training"
     else:
@@ -195,13 +195,13 @@ def _module_term(module: Module, count: int, setup: TrainingSetup) -> Term:
 
 
 def _weight_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
-    """What a GPU holds of the weights between steps where they are divided, or whole by DeepSpeed."""
+    """What a GPU holds of sharded weights between steps, or of unsharded ones under DeepSpeed."""
     model, setup = of.model, structure(of.setup)
     base = of.total_parameters - of.trainable_parameters * setup.uses_adapters
     how = f"of {base:,} parameters"
     if setup.strategy.is_zero:
         if setup.uses_adapters:
-            how = f"of {of.total_parameters:,} parameters, adapters among them"
+            how = f"of {of.total_parameters:,} parameters, including adapters"
         return Term("DeepSpeed's weights", how, zero.rank_bytes(model, setup).weights), (
             zero.rank_bytes,
         )
@@ -215,15 +215,17 @@ def _weight_share(of: Estimate) -> tuple[Term, tuple[Function, ...]]:
 
 
 def _adapters(of: Estimate) -> Explanation:
-    lead = f"Two narrow matrices beside each adapted linear layer, of rank {of.setup.lora_r}."
+    lead = f"Two narrow matrices for each adapted linear layer, of rank {of.setup.lora_r}."
     if of.setup.use_dora:
-        lead += " DoRA adds one number for each output, its trained length."
+        lead += " DoRA adds one number per output, its trained magnitude."
     if of.setup.modules_to_save:
-        lead += " Modules in modules_to_save come on top: the copy is trained, the original stays frozen."
+        lead += (
+            " Modules in modules_to_save are added: the copy is trained, the original stays frozen."
+        )
     alive = _alive(of, Component.ADAPTERS)
     if _is_divided(of.setup.mesh):
         share, functions = _adapter_share(of)
-        lead += f" This is one GPU's part of them, among {_ranks(of.setup.mesh)}."
+        lead += f" This is one GPU's shard of them, divided among {_ranks(of.setup.mesh)}."
         return Explanation(lead, [share, *alive], functions)
     own = _own(of)
     terms = []
@@ -260,13 +262,13 @@ def _states(of: Estimate) -> Explanation:
     size, trained = of.timeline.resident[Component.OPTIMIZER_STATES], of.trainable_parameters
     when = "from the start" if starts_with_states(of.setup) else "from the end of the first step on"
     each = f"{size / max(trained, 1):.2f} bytes"
-    lead = f"{of.setup.optim} keeps {each} a trained parameter, {when}."
+    lead = f"{of.setup.optim} keeps {each} per trained parameter, {when}."
     how = f"{trained:,} × {each}"
     if of.setup.num_gpus > 1 and of.setup.strategy is not Strategy.DDP:
         lead = f"What {of.setup.optim} keeps on one GPU of {of.setup.num_gpus:,}, {when}."
         how = f"of {trained:,} trained parameters"
     if of.setup.strategy.is_zero:
-        lead += " DeepSpeed's float32 weights are among them."
+        lead += " This includes DeepSpeed's float32 weights."
     line = Term("all trained tensors", how, size)
     return Explanation(lead, [line], (optimizer_states, state_rule(of.setup.optim)))
 
@@ -283,11 +285,11 @@ def _outside(of: Estimate) -> Explanation:
     exchange = exchange_bytes(of.setup.mesh)[1]
     slack = of.need_high_bytes - peak - of.context_high_bytes - of.paged_bytes - exchange
     terms = [
-        Term("CUDA context and kernels", "at the most that was read", of.context_high_bytes),
-        Term("allocator's slack", f"3 % of the peak of {peak:,} bytes, at the most", slack),
+        Term("CUDA context and kernels", "the highest reading", of.context_high_bytes),
+        Term("allocator's slack", f"at most 3 % of the peak of {peak:,} bytes", slack),
     ]
     if exchange:
-        terms.append(Term("NCCL's buffers", "at the most that was read", exchange))
+        terms.append(Term("NCCL's buffers", "the highest reading", exchange))
     if of.paged_bytes:
         terms.append(Term("paged states", "if none of them is evicted", of.paged_bytes))
     lead = "Memory that the process takes beyond what torch.cuda.max_memory_allocated() counts."
@@ -298,7 +300,7 @@ def _activations(of: Estimate) -> Explanation:
     kept = sum(held.bytes for held in of.timeline.kept_by_a_layer())
     layers = _own(of).layers
     lead = (
-        f"One layer keeps {kept:,} bytes from forward to backward, {kept / of.setup.tokens:,.0f} a token; "
+        f"One layer keeps {kept:,} bytes from forward to backward, {kept / of.setup.tokens:,.0f} per token; "
         f"{layers} layers keep {kept * layers:,}. "
         "Backward frees them layer by layer; below is what is alive at the peak, by the operator that made it."
     )
@@ -343,7 +345,7 @@ def _gradients(of: Estimate) -> Explanation:
 
 
 def _communication(of: Estimate) -> Explanation:
-    """DDP's buckets and DeepSpeed's lie there all the time; gathers and reductions come and go."""
+    """DDP's and DeepSpeed's buckets are permanent; gathers and reductions are temporary."""
     lead = "Buffers through which GPUs exchange weights and gradients."
     terms = list(_alive(of, Component.COMMUNICATION))
     if buffers := of.timeline.resident[Component.COMMUNICATION]:
@@ -373,17 +375,17 @@ def _logits(of: Estimate) -> Explanation:
     copy = setup.tokens * words * 4
     if (loss := loss_of(of.model, setup)) in LOSSES:
         whole, function = LOSSES[loss]
-        lead = f"All logits would be {copy:,} bytes a copy in float32. {whole}"
+        lead = f"A float32 copy of all logits would take {copy:,} bytes. {whole}"
         return Explanation(lead, list(_alive(of, Component.LOGITS)), (function,))
     lead = (
         f"{setup.per_device_train_batch_size:,} × {setup.max_length:,} tokens × {words:,} words × 4 bytes are "
-        f"{copy:,} bytes a copy in float32; the loss makes up to three."
+        f"{copy:,} bytes per float32 copy; the loss makes up to three."
     )
     return Explanation(lead, list(_alive(of, Component.LOGITS)), (operators.log_softmax_loss,))
 
 
 def _temporaries(of: Estimate) -> Explanation:
-    lead = "Tensors that live for one operation, or until the next one has read them."
+    lead = "Tensors that live for one operation, or until the next one reads them."
     if of.peak.phase is Phase.OPTIMIZER_STEP:
         size = of.peak.resident.get(Component.TEMPORARIES, 0)
         return Explanation(lead, [Term(of.peak.name, "at its highest", size)], (step_transient,))

@@ -34,7 +34,7 @@ class Instant(NamedTuple):
     step: int
     """Optimizer steps begun: 0 before the first, 1 during it; for evaluating and saving, the step just finished."""
     micro_step: int
-    """1 or 2 with accumulation, where the second represents all that find gradients; else 0."""
+    """1 or 2 with accumulation, where 2 represents all micro-steps with earlier gradients; else 0."""
     moment: Moment
     device: int | None = None
     """The GPU of a device map; None where all GPUs run the same step."""
@@ -43,7 +43,7 @@ class Instant(NamedTuple):
 def instants(of: Estimate) -> Iterator[Instant]:
     """Every moment of the run in order of time, on the fullest GPU: each layer and stage at its highest.
 
-    With accumulation a step has two micro-steps here: one that finds no gradients and one that does. Two steps are
+    With accumulation a step has two micro-steps here: one without earlier gradients and one with. Two steps are
     listed even for a run of one.
 
     Error: under FSDP with accumulation, gradients of the first micro-step count as shards; they stay whole until the
@@ -72,7 +72,7 @@ def first_overflow(of: Estimate) -> Instant | None:
 
 
 def room_bytes(of: Estimate) -> int:
-    """Bytes available to tensors on one GPU: its memory less the low end of what is needed beside them.
+    """Bytes available to tensors on one GPU: its memory minus the low end of other needs.
 
     Source: derived, from ``estimator.resident.overhead.need_bytes``.
     """
@@ -117,7 +117,7 @@ def _instants(of: Estimate, run: DeviceRun) -> Iterator[Instant]:
 
 
 def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | None:
-    """The moments of a micro-step that finds no gradients; None without accumulation, where every one finds none."""
+    """The moments of a micro-step without earlier gradients; None without accumulation, where none has any."""
     if of.setup.gradient_accumulation_steps == 1:
         return None
     alone = estimate(of.model, of.gpu, replace(of.setup, gradient_accumulation_steps=1))
@@ -127,9 +127,9 @@ def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | No
 
 
 def _optimizer_made(step: Moment) -> Moment:
-    """Memory once states exist before the first step: as in the optimizer's step, without gradients.
+    """Memory if states exist before the first step: as in the optimizer's step, without gradients.
 
-    Leaves out: a zero float32 gradient, with which DeepSpeed steps its optimizer once.
+    Leaves out: a zero float32 gradient, with which DeepSpeed runs its optimizer once.
     """
     without = _without(step, Component.GRADIENTS, Component.TEMPORARIES)
     return without._replace(phase=Phase.LOAD, name="optimizer states")
@@ -195,11 +195,11 @@ def where(it: Instant, setup: TrainingSetup) -> str:
     moment, on = it.moment, "" if it.device is None else f", on GPU {it.device}"
     match moment.phase:
         case Phase.LOAD if Component.OPTIMIZER_STATES in moment.resident:
-            said = "before the first step, when the optimizer states are made"
+            said = "before the first step, when the optimizer states are created"
         case Phase.LOAD:
             said = f"while the model loads ({moment.name})"
         case Phase.OPTIMIZER_STEP if it.step == 1 and _makes_states(it, setup):
-            said = "at the first optimizer step, which makes the optimizer states"
+            said = "at the first optimizer step, which creates the optimizer states"
         case Phase.OPTIMIZER_STEP:
             said = f"at the {_ORDINALS[it.step]}optimizer step"
         case Phase.EVALUATION:

@@ -1,4 +1,4 @@
-"""Need against capacity."""
+"""The verdict: need compared with capacity."""
 
 from __future__ import annotations
 

@@ -171,9 +171,9 @@ IMAGE_KEYS = frozenset(row.name for row in rows(Images)) | {
     "freeze_projector",
     "freeze_language",
 }
-"""Keys that only a model that sees has: who names one means ``AutoModelForImageTextToText``."""
+"""Keys that apply only to vision models; naming one implies ``AutoModelForImageTextToText``."""
 NO_TOWER = Refusal(
-    "{key} asks for a model that sees, and no tower of {model_type} is modelled{known}; leave it out.",
+    "{key} needs a vision tower, and none is modelled for {model_type}{known}; leave it out.",
     NOT_MODELLED,
 )
 

@@ -129,14 +129,14 @@ def layer_class(model: Model) -> str:
 
 
 class _Builder:
-    """Reads a layout beside the modules that hold weights."""
+    """Builds the tree from a layout and the modules with weights."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.layout = family_of(model).tree
         self.outer = {module.name: module for module in outer_modules(model)}
         self.layer: dict[str, Module] = {}
-        """What the layer that is being written holds."""
+        """Modules with weights of the current layer."""
 
     def root(self) -> Node:
         return Node("", children=self._children(_read(self.layout.tree), "", None))
@@ -144,7 +144,7 @@ class _Builder:
     def _children(
         self, items: tuple[_Item, ...], above: str, in_layer: str | None
     ) -> tuple[Node, ...]:
-        """``above``: the parent's full name; ``in_layer``: its name from the layer on, None outside."""
+        """``above``: the parent's full name; ``in_layer``: its name within the layer, None outside the layers."""
         nodes: list[Node] = []
         for item in items:
             if item.name == "*":
@@ -179,7 +179,7 @@ class _Builder:
         if within is None:
             turns = not (self.model.no_rope_layers and all(self.model.no_rope_layers))
             return name in self.outer or (name == "rotary_emb" and turns)
-        if within == "act_fn":  # of Gemma 4's layer, beside that of its MLP
+        if within == "act_fn":  # of Gemma 4's layer, in addition to its MLP's
             return bool(self.model.hidden_size_per_layer_input)
         return any(known == within or known.startswith(f"{within}.") for known in self.layer)
 
@@ -208,7 +208,7 @@ class _Builder:
 def _tensors(module: Module | None) -> tuple[TreeTensor, ...]:
     if module is None:
         return ()
-    # bitsandbytes' quantisers take what is of type nn.Linear or Conv1D itself, and Falcon's are of type FalconLinear:
+    # bitsandbytes quantises exactly the types nn.Linear and Conv1D, and Falcon's linears are FalconLinear:
     # transformers 5.23, integrations/bitsandbytes.py, replace_with_bnb_linear
     packed = (
         isinstance(module, Linear)

@@ -1,8 +1,8 @@
-"""The four kinds of modules that hold weights, their shapes, and which of them a quantiser packs.
+"""The kinds of modules with weights, their shapes, and which of them a quantiser packs.
 
 Modules are named as in transformers' module tree (read in 5.23, ``models/*/modeling_*.py``): a layer's modules relative
-to the layer, the others by their own name. Weight bytes, gradients, optimizer states, adapters and 4-bit sizes are all
-sums over these. Sizes are elements, for the whole model, before any sharding.
+to the layer, the others by their last name. Weights, gradients, optimizer states, adapters and 4-bit sizes are all sums
+over these. Sizes are elements, for the whole model, before any sharding.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Linear:
     bias: bool = False
     conv1d: bool = False
     own_class: bool = False
-    """A subclass of ``nn.Linear`` with a forward of its own: FalconLinear, which 4-bit loading leaves whole
+    """A subclass of ``nn.Linear`` with its own forward: FalconLinear, which 4-bit loading does not pack
     (transformers 5.23, integrations/bitsandbytes.py: ``type(module) is nn.Linear``)."""
     routes: bool = False
-    """The router of a mixture of experts, a subclass too, whose output is several tensors: PEFT's wrapper stops at it
+    """The router of a mixture of experts, also a subclass, with several outputs, on which PEFT's wrapper fails
     (PEFT 0.21, tuners/lora/layer.py, ``Linear.forward``: ``result.dtype``)."""
     is_last: bool = False
-    """Has the model's last parameter, which transformers takes for the head's and leaves whole when it packs
+    """Has the model's last parameter, which transformers mistakes for the head's and does not pack
     (transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert``)."""
     unadaptable: bool = False
-    """PEFT refuses an adapter here, since a kernel would read the weight past it (PEFT 0.21, tuners/tuners_utils.py,
+    """PEFT refuses an adapter here, because a kernel reads the weight directly (PEFT 0.21, tuners/tuners_utils.py,
     ``_check_lora_target_modules_mamba``)."""
     shadowed: bool = False
-    """Has a name that experts' linears once had: PEFT takes the name for their stack, and leaves this alone
+    """Has a name that experts' linears once had: PEFT applies the name to their stack instead of this module
     (PEFT 0.21, utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``)."""
     part: Part = Part.TEXT
     """The part of the model that it belongs to."""
@@ -46,15 +46,15 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm over ``width`` elements. xIELU's two learned scalars are one too: weight and bias of width 1."""
+    """A norm over ``width`` elements. xIELU's two learned scalars count as one: weight and bias of width 1."""
 
     name: str
     width: int
     weight: bool = True
     bias: bool = False
     taps: int = 0
-    """No norm but a short convolution (LFM2, Mamba 2, delta-nets): each of ``width`` channels has a filter of so many
-    numbers."""
+    """Kernel size, if this is a short convolution over ``width`` channels (LFM2, Mamba 2, delta nets) and not a norm.
+    """
     part: Part = Part.TEXT
     """The part of the model that it belongs to."""
 
@@ -74,32 +74,32 @@ class Embedding:
 class Bare:
     """A bare parameter of a mixture of experts: the router's matrix, or all experts' matrices as one stack.
 
-    No ``nn.Linear``: 4-bit loading leaves it whole (transformers 5.23, integrations/bitsandbytes.py,
-    ``replace_with_bnb_linear``), and LoRA reaches it only by the names its parts once had.
+    Not an ``nn.Linear``: 4-bit loading does not pack it (transformers 5.23, integrations/bitsandbytes.py,
+    ``replace_with_bnb_linear``), and LoRA matches it only by the former names of its parts.
     """
 
     name: str
     in_features: int
     out_features: int
     stack: int = 0
-    """How many experts; 0: a single matrix."""
+    """Number of experts; 0: a single matrix."""
     former_names: tuple[str, ...] = ()
-    """Names of the linears that it was before transformers 5, which PEFT turns into it; one rank for each."""
+    """Names of the linears that it replaced in transformers 5, which PEFT maps to it; each adds one rank."""
     bias: bool = False
-    """A second parameter beside it: one number an output, of a stack one an output and expert (GPT-OSS)."""
+    """Has a bias: one number per output, for a stack per output and expert (GPT-OSS)."""
     transposed: bool = False
-    """Held as [experts, in, out]."""
+    """Stored as [experts, in, out]."""
     float32: bool = False
-    """Made and kept in float32 whatever the model's dtype (transformers 5.23, ``_keep_in_fp32_modules_strict``)."""
+    """Always float32 (transformers 5.23, ``_keep_in_fp32_modules_strict``)."""
     part: Part = Part.TEXT
     """The part of the model that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Parameters of a tower that are no linear's, norm's or table's: convolutions with what lies beside, bare tensors.
+    """Other parameters of a tower: convolutions with their norms, and bare tensors.
 
-    Neither an adapter nor a packing reaches them here.
+    They are neither adapted nor packed here.
     """
 
     name: str
@@ -171,11 +171,11 @@ def module_parameters(module: Module) -> int:
 
 
 HEADS = ("lm_head", "score")
-"""The linear that makes an answer of the last hidden states, over the vocabulary or over labels."""
+"""Names of the head: the linear from the last hidden states to the vocabulary or to labels."""
 
 
 def is_after_layers(module: Module) -> bool:
-    """Whether a module outside the layers works on what comes out of them: the final norm, projections, the head.
+    """Whether a module outside the layers comes after them: the final norm, projections, the head.
 
     Source: transformers 5.23 models/<model_type>/modeling_<model_type>.py, the model's ``forward``.
 
@@ -189,9 +189,9 @@ def is_after_layers(module: Module) -> bool:
 
 
 def is_quantized(module: Module, adapters: Adapters) -> bool:
-    """Whether bitsandbytes packs this module: every linear but the head (a yes or no; the same on every GPU).
+    """Whether bitsandbytes packs this module: every linear except the head (a yes or no; the same on every GPU).
 
-    Falcon's linears are of a class of their own and stay as loaded; so does the last of an OLMo with a tied head.
+    Falcon's linears have a class of their own and are not packed; neither is the last one of an OLMo with a tied head.
     Source: transformers 5.23, quantizers/base.py, ``get_keys_to_not_convert`` (output embedding and tied keys stay);
     integrations/bitsandbytes.py, ``replace_with_bnb_linear`` (``type(module) is nn.Linear``).
     """

@@ -1,7 +1,7 @@
-"""The products of attention that Falcon, BLOOM, MPT and GPT-J write for themselves, without transformers' functions.
+"""Attention as Falcon, BLOOM, MPT and GPT-J implement it themselves, without transformers' shared functions.
 
-Source: transformers 5.23, models/falcon, bloom, mpt and gptj, modeling_*.py. A name that is bound here keeps its tensor
-alive exactly as long as the same name does there.
+Source: transformers 5.23, models/falcon, bloom, mpt and gptj, modeling_*.py. Local names are those of the
+source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from estimator.tape.attention import AttentionShape
 from estimator.tape.tape import Tape, Tensor
 
 Attended = tuple[Tensor, Tensor]
-"""The output, and the weights that made it, which the layer returns."""
+"""The output and the attention weights, both of which the layer returns."""
 
 
 def plus_mask(tape: Tape, scores: Tensor, mask: Tensor | None) -> Tensor:
-    """The scores plus the mask, where there is one."""
+    """The scores plus the mask, if there is one."""
     return scores if mask is None else op.add(tape, scores, mask)
 
 
 def attention_scores(tape: Tape, q: Tensor, k: Tensor, shape: AttentionShape) -> Tensor:
-    """``q @ k.T``; a single key-value head is broadcast, and copied where more than one text leaves no view."""
+    """``q @ k.T``; a single key-value head is broadcast, and copied if there is more than one sequence."""
     several = shape.batch > 1
     if shape.key_value_heads == 1:
         k = op.expand_heads(tape, k, shape.heads)
@@ -29,7 +29,7 @@ def attention_scores(tape: Tape, q: Tensor, k: Tensor, shape: AttentionShape) ->
 
 
 def weighted(tape: Tape, weights: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
-    """``weights @ v``, and the heads of each token side by side again."""
+    """``weights @ v``, with each token's heads made contiguous again."""
     if shape.key_value_heads == 1:
         v = op.expand_heads(tape, v, shape.heads)
     elements = shape.batch * shape.length * shape.heads * shape.head_dim

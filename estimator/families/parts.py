@@ -1,4 +1,4 @@
-"""Groups of modules that several families have: attention, MLPs, experts, norms, what is around the layers.
+"""Groups of modules that several families share: attention, MLPs, experts, norms, modules outside the layers.
 
 Source: transformers 5.23, ``models/*/modeling_*.py``, each class's ``__init__``.
 """
@@ -16,7 +16,7 @@ from estimator.values.specs import Model
 def separate_attention(
     model: Model, *, bias: bool, output_bias: bool, block: str = "self_attn", output: str = "o_proj"
 ) -> tuple[Linear, ...]:
-    """Three projections and the output's."""
+    """Query, key, value and output projections."""
     return (
         Linear(f"{block}.q_proj", model.hidden_size, model.query_size, bias),
         Linear(f"{block}.k_proj", model.hidden_size, model.key_value_size, bias),
@@ -26,7 +26,7 @@ def separate_attention(
 
 
 def configured_attention(model: Model) -> tuple[Linear, ...]:
-    """The same, with biases where the config says so."""
+    """The same, with biases if the config says so."""
     return separate_attention(
         model, bias=model.attention_bias, output_bias=model.attention_output_bias
     )
@@ -35,7 +35,7 @@ def configured_attention(model: Model) -> tuple[Linear, ...]:
 def fused_attention(
     model: Model, fused: str, output: str, *, bias: bool, output_bias: bool, conv1d: bool = False
 ) -> tuple[Linear, ...]:
-    """One projection for queries, keys and values, and the output's."""
+    """A fused query-key-value projection, and the output projection."""
     return (
         Linear(fused, model.hidden_size, model.query_size + 2 * model.key_value_size, bias, conv1d),
         Linear(output, model.query_size, model.hidden_size, output_bias, conv1d),
@@ -52,7 +52,7 @@ def gated_mlp(model: Model, *, bias: bool = False) -> tuple[Linear, ...]:
 
 
 def fused_gated_mlp(model: Model) -> tuple[Linear, ...]:
-    """The same with gate and up as one matrix."""
+    """The same with gate and up fused into one matrix."""
     return (
         Linear("mlp.gate_up_proj", model.hidden_size, 2 * model.intermediate_size),
         Linear("mlp.down_proj", model.intermediate_size, model.hidden_size),
@@ -76,9 +76,9 @@ def experts(
     router: str = "gate",
     former: tuple[str, str, str, str] | None = None,
 ) -> tuple[Bare, Bare, Bare]:
-    """A router, and the experts' gates and ups as one stack, downs as another.
+    """A router, and two stacks of experts: gates fused with ups, and downs.
 
-    ``former``: what router, gate, up and down were called, where PEFT still takes these names.
+    ``former``: former names of router, gate, up and down, if PEFT still accepts them.
     Source: transformers 5.23, models/mixtral/modeling_mixtral.py, ``MixtralTopKRouter`` and ``MixtralExperts``.
     """
     hidden, width, experts = model.hidden_size, model.moe_intermediate_size, model.num_experts
@@ -97,7 +97,7 @@ def norms(model: Model, *names: str, bias: bool = False) -> tuple[Norm, ...]:
 
 
 def head_norms(model: Model, query: str, key: str) -> tuple[Norm, ...]:
-    """Norms over one head, with one weight for all heads."""
+    """Norms over each head, with one weight shared by all heads."""
     return (Norm(f"self_attn.{query}", model.head_dim), Norm(f"self_attn.{key}", model.head_dim))
 
 
@@ -110,7 +110,7 @@ def wide_norms(model: Model) -> tuple[Norm, ...]:
 
 
 QWEN_NAMES = ("gate", "gate_proj", "up_proj", "down_proj")
-"""What routers, gates, ups and downs of experts were called as linears, where PEFT still takes these names: 0.21,
+"""Former names of router, gate, up and down as linears, which PEFT still accepts: 0.21,
 utils/transformers_weight_conversion.py, ``_MOE_TARGET_MODULE_MAPPING``, for the model types that transformers 5.23,
 conversion_mapping.py, ``_MODEL_TO_CONVERSION_PATTERN``, maps to "qwen2_moe" (which itself is not)."""
 
@@ -118,7 +118,7 @@ conversion_mapping.py, ``_MODEL_TO_CONVERSION_PATTERN``, maps to "qwen2_moe" (wh
 def experts_and_shared(
     model: Model, former: tuple[str, str, str, str] | None = None
 ) -> tuple[Module, ...]:
-    """Experts, and one that sees every token, times a gate of its own."""
+    """Experts, and a shared expert with its own gate."""
     hidden, width = model.hidden_size, model.shared_expert_intermediate_size
     shadowed = former is not None
     return (
@@ -131,7 +131,7 @@ def experts_and_shared(
 
 
 def shared_experts(model: Model) -> tuple[Linear, ...]:
-    """What every token goes through beside its own experts (DeepSeek); nothing where the config has none."""
+    """The shared experts (DeepSeek); empty if the config has none."""
     hidden, width = model.hidden_size, model.shared_expert_intermediate_size
     bias = model.mlp_bias
     if not width:
@@ -149,7 +149,7 @@ def shadowed_mlp(model: Model) -> tuple[Linear, ...]:
 
 
 def mamba(model: Model, block: str, *, unadaptable: bool = False) -> tuple[Module, ...]:
-    """Mamba 2's mixer: three numbers a head, filters, and two projections around the scan."""
+    """Mamba 2's mixer: three parameters per head, a convolution, and two projections around the scan."""
     sizes = model.state_space
     assert sizes is not None
     return (
@@ -175,7 +175,7 @@ def outer(
     norm_bias: bool = False,
     head_bias: bool = False,
 ) -> Callable[[Model], tuple[Module, ...]]:
-    """Embedding, final norm and head: a function of the model that gives these."""
+    """A function that returns a model's embedding, final norm and head."""
 
     def modules(model: Model) -> tuple[Module, ...]:
         return (
@@ -188,17 +188,17 @@ def outer(
 
 
 def head(model: Model, width: int, *, bias: bool = False) -> tuple[Linear, ...]:
-    """The head, unless it is the embedding."""
+    """The head, unless it is tied."""
     return () if model.tie_word_embeddings else (Linear("lm_head", width, model.vocab_size, bias),)
 
 
 def learned_positions(model: Model, offset: int = 0) -> int:
-    """Rows of a table of positions."""
+    """Rows of the position embedding."""
     rows = model.learned_positions or (
         model.max_position_embeddings and model.max_position_embeddings + offset
     )
     if not rows:
-        raise InputError(f"{model.model_type} learns its positions; give max_position_embeddings.")
+        raise InputError(f"{model.model_type} has learned positions; give max_position_embeddings.")
     return rows
 
 

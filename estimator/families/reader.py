@@ -1,4 +1,4 @@
-"""Typed reading of a ``config.json``: every getter refuses what it cannot use, naming the key and what to change."""
+"""Typed access to a ``config.json``: every getter refuses invalid values, naming the key and what to change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY_NOT_MODELLED = Refusal(
 
 
 class Recorded(Mapping[str, object]):
-    """A config that remembers which keys it was asked for; those of a nested object with its name before them."""
+    """A config that records which keys were read; keys of a nested object are prefixed with its name."""
 
     def __init__(self, values: Mapping[str, object], asked: set[str], before: str = "") -> None:
         self.values_of, self.asked, self.before = values, asked, before
@@ -41,17 +41,17 @@ class Recorded(Mapping[str, object]):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Typed reading of one config: every getter refuses what it cannot use, naming the key."""
+    """Typed access to one config: every getter refuses invalid values, naming the key."""
 
     values: Mapping[str, object]
     model_type: str
 
     def has(self, *names: str) -> str | None:
-        """The first of these names that says something."""
+        """The first of these names that has a value."""
         return next((name for name in names if self.values.get(name) is not None), None)
 
     def whole(self, *names: str, default: int | None = None, most: int = MOST_ELEMENTS) -> int:
-        """A whole number from 1, by the first of these names; without a default it is needed."""
+        """A positive integer, by the first of these names; required if there is no default."""
         name = self.has(*names)
         if name is None:
             if default is None:
@@ -115,7 +115,7 @@ class Config:
         return True
 
     def part(self, name: str) -> Config:
-        """A nested object; absent: an empty one."""
+        """A nested object; an empty one if missing."""
         value = self.values.get(name)
         if value is None:
             return Config({}, self.model_type)
@@ -126,7 +126,7 @@ class Config:
         return Config(value, self.model_type)
 
     def items(self, name: str, layers: int) -> tuple[object, ...]:
-        """A list with one item a layer; absent: empty."""
+        """A list with one item per layer; empty if missing."""
         value = self.values.get(name)
         if value is None:
             return ()
@@ -140,7 +140,7 @@ class Config:
 
 
 def short(value: object, most: int = 40) -> str:
-    """A value as JSON writes it, and short; of a short list its items."""
+    """A value in JSON notation, shortened; a short list with its items."""
     if isinstance(value, list | tuple) and len(value) < most:
         listed = f"[{', '.join(map(show, value))}]"
         if len(listed) <= most:
@@ -149,7 +149,7 @@ def short(value: object, most: int = 40) -> str:
 
 
 def refuse_others(read: Config, only: Mapping[str, object]) -> None:
-    """Refuse each of these keys that has another value; what is absent or null is as good."""
+    """Refuses these keys if they have another value; missing or null is accepted."""
     for name, value in only.items():
         given = read.values.get(name)
         if given is not None and given != value:
@@ -164,11 +164,11 @@ def refuse_others(read: Config, only: Mapping[str, object]) -> None:
 def kinds_in(
     read: Config, name: str, listed: Sequence[object], allowed: tuple[str, str]
 ) -> tuple[str, ...]:
-    """A list of layers that holds two names only."""
+    """A list of layers with only two allowed names."""
     for kind in listed:
         if kind not in allowed:
             raise InputError(
-                f'{name} must hold "{allowed[0]}" and "{allowed[1]}" only, not {short(kind)}; correct it in the '
+                f'{name} must only contain "{allowed[0]}" and "{allowed[1]}", not {short(kind)}; correct it in the '
                 "config."
             )
     return tuple(map(str, listed))

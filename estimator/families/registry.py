@@ -1,4 +1,4 @@
-"""The families by ``model_type``, and the one place that looks at it."""
+"""The families by ``model_type``, and the only place that compares it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from estimator.values.refusals import NOT_MODELLED, Refusal, RefusedError
 from estimator.values.specs import Model
 
 FAMILIES: dict[str, Family] = {}
-"""Every family that is modelled, as ``families/known`` registers them."""
+"""Every modelled family, registered by ``families/known``."""
 
 MODELLED = FAMILIES.keys()
 """The values of ``model_type`` that have a family."""
 
 
 def register(*families: Family) -> None:
-    """Put families where ``family_of`` finds them; a ``model_type`` has one."""
+    """Registers families, at most one per ``model_type``."""
     for family in families:
-        assert family.model_type not in FAMILIES, f"two families are called {family.model_type}"
+        assert family.model_type not in FAMILIES, (
+            f"two families have model_type {family.model_type}"
+        )
         FAMILIES[family.model_type] = family
 
 
 TOWERS: dict[str, Family] = {}
-"""The families of towers' layers, which are no models by themselves."""
+"""The families of towers' layers, which are not models by themselves."""
 
 
 def register_tower(family: Family) -> None:
-    """Put the layers of a tower where ``family_of`` finds them; towers of several checkpoints may share them."""
+    """Registers the layers of a tower; towers of several checkpoints may share them."""
     TOWERS[family.model_type] = family
 
 
 def family_of(model: Model) -> Family:
-    """The model's family; refuses one that is not modelled, by name."""
+    """The model's family; refuses families that are not modelled, by name."""
     if model.model_type in TOWERS:
         return TOWERS[model.model_type]
     check_modelled(model.model_type)
@@ -41,18 +43,18 @@ def family_of(model: Model) -> Family:
 
 
 def architecture(model: Model) -> Architecture:
-    """What a step of the model's family runs."""
+    """What the forward pass of the model's family runs."""
     return family_of(model).architecture
 
 
 _STATE_SPACE = (
-    "its state-space layers train by kernels of mamba-ssm and causal-conv1d, "
+    "its state-space layers train with kernels of mamba-ssm and causal-conv1d, "
     "whose memory differs from that of the PyTorch code"
 )
 
 
 _LINEAR_ATTENTION = (
-    "its linear attention trains by kernels of flash-linear-attention, "
+    "its linear attention trains with kernels of flash-linear-attention, "
     "whose memory differs from that of the PyTorch code"
 )
 
@@ -84,7 +86,7 @@ BEYOND: Mapping[str, str] = {
     "rwkv": "its layers are recurrent",
     "xlstm": "its layers are recurrent",
 }
-"""Architectures that people ask for and that have no table, each with the reason."""
+"""Architectures that people ask for but that are not modelled, with the reason."""
 
 
 WITHOUT_CLASSES = frozenset(
@@ -94,7 +96,7 @@ WITHOUT_CLASSES = frozenset(
         *("internlm3", "lfm2", "llama4_text", "nemotron_h", "olmoe", "qwen3_5_moe_text"),
     }
 )
-"""Of ``MODELLED`` those without a class for sequence classification: transformers 5.23, models/auto/modeling_auto.py,
+"""Members of ``MODELLED`` without a class for sequence classification: transformers 5.23, models/auto/modeling_auto.py,
 ``MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES``."""
 
 
@@ -131,7 +133,7 @@ def is_classified(model_type: str) -> bool:
 
 
 UNKNOWN_ARCHITECTURE = Refusal(
-    "architecture {model_type} is not modelled{hint}; modelled are: {names}; choose one of those.",
+    "architecture {model_type} is not modelled{hint}; choose one of these: {names}.",
     NOT_MODELLED,
 )
 
@@ -142,11 +144,11 @@ BEYOND_US = Refusal(
 
 
 class NotModelledError(RefusedError):
-    """The architecture has no table here."""
+    """The architecture is not modelled."""
 
 
 def beyond(model_type: str) -> NotModelledError:
-    """The sentence that refuses one of ``BEYOND`` (no unit; per model).
+    """The refusal of one of ``BEYOND`` (no unit; per model).
 
     Source: BEYOND, this module.
 
@@ -157,7 +159,7 @@ def beyond(model_type: str) -> NotModelledError:
 
 
 def check_modelled(model_type: str) -> None:
-    """Refuse an architecture without a table, with the reason or the near ones (no unit; per model).
+    """Refuses an architecture that is not modelled, with the reason or similar names (no unit; per model).
 
     Source: MODELLED, this module.
 
@@ -165,14 +167,14 @@ def check_modelled(model_type: str) -> None:
     >>> check_modelled("bert")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    estimator.families.registry.NotModelledError: architecture 'bert' is not modelled; ...; choose one of those.
+    estimator.families.registry.NotModelledError: architecture 'bert' is not modelled; choose one of these: ...
     """
     if model_type in MODELLED:
         return
     if model_type in BEYOND:
         raise beyond(model_type)
     near = get_close_matches(model_type, sorted(MODELLED))
-    hint = f" (near: {', '.join(near)})" if near else ""
+    hint = f" (similar: {', '.join(near)})" if near else ""
     names = ", ".join(sorted(MODELLED))
     raise NotModelledError(
         UNKNOWN_ARCHITECTURE, model_type=repr(model_type), hint=hint, names=names

@@ -1,6 +1,6 @@
-"""How queries and keys are turned by their positions: one program a family, all of the sizes of its tensors.
+"""Rotary position embeddings: one program per variant, with the sizes of all its tensors.
 
-A name that is bound here keeps its tensor alive exactly as long as the same name does there.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ class Rotary(Enum):
     """What a family's ``apply_rotary_pos_emb`` does, in transformers 5.23, models/*/modeling_*.py."""
 
     HALVES = auto()
-    """Llama: the tables' dtype decides."""
+    """Llama: computed in the tables' dtype."""
     CAST_BACK = auto()
-    """OLMo: tables in float32, and the result back to the dtype of q."""
+    """OLMo: tables in float32, and the result cast back to the dtype of q."""
     PAIRS = auto()
-    """GLM: neighbours are turned, by tables that every layer spreads for itself."""
+    """GLM: adjacent pairs are rotated; every layer expands the tables itself."""
     FLOAT32_PAIRS = auto()
-    """Cohere: q and k in float32, by tables in the model's dtype."""
+    """Cohere: q and k in float32, tables in the model's dtype."""
     SPLIT_HALVES = auto()
-    """GPT-OSS: half a head at a time, by tables of half its width, and both halves joined."""
+    """GPT-OSS: each half of a head separately, with tables of half its width, then concatenated."""
     SPLIT_PAIRS = auto()
-    """DeepSeek V3: every second number and the others, by half the tables, and both joined."""
+    """DeepSeek V3: even and odd elements separately, with half-width tables, then joined."""
     COMPLEX = auto()
-    """DeepSeek V2: neighbours as complex numbers of two float32, by one table of such."""
+    """DeepSeek V2: adjacent pairs as complex numbers of two float32, times one complex table."""
     FLOAT32_HALVES = auto()
-    """Qwen's towers: q and k in float32, by float32 tables."""
+    """Qwen's towers: q and k in float32, float32 tables."""
     FLOAT32_SPREAD_PAIRS = auto()
-    """ERNIE: in float32, by float32 tables that every layer spreads for itself."""
+    """ERNIE: in float32, with float32 tables that every layer expands itself."""
 
     @property
     def float32_tables(self) -> bool:
-        """Whether cosine and sine stay in float32 whatever the model's dtype."""
+        """Whether cosine and sine stay in float32 for every model dtype."""
         return self in (Rotary.CAST_BACK, Rotary.COMPLEX, Rotary.FLOAT32_SPREAD_PAIRS)
 
 
@@ -58,7 +58,7 @@ def rotate(
     head_dim: int,
     parts: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Turned queries and keys; of each head only the leading ``share`` is turned, and left in ``parts`` as well."""
+    """Rotated queries and keys. Only the leading ``share`` of each head is rotated, and also appended to ``parts``."""
     width = q.width
     match kind:
         case Rotary.SPLIT_HALVES:
@@ -85,23 +85,23 @@ def rotate(
 
 
 def turned(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
-    """Gemma 4: queries or keys alone, as Llama turns both."""
+    """Gemma 4: queries or keys alone, rotated as in Llama."""
     return _rotated(tape, x, tables, in_float32=False)
 
 
 def rotate_pairs(tape: Tape, x: Tensor, tables: Tensor) -> Tensor:
-    """GPT-J: neighbours turned by sines and cosines that are spread for this tensor alone; ``tables`` holds both."""
+    """GPT-J: adjacent pairs, with sines and cosines expanded for this tensor only; ``tables`` holds both."""
     return _rotated(tape, x, _spread(tape, Tables(tables, tables)), in_float32=False)
 
 
 def _joined_halves(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
-    """``_apply_rotary_emb``: two products for each half, their difference or sum."""
+    """``_apply_rotary_emb``: for each half, the difference or sum of two products."""
     first, second = op.split(tape, x, [x.elements // 2] * 2)
     return _joined(tape, first, second, tables)
 
 
 def _joined_pairs(tape: Tape, q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-    """``apply_rotary_pos_emb_interleave``: each part is a slice of its own."""
+    """``apply_rotary_pos_emb_interleave``: each part is a separate slice."""
     half = Tables(*(tape.view(table, table.elements // 2) for table in tables))
     q1, q2 = (op.part(tape, q, q.elements // 2) for _ in range(2))
     k1, k2 = (op.part(tape, k, k.elements // 2) for _ in range(2))
@@ -124,7 +124,7 @@ def _joined(tape: Tape, first: Tensor, second: Tensor, tables: Tables) -> Tensor
 
 
 def _as_complex(tape: Tape, q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-    """``apply_rotary_emb``; a complex number is counted as the two float32 that it is."""
+    """``apply_rotary_emb``; a complex number counts as two float32."""
     q_complex, k_complex = op.cast(tape, q, 4), op.cast(tape, k, 4)
     turned = _complex_product(tape, q_complex, tables.cosine)
     q_out = op.cast(tape, turned, q.width)
@@ -136,7 +136,7 @@ def _as_complex(tape: Tape, q: Tensor, k: Tensor, tables: Tables) -> tuple[Tenso
 
 
 def _complex_product(tape: Tape, x: Tensor, table: Tensor) -> Tensor:
-    """A product with the table, of which backward writes out the conjugate: torch 2.13, ATen/ConjugateFallback.cpp."""
+    """A product with the table, whose conjugate backward materialises: torch 2.13, ATen/ConjugateFallback.cpp."""
     tape.operation = "rotary"
     elements, width, size = x.elements, x.width, (table.elements, table.width)
 
@@ -151,7 +151,7 @@ def _complex_product(tape: Tape, x: Tensor, table: Tensor) -> Tensor:
 
 
 def _spread(tape: Tape, tables: Tables) -> Tables:
-    """``repeat_interleave``: each number twice, in a new tensor of the same size."""
+    """``repeat_interleave``: each element twice, in a new tensor."""
     tape.operation = "rotary tables of this layer"
     cosine, sine = (tape.new(x.elements, x.width, ACTIVATIONS) for x in tables)
     return Tables(cosine, sine)
@@ -168,7 +168,7 @@ def _partly_turned(
     *,
     in_float32: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Both are sliced, then both turned, then both joined: backward unslices neither before both are turned back."""
+    """Slices both, rotates both, joins both, so backward un-rotates both before it undoes either slice."""
     sliced = [_leading(tape, x, share, head_dim) for x in (q, k)]
     turned = [_rotated(tape, x, tables, in_float32=in_float32) for x, _ in sliced]
     if parts is not None:

@@ -1,4 +1,4 @@
-"""From the ``vision_config`` and ``audio_config`` of a wrapper to the sizes of its towers."""
+"""Reads the sizes of towers from a wrapper's ``vision_config`` and ``audio_config``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SIZE, _FLAG = WholeNumber(10**7), Flag()
 
 
 def with_towers(model: Model, config: Mapping[str, object]) -> Model:
-    """The model with the towers that its config names (sizes in elements; per model); as it is where there are none.
+    """The model with the towers of its config (sizes in elements; per model); unchanged if there are none.
 
-    What a key leaves out is the class's default. Towers of a kind whose modules are not known here are left out.
+    Missing keys take the class's default. Towers whose modules are unknown are left out.
 
     Source: transformers 5.23, models/gemma3/configuration_gemma3.py, models/gemma3n/configuration_gemma3n.py,
     models/gemma4/configuration_gemma4.py and models/siglip/configuration_siglip.py.
@@ -42,19 +42,19 @@ def with_towers(model: Model, config: Mapping[str, object]) -> Model:
 
 
 def siglip_towers(vision: TowerConfig, audio: TowerConfig) -> Towers:
-    """Gemma 3's."""
+    """Gemma 3's towers."""
     return Towers(vision=_siglip(vision or {}))
 
 
 def gemma3n_towers(vision: TowerConfig, audio: TowerConfig) -> Towers | None:
-    """Gemma 3n's, which has both; None: another vision tower than MobileNet v5."""
+    """Gemma 3n's towers, always both; None: the vision tower is not MobileNet v5."""
     if (vision or {}).get("architecture", MOBILENET) != MOBILENET:
         return None
     return Towers(vision=_mobilenet(vision or {}), audio=_conformer(audio or {}))
 
 
 def gemma4_towers(vision: TowerConfig, audio: TowerConfig) -> Towers:
-    """Gemma 4's, of which each may be absent."""
+    """Gemma 4's towers, each of which may be missing."""
     return Towers(
         vision=None if vision is None else _gemma4_vision(vision),
         audio=None if audio is None else _gemma4_audio(audio),
@@ -83,7 +83,7 @@ def _mobilenet(part: Mapping[str, object]) -> VisionTower:
 def _conformer(part: Mapping[str, object]) -> AudioTower:
     hidden = _size(part, "hidden_size", 1536)
     frequencies = _size(part, "input_feat_size", 128)
-    for _ in range(2):  # two strides of 2 over one zero on either side
+    for _ in range(2):  # two strides of 2, with one zero of padding on either side
         frequencies = (frequencies + 2 - 3) // 2 + 1
     return AudioTower(
         hidden_size=hidden,
@@ -153,7 +153,7 @@ def _flag(part: Mapping[str, object], name: str, *, default: bool) -> bool:
 
 
 def _channels(part: Mapping[str, object], name: str) -> tuple[int, int]:
-    """Channels of the two convolutions, as both classes have them by default."""
+    """Channels of the two convolutions; both classes have the same default."""
     given = part.get(name, [128, 32])
     if not isinstance(given, list | tuple) or len(given) != 2:
         raise InputError(f"{name} must list two whole numbers; correct it in the config.")

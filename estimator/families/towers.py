@@ -1,7 +1,7 @@
-"""The towers that ``AutoModelForCausalLM`` makes beside the text of Gemma 3, 3n and 4: modules with weights.
+"""Modules with weights of the towers that ``AutoModelForCausalLM`` loads for Gemma 3, 3n and 4.
 
-A step on text alone runs none of them (but Gemma 3n's embedders): their weights lie there, adapters on their linears
-too, and neither gets a gradient or a state of the optimizer.
+A step on text runs none of them, except Gemma 3n's embedders. Their weights, and adapters on their linears, take memory
+but get neither gradients nor optimizer states.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from estimator.values.specs import Model, ModelClass
 from estimator.values.towers import AudioTower, VisionTower
 
 Alike = tuple[tuple[Module, int], ...]
-"""Modules with weights, and how many alike."""
+"""Modules with weights, and their multiplicity."""
 BEFORE_THE_TEXT = ("vision_tower", "multi_modal_projector")
-"""Begin the names of what lies before the text among the parameters."""
+"""Name prefixes of modules that precede the text model in parameter order."""
 
 
 def has_towers(model: Model, adapters: Adapters) -> bool:
-    """Whether the class that is made of the model has towers (a yes or no; the same on every GPU).
+    """Whether the class that loads the model has towers (a yes or no; the same on every GPU).
 
     Source: transformers 5.23, models/auto/modeling_auto.py, ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``.
 
@@ -43,9 +43,9 @@ def has_towers(model: Model, adapters: Adapters) -> bool:
 
 
 def tower_modules(model: Model, adapters: Adapters) -> Alike:
-    """Modules with weights of the towers, and of what joins them to the text, and how many alike; whole model.
+    """Modules with weights of the towers and their projectors, and their multiplicity; whole model.
 
-    Names are those of transformers without the number of the layer. Empty for the text class.
+    Names are those of transformers without the layer index. Empty for the text class.
 
     Leaves out: buffers.
     Error: none; compared with transformers' own module tree in tests/verify.
@@ -67,7 +67,7 @@ def tower_modules(model: Model, adapters: Adapters) -> Alike:
 
 
 def made_modules(model: Model, adapters: Adapters) -> Alike:
-    """Every module with weights of the class that is made, towers first, and how many alike there are, whole model.
+    """Every module with weights of the loaded class, towers first, and their multiplicity, whole model.
 
     Source: derived, from ``tower_modules`` and ``text_modules``.
 
@@ -79,9 +79,9 @@ def made_modules(model: Model, adapters: Adapters) -> Alike:
 
 
 def tower_parameters(model: Model, adapters: Adapters) -> int:
-    """Parameters of the towers and of what joins them to the text, in elements, whole model; 0 for the text class.
+    """Parameters of the towers and their projectors, in elements, whole model; 0 for the text class.
 
-    Error: none; what data/models.csv has as published beyond the text.
+    Error: none; equal to the published parameters beyond the text in data/models.csv.
     Source: derived, from ``tower_modules``.
 
     >>> from estimator.families.modules import TINY_LLAMA
@@ -94,7 +94,7 @@ def tower_parameters(model: Model, adapters: Adapters) -> int:
 
 
 def run_on_text(model: Model, setup: TrainingSetup) -> Alike:
-    """Of the towers' modules those that a step on text alone runs, and how many alike: Gemma 3n's embedders.
+    """The towers' modules that a step on text runs, and their multiplicity: Gemma 3n's embedders.
 
     Source: transformers 5.23, models/gemma3n/modeling_gemma3n.py, ``Gemma3nModel.forward`` (``vision_embeds``,
     ``audio_embeds``).
@@ -113,7 +113,7 @@ def run_on_text(model: Model, setup: TrainingSetup) -> Alike:
 
 
 def idle_modules(model: Model, setup: TrainingSetup) -> Alike:
-    """The towers' modules that a step on text alone does not run, and how many alike.
+    """The towers' modules that a step on text does not run, and their multiplicity.
 
     Source: derived, from ``tower_modules`` and ``run_on_text``.
 
@@ -126,7 +126,7 @@ def idle_modules(model: Model, setup: TrainingSetup) -> Alike:
 
 
 def layers_before_the_text(model: Model, adapters: Adapters) -> int:
-    """Layers of towers that can be checkpointed and come before the text's (a count): Gemma 3's and 4's of images.
+    """Tower layers that can be checkpointed and precede the text's (a count): those of Gemma 3's and 4's vision towers.
 
     Source: transformers 5.23, modeling_layers.py, ``GradientCheckpointingLayer``; models/siglip/modeling_siglip.py,
     ``SiglipEncoderLayer``; models/gemma4/modeling_gemma4.py, ``Gemma4VisionEncoderLayer``.
@@ -142,7 +142,7 @@ def layers_before_the_text(model: Model, adapters: Adapters) -> int:
 
 
 def clamps(model: Model, adapters: Adapters) -> int:
-    """Scalars of Gemma 4's towers that clamp a linear's input and output (a count, whole model), 4 a linear.
+    """Scalars of Gemma 4's towers that clamp a linear's input and output (a count, whole model), 4 per linear.
 
     Source: transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4ClippableLinear.__init__``.
 
@@ -197,7 +197,7 @@ def _siglip(tower: VisionTower) -> Iterator[tuple[Module, int]]:
         Kernel(f"{head}.attention", own),
         1,
     )  # nn.MultiheadAttention: q, k and v as one bare matrix
-    # a class of its own, a subclass of nn.Linear: torch 2.13, nn/modules/linear.py
+    # a subclass of nn.Linear: torch 2.13, nn/modules/linear.py
     out = Linear(f"{head}.attention.out_proj", hidden, hidden, bias=True, own_class=True)
     yield out, 1
     yield Norm(f"{head}.layernorm", hidden, bias=True), 1
@@ -214,14 +214,17 @@ def _projector(tower: VisionTower, model: Model) -> Iterator[tuple[Module, int]]
 def gemma4_tower_modules(
     vision: VisionTower | None, audio: AudioTower | None, model: Model
 ) -> Iterator[tuple[Module, int]]:
-    """Gemma 4's towers, and what projects what comes out of them."""
+    """Gemma 4's towers and their projections."""
     if vision is not None:
         yield from _gemma4_vision(vision)
     if audio is not None:
         yield from _gemma4_audio(audio)
     projections = [("embed_vision", vision.hidden_size)] if vision is not None else []
     projections += [("embed_audio", audio.output_size)] if audio is not None else []
-    for name, width in projections:  # transformers takes the model's last parameter for the head's
+    for (
+        name,
+        width,
+    ) in projections:  # transformers mistakes the model's last parameter for the head's
         is_last = name == projections[-1][0]
         projection = f"{name}.embedding_projection"
         yield Linear(projection, width, model.hidden_size, is_last=is_last), 1
@@ -274,7 +277,7 @@ def _gemma4_audio(tower: AudioTower) -> Iterator[tuple[Module, int]]:
 
 
 def _shortening(tower: AudioTower, blocks: tuple[str, str]) -> Iterator[tuple[Module, int]]:
-    """Two convolutions of 3 x 3 that each halve time and frequencies, and a linear."""
+    """Two 3 × 3 convolutions that each halve time and frequency, and a linear."""
     name, before = "audio_tower.subsample_conv_projection", 1
     for block, channels in zip(blocks, tower.channels, strict=True):
         yield Kernel(f"{name}.{block}.conv", ((channels, before, 3, 3),)), 1
@@ -287,7 +290,7 @@ def _shortening(tower: AudioTower, blocks: tuple[str, str]) -> Iterator[tuple[Mo
 def gemma3n_tower_modules(
     vision: VisionTower | None, audio: AudioTower | None, model: Model
 ) -> Iterator[tuple[Module, int]]:
-    """Gemma 3n's towers, and its embedders."""
+    """Gemma 3n's towers and embedders."""
     if vision is None or audio is None:  # its class has both
         return
     yield from _mobilenet_v5(vision.hidden_size)
@@ -300,7 +303,7 @@ def gemma3n_tower_modules(
         yield Embedding(f"{name}.embedding", rows, width), 1
         yield Norm(f"{name}.hard_embedding_norm", width), 1
         yield Norm(f"{name}.soft_embedding_norm", width), 1
-        # transformers takes the model's last parameter for the head's
+        # transformers mistakes the model's last parameter for the head's
         is_last = name == "embed_audio"
         projection = f"{name}.embedding_projection"
         yield Linear(projection, width, model.hidden_size, is_last=is_last), 1
@@ -332,7 +335,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def _mobilenet_v5(hidden: int) -> Iterator[tuple[Module, int]]:
-    """``mobilenetv5_300m_enc``: convolutions and their norms alone, no linear.
+    """``mobilenetv5_300m_enc``: only convolutions and their norms, no linear.
 
     Source: timm 1.0.31, models/mobilenetv5.py, ``_gen_mobilenet_v5`` (``arch_def``) and
     ``MobileNetV5MultiScaleFusionAdapter``; models/_efficientnet_blocks.py.

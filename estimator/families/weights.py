@@ -1,4 +1,4 @@
-"""Bytes of weights and adapters as they lie on one GPU, tensor by tensor."""
+"""Bytes of weights and adapters on one GPU, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def unquantized_width(setup: TrainingSetup) -> int:
 
 
 def weight_width(module: Module, setup: TrainingSetup) -> int:
-    """Bytes per element of this module's weight where it is not packed: as loaded, or 4 where it stays in float32.
+    """Bytes per element of this module's weight if not packed: as loaded, or 4 if it stays in float32.
 
     Source: transformers 5.23, modeling_utils.py, ``_keep_in_fp32_modules_strict``.
     """
@@ -64,9 +64,9 @@ def adapter_width(setup: TrainingSetup) -> int:
 def quantized_bytes(count: int, *, double_quant: bool) -> int:
     """Bytes of ``count`` weights packed into 4 bits, with their scales, each piece as allocated.
 
-    Packed n/2; one float32 absmax for 64 weights: 4n/64. Double quantisation keeps these in 8 bits, n/64, with a
-    float32 for each 256 of them, 4n/(64·256), an offset and a code book of 256 float32. The code of the 16 values
-    itself takes 64 bytes.
+    Packed weights n/2; one float32 absmax per 64 weights, 4n/64. Double quantisation stores these in 8 bits, n/64, plus
+    a float32 per 256 of them, 4n/(64·256), an offset and a code book of 256 float32. The code book of the 16 values
+    takes 64 bytes.
 
     Source: bitsandbytes 0.50, functional.py, ``quantize_4bit`` and ``QuantState``.
 
@@ -86,7 +86,7 @@ def packed_bytes(count: int) -> int:
 
 
 def scale_bytes(count: int, *, double_quant: bool) -> int:
-    """Bytes of what ``count`` packed weights are scaled by, each piece as allocated.
+    """Bytes of the scales of ``count`` packed weights, each piece as allocated.
 
     Source: bitsandbytes 0.50, functional.py, ``QuantState``.
     """
@@ -100,7 +100,7 @@ def scale_bytes(count: int, *, double_quant: bool) -> int:
 
 
 def int8_bytes(in_features: int, out_features: int) -> int:
-    """Bytes of a weight [out, in] in LLM.int8, as allocated: a byte an element and a float32 scale an output.
+    """Bytes of a weight [out, in] in LLM.int8, as allocated: one byte per element and a float32 scale per output.
 
     Source: bitsandbytes 0.50, nn/modules.py, ``Int8Params._quantize`` (CB and SCB).
 
@@ -111,7 +111,7 @@ def int8_bytes(in_features: int, out_features: int) -> int:
 
 
 def module_bytes(module: Module, setup: TrainingSetup) -> int:
-    """Bytes of one module's own weights (bias included, adapters not).
+    """Bytes of one module's own weights, with bias and without adapters.
 
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp (each tensor rounded up to 512 bytes).
     """
@@ -129,19 +129,19 @@ def module_bytes(module: Module, setup: TrainingSetup) -> int:
 
 
 class Buffer(NamedTuple):
-    """A tensor that belongs to the model and is not trained."""
+    """An untrained tensor of the model."""
 
     name: str
     copies: int
-    """How many alike, one a layer or one in all."""
+    """Number of copies: one per layer, or one."""
     bytes: int
 
 
 def buffers(model: Model) -> tuple[Buffer, ...]:
     """Buffers of more than a few KiB, with their bytes as allocated, per GPU.
 
-    GPT-BigCode keeps a causal mask of every pair of positions, positions² bytes, though nothing reads it; GPT-J a table
-    of sines and cosines in float32 in every layer, 4 · positions · rotary_dim bytes.
+    GPT-BigCode keeps an unused causal mask, positions² bytes; GPT-J a float32 table of sines and cosines in every
+    layer, 4 · positions · rotary_dim bytes.
 
     Leaves out: rotary frequencies (4 · head_dim bytes).
     Source: transformers 5.23, models/gpt_bigcode/modeling_gpt_bigcode.py, ``GPTBigCodeModel.__init__``;
@@ -153,7 +153,7 @@ def buffers(model: Model) -> tuple[Buffer, ...]:
 
 
 def buffer_bytes(model: Model) -> int:
-    """Bytes of all buffers of a model, per GPU; of towers ``tower_buffers``.
+    """Bytes of all buffers of a model, per GPU; those of towers are ``tower_buffers``.
 
     Source: derived, from ``buffers``.
     """
@@ -161,7 +161,7 @@ def buffer_bytes(model: Model) -> int:
 
 
 def tower_buffers(model: Model, adapters: Adapters) -> tuple[Buffer, ...]:
-    """The scalars that clamp what goes through the linears of Gemma 4's towers, 512 bytes each as allocated, per GPU.
+    """The scalars that clamp inputs and outputs of linears in Gemma 4's towers, 512 bytes each as allocated, per GPU.
 
     Leaves out: rotary frequencies, SigLIP's positions (8 bytes each), masks of the audio towers.
     Source: transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4ClippableLinear.__init__``.
@@ -187,15 +187,15 @@ class AdapterTensor(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """As allocated."""
+        """Bytes as allocated."""
         return allocated(elements(self.shape) * self.width)
 
 
 def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor, ...]:
     """LoRA's A [r, in] and B [out, r] on this module, and B's bias or DoRA's magnitudes [out]; none if not adapted.
 
-    On a stack of E experts r is r · n · E, where n linears were fused into one (gate and up: 2). Magnitudes beside a
-    packed base are float32 whatever the adapters are.
+    On a stack of E experts the rank is r · n · E, with n linears fused into one (gate and up: 2). Magnitudes on a
+    packed base are always float32.
 
     Source: peft 0.21, tuners/lora/layer.py, ``LoraLayer.update_layer`` and ``ParamWrapper.update_layer``;
     tuners/lora/dora.py, ``update_layer``; trl 1.16, trainer/sft_trainer.py (magnitudes are not cast to bfloat16).

@@ -1,4 +1,4 @@
-"""Which class of transformers is made of a checkpoint that holds more than text, and what is said of it."""
+"""Which class of transformers loads a multimodal checkpoint, and sentences about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from estimator.values.specs import Model
 
 
 def classes_of(model_type: str) -> TowerClass:
-    """The classes of a family whose checkpoints have towers (names); ``ValueError``: it has none.
+    """The classes of a family whose checkpoints have towers (names); ``ValueError`` if it has none.
 
     Source: ``Family.with_towers``.
 
@@ -25,7 +25,7 @@ def classes_of(model_type: str) -> TowerClass:
 
 
 def class_not_found(model: Model) -> str:
-    """The class that accelerate looks for in the model with its towers and does not find (a name); empty: none.
+    """A class that accelerate looks for in the model with its towers but does not find (a name); empty: none.
 
     Source: ``TowerClass.missing_class``; accelerate 1.15, utils/fsdp_utils.py, ``fsdp2_prepare_auto_wrap_policy``.
 
@@ -39,7 +39,7 @@ def class_not_found(model: Model) -> str:
 
 
 def class_sentence(model: Model, adapters: Adapters) -> str:
-    """Which class is estimated of a checkpoint with towers (a sentence; per model); empty for one of text alone.
+    """Which class is estimated for a checkpoint with towers (a sentence; per model); empty for text-only checkpoints.
 
     Source: ``Family.with_towers``; ``tower_parameters``.
 
@@ -53,26 +53,26 @@ def class_sentence(model: Model, adapters: Adapters) -> str:
     made, text = classes.made, classes.text
     if not has_towers(model, adapters):
         return (
-            f"model_class text: {text}, the text without the towers of {made}, which AutoModelForCausalLM makes of "
+            f"model_class text: {text}, without the towers of {made}, the class that AutoModelForCausalLM loads for "
             "this checkpoint."
         )
-    adapted = ", with adapters beside their linears" * (
+    adapted = ", with adapters on their linears" * (
         adapters.uses_adapters and isinstance(adapters.lora_target_modules, str)
     )
     runs = (
-        "its embedders run all the same, and what these keep on the way is not counted"
+        "only its embedders run, whose activations are not counted"
         if classes.runs_on_text
         else "they get no gradients and no optimizer states"
     )
     return (
-        f"AutoModelForCausalLM makes {made} of this checkpoint: its towers lie there too, "
-        f"{tower_parameters(model, adapters):,} parameters{adapted}. The examples are text alone, which no tower sees: "
+        f"AutoModelForCausalLM loads {made} for this checkpoint, including its towers, "
+        f"{tower_parameters(model, adapters):,} parameters{adapted}. The examples are text only, which no tower sees: "
         f"{runs}. model_class text leaves the towers out ({text})."
     )
 
 
 def uncounted_sentence(model_type: str) -> str:
-    """What is said of a checkpoint with towers whose modules are not known here (a sentence; per model).
+    """A sentence about a checkpoint with towers whose modules are unknown (a sentence; per model).
 
     Source: ``Family.with_towers``.
 
@@ -84,6 +84,6 @@ def uncounted_sentence(model_type: str) -> str:
     classes = classes_of(model_type)
     made, text = classes.made, classes.text
     return (
-        f"AutoModelForCausalLM makes {made} of this checkpoint, whose towers are not counted here; all-linear would "
-        f"put adapters on them too. What is estimated is {text}."
+        f"AutoModelForCausalLM loads {made} for this checkpoint, whose towers are not counted here; all-linear would "
+        f"put adapters on them too. The estimate is for {text}."
     )

@@ -148,7 +148,7 @@ def _left(x: Tensor) -> Tensor:
 
 
 def loaded_tower(tape: Tape, model: Model, setup: TrainingSetup, number: int) -> LoadedTower | None:
-    """The tower of a model that sees, where the examples have images."""
+    """The vision tower, if the examples have images."""
     if not sees(model, setup.adapters) or not setup.images.all_image_sizes:
         return None
     return LoadedTower(tape, model, setup, number)

@@ -1,1 +1,1 @@
-"""What should I change, and how far can I go? Limits, remedies, scaling, ranking."""
+"""What to change and how far a setup goes: limits, remedies, scaling, ranking."""

@@ -19,14 +19,14 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Method, Model, Strategy
 
 COUNTS = (1, 2, 4, 8)
-"""GPUs that are asked about: those of one machine."""
+"""Numbers of GPUs considered, all within one machine."""
 
 
 class Reach(NamedTuple):
     """How far a setup goes on its GPUs."""
 
     keys: Keys
-    """What to set besides, by the contract's keys."""
+    """Further keys to set, by the contract's names."""
     titles: tuple[str, ...]
     """The changes in words, in order."""
     longest_context: int
@@ -41,17 +41,17 @@ class BestWay(NamedTuple):
     gpu: Gpu
     num_gpus: int
     keys: Keys
-    """What to set for it, by the contract's keys, without the GPU; empty if no method fits."""
+    """Keys to set for it, by the contract's names, without the GPU; empty if no method fits."""
     titles: tuple[str, ...]
-    """The changes that it needs to fit, in words."""
+    """The changes needed to fit, in words."""
     answer: Estimate | None
     """None if no method fits."""
     reach: Reach | None
-    """With every change that costs no quality."""
+    """How far it goes with every change that costs no quality."""
 
 
 def best_ways(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> tuple[BestWay, ...]:
-    """The best way on 1, 2, 4 and 8 of each GPU: those that fit first, of these the cheapest first.
+    """The best way on 1, 2, 4 and 8 of each GPU: fitting ones first, then the cheapest.
 
     The user's price and ``mfu`` hold for one GPU, so they are ignored here.
     """
@@ -95,7 +95,7 @@ def best_way(model: Model, gpu: Gpu, number: int, setup: TrainingSetup) -> BestW
 def _fitting(
     model: Model, gpu: Gpu, setup: TrainingSetup, keys: Keys, titles: tuple[str, ...]
 ) -> BestWay | None:
-    """With the fewest changes that cost no quality; None if it does not fit with all of them."""
+    """The way with the fewest lossless changes; None if it does not fit even with all of them."""
     changed = _changed(setup, keys)
     if changed is None:
         return None
@@ -121,7 +121,7 @@ def _candidates(
     keys: dict[str, Any] = {}
     if method is not setup.method:
         keys = {"method": method}
-        if setup.optim_state_dtype is not None:  # a what-if is of its method
+        if setup.optim_state_dtype is not None:  # a what-if applies to its method only
             keys["optim_state_dtype"] = None
         if method is not Method.FULL:
             adapted = replace(setup, **keys)
@@ -143,7 +143,7 @@ def _names(way: Strategy) -> Iterator[str]:
 def _steps(
     model: Model, gpu: Gpu, setup: TrainingSetup
 ) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
-    """Nothing, then one lossless change more at a time; those that lower no need are left out."""
+    """First no change, then one more lossless change at a time, skipping those that do not lower the need."""
     keys: dict[str, Any] = {}
     names: tuple[str, ...] = ()
     yield keys, names
@@ -159,7 +159,7 @@ def _steps(
 
 @lru_cache(maxsize=4096)
 def reach(model: Model, gpu: Gpu, setup: TrainingSetup) -> Reach:
-    """How far a setup goes on its GPUs with every change that costs no quality: of strategies that which goes furthest.
+    """How far a setup goes on its GPUs with every lossless change, under the strategy that goes furthest.
 
     Raises ``ValueError`` as ``estimate`` does.
     """
@@ -177,7 +177,7 @@ def reach(model: Model, gpu: Gpu, setup: TrainingSetup) -> Reach:
 def _reach(
     model: Model, gpu: Gpu, setup: TrainingSetup, keys: Keys, titles: tuple[str, ...]
 ) -> Reach:
-    # what lowers the need of a small step may not lower that of a large one, and the other way round
+    # a change that lowers the need of a small step may not lower that of a large one, and vice versa
     large = replace(
         setup, per_device_train_batch_size=16, max_length=model.position_limit or 16_384
     )
@@ -211,5 +211,5 @@ def _changed(setup: TrainingSetup, keys: Keys) -> TrainingSetup | None:
 
 
 def ways_on(model: Model, gpu: Gpu, setup: TrainingSetup) -> Sequence[BestWay]:
-    """The same for one kind of GPU, by their number."""
+    """The same for one kind of GPU, by number of GPUs."""
     return [best_way(model, gpu, number, setup) for number in COUNTS]

@@ -1,4 +1,4 @@
-"""What makes images take less memory: fewer pixels or tiles, and a tower that is left alone."""
+"""Changes that lower the memory of images: fewer pixels or tiles, or a frozen tower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Keys = Mapping[str, Any]
 
 
 class ImageChange(NamedTuple):
-    """A title, what it costs, and its options, the smallest change first."""
+    """A title, its cost, and its options, smallest change first."""
 
     title: str
     price: str
@@ -29,11 +29,11 @@ SMALLER: Mapping[str, tuple[Any, ...]] = {
     "do_pan_and_scan": (False,),
     "do_image_splitting": (False,),
 }
-"""Smaller values of each setting that decides how many tokens an image becomes: ours, in round steps."""
+"""Smaller values of each setting that determines the tokens per image. Our choice of round steps."""
 
 
 def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
-    """Changes of images that the setup still allows; an option says how many tokens an example has then."""
+    """Changes to images that the setup still allows, with the resulting tokens per example."""
     vision = model.vision
     if vision is None or not sees(model, setup.adapters):
         return
@@ -58,12 +58,12 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
         if options:
             yield ImageChange(
                 f"{key} {{{key}}}",
-                f"Fewer tokens for the same images, {before:,} an example today: fine print may be lost.",
+                f"Fewer tokens for the same images, now {before:,} per example. Fine detail may be lost.",
                 tuple(options),
             )
     if not setup.adapters.freeze_vision:
         yield ImageChange(
             "Freeze the image tower",
-            "The text still learns to read its features; the tower's gradients and states go.",
+            "The text model still learns to read its features. The tower needs no gradients or states.",
             ({"freeze_vision": True},),
         )

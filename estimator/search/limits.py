@@ -24,7 +24,7 @@ def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
 def holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
     """The same, but False for a setup that is refused.
 
-    Checks the lower bound first, which needs no step to be played.
+    Checks the lower bound first, which does not need a step.
     """
     try:
         return least_need(model, setup) <= gpu.memory_bytes and fits(model, gpu, setup)
@@ -87,8 +87,8 @@ def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu
 def _largest_within(capacity: int, needed: Callable[[int], int], most: int) -> int:
     """The largest n up to ``most`` whose need, which grows with n, is within the capacity; 0 if none is.
 
-    Doubling, then interpolation, since the need is nearly a line of n; every third guess is the middle, so that a bent
-    line is found as well.
+    Doubling, then interpolation, since the need is nearly linear in n. Every third guess bisects, for needs that are
+    not.
 
     >>> _largest_within(100, lambda n: 7 + 3 * n, 1000), _largest_within(100, lambda n: 7 + n * n, 1000)
     (31, 9)

@@ -36,9 +36,9 @@ from estimator.values.specs import (
 )
 
 MOST_TOGETHER = 3
-"""Changes in one remedy at most: ours."""
+"""Maximum changes in one remedy. Our choice."""
 MOST_SHOWN = 6
-"""Remedies at most, in addition to a larger GPU and more GPUs: ours."""
+"""Maximum remedies, in addition to a larger GPU and more GPUs. Our choice."""
 
 Keys = Mapping[str, Any]
 
@@ -58,7 +58,7 @@ class Remedy(NamedTuple):
     title: str
     price: str
     keys: Keys
-    """What to set, by the contract's keys."""
+    """Keys to set, by the contract's names."""
     saved_bytes: int
     """Reduction of the need's high end per GPU; 0 for a larger GPU."""
     need_high_bytes: int
@@ -89,7 +89,7 @@ def remedies(of: Estimate, gpus: Iterable[Gpu]) -> tuple[Remedy, ...]:
 
 
 def cheapest_change(of: Estimate) -> Remedy | None:
-    """The first of ``remedies`` that keeps the GPU and their number, found without the others; None: there is none.
+    """The first of ``remedies`` that keeps the kind and number of GPUs, found without the others; None: there is none.
 
     >>> from estimator.values.setup import TrainingSetup
     >>> from estimator.answer.estimate import estimate
@@ -108,7 +108,7 @@ def cheapest_change(of: Estimate) -> Remedy | None:
 
 
 def _levels(of: Estimate, gpu: Gpu) -> Iterator[Iterator[Remedy]]:
-    """What fits by one change, by two together, by three; each level the cheapest first."""
+    """What fits with one change, with two, with three; cheapest first at each level."""
     changes = list(_changes(of.model, of.setup))
     for together in range(1, MOST_TOGETHER + 1):
         groups = combinations(changes, together)
@@ -247,7 +247,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
 
 
 def lossless(model: Model, setup: TrainingSetup) -> Iterator[Change]:
-    """Changes on the same GPUs that leave the result as it is but for rounding, the cheapest first; not offload."""
+    """Changes on the same GPUs that do not affect the result except by rounding, cheapest first; without offload."""
     yield from _kernels(setup)
     yield from _losses(model, setup)
     yield from _checkpointing(setup)
@@ -281,23 +281,23 @@ def _checkpointing(setup: TrainingSetup) -> Iterator[Change]:
 
 
 def _checkpoints(setup: TrainingSetup) -> Iterator[Change]:
-    """Checkpoints that keep less on the GPU."""
+    """Checkpointing that keeps less on the GPU."""
     if setup.checkpoint_every_n_layers > 1:
         yield Change(
-            "Checkpoints in every layer",
-            "The other layers are computed again too; the same result.",
+            "Checkpointing in every layer",
+            "The other layers are also recomputed; the same result.",
             ({"checkpoint_every_n_layers": 1},),
         )
     if setup.selective_checkpointing:
         yield Change(
-            "Checkpoints without attention's output",
-            "Attention is computed again too; the same result.",
+            "Checkpointing without saved attention outputs",
+            "Attention is also recomputed; the same result.",
             ({"selective_checkpointing": False},),
         )
     if not setup.offload_checkpoints and not setup.checkpoint_around_fsdp:
         yield Change(
             "Checkpoints on the host",
-            "Each layer's input is copied to the CPU's memory and back, while the GPU waits; the same result.",
+            "Each layer's input is copied to host memory and back while the GPU waits; the same result.",
             ({"offload_checkpoints": True},),
         )
 
@@ -330,7 +330,9 @@ _NAMES = {
     Strategy.ZERO3: "ZeRO-3",
     Strategy.FSDP: "FSDP",
 }
-_TRAFFIC = "Every layer's weights cross the links three times a step, which needs NVLink or better."
+_TRAFFIC = (
+    "Every layer's weights cross the links three times per step, which needs NVLink or better."
+)
 _STRONGER = {
     Strategy.DDP: (Strategy.ZERO2, Strategy.FSDP, Strategy.ZERO3),
     Strategy.ZERO1: (Strategy.ZERO2, Strategy.FSDP, Strategy.ZERO3),
@@ -344,7 +346,7 @@ _STRONGER = {
 def _divisions(setup: TrainingSetup) -> Iterator[Change]:
     """The same GPUs, with more of the model sharded.
 
-    Prices: ZeRO's stages 1 and 2 exchange as much as DDP, twice the model a step; stage 3 and FSDP half as much again
+    Prices: ZeRO's stages 1 and 2 exchange as much as DDP, twice the model per step; stage 3 and FSDP 1.5 times as much
     (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
     """
     for way in _STRONGER.get(setup.strategy, ()):

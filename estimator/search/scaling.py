@@ -17,7 +17,7 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Strategy, Verdict
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of GPUs in a curve by default."""
+"""Default numbers of GPUs of a curve."""
 STRATEGIES = tuple(strategy for strategy in Strategy if strategy is not Strategy.NONE)
 """Strategies that have a curve, in the order of the contract."""
 
@@ -33,7 +33,7 @@ class Point:
     num_gpus: int
     strategy: Strategy
     estimate: Estimate | None
-    """None where the strategy cannot run this setup on so many GPUs."""
+    """None if the strategy cannot run this setup on this number of GPUs."""
     refusal: str = ""
     """The reason, in one sentence."""
     too_few: bool = False
@@ -102,7 +102,7 @@ def shared_by(setup: TrainingSetup, strategy: Strategy, num_gpus: int) -> Traini
         copies, rest = divmod(num_gpus, shards)
         if copies < 2 or rest or shards < 2:
             raise TooFewError(
-                f"hsdp needs two or more groups of {shards} GPUs here, which {num_gpus} are not."
+                f"hsdp needs two or more groups of {shards} GPUs here; {num_gpus} GPUs do not form such groups."
             )
     keys = sharing(setup.mesh, strategy, num_gpus, copies)
     return replace(setup, **{key: it for key, it in keys.items() if key not in OFFLOADS})
