@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -13,7 +13,7 @@ from estimator.tools import contradictions
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.reading.detect import kind_of, read_text
 from estimator.tools.reading.parsed import FlagValue, Text, Unresolved, decoded
-from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches
+from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
 from estimator.tools.whose import SetByTool, set_by, tool_named, version_of
 from estimator.values.keys import BY_NAME
 from estimator.values.kinds import near, show
@@ -153,6 +153,12 @@ def _joined(
             notes.append(f"{_version(tool)} sets this by itself, and it is left out: {problem}")
     if pool.model_config is not None and "model" not in values:
         values = {**values, "model": dict(pool.model_config)}
+    if values.get("num_gpus", 1) == 1 and str(values.get("strategy", "none")).startswith(
+        ("fsdp", "hsdp", "zero")
+    ):
+        notes.append(
+            f"{values['strategy']} divides the run, and no file says over how many GPUs: set num_gpus."
+        )
     went: dict[str, list[str]] = {}
     for key, origin in found.origins.items():
         for entry in origin.entries:
@@ -165,6 +171,12 @@ def _joined(
         f"{it} is named and was not given: drop it here, too, where its keys matter."
         for it in missing
     ]
+    judge = _Judge(
+        tool=tool,
+        options=pool.options,
+        taken=frozenset(it for rule in tool.rules for it in rule.theirs),
+        later={it.theirs: it for it in reversed(tool.later)},
+    )
     by_tool = [
         set_by(tool, key, values[key], origin)
         for key, origin in found.origins.items()
@@ -175,8 +187,7 @@ def _joined(
         version=version_of(tool.name),
         setup=values,
         keys=tuple(
-            _key(it, tool, went.get(it.key, []), refused.get(it.key, ""), pool.options)
-            for it in _shown(pool)
+            judge.key(it, went.get(it.key, []), refused.get(it.key, "")) for it in _shown(pool)
         ),
         set_by_tool=tuple(sorted(by_tool, key=lambda it: not it.differs)),
         contradictions=tuple(contradictions.found(tool.name, given, values)),
@@ -234,10 +245,8 @@ def _model(
         return None
     if name in known:
         return known[name]
-    try:
-        return catalog.model(name)
-    except ValueError:
-        return None
+    spelled = {it.casefold() for it in catalog.models()}  # to find near names would take 30 ms
+    return catalog.model(name) if name.casefold() in spelled else None
 
 
 def problem_with(key: str, value: Any) -> str:
@@ -260,57 +269,63 @@ def problem_with(key: str, value: Any) -> str:
     return ""
 
 
-Said = Callable[[str], str]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judge:
+    """Says what becomes of each key."""
 
+    tool: Tool
+    options: frozenset[str]
+    """Flags that the scripts read themselves."""
+    taken: frozenset[str]
+    """Keys that the rules read."""
+    later: Mapping[str, Later]
 
-def _key(
-    entry: Entry, tool: Tool, ours: Sequence[str], refused: str, options: frozenset[str]
-) -> KeyRead:
-    """What became of one key; ``options`` are the flags that the scripts read themselves."""
-    fate, says, direction = _fate(entry, tool, refused)
-    if fate is Fate.UNKNOWN and entry.shown in options and not isinstance(entry.value, Unresolved):
-        fate, says = Fate.TAKEN, ""
-    return KeyRead(
-        key=entry.shown,
-        value=entry.value.text if isinstance(entry.value, Unresolved) else entry.value,
-        file=entry.file,
-        line=entry.line,
-        fate=fate,
-        ours=tuple(ours) if fate is Fate.TAKEN else (),
-        says=says,
-        direction=direction,
-    )
+    def key(self, entry: Entry, ours: Sequence[str], refused: str) -> KeyRead:
+        """What became of one key; ``refused``: why the contract does not take it."""
+        fate, says, direction = self._fate(entry, refused)
+        if (
+            fate is Fate.UNKNOWN
+            and entry.shown in self.options
+            and not isinstance(entry.value, Unresolved)
+        ):
+            fate, says = Fate.TAKEN, ""
+        return KeyRead(
+            key=entry.shown,
+            value=entry.value.text if isinstance(entry.value, Unresolved) else entry.value,
+            file=entry.file,
+            line=entry.line,
+            fate=fate,
+            ours=tuple(ours) if fate is Fate.TAKEN else (),
+            says=says,
+            direction=direction,
+        )
 
-
-def _fate(entry: Entry, tool: Tool, refused: str) -> tuple[Fate, str, Direction | None]:
-    if refused:
-        return Fate.NOT_MODELLED, refused, Direction.EITHER
-    value = entry.value
-    if matches(entry.key, tool.no_effect):
-        return Fate.NO_EFFECT, "", None
-    if isinstance(value, FlagValue):
-        said = f"{entry.shown} is the script's flag --{value.flag}: give its command, too; the default is taken."
-        return Fate.UNKNOWN, said, None
-    later = _later(entry, tool)
-    read = matches(entry.key, (it for rule in tool.rules for it in rule.theirs))
-    if isinstance(value, Unresolved):
-        said = f"{entry.shown} is {show(value.text)}, which only the run knows; the tool's default is taken."
-        return Fate.UNKNOWN, said, None
-    if later is not None and not _is_harmless(value, later.harmless):
-        return Fate.NOT_MODELLED, f"{later.sentence}.", later.direction
-    if read:
-        return Fate.TAKEN, "", None
-    if later is not None:
-        return Fate.NO_EFFECT, "", None
-    meant = near(entry.shown, [it.partition(".")[2] for rule in tool.rules for it in rule.theirs])
-    hint = f"; did you mean {meant[0]}?" if meant else "."
-    return Fate.UNKNOWN, f"{tool.label} knows no {entry.shown}, or it is not known here{hint}", None
-
-
-def _later(entry: Entry, tool: Tool) -> Later | None:
-    return next(
-        (it for it in tool.later if matches(entry.key, (it.theirs, f"{it.theirs}.*"))), None
-    )
+    def _fate(self, entry: Entry, refused: str) -> tuple[Fate, str, Direction | None]:
+        if refused:
+            return Fate.NOT_MODELLED, refused, Direction.EITHER
+        value, shown = entry.value, entry.shown
+        if matches(entry.key, self.tool.no_effect):
+            return Fate.NO_EFFECT, "", None
+        if isinstance(value, FlagValue):
+            said = f"{shown} is the script's flag --{value.flag}: give its command, too; the default is taken."
+            return Fate.UNKNOWN, said, None
+        if isinstance(value, Unresolved):
+            said = f"{shown} is {show(value.text)}, which only the run knows; the tool's default is taken."
+            return Fate.UNKNOWN, said, None
+        later = next((self.later[it] for it in upwards(entry.key) if it in self.later), None)
+        if later is not None and not _is_harmless(value, later.harmless):
+            return Fate.NOT_MODELLED, f"{later.sentence}.", later.direction
+        if matches(entry.key, self.taken):
+            return Fate.TAKEN, "", None
+        if later is not None:
+            return Fate.NO_EFFECT, "", None
+        meant = near(shown, {it.partition(".")[2] for it in self.taken})
+        hint = f"; did you mean {meant[0]}?" if meant else "."
+        return (
+            Fate.UNKNOWN,
+            f"{self.tool.label} knows no {shown}, or it is not known here{hint}",
+            None,
+        )
 
 
 def _is_harmless(value: Any, harmless: tuple[Any, ...]) -> bool:

@@ -12,7 +12,7 @@ that is missing is under a tool. A later rule for a key replaces an earlier one:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -276,21 +276,20 @@ def effective(
     return Effective(values=values, origins=origins)
 
 
-def matches(key: str, patterns: Iterable[str]) -> bool:
+def matches(key: str, patterns: frozenset[str]) -> bool:
     """Whether a key stands in a list, or below a key that ends in ``.*``.
 
-    >>> matches("args.datasets.0.path", {"args.datasets.*"}), matches("args.datasets", {"args.datasets.*"})
-    (True, True)
+    >>> listed = frozenset({"args.datasets.*"})
+    >>> matches("args.datasets.0.path", listed), matches("args.datasets", listed), matches("args.data", listed)
+    (True, True, False)
     """
-    if key in (patterns := frozenset(patterns)):
-        return True
-    return any(f"{it}.*" in patterns for it in _upwards(key))
+    return key in patterns or any(f"{it}.*" in patterns for it in upwards(key))
 
 
-def _upwards(key: str) -> Iterator[str]:
+def upwards(key: str) -> Iterator[str]:
     """The key, and each that it lies below.
 
-    >>> list(_upwards("a.b.c"))
+    >>> list(upwards("a.b.c"))
     ['a.b.c', 'a.b', 'a']
     """
     while key:

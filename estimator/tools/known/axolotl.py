@@ -501,59 +501,60 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
         *listed("""
         base_model_config cls_model_config tokenizer_config tokenizer_use_fast tokenizer_legacy
         tokenizer_type tokenizer_use_mistral_common tokenizer_save_jinja_files processor_type
-        processor_kwargs.* trust_remote_code type_of_model model_type revision_of_model hub_revision strict
-        resume_from_checkpoint auto_resume_from_checkpoints mean_resizing_embeddings shrink_embeddings
-        datasets.* datasets test_datasets.* test_datasets shuffle_merged_datasets
+        processor_kwargs.* trust_remote_code type_of_model model_type revision_of_model hub_revision
+        strict resume_from_checkpoint auto_resume_from_checkpoints mean_resizing_embeddings
+        shrink_embeddings datasets.* datasets test_datasets.* test_datasets shuffle_merged_datasets
         shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
         skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset.* pretraining_dataset
         dataset_processes dataset_num_proc dataset_exact_deduplication dataset_keep_in_memory
-        push_dataset_to_hub hf_use_auth_token device world_size ddp do_causal_lm_eval eval_causal_lm_metrics
-        do_bench_eval bench_dataset bench_split loss_watchdog_threshold loss_watchdog_patience tf32
-        excess_length_strategy min_sample_len max_prompt_len sample_packing_group_size
-        sample_packing_bin_size sample_packing_sequentially sample_packing_mp_start_method
-        sample_packing_eff_est pretrain_multipack_buffer_size pretrain_multipack_attn
-        pretraining_sample_concatenation streaming streaming_multipack_buffer_size
-        flex_attn_compile_kwargs.* flash_attn_cross_entropy flash_attn_rms_norm scaling_softmax_factor
-        scaling_softmax_bias special_tokens.* special_tokens tokens added_tokens_overrides.*
-        torch_compile_options.* warmup_ratio lr_scheduler lr_groups.* lr_quadratic_warmup
-        cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor embedding_lr embedding_lr_scale
-        adam_epsilon2 adam_beta3 early_stopping_patience save_first_step use_tensorboard profiler_steps
-        profiler_steps_start include_tokens_per_second include_tkps orpo_alpha simpo_gamma cpo_alpha
-        kto_desirable_weight kto_undesirable_weight low_cpu_mem_usage chat_template chat_template_jinja
-        chat_template_kwargs.* eot_tokens default_system_message fix_untrained_tokens is_preprocess
-        preprocess_iterable total_num_tokens total_supervised_tokens axolotl_config_path
-        is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model
-        generate_samples num_generation_samples generation_* wandb_project wandb_entity wandb_watch
-        wandb_name wandb_log_model wandb_run_id wandb_mode use_wandb use_mlflow mlflow_tracking_uri
-        mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key
-        comet_workspace comet_project_name comet_experiment_key comet_mode comet_online use_trackio
-        trackio_project_name trackio_run_name use_otel_metrics otel_metrics_host otel_metrics_port
-        gradio_title gradio_share gradio_server_name gradio_server_port use_ray ray_run_name ray_num_workers
-        resources_per_worker.* lora_fan_in_fan_out lora_alpha_pattern.* peft_use_rslora loraplus_lr_ratio
-        loraplus_lr_embedding merge_lora merge_method qlora_sharded_model_loading
-        bnb_config_kwargs.bnb_4bit_compute_dtype eval_table_size eval_max_new_tokens
-        fsdp_final_state_dict_type heads_k_stride ring_attn_func roles_to_train.* unfrozen_* rope_scaling.*
-        noisy_embedding_alpha s2_attention max_packed_sequence_len debug xformers_* local_rank seed
-        trl.reward_funcs trl.reward_weights trl.log_completions trl.temperature trl.top_p trl.top_k
-        trl.min_p trl.repetition_penalty trl.epsilon trl.epsilon_high trl.scale_rewards trl.vllm_server_host
-        trl.vllm_server_port trl.vllm_server_timeout trl.loss_type trl.mask_truncated_completions
-        trl.ref_model_mixup_alpha trl.ref_model_sync_steps trl.importance_sampling_level
-        trl.generation_batch_size trl.num_completions_to_print vllm.host vllm.port vllm.dtype vllm.device
+        push_dataset_to_hub hf_use_auth_token device world_size ddp do_causal_lm_eval
+        eval_causal_lm_metrics do_bench_eval bench_dataset bench_split loss_watchdog_threshold
+        loss_watchdog_patience tf32 excess_length_strategy min_sample_len max_prompt_len
+        sample_packing_group_size sample_packing_bin_size sample_packing_sequentially
+        sample_packing_mp_start_method sample_packing_eff_est pretrain_multipack_buffer_size
+        pretrain_multipack_attn pretraining_sample_concatenation streaming
+        streaming_multipack_buffer_size flex_attn_compile_kwargs.* flash_attn_cross_entropy
+        flash_attn_rms_norm scaling_softmax_factor scaling_softmax_bias special_tokens.* special_tokens
+        tokens added_tokens_overrides.* torch_compile_options.* warmup_ratio lr_scheduler lr_groups.*
+        lr_quadratic_warmup cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor embedding_lr
+        embedding_lr_scale adam_epsilon2 adam_beta3 early_stopping_patience save_first_step
+        use_tensorboard profiler_steps profiler_steps_start include_tokens_per_second include_tkps
+        orpo_alpha simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight low_cpu_mem_usage
+        chat_template chat_template_jinja chat_template_kwargs.* eot_tokens default_system_message
+        fix_untrained_tokens is_preprocess preprocess_iterable total_num_tokens total_supervised_tokens
+        axolotl_config_path is_falcon_derived_model is_llama_derived_model is_mistral_derived_model
+        is_qwen_derived_model generate_samples num_generation_samples generation_* wandb_project
+        wandb_entity wandb_watch wandb_name wandb_log_model wandb_run_id wandb_mode use_wandb use_mlflow
+        mlflow_tracking_uri mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts use_comet
+        comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode comet_online
+        use_trackio trackio_project_name trackio_run_name use_otel_metrics otel_metrics_host
+        otel_metrics_port gradio_title gradio_share gradio_server_name gradio_server_port use_ray
+        ray_run_name ray_num_workers resources_per_worker.* lora_fan_in_fan_out lora_alpha_pattern.*
+        peft_use_rslora loraplus_lr_ratio loraplus_lr_embedding merge_lora merge_method
+        qlora_sharded_model_loading bnb_config_kwargs.bnb_4bit_compute_dtype eval_table_size
+        eval_max_new_tokens fsdp_final_state_dict_type heads_k_stride ring_attn_func roles_to_train.*
+        unfrozen_* rope_scaling.* noisy_embedding_alpha s2_attention max_packed_sequence_len debug
+        xformers_* local_rank seed trl.reward_funcs trl.reward_weights trl.log_completions
+        trl.temperature trl.top_p trl.top_k trl.min_p trl.repetition_penalty trl.epsilon
+        trl.epsilon_high trl.scale_rewards trl.vllm_server_host trl.vllm_server_port
+        trl.vllm_server_timeout trl.loss_type trl.mask_truncated_completions trl.ref_model_mixup_alpha
+        trl.ref_model_sync_steps trl.importance_sampling_level trl.generation_batch_size
+        trl.num_completions_to_print vllm.host vllm.port vllm.dtype vllm.device
         vllm.enable_prefix_caching vllm.enable_reasoning vllm.reasoning_parser vllm.data_parallel_size
         vllm.enforce_eager relora_prune_ratio lisa_step_interval lisa_layers_attribute
         center_rewards_coefficient dpo_use_weighting dpo_label_smoothing dpo_loss_type.* rpo_alpha
-        gradient_checkpointing_kwargs.determinism_check dynamic_checkpoint.* image_resize_algorithm qat.*
-        quantization.* kd_ce_alpha kd_alpha kd_temperature kd_online_server_base_url kd_online_topk
-        kd_online_server use_eaft eaft_alpha eaft_k spectrum_model_name train_on_eos dion_lr dion_momentum
-        optimizer_kwargs.* jagged_restart_steps jagged_restart_warmup_steps save_safetensors device_map.*
-        swanlab_* use_swanlab model_quantization_config_kwargs.* overrides_of_model_config.* peft.* tokens.*
-        trl.generation_kwargs.* trl.chat_template_kwargs.* swanlab_project swanlab_experiment_name
-        swanlab_description swanlab_mode swanlab_workspace swanlab_log_model swanlab_log_completions
-        swanlab_completion_log_interval swanlab_completion_max_buffer torchdistx_path
-        experimental_skip_move_to_device eta_min adam_eps trl.multi_objective_aggregation trl.async_prefetch
-        base_model_ignore_patterns jagged_restart_anneal_steps gptq_disable_exllama trl.loss_type
-        vllm.serve_module evaluation_strategy selective_checkpointing.* llmcompressor.* diffusion.* ebft.*
-        mem_eff_attn unsloth_*
+        gradient_checkpointing_kwargs.determinism_check dynamic_checkpoint.* image_resize_algorithm
+        qat.* quantization.* kd_ce_alpha kd_alpha kd_temperature kd_online_server_base_url
+        kd_online_topk kd_online_server use_eaft eaft_alpha eaft_k spectrum_model_name train_on_eos
+        dion_lr dion_momentum optimizer_kwargs.* jagged_restart_steps jagged_restart_warmup_steps
+        save_safetensors device_map.* swanlab_* use_swanlab model_quantization_config_kwargs.*
+        overrides_of_model_config.* peft.* tokens.* trl.generation_kwargs.* trl.chat_template_kwargs.*
+        swanlab_project swanlab_experiment_name swanlab_description swanlab_mode swanlab_workspace
+        swanlab_log_model swanlab_log_completions swanlab_completion_log_interval
+        swanlab_completion_max_buffer torchdistx_path experimental_skip_move_to_device eta_min adam_eps
+        trl.multi_objective_aggregation trl.async_prefetch base_model_ignore_patterns
+        jagged_restart_anneal_steps gptq_disable_exllama vllm.serve_module evaluation_strategy
+        selective_checkpointing.* llmcompressor.* diffusion.* ebft.* mem_eff_attn unsloth_*
         """),
     )
 )

@@ -343,22 +343,23 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
         print_param_status trust_remote_code quantization_device_map template dataset eval_dataset
         dataset_dir media_dir streaming buffer_size mix_strategy interleave_probs overwrite_cache
         preprocessing_batch_size preprocessing_num_workers max_samples eval_num_beams
-        ignore_pad_token_for_loss val_size eval_on_each_dataset tool_format default_system enable_thinking
-        preserve_thinking data_shared_file_system loraplus_lr_ratio loraplus_lr_embedding use_rslora
-        pissa_iter pissa_convert pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight
-        simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards
-        ref_model_adapters reward_model_adapters ld_alpha galore_target galore_update_interval galore_scale
-        galore_proj_type apollo_target apollo_update_interval apollo_scale apollo_proj apollo_proj_type
-        apollo_scale_type apollo_scale_front badam_mode badam_start_block badam_switch_mode
-        badam_switch_interval badam_update_ratio badam_mask_mode badam_verbose use_swanlab swanlab_project
-        swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
-        swanlab_lark_webhook_url swanlab_lark_secret hyper_parallel_args asft_alpha eaft_alpha
-        disable_shuffling early_stopping_steps plot_loss include_effective_tokens_per_second ray_num_workers
-        ray_init_kwargs.* master_addr master_port ray_run_name placement_strategy resources_per_worker.*
-        enable_torch_profiler profiler_* do_sample temperature top_p top_k num_beams max_length_
-        max_new_tokens repetition_penalty length_penalty skip_special_tokens vllm_maxlen vllm_gpu_util
-        vllm_enforce_eager audio_sampling_rate kt_weight_path kt_expert_checkpoint_path kt_use_lora_experts
-        export_dir export_size export_device export_legacy_format export_hub_model_id fp8_backend
+        ignore_pad_token_for_loss val_size eval_on_each_dataset tool_format default_system
+        enable_thinking preserve_thinking data_shared_file_system loraplus_lr_ratio
+        loraplus_lr_embedding use_rslora pissa_iter pissa_convert pref_bco_weight dpo_label_smoothing
+        kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm
+        ppo_target ppo_whiten_rewards ref_model_adapters reward_model_adapters ld_alpha galore_target
+        galore_update_interval galore_scale galore_proj_type apollo_target apollo_update_interval
+        apollo_scale apollo_proj apollo_proj_type apollo_scale_type apollo_scale_front badam_mode
+        badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode
+        badam_verbose use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode
+        swanlab_api_key swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret hyper_parallel_args
+        asft_alpha eaft_alpha disable_shuffling early_stopping_steps plot_loss
+        include_effective_tokens_per_second ray_num_workers ray_init_kwargs.* master_addr master_port
+        ray_run_name placement_strategy resources_per_worker.* enable_torch_profiler profiler_*
+        do_sample temperature top_p top_k num_beams max_length_ max_new_tokens repetition_penalty
+        length_penalty skip_special_tokens vllm_maxlen vllm_gpu_util vllm_enforce_eager
+        audio_sampling_rate kt_weight_path kt_expert_checkpoint_path kt_use_lora_experts export_dir
+        export_size export_device export_legacy_format export_hub_model_id fp8_backend
         extra_special_tokens version eval_dataset_ reserved_label_len ray_storage_path
         ray_storage_filesystem freeze_language_model fsdp_plugin.* chunk_size use_kt_ cpu_infer
         kt_optimize_rule kt_mode

@@ -247,6 +247,7 @@ LATER: tuple[Later, ...] = (
     _later("deepspeed_autotp_size", "DeepSpeed divides the layers' matrices (AutoTP)", LESS, 1),
     _later("zero_hpz_partition_size", "ZeRO++ keeps a second copy inside each machine", MORE),
     _later("vit_gradient_checkpointing", "The tower checkpoints by itself", EITHER),
+    _later("lora_ga_batch_size", "LoRA-GA begins from gradients of the data", MORE),
     _later("to_cached_dataset", "Rows are made beforehand", EITHER),
     _later("vllm_data_parallel_size", "Several engines", EITHER, 1),
     _later("chord_sft_per_device_train_batch_size", "A supervised loss is added", MORE),
@@ -307,39 +308,41 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
     for key in (
         *transformers.NO_EFFECT_NAMES,
         *listed("""
-        command config dataset val_dataset cached_val_dataset split_dataset_ratio data_seed dataset_num_proc
-        load_from_cache_file dataset_shuffle val_dataset_shuffle streaming stopping_strategy
-        shuffle_buffer_size download_mode columns columns.* strict remove_unused_columns
-        disable_auto_column_mapping model_name model_author custom_dataset_info template system
-        truncation_strategy agent_template norm_bbox use_chat_template padding_side loss_scale
-        is_binary_loss_scale template_backend response_prefix enable_thinking preserve_thinking
-        add_non_thinking_prefix max_new_tokens temperature top_k top_p repetition_penalty num_beams stream
-        stop_words logprobs top_logprobs tuner_backend_ external_plugins custom_register_path
-        custom_register model_kwargs.* model_kwargs load_args load_data_args packing_num_proc
-        packing_strategy lazy_tokenize use_hf hub_token ignore_args_error use_swift_lora hqq_axis
-        bnb_4bit_compute_dtype swanlab_token swanlab_project swanlab_workspace swanlab_exp_name swanlab_mode
-        add_version create_checkpoint_symlink lorap_lr_ratio use_rslora model_type model_revision
-        problem_type rope_scaling.* rope_scaling max_model_len local_repo_path init_strategy check_model
-        acc_strategy train_dataloader_shuffle group_by_length_ max_epochs aligner_lr vit_lr eval_metric
-        metric callbacks early_stop_interval eval_use_evalscope eval_dataset eval_limit
-        eval_generation_config eval_datasets eval_datasets_args eval_dataset_args extra_eval_args
-        galore_target_modules galore_update_proj_gap galore_scale galore_proj_type
-        galore_optim_per_parameter galore_with_embedding logging_dir reward_funcs reward_weights
-        log_completions epsilon epsilon_high advantage_estimator kl_in_reward scale_rewards
-        cosine_min_len_value_wrong num_ppo_epochs kl_coef cliprange vf_coef gamma lam whiten_rewards
-        missing_eos_penalty label_smoothing cpo_alpha simpo_gamma desirable_weight undesirable_weight
-        center_rewards_coefficient lmbda seq_kd ds3_gather_for_generation vllm_server_host vllm_server_port
-        vllm_server_base_url vllm_server_timeout vllm_enable_prefix_caching vllm_disable_custom_all_reduce
-        vllm_enforce_eager vllm_server_pass_dataset multi_turn_scheduler max_turns delta
-        importance_sampling_level loss_scale_ max_resample_times cosine_max_len_value_wrong
-        repetition_n_grams repetition_max_penalty soft_max_length soft_cache_length lisa_step_interval
-        llamapro_num_new_blocks adalora_target_r boft_block_size vera_rank reft_layers reft_rank
-        fourier_n_frequency logprobs_mode rollout_importance_sampling_mode
-        rollout_importance_sampling_threshold stop_words log_entropy top_entropy_quantile use_ray
-        device_groups push_to_hub save_safetensors safe_serialization max_shard_size new_special_tokens
-        logits_to_keep enable_npu_model_patch ddp_backend dataset_test_ratio output_dir seed
-        truncation_strategy_ eval_human structured_outputs_regex response_length deepspeed_ merge_lora
-        infer_backend result_path gradient_checkpointing_
+        lora_ga_iters lora_ga_direction lora_ga_scale lora_ga_stable_gamma lora_ga_max_length tau_pos
+        tau_neg teacher_model_server command config dataset val_dataset cached_val_dataset
+        split_dataset_ratio data_seed dataset_num_proc load_from_cache_file dataset_shuffle
+        val_dataset_shuffle streaming stopping_strategy shuffle_buffer_size download_mode columns
+        columns.* strict remove_unused_columns disable_auto_column_mapping model_name model_author
+        custom_dataset_info template system truncation_strategy agent_template norm_bbox
+        use_chat_template padding_side loss_scale is_binary_loss_scale template_backend response_prefix
+        enable_thinking preserve_thinking add_non_thinking_prefix max_new_tokens temperature top_k top_p
+        repetition_penalty num_beams stream stop_words logprobs top_logprobs tuner_backend_
+        external_plugins custom_register_path custom_register model_kwargs.* model_kwargs load_args
+        load_data_args packing_num_proc packing_strategy lazy_tokenize use_hf hub_token
+        ignore_args_error use_swift_lora hqq_axis bnb_4bit_compute_dtype swanlab_token swanlab_project
+        swanlab_workspace swanlab_exp_name swanlab_mode add_version create_checkpoint_symlink
+        lorap_lr_ratio use_rslora model_type model_revision problem_type rope_scaling.* rope_scaling
+        max_model_len local_repo_path init_strategy check_model acc_strategy train_dataloader_shuffle
+        group_by_length_ max_epochs aligner_lr vit_lr eval_metric metric callbacks early_stop_interval
+        eval_use_evalscope eval_dataset eval_limit eval_generation_config eval_datasets
+        eval_datasets_args eval_dataset_args extra_eval_args galore_target_modules
+        galore_update_proj_gap galore_scale galore_proj_type galore_optim_per_parameter
+        galore_with_embedding logging_dir reward_funcs reward_weights log_completions epsilon
+        epsilon_high advantage_estimator kl_in_reward scale_rewards cosine_min_len_value_wrong
+        num_ppo_epochs kl_coef cliprange vf_coef gamma lam whiten_rewards missing_eos_penalty
+        label_smoothing cpo_alpha simpo_gamma desirable_weight undesirable_weight
+        center_rewards_coefficient lmbda seq_kd ds3_gather_for_generation vllm_server_host
+        vllm_server_port vllm_server_base_url vllm_server_timeout vllm_enable_prefix_caching
+        vllm_disable_custom_all_reduce vllm_enforce_eager vllm_server_pass_dataset multi_turn_scheduler
+        max_turns delta importance_sampling_level loss_scale_ max_resample_times
+        cosine_max_len_value_wrong repetition_n_grams repetition_max_penalty soft_max_length
+        soft_cache_length lisa_step_interval llamapro_num_new_blocks adalora_target_r boft_block_size
+        vera_rank reft_layers reft_rank fourier_n_frequency logprobs_mode
+        rollout_importance_sampling_mode rollout_importance_sampling_threshold log_entropy
+        top_entropy_quantile use_ray device_groups push_to_hub save_safetensors safe_serialization
+        max_shard_size new_special_tokens logits_to_keep enable_npu_model_patch ddp_backend
+        dataset_test_ratio output_dir seed truncation_strategy_ eval_human structured_outputs_regex
+        response_length deepspeed_ merge_lora infer_backend result_path gradient_checkpointing_
         """),
     )
 )

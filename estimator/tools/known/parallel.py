@@ -394,8 +394,7 @@ NO_EFFECT = frozenset(
         accelerate.rdzv_backend accelerate.same_network accelerate.tpu_env accelerate.tpu_use_cluster
         accelerate.tpu_use_sudo accelerate.tpu_name accelerate.tpu_zone accelerate.tpu_vm
         accelerate.command_file accelerate.commands accelerate.use_cpu accelerate.gpu_ids
-        accelerate.enable_cpu_affinity accelerate.main_process_ip
-        accelerate.deepspeed_config.deepspeed_multinode_launcher
+        accelerate.enable_cpu_affinity accelerate.deepspeed_config.deepspeed_multinode_launcher
         accelerate.deepspeed_config.zero3_init_flag accelerate.deepspeed_config.deepspeed_config_file
         accelerate.deepspeed_config.deepspeed_hostfile
         accelerate.deepspeed_config.deepspeed_inclusion_filter
@@ -413,13 +412,18 @@ NO_EFFECT = frozenset(
         accelerate.parallelism_config.parallelism_config_cp_comm_strategy accelerate.config_file
         accelerate.module accelerate.multi_gpu accelerate.num_cpu_threads_per_process
         accelerate.mpirun_config.* accelerate.fp8_config.* accelerate.use_parallelism_config
-        accelerate.ipex_config.* deepspeed.steps_per_print deepspeed.wall_clock_breakdown
-        deepspeed.scheduler.* deepspeed.optimizer.params.* deepspeed.fp16.loss_scale
-        deepspeed.fp16.loss_scale_window deepspeed.fp16.initial_scale_power deepspeed.fp16.hysteresis
-        deepspeed.fp16.min_loss_scale deepspeed.fp16.auto_cast deepspeed.fp16.consecutive_hysteresis
-        deepspeed.dump_state deepspeed.train_batch_size deepspeed.train_micro_batch_size_per_gpu
-        deepspeed.gradient_accumulation_steps deepspeed.gradient_clipping deepspeed.fp16.enabled
-        deepspeed.bf16.enabled deepspeed.bfloat16.enabled deepspeed.zero_optimization.overlap_comm
+        accelerate.ipex_config.* deepspeed._comment deepspeed.compile.disable deepspeed.compile.backend
+        deepspeed.seq_parallel_communication_data_type
+        deepspeed.zero_optimization.gather_16bit_weights_on_model_save
+        deepspeed.zero_optimization.max_live_parameters deepspeed.zero_optimization.max_reuse_distance
+        deepspeed.comms_config.* deepspeed.monitor_config.* deepspeed.steps_per_print
+        deepspeed.wall_clock_breakdown deepspeed.scheduler.* deepspeed.optimizer.params.*
+        deepspeed.fp16.loss_scale deepspeed.fp16.loss_scale_window deepspeed.fp16.initial_scale_power
+        deepspeed.fp16.hysteresis deepspeed.fp16.min_loss_scale deepspeed.fp16.auto_cast
+        deepspeed.fp16.consecutive_hysteresis deepspeed.dump_state deepspeed.train_batch_size
+        deepspeed.train_micro_batch_size_per_gpu deepspeed.gradient_accumulation_steps
+        deepspeed.gradient_clipping deepspeed.fp16.enabled deepspeed.bf16.enabled
+        deepspeed.bfloat16.enabled deepspeed.zero_optimization.overlap_comm
         deepspeed.zero_optimization.contiguous_gradients deepspeed.zero_optimization.reduce_scatter
         deepspeed.zero_optimization.allgather_partitions
         deepspeed.zero_optimization.round_robin_gradients deepspeed.zero_allow_untested_optimizer

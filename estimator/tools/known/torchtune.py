@@ -163,7 +163,11 @@ def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     word = str(theirs["args.loss._component_"] or "CEWithChunkedOutputLoss")
-    return {"loss": "chunked_torchtune" if "Chunked" in word else "standard"}
+    return {
+        "loss": "chunked_torchtune"
+        if "Chunked" in word or "LinearCrossEntropy" in word
+        else "standard"
+    }
 
 
 def _or(value: Value, instead: Value) -> Value:
@@ -261,7 +265,7 @@ RULES: tuple[Rule, ...] = (
             "args.epochs": int(values["num_train_epochs"]),
         },
         says="as the recipes have it",
-        source=f"{VERSION}, recipes/configs/llama3_1/8B_lora_single_device.yaml:66",
+        source=f"{VERSION}, recipes/configs/llama3_1/8B_lora_single_device.yaml:58",
     ),
     Rule(
         theirs=("args.optimizer._component_", "args.optimizer.fused"),
@@ -283,6 +287,8 @@ RULES: tuple[Rule, ...] = (
             "args.ac_mode",
             "args.ac_option",
         ),
+        says="the recipes checkpoint",
+        source=f"{VERSION}, recipes/configs/llama3_1/8B_lora_single_device.yaml:88",
         ours=(
             "gradient_checkpointing",
             "use_reentrant",
@@ -316,6 +322,7 @@ RULES: tuple[Rule, ...] = (
         theirs=("args.dataset.packed", "args.packed"),
         ours=("packing",),
         read=_packing,
+        says="the recipes do not pack",
         write=lambda values: {"args.dataset.packed": values["packing"]},
     ),
     transformers.PADDED,
@@ -337,6 +344,7 @@ RULES: tuple[Rule, ...] = (
         ),
         ours=("lora_target_modules",),
         read=_targets,
+        says="queries, values, the output projection and the MLP get an adapter, as in the recipes",
     ),
     always(
         "autocast_adapter_dtype", False, LORA_FACTS, f"{VERSION}, torchtune/modules/peft/lora.py"
@@ -373,6 +381,18 @@ def _later(key: str, sentence: str, direction: Direction, *harmless: Value) -> L
 
 LESS, MORE, EITHER = Direction.LESS, Direction.MORE, Direction.EITHER
 LATER: tuple[Later, ...] = (
+    _later(
+        "loss._component_",
+        "The head and the loss are one; CEWithChunkedOutputLoss is estimated",
+        LESS,
+        *(
+            f"torchtune.modules.loss.{it}"
+            for it in ("CEWithChunkedOutputLoss", "ForwardKLWithChunkedOutputLoss")
+        ),
+        "torchtune.rlhf.loss.DPOLoss",
+        "torchtune.rlhf.loss.PPOLoss",
+        "torch.nn.CrossEntropyLoss",
+    ),
     _later("compile", "The model and the loss are compiled, which fuses operators", LESS),
     _later("custom_sharded_layers", "These layers are units of their own for FSDP", LESS),
     _later("tensor_parallel_dim", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
@@ -401,15 +421,16 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
     f"args.{key}"
     for key in listed("""
         output_dir seed device shuffle log_every_n_steps log_level log_peak_memory_stats log_dir
-        resume_from_checkpoint save_adapter_weights_only recipe config tokenizer.* checkpointer.* dataset.*
-        dataset_val.* metric_logger.* profiler.* lr_scheduler.* lr_schedulers.* optimizer.* loss.*
-        collate_fn model.* data_dir datasets.* dataloader.* batch_size_val run_val_every_n_steps num_steps
-        gamma lmbda kl_coeff whiten_rewards temperature top_k top_p min_response_length max_generated_tokens
-        penalise_no_eos reward_penalty stop_token_ids ppo_epochs kd_ratio kd_loss.* teacher_checkpointer.*
-        ref_checkpointer.* reward_checkpointer.* value_checkpointer.* base_model_path save_last_epoch_only
-        epochs_ save_every_epoch max_validation_steps keep_last_n_checkpoints enable_async_checkpointing
-        prompt prompt.* instruct_template chat_format max_new_tokens tasks limit low_cpu_ram include_path
-        generator.* fsdp.* async_checkpointing cudnn_deterministic_mode
+        resume_from_checkpoint save_adapter_weights_only recipe config tokenizer.* checkpointer.*
+        dataset.* dataset_val.* metric_logger.* profiler.* lr_scheduler.* lr_schedulers.* optimizer.*
+        loss.* collate_fn model.* data_dir datasets.* dataloader.* batch_size_val run_val_every_n_steps
+        num_steps gamma lmbda kl_coeff whiten_rewards temperature top_k top_p min_response_length
+        max_generated_tokens penalise_no_eos reward_penalty stop_token_ids ppo_epochs kd_ratio kd_loss.*
+        teacher_checkpointer.* ref_checkpointer.* reward_checkpointer.* value_checkpointer.*
+        base_model_path save_last_epoch_only epochs_ save_every_epoch max_validation_steps
+        keep_last_n_checkpoints enable_async_checkpointing prompt prompt.* instruct_template chat_format
+        max_new_tokens tasks limit low_cpu_ram include_path generator.* fsdp.* async_checkpointing
+        cudnn_deterministic_mode
         """)
 )
 

@@ -419,6 +419,13 @@ LATER: tuple[Later, ...] = (
         Later(theirs=f"model.{key}", sentence=sentence, direction=direction, harmless=harmless)
         for key, sentence, direction, harmless in (
             ("use_kernels", "The Hub's kernels replace layers", Direction.LESS, (None, False)),
+            (
+                "tp_plan",
+                "Layers' matrices are divided (tensor parallelism)",
+                Direction.LESS,
+                (None,),
+            ),
+            ("device_mesh", "The model is divided as it is loaded", Direction.LESS, (None,)),
             ("max_memory", "Each device takes no more than this", Direction.EITHER, (None,)),
             (
                 "device_map",
@@ -437,33 +444,34 @@ LATER: tuple[Later, ...] = (
 )
 
 NO_EFFECT_NAMES = listed("""
-    output_dir overwrite_output_dir learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps
-    warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices tf32
-    logging_strategy logging_dir logging_steps logging_first_step log_on_each_node
-    logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica disable_tqdm
-    report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id eval_steps
-    eval_delay prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object
-    include_for_metrics batch_eval_metrics save_steps save_on_each_node save_safetensors
-    enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy
-    hub_always_push hub_revision push_to_hub_model_id push_to_hub_organization push_to_hub_token
-    load_best_model_at_end metric_for_best_model greater_is_better ignore_data_skip
-    restore_callback_states_from_checkpoint full_determinism seed data_seed accelerator_config
-    accelerator_config.* dataloader_drop_last dataloader_num_workers dataloader_pin_memory
-    dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
-    dataloader_in_order remove_unused_columns label_names length_column_name ddp_broadcast_buffers
-    ddp_backend ddp_timeout debug skip_memory_metrics do_train do_eval do_predict resume_from_checkpoint
-    local_rank half_precision_backend fp16_opt_level fp16_backend no_cuda use_legacy_prediction_loop
-    mp_parameters past_index include_tokens_per_second include_inputs_for_metrics split_batches
-    jit_mode_eval ray_scope torchdynamo use_ipex use_mps_device bf16_backend lr_scheduler_kwargs.*
-    """)
+        output_dir overwrite_output_dir learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps
+        warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices tf32
+        logging_strategy logging_dir logging_steps logging_first_step log_on_each_node
+        logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica disable_tqdm
+        report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id eval_steps
+        eval_delay prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object
+        include_for_metrics batch_eval_metrics save_steps save_on_each_node save_safetensors
+        enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy
+        hub_always_push hub_revision push_to_hub_model_id push_to_hub_organization push_to_hub_token
+        load_best_model_at_end metric_for_best_model greater_is_better ignore_data_skip
+        restore_callback_states_from_checkpoint full_determinism seed data_seed accelerator_config
+        accelerator_config.* dataloader_drop_last dataloader_num_workers dataloader_pin_memory
+        dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
+        dataloader_in_order remove_unused_columns label_names length_column_name ddp_broadcast_buffers
+        ddp_backend ddp_timeout debug skip_memory_metrics do_train do_eval do_predict
+        resume_from_checkpoint local_rank half_precision_backend fp16_opt_level fp16_backend no_cuda
+        use_legacy_prediction_loop mp_parameters past_index include_tokens_per_second
+        include_inputs_for_metrics split_batches jit_mode_eval ray_scope torchdynamo use_ipex
+        use_mps_device bf16_backend lr_scheduler_kwargs.*
+        """)
 NO_EFFECT = (
     frozenset(f"args.{key}" for key in NO_EFFECT_NAMES)
     | frozenset(
         f"model.{key}"
         for key in listed("""
         token trust_remote_code revision model_revision cache_dir low_cpu_mem_usage use_safetensors
-        local_files_only use_auth_token _attn_implementation loaded quantization_config padding_side
-        use_fast add_eos_token subfolder ignore_mismatched_sizes pretraining_tp
+        local_files_only use_auth_token _attn_implementation loaded use_cache quantization_config
+        padding_side use_fast add_eos_token subfolder ignore_mismatched_sizes pretraining_tp
         """)
     )
     | peft.NO_EFFECT

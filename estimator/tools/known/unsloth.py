@@ -230,15 +230,15 @@ NO_EFFECT = trl.NO_EFFECT | frozenset(
             for key in listed("""
         token rope_scaling fix_tokenizer trust_remote_code revision use_exact_model_name random_state
         max_lora_rank disable_log_stats text_only attn_implementation auto_model whisper_language
-        whisper_task return_logits fullgraph unsloth_force_compile tokenizer_name cache_dir local_files_only
-        rope_scaling.* device_map_planner_kwargs.*
+        whisper_task return_logits fullgraph unsloth_force_compile tokenizer_name cache_dir
+        local_files_only rope_scaling.* device_map_planner_kwargs.*
         """)
         ),
         *(
             f"unsloth_peft.{key}"
             for key in listed("""
-        random_state max_seq_length use_rslora task_type layers_pattern temporary_location loftq_config.*
-        ensure_weight_tying
+        random_state max_seq_length use_rslora task_type layers_pattern temporary_location
+        loftq_config.* ensure_weight_tying
         """)
         ),
     )

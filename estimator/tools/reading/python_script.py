@@ -637,7 +637,7 @@ class _Reader:
             "parse_yaml_file",
             "parse_json_file",
         }:
-            of = self.names.get(owner)
+            of = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else None
             if isinstance(of, _Object) and "types" in of.values:
                 return [self.parsed(it, node.lineno) for it in of.values["types"]]
         return unknown
