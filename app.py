@@ -9,6 +9,7 @@ from dashboard.address import unbound
 from dashboard.estimate import hero_figure
 from dashboard.site import manners, navigation, router
 from dashboard.state import comparison
+from dashboard.widgets import drawing
 
 
 @st.cache_resource(show_spinner=False)
@@ -34,7 +35,8 @@ st.html(theme.style(hero_figure.SWITCHES))
 st.sidebar.html(
     '<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>'
     + navigation.HISTORY
-    + manners.SCRIPT,
+    + manners.SCRIPT
+    + drawing.PRELOAD,
     unsafe_allow_javascript=True,
 )
 unbound.arrive(page.url_path)

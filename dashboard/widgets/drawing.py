@@ -27,53 +27,17 @@ declare_component("plotly", path=str(files("plotly") / "package_data"))
 
 SCRIPT = f"component/{__name__}.plotly/plotly.min.js"
 """Where this server has Plotly's own JavaScript, from the installed package."""
-DRAW = """
-const loaded = (url) => window.headroomPlotly ??= new Promise((done, fail) => {
-  const script = document.createElement("script");
-  Object.assign(script, { src: url, onload: () => done(window.Plotly), onerror: fail });
-  document.head.append(script);
-});
-const camera = (Plotly, format, name) => ({
-  name: `Save as ${format.toUpperCase()}`,
-  icon: format === "png" ? Plotly.Icons.camera : Plotly.Icons.disk,
-  click: (plot) => Plotly.downloadImage(plot, { format, scale: 2, filename: `headroom-${name}` }),
-});
-export default function ({ data, parentElement, setTriggerValue }) {
-  const box = parentElement.querySelector(".hr-plot");
-  const draw = (Plotly) => {
-    const { name, menu, picks } = box.wanted;
-    const ground = getComputedStyle(document.querySelector(".stApp")).backgroundColor;
-    const text = JSON.stringify(box.wanted.figure);
-    if (text === box.drawn && ground === box.ground) return;
-    Object.assign(box, { drawn: text, ground });
-    const figure = JSON.parse(text);  // Plotly writes into what it is given
-    const modebar = { bgcolor: "rgba(0,0,0,0)", color: "#7F8A94", activecolor: "#0072B2" };
-    const look = { paper_bgcolor: ground, plot_bgcolor: ground, modebar };
-    const font = { family: getComputedStyle(box).fontFamily };
-    box.cameras ??= [["png", "svg"].map((format) => camera(Plotly, format, name))];
-    const config = { displayModeBar: menu, displaylogo: false, modeBarButtons: box.cameras, responsive: true };
-    Plotly.react(box, figure.data, { ...look, ...figure.layout, font }, config);
-    if (picks && !box.picks) {
-      box.picks = true;
-      box.on("plotly_click", ({ points: [point] }) => setTriggerValue("picked", point.customdata ?? null));
-    }
-  };
-  box.show = (figure, alt) => {
-    box.wanted = { ...data, figure, alt };
-    box.style.minHeight = `${figure.layout.height}px`;
-    box.setAttribute("aria-label", alt);
-    if (window.Plotly) draw(window.Plotly);
-    else loaded(data.script).then(draw, () => { box.textContent = box.wanted.alt; });
-  };
-  box.follows = data.follows;
-  if (!data.follows || !window.headroomRows?.answered()) box.show(data.figure, data.alt);
-}
-"""
-"""Where the script cannot be had, the figure's words stand in its place."""
+PRELOAD = f"""<script data-of="plotly">
+if (!document.querySelector('link[href="{SCRIPT}"]'))
+  document.head.append(
+    Object.assign(document.createElement("link"), {{ rel: "preload", as: "script", href: "{SCRIPT}" }}));
+</script>"""
+"""Has the browser fetch it while it draws the text; it is run when the first figure is there."""
+# Where the script cannot be had, the figure's words stand in its place.
 _draw = component(
     "figure",
     html='<div class="hr-plot" role="figure" aria-label="Figure"></div>',
-    js=DRAW,
+    js=(files(__package__) / "drawing.js").read_text(),
     isolate_styles=False,
 )
 

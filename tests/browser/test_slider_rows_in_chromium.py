@@ -24,8 +24,15 @@ SHOWN = """() => {
   const box = document.querySelector('.st-key-hero .hr-plot');
   return [JSON.parse(box.drawn), box.wanted.alt, document.querySelector('.hr-verdict').parentElement.innerHTML];
 }"""
-DRAWN = """() => [...document.querySelectorAll('.st-key-hero .barlayer .point path')]
-  .map((it) => it.getAttribute('d'))"""
+DRAWN = """() => {
+  const all = (part) => [...document.querySelectorAll(`.st-key-hero ${part}`)];
+  const rounded = (number) => Math.round(10 * number) / 10;
+  return [
+    all('.barlayer path').map((it) => it.getAttribute('d')),
+    all('.barlayer text').map((it) => [it.textContent, it.getAttribute('transform').match(/[\\d.]+/g).map(rounded)]),
+    all('.textpoint text').map((it) => [it.textContent, rounded(it.getAttribute('x'))]),
+  ];
+}"""
 IN_THE_ROW = """([slider, place]) => {
   const { rows, documentAt } = window.headroomRows;
   const { figure, alt, html } = documentAt(rows[slider], place);
@@ -101,11 +108,14 @@ def test_figure_and_verdict_move_while_the_thumb_is_held(browser, address):
         seen = set()
         for step in range(1, 9):
             page.mouse.move(place[0] + 12 * step, place[1])
-            page.wait_for_timeout(100)
+            page.wait_for_timeout(60)
             now = int(slider.get_attribute("value"))
             figure, alt, html = page.evaluate(SHOWN)
             assert [figure, alt, html] == page.evaluate(IN_THE_ROW, ["max_length", now])
-            seen.add(str(page.evaluate(DRAWN)))
+            drawn = page.evaluate(DRAWN)
+            seen.add(str(drawn))
+            page.wait_for_timeout(250)  # Plotly has drawn what was moved in its stead
+            assert page.evaluate(DRAWN) == drawn
         assert len(seen) > 4
         before = page.evaluate(DRAWN)
         page.mouse.up()
