@@ -228,6 +228,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   min-width: 7.5rem; font-weight: 600; }}
 .hr-compare .hr-part th {{ padding-top: 1.3rem; font-size: .875rem; opacity: .85; border-bottom-width: 2px; }}
 .hr-compare td small {{ display: block; font-size: .875rem; opacity: .85; }}
+.hr-compare .hr-best i {{ font-size: .8rem; opacity: .85; }}
 .hr-compare .hr-best b {{ color: light-dark(#00785A, #35C79B); }}
 .hr-answers {{ font-size: 1.0625rem; line-height: 1.5; margin: 0; padding-left: 1.2rem; max-width: 66rem; }}
 .hr-legend {{ margin: 0; font-size: .9375rem; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; }}

@@ -42,6 +42,7 @@ def table(comparisons: Sequence[Comparison], what: str) -> None:
     st.dataframe(
         pd.DataFrame([evidence.row(it) for it in evidence.worst_first(comparisons)]),
         hide_index=True,
+        placeholder="–",
         column_config=COLUMNS,
         alt=f"{what} with their estimates and errors, worst first",
     )
@@ -85,6 +86,7 @@ with of_refused:
     st.dataframe(
         pd.DataFrame([evidence.refused_row(it) for it in refused]),
         hide_index=True,
+        placeholder="–",
         column_config=COLUMNS,
         alt="Measured readings of setups that the estimator refuses, with its reason",
     )
@@ -103,6 +105,7 @@ with of_ran, st.spinner("Estimating the published runs, once."):
     st.dataframe(
         pd.DataFrame([evidence.overestimated_row(it) for it in ran]),
         hide_index=True,
+        placeholder="–",
         column_config=COLUMNS,
         alt="Published runs that ran, although their estimate does not fit, and what they had",
     )

@@ -307,7 +307,7 @@ def test_table_shows_the_ledger_the_phases_and_the_verdict() -> None:
     done = run(MISTRAL, "--gpu", A100, "--method", "qlora")
     text = done.stdout.decode()
     assert done.returncode == 0
-    assert text.startswith(f"{MISTRAL}: qlora, bfloat16, adamw_torch_fused, 1 x 1024 tokens\n")
+    assert text.startswith(f"{MISTRAL}: qlora, bfloat16, adamw_torch_fused, 1 x 1,024 tokens\n")
     assert re.search(r"^weights +\d+\.\d\d +\d+\.\d %$", text, re.MULTILINE)
     assert re.search(r"^optimizer step +\d+\.\d\d$", text, re.MULTILINE)
     assert re.search(

@@ -180,7 +180,7 @@ def test_each_file_names_version_day_assumptions_and_range(write):
     written = write(subject())
     assert report.RELEASE in written
     assert "2026-11-21" in written
-    assert "Every example is 1024 tokens long" in written
+    assert "Every example is 1,024 tokens long" in written
     assert "nine of ten published runs" in written
 
 

@@ -141,7 +141,7 @@ def verdict_html(it: Entry, is_best: bool, sentences: Sequence[str]) -> str:
     light, dark = theme.NEUTRAL
     if of.verdict is not None:
         light, dark = theme.VERDICTS[of.verdict].colour, theme.VERDICTS_ON_DARK[of.verdict]
-    mark = " ★ cheapest that fits" * (
+    mark = "; the cheapest that fits" * (
         is_best and of.verdict is Verdict.FITS and entry.dollars(of) is not None
     )
     need = ""  # without a card the largest type says it

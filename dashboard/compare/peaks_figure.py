@@ -111,9 +111,9 @@ def _names(shown: Sequence[Entry], look: theme.Look, size: int, chosen: int | No
     }
 
 
-def cut(text: str) -> str:
+def cut(text: str, letters: int = SHOWN_OF_NAME) -> str:
     """A text short enough to stand beside a bar."""
-    return text if len(text) <= SHOWN_OF_NAME else f"{text[: SHOWN_OF_NAME - 1]}…"
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
 def total(it: Estimate) -> str:

@@ -68,6 +68,10 @@ def _as_object(it: Entry) -> dict[str, object]:
 def write_csv(of: Subject) -> str:
     """A row a scenario: what differs, and what follows, with its unit in the column's name."""
     differs = results_table.differing(of.shown)
+    differs = {
+        key: [it.replace(",", "") if _is_number(it) else it for it in texts]
+        for key, texts in differs.items()
+    }
     head = ["scenario", *differs, *_FIGURES, "headroom_version", "date", "assumptions", "range"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
@@ -79,6 +83,10 @@ def write_csv(of: Subject) -> str:
             [safe_cell(cell) for cell in [*row, RELEASE, of.day, assumed, findings.RANGE]]
         )
     return text.getvalue()
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", text))
 
 
 _OF_A_RUN = ("total_hours_low", "total_hours_high", "cost_usd_low", "cost_usd_high")
@@ -183,7 +191,7 @@ def write_html(of: Subject) -> str:
 <h2>At the peak, on one scale</h2>
 {svg(of.shown)}
 <p class="legend">{_legend(of.shown)}</p>
-<h2>What follows</h2>{_across(of.shown, results)}<p class="small">★ marks the best of its column.</p></section>
+<h2>What follows</h2>{_across(of.shown, results)}<p class="small">Green and bold: the best of its column.</p></section>
 <section class="second"><h2>What differs</h2>{_down(of.shown, differs)}
 <h2>What is assumed</h2><ul class="small assumed">{assumed}</ul>
 <h2>What the brackets mean</h2><p class="small">{escape(findings.RANGE)}</p>
@@ -207,7 +215,8 @@ svg { width: 100%; height: auto; display: block; } .legend { font-size: 8.5pt; m
 .legend i { display: inline-block; width: 3mm; height: 3mm; margin-right: 1mm; vertical-align: -.3mm; }
 table { border-collapse: collapse; width: 100%; font-size: 8.5pt; line-height: 1.3; table-layout: fixed; }
 .many { font-size: 9.5pt; } .many h2 { margin-top: 2.5mm; } .many table { font-size: 7.5pt; }
-.many td, .many th { padding: .6mm 1.2mm; } .many .assumed { columns: 2; }
+.many td, .many th { padding: .6mm 1.2mm; } .many .assumed { columns: 2; column-gap: 9mm; padding-left: 3mm; }
+.assumed li { break-inside: avoid; }
 .many .small, .many .small li { font-size: 7.5pt; }
 th, td { text-align: left; vertical-align: top; padding: 1mm 1.5mm; border-bottom: .2mm solid #C5CCD3;
   overflow-wrap: anywhere; }
@@ -241,13 +250,15 @@ def _down(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
 
 def _cell(cell: results_table.Cell) -> str:
     beside = f"<small>{escape(cell.beside)}</small>" if cell.beside else ""
-    return f'<td class="{"best" * cell.best}">{"★ " * cell.best}{escape(cell.text)}{beside}</td>'
+    return f'<td class="{"best" * cell.best}">{escape(cell.text)}{beside}</td>'
 
 
 # --- the chart as SVG ---------------------------------------------------------------------------
 
-WIDTH, LEFT, RIGHT = 1000, 280, 24
-"""Of the drawing, in its own units."""
+WIDTH, LEFT, RIGHT = 1000, 280, 110
+"""Of the drawing, in its own units. Names and totals have room in wide fonts too: a bold letter of DejaVu Sans takes
+0.7 of its size on average."""
+NAME_LETTERS, CARD_LETTERS = 23, 26
 ROW, BAR, FOOT = 46, 36, 36
 
 
@@ -274,7 +285,7 @@ def _grid(end: float, unit: float, height: int) -> list[str]:
     for number in range(5):
         x = LEFT + unit * step * number
         anchor = "end" if number == 4 else "middle"
-        said = f"{step * number:g}{' GiB' * (number == 4)}"
+        said = f"{step * number:,.10g}{' GiB' * (number == 4)}"
         marks.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height - FOOT + 6}" stroke="#D5DAE0"/>'
             f'<text x="{x:.1f}" y="{height - 12}" text-anchor="{anchor}">{said}</text>'
@@ -287,8 +298,8 @@ def _svg_bar(name: str, it: Estimate, top: int, unit: float) -> str:
     where = terms.card(it.gpu) if it.gpu else "no GPU"
     label = f'<text x="{LEFT - 12}" text-anchor="end"'
     drawn = [
-        f'{label} y="{y + 14}" font-weight="700">{escape(peaks_figure.cut(name))}</text>',
-        f'{label} y="{y + 32}">{escape(peaks_figure.cut(where))}</text>',
+        f'{label} y="{y + 14}" font-weight="700">{escape(peaks_figure.cut(name, NAME_LETTERS))}</text>',
+        f'{label} y="{y + 32}">{escape(peaks_figure.cut(where, CARD_LETTERS))}</text>',
     ]
     looks = {part.label: part for part in (*theme.COMPONENTS.values(), theme.RESERVE)}
     x = float(LEFT)

@@ -33,7 +33,7 @@ LABELS: Mapping[str, str] = {
     "mean_tokens_per_example": "Mean tokens",
     "usd_per_gpu_hour": "Dollars a GPU-hour",
 }
-"""Keys as the controls call them; another is called by its own name."""
+"""Keys as the table calls them, where their controls say it otherwise."""
 ADAPTERS_ONLY = (
     *("lora_", "autocast_adapter", "use_dora", "modules_to_save", "bias", "rank_pattern"),
     *("layers_to_transform", "exclude_modules", "target_parameters"),
@@ -61,9 +61,21 @@ class Row(NamedTuple):
 def differences(shown: Sequence[Entry]) -> list[Row]:
     """The keys in which the scenarios differ, and no others; a dash where a key has no meaning."""
     return [
-        Row(LABELS.get(key, key), tuple(Cell(text) for text in texts))
+        Row(label(key), tuple(Cell(text) for text in texts))
         for key, texts in differing(shown).items()
     ]
+
+
+def label(key: str) -> str:
+    """What a key is called: as its control, else in words."""
+    widgets = {it.name: it.widget for it in contract.KEYS}
+    widget = widgets.get(key)
+    if key in LABELS:
+        return LABELS[key]
+    if isinstance(widget, contract.Widget):
+        return widget.label
+    words = key.replace("_", " ")
+    return f"{words[:1].upper()}{words[1:]}"
 
 
 def differing(shown: Sequence[Entry]) -> dict[str, list[str]]:
@@ -208,8 +220,7 @@ def _dollars_text(of: Estimate) -> str:
 
 def times(value: float, first: float) -> str:
     """How many times the first: ``1.25 ×``."""
-    ratio = value / first if first else 1.0
-    return f"{ratio:.2f} ×"
+    return units.ratio(value / first if first else 1.0)
 
 
 def in_time(it: Entry, within: float) -> str:
@@ -225,7 +236,7 @@ def in_time(it: Entry, within: float) -> str:
 
 
 def table_html(shown: Sequence[Entry], parts: Mapping[str, Sequence[Row]]) -> str:
-    """Rows of properties under headings, a column a scenario; the best has a star and weight, not colour alone."""
+    """Rows of properties under headings, a column a scenario; the best has a word and weight, not colour alone."""
     first, *_ = parts
     names = "".join(f'<th scope="col">{escape(it.name)}</th>' for it in shown)
     span = len(shown) + 1
@@ -247,5 +258,5 @@ def table_html(shown: Sequence[Entry], parts: Mapping[str, Sequence[Row]]) -> st
 def _cell_html(cell: Cell) -> str:
     beside = f"<small>{escape(cell.beside)}</small>" if cell.beside else ""
     if cell.best:
-        return f'<td class="hr-best"><b>★ {escape(cell.text)}</b>{beside}</td>'
+        return f'<td class="hr-best"><b>{escape(cell.text)}</b> <i>best</i>{beside}</td>'
     return f"<td>{escape(cell.text)}{beside}</td>"

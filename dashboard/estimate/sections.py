@@ -195,6 +195,7 @@ def _gpus(answer: Estimate) -> None:
         table,
         key="gpus",
         hide_index=True,
+        placeholder="–",
         height=560,
         on_select=lambda: _take_gpu([row.gpu.name for row in rows if row.gpu]),
         selection_mode="single-row",

@@ -123,7 +123,8 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
     lines = [
-        f"{time.total_steps:,} steps; {time.tokens_per_second_low:,.0f} to {time.tokens_per_second_high:,.0f} tokens a "
+        f"{time.total_steps:,} step{'s' * (time.total_steps != 1)}; "
+        f"{units.rate(time.tokens_per_second_low)} to {units.rate(time.tokens_per_second_high)} tokens a "
         f"second, which is {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % of the GPU's dense peak.",
     ]
     if estimate.energy_kwh_low is not None and estimate.energy_kwh_high is not None:

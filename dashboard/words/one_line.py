@@ -25,7 +25,7 @@ def run_sentence(estimate: Estimate) -> str:
     would = "takes" if estimate.verdict is Verdict.FITS else "would take"
     epochs = f"{setup.num_train_epochs:g} epoch{'s' * (setup.num_train_epochs != 1)}"
     sentence = (
-        f"The run of {setup.num_train_examples:,} examples, {epochs}, {would} "
+        f"The run of {setup.num_train_examples:,} example{'s' * (setup.num_train_examples != 1)}, {epochs}, {would} "
         f"{units.duration(time.total_hours_low, time.total_hours_high)}"
     )
     if cost is None:

@@ -19,8 +19,13 @@ def effective_batch(setup: TrainingSetup) -> str:
     return (
         f"Effective batch {size:,} = {setup.per_device_train_batch_size:,} × "
         f"{setup.gradient_accumulation_steps:,} {gpus}; "
-        f"{setup.num_train_examples:,} examples are {steps:,} step{'s' * (steps != 1)} an epoch."
+        f"{setup.num_train_examples:,} example{_are(setup.num_train_examples)} "
+        f"{steps:,} step{'s' * (steps != 1)} an epoch."
     )
+
+
+def _are(number: int) -> str:
+    return "s are" if number != 1 else " is"
 
 
 def batch_limit(limit: int, evaluating: bool, _model: Model, setup: TrainingSetup) -> str:

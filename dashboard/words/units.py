@@ -44,10 +44,16 @@ def duration(low_hours: float, high_hours: float) -> str:
 
     >>> duration(0.2, 0.5), duration(3.14, 6.9), duration(60, 100), duration(2, 2)
     ('12 to 30 minutes', '3.1 to 6.9 hours', '2.5 to 4.2 days', '2.0 hours')
+    >>> duration(0.001, 0.002), duration(0.001, 0.05), duration(0.97, 1.2)
+    ('less than a minute', 'less than 3 minutes', '1.0 to 1.2 hours')
     """
+    if 60 * high_hours < 1:
+        return "less than a minute"
     if high_hours < 1:
         low, high = f"{60 * low_hours:.0f}", f"{60 * high_hours:.0f}"
-        unit = "minutes"
+        unit = "minute" if high == "1" else "minutes"
+        if low == "0":
+            return f"less than {high} {unit}"
     elif high_hours < 72:
         low, high, unit = f"{low_hours:.1f}", f"{high_hours:.1f}", "hours"
     else:
@@ -60,7 +66,14 @@ def dollars(low: float, high: float) -> str:
 
     >>> dollars(8.4, 19.2), dollars(0.844, 1.9), dollars(3, 3)
     ('$8 to 19', '$0.84 to 1.90', '$3.00')
+    >>> dollars(0.001, 0.02), dollars(0.001, 0.002), dollars(0, 0)
+    ('up to $0.02', 'less than $0.01', '$0.00')
     """
+    if 0 < high < 0.005:
+        return "less than $0.01"
+    if 0 < low < 0.005:
+        return f"up to ${high:,.2f}" if high < 10 else f"up to ${high:,.0f}"
+
     places = 2 if high < 10 else 0
     first, last = f"{low:,.{places}f}", f"{high:,.{places}f}"
     return f"${last}" if first == last else f"${first} to {last}"
@@ -77,20 +90,47 @@ def share(part: int, whole: int) -> str:
 
 
 def count(parameters: int) -> str:
-    """A parameter count: ``7.24 billion``."""
+    """A parameter count: ``7.24 billion``.
+
+    >>> count(7_241_732_096), count(999_900_000), count(124_439_808), count(1_000)
+    ('7.24 billion', '1 billion', '124 million', '1,000')
+    """
     for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
-        if parameters >= unit:
-            return f"{parameters / unit:.3g} {name}"
+        if parameters >= 0.9995 * unit:
+            return f"{float(f'{parameters / unit:.3g}'):,g} {name}"
     return f"{parameters:,}"
+
+
+def ratio(value: float) -> str:
+    """A factor with three figures.
+
+    >>> ratio(1.254), ratio(114.76), ratio(12.34), ratio(1_234.5), ratio(0.001)
+    ('1.25 ×', '115 ×', '12.3 ×', '1,234 ×', '<0.01 ×')
+    """
+    if 0 < value < 0.005:
+        return "<0.01 ×"
+    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:,.{places}f} ×"
+
+
+def rate(value: float) -> str:
+    """Tokens a second: whole, two figures below ten.
+
+    >>> rate(1234.5), rate(12.3), rate(3.21), rate(0.41)
+    ('1,234', '12', '3.2', '0.41')
+    """
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.2g}" if value >= 0.01 else "<0.01"
 
 
 def seconds(value: float) -> str:
     """Seconds with three figures.
 
-    >>> seconds(0.01234), seconds(1.2345), seconds(123.4)
-    ('0.0123', '1.23', '123')
+    >>> seconds(0.01234), seconds(1.2345), seconds(123.4), seconds(999.9), seconds(0.00001234)
+    ('0.0123', '1.23', '123', '1,000', '<0.0001')
     """
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    if 0 < value < 0.0001:
+        return "<0.0001"
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def gib_or_bytes(size: int) -> str:

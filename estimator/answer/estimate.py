@@ -484,7 +484,7 @@ def check_sizes(model: Model, setup: TrainingSetup) -> None:
 
 def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[str, ...]:
     sentences = [
-        f"Every example is {setup.max_length} tokens long"
+        f"Every example is {setup.max_length:,} tokens long"
         + (", some padded." if setup.padded else ", packed or padded to it, without a mask."),
         "The peak is that of a step after the first, when the optimizer states exist.",
     ]

@@ -111,7 +111,7 @@ def _run(estimate: Estimate) -> list[str]:
     step = ("one step", seconds(time.step_seconds_low), seconds(time.step_seconds_high))
     run = [
         (
-            f"the run ({time.total_steps:,} steps), hours",
+            f"the run ({time.total_steps:,} step{'s' * (time.total_steps != 1)}), hours",
             time.total_hours_low,
             time.total_hours_high,
         )
@@ -122,8 +122,11 @@ def _run(estimate: Estimate) -> list[str]:
         run.append(
             ("energy at full board power, kWh", estimate.energy_kwh_low, estimate.energy_kwh_high)
         )
-    low, high = time.tokens_per_second_low, time.tokens_per_second_high
-    rate = f"{low:,.0f} to {high:,.0f} tokens a second, {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % MFU."
+    low, high = (
+        f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        for rate in (time.tokens_per_second_low, time.tokens_per_second_high)
+    )
+    rate = f"{low} to {high} tokens a second, {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % MFU."
     whole = [(name, seconds(at_best), seconds(at_worst)) for name, at_best, at_worst in run]
     return [
         _table([("seconds of a step", "fast", "slow"), *rows, step]),
@@ -134,7 +137,7 @@ def _run(estimate: Estimate) -> list[str]:
 
 def _headline(estimate: Estimate) -> str:
     setup = estimate.setup
-    batch = f"{setup.per_device_train_batch_size} x {setup.max_length} tokens"
+    batch = f"{setup.per_device_train_batch_size:,} x {setup.max_length:,} tokens"
     model = estimate.model.hub_id or estimate.model.model_type
     return f"{model}: {setup.method}, {setup.dtype}, {setup.optim}, {batch}"
 
