@@ -287,6 +287,22 @@ def test_file_that_cannot_be_read_says_why_in_one_sentence(
     assert len(said.splitlines()) == 1
 
 
+def test_change_is_shown_as_a_diff_of_the_file_and_mends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SFT.replace("batch_size: 1", "batch_size: 16  # ours").replace("1024", "4096")
+    path = put(tmp_path, sft_yaml=text)["sft_yaml"]
+    assert main(["check", path, "--gpu", "RTX 4090"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"+++ {path}" in lines
+    for gone in (it[1:] for it in lines if it[:1] == "-" and it[:3] != "---"):
+        assert gone in text
+        text = text.replace(f"{gone}\n", "")
+    text += "".join(f"{it[1:]}\n" for it in lines if it[:1] == "+" and it[:3] != "+++")
+    Path(path).write_text(text, encoding="utf-8")
+    assert main(["check", path, "--gpu", "RTX 4090"]) == 0
+
+
 def test_folder_without_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, util_py="x = 1\n")
     assert main(["check", str(tmp_path), "--gpu", "L4"]) == 2

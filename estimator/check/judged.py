@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from estimator.answer.estimate import estimate
 from estimator.contract.setups import NONE_KNOWN, parse
@@ -31,6 +31,8 @@ class Asked:
     """Why it could not be read."""
     notes: tuple[str, ...] = ()
     """What a reader of the files must know: what is not modelled, what is not understood."""
+    texts: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """The files themselves, where a tool's were read: a change can be shown in them."""
     tool: str = ""
     """Whose defaults the missing keys have, with its version; empty: the contract's."""
 

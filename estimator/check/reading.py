@@ -7,7 +7,6 @@ those that name them. A shell script's run has the files that it names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import PurePath
 
 from estimator.check.files import Found
 from estimator.check.judged import Asked
@@ -59,7 +58,7 @@ def read(
 
 
 def _names(file: Found, other: Found) -> bool:
-    return other is not file and PurePath(other.name).name.encode() in file.content
+    return other is not file and _last(other.name).encode() in file.content
 
 
 def _is_companion(file: Found) -> bool:
@@ -105,6 +104,7 @@ def _run(files: Sequence[Found], known: Known) -> Asked:
         keys=keys,
         problems=found.contradictions,
         notes=tuple(_notes(found)),
+        texts=texts,
         tool=f"{found.tool} {found.version}",
     )
 
@@ -136,4 +136,9 @@ def _word(value: object) -> str:
 
 
 def _where(file: str, line: int) -> str:
-    return f"{PurePath(file).name} line {line}"
+    return f"{_last(file)} line {line}"
+
+
+def _last(path: str) -> str:
+    """The name of a file, without its folders."""
+    return path.replace("\\", "/").rpartition("/")[2]

@@ -1,7 +1,7 @@
 """YAML, as the tools read it (PyYAML: YAML 1.1), with the line of each key; tags that make objects are refused.
 
-Nodes are composed, never constructed: no tag calls anything. ruamel.yaml is imported here alone, where YAML is read, so
-that one estimate needs the standard library and no more.
+Nodes are composed, never constructed: no tag calls anything. ruamel.yaml is imported only where YAML is read
+or changed, so that one estimate needs the standard library and no more.
 """
 
 from __future__ import annotations

@@ -98,13 +98,24 @@ def theirs_of(
     wanted, written = sayable(keys), dict(given)
     if not given:
         stated = (key for key in ALWAYS_SAID if key in wanted)
-        written = dict(it for key in stated for it in _write(tool, key, wanted, parts))
+        written = {
+            their: value
+            for key in stated
+            for their, value in next(_ways(tool, key, wanted, parts), {}).items()
+        }
     for _ in range(MOST_ROUNDS):
         now = said(tool, written, model)
         wrong = [key for key in wanted if now.get(key) != wanted[key]]
         if not wrong:
             return _pruned(tool, written, wanted, model, given)
-        more = dict(it for key in wrong for it in _write(tool, key, wanted, parts))
+        more: dict[str, Value] = {}
+        for key in wrong:
+            ways = list(_ways(tool, key, wanted, parts))
+            done = (
+                it for it in ways if said(tool, {**written, **it}, model).get(key) == wanted[key]
+            )
+            first = ways[0] if ways else {}
+            more |= next(done, first) if given else first
         if more.items() <= written.items():
             break
         written |= more
@@ -195,17 +206,16 @@ DEFAULTS: Mapping[str, Value] = {
 """Every key of the contract as JSON has its default."""
 
 
-def _write(
+def _ways(
     tool: Tool, key: str, wanted: Mapping[str, Value], parts: Set[str]
-) -> list[tuple[str, Value]]:
-    """A key of ours by the last row that can write it in these parts; others of that row as the setup has them."""
+) -> Iterator[dict[str, Value]]:
+    """A key of ours by each row that can write it in these parts, the last row first; others of a row as they are."""
     for rule in reversed((*OBJECTS.get(tool.name, ()), *tool.rules, SHARING)):
         if key in rule.ours and rule.write is not None:
             ours = {one: wanted.get(one, DEFAULTS.get(one)) for one in rule.ours}
-            found = list(_flat(rule.write(ours)))
-            if found and all(their.partition(".")[0] in parts for their, _ in found):
-                return found
-    return []
+            found = dict(_flat(rule.write(ours)))
+            if found and all(their.partition(".")[0] in parts for their in found):
+                yield found
 
 
 def _flat(values: Mapping[str, Value], before: str = "") -> Iterator[tuple[str, Value]]:

@@ -1,0 +1,186 @@
+r"""A user's own files with other values: only the characters that must change do, and what came in is read again.
+
+>>> text = "model_name_or_path: openai-community/gpt2\nper_device_train_batch_size: 8 # ours\n"
+>>> print(changed({"sft.yaml": text}, {"per_device_train_batch_size": 2}).diff, end="")
+--- sft.yaml
++++ sft.yaml
+@@ -1,2 +1,2 @@
+ model_name_or_path: openai-community/gpt2
+-per_device_train_batch_size: 8 # ours
++per_device_train_batch_size: 2 # ours
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from estimator.sources import catalog
+from estimator.tools.documents import Pool, pool_of
+from estimator.tools.imported import Imported, read_files
+from estimator.tools.reading.parsed import Call, FlagValue, Text, Unresolved, decoded
+from estimator.tools.rules import Entry, Tool, Value, effective
+from estimator.tools.whose import tool_named
+from estimator.tools.writing.scripts import OF_MODEL_CONFIG
+from estimator.tools.writing.spans import (
+    Edit,
+    applied,
+    json_edit,
+    python_edit,
+    shell_edit,
+    yaml_edit,
+)
+from estimator.tools.writing.theirs import sayable, theirs_of
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model
+
+CALLS: Mapping[str, tuple[str, ...]] = {
+    "peft": ("LoraConfig",),
+    "bnb": ("BitsAndBytesConfig",),
+    "model": ("from_pretrained",),
+    "call": ("get_peft_model", "prepare_model_for_kbit_training", "gradient_checkpointing_enable"),
+    "data": ("tokenizer",),
+}
+"""The calls of a script that hold each part of a config; of the arguments, every class that ends in Config or
+Arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """Files as they should be, and what changes in them."""
+
+    files: Mapping[str, str]
+    """Those that changed, by name."""
+    diff: str
+    """Unified, of all of them."""
+
+
+def changed(
+    files: Mapping[str, str | bytes],
+    changes: Mapping[str, Value],
+    known: Mapping[str, Model] | None = None,
+) -> Changed:
+    """A run's own files with some keys of the contract changed; ``InputError`` says what a file cannot be told.
+
+    ``changes``: keys of ours, as a remedy has them.
+    """
+    texts = {name: decoded(text, name) for name, text in files.items()}
+    run = read_files(texts, known)
+    pool = pool_of(run.texts)
+    objective = pool.entries.get("trainer.objective")
+    tool = tool_named(run.tool, objective.value if objective else None)
+    model = _model(run, known or {})
+    entries = {key: it for key, it in pool.entries.items() if _is_known(it)}
+    given = {key: it.value for key, it in entries.items()}
+    wanted = effective(tool, entries, fixed=dict(changes), model=model).values
+    parts = {key.partition(".")[0] for key in given}
+    theirs = theirs_of(tool, wanted, model, parts, given)
+    edits: dict[str, list[Edit]] = {}
+    for key, value in theirs.items():
+        if key not in given or given[key] != value:
+            name, edit = _edit(key, value, tool, pool, run.texts, texts)
+            edits.setdefault(name, []).append(edit)
+    after = {name: applied(texts[name], those) for name, those in edits.items()}
+    _must_agree(read_files({**texts, **after}, known), wanted, run)
+    return Changed(files=after, diff="".join(_diff(texts, after)))
+
+
+def _is_known(entry: Entry) -> bool:
+    return not isinstance(entry.value, Unresolved | FlagValue)
+
+
+def _model(run: Imported, known: Mapping[str, Model]) -> Model | None:
+    name = run.setup.get("model")
+    if not isinstance(name, str):
+        return None
+    if name in known:
+        return known[name]
+    try:
+        return catalog.model(name)
+    except ValueError:
+        return None
+
+
+def _must_agree(after: Imported, wanted: Mapping[str, Value], before: Imported) -> None:
+    """What was changed means what was asked for, and nothing else came of it."""
+    asked, now = sayable(wanted), sayable(after.setup)
+    wrong = [key for key in asked if now.get(key) != asked[key] and key in before.setup]
+    if wrong:
+        raise InputError(
+            f"{wrong[0]} cannot be changed in these files without more; change it by hand."
+        )
+
+
+def _diff(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    for name, text in after.items():
+        old, new = before[name].splitlines(keepends=True), text.splitlines(keepends=True)
+        for line in difflib.unified_diff(old, new, name, name):
+            yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+# --- one key --------------------------------------------------------------------------------------
+
+
+def _edit(
+    key: str, value: Value, tool: Tool, pool: Pool, read: tuple[Text, ...], texts: Mapping[str, str]
+) -> tuple[str, Edit]:
+    """The file that a key of theirs stands in, or should, and the edit that sets it."""
+    part, _, name = key.partition(".")
+    entry = pool.entries.get(key)
+    text = _file(part, entry, pool, read)
+    whole = texts[text.name]
+    path = name.split(".")
+    match text.kind:
+        case "yaml":
+            return text.name, yaml_edit(whole, _written(entry, path), value)
+        case "json":
+            return text.name, json_edit(whole, _written(entry, path), value)
+        case "shell":
+            beside = [it.shown for it in pool.entries.values() if it.file == text.name]
+            return text.name, shell_edit(whole, path, value, beside)
+        case _ if text.name.endswith(".ipynb"):
+            raise InputError(f"{text.name} is a notebook: set {name} to {value} in it by hand.")
+        case _:
+            return text.name, python_edit(whole, _call(part, path[0], entry, text), path, value)
+
+
+def _written(entry: Entry | None, path: list[str]) -> list[str]:
+    """The path as the file has it, where the key is there."""
+    return entry.written.split(".") if entry is not None and entry.written else path
+
+
+def _file(part: str, entry: Entry | None, pool: Pool, read: tuple[Text, ...]) -> Text:
+    by_name = {it.name: it for it in read}
+    if entry is not None and entry.file in by_name:
+        return by_name[entry.file]
+    beside = [it for key, it in pool.entries.items() if key.startswith(f"{part}.") and it.line]
+    names = [it.file for it in beside if it.file in by_name]
+    if not names:
+        raise InputError(f"no file has a place for {part}; change it by hand.")
+    return by_name[max(set(names), key=names.count)]
+
+
+def _call(part: str, name: str, entry: Entry | None, text: Text) -> Call:
+    """The call of a script that has an argument, or that should have it."""
+    if entry is not None:
+        for call in text.calls:
+            if any(it.line == entry.line and it.path[0] == name for it in call.found):
+                return call
+    fits = [it for it in text.calls if _holds(part, name, it)]
+    if not fits:
+        raise InputError(f"{text.name} has no call that takes {name}; write it by hand.")
+    return fits[-1]
+
+
+def _holds(part: str, name: str, call: Call) -> bool:
+    if part in CALLS:
+        return call.name in CALLS[part] and not call.of.endswith("Tokenizer")
+    if call.name == "ModelConfig":
+        return name in OF_MODEL_CONFIG
+    is_config = call.name.endswith(("Config", "Arguments")) and "ScriptArguments" not in call.name
+    return (
+        is_config
+        and call.name not in {*CALLS["peft"], *CALLS["bnb"]}
+        and name not in OF_MODEL_CONFIG
+    )

@@ -1,0 +1,268 @@
+"""Where a value stands in a file, and where a new key goes: changes of characters that leave all others as they are.
+
+Each function returns the edit that sets one key. ``InputError`` says what must be changed by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from estimator.tools.reading.parsed import Call
+from estimator.tools.rules import Value
+from estimator.tools.writing.texts import python_value, yaml, yaml_scalar
+from estimator.values.refusals import InputError
+
+Node = Any
+"""ruamel.yaml's, which has no types for what it composes."""
+
+
+class Edit(NamedTuple):
+    """Characters of a text to replace; an empty span is a place to insert at."""
+
+    start: int
+    end: int
+    text: str
+
+
+def applied(text: str, edits: Sequence[Edit]) -> str:
+    r"""A text with its edits, the last first, so that places stay true.
+
+    >>> applied("a: 1\nb: 2\n", [Edit(3, 4, "7"), Edit(10, 10, "c: 3\n")])
+    'a: 7\nb: 2\nc: 3\n'
+    """
+    for _, edit in sorted(enumerate(edits), key=lambda it: (it[1].start, it[0]), reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
+# --- YAML -----------------------------------------------------------------------------------------
+
+
+def yaml_edit(text: str, path: Sequence[str], value: Value) -> Edit:
+    r"""Set a key of a YAML file.
+
+    >>> applied(text := "a: 1 # why\nb:\n  c: x\n", [yaml_edit(text, ["a"], 2)])
+    'a: 2 # why\nb:\n  c: x\n'
+    >>> applied(text, [yaml_edit(text, ["b", "d"], "no")])
+    'a: 1 # why\nb:\n  c: x\n  d: "no"\n'
+    """
+    from ruamel.yaml import YAML  # noqa: PLC0415 — only where YAML is changed
+
+    reader = YAML(typ="safe", pure=True)
+    reader.version = (1, 1)
+    node = reader.compose(text)
+    for depth, name in enumerate(path):
+        found = _of_mapping(node, name)
+        if found is None:
+            return _yaml_insert(text, node, path[depth:], value)
+        node = found
+    start, end = node.start_mark.index, node.end_mark.index
+    old = text[start:end]
+    if node.id != "scalar" and not old.startswith(("[", "{")):
+        return Edit(start, start + len(old.rstrip()), yaml_scalar(value))
+    return Edit(start, end, f" {yaml_scalar(value)}" if start == end else yaml_scalar(value))
+
+
+def _of_mapping(node: Node, name: str) -> Node | None:
+    if node.id != "mapping":
+        return None
+    return next((value for key, value in node.value if key.value == name), None)
+
+
+def _yaml_insert(text: str, node: Node, path: Sequence[str], value: Value) -> Edit:
+    """After the last key of a mapping, at its own indentation."""
+    if node.id != "mapping" or node.flow_style or not node.value:
+        raise InputError(f"{'.'.join(path)} has no place to stand; write it by hand.")
+    key, last = node.value[-1]
+    indent = " " * key.start_mark.column
+    whole: Value = value
+    for name in reversed(path):
+        whole = {name: whole}
+    at = last.start_mark.index + len(text[last.start_mark.index : last.end_mark.index].rstrip())
+    stop = text.find("\n", at)
+    if stop < 0:
+        return Edit(len(text), len(text), f"\n{yaml(whole, indent).rstrip()}")
+    return Edit(stop + 1, stop + 1, yaml(whole, indent))
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def json_edit(text: str, path: Sequence[str], value: Value) -> Edit:
+    """Set a key of a JSON file.
+
+    >>> text = '{"zero_optimization": {"stage": 2}}'
+    >>> applied(text, [json_edit(text, ["zero_optimization", "stage"], 3)])
+    '{"zero_optimization": {"stage": 3}}'
+    >>> applied(text, [json_edit(text, ["zero_optimization", "overlap_comm"], True)])
+    '{"zero_optimization": {"stage": 2, "overlap_comm": true}}'
+    """
+    spans = dict(_json_spans(text, _blank(text, 0), ()))
+    if (found := spans.get(tuple(path))) is not None:
+        return Edit(*found, json.dumps(value))
+    known = next(depth for depth in range(len(path) - 1, -1, -1) if tuple(path[:depth]) in spans)
+    start, end = spans[tuple(path[:known])]
+    whole: Value = value
+    for name in reversed(path[known + 1 :]):
+        whole = {name: whole}
+    body = text[start + 1 : end - 1]
+    member = f"{json.dumps(path[known])}: {json.dumps(whole)}"
+    at = start + 1 + len(body.rstrip())
+    if not body.strip():
+        return Edit(start + 1, start + 1, member)
+    lines = re.match(r"\s*\n([ \t]*)", body)
+    return Edit(at, at, f",\n{lines[1]}{member}" if lines else f", {member}")
+
+
+def _blank(text: str, at: int) -> int:
+    return at + len(text[at:]) - len(text[at:].lstrip())
+
+
+def _json_spans(
+    text: str, at: int, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], tuple[int, int]]]:
+    """Each value below a place, with its path and its span."""
+    decoder = json.JSONDecoder()
+    _, end = decoder.raw_decode(text, at)
+    yield path, (at, end)
+    if text[at] != "{":
+        return
+    at = _blank(text, at + 1)
+    while text[at] != "}":
+        name, at = decoder.raw_decode(text, at)
+        at = _blank(text, _blank(text, at) + 1)  # past the colon
+        yield from _json_spans(text, at, (*path, name))
+        _, at = decoder.raw_decode(text, at)
+        at = _blank(text, at)
+        at = _blank(text, at + 1) if text[at] == "," else at
+
+
+# --- Python ---------------------------------------------------------------------------------------
+
+
+def python_edit(text: str, call: Call, path: Sequence[str], value: Value) -> Edit:
+    r"""Set an argument of a call: its constant, the constant that its name stands for, or a new argument.
+
+    >>> text = "n = 8  # rows\nargs = SFTConfig(max_length=512, per_device_train_batch_size=n)\n"
+    >>> call = Call(name="SFTConfig", line=2)
+    >>> applied(text, [python_edit(text, call, ["per_device_train_batch_size"], 2)])
+    'n = 2  # rows\nargs = SFTConfig(max_length=512, per_device_train_batch_size=n)\n'
+    >>> applied(text, [python_edit(text, call, ["packing"], True)])
+    'n = 8  # rows\nargs = SFTConfig(max_length=512, per_device_train_batch_size=n, packing=True)\n'
+    """
+    tree = ast.parse(text)
+    node = next((it for it in ast.walk(tree) if _is_call(it, call)), None)
+    if not isinstance(node, ast.Call):
+        raise InputError(f"{call.name} of line {call.line} is not found again; change it by hand.")
+    found = next((it.value for it in node.keywords if it.arg == path[0]), None)
+    if found is None:
+        return _python_insert(text, node, path, value)
+    for name in path[1:]:
+        if not isinstance(found, ast.Dict):
+            raise InputError(f"{path[0]} is made elsewhere; change {name} of it by hand.")
+        both = zip(found.keys, found.values, strict=True)
+        inner = next(
+            (it for key, it in both if isinstance(key, ast.Constant) and key.value == name), None
+        )
+        if inner is None:
+            before = _span(text, found)
+            more = f"{json.dumps(name)}: {python_value(value)}"
+            return Edit(before[1] - 1, before[1] - 1, f", {more}" if found.keys else more)
+        found = inner
+    return Edit(*_span(text, _constant(tree, found)), _like(text, found, value))
+
+
+def _like(text: str, old: ast.expr, value: Value) -> str:
+    """The new value as the old one was written: torch's dtypes stay torch's."""
+    start, end = _span(text, old)
+    if text[start:end].startswith("torch.") and isinstance(value, str):
+        return f"torch.{value}"
+    return python_value(value)
+
+
+def _constant(tree: ast.AST, node: ast.expr) -> ast.expr:
+    """The constant of a name that is assigned once; else what stands in the call."""
+    if not isinstance(node, ast.Name):
+        return node
+    given = [
+        it.value
+        for it in ast.walk(tree)
+        if isinstance(it, ast.Assign)
+        and len(it.targets) == 1
+        and isinstance(it.targets[0], ast.Name)
+        and it.targets[0].id == node.id
+    ]
+    return given[0] if len(given) == 1 and isinstance(given[0], ast.Constant) else node
+
+
+def _is_call(node: ast.AST, call: Call) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and node.lineno == call.line
+        and ast.unparse(node.func).rpartition(".")[2] == call.name
+    )
+
+
+def _python_insert(text: str, node: ast.Call, path: Sequence[str], value: Value) -> Edit:
+    whole: Value = value
+    for name in reversed(path[1:]):
+        whole = {name: whole}
+    argument = f"{path[0]}={python_value(whole)}"
+    others = [*node.args, *(it.value for it in node.keywords)]
+    if not others:
+        end = _span(text, node)[1]
+        return Edit(end - 1, end - 1, argument)
+    last = max(others, key=lambda it: (it.end_lineno or 0, it.end_col_offset or 0))
+    at = _span(text, last)[1]
+    first = min([*(it.lineno for it in node.args), *(it.lineno for it in node.keywords)])
+    if first == node.lineno:
+        return Edit(at, at, f", {argument}")
+    line = text.splitlines()[first - 1]
+    return Edit(at, at, f",\n{line[: len(line) - len(line.lstrip())]}{argument}")
+
+
+def _span(text: str, node: ast.expr) -> tuple[int, int]:
+    """Characters of a node, of which ast counts columns in bytes."""
+    lines = text.splitlines(keepends=True)
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+
+    def place(line: int, column: int) -> int:
+        before = sum(map(len, lines[: line - 1]))
+        return before + len(lines[line - 1].encode()[:column].decode())
+
+    return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def shell_edit(text: str, path: Sequence[str], value: Value, beside: Sequence[str]) -> Edit:
+    """Set a flag of a command; a new one comes after the last of those ``beside`` it.
+
+    >>> text = "trl sft --max_length 512 --bf16 true"
+    >>> applied(text, [shell_edit(text, ["max_length"], 256, ["bf16"])])
+    'trl sft --max_length 256 --bf16 true'
+    >>> applied(text, [shell_edit(text, ["lora_r"], 8, ["max_length", "bf16"])])
+    'trl sft --max_length 512 --bf16 true --lora_r 8'
+    """
+    name = ".".join(path)
+    word = " ".join(map(str, value)) if isinstance(value, list) else yaml_scalar(value).strip('"')
+    found = _flag(text, name)
+    if found is not None and found["value"] is not None:
+        return Edit(*found.span("value"), word)
+    if found is not None:
+        return Edit(found.end(), found.end(), f" {word}")
+    ends = [it.end() for it in (_flag(text, other) for other in beside) if it is not None]
+    if not ends:
+        raise InputError(f"--{name} has no command to stand in; write it by hand.")
+    return Edit(max(ends), max(ends), f" --{name} {word}")
+
+
+def _flag(text: str, name: str) -> re.Match[str] | None:
+    spelled = re.escape(name).replace("_", "[-_]")
+    return re.search(rf"--{spelled}(?:(?:=|[ \t]+)(?P<value>(?!-)[^\s\\;&|]+))?(?![\w-])", text)

@@ -1,0 +1,161 @@
+"""A user's own files with other values: only what must change does, and the change is read as it was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from estimator import estimate
+from estimator.contract.setups import parse, plain_keys
+from estimator.search.remedies import cheapest_change
+from estimator.tools.imported import read_files
+from estimator.tools.writing.changes import changed
+
+YAML = """\
+# what we train
+model_name_or_path: meta-llama/Llama-3.1-8B   # 8B
+use_peft: true
+lora_target_modules:
+  - q_proj   # attention
+  - v_proj
+
+per_device_train_batch_size: 8  # tried 16
+max_length: 4096
+learning_rate: 2.0e-4
+"""
+SCRIPT = '''\
+"""Ünser Lauf."""
+from trl import SFTConfig, SFTTrainer
+
+BATCH = 8  # tried 16
+
+args = SFTConfig(
+    output_dir="out",
+    per_device_train_batch_size=BATCH,
+    max_length=4096,  # é
+    gradient_checkpointing_kwargs={"use_reentrant": False},
+)
+trainer = SFTTrainer(model="meta-llama/Llama-3.1-8B", args=args, train_dataset=None)
+'''
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config:
+  deepspeed_config_file: ds.json
+num_processes: 4
+"""
+DEEPSPEED = """\
+{
+  "bf16": {"enabled": "auto"},
+  "zero_optimization": {
+    "stage": 2
+  }
+}
+"""
+
+
+def lines(diff: str) -> list[str]:
+    """What goes and what comes, without the places."""
+    return [it for it in diff.splitlines() if it[:1] in "+-" and it[:3] not in ("+++", "---")]
+
+
+def read_as(files: dict[str, str], changes: dict[str, Any]) -> Any:
+    after = changed(files, changes)
+    now = read_files({**files, **after.files}).setup
+    for key, value in changes.items():
+        assert now[key] == value, key
+    return after
+
+
+def test_yaml_keeps_its_comments_its_order_and_every_other_character() -> None:
+    after = read_as({"sft.yaml": YAML}, {"per_device_train_batch_size": 2})
+    assert lines(after.diff) == [
+        "-per_device_train_batch_size: 8  # tried 16",
+        "+per_device_train_batch_size: 2  # tried 16",
+    ]
+
+
+def test_key_that_was_not_there_is_added_at_the_end() -> None:
+    after = read_as({"sft.yaml": YAML}, {"gradient_accumulation_steps": 4})
+    assert lines(after.diff) == ["+gradient_accumulation_steps: 4"]
+    assert after.files["sft.yaml"] == f"{YAML}gradient_accumulation_steps: 4\n"
+
+
+def test_file_without_an_end_of_line_gains_only_its_key() -> None:
+    after = read_as({"sft.yaml": YAML.rstrip("\n")}, {"gradient_accumulation_steps": 4})
+    assert after.files["sft.yaml"] == f"{YAML}gradient_accumulation_steps: 4"
+
+
+def test_list_of_several_lines_becomes_one() -> None:
+    after = read_as({"sft.yaml": YAML}, {"lora_target_modules": ["o_proj"]})
+    assert "lora_target_modules:\n  [o_proj]\n\nper_device" in after.files["sft.yaml"]
+
+
+def test_method_brings_the_keys_that_it_needs_and_no_more() -> None:
+    after = read_as({"sft.yaml": YAML}, {"method": "qlora", "dtype": "bfloat16"})
+    assert lines(after.diff) == ["+load_in_4bit: true", "+dtype: bfloat16"]
+
+
+def test_script_is_changed_where_its_constant_stands() -> None:
+    after = read_as({"train.py": SCRIPT}, {"per_device_train_batch_size": 2, "max_length": 1024})
+    assert lines(after.diff) == [
+        "-BATCH = 8  # tried 16",
+        "+BATCH = 2  # tried 16",
+        "-    max_length=4096,  # é",
+        "+    max_length=1024,  # é",
+    ]
+
+
+def test_script_gains_an_argument_and_an_option() -> None:
+    files = {"train.py": SCRIPT}
+    after = read_as(files, {"gradient_accumulation_steps": 4, "use_reentrant": True})
+    assert lines(after.diff) == [
+        '-    gradient_checkpointing_kwargs={"use_reentrant": False},',
+        '+    gradient_checkpointing_kwargs={"use_reentrant": True},',
+        "+    gradient_accumulation_steps=4,",
+    ]
+
+
+def test_command_is_changed_in_place() -> None:
+    command = (
+        "trl sft --model_name_or_path openai-community/gpt2 \\\n  --max_length=512 --bf16 true\n"
+    )
+    after = read_as({"run.sh": command}, {"max_length": 256, "gradient_accumulation_steps": 2})
+    assert after.files["run.sh"] == command.replace("512", "256").replace(
+        "true", "true --gradient_accumulation_steps 2"
+    )
+
+
+def test_json_of_deepspeed_is_changed_beside_its_script() -> None:
+    files = {"train.py": SCRIPT, "accelerate.yaml": ACCELERATE, "ds.json": DEEPSPEED}
+    after = read_as(files, {"strategy": "zero3", "offload_optimizer": "cpu"})
+    assert set(after.files) == {"ds.json"}
+    assert '"stage": 3' in after.files["ds.json"]
+    assert lines(after.diff)[0] == '-    "stage": 2'
+
+
+def test_what_a_script_has_no_place_for_is_left_to_its_writer() -> None:
+    with pytest.raises(ValueError, match=r"train\.py has no call that takes use_peft; write it by"):
+        changed({"train.py": SCRIPT}, {"method": "qlora"})
+
+
+@pytest.mark.parametrize("files", [{"sft.yaml": YAML}, {"train.py": SCRIPT}], ids=["yaml", "py"])
+def test_change_that_mends_a_run_mends_its_file(files: dict[str, str]) -> None:
+    """These lines make it fit: the remedy goes into the file, and the file is read and estimated anew."""
+    keys = {**read_files(files).setup, "gpu": "A100-SXM4-40GB"}
+    before = estimate(*parse(keys))
+    assert before.verdict == "does_not_fit"
+    remedy = cheapest_change(before)
+    if "method" in (remedy.keys if remedy else {}) and "train.py" in files:
+        return  # a script without adapters gets none
+    assert remedy is not None
+    after = changed(files, plain_keys(remedy.keys))
+    mended = read_files({**files, **after.files}).setup
+    assert estimate(*parse({**mended, "gpu": "A100-SXM4-40GB"})).verdict == "fits"
+
+
+def test_nothing_to_change_is_no_diff() -> None:
+    after = changed({"sft.yaml": YAML}, {"per_device_train_batch_size": 8})
+    assert after.diff == ""
+    assert after.files == {}
