@@ -242,7 +242,7 @@ def test_card_of_one_s_own_has_no_listing_of_another_s() -> None:
 def test_card_that_is_memory_alone_is_told_what_time_needs() -> None:
     answer = estimate(*parse({"model": MISTRAL.hub_id, "gpu": {"memory_bytes": 2**36}}))
     assert answer.time is None
-    assert any("say with like which card of the catalogue" in said for said in answer.assumptions)
+    assert any("set like to a catalogued card" in said for said in answer.assumptions)
 
 
 def test_two_prices_of_one_card_are_one_too_many() -> None:

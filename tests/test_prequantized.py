@@ -97,7 +97,7 @@ def test_weights_that_bitsandbytes_packed_stay_packed_whatever_is_asked(
         assert found.peak == plain.peak
         assert found.trainable_parameters == plain.trainable_parameters
         assert need(model, None, setup) == (found.need_low_bytes, found.need_high_bytes)
-        assert any("stay so: the run is" in said for said in found.assumptions)
+        assert any("stay quantised: the run is" in said for said in found.assumptions)
 
 
 def test_double_quantisation_is_the_checkpoint_s() -> None:
@@ -123,7 +123,7 @@ def test_dequantised_weights_are_those_of_the_original(
     found = estimate(stored(quantization), None, setup)
     plain = estimate(stored(None), None, setup)
     assert found.peak == plain.peak
-    said = [it for it in found.assumptions if "(dequantize=True), so that they are bfloat16" in it]
+    said = [it for it in found.assumptions if "(dequantize=True), so they are bfloat16" in it]
     assert len(said) == 1
 
 
@@ -160,7 +160,7 @@ def test_the_catalogue_knows_what_its_files_hold(hub_id: str, total_size: int) -
     assert checkpoint_bytes(model) == total_size
     setup = replace(LORA, lora_dropout=0.0, lora_target_modules=("q_proj",))
     assert write_estimate(estimate(model, None, setup))["stored_bytes"] == total_size
-    with pytest.raises(RefusedError, match="does not pack again with bitsandbytes"):
+    with pytest.raises(RefusedError, match="does not quantise again with bitsandbytes"):
         estimate(model, None, replace(setup, method=Method.QLORA))
 
 

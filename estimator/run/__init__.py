@@ -1,1 +1,1 @@
-"""What does a run need beside its steps? Loading, saving, checkpoints, device maps."""
+"""What a run needs outside its steps: loading, saving, checkpoints; and steps over a device map."""

@@ -1,6 +1,6 @@
-"""What a checkpoint of Trainer's takes under each strategy, and the moment on the GPU when it is saved.
+"""Bytes of one of Trainer's checkpoints under each strategy, and GPU memory while it is saved.
 
-Source: as ``estimator.run.saving`` and ``estimator.run.sharded_saving`` have it.
+Source: as in ``estimator.run.saving`` and ``estimator.run.sharded_saving``.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from estimator.values.specs import SHARDED_STATE_DICT, Component, Model, Offload
 
 
 def checkpoint(model: Model, setup: TrainingSetup) -> Saving:
-    """Bytes that one checkpoint of Trainer's takes: on the fullest GPU beside what lies there, on hosts, on the disk.
+    """Bytes of one of Trainer's checkpoints: additional bytes on the fullest GPU, bytes on hosts and on disk.
 
-    Source: derived, from the strategy's formula in ``run.sharded_saving``, or for one copy of the model on every
-    GPU from ``taken_apart_bytes``, ``save_host_bytes`` and ``checkpoint_bytes``: rank 0 saves alone.
+    Source: derived, from the strategy's formula in ``run.sharded_saving``. If every GPU has a full copy, only rank 0
+    saves: ``taken_apart_bytes``, ``save_host_bytes`` and ``checkpoint_bytes``.
 
     >>> from estimator.families.counts import total_parameters
     >>> from estimator.families.modules import TINY_LLAMA
@@ -61,9 +61,9 @@ def checkpoint(model: Model, setup: TrainingSetup) -> Saving:
 
 
 def gathers_to_save(setup: TrainingSetup) -> bool:
-    """Whether a run that saves gathers on the GPU what is divided between GPUs.
+    """Whether saving gathers sharded tensors on the GPU.
 
-    Source: as ``estimator.run.sharded_saving``.
+    Source: as in ``estimator.run.sharded_saving``.
     """
     if saves_when(setup.run) == "no":
         return False
@@ -77,10 +77,10 @@ def gathers_to_save(setup: TrainingSetup) -> bool:
 def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspace: int) -> Moment:
     """Bytes alive on the fullest GPU while Trainer saves: weights, states, the workspace, and what saving adds.
 
-    Gradients are gone by then (``zero_grad`` sets them to None), and tensors are copied to the host to be written. A
-    mixture of experts is saved expert by expert, as its files are: all layers' gates and ups are taken apart, which
-    copies them on the GPU before the first byte is written, unless the strategy moved them to the host before. Adapters
-    are saved alone. What is divided is gathered, tensor by tensor or module by module.
+    Gradients have been freed (``zero_grad`` sets them to None), and tensors are copied to the host to be written. Files
+    store experts separately, so all layers' gates and ups are split first, which copies them on the GPU unless the
+    strategy moved them to the host before. With adapters only these are saved. Sharded tensors are gathered one tensor
+    or module at a time.
 
     Source: transformers 5.23, trainer.py, ``_maybe_log_save_evaluate`` after ``optimizer.step`` and ``zero_grad``;
     core_model_loading.py, ``revert_weight_conversion`` and ``Chunk.convert``; safetensors 0.8, torch.py,
@@ -89,7 +89,7 @@ def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspac
     sizes, added = resident.sizes(workspace), checkpoint(model, setup).gpu_bytes
     divided = setup.strategy.is_sharded
     sizes[Component.COMMUNICATION if divided else Component.TEMPORARIES] += added
-    name = "gathering weights to save them" if divided and added else "saving a checkpoint"
+    name = "gathering weights to save" if divided and added else "saving a checkpoint"
     return Moment(Phase.SAVE, name, {c: n for c, n in sizes.items() if n})
 
 
@@ -107,7 +107,7 @@ def _checkpoint(model: Model, structure: TrainingSetup, only_model: bool) -> Sav
 
 
 def _alone(model: Model, setup: TrainingSetup) -> Resident:
-    """What one rank would hold by itself: the whole model as the strategy keeps it."""
+    """What one rank would hold on its own: the whole model in the strategy's dtypes."""
     return resident_memory(
         model,
         replace(
@@ -121,9 +121,10 @@ def _alone(model: Model, setup: TrainingSetup) -> Resident:
 
 
 def _fsdp(model: Model, setup: TrainingSetup) -> Saving:
-    """A tied head has a name of its own, so that it is gathered and written beside its embedding.
+    """A tied head has its own name, so it is gathered and written in addition to its embedding.
 
-    Beside adapters too, in what a run goes on from: only the first name of a frozen weight is left out (torch 2.13,
+    This also holds for checkpoints of adapters that a run resumes from: only the first name of a frozen weight is left
+    out (torch 2.13,
     distributed/checkpoint/state_dict.py, ``ignore_frozen_params``).
     """
     whole = _alone(model, setup)
@@ -151,7 +152,7 @@ def _fsdp(model: Model, setup: TrainingSetup) -> Saving:
 
 
 def _trained_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of all that is trained, whole, in the dtype of its shards."""
+    """Bytes of all trained tensors, unsharded, in the dtype of their shards."""
     return sum(
         group.alike * part.width * elements(part.shape)
         for group in fsdp_groups(model, setup.adapters)
@@ -161,9 +162,10 @@ def _trained_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes on the GPU of the largest tensor that FSDP2 gathers for a full state dict: as its shards, padded alike.
+    """Bytes on the GPU of the largest tensor that FSDP2 gathers for a full state dict, padded like its shards.
 
-        max over tensors  ranks · ⌈rows / ranks⌉ · columns · p     p: of the shard as stored, or of a wider state
+        max over tensors  ranks · ⌈rows / ranks⌉ · columns · p     p: bytes per element of the stored shard, or of a
+        wider state
 
     Source: torch 2.13, distributed/tensor/placement_types.py, ``Shard._to_replicate_tensor``.
     """
@@ -208,7 +210,7 @@ def _zero(model: Model, setup: TrainingSetup) -> Saving:
 
 
 def _largest_module_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of the largest module's own weights, each padded to the ranks' parts, as ZeRO-3 gathers them."""
+    """Bytes of the largest module's own weights, each padded to whole partitions, as ZeRO-3 gathers them."""
     ranks, size = setup.num_gpus, width(setup.precision)
 
     def gathered(count: int) -> int:

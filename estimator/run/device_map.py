@@ -1,10 +1,10 @@
-"""A training step of a model that lies on several GPUs by ``device_map="auto"``: what each of them holds, and when.
+"""A training step under ``device_map="auto"``: what each GPU holds, and when.
 
-One process runs the GPUs one after the other. Each holds its modules' weights, gradients and optimizer states, and what
-its layers keep for backward; the hidden states cross from one to the next, the logits come back to the first
-(``parallel.device_map_hooks``). So the step is played once, on a tape that knows its GPUs, and read once for each.
+One process uses the GPUs in turn. Each holds its modules' weights, gradients and optimizer states, and what its layers
+save for backward. Hidden states are copied from one GPU to the next, and the logits back to the first
+(``parallel.device_map_hooks``). The step is played once, on a tape that records GPUs, and evaluated for each.
 
-Leaves out: the norms of gradient clipping, 512 bytes for each trained tensor, as on one GPU.
+Leaves out: the norms of gradient clipping, 512 bytes per trained tensor, as on one GPU.
 
 Source: transformers 5.23, trainer.py (``is_model_parallel``); accelerate 1.15, big_modeling.py, ``dispatch_model``.
 """
@@ -44,18 +44,18 @@ from estimator.values.specs import Component, Model, Optimizer, Phase
 
 
 class Share(NamedTuple):
-    """What one GPU does of the step."""
+    """One GPU's part of the step."""
 
     gpu: int
     resident: Resident
     timeline: StepTimeline
     beside: Mapping[Phase, Moment]
-    """Its highest moments of loading and, where it is planned, of evaluating."""
+    """Its highest moments of loading and, if planned, of evaluation."""
     save: Moment
 
 
 def shares(model: Model, setup: TrainingSetup, at: ModuleDevices, workspace: int) -> list[Share]:
-    """What each GPU does that holds anything, in order. Every one of them has cuBLAS workspaces of its own."""
+    """The part of each GPU that holds anything, in order. Each has its own cuBLAS workspaces."""
     same = structure(setup)
     return [
         Share(
@@ -72,7 +72,7 @@ def shares(model: Model, setup: TrainingSetup, at: ModuleDevices, workspace: int
 def _saved(
     model: Model, setup: TrainingSetup, resident: Resident, workspace: int, modules: Modules
 ) -> Moment:
-    """While a checkpoint is written: as ``run.checkpoints`` has it, with copies of this GPU's experts alone."""
+    """While a checkpoint is written: as in ``run.checkpoints``, with copies of this GPU's experts only."""
     sizes = resident.sizes(workspace)
     if not setup.uses_adapters:
         sizes[Component.TEMPORARIES] = taken_apart_bytes(model, setup, modules)
@@ -82,7 +82,7 @@ def _saved(
 def peaks(
     model: Model, setup: TrainingSetup, at: ModuleDevices, workspace: int
 ) -> list[tuple[int, Resident]]:
-    """Bytes at the highest moment of each GPU, loading and evaluating included, and what lies on it; for searches."""
+    """Peak bytes of each GPU, including loading and evaluation, and its resident memory; for searches."""
     found = []
     for gpu in at.used:
         timeline = timeline_on(model, setup, at, gpu, workspace)
@@ -96,7 +96,7 @@ def peaks(
 def timeline_on(
     model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
 ) -> StepTimeline:
-    """The moments of a step after the first on one GPU."""
+    """The moments of the second step on one GPU."""
     same = structure(setup)
     plan = PlanOn(_plan(model, _played(same), at, training=True), gpu)
     return StepTimeline(setup, plan, resident_on(model, same, at, gpu), workspace)
@@ -105,7 +105,7 @@ def timeline_on(
 def evaluation_walk_on(
     model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
 ) -> Walk:
-    """One evaluation batch after the first step on one GPU: as ``estimator.step.evaluation`` has it for all."""
+    """One evaluation batch after the first step on one GPU, as in ``estimator.step.evaluation``."""
     same = structure(setup)
     sizes = Sizes.of(setup, setup.per_device_eval_batch_size, 1)
     plan = PlanOn(_plan(without_dropout(model), evaluated(same), at, training=False), gpu)
@@ -115,7 +115,7 @@ def evaluation_walk_on(
 def load_on(
     model: Model, setup: TrainingSetup, at: ModuleDevices, gpu: int, workspace: int
 ) -> Moment:
-    """The highest moment of loading in bytes on one GPU: every weight goes to its own at once.
+    """The highest moment of loading in bytes on one GPU: every weight goes directly to its own GPU.
 
     Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``.
     """
@@ -138,7 +138,7 @@ def _beside(
 
 
 def buffers_on(model: Model, at: ModuleDevices, gpu: int) -> list[Buffer]:
-    """Buffers of one GPU: each layer's with its layer, those of the model on the first."""
+    """Buffers on one GPU: each layer's with its layer, the model's on the first GPU."""
     found = []
     for buffer in buffers(model):
         one_a_layer = buffer.copies == model.num_hidden_layers
@@ -151,7 +151,7 @@ def buffers_on(model: Model, at: ModuleDevices, gpu: int) -> list[Buffer]:
 def resident_on(model: Model, structure: TrainingSetup, at: ModuleDevices, gpu: int) -> Resident:
     """Weights, adapters, gradients and states of one GPU, in bytes; the counts of parameters are the model's.
 
-    A foreach optimizer groups tensors by their GPU, so that each has its own temporaries.
+    A foreach optimizer groups tensors by GPU, so each GPU has its own temporaries.
 
     Source: torch 2.13, utils/_foreach_utils.py, ``_group_tensors_by_device_and_dtype``.
     """
@@ -167,7 +167,7 @@ def resident_on(model: Model, structure: TrainingSetup, at: ModuleDevices, gpu: 
 
 
 class PlacedLayer(NamedTuple):
-    """What makes one layer's memory differ from another's: its kind, its GPU, whether the hidden states cross to it."""
+    """What determines a layer's memory: its kind, its GPU, and whether its input is copied from another GPU."""
 
     kind: LayerKind
     gpu: int
@@ -175,7 +175,7 @@ class PlacedLayer(NamedTuple):
 
 
 def placed_kinds(kinds: Sequence[LayerKind], at: ModuleDevices) -> list[PlacedLayer]:
-    """The kind of every layer with its GPU; the first on its GPU is one of its own."""
+    """The kind of every layer with its GPU; the first layer on each GPU is a kind of its own."""
     return [
         PlacedLayer(kind, gpu, index > 0 and gpu != at.layers[index - 1])
         for index, (kind, gpu) in enumerate(zip(kinds, at.layers, strict=True))
@@ -183,7 +183,7 @@ def placed_kinds(kinds: Sequence[LayerKind], at: ModuleDevices) -> list[PlacedLa
 
 
 class PlacedPlan:
-    """How one kind of step goes over several GPUs: the program of each, and the order of its stretches."""
+    """One kind of step on several GPUs: the program of each, and the order of its segments."""
 
     def __init__(
         self, model: Model, setup: TrainingSetup, at: ModuleDevices, *, training: bool
@@ -193,7 +193,7 @@ class PlacedPlan:
         self._schedules: list[dict[int, Schedule]] = []
 
     def step(self, sizes: Sizes, gpu: int) -> tuple[Sized, Schedule]:
-        """The step at these sizes, and its order, on one GPU."""
+        """The step at these sizes on one GPU, and its schedule."""
         for schedules in self._schedules:
             sized = schedules[gpu].program.at(sizes[:3])
             if sized is not None:
@@ -224,24 +224,24 @@ class PlacedPlan:
 
 
 class PlanOn(NamedTuple):
-    """The part of a plan that is one GPU's."""
+    """One GPU's part of a plan."""
 
     plan: PlacedPlan
     gpu: int
 
     def step(self, sizes: Sizes) -> tuple[Sized, Schedule]:
-        """The step at these sizes, and its order."""
+        """The step at these sizes, and its schedule."""
         return self.plan.step(sizes, self.gpu)
 
 
 def _concerns(program: Program, run: Run) -> bool:
-    """Whether a GPU makes or frees anything in a layer's stretch; stretches outside the layers always count."""
+    """Whether a GPU allocates or frees anything in a layer's segment; segments outside the layers always count."""
     start, end = program.spans[run.segment]
     return not run.layers or end > start
 
 
 def _played(same: TrainingSetup) -> TrainingSetup:
-    """What all setups share whose program is the same."""
+    """The part of a setup that determines the program."""
     return replace(same, lora_r=1, optim=Optimizer.SGD, optim_state_dtype=None)
 
 

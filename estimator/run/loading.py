@@ -1,7 +1,7 @@
-"""What loading holds: on the GPU while weights arrive, are packed, merged and upcast; on the host before they go there.
+"""Memory while loading: on the GPU while weights arrive, are packed, merged and upcast; on the host before that.
 
 Source: transformers 5.23, core_model_loading.py, ``convert_and_load_state_dict_in_model``; modeling_utils.py,
-``caching_allocator_warmup`` (one block of the model's bytes, given back before the first weight comes: nothing on top).
+``caching_allocator_warmup`` (one block of the model's size, freed before the first weight arrives, so it adds nothing).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Dtype, Model, Phase, Strategy
 
 Modules = tuple[tuple[Module, int], ...]
-"""Modules with weights, and how many alike."""
+"""Modules with weights, and their multiplicity."""
 
 
 def load_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
     """The highest moment from ``from_pretrained`` to the adapters, in bytes on one GPU.
 
-    The highest of: packing the largest linear beside all others (QLoRA), merging one layer's gates and ups beside all
-    others (experts), the upcasts of ``prepare_model_for_kbit_training``, and what lies there in the end with the
-    adapters. The workspace is counted as at every moment, though the first product makes it.
+    The maximum of: packing the largest linear while all others are loaded (QLoRA), merging one layer's gates and ups
+    while all others are loaded (experts), the upcasts of ``prepare_model_for_kbit_training``, and the loaded model with
+    its adapters. The workspace is always counted, although the first product allocates it.
 
-    Leaves out: the order of files, by which a last linear meets all but one layer's rest; an adapter's own upcast.
+    Leaves out: the order of weights in the files; an adapter's own upcast.
     Source: derived, from ``packing_bytes``, ``merging_bytes`` and ``upcasting_bytes``.
     """
     name, sizes = _highest(model, structure(setup))
@@ -52,7 +52,7 @@ def load_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
 def load_moment_of(
     model: Model, setup: TrainingSetup, modules: Modules, copies: Modules, workspace: int
 ) -> Moment:
-    """The same in bytes on a GPU that holds a part of the model: these modules, and the copies that PEFT makes of some.
+    """The same in bytes on a GPU that holds part of the model: these modules, and PEFT's copies of some.
 
     Source: as ``load_moment``.
     """
@@ -62,7 +62,7 @@ def load_moment_of(
 
 @lru_cache(maxsize=1024)
 def _highest(model: Model, setup: TrainingSetup) -> tuple[str, dict[Component, int]]:
-    """The highest moment's name and what lies there, without the workspace."""
+    """The highest moment's name and bytes by component, without the workspace."""
     modules, copies = made_modules(model, setup.adapters), copied_modules(model, setup.adapters)
     scalars = (*buffers(model), *tower_buffers(model, setup.adapters))
     beside = sum(buffer.copies * buffer.bytes for buffer in scalars)
@@ -77,7 +77,7 @@ def _highest_of(
     loaded, ready = (bytes_of(modules, it) + beside for it in (unprepared, setup))
     adapters = adapters_of((*modules, *adapted_tied_head(model, setup.adapters)), copies, setup)
     moments = [("weights in place", ready, adapters, 0)]
-    if setup.has_packed_base and model.quantization is None:  # else packed in the files
+    if setup.has_packed_base and model.quantization is None:  # else already packed in the files
         moments.append(("packing the largest linear", loaded, 0, packing_of(modules, setup)))
     if stacks := gate_up_stacks(model, modules):
         merging = max(tensors_bytes([stack], setup.dtype.bytes) for stack in stacks)
@@ -94,13 +94,13 @@ def _highest_of(
 
 
 def packing_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes beside the packed weights while bitsandbytes packs the largest linear of n weights, on the GPU.
+    """Additional bytes on the GPU while bitsandbytes packs the largest linear, of n weights.
 
         n · p  +  2 · 4n/64  with double quantisation     p: 2 for 16-bit weights
 
-    The weight as the file has it, in ``dtype``, and its scales in float32 twice: as they are, and less their mean. One
-    at a time: transformers loads without threads where it quantises. Into 8 bits: the
-    weight, and a copy of it in float16 that comes back from the host.
+    The loaded weight, in ``dtype``, and two float32 copies of its scales: as computed, and minus their mean. One weight
+    at a time: transformers loads without threads when it quantises. Into 8 bits: the weight, and a float16 copy of it
+    that comes back from the host.
 
     Source: bitsandbytes 0.50, nn/modules.py, ``Params4bit._quantize`` and ``Int8Params._quantize``, functional.py,
     ``quantize_4bit``; transformers 5.23, integrations/bitsandbytes.py, ``Bnb4bitQuantize`` and ``Bnb8bitQuantize``.
@@ -132,11 +132,11 @@ def packing_of(modules: Alike, setup: TrainingSetup) -> int:
 
 
 def merging_bytes(model: Model, precision: Precision) -> int:
-    """Bytes beside the weights while one layer's gates and ups become a stack: the stack once more, on the GPU.
+    """Additional bytes on the GPU while one layer's gates and ups become a stack: a second copy of the stack.
 
-        experts · 2 · i · h · p     gates and ups stacked each, then joined; what was joined is still there
+        experts · 2 · i · h · p     gates and ups are stacked, then joined, and the inputs are still alive
 
-    All other weights may be there already: four threads load ahead.
+    All other weights may already be loaded, since four threads load ahead.
     Source: transformers 5.23, core_model_loading.py, ``MergeModulelist.convert``, ``Concatenate.convert``.
     """
     return max(
@@ -146,9 +146,9 @@ def merging_bytes(model: Model, precision: Precision) -> int:
 
 
 def gate_up_stacks(model: Model, modules: Alike | None = None) -> list[tuple[int, ...]]:
-    """Shapes of the stacks [experts, gate and up, hidden] that transformers merges when it loads: of all layers.
+    """Shapes of the stacks [experts, gate and up, hidden] that transformers merges on loading, for all layers.
 
-    ``modules``: of these alone.
+    ``modules``: only for these.
 
     Source: transformers 5.23, conversion_mapping.py.
     """
@@ -164,11 +164,11 @@ def gate_up_stacks(model: Model, modules: Alike | None = None) -> list[tuple[int
 
 
 def upcasting_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes beside the weights as loaded, at the highest of ``prepare_model_for_kbit_training``, on the GPU.
+    """Additional peak bytes on the GPU in ``prepare_model_for_kbit_training``.
 
-        max over tensors  Σ before it (4 - p) · n  +  4 · n     one after another, in the model's order
+        max over tensors  Σ before it (4 - p) · n  +  4 · n     one at a time, in model order
 
-    Each 16-bit tensor that is not packed gets a float32 copy, which then takes its place.
+    Each unpacked 16-bit tensor gets a float32 copy, which then replaces it.
     Source: peft 0.21, utils/other.py, ``prepare_model_for_kbit_training``.
     """
     return upcasting_of(model, made_modules(model, setup.adapters), setup)
@@ -195,7 +195,7 @@ def upcasting_of(model: Model, modules: Modules, setup: TrainingSetup) -> int:
 
 
 def _in_order(model: Model, modules: Modules) -> Iterator[tuple[Module, int]]:
-    """Modules as ``model.parameters()`` has them, those of layers that are alike as one; and how many are alike."""
+    """Modules in the order of ``model.parameters()``, with identical layers combined, and their multiplicity."""
     first, *rest = outer_modules(model)
     towers = tuple(it for it in modules if it[0].name.startswith(BEFORE_THE_TEXT))
     yield from towers
@@ -209,9 +209,10 @@ def load_host_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes that loading needs on the host, one process.
 
     Without a ``device_map``, ``from_pretrained`` puts all weights on the host and Trainer moves them: all their bytes.
-    With one they go to the GPU tensor by tensor, and bitsandbytes sets one for a packed base: the largest tensor alone.
+    With one they go to the GPU tensor by tensor, so only the largest tensor counts; bitsandbytes sets one for a packed
+    base.
 
-    Leaves out: the mapped files, which the system takes back when it must; what Python and CUDA's libraries take.
+    Leaves out: memory-mapped files, which the system can evict; memory of Python and CUDA libraries.
     Source: transformers 5.23, quantizers/quantizer_bnb_4bit.py, ``update_device_map``; core_model_loading.py,
     ``_materialize_copy``; trainer.py, ``_move_model_to_device``.
     """

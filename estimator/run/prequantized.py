@@ -1,4 +1,4 @@
-"""What transformers makes of a checkpoint whose weights are stored quantised, and which runs it refuses there."""
+"""How transformers loads a checkpoint with quantised weights, and which runs it refuses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Method, Model
 
 UNKNOWN_FORMAT = Refusal(
-    "{model} is stored as {name}, which is not modelled yet; take the 16-bit checkpoint that it was made from.",
+    "{model} is stored as {name}, which is not modelled yet; take its original 16-bit checkpoint.",
     NOT_MODELLED,
 )
 FULL_ON_QUANTISED = Refusal(
-    "method full cannot train {model}, whose weights are stored as {name}: Trainer takes adapters beside them only; "
+    "method full cannot train {model}, whose weights are stored as {name}: Trainer only trains adapters on them; "
     "take {instead}.",
     Line(
         "transformers",
@@ -26,8 +26,8 @@ FULL_ON_QUANTISED = Refusal(
     ),
 )
 NO_TRAINING = Refusal(
-    "{model} is stored as {name}, a format that transformers does not train, not with adapters either; take "
-    "the 16-bit checkpoint that it was made from.",
+    "{model} is stored as {name}, a format that transformers does not train, even with adapters; take its original "
+    "16-bit checkpoint.",
     Line(
         "transformers",
         "trainer_utils.py",
@@ -36,42 +36,42 @@ NO_TRAINING = Refusal(
     ),
 )
 SECOND_QUANTISATION = Refusal(
-    "{model} is stored as {name}, which transformers does not pack again with bitsandbytes (it finds a {config_class} "
-    "where a BitsAndBytesConfig is passed); take {instead}.",
+    "{model} is stored as {name}, which transformers does not quantise again with bitsandbytes (it finds a "
+    "{config_class} but a BitsAndBytesConfig is passed); take {instead}.",
     Line("transformers", "quantizers/auto.py", 264, "but you are passing a"),
 )
 DORA_ON_GPTQ = Refusal(
-    "use_dora cannot go with weights stored as {name}, PEFT refuses it; leave use_dora at false.",
+    "PEFT refuses use_dora on weights stored as {name}; leave use_dora at false.",
     Line("peft", "tuners/lora/gptq.py", 40, "does not support DoRA yet"),
 )
 DORA_ON_AWQ = Refusal(
-    "use_dora cannot go with weights stored as {name}, PEFT refuses it; leave use_dora at false.",
+    "PEFT refuses use_dora on weights stored as {name}; leave use_dora at false.",
     Line("peft", "tuners/lora/awq.py", 37, "does not support DoRA yet"),
 )
 LORA_ON_INT32 = Refusal(
     "method lora on weights stored as {name} is not modelled yet (GPTQModel trains them with a backend such as "
-    "auto_trainable, and what its kernels unpack is not counted here); take the 16-bit checkpoint that they were made "
-    "from.",
+    "auto_trainable, and what its kernels unpack is not counted here); take the original 16-bit checkpoint.",
     NOT_MODELLED,
 )
 PACKED_OTHERWISE = Refusal(
-    "{model} is stored as {name}, but {module} otherwise than bitsandbytes would pack it, which is not modelled yet; "
-    "take the 16-bit checkpoint that it was made from.",
+    "{model} is stored as {name}, but its {module} differs from what bitsandbytes would pack, which is not modelled "
+    "yet; "
+    "take its original 16-bit checkpoint.",
     NOT_MODELLED,
 )
 
 
 def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
-    """The setup of the run that transformers makes of this one on this checkpoint (no unit; the same on every GPU).
+    """The setup that transformers actually runs on this checkpoint (no unit; the same on every GPU).
 
     Weights that bitsandbytes packed stay packed without being asked, with the checkpoint's own settings; those in FP8,
-    MXFP4 or compressed-tensors are loaded as plain floats (``dequantize=True``), as Trainer wants them. What the
-    libraries refuse, or no formula knows, is a ``RefusedError``.
+    MXFP4 or compressed-tensors are loaded as plain floats (``dequantize=True``), as Trainer requires. What the
+    libraries refuse, or is not modelled, raises a ``RefusedError``.
 
     Source: transformers 5.23, trainer_utils.py, ``validate_quantization_for_training``; quantizers/auto.py,
     ``merge_quantization_configs``; quantizers/base.py, ``postprocess_model``; gptqmodel 7.3.4,
-    nn_modules/qlinear/__init__.py, ``train`` (kernels of inference refuse it), and torch.py, ``_forward_eager`` (its
-    product of unpacked weights, which autograd keeps).
+    nn_modules/qlinear/__init__.py, ``train`` (inference kernels refuse it), and torch.py, ``_forward_eager`` (its
+    product uses unpacked weights, which autograd keeps).
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> from estimator.values.quantization import quantization_of
@@ -102,9 +102,9 @@ def as_loaded(model: Model, setup: TrainingSetup) -> TrainingSetup:
 
 
 def _packed(model: Model, stored: Quantization, setup: TrainingSetup) -> TrainingSetup:
-    """The run on weights that bitsandbytes packed before: transformers takes the checkpoint's settings over one's own.
+    """The run on weights already packed by bitsandbytes: the checkpoint's settings override the user's.
 
-    Source: transformers 5.23, quantizers/auto.py, ``merge_quantization_configs`` (BitsAndBytesConfig is none of
+    Source: transformers 5.23, quantizers/auto.py, ``merge_quantization_configs`` (BitsAndBytesConfig is not in
     ``LOADING_ATTRIBUTES_CONFIG_TYPES``).
     """
     said = _said(model, stored, setup.adapters)
@@ -127,7 +127,7 @@ def _packed(model: Model, stored: Quantization, setup: TrainingSetup) -> Trainin
 
 
 def loading_sentence(model: Model, setup: TrainingSetup) -> str:
-    """How the checkpoint's weights are loaded, in a sentence; empty where they are stored as plain floats.
+    """How the checkpoint's weights are loaded, in a sentence; empty if they are stored as plain floats.
 
     Source: as ``as_loaded``.
     """
@@ -136,22 +136,23 @@ def loading_sentence(model: Model, setup: TrainingSetup) -> str:
         return ""
     if stored.can_dequantize:
         beside = (
-            " LoRA beside FP8 weights as they are stored is not modelled yet."
+            " LoRA on FP8 weights without dequantising them is not modelled yet."
             if stored.storage is StorageRule.FP8 and setup.uses_adapters
             else ""
         )
         return (
-            f"The checkpoint's {stored.name} weights are loaded with {stored.config_class}(dequantize=True), so that "
-            f"they are {setup.dtype} on the GPU; what unpacking takes beside them while loading is not counted.{beside}"
+            f"The checkpoint's {stored.name} weights are loaded with {stored.config_class}(dequantize=True), so they "
+            f"are "
+            f"{setup.dtype} on the GPU. Memory for dequantising while loading is not counted.{beside}"
         )
     run = "LoRA over 8-bit weights" if setup.has_8bit_base else "QLoRA"
     double = "" if setup.has_8bit_base or stored.double_quant else ", without double quantisation"
-    return f"The checkpoint's weights are stored as {stored.name} and stay so: the run is {run}{double}."
+    return f"The checkpoint's weights are stored as {stored.name} and stay quantised: the run is {run}{double}."
 
 
 def _said(model: Model, stored: Quantization, adapters: Adapters) -> dict[str, object]:
     is_packed = stored.storage in (StorageRule.BNB_4BIT, StorageRule.BNB_8BIT)
-    original = "the 16-bit checkpoint that it was made from"
+    original = "its original 16-bit checkpoint"
     lora = "method lora" + " without load_in_8bit" * (adapters.has_8bit_base and not is_packed)
     return {
         "model": model.hub_id or "this model",

@@ -1,4 +1,4 @@
-"""What saving takes on the GPU, the host and the disk: a checkpoint of Trainer's, and adapters merged for good."""
+"""What saving takes on the GPU, the host and disk: Trainer's checkpoints, and merging adapters into the model."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Dtype, Method, Model, Phase
 
 FILE_BYTES = 50 * 10**9
-"""A file of weights at most: transformers 5.23, modeling_utils.py, ``save_pretrained(max_shard_size="50GB")``."""
+"""Maximum bytes of one weights file: transformers 5.23, modeling_utils.py, ``save_pretrained(max_shard_size="50GB")``.
+"""
 SAVE_STEPS = 500
 """Optimizer steps between checkpoints: transformers 5.23, training_args.py, ``save_steps``."""
 
 
 def taken_apart_bytes(model: Model, setup: TrainingSetup, modules: Alike | None = None) -> int:
-    """Bytes of the copies that ``save_pretrained`` makes of experts on the GPU: every layer's gates and ups.
+    """Bytes of the copies of experts that ``save_pretrained`` makes on the GPU: every layer's gates and ups.
 
         L · experts · 2 · i · h · p
 
@@ -45,18 +46,18 @@ def taken_apart_bytes(model: Model, setup: TrainingSetup, modules: Alike | None 
 
 
 def checkpoint_bytes(resident: Resident, setup: TrainingSetup) -> int:
-    """Bytes of one checkpoint on disk: what is trained, and its optimizer states unless ``save_only_model``.
+    """Bytes of one checkpoint on disk: trained weights, and optimizer states unless ``save_only_model``.
 
         trained · p  +  states
 
     Leaves out: tokenizer, config, random states and headers (some MB).
-    Source: transformers 5.23, trainer.py, ``_save_checkpoint``; peft 0.21, ``save_pretrained`` (adapters alone).
+    Source: transformers 5.23, trainer.py, ``_save_checkpoint``; peft 0.21, ``save_pretrained`` (only adapters).
     """
     return trained_bytes(resident, setup) + saved_states_bytes(resident, setup.run)
 
 
 def trained_bytes(resident: Resident, setup: TrainingSetup) -> int:
-    """Bytes of the trained weights in a file: all of the model's, tied ones once; or adapters and ``modules_to_save``.
+    """Bytes of the saved weights: all of the model's, with tied ones once, or adapters and ``modules_to_save``.
 
     Source: transformers 5.23, modeling_utils.py, ``save_pretrained``; peft 0.21, ``get_peft_model_state_dict``.
     """
@@ -87,10 +88,10 @@ def saves_when(run: TrainingRun) -> str:
 
 
 def checkpoints_at_once(setup: TrainingSetup) -> int:
-    """Most checkpoints of a run that lie on the disk together.
+    """The maximum number of a run's checkpoints on disk at the same time.
 
-    One an epoch, or one in 500 steps and one at the end (``saves_when``). The oldest goes
-    only when the next is written, so that there is one more than ``save_total_limit`` for a moment.
+    One per epoch, or one per 500 steps and one at the end (``saves_when``). The oldest is deleted only after the next
+    is written, so briefly there is one more than ``save_total_limit``.
 
     Source: transformers 5.23, trainer_callback.py, ``DefaultFlowCallback``; trainer_utils.py, ``rotate_checkpoints``.
 
@@ -108,7 +109,7 @@ def checkpoints_at_once(setup: TrainingSetup) -> int:
 
 
 def save_host_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
-    """Bytes that saving a checkpoint needs on the host: one file of weights, then one state after another.
+    """Host bytes for saving a checkpoint: one file of weights, then one tensor's states at a time.
 
         max( min(trained · p, 50 GB),  states of the largest tensor )
 
@@ -132,9 +133,9 @@ def largest_state_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def merge_moment(model: Model, setup: TrainingSetup, resident: Resident, workspace: int) -> Moment:
-    """The highest moment of ``merge_and_unload`` and of saving what it made, in bytes on one GPU.
+    """The highest moment of ``merge_and_unload`` and of saving its result, in bytes on one GPU.
 
-    After training, when the optimizer is gone: weights, adapters, and the copies of one module at a time.
+    After training, without the optimizer: weights, adapters, and temporary copies of one module at a time.
     Source: derived, from ``merging_module_bytes`` and ``taken_apart_bytes``.
     """
     beside = max(merging_module_bytes(model, setup), taken_apart_bytes(model, setup))
@@ -148,16 +149,16 @@ def merge_moment(model: Model, setup: TrainingSetup, resident: Resident, workspa
 
 
 def merging_module_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes beside weights and adapters while the largest adapted module of n weights is merged, on the GPU.
+    """Additional bytes on the GPU while the largest adapted module, of n weights, is merged.
 
-        16 bits   2 · a · n            B @ A, and the same times the scale     a: bytes of an adapter's element
+        16 bits   2 · a · n            B @ A, and B @ A times the scale     a: bytes per element of an adapter
         4 bits    (p + a + 2m) · n + scales + packed     dequantised base, the scaled product, their sum, and the sum
-                                       again from the host, packed anew        m: the wider of p and a
-        8 bits    (4 + 2a + 2 + 1) · n         the same over a float32 base, packed by way of float16
+                                       again from the host, packed again       m: the wider of p and a
+        8 bits    (4 + 2a + 2 + 1) · n         the same with a float32 base, packed via float16
         experts   2 · a · n, or a · n + p · n after the cast to the stack's dtype, which is less
-        DoRA      (a + w + 2m) · n     the scaled product, a copy of the base, both summed, and the sum scaled; w · n
-                                       once more for the result where w < m, and twice over a packed base: what was
-                                       unpacked for the merge, and for DoRA    w: p, 4 over 8 bits; m: the wider of w, a
+        DoRA      (a + w + 2m) · n     the scaled product, a copy of the base, their sum, and the scaled sum; another
+                                       w · n for the result if w < m, and two for a packed base, which is unpacked for
+                                       the merge and for DoRA    w: p, 4 for 8 bits; m: the wider of w, a
 
     Source: peft 0.21, tuners/lora/layer.py, ``Linear.merge``, ``get_delta_weight``, ``_unmerged_base_weight`` and
     ``ParamWrapper.merge``; tuners/lora/bnb.py, ``Linear4bit.merge`` and ``Linear8bitLt.merge`` (their locals live until
@@ -209,7 +210,7 @@ def _merging_dora(count: int, setup: TrainingSetup, *, packed: bool) -> int:
 
 
 def merged_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
-    """Bytes of the merged model in its files: as loaded, so that a packed base stays packed.
+    """Bytes of the merged model's files: in the loaded format, so a packed base stays packed.
 
     Source: peft 0.21, tuners/lora/bnb.py, ``Linear4bit.merge`` (packs again); transformers 5.23,
     quantizers/quantizer_bnb_4bit.py.
@@ -222,7 +223,7 @@ def merged_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
 
 
 def in_16_bits(setup: TrainingSetup) -> TrainingSetup:
-    """The setup with its base whole and in 16 bits, as one loads it anew to merge adapters of a packed one."""
+    """The setup with an unpacked 16-bit base, as reloaded to merge the adapters of a packed one."""
     dtype = Dtype.BFLOAT16 if setup.dtype is Dtype.FLOAT32 else setup.dtype
     return replace(
         setup,

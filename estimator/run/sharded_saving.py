@@ -1,7 +1,7 @@
-"""What saving takes where several ranks share a model: on a GPU, on the hosts, on the disk.
+"""What saving a sharded model takes on a GPU, on the hosts and on disk.
 
-Plain numbers go in: bytes of the whole model's weights and states as they are kept over all ranks, the bytes of the
-largest tensor or module that is gathered, and the number of ranks. ``estimator.run.checkpoints`` knows these.
+Inputs are plain numbers: bytes of weights and states over all ranks, bytes of the largest gathered tensor or module,
+and the number of ranks. ``estimator.run.checkpoints`` provides them.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from estimator.values.refusals import InputError
 
 
 class Saving(NamedTuple):
-    """What one save takes beside what a step leaves there. All in bytes."""
+    """Additional bytes that one save takes."""
 
     gpu_bytes: int
-    """On the fullest GPU, beside its weights and states."""
+    """On the fullest GPU, in addition to weights and states."""
     rank0_host_bytes: int
     """On the host of rank 0, for that process."""
     other_host_bytes: int
     """On the host, for each other process."""
     disk_bytes: int
-    """Of all files together."""
+    """All files together."""
 
 
 def fsdp_full(
     gathered: int, largest: int, exported: int, resumed: int, states: int, *, only_model: bool
 ) -> Saving:
-    """FSDP with ``FULL_STATE_DICT``: every tensor is gathered on all GPUs, and goes to rank 0's host. Bytes.
+    """FSDP with ``FULL_STATE_DICT``: every tensor is gathered on all GPUs and copied to rank 0's host. Bytes.
 
-        GPU   the largest tensor (version 1: unit) whole, in the dtype of its shards (float32 where accelerate has
-              upcast them)
-        host  all that is ``gathered``, frozen weights too; then all states; on rank 0, nothing on the others
-        disk  exported (model.safetensors) + resumed (pytorch_model_fsdp.bin) + states; the first with ``only_model``
+        GPU   the largest tensor (version 1: unit), unsharded, in the dtype of its shards (float32 if accelerate upcast
+              them)
+        host  rank 0: everything ``gathered``, including frozen weights, then all states; other ranks: nothing
+        disk  exported (model.safetensors) + resumed (pytorch_model_fsdp.bin) + states; only the first with
+        ``only_model``
 
     Source: torch 2.13, distributed/_state_dict_utils.py, ``_gather_state_dict`` (``cpu_offload``, rank 0 only);
     accelerate 1.15, utils/fsdp_utils.py, ``save_fsdp_model`` and ``save_fsdp_optimizer``, accelerator.py,
@@ -51,12 +52,12 @@ def fsdp_full(
 def fsdp_sharded(written: int, states: int, ranks: int, gathered: int = 0) -> Saving:
     """FSDP with ``SHARDED_STATE_DICT``: every rank copies its own shards to its host and writes them. Bytes.
 
-        GPU gathered: none, but version 1 gathers its units to cut them anew
+        GPU gathered: nothing, except that version 1 gathers its units to shard them again
         host max(written, states) / ranks in every process,  disk written + states
 
     Source: accelerate 1.15, utils/dataclasses.py, ``set_state_dict_type`` (``offload_to_cpu=True``), and
     utils/fsdp_utils.py, ``_prepare_sd_options``; torch 2.13, distributed/_state_dict_utils.py,
-    ``_offload_state_dict_to_cpu``. Trainer's own ``save_model`` writes nothing then.
+    ``_offload_state_dict_to_cpu``. Trainer's own ``save_model`` then writes nothing.
 
     >>> fsdp_sharded(written=400, states=800, ranks=4)
     Saving(gpu_bytes=0, rank0_host_bytes=200, other_host_bytes=200, disk_bytes=1200)
@@ -66,12 +67,12 @@ def fsdp_sharded(written: int, states: int, ranks: int, gathered: int = 0) -> Sa
 
 
 def zero_replicated(weights: int, written: int, states: int, storage: int) -> Saving:
-    """DeepSpeed ZeRO 1 and 2: every rank clones the weights to its host, each writes its states. Bytes.
+    """DeepSpeed ZeRO 1 and 2: every rank clones the weights to its host and writes its own states. Bytes.
 
-        GPU 0,  host all weights on every rank (accelerate asks all of them),  disk 2 · written + states
+        GPU 0,  host all weights on every rank (accelerate calls all of them),  disk 2 · written + states
 
-    ``states`` are float32 master weights and moments of all ranks, 0 with ``save_only_model``; ``storage`` is the
-    largest flat tensor of them, which goes through the host by itself. What is trained is written twice: by
+    ``states``: float32 master weights and moments of all ranks, 0 with ``save_only_model``; ``storage``: their largest
+    flat tensor, which passes through the host separately. Trained weights are written twice: by
     ``save_pretrained`` and in ``mp_rank_00_model_states.pt``.
 
     Source: accelerate 1.15, accelerator.py, ``get_state_dict``; DeepSpeed 0.19.6, checkpoint/utils.py,
@@ -85,10 +86,10 @@ def zero_replicated(weights: int, written: int, states: int, storage: int) -> Sa
 
 
 def zero3_gathered(written: int, largest_module: int, states: int, storage: int) -> Saving:
-    """DeepSpeed ZeRO 3 that gathers 16-bit weights, as ``zero3_save_16bit_model`` says and PEFT always has it. Bytes.
+    """DeepSpeed ZeRO 3 that gathers 16-bit weights: with ``zero3_save_16bit_model``, and always with PEFT. Bytes.
 
-        GPU   the largest module's own weights, one module after another
-        host  what is written on rank 0; the largest flat tensor of the states in every process
+        GPU   the largest module's own weights, one module at a time
+        host  rank 0: what is written; every process: the largest flat tensor of the states
         disk  written + states
 
     Source: DeepSpeed 0.19.6, runtime/engine.py, ``_zero3_consolidated_16bit_state_dict`` (moved to the host on rank 0);
@@ -102,12 +103,12 @@ def zero3_gathered(written: int, largest_module: int, states: int, storage: int)
 
 
 def zero3_divided(states: int, storage: int) -> Saving:
-    """DeepSpeed ZeRO 3 by default: nothing is gathered, and the disk has float32 parts, no model. Bytes.
+    """DeepSpeed ZeRO 3 by default: nothing is gathered, and only float32 partitions are written. Bytes.
 
         GPU 0,  host the largest flat tensor in every process,  disk states
 
-    ``states`` hold the float32 weights, of which zero_to_fp32.py makes a model. ``save_only_model`` changes nothing:
-    Trainer falls back to DeepSpeed's whole checkpoint.
+    ``states`` include the float32 weights, which zero_to_fp32.py turns into a model. ``save_only_model`` changes
+    nothing: Trainer falls back to DeepSpeed's full checkpoint.
 
     Source: transformers 5.23, trainer.py, ``save_model``; DeepSpeed 0.19.6, runtime/zero/stage3.py,
     ``_rigid_state_dict``; torch 2.13, serialization.py, ``_save`` (each storage through the host).
@@ -119,7 +120,7 @@ def zero3_divided(states: int, storage: int) -> Saving:
 
 
 def write_seconds(disk_bytes: int, bytes_per_second: float) -> float:
-    """Seconds to write a checkpoint at a disk's speed, at best: nothing else is done meanwhile by Trainer.
+    """Seconds to write a checkpoint at a disk's speed, at best. Trainer waits meanwhile.
 
     Raises ``ValueError`` for a speed that is not above 0. Source: derived.
 

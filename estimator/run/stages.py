@@ -1,4 +1,4 @@
-"""What a run does beside its steps, side by side: loading, evaluating, saving, merging; for a table."""
+"""The stages of a run for a table: loading, a step, evaluation, saving, merging."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from estimator.values.specs import SHARDED_STATE_DICT, Offload, Phase, Strategy
 
 
 class Stage(NamedTuple):
-    """One thing that a run does; bytes at its highest, None where it needs none or nobody can say.
+    """One stage of a run; peak bytes, None where nothing is needed or the amount is unknown.
 
-    The host of a step is what all processes of a machine have offloaded; of all else it is one process.
+    Host bytes of a step are what all processes of a machine offload; for other stages, those of one process.
     """
 
     name: str
@@ -35,14 +35,13 @@ class Stage(NamedTuple):
     """For the process of rank 0."""
     disk_bytes: int | None
     other_host_bytes: int | None = None
-    """For each other process, where several GPUs share the work."""
+    """For each other process, with several GPUs."""
 
 
 def stages(of: Estimate) -> tuple[Stage, ...]:
     """Loading, a step, an evaluation batch, checkpoints with and without states, and merging if there are adapters.
 
-    The evaluation is given whether one is planned or not. Bytes on the fullest GPU, on the host for one process, on the
-    disk.
+    Evaluation is included even if none is planned. Bytes on the fullest GPU, on the host for one process, and on disk.
     """
     model, setup = of.model, of.setup
     workspace = workspace_bytes(of.gpu)
@@ -66,7 +65,7 @@ def stages(of: Estimate) -> tuple[Stage, ...]:
 
 
 def _saves(of: Estimate) -> list[Stage]:
-    """A checkpoint with and without optimizer states; only with them where Trainer refuses the other."""
+    """A checkpoint with and without optimizer states; only with them if Trainer refuses the other."""
     model, setup = of.model, of.setup
     what = "adapters" if setup.uses_adapters else "weights"
     ways = {f"Save {what} and optimizer": False, f"Save {what} only": True}
@@ -93,7 +92,7 @@ def _on_one(setup: TrainingSetup) -> TrainingSetup:
 
 
 def _merges(of: Estimate, workspace: int) -> list[Stage]:
-    """Merging after training; over a packed base also into one that is loaded anew in 16 bits."""
+    """Merging after training; with a packed base, also into one reloaded in 16 bits."""
     model, setup = of.model, _on_one(of.setup)
     if not setup.uses_adapters:
         return []

@@ -1,1 +1,1 @@
-"""How long, and how dear? Operations, seconds, exchange, dollars."""
+"""How long a run takes and what it costs: operations, seconds, communication, dollars."""

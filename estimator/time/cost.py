@@ -1,6 +1,6 @@
 """Dollars and kilowatt-hours of a run.
 
-Dollars are US dollars at one price for each GPU-hour, which is named with its provider and its day.
+US dollars at one price per GPU-hour, quoted with its provider and date.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ WATTS_PER_KILOWATT = 1000
 
 
 def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
-    """US dollars of the run, whole job; None where no price is known.
+    """US dollars of the run, whole job; None if no price is known.
 
-        hours · GPUs · price     price: one's own, else the cheapest listing that rents as few GPUs; of a listing that
-                                 rents whole machines all GPUs of as many machines as are needed
+        hours · GPUs · price     price: the user's own, else the cheapest listing for so few GPUs; a listing that rents
+                                 whole machines bills all GPUs of the machines needed
 
-    Leaves out: storage, traffic, idle hours, taxes; that providers bill by the minute or the second.
-    Error: listings of one GPU differ by 2 to 4 times between providers (data/prices.csv).
+    Leaves out: storage, traffic, idle hours, taxes; billing by the minute or second.
+
+    Error: listings of one GPU differ by factors of 2 to 4 between providers (data/prices.csv).
     Source: data/prices.csv, by row.
     """
     usd, listing, gpus = setup.usd_per_gpu_hour, None, setup.num_gpus
@@ -41,7 +42,7 @@ def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
 
 
 def cheapest(gpu: Gpu, num_gpus: int) -> Price | None:
-    """The listing with the lowest US dollars an hour for so many GPUs, of those that rent no more at least.
+    """The listing with the lowest total US dollars per hour among those whose minimum is at most ``num_gpus``.
 
     Source: data/prices.csv, by row.
 
@@ -56,7 +57,7 @@ def cheapest(gpu: Gpu, num_gpus: int) -> Price | None:
 
 
 def rented(price: Price, num_gpus: int) -> int:
-    """GPUs that are paid for where a listing rents them by the machine (a count): whole machines.
+    """GPUs billed if a listing rents whole machines (a count).
 
     Source: data/prices.csv, ``min_gpus``.
 
@@ -68,11 +69,11 @@ def rented(price: Price, num_gpus: int) -> int:
 
 
 def energy_kwh(time: RunTime, gpu: Gpu, mesh: Mesh) -> tuple[float, float] | None:
-    """Kilowatt-hours of the run, low and high, whole job: the boards at their rated power for all its hours.
+    """Kilowatt-hours of the run, low and high, whole job: rated board power for all hours.
 
         hours · GPUs · TDP
 
-    Leaves out: the host, cooling, power supplies; a GPU that waits draws less than its TDP.
+    Leaves out: host, cooling, power supplies; a waiting GPU draws less than its TDP.
     Source: derived; TDP from data/gpus.csv.
     """
     if gpu.tdp_w is None:

@@ -1,7 +1,7 @@
-"""Floating-point operations of one micro-batch on one GPU, counted product by product.
+"""Floating-point operations of one micro-batch on one GPU, counted per matrix product.
 
-A multiplication and the addition that follows it are two operations, so a matrix of n elements costs 2n a token
-forward, 2n for the gradient of its input and 2n for its own gradient. A frozen matrix has no gradient of its own.
+A multiply-add is two operations, so a matrix of n elements costs 2n per token in forward, 2n for the gradient of its
+input and 2n for its own gradient. A frozen matrix has no gradient of its own.
 """
 
 from __future__ import annotations
@@ -36,43 +36,43 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import AttnImplementation, Loss, Model, Part
 
 FORWARD = 2
-"""Operations an element of a matrix and a token, forward: one multiplication, one addition."""
+"""Operations per matrix element and token in forward: one multiplication, one addition."""
 ATTENTION_PRODUCTS = 2
-"""Scores from queries and keys, outputs from scores and values."""
+"""Products in attention: scores from queries and keys, outputs from scores and values."""
 FLASH_BACKWARD = 2.5
-"""Backward of a flash kernel over its forward: five products for two, since it makes the scores again.
+"""Backward over forward of a flash kernel: five products against two, since it recomputes the scores.
 Dao 2023, arXiv:2307.08691, section 4.1."""
 PLAIN_BACKWARD = 2.0
-"""Backward over forward where the scores were kept: two products for each."""
+"""Backward over forward if the scores are kept: two products for each."""
 
 
 class Matrices(NamedTuple):
-    """Elements that one token is multiplied by, whole model; of a mixture of experts those in use."""
+    """Matrix elements that one token is multiplied by, whole model, with only the experts in use."""
 
     layers: int
-    """In all layers together."""
+    """In all layers."""
     outside: int
-    """Head and projections outside the layers, which no checkpoint replays."""
+    """Head and projections outside the layers, which checkpointing does not recompute."""
     quantizable: int
-    """Of the layers', those in linears: what 4-bit loading packs. Stacked experts stay whole."""
+    """Those of the layers in linears, which 4-bit loading packs, unlike stacked experts."""
     adapter_inputs: int
-    """Σ in_features of the adapted linears, all layers, a rank of its own as so many of ``lora_r``."""
+    """Σ in_features of the adapted linears, all layers; other ranks are counted in multiples of ``lora_r``."""
     adapter_outputs: int
     """Σ out_features of the same."""
     copied: int
-    """Of all, those that are trained whole beside the adapters."""
+    """Those trained in full in addition to adapters."""
     adapted: int
     """Σ in · out of the adapted linears, all layers."""
     units: int
-    """Σ in · (in + out) of the same: what DoRA sends a unit matrix through, a row of A or column of B."""
+    """Σ in · (in + out) of the same: cost of DoRA's identity matrix, per rank."""
 
 
 def matrices(model: Model, adapters: Adapters) -> Matrices:
-    """Elements that one token is multiplied by, whole model: linears, experts in use, and the head, tied or not.
+    """Matrix elements that one token is multiplied by, whole model: linears, experts in use, and the head, tied or not.
 
-        layers = Σ in · out,  of a stack of experts k · in · out     k: experts a token is multiplied by
+        layers = Σ in · out,  for a stack of experts k · in · out     k: experts per token
 
-    Leaves out: embeddings (rows are looked up), norms (no products), biases.
+    Leaves out: embeddings (lookups), norms (no products), biases.
     Source: derived, from ``layer_modules`` and ``outer_modules``; Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
 
     >>> from estimator.families.modules import TINY_LLAMA
@@ -91,7 +91,7 @@ _WHICH = (
     *("method", "lora_target_modules", "modules_to_save", "exclude_modules", "rank_pattern"),
     *("layers_to_transform", "target_parameters"),
 )
-"""Keys that say which modules have an adapter."""
+"""Keys that determine which modules have an adapter."""
 
 
 @lru_cache(maxsize=1024)
@@ -129,7 +129,7 @@ def _elements(module: Module, model: Model) -> int:
     if isinstance(module, Norm | Embedding):
         return 0
     shape = weight_shapes(module)[0]
-    if len(shape) < 2:  # a vector beside a tower's layer
+    if len(shape) < 2:  # a vector outside a tower's layers
         return 0
     *stack, rows, columns = shape
     return (experts_run(model) if stack else 1) * rows * columns
@@ -143,9 +143,9 @@ class Work(NamedTuple):
     adapters: float
     """LoRA's two matrices, forward and backward."""
     attention: float
-    """Scores and outputs, forward and backward; of delta-nets and state spaces what takes their place."""
+    """Scores and outputs, forward and backward; for delta nets and state spaces, their equivalents."""
     products_again: float
-    """Linears and adapters of the layers that a checkpoint replays; the head where the loss does."""
+    """Recomputation: linears and adapters of checkpointed layers; the head if the loss recomputes it."""
     attention_again: float
     products_asked: float = 0.0
     """Linears and head of forward calls without gradients."""
@@ -153,32 +153,33 @@ class Work(NamedTuple):
 
     @property
     def model(self) -> float:
-        """What a model's utilisation counts: everything but the replay."""
+        """Model FLOPs, for utilisation: everything but recomputation."""
         return self.products + self.adapters + self.attention
 
     @property
     def hardware(self) -> float:
-        """What the GPU runs: the replay and forward calls without gradients too."""
+        """Hardware FLOPs: including recomputation and forward calls without gradients."""
         asked = self.products_asked + self.attention_asked
         return self.model + self.products_again + self.attention_again + asked
 
 
 def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work:
-    """Operations of one micro-batch of ``length`` tokens an example, on one GPU; ``pairs`` as ``attended_pairs`` says.
+    """Operations of one micro-batch with ``length`` tokens per example, on one GPU; ``pairs``: see ``attended_pairs``.
 
         full         2 · T · (3 · layers + 3 · outside) + attention     T: tokens in the micro-batch
         frozen       2 · T · (2 · layers + 2 · outside + copied + 3 · r · (in + out)) + attention
         attention    2 · 2 · b · pairs · q · (1 + backward)      q: query width; backward: 2.5 flash, 2 eager
         delta-nets   2 · b · m · (1 + 2), added to attention     m: ``delta_products``, ``scan_products``
-        checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q, times the share of layers that have one;
-                     selective without the attention
-        loss chunked_trl, whose backward makes the logits once more      2 · T · V · h
-        DoRA         2 · r · in · (in + out), and with dropout 2 · T · 2 · in · out: the base once more
+        checkpoint   2 · T · (layers + r · (in + out)) + 2 · 2 · b · pairs · q, times the share of checkpointed layers;
+                     selective checkpointing: without attention
+        loss chunked_trl, whose backward recomputes the logits      2 · T · V · h
+        DoRA         2 · r · in · (in + out), and with dropout 2 · T · 2 · in · out: the base again
 
-    Leaves out: that the first layer's input needs no gradient where everything below an adapter is frozen (1 of L
-    layers, some linears of it).
-    Source: derived, as said above; Chowdhery et al. 2022, arXiv:2204.02311, appendix B, for the same count with three
-    matrices' worth and attention not causal; Hu et al. 2021, arXiv:2106.09685, for the adapters.
+    Leaves out: that the first layer's input needs no gradient if everything below an adapter is frozen (some linears of
+    1 of L layers).
+
+    Source: derived, as described above; Chowdhery et al. 2022, arXiv:2204.02311, appendix B, for the same count without
+    a causal mask; Hu et al. 2021, arXiv:2106.09685, for the adapters.
 
     >>> from estimator.families.modules import TINY_LLAMA
     >>> full = work(TINY_LLAMA, TrainingSetup(), 4, pairs=0)
@@ -228,11 +229,11 @@ NO_WORK = Work(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def tower_work(model: Model, setup: TrainingSetup) -> Work:
-    """Operations of the tower that sees and its projector, of one micro-batch on one GPU; 0 without images.
+    """Operations of the vision tower and its projector, of one micro-batch on one GPU; 0 without images.
 
         2 · patches · tower · passes + 2 · tokens · projector · passes + attention
-        passes: 3 trained; 2 where only adapters are, or where checkpointing's hook leads backward through a frozen
-        tower; 1 where nothing of it is needed for a gradient
+        passes: 3 if trained; 2 with adapters only, or if checkpointing's hook makes backward run through a frozen
+        tower; 1 if no gradient needs the tower
 
     Leaves out: the adapters' own products.
     Source: derived, as ``work``; transformers 5.23, modeling_utils.py, ``enable_input_require_grads``.
@@ -272,9 +273,9 @@ def tower_work(model: Model, setup: TrainingSetup) -> Work:
 
 
 def replayed(model: Model, setup: TrainingSetup) -> float:
-    """Share of the layers that backward computes again (from 0 to 1; the same on every GPU).
+    """Share of the layers that backward recomputes (from 0 to 1; the same on every GPU).
 
-    Leaves out: that a mixture's dense layers are smaller.
+    Leaves out: that dense layers of a mixture are smaller.
     Source: derived, from ``is_checkpointed``.
 
     >>> from estimator.families.modules import TINY_LLAMA
@@ -310,7 +311,7 @@ def _head(model: Model) -> int:
 
 
 def is_eager(model: Model, computation: Computation) -> bool:
-    """Whether attention runs as plain products that keep every score (a yes or no; the same on every GPU).
+    """Whether attention runs eagerly and keeps all scores (a yes or no; the same on every GPU).
 
     Source: transformers 5.23, modeling_utils.py, ``_supports_sdpa`` (false in the families that run eagerly).
     """
@@ -318,10 +319,10 @@ def is_eager(model: Model, computation: Computation) -> bool:
 
 
 def delta_products(model: Model, length: int) -> int:
-    """Products of two numbers in the gated delta-nets of one example, forward, over all layers.
+    """Multiplications in the gated delta nets of one example, forward, over all layers.
 
         layers · heads · rows · (c · (2 · dₖ + dᵥ) + c · (dₖ + dᵥ) / 2 + 3 · dₖ · dᵥ)
-        c: tokens of a chunk, 64; rows: tokens, rounded up to whole chunks
+        c: tokens per chunk, 64; rows: tokens, rounded up to whole chunks
 
     Keys with keys, queries with keys, scores with values; two triangular systems; the state read twice and corrected.
     Leaves out: the convolution before it, products with decays.
@@ -341,13 +342,13 @@ def delta_products(model: Model, length: int) -> int:
 
 
 def scan_products(model: Model, length: int) -> int:
-    """Products of two numbers in the scans of Mamba 2's mixers of one example, forward, over all layers.
+    """Multiplications in the scans of Mamba 2's mixers of one example, forward, over all layers.
 
         layers · heads · rows · (c · (n + p) + 2 · n · p)
-        c: tokens of a chunk; rows: tokens, rounded up to whole chunks; n: state, p: width of a head
+        c: tokens per chunk; rows: tokens, rounded up to whole chunks; n: state size, p: head width
 
     C with B, scores with values; states from values, outputs from states.
-    Leaves out: the convolution before it, products with decays, what chunks hand on.
+    Leaves out: the convolution before it, products with decays, the recurrence between chunks.
     Source: derived; transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py, ``mamba2_chunk_scan``.
 
     >>> from estimator.families.modules import TINY_LLAMA
@@ -363,7 +364,7 @@ def scan_products(model: Model, length: int) -> int:
 
 
 def mixers(model: Model) -> int:
-    """Layers that have Mamba 2's mixer (a count; the same on every GPU).
+    """Layers with a Mamba 2 mixer (a count; the same on every GPU).
 
     Source: transformers 5.23, models/falcon_h1/modeling_falcon_h1.py (every layer), and ``layer_types`` elsewhere.
     """
@@ -374,14 +375,14 @@ def mixers(model: Model) -> int:
 
 
 def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
-    """Pairs of a query and a key in one example, over all layers, that a kernel multiplies.
+    """Query-key pairs that a kernel multiplies in one example, over all layers.
 
         skips: causal  s · (s + 1) / 2, or with a window w  w · s - w · (w - 1) / 2     else: s · s
         in chunks of w (Llama 4)  ⌊s / w⌋ · w · (w + 1) / 2 + r · (r + 1) / 2     r: s mod w
 
-    Where layers without a window have wider heads (Gemma 4) their pairs count so many times more.
+    If layers without a window have wider heads (Gemma 4), their pairs count proportionally more.
 
-    ``skips``: the kernel leaves out what the mask hides, as flash kernels do; plain products do not.
+    ``skips``: whether the kernel skips masked pairs, as flash kernels do and plain products do not.
     Source: derived; Dao 2023, arXiv:2307.08691, section 3.1 (blocks above the diagonal are skipped).
 
     >>> from estimator.families.modules import TINY_LLAMA
@@ -406,7 +407,7 @@ def attended_pairs(model: Model, length: int, *, skips: bool) -> int:
 
 
 def _weighed_pairs(model: Model, length: int, *, skips: bool) -> int:
-    """The same where layers have heads of their own width: a pair of twice as wide heads counts as two."""
+    """The same if head widths differ between layers: a pair of heads twice as wide counts as two."""
     plain = replace(
         model,
         global_head_dim=0,

@@ -1,6 +1,6 @@
-"""Seconds that offload adds to a step: the CPU's Adam, the link between GPU and host, and NVMe, each from fast to slow.
+"""Seconds that offload adds to a step: the CPU's Adam, the link between GPU and host, and NVMe, each fast and slow.
 
-The fast end is a roofline, the slow end is what was published, as everywhere (docs/decisions/0003).
+The fast end is a roofline and the slow end is what was published, as everywhere (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Gpu, Model, Offload, Optimizer, Strategy
 
 GIGA = 1e9
-"""Bytes a second in a GB/s."""
+"""Bytes per second in one GB/s."""
 
 
 class Host(NamedTuple):
-    """A machine of the time of its GPUs, in GB/s."""
+    """A host of the same generation as its GPUs, in GB/s."""
 
     link: float
-    """PCIe x16, one direction: PCI-SIG, 8, 16 and 32 GT/s a lane, 16 lanes, 128/130 coded."""
+    """PCIe x16, one direction: PCI-SIG, 8, 16 and 32 GT/s per lane, 16 lanes, 128/130 encoding."""
     memory: float
     """Both sockets together, by the processors' datasheets."""
 
 
 PCIE_3 = Host(15.75, 256.0)
-"""DGX-2: two Xeon 8168 of six channels DDR4-2666, 21.3 GB/s each."""
+"""DGX-2: two Xeon 8168 with six channels of DDR4-2666, 21.3 GB/s each."""
 PCIE_4 = Host(31.5, 409.6)
-"""DGX A100: two EPYC 7742 of eight channels DDR4-3200, 25.6 GB/s each. nvbandwidth reads 24.8 GB/s of the link's 31.5:
-forums.developer.nvidia.com/t/352186."""
+"""DGX A100: two EPYC 7742 with eight channels of DDR4-3200, 25.6 GB/s each. nvbandwidth reads 24.8 GB/s of the link's
+31.5: forums.developer.nvidia.com/t/352186."""
 PCIE_5 = Host(63.0, 614.4)
-"""DGX H100: two Xeon 8480C of eight channels DDR5-4800, 38.4 GB/s each. nvbandwidth reads 55.6 GB/s of the link's 63:
-developer.nvidia.com/blog, "NVIDIA NVbandwidth", 2025."""
+"""DGX H100: two Xeon 8480C with eight channels of DDR5-4800, 38.4 GB/s each. nvbandwidth reads 55.6 GB/s of the link's
+63: developer.nvidia.com/blog, "NVIDIA NVbandwidth", 2025."""
 HOSTS: Mapping[str, Host] = MappingProxyType(
     {
         "Pascal": PCIE_3,
@@ -52,21 +52,24 @@ HOSTS: Mapping[str, Host] = MappingProxyType(
 """By ``Gpu.architecture``."""
 
 SLOW_LINK_SHARE = 0.35
-"""Of the link at the slow end: 11 of 31.5 GB/s up on an A100 while it sends down, the same forum."""
+"""Share of the link at the slow end: 11 of 31.5 GB/s to an A100 while it also sends; the same forum."""
 SLOW_STEPPED = 1.8e9
-"""Elements a second that a machine's CPU steps at the slow end: Qwen-72B on four machines of A100, ZeRO-3 with both
-offloaded, 10 s a step (github.com/deepspeedai/DeepSpeed/issues/6834). Two channels of DDR4-3200, a desktop's, give as
-much: 51.2 GB/s / 28 bytes."""
+"""Elements per second that a machine's CPU updates at the slow end: Qwen-72B on four machines with A100s, ZeRO-3 with
+weights and optimizer offloaded, 10 s per step (github.com/deepspeedai/DeepSpeed/issues/6834). A desktop's two channels
+of DDR4-3200 give the same: 51.2 GB/s / 28 bytes."""
 ADAM_BYTES = 28
-"""An element of float32: weight, gradient, two moments in, all but the gradient out. derived."""
+"""Bytes per float32 element: weight, gradient and two moments read, all but the gradient written. derived."""
 SCALED_BYTES = 8
-"""DeepSpeed multiplies every gradient in place before the step: stage_1_and_2.py, ``unscale_and_clip_grads``."""
+"""Bytes per element: DeepSpeed scales every gradient in place before the step: stage_1_and_2.py,
+``unscale_and_clip_grads``."""
 CLIPPED_BYTES = 12
-"""FSDP2 with ``max_grad_norm``: a norm, and a product in place. torch 2.13, nn/utils/clip_grad.py."""
+"""Bytes per element with FSDP2 and ``max_grad_norm``: a norm, and an in-place product. torch 2.13,
+nn/utils/clip_grad.py."""
 COPIED_BYTES = 6
-"""A float32 weight into 16 bits on the host, 4 + 2: DeepSpeed 0.19.6, stage_1_and_2.py, ``step``."""
+"""Bytes per element to cast a float32 weight to 16 bits on the host, 4 + 2: DeepSpeed 0.19.6, stage_1_and_2.py,
+``step``."""
 UNFUSED_PASSES = 20 / 7
-"""Passes of torch's unfused AdamW against the fused one's seven; DeepSpeed replaces both by its own."""
+"""Memory passes of torch's unfused AdamW relative to the fused one's seven; DeepSpeed replaces both."""
 
 FAST_READ, FAST_WRITE = 48.0, 26.0
 """GB/s of eight Gen5 SSDs striped in one machine: DeepSpeed, blogs/deepnvme/03-2025 ("I/O performance scaling")."""
@@ -76,7 +79,7 @@ SLOW_READ, SLOW_WRITE = 3.15, 1.13
 
 
 def hosts(gpu: Gpu) -> tuple[Host, Host]:
-    """The slowest and the fastest host that a GPU is likely to have, rates in GB/s; the same where its age is known.
+    """The slowest and fastest likely hosts of a GPU, rates in GB/s; equal if the GPU's generation is known.
 
     Source: data/gpus.csv, ``architecture``; the machines named above.
     """
@@ -87,14 +90,14 @@ def hosts(gpu: Gpu) -> tuple[Host, Host]:
 def offload_parts(
     model: Model, gpu: Gpu, setup: TrainingSetup, behind: float
 ) -> tuple[TimePart, ...]:
-    """Seconds a step of what offload adds, fast and slow.
+    """Seconds per step that offload adds, fast and slow.
 
-        CPU step   ranks of a machine · n · bytes / its memory's bandwidth,   at worst n · ranks / 1.8e9
-        link       bytes / PCIe, at best behind the GPU's ``behind`` seconds but for stages 1 and 2, which send on the
-                   stream that computes, and for weights that come back after the step
+        CPU step   ranks per machine · n · bytes / memory bandwidth,   at worst n · ranks / 1.8e9
+        link       bytes / PCIe; at best overlapped with the GPU's ``behind`` seconds, except for stages 1 and 2, which
+                   send on the compute stream, and for weights that come back after the step
         NVMe       ranks · read / 48 GB/s + ranks · written / 26 GB/s,  at worst one SSD
 
-    Leaves out: two GPUs behind one switch; pageable copies; the first step.
+    Leaves out: GPUs that share a PCIe switch; pageable copies; the first step.
     Source: derived, from ``estimator.parallel.offload.moved``.
     """
     of, ranks = moved(model, setup), ranks_of_a_node(setup.mesh)
@@ -134,12 +137,12 @@ def _link(mesh: Mesh, of: OffloadTraffic, slow: Host, fast: Host, behind: float)
 def saved_tensor_parts(
     model: Model, gpu: Gpu, setup: TrainingSetup, behind: float
 ) -> tuple[TimePart, ...]:
-    """Seconds a step of copies of saved tensors to the host and back, fast and slow.
+    """Seconds per step for copying saved tensors to the host and back, fast and slow.
 
         accumulation · 2 · moved / PCIe, at worst at 0.35 of it
 
-    Transformers' offloaded checkpoints are copied on the stream that computes. TRL's activations have a stream of
-    their own: at best they are behind the GPU's ``behind`` seconds.
+    Transformers copies offloaded checkpoints on the compute stream. TRL copies activations on a separate stream, at
+    best overlapped with the GPU's ``behind`` seconds.
 
     Source: derived, from ``host_copies``; transformers 5.23, modeling_utils.py, ``activation_checkpointing_enable``
     ("Both copies run on the compute stream"); trl 1.16, models/activation_offloading.py (``self.s1``).
@@ -156,7 +159,7 @@ def saved_tensor_parts(
 
 
 def steps_on_host(mesh: Mesh) -> bool:
-    """Whether the CPU steps the optimizer, so that the GPU does not.
+    """Whether the CPU runs the optimizer instead of the GPU.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_optimizer_step``; torch 2.13, ``CPUOffloadPolicy``.
     """

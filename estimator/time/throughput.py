@@ -1,11 +1,11 @@
-"""Seconds of a step and hours of a run, as a bracket with its reasons.
+"""Seconds of a step and hours of a run, as a range with its reasons.
 
-Every part of a step has two ends. The fast end is a roofline: matrix products at the best rate that anybody measured on
-the card, all else at its memory bandwidth, kernels fused. The slow end is what published runs show: matrix products at
-the share of the dense rate that the slower runs of that generation reach, kernels as PyTorch runs them one by one.
-Parts add up, because one stream runs them one after the other.
+Every part of a step has two ends. The fast end is a roofline: matrix products at the best rate measured on the card,
+everything else at its memory bandwidth with fused kernels. The slow end is what published runs show: matrix products at
+the share of the dense rate that slower runs of that generation reach, and unfused PyTorch kernels. Parts add up,
+because one stream runs them in sequence.
 
-The shares below that say "fitted" come from data/throughput.csv by ``benchmarks/fit_throughput.py``, which prints them.
+Constants marked "fitted" come from data/throughput.csv; ``benchmarks/fit_throughput.py`` prints them.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ SLOW_SHARE: Mapping[str, float] = MappingProxyType(
     {"Ampere": 0.55, "Ada Lovelace": 0.42, "Hopper": 0.36, "Blackwell": 0.22}
 )
 """Share of the dense rate that matrix products reach in the slower published runs, by ``Gpu.architecture``.
-fitted: data/throughput.csv, 2026-11: 1 in 20 rows of a generation lies below. Ampere and Hopper have 212 and 41 rows,
+fitted: data/throughput.csv, 2026-11: 1 in 20 rows of a generation is below. Ampere and Hopper have 212 and 41 rows,
 Ada Lovelace 8 and Blackwell 2."""
 SLOW_SHARE_ELSEWHERE = 0.22
-"""The same where too few runs were published: the lowest of those above."""
+"""The same if too few runs were published: the lowest of those above."""
 FAST_ATTENTION_SHARE = 0.75
 """FlashAttention-3 on H100, forward, 740 of 989 TFLOPS: Shah et al. 2024, arXiv:2407.08608, abstract. Version 2 on A100
 comes to 73 %: Dao 2023, arXiv:2307.08691, abstract."""
@@ -78,121 +78,123 @@ SLOW_ATTENTION_SHARE = 0.35
 # --- memory traffic: bytes, in 16-bit compute ---------------------------------------------------
 
 SLOW_BANDWIDTH_SHARE = 0.8
-"""Share of the memory bandwidth that PyTorch's elementwise kernels are taken to reach at the slow end: ours."""
+"""Share of the memory bandwidth that PyTorch's elementwise kernels reach at the slow end. Our assumption."""
 FUSED_HIDDEN_BYTES = 12
-"""A token and an element of the hidden state, forward, kernels fused: two norms with the sum before them, 2 bytes in
-(twice) and 2 out each."""
+"""Bytes per token and element of the hidden state, forward, fused kernels: two norms with the sum before them, each
+2 bytes read (twice) and 2 written."""
 FUSED_MLP_BYTES = 6
-"""A token and an element of the MLP's width, fused: gate and up in, their product out."""
+"""Bytes per token and element of the MLP's width, fused: gate and up read, their product written."""
 EAGER_HIDDEN_BYTES = 84
-"""One by one: two RMS norms of 36 (cast 2+4, square 4+4, mean 4, scale 4+4, cast 4+2, weight 2+2+2, and the rows'
-factors) and two sums of 6. transformers 5.23, models/llama/modeling_llama.py."""
+"""The same, unfused: two RMS norms of 36 (cast 2+4, square 4+4, mean 4, scale 4+4, cast 4+2, weight 2+2+2, and the
+rows' factors) and two sums of 6. transformers 5.23, models/llama/modeling_llama.py."""
 EAGER_MLP_BYTES = 10
-"""Activation 2+2, product 2+2+2."""
+"""The same, unfused: activation 2+2, product 2+2+2."""
 EAGER_ROTARY_BYTES = 20
-"""A token and an element of queries and keys: two products 2+2, negated and joined halves 2+4, a sum of 6."""
+"""Bytes per token and element of queries and keys: two products 2+2, negated and joined halves 2+4, a sum of 6."""
 ADAPTER_CAST_BYTES = 12
-"""A token and an input of an adapted linear, adapters in float32 under autocast: to float32 2+4, back 4+2. peft 0.21,
-tuners/lora/layer.py, ``Linear.forward``."""
+"""Bytes per token and input of an adapted linear, with float32 adapters under autocast: to float32 2+4, back 4+2. peft
+0.21, tuners/lora/layer.py, ``Linear.forward``."""
 DROPOUT_BYTES = 5
-"""2 in, 2 out, 1 of mask; twice the first two where the input was cast to float32."""
+"""Bytes per token and input: 2 read, 2 written, 1 for the mask; twice the first two if the input was cast to
+float32."""
 ADAPTER_OUTPUT_BYTES = 12
-"""A token and an output of an adapted linear: B's result 2, scaled 2+2, added 2+2+2."""
+"""Bytes per token and output of an adapted linear: B's result 2, scaled 2+2, added 2+2+2."""
 DORA_WEIGHT_BYTES = 34
-"""An element of an adapted weight, one call: into float32 2+4, B @ A out 4, scaled 4+4, summed 4+4+4, length 4. peft
-0.21, tuners/lora/dora.py, ``DoraLinearLayer.forward``."""
+"""Bytes per element of an adapted weight and call: to float32 2+4, B @ A written 4, scaled 4+4, summed 4+4+4, norm 4.
+peft 0.21, tuners/lora/dora.py, ``DoraLinearLayer.forward``."""
 FUSED_LOSS_BYTES = 4
-"""A token and a word of the vocabulary: logits out and in once."""
+"""Bytes per token and word of the vocabulary: logits written and read once."""
 EAGER_LOSS_BYTES = 42
-"""Logits 2, to float32 2+4, log-softmax 4+4; backward: gradient 4, log-softmax 4+4+4, back to 16 bits 4+2, into two
-products 2+2. transformers 5.23, loss/loss_utils.py."""
+"""The same, unfused: logits 2, to float32 2+4, log-softmax 4+4; backward: gradient 4, log-softmax 4+4+4, back to 16
+bits 4+2, into two products 2+2. transformers 5.23, loss/loss_utils.py."""
 SCORE_BYTES = 24
-"""Eager attention, a score: product 2, scaled 2+2, masked 2+2, softmax in float32 2+4, back 4+2, second product 2.
-transformers 5.23, ``eager_attention_forward``."""
+"""Bytes per score of eager attention: product 2, scaled 2+2, masked 2+2, softmax in float32 2+4, back 4+2, second
+product 2. transformers 5.23, ``eager_attention_forward``."""
 FUSED_SCORE_BYTES = 8
-"""At best: written, read by the softmax, written, read."""
+"""The same at best: written, read by the softmax, written, read."""
 CAST_WEIGHT_BYTES = 6
-"""Autocast of a float32 weight to 16 bits."""
+"""Bytes per element when autocast casts a float32 weight to 16 bits."""
 PACKED_BYTES, UNPACKED_BYTES = 0.5, 2
-"""A 4-bit weight in, 16 bits out."""
+"""Bytes per element read from a 4-bit weight and written in 16 bits."""
 BACKWARD_TRAFFIC = 2
-"""Backward over forward: a gradient in and out where there was a value, and the value again. derived."""
+"""Backward over forward traffic: a gradient read and written for every value, and the value read again. derived."""
 
 SLOW_DEQUANTISATION = 7
-"""Times the roofline at the slow end. fitted: LitGPT on A100, 120 tokens a step, nf4 less 16-bit LoRA: 79 ms for two
-passes over 6.5·10⁹ weights (Llama 2 7B, 5 times) to 215 ms over 12.7·10⁹ (13B, 7 times).
+"""Slow end as a multiple of the roofline. fitted: LitGPT on A100, 120 tokens per step, nf4 minus 16-bit LoRA: 79 ms for
+two passes over 6.5·10⁹ weights (Llama 2 7B, 5 times) to 215 ms over 12.7·10⁹ (13B, 7 times).
 https://github.com/Lightning-AI/litgpt/blob/26857050/tutorials/resource-tables.md"""
 
 # --- gated delta-nets, a row (a token of a head of values), in float32 -----------------------------
 
 DELTA_KEY_BYTES = 136
-"""A row and an element of its key, kernel by kernel: repeated 8, cast 12, two norms 40, scaled 8, padded 16, times rate
-and decay three times 24, solved for 8, read chunk by chunk 12, queries likewise 8. transformers 5.23,
+"""Bytes per row and element of its key, kernel by kernel: repeated 8, cast 12, two norms 40, scaled 8, padded 16, times
+rate and decay three times 24, solved for 8, read chunk by chunk 12, queries likewise 8. transformers 5.23,
 models/qwen3_5/modeling_qwen3_5.py, ``torch_chunk_gated_delta_rule``."""
 DELTA_VALUE_BYTES = 128
-"""A row and an element of its value: cast 6, padded 8, times rate 8, solved for 8, zeros 4, the loop's products and
-sums 48, reshaped 8, cast 6, normalised and gated 32."""
+"""Bytes per row and element of its value: cast 6, padded 8, times rate 8, solved for 8, zeros 4, the loop's products
+and sums 48, reshaped 8, cast 6, normalised and gated 32."""
 DELTA_PAIR_BYTES = 64
-"""A row and a token of its chunk: decays 20, two products 8, decayed 24, solved with 8, read 4."""
+"""Bytes per row and token of its chunk: decays 20, two products 8, decayed 24, solved with 8, read 4."""
 DELTA_STATE_BYTES = 36
-"""A chunk and an element of the state: read three times, decayed 8, corrected 16."""
+"""Bytes per chunk and element of the state: read three times, decayed 8, corrected 16."""
 DELTA_SLICE_BYTES = 16
-"""Backward, a round of the loop and an element of what it takes a slice of: the gradient is all zeros but for the slice
-(4), and added to that of the rounds before (12). So this grows with the square of the length."""
+"""Bytes in backward per iteration and element of the sliced tensor: the gradient is zero outside the slice (4), and
+added to those of earlier iterations (12). This grows with the square of the length."""
 DELTA_COPY_BYTES = 8
-"""Backward, a round and an element of the output: the whole gradient is copied for the slice that was written."""
+"""Bytes in backward per iteration and element of the output: the whole gradient is copied for the written slice."""
 DELTA_FUSED_BYTES = 2
-"""At best, in one kernel: queries, keys and values in, the output out."""
+"""At best, in one kernel: queries, keys and values read, the output written."""
 DELTA_FORWARD_KERNELS, DELTA_BACKWARD_KERNELS = 9, 37
-"""Kernels of one round. As traced: transformers 5.23, torch 2.13."""
+"""Kernels of one iteration, from a trace with transformers 5.23, torch 2.13."""
 LAYER_KERNELS = 120
-"""Kernels of another layer, forward and backward, which the seconds below are for."""
+"""Kernels of any other layer, forward and backward, for which the seconds below hold."""
 
 # --- state spaces, a token, in float32 -------------------------------------------------------------
 
 SCAN_PAIR_BYTES = 48
-"""A head and a token of its chunk, kernel by kernel: masked 4, summed up 8, masked 8, to the power of e 8, C × B 4,
-decayed 12, read 4. transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py, ``mamba2_chunk_scan``."""
+"""Bytes per head and token of its chunk, kernel by kernel: masked 4, summed 8, masked 8, exponential 8, C × B
+4, decayed 12, read 4. transformers 5.23, models/granitemoehybrid/modeling_granitemoehybrid.py,
+``mamba2_chunk_scan``."""
 SCAN_VALUE_BYTES = 170
-"""An element of all heads' values: cast 6, padded twice 16, times D and times the step 16, copied twice 16, three
-products 16, decayed 8, two sums 24, copied 8; gated and normalised 60."""
+"""Bytes per element of all heads' values: cast 6, padded twice 16, times D and times the step 16, copied twice 16,
+three products 16, decayed 8, two sums 24, copied 8; gated and normalised 60."""
 SCAN_STATE_BYTES = 80
-"""An element of all heads' B, and equally of C: repeated 8, padded 16, copied 24, decayed 8, products 24."""
+"""Bytes per element of all heads' B, and the same for C: repeated 8, padded 16, copied 24, decayed 8, products 24."""
 SCAN_CHANNEL_BYTES = 12
-"""A channel of the convolution, in 16 bits: laid out anew 4, convolved 4, activated 4."""
+"""Bytes per channel of the convolution, in 16 bits: made contiguous 4, convolved 4, activated 4."""
 SCAN_CHUNK_BYTES = 40
-"""A chunk and an element of its state: made 4, joined 8, copied twice 16, handed on 8, read 4."""
+"""Bytes per chunk and element of its state: created 4, joined 8, copied twice 16, passed on 8, read 4."""
 SCAN_FUSED_BYTES = 2
-"""At best, in one kernel: what was projected in, the output out."""
+"""At best, in one kernel: projections read, the output written."""
 
 # --- the optimizer, and the host ----------------------------------------------------------------
 
 OPTIMIZER_STEP = "optimizer step"
 ASKED = "passes without gradients"
 FOREACH_PASSES = 20 / 7
-"""Passes of foreach AdamW over its tensors against the fused kernel's seven: torch 2.13, optim/adam.py,
+"""Memory passes of foreach AdamW relative to the fused kernel's seven: torch 2.13, optim/adam.py,
 ``_multi_tensor_adam``: mul 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4."""
 UNFUSED = frozenset({Optimizer.ADAMW_TORCH, Optimizer.ADAFACTOR})
 FAST_LAUNCHES = 0.0005
-"""Seconds the host needs to start a layer's kernels, forward and backward, at best: about 120 of 4 µs each. derived."""
+"""Seconds for the host to launch a layer's kernels, forward and backward, at best: about 120 of 4 µs each. derived."""
 SLOW_LAUNCHES: Mapping[Method, float] = MappingProxyType(
     {Method.FULL: 0.005, Method.LORA: 0.006, Method.QLORA: 0.010}
 )
-"""Seconds a layer and micro-batch below which no small step was published: LoRA 4.1 to 5.9 ms (LitGPT, Qwen, PEFT), nf4
+"""Seconds per layer and micro-batch; no published small step was faster: LoRA 4.1 to 5.9 ms (LitGPT, Qwen, PEFT), nf4
 6.9 to 9.8 (LitGPT). Full fine-tuning has no adapters to start. fitted: data/throughput.csv, 2026-11."""
 
 SLOW_LAUNCHES_SHARED = 2
-"""Times that for several GPUs: their hooks and collectives. fitted: data/throughput.csv, Qwen's and LitGPT's rows."""
+"""Factor for several GPUs, because of hooks and collectives. fitted: data/throughput.csv, Qwen's and LitGPT's rows."""
 
 
 class Sharing(Enum):
-    """What several GPUs hold in parts."""
+    """What is sharded, which determines the communication."""
 
-    REPLICAS = "everything on each GPU, as DDP has it"
-    STATES = "optimizer states in parts, as ZeRO 1 and 2 have it"
-    WEIGHTS = "weights too, as ZeRO 3 and FSDP have it"
-    GATHERED_ONCE = "weights too, which backward still has from the forward pass, as FSDP's shard_grad_op has it"
-    LAYERS = "layers, and one GPU works at a time, as a device map has it"
+    REPLICAS = "everything on each GPU, as in DDP"
+    STATES = "sharded optimizer states, as in ZeRO 1 and 2"
+    WEIGHTS = "sharded weights too, as in ZeRO 3 and FSDP"
+    GATHERED_ONCE = "sharded weights that stay gathered until backward, as in FSDP's shard_grad_op"
+    LAYERS = "layers on different GPUs that work in turn, as in a device map"
 
 
 SHARING_OF_STRATEGY: Mapping[Strategy, Sharing] = {
@@ -206,22 +208,22 @@ SHARING_OF_STRATEGY: Mapping[Strategy, Sharing] = {
     Strategy.HSDP: Sharing.WEIGHTS,
     Strategy.DEVICE_MAP: Sharing.LAYERS,
 }
-"""What each strategy holds in parts."""
+"""What each strategy shards."""
 
 
 class Rates(NamedTuple):
-    """What a GPU does a second."""
+    """Rates of a GPU."""
 
     peak: float
-    """Operations a second by the datasheet, dense, in the compute dtype."""
+    """Operations per second in the datasheet, dense, in the compute dtype."""
     best: float
-    """What matrix products were measured to reach."""
+    """Best measured operations per second of matrix products."""
     slow: float
-    """What they reach in the slower published runs."""
+    """The same in slower published runs."""
     bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
     float32: float
-    """Operations a second in float32; as ``slow`` where no datasheet says."""
+    """Operations per second in float32; ``slow`` if the datasheet does not say."""
 
 
 def compute_dtype(precision: Precision) -> Dtype:
@@ -242,7 +244,7 @@ def compute_dtype(precision: Precision) -> Dtype:
 
 
 def missing_rate(gpu: Gpu, setup: TrainingSetup) -> str | None:
-    """Why no time can be given, in one sentence; None where it can.
+    """Why no time can be given, in one sentence; None if it can.
 
     Source: data/gpus.csv (empty cells are unknown).
 
@@ -252,8 +254,8 @@ def missing_rate(gpu: Gpu, setup: TrainingSetup) -> str | None:
     dtype = compute_dtype(setup.precision)
     if all(getattr(gpu, name) is None for name in RATES):
         return (
-            f"No time is given: nothing is known of the speed of {gpu.name}; say with like which card of the "
-            f"catalogue it is as fast as, or give {_RATE[dtype]} and memory_bandwidth_gb_per_s."
+            f"No time is given: the speed of {gpu.name} is unknown; set like to a catalogued card of the same speed, "
+            f"or give {_RATE[dtype]} and memory_bandwidth_gb_per_s."
         )
     if gpu.slices > 1 and setup.num_gpus > 1:
         return (
@@ -291,7 +293,7 @@ def _dense_tflops(gpu: Gpu, dtype: Dtype) -> float | None:
 
 
 def rates(gpu: Gpu, precision: Precision) -> Rates:
-    """Operations and bytes a second of one GPU for this setup; the caller has asked ``missing_rate``.
+    """Operations and bytes per second of one GPU for this setup; the caller has checked ``missing_rate``.
 
     Source: data/gpus.csv, by row; ``sustained_tflops`` from its own source there.
 
@@ -311,14 +313,14 @@ def rates(gpu: Gpu, precision: Precision) -> Rates:
 
 
 class Lengths(NamedTuple):
-    """Tokens of one example as the GPU sees them."""
+    """Rows and tokens as the GPU sees them."""
 
     rows_per_epoch: int
     """Examples, or packed rows."""
     mean: int
-    """Tokens of text in an example, at most those of a row."""
+    """Tokens of text per example, at most those of a row."""
     fast: int
-    """Tokens computed for a row at best."""
+    """Tokens computed per row at best."""
     slow: int
     """At worst."""
     text: float
@@ -326,10 +328,10 @@ class Lengths(NamedTuple):
 
 
 def lengths(setup: TrainingSetup) -> Lengths:
-    """Rows of an epoch, and tokens of a row: examples times their mean length is the work.
+    """Rows per epoch and tokens per row; the work is examples times their mean length.
 
-        packed   rows = ⌈examples · mean / max_length⌉, all of max_length tokens
-        padded   rows = examples, of the mean length (batches of like lengths) to max_length (padded to it)
+        packed   rows = ⌈examples · mean / max_length⌉, each of max_length tokens
+        padded   rows = examples, from the mean length (batches of similar lengths) to max_length (padded to it)
 
     Source: derived; TRL, data_utils.py, ``pack_dataset``; transformers 5.23, data/data_collator.py.
 
@@ -356,26 +358,26 @@ def run_time(
     link_gb_per_s: float | None = None,
     network_gb_per_s: float | None = None,
 ) -> RunTime:
-    """Seconds of a step and hours of the run, whole job; the caller has asked ``missing_rate``.
+    """Seconds per step and hours of the run, whole job; the caller has checked ``missing_rate``.
 
-        steps of an epoch = ⌈rows / (b · accumulation · GPUs)⌉,  steps = ⌈epochs · steps of an epoch⌉
+        steps per epoch = ⌈rows / (b · accumulation · GPUs)⌉,  steps = ⌈epochs · steps per epoch⌉
 
-    ``resident``: what would lie on one GPU if nothing were shared. ``sharing`` (None: the strategy's),
-    ``link_gb_per_s`` and ``network_gb_per_s`` say how several GPUs exchange, as ``communication`` has it.
+    ``resident``: memory of one GPU if nothing were sharded. ``sharing`` (None: the strategy's), ``link_gb_per_s`` and
+    ``network_gb_per_s`` determine the communication, as in ``communication``.
 
     Leaves out: loading, evaluation, saving, a slow input pipeline, the first step's compilation and warm-up.
-    Error: tests/test_throughput.py holds it against data/throughput.csv.
+    Error: tests/test_throughput.py compares it with data/throughput.csv.
     Source: transformers 5.23, trainer.py, ``set_initial_training_values``.
     """
     rate, length = rates(gpu, setup.precision), lengths(setup)
     fast, slow = _works(model, setup, length)
     accumulation = setup.gradient_accumulation_steps
     model_flops, least_model_flops = accumulation * slow.model, accumulation * fast.model
-    # a card may be measured above its datasheet's rate; that is its peak then, and no run uses more than all of it
+    # a card may be measured above its datasheet's rate, which then becomes its peak, so utilisation is at most 1
     peak = max(rate.peak, rate.best)
     if setup.mfu is not None:
         seconds = model_flops / (setup.mfu * peak)
-        least_model_flops = model_flops  # measured on whatever the run computes
+        least_model_flops = model_flops  # the utilisation was measured on the actual work
         parts: tuple[TimePart, ...] = (TimePart("at the given utilisation", seconds, seconds),)
     else:
         parts = step_parts(model, setup, resident, rate, length, fast, slow)
@@ -418,7 +420,7 @@ def run_time(
 def _exchanging(
     parts: tuple[TimePart, ...], mesh: Mesh, sharing: Sharing, exchange: TimePart
 ) -> tuple[TimePart, ...]:
-    """The parts of a step on one of several GPUs: its share of the optimizer's work, and the exchange."""
+    """The parts of a step on one of several GPUs: its share of the optimizer's work, and communication."""
     share = 1 if sharing is Sharing.REPLICAS else mesh.shard_ranks
     own = tuple(
         TimePart(name, low / share, high / share)
@@ -433,7 +435,7 @@ def _exchanging(
 def _with_offload(
     parts: tuple[TimePart, ...], model: Model, gpu: Gpu, setup: TrainingSetup
 ) -> tuple[TimePart, ...]:
-    """The parts of a step whose weights or states rest on the host."""
+    """The parts of a step with offloaded weights or states."""
     rest = tuple(it for it in parts if it.name != OPTIMIZER_STEP or not steps_on_host(setup.mesh))
     behind = math.fsum(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
     return (*rest, *offload_parts(model, gpu, setup, behind))
@@ -445,9 +447,9 @@ def _one_after_another(
     setup: TrainingSetup,
     link: float,
 ) -> tuple[TimePart, ...]:
-    """The parts of a step whose layers lie on several GPUs: those of one GPU, and what crosses, which nothing hides.
+    """The parts of a step over a device map: those of one GPU, and copies between GPUs, which nothing overlaps.
 
-    The optimizer's kernels are started on every GPU before the first has ended: at best each steps its share at once.
+    The optimizer's kernels are launched on every GPU before the first finishes, so at best all GPUs update in parallel.
     """
     own = tuple(
         TimePart(name, low / setup.num_gpus if name == OPTIMIZER_STEP else low, high)
@@ -458,12 +460,12 @@ def _one_after_another(
 
 
 def crossing_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes that cross from GPU to GPU in an optimizer step of a device map.
+    """Bytes copied between GPUs in an optimizer step over a device map.
 
         accumulation · T · (2 · (n - 1) · h + V) · p     n: GPUs, T: tokens of a micro-batch
 
-    Hidden states forward and their gradients back, from each GPU to the next; all logits to the first, which it has
-    already where the head is tied: then the hidden states cross once more.
+    Hidden states forward and their gradients backward between neighbouring GPUs; all logits to the first GPU. A tied
+    head is on the first GPU already, so the hidden states are copied there instead.
 
     Leaves out: masks and rotary tables; GPUs that hold no layer.
     Source: accelerate 1.15, hooks.py, ``AlignDevicesHook``.
@@ -486,7 +488,7 @@ def crossing_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def _works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, Work]:
-    """The work of a micro-batch at best and at worst: what is padded, and what the kernel skips."""
+    """The work of a micro-batch at best and at worst, which differ in padding and in pairs that the kernel skips."""
     eager = is_eager(model, setup.computation)
     masked = setup.padded or 0 < model.sliding_window <= length.slow
     skips = not eager and (
@@ -494,7 +496,7 @@ def _works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, W
     )
     slow_pairs = attended_pairs(model, length.slow, skips=skips)
     slow = work(model, setup, length.slow, pairs=slow_pairs)
-    # packed examples do not look at each other where the kernel is told their bounds
+    # packed examples do not attend to each other if the kernel knows their bounds
     example = length.fast if eager else length.mean
     pairs = attended_pairs(model, example, skips=not eager) * length.fast // example
     if (length.fast, pairs) == (length.slow, slow_pairs):
@@ -511,11 +513,11 @@ def step_parts(
     fast: Work,
     slow: Work,
 ) -> tuple[TimePart, ...]:
-    """Why an optimizer step on one GPU takes as long as it does: seconds of each part, low and high.
+    """The parts of an optimizer step on one GPU: seconds of each, low and high.
 
-        products / rate + attention / rate + Σ traffic / bandwidth, and what the host lacks in speed beyond that
+        products / rate + attention / rate + Σ traffic / bandwidth, plus any time waiting for the host
 
-    Leaves out: what overlaps (a second stream, the host's work behind the GPU's); paged states that come from the host.
+    Leaves out: overlap (a second stream, host work during GPU work); paged states that come from the host.
     Source: derived; the roofline of Williams et al. 2009, doi:10.1145/1498765.1498785, part by part.
     """
     sizes, times = matrices(model, setup.adapters), setup.gradient_accumulation_steps
@@ -590,9 +592,9 @@ def step_parts(
 
 
 def _scored_words(model: Model, setup: TrainingSetup) -> float:
-    """Logits of a token, in numbers: of the vocabulary or of the labels; with a fused head of scored tokens alone.
+    """Logits per token: the vocabulary or the labels; with a fused head, scored tokens only.
 
-    ORPO reads those of the chosen half a second time.
+    ORPO reads those of the chosen half twice.
     """
     words = model.vocab_size if model.num_labels is None else model.num_labels
     if loss_of(model, setup) is Loss.CHUNKED_TRL:
@@ -603,11 +605,11 @@ def _scored_words(model: Model, setup: TrainingSetup) -> float:
 def precomputation(
     model: Model, gpu: Gpu, setup: TrainingSetup, resident: Resident
 ) -> TimePart | None:
-    """Seconds of asking the reference model about every example before training; None where that is not done.
+    """Seconds of running the reference model on every example before training; None without precomputation.
 
         rows of the training set / (b · GPUs) · seconds of the reference's pass
 
-    It is what a step that asks as it goes spends more than one that does not, once for each example.
+    This equals the extra time of steps that run the reference model themselves, once per example.
 
     Source: trl 1.16, trainer/dpo_trainer.py, ``_precompute_ref_logps`` (``precompute_ref_batch_size`` is b).
     """
@@ -630,12 +632,12 @@ def _width(precision: Precision) -> int:
 
 
 class _Widths(NamedTuple):
-    """Of all layers together, in elements a token."""
+    """Widths summed over all layers, in elements per token."""
 
     mlp: int
-    """Of the MLP, or of the experts in use."""
+    """The MLP, or the experts in use."""
     turned: int
-    """Of queries and keys."""
+    """Queries and keys."""
 
 
 @lru_cache(maxsize=1024)
@@ -649,20 +651,20 @@ def _widths(model: Model) -> _Widths:
 
 
 def _fused_bytes(model: Model, precision: Precision) -> int:
-    """Bytes a token, all layers, one pass forward, kernels fused."""
+    """Bytes per token, all layers, one forward pass, fused kernels."""
     hidden = model.num_hidden_layers * model.hidden_size
     return _width(precision) * (FUSED_HIDDEN_BYTES * hidden + FUSED_MLP_BYTES * _widths(model).mlp)
 
 
 def _eager_bytes(model: Model, precision: Precision) -> int:
-    """Bytes a token, all layers, one pass forward, kernel by kernel."""
+    """Bytes per token, all layers, one forward pass, unfused kernels."""
     widths, hidden = _widths(model), model.num_hidden_layers * model.hidden_size
     layers = EAGER_HIDDEN_BYTES * hidden + EAGER_MLP_BYTES * widths.mlp
     return _width(precision) * (layers + EAGER_ROTARY_BYTES * widths.turned)
 
 
 def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> tuple[int, int]:
-    """Bytes of a micro-batch's attention scores, one pass forward, fused and not; none where no score is kept."""
+    """Bytes of a micro-batch's attention scores in one forward pass, fused and unfused; 0 if no score is kept."""
     if not is_eager(model, setup.computation):
         return 0, 0
     scores = passed_rows(setup) * model.num_attention_heads * length * length
@@ -671,7 +673,7 @@ def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> tuple[int, 
 
 
 def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
-    """Bytes a token beside the adapters' products, one pass forward."""
+    """Bytes per token of adapters in one forward pass, apart from their products."""
     cast = setup.autocast_adapter_dtype and setup.mixed_precision is not MixedPrecision.NO
     dropout = DROPOUT_BYTES + 4 * cast if setup.lora_dropout else 0
     inputs = ADAPTER_CAST_BYTES * cast + dropout
@@ -681,7 +683,7 @@ def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
 def _delta_nets(
     model: Model, setup: TrainingSetup, length: Lengths, again: float, rate: Rates
 ) -> TimePart:
-    """Traffic of gated delta-nets: at best by one kernel, at worst as PyTorch's loop over chunks has it."""
+    """Traffic of gated delta nets: at best one kernel, at worst PyTorch's loop over chunks."""
     sizes = model.delta_net
     if sizes is None:
         return TimePart("delta-nets", 0.0, 0.0)
@@ -705,7 +707,7 @@ def _delta_nets(
 def _scans(
     model: Model, setup: TrainingSetup, length: Lengths, again: float, rate: Rates
 ) -> TimePart:
-    """Traffic of state spaces: at best by one kernel, at worst as PyTorch runs it, in float32 but for autocast."""
+    """Traffic of state-space layers: at best one kernel, at worst PyTorch's code, in float32 except under autocast."""
     sizes = model.state_space
     if sizes is None:
         return TimePart("state spaces", 0.0, 0.0)
@@ -737,7 +739,7 @@ def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: float, rate: 
 
 
 def _casts(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
-    """Autocast makes 16-bit copies of float32 weights, once a forward pass."""
+    """Autocast makes 16-bit copies of float32 weights once per forward pass."""
     autocast = setup.mixed_precision is not MixedPrecision.NO
     if not autocast or setup.dtype is not Dtype.FLOAT32 or setup.has_packed_base:
         return TimePart("casts of weights", 0.0, 0.0)
@@ -746,7 +748,7 @@ def _casts(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) ->
 
 
 def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePart:
-    """Gradients in, weights and states in and out; with clipping a norm before and a product in place."""
+    """Gradients read, weights and states read and written; clipping adds a norm and an in-place product."""
     trained = resident.adapters if setup.uses_adapters else resident.weights
     states = resident.states.resident_bytes + resident.states.paged_bytes
     passes = FOREACH_PASSES if setup.optim in UNFUSED else 1.0
@@ -760,7 +762,7 @@ def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePar
 def _launches(
     model: Model, setup: TrainingSetup, length: Lengths, parts: list[TimePart], again: float
 ) -> TimePart:
-    """What the GPU waits for the host to start its kernels: the host's time less the GPU's."""
+    """Time that the GPU waits for the host to launch kernels: the host's time minus the GPU's."""
     times = setup.gradient_accumulation_steps
     layers = times * model.num_hidden_layers
     low = layers * FAST_LAUNCHES * (1 + again / 3)
@@ -786,15 +788,15 @@ def communication(
     link_gb_per_s: float | None = None,
     network_gb_per_s: float | None = None,
 ) -> TimePart:
-    """Seconds a step that GPUs exchange: hidden behind the compute at best, added to it at worst.
+    """Seconds of communication per step: overlapped with computation at best, added to it at worst.
 
-        replicas   2 · gradients, once a step, among all; the same with states in parts
-        weights    2 · weights + gradients, once a micro-batch, both in the compute dtype; gathered once: 1 · weights;
+        replicas   2 · gradients, once per step, among all; the same with sharded states
+        weights    2 · weights + gradients, once per micro-batch, both in the compute dtype; gathered once: 1 · weights;
                    and once more for each pass without gradients;
-                   hsdp: among the n GPUs of a copy, and then 2 · gradients / n, once a step, among the copies
+                   hsdp: among the n GPUs of a copy, and then 2 · gradients / n, once per step, among the copies
 
-    ``exchange_seconds`` says how long that takes inside a machine and between machines. ``link_gb_per_s`` and
-    ``network_gb_per_s``: one direction; else the card's own and those of its machines.
+    ``exchange_seconds`` gives the time within and between machines. ``link_gb_per_s`` and ``network_gb_per_s``: one
+    direction; by default the card's and those of its machines.
 
     Leaves out: latency.
     Source: Rajbhandari et al. 2019, arXiv:1910.02054, section 7; PyTorch, FSDP, ``ShardingStrategy``.
