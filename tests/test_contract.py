@@ -75,7 +75,8 @@ DEFAULTS = """
 v 1 · tool "trainer" · tool_version null
 num_gpus 1 · gpus_per_node 8 · method "full" · model_class "auto" · dtype "bfloat16" · mixed_precision "bf16"
 optim "adamw_torch_fused" · optim_args null · optim_state_dtype null · per_device_train_batch_size 1
-gradient_accumulation_steps 1 · max_length 1024 · padded false · gradient_checkpointing false
+gradient_accumulation_steps 1 · max_length 1024 · padded false · packing false
+padding_free false · gradient_checkpointing false
 use_reentrant false · checkpoint_every_n_layers 1 · offload_checkpoints false · selective_checkpointing false
 activation_offloading false · attn_implementation "sdpa" · use_liger_kernel false · objective "sft" · loss null
 completion_fraction 1.0 · max_prompt_length null
@@ -572,6 +573,8 @@ def setups(draw: st.DrawFn) -> TrainingSetup:
             layers_to_transform=None,
             lora_bias=False,
             bias="none",
+            packing=False,
+            padding_free=False,
         )
     return setup
 

@@ -16,6 +16,7 @@ from estimator.families.registry import architecture, family_of
 from estimator.families.towers import has_towers
 from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_not_found, class_sentence, classes_of
+from estimator.objectives.batch import joined
 from estimator.objectives.refusals import check_objective, check_rows
 from estimator.objectives.registry import as_trained
 from estimator.parallel.assumptions import sharing_sentences
@@ -482,10 +483,26 @@ def check_sizes(model: Model, setup: TrainingSetup) -> None:
         )
 
 
+def _rows_sentence(model: Model, setup: TrainingSetup) -> str:
+    length = setup.max_length
+    rows = joined(setup.batch, setup.per_device_train_batch_size, length)
+    if not rows.is_joined:
+        laid = "some padded" if setup.padded else "packed or padded to it, without a mask"
+        return f"Every example is {length:,} tokens long, {laid}."
+    if setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+        mask = "without a mask"
+    else:
+        mask = (
+            f"and {attention_of(model, setup.computation)} masks all of its tokens with all: flash_attention_2 needs "
+            "no mask"
+        )
+    what = "Packed rows" if setup.packing else "Examples"
+    return f"{what} of {length:,} tokens are joined into one row of {rows.max_length:,} a micro-batch, {mask}."
+
+
 def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[str, ...]:
     sentences = [
-        f"Every example is {setup.max_length:,} tokens long"
-        + (", some padded." if setup.padded else ", packed or padded to it, without a mask."),
+        _rows_sentence(model, setup),
         "The peak is that of a step after the first, when the optimizer states exist.",
     ]
     if loaded := loading_sentence(model, setup):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from estimator.values.arithmetic import ceil_div
+from estimator.values.facets.batch import Batch
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Objective
 
@@ -27,6 +30,23 @@ def passed_rows(setup: TrainingSetup) -> int:
     8
     """
     return rows_per_example(setup) * setup.per_device_train_batch_size
+
+
+def joined(batch: Batch, rows: int, length: int) -> Batch:
+    """A micro-batch of so many rows as the model is called with it: one row where TRL joins them.
+
+    One row that is not packed is one example, so that nothing needs to be kept apart.
+
+    Source: trl 1.16, trainer/sft_trainer.py, ``DataCollatorForLanguageModeling.torch_call``; transformers 5.23,
+    masking_utils.py, ``find_packed_sequence_indices``.
+
+    >>> packed = joined(Batch(packing=True), 4, 1024)
+    >>> packed.per_device_train_batch_size, packed.max_length, joined(Batch(padding_free=True), 1, 1024).is_joined
+    (1, 4096, False)
+    """
+    if batch.packing or (batch.padding_free and rows > 1):
+        return batch.as_rows(1, rows * length)
+    return replace(batch, per_device_train_batch_size=rows, max_length=length, padding_free=False)
 
 
 def asks_kl(setup: TrainingSetup) -> bool:

@@ -211,6 +211,8 @@ class Forward:
             outliving.append(features)
             del features
         positions: Tensor | None = tape.new(setup.max_length, ID_BYTES)
+        if setup.batch.is_joined:  # they come with the batch
+            positions = Tensor(setup.max_length, ID_BYTES, None)
         hidden = self._first_hidden(embedded)
         of_layers = None
         if self.family.layer_inputs is not None and model.hidden_size_per_layer_input:
@@ -356,7 +358,7 @@ class Forward:
         setup = self.setup
         masks: dict[bool, Tensor | None] = {}
         additive = setup.attn_implementation is AttnImplementation.EAGER
-        needed = setup.padded or self.family.always_masked or additive
+        needed = setup.padded or setup.batch.is_joined or self.family.always_masked or additive
         needed = needed or self.model.use_bidirectional_attention or self._image_masks
         for sliding in (False, True):
             alike = [kind for kind in self.kinds if kind.sliding == sliding]

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from estimator.families.adapters import is_adapted
 from estimator.families.counts import outer_modules, tied_head
 from estimator.families.modules import Linear
-from estimator.families.registry import is_classified
+from estimator.families.registry import architecture, is_classified
 from estimator.families.towers import has_towers
 from estimator.objectives.batch import asks_kl, prompt_tokens
 from estimator.values.refusals import CONTRADICTION, NOT_MODELLED, Line, Refusal
@@ -77,6 +77,33 @@ TOWERS_LATER = Refusal(
     "objective {objective} is not modelled yet for {model_type} with its towers; take model_class text.",
     NOT_MODELLED,
 )
+JOINED_LATER = Refusal(
+    "packing and padding_free with objective {objective} are not modelled yet; set both false.",
+    NOT_MODELLED,
+)
+JOINED_FAMILY = Refusal(
+    "packing and padding_free are not modelled yet for {model_type}, whose layers know positions by ALiBi or a state; "
+    "set both false.",
+    NOT_MODELLED,
+)
+SELECTIVE_IS_SFTS = Refusal(
+    "selective_checkpointing is SFTTrainer's alone: with objective {objective} torch's checkpoint refuses the key; "
+    "leave it out.",
+    Line("torch", "utils/checkpoint.py", 502, "Unexpected keyword arguments"),
+)
+OFFLOADING = frozenset({Objective.SFT, Objective.DPO, Objective.KTO, Objective.REWARD})
+"""Whose trainers have ``activation_offloading``: trl 1.16, trainer/*_config.py."""
+OFFLOADS_NOT = Refusal(
+    "activation_offloading is no argument of the trainer of objective {objective}; set it false, or take "
+    "offload_checkpoints.",
+    CONTRADICTION,
+)
+SWITCHED_OFF = Refusal(
+    "checkpoint_every_n_layers and offload_checkpoints fail with objective {objective}: TRL turns checkpointing off "
+    "for the reference and on again with these keys, which torch's checkpoint refuses; leave them out, or set "
+    "precompute_ref_log_probs.",
+    Line("torch", "utils/checkpoint.py", 502, "Unexpected keyword arguments"),
+)
 DPO_TYPES = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
     *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
@@ -91,9 +118,37 @@ TYPES: Mapping[Objective, tuple[str, ...]] = MappingProxyType(
 """The loss types of each objective: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py."""
 
 
+def _check_joined(model: Model, setup: TrainingSetup) -> None:
+    if not setup.batch.is_joined:
+        return
+    if setup.objective is not Objective.SFT:
+        raise JOINED_LATER(objective=setup.objective)
+    has_positions = architecture(model).rotary is not None or model.learned_positions > 0
+    if (
+        model.state_space or model.delta_net or not has_positions
+    ):  # ALiBi counts from the row's begin
+        raise JOINED_FAMILY(model_type=model.model_type)
+
+
+def _check_checkpoints(setup: TrainingSetup) -> None:
+    objective = setup.objective
+    if objective is Objective.SFT:
+        return
+    if setup.selective_checkpointing:
+        raise SELECTIVE_IS_SFTS(objective=objective)
+    if setup.activation_offloading and objective not in OFFLOADING:
+        raise OFFLOADS_NOT(objective=objective)
+    switches = objective.has_reference and not setup.precompute_ref_log_probs
+    given = setup.checkpoint_every_n_layers > 1 or setup.offload_checkpoints
+    if setup.gradient_checkpointing and given and switches:
+        raise SWITCHED_OFF(objective=objective)
+
+
 def check_objective(model: Model, setup: TrainingSetup) -> None:
     """Refuse, in one sentence, what the objective does not go with."""
     objective = setup.objective
+    _check_joined(model, setup)
+    _check_checkpoints(setup)
     if setup.loss_type is not None and setup.loss_type not in TYPES.get(objective, ()):
         raise NO_SUCH_TYPE(
             loss_type=setup.loss_type,

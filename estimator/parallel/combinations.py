@@ -367,6 +367,21 @@ RULES = (
         ),
     ),
     Rule(
+        lambda s: s.batch.is_joined and s.padded,
+        "packing and padding_free leave no padding; set padded false.",
+        CONTRADICTION,
+    ),
+    Rule(
+        lambda s: s.packing and bool(s.images_per_example),
+        "Packing is not supported for examples with images, TRL refuses it; set packing false.",
+        Line("trl", "trainer/sft_trainer.py", 781, "Packing is not supported for vision datasets."),
+    ),
+    Rule(
+        lambda s: s.padding_free and bool(s.images_per_example),
+        "padding_free is not supported for examples with images, TRL refuses it; set it false.",
+        Line("trl", "trainer/sft_trainer.py", 785, "Padding-free training is yet not supported"),
+    ),
+    Rule(
         lambda s: s.uses_adapters and s.lora_bias and s.use_dora,
         "lora_bias is not supported with use_dora, PEFT refuses it; turn one of them off.",
         Line("peft", "tuners/lora/config.py", 1088, "lora_bias=True is not supported for DoRA"),

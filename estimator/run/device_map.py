@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from estimator.families.kernels import attention_of
 from estimator.families.weights import Buffer, buffers
+from estimator.objectives.batch import joined
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.registry import without_dropout
 from estimator.objectives.stack import LayerKind, Stack, kinds_of
@@ -204,10 +205,9 @@ class PlacedPlan:
     def _played(self, sizes: Sizes) -> dict[int, Schedule]:
         recording = Recording()
         batch, length, rank = (recording.symbol(size) for size in sizes[:3])
-        setup = replace(
-            self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
-        )
-        kinds = kinds_of(self._model, self._setup, sizes.length)
+        rows = joined(self._setup.batch, batch, length)
+        setup = replace(self._setup, batch=rows, lora_r=rank)
+        kinds = kinds_of(self._model, self._setup, int.__add__(rows.max_length, 0))
         placed = placed_kinds(kinds, self._at)
         step = Step(self._model, setup, Stack.of(placed), training=self._training, devices=self._at)
         causal_lm(step)

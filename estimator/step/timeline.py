@@ -15,7 +15,7 @@ from operator import add
 from typing import NamedTuple, Protocol, TypeVar
 
 from estimator.families.kernels import attention_of
-from estimator.objectives.batch import accumulates, scored_tokens
+from estimator.objectives.batch import accumulates, joined, scored_tokens
 from estimator.objectives.registry import as_played, step_of
 from estimator.objectives.stack import Stack, stack_of
 from estimator.objectives.step import MicroStep, Step
@@ -218,10 +218,11 @@ class Plan:
     def _played(self, sizes: Sizes) -> Schedule:
         recording = Recording()
         batch, length, rank, gpus, scored, at_once = (recording.symbol(size) for size in sizes)
-        setup = replace(
-            self._setup, per_device_train_batch_size=batch, max_length=length, lora_r=rank
-        )
-        stack = stack_of(self._model, self._setup, sizes.length)
+        rows = joined(self._setup.batch, batch, length)
+        setup = replace(self._setup, batch=rows, lora_r=rank)
+        if rows.is_joined:
+            scored = batch * scored
+        stack = stack_of(self._model, self._setup, int.__add__(rows.max_length, 0))
         step = Step(
             self._model,
             setup,
@@ -314,7 +315,9 @@ def structure(setup: TrainingSetup) -> TrainingSetup:
         _unstretched(setup.adapters),
         setup.precision,
         _unstretched(setup.optimisation),
-        _BATCHES[batch.padded, batch.gradient_accumulation_steps > 1],
+        _batch(
+            batch.padded, batch.packing, batch.padding_free, batch.gradient_accumulation_steps > 1
+        ),
         setup.images,
         setup.computation,
         _unstretched(setup.task),
@@ -323,11 +326,14 @@ def structure(setup: TrainingSetup) -> TrainingSetup:
     )
 
 
-_BATCHES = {
-    (padded, steps > 1): Batch(padded=padded, gradient_accumulation_steps=steps)
-    for padded in (False, True)
-    for steps in (1, 2)
-}
+@lru_cache(maxsize=16)
+def _batch(padded: bool, packing: bool, padding_free: bool, accumulates: bool) -> Batch:
+    return Batch(
+        padded=padded,
+        packing=packing,
+        padding_free=padding_free,
+        gradient_accumulation_steps=1 + accumulates,
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -332,6 +332,7 @@ def lengths(setup: TrainingSetup) -> Lengths:
 
         packed   rows = ⌈examples · mean / max_length⌉, each of max_length tokens
         padded   rows = examples, from the mean length (batches of similar lengths) to max_length (padded to it)
+        padding_free without packing   rows = examples, each of the mean length
 
     Source: derived; TRL, data_utils.py, ``pack_dataset``; transformers 5.23, data/data_collator.py.
 
@@ -341,6 +342,9 @@ def lengths(setup: TrainingSetup) -> Lengths:
     longest = setup.max_length
     mean = setup.mean_tokens_per_example or longest
     examples = setup.num_train_examples
+    if setup.padding_free and not setup.packing:
+        mean = min(mean, longest)
+        return Lengths(examples, mean, mean, mean, float(mean))
     if setup.padded:
         mean = min(mean, longest)
         return Lengths(examples, mean, mean, longest, float(mean))
@@ -490,6 +494,9 @@ def crossing_bytes(model: Model, setup: TrainingSetup) -> int:
 def _works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, Work]:
     """The work of a micro-batch at best and at worst, which differ in padding and in pairs that the kernel skips."""
     eager = is_eager(model, setup.computation)
+    if setup.batch.is_joined:
+        only = work(model, setup, length.fast, pairs=_joined_pairs(model, setup, length))
+        return only, only
     masked = setup.padded or 0 < model.sliding_window <= length.slow
     skips = not eager and (
         setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2 or not masked
@@ -502,6 +509,17 @@ def _works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, W
     if (length.fast, pairs) == (length.slow, slow_pairs):
         return slow, slow
     return work(model, setup, length.fast, pairs=pairs), slow
+
+
+def _joined_pairs(model: Model, setup: TrainingSetup, length: Lengths) -> int:
+    """Pairs of a query and a key for each row of a micro-batch whose rows are joined into one.
+
+    FlashAttention is told where each example begins; other kernels multiply all tokens with all and mask the result.
+    """
+    if setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+        return attended_pairs(model, length.mean, skips=True) * length.fast // length.mean
+    rows = setup.per_device_train_batch_size
+    return attended_pairs(model, rows * length.fast, skips=False) // rows
 
 
 def step_parts(
@@ -668,6 +686,8 @@ def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> tuple[int, 
     if not is_eager(model, setup.computation):
         return 0, 0
     scores = passed_rows(setup) * model.num_attention_heads * length * length
+    if setup.batch.is_joined:
+        scores *= setup.per_device_train_batch_size
     scores *= model.num_hidden_layers * _width(setup.precision)
     return scores * FUSED_SCORE_BYTES, scores * SCORE_BYTES
 

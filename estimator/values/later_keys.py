@@ -25,8 +25,6 @@ LATER: Mapping[str, object] = MappingProxyType(
         "vllm_enable_sleep_mode": False,
         "vllm_tensor_parallel_size": 1,
         # other kinds of checkpointing and packing
-        "packing": False,
-        "padding_free": False,
         # peft 0.21, tuners/lora/config.py; transformers 5.23, training_args.py
         "label_smoothing_factor": 0.0,
     }

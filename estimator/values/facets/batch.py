@@ -71,6 +71,38 @@ class Batch(Checked):
         ),
     )
 
+    packing: bool = key(
+        False,
+        Flag(),
+        "TRL's: several examples to a row (bfd), and padding_free with it",
+        whose=Whose.TRL,
+        widget=Widget(
+            shape="toggle",
+            section=Section.MORE,
+            label="Packing",
+            help="SFTTrainer's packing by bfd: examples share rows of the context, and a micro-batch's rows are joined "
+            "into one.",
+        ),
+    )
+    padding_free: bool = key(
+        False,
+        Flag(),
+        "TRL's: the rows of a micro-batch are joined into one, without padding",
+        whose=Whose.TRL,
+        widget=Widget(
+            shape="toggle",
+            section=Section.MORE,
+            label="Padding-free",
+            help="SFTTrainer's padding_free: a micro-batch is one row, without padding; other kernels than "
+            "flash_attention_2 get a mask of all its tokens with all.",
+        ),
+    )
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a micro-batch's rows are joined into one, as TRL does for packing too."""
+        return self.packing or self.padding_free
+
     def as_rows(self, rows: int, length: int) -> Batch:
         """The same as the rows of one forward call, whose count is not held to the key's bounds."""
         changed = object.__new__(Batch)

@@ -1,0 +1,110 @@
+"""Packing and padding-free: a micro-batch is one row.
+
+Whole steps are held against traced ones in tests/test_reference.py ("joined").
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import AttnImplementation, Loss, Phase, TrainingSetup, catalog, estimate
+from estimator.time.throughput import lengths
+
+LLAMA = catalog.model("meta-llama/Llama-3.2-1B")
+GPU = catalog.gpu("A100-SXM4-80GB")
+FLASH = AttnImplementation.FLASH_ATTENTION_2
+SETUP = TrainingSetup(
+    per_device_train_batch_size=4,
+    max_length=1024,
+    attn_implementation=FLASH,
+    loss=Loss.CHUNKED_TRL,
+)
+TOKENS = 4 * 1024
+
+
+def loss_height(**keys: object) -> int:
+    return estimate(LLAMA, GPU, replace(SETUP, **keys)).phases[Phase.LOSS].bytes
+
+
+def seconds(**keys: object) -> tuple[float, float]:
+    parts = estimate(LLAMA, GPU, replace(SETUP, **keys)).time.parts
+    attention = next(part for part in parts if part.name == "attention")
+    return attention.low_seconds, attention.high_seconds
+
+
+def test_with_flash_attention_a_joined_row_takes_its_positions_and_tables_alone() -> None:
+    """Positions as int64 and numbers of examples as int32, 12 bytes a token; cosine and sine of 4 rows, not of 1."""
+    tables = 2 * 2 * 64 * (TOKENS - 1024)
+    own_positions = 8 * 1024
+    more = 12 * TOKENS + tables - own_positions
+    assert loss_height(padding_free=True) - loss_height() == pytest.approx(more, abs=2**14)
+
+
+def test_packing_joins_one_row_too_and_padding_free_does_not() -> None:
+    one = {"per_device_train_batch_size": 1, "attn_implementation": AttnImplementation.SDPA}
+    assert loss_height(**one, padding_free=True) == loss_height(**one)
+    assert loss_height(**one, packing=True) > loss_height(**one)
+
+
+def test_sdpa_masks_all_tokens_of_the_micro_batch_with_all() -> None:
+    """A mask of T² bytes, and without checkpointing an additive copy of 2 · T² bytes in every layer."""
+    sdpa = {"attn_implementation": AttnImplementation.SDPA}
+    kept = 16 * 2 * TOKENS**2
+    repeated = 16 * 2 * 2 * TOKENS * (2048 - 512)  # keys and values, repeated for the kernel
+    found = loss_height(**sdpa, packing=True) - loss_height(packing=True)
+    assert found == pytest.approx(kept + repeated, rel=0.02)
+
+
+def test_examples_do_not_look_at_each_other_where_the_kernel_knows_their_bounds() -> None:
+    """Four examples of 256 tokens to a row: a quarter of the pairs of whole rows, but for the diagonal."""
+    whole = seconds(packing=True)[1]
+    packed = seconds(packing=True, mean_tokens_per_example=256)[1]
+    assert packed == pytest.approx(whole * 257 / 1025)
+
+
+def test_sdpa_multiplies_the_whole_square() -> None:
+    """(4 L)² pairs for the micro-batch where causal flash attention has 4 · L · (L + 1) / 2."""
+    flash = seconds(packing=True)[0]
+    sdpa = seconds(packing=True, attn_implementation=AttnImplementation.SDPA)[0]
+    assert sdpa == pytest.approx(flash * TOKENS**2 / (4 * 1024 * 1025 / 2))
+
+
+def test_padding_free_examples_cost_their_own_tokens() -> None:
+    setup = replace(SETUP, padding_free=True, mean_tokens_per_example=300, num_train_examples=100)
+    found = lengths(setup)
+    assert (found.rows_per_epoch, found.fast, found.slow) == (100, 300, 300)
+    packed = lengths(replace(setup, packing=True))
+    assert packed.rows_per_epoch == 30  # ⌈100 · 300 / 1024⌉
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "says"),
+    [
+        ("meta-llama/Llama-3.2-1B", {"packing": True, "padded": True}, "leave no padding"),
+        ("meta-llama/Llama-3.2-1B", {"packing": True, "objective": "dpo"}, "objective dpo"),
+        ("bigscience/bloom-560m", {"padding_free": True}, "by ALiBi or a state"),
+        (
+            "meta-llama/Llama-3.2-1B",
+            {"objective": "dpo", "selective_checkpointing": True, "gradient_checkpointing": True},
+            "SFTTrainer's alone",
+        ),
+        (
+            "meta-llama/Llama-3.2-1B",
+            {"objective": "dpo", "offload_checkpoints": True, "gradient_checkpointing": True},
+            "turns checkpointing off for the reference",
+        ),
+        (
+            "meta-llama/Llama-3.2-1B",
+            {"objective": "orpo", "activation_offloading": True},
+            "no argument of the trainer",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    model: str, keys: dict[str, object], says: str
+) -> None:
+    setup = replace(SETUP, loss=None, attn_implementation=AttnImplementation.SDPA, **keys)
+    with pytest.raises(ValueError, match=says):
+        estimate(catalog.model(model), GPU, setup)
