@@ -180,6 +180,15 @@ def test_gpus_that_do_not_fill_their_machines_are_explained() -> None:
     assert network_sentences(A100, TrainingSetup(num_gpus=8, strategy=Strategy.DDP)) == []
 
 
+def test_a_machine_is_never_said_to_have_more_gpus_than_it_has() -> None:
+    # data/machines.csv: those with a GB200 have 4; gpus_per_node is 8 where nothing is said
+    (said,) = network_sentences(
+        catalog.gpu("GB200"), TrainingSetup(num_gpus=144, strategy=Strategy.FSDP)
+    )
+    assert said.startswith("144 GPUs are 18 groups of 8; the network between groups is")
+    assert said.endswith("The machines known with it have 4; gpus_per_node says otherwise.")
+
+
 def test_an_estimate_over_machines_names_their_network() -> None:
     setup = TrainingSetup(num_gpus=16, strategy=Strategy.FSDP)
     assert any("a2-ultragpu-8g" in said for said in estimate(MISTRAL, A100, setup).assumptions)

@@ -27,7 +27,7 @@ def capacity_note(gpu: Gpu) -> str:
     usable = units.gib(gpu.memory_bytes)
     derived = " This figure is derived, not read from a card." if gpu.memory_is_derived else ""
     if not gpu.nameplate_gb:
-        return f"{gpu.name} leaves programs {usable}.{derived}"
+        return f"{gpu.capitalised_name} leaves programs {usable}.{derived}"
     return (
         f"“{gpu.nameplate_gb:g} GB” is the nameplate; the driver reserves a part of it and leaves "
         f"programs {usable} (1 GiB is 2³⁰ bytes).{derived}"

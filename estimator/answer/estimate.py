@@ -586,7 +586,8 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         and setup.uses_bf16
     ):
         sentences.append(
-            f"{gpu.name} has no bfloat16 units: the memory estimate holds, but the run would be slow or refused."
+            f"{gpu.capitalised_name} has no bfloat16 units: the memory estimate holds, but the run would be slow or "
+            "refused."
         )
     sentences += sharing_sentences(setup)
     if setup.strategy is Strategy.DEVICE_MAP and (

@@ -634,8 +634,9 @@ def _has_more(setup: TrainingSetup) -> bool:
 
 
 def _run(estimate: Estimate) -> dict[str, object]:
-    """Seconds, hours and dollars; null where a fact is missing."""
+    """Seconds, hours and dollars; null where a fact is missing, hours and dollars also where the run does not fit."""
     time, cost = estimate.time, estimate.cost
+    whole, bill = (time, cost) if estimate.can_run else (None, None)
     return {
         "step_seconds_low": time.step_seconds_low if time else None,
         "step_seconds_high": time.step_seconds_high if time else None,
@@ -650,17 +651,17 @@ def _run(estimate: Estimate) -> dict[str, object]:
         "mfu_high": time.mfu_high if time else None,
         "steps_per_epoch": time.steps_per_epoch if time else None,
         "total_steps": time.total_steps if time else None,
-        "epoch_hours_low": time.epoch_hours_low if time else None,
-        "epoch_hours_high": time.epoch_hours_high if time else None,
-        "total_hours_low": time.total_hours_low if time else None,
-        "total_hours_high": time.total_hours_high if time else None,
-        "energy_kwh_low": estimate.energy_kwh_low,
-        "energy_kwh_high": estimate.energy_kwh_high,
+        "epoch_hours_low": whole.epoch_hours_low if whole else None,
+        "epoch_hours_high": whole.epoch_hours_high if whole else None,
+        "total_hours_low": whole.total_hours_low if whole else None,
+        "total_hours_high": whole.total_hours_high if whole else None,
+        "energy_kwh_low": estimate.energy_kwh_low if whole else None,
+        "energy_kwh_high": estimate.energy_kwh_high if whole else None,
         "usd_per_gpu_hour": cost.usd_per_gpu_hour if cost else None,
         "price_provider": cost.price.provider if cost and cost.price else None,
         "price_date": cost.price.date if cost and cost.price else None,
-        "cost_usd_low": cost.cost_usd_low if cost else None,
-        "cost_usd_high": cost.cost_usd_high if cost else None,
+        "cost_usd_low": bill.cost_usd_low if bill else None,
+        "cost_usd_high": bill.cost_usd_high if bill else None,
     }
 
 

@@ -153,7 +153,10 @@ def network_sentences(gpu: Gpu, mesh: Mesh) -> list[str]:
     if mesh.num_gpus <= mesh.gpus_per_node:
         return []
     count, rest = divmod(mesh.num_gpus, mesh.gpus_per_node)
-    among = f"{count} machine{'s' * (count > 1)} of {mesh.gpus_per_node}"
+    largest = max((machine.gpus for machine in gpu.machines), default=mesh.gpus_per_node)
+    is_machine = mesh.gpus_per_node <= largest
+    unit = "machine" if is_machine else "group"
+    among = f"{count} {unit}{'s' * (count > 1)} of {mesh.gpus_per_node}"
     if rest:
         among += f" and {rest} GPU{'s' * (rest > 1)} of one more"
     by = links(gpu, mesh)
@@ -167,10 +170,15 @@ def network_sentences(gpu: Gpu, mesh: Mesh) -> list[str]:
     else:
         whose = f" (from {ETHERNET.name} to the speed of the GPU's own link)"
     return [
-        f"{mesh.num_gpus:,} GPUs are {among}; the network between machines is {rate} per machine{whose}. "
+        f"{mesh.num_gpus:,} GPUs are {among}; the network between {unit}s is {rate} per {unit}{whose}. "
         + (
             'Set your own with gpu {"like": a card, "network_gb_per_s": …}.'
             if slow != fast
             else "A slower network makes the step longer."
+        )
+        + (
+            ""
+            if is_machine
+            else f" The machines known with it have {largest}; gpus_per_node says otherwise."
         )
     ]

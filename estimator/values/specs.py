@@ -661,6 +661,15 @@ class Gpu:
     def __hash__(self) -> int:
         return hash((self.name, self.memory_bytes))  # enough, and faster than hashing all prices
 
+    @property
+    def capitalised_name(self) -> str:
+        """The name as a sentence begins with it.
+
+        >>> Gpu(name="own GPU", memory_bytes=2**34).capitalised_name
+        'Own GPU'
+        """
+        return self.name[:1].upper() + self.name[1:]
+
     def __post_init__(self) -> None:
         if not 2**28 <= self.memory_bytes <= 2**43:
             raise InputError(
