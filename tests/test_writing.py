@@ -14,8 +14,8 @@ import pytest
 
 from estimator import catalog
 from estimator.tools.imported import Fate, read_files
-from estimator.tools.whose import TOOLS
-from estimator.tools.writing.files import WRITABLE, files_of
+from estimator.tools.whose import TOOLS, with_defaults_of
+from estimator.tools.writing.files import SCRIPTED, files_of
 from estimator.tools.writing.theirs import said, sayable, theirs_of
 
 LLAMA = catalog.model("meta-llama/Llama-3.1-8B")
@@ -118,6 +118,63 @@ def test_files_are_read_as_the_setup_that_was_asked_for(tool: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tool", "named"), [("axolotl", "args.base_model"), ("llamafactory", "args.model_name_or_path")]
+)
+def test_config_of_a_tool_that_launches_itself_is_read_as_it_was_meant(
+    tool: str, named: str
+) -> None:
+    """100 random setups in a tool's own YAML, with DeepSpeed's JSON and the command."""
+    random_, expressed = random.Random(5), 0
+    base = said(TOOLS[tool], {named: LLAMA.hub_id}, LLAMA)
+    while expressed < 100:
+        others = {key: it for key, it in drawn(random_, tool).items() if random_.random() < 0.5}
+        sharing = {key: base[key] for key in ("strategy", "num_gpus") if key in base}
+        keys = base | others | sharing | random_.choice(SHARING[:7]) | {"model": LLAMA.hub_id}
+        try:
+            away = files_of(tool, keys, LLAMA)
+        except ValueError as problem:
+            refused = str(problem)
+        else:
+            refused = ""
+        if refused:
+            assert re.search(r"has no word for \w+ ", refused)
+            continue
+        files = {name: text for name, text in away.files.items() if name != "requirements.txt"}
+        run = read_files({**files, "run.sh": away.command})
+        assert run.tool == tool
+        assert sayable(run.setup) == sayable(keys)
+        assert not run.of(Fate.UNKNOWN)
+        expressed += 1
+
+
+@pytest.mark.parametrize(
+    ("tool", "command"),
+    [
+        ("axolotl", "accelerate launch --num_processes 4 -m axolotl.cli.train axolotl.yaml"),
+        (
+            "llamafactory",
+            "FORCE_TORCHRUN=1 NPROC_PER_NODE=4 llamafactory-cli train llamafactory.yaml",
+        ),
+    ],
+)
+def test_tool_that_launches_itself_has_its_command_and_pins_itself(tool: str, command: str) -> None:
+    keys = {**dict(with_defaults_of(tool, {"model": LLAMA.hub_id}, LLAMA))}
+    keys |= {
+        "strategy": "zero3",
+        "num_gpus": 4,
+        "method": "lora",
+        "lora_target_modules": "all-linear",
+    }
+    keys |= with_defaults_of(tool, keys, LLAMA)
+    away = files_of(tool, keys, LLAMA, about="Fits.")
+    assert away.command == command
+    assert away.files[away.main].startswith("# Fits.\n")
+    lines = away.files["requirements.txt"].split()
+    assert lines[0].startswith(f"{tool}==")
+    assert "deepspeed" in lines
+
+
+@pytest.mark.parametrize(
     ("tool", "keys", "says"),
     [
         ("trl", {"loss": "standard"}, "TRL's SFTTrainer has no word for loss 'standard'"),
@@ -151,7 +208,7 @@ def test_config_that_is_changed_changes_no_more_than_it_must() -> None:
     assert theirs == given | {"args.per_device_train_batch_size": 2}
 
 
-@pytest.mark.parametrize("tool", [*WRITABLE])
+@pytest.mark.parametrize("tool", sorted(SCRIPTED))
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("sharing", SHARING)
 def test_script_is_python_and_every_name_in_it_is_known(

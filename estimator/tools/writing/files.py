@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from estimator.tools.rules import Tool, Value
-from estimator.tools.whose import tool_named
+from estimator.tools.whose import tool_named, version_of
 from estimator.tools.writing import scripts
 from estimator.tools.writing.several_gpus import DEEPSPEED_FILE
 from estimator.tools.writing.texts import json_text, nested, yaml
@@ -14,8 +14,13 @@ from estimator.tools.writing.theirs import theirs_of
 from estimator.values.refusals import LIBRARIES, InputError
 from estimator.values.specs import Model
 
-DATASETS = {"trl": "trl-lib/Capybara", "trainer": "roneneldan/TinyStories"}
-"""What a script trains on until somebody names their own: conversations, as in TRL's scripts; and plain texts."""
+DATASETS = {
+    "trl": "trl-lib/Capybara",
+    "trainer": "roneneldan/TinyStories",
+    "axolotl": "tatsu-lab/alpaca",
+    "llamafactory": "alpaca_en_demo",
+}
+"""What is trained on until somebody names their own: the tools' own examples; and plain texts for Trainer."""
 ACCELERATE_FILE, REQUIREMENTS = "accelerate.yaml", "requirements.txt"
 LARGEST_PART = frozenset(
     ["args", "model", "peft", "bnb", "call", "data", "accelerate", "deepspeed"]
@@ -25,8 +30,14 @@ WRITABLE: Mapping[str, frozenset[str]] = {
     "trainer": frozenset(
         ["args", "model", "peft", "bnb", "call", "data", "accelerate", "deepspeed"]
     ),
+    "axolotl": frozenset({"args", "accelerate", "deepspeed"}),
+    "llamafactory": frozenset({"args", "launch", "deepspeed"}),
 }
 """The parts of a config that a tool's files can hold, by tool; those that are not named here have no writer."""
+
+
+SCRIPTED = frozenset({"trl", "trainer"})
+"""Tools that are libraries: a script calls them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +77,29 @@ def files_of(
         raise InputError(f"files for {tool.label} are not written yet; take {_named()}.")
     theirs = theirs_of(tool, keys, model, WRITABLE[tool.name])
     files = _own_files(tool, theirs, about, dataset or DATASETS[tool.name])
-    if accelerate := nested(theirs, "accelerate"):
+    accelerate = nested(theirs, "accelerate") if tool.name in SCRIPTED else {}
+    if accelerate:
         files[ACCELERATE_FILE] = yaml(accelerate)
     if deepspeed := nested(theirs, "deepspeed"):
         files[DEEPSPEED_FILE] = json_text(deepspeed)
     files[REQUIREMENTS] = requirements(tool, keys)
-    launcher = f"accelerate launch --config_file {ACCELERATE_FILE}" if accelerate else "python"
-    return TakeAway(files=files, command=f"{launcher} train.py")
+    return TakeAway(files=files, command=_command(tool, theirs))
+
+
+def _command(tool: Tool, theirs: Mapping[str, Value]) -> str:
+    """What starts the run: axolotl 0.19, docs/multi-gpu; llamafactory 0.9.5, launcher.py."""
+    processes = theirs.get("accelerate.num_processes"), theirs.get("launch.nproc_per_node")
+    match tool.name:
+        case "axolotl" if processes[0]:
+            return f"accelerate launch --num_processes {processes[0]} -m axolotl.cli.train axolotl.yaml"
+        case "axolotl":
+            return "axolotl train axolotl.yaml"
+        case "llamafactory":
+            own = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={processes[1]} " if processes[1] else ""
+            return f"{own}llamafactory-cli train llamafactory.yaml"
+        case _ if nested(theirs, "accelerate"):
+            return f"accelerate launch --config_file {ACCELERATE_FILE} train.py"
+    return "python train.py"
 
 
 def _named() -> str:
@@ -80,6 +107,15 @@ def _named() -> str:
 
 
 def _own_files(tool: Tool, theirs: Mapping[str, Value], about: str, dataset: str) -> dict[str, str]:
+    own = nested(theirs, "args")
+    comment = f"# {about}\n" if about else ""
+    if tool.name == "axolotl":
+        data = {"datasets": [{"path": dataset, "type": "alpaca"}], **_REST}
+        return {"axolotl.yaml": f"{comment}{yaml({**own, **data})}"}
+    if tool.name == "llamafactory":
+        data = {"dataset": dataset, "dataset_dir": "REMOTE:llamafactory/demo_data", **_REST}
+        first = {"stage": "sft", "do_train": True, "template": "default"}
+        return {"llamafactory.yaml": f"{comment}{yaml({**first, **own, **data})}"}
     if tool.name == "trainer":
         return {"train.py": scripts.with_trainer(theirs, about, dataset)}
     whole = {**nested(theirs, "args"), "dataset_name": dataset, "output_dir": "output"}
@@ -95,6 +131,10 @@ def _trl_command(theirs: Mapping[str, Value]) -> str:
     return f"trl sft --config sft.yaml{shared}"
 
 
+_REST: Mapping[str, Value] = {"output_dir": "output", "learning_rate": 2e-4}
+"""What a config must have that no estimate needs: the learning rate of both tools' LoRA examples."""
+
+
 def requirements(tool: Tool, keys: Mapping[str, Value]) -> str:
     """What must be installed, pinned to the versions that were read for this estimate.
 
@@ -102,6 +142,9 @@ def requirements(tool: Tool, keys: Mapping[str, Value]) -> str:
     >>> requirements(trl.TOOL, {"method": "full"}).split()[:2]
     ['torch==2.13.0', 'transformers==5.23.0']
     """
+    if tool.name not in SCRIPTED:  # the tool pins the others itself
+        more = ["deepspeed"] * str(keys.get("strategy", "")).startswith("zero")
+        return "\n".join([f"{tool.distribution}=={version_of(tool.name)}", *more, ""])
     names = ["torch", "transformers"]
     if tool.name == "trl":
         names.append("trl")

@@ -115,3 +115,26 @@ SHARING = Rule(
     write=write_sharing,
 )
 """The row that writes what the readers of both files take apart."""
+
+
+def _beside_its_config(count: str) -> Rule:
+    """Processes by a launcher's own word, and ZeRO by the JSON that the tool's config names; FSDP has other words."""
+
+    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
+        strategy, number = values["strategy"], values["num_gpus"]
+        if strategy not in {"ddp", "zero1", "zero2", "zero3"} or number > values["gpus_per_node"]:
+            return {}
+        written: dict[str, Value] = {count: number}
+        if strategy != "ddp":
+            zero = {key: it for key, it in _zero(values).items() if key.startswith("deepspeed.")}
+            written |= {"args.deepspeed": DEEPSPEED_FILE, **zero}
+        return written
+
+    return Rule(theirs=(), ours=SHARING.ours, read=lambda theirs, so_far: {}, write=write)
+
+
+BESIDE: Mapping[str, Rule] = {
+    "axolotl": _beside_its_config("accelerate.num_processes"),
+    "llamafactory": _beside_its_config("launch.nproc_per_node"),
+}
+"""By tool: axolotl is a module that accelerate launches; LLaMA-Factory launches itself, by torchrun."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Set
 
 from estimator.tools.rules import NOTHING, Entry, Tool, Value, effective
 from estimator.tools.writing.objects import OBJECTS
-from estimator.tools.writing.several_gpus import SHARING
+from estimator.tools.writing.several_gpus import BESIDE, SHARING
 from estimator.values.keys import KEYS
 from estimator.values.kinds import show
 from estimator.values.later_keys import LATER
@@ -210,7 +210,8 @@ def _ways(
     tool: Tool, key: str, wanted: Mapping[str, Value], parts: Set[str]
 ) -> Iterator[dict[str, Value]]:
     """A key of ours by each row that can write it in these parts, the last row first; others of a row as they are."""
-    for rule in reversed((*OBJECTS.get(tool.name, ()), *tool.rules, SHARING)):
+    shares = BESIDE.get(tool.name, SHARING)
+    for rule in reversed((*OBJECTS.get(tool.name, ()), *tool.rules, shares)):
         if key in rule.ours and rule.write is not None:
             ours = {one: wanted.get(one, DEFAULTS.get(one)) for one in rule.ours}
             found = dict(_flat(rule.write(ours)))
