@@ -279,7 +279,7 @@ def test_link_of_a_model_like_one_of_the_hub_fetches_that_one(fake_hub):
     own = '{"like":"me/llama","num_hidden_layers":16}'
     page = answered(open_at(model=own))
     assert page.session_state["model"] == own
-    assert "A model of one&#x27;s own: me/llama with num_hidden_layers 16." in text(page)
+    assert "A custom model: me/llama with num_hidden_layers 16." in text(page)
     assert fake_hub.asked == [("me/llama", None)]
 
 
