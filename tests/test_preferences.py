@@ -267,6 +267,15 @@ def test_orpo_has_two_and_a_half_float32_gradients_of_the_whole_logits_at_once()
     assert answer.peak.phase is Phase.BACKWARD
 
 
+def test_orpo_leaves_the_norms_beside_a_4_bit_base_in_float32():
+    """Two norms a layer and the final one, h weights each, and the stream after them: peft_module_casting_to_bf16."""
+    packed = {"objective": Objective.ORPO, "method": Method.QLORA}
+    wide, narrow = of(**packed), of(**packed, mixed_precision=MixedPrecision.NO)
+    norms = 2 * (2 * MODEL.num_hidden_layers + 1) * MODEL.hidden_size
+    weights = [it.phases[Phase.OPTIMIZER_STEP].resident[Component.WEIGHTS] for it in (wide, narrow)]
+    assert weights[0] - weights[1] == pytest.approx(norms, rel=0.15)  # rounded up to 512 bytes
+
+
 # --- heads of labels, and none ------------------------------------------------------------------
 
 

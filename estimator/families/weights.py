@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from estimator.families.adapters import adapted_sizes, adapter_rank, is_adapted
-from estimator.families.modules import Bare, Embedding, Linear, Module, is_quantized, weight_shapes
+from estimator.families.modules import (
+    Bare,
+    Embedding,
+    Linear,
+    Module,
+    Norm,
+    is_quantized,
+    weight_shapes,
+)
 from estimator.families.registry import family_of
 from estimator.families.towers import clamps
 from estimator.values.arithmetic import allocated, ceil_div
@@ -46,9 +54,14 @@ def unquantized_width(setup: TrainingSetup) -> int:
 def weight_width(module: Module, setup: TrainingSetup) -> int:
     """Bytes per element of this module's weight if not packed: as loaded, or 4 if it stays in float32.
 
-    Source: transformers 5.23, modeling_utils.py, ``_keep_in_fp32_modules_strict``.
+    ORPO's trainer leaves the norms beside a 4-bit base in float32.
+
+    Source: transformers 5.23, modeling_utils.py, ``_keep_in_fp32_modules_strict``; trl 1.16,
+    experimental/orpo/orpo_trainer.py:232-263, experimental/utils.py, ``peft_module_casting_to_bf16``.
     """
     if isinstance(module, Bare) and module.float32:
+        return FLOAT32_BYTES
+    if isinstance(module, Norm) and setup.upcasts_norms:
         return FLOAT32_BYTES
     return unquantized_width(setup)
 

@@ -23,7 +23,9 @@ def orpo(step: Step) -> None:
     tape.enter(forward.end_phase, "loss")
     logits = forward.logits(hidden)
     hidden = None
-    forward.end()
+    within_autocast = setup.upcasts_norms  # autocast's own context is around the loss as well
+    if not within_autocast:
+        forward.end()
     tape.operation = "outputs to float32"
     if tape.autocast_width is not None:
         logits = as_logits(op.cast(tape, logits, 4))
@@ -36,6 +38,8 @@ def orpo(step: Step) -> None:
     del logits
     loss = op.add(tape, chosen_loss, op.mean(tape, found, 1, "loss"))
     del chosen_loss, found
+    if within_autocast:
+        forward.end()
     if step.training:
         step.backward(loss)
     step.end()

@@ -23,6 +23,7 @@ from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import Choice, Momentum, Text, Version
+from estimator.values.specs import Method, MixedPrecision, Objective
 
 FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
     {
@@ -158,6 +159,12 @@ class TrainingSetup(_Keys):
         batch = self.batch
         examples = batch.per_device_train_batch_size * batch.gradient_accumulation_steps
         return examples * self.mesh.replicas
+
+    @property
+    def upcasts_norms(self) -> bool:
+        """Whether the trainer leaves norms in float32 beside a 4-bit base that computes in bfloat16: ORPO's does."""
+        is_packed = self.objective is Objective.ORPO and self.method is Method.QLORA
+        return is_packed and self.mixed_precision is MixedPrecision.BF16
 
     @property
     def keeps_reference(self) -> bool:
