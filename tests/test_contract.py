@@ -80,7 +80,9 @@ padding_free false · gradient_checkpointing false
 use_reentrant false · checkpoint_every_n_layers 1 · offload_checkpoints false · selective_checkpointing false
 activation_offloading false · attn_implementation "sdpa" · use_liger_kernel false · objective "sft" · loss null
 completion_fraction 1.0 · max_prompt_length null
-precompute_ref_log_probs false · loss_type null · beta null · num_labels 2 · mini_batch_size null · hold_outputs false
+precompute_ref_log_probs false · loss_type null · beta null · max_completion_length 256
+num_generations 8 · steps_per_generation null · num_iterations 1 · num_labels 2 · mini_batch_size null
+hold_outputs false
 lora_r 16 · lora_alpha 32 · lora_dropout 0.05 · lora_target_modules "all-linear" · modules_to_save null
 layers_to_transform null · rank_pattern null · exclude_modules null · target_parameters null · lora_bias false
 bias "none"

@@ -16,6 +16,7 @@ from estimator.families.registry import architecture, family_of
 from estimator.families.towers import has_towers
 from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_not_found, class_sentence, classes_of
+from estimator.objectives.assumptions import objective_sentences
 from estimator.objectives.batch import joined
 from estimator.objectives.refusals import check_objective, check_rows
 from estimator.objectives.registry import as_trained
@@ -545,6 +546,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
         sentences.append(made)
     sentences += image_sentences(model, setup)
     sentences += loss_sentences(model, setup)
+    sentences += objective_sentences(model, setup)
     if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:
         sentences.append(
             "With use_reentrant, shared keys and values receive no gradients from the layers that reuse them, because "

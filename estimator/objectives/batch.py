@@ -60,10 +60,29 @@ def asks_kl(setup: TrainingSetup) -> bool:
     return setup.objective is Objective.KTO and setup.loss_type != "apo_zero_unpaired"
 
 
+def scores_policy(setup: TrainingSetup) -> bool:
+    """Whether the policy is asked for the log-probabilities of its own completions before it is trained on them.
+
+    RLOO always; GRPO where steps are misaligned or completions are used again.
+
+    Source: trl 1.16, trainer/grpo_trainer.py, ``_generate_and_score_completions`` (``generate_every``);
+    trainer/rloo_trainer.py, likewise.
+
+    >>> scores_policy(TrainingSetup(objective="grpo")), scores_policy(TrainingSetup(objective="grpo", num_iterations=2))
+    (False, True)
+    """
+    if setup.objective is not Objective.GRPO:
+        return setup.objective is Objective.RLOO
+    accumulation = setup.gradient_accumulation_steps
+    every = (setup.steps_per_generation or accumulation) * setup.num_iterations
+    return accumulation % every != 0
+
+
 def passes_without_grad(setup: TrainingSetup) -> int:
     """Forward calls without gradients in one micro-step, each on as many rows as the trained one (a count).
 
         dpo   1, the reference's      kto   3: KL of the policy, the reference's two; 1 without KL
+        grpo, rloo   1 of the policy where ``scores_policy``, 1 of the reference where beta is not 0
         embedding with GradCache   1, before the one with gradients
 
     Precomputed, none is the reference's.
@@ -76,8 +95,8 @@ def passes_without_grad(setup: TrainingSetup) -> int:
     """
     if setup.objective is Objective.EMBEDDING:
         return int(setup.mini_batch_size is not None)
-    references = int(setup.objective.has_reference and not setup.precompute_ref_log_probs)
-    return references + asks_kl(setup) * (1 + references)
+    references = int(setup.asks_reference)
+    return references + scores_policy(setup) + asks_kl(setup) * (1 + references)
 
 
 def accumulates(setup: TrainingSetup) -> bool:
@@ -98,6 +117,8 @@ def prompt_tokens(setup: TrainingSetup) -> int:
     """
     if setup.max_prompt_length is not None:
         return setup.max_prompt_length
+    if setup.objective.generates:
+        return setup.max_length - setup.max_completion_length
     return setup.max_length // 2
 
 
@@ -114,7 +135,9 @@ def scored_tokens(setup: TrainingSetup) -> int:
     768
     """
     length = setup.max_length
-    if setup.objective.is_preference:
+    if setup.objective.generates:
+        completion = setup.max_completion_length
+    elif setup.objective.is_preference:
         completion = length - prompt_tokens(setup)
     else:
         completion = ceil_div(round(setup.completion_fraction * length * 10**6), 10**6)

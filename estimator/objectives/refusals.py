@@ -44,6 +44,18 @@ PROMPT_FILLS_ROW = Refusal(
     "max_prompt_length {prompt} leaves no token of max_length {length} for an answer; lower it, or raise max_length.",
     CONTRADICTION,
 )
+COMPLETION_FILLS_ROW = Refusal(
+    "max_completion_length {completion} and a prompt of {prompt} tokens do not fit into max_length {length}; raise it "
+    "to their sum, or lower one of them.",
+    CONTRADICTION,
+)
+PARTS_OF_A_GROUP = Refusal(
+    "A generation is {rows} rows over all GPUs, which TRL refuses as no multiple of num_generations {generations}; "
+    "change per_device_train_batch_size, gradient_accumulation_steps or num_generations.",
+    Line(
+        "trl", "trainer/grpo_config.py", 1131, "self.generation_batch_size % self.num_generations"
+    ),
+)
 ONE_ROW_HAS_NO_KL = Refusal(
     "objective kto estimates a divergence from the other rows of a micro-batch and stops at one of 1 row; raise "
     "per_device_train_batch_size, or set loss_type apo_zero_unpaired.",
@@ -113,9 +125,11 @@ TYPES: Mapping[Objective, tuple[str, ...]] = MappingProxyType(
         Objective.SFT: ("nll", "dft"),
         Objective.DPO: DPO_TYPES,
         Objective.KTO: ("kto", "apo_zero_unpaired"),
+        Objective.GRPO: ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     }
 )
-"""The loss types of each objective: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py."""
+"""The loss types of each objective: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py,
+grpo_config.py."""
 
 
 def _check_joined(model: Model, setup: TrainingSetup) -> None:
@@ -180,10 +194,24 @@ def _is_later(setup: TrainingSetup) -> bool:
 
 def check_rows(setup: TrainingSetup) -> None:
     """Refuse rows that leave the loss nothing to count."""
+    if setup.objective.generates:
+        _check_groups(setup)
     if setup.objective.is_preference and prompt_tokens(setup) >= setup.max_length:
         raise PROMPT_FILLS_ROW(prompt=prompt_tokens(setup), length=setup.max_length)
     if asks_kl(setup) and setup.per_device_train_batch_size == 1:
         raise ONE_ROW_HAS_NO_KL()
+
+
+def _check_groups(setup: TrainingSetup) -> None:
+    prompt, completion = prompt_tokens(setup), setup.max_completion_length
+    if prompt < 1 or prompt + completion > setup.max_length:
+        raise COMPLETION_FILLS_ROW(
+            completion=completion, prompt=max(1, prompt), length=setup.max_length
+        )
+    steps = setup.steps_per_generation or setup.gradient_accumulation_steps
+    rows = setup.per_device_train_batch_size * setup.mesh.replicas * steps
+    if rows % setup.num_generations:
+        raise PARTS_OF_A_GROUP(rows=rows, generations=setup.num_generations)
 
 
 def _check_loss(setup: TrainingSetup) -> None:

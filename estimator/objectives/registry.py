@@ -13,9 +13,11 @@ from estimator.objectives.batch import accumulates
 from estimator.objectives.causal_lm import causal_lm
 from estimator.objectives.dpo import dpo
 from estimator.objectives.embedding import embedding
+from estimator.objectives.grpo import grpo
 from estimator.objectives.kto import kto
 from estimator.objectives.orpo import orpo
 from estimator.objectives.reward import reward
+from estimator.objectives.rloo import rloo
 from estimator.objectives.sequence_classification import sequence_classification
 from estimator.objectives.step import MicroStep
 from estimator.values.setup import TrainingSetup
@@ -38,6 +40,8 @@ RULES: Mapping[Objective, ObjectiveRule] = MappingProxyType(
         Objective.KTO: ObjectiveRule(kto, zeroes_dropout=True),
         Objective.ORPO: ObjectiveRule(orpo, zeroes_dropout=True),
         Objective.REWARD: ObjectiveRule(reward, zeroes_dropout=True),
+        Objective.GRPO: ObjectiveRule(grpo),
+        Objective.RLOO: ObjectiveRule(rloo),
         Objective.EMBEDDING: ObjectiveRule(embedding),
         Objective.SEQUENCE_CLASSIFICATION: ObjectiveRule(sequence_classification),
     }

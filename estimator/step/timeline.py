@@ -301,7 +301,6 @@ STRETCHING = frozenset(
         "gpus_per_node",
         "completion_fraction",
         "max_prompt_length",
-        "beta",
     }
 )
 """Keys that change at most the sizes of a step's tensors, and no refusal. Of accumulation only whether there is any

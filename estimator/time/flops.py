@@ -297,6 +297,8 @@ def scored_share(setup: TrainingSetup) -> float:
     >>> scored_share(TrainingSetup(objective="dpo", max_length=1024, max_prompt_length=256))
     0.75
     """
+    if setup.objective.generates:
+        return min(1.0, setup.max_completion_length / setup.max_length)
     if setup.objective.is_preference:
         return 1 - prompt_tokens(setup) / setup.max_length
     return setup.completion_fraction

@@ -15,10 +15,6 @@ LATER_KEY = Refusal(
 LATER: Mapping[str, object] = MappingProxyType(
     {
         # GRPO's: TRL 1.16, trainer/grpo_config.py
-        "num_generations": 8,
-        "max_completion_length": 256,
-        "steps_per_generation": None,
-        "num_iterations": 1,
         "use_vllm": False,
         "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": 0.3,

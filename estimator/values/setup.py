@@ -169,8 +169,18 @@ class TrainingSetup(_Keys):
     @property
     def keeps_reference(self) -> bool:
         """Whether a reference model of its own stays on the GPU; with adapters it is the policy without them."""
-        asks = self.objective.has_reference and not self.precompute_ref_log_probs
-        return asks and not self.uses_adapters
+        return self.asks_reference and not self.uses_adapters
+
+    @property
+    def asks_reference(self) -> bool:
+        """Whether steps ask a reference: GRPO's and RLOO's only where it has a weight in the loss.
+
+        Source: trl 1.16, trainer/grpo_config.py:681 (``beta`` 0.0), trainer/rloo_config.py:502 (0.05).
+        """
+        if self.objective.generates:
+            usual = 0.0 if self.objective is Objective.GRPO else 0.05
+            return (usual if self.beta is None else self.beta) != 0
+        return self.objective.has_reference and not self.precompute_ref_log_probs
 
 
 KEY_FACET: Mapping[str, str] = MappingProxyType(

@@ -120,6 +120,11 @@ class Objective(StrEnum):
     EMBEDDING = "embedding"
     """Pairs of texts whose vectors are drawn together, and from those of the rest of the batch apart."""
 
+    GRPO = "grpo"
+    """Answers that the model gives itself, by their rewards against those of their group."""
+    RLOO = "rloo"
+    """The same, each against the others."""
+
     @property
     def is_paired(self) -> bool:
         """Whether an example is two rows."""
@@ -127,8 +132,13 @@ class Objective(StrEnum):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the loss asks a reference model."""
-        return self in (Objective.DPO, Objective.KTO)
+        """Whether the loss may ask a reference model."""
+        return self in (Objective.DPO, Objective.KTO) or self.generates
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model writes the answers that it is trained on."""
+        return self in (Objective.GRPO, Objective.RLOO)
 
     @property
     def has_score(self) -> bool:

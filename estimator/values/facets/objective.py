@@ -8,14 +8,13 @@ from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget
 from estimator.values.kinds import Choice, Flag, Number, WholeNumber
 from estimator.values.specs import Loss, Objective
 
-LATER = ("grpo", "rloo")
-
 LOSS_TYPES = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
     *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
     *("kto", "apo_zero_unpaired", "nll", "dft"),
+    *("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
 )
-"""Of DPO, KTO and SFT: trl 1.16, trainer/dpo_config.py, kto_config.py, sft_config.py."""
+"""Of DPO, KTO, SFT and GRPO: trl 1.16, trainer/dpo_config.py, kto_config.py, sft_config.py, grpo_config.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +25,7 @@ class Task(Checked):
 
     objective: Objective = key(
         Objective.SFT,
-        Choice(tuple(Objective), enum=Objective, later=LATER),
+        Choice(tuple(Objective), enum=Objective),
         "what is trained for",
         whose=Whose.OURS,
         code="oj",
@@ -35,7 +34,7 @@ class Task(Checked):
             section=Section.ALWAYS,
             label="Objective",
             help="sft: the next token. dpo, orpo and reward take pairs of answers, kto single ones, embedding pairs of "
-            "texts.",
+            "texts; grpo and rloo train on what the model writes.",
             decides=True,
         ),
     )
@@ -43,7 +42,7 @@ class Task(Checked):
         None,
         Choice(tuple(Loss), enum=Loss, nullable=True),
         "how the loss is computed",
-        null="Liger's with its kernels, else standard; the fused head of TRL for dpo and kto",
+        null="Liger's with its kernels, else standard; the fused head of TRL for dpo, kto, grpo and rloo",
         code="lo",
         widget=Widget(
             shape="select",
@@ -100,9 +99,9 @@ class Task(Checked):
     loss_type: str | None = key(
         None,
         Choice(LOSS_TYPES, nullable=True),
-        "of dpo, kto and sft, as TRL names them",
+        "of dpo, kto, sft and grpo, as TRL names them",
         whose=Whose.TRL,
-        null="sigmoid for dpo, kto for kto, nll for sft",
+        null="sigmoid for dpo, kto for kto, nll for sft, dapo for grpo",
         code="ly",
         widget=Widget(
             shape="select",
@@ -114,11 +113,72 @@ class Task(Checked):
     beta: float | None = key(
         None,
         Number(1_000, nullable=True),
-        "weight of the reference model in the loss; no memory in dpo, kto and orpo",
+        "weight of the reference model in the loss; 0 in grpo and rloo: there is none",
         whose=Whose.TRL,
-        null="the trainer's",
+        null="that of the trainer",
         code="be",
-        widget="it changes neither memory nor time of these objectives",
+        widget=Widget(
+            shape="number",
+            section=Section.OBJECTIVE,
+            label="Weight of the reference",
+            help="beta: 0.05 in rloo and 0 in grpo, where other values load a reference model.",
+            step=0.01,
+        ),
+    )
+    max_completion_length: int = key(
+        256,
+        WholeNumber(2**24),
+        "of max_length, the tokens that are generated and scored, in grpo and rloo",
+        whose=Whose.TRL,
+        code="cl",
+        widget=Widget(
+            shape="number",
+            section=Section.OBJECTIVE,
+            label="Tokens of a completion",
+            help="max_completion_length: of the context, what the model writes itself; the rest is the prompt's.",
+            step=64,
+        ),
+    )
+    num_generations: int = key(
+        8,
+        WholeNumber(4096, low=2),
+        "completions of a prompt, in grpo and rloo",
+        whose=Whose.TRL,
+        beside="RLOO's is 2",
+        code="ng",
+        widget=Widget(
+            shape="number",
+            section=Section.OBJECTIVE,
+            label="Completions of a prompt",
+            help="num_generations: the rows of all GPUs are so many completions of each prompt.",
+        ),
+    )
+    steps_per_generation: int | None = key(
+        None,
+        WholeNumber(65_536, nullable=True),
+        "micro-steps on the completions of one generation",
+        whose=Whose.TRL,
+        null="as many as the accumulation",
+        code="sg",
+        widget=Widget(
+            shape="number",
+            section=Section.OBJECTIVE,
+            label="Micro-steps of a generation",
+            help="steps_per_generation: micro-batches that are generated at once.",
+        ),
+    )
+    num_iterations: int = key(
+        1,
+        WholeNumber(1024),
+        "times that completions are trained on",
+        whose=Whose.TRL,
+        code="ni",
+        widget=Widget(
+            shape="number",
+            section=Section.OBJECTIVE,
+            label="Uses of a generation",
+            help="num_iterations: more than 1 asks the policy once more for its log-probabilities.",
+        ),
     )
     num_labels: int = key(
         2,

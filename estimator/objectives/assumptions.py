@@ -1,0 +1,42 @@
+"""What an estimate assumes of its objective, in sentences."""
+
+from __future__ import annotations
+
+from estimator.families.liger import loss_of
+from estimator.objectives.batch import prompt_tokens, scored_tokens
+from estimator.objectives.registry import RULES
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Loss, Model, Objective
+
+
+def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
+    """The rows, the reference and the head of an objective."""
+    objective = setup.objective
+    sentences = []
+    if loss_of(model, setup) is Loss.CHUNKED_TRL and objective is not Objective.SFT:
+        sentences.append(
+            f"Of each row's {setup.max_length:,} tokens {prompt_tokens(setup):,} are the prompt's: the head computes "
+            f"{scored_tokens(setup):,} alone."
+        )
+    if objective.is_paired:
+        sentences.append("An example is two rows, which go through the model together.")
+        if objective is Objective.EMBEDDING:
+            sentences[-1] = (
+                "An example is two texts, an anchor and its positive; each has a call of its own."
+            )
+    if setup.keeps_reference:
+        sentences.append(
+            "The reference model is a second copy of the weights in the same dtype, which stays all through the run."
+        )
+    elif setup.asks_reference:
+        sentences.append("The reference model is the base with its adapters switched off.")
+    if RULES[objective].zeroes_dropout and setup.uses_adapters and setup.lora_dropout:
+        sentences.append(
+            f"The trainer of {objective} sets dropout to 0, lora_dropout {setup.lora_dropout:g} too."
+        )
+    if objective.generates:
+        sentences.append(
+            "Generation is not modelled yet: neither its memory (the cache of keys and values, or vLLM's share of the "
+            "GPU) nor its time is counted. What is estimated is the training on completions that exist."
+        )
+    return sentences
