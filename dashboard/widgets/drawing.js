@@ -13,9 +13,11 @@ const REST = 120;  // ms: ours, longer than from one pressed key to the next
 
 // Two figures with one frame differ in how long their bars are, and in what is written on them.
 const frameOf = ({ data, layout }) => {
-  const traces = data.map(({ x, base, text, hovertext, ...rest }) => [rest, x.length, text.map((it) => !it)]);
+  const traces = data.map(({ x, base, text, hovertext, ...rest }) => [rest, x.length]);
   return JSON.stringify([layout, traces]);
 };
+
+const middleOf = ([, top, bottom]) => (Number(top) + Number(bottom)) / 2;
 
 // Plotly takes 15 ms to draw them, and moving them where they stand 1. So it draws them when they rest.
 const slide = (box, { data: [bars, totals] }) => {
@@ -25,14 +27,21 @@ const slide = (box, { data: [bars, totals] }) => {
   const shapes = points.map((point) => point.querySelector("path"))
     .map((path) => path.getAttribute("d").match(/^M[^,]+,([^V]+)V([^H]+)H/));
   if (points.length !== bars.x.length || texts.length !== totals.x.length || !shapes.every(Boolean)) return false;
+  const written = points.findIndex((point) => point.querySelector("text"));
+  if (written < 0) return false;
+  const model = points[written].querySelector("text").cloneNode();
+  const below = Number(model.getAttribute("transform").match(/,(.*)\)/)[1]) - middleOf(shapes[written]);
   points.forEach((point, place) => {
     const base = bars.base[place], begin = at(base), end = at(base + bars.x[place]);
     const [, top, bottom] = shapes[place];
     point.querySelector("path").setAttribute("d", `M${begin},${top}V${bottom}H${end}V${top}Z`);
-    const text = point.querySelector("text");
-    if (!text) return;
+    point.querySelector("text")?.remove();
+    if (!bars.text[place]) return;
+    const text = model.cloneNode();
     text.textContent = bars.text[place];
-    text.setAttribute("transform", text.getAttribute("transform").replace(/\(.*,/, `(${(begin + end) / 2},`));
+    text.style.fill = bars.insidetextfont.color[place];
+    text.setAttribute("transform", `translate(${(begin + end) / 2},${middleOf(shapes[place]) + below})`);
+    point.append(text);
   });
   texts.forEach((text, place) => {
     const moved = axis.l2p(totals.x[place]) - axis.l2p(box.slid.data[1].x[place]);

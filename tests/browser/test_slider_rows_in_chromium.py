@@ -29,7 +29,8 @@ DRAWN = """() => {
   const rounded = (number) => Math.round(10 * number) / 10;
   return [
     all('.barlayer path').map((it) => it.getAttribute('d')),
-    all('.barlayer text').map((it) => [it.textContent, it.getAttribute('transform').match(/[\\d.]+/g).map(rounded)]),
+    all('.barlayer text').map((it) => [it.textContent, it.style.fill,
+      it.getAttribute('transform').match(/[\\d.]+/g).map(rounded)]),
     all('.textpoint text').map((it) => [it.textContent, rounded(it.getAttribute('x'))]),
   ];
 }"""
