@@ -47,6 +47,8 @@ from estimator.step.evaluation import kept_logits_bytes
 from estimator.step.reserved import shown
 from estimator.tools.imported import Fate, Imported, KeyRead, read_files
 from estimator.tools.whose import QUESTION, TOOLS, SetByTool, defaults_of, with_defaults_of
+from estimator.tools.writing.changes import Changed, changed_files
+from estimator.tools.writing.files import WRITABLE, TakeAway, files_of
 from estimator.values.keys import LARGEST
 from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
 from estimator.values.setup import KEY_FACET, TrainingSetup
@@ -102,8 +104,10 @@ __all__ = [
     "SMALLEST_MEMORY",
     "STEP_PHASES",
     "TOOLS",
+    "WRITABLE",
     "AttnImplementation",
     "BestWay",
+    "Changed",
     "Comparison",
     "Component",
     "Curve",
@@ -141,6 +145,7 @@ __all__ = [
     "SimilarRuns",
     "Stage",
     "Strategy",
+    "TakeAway",
     "Term",
     "TimePart",
     "TrainingSetup",
@@ -152,6 +157,7 @@ __all__ = [
     "best_ways",
     "beyond_the_step",
     "catalog",
+    "changed_files",
     "checkpoint_bytes",
     "contract",
     "default_targets",
@@ -160,6 +166,7 @@ __all__ = [
     "evaluation_stops",
     "explain",
     "family_of",
+    "files_of",
     "hub",
     "image_by_tool",
     "image_settings",

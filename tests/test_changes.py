@@ -10,7 +10,7 @@ from estimator import estimate
 from estimator.contract.setups import parse, plain_keys
 from estimator.search.remedies import cheapest_change
 from estimator.tools.imported import read_files
-from estimator.tools.writing.changes import changed
+from estimator.tools.writing.changes import changed_files
 
 YAML = """\
 # what we train
@@ -61,7 +61,7 @@ def lines(diff: str) -> list[str]:
 
 
 def read_as(files: dict[str, str], changes: dict[str, Any]) -> Any:
-    after = changed(files, changes)
+    after = changed_files(files, changes)
     now = read_files({**files, **after.files}).setup
     for key, value in changes.items():
         assert now[key] == value, key
@@ -137,7 +137,7 @@ def test_json_of_deepspeed_is_changed_beside_its_script() -> None:
 
 def test_what_a_script_has_no_place_for_is_left_to_its_writer() -> None:
     with pytest.raises(ValueError, match=r"train\.py has no call that takes use_peft; write it by"):
-        changed({"train.py": SCRIPT}, {"method": "qlora"})
+        changed_files({"train.py": SCRIPT}, {"method": "qlora"})
 
 
 @pytest.mark.parametrize("files", [{"sft.yaml": YAML}, {"train.py": SCRIPT}], ids=["yaml", "py"])
@@ -150,12 +150,12 @@ def test_change_that_mends_a_run_mends_its_file(files: dict[str, str]) -> None:
     if "method" in (remedy.keys if remedy else {}) and "train.py" in files:
         return  # a script without adapters gets none
     assert remedy is not None
-    after = changed(files, plain_keys(remedy.keys))
+    after = changed_files(files, plain_keys(remedy.keys))
     mended = read_files({**files, **after.files}).setup
     assert estimate(*parse({**mended, "gpu": "A100-SXM4-40GB"})).verdict == "fits"
 
 
 def test_nothing_to_change_is_no_diff() -> None:
-    after = changed({"sft.yaml": YAML}, {"per_device_train_batch_size": 8})
+    after = changed_files({"sft.yaml": YAML}, {"per_device_train_batch_size": 8})
     assert after.diff == ""
     assert after.files == {}

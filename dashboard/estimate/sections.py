@@ -23,6 +23,7 @@ from dashboard.estimate import (
     more_gpus,
     remedies,
     saving,
+    take_away,
     time_and_money,
     two_steps,
     what_if,
@@ -318,6 +319,40 @@ def _computed(answer: Estimate) -> None:
         st.code(explanation.source(function), language="python")
 
 
+def _take_away(answer: Estimate) -> None:
+    labels = take_away.tools()
+    chosen = st.segmented_control(
+        "Tool",
+        list(labels),
+        default=next(iter(labels)),
+        required=True,
+        key="tool to take away",
+        label_visibility="collapsed",
+    )
+    try:
+        away = take_away.files(answer, labels[chosen])
+    except ValueError as problem:
+        st.info(markup.plain(str(problem)))
+        return
+    st.html(f'<p class="hr-text">{take_away.NOTE}</p>')
+    st.code(away.command, language="bash")
+    tabs = st.tabs(list(away.files))
+    for tab, (name, text) in zip(tabs, away.files.items(), strict=True):
+        with tab:
+            st.code(text, language=take_away.language(name), height=420)
+            st.download_button(
+                f"Download {name}", text, name, "text/plain", on_click="ignore", key=f"take {name}"
+            )
+    st.download_button(
+        "Download all (zip)",
+        take_away.archive(away),
+        "headroom.zip",
+        "application/zip",
+        on_click="ignore",
+        key="take all",
+    )
+
+
 SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
     "What fills it": _ledger,
     "Best way": _best,
@@ -328,6 +363,7 @@ SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
     "Time and money": _time,
     "Through the step": _step,
     "Saving and loading": _saving,
+    "Take away": _take_away,
     "How computed": _computed,
 }
 """Sections by the name on their switch; the first is open."""

@@ -10,7 +10,7 @@ from estimator.check.judged import Judged
 from estimator.contract.setups import NONE_KNOWN, plain_keys, write_fields
 from estimator.contract.text import gib, verdict
 from estimator.search.remedies import Remedy
-from estimator.tools.writing.changes import changed
+from estimator.tools.writing.changes import changed_files
 from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
 from estimator.values.specs import Model, Verdict
@@ -41,7 +41,7 @@ def diff(of: Judged, change: Remedy, known: Mapping[str, Model] = NONE_KNOWN) ->
     """The change in the run's own files, as a unified diff; ``InputError`` says why it is none."""
     if not of.asked.texts:
         raise InputError("the run is an object of the contract: set these keys in it.")
-    return changed(of.asked.texts, plain_keys(change.keys), known).diff
+    return changed_files(of.asked.texts, plain_keys(change.keys), known).diff
 
 
 def _in_its_files(of: Judged, change: Remedy, known: Mapping[str, Model]) -> list[str]:

@@ -26,6 +26,7 @@ from estimator.contract.setups import (
     write_estimate,
     write_fields,
 )
+from estimator.contract.text import verdict
 from estimator.values.declaration import Key, Section, Widget
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, KEYS
@@ -61,6 +62,7 @@ __all__ = [
     "scenario_of",
     "sound_name",
     "unknown_model",
+    "verdict",
     "write_estimate",
     "write_fields",
     "write_file",

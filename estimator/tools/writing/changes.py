@@ -1,7 +1,7 @@
 r"""A user's own files with other values: only the characters that must change do, and what came in is read again.
 
 >>> text = "model_name_or_path: openai-community/gpt2\nper_device_train_batch_size: 8 # ours\n"
->>> print(changed({"sft.yaml": text}, {"per_device_train_batch_size": 2}).diff, end="")
+>>> print(changed_files({"sft.yaml": text}, {"per_device_train_batch_size": 2}).diff, end="")
 --- sft.yaml
 +++ sft.yaml
 @@ -1,2 +1,2 @@
@@ -56,7 +56,7 @@ class Changed:
     """Unified, of all of them."""
 
 
-def changed(
+def changed_files(
     files: Mapping[str, str | bytes],
     changes: Mapping[str, Value],
     known: Mapping[str, Model] | None = None,

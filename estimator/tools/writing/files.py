@@ -75,6 +75,8 @@ def files_of(
     tool = tool_named(tool_name, keys.get("objective"))
     if tool.name not in WRITABLE:
         raise InputError(f"files for {tool.label} are not written yet; take {_named()}.")
+    if not isinstance(keys.get("model"), str):
+        raise InputError("the model has no name that a file could load it by; take one of the Hub.")
     theirs = theirs_of(tool, keys, model, WRITABLE[tool.name])
     files = _own_files(tool, theirs, about, dataset or DATASETS[tool.name])
     accelerate = nested(theirs, "accelerate") if tool.name in SCRIPTED else {}

@@ -1,0 +1,69 @@
+"""The section "Take away": the files that run the setup on the page."""
+
+from __future__ import annotations
+
+import ast
+import io
+import zipfile
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard.estimate import take_away
+from estimator import catalog, contract, estimate, read_files
+from estimator.contract.setups import parse
+from estimator.tools.writing.theirs import sayable
+from tests.test_start_page import open_page, text
+
+SETUP = {"model": "meta-llama/Llama-3.1-8B", "method": "lora", "loss": "chunked_trl"}
+
+
+def codes(page: AppTest) -> list[str]:
+    return [element.value for element in page.get("code")]
+
+
+def test_section_has_the_command_and_the_files_of_the_setup_on_the_page() -> None:
+    page = open_page(**SETUP, gpu="A100-SXM4-80GB", lora_r="8", section="Take away")
+    command, script, config, requirements = codes(page)
+    assert command == "python train.py"
+    assert "lora_r=8," in script
+    ast.parse(script)
+    assert "Fits: needs" in script.replace("\n", " ")  # the verdict stands at its head
+    assert "lora_r: 8" in config
+    assert "trl==" in requirements
+    run = read_files({"train.py": script})
+    here = parse({**SETUP, "gpu": "A100-SXM4-80GB", "lora_r": 8})
+    assert sayable(run.setup) == sayable(contract.write_fields(*here))
+
+
+def test_another_tool_is_a_click_away() -> None:
+    page = open_page(model="meta-llama/Llama-3.1-8B", method="lora", section="Take away")
+    page.segmented_control(key="tool to take away").set_value("Trainer").run()
+    assert "from transformers import (" in codes(page)[1]
+
+
+def test_what_a_tool_cannot_say_is_one_sentence_and_no_file() -> None:
+    page = open_page(**SETUP | {"loss": "standard"}, section="Take away")
+    assert codes(page) == []
+    assert "TRL's SFTTrainer has no word for loss 'standard'" in page.info[0].value
+    assert "Traceback" not in text(page)
+
+
+@pytest.mark.parametrize("tool", take_away.tools().values())
+def test_archive_has_every_file_and_the_command(tool: str) -> None:
+    keys = {**SETUP, "gpu": "A100-SXM4-80GB", "tool": tool}
+    keys.pop("loss")
+    answer = estimate(*parse(keys))
+    away = take_away.files(answer, tool)
+    zipped = zipfile.ZipFile(io.BytesIO(take_away.archive(away)))
+    assert zipped.namelist() == [*away.files, "run.sh"]
+    assert zipped.read("run.sh").decode() == f"{away.command}\n"
+    assert take_away.archive(away) == take_away.archive(away)
+    assert all(take_away.language(name) for name in away.files)
+
+
+def test_model_without_a_name_is_refused() -> None:
+    model = parse({"model": {"like": "openai-community/gpt2", "num_hidden_layers": 3}})[0]
+    answer = estimate(model, catalog.gpu("L4"), parse({"model": "openai-community/gpt2"})[2])
+    with pytest.raises(ValueError, match="the model has no name that a file could load it by"):
+        take_away.files(answer, "trainer")
