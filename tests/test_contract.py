@@ -24,7 +24,7 @@ from estimator.contract.setups import (
 )
 from estimator.families.counts import modules_with_counts
 from estimator.families.modules import Linear
-from estimator.parallel.combinations import SHARING_KEYS, refusal
+from estimator.parallel.combinations import SHARING_KEYS, clipped_in_backward, refusal
 from estimator.search.remedies import remedies
 from estimator.values.declaration import Key
 from estimator.values.keys import BY_NAME, DEFAULT, GPU_KEYS, GROUPS, KEYS
@@ -88,7 +88,8 @@ layers_to_transform null · rank_pattern null · exclude_modules null · target_
 bias "none"
 use_dora false · autocast_adapter_dtype true · bnb_4bit_quant_type "nf4" · bnb_4bit_use_double_quant true
 bnb_4bit_quant_storage "uint8"
-load_in_8bit false · prepare_model_for_kbit_training false · max_grad_norm 1.0 · strategy "none"
+load_in_8bit false · prepare_model_for_kbit_training false · max_grad_norm 1.0 · optimizer_in_bwd false
+strategy "none"
 tp_size 1 · pp_size 1 · cp_size 1 · ep_size 1 · dp_replicate_size 1 · offload_optimizer "none"
 fsdp_version 2 · checkpoint_around_fsdp false
 offload_param "none" · num_train_examples 10000 · num_train_epochs 1 · mean_tokens_per_example null
@@ -565,6 +566,8 @@ def setups(draw: st.DrawFn) -> TrainingSetup:
     if values["dtype"] is not Dtype.FLOAT32:
         values["mixed_precision"] = draw(st.sampled_from([MixedPrecision.NO, MixedPrecision.BF16]))
     setup = replace(DEFAULT, **values)  # type: ignore[arg-type]
+    if refusal(setup) or clipped_in_backward(setup):
+        setup = replace(setup, optimizer_in_bwd=False)
     if refusal(setup):
         alone = {name: getattr(DEFAULT, name) for name in SHARING_KEYS}
         setup = replace(setup, **alone)  # type: ignore[arg-type]

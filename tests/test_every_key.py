@@ -47,6 +47,7 @@ MODEL = "mistralai/Mistral-7B-v0.1"
 BESIDE: dict[str, dict[str, object]] = {
     "dp_replicate_size": {"num_gpus": 8, "strategy": "hsdp", "dp_replicate_size": 4},
     "layers_to_transform": {"lora_target_modules": ["q_proj"], "method": "lora"},
+    "optimizer_in_bwd": {"max_grad_norm": 0.0},
     "model_class": {"model": "google/gemma-3-4b-it"},
     "num_gpus": {"strategy": "ddp"},
     "strategy": {"num_gpus": 2},

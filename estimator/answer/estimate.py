@@ -21,7 +21,12 @@ from estimator.objectives.batch import joined
 from estimator.objectives.refusals import check_objective, check_rows
 from estimator.objectives.registry import as_trained
 from estimator.parallel.assumptions import sharing_sentences
-from estimator.parallel.combinations import beyond_one_machine, refused, shares_between_layers
+from estimator.parallel.combinations import (
+    beyond_one_machine,
+    clipped_in_backward,
+    refused,
+    shares_between_layers,
+)
 from estimator.parallel.ddp import finds_unused
 from estimator.parallel.fsdp1 import check_units
 from estimator.parallel.fsdp2_hooks import check_head
@@ -475,7 +480,7 @@ def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
 
 def check_sizes(model: Model, setup: TrainingSetup) -> None:
     """Refuse what a structure cannot tell: a batch, a length or a number of GPUs that the rest forbids."""
-    if problem := beyond_one_machine(setup):
+    if problem := beyond_one_machine(setup) or clipped_in_backward(setup):
         raise problem
     check_rows(setup)
     if 0 < model.position_limit < setup.max_length:

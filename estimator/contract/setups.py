@@ -18,7 +18,13 @@ from estimator.families.adapters import adapter_parameters, default_targets
 from estimator.families.custom import resized
 from estimator.families.vision.family import VISION, images_of
 from estimator.objectives.registry import as_trained
-from estimator.parallel.combinations import SHARING_KEYS, beyond_one_machine, refusal, refused
+from estimator.parallel.combinations import (
+    SHARING_KEYS,
+    beyond_one_machine,
+    clipped_in_backward,
+    refusal,
+    refused,
+)
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
@@ -101,7 +107,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     given = _as_its_tool(given, known, problems)
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
-    if problem := refused(setup) or beyond_one_machine(setup):
+    if problem := refused(setup) or beyond_one_machine(setup) or clipped_in_backward(setup):
         if "strategy" in values or "strategy" not in given:  # else it is of a default of ours
             problems.append(str(problem))
         setup = replace(setup, **{name: getattr(DEFAULT, name) for name in SHARING_KEYS})

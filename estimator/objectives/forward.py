@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from estimator.families.adapters import is_adapted, is_copied, lowest_trained
-from estimator.families.block import DROPOUT, ROTARY, Block
+from estimator.families.block import DROPOUT, ROTARY, Block, Owned
 from estimator.families.by_layer import modules_of_layer
 from estimator.families.counts import layer_model, outer_modules, tied_head
 from estimator.families.family import Architecture
@@ -25,6 +25,7 @@ from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.placement import HEAD
 from estimator.parallel.sharding import computed
 from estimator.parallel.strategies import hooks
+from estimator.resident.optimizer import Trainable, step_transient
 from estimator.tape import operators as op
 from estimator.tape.tape import (
     ACTIVATIONS,
@@ -136,7 +137,30 @@ class Loaded:
         if not self.trained:  # from_pretrained leaves requires_grad on, so autocast caches casts
             for owned in block.owned:
                 owned.parameter.requires_grad = True
+        elif setup.optimizer_in_bwd:
+            for owned in block.owned:
+                self._step_in_backward(owned)
         return block
+
+    def _step_in_backward(self, owned: Owned) -> None:
+        """Have a weight stepped when its gradient arrives, which is then freed.
+
+        Source: torchtune 0.6.1, training/memory.py, ``register_optim_in_bwd_hooks``.
+        """
+        parameter, tape = owned.parameter, self.tape
+        if parameter.node is None or parameter.node.leaf is None:
+            return
+        tensor = Trainable(owned.shape, parameter.width, 1)
+        optimisation = self.setup.optimisation
+        size = step_transient([tensor], optimisation.optim, optimisation.optim_state_dtype)
+
+        def step(leaf: Leaf) -> None:
+            if size:
+                tape.operation = f"{optimisation.optim} step in backward"
+                tape.new(size, 1)
+            leaf.take()
+
+        parameter.node.leaf.arrived = step
 
 
 class Forward:

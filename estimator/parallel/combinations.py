@@ -116,6 +116,10 @@ ONE_DTYPE = Line(
     "torch", "distributed/fsdp/_flat_param.py", 814, "Must flatten tensors with uniform dtype"
 )
 
+FULL_FINETUNE = Report(
+    "https://github.com/pytorch/torchtune/blob/v0.6.1/recipes/full_finetune_single_device.py"
+)
+
 RULES = (
     Rule(
         lambda s: _unscaled(s) and not s.uses_adapters,
@@ -367,6 +371,34 @@ RULES = (
         ),
     ),
     Rule(
+        lambda s: s.optimizer_in_bwd and s.gradient_accumulation_steps > 1,
+        "Gradient accumulation is not supported with optimizer_in_bwd, torchtune refuses it; set "
+        "gradient_accumulation_steps to 1, or optimizer_in_bwd false.",
+        FULL_FINETUNE,
+    ),
+    Rule(
+        lambda s: s.optimizer_in_bwd and s.uses_adapters,
+        "optimizer_in_bwd is of torchtune's full fine-tuning alone; set it false, or take method full.",
+        FULL_FINETUNE,
+    ),
+    Rule(
+        lambda s: s.optimizer_in_bwd and s.mixed_precision is MixedPrecision.FP16,
+        "optimizer_in_bwd has no scaler, and torchtune refuses fp16; take mixed_precision bf16 or no.",
+        FULL_FINETUNE,
+    ),
+    Rule(
+        lambda s: s.optimizer_in_bwd and s.strategy is not Strategy.NONE,
+        "optimizer_in_bwd under {s.strategy} is not modelled yet; set it false, or take strategy none.",
+        NOT_MODELLED,
+    ),
+    Rule(
+        lambda s: (
+            s.optimizer_in_bwd and s.optim in (Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW)
+        ),
+        "optim {s.optim} with optimizer_in_bwd is not modelled yet; take adamw_torch_fused.",
+        NOT_MODELLED,
+    ),
+    Rule(
         lambda s: s.batch.is_joined and s.padded,
         "packing and padding_free leave no padding; set padded false.",
         CONTRADICTION,
@@ -520,6 +552,20 @@ def refusal(setup: TrainingSetup) -> str | None:
     """The same in one sentence."""
     problem = refused(setup)
     return None if problem is None else str(problem)
+
+
+CLIPPED_IN_BACKWARD = Refusal(
+    "Gradient clipping is not supported with optimizer_in_bwd, torchtune refuses it; set max_grad_norm to 0, or "
+    "optimizer_in_bwd false.",
+    FULL_FINETUNE,
+)
+
+
+def clipped_in_backward(setup: TrainingSetup) -> RefusedError | None:
+    """Why gradients that die in backward cannot be clipped; None if they are not. Not part of a structure."""
+    if not setup.optimizer_in_bwd or not setup.max_grad_norm:
+        return None
+    return CLIPPED_IN_BACKWARD()
 
 
 BEYOND_ONE_MACHINE = Refusal(

@@ -215,13 +215,15 @@ def whole(
 
     Source: derived, from ``gradient_bytes`` and the optimizer's rules.
     """
-    gradients = gradient_bytes(tensors)
+    gradients, step = gradient_bytes(tensors), stepped(tensors, structure.optimisation)
+    if structure.optimizer_in_bwd:  # each is freed, and stepped, in backward
+        gradients, step["transient"] = 0, 0
     return Resident(
         weights=weights,
         adapters=adapters,
         gradients=gradients,
         accumulated=gradients,
-        **stepped(tensors, structure.optimisation),
+        **step,
         **counts(model, structure),
     )
 

@@ -376,13 +376,13 @@ def plan(model: Model, structure: TrainingSetup) -> Plan:
         gpus = (
             structure.num_gpus
         )  # which gradients a rank keeps depends on where its partition begins
+    if not structure.optimizer_in_bwd:  # its temporaries are in backward
+        structure = replace(structure, optim=Optimizer.SGD, optim_state_dtype=None)
     return _plan(
         model,
         replace(
             structure,
             lora_r=1,
-            optim=Optimizer.SGD,
-            optim_state_dtype=None,
             num_gpus=gpus,
             dp_replicate_size=replicas,
             save_only_model=False,

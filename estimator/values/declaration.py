@@ -29,6 +29,7 @@ class Whose(StrEnum):
     TRAINER = "Trainer's"
     TRANSFORMERS = "Transformers'"
     TRL = "TRL's"
+    TORCHTUNE = "Torchtune's"
 
 
 class Section(StrEnum):

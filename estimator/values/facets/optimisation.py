@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
-from estimator.values.kinds import Choice, Number
+from estimator.values.kinds import Choice, Flag, Number
 from estimator.values.specs import Dtype, Optimizer
 
 _OPTIM = Choice(
@@ -79,5 +79,18 @@ class Optimisation(Checked):
             label="Max gradient norm",
             help="Trainer's max_grad_norm. 0 turns clipping off, so no norm is computed.",
             step=0.1,
+        ),
+    )
+    optimizer_in_bwd: bool = key(
+        False,
+        Flag(),
+        "torchtune's: each weight is stepped when its gradient arrives, which is then freed",
+        whose=Whose.TORCHTUNE,
+        widget=Widget(
+            shape="toggle",
+            section=Section.MORE,
+            label="Optimizer in backward",
+            help="torchtune's optimizer_in_bwd: each weight is stepped as soon as its gradient arrives, and the "
+            "gradient is freed. It allows neither accumulation nor clipping.",
         ),
     )

@@ -1,0 +1,58 @@
+"""torchtune's optimizer_in_bwd: gradients are freed as they arrive.
+
+Whole steps are held against traced ones in tests/test_reference.py ("stepped in backward").
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import Component, Optimizer, Phase, TrainingSetup, catalog, estimate
+
+LLAMA = catalog.model("meta-llama/Llama-2-7b-hf")
+GPU = catalog.gpu("A100-SXM4-80GB")
+SETUP = TrainingSetup(gradient_checkpointing=True, max_grad_norm=0.0, max_length=512)
+PARAMETERS = 6_738_415_616
+HEAD = 32_000 * 4096
+
+
+def test_no_gradient_is_there_when_backward_ends() -> None:
+    before = estimate(LLAMA, GPU, SETUP)
+    after = estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True))
+    steps = [it.phases[Phase.OPTIMIZER_STEP] for it in (before, after)]
+    assert steps[0].resident[Component.GRADIENTS] == 2 * PARAMETERS
+    assert Component.GRADIENTS not in steps[1].resident
+    states = [it.resident[Component.OPTIMIZER_STATES] for it in steps]
+    assert states[0] == states[1]
+
+
+def test_backward_holds_one_gradient_at_a_time() -> None:
+    """Weights and two states of 2 bytes each, and at most what a head and its copies take."""
+    found = estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True)).phases[Phase.BACKWARD]
+    assert 6 * PARAMETERS < found.bytes < 6 * PARAMETERS + 20 * HEAD
+    assert found.resident.get(Component.GRADIENTS, 0) <= 2 * HEAD
+
+
+def test_foreach_adamw_takes_its_temporaries_for_one_weight_alone() -> None:
+    """A square root of the second moments: of all weights at the step, of one in backward."""
+    fused, foreach = (
+        estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True, optim=optim)).peak.bytes
+        for optim in (Optimizer.ADAMW_TORCH_FUSED, Optimizer.ADAMW_TORCH)
+    )
+    assert foreach - fused < 2 * HEAD
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"gradient_accumulation_steps": 2}, "accumulation is not supported"),
+        ({"max_grad_norm": 1.0}, "clipping is not supported"),
+        ({"method": "lora"}, "full fine-tuning alone"),
+        ({"num_gpus": 2, "strategy": "fsdp"}, "not modelled yet"),
+    ],
+)
+def test_what_torchtune_refuses_is_refused(keys: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        estimate(LLAMA, GPU, replace(SETUP, optimizer_in_bwd=True, **keys))
