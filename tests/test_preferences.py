@@ -23,6 +23,7 @@ from estimator import (
     TrainingSetup,
     catalog,
     estimate,
+    remedies,
 )
 from estimator.contract.setups import parse, write_estimate, write_fields
 from estimator.families.counts import modules_with_counts, total_parameters
@@ -396,6 +397,35 @@ def test_precomputing_takes_a_pass_before_the_first_step_and_shortens_every_step
     assert before.before.low_seconds == pytest.approx(once, rel=1e-3)
     total = before.total_steps * before.step_seconds_low + before.before.low_seconds
     assert before.total_hours_low == pytest.approx(total / 3600)
+
+
+# --- what to change -----------------------------------------------------------------------------
+
+
+def titles(**keys: Any) -> dict[str, dict[str, Any]]:
+    """The remedies for a card of 24 GB."""
+    gpu = catalog.gpu("RTX 4090")
+    setup = replace(BASE, dtype=Dtype.FLOAT32, gradient_checkpointing=True, **keys)
+    return {it.title: dict(it.keys) for it in remedies(estimate(LLAMA_1B, gpu, setup), ())}
+
+
+LLAMA_1B = catalog.model("meta-llama/Llama-3.2-1B")
+
+
+def test_a_reference_that_does_not_fit_is_precomputed_first():
+    found = titles(objective=Objective.DPO)
+    alone = [keys for title, keys in found.items() if title.startswith("Reference precomputed")]
+    assert alone, found
+    assert all(keys["precompute_ref_log_probs"] is True for keys in alone)
+    assert not any("Liger" in title or "tiles" in title for title in found)
+
+
+def test_an_embedding_batch_is_passed_in_parts_and_never_made_smaller():
+    keys = {"objective": Objective.EMBEDDING, "per_device_train_batch_size": 256}
+    setup = replace(BASE, method=Method.LORA, **keys)
+    found = remedies(estimate(LLAMA_1B, catalog.gpu("RTX 4090"), setup), ())
+    assert any(set(it.keys) == {"mini_batch_size"} for it in found)
+    assert not any("per_device_train_batch_size" in it.keys for it in found)
 
 
 # --- the answer ---------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def joined(batch: Batch, rows: int, length: int) -> Batch:
     """
     if batch.packing or (batch.padding_free and rows > 1):
         return batch.as_rows(1, rows * length)
-    return replace(batch, per_device_train_batch_size=rows, max_length=length, padding_free=False)
+    return replace(batch, padding_free=False).as_rows(rows, length)
 
 
 def asks_kl(setup: TrainingSetup) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from estimator.answer.estimate import need
 from estimator.families.adapters import default_targets, refused_targets
 from estimator.families.liger import fuses_head, loss_of
+from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.search.image_changes import image_changes
@@ -29,6 +30,7 @@ from estimator.values.specs import (
     Method,
     MixedPrecision,
     Model,
+    Objective,
     Offload,
     Optimizer,
     Strategy,
@@ -206,6 +208,7 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             ({"dtype": Dtype.BFLOAT16},),
         )
     yield from _losses(model, setup)
+    yield from _references(setup)
     yield from _divisions(setup)
     if splits := tuple(_splits(setup)):
         yield Change(
@@ -226,7 +229,9 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     if setup.method is Method.FULL:
         yield Change(
             f"LoRA of rank {setup.lora_r}{_where(model, setup)}",
-            "Trains small adapters instead of all weights; learns less if the task is far from pretraining.",
+            "Trains small adapters instead of all weights; learns less if the task is far from pretraining."
+            + " The reference is then the base without them, no second model."
+            * setup.keeps_reference,
             ({"method": Method.LORA, **_with_adapters(model, setup)},),
         )
     if setup.method is not Method.QLORA:
@@ -308,7 +313,7 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     Prices: Liger computes the head's gradients with the loss, by the same products (Hsu et al. 2024,
     arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, recomputes the logits in backward.
     """
-    if loss_of(model, setup) is not Loss.STANDARD:
+    if loss_of(model, setup) is not Loss.STANDARD or setup.objective is not Objective.SFT:
         return
     if fuses_head(model):
         keys: dict[str, Any] = {} if setup.use_liger_kernel else {"use_liger_kernel": True}
@@ -323,6 +328,50 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "The same result up to rounding; needs SFTTrainer of TRL 1.16 or newer. Backward recomputes the logits.",
             ({"loss": Loss.CHUNKED_TRL},),
         )
+
+
+def _references(setup: TrainingSetup) -> Iterator[Change]:
+    """What an objective can do without: its reference model on the GPU, all rows at once, long prompts."""
+    objective = setup.objective
+    if setup.keeps_reference and not objective.generates:
+        yield Change(
+            "Reference precomputed",
+            "The same result: the reference is asked once about every example, before training, and then leaves the "
+            "GPU.",
+            ({"precompute_ref_log_probs": True},),
+        )
+    if setup.keeps_reference and objective.generates:
+        yield Change(
+            "No reference model (beta 0)",
+            "GRPO's default; nothing then holds the answers near the model that training began with.",
+            ({"beta": 0.0},),
+        )
+    if objective is Objective.EMBEDDING:
+        yield Change(
+            "GradCache with {mini_batch_size} rows at once",
+            "The same result: CachedMultipleNegativesRankingLoss, whose forward runs twice.",
+            tuple({"mini_batch_size": size} for size in _halves(setup)),
+        )
+    prompt = prompt_tokens(setup)
+    if objective.is_preference and prompt > 1:
+        completion = setup.max_length - prompt
+        yield Change(
+            "Prompts of {max_prompt_length} tokens",
+            "Longer prompts are cut; answers stay whole.",
+            tuple(
+                {"max_prompt_length": shorter, "max_length": completion + shorter}
+                for shorter in (prompt // 2, prompt // 4)
+                if shorter > 0
+            ),
+        )
+
+
+def _halves(setup: TrainingSetup) -> Iterator[int]:
+    """Ever smaller mini-batches of an embedding batch."""
+    size = (setup.mini_batch_size or setup.per_device_train_batch_size) // 2
+    while size:
+        yield size
+        size //= 2
 
 
 _NAMES = {
@@ -393,6 +442,10 @@ def _smaller_evaluations(run: TrainingRun) -> Iterator[Keys]:
 
 def _splits(setup: TrainingSetup) -> Iterator[Keys]:
     """Smaller micro-batches with more accumulation, at the same effective batch."""
+    if (
+        setup.objective is Objective.EMBEDDING
+    ):  # a row's negatives are the others of its micro-batch
+        return
     size = setup.per_device_train_batch_size * setup.gradient_accumulation_steps
     for batch in range(setup.per_device_train_batch_size - 1, 0, -1):
         if size % batch == 0:
