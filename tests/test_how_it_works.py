@@ -19,6 +19,14 @@ def test_every_chapter_has_words_and_the_walk_has_the_example_s_numbers():
     assert "13.5 GiB" in walk, "7,241,732,096 parameters x 2 bytes"
 
 
+def test_the_chapter_on_objectives_counts_the_reference_as_the_weights_once_more():
+    told = content.example({**EXAMPLE, **ARTICLE})
+    (text,) = (it.text for it in content.chapters(told) if "preferences" in it.heading)
+    assert "13.5 GiB here" in text, "7,241,732,096 parameters x 2 bytes"
+    logits = 20 * 1024 * 32_000
+    assert f"{units.gib(logits)} here" in text, "20 bytes x 1 example x 1,024 tokens x 32,000 words"
+
+
 def test_the_sum_of_all_largest_parts_is_more_than_the_peak():
     told = content.example({**EXAMPLE, **ARTICLE})
     idea = content.chapters(told)[0].text

@@ -10,6 +10,7 @@ from estimator import (
     Component,
     Estimate,
     Method,
+    Objective,
     Optimizer,
     Phase,
     catalog,
@@ -33,6 +34,7 @@ def chapters(example: Estimate) -> list[Chapter]:
         Chapter("One run, moment by moment", _walk(example)),
         Chapter("Beside the rule of thumb", rule_of_thumb.sentence(example)),
         Chapter("What LoRA and QLoRA change", _adapters(example)),
+        Chapter("What preferences, rewards and embeddings change", _objectives(example)),
         Chapter("Common mistakes", _pitfalls(example)),
         Chapter("How the figure is computed", _method()),
         Chapter("What the bracket means", _bracket(example)),
@@ -106,6 +108,47 @@ def _adapters(of: Estimate) -> str:
     )
 
 
+def _objectives(of: Estimate) -> str:
+    pairs = replace(
+        of.setup,
+        objective=Objective.DPO,
+        loss=None,
+        optim_state_dtype=None,
+        gradient_checkpointing=True,
+    )
+    full, precomputed, lora, reward = (
+        estimate(of.model, of.gpu, replace(pairs, **keys))
+        for keys in (
+            {},
+            {"precompute_ref_log_probs": True},
+            {"method": Method.LORA},
+            {"method": Method.LORA, "objective": Objective.REWARD},
+        )
+    )
+    reference = full.peak.resident[Component.REFERENCE_MODEL]
+    logits = 10 * 2 * pairs.tokens * of.model.vocab_size
+    return "\n".join(
+        [
+            "- **DPO** passes two rows for each example, the better and the worse answer, and asks a reference model "
+            f"about both while the graph of the trained one is alive. Full fine-tuning loads it beside the weights: "
+            f"{units.gib(reference)} here, in the same dtype, so that the need is {units.gib(full.need_high_bytes)}. "
+            f"Precomputed, it is {units.gib(precomputed.need_high_bytes)}. With LoRA the reference is the base without "
+            f"its adapters: no second model, and a need of {units.gib(lora.need_high_bytes)}.",
+            "- **The head sees answers alone.** TRL's trainers compute log-probabilities tile by tile, and only where "
+            "the loss counts: a prompt costs its layers, but no logits. KTO passes one row for each example and asks "
+            "up to three times without gradients.",
+            "- **ORPO** needs no reference but holds all logits in float32, and in backward two gradients of them "
+            f"and a half: {units.gib(logits)} here, more where the vocabulary is larger.",
+            f"- **Reward models and classifiers** have a head of one number or a few labels instead of the vocabulary: "
+            f"{units.gib(reward.need_high_bytes)} with LoRA.",
+            "- **Embeddings** have no head. Every text of a batch is held against every other, so the batch cannot be "
+            "split by accumulation; GradCache passes it in parts, twice.",
+            "- **Who holds the reference.** DDP and ZeRO below stage 3 keep it whole on every GPU. ZeRO-3 divides it. "
+            "FSDP 2 divides it too, but gathers all of it for each call.",
+        ]
+    )
+
+
 def _pitfalls(of: Estimate) -> str:
     words = 128_256
     llama = estimate(
@@ -159,6 +202,6 @@ def _bracket(of: Estimate) -> str:
 def _gaps() -> str:
     return (
         "Tensor, pipeline, context and expert parallelism are refused, not guessed. So are architectures whose code "
-        "we have not read. "
+        "we have not read. GRPO and RLOO are estimated without their generation. "
         "Each refusal says why in one sentence."
     )
