@@ -27,7 +27,7 @@ from pathlib import Path
 TABLE = Path(__file__).resolve().parent.parent / "data" / "tool_defaults.csv"
 COLUMNS = ("tool", "version", "key", "default", "file", "line")
 Row = dict[str, str]
-Source = Callable[[str, str], str]
+Source = Callable[[str], str]
 """The text of a file of a package."""
 
 
@@ -146,7 +146,7 @@ def _made(factory: ast.expr) -> object:
 # --- wheels -------------------------------------------------------------------------------------
 
 
-def wheel_source(wheel: Path) -> tuple[str, Callable[[str], str]]:
+def wheel_source(wheel: Path) -> tuple[str, Source]:
     """The version of a wheel, and how to read a file of it."""
     with zipfile.ZipFile(wheel) as opened:
         kept = {name: opened.read(name) for name in opened.namelist() if name.endswith(".py")}
@@ -187,7 +187,7 @@ def reread(rows: Sequence[Row], wheel_of: Callable[[str], Path]) -> list[Row]:
     return [read_row(row, *read[row["tool"]]) for row in rows]
 
 
-def read_row(row: Mapping[str, str], version: str, file: Callable[[str], str]) -> Row:
+def read_row(row: Mapping[str, str], version: str, file: Source) -> Row:
     """One row as a package has it."""
     try:
         value, line = read_default(file(row["file"]), row["key"])

@@ -15,6 +15,7 @@ from dashboard.estimate import (
     sections,
     start,
     verdict_panel,
+    your_config,
 )
 from dashboard.site import navigation
 from dashboard.state import comparison, opening, question
@@ -101,6 +102,7 @@ opening.open_address()
 sidebar.draw()
 model_box.status()
 verdict()
+your_config.draw()
 cards()
 look = at_a_glance.Look(
     shown=tuple(

@@ -16,9 +16,14 @@ DEEPEST = 50
 
 def take(keys: Mapping[str, object]) -> None:
     """Set some keys and remember what they were; the whole page follows, as its widgets must."""
+    put(keys)
+    st.rerun()
+
+
+def put(keys: Mapping[str, object]) -> None:
+    """Set some keys and remember what they were, before any widget is drawn."""
     _remember(keys)
     session.put(keys)
-    st.rerun()
 
 
 def _remember(keys: Iterable[str]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.state import actions, models, question, what_ifs
+from dashboard.state import actions, configs, models, question, what_ifs
 from dashboard.widgets import (
     batch_sliders,
     boxes,
+    config_box,
     gpu_box,
     images,
     lora,
@@ -79,6 +80,7 @@ def _open_what_applies(method: Method) -> None:
 def draw() -> None:
     """All controls, in the sidebar, always in the same places; what does not apply now keeps its value."""
     models.settle()
+    configs.follow()
     models.follow()
     what_ifs.follow(question.reading())
     now = question.reading()
@@ -86,6 +88,7 @@ def draw() -> None:
     with st.sidebar:
         _undo_and_reset()
         model_box.draw(now.model)
+        config_box.draw()
         gpu_box.draw(now.gpu)
         boxes.draw(contract.Section.ALWAYS, UNUSUAL)
         _expanders()

@@ -27,6 +27,7 @@ from estimator.contract.setups import (
     write_fields,
 )
 from estimator.contract.text import verdict
+from estimator.tools.whose import QUESTION
 from estimator.values.declaration import Key, Section, Widget
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, KEYS
@@ -39,6 +40,7 @@ __all__ = [
     "LONGEST_WRITTEN",
     "MODEL_MISSING",
     "MOST_SCENARIOS",
+    "QUESTION",
     "VERSION",
     "Choice",
     "Found",

@@ -23,6 +23,8 @@ from estimator.values.specs import Model
 
 MOST_FILES = 16
 """Files of one run: ours."""
+SHORTEST_MEANT = 4
+"""Letters of a name that an unknown key may have meant: ours; a shorter one stands in too many words."""
 PRIORITY = ("unsloth", "axolotl", "llamafactory", "ms_swift", "torchtune", "trl", "trainer")
 """Of several tools that are named: the one that calls the others."""
 
@@ -319,7 +321,8 @@ class _Judge:
             return Fate.TAKEN, "", None
         if later is not None:
             return Fate.NO_EFFECT, "", None
-        meant = near(shown, {it.partition(".")[2] for it in self.taken})
+        names = {it.partition(".")[2] for it in self.taken}
+        meant = near(shown, sorted(it for it in names if len(it) >= SHORTEST_MEANT))
         hint = f"; did you mean {meant[0]}?" if meant else "."
         return (
             Fate.UNKNOWN,

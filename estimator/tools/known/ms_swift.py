@@ -193,6 +193,7 @@ RULES: tuple[Rule, ...] = (
     ),
     modules_to_save_from("args.modules_to_save"),
     same("args.use_dora"),
+    same("args.lora_bias", "bias"),
     same("args.target_parameters"),
     Rule(
         theirs=(
@@ -259,7 +260,6 @@ LATER: tuple[Later, ...] = (
     _later("trainable_parameters_regex", "These parameters are trained", MORE),
     _later("target_regex", "A pattern chooses the modules with an adapter", EITHER),
     _later("lora_dtype", "The adapters' dtype", EITHER, "AUTO"),
-    _later("lora_bias", "Biases are trained", MORE, "none"),
     _later("quant_method", "Another quantiser than bitsandbytes", EITHER, "bnb"),
     _later("max_pixels", "Images have at most so many pixels", EITHER),
     _later("MAX_PIXELS", "Images have at most so many pixels", EITHER),

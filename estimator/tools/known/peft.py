@@ -85,6 +85,7 @@ LORA: tuple[Rule, ...] = (
     same("peft.use_dora"),
     same("peft.lora_bias"),
     same("peft.bias"),
+    same("peft.bias"),
     same("peft.layers_to_transform"),
     same("peft.rank_pattern"),
     same("peft.exclude_modules"),

@@ -103,6 +103,7 @@ RULES: tuple[Rule, ...] = (
         says="the seven linear layers of a block get an adapter",
     ),
     modules_to_save_from("unsloth_peft.modules_to_save"),
+    same("unsloth_peft.bias"),
     same("unsloth_peft.layers_to_transform"),
     same("unsloth_peft.target_parameters"),
     always(

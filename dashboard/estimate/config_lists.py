@@ -1,0 +1,106 @@
+"""What became of each key of the visitor's own config, in four lists, and what the tool set without being asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from dashboard.words import markup
+from estimator import Fate, Imported, KeyRead, SetByTool
+
+MOST_SHOWN = 40
+"""Characters of a value that a table shows: ours."""
+
+
+def title(found: Imported, label: str) -> str:
+    """Whose config it is, and how many keys are in each list.
+
+    >>> from estimator import read_files
+    >>> title(read_files({"a command": "trl sft --max_length 512 --seed 1"}), "TRL's SFTTrainer")
+    "Your config, read as TRL's SFTTrainer … runs it: 1 key taken over, 1 without effect, 0 not modelled yet, 0 unknown"
+    """
+    counts = {fate: len(found.of(fate)) for fate in Fate}
+    keys = "key" if counts[Fate.TAKEN] == 1 else "keys"
+    return (
+        f"Your config, read as {label} {found.version} runs it: {counts[Fate.TAKEN]} {keys} taken over, "
+        f"{counts[Fate.NO_EFFECT]} without effect, {counts[Fate.NOT_MODELLED]} not modelled yet, "
+        f"{counts[Fate.UNKNOWN]} unknown"
+    )
+
+
+def warnings(found: Imported, problems: Sequence[str]) -> tuple[str, ...]:
+    """What the visitor must know first: contradictions, files that are missing, what the page cannot show."""
+    return tuple(dict.fromkeys((*found.contradictions, *found.notes, *problems)))
+
+
+def lists_html(found: Imported) -> str:
+    """The lists, those that need a look open."""
+    several = len(found.texts) > 1
+    tool = f"{len(found.set_by_tool)} keys that the tool sets without being asked"
+    pieces = [
+        _list(
+            "Changes memory or time, and is not modelled yet",
+            found.of(Fate.NOT_MODELLED),
+            several,
+        ),
+        _list("Unknown", found.of(Fate.UNKNOWN), several),
+        markup.details("config by tool", tool, _by_tool(found.set_by_tool)),
+        _folded("config taken", "Taken over", found.of(Fate.TAKEN), several),
+        _folded(
+            "config without effect",
+            "No effect on memory, time or cost",
+            found.of(Fate.NO_EFFECT),
+            several,
+        ),
+    ]
+    return "".join(pieces)
+
+
+def _list(heading: str, keys: Sequence[KeyRead], several: bool) -> str:
+    if not keys:
+        return ""
+    return f'<p class="hr-note"><b>{escape(heading)}</b></p>{_table(keys, several)}'
+
+
+def _folded(key: str, heading: str, keys: Sequence[KeyRead], several: bool) -> str:
+    return markup.details(key, f"{heading}: {len(keys)}", _table(keys, several)) if keys else ""
+
+
+def _table(keys: Iterable[KeyRead], several: bool) -> str:
+    return _rows((it.key, it.value, _said(it), _where(it, several)) for it in keys)
+
+
+def _rows(rows: Iterable[tuple[str, object, str, str]]) -> str:
+    """A key, its value, what is said of it, and where it stands."""
+    cells = "".join(
+        f'<tr><td class="hr-name-cell"><code>{escape(key)}</code></td><td><code>{escape(_shown(value))}</code></td>'
+        f'<td class="hr-what">{escape(said)} ({escape(where)})</td></tr>'
+        for key, value, said, where in rows
+    )
+    return f'<div class="hr-scroll"><table class="hr-table">{cells}</table></div>'
+
+
+def _said(key: KeyRead) -> str:
+    if key.fate is Fate.TAKEN:
+        same = [it for it in key.ours if it != key.key]
+        return f"as {', '.join(same)}" if same else ""
+    if key.direction is not None and key.fate is Fate.NOT_MODELLED:
+        return f"{key.says} Likely {key.direction} memory."
+    return key.says
+
+
+def _where(key: KeyRead, several: bool) -> str:
+    return f"{key.file}, line {key.line}" if several else f"line {key.line}"
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None | True | False:
+            text = {None: "null", True: "true", False: "false"}[value]
+        case _:
+            text = str(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+
+
+def _by_tool(keys: Iterable[SetByTool]) -> str:
+    return _rows((it.key, it.value, it.says, it.source) for it in keys)

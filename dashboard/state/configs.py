@@ -1,0 +1,118 @@
+"""The visitor's own config: files that were dropped or a text that was pasted, read as one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import streamlit as st
+
+from dashboard.state import actions, models, opening, question, session
+from estimator import Imported, contract, defaults_of, read_files
+
+PASTED = "the pasted text"
+KEPT = ("num_train_examples", "mean_tokens_per_example", "usd_per_gpu_hour", "mfu")
+"""Keys that no config has: they stay as they are on the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRun:
+    """What was read, and out of which files."""
+
+    files: Mapping[str, str | bytes]
+    found: Imported
+    problems: tuple[str, ...]
+    """Why the page cannot show a part of it, in sentences."""
+    waits_for: str = ""
+    """The model that the Hub is asked for; its adapters' modules follow from it."""
+
+
+def current() -> OwnRun | None:
+    """The run that was read last."""
+    run: OwnRun | None = st.session_state.get("own run")
+    return run
+
+
+def problem() -> str:
+    """Why the last files were not read; empty: they were."""
+    said: str = st.session_state.get("own run problem", "")
+    return said
+
+
+def take_pasted() -> None:
+    """Read the text that was pasted."""
+    _take({PASTED: st.session_state.get("run text") or ""})
+
+
+def take_dropped() -> None:
+    """Read the files that were dropped."""
+    dropped = st.session_state.get("run files")
+    if dropped:
+        _take({it.name: it.getvalue() for it in dropped})
+
+
+def forget() -> None:
+    """Show the lists no more; the setup stays."""
+    st.session_state["own run"] = None
+    st.session_state["own run problem"] = ""
+
+
+def take_defaults_of(tool: str) -> None:
+    """Set every key that is not the question itself to what a tool sets it to."""
+    reading = question.reading()
+    assert reading.model is not None
+    given = contract.write_fields(reading.model, reading.gpu, reading.setup)
+    asked = {
+        key: getattr(reading.setup, key) for key in contract.QUESTION if key in contract.BY_NAME
+    }
+    asked |= {key: given[key] for key in ("model", "gpu") if key in given}
+    found = {it.key: it.value for it in defaults_of(tool, asked, reading.model)}
+    _put({**found, **asked})
+
+
+def follow() -> None:
+    """When the Hub has answered for the model of a config, read the config once more with it."""
+    run = current()
+    if run is not None and run.waits_for and run.waits_for == st.session_state.get("in use"):
+        _take(run.files)
+
+
+def _take(files: Mapping[str, str | bytes]) -> None:
+    """Read the files and set the page to their run; the page keeps what it had where they cannot be read."""
+    state = st.session_state
+    try:
+        found = read_files(files, models.known())
+    except ValueError as said:
+        state["own run problem"] = str(said)
+        return
+    state["own run problem"] = ""
+    wanted = found.setup.get("model")
+    fields = {key: value for key, value in found.setup.items() if key != "model"}
+    waits_for = ""
+    if isinstance(wanted, str) and models.is_known(wanted):
+        fields["model"] = wanted
+    elif isinstance(wanted, str) and "/" in wanted.strip("/"):
+        waits_for = wanted
+    problems = _put({**fields, **{key: session.value(key) for key in KEPT if key not in fields}})
+    state["own run"] = OwnRun(files, found, problems, waits_for)
+    if waits_for:
+        models.ask(waits_for)
+    elif isinstance(wanted, Mapping):
+        models.take_text(json.dumps(dict(wanted)))
+
+
+def _put(fields: Mapping[str, object]) -> tuple[str, ...]:
+    """Set the page to an object of the contract; what it cannot be set to, in sentences."""
+    state = st.session_state
+    known = {**models.known(), **models.in_use()}
+    whole = {"model": models.name(), "gpu": question.as_fact(state["gpu"]), **fields}
+    read = contract.read_setup(whole, known)
+    values = opening.values_of(read)
+    if "model" not in fields:
+        values.pop("model")
+    values.pop("gpu")
+    state["address_problems"] = []
+    models.forget_question()
+    actions.put(values)
+    return read.problems

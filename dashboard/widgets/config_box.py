@@ -1,0 +1,53 @@
+"""Your config, beside the model box: drop or paste it; and the defaults of a tool, one click away."""
+
+from __future__ import annotations
+
+from html import escape
+
+import streamlit as st
+
+from dashboard.state import configs
+from estimator import TOOLS
+
+POPOVER_PIXELS = 380
+"""As wide as a phone lets it be: ours."""
+
+
+def draw() -> None:
+    """The box: what it takes, a text, files, and whose defaults there are."""
+    with (
+        st.popover("Your config", key="your config", width="stretch"),
+        st.container(width=POPOVER_PIXELS),
+    ):
+        st.caption(
+            "A script, a notebook, a launch command or a config of TRL, Trainer, axolotl, LLaMA-Factory, Unsloth, "
+            "ms-swift or torchtune, with accelerate's YAML and DeepSpeed's JSON where there are any. None is run."
+        )
+        st.text_area(
+            "Paste it",
+            key="run text",
+            height=140,
+            placeholder="accelerate launch --num_processes 4 train.py --bf16 …",
+            persist_state="session",
+        )
+        st.button("Read this text", on_click=configs.take_pasted, key="take run", width="stretch")
+        st.file_uploader(
+            "Or drop the files of one run",
+            accept_multiple_files=True,
+            key="run files",
+            max_upload_size=10,
+            on_change=configs.take_dropped,
+        )
+        if said := configs.problem():
+            st.html(
+                f'<p class="hr-note hr-refusal" role="alert">{escape(said)} The page keeps what it had.</p>'
+            )
+        st.html('<p class="hr-note">Or set what is not said here as a tool sets it:</p>')
+        with st.container(horizontal=True, key="defaults of", gap="xsmall"):
+            for name, tool in TOOLS.items():
+                st.button(
+                    f"As {tool.label}",
+                    on_click=configs.take_defaults_of,
+                    args=(name,),
+                    key=f"as {name}",
+                )

@@ -1,0 +1,95 @@
+"""Your config on the page, as a visitor uses it, without a browser."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard.estimate import config_lists
+from estimator import TOOLS, read_files
+from tests.test_start_page import open_page, setting, text
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+COMMAND = (
+    f"accelerate launch --num_processes 4 trl sft --model_name_or_path {LLAMA} --use_peft "
+    "--per_device_train_batch_size 2 --max_length 4096 --torch_compile true --seed 1 --colour blue"
+)
+
+
+def paste(page: AppTest, typed: str) -> AppTest:
+    page.text_area(key="run text").set_value(typed)
+    page.button(key="take run").click().run()
+    assert not page.exception
+    return page
+
+
+def test_a_pasted_command_becomes_the_setup_of_the_page() -> None:
+    page = paste(open_page(), COMMAND)
+    assert setting(page, "model") == LLAMA
+    assert setting(page, "method") == "lora"
+    assert setting(page, "max_length") == 4096
+    assert setting(page, "per_device_train_batch_size") == 2
+    assert setting(page, "num_gpus") == 4
+    assert setting(page, "strategy") == "ddp"
+    assert setting(page, "gradient_checkpointing") is True
+    assert setting(page, "dtype") == "float32"
+    assert setting(page, "loss") == "chunked_trl"
+    assert setting(page, "gpu") == "A100-SXM4-80GB", "the page's own, since no config names one"
+    assert page.query_params["model"] == LLAMA
+
+
+def test_every_key_is_shown_in_its_list_and_what_the_tool_set_with_its_line() -> None:
+    page = paste(open_page(), COMMAND)
+    (lists,) = [it for it in page.expander if it.label.startswith("Your config, read as")]
+    assert "1 not modelled yet, 1 unknown" in lists.label
+    said = text(page)
+    for key in ("torch_compile", "colour", "max_length", "seed"):
+        assert f"<code>{key}</code>" in said
+    assert "The model is compiled, which fuses operators. Likely less memory. (line 1)" in said
+    assert "trl 1.16.0, trl/trainer/base_config.py:" in said
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "max_length: [1", "services: {a: 1}", "ls -l", "a = = 1\nimport x"]
+)
+def test_what_cannot_be_read_is_one_sentence_and_the_page_keeps_what_it_had(typed: str) -> None:
+    page = open_page(model=LLAMA, max_length="2048", method="lora")
+    page = paste(page, typed)
+    assert setting(page, "max_length") == 2048
+    assert setting(page, "model") == LLAMA
+    assert "The page keeps what it had." in text(page)
+
+
+def test_it_can_be_undone() -> None:
+    page = paste(open_page(model=LLAMA, max_length="2048"), COMMAND)
+    page.button(key="undo last").click().run()
+    assert not page.exception
+    assert setting(page, "max_length") == 2048
+
+
+def test_a_model_that_only_the_hub_knows_is_asked_for() -> None:
+    with patch("dashboard.state.models.ask") as ask:
+        page = paste(open_page(), "trl sft --model_name_or_path me/unknown --max_length 512")
+    ask.assert_called_once_with("me/unknown")
+    assert setting(page, "max_length") == 512
+    assert setting(page, "model") == "mistralai/Mistral-7B-v0.1", "until the Hub has answered"
+
+
+@pytest.mark.parametrize("tool", list(TOOLS))
+def test_the_defaults_of_a_tool_are_one_click_away(tool: str) -> None:
+    page = open_page(model=LLAMA, max_length="2048", method="lora", per_device_train_batch_size="2")
+    page.button(key=f"as {tool}").click().run()
+    assert not page.exception
+    assert setting(page, "max_length") == 2048, "it is of the question"
+    assert setting(page, "per_device_train_batch_size") == 2
+    checkpointed = {"trl", "llamafactory", "unsloth", "torchtune", "ms_swift"}
+    assert setting(page, "gradient_checkpointing") is (tool in checkpointed)
+
+
+def test_what_a_file_says_is_no_html() -> None:
+    found = read_files({"a": "trl sft --colour '<script>x</script>' --max_length '<b>'"})
+    html = config_lists.lists_html(found)
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
