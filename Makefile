@@ -24,7 +24,7 @@ help:
 	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
 	@echo "make test     set up and run lint, types, import contracts and all tests but those of torch"
 	@echo "make verify   set up torch 2.13.0 and check parameter counts and dtypes against the real libraries"
-	@echo "make bench    how fast: one estimate, and a slider's key press to the redrawn figure"
+	@echo "make bench    how fast: one estimate, a million needs, and how the page follows each slider"
 	@echo "make measure  set up torch for CUDA and measure training steps on this GPU (ARGS=--compare only compares)"
 	@echo "make docs     write docs/formulas.md and docs/refusals.md anew from the code"
 	@echo "make format   let ruff sort imports and lay the code out"
@@ -113,6 +113,7 @@ verify: $(TORCH)
 
 bench: $(DEV) chromium
 	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_estimate.py
+	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_grid.py
 	@if command -v chromium >/dev/null; then PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_slider.py; fi
 
 # --- measurements -------------------------------------------------------------------------------

@@ -124,6 +124,16 @@ def test_only_some_keys_are_arrays():
         needs(TINY_LLAMA, CARD, TrainingSetup(), optim=[1])
 
 
+def test_what_is_no_count_is_said():
+    with pytest.raises(ValueError, match="max_length holds 0; a count is at least 1"):
+        needs(TINY_LLAMA, CARD, TrainingSetup(), max_length=[0, 5])
+
+
+def test_setups_that_are_asked_twice_are_answered_twice():
+    many = needs(TINY_LLAMA, CARD, TrainingSetup(), gradient_accumulation_steps=[1, 2, 9, 1])
+    assert many.high_bytes[0] == many.high_bytes[3] < many.high_bytes[1] == many.high_bytes[2]
+
+
 def test_a_recording_in_arrays_is_the_recording_of_each():
     recording = Recording()
     number, other = recording.symbol(6), recording.symbol(4)

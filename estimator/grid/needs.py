@@ -32,6 +32,8 @@ KEYS = (
 BATCH, LENGTH, RANK, GPUS, ACCUMULATION = KEYS
 AT_ONCE = 8192
 """Cells that are evaluated at once: ours, so that a chunk stays in a processor's cache."""
+MOST_COUNTED = 2**25
+"""Combinations that are counted at most to find those that occur: ours, a quarter of a GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +67,17 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
     if unknown := set(asked) - set(KEYS):
         raise ValueError(f"{', '.join(sorted(unknown))}: arrays are taken for {', '.join(KEYS)}.")
     given = [np.asarray(asked.get(key, getattr(setup, key)), dtype=np.int64) for key in KEYS]
+    for key, numbers in zip(KEYS, given, strict=True):
+        if numbers.size and numbers.min() < 1:
+            raise ValueError(f"{key} holds {numbers.min()}; a count is at least 1.")
     together = np.broadcast_arrays(*given)
-    cells = dict(zip(KEYS, (array.ravel() for array in together), strict=True))
-    reader = _Reader(model, gpu, setup, cells)
+    *sizes, accumulation = (array.ravel() for array in together)
+    # of accumulation only whether there is any matters, so many cells may be one
+    columns, number = _distinct([*sizes, np.minimum(accumulation, 2)])
+    reader = _Reader(model, gpu, setup, dict(zip(KEYS, columns, strict=True)))
     low, high, refused = reader.read()
-    shape = together[0].shape
-    return Needs(
-        low_bytes=low.reshape(shape), high_bytes=high.reshape(shape), refused=refused.reshape(shape)
-    )
+    back = number.reshape(together[0].shape)
+    return Needs(low_bytes=low[back], high_bytes=high[back], refused=refused[back])
 
 
 class _Group:
@@ -112,12 +117,10 @@ class _Reader:
     def _groups(self) -> Iterator[_Group]:
         """The setups that can be trained, by what a structure holds."""
         cells = self._cells
-        columns = cells[RANK], cells[GPUS], np.minimum(cells[ACCUMULATION], 2)
-        found, number = _distinct(columns)
-        order = np.argsort(
-            number.astype(np.uint16 if len(found) < 2**16 else np.int64), kind="stable"
-        )
-        ends = np.cumsum(np.bincount(number, minlength=len(found)))
+        columns, number = _distinct([cells[RANK], cells[GPUS], cells[ACCUMULATION]])
+        found = zip(*(column.tolist() for column in columns), strict=True)
+        ends = np.cumsum(np.bincount(number))
+        order = np.argsort(number, kind="stable")
         for (rank, gpus, accumulation), members in zip(
             found, np.split(order, ends[:-1]), strict=True
         ):
@@ -143,8 +146,9 @@ class _Reader:
     def _allowed(self, setup: TrainingSetup, members: Numbers) -> Some:
         """Which of the group's batches and lengths are not refused; of batches only whether it is one row matters."""
         batches, lengths = self._cells[BATCH][members], self._cells[LENGTH][members]
-        found, number = _distinct((np.minimum(batches, 2), lengths))
-        allowed = np.array([self._is_allowed(setup, *pair) for pair in found], np.bool_)
+        columns, number = _distinct([np.minimum(batches, 2), lengths])
+        pairs = zip(*(column.tolist() for column in columns), strict=True)
+        allowed = np.array([self._is_allowed(setup, *pair) for pair in pairs], np.bool_)
         chosen: Some = allowed[number]
         return chosen
 
@@ -208,8 +212,8 @@ class _Reader:
         """[sizes, cells]: what ``Sizes.of`` says of each setup of a group."""
         lengths = self._cells[LENGTH][group.cells]
         batches = self._cells[BATCH][group.cells] if batch is None else np.full_like(lengths, batch)
-        found, number = _distinct((lengths,))
-        of = [Sizes.of(_sized(group.setup, 1, length)) for (length,) in found]
+        (found,), number = _distinct([lengths])
+        of = [Sizes.of(_sized(group.setup, 1, length)) for length in found.tolist()]
         scored = np.array([it.scored for it in of])[number]
         at_once = batches
         if (mini := group.setup.mini_batch_size) is not None:
@@ -298,24 +302,32 @@ def _sized(setup: TrainingSetup, batch: int, length: int) -> TrainingSetup:
     return replace(setup, per_device_train_batch_size=batch, max_length=length)
 
 
-def _distinct(columns: Sequence[Numbers]) -> tuple[list[tuple[int, ...]], Numbers]:
-    """The distinct rows of some columns of numbers from 1 up, and which of them each row is.
+def _distinct(columns: Sequence[Numbers]) -> tuple[Sequence[Numbers], Numbers]:
+    """The distinct rows of some columns of numbers from 1 up, column by column, and which of them each row is.
 
-    By counting, since sorting a million rows takes longer than reading them.
+    By counting, since sorting a million rows takes longer than reading them; where there may be too many to count, each
+    row stands for itself.
     """
     code = np.zeros_like(columns[0])
-    values = []
+    values, combinations = [], 1
     for column in columns:
         present = np.flatnonzero(np.bincount(column))
-        place = np.zeros(present[-1] + 1, dtype=np.int64)
-        place[present] = np.arange(len(present))
-        code = code * len(present) + place[column]
+        combinations *= len(present)
+        if combinations > MOST_COUNTED:
+            return columns, np.arange(len(code))
+        code = code * len(present) + _places(present)[column]
         values.append(present)
-    counted = np.flatnonzero(np.bincount(code))
-    place = np.zeros(counted[-1] + 1, dtype=np.int64)
-    place[counted] = np.arange(len(counted))
-    rest, parts = counted, []
+    rest = np.flatnonzero(np.bincount(code, minlength=1))
+    number = _places(rest)[code]
+    distinct = []
     for present in reversed(values):
         rest, part = np.divmod(rest, len(present))
-        parts.append(present[part].tolist())
-    return list(zip(*reversed(parts), strict=True)), place[code]
+        distinct.append(present[part])
+    return distinct[::-1], number
+
+
+def _places(present: Numbers) -> Numbers:
+    """Of each number its place among those that are present."""
+    places = np.zeros(present.max(initial=0) + 1, dtype=np.int64)
+    places[present] = np.arange(len(present))
+    return places

@@ -1,0 +1,101 @@
+"""The need of a million setups of one model, read in arrays; and 10,000 of them against the reader of one setup.
+
+    python benchmarks/bench_grid.py [--random 10000]
+
+Each kind of step is asked twice: cold, when its programs are still to be recorded, and warm. Processor time is printed
+beside the clock's, since other work on the machine slows the one and not the other. Prints; fails only where a need
+differs by a byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run from anywhere
+
+from estimator import Method, Strategy, TrainingSetup, catalog, need, needs
+
+GPU = catalog.gpu("A100-SXM4-80GB")
+MODEL = catalog.model("mistralai/Mistral-7B-v0.1")
+BATCHES = np.arange(1, 101)
+LENGTHS = 128 * np.arange(1, 101)
+FSDP: Mapping[str, Any] = {"strategy": Strategy.FSDP, "num_gpus": 8}
+SETUPS: Mapping[str, tuple[TrainingSetup, Mapping[str, Any]]] = {
+    "full, checkpointing": (
+        TrainingSetup(gradient_checkpointing=True),
+        {"gradient_accumulation_steps": np.arange(1, 101)},
+    ),
+    "LoRA, 20 ranks": (
+        TrainingSetup(method=Method.LORA),
+        {"gradient_accumulation_steps": np.arange(1, 6), "lora_r": 8 * np.arange(1, 21)},
+    ),
+    "LoRA, FSDP, 5 numbers of GPUs": (
+        TrainingSetup(method=Method.LORA, **FSDP),
+        {
+            "gradient_accumulation_steps": np.arange(1, 6),
+            "lora_r": np.array([4, 8, 16, 64]),
+            "num_gpus": np.array([2, 4, 8, 16, 32]),
+        },
+    ),
+}
+
+
+def grid(axes: Mapping[str, Any]) -> dict[str, Any]:
+    """A million setups: every batch at every length, at every other number."""
+    every = {"per_device_train_batch_size": BATCHES, "max_length": LENGTHS, **axes}
+    meshed = np.meshgrid(*every.values(), indexing="ij")
+    return dict(zip(every, meshed, strict=True))
+
+
+def timed(setup: TrainingSetup, asked: Mapping[str, Any]) -> str:
+    """How long the answer takes by the clock and on the processor."""
+    clock, processor = time.perf_counter(), time.process_time()
+    needs(MODEL, GPU, setup, **asked)
+    return f"{time.perf_counter() - clock:5.2f} s ({time.process_time() - processor:5.2f} s of processor)"
+
+
+def differing(setup: TrainingSetup, count: int, seed: int) -> int:
+    """How many of some random setups the two readers disagree on."""
+    chance = np.random.default_rng(seed)
+    asked = {
+        "per_device_train_batch_size": chance.integers(1, 257, count),
+        "max_length": chance.integers(1, 40_000, count),
+        "lora_r": chance.choice([4, 8, 16, 64], count),
+        "gradient_accumulation_steps": chance.integers(1, 4, count),
+    }
+    many = needs(MODEL, GPU, setup, **asked)
+    wrong = 0
+    for place in range(count):
+        cell: dict[str, Any] = {key: int(values[place]) for key, values in asked.items()}
+        one = need(MODEL, GPU, replace(setup, **cell))
+        wrong += one != (many.low_bytes[place], many.high_bytes[place])
+    return wrong
+
+
+def main() -> None:
+    """Time each kind of step, cold and warm; then compare random setups."""
+    parser = argparse.ArgumentParser(description="the need of a million setups in arrays")
+    parser.add_argument("--random", type=int, default=10_000, help="setups that are compared")
+    arguments = parser.parse_args()
+    for name, (setup, axes) in SETUPS.items():
+        asked = grid(axes)
+        count = asked["max_length"].size
+        print(f"{name:30} {count:,} setups: cold {timed(setup, asked)}, warm {timed(setup, asked)}")
+    wrong = 0
+    share = -(-arguments.random // len(SETUPS))
+    for seed, (setup, _) in enumerate(SETUPS.values()):
+        wrong += differing(setup, share, seed)
+    print(f"{share * len(SETUPS):,} random setups: {wrong} differ from the reader of one setup")
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
