@@ -710,7 +710,7 @@ OF_A_RUN = ("epoch_hours", "total_hours", "energy_kwh", "cost_usd")
 @pytest.mark.parametrize(("memory", "runs"), [(80 * 10**9, True), (2**28, False)])
 def test_hours_and_dollars_are_null_for_what_does_not_fit(memory: int, runs: bool) -> None:
     card = {"like": "A100-SXM4-80GB", "memory_bytes": memory}
-    told = answer(gpu=card, usd_per_gpu_hour=2.0)
+    told = answer(gpu=card, usd_per_gpu_hour=2.0, per_device_train_batch_size=4096)
     assert told["verdict"] == ("fits" if runs else "does_not_fit")
     for name in OF_A_RUN:
         for end in ("low", "high"):

@@ -16,6 +16,7 @@ from estimator.run.loading import (
     upcasting_bytes,
 )
 from estimator.run.saving import taken_apart_bytes
+from estimator.values.specs import Model
 
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 MIXTRAL = catalog.model("mistralai/Mixtral-8x7B-v0.1")
@@ -81,3 +82,20 @@ def test_a_layers_gates_and_ups_lie_there_twice_while_they_are_joined():
 def test_the_host_holds_all_weights_or_one_tensor_of_a_4_bit_base():
     assert load_host_bytes(MISTRAL, TrainingSetup()) == weight_bytes(MISTRAL, TrainingSetup())
     assert load_host_bytes(MISTRAL, QLORA) == 2 * V * H
+
+
+@pytest.mark.parametrize(
+    ("model", "setup", "name"),
+    [
+        (MISTRAL, replace(QLORA, lora_r=1), "packing the largest linear"),
+        (MISTRAL, replace(QLORA, prepare_model_for_kbit_training=True), "upcasts"),
+        (MIXTRAL, TrainingSetup(method=Method.LORA, lora_r=1), "merging a layer's experts"),
+    ],
+)
+def test_adapters_come_after_packing_merging_and_upcasts(
+    model: Model, setup: TrainingSetup, name: str
+) -> None:
+    # PEFT is called with the loaded model: not one byte of an adapter is there before
+    moment = load_moment(model, setup, 0)
+    assert moment.name == name
+    assert Component.ADAPTERS not in moment.resident

@@ -10,17 +10,22 @@ import pytest
 
 from estimator.tape import fused
 from estimator.tape import operators as op
-from estimator.tape.attention import scaled_dot_product
+from estimator.tape.attention import attention, scaled_dot_product
 from estimator.tape.tape import Tape, Tensor
+from estimator.values.specs import AttnImplementation
 from tests.operator_cases import (
     BATCH,
     CASES,
     HEAD_DIM,
     HEADS,
+    KV,
+    KV_HEADS,
+    LENGTH,
     OUT,
     H,
     Measured,
     Played,
+    Q,
     T,
     attention_shape,
     measure,
@@ -246,3 +251,37 @@ def test_a_weight_is_unpacked_with_its_absmax_or_with_a_product_in_float32() -> 
         sizes = [event.sign * event.size for event in tape.events]
         assert sizes == [beside, W, -beside]
         assert weight.elements == H * OUT
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_math_path_keeps_float32_heads_and_scores(dtype: str) -> None:
+    """Run on the meta device: torch 2.13's ``_scaled_dot_product_attention_math`` with ``enable_gqa``, then contiguous.
+
+    Its forward is no higher there than ours by the mask of rows without a score, which a GPU makes.
+    """
+
+    def play(tape: Tape, it: Played) -> Tensor:
+        q, k, v = it.input(Q), it.input(KV), it.input(KV)
+        mask = it.constant(BATCH * LENGTH * LENGTH) if dtype == "bfloat16" else None
+        shape = attention_shape(key_value_heads=KV_HEADS)
+        return scaled_dot_product(tape, q, k, v, mask, shape, groups_heads=True)
+
+    found = measure(play, dtype, autocast=False)
+    assert (found.kept, found.backward) == (5_898_240, 11_796_992)
+    # by hand: q, k and v with every head, and the probabilities, in float32
+    assert found.kept == 4 * (3 * Q + BATCH * HEADS * LENGTH**2)
+
+
+def test_upcast_attention_multiplies_in_float32() -> None:
+    # modeling_gpt2.py, _upcast_and_reordered_attn, in bfloat16: queries and keys are cast for the product, and kept so;
+    # of the scores the float32 softmax and its cast are kept, and of the values their copy in rows
+    def play(tape: Tape, it: Played) -> Tensor:
+        q, k, v = (it.input(Q) for _ in range(3))
+        shape = attention_shape(implementation=AttnImplementation.EAGER, upcast=True)
+        return attention(tape, q, k, v, None, shape)[0]
+
+    scores = BATCH * HEADS * LENGTH**2
+    found = measure(play, "bfloat16", autocast=False)
+    assert found.kept == 2 * 4 * Q + (4 + 2) * scores + 2 * Q
+    in_float32 = measure(play, "float32", autocast=False)
+    assert in_float32.kept == 2 * 4 * Q + 4 * scores + 4 * Q

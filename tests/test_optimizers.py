@@ -133,3 +133,12 @@ def test_galore_wants_a_linear_layer() -> None:
 def test_what_is_not_modelled_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match="'lomo' is not modelled yet"):
         BY_NAME["optim"].read("lomo")
+
+
+@pytest.mark.parametrize("optim", [Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW])
+def test_a_full_size_update_stays_until_the_next_tensor_replaces_it(optim: Optimizer) -> None:
+    # by hand, from the loop of galore-torch 1.0, adamw.py: a denominator and an update; from the second tensor on also
+    # the update of the one before, whose name the loop still holds
+    size = 4000 * 512 * 2
+    assert step_transient([Trainable((4000, 512), 2, 1)], optim, None) == 2 * size
+    assert step_transient([Trainable((4000, 512), 2, 2)], optim, None) == 3 * size
