@@ -71,7 +71,7 @@ setup: $(DEV)
 # --- the page -----------------------------------------------------------------------------------
 
 run: $(PAGE)
-	@$(VENV)/bin/python -m streamlit run app.py --server.address $(ADDRESS) \
+	@$(VENV)/bin/python -m streamlit run serve.py --server.address $(ADDRESS) \
 	    $(if $(PORT),--server.port $(PORT))
 
 # --- checks -------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def style(pills: list[str]) -> str:
 [data-stale="true"] {{ transition: none !important; opacity: 1 !important; }}
 .hr-pages a:hover {{ background: rgba(127,138,148,.18); }}
 .hr-pages a:focus-visible {{ outline: 3px solid #56B4E9; }}
-.hr-pages a[aria-current] {{ font-weight: 600; background: rgba(127,138,148,.18); }}
+.hr-pages a[aria-current] {{ background: rgba(127,138,148,.18); }}
 .hr-pages span {{ font-size: .8rem; font-weight: 600; padding: .1rem .45rem; border-radius: 1rem; color: #FFFFFF;
   background: #0072B2; }}
 .hr-head {{ font-size: 1.05rem; font-weight: 600; margin: 1rem 0 .3rem; padding: 0; }}

@@ -220,7 +220,7 @@ def _check(arguments: Sequence[str]) -> int:
 def _serve(arguments: Sequence[str]) -> str:
     """Become the page's server, Streamlit, whose own flags follow (``--server.port 8600``); or why that cannot be."""
     root = Path(__file__).resolve().parent.parent
-    places = (root / "headroom" / "app.py", root / "app.py")
+    places = (root / "headroom" / "serve.py", root / "serve.py")
     app = next((it for it in places if it.is_file()), None)
     if app is None or find_spec("streamlit") is None:
         return "the page needs Streamlit and the whole package; pip install headroom."

@@ -17,6 +17,7 @@ from dashboard.estimate import (
     verdict_panel,
     your_config,
 )
+from dashboard.figures import share_card
 from dashboard.site import navigation
 from dashboard.state import comparison, opening, question
 from dashboard.widgets import (
@@ -79,6 +80,7 @@ def bars(look: at_a_glance.Look) -> None:
     seen = at_a_glance.figure(answer, look)
     follows = {"bases": slider_rows.bases(look), "at": slider_rows.standing()}
     drawing.plot(seen.figure, "hero", seen.alt, follows=follows)
+    st.html(hero_figure.without_unused(seen.figure))
 
 
 @st.fragment(key=rerun.ROW)
@@ -100,6 +102,8 @@ def below() -> None:
 
 opening.open_address()
 sidebar.draw()
+if not isinstance(now := question.answer(), str):
+    st.set_page_config(page_title=f"{share_card.subject(now)} · Headroom")
 model_box.status()
 verdict()
 your_config.draw()

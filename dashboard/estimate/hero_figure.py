@@ -136,6 +136,18 @@ def hero(
     }
 
 
+def without_unused(figure: Figure) -> str:
+    """A style that hides the switches of parts that no bar of the figure has, though they are on."""
+    drawn = {text.partition(":")[0] for text in figure["data"][0]["hovertext"]}
+    hidden = [
+        f'.st-key-shown button[aria-checked="true"]:nth-of-type({place})'
+        for place, label in enumerate(SWITCHES, start=1)
+        if label not in drawn
+    ]
+    hidden += [it.replace("aria-checked", "aria-pressed") for it in hidden]
+    return f"<style>{', '.join(hidden)} {{ display: none; }}</style>" if hidden else ""
+
+
 LARGER = 1.5
 """How much larger the hero figure is on a projector."""
 

@@ -91,12 +91,12 @@ def ledger_html(estimate: Estimate) -> str:
 
 
 def rule_of_thumb_html(estimate: Estimate) -> str:
-    """The comparison as a paragraph with a heading."""
+    """The comparison as a paragraph, behind its heading."""
     text = escape(rule_of_thumb.sentence(estimate))
-    return f'<h2 class="hr-head">Beside the rule of thumb</h2><p class="hr-text">{text}</p>'
+    return markup.details("rule", "Beside the rule of thumb", f'<p class="hr-text">{text}</p>')
 
 
 def assumptions_html(estimate: Estimate) -> str:
     """What the estimate takes for granted."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in estimate.assumptions)
-    return f'<h2 class="hr-head">What is assumed</h2><ul class="hr-text">{items}</ul>'
+    return markup.details("assumed", "What is assumed", f'<ul class="hr-text">{items}</ul>')

@@ -10,19 +10,21 @@ if (!window.headroomManners) {
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const toVerdict = () => main()?.scrollTo({ top: 0, behavior: calm.matches ? "auto" : "smooth" });
   const closeSidebar = () => {
-    const sidebar = document.querySelector('[data-testid="stSidebar"][aria-expanded="true"]');
-    if (innerWidth <= PHONE) sidebar?.querySelector('[data-testid="stSidebarCollapseButton"] button')?.click();
+    const open = '[data-testid="stSidebarCollapseButton"] button[aria-expanded="true"]';
+    if (innerWidth <= PHONE) document.querySelector(open)?.click();
   };
   document.addEventListener("click", ({ target }) => {
     if (target.closest('[class*="st-key-open-"] button')) toVerdict();
     if (target.closest(".hr-stays")) { closeSidebar(); toVerdict(); }
   });
-  const push = history.pushState.bind(history);
-  history.pushState = (state, title, url) => {
-    const before = location.href;
-    push(state, title, url);
-    if (location.href !== before && !document.activeElement?.matches("input")) closeSidebar();
-  };
+  for (const name of ["pushState", "replaceState"]) {
+    const write = history[name].bind(history);
+    history[name] = (state, title, url) => {
+      const before = location.href;
+      write(state, title, url);
+      if (location.href !== before && !document.activeElement?.matches("input")) closeSidebar();
+    };
+  }
   const opened = {};
   document.addEventListener("toggle", ({ target }) => {
     if (target.dataset?.hr) opened[target.dataset.hr] = target.open;

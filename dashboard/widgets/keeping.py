@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
+from functools import partial
 
 import streamlit as st
 
+from dashboard.figures import share_card
 from dashboard.state import comparison
 from dashboard.words import markup, terms
 from estimator import Estimate, contract
@@ -18,7 +21,33 @@ def draw(answer: Callable[[], Estimate | str]) -> None:
             _ask_for_name(answer())
         copy_button()
         present_button(1)
+        _picture(answer)
     say_problems()
+
+
+def _picture(answer: Callable[[], Estimate | str]) -> None:
+    """One picture of this setup that stands alone."""
+    with st.popover(
+        "Picture", key="picture", help="One picture to share: verdict, bars, hours and dollars."
+    ):
+        for kind, mime in (("PNG", "image/png"), ("SVG", "image/svg+xml")):
+            st.download_button(
+                f"Save as {kind}",
+                partial(_drawn, answer, kind),
+                f"headroom.{kind.lower()}",
+                mime,
+                on_click="ignore",
+                key=f"picture {kind}",
+            )
+
+
+def _drawn(answer: Callable[[], Estimate | str], kind: str) -> bytes | str:
+    of = answer()
+    if isinstance(of, str):
+        return of
+    day, link = date.today().isoformat(), st.context.url or ""
+    draw = share_card.png if kind == "PNG" else share_card.svg
+    return draw(of, day, link.partition("?")[0])
 
 
 def say_problems() -> None:

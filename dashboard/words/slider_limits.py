@@ -60,7 +60,7 @@ def further(limit: int, reach: Reach) -> str:
     >>> further(686, Reach({}, ("Gradient checkpointing",), 17658, 9))
     ' Up to 17,658 with checkpointing: see “Best way”.'
     """
-    if not reach.titles or reach.longest_context < limit * MUCH:
+    if not reach.titles or reach.longest_context <= limit * MUCH:
         return ""
     return f" Up to {reach.longest_context:,} with {changes(reach.titles)}: see “Best way”."
 

@@ -39,7 +39,7 @@ def free_port() -> int:
 def serving(port: int = 0, **environment: str) -> Iterator[str]:
     """A server of the page, with these variables added to its environment; ``port`` 0: on a free one."""
     port = port or free_port()
-    command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true"]
+    command = [sys.executable, "-m", "streamlit", "run", "serve.py", "--server.headless", "true"]
     command += ["--server.address", "127.0.0.1", "--server.port", str(port)]
     server = subprocess.Popen(
         command,

@@ -121,8 +121,9 @@ def test_verdict_is_read_from_four_metres_and_the_keyboard_leads_on(browser, add
         page.wait_for_url(lambda url: "present" not in url, timeout=WAIT)
 
 
+@pytest.mark.parametrize("paper", ["A4", "Letter"])
 @pytest.mark.parametrize("count", [2, 8])
-def test_report_prints_to_two_pages_of_a4(browser, tmp_path: Path, count):
+def test_report_prints_to_two_pages(browser, tmp_path: Path, count, paper):
     names = ["The smallest card that could hold it, rented for a week in May"[:60], *"abcdefg"]
     methods = [Method.FULL, Method.LORA, Method.QLORA]
     shown = [
@@ -148,9 +149,17 @@ def test_report_prints_to_two_pages_of_a4(browser, tmp_path: Path, count):
     file.write_text(report.write_html(report.Subject(shown, "2026-11-21", long, 24.0)), "utf-8")
     page = browser.new_page()
     page.goto(file.as_uri())
-    paper = page.pdf(format="A4", prefer_css_page_size=True)
+    for font in ("", "DejaVu Sans", "serif"):
+        page.add_style_tag(content=f"body, svg {{ font-family: {font!r}, sans-serif !important; }}")
+        printed = page.pdf(format=paper, prefer_css_page_size=paper == "A4")
+        assert len(re.findall(rb"/Type\s*/Page\b(?!s)", printed)) == 2
+        cut = page.locator("svg text").evaluate_all(
+            "texts => texts.filter(it => { const box = it.getBBox();"
+            " return box.x < 0 || box.x + box.width > it.ownerSVGElement.viewBox.baseVal.width })"
+            ".map(it => it.textContent)"
+        )
+        assert cut == []
     page.close()
-    assert len(re.findall(rb"/Type\s*/Page\b(?!s)", paper)) == 2
 
 
 def test_back_leads_through_pages_and_changes_one_by_one(browser, address):

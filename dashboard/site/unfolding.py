@@ -1,0 +1,136 @@
+"""What a pasted link unfolds into: the title, the description and the picture of the setup that it names.
+
+Streamlit sends the same page for every address, and a program that unfolds links runs no script. So the server puts
+Open Graph's tags into that page, by the address alone: from the catalogue, without a question to the Hub.
+
+Source: https://ogp.me (og:title, og:description, og:image, og:url); streamlit 1.67, ``st.App`` takes routes and
+middleware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import date
+from functools import lru_cache
+from html import escape
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dashboard.address import unbound
+from dashboard.address.example import EXAMPLE
+from dashboard.figures import share_card
+from estimator import Estimate, contract, estimate
+
+PICTURE = "/share/card.png"
+PAGE_KEYS = ("section", "s", "setup", "v", "context", "within", "present")
+LONGEST = 8192
+"""Characters of an address that are read: ours, above what servers take."""
+TITLE = "<title>Streamlit</title>"
+NAME = "Headroom: will this fine-tuning run fit?"
+SAID = "Memory, hours and dollars of a fine-tuning run, before it starts."
+
+
+@lru_cache(maxsize=512)
+def setup_of(query: str) -> Estimate | None:
+    """The estimate that an address asks for; None where it is refused or names a model outside the catalogue."""
+    if len(query) > LONGEST:
+        return None
+    given = {key: texts for key, texts in parse_qs(query).items() if key not in PAGE_KEYS}
+    asked = given or {key: unbound.spelled(value) for key, value in EXAMPLE.items()}
+    try:
+        reading = contract.read_link(asked)
+        if reading.model is None:
+            return None
+        return estimate(reading.model, reading.gpu, reading.setup)
+    except ValueError:
+        return None
+
+
+def head(path: str, query: str, origin: str) -> str:
+    """The tags of an address, with the title of its page."""
+    of = setup_of(query) if path in ("", "/", "/setup") else None
+    title = share_card.title(of) if of else NAME
+    said = share_card.description(of) if of else SAID
+    address = f"{origin}{path or '/'}{'?' * bool(query)}{query}"
+    tags = {"og:title": title, "og:description": said, "og:type": "website", "og:url": address}
+    if of:
+        tags["og:image"] = f"{origin}{PICTURE}{'?' * bool(query)}{query}"
+        tags |= {"og:image:width": str(share_card.WIDTH), "og:image:height": str(share_card.HEIGHT)}
+        tags["og:image:alt"] = title
+    lines = [
+        f'<meta property="{key}" content="{escape(text, quote=True)}">'
+        for key, text in tags.items()
+    ]
+    named = {"description": said, "twitter:card": "summary_large_image" if of else "summary"}
+    lines += [
+        f'<meta name="{key}" content="{escape(text, quote=True)}">' for key, text in named.items()
+    ]
+    return f"<title>{escape(title)}</title>{''.join(lines)}"
+
+
+async def picture(request: Request) -> Response:
+    """The picture of an address."""
+    of = setup_of(request.url.query)
+    if of is None:
+        return PlainTextResponse("This address names no setup that can be drawn.", status_code=404)
+    link = str(request.url.replace(path="/", query="")).rstrip("/")
+    drawn = share_card.png(of, date.today().isoformat(), link)
+    return Response(drawn, media_type="image/png", headers={"Cache-Control": "max-age=3600"})
+
+
+ROUTES = [Route(PICTURE, picture)]
+
+
+class OpenGraph:
+    """Puts the tags into the page that Streamlit sends."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on; of a page's address the text too, once its tags are in it."""
+        if scope["type"] != "http" or scope["method"] != "GET" or _is_file(scope["path"]):
+            await self.app(scope, receive, send)
+            return
+        headers = [(key, value) for key, value in scope["headers"] if key not in NOT_PASSED]
+        request = Request(scope)
+        tags = head(scope["path"], request.url.query, str(request.base_url).rstrip("/"))
+        await self.app({**scope, "headers": headers}, receive, _with(tags, send))
+
+
+NOT_PASSED = (b"accept-encoding", b"if-none-match", b"if-modified-since", b"range")
+"""The text must come whole, unpacked and always."""
+
+
+def _is_file(path: str) -> bool:
+    """Whether an address is of a file or of Streamlit's own, not of a page."""
+    return (
+        path.startswith(("/_stcore", "/static", "/component", "/media", "/share"))
+        or "." in path.rpartition("/")[2]
+    )
+
+
+def _with(tags: str, send: Send) -> Callable[[Message], Awaitable[None]]:
+    """Hold the answer back until its text is there, and put the tags in the place of its title."""
+    held: list[Message] = []
+    pieces: list[bytes] = []
+
+    async def forward(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            held.append(message)
+            return
+        pieces.append(message.get("body", b""))
+        if message.get("more_body"):
+            return
+        body = b"".join(pieces).replace(TITLE.encode(), tags.encode(), 1)
+        (start,) = held
+        kept = [it for it in start["headers"] if it[0].lower() not in (b"content-length", b"etag")]
+        length = (b"content-length", str(len(body)).encode())
+        await send({**start, "headers": [*kept, length]})
+        await send({"type": "http.response.body", "body": body})
+
+    return forward

@@ -1,0 +1,8 @@
+"""The page's server: ``app.py``, with what a pasted link unfolds into. ``streamlit run app.py`` serves it without."""
+
+import streamlit as st
+from starlette.middleware import Middleware
+
+from dashboard.site import unfolding
+
+app = st.App("app.py", routes=unfolding.ROUTES, middleware=[Middleware(unfolding.OpenGraph)])

@@ -1,0 +1,71 @@
+"""The verdict stays in sight, a phone's sidebar makes way, and a pasted link unfolds."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+
+from tests.browser.test_in_chromium import WAIT, visitor
+
+pytestmark = pytest.mark.browser
+TIGHT = "?model=Qwen/Qwen3-8B&gpu=L40S&method=lora&max_length=2048&per_device_train_batch_size=4"
+STAYS = ".hr-stays"
+
+
+def opacity(page) -> float:
+    return float(page.locator(STAYS).evaluate("it => getComputedStyle(it).opacity"))
+
+
+def test_the_verdict_stays_in_sight_and_a_remedy_leads_back_to_it(browser, address):
+    with visitor(browser, f"{address}/{TIGHT}") as page:
+        assert opacity(page) == 0, "the panel itself is in sight"
+        remedy = page.get_by_role("button", name="Apply Gradient checkpointing").first
+        remedy.scroll_into_view_if_needed()
+        page.locator('[data-testid="stMain"]').evaluate("it => it.scrollTo(0, 900)")
+        page.wait_for_function(
+            f"() => getComputedStyle(document.querySelector('{STAYS}')).opacity === '1'",
+            timeout=WAIT,
+        )
+        assert "Does not fit" in page.locator(STAYS).inner_text()
+        remedy.click()
+        page.wait_for_function(
+            "() => document.querySelector('[data-testid=\"stMain\"]').scrollTop === 0", timeout=WAIT
+        )
+        page.get_by_text("✓ Fits").first.wait_for(timeout=WAIT)
+
+
+def test_a_phone_has_the_verdict_below_and_a_choice_closes_the_sidebar(browser, address):
+    link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L4&method=full"
+    with visitor(browser, link, width=390, height=844) as page:
+        bar = page.locator(STAYS).bounding_box()
+        assert bar["y"] + bar["height"] == pytest.approx(844, abs=1)
+        page.get_by_test_id("stExpandSidebarButton").click()
+        page.get_by_role("radio", name="qlora", exact=True).click()
+        page.wait_for_url("**method=qlora**", timeout=WAIT)
+        page.get_by_test_id("stExpandSidebarButton").wait_for(
+            timeout=WAIT
+        )  # there while it is closed
+        page.locator(STAYS).get_by_text("✓ Fits").wait_for(timeout=WAIT)
+
+
+def test_the_navigation_does_not_move_from_page_to_page(browser, address):
+    with visitor(browser, address) as page:
+        link = page.get_by_role("link", name="How it works")
+        before = link.bounding_box()
+        link.click()
+        page.get_by_role("heading", name="How it works", exact=True).wait_for(timeout=WAIT)
+        after = page.get_by_role("link", name="How it works").bounding_box()
+        assert (after["x"], after["y"]) == pytest.approx((before["x"], before["y"]), abs=1)
+
+
+def test_a_pasted_link_unfolds(address):
+    """As a program that unfolds links reads it: one request, no script."""
+    link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L4&method=qlora"
+    with urllib.request.urlopen(link, timeout=30) as answer:
+        page = answer.read().decode()
+    assert 'property="og:title" content="QLoRA of Qwen3-8B on L4: fits,' in page
+    picture = link.replace("/?", "/share/card.png?")
+    with urllib.request.urlopen(picture, timeout=30) as answer:
+        assert answer.headers["content-type"] == "image/png"
+        assert answer.read(8) == b"\x89PNG\r\n\x1a\n"

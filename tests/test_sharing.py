@@ -1,0 +1,132 @@
+"""The picture of a setup says all of it, and the page of an address carries the tags that unfold a link to it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from html import escape, unescape
+
+import pytest
+from PIL import Image
+
+from dashboard.address.example import EXAMPLE
+from dashboard.figures import share_card
+from dashboard.site import unfolding
+from dashboard.words import one_line, units
+from estimator import contract, estimate
+
+DOES_NOT_FIT = estimate(*contract.parse(dict(EXAMPLE)))
+FITS = estimate(*contract.parse({**EXAMPLE, "method": "qlora"}))
+LINK, DAY = "https://headroom.example.org", "2026-11-22"
+
+
+@pytest.mark.parametrize("of", [FITS, DOES_NOT_FIT], ids=["fits", "does not fit"])
+def test_the_picture_stands_alone(of) -> None:
+    said = unescape(share_card.svg(of, DAY, LINK))
+    for text in (
+        "Mistral-7B-v0.1",
+        "A100-SXM4-80GB",
+        units.between(of.need_low_bytes, of.need_high_bytes),
+        "79.1 GiB usable",
+        "Weights",
+        "Outside PyTorch",
+        one_line.setup_line(of),
+        DAY,
+        LINK,
+    ):
+        assert text in said
+    assert one_line.run(of) in said
+    assert ("$" in said) is of.can_run
+
+
+def test_the_picture_of_a_run_that_does_not_fit_has_no_hours() -> None:
+    said = share_card.svg(DOES_NOT_FIT, DAY, LINK)
+    assert "Does not fit: 30.5 to 34.5 GiB short" in said
+    assert "It runs out at the first optimizer step" in said
+    assert "hours" not in said
+    assert "$" not in said
+
+
+def test_the_png_is_the_same_picture() -> None:
+    with Image.open(io.BytesIO(share_card.png(FITS, DAY, LINK))) as image:
+        assert image.size == (share_card.WIDTH, share_card.HEIGHT)
+        assert len(image.getcolors(1 << 20) or []) > 8, "bars in their colours, and letters"
+
+
+def test_names_of_an_address_are_text_in_the_tags() -> None:
+    nasty = 'model=mistralai/Mistral-7B-v0.1&gpu=L4&x="><script>alert(1)</script>'
+    written = unfolding.head("/", nasty, LINK)
+    assert "<script>" not in written
+    assert escape('"><script>', quote=True) in written
+
+
+def test_the_tags_name_the_setup_of_the_address() -> None:
+    written = unescape(unfolding.head("/", "model=Qwen/Qwen3-8B&gpu=L4&method=qlora", LINK))
+    assert "<title>QLoRA of Qwen3-8B on L4: fits, 4.1 GiB free</title>" in written
+    assert f'og:image" content="{LINK}/share/card.png?model=Qwen/Qwen3-8B&gpu=L4' in written
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/compare", ""),
+        ("/", "model=nobody/knows-it"),
+        ("/", "x" * 9000),
+    ],
+)
+def test_an_address_without_an_estimate_has_the_product_s_tags_and_no_picture(path, query) -> None:
+    written = unfolding.head(path, query, LINK)
+    assert f"<title>{unfolding.NAME}</title>" in written
+    assert "og:image" not in written
+
+
+def answer_of(path: str, query: str = "", body: bytes = b"") -> tuple[dict, bytes]:
+    """What the middleware sends where the server behind it sends this text in two pieces."""
+    sent: list[dict] = []
+
+    async def server(scope, receive, send):
+        headers = [
+            (b"content-length", b"%d" % len(body)),
+            (b"etag", b"x"),
+            (b"content-type", b"text/html"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body[:20], "more_body": True})
+        await send({"type": "http.response.body", "body": body[20:]})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "https",
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [(b"host", b"headroom.example.org")],
+        "server": ("headroom.example.org", 443),
+    }
+    asyncio.run(unfolding.OpenGraph(server)(scope, None, send))
+    start, *pieces = sent
+    return dict(start["headers"]), b"".join(it.get("body", b"") for it in pieces)
+
+
+def test_the_tags_stand_where_streamlit_s_title_stood() -> None:
+    page = b"<html><head><meta charset='utf-8'><title>Streamlit</title></head><body></body></html>"
+    headers, body = answer_of("/", "model=Qwen/Qwen3-8B&gpu=L4&method=qlora", page)
+    assert b"<title>Streamlit</title>" not in body
+    assert body.endswith(b"</head><body></body></html>")
+    assert int(headers[b"content-length"]) == len(body)
+    assert b"etag" not in headers, "the text differs by its address"
+
+
+def test_a_file_is_passed_on_as_it_is() -> None:
+    script = b"const a = '<title>Streamlit</title>' // a script"
+    assert answer_of("/static/js/index.js", body=script)[1] == script
+
+
+def test_streamlit_s_page_has_the_title_that_is_replaced() -> None:
+    from importlib.resources import files
+
+    page = (files("streamlit") / "static" / "index.html").read_text()
+    assert page.count(unfolding.TITLE) == 1
