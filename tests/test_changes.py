@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,3 +160,26 @@ def test_nothing_to_change_is_no_diff() -> None:
     after = changed_files({"sft.yaml": YAML}, {"per_device_train_batch_size": 8})
     assert after.diff == ""
     assert after.files == {}
+
+
+FIXTURES = Path(__file__).resolve().parent / "tools" / "fixtures"
+
+
+@pytest.mark.parametrize("tool", ["axolotl", "llamafactory", "ms_swift", "torchtune"])
+def test_real_configs_take_a_change_in_a_line_or_two(tool: str) -> None:
+    """Every third of the tools' own examples: checkpointing turned over, in at most two lines more and two less."""
+    taken = refused = 0
+    for path in sorted((FIXTURES / tool).iterdir())[::3]:
+        text = path.read_text(encoding="utf-8")
+        turned = not read_files({path.name: text}).setup.get("gradient_checkpointing", False)
+        try:
+            after = changed_files({path.name: text}, {"gradient_checkpointing": turned})
+        except ValueError:
+            refused += 1
+            continue
+        now = read_files({path.name: after.files[path.name]}).setup
+        assert now["gradient_checkpointing"] is turned
+        assert 1 <= len(lines(after.diff)) <= 4, after.diff
+        taken += 1
+    assert taken >= 9 * refused
+    assert taken >= 8

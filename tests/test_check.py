@@ -303,6 +303,23 @@ def test_change_is_shown_as_a_diff_of_the_file_and_mends_it(
     assert main(["check", path, "--gpu", "RTX 4090"]) == 0
 
 
+def test_model_in_a_folder_is_read_from_its_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    config = {"model_type": "llama", "num_attention_heads": 2, **sizes}
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    put(tmp_path, sft_yaml=SFT.replace("meta-llama/Llama-3.1-8B", "./base"))
+    monkeypatch.chdir(tmp_path)
+    (run,) = asked(capsys, "sft.yaml", "--gpu", "L4")
+    assert run["verdict"] == "fits"
+    assert run["peak_bytes"] < 2**30  # type: ignore[operator]  # three layers of 64
+    (tmp_path / "base" / "config.json").write_text("{", encoding="utf-8")
+    (run,) = asked(capsys, "sft.yaml", "--gpu", "L4")
+    assert "config.json is not valid JSON" in str(run["error"])
+
+
 def test_folder_without_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, util_py="x = 1\n")
     assert main(["check", str(tmp_path), "--gpu", "L4"]) == 2

@@ -9,8 +9,10 @@ from typing import TextIO, TypedDict
 
 from estimator.check import files, reading, report
 from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ, Asked, Judged, judge
-from estimator.contract.setups import NONE_KNOWN
+from estimator.contract.setups import NONE_KNOWN, plain_keys
+from estimator.tools.writing.changes import changed_files
 from estimator.values.refusals import InputError
+from estimator.values.specs import Model
 
 DESCRIPTION = "Do these training runs fit? Files of setups, or folders of them, are read and nothing in them is run."
 EPILOG = f"""\
@@ -61,6 +63,7 @@ def run(
     as_json: bool = False,
 ) -> int:
     """Judge the runs of some paths, with keys above what their files say; the exit status."""
+    known = _or_local(known)
     asked, left_out = reading.read(files.found(paths), known, together=together)
     if not asked:
         raise InputError(
@@ -70,10 +73,41 @@ def run(
     if as_json:
         output.writelines(f"{json.dumps(report.as_json(it), allow_nan=False)}\n" for it in judged)
     else:
-        said = report.one(judged[0]) if len(judged) == 1 else report.table(judged)
+        alone = len(judged) == 1
+        said = (
+            report.one(judged[0], _diff(judged[0], changed, known))
+            if alone
+            else report.table(judged)
+        )
         others = f"No runs, and left out: {', '.join(left_out)}.\n" if left_out else ""
         output.write(f"{said}\n{others}")
     return max(it.status for it in judged)
+
+
+def _or_local(known: reading.Known) -> reading.Known:
+    """A folder with a config.json is a model of its own; any other name is asked for as before."""
+
+    def found(name: object) -> Mapping[str, Model]:
+        model = files.local_model(name)
+        return known(name) if model is None else {str(name): model}
+
+    return found
+
+
+def _diff(judged: Judged, changed: Mapping[str, object], known: reading.Known) -> str:
+    """The lines of the run's own files that mend it; empty where they cannot say so, or do not."""
+    texts, change = judged.asked.texts, judged.change
+    if change is None or not texts:
+        return ""
+    try:
+        models = known(judged.asked.keys.get("model"))
+        after = changed_files(texts, plain_keys(change.keys), models)
+        mended = {**texts, **{name: text.encode() for name, text in after.files.items()}}
+        again = [files.Found(name=it, content=text) for it, text in mended.items()]
+        (asked,), _ = reading.read(again, known, together=True)
+    except ValueError:
+        return ""
+    return after.diff if judge(asked, changed, models).status == FITS else ""
 
 
 def _judge(asked: Asked, changed: Mapping[str, object], known: reading.Known) -> Judged:

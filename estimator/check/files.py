@@ -6,12 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from estimator.sources.repository import from_text
 from estimator.values.refusals import InputError
+from estimator.values.specs import Model
 
 ENDINGS = (".yaml", ".yml", ".json", ".py", ".ipynb", ".sh")
 """What a folder is searched for."""
 MOST_FILES = 10_000
 """Files of one command: ours."""
+LONGEST_PATH = 1000
+"""Characters of a folder's name: ours."""
 LARGEST_FILE = 10 * 2**20
 """Bytes of a file that is read: ours, more than any notebook with its pictures taken out."""
 
@@ -23,7 +27,7 @@ class Found:
     name: str
     """As the command names it."""
     content: bytes
-    from_folder: bool
+    from_folder: bool = False
     """Found in a folder rather than named: it may be no file of a run at all."""
 
 
@@ -60,3 +64,16 @@ def _read(path: Path, *, from_folder: bool) -> Found:
     if len(content) > LARGEST_FILE:
         raise InputError(f"{path} is larger than {LARGEST_FILE // 2**20} MiB; that is no config.")
     return Found(name=str(path), content=content, from_folder=from_folder)
+
+
+def local_model(name: object) -> Model | None:
+    """The model of a folder that has a config.json, as ``from_pretrained`` finds it; None: it is no such folder."""
+    if not isinstance(name, str) or len(name) > LONGEST_PATH:
+        return None
+    config = Path(name) / "config.json"
+    if not config.is_file():
+        return None
+    found = from_text(_read(config, from_folder=False).content, str(config))
+    if found.model is None:
+        raise InputError(found.problem)
+    return found.model

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from estimator.answer.overflow import runs_out
 from estimator.check.judged import Judged
-from estimator.contract.setups import NONE_KNOWN, plain_keys, write_fields
+from estimator.contract.setups import plain_keys, write_fields
 from estimator.contract.text import gib, verdict
-from estimator.search.remedies import Remedy
-from estimator.tools.writing.changes import changed_files
-from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
-from estimator.values.specs import Model, Verdict
+from estimator.values.specs import Verdict
 
 TIGHT = "Tight: between the low end and the high end of what it needs; it may run out of memory, and counts as 1."
 WIDEST_FILE, WIDEST_CHANGE = 48, 70
 """Characters of a column of the table: ours."""
 
 
-def one(of: Judged, known: Mapping[str, Model] = NONE_KNOWN) -> str:
+def one(of: Judged, diff: str = "") -> str:
     """A run alone: the verdict, where it stops, and the change: in its own files where they take it."""
     if of.estimate is None:
         named = of.problem.startswith(of.asked.files[0])
@@ -29,26 +26,13 @@ def one(of: Judged, known: Mapping[str, Model] = NONE_KNOWN) -> str:
     lines = [f"{of.asked.name}: {' '.join(filter(None, said))}", *of.asked.notes]
     if of.change is not None:
         lines.append(f"What mends it: {of.change.text} Needs {gib(of.change.need_high_bytes)} GiB.")
-        lines += _in_its_files(of, of.change, known)
+        keys = plain_keys(of.change.keys)
+        lines += diff.splitlines() or [f"    {key}: {_word(it)}" for key, it in keys.items()]
     elif of.status:
         lines.append("No change on this GPU mends it; a larger GPU or more of them may.")
     if of.estimate.verdict is Verdict.TIGHT:
         lines.append(TIGHT)
     return "\n".join(lines)
-
-
-def diff(of: Judged, change: Remedy, known: Mapping[str, Model] = NONE_KNOWN) -> str:
-    """The change in the run's own files, as a unified diff; ``InputError`` says why it is none."""
-    if not of.asked.texts:
-        raise InputError("the run is an object of the contract: set these keys in it.")
-    return changed_files(of.asked.texts, plain_keys(change.keys), known).diff
-
-
-def _in_its_files(of: Judged, change: Remedy, known: Mapping[str, Model]) -> list[str]:
-    try:
-        return diff(of, change, known).splitlines()
-    except ValueError:
-        return [f"    {key}: {_word(value)}" for key, value in plain_keys(change.keys).items()]
 
 
 def _word(value: object) -> str:

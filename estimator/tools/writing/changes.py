@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from estimator.sources import catalog
 from estimator.tools.documents import Pool, pool_of
@@ -54,6 +54,8 @@ class Changed:
     """Those that changed, by name."""
     diff: str
     """Unified, of all of them."""
+    also: Mapping[str, tuple[Value, Value]] = field(default_factory=dict)
+    """Keys of ours that the tool makes follow, as they were and as they are: an evaluation's batch, a training's."""
 
 
 def changed_files(
@@ -75,15 +77,19 @@ def changed_files(
     given = {key: it.value for key, it in entries.items()}
     wanted = effective(tool, entries, fixed=dict(changes), model=model).values
     parts = {key.partition(".")[0] for key in given}
-    theirs = theirs_of(tool, wanted, model, parts, given)
+    meant = {*changes, *(["optim_args"] if "optim" in changes else [])} & {*sayable(wanted)}
+    theirs = theirs_of(tool, wanted, model, parts, given, meant)
     edits: dict[str, list[Edit]] = {}
     for key, value in theirs.items():
         if key not in given or given[key] != value:
             name, edit = _edit(key, value, tool, pool, run.texts, texts)
             edits.setdefault(name, []).append(edit)
     after = {name: applied(texts[name], those) for name, those in edits.items()}
-    _must_agree(read_files({**texts, **after}, known), wanted, run)
-    return Changed(files=after, diff="".join(_diff(texts, after)))
+    return Changed(
+        files=after,
+        diff="".join(_diff(texts, after)),
+        also=_follows(run, read_files({**texts, **after}, known), changes),
+    )
 
 
 def _is_known(entry: Entry) -> bool:
@@ -102,14 +108,22 @@ def _model(run: Imported, known: Mapping[str, Model]) -> Model | None:
         return None
 
 
-def _must_agree(after: Imported, wanted: Mapping[str, Value], before: Imported) -> None:
-    """What was changed means what was asked for, and nothing else came of it."""
-    asked, now = sayable(wanted), sayable(after.setup)
-    wrong = [key for key in asked if now.get(key) != asked[key] and key in before.setup]
-    if wrong:
-        raise InputError(
-            f"{wrong[0]} cannot be changed in these files without more; change it by hand."
-        )
+def _follows(
+    before: Imported, after: Imported, changes: Mapping[str, Value]
+) -> dict[str, tuple[Value, Value]]:
+    """What else the tool makes of it; ``InputError`` if what was asked for did not come of it."""
+    was, now = sayable(before.setup), sayable(after.setup)
+    asked = sayable({**before.setup, **changes})
+    for key in changes:
+        if key in asked and now.get(key, asked[key]) != asked[key]:
+            raise InputError(
+                f"{key} cannot be changed in these files without more; change it by hand."
+            )
+    return {
+        key: (was[key], now[key])
+        for key in was
+        if key in now and was[key] != now[key] and key not in changes
+    }
 
 
 def _diff(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:

@@ -84,11 +84,13 @@ def theirs_of(
     model: Model | None = None,
     parts: Set[str] = frozenset({"args", "accelerate", "deepspeed"}),
     given: Mapping[str, Value] = NOTHING,
+    meant: Set[str] = frozenset(),
 ) -> dict[str, Value]:
     """A setup's keys in a tool's words, by their full names; ``InputError`` names the key that it has no word for.
 
     Only what the tool would not do by itself is written, in the ``parts`` of a config that may be written. ``given`` is
-    what a config says already: of it only that changes which must.
+    what a config says already: of it only that changes which must, for the keys that are ``meant``; others of the setup
+    may follow, as a tool has them follow.
 
     >>> from estimator.tools.known import trl
     >>> keys = {"model": "openai-community/gpt2", "max_length": 512, "loss": "chunked_trl", "dtype": "float32"}
@@ -105,9 +107,12 @@ def theirs_of(
         }
     for _ in range(MOST_ROUNDS):
         now = said(tool, written, model)
-        wrong = [key for key in wanted if now.get(key) != wanted[key]]
+        wrong = [
+            key for key in wanted if now.get(key) != wanted[key] and (not meant or key in meant)
+        ]
         if not wrong:
-            return _pruned(tool, written, wanted, model, given)
+            held = {key: now[key] for key in wanted if key in now}
+            return _pruned(tool, written, held, model, given)
         more: dict[str, Value] = {}
         for key in wrong:
             ways = list(_ways(tool, key, wanted, parts))
@@ -119,7 +124,14 @@ def theirs_of(
         if more.items() <= written.items():
             break
         written |= more
-    raise InputError(_cannot_say(tool, wanted, said(tool, written, model), model))
+    now = said(tool, written, model)
+    if given:
+        key = next(key for key in wanted if now.get(key) != wanted[key] and key in meant)
+        raise InputError(
+            f"these files cannot be told {key} {show(wanted[key])}: it stays {show(now.get(key))} there; "
+            "change it by hand."
+        )
+    raise InputError(_cannot_say(tool, wanted, now, model))
 
 
 def _pruned(
