@@ -179,7 +179,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         "bnb_4bit_use_double_quant": False,
     },
     "llamafactory/train_lora_qwen3_lora_sft_ds3.yaml": {"strategy": "zero3", "method": "lora"},
-    "llamafactory/train_lora_qwen3_lora_pretrain.yaml": {"packing": True, "max_length": 2048},
+    "llamafactory/train_lora_qwen3_lora_pretrain.yaml": {"padded": False, "max_length": 2048},
     "llamafactory/train_lora_qwen3_lora_dpo.yaml": {"objective": "dpo", "method": "lora"},
     # torchtune: all in dtype, no autocast, no clipping; the recipe's builder names model and method
     "torchtune/llama3_1_8b_full_single_device.yaml": {

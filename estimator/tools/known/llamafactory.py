@@ -113,9 +113,17 @@ def _write_attention(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    neat = is_on(theirs["args.neat_packing"])
-    asked = theirs["args.packing"]
-    return {"packing": neat or (theirs["args.stage"] == "pt" if asked is None else is_on(asked))}
+    """Packed rows stay rows of ``cutoff_len``; neat ones have a mask each, but with FlashAttention.
+
+    Source: github.com/hiyouga/LLaMA-Factory, src/llamafactory/data/processor/supervised.py,
+    ``PackedSupervisedDatasetProcessor``; data/collator.py, ``SFTDataCollatorWith4DAttentionMask``,
+    ``prepare_4d_attention_mask``.
+    """
+    neat, asked = is_on(theirs["args.neat_packing"]), theirs["args.packing"]
+    packed = neat or (theirs["args.stage"] == "pt" if asked is None else is_on(asked))
+    masked = neat and so_far["attn_implementation"] != "flash_attention_2"
+    padded = not packed and so_far["per_device_train_batch_size"] > 1
+    return {"packing": False, "padded": padded or masked}
 
 
 def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -209,11 +217,11 @@ RULES: tuple[Rule, ...] = (
     same("args.enable_liger_kernel", "use_liger_kernel", "args.use_liger_kernel"),
     Rule(
         theirs=("args.packing", "args.neat_packing"),
-        ours=("packing",),
+        ours=("packing", "padded"),
         read=_packing,
-        write=lambda values: {"args.packing": values["packing"]},
+        write=lambda _: {"args.packing": False},
+        says="rows of a batch are padded to its longest, unless they are packed",
     ),
-    transformers.PADDED,
     same("args.cutoff_len", "max_length"),
     same("args.lora_rank", "lora_r"),
     Rule(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from estimator.tools.known import parallel, peft, transformers
+from estimator.tools.known import parallel, peft
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word
 from estimator.tools.lists import listed
@@ -158,7 +158,12 @@ def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    return {"packing": is_on(theirs.first("args.dataset.packed", "args.packed"))}
+    """Packed rows stay rows, whose bounds its attention knows without a mask.
+
+    Source: torchtune 0.6.1, modules/attention_utils.py, ``packed_block_causal_mask`` (a BlockMask of flex_attention).
+    """
+    packed = is_on(theirs.first("args.dataset.packed", "args.packed"))
+    return {"packing": False, "padded": not packed and so_far["per_device_train_batch_size"] > 1}
 
 
 def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -320,12 +325,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         theirs=("args.dataset.packed", "args.packed"),
-        ours=("packing",),
+        ours=("packing", "padded"),
         read=_packing,
-        says="the recipes do not pack",
-        write=lambda values: {"args.dataset.packed": values["packing"]},
+        says="rows of a batch are padded to its longest: the recipes do not pack",
+        write=lambda _: {"args.dataset.packed": False},
     ),
-    transformers.PADDED,
     Rule(
         theirs=(
             "args.model.lora_rank",
