@@ -15,7 +15,7 @@ from estimator.tools.reading.detect import kind_of, read_text
 from estimator.tools.reading.parsed import FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
 from estimator.tools.whose import SetByTool, set_by, tool_named, version_of
-from estimator.values.keys import BY_NAME
+from estimator.values.keys import BY_NAME, DEFAULT
 from estimator.values.kinds import near, show
 from estimator.values.later_keys import LATER, read_later
 from estimator.values.refusals import InputError
@@ -160,6 +160,11 @@ def _joined(
     ):
         notes.append(
             f"{values['strategy']} divides the run, and no file says over how many GPUs: set num_gpus."
+        )
+    if "max_length" not in values:
+        notes.append(
+            f"{tool.label} cuts no row here, so that rows are as long as the data has them: set max_length to the "
+            f"longest; {DEFAULT.max_length:,} is taken."
         )
     went: dict[str, list[str]] = {}
     for key, origin in found.origins.items():

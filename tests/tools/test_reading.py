@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from estimator import Fate, Imported, read_files
+from estimator import Fate, Imported, estimate, read_files
 from estimator.contract.setups import parse
 
 
@@ -119,6 +119,125 @@ def test_what_the_tool_sets_is_told_with_its_line() -> None:
     )
     assert told["gradient_checkpointing"].differs
     assert "mixed_precision" not in told, "the script says it itself"
+
+
+UNSLOTH = """
+length = 2048
+model, tokenizer = FastLanguageModel.from_pretrained(
+    model_name="unsloth/Meta-Llama-3.1-8B", max_seq_length=length, dtype=None, load_in_4bit=True)
+model = FastLanguageModel.get_peft_model(model, r=16, target_modules=["q_proj", "k_proj"], lora_alpha=16,
+    lora_dropout=0, bias="none", use_gradient_checkpointing="unsloth", random_state=3407)
+trainer = SFTTrainer(model=model, max_seq_length=length, dataset_text_field="text", args=TrainingArguments(
+    per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=60,
+    fp16=not is_bfloat16_supported(), bf16=is_bfloat16_supported(), optim="adamw_8bit", output_dir="o"))
+"""
+BITSANDBYTES = """
+config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+model = AutoModelForCausalLM.from_pretrained("mistralai/Mistral-7B-v0.1", quantization_config=config, device_map=0)
+model = prepare_model_for_kbit_training(model)
+model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+trainer = Trainer(model=model, args=TrainingArguments("o", per_device_train_batch_size=1, fp16=True))
+"""
+FIRE = """
+def train(base_model: str = "", batch_size: int = 128, micro_batch_size: int = 4, lora_r: int = 8):
+    model = LlamaForCausalLM.from_pretrained(base_model, load_in_8bit=True, torch_dtype=torch.float16)
+    model = get_peft_model(model, LoraConfig(r=lora_r, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
+    args = TrainingArguments("o", per_device_train_batch_size=micro_batch_size,
+        gradient_accumulation_steps=batch_size // micro_batch_size, fp16=True, optim="adamw_torch")
+"""
+CLASSES = """
+CONFIG = {"model": "Qwen/Qwen2.5-7B", "lora": {"r": 64}}
+@dataclass
+class Args(TrainingArguments):
+    per_device_train_batch_size: int = 2
+    gradient_checkpointing: bool = field(default=True)
+(args,) = HfArgumentParser((Args,)).parse_args_into_dataclasses()
+model = AutoModelForCausalLM.from_pretrained(CONFIG["model"], attn_implementation="flash_attention_2")
+lora = LoraConfig(r=CONFIG["lora"]["r"], target_modules="all-linear")
+"""
+SCRIPTS: dict[str, tuple[str, str, dict[str, object]]] = {
+    "a notebook of Unsloth's": (
+        UNSLOTH,
+        "unsloth",
+        {
+            "model": "unsloth/Meta-Llama-3.1-8B",
+            "method": "qlora",
+            "max_length": 2048,
+            "optim": "adamw_8bit",
+            "mixed_precision": "bf16",
+            "offload_checkpoints": True,
+            "lora_target_modules": ["q_proj", "k_proj"],
+            "num_train_examples": 60 * 2 * 4,
+        },
+    ),
+    "bitsandbytes and PEFT by hand": (
+        BITSANDBYTES,
+        "trainer",
+        {
+            "method": "qlora",
+            "bnb_4bit_quant_type": "fp4",  # transformers' own default, which is not QLoRA's
+            "bnb_4bit_use_double_quant": False,
+            "prepare_model_for_kbit_training": True,
+            "gradient_checkpointing": True,  # peft's helper turns it on
+            "mixed_precision": "fp16",
+            "lora_alpha": 8,
+        },
+    ),
+    "a function for fire": (
+        FIRE,
+        "trainer",
+        {
+            "method": "lora",
+            "load_in_8bit": True,
+            "dtype": "float16",
+            "gradient_accumulation_steps": 32,
+            "per_device_train_batch_size": 4,
+            "optim": "adamw_torch",
+        },
+    ),
+    "dataclasses": (
+        CLASSES,
+        "trainer",
+        {
+            "model": "Qwen/Qwen2.5-7B",
+            "per_device_train_batch_size": 2,
+            "gradient_checkpointing": True,
+            "lora_r": 64,
+            "attn_implementation": "flash_attention_2",
+            "mixed_precision": "no",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "tool", "expected"), SCRIPTS.values(), ids=SCRIPTS)
+def test_scripts_as_people_write_them(script: str, tool: str, expected: dict[str, object]) -> None:
+    run = read(train_py=script)
+    assert run.tool == tool
+    assert {key: run.setup.get(key) for key in expected} == expected
+    assert not run.of(Fate.UNKNOWN)
+
+
+def test_rows_that_no_tool_cuts_are_said() -> None:
+    (note,) = read(train_py=BITSANDBYTES).notes
+    assert note.startswith("Trainer cuts no row here")
+
+
+def test_llama_from_real_config_texts() -> None:
+    """8B, LoRA on all linears, 2 × 4,096 tokens: Trainer checkpointed, then TRL's loss, then TRL's float32."""
+    lora = 'p = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear")\n'
+    name = '"meta-llama/Llama-3.1-8B"'
+    trainer = lora + (
+        f"model = AutoModelForCausalLM.from_pretrained({name}, dtype=torch.bfloat16)\n"
+        'args = TrainingArguments("o", per_device_train_batch_size=2, bf16=True, gradient_checkpointing=True)'
+    )
+    sft = lora + (
+        f'args = SFTConfig("o", per_device_train_batch_size=2, max_length=4096%s)\ntrainer = SFTTrainer({name}, args)'
+    )
+    as_bf16 = sft % ', model_init_kwargs={"dtype": "bfloat16"}'
+    for script, gib in ((trainer, 29.3), (as_bf16, 21.0), (sft % "", 38.4)):
+        found = parse({**read(a_py=script).setup, "max_length": 4096})
+        assert estimate(*found).peak.bytes / 2**30 == pytest.approx(gib, abs=0.1)
 
 
 # --- bad input ----------------------------------------------------------------------------------

@@ -164,10 +164,16 @@ EXPECTED: dict[str, dict[str, object]] = {
     },
     "llamafactory/train_full_qwen3_full_sft.yaml": {
         "method": "full",
-        "dtype": "float32",
+        "dtype": "bfloat16",  # llamafactory/model/adapter.py:318: not cast under ZeRO-3
         "mixed_precision": "bf16",
         "strategy": "zero3",
         "num_train_epochs": 3.0,
+    },
+    "llamafactory/extras_galore_llama3_full_sft.yaml": {
+        "method": "full",
+        "dtype": "bfloat16",  # pure_bf16
+        "mixed_precision": "no",
+        "optim": "galore_adamw_layerwise",
     },
     "llamafactory/extras_fsdp_qlora_llama3_lora_sft.yaml": {
         "method": "qlora",

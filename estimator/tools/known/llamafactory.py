@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from estimator.tools.known import parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import modules_to_save_from, names
+from estimator.tools.known.transformers import checkpoint_dtype
 from estimator.tools.lists import listed
 from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, same
 from estimator.values.specs import ALL_LINEAR
@@ -50,10 +51,8 @@ def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
 def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     autocast = transformers.autocast_of(theirs)
     pure = is_on(theirs["args.pure_bf16"])
-    if so_far["method"] != "full" or pure:
-        word = {"bf16": "bfloat16", "fp16": "float16"}.get(autocast, "bfloat16")
-        return {"mixed_precision": autocast, "dtype": "bfloat16" if pure else word}
-    return {"mixed_precision": autocast, "dtype": "float32"}
+    cast = so_far["method"] == "full" and not pure and so_far["strategy"] != "zero3"
+    return {"mixed_precision": autocast, "dtype": "float32" if cast else checkpoint_dtype(so_far)}
 
 
 def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -177,7 +176,7 @@ RULES: tuple[Rule, ...] = (
         ours=("mixed_precision", "dtype"),
         read=_precision,
         write=_write_precision,
-        says="what is trained is cast to float32 unless pure_bf16 is on",
+        says="every weight that is trained is cast to float32, but under pure_bf16 and ZeRO-3",
         source=f"{VERSION}, llamafactory/model/adapter.py:313",
     ),
     *transformers.BATCH,

@@ -34,7 +34,7 @@ ATTENTION = {
 
 def _model(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     name = theirs["model.pretrained_model_name_or_path"]
-    return {"model": name} if isinstance(name, str) else {}
+    return {"model": name} if isinstance(name, str) and name.strip() else {}
 
 
 def is_4bit(theirs: Theirs) -> bool:
@@ -431,7 +431,7 @@ LATER: tuple[Later, ...] = (
                 "device_map",
                 "Layers lie on different devices",
                 Direction.LESS,
-                (None, "auto", "cuda", "cuda:0", ""),
+                (None, "auto", "cuda", "cuda:0", "", 0),
             ),
             (
                 "experts_implementation",

@@ -44,7 +44,7 @@ def _model(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         "model.pretrained_model_name_or_path", "args.model_name_or_path", "trainer.model"
     )
     name = name if isinstance(name, str) else theirs["args.model_name_or_path"]
-    return {"model": name} if isinstance(name, str) else {}
+    return {"model": name} if isinstance(name, str) and name.strip() else {}
 
 
 def _has_peft_object(theirs: Theirs) -> bool:
