@@ -1,4 +1,4 @@
-"""Headroom's estimator: what a fine-tuning step takes of a GPU's memory, and a run in hours and dollars.
+"""Headroom's estimator: GPU memory of a fine-tuning step, and hours and dollars of a run.
 
 >>> from estimator import Method, TrainingSetup, catalog, estimate
 >>> model, gpu = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
@@ -210,7 +210,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs NumPy is imported where it is asked for: one estimate does without."""
+    """Imports on demand what needs NumPy, which a single estimate does not."""
     if name in ("Needs", "needs"):
         from estimator.grid import needs as many  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The command line: a thin skin over the contract. Standard library alone."""
+"""The command line: a thin layer over the contract, using only the standard library."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from estimator.values.results import Estimate
 from estimator.values.specs import Model
 
 DESCRIPTION = (
-    "How much GPU memory does fine-tuning this model need, what is it made of, and does it fit?"
+    "How much GPU memory does fine-tuning this model need, what takes it, and does it fit?"
 )
 EXAMPLES = """\
 examples:
@@ -48,16 +48,16 @@ examples:
   python -m estimator placement '{"model": "...", "max_memory": {"0": "24GiB", "cpu": "64GiB"}, "dtype": "bfloat16"}'
 
 With --json each line of standard input is one setup, an object with the names above as keys (max_length
-for --max-length), and each line of standard output its estimate, in order. A line that cannot be estimated
-gives {"error": "..."} in its place; the exit status is then 1.
+for --max-length), and each line of standard output is its estimate, in order. A line that cannot be estimated
+gives {"error": "..."} instead, and the exit status is then 1.
 
 Names and defaults [in brackets] are those of Hugging Face's Trainer, TRL and PEFT unless marked as ours.
---no-padded and the like turn a switch off. Keys that are fixed for now have no physics yet.
+--no-padded and the like turn a switch off. Keys marked as fixed for now are not modelled yet.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer one command; the result is the exit status."""
+    """Runs one command; returns the exit status."""
     match arguments[:1]:
         case ["placement"]:
             return _print_placement(arguments[1:])
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """Asks the Hub for what the catalogue lacks; with one's own token if told so."""
+    """Asks the Hub for models that the catalogue lacks, with the user's token if requested."""
 
     token: str | None = field(repr=False)
 
@@ -118,7 +118,7 @@ def _is_catalogued(name: str) -> bool:
 def answer_lines(
     source: BinaryIO, answers: TextIO, ask: _Ask | None = None, *, with_remedies: bool = False
 ) -> int:
-    """One answer a line, in order; 1 if any is an error."""
+    """Writes one answer per line, in order; returns 1 if any is an error."""
     failed = False
     for line in _lines(source):
         answer = _answer(line, ask, with_remedies=with_remedies)
@@ -129,7 +129,7 @@ def answer_lines(
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:
-    """Lines without their ends; of one that is too long only its beginning, so that memory stays bounded."""
+    """Lines without line ends; a line that is too long is truncated, so memory stays bounded."""
     while line := source.readline(LONGEST_TEXT + 2):
         rest = line
         while rest and not rest.endswith(b"\n"):
@@ -145,7 +145,7 @@ def _answer(line: bytes, ask: _Ask | None, *, with_remedies: bool) -> dict[str, 
         return write_estimate(answer, _remedies(answer) if with_remedies else ())
     except ValueError as problem:
         return {"error": str(problem)}
-    except Exception as fault:  # our mistake, which must not take the other lines with it
+    except Exception as fault:  # a bug of ours, which must not affect other lines
         return {"error": _our_mistake(fault)}
 
 
@@ -169,14 +169,14 @@ def _print_estimate(reading: Reading, *, with_remedies: bool) -> int:
         said = describe(answer, _remedies(answer) if with_remedies else ())
     except ValueError as problem:
         return _refuse(str(problem))
-    except Exception as fault:  # a traceback would say less to the one who asked
+    except Exception as fault:  # a traceback would not help the user
         return _refuse(_our_mistake(fault))
     print(said)
     return 0
 
 
 def _print_placement(arguments: Sequence[str]) -> int:
-    """The device map that one object asks for."""
+    """Prints the device map for one request."""
     if len(arguments) != 1:
         return _refuse(
             "placement takes one JSON object, such as "
@@ -186,14 +186,14 @@ def _print_placement(arguments: Sequence[str]) -> int:
         placed = place(read_object(arguments[0], "The placement"))
     except ValueError as problem:
         return _refuse(str(problem))
-    except Exception as fault:  # a traceback would say less to the one who asked
+    except Exception as fault:  # a traceback would not help the user
         return _refuse(_our_mistake(fault))
     print(json.dumps(placed, indent=2))
     return 0
 
 
 def _check(arguments: Sequence[str]) -> int:
-    """Files of runs; the flags of a setup stand above what the files say."""
+    """Checks files of runs; flags override what the files say."""
     parser = _Parser(**command.WORDS, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     command.add_flags(parser)
     _add_keys(parser)
@@ -213,23 +213,23 @@ def _check(arguments: Sequence[str]) -> int:
         return command.run(paths, changed, sys.stdout, models, **how)
     except ValueError as problem:
         return _refuse(str(problem))
-    except Exception as fault:  # a traceback would say less to the one who asked
+    except Exception as fault:  # a traceback would not help the user
         return _refuse(_our_mistake(fault))
 
 
 def _serve(arguments: Sequence[str]) -> str:
-    """Become the page's server, Streamlit, whose own flags follow (``--server.port 8600``); or why that cannot be."""
+    """Replaces this process by Streamlit, which takes its own flags (``--server.port 8600``); or says why it cannot."""
     root = Path(__file__).resolve().parent.parent
     places = (root / "headroom" / "serve.py", root / "serve.py")
     app = next((it for it in places if it.is_file()), None)
     if app is None or find_spec("streamlit") is None:
         return "the page needs Streamlit and the whole package; pip install headroom."
     command = [sys.executable, "-m", "streamlit", "run", str(app), *arguments]
-    os.execv(sys.executable, command)  # one process: what ends this ends the page
+    os.execv(sys.executable, command)  # a single process: ending it ends the page
 
 
 def _with_the_hub(problem: str) -> str:
-    """A name that the catalogue lacks may be on the Hub."""
+    """Suggests the Hub for a name that the catalogue lacks."""
     unknown = problem.startswith("model ") and "is not in the catalogue" in problem
     return f"{problem} Or ask the Hub for it: --hub." if unknown else problem
 
@@ -240,7 +240,7 @@ def _refuse(*sentences: str) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, without the usage of sixty flags."""
+    """Reports errors in one sentence, without a usage text of sixty flags."""
 
     def error(self, message: str) -> NoReturn:
         sys.exit(_refuse(f"{message}; see --help."))
@@ -268,14 +268,16 @@ def _parser() -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("model", nargs="?", help="a Hub id such as mistralai/Mistral-7B-v0.1")
-    parser.add_argument("--json", action="store_true", help="setups in, estimates out, one a line")
+    parser.add_argument(
+        "--json", action="store_true", help="setups in, estimates out, one per line"
+    )
     parser.add_argument("--remedies", action="store_true", help="what to change so that it fits")
     _add_keys(parser)
     return parser
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
-    """The flags of a setup, and whether the Hub is asked."""
+    """Adds the flags of a setup and of the Hub."""
     parser.add_argument("--gpu", action="append", metavar="NAME", help="such as A100-SXM4-80GB")
     parser.add_argument(
         "--hub", action="store_true", help="ask the Hugging Face Hub for ids the catalogue lacks"
@@ -287,14 +289,16 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(title)
         for key in keys:
             _add_flag(group, key)
-    for word in PARALLEL_WORDS.keys() - BY_NAME.keys():  # so that the contract says what they are
+    for word in (
+        PARALLEL_WORDS.keys() - BY_NAME.keys()
+    ):  # so that the contract can refuse them by name
         parser.add_argument(
             _flag(word), dest=word, action="append", nargs="?", const="true", help=argparse.SUPPRESS
         )
 
 
 def _add_flag(group: argparse._ArgumentGroup, key: Key) -> None:
-    """One flag a key; its other names, and ``--no-`` before a switch, work without being listed."""
+    """Adds one flag per key. Aliases, and ``--no-`` before a switch, work without being listed."""
     name, *others = [_flag(name) for name in (key.name, *key.aliases)]
     if isinstance(key.kind, Flag):
         offs = [_flag(f"no_{name}") for name in (key.name, *key.aliases)]
@@ -325,7 +329,7 @@ def _layout(prog: str) -> argparse.HelpFormatter:
 
 
 def _read_arguments(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """The flags that were given, each with its texts, as a link would have them."""
+    """The given flags with their texts, as in a link."""
     parser = _parser()
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -348,15 +352,13 @@ def _unknown_argument(argument: str) -> str:
 
 
 def console() -> int:
-    """The command ``headroom``: the exit status of what was asked for."""
+    """The command ``headroom``; returns the exit status."""
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except (
-        BrokenPipeError
-    ):  # the reader has gone, as `head` does; say nothing more, not even at exit
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does; stay silent, even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status

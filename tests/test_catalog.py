@@ -270,7 +270,7 @@ def test_machines_and_instances_agree() -> None:
 
 def test_unknown_instance_lists_near_ones() -> None:
     with pytest.raises(
-        ValueError, match=r"'p4d\.24xlarg' is not in the catalogue; near names are: p4d"
+        ValueError, match=r"'p4d\.24xlarg' is not in the catalogue; similar names: p4d"
     ):
         catalog.gpu("p4d.24xlarg")
 

@@ -129,7 +129,7 @@ def test_sweep_of_200_files_takes_seconds(tmp_path: Path) -> None:
         (["nowhere.json", "--gpu", "L4"], "nowhere.json cannot be read: no such file"),
         (["--gpu", "L4"], "FILE"),
         (["a.json", "--gpus", "2"], "did you mean --num-gpus?"),
-        (["a.json", "--lora-r", "8", "--lora-r", "9"], "lora_r comes 2 times; give it once."),
+        (["a.json", "--lora-r", "8", "--lora-r", "9"], "lora_r is given 2 times; give it once."),
     ],
 )
 def test_what_is_wrong_with_the_command_is_one_sentence(
@@ -263,7 +263,7 @@ def test_number_in_the_gpu_s_name_counts_unless_the_files_say_their_own(
     assert run["setup"]["num_gpus"] == 4  # type: ignore[index]
     assert run["setup"]["strategy"] == "ddp"  # type: ignore[index]
     (run,) = asked(capsys, *paths.values(), "--gpu", "8x L4")
-    assert "8 GPUs and num_gpus is 4" in str(run["error"])
+    assert "8 GPUs, but num_gpus is 4" in str(run["error"])
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def test_flags_mean_what_the_keys_mean() -> None:
         "lora_target_modules": ["q_proj", "v_proj"],
     }
     (answer,) = answers(run("--json", stdin=json.dumps(keys).encode()))
-    trained = f"{answer['trainable_parameters']:,} of them trained"
+    trained = f"of which {answer['trainable_parameters']:,} are trained"
     text = run(MISTRAL, *flags.split()).stdout.decode()
     assert trained in text
     assert f"{cast(int, answer['peak_bytes']) / 2**20 / 1024:.2f}" in text
@@ -370,7 +370,7 @@ def test_help_lists_every_key_with_its_default() -> None:
         ([MISTRAL, "--strategy", "megatron"], "strategy 'megatron' is not modelled yet: "),
         ([MISTRAL, "--world-size", "8"], "'--world-size' is not understood; did you mean --num-gp"),
         ([MISTRAL, "another"], "'another' is not understood; see --help."),
-        ([MISTRAL, "--padded", "--no-padded"], "padded comes 2 times; give it once."),
+        ([MISTRAL, "--padded", "--no-padded"], "padded is given 2 times; give it once."),
         ([MISTRAL, "--num-gpus", "8"], "num_gpus 8 needs a strategy"),
         (["--json", MISTRAL], "--json reads setups from standard input; leave out model."),
     ],

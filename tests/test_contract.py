@@ -295,7 +295,7 @@ def test_strategy_without_physics_is_not_answered_with_another(word: str) -> Non
 )
 def test_a_key_of_another_subject_asks_for_no_parallelism(key: str) -> None:
     (sentence,) = read_setup({"model": MISTRAL, key: 4}).problems
-    assert "is no key of a setup" in sentence
+    assert "is not a key of a setup" in sentence
 
 
 # --- sentences, by hand -------------------------------------------------------------------------
@@ -315,10 +315,10 @@ SENTENCES = [
     ),
     (
         {"max_lenght": 8},
-        "max_lenght is no key of a setup; did you mean max_length or max_prompt_length?",
+        "max_lenght is not a key of a setup; did you mean max_length or max_prompt_length?",
     ),
-    ({"wings": 2}, "wings is no key of a setup; leave it out."),
-    ({"world_size": 8}, "world_size is no key of a setup; did you mean num_gpus?"),
+    ({"wings": 2}, "wings is not a key of a setup; leave it out."),
+    ({"world_size": 8}, "world_size is not a key of a setup; did you mean num_gpus?"),
     ({"v": 2}, "v must be 1, the only supported version, not 2."),
     (
         {"num_gpus": 2},
@@ -506,8 +506,8 @@ def test_link_texts_become_values_by_the_kind_of_their_key() -> None:
         ({"max_length": "two"}, "max_length must be a whole number from 1 to 16777216, not 'two'."),
         ({"max_length": "1_024"}, "max_length must be a whole number"),
         ({"max_length": "٣"}, "max_length must be a whole number"),
-        ({"max_length": ["1", "2"]}, "max_length comes 2 times; give it once."),
-        ({"max_length": []}, "max_length comes 0 times; give it once."),
+        ({"max_length": ["1", "2"]}, "max_length is given 2 times; give it once."),
+        ({"max_length": []}, "max_length is given 0 times; give it once."),
         ({"lora_dropout": "nan"}, "lora_dropout must be a number"),
         ({"lora_dropout": "1e400"}, "lora_dropout must be a number"),
         ({"padded": "yes"}, "padded must be true or false, not 'yes'."),
@@ -657,7 +657,7 @@ def test_config_in_a_link_may_begin_with_a_line_break() -> None:
 
 
 def test_model_built_by_hand_cannot_be_written() -> None:
-    with pytest.raises(ValueError, match="built by hand"):
+    with pytest.raises(ValueError, match="built in code"):
         write_fields(replace(catalog.model(GPT2), num_hidden_layers=13), None, DEFAULT)
 
 
@@ -864,7 +864,7 @@ def test_name_of_gpus_says_how_many(
 
 def test_two_numbers_of_gpus_that_disagree_are_refused() -> None:
     reading = read_setup({"model": "openai-community/gpt2", "gpu": "4x T4", "num_gpus": 2})
-    assert "gpu '4x T4' is 4 GPUs and num_gpus is 2; give one of them." in reading.problems
+    assert "gpu '4x T4' means 4 GPUs, but num_gpus is 2; give only one of them." in reading.problems
 
 
 def test_address_of_the_hub_is_read_as_its_model() -> None:

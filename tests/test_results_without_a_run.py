@@ -24,7 +24,7 @@ from tests.test_limits import MODELS, SETUPS, SEVERAL, can_be_trained
 
 MISTRAL, A100 = catalog.model("mistralai/Mistral-7B-v0.1"), catalog.gpu("A100-SXM4-80GB")
 PRICED = st.sampled_from([card for card in catalog.gpus().values() if card.prices])
-RUN_WORDS = ("$", "hours", "minutes", " days", "kWh", "tokens a second", "seconds of a step")
+RUN_WORDS = ("$", "hours", "minutes", " days", "kWh", "tokens per second", "seconds per step")
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,4 +1,4 @@
-"""How is it written and read? One flat JSON object, links, scenarios, and text for the terminal."""
+"""How setups and estimates are written and read: one flat JSON object, links, scenarios, text for the terminal."""
 
 from estimator.contract.scenarios import (
     LONGEST_WRITTEN,

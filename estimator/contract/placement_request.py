@@ -41,9 +41,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 """Value type of each key other than model and max_memory."""
 DEFAULT_DTYPE = Dtype.BFLOAT16.value
 MOST_GPUS = 1024
-"""Ours: more than one machine has."""
+"""Our choice: more than any machine has."""
 LARGEST_LIMIT = 2**50
-"""Bytes, ours: a petabyte."""
+"""Bytes. Our choice: a petabyte."""
 UNITS = MappingProxyType(
     {"GIB": 2**30, "MIB": 2**20, "KIB": 2**10, "GB": 10**9, "MB": 10**6, "KB": 10**3}
 )
@@ -90,7 +90,7 @@ def place(
         )
     if dtype not in list(Dtype):
         raise InputError(
-            f"dtype {dtype} is no dtype of transformers' weights; give {one_of(Dtype)}."
+            f"dtype {dtype} is not a dtype of transformers' weights; give {one_of(Dtype)}."
         )
     return from_pretrained_device_map(model, limits, dtype=dtype, balance=balance, packing=packing)
 
@@ -101,13 +101,11 @@ def _check_keys(given: Mapping[str, object]) -> None:
         if name not in keys:
             meant = near(name, keys)
             hint = f"did you mean {one_of(meant)}?" if meant else f"the keys are {', '.join(keys)}."
-            raise InputError(f"{show(name)} is no key of a placement; {hint}")
+            raise InputError(f"{show(name)} is not a key of a placement; {hint}")
     if "model" not in given:
         raise InputError(MODEL_MISSING)
     if "max_memory" not in given:
-        raise InputError(
-            f"max_memory is missing; give what each device may hold, such as {EXAMPLE}."
-        )
+        raise InputError(f"max_memory is missing; give a limit for each device, such as {EXAMPLE}.")
 
 
 def _read(name: str, value: object) -> object:
@@ -140,7 +138,7 @@ def _device(name: object) -> Device:
     if isinstance(name, str) and re.fullmatch("0|[1-9][0-9]{0,3}", name) and int(name) < MOST_GPUS:
         return int(name)
     raise InputError(
-        f"max_memory names the device {show(name)}; devices are GPUs by number, such as 0, and cpu and disk."
+        f"max_memory names the device {show(name)}; devices are GPUs by index, such as 0, and cpu and disk."
     )
 
 
@@ -152,7 +150,7 @@ def _bytes(device: str, limit: object) -> int:
     count = limit if type(limit) is int else _sized(limit) if isinstance(limit, str) else None
     if count is None or not 0 <= count <= LARGEST_LIMIT:
         raise InputError(
-            f"max_memory of {device} must be bytes, or a text such as 24GiB, up to a million GiB, not {show(limit)}."
+            f"max_memory of {device} must be bytes, or a string such as 24GiB, up to a million GiB, not {show(limit)}."
         )
     return count
 

@@ -5,7 +5,7 @@ reported in one sentence. In a link a scenario is one string of fields, the name
 
     QLoRA on one L4~m.mistralai/Mistral-7B-v0.1~g.L4~me.qlora~b.4
 
-A field is a key or its short code, a point, and a value. A code is never reassigned, and a key without a code is
+A field is a key or its short code, a dot, and a value. A code is never reassigned, and a key without a code is
 written by its name, so old links keep their meaning in later releases.
 """
 
@@ -40,15 +40,15 @@ Value = TypeVar("Value")
 VERSION = 1
 """Version of the contract, written to links and files as ``v``."""
 MOST_SCENARIOS = 8
-"""Scenarios of a comparison: ours, as many bars as can be told apart."""
+"""Maximum scenarios of a comparison. Our choice: as many bars as can be told apart."""
 LONGEST_NAME = 60
-"""Characters of a scenario's name: ours, a line of the table."""
+"""Maximum characters of a scenario's name. Our choice: one line of the table."""
 LONGEST_TEXT = 4000
-"""Characters of one scenario in a link: ours, twice the length of a link that mail programs accept."""
+"""Maximum characters of one scenario in a link. Our choice: twice the length of a link that mail programs accept."""
 LONGEST_WRITTEN = 1500
-"""URL-encoded characters of a scenario written to a link: ours, as for a single model."""
+"""Maximum URL-encoded characters of a scenario written to a link. Our choice, the same as for a single model."""
 SEPARATOR = "~"
-"""Between fields: one character in an address, where all but letters, digits and ``-._~`` take three."""
+"""Separates fields. Takes one character in a URL, where all others except letters, digits and ``-._~`` take three."""
 
 CODES: Mapping[str, str] = MappingProxyType(
     {"model": "m", "gpu": "g", **{key.name: key.code for key in KEYS if key.code}}
@@ -72,7 +72,7 @@ class Found:
     scenarios: tuple[Scenario, ...]
     problems: tuple[str, ...] = ()
     setup: Mapping[str, object] | None = None
-    """The file's current setup, beside its scenarios; None if it has none."""
+    """The file's current setup, in addition to its scenarios; None if it has none."""
 
 
 def scenario_of(name: str, model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Scenario:
@@ -92,12 +92,12 @@ def read(scenario: Scenario, known: Mapping[str, Model] = NONE_KNOWN) -> Reading
 
 
 def unknown_model(scenario: Scenario, known: Mapping[str, Model] = NONE_KNOWN) -> str:
-    """The id of a scenario's model that neither the catalogue nor ``known`` has; else nothing."""
+    """The id of a scenario's model if neither the catalogue nor ``known`` has it; else empty."""
     return _hub_id(scenario.setup.get("model"), known)
 
 
 def sound_name(text: str) -> str:
-    """The name without surrounding blanks; ``ValueError`` says what a name may be.
+    """The name without surrounding whitespace; ``ValueError`` says what is allowed.
 
     >>> sound_name(" QLoRA, 4k ")
     'QLoRA, 4k'
@@ -128,7 +128,7 @@ def free_name(name: str, scenarios: Sequence[Scenario]) -> str:
 
 
 def write_text(scenario: Scenario) -> str:
-    """A scenario as one text of a link.
+    """A scenario as one string of a link.
 
     >>> write_text(Scenario("LoRA, 4k", {"model": "openai-community/gpt2", "method": "lora", "lora_r": 8}))
     'LoRA, 4k~m.openai-community/gpt2~me.lora~r.8'
@@ -145,7 +145,7 @@ def read_texts(
     known: Mapping[str, Model] = NONE_KNOWN,
     version: Sequence[str] = (),
 ) -> Found:
-    """The scenarios of a link's texts; ``version`` is what the link says of ``v``."""
+    """The scenarios of a link's strings; ``version``: the link's ``v``."""
     problems = list(read_link({"v": version}).problems) if version else []
     problems = [said for said in problems if said != MODEL_MISSING]
 
@@ -158,7 +158,7 @@ def read_texts(
 def _text(value: object) -> str:
     if isinstance(value, str):
         return value
-    # in JSON a ~ stands in strings only, where this is the same character
+    # in JSON a ~ appears only in strings, where this escape is the same character
     return json.dumps(value, separators=(",", ":")).replace(SEPARATOR, "\\u007e")
 
 
@@ -183,7 +183,7 @@ def _read_text(number: int, text: str, known: Mapping[str, Model], problems: lis
 
 
 def write_file(scenarios: Sequence[Scenario], setup: Mapping[str, object] | None = None) -> str:
-    """Scenarios, and the setup beside them, as the text of a file."""
+    """Scenarios and the current setup, as the text of a file."""
     written: dict[str, object] = {"v": VERSION}
     if setup:
         written["setup"] = dict(setup)
@@ -192,9 +192,9 @@ def write_file(scenarios: Sequence[Scenario], setup: Mapping[str, object] | None
 
 
 def read_file(text: str | bytes, known: Mapping[str, Model] = NONE_KNOWN) -> Found:
-    """What a file holds: scenarios, or one object of the contract, which is one scenario.
+    """Contents of a file: scenarios, or one object of the contract, which becomes one scenario.
 
-    ``ValueError`` is one sentence where the text is no such object at all.
+    ``ValueError`` holds one sentence if the text is not such an object.
     """
     given = read_object(text, "The file", 'one JSON object such as {"v": 1, "scenarios": […]}')
     problems: list[str] = []
@@ -203,7 +203,7 @@ def read_file(text: str | bytes, known: Mapping[str, Model] = NONE_KNOWN) -> Fou
     version = given.pop("v", VERSION)
     problems += [it for it in read_setup({"v": version}).problems if it != MODEL_MISSING]
     listed, beside = given.pop("scenarios"), given.pop("setup", None)
-    problems += [f"The file's {show(key)} was dropped: it is no part of one." for key in given][
+    problems += [f"The file's {show(key)} was dropped: it is not a known key." for key in given][
         :MOST_SCENARIOS
     ]
     if not isinstance(listed, list):
@@ -283,7 +283,7 @@ def _sound(
 ) -> Scenario:
     """The scenario from its valid keys; ``ValueError`` if it has no model."""
     later = _hub_id(given.get("model"), known)
-    if later:  # only the Hub may know the model: the other keys are read without it
+    if later:  # only the Hub may know the model, so other keys are read without it
         given = {key: value for key, value in given.items() if key != "model"}
     reading = reader(given, known)
     model = catalog.model(next(iter(catalog.models()))) if later else reading.model

@@ -63,13 +63,13 @@ FACTS = ("model", "gpu")
 MODEL_MISSING = "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or the object of a config.json."
 NONE_KNOWN: Mapping[str, Model] = MappingProxyType({})
 LONGEST_NAME = 200
-"""Characters that a name may have: ours, more than the Hub's 96."""
+"""Maximum characters of a name. Our choice, above the Hub's 96."""
 TRAINER = "trainer"
-"""The tool whose name stands for the contract's own defaults, so that an object without a tool keeps its meaning."""
+"""The tool that means the contract's own defaults, so objects without a tool keep their meaning."""
 PRICE = "usd_per_gpu_hour"
 """A key of the setup that a custom GPU may also set."""
 OWN_GPU = "own GPU"
-"""The name of a GPU that is given by its memory alone."""
+"""The name of a GPU specified only by its memory."""
 
 Fact = TypeVar("Fact", Model, Gpu | None)
 
@@ -108,7 +108,7 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
     if problem := refused(setup) or beyond_one_machine(setup) or clipped_in_backward(setup):
-        if "strategy" in values or "strategy" not in given:  # else it is of a default of ours
+        if "strategy" in values or "strategy" not in given:  # else the problem is in one of our defaults
             problems.append(str(problem))
         setup = replace(setup, **{name: getattr(DEFAULT, name) for name in SHARING_KEYS})
         if refusal(setup):
@@ -147,7 +147,7 @@ def read_link(
 def from_texts(
     given: Mapping[str, str | Sequence[str]],
 ) -> tuple[dict[str, object], tuple[str, ...]]:
-    """The object that the strings of a link or of flags mean, and a sentence for each that means none.
+    """The object from the strings of a link or of flags, and a sentence for each invalid one.
 
     >>> from_texts({"max_length": "2048", "padded": ["true"]})
     ({'max_length': 2048, 'padded': True}, ())
@@ -187,7 +187,7 @@ NO_TOWER = Refusal(
 def _with_images(
     model: Model, setup: TrainingSetup, given: Mapping[str, object], problems: list[str]
 ) -> TrainingSetup:
-    """The setup with the class that has the tower, where a key of images is named, and with the row's whole length."""
+    """The setup with the class that has the vision tower, if an image key is given, and with the row's full length."""
     named = sorted(key for key in IMAGE_KEYS if getattr(setup, key) != getattr(DEFAULT, key))
     asks = any(key in given for key in IMAGE_KEYS)
     if model.vision is None:
@@ -209,7 +209,8 @@ def _with_images(
     if seen > setup.max_length:
         problems.append(
             f"the images of an example are {seen:,} tokens, more than max_length {setup.max_length:,}; raise it, or "
-            "lower the images' size."
+            f"use "
+            "smaller images."
         )
         return replace(setup, images=Images())
     return setup
@@ -228,9 +229,9 @@ def _own_price(given: Mapping[str, object], problems: list[str]) -> Mapping[str,
 
 
 def gpu_keys(name: str) -> dict[str, object]:
-    """The keys that a name for GPUs stands for where nothing else is given: how many, DDP, a machine that holds them.
+    """The keys implied by a name for GPUs: their number, DDP, and GPUs per machine.
 
-    DDP is what torchrun and ``accelerate launch`` do with several GPUs where nothing else is set.
+    DDP is what torchrun and ``accelerate launch`` use for several GPUs by default.
 
     >>> gpu_keys("4x A100-80GB"), gpu_keys("RTX 4090")
     ({'num_gpus': 4, 'strategy': 'ddp'}, {})
@@ -245,7 +246,7 @@ def gpu_keys(name: str) -> dict[str, object]:
 
 
 def _with_number(given: Mapping[str, object], problems: list[str]) -> Mapping[str, object]:
-    """The object with the keys that the name of its GPU stands for, where it has none of its own."""
+    """The object with the keys implied by the name of its GPU, unless it has its own."""
     name, asked = given.get("gpu"), given.get("num_gpus")
     if not isinstance(name, str) or not (meant := gpu_keys(name)):
         return given
@@ -254,7 +255,7 @@ def _with_number(given: Mapping[str, object], problems: list[str]) -> Mapping[st
     machine = catalog.gpus_meant(name)
     if machine and machine.of_a_machine is None and asked != meant["num_gpus"]:
         problems.append(
-            f"gpu {name[:100]!r} is {meant['num_gpus']} GPUs and num_gpus is {show(asked)}; give one of them."
+            f"gpu {name[:100]!r} means {meant['num_gpus']} GPUs, but num_gpus is {show(asked)}; give only one of them."
         )
     return given
 
@@ -262,14 +263,14 @@ def _with_number(given: Mapping[str, object], problems: list[str]) -> Mapping[st
 def _as_its_tool(
     given: Mapping[str, object], known: Mapping[str, Model], problems: list[str]
 ) -> Mapping[str, object]:
-    """The object with what its ``tool`` sets where a key is missing; as it is under ``trainer``, the contract's own."""
+    """The object with its tool's defaults for missing keys; unchanged for ``trainer``, which has the contract's own."""
     tool = TRAINER if given.get("tool") is None else given["tool"]
     if not isinstance(tool, str) or tool not in TOOLS:
         return given  # which `_read_keys` says
     version, newest = given.get("tool_version"), version_of(tool)
     if isinstance(version, str) and version.isprintable() and version != newest:
         problems.append(
-            f"tool_version {show(version)}: the defaults of {tool} are known for {newest} alone; leave it out."
+            f"tool_version {show(version)}: the defaults of {tool} are only known for {newest}; leave it out."
         )
     if tool == TRAINER:
         return given
@@ -317,7 +318,7 @@ def _unknown_key(name: str) -> str:
     if plain(name) in SYNONYMS:
         meant = [SYNONYMS[plain(name)]]
     hint = f"did you mean {one_of(meant)}?" if meant else "leave it out."
-    return f"{_said(name)} is no key of a setup; {hint}"
+    return f"{_said(name)} is not a key of a setup; {hint}"
 
 
 def _said(name: str) -> str:
@@ -393,7 +394,7 @@ def read_model(value: object, known: Mapping[str, Model] = NONE_KNOWN) -> Model:
     if isinstance(value, Mapping):
         return _resized(value, known) if "like" in value else _configured(value)
     name = catalog.as_hub_id(_name(value, "model must be a Hub id or the object of a config.json"))
-    if name in known and name not in catalog.models():  # first: to find near names takes 30 ms
+    if name in known and name not in catalog.models():  # checked first, because finding similar names takes 30 ms
         return known[name]
     return catalog.model(name)
 
@@ -457,12 +458,12 @@ def _own_gpu(given: Mapping[str, object]) -> Gpu:
 
 
 def own_name(like: Gpu) -> str:
-    """What a card of one's own is called that is as fast as a catalogued one, unless it has a name."""
+    """The default name of a custom GPU that is as fast as a catalogued one."""
     return f"{OWN_GPU} like {like.name}"
 
 
 def _blank(known: Gpu) -> Gpu:
-    """A catalogued GPU's figures for a custom GPU, without those of the very card: its name, prices and source."""
+    """A catalogued GPU's figures for a custom GPU, without its name, prices and source."""
     return replace(
         known,
         like=known.name,
@@ -478,7 +479,7 @@ def _from_texts(name: str, texts: list[str]) -> object:
     key = BY_NAME.get(name)
     lists = key is not None and key.kind.takes_list
     if len(texts) != 1 and not (lists and texts):
-        raise InputError(f"{_said(name)} comes {len(texts)} times; give it once.")
+        raise InputError(f"{_said(name)} is given {len(texts)} times; give it once.")
     text = ",".join(texts)
     if key is not None:
         return key.kind.from_text(text)
@@ -510,7 +511,7 @@ def write_fields(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> dict[st
 
 
 def plain_keys(keys: Mapping[str, object]) -> dict[str, object]:
-    """Keys with values of specs, as an object of the contract has them.
+    """Keys with values of specs, converted for an object of the contract.
 
     >>> plain_keys({"strategy": Strategy.DDP, "modules_to_save": ("lm_head",)})
     {'strategy': 'ddp', 'modules_to_save': ['lm_head']}
@@ -519,14 +520,14 @@ def plain_keys(keys: Mapping[str, object]) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """A value of a spec as JSON has it."""
+    """A value of a spec in JSON types."""
     if isinstance(value, tuple):
         return dict(value) if _is_object(value) else list(value)
     return str(value) if isinstance(value, str) else value
 
 
 def _is_object(value: tuple[object, ...]) -> bool:
-    """Whether a tuple is an object's names and values in pairs."""
+    """Whether a tuple is an object's name-value pairs."""
     return bool(value) and isinstance(value[0], tuple) and isinstance(value[0][0], str)
 
 
@@ -539,7 +540,7 @@ def _write_model(model: Model) -> object:
     except ValueError:
         pass
     raise InputError(
-        f"the model {show(model.hub_id or model.model_type)} was built by hand and has no name; "
+        f"the model {show(model.hub_id or model.model_type)} was built in code and cannot be written; "
         "read it from the catalogue or from a config.json."
     )
 
@@ -635,7 +636,7 @@ def _peak(estimate: Estimate) -> dict[str, object]:
 
 
 def _has_more(setup: TrainingSetup) -> bool:
-    """Whether the answer lists the passes and the component of a model that is asked and not trained."""
+    """Whether the answer lists passes and the component of a reference model."""
     return setup.objective is not Objective.SFT
 
 

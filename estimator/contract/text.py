@@ -55,11 +55,11 @@ def verdict(estimate: Estimate) -> str:
     low, high = gib(estimate.need_low_bytes), gib(estimate.need_high_bytes)
     gpu = estimate.gpu
     if gpu is None:
-        return f"Needs {low} to {high} GiB; name a card with --gpu to see whether it fits."
+        return f"Needs {low} to {high} GiB; give a card with --gpu to see whether it fits."
     has = f"{gpu.name} has {gib(gpu.memory_bytes)} GiB"
     match estimate.verdict:
         case Verdict.FITS:
-            return f"Fits: needs {low} to {high} GiB, {has}; {gib(estimate.headroom_bytes)} GiB stay free."
+            return f"Fits: needs {low} to {high} GiB, {has}; {gib(estimate.headroom_bytes)} GiB remain free."
         case Verdict.TIGHT:
             return f"Tight: needs {low} to {high} GiB, {has}; it may run out of memory."
         case _:
@@ -74,17 +74,18 @@ def shown(estimate: Estimate) -> str:
         return ""
     low, middle, high = on_card
     return (
-        f"nvidia-smi may show {gib(middle)} GiB, as runs had it {gib(low)} to {gib(high)}: the allocator keeps freed "
-        "blocks while there is room, so this decides nothing."
+        f"nvidia-smi may show {gib(middle)} GiB ({gib(low)} to {gib(high)} in published runs): the allocator keeps "
+        f"freed "
+        "blocks while there is room, so this does not affect the verdict."
     )
 
 
 def _checkpoints(estimate: Estimate) -> str:
     files = checkpoint_bytes(estimate.model)
     download = f"The model's files take {gib(files)} GiB. " if files else ""
-    disk = f"{download}A checkpoint takes {gib(estimate.disk_bytes)} GiB on the disk"
+    disk = f"{download}A checkpoint takes {gib(estimate.disk_bytes)} GiB on disk"
     if estimate.run_disk_bytes != estimate.disk_bytes:
-        disk += f", those of the run {gib(estimate.run_disk_bytes)}"
+        disk += f", all checkpoints of the run {gib(estimate.run_disk_bytes)}"
     if not offloads(estimate.setup.mesh):
         return f"{disk}; loading and saving need {gib(estimate.host_bytes)} GiB on the host."
     away = f", {gib(estimate.nvme_bytes)} GiB on its NVMe" if estimate.nvme_bytes else ""
@@ -126,11 +127,11 @@ def _run(estimate: Estimate) -> list[str]:
         f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
         for rate in (time.tokens_per_second_low, time.tokens_per_second_high)
     )
-    rate = f"{low} to {high} tokens a second, {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % MFU."
+    rate = f"{low} to {high} tokens per second, {100 * time.mfu_low:.0f} to {100 * time.mfu_high:.0f} % MFU."
     whole = [(name, seconds(at_best), seconds(at_worst)) for name, at_best, at_worst in run]
     return [
-        _table([("seconds of a step", "fast", "slow"), *rows, step]),
-        _table([("what the run takes", "fast", "slow"), *whole]),
+        _table([("seconds per step", "fast", "slow"), *rows, step]),
+        _table([("whole run", "fast", "slow"), *whole]),
         rate,
     ]
 
@@ -147,7 +148,7 @@ def _ledger(estimate: Estimate) -> str:
     held = [(part, peak.resident.get(part, 0)) for part in Component]
     rows = [(_words(part), gib(size), share(size, peak.bytes)) for part, size in held if size]
     total = ("all", gib(peak.bytes), share(peak.bytes, peak.bytes))
-    when = f"The peak comes in {_words(peak.phase)}: {peak.name}."
+    when = f"The peak is in {_words(peak.phase)}: {peak.name}."
     return f"{when}\n\n{_table([('alive at the peak', 'GiB', 'share'), *rows, total])}"
 
 
@@ -157,11 +158,11 @@ def _phases(estimate: Estimate) -> str:
         (_words(phase), gib(size), "peak" if phase is estimate.peak.phase else "")
         for phase, size in heights
     ]
-    return _table([("height of each phase", "GiB", ""), *rows])
+    return _table([("peak of each phase", "GiB", ""), *rows])
 
 
 def _parameters(estimate: Estimate) -> str:
-    return f"{estimate.total_parameters:,} parameters, {estimate.trainable_parameters:,} of them trained."
+    return f"{estimate.total_parameters:,} parameters, of which {estimate.trainable_parameters:,} are trained."
 
 
 def _words(name: str) -> str:

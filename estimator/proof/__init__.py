@@ -1,1 +1,1 @@
-"""Is it true? Measured and traced runs compared with their estimates."""
+"""Measured, traced and published runs compared with their estimates."""

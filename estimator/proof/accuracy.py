@@ -37,9 +37,10 @@ BEYOND: Mapping[str, str] = MappingProxyType(
     {
         # llm-foundry 0.2, models/layers/attention.py (attn_impl flash, triton) and models/mpt/modeling_mpt.py
         # (loss_fn fused_crossentropy); transformers 5.23, models/mpt/modeling_mpt.py, MptAttention.forward
-        "llm-foundry": "llm-foundry's own MPT has flash attention and a loss that writes over the logits; "
-        "transformers' MPT, which is estimated, computes whole attention scores",
-        "selective checkpointing": "only some layers or operators were checkpointed, which no key says yet; the "
+        "llm-foundry": "llm-foundry's own MPT has flash attention and a loss that overwrites the logits; "
+        "transformers' MPT, which is estimated, computes full attention scores",
+        "selective checkpointing": "only some layers or operators were checkpointed, for which there is no key yet; "
+        "the "
         "estimate keeps all activations",
         "own kernels": "Transformer Engine's layers and a LoRA in Triton, which are not modelled; transformers' and "
         "PEFT's are estimated",
@@ -168,7 +169,7 @@ def overestimated() -> tuple[PublishedRun, ...]:
 
 
 NEAR = 0.05
-"""The largest relative error of an estimate that counts as near: ours."""
+"""The largest relative error that counts as near. Our choice."""
 
 
 class Metric(StrEnum):
@@ -187,11 +188,11 @@ class Comparison:
     id: str
     metric: Metric
     name: str
-    """The model, where its config has none."""
+    """The model's name, if its config has none."""
     num_gpus: int
     """GPUs in the setup, even if the setup is not modelled."""
     reading: Reading = field(repr=False)
-    """The table's setup as the contract reads it."""
+    """The table's setup, read by the contract."""
     measured_bytes: int
     gpu: str = ""
     how: str
@@ -200,7 +201,7 @@ class Comparison:
     source: str = ""
     note: str = ""
     phases: Mapping[Phase, int] = field(default_factory=dict)
-    """The height of each phase, in bytes, where it was traced."""
+    """The peak of each phase in bytes, if traced."""
 
     @cached_property
     def _answer(self) -> Estimate | str:
@@ -271,7 +272,7 @@ class Comparison:
 
 @lru_cache(maxsize=1)
 def measured() -> tuple[Comparison, ...]:
-    """Every reading of ``data/measurements.csv``, in the order of the file; none is left out for its error."""
+    """Every reading of ``data/measurements.csv``, in the order of the file; none is left out because of its error."""
     return tuple(
         Comparison(
             id=row.id,
@@ -376,7 +377,7 @@ class Facet(StrEnum):
     STRATEGY = "strategy"
     """With FSDP's version and the offload keys."""
     FAMILY = "family"
-    """Everything that follows from ``model_type``, such as the layers' program: Llama and Mistral share it."""
+    """Everything that depends on ``model_type``, such as the layers' program, which Llama and Mistral share."""
     CARD = "card"
     """The generation of the GPU."""
 
@@ -387,7 +388,7 @@ class SimilarRuns:
 
     runs: tuple[Comparison, ...]
     trust: Trust | None
-    """None where no run of the method was measured."""
+    """None if no run of the method was measured."""
     differs_in: frozenset[Facet]
     """The criteria in which they differ; empty if they are of the same kind."""
 

@@ -1,4 +1,4 @@
-"""The rows of `data/measurements.csv`, written as they come. `estimator/sources/catalog.py` reads them."""
+"""Appends rows to `data/measurements.csv`, which `estimator/sources/catalog.py` reads."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ COLUMNS = (
 )
 
 MEASURED, OUT_OF_MEMORY = "measured", "out_of_memory"
-"""The two outcomes that say something about a setup; whatever else happens is printed, and no row."""
+"""The two outcomes that are recorded; anything else is printed and not recorded."""
 
 Row = Mapping[str, str | int | float | None]
 
 
 def append(table: Path, row: Row) -> None:
-    """Add one row at the end, on the disk before this returns; a table that does not exist begins with its header.
+    """Appends one row and flushes it to disk; a new table starts with its header.
 
-    What is None or not given is an empty cell.
+    None or missing values become empty cells.
     """
     unknown = row.keys() - set(COLUMNS)
     assert not unknown, unknown

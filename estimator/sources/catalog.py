@@ -38,7 +38,7 @@ from estimator.values.specs import (
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 DATA = next(it for it in (_PACKAGE / "data", _PACKAGE.parent / "data") if it.is_dir())
-"""The tables: in the package where it is installed, else beside it in the repository."""
+"""The tables: inside the installed package, else next to it in the repository."""
 
 ALIKE = 0.7
 """Similarity from which a spelling is suggested: 1 is equal, 0 has nothing in common."""
@@ -46,8 +46,8 @@ ALIKE = 0.7
 MIG_PERCENT_LEFT: Mapping[Fraction, int] = MappingProxyType(
     {Fraction(1, 8): 86, Fraction(1, 4): 92, Fraction(1, 2): 97}
 )
-"""Memory of a MIG slice without a reading, in percent of its share of the card's memory, by that share. At most what
-every reading of data/mig.csv leaves (0.869, 0.923 and 0.993)."""
+"""Memory of a MIG slice without a reading, in percent of its share of the card's memory, by that share. Not above any
+reading in data/mig.csv (0.869, 0.923 and 0.993)."""
 
 ABOUT_AS_LARGE = 0.1
 """Tolerance of a search by size, as a share of it: "7b" finds 7.6 billion."""
@@ -77,7 +77,7 @@ _changed: Callable[..., Gpu] = replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefault:
-    """One row of ``data/tool_defaults.csv``: what a key is where nobody says so."""
+    """One row of ``data/tool_defaults.csv``: the default of a key."""
 
     tool: str
     """The package on PyPI."""
@@ -85,12 +85,12 @@ class ToolDefault:
     key: str
     value: Any
     file: str
-    """In the wheel."""
+    """Path in the wheel."""
     line: int
 
     @property
     def source(self) -> str:
-        """Where it stands."""
+        """Package, version, file and line."""
         return f"{self.tool} {self.version}, {self.file}:{self.line}"
 
 
@@ -127,9 +127,9 @@ class Measurement:
 
     id: str
     setup: str
-    """The setup as JSON, an object of the contract, its GPU included."""
+    """The setup as JSON, an object of the contract including its GPU."""
     gpu: str
-    """The card, as its driver names it."""
+    """The card's name according to its driver."""
     outcome: str
     """``measured`` or ``out_of_memory``."""
     measured: str
@@ -151,10 +151,10 @@ class TracedStep:
     id: str
     model_name: str
     setup: str
-    """The setup as JSON, an object of the contract, its GPU included."""
+    """The setup as JSON, an object of the contract including its GPU."""
     peak_bytes: int
     phases: Mapping[Phase, int]
-    """The height of each phase of the step, in bytes."""
+    """The peak of each phase of the step, in bytes."""
     source: str
 
 
@@ -206,7 +206,7 @@ def gpus() -> Mapping[str, Gpu]:
 
 @lru_cache(maxsize=1)
 def tool_defaults() -> Mapping[tuple[str, str], ToolDefault]:
-    """What the training tools set where their user says nothing, by package and ``class.key``.
+    """Defaults of the training tools, by package and ``class.key``.
 
     Source: data/tool_defaults.csv, by row; ``benchmarks/tool_defaults.py`` reads it out of the wheels.
 
@@ -258,10 +258,11 @@ def slices() -> Mapping[str, Gpu]:
 
         memory     read, else share of the card's · 86 to 97 %
         speed      rates · share of the SMs; bandwidth · share of the memory
-        price      the card's over the slices that it holds, where it is let singly; its power likewise
+        price      the card's divided by its slices, if it is rented singly; power likewise
 
-    Leaves out: what slices of one card do to each other.
-    Error: where the SMs were read none; else the guide's sevenths, which are up to 18 % too many (an eighth of an H100
+    Leaves out: interference between slices of one card.
+
+    Error: none if the SMs were read; else the guide's sevenths, up to 18 % too many (an eighth of an H100
         has 16 of its 132 SMs) and 27 % too few (1g.20gb has 26).
     Source: data/mig.csv, by row.
 
@@ -275,7 +276,7 @@ def slices() -> Mapping[str, Gpu]:
 
 @lru_cache(maxsize=1)
 def prices() -> Mapping[str, tuple[Price, ...]]:
-    """Rental prices of each GPU by its name, the cheapest first (US dollars a GPU-hour, on demand).
+    """Rental prices of each GPU by its name, the cheapest first (US dollars per GPU-hour, on demand).
 
     Source: data/prices.csv, by row.
 
@@ -322,7 +323,8 @@ def machines() -> Mapping[str, tuple[Machine, ...]]:
 
 
 def published_speeds() -> list[dict[str, str]]:
-    """Published training speeds, a mapping a row, as ``estimator.proof.accuracy`` reads them (tokens a second and GPU).
+    """Published training speeds, a mapping a row, as ``estimator.proof.accuracy`` reads them (tokens per second and
+    GPU).
 
     Source: data/throughput.csv, by row.
 
@@ -333,7 +335,7 @@ def published_speeds() -> list[dict[str, str]]:
 
 
 def measurements(table: Path = DATA / "measurements.csv") -> tuple[Measurement, ...]:
-    """Every reading of a real GPU (memory in bytes), of the shipped table or of one that has its columns.
+    """Every reading of a real GPU (memory in bytes), from the shipped table or one with the same columns.
 
     Source: data/measurements.csv, by row.
 
@@ -344,7 +346,7 @@ def measurements(table: Path = DATA / "measurements.csv") -> tuple[Measurement, 
 
 
 def left_out() -> list[dict[str, str]]:
-    """Published readings that are no row of ``measurements``, each with the reason, a mapping a row (as published).
+    """Published readings left out of ``measurements``, each with the reason, one mapping per row (as published).
 
     Source: data/left_out.csv, by row.
 
@@ -415,7 +417,7 @@ def model(hub_id: str) -> Model:
 
 
 def as_hub_id(asked: str) -> str:
-    """The Hub id in the user's input, without the Hub's address before it and the page's path after it.
+    """The Hub id in the user's input, without the Hub's address or a page's path around it.
 
     Source: https://huggingface.co's addresses, owner/name/tree/revision.
 
@@ -428,7 +430,7 @@ def as_hub_id(asked: str) -> str:
 
 
 def gpu(name: str) -> Gpu:
-    """The accelerator or MIG slice that a name means: its own, its driver's, or one by which one card is found.
+    """The accelerator or MIG slice that a name means: its own name, its driver's, or any that matches one card only.
 
     Source: data/gpus.csv and data/mig.csv.
 
@@ -448,22 +450,23 @@ def gpu(name: str) -> Gpu:
 
 
 MOST_NAMED = 8
-"""Cards that a sentence lists: ours."""
+"""Maximum cards listed in a sentence. Our choice."""
 _BESIDE_THE_MODEL = frozenset(
     {"geforce", "rtx", "radeon", "rx", "instinct", "arc", "apple", "quadro", "gpu"}
 )
-"""Words of a card's name that people leave out."""
+"""Words of a card's name that users may leave out."""
 _OF_THE_MAKER = frozenset({"nvidia", "amd", "intel", "tesla", "graphics", "generation", "edition"})
-"""Words that people, and drivers, put in."""
+"""Words that users and drivers may add."""
 
 
 def find_gpus(text: str) -> tuple[str, ...]:
-    """Names of the accelerators and MIG slices that a text may mean, in the order of the files; one: it is that.
+    """Names of the accelerators and MIG slices that a text may mean, in the order of the files; a single one is a
+    match.
 
-    A name fits that has every word of the text, whatever the case, the order and the maker's name; "A100 40GB" fits two
-    cards. Of several, one that has no word beside them but its line and its size is meant: "3090" is no 3090 Ti; and
-    no slice where a whole card fits. A cloud's name for a machine means the card in it. How many of them are meant, as
-    in "4x H100" or "H100:4", ``gpus_meant`` says.
+    A name matches if it has every word of the text, regardless of case, order and maker; "A100 40GB" matches two cards.
+    Among several, names without further words, except their product line and size, take precedence: "3090" is not a
+    3090 Ti. Whole cards take precedence over slices. A cloud's name for a machine means the card in it. ``gpus_meant``
+    gives their number, as in "4x H100" or "H100:4".
 
     Source: data/gpus.csv, data/mig.csv, data/instances.csv and data/machines.csv, by row.
 
@@ -494,14 +497,14 @@ class GpusMeant(NamedTuple):
 
     number: int
     of_a_machine: int | None
-    """Accelerators in one machine, where the name is a cloud's for a machine."""
+    """Accelerators in one machine, if the name is a cloud's machine type."""
 
 
 def gpus_meant(text: str) -> GpusMeant | None:
-    """How many accelerators a name means: its own number, a machine's, or both multiplied; None: it says no number.
+    """How many accelerators a name means: its own number, a machine's, or their product; None: no number given.
 
-    Source: data/instances.csv and data/machines.csv, by row; "4x H100" is what people write, "H100:4" SkyPilot's and
-    Slurm's spelling.
+    Source: data/instances.csv and data/machines.csv, by row; "4x H100" is common usage, "H100:4" is SkyPilot's and
+    Slurm's notation.
 
     >>> gpus_meant("4x A100-80GB").number, gpus_meant("H100:8").number, gpus_meant("RTX 4090")
     (4, 8, None)
@@ -521,7 +524,7 @@ class _Asked(NamedTuple):
 
 
 def _split(text: str) -> _Asked:
-    """The number that a name says, and the name as the tables have it."""
+    """The number in a name, and the name as in the tables."""
     asked = text.strip()[:100].casefold()
     for pattern in (
         r"(?P<times>[0-9]{1,3}) ?[x×*] ?(?P<name>.+)",
@@ -535,13 +538,13 @@ def _split(text: str) -> _Asked:
 
 
 def _as_instance(name: str) -> str:
-    """Azure's names are written with and without ``Standard_``, with blanks and with underscores."""
+    """Normalises Azure's names, which may have ``Standard_``, spaces or underscores."""
     return name.removeprefix("standard_").replace("_", " ").strip()
 
 
 @lru_cache(maxsize=1)
 def _instances() -> Mapping[str, tuple[str, int]]:
-    """The card and the number of them of each machine that a cloud has a name for, in lower case."""
+    """Card and number of cards by cloud machine type, in lower case."""
     named = {
         _as_instance(machine.name.split(" (")[0].casefold()): (gpu, machine.gpus)
         for gpu, those in machines().items()
@@ -559,7 +562,7 @@ def _squeezed(name: str) -> str:
 
 @lru_cache(maxsize=1)
 def _gpu_names() -> Mapping[str, tuple[str, ...]]:
-    """What each whole name means, in lower case: the catalogue's, the driver's, a machine's of a cloud."""
+    """What each full name means, in lower case: catalogue, driver and cloud machine names."""
     names: dict[str, list[str]] = {}
     for card in (*gpus().values(), *slices().values()):
         for name in {_as_instance(card.name.casefold()), _as_instance(card.device_name.casefold())}:
@@ -575,7 +578,7 @@ def _gpu_names() -> Mapping[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=1)
 def _words_of_gpus() -> Mapping[str, frozenset[str]]:
-    """The words by which each is found: of its names, and its size; a slice's are its card's and its profile."""
+    """The words that match each card: those of its names and its size; for a slice, its card's and its profile's."""
     cards = {
         name: _gpu_words(f"{name} {card.device_name} {card.nameplate_gb:g}GB")
         for name, card in gpus().items()
@@ -585,7 +588,7 @@ def _words_of_gpus() -> Mapping[str, frozenset[str]]:
 
 
 def _gpu_words(name: str) -> frozenset[str]:
-    """The words of a card's name: "RTX4090" is two, "80 GB" is one."""
+    """The words of a card's name: "RTX4090" is two words, "80 GB" one."""
     text = re.sub(r"([0-9]) ?gi?b\b", r"\1gb", name.casefold())
     text = re.sub(
         r"\b(rtx|gtx|rx|mi)[ -]?(?=[0-9])", lambda it: it[1] + ("" if it[1] == "mi" else " "), text
@@ -594,28 +597,29 @@ def _gpu_words(name: str) -> frozenset[str]:
 
 
 def _is_word(word: str, those: frozenset[str]) -> bool:
-    """Whether it is a word of a name, or letters that begin one ("sxm")."""
+    """Whether it is a word of a name, or a prefix of letters ("sxm")."""
     return word in those or (word.isalpha() and any(one.startswith(word) for one in those))
 
 
 def _begins(word: str, those: frozenset[str]) -> bool:
-    """Whether it is one but for letters at its end ("mi300")."""
+    """Whether it is a word of a name without its trailing letters ("mi300")."""
     return _is_word(word, those) or any(
         one.startswith(word) and one[len(word) :].isalpha() for one in those
     )
 
 
 def _beyond(those: frozenset[str], words: frozenset[str]) -> bool:
-    """Whether a name says more than was asked: not its line, its maker, or its size."""
+    """Whether a name has words beyond those asked for, other than its product line, maker or size."""
     more = those - words - _BESIDE_THE_MODEL - _OF_THE_MAKER
     return any(not re.fullmatch(r"[0-9]+gb", word) for word in more)
 
 
 def search(text: str, most: int = 20) -> tuple[CatalogModel, ...]:
-    """Models that every word of a text fits, by name, family or size (``7b``, ``500M``), the best first.
+    """Models that match every word of a text, by name, family or size (``7b``, ``500M``), best first.
 
-    A word fits a name or family that has a word beginning with it; a size also fits a count within a tenth of it.
-    Where no model fits every word, those whose names are spelled alike. An empty text finds the first of the file.
+    A word matches a name or family with a word that starts with it; a size also matches parameter counts within a
+    tenth. If no model matches every word, those with similarly spelled names. An empty text returns the first of the
+    file.
 
     Source: data/models.csv.
 
@@ -638,7 +642,7 @@ def search(text: str, most: int = 20) -> tuple[CatalogModel, ...]:
 
 
 def _fit(words: Sequence[str], entry: CatalogModel) -> float:
-    """How well every word fits; 0 if one does not. Whole words of the name count most, sizes by count least."""
+    """How well every word matches; 0 if one does not. Full words of the name count most, sizes by count least."""
     of_name = _words(entry.hub_id)
     of_both = of_name | _words(entry.family)
     fits = []
@@ -657,7 +661,7 @@ def _fit(words: Sequence[str], entry: CatalogModel) -> float:
 
 
 def _words(name: str) -> set[str]:
-    """The words of a name: its runs of letters, digits and points, and what letters and digits alone make of them.
+    """The words of a name: its runs of letters, digits and dots, and the runs of only letters or digits within them.
 
     >>> sorted(_words("Qwen2.5-7B"))
     ['2.5', '7b', 'qwen', 'qwen2.5']
@@ -673,7 +677,7 @@ def _parameters(model: Model) -> int:
 
 
 def _size(word: str) -> float:
-    """The parameters that a word such as ``7b`` or ``350m`` stands for; 0: it stands for none."""
+    """The parameters that a word such as ``7b`` or ``350m`` means; 0: none."""
     found = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,3})?)(b|m)", word)
     return float(found[1]) * {"b": 10**9, "m": 10**6}[found[2]] if found else 0.0
 
@@ -700,7 +704,9 @@ def _distance(entry: CatalogModel, dimensions: Mapping[str, int]) -> float:
 
 
 def _found(kind: str, name: str, known: Mapping[str, object], others: Iterable[str] = ()) -> str:
-    """The known name that only case sets apart; else ``InputError`` names near ones, of ``others`` where none is."""
+    """The known name that differs only in case; else ``InputError`` with similar names, from ``others`` if there are
+    none.
+    """
     if name in known:
         return name
     by_case = {key.casefold(): key for key in known}
@@ -708,12 +714,12 @@ def _found(kind: str, name: str, known: Mapping[str, object], others: Iterable[s
         return by_case[name.casefold()]
     near = [by_case[key] for key in _near(name.casefold(), by_case)]
     near = near or _near(name.casefold(), dict.fromkeys(others, ""))
-    hint = f"near names are: {', '.join(near)}" if near else f"the catalogue has {len(known)}"
+    hint = f"similar names: {', '.join(near)}" if near else f"the catalogue has {len(known)}"
     raise InputError(f"{kind} {name!r} is not in the catalogue; {hint}; choose one of those.")
 
 
 def _near(name: str, known: Mapping[str, str], most: int = 4) -> list[str]:
-    """Names whose words are spelled like the words of this one, the best first and the shorter of equals."""
+    """Names with similarly spelled words, best first, and the shorter first among equals."""
     words = re.findall("[a-z0-9.]+", name[:100])
     scores = {key: _likeness(words, key) for key in known}
     best = sorted(known, key=lambda key: (-scores[key], len(key)))
@@ -721,7 +727,7 @@ def _near(name: str, known: Mapping[str, str], most: int = 4) -> list[str]:
 
 
 def _likeness(words: Sequence[str], key: str) -> float:
-    """From 0 to 1: how well the words are found among those of ``key``, on average."""
+    """From 0 to 1: how well the words match those of ``key``, on average."""
     found = re.findall("[a-z0-9.]+", key)
     best = [max(SequenceMatcher(None, word, other).ratio() for other in found) for word in words]
     return sum(best) / len(best) if best else 0.0
@@ -795,7 +801,7 @@ def _model(row: Mapping[str, str]) -> Model:
         delta_net=_delta_nets().get(row["hub_id"]),
         state_space=_state_spaces().get(row["hub_id"]),
         quantization=(quantization := _stored_as().get(row["hub_id"])),
-        stored_width=2 if quantization else 0,  # what these leave whole is bfloat16
+        stored_width=2 if quantization else 0,  # unquantised tensors of these are bfloat16
         **_by_layer().get(row["hub_id"], {}),
     )
     config = _wrappers().get(row["hub_id"], {})
@@ -804,7 +810,7 @@ def _model(row: Mapping[str, str]) -> Model:
 
 @lru_cache(maxsize=1)
 def _wrappers() -> Mapping[str, Mapping[str, object]]:
-    """What data/towers.csv has of the configs of checkpoints with towers, by Hub id."""
+    """Configs of checkpoints with towers from data/towers.csv, by Hub id."""
     return {row["hub_id"]: _wrapper(row) for row in _rows("towers.csv")}
 
 

@@ -71,7 +71,7 @@ def test_an_alias_is_not_overruled_by_the_tool() -> None:
 
 def test_a_version_that_is_not_known_is_said() -> None:
     (problem,) = read_setup({**ASKED, "tool": "trl", "tool_version": "0.9"}).problems
-    assert problem.startswith("tool_version '0.9': the defaults of trl are known for ")
+    assert problem.startswith("tool_version '0.9': the defaults of trl are only known for ")
 
 
 @pytest.mark.parametrize("wrong", ["x", True, [1], {"a": 1}, None, -1])
