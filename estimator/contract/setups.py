@@ -108,7 +108,9 @@ def read_setup(given: Mapping[str, object], known: Mapping[str, Model] = NONE_KN
     values = _read_keys(given, problems)
     setup = _build_setup(values, problems)
     if problem := refused(setup) or beyond_one_machine(setup) or clipped_in_backward(setup):
-        if "strategy" in values or "strategy" not in given:  # else the problem is in one of our defaults
+        if (
+            "strategy" in values or "strategy" not in given
+        ):  # else the problem is in one of our defaults
             problems.append(str(problem))
         setup = replace(setup, **{name: getattr(DEFAULT, name) for name in SHARING_KEYS})
         if refusal(setup):
@@ -394,7 +396,9 @@ def read_model(value: object, known: Mapping[str, Model] = NONE_KNOWN) -> Model:
     if isinstance(value, Mapping):
         return _resized(value, known) if "like" in value else _configured(value)
     name = catalog.as_hub_id(_name(value, "model must be a Hub id or the object of a config.json"))
-    if name in known and name not in catalog.models():  # checked first, because finding similar names takes 30 ms
+    if (
+        name in known and name not in catalog.models()
+    ):  # checked first, because finding similar names takes 30 ms
         return known[name]
     return catalog.model(name)
 
