@@ -82,7 +82,7 @@ activation_offloading false · attn_implementation "sdpa" · use_liger_kernel fa
 completion_fraction 1.0 · max_prompt_length null
 precompute_ref_log_probs false · loss_type null · beta null · max_completion_length 256
 num_generations 8 · steps_per_generation null · num_iterations 1 · num_labels 2 · mini_batch_size null
-hold_outputs false
+label_smoothing_factor 0.0 · hold_outputs false
 lora_r 16 · lora_alpha 32 · lora_dropout 0.05 · lora_target_modules "all-linear" · modules_to_save null
 layers_to_transform null · rank_pattern null · exclude_modules null · target_parameters null · lora_bias false
 bias "none"

@@ -11,7 +11,10 @@ def _asks_reference(setup: TrainingSetup) -> bool:
 
 
 UNUSUAL = {
-    "completion_fraction": boxes.Unusual(where=lambda setup: setup.objective is Objective.SFT),
+    **dict.fromkeys(
+        ("completion_fraction", "label_smoothing_factor"),
+        boxes.Unusual(where=lambda setup: setup.objective is Objective.SFT),
+    ),
     "max_prompt_length": boxes.Unusual(where=_asks_reference),
     "precompute_ref_log_probs": boxes.Unusual(
         where=lambda setup: setup.objective in (Objective.DPO, Objective.KTO)

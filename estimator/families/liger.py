@@ -42,6 +42,8 @@ def fuses_head(model: Model) -> bool:
 
 def loss_of(model: Model, setup: TrainingSetup) -> Loss:
     """How this setup computes its loss: as specified, else Liger's if its kernels are used and fuse the head."""
+    if setup.smooths_labels:
+        return Loss.STANDARD
     if setup.loss is not None:
         return setup.loss
     if setup.objective.has_reference:

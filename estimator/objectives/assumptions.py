@@ -13,6 +13,15 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     """The rows, the reference and the head of an objective."""
     objective = setup.objective
     sentences = []
+    if setup.smooths_labels:
+        sentences.append(
+            "Label smoothing needs the whole logits"
+            + (
+                "; TRL asks the model once more without gradients, for its metrics."
+                if setup.loss is Loss.CHUNKED_TRL
+                else ", whatever the loss."
+            )
+        )
     if loss_of(model, setup) is Loss.CHUNKED_TRL and objective is not Objective.SFT:
         sentences.append(
             f"Of each row's {setup.max_length:,} tokens {prompt_tokens(setup):,} are the prompt's: the head computes "

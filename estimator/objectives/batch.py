@@ -7,7 +7,7 @@ from dataclasses import replace
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.batch import Batch
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Objective
+from estimator.values.specs import Loss, Objective
 
 
 def rows_per_example(setup: TrainingSetup) -> int:
@@ -95,6 +95,8 @@ def passes_without_grad(setup: TrainingSetup) -> int:
     """
     if setup.objective is Objective.EMBEDDING:
         return int(setup.mini_batch_size is not None)
+    if setup.smooths_labels:
+        return int(setup.loss is Loss.CHUNKED_TRL)
     references = int(setup.asks_reference)
     return references + scores_policy(setup) + asks_kl(setup) * (1 + references)
 

@@ -55,14 +55,14 @@ def _bounds(step: Step) -> tuple[Tensor, Tensor]:
 class LabelledCall:
     """A call of the model with labels, which returns the loss and the logits."""
 
-    def __init__(self, forward: Forward, scored: int) -> None:
+    def __init__(self, forward: Forward, scored: int, loss: Loss | None = None) -> None:
         self.forward = forward
         self.scored = scored
         """Tokens of all rows that the loss counts."""
         self.phase = forward.end_phase
         self.tape, self.model, self.setup = forward.tape, forward.model, forward.setup
         self.hooks, self.router_logits = forward.hooks, forward.router_logits
-        self.loss = loss_of(forward.model, forward.setup)
+        self.loss = loss or loss_of(forward.model, forward.setup)
 
     def run(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Loss and outputs, as the outermost wrapper of the model returns them."""

@@ -56,6 +56,14 @@ PARTS_OF_A_GROUP = Refusal(
         "trl", "trainer/grpo_config.py", 1131, "self.generation_batch_size % self.num_generations"
     ),
 )
+NO_SMOOTHING = Refusal(
+    "label_smoothing_factor is Trainer's, and loss {loss} is not; set it to 0, or leave loss at null.",
+    CONTRADICTION,
+)
+SMOOTHING_LATER = Refusal(
+    "label_smoothing_factor is not modelled yet with {what}; set it to 0, or {instead}.",
+    NOT_MODELLED,
+)
 ONE_ROW_HAS_NO_KL = Refusal(
     "objective kto estimates a divergence from the other rows of a micro-batch and stops at one of 1 row; raise "
     "per_device_train_batch_size, or set loss_type apo_zero_unpaired.",
@@ -169,6 +177,8 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
             objective=objective,
             known=", ".join(TYPES.get(objective, ())) or "none",
         )
+    if setup.smooths_labels:
+        _check_smoothing(model, setup)
     if objective is Objective.SFT:
         return
     if has_towers(model, setup.adapters):
@@ -200,6 +210,18 @@ def check_rows(setup: TrainingSetup) -> None:
         raise PROMPT_FILLS_ROW(prompt=prompt_tokens(setup), length=setup.max_length)
     if asks_kl(setup) and setup.per_device_train_batch_size == 1:
         raise ONE_ROW_HAS_NO_KL()
+
+
+def _check_smoothing(model: Model, setup: TrainingSetup) -> None:
+    if setup.loss is Loss.CHUNKED_TORCHTUNE:
+        raise NO_SMOOTHING(loss=setup.loss)
+    shares = setup.strategy not in (Strategy.NONE, Strategy.DDP)
+    if setup.strategy is Strategy.DEVICE_MAP or (shares and setup.loss is Loss.CHUNKED_TRL):
+        raise SMOOTHING_LATER(what=f"strategy {setup.strategy}", instead="take strategy ddp")
+    if has_towers(model, setup.adapters) or setup.images_per_example:
+        raise SMOOTHING_LATER(what="towers", instead="take model_class text")
+    if model.output_router_logits:
+        raise SMOOTHING_LATER(what="output_router_logits", instead="set it to false in the config")
 
 
 def _check_groups(setup: TrainingSetup) -> None:

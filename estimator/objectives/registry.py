@@ -15,6 +15,7 @@ from estimator.objectives.dpo import dpo
 from estimator.objectives.embedding import embedding
 from estimator.objectives.grpo import grpo
 from estimator.objectives.kto import kto
+from estimator.objectives.label_smoothing import smoothed
 from estimator.objectives.orpo import orpo
 from estimator.objectives.reward import reward
 from estimator.objectives.rloo import rloo
@@ -90,7 +91,7 @@ def _labels(setup: TrainingSetup) -> int | None:
 
 def step_of(setup: TrainingSetup) -> MicroStep:
     """The micro-step of a setup's objective."""
-    return RULES[setup.objective].step
+    return smoothed if setup.smooths_labels else RULES[setup.objective].step
 
 
 def as_played(model: Model, setup: TrainingSetup) -> tuple[Model, TrainingSetup]:

@@ -22,7 +22,6 @@ LATER: Mapping[str, object] = MappingProxyType(
         "vllm_tensor_parallel_size": 1,
         # other kinds of checkpointing and packing
         # peft 0.21, tuners/lora/config.py; transformers 5.23, training_args.py
-        "label_smoothing_factor": 0.0,
     }
 )
 """Each key with its default, the only value that is estimated."""

@@ -161,6 +161,15 @@ class TrainingSetup(_Keys):
         return examples * self.mesh.replicas
 
     @property
+    def smooths_labels(self) -> bool:
+        """Whether labels are smoothed, which needs the whole logits.
+
+        Source: transformers 5.23, trainer.py, ``compute_loss``; trl 1.16, trainer/sft_trainer.py (of ``nll`` alone).
+        """
+        is_plain = self.objective is Objective.SFT and self.loss_type in (None, "nll")
+        return is_plain and self.label_smoothing_factor > 0
+
+    @property
     def upcasts_norms(self) -> bool:
         """Whether the trainer leaves norms in float32 beside a 4-bit base that computes in bfloat16: ORPO's does."""
         is_packed = self.objective is Objective.ORPO and self.method is Method.QLORA

@@ -209,6 +209,19 @@ class Task(Checked):
             "twice.",
         ),
     )
+    label_smoothing_factor: float = key(
+        0.0,
+        Number(1),
+        "label smoothing, which needs the whole logits whatever the loss",
+        code="sm",
+        widget=Widget(
+            shape="number",
+            section=Section.OBJECTIVE,
+            label="Label smoothing",
+            help="label_smoothing_factor: any at all brings the whole logits back, with TRL's loss in tiles too.",
+            step=0.05,
+        ),
+    )
     hold_outputs: bool = key(
         False,
         Flag(),

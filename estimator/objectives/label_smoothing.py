@@ -1,0 +1,101 @@
+"""Supervised fine-tuning with label smoothing, which needs the whole logits whatever the loss.
+
+Source: transformers 5.23, trainer.py, ``compute_loss``, and trainer_pt_utils.py, ``LabelSmoother``; trl 1.16,
+trainer/sft_trainer.py, ``compute_loss`` (a second forward call without gradients, with the fused head, for metrics).
+"""
+
+from __future__ import annotations
+
+from estimator.objectives.causal_lm import LabelledCall
+from estimator.objectives.forward import Forward, Pass, as_logits
+from estimator.objectives.step import Step
+from estimator.tape import operators as op
+from estimator.tape.tape import LOGITS, Tape, Tensor
+from estimator.values.specs import Loss, Phase
+
+
+def smoothed(step: Step) -> None:
+    """One forward call without labels, the smoothed loss of its logits, TRL's call for metrics, and backward."""
+    setup = step.setup
+    ids, labels = step.ids(setup.tokens), step.ids(setup.tokens)
+    padding = step.ids(setup.tokens) if setup.padded else None
+    rows, length = setup.per_device_train_batch_size, setup.max_length
+    forward = step.call(Pass(step.trained, rows, length))
+    logits = _logits(forward, ids)
+    words = forward.model.vocab_size
+    loss = _loss(step.tape, logits, rows * (length - 1) * words, words)
+    del logits
+    forward.router_logits.clear()
+    if setup.loss is Loss.CHUNKED_TRL:
+        again = Pass(
+            step.trained, rows, length, grad=False, phase=Phase.REFERENCE, label="for metrics"
+        )
+        with step.tape.grad(enabled=False):
+            fused = LabelledCall(step.call(again), rows * step.scored, Loss.CHUNKED_TRL)
+            fused.run(ids, labels)
+        del fused
+    if step.training:
+        step.backward(loss)
+    step.end()
+    del ids, labels, padding
+
+
+def _logits(forward: Forward, ids: Tensor) -> Tensor:
+    """The logits as the outermost wrapper of the model returns them."""
+    tape = forward.tape
+    logits = forward.logits(forward.hidden(ids))
+    tape.enter(forward.end_phase, "loss")
+    forward.end()
+    if tape.autocast_width is not None:
+        tape.operation = "outputs to float32"
+        logits = as_logits(op.cast(tape, logits, 4))
+    logits, copied = forward.hooks.leave_model(logits, logits)
+    if copied is None or copied is logits:
+        return logits
+    return tape.record(
+        "outputs through DDP's sink, backward", copied, [logits], lambda t, g: [g[0]]
+    )
+
+
+def _loss(tape: Tape, logits: Tensor, elements: int, words: int) -> Tensor:
+    """Negated log-softmax of all positions but the last, of which one word and the sum of all words count.
+
+    Four tensors of T · V at once: the logits, the copy that is shifted, the log-softmax, and its negative. The last two
+    are kept for backward.
+
+    Source: torch 2.13, tools/autograd/derivatives.yaml (``gather`` keeps its input).
+    """
+    width, rows = logits.width, elements // words
+    shifted = as_logits(op.clone(tape, op.part(tape, logits, elements)))
+    tape.operation = "log-softmax"
+    found = tape.new(elements, width, LOGITS)
+    found = tape.record(
+        "log-softmax backward",
+        found,
+        [shifted],
+        lambda t, g: [t.new(elements, width, LOGITS)],
+        [found],
+    )
+    negated = as_logits(op.scale(tape, found))
+    del found
+    index = tape.new(rows, 8)
+    tape.operation = "log-probabilities"
+    node = tape.begin(
+        "log-probabilities backward",
+        [negated],
+        lambda t, g: [t.new(elements, width, LOGITS)],
+        [negated, index],
+    )
+    likelihood = tape.finish(node, tape.new(rows, width))
+    tape.operation = "sum over the words"
+    total = tape.record(
+        "sum over the words, backward",
+        tape.new(rows, 4),
+        [negated],
+        lambda t, g: [
+            t.new(elements, width, LOGITS) if width != 4 else t.view(t.new(rows, 4), elements)
+        ],
+    )
+    del negated, shifted, index
+    likelihood = op.mean(tape, likelihood, 1, "loss")
+    return op.add(tape, likelihood, op.mean(tape, total, 1, "loss"))
