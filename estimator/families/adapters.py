@@ -444,8 +444,13 @@ def default_targets(model: Model, setup: TrainingSetup) -> str | tuple[str, ...]
     >>> default_targets(TINY_LLAMA, TrainingSetup(method=Method.LORA))
     'all-linear'
     """
-    every = replace(setup, lora_target_modules=ALL_LINEAR)
-    return ALL_LINEAR if not refused_targets(model, every.adapters) else _accepted(model)
+    return _default_targets(model, setup.adapters)
+
+
+@lru_cache(maxsize=1024)
+def _default_targets(model: Model, adapters: Adapters) -> str | tuple[str, ...]:
+    every = replace(adapters, lora_target_modules=ALL_LINEAR)
+    return ALL_LINEAR if not refused_targets(model, every) else _accepted(model)
 
 
 def _accepted(model: Model) -> tuple[str, ...]:
@@ -543,6 +548,7 @@ def _check_parameters(model: Model, adapters: Adapters) -> None:
             raise OTHER_PARAMETERS(name=name, model_type=model.model_type, instead=instead)
 
 
+@lru_cache(maxsize=1024)
 def unmatched_targets(model: Model, adapters: Adapters) -> tuple[str, ...]:
     """The listed targets that match nothing in the model (names; per model). PEFT adapts the others without a warning.
 

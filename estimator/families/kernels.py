@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from estimator.families.counts import modules_with_counts
 from estimator.families.modules import Norm
 from estimator.families.registry import architecture
@@ -9,6 +11,7 @@ from estimator.values.facets.computation import Computation
 from estimator.values.specs import AttnImplementation, Model
 
 
+@lru_cache(maxsize=256)
 def fallback_of(model: Model) -> tuple[str, str] | None:
     """The family's ``fallback``, if the model has such layers, which all begin with a convolution."""
     has_filters = any(isinstance(it, Norm) and it.taps for it, _ in modules_with_counts(model))
