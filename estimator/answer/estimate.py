@@ -90,7 +90,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     check_sizes(model, setup)
     devices: tuple[OnDevice, ...] = ()
     runs: tuple[DeviceRun, ...] = ()
-    if setup.strategy is Strategy.DEVICE_MAP:
+    if setup.mesh.strategy is Strategy.DEVICE_MAP:
         share, devices, runs = _over_devices(model, gpu, setup, workspace)
     else:
         share = _alone(model, setup, fixed, workspace)
@@ -143,7 +143,7 @@ def _alone(model: Model, setup: TrainingSetup, fixed: PerStructure, workspace: i
     """The share of one GPU: the only one, or the fullest of several that run the same step."""
     resident = fixed.resident
     beside = {Phase.LOAD: fixed.load}
-    if setup.eval_strategy != "no":
+    if setup.run.eval_strategy != "no":
         beside[Phase.EVALUATION] = evaluation_moment(model, setup, workspace)
     timeline = StepTimeline(setup, fixed.plan, resident, workspace)
     return Share(0, resident, timeline, beside, fixed.save)
@@ -250,7 +250,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
     """
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
-    if setup.strategy is Strategy.DEVICE_MAP:
+    if setup.mesh.strategy is Strategy.DEVICE_MAP:
         return _need_over_devices(
             model, workspace_bytes(gpu), setup, module_devices(model, gpu, setup)
         )
@@ -277,7 +277,7 @@ def _need(model: Model, workspace: int, setup: TrainingSetup) -> tuple[int, int]
     check_sizes(model, setup)
     timeline = StepTimeline(setup, fixed.plan, fixed.resident, workspace)
     peak = max(timeline.peak_bytes, fixed.load.bytes)
-    if setup.eval_strategy != "no":
+    if setup.run.eval_strategy != "no":
         peak = max(peak, evaluation_walk(model, setup, workspace).peak_bytes)
     if gathers_to_save(setup):
         peak = max(peak, fixed.save.bytes)
@@ -297,8 +297,8 @@ def least_need(model: Model, setup: TrainingSetup) -> int:
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
     step = resident_memory(model, structure(setup)).step_bytes
-    if setup.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds at least an even share
-        step //= setup.num_gpus
+    if setup.mesh.strategy is Strategy.DEVICE_MAP:  # the fullest GPU holds at least an even share
+        step //= setup.mesh.num_gpus
     low, _ = need_bytes(step, 0, exchange_bytes(setup.mesh))
     return low
 
@@ -386,11 +386,11 @@ def _check_images(model: Model, setup: TrainingSetup) -> None:
         return
     if model.vision is None:
         raise NO_TOWER(model_type=model.model_type)
-    alone = setup.strategy is Strategy.NONE
-    if not alone and not (setup.strategy is Strategy.DDP and setup.images.all_image_sizes):
-        raise WITH_IMAGES_LATER(key="strategy", value=setup.strategy, instead="none")
-    if setup.attn_implementation is not AttnImplementation.SDPA:
-        kernel = setup.attn_implementation
+    alone = setup.mesh.strategy is Strategy.NONE
+    if not alone and not (setup.mesh.strategy is Strategy.DDP and setup.images.all_image_sizes):
+        raise WITH_IMAGES_LATER(key="strategy", value=setup.mesh.strategy, instead="none")
+    if setup.computation.attn_implementation is not AttnImplementation.SDPA:
+        kernel = setup.computation.attn_implementation
         raise WITH_IMAGES_LATER(key="attn_implementation", value=kernel, instead="sdpa")
     for key, instead in (
         ("objective", "sft"),
@@ -411,7 +411,7 @@ def _check_images(model: Model, setup: TrainingSetup) -> None:
 def _check_towers(model: Model, setup: TrainingSetup) -> None:
     if not has_towers(model, setup.adapters):
         return
-    strategy, made = setup.strategy, classes_of(model.model_type).made
+    strategy, made = setup.mesh.strategy, classes_of(model.model_type).made
     missing = class_not_found(model)
     if strategy.is_fsdp and missing:
         raise CLASS_NOT_FOUND(strategy=strategy, made=made, missing=missing)
@@ -431,26 +431,29 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     _check_outer_adapters(model, setup)
     if problem := refused(setup):
         raise problem
-    is_flash = setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
+    is_flash = setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
     if is_flash and family.flash_lacks:
         record = OTHER_FLASH if family.eager_only else NO_FLASH
         raise record(lacks=family.flash_lacks, model_type=model.model_type)
-    packing = "load_in_8bit" if setup.has_8bit_base else "method qlora"
-    if splits_packed_experts(model) and setup.has_packed_base:
+    packing = "load_in_8bit" if setup.adapters.has_8bit_base else "method qlora"
+    if splits_packed_experts(model) and setup.adapters.has_packed_base:
         raise SPLIT_EXPERTS(packing=packing, model_type=model.model_type)
-    if family.reads_weights and setup.has_packed_base:
+    if family.reads_weights and setup.adapters.has_packed_base:
         raise WEIGHT_READ(packing=packing, model_type=model.model_type, weight=family.reads_weights)
     if shares_between_layers(model, setup.mesh):
-        raise SHARES_BETWEEN_LAYERS(strategy=setup.strategy, model_type=model.model_type)
+        raise SHARES_BETWEEN_LAYERS(strategy=setup.mesh.strategy, model_type=model.model_type)
     _check_towers(model, setup)
     _check_images(model, setup)
-    if setup.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
+    if setup.mesh.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
         raise ROUTER_LOSS_OVER_DEVICES()
-    if setup.optim in LOW_RANK_OPTIMIZERS and not any(
+    if setup.optimisation.optim in LOW_RANK_OPTIMIZERS and not any(
         tensor.is_linear for tensor in trainable_tensors(model, setup)
     ):
-        raise NOTHING_TO_PROJECT(optim=setup.optim, model_type=model.model_type)
-    in_float32 = setup.dtype is Dtype.FLOAT32 and setup.mixed_precision is MixedPrecision.NO
+        raise NOTHING_TO_PROJECT(optim=setup.optimisation.optim, model_type=model.model_type)
+    in_float32 = (
+        setup.precision.dtype is Dtype.FLOAT32
+        and setup.precision.mixed_precision is MixedPrecision.NO
+    )
     if in_float32 and is_flash:
         raise FLASH_IN_FLOAT32()
 
@@ -469,12 +472,12 @@ def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
         is_head = module.name == "lm_head"
         if not (is_head or isinstance(module, Embedding)):
             continue
-        loss, strategy = loss_of(model, setup), setup.strategy
+        loss, strategy = loss_of(model, setup), setup.mesh.strategy
         if strategy not in (Strategy.NONE, Strategy.DDP):
             raise LATER(name=module.name, what=f"strategy {strategy}", instead="use strategy ddp")
         if is_head and loss not in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE):
             raise LATER(name=module.name, what=f"loss {loss}", instead="use loss standard")
-        if isinstance(module, Embedding) and setup.use_dora:
+        if isinstance(module, Embedding) and setup.adapters.use_dora:
             raise LATER(name=module.name, what="use_dora", instead="turn use_dora off")
 
 
@@ -483,26 +486,28 @@ def check_sizes(model: Model, setup: TrainingSetup) -> None:
     if problem := beyond_one_machine(setup) or clipped_in_backward(setup):
         raise problem
     check_rows(setup)
-    if 0 < model.position_limit < setup.max_length:
+    if 0 < model.position_limit < setup.batch.max_length:
         raise BEYOND_LEARNED_POSITIONS(
-            max_length=setup.max_length, limit=model.position_limit, model_type=model.model_type
+            max_length=setup.batch.max_length,
+            limit=model.position_limit,
+            model_type=model.model_type,
         )
 
 
 def _rows_sentence(model: Model, setup: TrainingSetup) -> str:
-    length = setup.max_length
-    rows = joined(setup.batch, setup.per_device_train_batch_size, length)
+    length = setup.batch.max_length
+    rows = joined(setup.batch, setup.batch.per_device_train_batch_size, length)
     if not rows.is_joined:
-        laid = "some padded" if setup.padded else "packed or padded to it, without a mask"
+        laid = "some padded" if setup.batch.padded else "packed or padded to it, without a mask"
         return f"Every example is {length:,} tokens long, {laid}."
-    if setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+    if setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
         mask = "without a mask"
     else:
         mask = (
             f"and {attention_of(model, setup.computation)} masks all of its tokens with all: flash_attention_2 needs "
             "no mask"
         )
-    what = "Packed rows" if setup.packing else "Examples"
+    what = "Packed rows" if setup.batch.packing else "Examples"
     return f"{what} of {length:,} tokens are joined into one row of {rows.max_length:,} a micro-batch, {mask}."
 
 
@@ -513,34 +518,36 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
     ]
     if loaded := loading_sentence(model, setup):
         sentences.append(loaded)
-    if attention_of(model, setup.computation) is not setup.attn_implementation:
+    if attention_of(model, setup.computation) is not setup.computation.attn_implementation:
         sentences.append(
             f"transformers runs {model.model_type} with eager attention, because it rejects SDPA for it."
         )
-    if setup.has_8bit_base:
+    if setup.adapters.has_8bit_base:
         sentences.append(
             "LLM.int8 computes outlier columns (above its threshold of 6) separately, which takes a little more; none "
             "is counted. It keeps the input of every 8-bit layer until backward ends"
             + (
                 ", despite gradient checkpointing; use_reentrant drops them."
-                if setup.gradient_checkpointing and not setup.use_reentrant
+                if setup.computation.gradient_checkpointing and not setup.computation.use_reentrant
                 else "."
             )
         )
-    elif setup.load_in_8bit:
-        sentences.append(f"load_in_8bit applies to method lora; {setup.method} ignores it.")
-    if setup.uses_adapters and setup.modules_to_save is not None:
+    elif setup.adapters.load_in_8bit:
         sentences.append(
-            f"Copies of {', '.join(setup.modules_to_save)} are trained in full, in the base's dtype; the frozen "
-            "originals stay on the GPU."
+            f"load_in_8bit applies to method lora; {setup.adapters.method} ignores it."
+        )
+    if setup.adapters.uses_adapters and setup.adapters.modules_to_save is not None:
+        sentences.append(
+            f"Copies of {', '.join(setup.adapters.modules_to_save)} are trained in full, in the base's dtype; "
+            "the frozen originals stay on the GPU."
         )
     if (
-        setup.uses_adapters
-        and default_targets(model, setup) == setup.lora_target_modules != ALL_LINEAR
+        setup.adapters.uses_adapters
+        and default_targets(model, setup) == setup.adapters.lora_target_modules != ALL_LINEAR
     ):
         sentences.append(
             f"PEFT refuses adapters on all linears of {model.model_type}: lora_target_modules is "
-            f"{', '.join(setup.lora_target_modules)}."
+            f"{', '.join(setup.adapters.lora_target_modules)}."
         )
     if unmatched := unmatched_targets(model, setup.adapters):
         sentences.append(
@@ -552,7 +559,11 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
     sentences += image_sentences(model, setup)
     sentences += loss_sentences(model, setup)
     sentences += objective_sentences(model, setup)
-    if model.num_kv_shared_layers and setup.gradient_checkpointing and setup.use_reentrant:
+    if (
+        model.num_kv_shared_layers
+        and setup.computation.gradient_checkpointing
+        and setup.computation.use_reentrant
+    ):
         sentences.append(
             "With use_reentrant, shared keys and values receive no gradients from the layers that reuse them, because "
             "each layer is recomputed on its own. Leave it at false."
@@ -572,42 +583,53 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
             f"Each token goes to {model.num_experts_per_tok} of {model.num_experts} experts in the grouped kernel: "
             "how evenly tokens are routed does not change the memory."
         )
-    if model.num_experts and setup.method is Method.QLORA:
-        width = "float32" if setup.prepare_model_for_kbit_training else setup.dtype.value
+    if model.num_experts and setup.adapters.method is Method.QLORA:
+        width = (
+            "float32"
+            if setup.adapters.prepare_model_for_kbit_training
+            else setup.precision.dtype.value
+        )
         sentences.append(
             f"bitsandbytes packs linear layers only: the stacked experts and the router stay in {width}."
         )
-    if (own := family_of(model).own_linear) and setup.method is Method.QLORA:
+    if (own := family_of(model).own_linear) and setup.adapters.method is Method.QLORA:
         sentences.append(
             f"bitsandbytes packs plain nn.Linear only: {own} stays as loaded, so QLoRA saves nothing over LoRA here."
         )
-    if setup.optim_state_dtype is not None and setup.optim_state_dtype is not setup.dtype:
+    if (
+        setup.optimisation.optim_state_dtype is not None
+        and setup.optimisation.optim_state_dtype is not setup.precision.dtype
+    ):
         sentences.append(
-            f"Optimizer states in {setup.optim_state_dtype.value} with {setup.dtype.value} weights are a what-if: "
-            "Trainer never keeps them so."
+            f"Optimizer states in {setup.optimisation.optim_state_dtype.value} with "
+            f"{setup.precision.dtype.value} weights are a what-if: Trainer never keeps them so."
         )
     if (
-        setup.method is not Method.QLORA
+        setup.adapters.method is not Method.QLORA
         and gpu is not None
         and not gpu.supports_bf16
-        and setup.uses_bf16
+        and setup.precision.uses_bf16
     ):
         sentences.append(
             f"{gpu.capitalised_name} has no bfloat16 units: the memory estimate holds, but the run would be slow or "
             "refused."
         )
     sentences += sharing_sentences(setup)
-    if setup.strategy is Strategy.DEVICE_MAP and (
+    if setup.mesh.strategy is Strategy.DEVICE_MAP and (
         left_over := why_left_on_the_cpu(model, gpu, setup)
     ):
         sentences.append(left_over)
-    if setup.optim in LOW_RANK_OPTIMIZERS:
+    if setup.optimisation.optim in LOW_RANK_OPTIMIZERS:
         sentences.append(
-            f"{setup.optim} projects every linear layer (optim_target_modules all-linear) to rank {LOW_RANK}; its step "
-            "is one that updates the projections"
-            + (", without cuSOLVER's workspace." if setup.optim is Optimizer.GALORE_ADAMW else ".")
+            f"{setup.optimisation.optim} projects every linear layer (optim_target_modules all-linear) to rank "
+            f"{LOW_RANK}; its step is one that updates the projections"
+            + (
+                ", without cuSOLVER's workspace."
+                if setup.optimisation.optim is Optimizer.GALORE_ADAMW
+                else "."
+            )
         )
-    if setup.optim in PAGED:
+    if setup.optimisation.optim in PAGED:
         sentences.append(
             "Paged optimizer states are outside torch's counter; the need counts them at its high end."
         )
@@ -622,17 +644,20 @@ def _run_assumptions(
     missing = missing_rate(gpu, setup)
     if time is None:
         return (missing,) if missing else ()
-    sentences = [] if setup.mfu is not None else network_sentences(gpu, setup.mesh)
-    mean = setup.mean_tokens_per_example
-    if setup.padded and mean is not None and mean < setup.max_length:
+    sentences = [] if setup.run.mfu is not None else network_sentences(gpu, setup.mesh)
+    mean = setup.run.mean_tokens_per_example
+    if setup.batch.padded and mean is not None and mean < setup.batch.max_length:
         sentences.append(
-            f"Padding costs from nothing (batches of equal lengths) to {setup.max_length - mean} tokens per example."
+            f"Padding costs from nothing (batches of equal lengths) to {setup.batch.max_length - mean} tokens per "
+            "example."
         )
-    elif setup.padded and mean is not None and mean > setup.max_length:
-        sentences.append(f"Examples are cut to {setup.max_length} tokens.")
-    elif mean is not None and mean != setup.max_length:
-        sentences.append(f"Examples of {mean} tokens are packed into rows of {setup.max_length}.")
-    if setup.usd_per_gpu_hour is None:
+    elif setup.batch.padded and mean is not None and mean > setup.batch.max_length:
+        sentences.append(f"Examples are cut to {setup.batch.max_length} tokens.")
+    elif mean is not None and mean != setup.batch.max_length:
+        sentences.append(
+            f"Examples of {mean} tokens are packed into rows of {setup.batch.max_length}."
+        )
+    if setup.run.usd_per_gpu_hour is None:
         sentences.append(_price(gpu, setup.mesh))
     return tuple(sentences)
 

@@ -20,23 +20,23 @@ def sharing_sentences(setup: TrainingSetup) -> list[str]:
 
     Source: as ``estimator.parallel.sharding``, ``fsdp`` and ``zero`` have it.
     """
-    if setup.num_gpus == 1:
+    if setup.mesh.num_gpus == 1:
         return offload_sentences(setup)
-    sentences = [f"All memory figures are for the fullest of {setup.num_gpus:,} GPUs."]
-    if setup.strategy is Strategy.DDP:
+    sentences = [f"All memory figures are for the fullest of {setup.mesh.num_gpus:,} GPUs."]
+    if setup.mesh.strategy is Strategy.DDP:
         sentences.append(
             "DDP keeps a second copy of every gradient in its buckets, which is Trainer's default."
         )
-    if setup.strategy is Strategy.DEVICE_MAP:
+    if setup.mesh.strategy is Strategy.DEVICE_MAP:
         sentences += DEVICE_MAP
-    if setup.strategy.is_fsdp:
+    if setup.mesh.strategy.is_fsdp:
         sentences += _fsdp(setup)
-    if setup.strategy.is_zero:
+    if setup.mesh.strategy.is_zero:
         sentences.append(
             'DeepSpeed\'s buckets are as Trainer fills "auto", h² elements; its own default of 500 million elements '
             "takes up to 1 GB more."
         )
-    if setup.strategy is Strategy.ZERO3 and setup.uses_adapters:
+    if setup.mesh.strategy is Strategy.ZERO3 and setup.adapters.uses_adapters:
         sentences.append(
             "ZeRO-3 prefetches while fewer than 10⁹ elements are gathered (stage3_max_live_parameters, DeepSpeed's own "
             "value). With a larger lora_r, a large weight such as the embedding may be gathered later, and the peak be "
@@ -50,17 +50,17 @@ def offload_sentences(setup: TrainingSetup) -> list[str]:
 
     Source: as ``estimator.parallel.offload`` has it.
     """
-    away = {setup.offload_optimizer, setup.offload_param}
+    away = {setup.mesh.offload_optimizer, setup.mesh.offload_param}
     if away == {Offload.NONE}:
         return []
     sentences = [
-        f"A machine has at most {setup.gpus_per_node} GPUs, whose processes share its memory, CPU and disks. "
+        f"A machine has at most {setup.mesh.gpus_per_node} GPUs, whose processes share its memory, CPU and disks. "
         "PyTorch rounds pinned memory up to powers of two, which is counted."
     ]
-    if setup.offload_optimizer is not Offload.NONE:
-        by = "PyTorch's own AdamW" if setup.strategy.is_fsdp else "DeepSpeedCPUAdam"
+    if setup.mesh.offload_optimizer is not Offload.NONE:
+        by = "PyTorch's own AdamW" if setup.mesh.strategy.is_fsdp else "DeepSpeedCPUAdam"
         sentences.append(f"The optimizer runs on the CPU ({by}), and the GPU waits for it.")
-    if setup.strategy.is_fsdp and setup.gradient_accumulation_steps == 1:
+    if setup.mesh.strategy.is_fsdp and setup.batch.gradient_accumulation_steps == 1:
         sentences.append(
             "FSDP2 sends each group's gradients to the host as soon as they are reduced."
         )
@@ -69,13 +69,13 @@ def offload_sentences(setup: TrainingSetup) -> list[str]:
             "NVMe is one SSD at the slow end and eight striped ones at the fast end; reads and writes do not overlap "
             "the step (pipeline_read and pipeline_write are off by default)."
         )
-    if setup.offload_optimizer is Offload.NVME:
+    if setup.mesh.offload_optimizer is Offload.NVME:
         sentences.append(
             "Every process pins four buffers for a sub-group's states, up to 16 GB with DeepSpeed's default "
             "sub_group_size of "
             "10⁹. A smaller sub_group_size takes less."
         )
-    if setup.offload_param is Offload.NVME:
+    if setup.mesh.offload_param is Offload.NVME:
         sentences.append(
             "DeepSpeed's buffer_size is 100 million elements, or a rank's partition of the largest tensor if that is "
             "more."
@@ -95,28 +95,32 @@ _FSDP2 = (
 
 
 def _fsdp(setup: TrainingSetup) -> list[str]:
-    sentences = [_FSDP1 if setup.uses_fsdp1 else _FSDP2]
-    if setup.checkpoint_around_fsdp and setup.use_reentrant and setup.uses_adapters:
+    sentences = [_FSDP1 if setup.mesh.uses_fsdp1 else _FSDP2]
+    if (
+        setup.mesh.checkpoint_around_fsdp
+        and setup.computation.use_reentrant
+        and setup.adapters.uses_adapters
+    ):
         sentences.append(
             "FSDP 1 inside a reentrant checkpoint keeps the input of every frozen layer, and its gradient, until the "
             "end "
             "of backward. use_reentrant false avoids this, and so does transformers from 4.52 on."
         )
-    if upcasts_trained(setup) and setup.dtype is not Dtype.FLOAT32:
+    if upcasts_trained(setup) and setup.precision.dtype is not Dtype.FLOAT32:
         sentences.append(
             "Under mixed precision accelerate casts trained weights to float32 before sharding, so gradients and "
             "states are float32 too."
         )
-    if setup.gradient_accumulation_steps > 1:
+    if setup.batch.gradient_accumulation_steps > 1:
         sentences.append(
             "With accumulation, Trainer synchronises only at the last micro-step. Until then every GPU holds unsharded "
             "gradients."
         )
-    if setup.loss is Loss.CHUNKED_TORCHTUNE and not setup.uses_fsdp1:
+    if setup.task.loss is Loss.CHUNKED_TORCHTUNE and not setup.mesh.uses_fsdp1:
         sentences.append(
             "torchtune's loss is in accelerate's groups here; its own recipes gather embedding and head with the root."
         )
-    if setup.method is Method.QLORA and not is_packed_sharded(setup.adapters):
+    if setup.adapters.method is Method.QLORA and not is_packed_sharded(setup.adapters):
         sentences.append(
             "Packed 4-bit weights are not sharded; set bnb_4bit_quant_storage to bfloat16 to shard them."
         )

@@ -57,7 +57,7 @@ def checkpoint(model: Model, setup: TrainingSetup) -> Saving:
     >>> checkpoint(TINY_LLAMA, only).disk_bytes == 2 * total_parameters(TINY_LLAMA)
     True
     """
-    return _checkpoint(model, structure(setup), setup.save_only_model)
+    return _checkpoint(model, structure(setup), setup.run.save_only_model)
 
 
 def gathers_to_save(setup: TrainingSetup) -> bool:
@@ -67,10 +67,10 @@ def gathers_to_save(setup: TrainingSetup) -> bool:
     """
     if saves_when(setup.run) == "no":
         return False
-    if setup.strategy.is_fsdp:
-        return setup.uses_fsdp1 or setup.fsdp_state_dict_type != SHARDED_STATE_DICT
-    return setup.strategy is Strategy.ZERO3 and (
-        setup.uses_adapters or setup.zero3_save_16bit_model
+    if setup.mesh.strategy.is_fsdp:
+        return setup.mesh.uses_fsdp1 or setup.run.fsdp_state_dict_type != SHARDED_STATE_DICT
+    return setup.mesh.strategy is Strategy.ZERO3 and (
+        setup.adapters.uses_adapters or setup.run.zero3_save_16bit_model
     )
 
 
@@ -87,7 +87,7 @@ def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspac
     ``_to_ndarray``; torch 2.13, serialization.py, ``_save`` (each storage through the host); ``checkpoint``.
     """
     sizes, added = resident.sizes(workspace), checkpoint(model, setup).gpu_bytes
-    divided = setup.strategy.is_sharded
+    divided = setup.mesh.strategy.is_sharded
     sizes[Component.COMMUNICATION if divided else Component.TEMPORARIES] += added
     name = "gathering weights to save" if divided and added else "saving a checkpoint"
     return Moment(Phase.SAVE, name, {c: n for c, n in sizes.items() if n})
@@ -96,12 +96,12 @@ def save_moment(model: Model, setup: TrainingSetup, resident: Resident, workspac
 @lru_cache(maxsize=1024)
 def _checkpoint(model: Model, structure: TrainingSetup, only_model: bool) -> Saving:
     setup = replace(structure, save_only_model=only_model)
-    if setup.strategy.is_fsdp:
+    if setup.mesh.strategy.is_fsdp:
         return _fsdp(model, setup)
-    if setup.strategy.is_zero:
+    if setup.mesh.strategy.is_zero:
         return _zero(model, setup)
     resident = resident_memory(model, structure)
-    copies = 0 if setup.uses_adapters else taken_apart_bytes(model, setup)
+    copies = 0 if setup.adapters.uses_adapters else taken_apart_bytes(model, setup)
     host = save_host_bytes(model, setup, resident)
     return Saving(copies, host, 0, checkpoint_bytes(resident, setup))
 
@@ -128,26 +128,26 @@ def _fsdp(model: Model, setup: TrainingSetup) -> Saving:
     distributed/checkpoint/state_dict.py, ``ignore_frozen_params``).
     """
     whole = _alone(model, setup)
-    if setup.uses_fsdp1:
-        width = stored_width(setup, is_adapter=setup.uses_adapters)
+    if setup.mesh.uses_fsdp1:
+        width = stored_width(setup, is_adapter=setup.adapters.uses_adapters)
         trained = whole.trainable_parameters * width
     else:
         trained = _trained_bytes(model, setup)
     states = whole.states.resident_bytes
     tied = _tied_elements(model) * member_width(setup, is_adapter=False)
-    named = trained if setup.uses_adapters else trained + tied
-    if setup.fsdp_state_dict_type == SHARDED_STATE_DICT:
-        gathered = nested_units_bytes(model, setup) if setup.uses_fsdp1 else 0
-        return fsdp_sharded(named, states, setup.shard_ranks, gathered)
+    named = trained if setup.adapters.uses_adapters else trained + tied
+    if setup.run.fsdp_state_dict_type == SHARDED_STATE_DICT:
+        gathered = nested_units_bytes(model, setup) if setup.mesh.uses_fsdp1 else 0
+        return fsdp_sharded(named, states, setup.mesh.shard_ranks, gathered)
     return fsdp_full(
         gathered=whole.weights + whole.adapters + tied,
         largest=largest_unit_bytes(model, setup)
-        if setup.uses_fsdp1
+        if setup.mesh.uses_fsdp1
         else largest_gathered_bytes(model, setup),
         exported=named,
         resumed=trained + tied,
         states=states,
-        only_model=setup.save_only_model,
+        only_model=setup.run.save_only_model,
     )
 
 
@@ -169,9 +169,9 @@ def largest_gathered_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: torch 2.13, distributed/tensor/placement_types.py, ``Shard._to_replicate_tensor``.
     """
-    ranks, wide = setup.shard_ranks, member_width(setup, is_adapter=False)
-    if setup.optim_state_dtype is not None and not setup.uses_adapters:
-        wide = max(wide, setup.optim_state_dtype.bytes)
+    ranks, wide = setup.mesh.shard_ranks, member_width(setup, is_adapter=False)
+    if setup.optimisation.optim_state_dtype is not None and not setup.adapters.uses_adapters:
+        wide = max(wide, setup.optimisation.optim_state_dtype.bytes)
     largest = 0
     for group in fsdp_groups(model, setup.adapters):
         for module in group.modules:
@@ -197,21 +197,21 @@ def _zero(model: Model, setup: TrainingSetup) -> Saving:
     whole, size = _alone(model, setup), width(setup.precision)
     trained = whole.trainable_parameters * size
     states = whole.states.resident_bytes + whole.states.paged_bytes
-    part = ceil_div(whole.trainable_parameters, setup.num_gpus)
-    if setup.strategy is not Strategy.ZERO3:
+    part = ceil_div(whole.trainable_parameters, setup.mesh.num_gpus)
+    if setup.mesh.strategy is not Strategy.ZERO3:
         cloned = whole.weights + _tied_elements(model) * size
-        kept = 0 if setup.save_only_model else states
+        kept = 0 if setup.run.save_only_model else states
         return zero_replicated(cloned, trained, kept, FLOAT32_BYTES * part)
     storage = FLOAT32_BYTES * min(part, SUB_GROUP)
-    if not (setup.uses_adapters or setup.zero3_save_16bit_model):
+    if not (setup.adapters.uses_adapters or setup.run.zero3_save_16bit_model):
         return zero3_divided(states, storage)
-    kept = 0 if setup.save_only_model else states
+    kept = 0 if setup.run.save_only_model else states
     return zero3_gathered(trained, _largest_module_bytes(model, setup), kept, storage)
 
 
 def _largest_module_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of the largest module's own weights, each padded to whole partitions, as ZeRO-3 gathers them."""
-    ranks, size = setup.num_gpus, width(setup.precision)
+    ranks, size = setup.mesh.num_gpus, width(setup.precision)
 
     def gathered(count: int) -> int:
         return ranks * ceil_div(count, ranks) * size

@@ -30,9 +30,9 @@ def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
     aten/src/ATen/autocast_mode.cpp, ``cached_cast``; transformers 5.23, trainer.py (``use_cache`` is set to false).
     """
     same = structure(setup)
-    sizes = Sizes.of(setup, setup.per_device_eval_batch_size)
+    sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
     begins = resident_memory(model, same).sizes(workspace)
-    return Walk(evaluation_plan(model, same).step(sizes), begins, setup.shard_ranks)
+    return Walk(evaluation_plan(model, same).step(sizes), begins, setup.mesh.shard_ranks)
 
 
 def evaluation_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
@@ -59,8 +59,12 @@ def kept_logits_bytes(model: Model, setup: TrainingSetup, batches: int) -> int:
     Source: transformers 5.23, trainer.py, ``evaluate`` and ``evaluation_loop``; trainer_pt_utils.py,
     ``EvalLoopContainer.add`` and ``nested_concat``; accelerate 1.15, ``convert_outputs_to_fp32``.
     """
-    width = 4 if setup.mixed_precision is not MixedPrecision.NO else setup.dtype.bytes
-    tokens = setup.per_device_eval_batch_size * setup.max_length
+    width = (
+        4
+        if setup.precision.mixed_precision is not MixedPrecision.NO
+        else setup.precision.dtype.bytes
+    )
+    tokens = setup.run.per_device_eval_batch_size * setup.batch.max_length
     return allocated(batches * tokens * model.vocab_size * width)
 
 

@@ -170,14 +170,14 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, setup: TrainingSetup, batch: int | None = None, gpus: int | None = None) -> Sizes:
         """The numbers of a setup; ``batch`` and ``gpus`` where they are not those of its training."""
-        examples = setup.per_device_train_batch_size if batch is None else batch
+        examples = setup.batch.per_device_train_batch_size if batch is None else batch
         return cls(
             examples,
-            setup.max_length,
-            setup.lora_r,
-            setup.shard_ranks if gpus is None else gpus,
+            setup.batch.max_length,
+            setup.adapters.lora_r,
+            setup.mesh.shard_ranks if gpus is None else gpus,
             scored_tokens(setup),
-            min(setup.mini_batch_size or examples, examples),
+            min(setup.task.mini_batch_size or examples, examples),
         )
 
 
@@ -527,9 +527,9 @@ class StepTimeline(Walk):
         workspace: int,
     ) -> None:
         begins = resident.sizes(workspace)
-        if accumulates(setup) or setup.strategy is Strategy.ZERO3:
+        if accumulates(setup) or setup.mesh.strategy is Strategy.ZERO3:
             begins[Component.GRADIENTS] = resident.accumulated
-        super().__init__(plan.step(Sizes.of(setup)), begins, setup.shard_ranks)
+        super().__init__(plan.step(Sizes.of(setup)), begins, setup.mesh.shard_ranks)
         stepped = {
             **begins,
             Component.GRADIENTS: resident.gradients,
@@ -537,7 +537,7 @@ class StepTimeline(Walk):
             Component.ACTIVATIONS: self.left_over_bytes,
         }
         self._step = Moment(
-            Phase.OPTIMIZER_STEP, f"{setup.optim.value} step", _alive(stepped.values())
+            Phase.OPTIMIZER_STEP, f"{setup.optimisation.optim.value} step", _alive(stepped.values())
         )
 
     @property

@@ -25,12 +25,12 @@ def run_cost(time: RunTime, gpu: Gpu, setup: TrainingSetup) -> RunCost | None:
     Error: listings of one GPU differ by factors of 2 to 4 between providers (data/prices.csv).
     Source: data/prices.csv, by row.
     """
-    usd, listing, gpus = setup.usd_per_gpu_hour, None, setup.num_gpus
+    usd, listing, gpus = setup.run.usd_per_gpu_hour, None, setup.mesh.num_gpus
     if usd is None:
-        listing = cheapest(gpu, setup.num_gpus)
+        listing = cheapest(gpu, setup.mesh.num_gpus)
         if listing is None:
             return None
-        usd, gpus = listing.usd_per_gpu_hour, rented(listing, setup.num_gpus)
+        usd, gpus = listing.usd_per_gpu_hour, rented(listing, setup.mesh.num_gpus)
     gpu_hours_low = gpus * time.total_hours_low
     gpu_hours_high = gpus * time.total_hours_high
     return RunCost(

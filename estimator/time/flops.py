@@ -191,12 +191,12 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     rows = passed_rows(setup)
     forward = FORWARD * rows * length
     trains_text = Part.TEXT not in setup.adapters.frozen_parts
-    passes = 3 if trains_text and not setup.uses_adapters else 2
-    branches = setup.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
+    passes = 3 if trains_text and not setup.adapters.uses_adapters else 2
+    branches = setup.adapters.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
     dora = dora_again = 0
-    if setup.use_dora:
-        dora_again = FORWARD * setup.lora_r * sizes.units
-        base = forward * sizes.adapted if setup.lora_dropout else 0
+    if setup.adapters.use_dora:
+        dora_again = FORWARD * setup.adapters.lora_r * sizes.units
+        base = forward * sizes.adapted if setup.adapters.lora_dropout else 0
         dora_again += base
         dora = dora_again + base
     once = float(FORWARD * ATTENTION_PRODUCTS * rows * pairs)
@@ -205,7 +205,9 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     mixed = delta_products(model, length) + scan_products(model, length)
     delta = float(FORWARD * rows * mixed)
     again = replayed(model, setup)
-    keeps_attention = setup.selective_checkpointing and not is_eager(model, setup.computation)
+    keeps_attention = setup.computation.selective_checkpointing and not is_eager(
+        model, setup.computation
+    )
     is_fused = loss_of(model, setup) is Loss.CHUNKED_TRL
     unscored = round((1 - scored_share(setup)) * _head(model)) if is_fused else 0
     outside = sizes.outside - unscored
@@ -245,11 +247,11 @@ def tower_work(model: Model, setup: TrainingSetup) -> Work:
     vision = model.vision
     if vision is None or not sees(model, setup.adapters) or not setup.images.all_image_sizes:
         return NO_WORK
-    seen = Seen(images_of(model, setup.images), setup.per_device_train_batch_size)
+    seen = Seen(images_of(model, setup.images), setup.batch.per_device_train_batch_size)
     modules = vision_modules(model)
     once, products = 0, 0.0
     trained = Part.VISION not in setup.adapters.frozen_parts
-    enters = trained or (setup.gradient_checkpointing and vision_family(vision).dragged)
+    enters = trained or (setup.computation.gradient_checkpointing and vision_family(vision).dragged)
     for module, count in modules:
         elements = FORWARD * count * _elements(module, model)
         is_projector = module.part is Part.PROJECTOR
@@ -257,12 +259,12 @@ def tower_work(model: Model, setup: TrainingSetup) -> Work:
         is_trained = module.part not in setup.adapters.frozen_parts
         passes = 1
         if is_projector or enters:
-            passes = 3 if is_trained and not setup.uses_adapters else 2
+            passes = 3 if is_trained and not setup.adapters.uses_adapters else 2
         products += float(passes * elements * rows)
         once += 0 if is_projector else elements * rows
     pairs = attended_patches(vision, seen)
     attention = float(FORWARD * ATTENTION_PRODUCTS * pairs * vision.tower.query_size)
-    again = float(setup.gradient_checkpointing and enters)
+    again = float(setup.computation.gradient_checkpointing and enters)
     return Work(
         products=products,
         adapters=0.0,
@@ -283,7 +285,7 @@ def replayed(model: Model, setup: TrainingSetup) -> float:
     >>> replayed(TINY_LLAMA, setup), replayed(TINY_LLAMA, TrainingSetup())
     (0.5, 0.0)
     """
-    if not setup.gradient_checkpointing:
+    if not setup.computation.gradient_checkpointing:
         return 0.0
     layers = range(model.num_hidden_layers)
     return sum(is_checkpointed(model, setup, index) for index in layers) / len(layers)
@@ -297,11 +299,11 @@ def scored_share(setup: TrainingSetup) -> float:
     >>> scored_share(TrainingSetup(objective="dpo", max_length=1024, max_prompt_length=256))
     0.75
     """
-    if setup.objective.generates:
-        return min(1.0, setup.max_completion_length / setup.max_length)
-    if setup.objective.is_preference:
-        return 1 - prompt_tokens(setup) / setup.max_length
-    return setup.completion_fraction
+    if setup.task.objective.generates:
+        return min(1.0, setup.task.max_completion_length / setup.batch.max_length)
+    if setup.task.objective.is_preference:
+        return 1 - prompt_tokens(setup) / setup.batch.max_length
+    return setup.task.completion_fraction
 
 
 def _head(model: Model) -> int:

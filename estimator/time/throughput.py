@@ -252,14 +252,14 @@ def missing_rate(gpu: Gpu, setup: TrainingSetup) -> str | None:
     'No time is given: the bfloat16 rate of card is unknown (bf16_dense_tflops).'
     """
     dtype = compute_dtype(setup.precision)
-    if setup.objective.generates:
-        return f"No time is given: generation, a part of every step of {setup.objective}, is not modelled yet."
+    if setup.task.objective.generates:
+        return f"No time is given: generation, a part of every step of {setup.task.objective}, is not modelled yet."
     if all(getattr(gpu, name) is None for name in RATES):
         return (
             f"No time is given: the speed of {gpu.name} is unknown; set like to a catalogued card of the same speed, "
             f"or give {_RATE[dtype]} and memory_bandwidth_gb_per_s."
         )
-    if gpu.slices > 1 and setup.num_gpus > 1:
+    if gpu.slices > 1 and setup.mesh.num_gpus > 1:
         return (
             f"No time is given: {gpu.name} is a MIG slice, and slices have no link to one another; "
             "set num_gpus to 1."
@@ -341,13 +341,13 @@ def lengths(setup: TrainingSetup) -> Lengths:
     >>> lengths(TrainingSetup(num_train_examples=100, mean_tokens_per_example=256)).rows_per_epoch
     25
     """
-    longest = setup.max_length
-    mean = setup.mean_tokens_per_example or longest
-    examples = setup.num_train_examples
-    if setup.padding_free and not setup.packing:
+    longest = setup.batch.max_length
+    mean = setup.run.mean_tokens_per_example or longest
+    examples = setup.run.num_train_examples
+    if setup.batch.padding_free and not setup.batch.packing:
         mean = min(mean, longest)
         return Lengths(examples, mean, mean, mean, float(mean))
-    if setup.padded:
+    if setup.batch.padded:
         mean = min(mean, longest)
         return Lengths(examples, mean, mean, longest, float(mean))
     rows = -(-examples * mean // longest)
@@ -377,18 +377,18 @@ def run_time(
     """
     rate, length = rates(gpu, setup.precision), lengths(setup)
     fast, slow = _works(model, setup, length)
-    accumulation = setup.gradient_accumulation_steps
+    accumulation = setup.batch.gradient_accumulation_steps
     model_flops, least_model_flops = accumulation * slow.model, accumulation * fast.model
     # a card may be measured above its datasheet's rate, which then becomes its peak, so utilisation is at most 1
     peak = max(rate.peak, rate.best)
-    if setup.mfu is not None:
-        seconds = model_flops / (setup.mfu * peak)
+    if setup.run.mfu is not None:
+        seconds = model_flops / (setup.run.mfu * peak)
         least_model_flops = model_flops  # the utilisation was measured on the actual work
         parts: tuple[TimePart, ...] = (TimePart("at the given utilisation", seconds, seconds),)
     else:
         parts = step_parts(model, setup, resident, rate, length, fast, slow)
-        if setup.num_gpus > 1:
-            shared = SHARING_OF_STRATEGY[setup.strategy] if sharing is None else sharing
+        if setup.mesh.num_gpus > 1:
+            shared = SHARING_OF_STRATEGY[setup.mesh.strategy] if sharing is None else sharing
             if shared is Sharing.LAYERS:
                 parts = _one_after_another(
                     parts, model, setup, links(gpu, setup.mesh, link_gb_per_s).gpu
@@ -418,7 +418,7 @@ def run_time(
         * rows_per_example(setup)
         * length.text,
         steps_per_epoch=steps,
-        total_steps=math.ceil(steps * setup.num_train_epochs),
+        total_steps=math.ceil(steps * setup.run.num_train_epochs),
         before=precomputation(model, gpu, setup, resident),
     )
 
@@ -458,7 +458,7 @@ def _one_after_another(
     The optimizer's kernels are launched on every GPU before the first finishes, so at best all GPUs update in parallel.
     """
     own = tuple(
-        TimePart(name, low / setup.num_gpus if name == OPTIMIZER_STEP else low, high)
+        TimePart(name, low / setup.mesh.num_gpus if name == OPTIMIZER_STEP else low, high)
         for name, low, high in parts
     )
     seconds = crossing_bytes(model, setup) / link
@@ -480,14 +480,14 @@ def crossing_bytes(model: Model, setup: TrainingSetup) -> int:
     >>> crossing_bytes(TINY_LLAMA, TrainingSetup(num_gpus=2)) == 1024 * (2 * 8 + 10) * 2
     True
     """
-    hops = setup.num_gpus - 1
+    hops = setup.mesh.num_gpus - 1
     if model.is_tied:
         wide = 2 * (hops + 1) * model.hidden_size
     else:
         wide = 2 * hops * model.hidden_size + model.vocab_size
     return (
-        setup.gradient_accumulation_steps
-        * setup.tokens
+        setup.batch.gradient_accumulation_steps
+        * setup.batch.tokens
         * wide
         * compute_dtype(setup.precision).bytes
     )
@@ -499,9 +499,9 @@ def _works(model: Model, setup: TrainingSetup, length: Lengths) -> tuple[Work, W
     if setup.batch.is_joined:
         only = work(model, setup, length.fast, pairs=_joined_pairs(model, setup, length))
         return only, only
-    masked = setup.padded or 0 < model.sliding_window <= length.slow
+    masked = setup.batch.padded or 0 < model.sliding_window <= length.slow
     skips = not eager and (
-        setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2 or not masked
+        setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2 or not masked
     )
     slow_pairs = attended_pairs(model, length.slow, skips=skips)
     slow = work(model, setup, length.slow, pairs=slow_pairs)
@@ -518,9 +518,9 @@ def _joined_pairs(model: Model, setup: TrainingSetup, length: Lengths) -> int:
 
     FlashAttention is told where each example begins; other kernels multiply all tokens with all and mask the result.
     """
-    if setup.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+    if setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
         return attended_pairs(model, length.mean, skips=True) * length.fast // length.mean
-    rows = setup.per_device_train_batch_size
+    rows = setup.batch.per_device_train_batch_size
     return attended_pairs(model, rows * length.fast, skips=False) // rows
 
 
@@ -540,7 +540,7 @@ def step_parts(
     Leaves out: overlap (a second stream, host work during GPU work); paged states that come from the host.
     Source: derived; the roofline of Williams et al. 2009, doi:10.1145/1498765.1498785, part by part.
     """
-    sizes, times = matrices(model, setup.adapters), setup.gradient_accumulation_steps
+    sizes, times = matrices(model, setup.adapters), setup.batch.gradient_accumulation_steps
     again = replayed(model, setup)
     flash_fast = min(rate.best, FAST_ATTENTION_SHARE * rate.peak)
     flash_slow = min(rate.slow, SLOW_ATTENTION_SHARE * rate.peak)
@@ -557,7 +557,7 @@ def step_parts(
         + _score_bytes(model, setup, length.slow)[1]
     )
     branches = tokens_slow * _adapter_bytes(setup, sizes)
-    dora = DORA_WEIGHT_BYTES * sizes.adapted if setup.use_dora else 0
+    dora = DORA_WEIGHT_BYTES * sizes.adapted if setup.adapters.use_dora else 0
     forward_backward = 1 + BACKWARD_TRAFFIC
     words = _scored_words(model, setup) * _width(setup.precision)
     asked = passes_without_grad(setup)
@@ -619,7 +619,7 @@ def _scored_words(model: Model, setup: TrainingSetup) -> float:
     words = model.vocab_size if model.num_labels is None else model.num_labels
     if loss_of(model, setup) is Loss.CHUNKED_TRL:
         return words * scored_share(setup)
-    return words * (1.5 if setup.objective is Objective.ORPO else 1)
+    return words * (1.5 if setup.task.objective is Objective.ORPO else 1)
 
 
 def precomputation(
@@ -633,7 +633,7 @@ def precomputation(
 
     Source: trl 1.16, trainer/dpo_trainer.py, ``_precompute_ref_logps`` (``precompute_ref_batch_size`` is b).
     """
-    if not (setup.precompute_ref_log_probs and setup.objective.has_reference):
+    if not (setup.task.precompute_ref_log_probs and setup.task.objective.has_reference):
         return None
     rate, length = rates(gpu, setup.precision), lengths(setup)
     low, high = [0.0, 0.0], [0.0, 0.0]
@@ -642,7 +642,9 @@ def precomputation(
         parts = step_parts(model, one, resident, rate, length, *_works(model, one, length))
         low[index] = math.fsum(part.low_seconds for part in parts)
         high[index] = math.fsum(part.high_seconds for part in parts)
-    calls = ceil_div(length.rows_per_epoch, setup.per_device_train_batch_size * setup.mesh.replicas)
+    calls = ceil_div(
+        length.rows_per_epoch, setup.batch.per_device_train_batch_size * setup.mesh.replicas
+    )
     return TimePart("reference precomputed", calls * (low[1] - low[0]), calls * (high[1] - high[0]))
 
 
@@ -689,15 +691,18 @@ def _score_bytes(model: Model, setup: TrainingSetup, length: int) -> tuple[int, 
         return 0, 0
     scores = passed_rows(setup) * model.num_attention_heads * length * length
     if setup.batch.is_joined:
-        scores *= setup.per_device_train_batch_size
+        scores *= setup.batch.per_device_train_batch_size
     scores *= model.num_hidden_layers * _width(setup.precision)
     return scores * FUSED_SCORE_BYTES, scores * SCORE_BYTES
 
 
 def _adapter_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
     """Bytes per token of adapters in one forward pass, apart from their products."""
-    cast = setup.autocast_adapter_dtype and setup.mixed_precision is not MixedPrecision.NO
-    dropout = DROPOUT_BYTES + 4 * cast if setup.lora_dropout else 0
+    cast = (
+        setup.adapters.autocast_adapter_dtype
+        and setup.precision.mixed_precision is not MixedPrecision.NO
+    )
+    dropout = DROPOUT_BYTES + 4 * cast if setup.adapters.lora_dropout else 0
     inputs = ADAPTER_CAST_BYTES * cast + dropout
     return sizes.adapter_inputs * inputs + sizes.adapter_outputs * ADAPTER_OUTPUT_BYTES
 
@@ -746,15 +751,15 @@ def _scans(
         * (sizes.chunk_size * row + SCAN_CHUNK_BYTES * sizes.width * sizes.state_size)
     )
     slow = passes * scanned / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
-    if setup.mixed_precision is MixedPrecision.NO:
+    if setup.precision.mixed_precision is MixedPrecision.NO:
         products = passed_rows(setup) * scan_products(model, length.slow)
         slow += passes * FORWARD * products / rate.float32
     return TimePart("state spaces", passes * fused / rate.bandwidth, slow)
 
 
 def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
-    quantized = sizes.quantizable if setup.has_packed_base else 0
-    packed = 2 * PACKED_BYTES if setup.has_8bit_base else PACKED_BYTES
+    quantized = sizes.quantizable if setup.adapters.has_packed_base else 0
+    packed = 2 * PACKED_BYTES if setup.adapters.has_8bit_base else PACKED_BYTES
     size = quantized * (packed + UNPACKED_BYTES * _width(setup.precision))
     seconds = passes * size / rate.bandwidth
     return TimePart("dequantisation", seconds, SLOW_DEQUANTISATION * seconds)
@@ -762,8 +767,8 @@ def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: float, rate: 
 
 def _casts(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
     """Autocast makes 16-bit copies of float32 weights once per forward pass."""
-    autocast = setup.mixed_precision is not MixedPrecision.NO
-    if not autocast or setup.dtype is not Dtype.FLOAT32 or setup.has_packed_base:
+    autocast = setup.precision.mixed_precision is not MixedPrecision.NO
+    if not autocast or setup.precision.dtype is not Dtype.FLOAT32 or setup.adapters.has_packed_base:
         return TimePart("casts of weights", 0.0, 0.0)
     seconds = passes * CAST_WEIGHT_BYTES * (sizes.layers + sizes.outside) / rate.bandwidth
     return TimePart("casts of weights", seconds, seconds / SLOW_BANDWIDTH_SHARE)
@@ -771,11 +776,11 @@ def _casts(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) ->
 
 def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePart:
     """Gradients read, weights and states read and written; clipping adds a norm and an in-place product."""
-    trained = resident.adapters if setup.uses_adapters else resident.weights
+    trained = resident.adapters if setup.adapters.uses_adapters else resident.weights
     states = resident.states.resident_bytes + resident.states.paged_bytes
-    passes = FOREACH_PASSES if setup.optim in UNFUSED else 1.0
+    passes = FOREACH_PASSES if setup.optimisation.optim in UNFUSED else 1.0
     update = passes * (resident.gradients + 2 * trained + 2 * states)
-    clips = setup.max_grad_norm > 0
+    clips = setup.optimisation.max_grad_norm > 0
     low = (update + clips * resident.gradients) / rate.bandwidth
     high = (update + 3 * clips * resident.gradients) / (SLOW_BANDWIDTH_SHARE * rate.bandwidth)
     return TimePart(OPTIMIZER_STEP, low, high)
@@ -785,15 +790,15 @@ def _launches(
     model: Model, setup: TrainingSetup, length: Lengths, parts: list[TimePart], again: float
 ) -> TimePart:
     """Time that the GPU waits for the host to launch kernels: the host's time minus the GPU's."""
-    times = setup.gradient_accumulation_steps
+    times = setup.batch.gradient_accumulation_steps
     layers = times * model.num_hidden_layers
     low = layers * FAST_LAUNCHES * (1 + again / 3)
-    high = layers * SLOW_LAUNCHES[setup.method] * (1 + again / 3)
+    high = layers * SLOW_LAUNCHES[setup.adapters.method] * (1 + again / 3)
     deltas = model.layer_types.count(LINEAR_ATTENTION) if model.delta_net else 0
     rounds = times * deltas * ceil_div(length.slow, CHUNK)
     kernels = DELTA_FORWARD_KERNELS * (1 + again) + DELTA_BACKWARD_KERNELS
-    high += rounds * kernels * SLOW_LAUNCHES[setup.method] / LAYER_KERNELS
-    high *= SLOW_LAUNCHES_SHARED if setup.num_gpus > 1 else 1
+    high += rounds * kernels * SLOW_LAUNCHES[setup.adapters.method] / LAYER_KERNELS
+    high *= SLOW_LAUNCHES_SHARED if setup.mesh.num_gpus > 1 else 1
     return TimePart(
         "waiting for the host",
         max(0.0, low - math.fsum(part.low_seconds for part in parts)),
@@ -825,15 +830,15 @@ def communication(
     """
     by = links(gpu, setup.mesh, link_gb_per_s, network_gb_per_s)
     if sharing in (Sharing.WEIGHTS, Sharing.GATHERED_ONCE):
-        narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.dtype.bytes)
+        narrow = min(1.0, compute_dtype(setup.precision).bytes / setup.precision.dtype.bytes)
         gathers = (2 if sharing is Sharing.WEIGHTS else 1) + passes_without_grad(setup)
         exchanged = gathers * (resident.weights + resident.adapters) + resident.gradients
-        size = setup.gradient_accumulation_steps * narrow * exchanged
+        size = setup.batch.gradient_accumulation_steps * narrow * exchanged
     else:
         size = 2.0 * resident.gradients
     low, high = exchange_seconds(size, shards(setup), by)
-    if setup.dp_replicate_size > 1:
-        shard = 2 * resident.gradients / setup.shard_ranks
+    if setup.mesh.dp_replicate_size > 1:
+        shard = 2 * resident.gradients / setup.mesh.shard_ranks
         beside = exchange_seconds(shard, replicas(setup.mesh), by)
         low, high = low + beside[0], high + beside[1]
     return TimePart("exchange between GPUs", low, high)
