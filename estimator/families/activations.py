@@ -21,6 +21,8 @@ def activation(tape: Tape, x: Tensor, name: str, parameters: Sequence[Parameter]
             return gelu_new(tape, x)
         case "gelu_fast":
             return gelu_fast(tape, x)
+        case "quick_gelu":
+            return quick_gelu(tape, x)
         case "relu2":
             x = op.elementwise(tape, x, "relu", saves="output")
             return op.square(tape, _as_autocast(tape, x))
@@ -47,6 +49,12 @@ def gelu_new(tape: Tape, x: Tensor) -> Tensor:
         ),
         "gelu",
     )
+
+
+def quick_gelu(tape: Tape, x: Tensor) -> Tensor:
+    """``x · sigmoid(1.702 · x)``, ``QuickGELUActivation``: the scaled x is no tensor that backward reads."""
+    inner = op.elementwise(tape, op.scale(tape, x), "sigmoid", saves="output")
+    return op.multiply(tape, x, inner, "gelu")
 
 
 def _tanh(tape: Tape, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Qwen2.5-VL, Qwen3-VL and Qwen3.5: patches of all images as one row, attention image by image or window by window.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: patches of all images as one row, attention image by image or window by window.
 
-Source: transformers 5.23, models/qwen2_5_vl, models/qwen3_vl, models/qwen3_5, modeling_*.py.
+Source: transformers 5.23, models/qwen2_vl, models/qwen2_5_vl, models/qwen3_vl, models/qwen3_5, modeling_*.py.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from estimator.families import parts
+from estimator.families.activations import quick_gelu
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
@@ -53,6 +54,30 @@ def _qwen2_5(read: Config, whole: Config) -> Vision:
     )
 
 
+def _qwen2(read: Config, whole: Config) -> Vision:
+    hidden = read.whole("embed_dim", default=1280)
+    heads = read.whole("num_heads", default=16, most=MOST_HEADS)
+    tower = Model(
+        model_type="qwen2_vl_vision",
+        vocab_size=0,
+        hidden_size=hidden,
+        intermediate_size=hidden * read.whole("mlp_ratio", default=4),
+        num_hidden_layers=read.whole("depth", default=32, most=MOST_LAYERS),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        hidden_act=read.text("hidden_act", default="quick_gelu"),
+    )
+    return Vision(
+        wrapper="qwen2_vl",
+        tower=tower,
+        patch_size=read.whole("patch_size", "spatial_patch_size", default=14),
+        merge_size=read.whole("spatial_merge_size", default=2),
+        temporal_patch_size=read.whole("temporal_patch_size", default=2),
+        num_channels=read.whole("in_channels", "in_chans", default=3),
+    )
+
+
 def _qwen3(read: Config, whole: Config, *, wrapper: str = "qwen3_vl", deep: bool = True) -> Vision:
     listed = read.values.get("deepstack_visual_indexes")
     deepstack = tuple(listed) if isinstance(listed, list | tuple) else (8, 16, 24)
@@ -85,6 +110,16 @@ def _qwen2_5_layer(model: Model) -> tuple[Module, ...]:
         Norm("norm2", model.hidden_size),
         *_attention(model),
         *parts.gated_mlp(model, bias=True),
+    )
+
+
+def _qwen2_layer(model: Model) -> tuple[Module, ...]:
+    return (
+        Norm("norm1", model.hidden_size, bias=True),
+        Norm("norm2", model.hidden_size, bias=True),
+        *_attention(model),
+        Linear("mlp.fc1", model.hidden_size, model.intermediate_size, bias=True),
+        Linear("mlp.fc2", model.intermediate_size, model.hidden_size, bias=True),
     )
 
 
@@ -122,6 +157,15 @@ def _qwen2_5_merger(vision: Vision, model: Model) -> tuple[Module, ...]:
     width = _merged(vision)
     return (
         Norm("visual.merger.ln_q", vision.tower.hidden_size),
+        Linear("visual.merger.mlp.0", width, width, bias=True),
+        Linear("visual.merger.mlp.2", width, model.hidden_size, bias=True),
+    )
+
+
+def _qwen2_merger(vision: Vision, model: Model) -> tuple[Module, ...]:
+    width = _merged(vision)
+    return (
+        Norm("visual.merger.ln_q", vision.tower.hidden_size, bias=True),
         Linear("visual.merger.mlp.0", width, width, bias=True),
         Linear("visual.merger.mlp.2", width, model.hidden_size, bias=True),
     )
@@ -171,6 +215,14 @@ def _gated(b: Block, x: Tensor) -> Tensor:
     )
 
 
+def qwen2_vision(b: Block, x: Tensor) -> Tensor:
+    """``Qwen2VLVisionBlock``: layer norms, an MLP of two products around ``QuickGELUActivation``."""
+    x = op.add(b.tape, x, _attend(b, b.norm("norm1", x)))
+    hidden = b.linear("mlp.fc1", b.norm("norm2", x))
+    hidden = b.linear("mlp.fc2", quick_gelu(b.tape, hidden))
+    return op.add(b.tape, x, hidden)
+
+
 def qwen3_vision(b: Block, x: Tensor) -> Tensor:
     """``Qwen3VLVisionBlock``: layer norms, an MLP of two products."""
     x = op.add(b.tape, x, _attend(b, b.norm("norm1", x)))
@@ -214,6 +266,10 @@ def _merge(
     x = merger.linear(f"{name}.{first}", x)
     x = op.elementwise(merger.tape, x, "gelu")
     return merger.linear(f"{name}.{second}", x)
+
+
+def _project_qwen2(outer: Block, merger: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
+    return _merge(merger, vision, seen, x, "visual.merger", ("ln_q", "mlp.0", "mlp.2"))
 
 
 def _project_qwen2_5(outer: Block, merger: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
@@ -283,6 +339,27 @@ _QWEN3 = Family(
     architecture=Architecture(qwen3_vision, NormKind.LAYER_NORM, rotary=Rotary.FLOAT32_HALVES),
 )
 TOWERS = (
+    VisionFamily(
+        wrappers=("qwen2_vl",),
+        tower=Family(
+            model_type="qwen2_vl_vision",
+            modules=FamilyModules(_qwen2_layer, _qwen2_5_outer),
+            tree=TREE,
+            architecture=Architecture(
+                qwen2_vision, NormKind.LAYER_NORM, rotary=Rotary.FLOAT32_HALVES
+            ),
+        ),
+        read=_qwen2,
+        processor=_processor_2_5,
+        projector=_qwen2_merger,
+        embed=_embed,
+        project=_project_qwen2,
+        tables=_tables,
+        tokens_a_row=_rows,
+        prefix="visual",
+        layers="blocks",
+        dragged=True,
+    ),
     VisionFamily(
         wrappers=("qwen2_5_vl",),
         tower=Family(
