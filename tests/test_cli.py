@@ -80,7 +80,10 @@ def bad(line: str, names: str) -> Bad:
 WRONG_VALUES = ("-1", '"wings"', "NaN", "1e400", "[[]]", "{}", "1" * 5000)
 
 FROM_THE_TABLE = [
-    bad(setup(key.name, value), key.name) for key in KEYS for value in WRONG_VALUES
+    bad(setup(key.name, value), key.name)
+    for key in KEYS
+    for value in WRONG_VALUES
+    if (key.name, value) != ("rank_pattern", "{}")  # no pattern at all
 ] + [bad(setup(key.name, "true"), key.name) for key in KEYS if not isinstance(key.kind, Flag)]
 
 BY_HAND = [
@@ -360,7 +363,7 @@ def test_help_lists_every_key_with_its_default() -> None:
         ([MISTRAL, "--max-length"], "argument --max-length: expected one argument; see --help."),
         (
             [MISTRAL, "--max-lenght=5"],
-            "'--max-lenght' is not understood; did you mean --max-length?",
+            "'--max-lenght' is not understood; did you mean --max-length",
         ),
         (
             [MISTRAL, "--tensor-parallel-size", "4"],

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from estimator import catalog, estimate
 from estimator.answer.estimate import need
 from estimator.contract import setups as contract
+from estimator.contract.setups import OF_EVERY_STEP
 from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.module_devices import ModuleDevices, module_devices, why_left_on_the_cpu
 from estimator.parallel.placement import Packing, from_pretrained_device_map, needed_bytes
@@ -20,7 +21,6 @@ from estimator.parallel.strategies import resident_memory
 from estimator.run.device_map import resident_on, shares, timeline_on
 from estimator.search.limits import largest_micro_batch
 from estimator.step.timeline import StepTimeline, plan, structure
-from estimator.tape.tape import COMPONENTS
 from estimator.time.throughput import crossing_bytes
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
@@ -244,7 +244,7 @@ class TestEstimate:
         first, second = answer["per_gpu"]
         assert [first["device"], second["device"]] == [0, 1]
         assert sum(first["components"].values()) == first["peak_bytes"]
-        assert first["components"].keys() == {part.value for part in COMPONENTS}
+        assert first["components"].keys() == {part.value for part in OF_EVERY_STEP}
         assert "wte" in first["modules"]
         assert first["layers"] + second["layers"] == list(range(12))
 

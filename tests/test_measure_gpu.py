@@ -51,7 +51,7 @@ def test_the_config_of_a_catalogued_model_is_read_back_as_that_model(
     entry: catalog.CatalogModel,
 ) -> None:
     # a measurement builds the text class, with random weights in one dtype: neither towers nor packed weights
-    built = replace(entry.model, towers=None, quantization=None, stored_width=0)
+    built = replace(entry.model, vision=None, towers=None, quantization=None, stored_width=0)
     assert model_from_config(config_of(entry.model), entry.model.hub_id) == built
 
 

@@ -222,7 +222,7 @@ def test_trl_s_loss_keeps_hidden_states_and_four_numbers_a_token(trained: bool) 
 
     def play(tape: Tape, it: Played) -> Tensor:
         x, head = it.input(T * H), it.weight(vocabulary * H, trained=trained)
-        return fused.log_probabilities(tape, x, head, H, texts)
+        return fused.log_probabilities(tape, x, head, H, texts, tokens)
 
     def bytes_of(size: int) -> int:
         return -(-size // 512) * 512

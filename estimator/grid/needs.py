@@ -18,6 +18,7 @@ from estimator.run.checkpoints import gathers_to_save
 from estimator.run.prequantized import as_loaded
 from estimator.step.evaluation import evaluation_plan
 from estimator.step.timeline import Plan, Schedule, Sizes, structure
+from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Strategy, Verdict
 
@@ -65,11 +66,11 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
     Source: derived, from the moments of ``StepTimeline`` and ``evaluation_walk``.
     """
     if unknown := set(asked) - set(KEYS):
-        raise ValueError(f"{', '.join(sorted(unknown))}: arrays are taken for {', '.join(KEYS)}.")
+        raise InputError(f"{', '.join(sorted(unknown))}: arrays are taken for {', '.join(KEYS)}.")
     given = [np.asarray(asked.get(key, getattr(setup, key)), dtype=np.int64) for key in KEYS]
     for key, numbers in zip(KEYS, given, strict=True):
         if numbers.size and numbers.min() < 1:
-            raise ValueError(f"{key} holds {numbers.min()}; a count is at least 1.")
+            raise InputError(f"{key} holds {numbers.min()}; a count is at least 1.")
     together = np.broadcast_arrays(*given)
     *sizes, accumulation = (array.ravel() for array in together)
     # of accumulation only whether there is any matters, so many cells may be one

@@ -19,8 +19,16 @@ from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.values.keys import KEYS
 from estimator.values.later_keys import LATER
-from estimator.values.refusals import InputError
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.specs import Model
+
+SEVERAL_ADAPTERS = Refusal(
+    "{number} adapters on one model are not modelled yet; train one at a time.", NOT_MODELLED
+)
+QUANTISED_OTHERWISE = Refusal(
+    "weights quantised by {method} are not modelled yet; load them plain or with bitsandbytes.",
+    NOT_MODELLED,
+)
 
 FUSED_LOSS_SINCE = (1, 15)
 """TRL's first version whose SFTTrainer never makes the logits whole: trl 1.16, trainer/utils.py, add_fused_lm_head."""
@@ -281,15 +289,13 @@ def _quantisation(base: Any) -> dict[str, object]:
     if said.get("load_in_4bit"):
         names = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage")
         return {"method": "qlora", **{name: said[name] for name in names if name in said}}
-    raise InputError(f"weights quantised by {said.get('quant_method')} are not modelled yet.")
+    raise QUANTISED_OTHERWISE(method=said.get("quant_method"))
 
 
 def _adapters(configs: Mapping[str, Any]) -> dict[str, object]:
     """PEFT's one config, by the contract's names."""
     if len(configs) > 1:
-        raise InputError(
-            f"{len(configs)} adapters on one model are not modelled yet; train one at a time."
-        )
+        raise SEVERAL_ADAPTERS(number=len(configs))
     (config,) = configs.values()
     kind = str(_plain(config.peft_type))
     if kind != "LORA":

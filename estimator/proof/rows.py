@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from estimator.sources.catalog import COUNTERS, DATA, MOMENTS
+from estimator.values.refusals import InputError
 
 TABLE = DATA / "measurements.csv"
 
@@ -57,6 +58,6 @@ def _check_header(table: Path) -> None:
     with table.open(encoding="utf-8", newline="") as lines:
         header = next(csv.reader(lines))
     if tuple(header) != COLUMNS:
-        raise ValueError(
+        raise InputError(
             f"{table} has other columns than this script writes; give --output another file."
         )

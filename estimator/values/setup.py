@@ -120,7 +120,7 @@ else:
 class TrainingSetup(_Keys):
     """One fine-tuning run, made of facets. Every key can also be given, read and replaced by its own name.
 
-    >>> setup = TrainingSetup(method=Method.LORA, num_gpus=2, mesh=Mesh(strategy=Strategy.DDP))
+    >>> setup = TrainingSetup(method="lora", num_gpus=2, mesh=Mesh(strategy="ddp"))
     >>> setup.adapters.method.value, setup.mesh.num_gpus, setup.strategy.value, replace(setup, lora_r=8).lora_r
     ('lora', 2, 'ddp', 8)
     """

@@ -8,7 +8,7 @@ from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget
 from estimator.values.kinds import Flag, ImageSizes, WholeNumber
 
 _SIDE = WholeNumber(32_768, nullable=True)
-_PIXELS = WholeNumber(2**30, nullable=True)
+_PIXELS = WholeNumber(10**9, nullable=True)
 _PROCESSORS = "as the model's processor"
 
 

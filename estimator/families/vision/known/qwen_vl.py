@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: patches of all images as one row, attention image by image or window by window.
+"""Qwen2-VL to Qwen3.5: patches of all images as one row, attention image by image or window by window.
 
 Source: transformers 5.23, models/qwen2_vl, models/qwen2_5_vl, models/qwen3_vl, models/qwen3_5, modeling_*.py.
 """
