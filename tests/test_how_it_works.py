@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dashboard.address.example import ARTICLE, EXAMPLE
 from dashboard.how_it_works import content
 from dashboard.words import units
+from estimator import Component, Phase, estimate
 
 
 def test_every_chapter_has_words_and_the_walk_has_the_example_s_numbers():
@@ -25,6 +28,27 @@ def test_the_chapter_on_objectives_counts_the_reference_as_the_weights_once_more
     assert "13.5 GiB here" in text, "7,241,732,096 parameters x 2 bytes"
     logits = 20 * 1024 * 32_000
     assert f"{units.gib(logits)} here" in text, "20 bytes x 1 example x 1,024 tokens x 32,000 words"
+
+
+def test_the_chapter_on_backward_has_the_checkpoints_and_half_the_layers() -> None:
+    """32 layers of 2 bytes x 4,096 a token; with half of them kept more, and on the host none of them."""
+    told = content.example({**EXAMPLE, **ARTICLE})
+    (text,) = (it.text for it in content.chapters(told) if "stays for backward" in it.heading)
+    setup = replace(
+        told.setup,
+        gradient_checkpointing=True,
+        optim_state_dtype=None,
+        max_grad_norm=0.0,
+    )
+    alone, host = (
+        estimate(told.model, told.gpu, replace(setup, offload_checkpoints=offload))
+        .phases[Phase.LOSS]
+        .resident[Component.ACTIVATIONS]
+        for offload in (False, True)
+    )
+    assert alone - host == 32 * 2 * 4096 * setup.tokens
+    assert f"{units.gib(alone)} at the loss" in text
+    assert f"{units.gib(host)} stay" in text
 
 
 def test_the_sum_of_all_largest_parts_is_more_than_the_peak():

@@ -34,6 +34,7 @@ def chapters(example: Estimate) -> list[Chapter]:
         Chapter("One run, moment by moment", _walk(example)),
         Chapter("Beside the rule of thumb", rule_of_thumb.sentence(example)),
         Chapter("What LoRA and QLoRA change", _adapters(example)),
+        Chapter("What stays for backward", _kept(example)),
         Chapter("What preferences, rewards and embeddings change", _objectives(example)),
         Chapter("Common mistakes", _pitfalls(example)),
         Chapter("How the figure is computed", _method()),
@@ -105,6 +106,50 @@ def _adapters(of: Estimate) -> str:
         f"{units.gib(lora.peak.resident.get(Component.ACTIVATIONS, 0))} here, more than in full fine-tuning. QLoRA "
         f"packs the frozen layers into 4 bits: {units.gib(weights)} of weights, embeddings and head still in 16 "
         f"bits, and a need of {units.gib(qlora.need_high_bytes)}. Each product unpacks its weight for a moment."
+    )
+
+
+def _kept(of: Estimate) -> str:
+    full = replace(
+        of.setup,
+        gradient_checkpointing=True,
+        use_reentrant=False,
+        gradient_accumulation_steps=1,
+        optim_state_dtype=None,
+        max_grad_norm=0.0,
+    )
+    every, second, host, selective, stepped = (
+        estimate(of.model, of.gpu, replace(full, **keys))
+        for keys in (
+            {},
+            {"checkpoint_every_n_layers": 2},
+            {"offload_checkpoints": True},
+            {"selective_checkpointing": True},
+            {"optimizer_in_bwd": True},
+        )
+    )
+
+    def kept(it: Estimate) -> str:
+        return units.gib(it.phases[Phase.LOSS].resident.get(Component.ACTIVATIONS, 0))
+
+    row = full.per_device_train_batch_size * full.max_length
+    return "\n".join(
+        [
+            f"- **Checkpoints.** Gradient checkpointing keeps each layer's input alone: {kept(every)} at the loss "
+            f"here. With a checkpoint in every second layer only (checkpoint_every_n_layers) it is {kept(second)}, "
+            "and half of the layers are not computed again.",
+            f"- **On the host.** offload_checkpoints copies these inputs to the CPU's memory: {kept(host)} stay, and "
+            "the GPU waits for both copies. TRL's activation_offloading copies everything that is saved on a stream of "
+            "its own; but a tensor that is saved twice within five, as the input of q, k and v, stays.",
+            "- **Attention's output.** selective_checkpointing keeps it, so that attention is not computed again: "
+            f"{kept(selective)}.",
+            "- **Gradients.** With torchtune's optimizer_in_bwd each weight is stepped when its gradient arrives, "
+            f"which is then freed: the peak falls from {units.gib(every.peak.bytes)} to "
+            f"{units.gib(stepped.peak.bytes)}.",
+            "- **Packing.** TRL joins the rows of a micro-batch into one. FlashAttention is told where examples "
+            f"begin. SDPA gets a mask of {row:,} × {row:,} tokens instead, and every layer that is not "
+            "checkpointed keeps a copy of it.",
+        ]
     )
 
 
