@@ -47,7 +47,7 @@ from estimator.step.evaluation import kept_logits_bytes
 from estimator.step.reserved import shown
 from estimator.tools.imported import Fate, Imported, KeyRead, read_files
 from estimator.tools.whose import QUESTION, TOOLS, SetByTool, defaults_of, with_defaults_of
-from estimator.tools.writing.changes import Changed, changed_files
+from estimator.tools.writing.changes import Changed, changed_files, changes_between
 from estimator.tools.writing.files import WRITABLE, TakeAway, files_of
 from estimator.values.keys import LARGEST
 from estimator.values.results import Estimate, Moment, OnDevice, RunCost, RunTime, Shown, TimePart
@@ -158,6 +158,7 @@ __all__ = [
     "beyond_the_step",
     "catalog",
     "changed_files",
+    "changes_between",
     "checkpoint_bytes",
     "contract",
     "default_targets",

@@ -14,6 +14,7 @@ from estimator import catalog, contract, estimate, read_files
 from estimator.contract.setups import parse
 from estimator.tools.writing.theirs import sayable
 from tests.test_start_page import open_page, text
+from tests.test_your_config import paste
 
 SETUP = {"model": "meta-llama/Llama-3.1-8B", "method": "lora", "loss": "chunked_trl"}
 
@@ -67,3 +68,31 @@ def test_model_without_a_name_is_refused() -> None:
     answer = estimate(model, catalog.gpu("L4"), parse({"model": "openai-community/gpt2"})[2])
     with pytest.raises(ValueError, match="the model has no name that a file could load it by"):
         take_away.files(answer, "trainer")
+
+
+# --- the visitor's own files ----------------------------------------------------------------------
+
+COMMAND = "trl sft --model_name_or_path meta-llama/Llama-3.1-8B --dtype bfloat16 --use_peft true --max_length 4096"
+
+
+def test_lines_of_one_s_own_that_make_it_fit_are_a_diff() -> None:
+    """16 rows of 4,096 tokens do not fit an RTX 4090; one click on a remedy, and the command is shown changed."""
+    page = open_page(model="openai-community/gpt2", gpu="GeForce RTX 4090", section="Take away")
+    page = paste(page, f"{COMMAND} --per_device_train_batch_size 16 --load_in_4bit true")
+    assert "Your files say what the page shows" in text(page)
+    assert codes(page) == []
+    next(it for it in page.button if "Apply" in it.label).click().run()
+    page.run()
+    assert not page.exception
+    (diff,) = codes(page)
+    assert "-trl sft" in diff
+    assert "+trl sft" in diff
+    assert "This line makes it fit." in text(page)
+
+
+def test_own_files_stand_before_the_tools_and_the_tools_stay() -> None:
+    page = paste(open_page(model="openai-community/gpt2", section="Take away"), COMMAND)
+    switch = page.segmented_control(key="own to take away")
+    assert switch.options[:2] == ["Your files", "TRL's SFTTrainer"]
+    switch.set_value("TRL's SFTTrainer").run()
+    assert codes(page)[0] == "python train.py"

@@ -29,7 +29,7 @@ from dashboard.estimate import (
     what_if,
     which_gpu,
 )
-from dashboard.state import actions
+from dashboard.state import actions, configs, models
 from dashboard.widgets import drawing, proposal_cards
 from dashboard.words import markup
 from estimator import (
@@ -319,16 +319,38 @@ def _computed(answer: Estimate) -> None:
         st.code(explanation.source(function), language="python")
 
 
+def _own_files(answer: Estimate, own: configs.OwnRun) -> None:
+    known = {**models.known(), **models.in_use()}
+    try:
+        change = take_away.own_files(answer, own.files, own.found, known)
+    except ValueError as problem:
+        st.info(markup.plain(str(problem)))
+        return
+    st.html(
+        f'<p class="hr-text">{escape(take_away.own_lead(answer, change, own.found, known))}</p>'
+    )
+    if change.diff:
+        st.code(change.diff, language="diff")
+    for name, text in change.files.items():
+        st.download_button(
+            f"Download {name}", text, name, "text/plain", on_click="ignore", key=f"take own {name}"
+        )
+
+
 def _take_away(answer: Estimate) -> None:
-    labels = take_away.tools()
+    own = configs.current()
+    labels = ({take_away.OWN: ""} if own else {}) | take_away.tools()
     chosen = st.segmented_control(
         "Tool",
         list(labels),
         default=next(iter(labels)),
         required=True,
-        key="tool to take away",
+        key="own to take away" if own else "tool to take away",
         label_visibility="collapsed",
     )
+    if own is not None and chosen == take_away.OWN:
+        _own_files(answer, own)
+        return
     try:
         away = take_away.files(answer, labels[chosen])
     except ValueError as problem:

@@ -6,10 +6,26 @@ import io
 import zipfile
 from collections.abc import Mapping
 
-from estimator import TOOLS, WRITABLE, Estimate, TakeAway, contract, files_of
+from estimator import (
+    TOOLS,
+    WRITABLE,
+    Changed,
+    Estimate,
+    Imported,
+    Model,
+    TakeAway,
+    Verdict,
+    changed_files,
+    changes_between,
+    contract,
+    estimate,
+    files_of,
+)
 
 LANGUAGES: Mapping[str, str] = {"py": "python", "yaml": "yaml", "json": "json", "txt": "text"}
 """How a file is coloured, by its ending."""
+OWN = "Your files"
+"""The first of the tools' switch, where a config came in."""
 NOTE = "Put your own data in; all else is as it was estimated. Versions are pinned to those that the estimate follows."
 
 
@@ -26,6 +42,44 @@ def files(answer: Estimate, tool: str) -> TakeAway:
     """The files of a setup for a tool; ``ValueError`` names the key that it has no word for."""
     keys = contract.write_fields(answer.model, answer.gpu, answer.setup)
     return files_of(tool, keys, answer.model, about=contract.verdict(answer))
+
+
+def own_files(
+    answer: Estimate, files: Mapping[str, str | bytes], was: Imported, known: Mapping[str, Model]
+) -> Changed:
+    """The visitor's files as the page has their run now; ``ValueError`` says what they cannot be told."""
+    now = contract.write_fields(answer.model, answer.gpu, answer.setup)
+    before: dict[str, object] = {**was.setup, "model": now["model"]}
+    changes = changes_between(before, now)
+    return changed_files(files, changes, known)
+
+
+def own_lead(answer: Estimate, change: Changed, was: Imported, known: Mapping[str, Model]) -> str:
+    """What the lines of a diff do, in a sentence or two."""
+    if not change.diff:
+        return "Your files say what the page shows; change the setup, and the lines that say so stand here."
+    rows = [
+        it for it in change.diff.splitlines() if it[:1] in "+-" and it[:3] not in ("+++", "---")
+    ]
+    count = sum(row.startswith("+") for row in rows) or len(rows)
+    lines = "This line" if count == 1 else f"These {count} lines"
+    follows = "".join(
+        f" {key} follows: {before} → {after}." for key, (before, after) in change.also.items()
+    )
+    if answer.verdict is Verdict.FITS and not _fitted(answer, was, known):
+        return f"{lines} make{'s' * (count == 1)} it fit.{follows}"
+    return f"{lines} of yours change{'s' * (count == 1)} to what the page shows.{follows}"
+
+
+def _fitted(answer: Estimate, was: Imported, known: Mapping[str, Model]) -> bool:
+    """Whether the run fits this GPU as its files have it."""
+    now = contract.write_fields(answer.model, answer.gpu, answer.setup)
+    keys: dict[str, object] = {**was.setup}
+    keys |= {key: now[key] for key in ("model", "gpu") if key in now}
+    try:
+        return estimate(*contract.parse(keys, known)).verdict is Verdict.FITS
+    except ValueError:
+        return False
 
 
 def language(name: str) -> str:

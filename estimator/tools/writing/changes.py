@@ -92,6 +92,16 @@ def changed_files(
     )
 
 
+def changes_between(was: Mapping[str, Value], now: Mapping[str, Value]) -> dict[str, Value]:
+    """The keys of one setup that another says otherwise, as far as a config can say them.
+
+    >>> changes_between({"max_length": 512, "mfu": 0.4}, {"max_length": 1024, "mfu": 0.5})
+    {'max_length': 1024}
+    """
+    before = sayable(was)
+    return {key: value for key, value in sayable(now).items() if before.get(key) != value}
+
+
 def _is_known(entry: Entry) -> bool:
     return not isinstance(entry.value, Unresolved | FlagValue)
 
