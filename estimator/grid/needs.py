@@ -245,7 +245,7 @@ class _Reader:
         """Read the cells for which a schedule holds; which they are."""
         recording = schedule.program.recording
         if bound(recording, inputs.max(axis=1).tolist()) > LARGEST:
-            raise ValueError("These sizes are too large for arrays; ask for fewer tokens.")
+            raise InputError("These sizes are too large for arrays; ask for fewer tokens.")
         table = evaluate(recording, list(inputs))
         held = holds(recording, table, len(part))
         if not held.any():

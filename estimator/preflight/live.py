@@ -22,6 +22,18 @@ from estimator.values.later_keys import LATER
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.specs import Model
 
+OTHER_PEFT = Refusal("PEFT's {kind} is not modelled yet; LORA is.", NOT_MODELLED)
+PACKED_ALONE = Refusal(
+    "a quantised base without adapters is not modelled yet; add a PEFT config.", NOT_MODELLED
+)
+DATA_PARALLEL = Refusal(
+    "{number} GPUs in one process are DataParallel, which is not modelled yet; run one process for each GPU, or set "
+    "CUDA_VISIBLE_DEVICES to one.",
+    NOT_MODELLED,
+)
+HYBRID_SHARDING = Refusal(
+    "hybrid sharding of a live Trainer is not modelled yet: its groups are not known.", NOT_MODELLED
+)
 SEVERAL_ADAPTERS = Refusal(
     "{number} adapters on one model are not modelled yet; train one at a time.", NOT_MODELLED
 )
@@ -249,9 +261,7 @@ def _weights(model: Any) -> dict[str, object]:
     keys["dtype"] = _commonest(frozen)
     if not adapters:
         if packed:
-            raise InputError(
-                "a quantised base without adapters is not modelled yet; add a PEFT config."
-            )
+            raise PACKED_ALONE()
         return {**keys, "method": "full"}
     of_adapters = _commonest(it for name, it in floats if ".lora_" in name)
     keys["autocast_adapter_dtype"] = of_adapters == "float32" or keys["dtype"] == "float32"
@@ -299,7 +309,7 @@ def _adapters(configs: Mapping[str, Any]) -> dict[str, object]:
     (config,) = configs.values()
     kind = str(_plain(config.peft_type))
     if kind != "LORA":
-        raise InputError(f"PEFT's {kind} is not modelled yet; LORA is.")
+        raise OTHER_PEFT(kind=kind)
     names = [*(key.name for key in KEYS if key.facet == "adapters"), *LATER]
     keys = {name: _plain(getattr(config, name)) for name in names if hasattr(config, name)}
     keys |= {ours: _plain(getattr(config, theirs)) for theirs, ours in _OF_PEFT.items()}
@@ -316,10 +326,7 @@ def _sharing(trainer: Any) -> dict[str, object]:
     if number == 1 and len(devices) > 1:
         return {"num_gpus": len(devices), "strategy": "device_map"}
     if number == 1 and getattr(args, "n_gpu", 1) > 1:
-        raise InputError(
-            f"{args.n_gpu} GPUs in one process are DataParallel, which is not modelled yet; run one a GPU, or "
-            "set CUDA_VISIBLE_DEVICES to one."
-        )
+        raise DATA_PARALLEL(number=args.n_gpu)
     state = trainer.accelerator.state
     keys: dict[str, object] = {"num_gpus": number, "strategy": "ddp" if number > 1 else "none"}
     deepspeed, fsdp = (getattr(state, f"{name}_plugin", None) for name in ("deepspeed", "fsdp"))
@@ -351,9 +358,7 @@ def _fsdp(plugin: Any) -> dict[str, object]:
     else:
         grad_op, hybrid = keeps is False, False
     if hybrid:
-        raise InputError(
-            "hybrid sharding of a live Trainer is not modelled yet: its groups are not known."
-        )
+        raise HYBRID_SHARDING()
     offload = getattr(plugin.cpu_offload, "offload_params", plugin.cpu_offload)
     where = "cpu" if offload else "none"
     return {
