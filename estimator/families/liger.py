@@ -44,9 +44,9 @@ def loss_of(model: Model, setup: TrainingSetup) -> Loss:
     """How this setup computes its loss: as specified, else Liger's if its kernels are used and fuse the head."""
     if setup.smooths_labels:
         return Loss.STANDARD
-    if setup.loss is not None:
-        return setup.loss
-    if setup.objective.has_reference:
+    if setup.task.loss is not None:
+        return setup.task.loss
+    if setup.task.objective.has_reference:
         return Loss.CHUNKED_TRL
     return Loss.LIGER if kernels(model, setup.computation).fuses_head else Loss.STANDARD
 
@@ -71,14 +71,16 @@ NO_FUSED_LOSS = Refusal(
 def check_liger(model: Model, setup: TrainingSetup) -> None:
     """Refuses, in one sentence, what Liger refuses or fails on."""
     family = model.model_type
-    if family_of(model).liger_is_later and (setup.use_liger_kernel or setup.loss is Loss.LIGER):
+    if family_of(model).liger_is_later and (
+        setup.computation.use_liger_kernel or setup.task.loss is Loss.LIGER
+    ):
         raise LATER_FAMILY(family=family)
     if kernels(model, setup.computation).experts and any(
         isinstance(module, Bare) and module.stack and is_adapted(module, setup.adapters)
         for module, _ in modules_with_counts(model)
     ):
         raise WRAPPED_EXPERTS()
-    if setup.loss is Loss.LIGER and not fuses_head(model):
+    if setup.task.loss is Loss.LIGER and not fuses_head(model):
         raise NO_FUSED_LOSS(family=family)
 
 
@@ -97,7 +99,7 @@ def loss_sentences(model: Model, setup: TrainingSetup) -> list[str]:
 
 
 def _liger_sentences(model: Model, setup: TrainingSetup) -> list[str]:
-    if not setup.use_liger_kernel:
+    if not setup.computation.use_liger_kernel:
         return []
     if family_of(model).liger is None:
         return [

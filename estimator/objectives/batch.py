@@ -20,7 +20,7 @@ def rows_per_example(setup: TrainingSetup) -> int:
     >>> rows_per_example(TrainingSetup()), rows_per_example(TrainingSetup(objective="dpo"))
     (1, 2)
     """
-    return 2 if setup.objective.is_paired else 1
+    return 2 if setup.task.objective.is_paired else 1
 
 
 def passed_rows(setup: TrainingSetup) -> int:
@@ -29,7 +29,7 @@ def passed_rows(setup: TrainingSetup) -> int:
     >>> passed_rows(TrainingSetup(objective="dpo", per_device_train_batch_size=4))
     8
     """
-    return rows_per_example(setup) * setup.per_device_train_batch_size
+    return rows_per_example(setup) * setup.batch.per_device_train_batch_size
 
 
 def joined(batch: Batch, rows: int, length: int) -> Batch:
@@ -57,7 +57,7 @@ def asks_kl(setup: TrainingSetup) -> bool:
     >>> asks_kl(TrainingSetup(objective="kto")), asks_kl(TrainingSetup(objective="kto", loss_type="apo_zero_unpaired"))
     (True, False)
     """
-    return setup.objective is Objective.KTO and setup.loss_type != "apo_zero_unpaired"
+    return setup.task.objective is Objective.KTO and setup.task.loss_type != "apo_zero_unpaired"
 
 
 def scores_policy(setup: TrainingSetup) -> bool:
@@ -71,10 +71,10 @@ def scores_policy(setup: TrainingSetup) -> bool:
     >>> scores_policy(TrainingSetup(objective="grpo")), scores_policy(TrainingSetup(objective="grpo", num_iterations=2))
     (False, True)
     """
-    if setup.objective is not Objective.GRPO:
-        return setup.objective is Objective.RLOO
-    accumulation = setup.gradient_accumulation_steps
-    every = (setup.steps_per_generation or accumulation) * setup.num_iterations
+    if setup.task.objective is not Objective.GRPO:
+        return setup.task.objective is Objective.RLOO
+    accumulation = setup.batch.gradient_accumulation_steps
+    every = (setup.task.steps_per_generation or accumulation) * setup.task.num_iterations
     return accumulation % every != 0
 
 
@@ -93,10 +93,10 @@ def passes_without_grad(setup: TrainingSetup) -> int:
     >>> passes_without_grad(TrainingSetup(objective="dpo")), passes_without_grad(TrainingSetup(objective="kto"))
     (1, 3)
     """
-    if setup.objective is Objective.EMBEDDING:
-        return int(setup.mini_batch_size is not None)
+    if setup.task.objective is Objective.EMBEDDING:
+        return int(setup.task.mini_batch_size is not None)
     if setup.smooths_labels:
-        return int(setup.loss is Loss.CHUNKED_TRL)
+        return int(setup.task.loss is Loss.CHUNKED_TRL)
     references = int(setup.asks_reference)
     return references + scores_policy(setup) + asks_kl(setup) * (1 + references)
 
@@ -107,8 +107,10 @@ def accumulates(setup: TrainingSetup) -> bool:
     >>> accumulates(TrainingSetup()), accumulates(TrainingSetup(objective="embedding", mini_batch_size=8))
     (False, True)
     """
-    is_cached = setup.objective is Objective.EMBEDDING and setup.mini_batch_size is not None
-    return is_cached or setup.gradient_accumulation_steps > 1
+    is_cached = (
+        setup.task.objective is Objective.EMBEDDING and setup.task.mini_batch_size is not None
+    )
+    return is_cached or setup.batch.gradient_accumulation_steps > 1
 
 
 def prompt_tokens(setup: TrainingSetup) -> int:
@@ -117,11 +119,11 @@ def prompt_tokens(setup: TrainingSetup) -> int:
     >>> prompt_tokens(TrainingSetup(objective="dpo", max_length=1024))
     512
     """
-    if setup.max_prompt_length is not None:
-        return setup.max_prompt_length
-    if setup.objective.generates:
-        return setup.max_length - setup.max_completion_length
-    return setup.max_length // 2
+    if setup.task.max_prompt_length is not None:
+        return setup.task.max_prompt_length
+    if setup.task.objective.generates:
+        return setup.batch.max_length - setup.task.max_completion_length
+    return setup.batch.max_length // 2
 
 
 def scored_tokens(setup: TrainingSetup) -> int:
@@ -136,11 +138,11 @@ def scored_tokens(setup: TrainingSetup) -> int:
     >>> scored_tokens(TrainingSetup(objective="dpo", max_length=1024, max_prompt_length=256))
     768
     """
-    length = setup.max_length
-    if setup.objective.generates:
-        completion = setup.max_completion_length
-    elif setup.objective.is_preference:
+    length = setup.batch.max_length
+    if setup.task.objective.generates:
+        completion = setup.task.max_completion_length
+    elif setup.task.objective.is_preference:
         completion = length - prompt_tokens(setup)
     else:
-        completion = ceil_div(round(setup.completion_fraction * length * 10**6), 10**6)
+        completion = ceil_div(round(setup.task.completion_fraction * length * 10**6), 10**6)
     return min(completion, length - 1)

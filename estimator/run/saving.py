@@ -61,7 +61,7 @@ def trained_bytes(resident: Resident, setup: TrainingSetup) -> int:
 
     Source: transformers 5.23, modeling_utils.py, ``save_pretrained``; peft 0.21, ``get_peft_model_state_dict``.
     """
-    if setup.uses_adapters:
+    if setup.adapters.uses_adapters:
         return resident.adapters
     return resident.trainable_parameters * unquantized_width(setup)
 
@@ -101,11 +101,11 @@ def checkpoints_at_once(setup: TrainingSetup) -> int:
     when = saves_when(setup.run)
     if when == "no":
         return 0
-    made = math.ceil(setup.num_train_epochs)
+    made = math.ceil(setup.run.num_train_epochs)
     if when == "steps":
         steps = ceil_div(lengths(setup).rows_per_epoch, setup.effective_batch_size)
-        made = ceil_div(math.ceil(steps * setup.num_train_epochs), SAVE_STEPS)
-    return made if setup.save_total_limit is None else min(made, setup.save_total_limit + 1)
+        made = ceil_div(math.ceil(steps * setup.run.num_train_epochs), SAVE_STEPS)
+    return made if setup.run.save_total_limit is None else min(made, setup.run.save_total_limit + 1)
 
 
 def save_host_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
@@ -117,7 +117,7 @@ def save_host_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> i
     torch 2.13, serialization.py, ``_save``.
     """
     weights = min(trained_bytes(resident, setup), FILE_BYTES)
-    return weights if setup.save_only_model else max(weights, largest_state_bytes(model, setup))
+    return weights if setup.run.save_only_model else max(weights, largest_state_bytes(model, setup))
 
 
 def largest_state_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -125,7 +125,7 @@ def largest_state_bytes(model: Model, setup: TrainingSetup) -> int:
 
     Source: derived, from ``state_rule``.
     """
-    rule = state_rule(setup.optim)
+    rule = state_rule(setup.optimisation.optim)
     return max(sum(rule(tensor, tensor.width)) for tensor in trainable_tensors(model, setup))
 
 
@@ -180,16 +180,16 @@ def merging_module_bytes(model: Model, setup: TrainingSetup) -> int:
 
 
 def _merging(count: int, setup: TrainingSetup, *, packed: bool) -> int:
-    width, base = adapter_width(setup), setup.dtype.bytes
+    width, base = adapter_width(setup), setup.precision.dtype.bytes
     product = allocated(count * width)
-    if setup.use_dora:
+    if setup.adapters.use_dora:
         return _merging_dora(count, setup, packed=packed)
     if not packed:
         return 2 * product
-    if setup.has_8bit_base:
+    if setup.adapters.has_8bit_base:
         again = allocated(count * Dtype.FLOAT16.bytes) + allocated(count)
         return allocated(count * FLOAT32_BYTES) + 2 * product + again
-    double_quant = setup.bnb_4bit_use_double_quant
+    double_quant = setup.adapters.bnb_4bit_use_double_quant
     total = allocated(count * max(width, base))
     scales = allocated(ceil_div(count, QUANTIZATION_BLOCK) * FLOAT32_BYTES)
     again = total + quantized_bytes(count, double_quant=double_quant)
@@ -197,8 +197,8 @@ def _merging(count: int, setup: TrainingSetup, *, packed: bool) -> int:
 
 
 def _merging_dora(count: int, setup: TrainingSetup, *, packed: bool) -> int:
-    width, base = adapter_width(setup), setup.dtype.bytes
-    if packed and setup.has_8bit_base:
+    width, base = adapter_width(setup), setup.precision.dtype.bytes
+    if packed and setup.adapters.has_8bit_base:
         base = FLOAT32_BYTES
     elif not packed:
         base = unquantized_width(setup)
@@ -215,16 +215,16 @@ def merged_bytes(model: Model, setup: TrainingSetup, resident: Resident) -> int:
     Source: peft 0.21, tuners/lora/bnb.py, ``Linear4bit.merge`` (packs again); transformers 5.23,
     quantizers/quantizer_bnb_4bit.py.
     """
-    if not setup.has_packed_base:
+    if not setup.adapters.has_packed_base:
         return (
             total_parameters(model) + tower_parameters(model, setup.adapters)
-        ) * setup.dtype.bytes
+        ) * setup.precision.dtype.bytes
     return resident.weights
 
 
 def in_16_bits(setup: TrainingSetup) -> TrainingSetup:
     """The setup with an unpacked 16-bit base, as reloaded to merge the adapters of a packed one."""
-    dtype = Dtype.BFLOAT16 if setup.dtype is Dtype.FLOAT32 else setup.dtype
+    dtype = Dtype.BFLOAT16 if setup.precision.dtype is Dtype.FLOAT32 else setup.precision.dtype
     return replace(
         setup,
         method=Method.LORA,

@@ -39,10 +39,10 @@ def host_copies(model: Model, setup: TrainingSetup) -> HostCopies:
     >>> host_copies(TINY_LLAMA, setup) == (2 * 1024 * 8 * 2, 2 * 1024 * 8 * 2)
     True
     """
-    checkpoints = setup.gradient_checkpointing and setup.offload_checkpoints
-    if not (checkpoints or setup.activation_offloading):
+    checkpoints = setup.computation.gradient_checkpointing and setup.computation.offload_checkpoints
+    if not (checkpoints or setup.computation.activation_offloading):
         return HostCopies(0, 0)
-    if setup.strategy is Strategy.DEVICE_MAP:  # the same tensors, on several GPUs
+    if setup.mesh.strategy is Strategy.DEVICE_MAP:  # the same tensors, on several GPUs
         setup = replace(setup, strategy=Strategy.NONE, num_gpus=1)
     sized, schedule = plan(model, structure(setup)).step(Sizes.of(setup))
     times: Counter[int] = Counter()
@@ -60,5 +60,5 @@ def node_copies(model: Model, setup: TrainingSetup) -> int:
 
     Source: derived, from ``host_copies``.
     """
-    ranks = 1 if setup.strategy is Strategy.DEVICE_MAP else ranks_of_a_node(setup.mesh)
+    ranks = 1 if setup.mesh.strategy is Strategy.DEVICE_MAP else ranks_of_a_node(setup.mesh)
     return ranks * host_copies(model, setup).pinned

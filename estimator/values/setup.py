@@ -166,19 +166,19 @@ class TrainingSetup(_Keys):
 
         Source: transformers 5.23, trainer.py, ``compute_loss``; trl 1.16, trainer/sft_trainer.py (of ``nll`` alone).
         """
-        is_plain = self.objective is Objective.SFT and self.loss_type in (None, "nll")
-        return is_plain and self.label_smoothing_factor > 0
+        is_plain = self.task.objective is Objective.SFT and self.task.loss_type in (None, "nll")
+        return is_plain and self.task.label_smoothing_factor > 0
 
     @property
     def upcasts_norms(self) -> bool:
         """Whether the trainer leaves norms in float32 beside a 4-bit base that computes in bfloat16: ORPO's does."""
-        is_packed = self.objective is Objective.ORPO and self.method is Method.QLORA
-        return is_packed and self.mixed_precision is MixedPrecision.BF16
+        is_packed = self.task.objective is Objective.ORPO and self.adapters.method is Method.QLORA
+        return is_packed and self.precision.mixed_precision is MixedPrecision.BF16
 
     @property
     def keeps_reference(self) -> bool:
         """Whether a reference model of its own stays on the GPU; with adapters it is the policy without them."""
-        return self.asks_reference and not self.uses_adapters
+        return self.asks_reference and not self.adapters.uses_adapters
 
     @property
     def asks_reference(self) -> bool:
@@ -186,10 +186,10 @@ class TrainingSetup(_Keys):
 
         Source: trl 1.16, trainer/grpo_config.py:681 (``beta`` 0.0), trainer/rloo_config.py:502 (0.05).
         """
-        if self.objective.generates:
-            usual = 0.0 if self.objective is Objective.GRPO else 0.05
-            return (usual if self.beta is None else self.beta) != 0
-        return self.objective.has_reference and not self.precompute_ref_log_probs
+        if self.task.objective.generates:
+            usual = 0.0 if self.task.objective is Objective.GRPO else 0.05
+            return (usual if self.task.beta is None else self.task.beta) != 0
+        return self.task.objective.has_reference and not self.task.precompute_ref_log_probs
 
 
 KEY_FACET: Mapping[str, str] = MappingProxyType(
