@@ -111,8 +111,10 @@ html { font-size: 26px; }
 .hr-stage p { margin: 0; line-height: 1.25; }
 .hr-who { font-size: 1.5rem; font-weight: 600; }
 .hr-big { font-size: clamp(2rem, 6.2vw, 5rem); font-weight: 800; color: var(--hr); line-height: 1.1; }
+.st-key-shown button { min-height: 1.15rem !important; }
+.st-key-shown button * { font-size: .62rem !important; }
 .hr-need, .hr-asked { font-size: 1.4rem; }
-.hr-verdict .hr-word { font-size: clamp(2rem, 6.2vw, 5rem) !important; line-height: 1.1 !important; }
+.hr-verdict .hr-word { font-size: clamp(2rem, 5vw, 4.2rem) !important; line-height: 1.1 !important; }
 .hr-verdict .hr-small, .st-key-cards-methods, .st-key-start, .hr-stays { display: none !important; }
 </style>"""
 """For the projector: all type at least 1.6 times as large, and nothing beside the page."""

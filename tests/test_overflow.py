@@ -268,4 +268,7 @@ def test_the_picture_of_two_steps_crosses_the_line_where_the_run_stops(model, gp
     at = drawn.index(over)
     room = units.in_gib(room_bytes(answer))
     assert stacked[at] > room - 0.01
+    (line,) = [shape for shape in figure["layout"]["shapes"] if shape.get("name") == "stop"]
+    assert line["x0"] == at + 0.5
+    assert runs_out(answer) in two_steps.step_alt(answer)
     assert all(height <= room + 0.01 for height in stacked[:at])

@@ -55,11 +55,12 @@ def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
                 "zeroline": False,
                 "tickfont": {"size": 13, "color": look.ink},
             },
-            "shapes": _lines(first, line, look),
+            "shapes": [*_lines(first, line, look), *_stops(estimate, steps, look)],
             "annotations": [
                 _step_name(f"First step{no_states}", 0, look),
                 _step_name("Second step<br>and all others", first, look),
                 _peak_note(moments[highest], highest, len(moments), end, look),
+                *(_stop_note(it["x0"], len(moments), look) for it in _stops(estimate, steps, look)),
             ],
         },
     }
@@ -141,6 +142,44 @@ def _lines(middle: int, capacity: int, look: theme.Look) -> list[dict[str, Any]]
     return [between, across]
 
 
+def _stops(
+    estimate: Estimate, steps: Sequence[overflow.Instant], look: theme.Look
+) -> list[dict[str, Any]]:
+    """A line where the run stops; none if it stops in no step."""
+    over = overflow.first_overflow(estimate)
+    if over not in steps:
+        return []
+    at = steps.index(over) + 0.5
+    return [
+        {
+            "type": "line",
+            "xref": "x",
+            "yref": "paper",
+            "x0": at,
+            "x1": at,
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": look.capacity, "width": 2},
+            "name": "stop",
+        }
+    ]
+
+
+def _stop_note(at: float, of: int, look: theme.Look) -> dict[str, Any]:
+    return {
+        "x": at,
+        "xref": "x",
+        "xanchor": "right" if at > of / 4 else "left",
+        "y": 0.12,
+        "yref": "paper",
+        "showarrow": False,
+        "bgcolor": look.ground,
+        "borderpad": 3,
+        "text": "<b>Runs out here</b>",
+        "font": {"size": 14, "color": look.capacity},
+    }
+
+
 def _step_name(text: str, at: int, look: theme.Look) -> dict[str, Any]:
     return {
         "x": at,
@@ -206,5 +245,5 @@ def step_alt(estimate: Estimate) -> str:
     )
     return (
         f"Memory through the second step, highest in each phase: {phases}; the peak of "
-        f"{units.gib(estimate.peak.bytes)} comes in {terms.moment(estimate.peak)}."
-    )
+        f"{units.gib(estimate.peak.bytes)} comes in {terms.moment(estimate.peak)}. {overflow.runs_out(estimate)}"
+    ).rstrip()
