@@ -93,7 +93,12 @@ def test_padding_free_examples_cost_their_own_tokens() -> None:
         (
             "meta-llama/Llama-3.2-1B",
             {"objective": "dpo", "offload_checkpoints": True, "gradient_checkpointing": True},
-            "turns checkpointing off for the reference",
+            "turns checkpointing off where it scores",
+        ),
+        (
+            "meta-llama/Llama-3.2-1B",
+            {"objective": "grpo", "offload_checkpoints": True, "gradient_checkpointing": True},
+            "refuses; leave them out.",
         ),
         (
             "meta-llama/Llama-3.2-1B",

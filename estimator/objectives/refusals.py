@@ -120,8 +120,8 @@ OFFLOADS_NOT = Refusal(
 )
 SWITCHED_OFF = Refusal(
     "checkpoint_every_n_layers and offload_checkpoints fail with objective {objective}: TRL turns checkpointing off "
-    "for the reference and on again with these keys, which torch's checkpoint refuses; leave them out, or set "
-    "precompute_ref_log_probs.",
+    "where it scores without gradients and on again with these keys, which torch's checkpoint refuses; leave them "
+    "out{instead}.",
     Line("torch", "utils/checkpoint.py", 502, "Unexpected keyword arguments"),
 )
 DPO_TYPES = (
@@ -160,10 +160,13 @@ def _check_checkpoints(setup: TrainingSetup) -> None:
         raise SELECTIVE_IS_SFTS(objective=objective)
     if setup.activation_offloading and objective not in OFFLOADING:
         raise OFFLOADS_NOT(objective=objective)
-    switches = objective.has_reference and not setup.precompute_ref_log_probs
     given = setup.checkpoint_every_n_layers > 1 or setup.offload_checkpoints
-    if setup.gradient_checkpointing and given and switches:
-        raise SWITCHED_OFF(objective=objective)
+    if not (setup.gradient_checkpointing and given):
+        return
+    if objective.generates:
+        raise SWITCHED_OFF(objective=objective, instead="")
+    if objective.has_reference and not setup.precompute_ref_log_probs:
+        raise SWITCHED_OFF(objective=objective, instead=", or set precompute_ref_log_probs")
 
 
 def check_objective(model: Model, setup: TrainingSetup) -> None:
