@@ -1,4 +1,4 @@
-"""The need of a million setups of one model, read in arrays; and 10,000 of them against the reader of one setup.
+"""Need, hours and dollars of a million setups of one model, in arrays; 10,000 needs against the reader of one setup.
 
     python benchmarks/bench_grid.py [--random 10000]
 
@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run from anywhere
 
-from estimator import Method, Strategy, TrainingSetup, catalog, need, needs
+from estimator import Method, Strategy, TrainingSetup, catalog, need, needs, runs
 
 GPU = catalog.gpu("A100-SXM4-80GB")
 MODEL = catalog.model("mistralai/Mistral-7B-v0.1")
@@ -59,6 +59,7 @@ def timed(setup: TrainingSetup, asked: Mapping[str, Any]) -> str:
     """How long the answer takes by the clock and on the processor."""
     clock, processor = time.perf_counter(), time.process_time()
     needs(MODEL, GPU, setup, **asked)
+    runs(MODEL, GPU, setup, **asked)
     return f"{time.perf_counter() - clock:5.2f} s ({time.process_time() - processor:5.2f} s of processor)"
 
 
@@ -82,7 +83,7 @@ def differing(setup: TrainingSetup, count: int, seed: int) -> int:
 
 def main() -> None:
     """Time each kind of step, cold and warm; then compare random setups."""
-    parser = argparse.ArgumentParser(description="the need of a million setups in arrays")
+    parser = argparse.ArgumentParser(description="need, hours and dollars of a million setups")
     parser.add_argument("--random", type=int, default=10_000, help="setups that are compared")
     arguments = parser.parse_args()
     for name, (setup, axes) in SETUPS.items():

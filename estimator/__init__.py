@@ -84,6 +84,7 @@ from estimator.values.specs import (
 
 if TYPE_CHECKING:
     from estimator.grid.needs import Needs, needs
+    from estimator.grid.runs import Runs, runs
 
 __all__ = [
     "ALL_LINEAR",
@@ -140,6 +141,7 @@ __all__ = [
     "Remedy",
     "RunCost",
     "RunTime",
+    "Runs",
     "SetByTool",
     "Shown",
     "SimilarRuns",
@@ -194,6 +196,7 @@ __all__ = [
     "remedies",
     "repository",
     "resized",
+    "runs",
     "scaling",
     "sharing",
     "shown",
@@ -212,8 +215,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports on demand what needs NumPy, which a single estimate does not."""
-    if name in ("Needs", "needs"):
-        from estimator.grid import needs as many  # noqa: PLC0415
+    if name in ("Needs", "Runs", "needs", "runs"):
+        from importlib import import_module  # noqa: PLC0415
 
-        return getattr(many, name)
+        return getattr(import_module(f"estimator.grid.{name.lower()}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,7 @@ from estimator import (
     estimate,
     need,
     needs,
+    runs,
 )
 from estimator.families.modules import TINY_LLAMA
 from estimator.grid import rows as grid_rows
@@ -122,6 +123,52 @@ def test_arrays_are_broadcast_and_verdicts_are_those_of_the_estimate():
 def test_only_some_keys_are_arrays():
     with pytest.raises(ValueError, match=r"optim: arrays are taken for per_device"):
         needs(TINY_LLAMA, CARD, TrainingSetup(), optim=[1])
+
+
+def alike(model, setup, asked):
+    """Hours and dollars of each are those of its estimate, but for the last digits."""
+    many = runs(model, CARD, setup, **asked)
+    for place, cell in enumerate(zip(*(values.tolist() for values in asked.values()), strict=True)):
+        one = estimate(model, CARD, replace(setup, **dict(zip(asked, cell, strict=True))))
+        said = one.time.total_hours_low, one.time.total_hours_high
+        assert (many.hours_low[place], many.hours_high[place]) == pytest.approx(said, rel=1e-14)
+        said = one.cost.cost_usd_low, one.cost.cost_usd_high
+        assert (many.dollars_low[place], many.dollars_high[place]) == pytest.approx(said, rel=1e-14)
+
+
+@pytest.mark.parametrize("method", Method)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"padded": True, "mean_tokens_per_example": 700},
+        {"mfu": 0.4, "usd_per_gpu_hour": 2.0},
+        {"gradient_checkpointing": True, "offload_checkpoints": True},
+    ],
+    ids=str,
+)
+def test_hours_and_dollars_are_those_of_each_run(method, keys):
+    alike(MISTRAL, TrainingSetup(method=method, **keys), random_cells(4, 25, lora_r=[4, 64]))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "fsdp"},
+        {"strategy": "zero3", "offload_param": "cpu", "offload_optimizer": "cpu"},
+        {"strategy": "zero2"},
+        {"strategy": "device_map"},
+    ],
+    ids=str,
+)
+def test_hours_of_several_gpus_are_those_of_each_run(keys):
+    setup = TrainingSetup(num_gpus=4, **keys)
+    alike(MISTRAL, setup, random_cells(5, 12, num_gpus=[2, 4, 8]))
+
+
+def test_hours_are_unknown_where_nothing_is_known_of_the_card():
+    many = runs(MISTRAL, replace(CARD, memory_bandwidth_gb_per_s=None), TrainingSetup())
+    assert np.isnan([many.hours_low, many.dollars_high]).all()
 
 
 def test_what_is_no_count_is_said():

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from estimator.answer.estimate import PerStructure, check_sizes, need, per_structure
 from estimator.grid.arrays import LARGEST, Numbers, Some, bound, evaluate, holds
+from estimator.grid.cells import ACCUMULATION, BATCH, GPUS, KEYS, LENGTH, RANK, Cells, distinct, of
 from estimator.grid.rows import peaks, rows, sizes_of
 from estimator.objectives.batch import accumulates
 from estimator.resident.overhead import exchange_bytes, need_bytes, workspace_bytes
@@ -22,19 +23,8 @@ from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Strategy, Verdict
 
-KEYS = (
-    "per_device_train_batch_size",
-    "max_length",
-    "lora_r",
-    "num_gpus",
-    "gradient_accumulation_steps",
-)
-"""Keys that may be arrays. The first two change sizes alone; the others make a few groups, worked out one by one."""
-BATCH, LENGTH, RANK, GPUS, ACCUMULATION = KEYS
 AT_ONCE = 8192
 """Cells that are evaluated at once: ours, so that a chunk stays in a processor's cache."""
-MOST_COUNTED = 2**25
-"""Combinations that are counted at most to find those that occur: ours, a quarter of a GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +55,13 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
 
     Source: derived, from the moments of ``StepTimeline`` and ``evaluation_walk``.
     """
-    if unknown := set(asked) - set(KEYS):
-        raise InputError(f"{', '.join(sorted(unknown))}: arrays are taken for {', '.join(KEYS)}.")
-    given = [np.asarray(asked.get(key, getattr(setup, key)), dtype=np.int64) for key in KEYS]
-    for key, numbers in zip(KEYS, given, strict=True):
-        if numbers.size and numbers.min() < 1:
-            raise InputError(f"{key} holds {numbers.min()}; a count is at least 1.")
-    together = np.broadcast_arrays(*given)
-    *sizes, accumulation = (array.ravel() for array in together)
+    cells, shape = of(setup, asked)
     # of accumulation only whether there is any matters, so many cells may be one
-    columns, number = _distinct([*sizes, np.minimum(accumulation, 2)])
+    accumulation = np.minimum(cells[ACCUMULATION], 2)
+    columns, number = distinct([*(cells[key] for key in KEYS[:-1]), accumulation])
     reader = _Reader(model, gpu, setup, dict(zip(KEYS, columns, strict=True)))
     low, high, refused = reader.read()
-    back = number.reshape(together[0].shape)
+    back = number.reshape(shape)
     return Needs(low_bytes=low[back], high_bytes=high[back], refused=refused[back])
 
 
@@ -89,9 +73,7 @@ class _Group:
 
 
 class _Reader:
-    def __init__(
-        self, model: Model, gpu: Gpu | None, setup: TrainingSetup, cells: Mapping[str, Numbers]
-    ) -> None:
+    def __init__(self, model: Model, gpu: Gpu | None, setup: TrainingSetup, cells: Cells) -> None:
         self._model, self._gpu, self._setup, self._cells = model, gpu, setup, cells
         self._workspace = workspace_bytes(gpu)
         count = len(cells[BATCH])
@@ -118,7 +100,7 @@ class _Reader:
     def _groups(self) -> Iterator[_Group]:
         """The setups that can be trained, by what a structure holds."""
         cells = self._cells
-        columns, number = _distinct([cells[RANK], cells[GPUS], cells[ACCUMULATION]])
+        columns, number = distinct([cells[RANK], cells[GPUS], cells[ACCUMULATION]])
         found = zip(*(column.tolist() for column in columns), strict=True)
         ends = np.cumsum(np.bincount(number))
         order = np.argsort(number, kind="stable")
@@ -147,7 +129,7 @@ class _Reader:
     def _allowed(self, setup: TrainingSetup, members: Numbers) -> Some:
         """Which of the group's batches and lengths are not refused; of batches only whether it is one row matters."""
         batches, lengths = self._cells[BATCH][members], self._cells[LENGTH][members]
-        columns, number = _distinct([np.minimum(batches, 2), lengths])
+        columns, number = distinct([np.minimum(batches, 2), lengths])
         pairs = zip(*(column.tolist() for column in columns), strict=True)
         allowed = np.array([self._is_allowed(setup, *pair) for pair in pairs], np.bool_)
         chosen: Some = allowed[number]
@@ -213,7 +195,7 @@ class _Reader:
         """[sizes, cells]: what ``Sizes.of`` says of each setup of a group."""
         lengths = self._cells[LENGTH][group.cells]
         batches = self._cells[BATCH][group.cells] if batch is None else np.full_like(lengths, batch)
-        (found,), number = _distinct([lengths])
+        (found,), number = distinct([lengths])
         of = [Sizes.of(_sized(group.setup, 1, length)) for length in found.tolist()]
         scored = np.array([it.scored for it in of])[number]
         at_once = batches
@@ -301,34 +283,3 @@ class _Fixed:
 
 def _sized(setup: TrainingSetup, batch: int, length: int) -> TrainingSetup:
     return replace(setup, per_device_train_batch_size=batch, max_length=length)
-
-
-def _distinct(columns: Sequence[Numbers]) -> tuple[Sequence[Numbers], Numbers]:
-    """The distinct rows of some columns of numbers from 1 up, column by column, and which of them each row is.
-
-    By counting, since sorting a million rows takes longer than reading them; where there may be too many to count, each
-    row stands for itself.
-    """
-    code = np.zeros_like(columns[0])
-    values, combinations = [], 1
-    for column in columns:
-        present = np.flatnonzero(np.bincount(column))
-        combinations *= len(present)
-        if combinations > MOST_COUNTED:
-            return columns, np.arange(len(code))
-        code = code * len(present) + _places(present)[column]
-        values.append(present)
-    rest = np.flatnonzero(np.bincount(code, minlength=1))
-    number = _places(rest)[code]
-    distinct = []
-    for present in reversed(values):
-        rest, part = np.divmod(rest, len(present))
-        distinct.append(present[part])
-    return distinct[::-1], number
-
-
-def _places(present: Numbers) -> Numbers:
-    """Of each number its place among those that are present."""
-    places = np.zeros(present.max(initial=0) + 1, dtype=np.int64)
-    places[present] = np.arange(len(present))
-    return places

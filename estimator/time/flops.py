@@ -29,7 +29,7 @@ from estimator.families.vision.family import (
 )
 from estimator.objectives.batch import passed_rows, passes_without_grad, prompt_tokens
 from estimator.objectives.stack import has_window, is_checkpointed, layer_kinds
-from estimator.values.arithmetic import ceil_div
+from estimator.values.arithmetic import ceil_div, real
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.computation import Computation
 from estimator.values.setup import TrainingSetup
@@ -199,11 +199,11 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         base = forward * sizes.adapted if setup.adapters.lora_dropout else 0
         dora_again += base
         dora = dora_again + base
-    once = float(FORWARD * ATTENTION_PRODUCTS * rows * pairs)
+    once = real(FORWARD * ATTENTION_PRODUCTS * rows * pairs)
     once *= (model.query_size + model.value_size) / 2
     backward = PLAIN_BACKWARD if is_eager(model, setup.computation) else FLASH_BACKWARD
     mixed = delta_products(model, length) + scan_products(model, length)
-    delta = float(FORWARD * rows * mixed)
+    delta = real(FORWARD * rows * mixed)
     again = replayed(model, setup)
     keeps_attention = setup.computation.selective_checkpointing and not is_eager(
         model, setup.computation
@@ -214,15 +214,15 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     asked = passes_without_grad(setup)
     return Work(
         products=tower.products
-        + float(forward * (passes * (sizes.layers + outside) + sizes.copied)),
-        adapters=float(forward * 3 * branches + dora),
+        + real(forward * (passes * (sizes.layers + outside) + sizes.copied)),
+        adapters=real(forward * 3 * branches + dora),
         attention=tower.attention + once * (1 + backward) + 3 * delta,
         products_again=tower.products_again
         + again * (forward * (sizes.layers + branches) + dora_again)
-        + (float(forward * (_head(model) - unscored)) if is_fused else 0.0),
+        + (real(forward * (_head(model) - unscored)) if is_fused else 0.0),
         attention_again=tower.attention_again
         + again * (delta + (0.0 if keeps_attention else once)),
-        products_asked=float(asked * forward * (sizes.layers + outside)),
+        products_asked=real(asked * forward * (sizes.layers + outside)),
         attention_asked=asked * (once + delta),
     )
 
@@ -260,11 +260,11 @@ def tower_work(model: Model, setup: TrainingSetup) -> Work:
         passes = 1
         if is_projector or enters:
             passes = 3 if is_trained and not setup.adapters.uses_adapters else 2
-        products += float(passes * elements * rows)
+        products += real(passes * elements * rows)
         once += 0 if is_projector else elements * rows
     pairs = attended_patches(vision, seen)
-    attention = float(FORWARD * ATTENTION_PRODUCTS * pairs * vision.tower.query_size)
-    again = float(setup.computation.gradient_checkpointing and enters)
+    attention = real(FORWARD * ATTENTION_PRODUCTS * pairs * vision.tower.query_size)
+    again = real(setup.computation.gradient_checkpointing and enters)
     return Work(
         products=products,
         adapters=0.0,

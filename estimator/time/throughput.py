@@ -40,7 +40,7 @@ from estimator.time.flops import (
     work,
 )
 from estimator.time.offload_time import offload_parts, saved_tensor_parts, steps_on_host
-from estimator.values.arithmetic import ceil_div
+from estimator.values.arithmetic import ceil_div, real, total
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision
 from estimator.values.results import TERA, RunTime, TimePart
@@ -346,10 +346,10 @@ def lengths(setup: TrainingSetup) -> Lengths:
     examples = setup.run.num_train_examples
     if setup.batch.padding_free and not setup.batch.packing:
         mean = min(mean, longest)
-        return Lengths(examples, mean, mean, mean, float(mean))
+        return Lengths(examples, mean, mean, mean, real(mean))
     if setup.batch.padded:
         mean = min(mean, longest)
-        return Lengths(examples, mean, mean, longest, float(mean))
+        return Lengths(examples, mean, mean, longest, real(mean))
     rows = -(-examples * mean // longest)
     return Lengths(rows, min(mean, longest), longest, longest, examples * mean / rows)
 
@@ -405,7 +405,7 @@ def run_time(
                 parts = _exchanging(parts, setup.mesh, shared, exchange)
         if offloads(setup.mesh):
             parts = _with_offload(parts, model, gpu, setup)
-        behind = math.fsum(part.low_seconds for part in parts if part.name != OPTIMIZER_STEP)
+        behind = total(part.low_seconds for part in parts if part.name != OPTIMIZER_STEP)
         parts = (*parts, *saved_tensor_parts(model, gpu, setup, behind))
     steps = -(-length.rows_per_epoch // setup.effective_batch_size)
     return RunTime(
@@ -434,7 +434,7 @@ def _exchanging(
         else TimePart(name, low, high)
         for name, low, high in parts
     )
-    behind = math.fsum(part.low_seconds for part in own)
+    behind = total(part.low_seconds for part in own)
     return (*own, exchange._replace(low_seconds=max(0.0, exchange.low_seconds - behind)))
 
 
@@ -443,7 +443,7 @@ def _with_offload(
 ) -> tuple[TimePart, ...]:
     """The parts of a step with offloaded weights or states."""
     rest = tuple(it for it in parts if it.name != OPTIMIZER_STEP or not steps_on_host(setup.mesh))
-    behind = math.fsum(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
+    behind = total(part.low_seconds for part in rest if part.name != OPTIMIZER_STEP)
     return (*rest, *offload_parts(model, gpu, setup, behind))
 
 
@@ -640,8 +640,8 @@ def precomputation(
     for index, is_before in enumerate((True, False)):
         one = replace(setup, precompute_ref_log_probs=is_before, gradient_accumulation_steps=1)
         parts = step_parts(model, one, resident, rate, length, *_works(model, one, length))
-        low[index] = math.fsum(part.low_seconds for part in parts)
-        high[index] = math.fsum(part.high_seconds for part in parts)
+        low[index] = total(part.low_seconds for part in parts)
+        high[index] = total(part.high_seconds for part in parts)
     calls = ceil_div(
         length.rows_per_epoch, setup.batch.per_device_train_batch_size * setup.mesh.replicas
     )
@@ -801,8 +801,8 @@ def _launches(
     high *= SLOW_LAUNCHES_SHARED if setup.mesh.num_gpus > 1 else 1
     return TimePart(
         "waiting for the host",
-        max(0.0, low - math.fsum(part.low_seconds for part in parts)),
-        max(0.0, high - math.fsum(part.high_seconds for part in parts)),
+        max(0.0, low - total(part.low_seconds for part in parts)),
+        max(0.0, high - total(part.high_seconds for part in parts)),
     )
 
 

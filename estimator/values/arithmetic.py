@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 ALLOCATION_BLOCK_BYTES = 512
 """CUDA's caching allocator hands out multiples of 512 bytes: torch c10/core/AllocatorConfig.h, ``kMinBlockSize``."""
 
@@ -25,3 +28,24 @@ def allocated(size: int) -> int:
     """
     block = ALLOCATION_BLOCK_BYTES
     return (size + (block - 1)) // block * block
+
+
+def real(number: float) -> float:
+    """A whole number as a float, as ``float`` makes it; what stands for a number in a record stays one.
+
+    >>> real(3)
+    3.0
+    """
+    return 1.0 * number
+
+
+def total(numbers: Iterable[float]) -> float:
+    """The sum, rounded once, as ``math.fsum``; of what stands for numbers in a record, one by one.
+
+    >>> total([0.1] * 10)
+    1.0
+    """
+    listed = list(numbers)
+    if all(isinstance(it, int | float) for it in listed):
+        return math.fsum(listed)
+    return sum(listed)

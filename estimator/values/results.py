@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from estimator.values.arithmetic import total
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Phase, Price, Verdict
 
@@ -125,12 +125,12 @@ class RunTime:
     @property
     def step_seconds_low(self) -> float:
         """Seconds per optimizer step with all micro-batches, fast end."""
-        return math.fsum(part.low_seconds for part in self.parts)
+        return total(part.low_seconds for part in self.parts)
 
     @property
     def step_seconds_high(self) -> float:
         """Seconds per optimizer step, slow end."""
-        return math.fsum(part.high_seconds for part in self.parts)
+        return total(part.high_seconds for part in self.parts)
 
     @property
     def epoch_hours_low(self) -> float:

@@ -1,0 +1,74 @@
+"""The setups that are asked about: arrays of numbers by key, one cell a setup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from estimator.grid.arrays import Numbers
+from estimator.values.refusals import InputError
+from estimator.values.setup import TrainingSetup
+
+KEYS = (
+    "per_device_train_batch_size",
+    "max_length",
+    "lora_r",
+    "num_gpus",
+    "gradient_accumulation_steps",
+)
+"""Keys that may be arrays. The first two change sizes alone; the others make a few groups, worked out one by one."""
+BATCH, LENGTH, RANK, GPUS, ACCUMULATION = KEYS
+MOST_COUNTED = 2**25
+"""Combinations that are counted at most to find those that occur: ours, a quarter of a GiB."""
+Cells = Mapping[str, Numbers]
+"""For each of ``KEYS`` its number in each cell."""
+
+
+def of(setup: TrainingSetup, asked: Mapping[str, ArrayLike]) -> tuple[Cells, tuple[int, ...]]:
+    """The cells of arrays that are broadcast against each other, and the shape of these; other keys are the setup's.
+
+    Source: derived.
+    """
+    if unknown := set(asked) - set(KEYS):
+        raise InputError(f"{', '.join(sorted(unknown))}: arrays are taken for {', '.join(KEYS)}.")
+    given = [np.asarray(asked.get(key, getattr(setup, key)), dtype=np.int64) for key in KEYS]
+    for key, numbers in zip(KEYS, given, strict=True):
+        if numbers.size and numbers.min() < 1:
+            raise InputError(f"{key} holds {numbers.min()}; a count is at least 1.")
+    together = np.broadcast_arrays(*given)
+    return dict(zip(KEYS, (it.ravel() for it in together), strict=True)), together[0].shape
+
+
+def distinct(columns: Sequence[Numbers]) -> tuple[Sequence[Numbers], Numbers]:
+    """The distinct rows of some columns of numbers from 1 up, column by column, and which of them each row is.
+
+    By counting, since sorting a million rows takes longer than reading them; where there may be too many to count, each
+    row stands for itself.
+
+    Source: derived.
+    """
+    code = np.zeros_like(columns[0])
+    values, combinations = [], 1
+    for column in columns:
+        present = np.flatnonzero(np.bincount(column))
+        combinations *= len(present)
+        if combinations > MOST_COUNTED:
+            return columns, np.arange(len(code))
+        code = code * len(present) + _places(present)[column]
+        values.append(present)
+    rest = np.flatnonzero(np.bincount(code, minlength=1))
+    number = _places(rest)[code]
+    distinct = []
+    for present in reversed(values):
+        rest, part = np.divmod(rest, len(present))
+        distinct.append(present[part])
+    return distinct[::-1], number
+
+
+def _places(present: Numbers) -> Numbers:
+    """Of each number its place among those that are present."""
+    places = np.zeros(present.max(initial=0) + 1, dtype=np.int64)
+    places[present] = np.arange(len(present))
+    return places
