@@ -74,8 +74,9 @@ def test_the_first_of_two_steps_lacks_the_states_and_the_second_reaches_the_peak
     states = moments[0].resident[Component.OPTIMIZER_STATES] / GIB
     assert stacked[len(moments)] - stacked[0] == pytest.approx(states, abs=0.01)
     assert max(stacked) == pytest.approx(answer.peak.bytes / GIB, abs=0.01)
-    peak = figure["layout"]["annotations"][-1]
+    peak = next(it for it in figure["layout"]["annotations"] if "Peak" in it["text"])
     assert answer.peak.name in peak["text"]
+    assert "Runs out here" in figure["layout"]["annotations"][-1]["text"]
     assert stacked[int(peak["x"])] == pytest.approx(max(stacked), abs=0.01)
 
 
