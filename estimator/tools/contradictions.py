@@ -30,7 +30,7 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
     packed = [
         it
         for key, it in given.items()
-        if key.rpartition(".")[2] in {"load_in_4bit", "load_in_8bit"} and is_on(it.value)
+        if key.rpartition(".")[2] in ("load_in_4bit", "load_in_8bit") and is_on(it.value)
     ]
     if len({it.key.rpartition(".")[2] for it in packed}) == 2:
         yield f"{_at(packed[0])} and {_at(packed[1])} are both on, and bitsandbytes takes one of the two; turn one off."

@@ -108,7 +108,7 @@ def pool_of(texts: Iterable[Text]) -> Pool:
     given = sorted(texts, key=lambda it: order[it.kind])
     pool = Pool()
     for text in given:
-        if text.kind in {"yaml", "json"}:
+        if text.kind in ("yaml", "json"):
             _document(text, pool)
         elif text.kind == "python":
             _script(text, pool)
@@ -151,7 +151,7 @@ def _document(text: Text, pool: Pool) -> None:
         return
     if kind in NAMED_BY:
         pool.tools.append(kind)
-    part = kind if kind in {"deepspeed", "accelerate", "peft", "bnb"} else "args"
+    part = kind if kind in ("deepspeed", "accelerate", "peft", "bnb") else "args"
     for found in text.keys:
         pool.put(part, _accelerated(found) if part == "accelerate" else found, text.name)
         if isinstance(found.value, str) and re.search(r"\.(json|ya?ml)$", found.value):
@@ -204,7 +204,7 @@ def _script(text: Text, pool: Pool) -> None:
             "Seq2SeqTrainingArguments",
         }:
             pool.tools.append("trainer")
-    if any(it in {"trl", "unsloth"} for it in pool.tools):
+    if any(it in ("trl", "unsloth") for it in pool.tools):
         pool.tools = [it for it in pool.tools if it != "trainer"]
 
 
@@ -302,7 +302,7 @@ def _command(command: Command, file: str, pool: Pool) -> None:
         if it.name == "deepspeed" and isinstance(it.value, str) and it.value.endswith(".json"):
             pool.references.append(it.value)
         pool.put("args", it, file)
-    if command.launcher or command.tool in {"axolotl", "llamafactory"}:
+    if command.launcher or command.tool in ("axolotl", "llamafactory"):
         pool.add(
             Entry(
                 "launch.launcher",
@@ -323,7 +323,7 @@ def _launched(launcher: str, found: Found, file: str, pool: Pool) -> None:
             pool.put("accelerate", found, file, f"fsdp_config.{name}")
         elif name in DEEPSPEED_FLAGS:
             pool.put("accelerate", found, file, f"deepspeed_config.{name}")
-        elif name in {"use_fsdp", "use_deepspeed", "multi_gpu"}:
+        elif name in ("use_fsdp", "use_deepspeed", "multi_gpu"):
             kind = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED"}.get(name, "MULTI_GPU")
             pool.put("accelerate", Found(found.path, kind, found.line), file, "distributed_type")
         else:

@@ -132,7 +132,8 @@ def _tool(pool: Pool) -> Tool:
             "No file names the training tool: Trainer's defaults are taken where a key is missing."
         )
     objective = pool.entries.get("trainer.objective")
-    return tool_named(name, objective.value if objective else None)
+    word = objective.value if objective and isinstance(objective.value, str) else None
+    return tool_named(name, word)
 
 
 def _joined(

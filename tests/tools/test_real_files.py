@@ -8,11 +8,14 @@ expected was read from each file and from the tools' sources by hand.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from estimator import Fate, Imported, read_files
+from estimator.contract.setups import read_setup
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FILES = sorted(it for it in FIXTURES.glob("*/*") if it.is_file())
@@ -310,3 +313,51 @@ def test_a_script_its_accelerate_file_and_its_deepspeed_file_are_one_run() -> No
     assert run.setup["use_reentrant"] is True, (
         "trl 1.16.0, sft_trainer.py:880: adapters under ZeRO-3"
     )
+
+
+WRONG = (
+    "[1, 2]",
+    "{a: 1}",
+    "null",
+    "-5",
+    "1.5",
+    "true",
+    '"x"',
+    "99999999999999999999",
+    ".nan",
+    "${a}",
+    "[[1]]",
+)
+
+
+def damaged(text: str, chance: Random) -> str:
+    """The text, cut, or with one value that is another kind of thing."""
+    if chance.random() < 0.3:
+        return text[: chance.randrange(len(text))]
+    lines = text.split("\n")
+    at = chance.randrange(len(lines))
+    head, colon, _ = lines[at].partition(": ")
+    if colon:
+        lines[at] = f"{head}: {chance.choice(WRONG)}"
+    elif "--" in lines[at]:
+        lines[at] = f"{lines[at].split()[0]} {chance.choice(WRONG)} \\"
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_damaged_file_is_read_or_refused_in_one_sentence(seed: int) -> None:
+    chance = Random(seed)
+    path = chance.choice(FILES)
+    text = damaged(path.read_text(encoding="utf-8"), chance)
+    for said in sentences(path.name.removesuffix(".txt"), text):
+        assert said.endswith((".", "?"))
+        assert "\n" not in said
+
+
+def sentences(name: str, text: str) -> Sequence[str]:
+    """Why a file cannot be read, or what the contract says of its setup."""
+    try:
+        setup = read_files({name: text}).setup
+    except ValueError as said:
+        return [str(said)]
+    return read_setup({**setup, "model": "openai-community/gpt2"}).problems

@@ -54,7 +54,7 @@ def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 def _is_bf16(theirs: Theirs) -> bool:
     word = theirs["args.bf16"]
-    if word in {"auto", "full"}:
+    if word in ("auto", "full"):
         return not is_on(theirs["args.fp16"])  # as on every card since 2020
     return is_on(word)
 
@@ -111,7 +111,7 @@ def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     asked = theirs["args.gradient_checkpointing"]
     on = (
         is_on(asked)
-        or asked in {"offload", "offload_disk", "unsloth"}
+        or asked in ("offload", "offload_disk", "unsloth")
         or parallel.fsdp_checkpoints(theirs)
     )
     found: dict[str, Value] = {"gradient_checkpointing": on}
@@ -119,7 +119,7 @@ def _checkpointing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         options = theirs.below("args.gradient_checkpointing_kwargs")
         again = options.get("use_reentrant", theirs["args.rl"] is None)
         found["use_reentrant"] = is_on(again)
-    if asked in {"offload", "offload_disk", "unsloth"} or is_on(
+    if asked in ("offload", "offload_disk", "unsloth") or is_on(
         theirs["args.activation_offloading"]
     ):
         found["activation_offloading"] = True

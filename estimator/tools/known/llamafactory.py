@@ -21,8 +21,8 @@ STAGES = {"sft": "sft", "pt": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto",
 
 def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     stage = theirs["args.stage"]
-    found = STAGES.get(stage, stage)
-    if found == "dpo" and theirs["args.pref_loss"] in {"orpo", "simpo"}:
+    found = STAGES.get(stage, stage) if isinstance(stage, str) else stage
+    if found == "dpo" and theirs["args.pref_loss"] in ("orpo", "simpo"):
         found = theirs["args.pref_loss"]
     return {"objective": found}
 

@@ -34,7 +34,7 @@ def _kind(theirs: Theirs) -> Value:
 def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     bits = whole(theirs["args.quant_bits"])
     kind = _kind(theirs)
-    if kind in {"longlora", "lora"}:
+    if kind in ("longlora", "lora"):
         if bits == 4:
             return {"method": "qlora"}
         return {"method": "lora", "load_in_8bit": bits == 8}
@@ -91,7 +91,7 @@ def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         "flash_attention_2": "flash_attention_2",
         "eager": "eager",
     }
-    if isinstance(word, str) and word not in {"sdpa", "sdp"}:
+    if isinstance(word, str) and word not in ("sdpa", "sdp"):
         return {"attn_implementation": kernels.get(word, word)}
     return {"attn_implementation": "sdpa"}
 

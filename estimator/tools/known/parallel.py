@@ -28,7 +28,7 @@ def is_on(value: Value) -> bool:
     (True, False, True, False)
     """
     return (
-        value.lower() in {"true", "1", "yes", "y", "on"} if isinstance(value, str) else bool(value)
+        value.lower() in ("true", "1", "yes", "y", "on") if isinstance(value, str) else bool(value)
     )
 
 
@@ -51,7 +51,7 @@ def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         return {"num_gpus": a_node * machines} if a_node else {}
     if theirs.has("accelerate.num_processes"):
         kind = theirs["accelerate.distributed_type"]
-        if isinstance(kind, str) and kind.upper() in {"NO", "TPU", "XLA"}:
+        if isinstance(kind, str) and kind.upper() in ("NO", "TPU", "XLA"):
             return {"num_gpus": 1}
         count = whole(theirs["accelerate.num_processes"])
         return {"num_gpus": count} if count else {}
@@ -102,7 +102,7 @@ def _offloads(theirs: Theirs, stage: int) -> Mapping[str, Value]:
         if not theirs.has_part("deepspeed") and ("offload" in named or "cpuoffload" in named):
             all_of_it = "params" in named or "all" in named or named.startswith("ds_")
             word = "cpu" if what == "optimizer" or (stage == 3 and all_of_it) else word
-        if word in {"cpu", "nvme"} and (what == "optimizer" or stage == 3):
+        if word in ("cpu", "nvme") and (what == "optimizer" or stage == 3):
             found[f"offload_{what}"] = word
     return found
 
@@ -125,7 +125,7 @@ def _fsdp(theirs: Theirs) -> Mapping[str, Value] | None:
         ).lower()
         return {
             "version": version,
-            "sharding": again if again not in {"", "true"} else words,
+            "sharding": again if again not in ("", "true") else words,
             "offload": "offload" in words
             or is_on(configured.get("cpu_offload"))
             or is_on(configured.get("offload_params")),
@@ -181,7 +181,7 @@ def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     if asked["offload"]:
         found |= {"offload_optimizer": "cpu", "offload_param": "cpu"}
     kept = str(asked["state_dict"] or "").upper()
-    if kept in {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}:
+    if kept in ("FULL_STATE_DICT", "SHARDED_STATE_DICT"):
         found["fsdp_state_dict_type"] = kept
     return found
 

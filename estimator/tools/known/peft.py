@@ -36,7 +36,7 @@ def names(value: Value) -> Value:
             return value
         value = [it.strip() for it in value.split(",") if it.strip()]
     if isinstance(value, list | tuple):
-        return list(dict.fromkeys(value)) or None
+        return list(dict.fromkeys(map(str, value))) or None
     return value
 
 
@@ -158,7 +158,7 @@ def dtype_word(value: Value) -> Value:
         "fp32": "float32",
         "float": "float32",
     }.get(word, word)
-    return None if word in {"auto", "", "none"} else word
+    return None if word in ("auto", "", "none") else word
 
 
 def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:

@@ -141,7 +141,7 @@ def _targets(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     named = theirs["args.model.lora_attn_modules"] or ["q_proj", "v_proj", "output_proj"]
     if not isinstance(named, list):
         return {}
-    found = [MODULES.get(it, it) for it in named]
+    found = [MODULES.get(str(it), it) for it in named]
     mlp, output = theirs["args.model.apply_lora_to_mlp"], theirs["args.model.apply_lora_to_output"]
     if mlp is None:  # a builder's own default, but the recipes say True
         mlp = theirs["builder.apply_lora_to_mlp"] if theirs.has("args.model._component_") else True

@@ -140,7 +140,7 @@ def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 def _packing(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     packing = is_on(theirs["args.packing"])
     free = is_on(theirs["args.padding_free"])
-    if packing and theirs["args.packing_strategy"] in {"bfd", "bfd_split"}:
+    if packing and theirs["args.packing_strategy"] in ("bfd", "bfd_split"):
         free = True
     return {"packing": packing, "padding_free": free}
 
@@ -151,7 +151,7 @@ def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    if so_far["objective"] not in {None, "sft", "dpo", "kto", "grpo", "rloo"}:
+    if so_far["objective"] not in (None, "sft", "dpo", "kto", "grpo", "rloo"):
         return {}
     smoothed = theirs["args.label_smoothing_factor"] not in (None, 0, 0.0)
     if smoothed or theirs.has("trainer.compute_loss_func"):
@@ -160,7 +160,7 @@ def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _loss_type(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    if so_far["objective"] in {None, "sft"}:
+    if so_far["objective"] in (None, "sft"):
         return {}
     value = theirs["args.loss_type"]
     if isinstance(value, list) and len(value) == 1:
