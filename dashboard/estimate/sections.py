@@ -333,7 +333,12 @@ def _own_files(answer: Estimate, own: configs.OwnRun) -> None:
         st.code(change.diff, language="diff")
     for name, text in change.files.items():
         st.download_button(
-            f"Download {name}", text, name, "text/plain", on_click="ignore", key=f"take own {name}"
+            f"Download {name}",
+            text,
+            name if "." in name else "changed.txt",
+            "text/plain",
+            on_click="ignore",
+            key=f"take own {name}",
         )
 
 
