@@ -12,6 +12,7 @@ import pytest
 
 from estimator import (
     Method,
+    Objective,
     Strategy,
     TrainingSetup,
     Verdict,
@@ -213,3 +214,13 @@ def test_sums_beyond_the_mantissa_are_whole_numbers():
 def test_one_estimate_does_not_import_numpy():
     code = "import sys, estimator; assert 'numpy' not in sys.modules; estimator.needs; assert 'numpy' in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_cells_of_every_objective_are_those_of_one_setup(objective):
+    model = catalog.model("HuggingFaceTB/SmolLM2-135M")
+    setup = TrainingSetup(
+        objective=objective, method=Method.LORA, num_generations=2, max_completion_length=32
+    )
+    many = same(model, setup, random_cells(5, 6))
+    assert not many.refused.all()

@@ -251,6 +251,15 @@ RL = {"max_completion_length": 256, "num_generations": 2}
         ({"objective": Objective.GRPO, "beta": 0.04}, {"reference"}),
         ({"objective": Objective.GRPO, "num_iterations": 2}, {"old"}),
         ({"objective": Objective.GRPO, "steps_per_generation": 2}, {"old"}),
+        # four micro-steps on one generation, in one step
+        (
+            {
+                "objective": Objective.GRPO,
+                "steps_per_generation": 4,
+                "gradient_accumulation_steps": 4,
+            },
+            set(),
+        ),
         ({"objective": Objective.RLOO}, {"old", "reference"}),
         ({"objective": Objective.RLOO, "beta": 0.0}, {"old"}),
     ],

@@ -14,6 +14,7 @@ from estimator.grid.arrays import LARGEST, Numbers, Some, bound, evaluate, holds
 from estimator.grid.cells import ACCUMULATION, BATCH, GPUS, KEYS, LENGTH, RANK, Cells, distinct, of
 from estimator.grid.rows import peaks, rows, sizes_of
 from estimator.objectives.batch import accumulates
+from estimator.objectives.registry import as_trained
 from estimator.resident.overhead import exchange_bytes, need_bytes, workspace_bytes
 from estimator.run.checkpoints import gathers_to_save
 from estimator.run.prequantized import as_loaded
@@ -51,14 +52,17 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
     """Bytes needed per GPU, low and high, by each of many setups: as ``need`` says of every one, to the byte.
 
     ``asked``: keys of ``KEYS`` with arrays that are broadcast against each other; the others are the setup's. A device
-    map is read setup by setup.
+    map is read setup by setup, and so are grpo and rloo, whose rows must be whole groups.
 
     Source: derived, from the moments of ``StepTimeline`` and ``evaluation_walk``.
     """
     cells, shape = of(setup, asked)
-    # of accumulation only whether there is any matters, so many cells may be one
-    accumulation = np.minimum(cells[ACCUMULATION], 2)
+    accumulation = cells[ACCUMULATION]
+    if not setup.objective.generates:
+        # of accumulation only whether there is any matters, so many cells may be one
+        accumulation = np.minimum(accumulation, 2)
     columns, number = distinct([*(cells[key] for key in KEYS[:-1]), accumulation])
+    model, setup = as_trained(model, setup)
     reader = _Reader(model, gpu, setup, dict(zip(KEYS, columns, strict=True)))
     low, high, refused = reader.read()
     back = number.reshape(shape)
@@ -83,7 +87,7 @@ class _Reader:
     def read(self) -> tuple[Numbers, Numbers, Some]:
         by_plan: dict[object, list[_Group]] = {}
         for group in self._groups():
-            if group.setup.strategy is Strategy.DEVICE_MAP:
+            if group.setup.strategy is Strategy.DEVICE_MAP or group.setup.objective.generates:
                 self._one_by_one(group.cells)
             else:
                 evaluates = group.setup.eval_strategy != "no"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.batch import Batch
+from estimator.values.facets.objective import Task
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Loss, Objective
 
@@ -76,6 +77,19 @@ def scores_policy(setup: TrainingSetup) -> bool:
     accumulation = setup.batch.gradient_accumulation_steps
     every = (setup.task.steps_per_generation or accumulation) * setup.task.num_iterations
     return accumulation % every != 0
+
+
+def alike(setup: TrainingSetup) -> Task:
+    """The task of a setup, in which accumulation and generation say no more than whether ``scores_policy``.
+
+    >>> aligned = TrainingSetup(objective="grpo", gradient_accumulation_steps=4, steps_per_generation=4)
+    >>> alike(aligned) == alike(TrainingSetup(objective="grpo"))
+    True
+    """
+    if not setup.objective.generates:
+        return setup.task
+    times = 3 if scores_policy(setup) else 1
+    return replace(setup.task, steps_per_generation=None, num_iterations=times, num_generations=8)
 
 
 def passes_without_grad(setup: TrainingSetup) -> int:

@@ -15,7 +15,7 @@ from operator import add
 from typing import NamedTuple, Protocol, TypeVar
 
 from estimator.families.kernels import attention_of
-from estimator.objectives.batch import accumulates, joined, scored_tokens
+from estimator.objectives.batch import accumulates, alike, joined, scored_tokens
 from estimator.objectives.registry import as_played, step_of
 from estimator.objectives.stack import Stack, stack_of
 from estimator.objectives.step import MicroStep, Step
@@ -319,7 +319,7 @@ def structure(setup: TrainingSetup) -> TrainingSetup:
         ),
         setup.images,
         setup.computation,
-        _unstretched(setup.task),
+        _unstretched(alike(setup)),
         _unstretched(setup.mesh),
         _unstretched(setup.run),
     )
