@@ -253,3 +253,11 @@ def test_fewer_pixels_are_offered_with_the_tokens_they_leave() -> None:
 def test_a_window_that_a_wrapped_config_turns_off_stays_off() -> None:
     model, _, _ = parse({"model": pixtral(max_position_embeddings=131_072)})
     assert model.sliding_window == 0  # MistralConfig's default is 4,096
+
+
+@pytest.mark.parametrize("name", ["google/gemma-4-E2B-it", "google/gemma-3-4b-it"])
+def test_the_class_that_sees_has_the_towers_that_the_causal_class_has(name: str) -> None:
+    # AutoModelForCausalLM and AutoModelForImageTextToText make the same class of these
+    causal = estimate(*parse({"model": name}))
+    sees = estimate(*parse({"model": name, "model_class": "image_text"}))
+    assert causal.total_parameters == sees.total_parameters

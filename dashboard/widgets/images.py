@@ -60,10 +60,10 @@ def _sizes() -> None:
         help="Sizes of common images in pixels; an A4 page at 150 dots an inch is 1,240 × 1,754.",
     )
     (image, *_) = images_of(model, setup.images)
-    tools = "; ".join(f"{it.tool}: {it.tokens:,}" for it in image_by_tool(model, height, width))
+    tools = [f"{it.tool}: {it.tokens:,}" for it in image_by_tool(model, height, width)]
+    others = f" Tools set this on their own: {'; '.join(tools)}." if len(tools) > 1 else ""
     st.caption(
-        f"An image of {width:,} × {height:,} pixels is {image.tokens:,} tokens here, from {image.patches:,} patches. "
-        f"In tools on their own: {tools}."
+        f"An image of {width:,} × {height:,} pixels is {image.tokens:,} tokens, from {image.patches:,} patches.{others}"
     )
 
 

@@ -58,12 +58,20 @@ def tower_modules(model: Model, adapters: Adapters) -> Alike:
     ()
     """
     if sees(model, adapters):
-        return vision_modules(model)
+        return (*vision_modules(model), *_audio_modules(model))
     if model.towers is None or not has_towers(model, adapters):
         return ()
     classes = family_of(model).with_towers
     assert classes is not None
     return tuple(classes.modules(model.towers.vision, model.towers.audio, model))
+
+
+def _audio_modules(model: Model) -> Alike:
+    """A tower of sound beside one that sees, which images do not run."""
+    classes = family_of(model).with_towers
+    if model.towers is None or model.towers.audio is None or classes is None:
+        return ()
+    return tuple(classes.modules(None, model.towers.audio, model))
 
 
 def made_modules(model: Model, adapters: Adapters) -> Alike:
@@ -105,7 +113,7 @@ def run_on_text(model: Model, setup: TrainingSetup) -> Alike:
     """
     modules = tower_modules(model, setup.adapters)
     if sees(model, setup.adapters):
-        return modules if setup.images.all_image_sizes else ()
+        return vision_modules(model) if setup.images.all_image_sizes else ()
     classes = family_of(model).with_towers
     return tuple(
         (it, count) for it, count in modules if classes and it.name.startswith(classes.runs_on_text)

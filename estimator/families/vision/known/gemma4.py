@@ -75,8 +75,9 @@ def _outer_modules(model: Model) -> tuple[Module, ...]:
 
 def _projector(vision: Vision, model: Model) -> tuple[Module, ...]:
     hidden = vision.tower.hidden_size
+    is_last = model.towers is None or model.towers.audio is None
     return (
-        Linear("embed_vision.embedding_projection", hidden, model.hidden_size, is_last=True),
+        Linear("embed_vision.embedding_projection", hidden, model.hidden_size, is_last=is_last),
         Norm("embed_vision.embedding_pre_projection_norm", hidden, weight=False),
     )
 
