@@ -1,4 +1,4 @@
-"""The router: every page, and what all pages share."""
+"""The router: all pages, and what they share."""
 
 import gc
 
@@ -14,15 +14,15 @@ from dashboard.widgets import drawing
 
 @st.cache_resource(show_spinner=False)
 def freeze_imports() -> None:
-    """Once a process: take what is imported out of the collection that follows every run."""
+    """Excludes imported modules from the garbage collection after every run; once per process."""
     gc.collect()
     gc.freeze()
 
 
-# The icon is a file of ours: a ":material/…:" name would be fetched from another machine.
+# The icon is a local file: a ":material/…:" name would be fetched from another server.
 st.set_page_config(page_title="Headroom", page_icon=theme.ICON, layout="wide")
-# A page's path in the address is its file's name, and the file asks dashboard/site/router.py: beside a folder named
-# pages/, Streamlit runs that file alone until this router has been run once, and finds no page of any other name.
+# A page's path in the URL is its file name, and the file calls dashboard/site/router.py: next to a folder named pages/,
+# Streamlit runs that file directly until this router has run once, and finds no page of any other name.
 page = st.navigation(
     [
         st.Page(it.file, title=it.title, url_path=it.path, default=it is navigation.ESTIMATE)
@@ -33,7 +33,7 @@ page = st.navigation(
 estimates = page.title == navigation.ESTIMATE.title
 st.html(theme.style(hero_figure.SWITCHES))
 st.sidebar.html(
-    '<p class="hr-brand">Headroom</p><p>What fine-tuning asks of a GPU</p>'
+    '<p class="hr-brand">Headroom</p><p>GPU memory, time and cost of fine-tuning</p>'
     + navigation.HISTORY
     + manners.SCRIPT
     + drawing.PRELOAD,

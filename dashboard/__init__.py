@@ -1,1 +1,1 @@
-"""The page: a folder is a question, and imports go down (pyproject.toml holds the order)."""
+"""The web interface. Each folder answers one question; pyproject.toml enforces the order of imports."""

@@ -104,9 +104,9 @@ def test_cheapest_that_meets_a_deadline_is_named():
     said = " ".join(findings.answers(shown, within=(fast + slow) / 2))
     if shown[0].estimate.time.total_hours_low > (fast + slow) / 2:
         assert "“slow and cheap”" not in said
-    assert "sure to be done within" in said
+    assert "certain to be done within" in said
     assert "“fast and dear”" in said
-    assert "No scenario that fits is done within" in " ".join(findings.answers(shown, within=0.1))
+    assert "No fitting scenario finishes within" in " ".join(findings.answers(shown, within=0.1))
 
 
 def test_what_qlora_loses_is_said_beside_lora_of_the_same_setup():
@@ -200,7 +200,7 @@ def test_name_from_a_link_is_no_html_no_formula_and_no_markdown():
     assert "<img" not in report.write_markdown(of_hostile)
     assert json.loads(report.write_json(of_hostile))["scenarios"][0]["name"] == HOSTILE[:60]
     assert "<img" not in results_table.table_html(
-        of_hostile.shown, {"What follows": results_table.results(of_hostile.shown)}
+        of_hostile.shown, {"Results": results_table.results(of_hostile.shown)}
     )
     drawn = json.dumps(peaks_figure.figure(of_hostile.shown), ensure_ascii=False)
     assert "<img" not in drawn
@@ -279,7 +279,7 @@ def test_comparison_without_an_answer_has_a_way_out(scenario, present):
         assert "flash_attention_2 takes 16-bit inputs only" in text(page)
     button(page, "leave" if present else "remove").click().run()
     assert not page.exception
-    assert ("No setup is kept yet" in text(page)) != present
+    assert ("No setups yet" in text(page)) != present
 
 
 def test_presentation_says_what_it_dropped():

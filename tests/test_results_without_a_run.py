@@ -1,4 +1,4 @@
-"""Of what cannot run no hours and no dollars are shown; what is refused is not said to be too large."""
+"""Of what cannot run no hours or dollars are shown; what is refused is not said to be too large."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_hours_and_dollars_are_shown_of_what_may_run_alone(model, gpu, setup):
         "run": one_line.run(answer),
         "sentence": one_line.run_sentence(answer),
         "card": method_cards.card_html(setup.method, answer, ""),
-        "time": time_and_money.time_html(answer, None, None).replace("no hours and no dollars", ""),
+        "time": time_and_money.time_html(answer, None, None).replace("no hours or dollars", ""),
         "text": describe(answer).partition("Assumed:")[0],
         "table": f"{rows['Hours']} {rows['Cost']}".strip("– "),
         "csv": of_csv["total_hours_high"] + of_csv["cost_usd_low"],

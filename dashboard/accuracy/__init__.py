@@ -1,1 +1,1 @@
-"""The page Accuracy: what was measured beside what is estimated."""
+"""The page Accuracy: measurements compared with estimates."""

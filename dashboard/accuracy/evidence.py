@@ -1,4 +1,4 @@
-"""The page Accuracy: what was measured and traced beside what is estimated, worst first, none left out."""
+"""The page Accuracy: measured and traced runs compared with their estimates, worst first, none left out."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ MEANINGS: Mapping[accuracy.Metric, str] = MappingProxyType(
     {
         accuracy.Metric.ALLOCATED: "torch.cuda.max_memory_allocated(): the tensors. This is what we estimate.",
         accuracy.Metric.RESERVED: (
-            "torch.cuda.max_memory_reserved(): tensors and the freed blocks that the allocator "
-            "keeps."
+            "torch.cuda.max_memory_reserved(): tensors, and freed blocks that the allocator keeps."
         ),
         accuracy.Metric.DEVICE: "What the driver shows: reserved blocks, the CUDA context and communication buffers.",
         accuracy.Metric.TRACED: "One step of the real libraries, every tensor counted, without a GPU.",
@@ -44,7 +43,7 @@ MARKS: Mapping[accuracy.Metric, tuple[str, str]] = MappingProxyType(
 CAPACITIES = tuple(size * units.GIB for size in range(15, 142))
 """Cards of every whole GiB from 15 (a T4) to 141 (an H200), in bytes."""
 TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000)
-"""GiB that an axis names."""
+"""Axis ticks in GiB."""
 Facet = Callable[[Comparison], str]
 
 
@@ -52,7 +51,7 @@ Facet = Callable[[Comparison], str]
 
 
 def origin(of: Comparison) -> str:
-    """Where a reading comes from: the repository that published it, or a run of ours."""
+    """Where a reading comes from: the publishing repository, or a run of our own."""
     if of.metric is accuracy.Metric.TRACED:
         return "traced here"
     parts = of.source.split("/")
@@ -67,11 +66,11 @@ FACETS: Mapping[str, Facet] = MappingProxyType(
         "Source": origin,
     }
 )
-"""The page's filters, by the name of their box."""
+"""The page's filters, by label."""
 
 
 def choices(facet: str, comparisons: Sequence[Comparison]) -> list[str]:
-    """The values that a filter offers, the most frequent first."""
+    """The values of a filter, most frequent first."""
     return [value for value, _ in Counter(map(FACETS[facet], comparisons)).most_common()]
 
 
@@ -87,7 +86,7 @@ def narrowed(
 
 
 def worst_first(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Readings with an estimate, the largest error first."""
+    """Readings with an estimate, largest error first."""
     estimated = [it for it in comparisons if it.error is not None]
     return sorted(estimated, key=lambda it: -abs(it.error or 0))
 
@@ -106,7 +105,7 @@ def percent(error: float) -> str:
 
 
 def summary_rows(summaries: Sequence[accuracy.Summary]) -> list[tuple[str, ...]]:
-    """The summary as a table: its head, and a row a metric."""
+    """The summary as a table: a header, and one row per metric."""
     rows: list[tuple[str, ...]] = [
         ("What was read", "Readings", "Estimated", "Median error", "Largest", "Within 5 %")
     ]
@@ -137,57 +136,57 @@ def summary_html(summaries: Sequence[accuracy.Summary]) -> str:
         for summary, (name, *rest) in zip(summaries, rows, strict=True)
     )
     return (
-        '<p class="hr-text">What real runs used, beside our estimate for the same setup. This page computes both '
-        "from the "
-        "tables in data/, and leaves out no run for its error. We estimate what PyTorch allocates. What it reserves, "
-        "and what nvidia-smi shows, adds the freed blocks that it keeps while there is room; we estimate those by "
-        "replaying the tensors of two steps through PyTorch's caching allocator.</p>"
+        '<p class="hr-text">Memory that real runs used, next to our estimate of the same setup. Both are computed from '
+        "the tables in data/, and no run is left out because of its error. We estimate what PyTorch allocates. What it "
+        "reserves, and what nvidia-smi shows, also includes freed blocks that it keeps while there is room; we "
+        "estimate "
+        "those by replaying the tensors of two steps through PyTorch's caching allocator.</p>"
         f'<div class="hr-scroll"><table class="hr-table hr-proof"><tr>{cells}</tr>{body}</table></div>'
     )
 
 
 def need_html(found: accuracy.Agreement, shown: tuple[accuracy.Spread, accuracy.Spread]) -> str:
-    """Verdicts against measured needs, and what nvidia-smi shows."""
+    """Verdicts compared with measured needs, and what nvidia-smi shows."""
     more = " and ".join(
         f"{100 * it.low:.0f} to {100 * it.high:.0f} % more "
         f"({100 * it.middle:.0f} % in the median of {it.runs} runs) {where}"
         for it, where in zip(shown, ("on one GPU", "on each of several"), strict=True)
     )
     return (
-        '<p class="hr-text">Each measured run, held against GPUs of every size from 15 to 141 GiB: of '
-        f"{found.pairs:,} pairs of run and GPU with a plain yes or no, {found.agreeing:,} agree with what was "
-        f"measured ({100 * found.share:.1f} %). In {found.tight:,} more the GPU's memory lies within the bracket of "
-        f"the need, and the verdict is “tight”. The bracket is {100 * found.width:.1f} % wide in the median.</p>"
+        '<p class="hr-text">Each measured run was compared with GPUs of every size from 15 to 141 GiB. Of '
+        f"{found.pairs:,} pairs of run and GPU with a plain yes or no, {found.agreeing:,} agree with the "
+        f"measurement ({100 * found.share:.1f} %). In another {found.tight:,} the GPU's memory is within the range of "
+        f"the need, and the verdict is “tight”. The range is {100 * found.width:.1f} % wide in the median.</p>"
         f'<p class="hr-text hr-next">nvidia-smi showed {more} than PyTorch allocated at its peak. The allocator keeps '
-        "freed blocks while there is room and returns them before a request would fail, so they decide nothing.</p>"
+        "freed blocks while there is room and returns them before a request would fail, so they do not affect the "
+        "verdict.</p>"
     )
 
 
 def left_out_html(rows: Sequence[Mapping[str, str]]) -> str:
-    """Why published readings are no rows of the table, with counts."""
+    """Why published readings were left out of the table, with counts."""
     counts = Counter(row["reason"] for row in rows).most_common()
     body = "".join(
         f'<tr><td>{escape(reason)}</td><td class="hr-n">{count}</td></tr>'
         for reason, count in counts
     )
     return (
-        f'<p class="hr-text">{len(rows)} more published readings were examined and left out, whatever their error '
-        f'would be; data/left_out.csv lists each with its source.</p><table class="hr-table hr-proof">'
+        f'<p class="hr-text">Another {len(rows)} published readings were examined and left out, regardless of their '
+        f'error; data/left_out.csv lists each with its source.</p><table class="hr-table hr-proof">'
         f'<tr><th>Reason</th><th class="hr-n">Readings</th></tr>{body}</table>'
     )
 
 
 def overestimated_html(found: Sequence[accuracy.PublishedRun], runs: int) -> str:
-    """How many published runs ran although their estimate does not fit, and why."""
+    """How many published runs ran although our estimate says they do not fit, and why."""
     counts = Counter(run.beyond for run in found).most_common()
     body = "".join(
         f'<tr><td>{escape(accuracy.BEYOND.get(reason, "not explained yet"))}</td><td class="hr-n">{count}</td></tr>'
         for reason, count in counts
     )
     return (
-        f'<p class="hr-text">{len(found)} of {runs} published runs ran although our estimate does not fit: they '
-        "used what no "
-        "key says yet. Their speeds are compared all the same.</p>"
+        f'<p class="hr-text">{len(found)} of {runs} published runs ran although our estimate says they do not fit, '
+        "because they used features without a key yet. Their speeds are still compared.</p>"
         f'<table class="hr-table hr-proof"><tr><th>What the run used</th><th class="hr-n">Runs</th></tr>{body}</table>'
     )
 
@@ -211,7 +210,7 @@ def overestimated_row(run: accuracy.PublishedRun) -> dict[str, object]:
 def figure(
     comparisons: Sequence[Comparison], *, dark: bool = False, by_method: bool = False
 ) -> Figure:
-    """Estimated against measured GiB on logarithmic axes: the line of equals, 5 % around it, and a point each.
+    """Estimated against measured GiB on logarithmic axes, one point each, with the diagonal and a band of 5 %.
 
     Points are coloured by what was read, or by method.
     """
@@ -306,7 +305,7 @@ def _points(comparisons: Sequence[Comparison], name: str, style: tuple[str, str]
 
 
 def figure_alt(comparisons: Sequence[Comparison]) -> str:
-    """The figure in words: the ten worst."""
+    """The figure as text: the ten worst."""
     worst = worst_first(comparisons)[:10]
     errors = ", ".join(f"{title(it)}: {100 * (it.error or 0):+.1f} %" for it in worst)
     return (
@@ -349,7 +348,7 @@ def picked_html(of: Comparison) -> str:
 
 
 def row(of: Comparison) -> dict[str, object]:
-    """One reading as a row of the table; plain numbers, so that they can be sorted."""
+    """One reading as a row of the table, with plain numbers for sorting."""
     assert of.estimate is not None
     assert of.error is not None
     assert of.estimated_bytes is not None

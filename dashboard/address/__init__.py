@@ -1,1 +1,1 @@
-"""What does the address say? A setup as a query, and the keys that no drawn widget writes."""
+"""The URL: a setup as a query, and the keys that no visible widget writes."""

@@ -1,4 +1,4 @@
-"""What a bare address opens on, and the same run as the rule of thumb counts it."""
+"""The setup of a URL without a query, and the same run as the rule of thumb counts it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ TRL_DEFAULTS: Mapping[str, object] = {
     "gradient_checkpointing": True,
     "loss": "chunked_trl",
 }
-"""What ``SFTTrainer(model="…", train_dataset=…)`` sets unasked, by the contract's keys, where the contract's own
-defaults differ. The rest is the same: bf16 autocast, fused AdamW, sdpa, 1,024 tokens, one epoch.
+"""Defaults of ``SFTTrainer(model="…", train_dataset=…)`` by the contract's keys, where they differ from the contract's
+own. The others are the same: bf16 autocast, fused AdamW, sdpa, 1,024 tokens, one epoch.
 
 Source: trl 1.16, trainer/utils.py, ``create_model_from_path`` (a model given by name is loaded in float32);
 trainer/base_config.py (``gradient_checkpointing`` true, ``bf16`` true unless fp16 is set); trainer/sft_config.py

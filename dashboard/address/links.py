@@ -1,4 +1,4 @@
-"""A setup as the address that opens it."""
+"""The URL that opens a setup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from estimator import ALL_LINEAR, Estimate, Model, TrainingSetup, contract, defa
 
 
 def query(of: Estimate) -> str:
-    """The query of an address, without the question mark: every key that differs from the contract's defaults."""
+    """The query of a URL, without the question mark: every key that differs from the contract's defaults."""
     pairs = []
     for key, value in contract.write_fields(of.model, of.gpu, of.setup).items():
         values = value if isinstance(value, list) else [value]

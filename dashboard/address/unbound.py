@@ -1,8 +1,8 @@
-"""Keys in the address that no bound widget writes.
+"""Keys in the URL that no bound widget writes.
 
-Streamlit takes a bound key out of the address when its widget is not drawn. So the keys of closed expanders, and those
-without a widget, are written here. The session holds them too: visiting another page removes them from the address,
-and returning writes them again.
+Streamlit removes a bound key from the URL when its widget is not drawn. So the keys of closed expanders, and those
+without a widget, are written here. The session keeps them too: visiting another page removes them from the URL, and
+returning restores them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 
 def spelled(value: object) -> list[str]:
-    """A value as an address has it: one text, or one for each item; none for null.
+    """A value as URL strings: one, or one per item; none for null.
 
     >>> spelled(True), spelled(0.05), spelled(["q_proj", "v_proj"]), spelled(None)
     (['true'], ['0.05'], ['q_proj', 'v_proj'], [])
@@ -38,38 +38,38 @@ def _item(item: object) -> str:
 
 
 def held() -> dict[str, list[str]]:
-    """The texts of each key that is written here."""
+    """The strings of each key written here."""
     texts: dict[str, list[str]] = st.session_state.get("held", {})
     return texts
 
 
 def hold(texts: Mapping[str, Sequence[str]]) -> None:
-    """Write keys into the address, each with its texts; a key without texts is removed."""
+    """Writes keys to the URL, each with its strings; a key without strings is removed."""
     now = {**held(), **{key: list(items) for key, items in texts.items()}}
     st.session_state["held"] = {key: items for key, items in now.items() if items}
     _write(texts)
 
 
 def arrive(page: str) -> None:
-    """Note which page the visitor is on, before it is drawn."""
+    """Records the visitor's current page, before it is drawn."""
     state = st.session_state
     state["arrived"] = state.get("page", page) != page
     state["page"] = page
 
 
 def has_been_gone_to() -> bool:
-    """Whether the browser navigated to this address (back, forward or a link); otherwise it repeats what it was sent.
+    """Whether the browser navigated to this URL (back, forward or a link) rather than repeating what it was sent.
 
-    A busy browser may repeat an address that has been overwritten since.
+    A busy browser may repeat a URL that has since been overwritten.
     """
     context = get_script_run_ctx()
     return context is not None and context.is_history_navigation
 
 
 def moved(keys: Collection[str]) -> bool:
-    """Whether the visitor navigated to an address with other values of these keys.
+    """Whether the visitor navigated to a URL with other values of these keys.
 
-    On the way from another page to a bare address, the values of the session are written again.
+    When coming from another page to a URL without a query, the session's values are restored.
     """
     goes_on = st.session_state["arrived"] and "model" in st.query_params
     if has_been_gone_to() or goes_on:
@@ -82,7 +82,7 @@ def moved(keys: Collection[str]) -> bool:
 
 
 def _write(texts: Mapping[str, Sequence[str]]) -> None:
-    """In one update, and only if anything changes: each address that is sent is an entry of the browser's history."""
+    """Updates the URL once, and only if it changes, since every update is an entry in the browser's history."""
     params = st.query_params
     for key in [key for key, items in texts.items() if not items and key in params]:
         del params[key]

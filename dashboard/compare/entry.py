@@ -1,7 +1,7 @@
 """A scenario with its estimate, or the sentence that refuses it.
 
-Of a bracket the middle is compared, the geometric mean of its ends. Hours and dollars are compared among those that
-fit; a run that does not fit takes none.
+Ranges are compared by their middle, the geometric mean of both ends. Hours and dollars are only compared among runs
+that fit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def entries(
     context: int | None = None,
     said: Mapping[str, str] = NOTHING_SAID,
 ) -> list[Entry]:
-    """Each scenario estimated; all at another context where one is given.
+    """Estimates each scenario, all at another context if one is given.
 
     ``known``: models of the Hub by id; ``said``: the status of those that the Hub has not returned.
     """
@@ -60,14 +60,14 @@ def _entry(
 
 
 def hours(of: Estimate) -> float | None:
-    """The middle of the run's hours; None where it does not fit or nothing is known."""
+    """The middle of the run's hours; None if it does not fit or is unknown."""
     if of.time is None or not of.can_run:
         return None
     return math.sqrt(of.time.total_hours_low * of.time.total_hours_high)
 
 
 def dollars(of: Estimate) -> float | None:
-    """The middle of the run's US dollars; None where it does not fit or nothing is known."""
+    """The middle of the run's US dollars; None if it does not fit or is unknown."""
     if of.cost is None or not of.can_run:
         return None
     return math.sqrt(of.cost.cost_usd_low * of.cost.cost_usd_high)

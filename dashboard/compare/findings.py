@@ -1,4 +1,4 @@
-"""Which scenario is best, what is assumed, and what a bracket means, in sentences."""
+"""Sentences on which scenario is best, what is assumed, and what the ranges mean."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dashboard.words import one_line, terms, units, verdicts
 from estimator import Method, Verdict
 
 QUALITY: Mapping[Method, str] = {
-    Method.FULL: "trains every weight: it learns most, and forgets most of what the model knew.",
-    Method.LORA: "trains small adapters: it learns less where the task is far from pretraining, and forgets less "
+    Method.FULL: "trains every weight. It learns the most, and forgets the most of what the model knew.",
+    Method.LORA: "trains small adapters. It learns less if the task is far from pretraining, and forgets less "
     "(Biderman et al. 2024).",
-    Method.QLORA: "trains the same adapters over a 4-bit base: results close to LoRA's (Dettmers et al. 2023); each "
-    "weight is unpacked before use, so steps are slower.",
+    Method.QLORA: "trains the same adapters on a 4-bit base. Results are close to LoRA's (Dettmers et al. 2023). Each "
+    "weight is dequantised before use, so steps are slower.",
 }
 """What a method does to the quality of the result. It is not computed here, so each sentence cites its source."""
 
@@ -25,7 +25,7 @@ QUALITY: Mapping[Method, str] = {
 def answers(
     shown: Sequence[Entry], within: float | None = None, context: int | None = None
 ) -> list[str]:
-    """The cheapest and the fastest scenario that fit, those in time, and what each method does to quality."""
+    """The cheapest and fastest scenarios that fit, those within the deadline, and each method's effect on quality."""
     return [*_what_if(context), *_best(shown, within), *_methods(shown)]
 
 
@@ -39,7 +39,7 @@ def _best(shown: Sequence[Entry], within: float | None) -> Iterator[str]:
     if not fitting:
         held = [it for it in shown if it.estimate and it.estimate.gpu]
         if held:
-            yield f"None of {len(held)} scenarios is sure to fit its GPU."
+            yield f"None of the {len(held)} scenarios is certain to fit its GPU."
         return
     answered = [it for it in shown if it.estimate]
     if len(fitting) < len(answered):
@@ -52,9 +52,9 @@ def _best(shown: Sequence[Entry], within: float | None) -> Iterator[str]:
             it for it in fitting if it not in late and it.estimate and it.estimate.time
         ]
         if not known:
-            yield f"No scenario that fits is done within {within:,g} hours."
+            yield f"No fitting scenario finishes within {within:,g} hours."
             return
-        how = "sure to be" if sure else "perhaps (none is sure to be)"
+        how = "certain to be" if sure else "possibly (none is certain to be)"
         cheapest = entry.least(known, entry.dollars) or entry.least(known, entry.hours)
         if cheapest is not None:
             yield f"Cheapest that fits and is {how} done within {within:,g} hours: {_told(cheapest)}."
@@ -114,11 +114,11 @@ def assumptions(shown: Sequence[Entry]) -> list[str]:
 
 
 RANGE = (
-    "Need is a bracket: the peak that PyTorch allocates, the CUDA context, and up to 3 % that the allocator cannot "
-    "reuse; “fits” means that even the high end fits. Hours and dollars are brackets that contain nine of ten "
+    "The need is a range: the peak that PyTorch allocates, the CUDA context, and up to 3 % that the allocator cannot "
+    "reuse. “Fits” means that even the high end fits. Hours and dollars are ranges that contain nine of ten "
     "published runs."
 )
-"""What the brackets mean."""
+"""What the ranges mean."""
 
 
 def answers_html(sentences: Sequence[str]) -> str:
@@ -144,7 +144,7 @@ def verdict_html(it: Entry, is_best: bool, sentences: Sequence[str]) -> str:
     mark = "; the cheapest that fits" * (
         is_best and of.verdict is Verdict.FITS and entry.dollars(of) is not None
     )
-    need = ""  # without a card the largest type says it
+    need = ""  # without a card the largest line says it
     if of.gpu:
         need = f"needs {units.between(of.need_low_bytes, of.need_high_bytes)}"
         need += f", {of.gpu.name} has {units.gib(of.gpu.memory_bytes)}"

@@ -14,7 +14,7 @@ from estimator import Estimate
 
 
 def legend_html(shown: Sequence[Entry]) -> str:
-    """What the colours are, and the line."""
+    """The legend: the colours, and the line of capacity."""
     there = {label for _, it in entry.bars(shown) for label, size in peak_parts(it).items() if size}
     parts = [it for it in (*theme.COMPONENTS.values(), theme.RESERVE) if it.label in there]
     said = "".join(
@@ -32,7 +32,7 @@ def figure(
 ) -> Figure:
     """Each scenario's peak stacked by component, all on one scale, each with its own capacity as a line.
 
-    Its name, card and need stand above a bar, where a phone has room for them. ``large``: for the projector.
+    Its name, card and need are above each bar, where a phone has room for them. ``large``: for the projector.
     """
     look = theme.DARK if dark else theme.LIGHT
     found = entry.bars(shown)
@@ -81,17 +81,17 @@ def figure(
 
 
 CAPACITY_SIZE = 0.43
-"""Of the marker that is a card's line, as a share of its row: Plotly draws it 1.4 times as long."""
+"""Size of the marker for a card's capacity, as a share of its row. Plotly draws it 1.4 times as long."""
 BAR = 0.5
 """Height of a bar, as a share of its row."""
 STAGE_PIXELS = 480
-"""Height that all bars share on the projector: what 1,080 leave below the verdict."""
+"""Total height of all bars on the projector: what 1,080 pixels leave below the verdict."""
 SHOWN_OF_NAME = 30
-"""Characters of a name above its bar: ours, what a phone holds; the table has it whole."""
+"""Maximum characters of a name above its bar. Our choice, for phones; the table shows it in full."""
 
 
 def _names(shown: Sequence[Entry], look: theme.Look, size: int, chosen: int | None) -> Figure:
-    """Plotly's text knows some HTML; what a name holds is none."""
+    """The names above the bars, escaped, since Plotly interprets some HTML."""
     marked = None if chosen is None else shown[chosen].name
     found = entry.bars(shown)
     return {
@@ -112,19 +112,19 @@ def _names(shown: Sequence[Entry], look: theme.Look, size: int, chosen: int | No
 
 
 def cut(text: str, letters: int = SHOWN_OF_NAME) -> str:
-    """A text short enough to stand beside a bar."""
+    """A text short enough to fit next to a bar."""
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
 def total(it: Estimate) -> str:
-    """What stands at a bar: its need of what its card has, and the verdict's sign."""
+    """The label of a bar: its need, its card's memory, and the verdict's symbol."""
     sign = f" {terms.SIGNS[it.verdict]}" if it.verdict else ""
     of = f" of {units.number(it.gpu.memory_bytes)}" if it.gpu else ""
     return f"{units.number(it.need_high_bytes)}{of} GiB{sign}"
 
 
 def figure_alt(shown: Sequence[Entry]) -> str:
-    """The figure in words."""
+    """The figure as text."""
     said = "; ".join(
         f"{name}: needs {units.gib(it.need_high_bytes)}"
         + (f" of {units.gib(it.gpu.memory_bytes)} on {it.gpu.name}" if it.gpu else "")

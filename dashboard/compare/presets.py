@@ -1,4 +1,4 @@
-"""Comparisons that one click makes of a setup: methods, GPUs, contexts."""
+"""Comparisons generated from a setup by one click: methods, GPUs, contexts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dashboard.words import terms
 from estimator import LARGEST, Estimate, Method, Verdict, catalog, contract, estimate, rank_gpus
 
 CARDS = 5
-"""GPUs, and contexts, that a preset lays side by side."""
+"""Number of GPUs or contexts that a preset compares."""
 
 
 def three_methods(of: Estimate) -> list[contract.Scenario]:
-    """Full fine-tuning, LoRA and QLoRA of the same setup, as far as the model can be trained so."""
+    """Full fine-tuning, LoRA and QLoRA of the same setup, as far as the model supports them."""
     return list(_varied(of, [(terms.METHODS[it], {"method": it}) for it in Method]))
 
 
 def five_gpus(of: Estimate) -> list[contract.Scenario]:
-    """The same setup on its own card and on the cheapest that hold it, by size; where few do, on the largest too."""
+    """The same setup on its own card and the cheapest cards that hold it, by size; if few do, also the largest."""
     ranking = rank_gpus(of.model, of.setup, catalog.gpus_like(of.gpu))
     fitting = [it for it in ranking.estimates if it.verdict is Verdict.FITS and it.cost]
     cheapest = sorted(fitting, key=lambda it: entry.dollars(it) or 0.0)
@@ -33,7 +33,7 @@ def five_gpus(of: Estimate) -> list[contract.Scenario]:
 
 
 def five_contexts(of: Estimate) -> list[contract.Scenario]:
-    """The same setup at its context, at one half and at doublings, as far as the model has positions."""
+    """The same setup at its context, half of it and multiples of two, up to the model's positions."""
     most = of.model.position_limit or LARGEST["max_length"]
     own = of.setup.max_length
     lengths = [
@@ -50,7 +50,7 @@ def _varied(
 ) -> Iterator[contract.Scenario]:
     for name, keys in changes:
         also: tuple[Mapping[str, Any], ...] = ({}, {"lora_dropout": 0.0})
-        for more in also:  # PEFT refuses dropout on stacked experts
+        for more in also:  # PEFT refuses LoRA dropout on stacked experts
             try:
                 setup = replace(of.setup, **keys, **more)
                 estimate(of.model, of.gpu, setup)
@@ -65,4 +65,4 @@ PRESETS: Mapping[str, Callable[[Estimate], list[contract.Scenario]]] = {
     "Five GPUs": five_gpus,
     "Five contexts": five_contexts,
 }
-"""Comparisons of one setup, by the name on their button."""
+"""Comparisons of one setup, by button label."""

@@ -1,7 +1,7 @@
 """Downloads of a comparison: a printable report, tables for programs, and a summary for a ticket.
 
-Each names the version, the day, what is assumed and what the ends of a bracket mean. Names come from links and files:
-they are escaped for the place that they stand in.
+Each includes the version, the date, the assumptions and the meaning of the ranges. Names come from links and files, so
+they are escaped for each format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Subject(NamedTuple):
 
     shown: Sequence[Entry]
     day: str
-    """As the page has it: ``2026-11-21``."""
+    """ISO date: ``2026-11-21``."""
     link: str = ""
     within: float | None = None
     context: int | None = None
@@ -46,7 +46,7 @@ class Subject(NamedTuple):
 
 
 def write_json(of: Subject) -> str:
-    """Every scenario with its setup and its estimate by the contract, all memory in bytes."""
+    """Every scenario with its setup and estimate in the contract's format, memory in bytes."""
     written = {
         "headroom": RELEASE,
         "date": of.day,
@@ -66,7 +66,7 @@ def _as_object(it: Entry) -> dict[str, object]:
 
 
 def write_csv(of: Subject) -> str:
-    """A row a scenario: what differs, and what follows, with its unit in the column's name."""
+    """One row per scenario: what differs, and the results, with units in the column names."""
     differs = results_table.differing(of.shown)
     differs = {
         key: [it.replace(",", "") if _is_number(it) else it for it in texts]
@@ -113,7 +113,7 @@ def _figures(of: Estimate | None) -> list[object]:
 
 
 def safe_cell(value: object) -> object:
-    """A cell that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe.
+    """A cell that no spreadsheet interprets as a formula: text that looks like one gets an apostrophe.
 
     >>> safe_cell("=1+1"), safe_cell("@x"), safe_cell("QLoRA"), safe_cell(-5)
     ("'=1+1", "'@x", 'QLoRA', -5)
@@ -151,7 +151,7 @@ def write_markdown(of: Subject) -> str:
 
 
 def _markdown(text: str) -> str:
-    r"""A text as Markdown that shows it as it is.
+    r"""Escapes a text for Markdown.
 
     >>> print(_markdown("a|b <i> [x](y)"))
     a\|b &lt;i> \[x\](y)
@@ -171,7 +171,7 @@ def _answers(of: Subject) -> list[str]:
 
 
 def write_html(of: Subject) -> str:
-    """One file that needs no other, and prints to two pages of A4: what follows, and what is behind it."""
+    """A self-contained HTML file that prints to two A4 pages: the results, and what they are based on."""
     results = results_table.results(of.shown, of.within)
     differs = results_table.differences(of.shown)
     answers = "".join(f"<li>{escape(it)}</li>" for it in _answers(of))
@@ -191,10 +191,10 @@ def write_html(of: Subject) -> str:
 <h2>At the peak, on one scale</h2>
 {svg(of.shown)}
 <p class="legend">{_legend(of.shown)}</p>
-<h2>What follows</h2>{_across(of.shown, results)}<p class="small">Green and bold: the best of its column.</p></section>
+<h2>Results</h2>{_across(of.shown, results)}<p class="small">Green and bold: the best of its column.</p></section>
 <section class="second"><h2>What differs</h2>{_down(of.shown, differs)}
-<h2>What is assumed</h2><ul class="small assumed">{assumed}</ul>
-<h2>What the brackets mean</h2><p class="small">{escape(findings.RANGE)}</p>
+<h2>Assumptions</h2><ul class="small assumed">{assumed}</ul>
+<h2>What the ranges mean</h2><p class="small">{escape(findings.RANGE)}</p>
 <h2>Open in Headroom</h2>{link}<p class="origin">{escape(of.origin)}</p></section>
 </body></html>
 """
@@ -227,7 +227,7 @@ td.best { background: #E0F1EA; font-weight: 700; } small { display: block; color
 
 
 def _across(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
-    """A line a scenario, a column a property."""
+    """One line per scenario, one column per property."""
     head = "".join(f'<th scope="col">{escape(row.label)}</th>' for row in rows)
     body = "".join(
         f'<tr><th scope="row">{escape(it.name)}</th>{"".join(_cell(row.cells[at]) for row in rows)}</tr>'
@@ -237,7 +237,7 @@ def _across(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
 
 
 def _down(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
-    """A line a property, a column a scenario."""
+    """One line per property, one column per scenario."""
     if not rows:
         return '<p class="small">Nothing differs: all scenarios have the same setup.</p>'
     head = "".join(f'<th scope="col">{escape(it.name)}</th>' for it in shown)
@@ -256,8 +256,8 @@ def _cell(cell: results_table.Cell) -> str:
 # --- the chart as SVG ---------------------------------------------------------------------------
 
 WIDTH, LEFT, RIGHT = 1000, 280, 110
-"""Of the drawing, in its own units. Names and totals have room in wide fonts too: a bold letter of DejaVu Sans takes
-0.7 of its size on average."""
+"""Width and margins of the drawing, in its own units. Names and totals also fit in wide fonts: a bold letter of DejaVu
+Sans takes 0.7 of its size on average."""
 NAME_LETTERS, CARD_LETTERS = 23, 26
 ROW, BAR, FOOT = 46, 36, 36
 

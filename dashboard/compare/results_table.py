@@ -1,4 +1,4 @@
-"""What differs between scenarios, and what follows, as rows of a table."""
+"""The differences between scenarios, and their results, as rows of a table."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LABELS: Mapping[str, str] = {
     "num_train_examples": "Examples",
     "num_train_epochs": "Epochs",
     "mean_tokens_per_example": "Mean tokens",
-    "usd_per_gpu_hour": "Dollars a GPU-hour",
+    "usd_per_gpu_hour": "Dollars per GPU-hour",
 }
-"""Keys as the table calls them, where their controls say it otherwise."""
+"""The table's labels of keys, where they differ from their widgets' labels."""
 ADAPTERS_ONLY = (
     *("lora_", "autocast_adapter", "use_dora", "modules_to_save", "bias", "rank_pattern"),
     *("layers_to_transform", "exclude_modules", "target_parameters"),
@@ -48,7 +48,7 @@ class Cell(NamedTuple):
     text: str
     best: bool = False
     beside: str = ""
-    """Against the first scenario."""
+    """Relative to the first scenario."""
 
 
 class Row(NamedTuple):
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 def differences(shown: Sequence[Entry]) -> list[Row]:
-    """The keys in which the scenarios differ, and no others; a dash where a key has no meaning."""
+    """The keys in which the scenarios differ; a dash where a key does not apply."""
     return [
         Row(label(key), tuple(Cell(text) for text in texts))
         for key, texts in differing(shown).items()
@@ -67,7 +67,7 @@ def differences(shown: Sequence[Entry]) -> list[Row]:
 
 
 def label(key: str) -> str:
-    """What a key is called: as its control, else in words."""
+    """A key's label: that of its widget, else its name in words."""
     widgets = {it.name: it.widget for it in contract.KEYS}
     widget = widgets.get(key)
     if key in LABELS:
@@ -79,7 +79,7 @@ def label(key: str) -> str:
 
 
 def differing(shown: Sequence[Entry]) -> dict[str, list[str]]:
-    """The same by key, each with its texts."""
+    """The same by key, with a text per scenario."""
     written = [
         {}
         if it.estimate is None
@@ -127,7 +127,7 @@ def _value(of: Estimate | None, key: str, value: object) -> str:
 
 
 def results(shown: Sequence[Entry], within: float | None = None) -> list[Row]:
-    """Verdict, need, headroom, hours and cost, the best of each marked; and who is done within some hours."""
+    """Verdict, need, headroom, hours and cost, with the best of each marked; and which finish within the deadline."""
     rows = [
         Row("Verdict", tuple(Cell(_verdict(it)) for it in shown)),
         Row("Need", _cells(shown, _need, _need_text, gib_more)),
@@ -146,7 +146,7 @@ def _cells(
     say: Callable[[Estimate], str],
     beside: Callable[[float, float], str] | None = None,
 ) -> tuple[Cell, ...]:
-    """The smallest is the best, where there is more than one to choose from."""
+    """Marks the smallest value as best if there are several."""
     found = [None if it.estimate is None else measure(it.estimate) for it in shown]
     known = [value for value in found if value is not None]
     least = min(known) if len(known) > 1 and max(known) > min(known) else None
@@ -236,7 +236,9 @@ def in_time(it: Entry, within: float) -> str:
 
 
 def table_html(shown: Sequence[Entry], parts: Mapping[str, Sequence[Row]]) -> str:
-    """Rows of properties under headings, a column a scenario; the best has a word and weight, not colour alone."""
+    """Rows of properties under headings, one column per scenario; the best is marked by a word and bold, not only
+    colour.
+    """
     first, *_ = parts
     names = "".join(f'<th scope="col">{escape(it.name)}</th>' for it in shown)
     span = len(shown) + 1

@@ -21,7 +21,7 @@ from dashboard.words import markup, one_line
 from estimator import Estimate, contract, estimate
 
 POLL_SECONDS = 0.5
-"""How often the page checks whether the Hub has answered: ours."""
+"""Seconds between checks whether the Hub has answered. Our choice."""
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Contexts that all scenarios can be asked for at once."""
 
@@ -57,7 +57,7 @@ def draw(page: Page) -> None:
     _say(_answers(page))
     _figure(page)
     parts = {
-        "What follows": results_table.results(page.shown, page.document.within),
+        "Results": results_table.results(page.shown, page.document.within),
         "What differs": results_table.differences(page.shown),
     }
     st.html(
@@ -65,7 +65,7 @@ def draw(page: Page) -> None:
     )
     _arrange(page)
     _take_away(page)
-    with st.expander("What is assumed"):
+    with st.expander("Assumptions"):
         _say([*findings.assumptions(page.shown), findings.RANGE])
 
 
@@ -117,8 +117,8 @@ def base() -> Estimate:
 def _nothing_yet() -> None:
     of = base()
     st.html(
-        '<p class="hr-text">No setup is kept yet. Keep one on the page Estimate, or start with one of these, made '
-        f"from {escape(one_line.setup_line(of))}:</p>"
+        '<p class="hr-text">No setups yet. Keep one on the page Estimate, or start with one of these, based on '
+        f"{escape(one_line.setup_line(of))}:</p>"
     )
     with st.container(horizontal=True, key="presets", gap="small"):
         _presets()
@@ -160,11 +160,11 @@ def _asked(page: Page) -> None:
             placeholder="No deadline",
             format="%g",
             on_change=lambda: comparison.turn(within=st.session_state["within hours"]),
-            help="Names the cheapest scenario that fits and is done within this time.",
+            help="Names the cheapest scenario that fits and finishes within this time.",
             width=210,
         )
         with st.popover("Presets", key="presets"):
-            st.caption("Replaces the scenarios; Undo brings them back.")
+            st.caption("Replaces the scenarios; Undo restores them.")
             _presets()
         st.button(
             "Undo", on_click=comparison.undo, disabled=not comparison.can_undo(), key="undo kept"
@@ -239,7 +239,7 @@ def open_in_estimator(at: int) -> None:
 
 
 def _take_away(page: Page) -> None:
-    """Downloads, each with the version, the date, the assumptions and what a bracket means."""
+    """Downloads, each with the version, the date, the assumptions and the meaning of the ranges."""
     day = today()
     now = page.document
     subject = report.Subject(page.shown, day, _link(), now.within, now.context)
@@ -275,7 +275,7 @@ def _take_away(page: Page) -> None:
     if too_long:
         st.warning(
             markup.plain(
-                f"Too long for a link: {', '.join(too_long)}. A copied link opens without them; the file has them all."
+                f"Too long for a link: {', '.join(too_long)}. A copied link leaves them out; the file contains all."
             )
         )
 
@@ -315,7 +315,7 @@ def _link() -> str:
 
 
 def present(page: Page) -> None:
-    """For a projector: one large verdict, the bars below it, and three keys: previous, next, leave."""
+    """For a projector: one large verdict with the bars below it, and three buttons: previous, next, leave."""
     st.html(theme.PRESENTATION)
     keeping.say_problems()
     _wait(page)

@@ -11,11 +11,11 @@ from dashboard.words import slider_limits, terms, units
 from estimator import BestWay, Component, Estimate, Method, Reach
 
 NOTE = (
-    "Of full fine-tuning, LoRA and QLoRA the first that fits as set, with the fewest changes that cost no quality; "
-    "offload only where nothing else fits. Context and batch: with all such changes. Choose a row to switch to it."
+    "The first of full fine-tuning, LoRA and QLoRA that fits this setup, with the fewest changes that cost no quality; "
+    "offload only if nothing else fits. Context and batch are with all such changes. Select a row to switch to it."
 )
 GENTLER = tuple(Method)
-"""From the one that changes most of the model to the one that changes least of it."""
+"""From the method that trains most of the model to the one that trains least."""
 
 
 def row(it: BestWay) -> dict[str, object]:
@@ -34,7 +34,7 @@ def row(it: BestWay) -> dict[str, object]:
         "Batch, up to": reach.largest_micro_batch if reach else None,
         "Hours, up to": round(time.total_hours_high, 2) if time else None,
         "Dollars, up to": round(cost.cost_usd_high, 2) if cost else None,
-        "Dollars a GPU-hour": cost.usd_per_gpu_hour if cost else None,
+        "Dollars per GPU-hour": cost.usd_per_gpu_hour if cost else None,
         "Provider": price.provider if price else None,
     }
 
@@ -45,7 +45,7 @@ def keys(it: BestWay) -> dict[str, object]:
 
 
 def head_html(ways: Sequence[BestWay], of: Estimate) -> str:
-    """What the chosen card can do at best, in a few sentences."""
+    """What the chosen card can do at best, in a few sentences for the page."""
     assert of.gpu is not None
     sentences = [f"<li>{escape(sentence(it))}</li>" for it in ways]
     return f'<ul class="hr-text">{"".join(sentences)}</ul>'
@@ -137,7 +137,7 @@ def alt(ways: Sequence[BestWay]) -> str:
 def could_also(
     of: Estimate, way: BestWay | None, reach: Reach
 ) -> list[tuple[str, str, dict[str, object]]]:
-    """What a setup that fits could do besides: a title, why, and the keys to set."""
+    """What else a setup that fits could do: a title, the reason, and the keys to set."""
     found: list[tuple[str, str, dict[str, object]]] = []
     if way is not None and way.answer is not None and _is_gentler(way.answer, of):
         title = f"{terms.METHOD_NOUNS[way.answer.setup.method]}{_with(way.titles)}"

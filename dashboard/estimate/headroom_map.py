@@ -13,11 +13,11 @@ from dashboard.words import units
 from estimator import LARGEST, Estimate, Gpu, largest_micro_batch, longest_context, need
 
 MAP_STEPS = 8
-"""Doublings that a side of the map shows."""
+"""Doublings shown on each side of the map."""
 
 
 class Around(NamedTuple):
-    """Headroom in bytes for batches (rows) × contexts (columns); None where the setup cannot be trained."""
+    """Headroom in bytes for batches (rows) × contexts (columns); None if the setup cannot be trained."""
 
     batches: list[int]
     lengths: list[int]
@@ -62,7 +62,7 @@ def _headroom(of: Estimate, gpu: Gpu, batch: int, length: int) -> int | None:
 
 
 Grid = Sequence[Sequence[int | None]]
-"""Bytes of headroom, a row a micro-batch and a column a context; None where the setup cannot be trained."""
+"""Bytes of headroom, a row a micro-batch and a column a context; None if the setup cannot be trained."""
 
 
 def headroom_map(
@@ -75,7 +75,7 @@ def headroom_map(
 ) -> Figure:
     """Micro-batch × context, coloured by headroom, with the line where it stops fitting.
 
-    Over every cell lies an unseen marker that a click can choose; its ``customdata`` is [micro-batch, context].
+    Every cell has an invisible marker that can be clicked; its ``customdata`` is [micro-batch, context].
     """
     look = theme.DARK if dark else theme.LIGHT
     columns, rows = [_tokens(n) for n in lengths], [f"{n:,}" for n in batches]
@@ -156,7 +156,7 @@ def _axis(title: str, ticks: Sequence[str], look: theme.Look) -> dict[str, Any]:
 
 
 def _tokens(length: int) -> str:
-    """A context as people say it: ``4k`` for 4,096."""
+    """A context in short form: ``4k`` for 4,096."""
     return f"{length // 1024:,}k" if length % 1024 == 0 else f"{length:,}"
 
 
@@ -177,7 +177,7 @@ def _cell(batch: int, length: int, size: int | None) -> str:
 
 
 def _border(headroom: Grid, look: theme.Look) -> Figure:
-    """The staircase between what fits and what does not: for each context, above the last batch that fits."""
+    """The boundary between what fits and what does not: for each context, above the largest batch that fits."""
     xs: list[float] = []
     ys: list[float] = []
     for column in range(len(headroom[0])):

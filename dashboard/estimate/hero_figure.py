@@ -22,14 +22,14 @@ PLACES: Mapping[Phase | Method, float] = {
     Method.LORA: 6.9,
     Method.QLORA: 7.9,
 }
-"""Where each bar stands, from above; the gap holds the second heading. Saving yields to evaluation or loading where
+"""Position of each bar from the top; the gap is for the second heading. Saving is replaced by evaluation or loading if
 they take more."""
 HEADINGS = {
     -0.85: "One step, phase by phase",
     5.05: "Each method at its peak",
 }
 SPANS = ((-0.45, 4.5), (5.45, 8.45))
-"""Places between which the capacity's line runs: not through the headings."""
+"""Positions between which the capacity's line runs, not through the headings."""
 SWITCHES = [part.label for part in (*theme.COMPONENTS.values(), theme.RESERVE)]
 """What can be switched on and off in the hero figure: every part that it may draw."""
 
@@ -77,8 +77,8 @@ def hero(
 ) -> Figure:
     """The phases of one setup and its peak under each method, stacked by component, on one scale.
 
-    ``shown`` holds the labels that are switched on (``SWITCHES``; None: all). The scale is that of all parts of the
-    chosen setup and its card; another method that takes more is cut at its end.
+    ``shown`` holds the labels that are switched on (``SWITCHES``; None: all). The scale covers all parts of the
+    chosen setup and its card; a method that takes more is cut off at its end.
     """
     look = theme.DARK if dark else theme.LIGHT
     bars = _bars(estimate, methods)
@@ -90,7 +90,7 @@ def hero(
     (stack, totals), shapes, annotations = memory_bars.against(
         bars, estimate.gpu, look, end, off, SPANS
     )
-    written = {  # an annotation takes a browser longer than a text of a trace
+    written = {  # browsers draw trace texts faster than annotations
         **totals,
         "x": [*totals["x"], *(0 for _ in HEADINGS)],
         "y": [*totals["y"], *HEADINGS],
@@ -170,7 +170,7 @@ def _grown(value: Any) -> Any:
 
 
 def hero_alt(estimate: Estimate, methods: Mapping[Method, Estimate]) -> str:
-    """The hero figure in words, for those who do not see it."""
+    """The hero figure as text, for screen readers."""
     bars = ", ".join(
         f"{bar.name} {units.gib(sum(bar.parts.values()))}" for bar in _bars(estimate, methods)
     )

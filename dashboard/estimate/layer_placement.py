@@ -1,4 +1,4 @@
-"""Where the layers of a model sit over several GPUs, and what training adds on each: a figure, a table and words."""
+"""Which GPU holds which layers under a device map, and what training adds on each: figure, table and text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MARGIN = {"l": 64, "r": 16, "t": 6, "b": 32}
 SHADES = ("#46505B", "#6C7782")
 """Alternating colours of the strip."""
 ROOM_FOR_WORDS = 4
-"""Most GPUs for which a piece of the strip has room for the word on a phone."""
+"""Maximum GPUs for which pieces of the strip have room for words on a phone."""
 
 
 class Piece(NamedTuple):
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
     @property
     def width(self) -> int:
-        """On the strip: a layer is as wide as all modules before or behind the layers together."""
+        """Width on the strip: one layer is as wide as all modules before or after the layers together."""
         return len(self.layers) or 1
 
     @property
@@ -93,7 +93,7 @@ def spans(layers: Sequence[int]) -> str:
 
 
 def figure(answer: Estimate, *, dark: bool = False) -> Figure:
-    """A strip of the layers by GPU, and below it each GPU's peak by component against what the card has."""
+    """A strip of the layers by GPU, and below it each GPU's peak by component against the card's memory."""
     look = theme.DARK if dark else theme.LIGHT
     fullest = max(it.need_high_bytes for it in answer.devices)
     bars = [
@@ -225,7 +225,7 @@ def head_html(answer: Estimate, chosen: Estimate, left_over: str | None) -> str:
 
 
 def table_html(answer: Estimate) -> str:
-    """Each GPU with what it holds, its weights, what training adds, and the room left, or without a card the need."""
+    """Each GPU with its layers, weights, what training adds, and the free memory, or the need if no card is given."""
     last = "Needs up to" if answer.gpu is None else "Room"
     rows = "".join(_row(it, answer) for it in answer.devices)
     return (
@@ -256,7 +256,7 @@ def _held(it: OnDevice) -> str:
 
 
 def alt(answer: Estimate) -> str:
-    """The figure in words."""
+    """The figure as text."""
     said = "; ".join(
         f"GPU {it.device} holds {_held(it)} and peaks at {units.gib(it.peak.bytes)}"
         for it in answer.devices

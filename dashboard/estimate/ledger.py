@@ -1,4 +1,4 @@
-"""What fills the GPU at the peak, what is assumed, and the rule of thumb beside it."""
+"""What fills the GPU at the peak, the assumptions, and the comparison with the rule of thumb."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from estimator import Component, Estimate, Shown, beyond_the_step, shown
 
 MEANINGS: Mapping[Component, str] = {
     Component.WEIGHTS: "The model's parameters, held from loading to the end.",
-    Component.ADAPTERS: "The low-rank matrices that LoRA trains beside the frozen weights.",
-    Component.REFERENCE_MODEL: "A frozen copy of the model that the loss asks; it stays all through the run.",
-    Component.GRADIENTS: "One number for each trained parameter, filled in during backward and freed after the step.",
-    Component.OPTIMIZER_STATES: "What the optimizer keeps for each trained parameter, from its first step on.",
+    Component.ADAPTERS: "The low-rank matrices that LoRA trains on top of the frozen weights.",
+    Component.REFERENCE_MODEL: "A frozen copy of the model that the loss evaluates. It stays throughout the run.",
+    Component.GRADIENTS: "One number per trained parameter, computed in backward and freed after the step.",
+    Component.OPTIMIZER_STATES: "What the optimizer keeps per trained parameter, from its first step on.",
     Component.ACTIVATIONS: "What forward saves for backward, freed layer by layer as backward runs.",
-    Component.LOGITS: "A score for every token and every word of the vocabulary, and the loss's copies of it.",
+    Component.LOGITS: "A score for every token and every word of the vocabulary, and the loss's copies of them.",
     Component.TEMPORARIES: "Tensors that live for one operation.",
     Component.COMMUNICATION: "Buffers for the data that GPUs exchange.",
     Component.WORKSPACE: "Scratch memory of the matrix library (cuBLAS).",
@@ -24,7 +24,7 @@ MEANINGS: Mapping[Component, str] = {
 
 
 def reserve_meaning(estimate: Estimate) -> str:
-    """What stands between the allocated peak and the need."""
+    """The difference between the allocated peak and the need."""
     return (
         f"The CUDA context ({units.between(estimate.context_low_bytes, estimate.context_high_bytes)}) and what "
         "the allocator may waste, at the high end."
@@ -32,7 +32,7 @@ def reserve_meaning(estimate: Estimate) -> str:
 
 
 def shown_meaning(on_card: Shown) -> str:
-    """What nvidia-smi may show, and why it decides nothing."""
+    """What nvidia-smi may show, and why it does not affect the verdict."""
     return (
         f"May show {units.between(on_card.low, on_card.high)}, as in measured runs: the allocator keeps freed "
         "blocks while there is room."
@@ -93,10 +93,10 @@ def ledger_html(estimate: Estimate) -> str:
 def rule_of_thumb_html(estimate: Estimate) -> str:
     """The comparison as a paragraph, behind its heading."""
     text = escape(rule_of_thumb.sentence(estimate))
-    return markup.details("rule", "Beside the rule of thumb", f'<p class="hr-text">{text}</p>')
+    return markup.details("rule", "Compared with the rule of thumb", f'<p class="hr-text">{text}</p>')
 
 
 def assumptions_html(estimate: Estimate) -> str:
-    """What the estimate takes for granted."""
+    """The assumptions of the estimate."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in estimate.assumptions)
-    return markup.details("assumed", "What is assumed", f'<ul class="hr-text">{items}</ul>')
+    return markup.details("assumed", "Assumptions", f'<ul class="hr-text">{items}</ul>')

@@ -39,9 +39,9 @@ class Place(NamedTuple):
 
 
 def smallest_place(of: Estimate) -> Place | str:
-    """The smallest card of the same maker that holds the setup, or as few GPUs together as do; and the room there.
+    """The smallest card of the same maker that holds the setup, or the fewest GPUs that do, and the free memory there.
 
-    Else why no GPUs can share it, in one sentence; empty where they can, and are too few.
+    Otherwise why it cannot be sharded, in one sentence; empty if it can be, but the most GPUs are too few.
     """
     cards = catalog.gpus_like(of.gpu)
     if (alone := smallest_gpu(of.model, cards, of.setup)) is not None:
@@ -58,7 +58,7 @@ def _place(of: Estimate, gpu: Gpu, setup: TrainingSetup, keys: Mapping[str, obje
 
 
 def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:
-    """The estimate of the same setup with some keys changed; None where that cannot be trained."""
+    """The estimate of the same setup with some keys changed; None if that cannot be trained."""
     try:
         return estimate(of.model, of.gpu, replace(of.setup, **keys))
     except ValueError:
@@ -66,10 +66,10 @@ def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:
 
 
 def methods(of: Estimate) -> dict[Method, Estimate]:
-    """The same setup under each method that can train it; as PEFT and ZeRO-3 take it where they refuse it as it is.
+    """The same setup under each method that can train it, adjusted if PEFT or ZeRO-3 refuse it.
 
-    PEFT refuses some layers, and dropout beside stacked experts; ZeRO-3 divides packed weights only where they
-    pass for floats.
+    PEFT refuses some layers, and dropout on stacked experts; ZeRO-3 shards packed weights only with a float storage
+    dtype.
     """
     targets = default_targets(of.model, replace(of.setup, method=Method.LORA))
     ways: tuple[dict[str, Any], ...] = (
@@ -80,7 +80,7 @@ def methods(of: Estimate) -> dict[Method, Estimate]:
     )
     found = {}
     for method in Method:
-        # a what-if is of the method that it was set for
+        # a what-if applies to its own method only
         real = {} if method is of.setup.method else {"optim_state_dtype": None}
         others = (changed(of, {"method": method, **real, **way}) for way in ways)
         if (other := next(filter(None, others), None)) is not None:
@@ -120,7 +120,7 @@ def card_html(method: Method, estimate: Estimate, smallest: Place | str) -> str:
 
 
 def _run_line(estimate: Estimate) -> list[str]:
-    """Hours and dollars, or why they are unknown; no line for a run that cannot start."""
+    """Hours and dollars, or why they are unknown; empty for a run that cannot start."""
     return [one_line.run(estimate) or _no_time(estimate)] if estimate.can_run else []
 
 

@@ -1,4 +1,4 @@
-"""Memory, hours and dollars by strategy and number of GPUs: figure, table, and what differs by rank."""
+"""Memory, hours and dollars by strategy and number of GPUs: figure, table, and differences between ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from estimator import Curve, Estimate, Point, Rank, Strategy, Verdict, scaling
 
 
 def on_more_gpus(of: Estimate) -> tuple[Curve, ...]:
-    """The setup under every strategy on 1 to 64 of its card, and on as many as it has."""
+    """The setup under every strategy on 1 to 64 of its card, and on its own number of GPUs."""
     return scaling.curves(of.model, of.gpu, of.setup, (*scaling.COUNTS, of.setup.num_gpus))
 
 
 class Line(NamedTuple):
-    """How a strategy is drawn: colours that the colour-blind can tell apart, and dashes within a family."""
+    """How a strategy is drawn: colours safe for colour blindness, and dashes within a family."""
 
     light: str
     dark: str
@@ -37,7 +37,7 @@ LINES: Mapping[Strategy, Line] = {
     Strategy.HSDP: Line("#D55E00", "#FF8A57", "solid", "star"),
     Strategy.DEVICE_MAP: Line("#A4447E", "#E29AC6", "dashdot", "hexagon"),
 }
-PANELS = ("Needed on each GPU", "Hours of the run", "US dollars of the run")
+PANELS = ("Memory needed per GPU", "Hours of the run", "US dollars of the run")
 GAP = 0.09
 """Share of the figure's height between two panels."""
 PANEL_HEIGHT = 240
@@ -46,9 +46,10 @@ TIMED = frozenset({Verdict.FITS, Verdict.TIGHT})
 
 
 def curves_figure(curves: Sequence[Curve], chosen: Estimate, *, dark: bool = False) -> Figure:
-    """Memory a GPU, hours and dollars against the number of GPUs, a line a strategy; the first that fits is ringed.
+    """Memory per GPU, hours and dollars against the number of GPUs, one line per strategy; the first that fits is
+    ringed.
 
-    A point's ``customdata`` is [GPUs, strategy, groups of hsdp], by which a click shares the setup.
+    A point's ``customdata`` is [GPUs, strategy, hsdp groups], which a click applies to the setup.
     """
     look = theme.DARK if dark else theme.LIGHT
     panels = len(_panels(curves))
@@ -155,7 +156,7 @@ def _traces(curve: Curve, panel: int, *, dark: bool) -> list[Figure]:
 
 
 def _height(point: Point, panel: int) -> float | None:
-    """Where a point is drawn in a panel; None: not at all. Of hours and dollars the middle of the bracket."""
+    """Where a point is drawn in a panel; None: not drawn. For hours and dollars, the middle of the range."""
     answer = point.estimate
     if answer is None:
         return None
@@ -294,12 +295,12 @@ def _axes(
 
 
 def head_html(curves: Sequence[Curve], answer: Estimate) -> str:
-    """Where each strategy first fits, what is kept on the way, and what the price list has."""
+    """Where each strategy first fits, what is kept fixed, and what the price list contains."""
     lines = [_first_fits(curves, answer), _kept(curves)]
     if answer.gpu is not None:
         lines += _prices(curves, answer)
     lines.append(
-        "Hours and dollars are the middles of their brackets, drawn only where it fits. An open mark does not fit; a "
+        "Hours and dollars are the middle of their ranges, drawn only where the run fits. Open marks do not fit; a "
         "ring marks the fewest GPUs of a strategy that fit. Click a point to switch to it."
     )
     return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in lines if line)
@@ -307,13 +308,13 @@ def head_html(curves: Sequence[Curve], answer: Estimate) -> str:
 
 def _first_fits(curves: Sequence[Curve], answer: Estimate) -> str:
     if answer.gpu is None:
-        return "Choose a GPU to see how many are needed, and what the run takes."
+        return "Choose a GPU to see how many are needed and how long the run takes."
     by_count: dict[int, list[str]] = {}
     for curve in curves:
         if (first := curve.first_that_fits) is not None:
             by_count.setdefault(first.num_gpus, []).append(curve.strategy.value)
     if 1 in by_count:
-        return f"It fits on 1 {answer.gpu.name}; more of them shorten the run."
+        return f"It fits on 1 {answer.gpu.name}; more of them make the run faster."
     if not by_count:
         never = _never(curves)
         return f"It does not fit on 1 {answer.gpu.name}, nor on several{never or ', which cannot share it'}."
@@ -325,7 +326,7 @@ def _first_fits(curves: Sequence[Curve], answer: Estimate) -> str:
 
 
 def _never(curves: Sequence[Curve]) -> str:
-    """Strategies under which it fits on no number of GPUs that they can share it among; those that are refused."""
+    """Strategies under which it fits on no number of GPUs, and those that are refused."""
     up_to: dict[int, list[str]] = {}
     refused = []
     for curve in curves:
@@ -386,7 +387,7 @@ def _prices(curves: Sequence[Curve], answer: Estimate) -> list[str]:
 
 
 def alt(curves: Sequence[Curve]) -> str:
-    """The figure in words."""
+    """The figure as text."""
     lines = []
     for curve in curves:
         sizes = [
@@ -401,7 +402,7 @@ def alt(curves: Sequence[Curve]) -> str:
 
 
 def table_html(curves: Sequence[Curve], answer: Estimate) -> str:
-    """A row a strategy and a column a count: the need with its verdict, the hours and the dollars."""
+    """One row per strategy and one column per count: the need with its verdict, hours and dollars."""
     counts = [point.num_gpus for point in curves[0].points]
     head = "".join(f'<th scope="col">{_gpus(count)}</th>' for count in counts)
     rows = "".join(
@@ -448,7 +449,7 @@ def _cell(point: Point, curve: Curve, chosen: Estimate) -> str:
 
 
 def refusals_html(curves: Sequence[Curve]) -> str:
-    """Why some cells are empty, each reason once."""
+    """Why some cells are empty, with each reason once."""
     reasons: dict[str, list[str]] = {}
     for curve in curves:
         for point in curve.points:
@@ -463,13 +464,13 @@ def refusals_html(curves: Sequence[Curve]) -> str:
 
 
 def ranks_html(found: Sequence[Rank]) -> str:
-    """What differs between the GPUs of this very job; empty where nothing does."""
+    """Differences between the GPUs of this job; empty if there are none."""
     if not found:
         return ""
     head = '<h2 class="hr-head">This job, rank by rank</h2>'
     sizes = {(rank.peak_bytes, rank.need_high_bytes, rank.host_bytes) for rank in found}
     if len(sizes) == 1:
-        return f'{head}<p class="hr-text">All ranks hold the same; rank 0 writes the model for all.</p>'
+        return f'{head}<p class="hr-text">All ranks use the same memory; rank 0 writes the model for all.</p>'
     rows = "".join(
         f'<tr><td class="hr-name-cell">{escape(rank.ranks)}{" (saves)" * rank.saves}</td>'
         + "".join(
@@ -481,7 +482,7 @@ def ranks_html(found: Sequence[Rank]) -> str:
     )
     spread = found[0].peak_bytes - found[-1].peak_bytes
     lead = (
-        f"The fullest rank decides; the emptiest peaks {units.gib_or_bytes(spread)} lower."
+        f"The fullest rank determines the need; the emptiest peaks {units.gib_or_bytes(spread)} lower."
         if spread
         else "All ranks use the same GPU memory; rank 0 writes the model for all."
     )

@@ -31,18 +31,18 @@ def applied(of: Estimate, keys: Mapping[str, Any]) -> Estimate:
 
 
 def remedy_html(it: Remedy, before: Estimate, after: Estimate) -> str:
-    """A change that makes it fit: what, what it saves, what it costs in time, in dollars and in quality."""
+    """A change that makes it fit: what it is, what it saves, and its cost in time, dollars and quality."""
     saves = f"saves {units.gib(it.saved_bytes)}, " if it.saved_bytes else ""
     needs = f"{saves}needs up to {units.gib(it.need_high_bytes)}; {added(before, after)}"
     return f"<b>{escape(it.title)}</b>: {needs}<br><small>{escape(it.price)}{one_line.elsewhere(after)}</small>"
 
 
 MANY_TIMES_PERCENT = 200
-"""From here on a longer run is said as a multiple."""
+"""From this percentage on, a longer run is given as a multiple."""
 
 
 def added(before: Estimate, after: Estimate) -> str:
-    """What a change does to the run's time, and what the run then takes; by the middles of the brackets."""
+    """How a change affects the run's time, and the run's time and cost after it; by the middle of the ranges."""
     if before.time is None or after.time is None:
         return "time unknown"
     ratio = middle_hours(after.time) / middle_hours(before.time)
@@ -62,7 +62,7 @@ def middle_hours(time: RunTime) -> float:
 
 
 def tried(estimate: Estimate) -> str:
-    """What was tried in vain, and the shorter context that would fit, which is another task."""
+    """What was tried without success, and the shorter context that would fit."""
     assert estimate.gpu is not None
     said = f"Tried: up to {MOST_TOGETHER} changes together, larger cards, and up to {MOST_GPUS:,} GPUs."
     longest = longest_context(estimate.model, estimate.gpu, estimate.setup)
@@ -70,7 +70,7 @@ def tried(estimate: Estimate) -> str:
 
 
 def remedies_head(estimate: Estimate, found: int) -> str:
-    """What stands above the remedies, and what cannot help here."""
+    """The text above the remedies, and what cannot help here."""
     assert estimate.gpu is not None
     setup = estimate.setup
     head = "What to change" if found else "Nothing tried makes it fit"

@@ -1,4 +1,4 @@
-"""What loading, evaluating and saving take."""
+"""Memory of loading, evaluating and saving."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from estimator import (
 
 
 def stages_html(estimate: Estimate, stages: Sequence[Stage]) -> str:
-    """What a run does beside its steps: GPU, host and disk in GiB, the highest on the GPU in bold."""
+    """The stages of a run: GPU, host and disk in GiB, the highest on the GPU in bold."""
     highest = max(stage.gpu_bytes for stage in stages)
     several = estimate.setup.num_gpus > 1
     columns = (
@@ -60,7 +60,7 @@ def stages_html(estimate: Estimate, stages: Sequence[Stage]) -> str:
 
 
 def _loading(setup: TrainingSetup) -> str:
-    """Where from_pretrained puts the weights, and what spares the host where something does."""
+    """Where from_pretrained puts the weights, and how to use less host memory."""
     if setup.method is Method.QLORA:
         return "A 4-bit base goes to the GPU tensor by tensor."
     first = "Without a device_map, from_pretrained puts all weights on the host first"
@@ -72,7 +72,7 @@ def _loading(setup: TrainingSetup) -> str:
 
 
 def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float) -> str:
-    """What the table cannot say: the disk of a run, the seconds of a checkpoint, what metrics keep on the GPU."""
+    """Notes to the table: a run's disk space, seconds per checkpoint, what metrics keep on the GPU."""
     setup = estimate.setup
     at_best = write_seconds(estimate.disk_bytes, disk_gb_per_second * units.GB)
     writing = f"{units.seconds(at_best)} seconds at best, while training waits"
@@ -97,8 +97,8 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
     ]
     if family_of(estimate.model).merges_experts and not setup.strategy.is_sharded:
         lines.append(
-            "The files store each expert apart: before it writes, transformers splits every layer's stacked gate "
-            "and up projections on the GPU."
+            "The files store experts separately, so transformers first splits every layer's stacked gate and up "
+            "projections on the GPU."
         )
     if setup.uses_adapters:
         lines.append(
@@ -108,7 +108,7 @@ def saving_html(estimate: Estimate, kept_a_batch: int, disk_gb_per_second: float
 
 
 def download(estimate: Estimate) -> str:
-    """What the checkpoint's files take, in a sentence; empty where that is not known."""
+    """The size of the checkpoint's files, in a sentence; empty if unknown."""
     size, stored = checkpoint_bytes(estimate.model), estimate.model.quantization
     if size is None:
         return ""
@@ -117,7 +117,7 @@ def download(estimate: Estimate) -> str:
 
 
 def shared_saving(setup: TrainingSetup) -> list[str]:
-    """Who gathers and who writes a checkpoint where GPUs share the model, and which key changes that."""
+    """Which rank gathers and writes a sharded checkpoint, and which key changes that."""
     match setup.strategy:
         case Strategy.DDP:
             return ["Rank 0 saves its own copy; the other processes wait."]
@@ -128,8 +128,8 @@ def shared_saving(setup: TrainingSetup) -> list[str]:
             ]
         case strategy if strategy.is_fsdp:
             return [
-                "Every tensor is gathered on the GPUs, one after another, and copied to the host of rank 0, which "
-                "ends up holding the whole model, then all states. With fsdp_state_dict_type SHARDED_STATE_DICT each "
+                "Tensors are gathered on the GPUs one at a time and copied to the host of rank 0, which "
+                "ends up with the whole model, then all states. With fsdp_state_dict_type SHARDED_STATE_DICT each "
                 "process copies its own shards instead."
             ]
         case Strategy.ZERO1 | Strategy.ZERO2:
@@ -140,7 +140,8 @@ def shared_saving(setup: TrainingSetup) -> list[str]:
             ]
         case Strategy.ZERO3 if setup.uses_adapters:
             return [
-                "The adapters are gathered module by module, frozen weights with them; each process writes its states."
+                "Adapters are gathered module by module, together with frozen weights; each process writes its own "
+                "states."
             ]
         case Strategy.ZERO3 if setup.zero3_save_16bit_model:
             return [
@@ -149,7 +150,7 @@ def shared_saving(setup: TrainingSetup) -> list[str]:
             ]
         case Strategy.ZERO3:
             return [
-                "Each process writes its own float32 weights and states, and none writes a model: "
+                "Each process writes its own float32 weights and states, but no model: "
                 "zero_to_fp32.py builds one from them, or zero3_save_16bit_model writes 16-bit weights as well. "
                 "save_only_model changes nothing."
             ]

@@ -1,7 +1,4 @@
-"""Below the hero figure: what to change, how far one can go, which GPU, through the step, how it was computed.
-
-Only the section that is open is computed.
-"""
+"""The sections below the hero figure. Only the open section is computed."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ from estimator import remedies as fitting_changes
 
 
 def draw_what_if(answer: Estimate) -> None:
-    """Beside states that no Trainer run has: the two real neighbours."""
+    """For states that no Trainer run has: the two nearest real setups."""
     if not what_if.is_what_if(answer):
         return
     st.html(what_if.WHAT_IF_HTML)
@@ -109,7 +106,7 @@ def _draw_could_also(answer: Estimate) -> None:
 
 
 def draw(answer: Estimate) -> None:
-    """The sections' switch, and the one that is open."""
+    """The switch between sections, and the open section."""
     chosen = st.segmented_control(
         "More about this setup",
         list(SECTIONS),
@@ -123,7 +120,7 @@ def draw(answer: Estimate) -> None:
 
 
 def _ledger(answer: Estimate) -> None:
-    # three pieces, so that the browser reads anew only what a moved slider changes
+    # three pieces, so that the browser parses only what a slider changes
     st.html(ledger.ledger_html(answer))
     st.html(ledger.rule_of_thumb_html(answer))
     st.html(ledger.assumptions_html(answer))
@@ -152,7 +149,7 @@ def _best(answer: Estimate) -> None:
             "Batch, up to": st.column_config.NumberColumn(format="localized"),
             "Hours, up to": st.column_config.NumberColumn(format="%.1f"),
             "Dollars, up to": st.column_config.NumberColumn(format="dollar"),
-            "Dollars a GPU-hour": st.column_config.NumberColumn(format="dollar"),
+            "Dollars per GPU-hour": st.column_config.NumberColumn(format="dollar"),
         },
         alt="For each kind and number of GPUs the gentlest method that fits, how far it goes, and what it costs",
     )
@@ -281,7 +278,7 @@ def _saving(answer: Estimate) -> None:
         0.5,
         key="disk speed",
         persist_state="session",
-        help="A SATA SSD writes some 0.5 GB a second, an NVMe SSD 1 to 5, a network disk often 0.1 to 1.",
+        help="A SATA SSD writes about 0.5 GB/s, an NVMe SSD 1 to 5, a network disk often 0.1 to 1.",
         width=320,
     )
     kept = kept_logits_bytes(answer.model, answer.setup, 1)
@@ -302,7 +299,7 @@ def _computed(answer: Estimate) -> None:
         key="explained",
         label_visibility="collapsed",
     )
-    if chosen not in parts:  # what had been open holds nothing any more
+    if chosen not in parts:  # the previously open part is now empty
         chosen = next(iter(parts))
     told = explain(answer, parts[chosen])
     lead = (
@@ -393,4 +390,4 @@ SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
     "Take away": _take_away,
     "How computed": _computed,
 }
-"""Sections by the name on their switch; the first is open."""
+"""Sections by label; the first is open by default."""

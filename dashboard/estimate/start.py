@@ -1,4 +1,4 @@
-"""Whose setup is on the page: a real tool's, or a what-if; the other is one click away."""
+"""Whether the page shows a real tool's setup or a what-if, with a link to the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from estimator import Estimate, Method
 
 
 def draw(answer: Estimate) -> None:
-    """One line below the verdict; nothing for a setup of one's own."""
+    """One line below the verdict; nothing for the user's own setup."""
     said, name, keys = _said(answer)
     if not said:
         return

@@ -16,7 +16,7 @@ from estimator import Component, Estimate
 def cost_against_time(
     fitting: Sequence[Estimate], front: Sequence[Estimate], chosen: Estimate, *, dark: bool = False
 ) -> Figure:
-    """Dollars against hours of the run for every card that holds it; those that no other beats in both are joined."""
+    """Dollars against hours of the run for every card that holds it, with the Pareto front joined."""
     look = theme.DARK if dark else theme.LIGHT
     priced = [it for it in fitting if it.time is not None and it.cost is not None]
     others = [it for it in priced if it not in front]
@@ -87,7 +87,7 @@ def _log_axis(title: str, prefix: str, look: theme.Look) -> dict[str, Any]:
 
 
 def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate | None) -> str:
-    """Why a step takes as long as it does, and what follows for the run."""
+    """The parts of a step's time, and the resulting time and cost of the run."""
     time = estimate.time
     if time is None and estimate.gpu is None:
         return '<p class="hr-text">Choose a GPU to see how long the run takes on it.</p>'
@@ -97,7 +97,7 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
         if one is not None and one.gpu is not None
     ]
     if estimate.gpu is not None and not estimate.can_run:
-        said = f"It does not fit on {estimate.gpu.name}, so no hours and no dollars are given."
+        said = f"It does not fit on {estimate.gpu.name}, so no hours or dollars are given."
         return "".join(f'<p class="hr-text">{escape(line)}</p>' for line in (said, *best))
     if time is None:
         said = next(
@@ -137,15 +137,15 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
 
 
 def pareto_html(front: Sequence[Estimate]) -> str:
-    """What the chart of dollars and hours shows."""
+    """The caption of the chart of dollars and hours."""
     return (
         '<h2 class="hr-head">Dollars against hours on every GPU that holds it</h2>'
-        f'<p class="hr-text">No other GPU beats the {len(front)} joined ones in both. Points are the middles of their '
-        "brackets, at the cheapest known listing; a ring marks the chosen GPU.</p>"
+        f'<p class="hr-text">No other GPU beats the {len(front)} connected ones in both. Points are the middle of '
+        "their ranges, at the cheapest known listing; a ring marks the chosen GPU.</p>"
     )
 
 
 def pareto_alt(front: Sequence[Estimate]) -> str:
-    """The same in words."""
+    """The chart as text."""
     cards = "; ".join(f"{it.gpu.name}: {one_line.run(it)}" for it in front if it.gpu)
     return f"GPUs that no other beats in both hours and dollars: {cards}."

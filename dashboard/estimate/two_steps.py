@@ -86,7 +86,7 @@ def _area(component: Component, moments: Sequence[Moment]) -> Figure:
 
 
 def _micro_step_ticks(steps: Sequence[overflow.Instant]) -> Mapping[str, list[Any]]:
-    """With accumulation a tick in the middle of each micro-step: its phases are too narrow for their names."""
+    """With accumulation, one tick per micro-step, since its phases are too narrow for labels."""
     values, texts, start = [], [], 0
     for number, group in groupby(steps, key=lambda it: it.micro_step):
         width = len(list(group))
@@ -196,7 +196,7 @@ def _step_name(text: str, at: int, look: theme.Look) -> dict[str, Any]:
 
 
 NOTE_WIDTH = 34
-"""Letters of a line of the peak's note, so that it stays beside the axis of a narrow page."""
+"""Characters per line of the peak's note, so that it fits a narrow page."""
 
 
 def _peak_note(moment: Moment, at: int, of: int, end: float, look: theme.Look) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _peak_note(moment: Moment, at: int, of: int, end: float, look: theme.Look) -
 
 
 def step_html(estimate: Estimate) -> str:
-    """What the picture of two steps explains."""
+    """The caption of the chart of two steps."""
     text = "Every moment of two training steps, in order."
     made = estimate.phases[Phase.OPTIMIZER_STEP].resident.get(Component.OPTIMIZER_STATES, 0)
     if made and overflow.starts_with_states(estimate.setup):
@@ -231,13 +231,13 @@ def step_html(estimate: Estimate) -> str:
     elif made:
         text += (
             f" The optimizer creates its states ({units.gib(made)}) at the end of the first step; from then on "
-            "everything else comes on top of them."
+            "everything else is added to them."
         )
     return f'<p class="hr-text">{escape(f"{text} {overflow.runs_out(estimate)}")}</p>'
 
 
 def step_alt(estimate: Estimate) -> str:
-    """The picture of two steps in words."""
+    """The chart of two steps as text."""
     phases = ", ".join(
         f"{terms.PHASES[phase].lower()} {units.gib(estimate.phases[phase].bytes)}"
         for phase in (*STEP_PHASES, *MORE_PASSES)

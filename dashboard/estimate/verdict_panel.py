@@ -18,11 +18,11 @@ from estimator import (
 )
 
 CLASS = "hr-verdict"
-"""The style of the panel, by which the browser finds it."""
+"""The CSS class of the panel, used by scripts too."""
 
 
 def trust_sentence(estimate: Estimate, similar: SimilarRuns) -> str:
-    """How far measured runs of this kind lay from our estimate; where there are none, what was measured instead."""
+    """The errors of measured runs of this kind; if there are none, of the most similar ones."""
     setup, trust = estimate.setup, similar.trust
     if trust is None:
         return f"No run of {_method(setup)} was measured."
@@ -77,7 +77,7 @@ def _off(error: float) -> str:
 
 
 def verdict_html(estimate: Estimate, similar: SimilarRuns) -> str:
-    """The verdict as a coloured panel; the words say all that the colour says."""
+    """The verdict as a coloured panel. The words say everything that the colour says."""
     saying = verdicts.verdict(estimate)
     colour = _colour(estimate.verdict)
     beside = f"{saying.when} {saying.capacity} {trust_sentence(estimate, similar)}"
@@ -100,21 +100,21 @@ def _colour(verdict: Verdict | None) -> str:
 
 
 def compact_html(word: str, run: str, colour: str) -> str:
-    """The verdict in one line that stays in sight: in the page's head, or below on a phone.
+    """The verdict in one line that stays visible: in the page's header, or at the bottom on a phone.
 
-    Hidden from screen readers, which have the panel itself.
+    Hidden from screen readers, which read the panel itself.
     """
     said = f" <span>{escape(run)}</span>" if run else ""
     return f'<div class="hr-stays" aria-hidden="true" style="--hr: {colour}"><b>{escape(word)}</b>{said}</div>'
 
 
 def refused_html() -> str:
-    """The same for a setup that is refused: it neither fits nor not."""
+    """The same for a refused setup."""
     return compact_html("No estimate", "see why above", _colour(None))
 
 
 def no_estimate_html(sentence: str) -> str:
-    """The panel of a setup that is refused, while a slider passes over it."""
+    """The panel of a refused setup, while a slider passes over it."""
     return (
         f'<div class="{CLASS}" role="status" style="--hr: {_colour(None)}">'
         f'<p class="hr-word">No estimate</p><p class="hr-say">{escape(sentence)}</p></div>'

@@ -1,4 +1,4 @@
-"""Float32 states on 16-bit weights, and what really runs instead."""
+"""The what-if of float32 states on 16-bit weights, and the real setups near it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ REAL_NEIGHBOURS: Mapping[str, Mapping[str, Any]] = {
         "optim_state_dtype": None,
     },
 }
-"""What really runs beside the what-if of float32 states on 16-bit weights."""
+"""Real setups near the what-if of float32 states on 16-bit weights."""
 
 
 def is_what_if(of: Estimate) -> bool:
-    """Float32 states on 16-bit weights, which no Trainer run has."""
+    """Whether a setup has float32 states on 16-bit weights, which no Trainer run has."""
     setup = of.setup
     return (
         setup.method is Method.FULL

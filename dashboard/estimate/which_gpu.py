@@ -9,7 +9,7 @@ from estimator import Estimate, Ranking, Verdict, catalog, rank_gpus
 
 
 def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:
-    """The setup on every card of the catalogue and the chosen one, by size; and the best of them."""
+    """The setup on every card of the catalogue and the chosen one, by size, and the best of them."""
     cards = list(catalog.gpus().values())
     if of.gpu is not None and of.gpu not in cards:
         cards.append(of.gpu)
@@ -18,7 +18,7 @@ def every_gpu(of: Estimate) -> tuple[list[Estimate], Ranking]:
 
 
 def gpu_row(it: Estimate) -> dict[str, object]:
-    """One card as a row of the table; plain numbers, so that they can be sorted."""
+    """One card as a row of the table, with plain numbers for sorting."""
     assert it.gpu is not None
     assert it.verdict is not None
     time, cost = (it.time, it.cost) if it.can_run else (None, None)

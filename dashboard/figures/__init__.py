@@ -1,1 +1,1 @@
-"""What does a result look like? Plain Plotly dicts."""
+"""Figures as plain Plotly dicts."""

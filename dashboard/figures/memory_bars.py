@@ -1,7 +1,7 @@
 """Bars of memory, stacked by component, as plain Plotly dicts.
 
-A dict costs 0.02 ms where the figure classes cost 4 and more. Heights and
-ranges are fixed by coarse steps, so that nothing jumps when a slider moves.
+A dict takes 0.02 ms, the figure classes 4 ms or more. Heights and ranges change in coarse steps, so nothing jumps when
+a slider moves.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dashboard.words import units
 from estimator import Component, Estimate, Gpu
 
 Figure = dict[str, Any]
-"""What Plotly calls a figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""
+"""A Plotly figure: ``data`` and ``layout``. Its values are Plotly's, hence ``Any``."""
 TOTAL_WIDTH = 0.06
-"""Share of the scale that a written total takes at most on a wide screen."""
+"""Maximum share of the scale that a total's label takes on a wide screen."""
 LEGIBLE = 0.06
-"""The share of the axis from which a part has room for its number."""
+"""Minimum share of the axis at which a part has room for its number."""
 _EVERY = (*theme.COMPONENTS.values(), theme.RESERVE)
 
 
 class Bar(NamedTuple):
-    """One bar: its name, its parts by label and whether it is the one to look at."""
+    """One bar: its name, its parts by label, and whether it is highlighted."""
 
     place: float
     name: str
@@ -46,7 +46,7 @@ def scale(largest: int) -> float:
 
 
 def parts(resident: Mapping[Component, int], reserve: int) -> dict[str, int]:
-    """Bytes by label, and what the card must have beside them."""
+    """Bytes by label, including the reserve that the card must have."""
     held = {part.label: resident.get(c, 0) for c, part in theme.COMPONENTS.items()}
     return {**held, theme.RESERVE.label: reserve}
 
@@ -59,10 +59,10 @@ def _stack(
     width: float = 0.78,
     line: float | None = None,
 ) -> Figure:
-    """All bars, part upon part, as one trace: a browser takes twice as long over a trace for each part.
+    """All stacked bars as one trace, since browsers take twice as long for one trace per part.
 
-    ``end`` of the scale in GiB, where longer bars are cut; ``size`` of the numbers in pixels; ``width`` of a bar where
-    the next is 1 away; ``line``: the capacity, at which a part is two pieces, so that neither's number is crossed.
+    ``end``: end of the scale in GiB, where longer bars are cut. ``size``: of the numbers in pixels. ``width``: of a
+    bar, with bars at distance 1. ``line``: the capacity, where a part is split in two so that it crosses no number.
     """
     pieces: list[tuple[float, theme.Part, int, str]] = []
     bases: list[float] = []
@@ -110,7 +110,7 @@ def _stack(
 def _pieces(
     base: float, length: float, line: float | None, end: float
 ) -> list[tuple[float, float]]:
-    """A part from where it begins, cut at the end of the scale, in two at a line that crosses it: (begin, length).
+    """A part cut off at the end of the scale and split at a line that crosses it, as (begin, length).
 
     >>> _pieces(10.0, 20.0, 24.0, 32.0), _pieces(10.0, 40.0, None, 32.0)
     ([(10.0, 14.0), (24.0, 6.0)], [(10.0, 22.0)])
@@ -122,7 +122,7 @@ def _pieces(
 
 
 def peak_parts(estimate: Estimate) -> dict[str, int]:
-    """Bytes at the peak by label, and what the card must have beside."""
+    """Bytes at the peak by label, including the reserve that the card must have."""
     return parts(estimate.peak.resident, estimate.need_high_bytes - estimate.peak.bytes)
 
 
@@ -133,7 +133,7 @@ def stacked(estimates: Sequence[Estimate], end: float, size: int, width: float) 
 
 
 def capacity_marks(estimates: Sequence[Estimate], look: theme.Look, height: float) -> list[Figure]:
-    """A line across each bar where its own card ends, clear of what it crosses; ``height`` in pixels."""
+    """A line across each bar at its own card's capacity; ``height`` in pixels."""
     held = [(place, it.gpu) for place, it in enumerate(estimates) if it.gpu]
     line: Figure = {
         "type": "scatter",
@@ -161,9 +161,9 @@ def _mark(height: float, width: int, colour: str) -> Figure:
 def _totals(
     bars: list[Bar], shown: Collection[str], look: theme.Look, line: float | None, end: float
 ) -> Figure:
-    """What each bar adds up to: beyond its end; on its end where the capacity or the scale leaves no room beyond it.
+    """Each bar's total, after its end, or on it if the capacity or the scale leaves no room after it.
 
-    What fits is written on the side of the capacity where it fits; a bar cut at the end of the scale has an arrow.
+    Totals of bars that fit stay below the capacity; a bar cut off at the end of the scale has an arrow.
     """
     texts, places, sides = [], [], []
     for bar in bars:
@@ -192,14 +192,14 @@ def _totals(
 
 
 def _halo(look: theme.Look) -> str:
-    """A ground around letters, so that they are read on top of any colour."""
+    """An outline around letters, so they are legible on any colour."""
     return ", ".join(f"{x}px {y}px 2px {look.ground}" for x in (-1, 0, 1) for y in (-1, 0, 1))
 
 
 def _capacity(
     memory_bytes: int, end: float, look: theme.Look, spans: Sequence[tuple[float, float]]
 ) -> Figure:
-    """The capacity as a line through the bars of each span of places, and what lies beyond it tinted."""
+    """The capacity as a line through the bars of each span, with the area beyond it tinted."""
     at = units.in_gib(memory_bytes)
     line = {"color": look.capacity, "width": 2.5, "dash": "dash"}
     beyond = {"type": "rect", "x0": at, "x1": end, "fillcolor": "rgba(213,94,0,0.09)"}
@@ -235,10 +235,9 @@ def against(
     off: Collection[str] = (),
     spans: Sequence[tuple[float, float]] = (),
 ) -> tuple[tuple[Figure, Figure], list[Figure], list[Figure]]:
-    """Bars and what each adds up to, held against a card: these two traces, shapes and annotations.
+    """Bars and their totals against a card: two traces, shapes and annotations.
 
-    The parts whose labels are in ``off`` are left out. ``spans``: places from and to which the capacity's line runs;
-    none: through everything.
+    Parts with labels in ``off`` are left out. ``spans``: positions between which the capacity's line runs; empty: all.
     """
     shown = [part for part in _EVERY if part.label not in off]
     line = None if gpu is None else units.in_gib(gpu.memory_bytes)

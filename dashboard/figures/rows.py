@@ -1,7 +1,7 @@
-"""Several documents that are nearly alike, as the first of them and what each of the others says otherwise.
+"""Several similar documents, stored as the first one and the differences of the others.
 
-A document is what JSON can say: a figure and the texts beside it. A browser makes any of them from the row by setting
-values at paths, and so shows to the last digit what the server would send.
+A document is JSON: a figure and its texts. The browser builds any of them by setting values at paths, so it shows
+exactly what the server would send.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Document = dict[str, Any]
-"""What JSON can say; its values are Plotly's and texts, hence ``Any``."""
+"""A JSON object; its values are Plotly's and texts, hence ``Any``."""
 Path = tuple[str | int, ...]
 
 

@@ -1,4 +1,4 @@
-"""The page "How it works": the whole story, every number in it computed when the page is drawn."""
+"""The page "How it works": an explanation of the method, with all numbers computed when the page is drawn."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Chapter(NamedTuple):
 
 
 def chapters(example: Estimate) -> list[Chapter]:
-    """The story told along one setup, which is full fine-tuning that does not fit."""
+    """The chapters, based on one setup: full fine-tuning that does not fit."""
     return [
         Chapter("A peak is a moment, not a sum", _idea(example)),
         Chapter("One run, moment by moment", _walk(example)),
-        Chapter("Beside the rule of thumb", rule_of_thumb.sentence(example)),
+        Chapter("Compared with the rule of thumb", rule_of_thumb.sentence(example)),
         Chapter("What LoRA and QLoRA change", _adapters(example)),
         Chapter("What stays for backward", _kept(example)),
         Chapter("What preferences, rewards and embeddings change", _objectives(example)),
         Chapter("Common mistakes", _pitfalls(example)),
         Chapter("How the figure is computed", _method()),
-        Chapter("What the bracket means", _bracket(example)),
+        Chapter("What the range means", _bracket(example)),
         Chapter("What is not modelled yet", _gaps()),
     ]
 
 
 def example(keys: dict[str, object]) -> Estimate:
-    """The estimate that the story is told along."""
+    """The estimate used as the example."""
     return estimate(*contract.parse(keys))
 
 
@@ -85,7 +85,7 @@ def _walk(of: Estimate) -> str:
             f"5. **Optimizer step.** At the end of the first step the optimizer creates its states: "
             f"{_size(of, Phase.OPTIMIZER_STEP, Component.OPTIMIZER_STATES)}. With weights and gradients that is "
             f"{units.gib(of.phases[Phase.OPTIMIZER_STEP].bytes)}.",
-            f"6. **The second step.** The states stay, and every later step comes on top of them: up to "
+            f"6. **The second step.** The states stay, and every later step adds to them: up to "
             f"{units.gib(of.peak.bytes)} in {terms.moment(of.peak)}. {overflow.runs_out(of)}",
         ]
     )
@@ -209,16 +209,16 @@ def _pitfalls(of: Estimate) -> str:
             "float32, and log-softmax's backward holds three copies. In Llama-3.1-8B with LoRA they are "
             f"{units.gib(llama.peak.resident.get(Component.LOGITS, 0))} at {of.setup.max_length:,} tokens: a sum of "
             "weights, gradients and states misses them.",
-            "- **Sixteen bytes a parameter.** This holds for float32 weights under autocast with AdamW. Weights "
+            "- **Sixteen bytes per parameter.** This holds for float32 weights under autocast with AdamW. Weights "
             "trained in bfloat16 keep their states in bfloat16: 8 bytes.",
             "- **The optimizer's own temporaries.** adamw_torch (foreach) takes a square root of every second "
             f"moment at once: {units.gib(transient)} more here. The fused version, Trainer's default, takes none.",
-            "- **Attention.** Eager attention keeps a tokens × tokens table of scores for each head; SDPA and "
+            "- **Attention.** Eager attention keeps a tokens × tokens matrix of scores for each head; SDPA and "
             "FlashAttention keep none. A formula for one is wrong for the other.",
             f"- **The nameplate.** “{gpu.nameplate_gb:g} GB” are {units.gib(gpu.memory_bytes)} for programs; "
-            "the CUDA context comes out of that, too.",
-            "- **Accumulation.** It raises the effective batch, not the memory. It helps only because it lets "
-            "the micro-batch shrink.",
+            "the CUDA context also takes part of that.",
+            "- **Accumulation.** It raises the effective batch, not the memory. It helps only by allowing a "
+            "smaller micro-batch.",
             "- **Padding and windows.** A mask for padded rows or a sliding window makes each layer keep a bias "
             "of tokens × tokens, which a packed batch does not need.",
         ]

@@ -1,1 +1,1 @@
-"""How does one get from page to page? The router and the links."""
+"""Navigation between pages: the router and the links."""

@@ -1,8 +1,7 @@
-"""The way from page to page: plain links, each of which holds the whole document.
+"""Navigation by plain links, each of which contains the whole document.
 
-Streamlit's own navigation leads to a bare address, which the next page must then write again: one entry in the
-browser's history for the bare address, and one for each key. These links need none of that, and open in another tab
-as well.
+Streamlit's own navigation leads to a URL without a query, which the next page must then restore: one entry in the
+browser's history for the bare URL and one per key. These links avoid that, and also open in another tab.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Page(NamedTuple):
     title: str
     file: str
     path: str
-    """In its address; the start page's is of no use there, and its link leads to the root."""
+    """Its path in the URL. The start page's is unused; its link leads to the root."""
 
 
 ESTIMATE = Page("Estimate", "pages/estimate.py", "setup")
@@ -65,20 +64,19 @@ if (!window.headroom) {
   }).observe(app, { attributeFilter: ["data-test-connection-state", "data-test-script-state"] });
 }
 </script>"""
-"""What Back leads to: the setup, or the page, before the last click.
+"""Makes Back lead to the setup or page before the last click.
 
-A click on a link goes where it says as the browser's own Back does, and loads nothing anew; without this it would.
-Where one click sets several keys, Streamlit writes the address once for each: such entries, within half a second of
-each other on one page, are joined.
+A click on a link navigates without reloading, like the browser's Back. If one click sets several keys, Streamlit
+updates the URL once per key; updates within half a second of each other on one page are merged into one history entry.
 
-Streamlit runs nothing when a lost connection is there again; but behind it may be a server that was started anew, which
-drops all moves until the page has run once. So the page is asked for again, by its address, which holds everything; and
-once more where a move has changed the address in the meantime.
+After a lost connection Streamlit does not rerun the page, although a restarted server ignores all widgets until the
+page has run once. So the page is requested again by its URL, which contains everything, and again if a widget has
+changed the URL in the meantime.
 """
 
 
 def draw(current: str) -> None:
-    """The links; the page whose path in the address is ``current`` is marked."""
+    """The links; the page with path ``current`` is marked."""
     items = []
     for page in PAGES:
         marks, title = ' aria-current="page"' if page.path == current else "", page.title
@@ -90,7 +88,7 @@ def draw(current: str) -> None:
 
 
 def _address(page: Page) -> str:
-    """Relative to every page of this server, whatever path it is served under."""
+    """A relative URL that works from every page, whatever path the server is mounted under."""
     estimates = page is ESTIMATE
     params = {
         **(comparison.estimate_params() if estimates else {}),

@@ -1,1 +1,1 @@
-"""What does the visit hold? The setup key by key, what a click changes, the scenarios that are compared."""
+"""The session: the setup key by key, what a click changes, the compared scenarios."""

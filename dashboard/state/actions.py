@@ -1,4 +1,4 @@
-"""What a click sets in the setup, and how it is undone."""
+"""Changes to the setup by clicks, with undo."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dashboard.state import session
 from estimator import contract
 
 DEEPEST = 50
-"""Clicks that can be undone: ours, more than anyone remembers."""
+"""Maximum clicks that can be undone. Our choice."""
 
 
 def take(keys: Mapping[str, object]) -> None:
-    """Set some keys and remember what they were; the whole page follows, as its widgets must."""
+    """Sets some keys and remembers their previous values; reruns the whole page, so its widgets follow."""
     put(keys)
     st.rerun()
 
@@ -33,7 +33,7 @@ def _remember(keys: Iterable[str]) -> None:
 
 
 def undo() -> None:
-    """Take the last click back."""
+    """Undoes the last click."""
     state = st.session_state
     if state.get("undo"):
         *state["undo"], before = state["undo"]
@@ -41,7 +41,7 @@ def undo() -> None:
 
 
 def reset() -> None:
-    """Go back to the example; this can be undone."""
+    """Resets to the example; this can be undone."""
     state = st.session_state
     touched = {*session.BOUND, *session.unbound_values()}
     keys = {**{key: getattr(contract.DEFAULT, key, None) for key in touched}, **EXAMPLE}

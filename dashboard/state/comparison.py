@@ -1,7 +1,7 @@
-"""The scenarios that a visitor compares: in the address, and in the session as long as it lasts; nowhere else.
+"""The scenarios that a visitor compares, stored only in the URL and the session.
 
-The address is the document. It is read at a visit's start, and when the visitor goes back, forth or along a link.
-Another page's bare address says nothing; there the session writes it again.
+The URL is the document. It is read at the start of a visit and when the visitor goes back, forward or follows a link.
+On pages whose URL lacks it, the session restores it.
 """
 
 from __future__ import annotations
@@ -26,47 +26,48 @@ NUMBERS: Mapping[str, contract.Kind] = {
     "present": contract.WholeNumber(contract.MOST_SCENARIOS, nullable=True),
 }
 KEYS = (SCENARIOS, SETUP, "v", *NUMBERS)
-"""What an address says of a comparison: its scenarios, the setup of the estimate, the contract, and the page."""
+"""URL keys of a comparison: its scenarios, the setup of the estimate, the contract's version, and the page's options.
+"""
 BASE = "Setup"
 Address = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """All that the address says of a comparison."""
+    """Everything in the URL about a comparison."""
 
     scenarios: tuple[contract.Scenario, ...] = ()
     setup: contract.Scenario | None = None
-    """The setup of the estimate's page, where that is not the page that is shown."""
+    """The setup of the page Estimate, while another page is shown."""
     context: int | None = None
-    """A context that all are estimated at instead of their own."""
+    """A context for all scenarios instead of their own."""
     within: float | None = None
-    """Hours in which a run must be done."""
+    """Hours within which a run must finish."""
     present: int | None = None
-    """For the projector: the scenario that is spoken of, from 1; None: not for the projector."""
+    """In presentation mode, the current scenario, from 1; None: not in presentation mode."""
 
 
 def document() -> Document:
-    """What is compared now."""
+    """The current comparison."""
     kept: Document = st.session_state.setdefault("compared", Document())
     return kept
 
 
 def scenarios() -> tuple[contract.Scenario, ...]:
-    """The scenarios that are kept, in order."""
+    """The compared scenarios, in order."""
     return document().scenarios
 
 
 def problems() -> tuple[str, ...]:
-    """What was dropped of a link or a file, a sentence each."""
+    """What was dropped from a link or file, one sentence each."""
     said: tuple[str, ...] = st.session_state.get("compared problems", ())
     return said
 
 
 def follow(*, estimates: bool) -> None:
-    """Read the address where it says something new, and write what it should say; before a page is drawn.
+    """Reads the URL if it has changed, and updates it; called before a page is drawn.
 
-    ``estimates``: whether the page is the one whose setup stands in the address by its own keys.
+    ``estimates``: whether this is the page Estimate, whose setup is in the URL by its own keys.
     """
     state = st.session_state
     state["on the estimate"] = estimates
@@ -103,32 +104,32 @@ def _read(given: Address) -> None:
 
 
 def estimate_params() -> dict[str, list[str]]:
-    """The setup of the estimate, for a visitor who comes to its page by an address that does not say it."""
+    """URL parameters of the estimate's setup, for a visitor whose URL lacks them."""
     setup = document().setup
     return {} if setup is None else setup_params(setup)
 
 
 def setup_params(scenario: contract.Scenario) -> dict[str, list[str]]:
-    """A scenario's setup as the estimate's page has it in its address: by the contract's keys."""
+    """A scenario's setup as URL parameters, by the contract's keys."""
     return {key: _texts(value) for key, value in scenario.setup.items()}
 
 
 def _texts(value: object) -> list[str]:
-    """A value of the contract as an address has it."""
+    """A value of the contract as URL strings."""
     if isinstance(value, list):
         return [str(item) for item in value]
     return [value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))]
 
 
 def _write() -> None:
-    """At once, and only where something changes: a browser that is sent an address keeps it in its history."""
+    """Updates the URL once, and only if it changes, since every update is an entry in the browser's history."""
     now = spelled()
     if now != _given():
         st.query_params.update({key: list(texts) for key, texts in now.items()})
 
 
 def spelled(*, estimates: bool | None = None) -> dict[str, tuple[str, ...]]:
-    """What the address should say; a scenario that is too long for a link is left out."""
+    """The URL's parameters, without scenarios that are too long for a link."""
     kept = document()
     if estimates is None:
         estimates = st.session_state.get("on the estimate", False)
@@ -145,7 +146,7 @@ def spelled(*, estimates: bool | None = None) -> dict[str, tuple[str, ...]]:
 
 
 def written_numbers(of: Document) -> dict[str, tuple[str, ...]]:
-    """The numbers of a comparison as an address has them: to the last digit."""
+    """The numbers of a comparison as URL strings, with all digits."""
     values = {key: getattr(of, key) for key in NUMBERS}
     return {
         key: () if value is None else (json.dumps(value).removesuffix(".0"),)
@@ -154,12 +155,12 @@ def written_numbers(of: Document) -> dict[str, tuple[str, ...]]:
 
 
 def is_too_long(scenario: contract.Scenario) -> bool:
-    """Whether a scenario is of a pasted config that no link can carry."""
+    """Whether a scenario's pasted config is too long for a link."""
     return len(quote_plus(contract.write_text(scenario))) > contract.LONGEST_WRITTEN
 
 
 def note(reading: contract.Reading) -> None:
-    """Remember the setup of the estimate's page, for the addresses of the others."""
+    """Remembers the setup of the page Estimate, for the URLs of other pages."""
     if reading.model is not None:
         setup = contract.Scenario(
             BASE, contract.write_fields(reading.model, reading.gpu, reading.setup)
@@ -168,14 +169,14 @@ def note(reading: contract.Reading) -> None:
 
 
 def put(now: Sequence[contract.Scenario]) -> None:
-    """Compare these from now on, and remember what was compared before."""
+    """Replaces the compared scenarios, and remembers the previous ones for undo."""
     state = st.session_state
     state["compared before"] = [*state.get("compared before", []), scenarios()][-actions.DEEPEST :]
     _set(scenarios=tuple(now))
 
 
 def undo() -> None:
-    """Take the last change back."""
+    """Undoes the last change."""
     state = st.session_state
     if state.get("compared before"):
         *state["compared before"], before = state["compared before"]
@@ -183,12 +184,12 @@ def undo() -> None:
 
 
 def can_undo() -> bool:
-    """Whether there is a change to take back."""
+    """Whether there is a change to undo."""
     return bool(st.session_state.get("compared before"))
 
 
 def turn(**keys: object) -> None:
-    """Set what the page shows: ``context``, ``within``, ``present``."""
+    """Sets the page's options: ``context``, ``within``, ``present``."""
     _set(**keys)
 
 
@@ -199,7 +200,7 @@ def _set(**keys: object) -> None:
 
 
 def add(name: str, of: Estimate) -> str:
-    """Keep an estimate's setup under a name; the sentence that says why not, or nothing."""
+    """Adds an estimate's setup under a name; returns a sentence if that fails, else an empty string."""
     if len(scenarios()) >= contract.MOST_SCENARIOS:
         return f"A comparison holds {contract.MOST_SCENARIOS} scenarios; remove one first."
     try:
@@ -210,7 +211,7 @@ def add(name: str, of: Estimate) -> str:
 
 
 def rename(at: int, name: str) -> str:
-    """Give a scenario another name; the sentence that says why not, or nothing."""
+    """Renames a scenario; returns a sentence if that fails, else an empty string."""
     try:
         now = list(scenarios())
         now[at] = replace(now[at], name=contract.sound_name(name))
@@ -221,28 +222,28 @@ def rename(at: int, name: str) -> str:
 
 
 def move(at: int, to: int) -> None:
-    """Put a scenario in another place."""
+    """Moves a scenario."""
     now = list(scenarios())
     now.insert(to, now.pop(at))
     put(now)
 
 
 def duplicate(at: int) -> None:
-    """A second one of the same setup, behind it."""
+    """Inserts a copy of a scenario after it."""
     now = list(scenarios())
     again = replace(now[at], name=contract.free_name(now[at].name, now))
     put([*now[: at + 1], again, *now[at + 1 :]])
 
 
 def remove(at: int) -> None:
-    """Compare it no more."""
+    """Removes a scenario."""
     now = list(scenarios())
     del now[at]
     put(now)
 
 
 def load(text: bytes) -> None:
-    """Compare what a file holds; where it is no such file, one sentence and all as it was."""
+    """Loads the scenarios of a file; on an invalid file, reports one sentence and changes nothing."""
     try:
         found: contract.Found = contract.read_file(text, models.known())
     except ValueError as problem:
@@ -257,7 +258,7 @@ def load(text: bytes) -> None:
 
 
 def ask_for_models() -> tuple[bool, dict[str, str]]:
-    """Ask the Hub for models that nobody here knows: whether it must still answer, and what is said of each."""
+    """Asks the Hub for unknown models; returns whether answers are pending, and the status of each."""
     state = st.session_state
     asked: dict[str, Future[HubModel]] = state.setdefault("asked of the Hub", {})
     said: dict[str, str] = {}
@@ -280,10 +281,10 @@ def ask_for_models() -> tuple[bool, dict[str, str]]:
 
 
 def params(*, estimates: bool) -> dict[str, list[str]]:
-    """The address of a page, for a link to it."""
+    """The parameters of a link to a page."""
     return {key: list(texts) for key, texts in spelled(estimates=estimates).items() if texts}
 
 
 def query() -> str:
-    """The address of the comparison, without the question mark."""
+    """The query of the comparison's URL, without the question mark."""
     return urlencode(params(estimates=False), doseq=True)

@@ -1,9 +1,7 @@
-"""The models of a visit: which one is in use, which were found or made, and what the Hub is asked.
+"""The models of a session: the one in use, those found or created, and pending requests to the Hub.
 
-The model in use stands under the key ``in use``, as the address carries it: an id, or the JSON of a custom model.
-
-The Hub is asked in a thread. Until it answers, and where it has no model to give, the page goes on with the model that
-it had.
+The key ``in use`` holds the model in use in the URL's form: an id, or the JSON of a custom model. The Hub is asked in a
+thread. Until it answers, or if it has no such model, the page keeps its previous model.
 """
 
 from __future__ import annotations
@@ -22,13 +20,13 @@ from dashboard.state import actions, session
 from estimator import HubModel, Model, Trouble, catalog, contract, hub, repository
 
 LONGEST_IN_LINK = 1500
-"""Characters that a model may take in an address: ours, so that a link stays under 2,000 with all else in it."""
+"""Maximum characters of a model in a URL. Our choice, so that whole links stay under 2,000."""
 MOST_KEPT = 100
-"""Models of one's own in a session: ours, more than can be undone to."""
+"""Maximum custom models in a session. Our choice: more than undo can reach."""
 IN_USE = "the model in use"
-"""What the contract is asked for where the catalogue lacks the model."""
+"""The name passed to the contract if the catalogue lacks the model."""
 UNLINKED = "own config"
-"""How the address names a config that is too long for it."""
+"""The URL's placeholder for a config that is too long for it."""
 LOST = (
     "The link was for a pasted config.json that is too long for a link; paste it again under “Own model”. The page "
     f"opened on {EXAMPLE['model']}."
@@ -43,23 +41,23 @@ ASK_AGAIN = frozenset(
         Trouble.RATE_LIMITED,
     }
 )
-"""Troubles that another token or another moment may heal."""
+"""Errors that another token or a later attempt may fix."""
 _threads = ThreadPoolExecutor(max_workers=2 * hub.MOST_AT_ONCE, thread_name_prefix="ask")
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A question to the Hub that is under way."""
+    """A pending request to the Hub."""
 
     hub_id: str
     wanted: Mapping[str, object] | None
-    """The model of one's own that is made like it; None: the model itself."""
+    """The custom model based on it; None: the model itself."""
     answer: Future[HubModel]
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why there is no such model, and what was asked."""
+    """A failed request: the reason, and what was requested."""
 
     sentence: str
     trouble: Trouble | None = None
@@ -68,50 +66,50 @@ class Refusal:
 
 
 def is_known(option: object) -> bool:
-    """Whether a model can be used at once: it is in the catalogue, or was found or made in this session."""
+    """Whether a model is available: in the catalogue, or found or created in this session."""
     return option in catalog.models() or option in found_models()
 
 
 def known() -> dict[str, Model]:
-    """The session's models beside the catalogue, by what the address calls them."""
+    """The session's models outside the catalogue, by their form in the URL."""
     return {option: found.model for option, found in found_models().items() if found.model}
 
 
 def name() -> str:
-    """What the contract is asked for: a name that the catalogue has, or ``IN_USE``."""
+    """The name passed to the contract: a catalogued name, or ``IN_USE``."""
     option: str = st.session_state["in use"]
     return option if option in catalog.models() else IN_USE
 
 
 def in_use() -> Mapping[str, Model]:
-    """What ``IN_USE`` is."""
+    """The model that ``IN_USE`` refers to."""
     found = found_models().get(st.session_state["in use"])
     return {IN_USE: found.model} if found is not None and found.model else {}
 
 
 def follow() -> None:
-    """Let the address follow what is in use; before any widget is drawn."""
+    """Updates the URL to the model in use; called before any widget is drawn."""
     if st.session_state.get("model") is not None:
         st.session_state["model"] = st.session_state["in use"]
 
 
 def remember(option: str, found: HubModel) -> None:
-    """Keep a model of this session; the oldest go first."""
+    """Adds a model to the session, dropping the oldest if there are too many."""
     if option not in catalog.models() or found.notes:
         kept = {**found_models(), option: found}
         st.session_state["found"] = dict(list(kept.items())[-MOST_KEPT:])
 
 
 def found_models() -> dict[str, HubModel]:
-    """The models that were found or made in this session."""
+    """The models found or created in this session."""
     found: dict[str, HubModel] = st.session_state.get("found", {})
     return found
 
 
 def instead(asked: Mapping[str, Sequence[str]], problems: Sequence[str]) -> list[str]:
-    """What is to be said of an address whose model cannot be used at once; what the Hub may know is asked for.
+    """Problems of a URL whose model is not available; asks the Hub if it may know the model.
 
-    ``problems`` is what the contract says of it.
+    ``problems``: those reported by the contract.
     """
     forget_question()
     named, wanted = _named_in("".join(asked.get("model", ())))
@@ -132,7 +130,7 @@ def instead(asked: Mapping[str, Sequence[str]], problems: Sequence[str]) -> list
 
 
 def _named_in(text: str) -> tuple[str, Mapping[str, object] | None]:
-    """The name in an address's model, and the model of one's own that is like it."""
+    """The name in a URL's model, and the custom model based on it."""
     if not text.lstrip().startswith("{"):
         return text, None
     try:
@@ -149,12 +147,12 @@ def _may_be_id(text: str) -> bool:
 
 
 def forget_question() -> None:
-    """Nothing is asked, refused or proposed any more."""
+    """Clears pending requests, refusals and proposals."""
     st.session_state.update({"asking": None, "trouble": None, "proposed": None})
 
 
 def ask(hub_id: str, wanted: Mapping[str, object] | None = None) -> None:
-    """Ask the Hub for a model, in a thread."""
+    """Asks the Hub for a model, in a thread."""
     token = st.session_state.get("hub token") or None
     forget_question()
     answer = _threads.submit(hub.fetch, hub_id, token=token)
@@ -162,7 +160,7 @@ def ask(hub_id: str, wanted: Mapping[str, object] | None = None) -> None:
 
 
 def ask_again() -> None:
-    """Ask what was asked before; the whole page follows, so that it looks for the answer."""
+    """Repeats the last request; reruns the whole page, so that it polls for the answer."""
     refusal: Refusal | None = st.session_state.get("trouble")
     if refusal is not None and refusal.trouble in ASK_AGAIN:
         ask(refusal.hub_id, refusal.wanted)
@@ -170,21 +168,21 @@ def ask_again() -> None:
 
 
 def is_asking() -> bool:
-    """Whether the whole page must run to take an answer."""
+    """Whether the whole page must rerun to receive an answer."""
     return st.session_state.get("asking") is not None
 
 
 def pending() -> Asking | None:
-    """The question that the Hub has not answered yet."""
+    """The pending request, if any."""
     asking: Asking | None = st.session_state.get("asking")
     return None if asking is st.session_state.get("answered") else asking
 
 
 def settle() -> None:
-    """Take the Hub's answer, where it has come; before any widget is drawn.
+    """Receives the Hub's answer if it has arrived; called before any widget is drawn.
 
-    But not in the run that opens an address: a bound widget that is drawn for the first time has the address's value.
-    A click may break a run off; so the question stands until a run has shown its answer, and is answered again.
+    Not in the run that opens a URL, since a bound widget drawn for the first time takes the URL's value. A click may
+    interrupt a run, so the request stays pending until a run has shown its answer.
     """
     asking: Asking | None = st.session_state.get("asking")
     drawn = st.session_state.get("model drawn", False)
@@ -205,7 +203,7 @@ def settle() -> None:
 
 
 def take_text(text: str | bytes) -> None:
-    """Use a config.json that was pasted or dropped."""
+    """Uses a pasted or dropped config.json."""
     forget_question()
     found = repository.from_text(text)
     if found.model is None:
@@ -217,7 +215,7 @@ def take_text(text: str | bytes) -> None:
 
 
 def _take_own(wanted: Mapping[str, object], take: Callable[[Mapping[str, object]], None]) -> None:
-    """Use a known model with other dimensions."""
+    """Uses a known model with other dimensions."""
     reading = contract.read_setup({"model": dict(wanted)}, known())
     if reading.model is None:
         sentence = reading.problems[0].removeprefix("model: ")
