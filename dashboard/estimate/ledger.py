@@ -93,7 +93,9 @@ def ledger_html(estimate: Estimate) -> str:
 def rule_of_thumb_html(estimate: Estimate) -> str:
     """The comparison as a paragraph, behind its heading."""
     text = escape(rule_of_thumb.sentence(estimate))
-    return markup.details("rule", "Compared with the rule of thumb", f'<p class="hr-text">{text}</p>')
+    return markup.details(
+        "rule", "Compared with the rule of thumb", f'<p class="hr-text">{text}</p>'
+    )
 
 
 def assumptions_html(estimate: Estimate) -> str:
