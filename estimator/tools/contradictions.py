@@ -25,7 +25,7 @@ def found(tool: str, given: Mapping[str, Entry], values: Mapping[str, Any]) -> I
     both = [
         given[key] for key in ("args.bf16", "args.fp16") if key in given and is_on(given[key].value)
     ]
-    if len(both) == 2 and "auto" not in {it.value for it in both}:
+    if len(both) == 2 and "auto" not in [it.value for it in both]:
         yield f"{_at(both[0])} and {_at(both[1])} are both on, and Trainer takes one of the two; turn one off."
     packed = [
         it

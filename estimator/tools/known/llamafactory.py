@@ -92,7 +92,8 @@ def _write_targets(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def _alpha(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    return {"lora_alpha": theirs["args.lora_alpha"] or 2 * so_far["lora_r"]}
+    asked, rank = theirs["args.lora_alpha"], whole(so_far["lora_r"])
+    return {"lora_alpha": asked or 2 * rank} if asked or rank else {}
 
 
 def _attention(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from estimator.tools.known import parallel, transformers
 from estimator.tools.known.llamafactory import LATER as ALIKE
-from estimator.tools.known.parallel import is_on, whole
+from estimator.tools.known.parallel import is_on, rounded, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
 from estimator.tools.lists import listed
 from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, same
@@ -121,7 +121,7 @@ def _frozen(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 def _alpha(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     value = theirs["args.lora_alpha"]
-    return {"lora_alpha": int(value)} if isinstance(value, int | float) else {}
+    return {} if value is None else {"lora_alpha": rounded(value)}
 
 
 RULES: tuple[Rule, ...] = (

@@ -41,6 +41,15 @@ def whole(value: Value) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def rounded(value: Value) -> Value:
+    """A number that is whole, as an int; anything else as it is.
+
+    >>> rounded(32.0), rounded(0.5), rounded([1])
+    (32, 0.5, [1])
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     machines = whole(theirs.first("launch.nnodes", "accelerate.num_machines")) or 1
     if theirs.has("launch.nproc_per_node"):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from estimator.tools.known import parallel, peft
-from estimator.tools.known.parallel import is_on, whole
+from estimator.tools.known.parallel import is_on, rounded, whole
 from estimator.tools.known.peft import dtype_word
 from estimator.tools.lists import listed
 from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, always, same
@@ -201,10 +201,8 @@ def _counts(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 def _adapters(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {
         "lora_r": _or(theirs["args.model.lora_rank"], theirs["builder.lora_rank"]),
-        "lora_alpha": int(_or(theirs["args.model.lora_alpha"], theirs["builder.lora_alpha"])),
-        "lora_dropout": float(
-            _or(theirs["args.model.lora_dropout"], theirs["builder.lora_dropout"])
-        ),
+        "lora_alpha": rounded(_or(theirs["args.model.lora_alpha"], theirs["builder.lora_alpha"])),
+        "lora_dropout": _or(theirs["args.model.lora_dropout"], theirs["builder.lora_dropout"]),
         "use_dora": is_on(theirs["args.model.use_dora"]),
     }
 
