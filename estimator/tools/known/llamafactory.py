@@ -92,7 +92,7 @@ def _write_targets(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def _alpha(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    asked, rank = theirs["args.lora_alpha"], whole(so_far["lora_r"])
+    asked, rank = theirs["args.lora_alpha"], whole(so_far["lora_r"]) or 0
     return {"lora_alpha": asked or 2 * rank} if asked or rank else {}
 
 
