@@ -154,7 +154,12 @@ def _plain(value: object) -> object:
 def _task(trainer: Any) -> dict[str, object]:
     names = {it.__name__ for it in type(trainer).__mro__}
     found = next((word for name, word in _OBJECTIVES.items() if name in names), "sft")
-    keys: dict[str, object] = {"objective": found}
+    model = _base(trainer.model)
+    keys: dict[str, object] = {}
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        keys["num_labels"] = model.config.num_labels
+        found = "reward" if found == "reward" else "sequence_classification"
+    keys["objective"] = found
     if found == "sft" and "SFTTrainer" in names and _trl() >= FUSED_LOSS_SINCE:
         keys["loss"] = "chunked_trl"
     if found not in {"sft", "reward"}:

@@ -148,6 +148,21 @@ def test_sft_trainer_of_trl_has_its_own_defaults(tmp_path: Path) -> None:
     agrees(keys, found.model)
 
 
+def test_classifier_is_no_language_model(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**SIZES, num_labels=5, pad_token_id=0)
+    found = trainer(tmp_path, transformers.LlamaForSequenceClassification(config))
+    keys = check(found, show=False).keys
+    assert (keys["objective"], keys["num_labels"]) == ("sequence_classification", 5)
+    agrees(keys, found.model)
+
+
+def test_biases_and_ranks_of_peft_are_read(tmp_path: Path) -> None:
+    model = adapted(tiny(), bias="all", rank_pattern={"q_proj": 8}, exclude_modules=["o_proj"])
+    keys = check(trainer(tmp_path, model), show=False).keys
+    assert keys["bias"] == "all"
+    agrees(keys, model)
+
+
 class FakeCounter:
     """What no machine without a GPU can read."""
 

@@ -57,16 +57,12 @@ NEEDED = frozenset(["args.use_peft"])
 """What a tool needs beside a key that implies it here: load_in_4bit trains nothing without adapters."""
 MOST_ROUNDS = 8
 """How often what was written is read again: ours, a round for each key that depends on another."""
-_OF_ADAPTERS = (
-    "lora_r",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_target_modules",
-    "autocast_adapter_dtype",
-    "use_dora",
-    "modules_to_save",
-    "load_in_8bit",
-    "prepare_model_for_kbit_training",
+_OF_ADAPTERS = tuple(
+    key.name
+    for key in KEYS
+    if key.facet == "adapters"
+    and key.name not in {"method", "model_class"}
+    and not key.name.startswith(("bnb_", "freeze_"))
 )
 _OF_4BIT = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage")
 _OF_CHECKPOINTS = (
