@@ -34,6 +34,7 @@ from estimator.search.best_ways import COUNTS, BestWay, Reach, best_way, best_wa
 from estimator.search.fewest_gpus import MOST_GPUS, smallest_set, why_not_shared
 from estimator.search.limits import (
     evaluation_stops,
+    fewer_checkpoints,
     largest_micro_batch,
     longest_context,
     smallest_gpu,
@@ -169,6 +170,7 @@ __all__ = [
     "evaluation_stops",
     "explain",
     "family_of",
+    "fewer_checkpoints",
     "files_of",
     "hub",
     "image_by_tool",

@@ -23,7 +23,7 @@ from estimator import (
     reach,
     ways_on,
 )
-from estimator.search.limits import fits, holds
+from estimator.search.limits import fewer_checkpoints, fits, holds
 
 LLAMA, MISTRAL = "meta-llama/Llama-3.1-8B", "mistralai/Mistral-7B-v0.1"
 LORA = TrainingSetup(method=Method.LORA)
@@ -124,3 +124,38 @@ def test_what_fits_is_offered_a_longer_context_and_a_gentler_method() -> None:
     assert any("tokens, or micro-batch" in title for title in titles)
     for _, _, keys in offered:
         assert estimate(model, gpu, replace(LORA, **keys)).verdict is Verdict.FITS
+
+
+def test_memory_that_is_left_over_buys_layers_without_checkpoints() -> None:
+    """Fewest checkpoints that fit: with twice as long a context fewer layers go without."""
+    model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
+    for length, some in ((512, True), (4096, True), (1_000_000, False)):
+        setup = replace(LORA, gradient_checkpointing=True, max_length=length)
+        keys = fewer_checkpoints(model, gpu, setup)
+        assert bool(keys) is some, length
+        if not keys:
+            continue
+        after = estimate(model, gpu, replace(setup, **keys))
+        assert after.verdict is Verdict.FITS
+        before = estimate(model, gpu, setup)
+        assert after.time.parts[0].low_seconds == before.time.parts[0].low_seconds
+        offered = shown.could_also(before, None, reach(model, gpu, setup), keys)
+        assert offered[-1][2] == keys
+        assert "the same result with less computed again" in offered[-1][1]
+
+
+def test_the_most_layers_that_fit_go_without() -> None:
+    model, gpu = catalog.model(LLAMA), card("A100-SXM4-80GB")
+    setup = replace(LORA, gradient_checkpointing=True)
+    longest = longest_context(model, gpu, setup)
+    barely = replace(setup, max_length=longest * 9 // 16)
+    keys = fewer_checkpoints(model, gpu, barely)
+    chosen = keys.get("checkpoint_every_n_layers", 1)
+    for distance in (2, 3, 4, 6, 8):
+        fits_ = holds(model, gpu, replace(barely, checkpoint_every_n_layers=distance))
+        assert not fits_ or distance <= chosen
+    assert not holds(model, gpu, replace(barely, gradient_checkpointing=False))
+
+
+def test_nothing_is_left_over_where_nothing_is_checkpointed() -> None:
+    assert fewer_checkpoints(catalog.model(LLAMA), card("A100-SXM4-80GB"), LORA) == {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from dashboard import theme
+from dashboard.estimate import remedies
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import slider_limits, terms, units
 from estimator import BestWay, Component, Estimate, Method, Reach
@@ -135,7 +136,10 @@ def alt(ways: Sequence[BestWay]) -> str:
 
 
 def could_also(
-    of: Estimate, way: BestWay | None, reach: Reach
+    of: Estimate,
+    way: BestWay | None,
+    reach: Reach,
+    spare: Mapping[str, bool | int] | None = None,
 ) -> list[tuple[str, str, dict[str, object]]]:
     """What else a setup that fits could do: a title, the reason, and the keys to set."""
     found: list[tuple[str, str, dict[str, object]]] = []
@@ -149,7 +153,19 @@ def could_also(
             f"Up to {reach.longest_context:,} tokens, or micro-batch {reach.largest_micro_batch:,}"
         )
         found.append((title, f"the same result{_with(reach.titles)}", dict(reach.keys)))
+    if spare:
+        after = remedies.applied(of, spare)
+        distance = spare.get("checkpoint_every_n_layers", 1)
+        title = f"A checkpoint in every {distance} layers" if distance > 1 else "No checkpointing"
+        found.append((title, _spares(of, after), dict(spare)))
     return found
+
+
+def _spares(before: Estimate, after: Estimate) -> str:
+    return (
+        f"the same result with less computed again; needs up to {units.gib(after.need_high_bytes)}, "
+        f"{remedies.added(before, after)}"
+    )
 
 
 def _is_gentler(one: Estimate, other: Estimate) -> bool:

@@ -40,6 +40,7 @@ from estimator import (
     best_ways,
     catalog,
     explain,
+    fewer_checkpoints,
     kept_logits_bytes,
     kept_terms,
     pareto,
@@ -94,7 +95,8 @@ def _draw_could_also(answer: Estimate) -> None:
     on = answer.model, answer.gpu
     number = answer.setup.num_gpus
     way = best_way_on(*on, number, answer.setup) if number in COUNTS else None
-    found = best_way.could_also(answer, way, reach(*on, answer.setup))
+    spare = fewer_checkpoints(*on, answer.setup)
+    found = best_way.could_also(answer, way, reach(*on, answer.setup), spare)
     if not found:
         return
     st.html('<h2 class="hr-head">You could also</h2>')

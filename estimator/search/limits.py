@@ -53,6 +53,34 @@ def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
     )
 
 
+EVERY = (8, 6, 4, 3, 2)
+"""Distances between checkpointed layers that are tried, the fewest checkpoints first."""
+
+
+def fewer_checkpoints(model: Model, gpu: Gpu, setup: TrainingSetup) -> dict[str, bool | int]:
+    """The keys that leave the most layers without a checkpoint and still fit; empty if none does.
+
+    What is not checkpointed is not computed again: memory that is left over buys time.
+    """
+    if not setup.gradient_checkpointing or setup.checkpoint_around_fsdp:
+        return {}
+    none = {
+        "gradient_checkpointing": False,
+        "checkpoint_every_n_layers": 1,
+        "offload_checkpoints": False,
+        "selective_checkpointing": False,
+    }
+    changed = {key: value for key, value in none.items() if getattr(setup, key) != value}
+    if holds(model, gpu, replace(setup, **changed)):  # type: ignore[arg-type]
+        return changed
+    for distance in EVERY:
+        if not setup.checkpoint_every_n_layers < distance < model.num_hidden_layers:
+            continue
+        if holds(model, gpu, replace(setup, checkpoint_every_n_layers=distance)):
+            return {"checkpoint_every_n_layers": distance}
+    return {}
+
+
 def evaluation_stops(model: Model, gpu: Gpu, setup: TrainingSetup, **larger: int) -> bool:
     """Whether only its evaluation keeps the setup with these numbers from fitting."""
     if setup.eval_strategy == "no":
