@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from estimator.answer.estimate import per_structure
 from estimator.grid.arrays import Some, evaluate, holds
 from estimator.grid.cells import ACCUMULATION, BATCH, GPUS, LENGTH, RANK, Cells, distinct, of
+from estimator.objectives.registry import as_trained
 from estimator.resident.model import Resident
 from estimator.resident.overhead import workspace_bytes
 from estimator.run.prequantized import as_loaded
@@ -56,6 +57,7 @@ def runs(model: Model, gpu: Gpu, setup: TrainingSetup, **asked: ArrayLike) -> Ru
     Source: derived.
     """
     cells, shape = of(setup, asked)
+    model, setup = as_trained(model, setup)
     ends = np.full((ENDS, len(cells[BATCH])), np.nan)
     for group, members in _groups(model, gpu, setup, cells):
         group.read(cells, members, ends)
