@@ -129,7 +129,8 @@ class Task(Checked):
         256,
         WholeNumber(2**24),
         "of max_length, the tokens that are generated and scored, in grpo and rloo",
-        whose=Whose.TRL,
+        whose=Whose.OURS,
+        beside="TRL's is 512",
         code="cl",
         widget=Widget(
             shape="number",

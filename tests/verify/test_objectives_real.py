@@ -1,0 +1,79 @@
+"""What objectives are taken to be, held against the libraries that train them: transformers 5.23, trl 1.16."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl")
+
+import trl
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSES,
+)
+from trl import DPOConfig, GRPOConfig, KTOConfig, RewardConfig, RLOOConfig, SFTConfig
+
+from estimator.families.registry import BALANCED, MODELLED, WITHOUT_CLASSES
+from estimator.objectives.refusals import TYPES
+from estimator.objectives.registry import RULES
+from estimator.values.keys import BY_NAME, DEFAULT
+from estimator.values.specs import Objective
+
+CONFIGS = {
+    Objective.SFT: SFTConfig,
+    Objective.DPO: DPOConfig,
+    Objective.KTO: KTOConfig,
+    Objective.REWARD: RewardConfig,
+    Objective.GRPO: GRPOConfig,
+    Objective.RLOO: RLOOConfig,
+}
+SOURCE = Path(trl.__file__).parent / "trainer"
+
+
+def defaults(objective: Objective) -> dict[str, object]:
+    return {it.name: it.default for it in dataclasses.fields(CONFIGS[objective])}
+
+
+def test_families_without_a_class_for_sequences_are_those_that_transformers_does_not_list() -> None:
+    assert {family for family in MODELLED if family not in CLASSES} == WITHOUT_CLASSES
+
+
+@pytest.mark.parametrize("family", sorted(set(MODELLED) & set(CONFIG_MAPPING)))
+def test_trl_balances_the_experts_of_families_whose_config_has_a_coefficient(family: str) -> None:
+    config = CONFIG_MAPPING[family]()
+    asks = hasattr(config, "output_router_logits") and bool(
+        getattr(config, "router_aux_loss_coef", 0.0)
+    )
+    if asks and family not in BALANCED:
+        pytest.skip(f"{family}: not modelled, its layers return no router logits here")
+    assert asks is (family in BALANCED)
+
+
+@pytest.mark.parametrize("objective", CONFIGS)
+def test_trainers_zero_dropout_where_their_config_says_so(objective: Objective) -> None:
+    assert RULES[objective].zeroes_dropout is bool(
+        defaults(objective).get("disable_dropout", False)
+    )
+
+
+def test_defaults_are_trls() -> None:
+    grpo, rloo = defaults(Objective.GRPO), defaults(Objective.RLOO)
+    assert (grpo["beta"], rloo["beta"], defaults(Objective.DPO)["beta"]) == (0.0, 0.05, 0.1)
+    assert DEFAULT.num_generations == grpo["num_generations"]
+    assert BY_NAME["max_completion_length"].beside == f"TRL's is {grpo['max_completion_length']}"
+    assert BY_NAME["num_generations"].beside == f"RLOO's is {rloo['num_generations']}"
+    assert DEFAULT.num_iterations == grpo["num_iterations"]
+    assert DEFAULT.precompute_ref_log_probs is defaults(Objective.DPO)["precompute_ref_log_probs"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "file"), [(Objective.DPO, "dpo_trainer.py"), (Objective.GRPO, "grpo_trainer.py")]
+)
+def test_every_loss_type_stands_in_its_trainer(objective: Objective, file: str) -> None:
+    text = (SOURCE / file).read_text()
+    for word in TYPES[objective]:
+        assert re.search(rf'"{word}"', text), word
