@@ -12,7 +12,7 @@ from estimator import Component, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DrawnPart:
     """A part of memory as it is drawn and named."""
 
     label: str
@@ -39,24 +39,24 @@ class Part:
 
 
 BLACK, WHITE = "#101418", "#FFFFFF"
-COMPONENTS: dict[Component, Part] = {
-    Component.WEIGHTS: Part("Weights", "#0072B2", WHITE),
-    Component.ADAPTERS: Part("Adapters", "#CC79A7", BLACK),
-    Component.REFERENCE_MODEL: Part("Reference model", "#8C5A3C", WHITE),
-    Component.GRADIENTS: Part("Gradients", "#E69F00", BLACK),
-    Component.OPTIMIZER_STATES: Part("Optimizer states", "#009E73", BLACK),
-    Component.ACTIVATIONS: Part("Activations", "#56B4E9", BLACK),
-    Component.LOGITS: Part("Logits", "#D55E00", BLACK),
-    Component.TEMPORARIES: Part("Temporaries", "#C9B500", BLACK),
-    Component.COMMUNICATION: Part("Communication", "#7F5DA8", WHITE),
-    Component.WORKSPACE: Part("Workspace", "#7F8A94", BLACK),
+COMPONENTS: dict[Component, DrawnPart] = {
+    Component.WEIGHTS: DrawnPart("Weights", "#0072B2", WHITE),
+    Component.ADAPTERS: DrawnPart("Adapters", "#CC79A7", BLACK),
+    Component.REFERENCE_MODEL: DrawnPart("Reference model", "#8C5A3C", WHITE),
+    Component.GRADIENTS: DrawnPart("Gradients", "#E69F00", BLACK),
+    Component.OPTIMIZER_STATES: DrawnPart("Optimizer states", "#009E73", BLACK),
+    Component.ACTIVATIONS: DrawnPart("Activations", "#56B4E9", BLACK),
+    Component.LOGITS: DrawnPart("Logits", "#D55E00", BLACK),
+    Component.TEMPORARIES: DrawnPart("Temporaries", "#C9B500", BLACK),
+    Component.COMMUNICATION: DrawnPart("Communication", "#7F5DA8", WHITE),
+    Component.WORKSPACE: DrawnPart("Workspace", "#7F8A94", BLACK),
 }
-RESERVE = Part("Outside PyTorch", "#9AA4AE", BLACK, hollow=True)
+RESERVE = DrawnPart("Outside PyTorch", "#9AA4AE", BLACK, hollow=True)
 """The CUDA context and what the allocator may waste: part of the need, not of an allocation."""
-VERDICTS: dict[Verdict, Part] = {
-    Verdict.FITS: Part("Fits", "#00785A", WHITE),
-    Verdict.TIGHT: Part("Tight", "#8A5800", WHITE),
-    Verdict.DOES_NOT_FIT: Part("Does not fit", "#B83A00", WHITE),
+VERDICTS: dict[Verdict, DrawnPart] = {
+    Verdict.FITS: DrawnPart("Fits", "#00785A", WHITE),
+    Verdict.TIGHT: DrawnPart("Tight", "#8A5800", WHITE),
+    Verdict.DOES_NOT_FIT: DrawnPart("Does not fit", "#B83A00", WHITE),
 }
 VERDICTS_ON_DARK: dict[Verdict, str] = {
     Verdict.FITS: "#35C79B",

@@ -72,7 +72,7 @@ def cards() -> None:
 
 
 @st.fragment(key=rerun.BARS)
-def bars(look: at_a_glance.Look) -> None:
+def bars(look: at_a_glance.GlanceOptions) -> None:
     """The hero figure."""
     answer = question.answer()
     if isinstance(answer, str):
@@ -84,7 +84,7 @@ def bars(look: at_a_glance.Look) -> None:
 
 
 @st.fragment(key=rerun.ROW)
-def row(look: at_a_glance.Look) -> None:
+def row(look: at_a_glance.GlanceOptions) -> None:
     """What verdict and figure are at each step of a slider."""
     slider_rows.draw(partial(at_a_glance.document, look=look), look)
 
@@ -108,7 +108,7 @@ model_box.status()
 verdict()
 your_config.draw()
 cards()
-look = at_a_glance.Look(
+look = at_a_glance.GlanceOptions(
     shown=tuple(
         st.pills(
             "Parts of the bars",

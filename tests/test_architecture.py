@@ -87,3 +87,17 @@ def test_one_estimate_needs_nothing_but_the_standard_library() -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_class_name_stands_for_one_thing_in_the_whole_project() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sorted(
+        it
+        for folder in ("estimator", "dashboard", "benchmarks")
+        for it in (ROOT / folder).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, set()).add(path.relative_to(ROOT).as_posix())
+    twice = {name: sorted(paths) for name, paths in found.items() if len(paths) > 1}
+    assert not twice, "give one of them the name of what it is"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard.compare import entry, findings, peaks_figure, presets, report, results_table
-from dashboard.compare.entry import Entry
+from dashboard.compare.entry import ComparedEntry
 from dashboard.state import comparison
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import MOST_SCENARIOS, Scenario, scenario_of, write_text
@@ -74,9 +74,12 @@ def test_only_what_differs_is_in_the_table_of_differences():
 
 
 def test_key_without_meaning_is_a_dash_and_no_difference():
-    shown = [Entry("full", of(method=Method.FULL, lora_r=16)), Entry("lora", of(lora_r=64))]
+    shown = [
+        ComparedEntry("full", of(method=Method.FULL, lora_r=16)),
+        ComparedEntry("lora", of(lora_r=64)),
+    ]
     assert "lora_r" not in results_table.differing(shown), "full fine-tuning has no rank"
-    shown.append(Entry("more", of(lora_r=8)))
+    shown.append(ComparedEntry("more", of(lora_r=8)))
     assert results_table.differing(shown)["lora_r"] == ["–", "64", "8"]
 
 
@@ -96,8 +99,8 @@ def test_best_of_each_row_is_marked_and_what_does_not_fit_has_no_hours():
 def test_cheapest_that_meets_a_deadline_is_named():
     """The slow end of the hours decides: only what is done by then at worst is surely done."""
     shown = [
-        Entry("slow and cheap", of("L40S", num_train_examples=100_000)),
-        Entry("fast and dear", of("H100-SXM5-80GB", num_train_examples=100_000)),
+        ComparedEntry("slow and cheap", of("L40S", num_train_examples=100_000)),
+        ComparedEntry("fast and dear", of("H100-SXM5-80GB", num_train_examples=100_000)),
     ]
     slow, fast = (it.estimate.time.total_hours_high for it in shown)
     assert fast < slow
@@ -169,7 +172,7 @@ def test_figure_is_one_that_plotly_draws_with_a_capacity_for_each_bar(large):
 
 
 def subject(name: str = "one") -> report.Subject:
-    shown = [Entry(name, of()), Entry("two", of("L4"))]
+    shown = [ComparedEntry(name, of()), ComparedEntry("two", of("L4"))]
     return report.Subject(shown, "2026-11-21", "http://localhost:8501/compare?v=1", within=10.0)
 
 

@@ -19,7 +19,7 @@ from estimator.parallel.zero3_coordinator import (
     Stretch,
 )
 from estimator.step.timeline import Sizes, plan, structure
-from estimator.tape.tape import Call, WholeWeight
+from estimator.tape.tape import CallMark, WholeWeight
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import STEP_PHASES, Component, Phase, Strategy
@@ -155,9 +155,9 @@ def test_gathering_ahead_fills_the_limit_of_live_weights() -> None:
     assert 2 * 10**9 <= whole <= 2 * (10**9 + 3 * 14336 * 4096)
 
 
-def calls(name: str, size: int, *, begins: bool, is_forward: bool) -> Call:
+def calls(name: str, size: int, *, begins: bool, is_forward: bool) -> CallMark:
     weights = (WholeWeight(name, size, 2, trained=True),) if size else ()
-    return Call(0, 0, name, weights, begins, is_forward)
+    return CallMark(0, 0, name, weights, begins, is_forward)
 
 
 def levels(sizes: dict[str, int], rules: Rules, ranks: int) -> list[int]:

@@ -36,7 +36,7 @@ from estimator.values.kinds import (
     Names,
     Number,
     Ranks,
-    Text,
+    ShortText,
     Version,
     WholeNumber,
 )
@@ -121,7 +121,7 @@ def another(key: Key) -> Any:
             return [[224, 224], [448, 336]]
         case Version():
             return 1
-        case Text():
+        case ShortText():
             return version_of("trl")
         case _:
             raise AssertionError(f"a value of {key.name} must be thought of")

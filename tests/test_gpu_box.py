@@ -7,7 +7,7 @@ import json
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.compare.entry import Entry
+from dashboard.compare.entry import ComparedEntry
 from dashboard.compare.results_table import differing
 from estimator import catalog, estimate
 from estimator.contract.setups import parse
@@ -111,7 +111,9 @@ def test_cards_of_one_s_own_are_told_apart_wherever_they_are_named() -> None:
     cards = [{"like": "L4", "memory_bytes": size * 2**30} for size in (20, 22)]
     model, _, setup = parse({"model": "Qwen/Qwen3-8B"})
     shown = [
-        Entry("a", estimate(model, parse({"model": "Qwen/Qwen3-8B", "gpu": card})[1], setup))
+        ComparedEntry(
+            "a", estimate(model, parse({"model": "Qwen/Qwen3-8B", "gpu": card})[1], setup)
+        )
         for card in cards
     ]
     assert differing(shown)["gpu"] == [f"own GPU, {size}.0 GiB like L4" for size in (20, 22)]

@@ -20,7 +20,7 @@ from benchmarks.gpu.cases import BUILT_IN, DRY_RUN, Case, fits, read_case, read_
 from benchmarks.gpu.compare import compare, report
 from benchmarks.gpu.configs import config_of
 from benchmarks.gpu.session import CannotStart, Session, Worker
-from benchmarks.gpu.worker import Answer, Found
+from benchmarks.gpu.worker import Answer, FoundDevice
 from estimator import Method, catalog
 from estimator.families.hf_config import model_from_config
 from estimator.proof import rows
@@ -28,7 +28,7 @@ from estimator.values.specs import STEP_PHASES, Component
 
 GIB = 2**30
 H100 = catalog.gpu("H100-SXM5-80GB")
-FOUND = Found(
+FOUND = FoundDevice(
     device="NVIDIA H100 80GB HBM3",
     memory_bytes=H100.memory_bytes,
     free_bytes=H100.memory_bytes - 600 * 2**20,
@@ -212,7 +212,7 @@ class Scripted:
 
     started = 0
 
-    def __init__(self, clock: Clock, found: Found, answer: Callable[[Case], Answer]) -> None:
+    def __init__(self, clock: Clock, found: FoundDevice, answer: Callable[[Case], Answer]) -> None:
         self.found, self._clock, self._answer = found, clock, answer
         Scripted.started += 1
 
@@ -231,7 +231,7 @@ def measured(case: Case) -> Answer:
 
 def session(
     tmp_path: Path,
-    found: Found = FOUND,
+    found: FoundDevice = FOUND,
     answer: Callable[[Case], Answer] = measured,
     minutes: float = 9,
 ) -> tuple[Session, list[str]]:
@@ -342,7 +342,7 @@ def test_with_fresh_every_case_has_its_own_process(tmp_path: Path) -> None:
 
 # --- real processes -----------------------------------------------------------------------------
 
-DRY_FOUND = Found("cpu", None, None, "", frozenset(), "")
+DRY_FOUND = FoundDevice("cpu", None, None, "", frozenset(), "")
 
 
 def dies_at_128(pipe: Connection, device: str) -> None:

@@ -21,7 +21,7 @@ from estimator import catalog
 from estimator.contract.placement_request import place
 from estimator.contract.setups import read_model
 from estimator.families.counts import total_parameters, untrained_parameters
-from estimator.families.module_tree import Node, layer_class, module_tree
+from estimator.families.module_tree import ModuleNode, layer_class, module_tree
 from estimator.families.modules import TINY_LLAMA
 from estimator.families.registry import MODELLED
 from estimator.parallel.placement import (
@@ -180,7 +180,7 @@ def test_every_tensor_lies_on_one_device_and_none_is_overfull(gpus, model, balan
     assert all(sum(_covers(name, leaf) for name in placed) == 1 for leaf in leaves)
 
 
-def _covers(name: str, leaf: Node) -> bool:
+def _covers(name: str, leaf: ModuleNode) -> bool:
     return not name or f"{leaf.name}.".startswith(f"{name}.")
 
 

@@ -19,7 +19,7 @@ import pytest
 from estimator import catalog, estimate
 from estimator.contract.setups import parse
 from estimator.preflight import DoesNotFitError, MemoryCheck, check, live
-from estimator.preflight.callback import Reading
+from estimator.preflight.callback import PeakReading
 
 LLAMA = {
     "model_type": "llama",
@@ -333,9 +333,9 @@ class FakeCounter:
     def reset(self) -> None:
         self.calls.append("reset")
 
-    def read(self) -> Reading:
+    def read(self) -> PeakReading:
         self.calls.append("read")
-        return Reading(allocated=2**34, reserved=2**34 + 2**30, device=2**34 + 2**31)
+        return PeakReading(allocated=2**34, reserved=2**34 + 2**30, device=2**34 + 2**31)
 
 
 def run(callback: MemoryCheck, steps: int) -> None:

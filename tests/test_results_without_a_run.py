@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dashboard.compare import findings, report, results_table
-from dashboard.compare.entry import Entry
+from dashboard.compare.entry import ComparedEntry
 from dashboard.estimate import headroom_map, method_cards, more_gpus, time_and_money, which_gpu
 from dashboard.words import one_line
 from estimator import Dtype, Method, Strategy, TrainingSetup, Verdict, catalog, estimate
@@ -33,7 +33,7 @@ def test_hours_and_dollars_are_shown_of_what_may_run_alone(model, gpu, setup):
     assume(can_be_trained(model, setup))
     answer = estimate(model, gpu, setup)
     assume(answer.time is not None and answer.cost is not None)
-    entries = [Entry("it", answer), Entry("again", answer)]
+    entries = [ComparedEntry("it", answer), ComparedEntry("again", answer)]
     rows = {row.label: row.cells[0].text for row in results_table.results(entries)}
     subject = report.Subject(entries, "2026-01-01")
     (of_csv, _) = csv.DictReader(io.StringIO(report.write_csv(subject)))
@@ -112,7 +112,11 @@ def test_a_card_says_that_sharing_is_refused_and_not_that_64_are_too_few() -> No
 def test_a_refused_scenario_is_not_counted_among_those_that_do_not_fit() -> None:
     fits = estimate(MISTRAL, A100, TrainingSetup(method=Method.QLORA))
     too_large = estimate(MISTRAL, A100, TrainingSetup(dtype=Dtype.FLOAT32))
-    entries = [Entry("a", fits), Entry("b", too_large), Entry("c", None, "no such model")]
+    entries = [
+        ComparedEntry("a", fits),
+        ComparedEntry("b", too_large),
+        ComparedEntry("c", None, "no such model"),
+    ]
     assert "1 of 2 fits: “a”." in findings.answers(entries)
 
 

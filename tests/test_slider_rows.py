@@ -103,7 +103,7 @@ def test_a_row_holds_while_only_its_own_slider_moves():
 
 
 def test_a_step_that_is_refused_says_why():
-    look = at_a_glance.Look(shown=("Weights",))
+    look = at_a_glance.GlanceOptions(shown=("Weights",))
     refused = at_a_glance.document("max_length 2048 exceeds <it>", look)
     assert refused["figure"] is None
     assert "max_length 2048 exceeds &lt;it&gt;" in "".join(*refused["html"].values())

@@ -13,7 +13,7 @@ from html import unescape
 import pytest
 
 from dashboard.compare import report, results_table
-from dashboard.compare.entry import Entry
+from dashboard.compare.entry import ComparedEntry
 from dashboard.estimate import (
     best_way,
     ledger,
@@ -99,7 +99,7 @@ def test_what_is_right_is_not_called_a_mistake() -> None:
     assert wrong(right) == []
 
 
-def some_setups(number: int) -> Iterator[Entry]:
+def some_setups(number: int) -> Iterator[ComparedEntry]:
     """Entries of random setups on random cards, refused ones among them."""
     dice = random.Random(18)
     models, cards = list(catalog.models()), list(catalog.gpus().values())
@@ -129,12 +129,12 @@ def some_setups(number: int) -> Iterator[Entry]:
         try:
             name = dice.choice(models)
             model = catalog.model(name)
-            yield Entry(f"{place} {name}", estimate(model, card, TrainingSetup(**fields)))
+            yield ComparedEntry(f"{place} {name}", estimate(model, card, TrainingSetup(**fields)))
         except ValueError as refusal:
-            yield Entry(f"{place} refused", None, str(refusal))
+            yield ComparedEntry(f"{place} refused", None, str(refusal))
 
 
-def texts_of(it: Entry) -> Iterator[str]:
+def texts_of(it: ComparedEntry) -> Iterator[str]:
     """Every sentence and table that the page shows of one setup without a search."""
     if it.estimate is None:
         yield it.problem
@@ -156,11 +156,11 @@ def texts_of(it: Entry) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def entries() -> list[Entry]:
+def entries() -> list[ComparedEntry]:
     return list(some_setups(300))
 
 
-def test_no_text_of_a_setup_has_a_mistake(entries: list[Entry]) -> None:
+def test_no_text_of_a_setup_has_a_mistake(entries: list[ComparedEntry]) -> None:
     assert sum(it.estimate is not None for it in entries) > 60
     found = {
         it.name: said for it in entries if (said := [w for t in texts_of(it) for w in wrong(t)])
@@ -168,7 +168,9 @@ def test_no_text_of_a_setup_has_a_mistake(entries: list[Entry]) -> None:
     assert found == {}
 
 
-def test_no_table_report_or_file_of_a_comparison_has_a_mistake(entries: list[Entry]) -> None:
+def test_no_table_report_or_file_of_a_comparison_has_a_mistake(
+    entries: list[ComparedEntry],
+) -> None:
     found: list[str] = []
     for start in range(0, len(entries), 6):
         subject = report.Subject(entries[start : start + 6], "2026-11-22", "", 24.0)
@@ -196,7 +198,7 @@ def is_float(cell: str) -> bool:
 NUMBER = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
 
-def test_a_refused_setup_is_never_said_not_to_fit(entries: list[Entry]) -> None:
+def test_a_refused_setup_is_never_said_not_to_fit(entries: list[ComparedEntry]) -> None:
     refused = [it for it in entries if it.estimate is None]
     assert refused
     for it in refused:
@@ -205,7 +207,7 @@ def test_a_refused_setup_is_never_said_not_to_fit(entries: list[Entry]) -> None:
         assert "not fit" not in it.problem
 
 
-def test_what_cannot_run_has_no_hours_and_no_dollars(entries: list[Entry]) -> None:
+def test_what_cannot_run_has_no_hours_and_no_dollars(entries: list[ComparedEntry]) -> None:
     for it in entries:
         of = it.estimate
         if of is None or of.verdict is not Verdict.DOES_NOT_FIT:

@@ -46,23 +46,25 @@ TRAINER_OPTIM = {Optimizer.SGD_MOMENTUM: ("sgd", "momentum=0.9")}
 # --- counting -----------------------------------------------------------------------------------
 
 
-class Reading(NamedTuple):
+class DeviceReading(NamedTuple):
     """Bytes, at the highest since the last reset; the device's are those of the moment. None: there is no counter."""
 
     allocated: int | None
     reserved: int | None
     device: int | None
 
-    def highest(self, other: Reading) -> Reading:
+    def highest(self, other: DeviceReading) -> DeviceReading:
         """Counter by counter."""
         pairs = zip(self, other, strict=True)
-        return Reading(*(max(a, b) if a is not None and b is not None else a for a, b in pairs))
+        return DeviceReading(
+            *(max(a, b) if a is not None and b is not None else a for a, b in pairs)
+        )
 
 
-class Counter(Protocol):
+class DeviceCounter(Protocol):
     """What counts a device's bytes."""
 
-    def read(self) -> Reading:
+    def read(self) -> DeviceReading:
         """The peaks since the last reset."""
 
     def reset(self) -> None:
@@ -75,7 +77,7 @@ class Counter(Protocol):
         """How often the allocator had to give its cache back since it was last emptied."""
 
 
-class CudaCounter:
+class CudaDeviceCounter:
     """torch's allocator, and the driver's word on the whole card.
 
     The allocator's books are kept on the host, when a kernel is asked for, so that no mark has to wait for the
@@ -83,10 +85,10 @@ class CudaCounter:
     at the end of a phase is that phase's highest.
     """
 
-    def read(self) -> Reading:
+    def read(self) -> DeviceReading:
         """The peaks since the last reset."""
         free, total = torch.cuda.mem_get_info()
-        return Reading(
+        return DeviceReading(
             torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), total - free
         )
 
@@ -106,9 +108,9 @@ class CudaCounter:
 class NoCounter:
     """A device whose allocator does not count: a CPU."""
 
-    def read(self) -> Reading:
+    def read(self) -> DeviceReading:
         """Nothing is known."""
-        return Reading(None, None, None)
+        return DeviceReading(None, None, None)
 
     def reset(self) -> None:
         """Nothing to reset."""
@@ -125,8 +127,8 @@ class NoCounter:
 class Recorder:
     """The highest reading of each phase of each step, marked where a phase begins and the one before ends."""
 
-    counter: Counter
-    steps: list[dict[Phase, Reading]] = field(default_factory=list)
+    counter: DeviceCounter
+    steps: list[dict[Phase, DeviceReading]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     marks: list[Phase] = field(default_factory=list)
     _phase: Phase | None = None
@@ -390,7 +392,7 @@ def _examples(case: Case) -> list[dict[str, Any]]:
 # --- one case -----------------------------------------------------------------------------------
 
 
-def measure(case: Case, device: str, counter: Counter) -> dict[str, Any]:
+def measure(case: Case, device: str, counter: DeviceCounter) -> dict[str, Any]:
     """What a row says of one case, but for the names of card, versions and day.
 
     The case's tensors are gone when this returns, whether it went well or the memory was not enough.
@@ -450,7 +452,7 @@ def _is_out_of_memory(problem: Exception) -> bool:
     )
 
 
-def _swept(device: str, counter: Counter) -> Reading:
+def _swept(device: str, counter: DeviceCounter) -> DeviceReading:
     """What is still held once everything that a case leaves behind is let go: the floor of the next one."""
     if "bitsandbytes" in sys.modules:
         # Trainer registers embeddings for 32-bit states in this singleton, which keeps the modules alive

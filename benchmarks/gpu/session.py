@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from benchmarks.gpu.cases import Case, fits
-from benchmarks.gpu.worker import Answer, Found, serve
+from benchmarks.gpu.worker import Answer, FoundDevice, serve
 from estimator import catalog
 from estimator.contract import setups as contract
 from estimator.proof import rows
@@ -59,7 +59,7 @@ NO_DRIVER = Driver("", None)
 class Measurer(Protocol):
     """What answers cases: a worker, or a stand-in of a test."""
 
-    found: Found
+    found: FoundDevice
 
     def ask(self, case: Case, deadline: float) -> Answer:
         """Measure a case; ``Died`` or ``OutOfTime`` where no answer comes."""
@@ -88,7 +88,7 @@ class Worker:
             found = self._receive(deadline)
         except Died as words:
             raise CannotStart(f"The process that should hold the GPU died: {words}.") from None
-        if not isinstance(found, Found):
+        if not isinstance(found, FoundDevice):
             raise CannotStart(str(found))
         self.found = found
 
@@ -181,7 +181,7 @@ class Session:
         if self.fresh or answer.retire:
             self._end_worker()
 
-    def _why_not(self, case: Case, found: Found, known: set[tuple[str, ...]]) -> str:
+    def _why_not(self, case: Case, found: FoundDevice, known: set[tuple[str, ...]]) -> str:
         """A sentence if this case is not to be measured here."""
         missing = [name for name in case.needs if name not in found.packages]
         if missing:
@@ -199,10 +199,10 @@ class Session:
             )
         return ""
 
-    def _key(self, case: Case, found: Found) -> tuple[str, ...]:
+    def _key(self, case: Case, found: FoundDevice) -> tuple[str, ...]:
         return case.fields(_gpu(found)), found.device, self._versions(found)
 
-    def _versions(self, found: Found) -> str:
+    def _versions(self, found: FoundDevice) -> str:
         return found.versions + (f"; driver {self._driver.version}" if self._driver.version else "")
 
     def _take(self, case: Case, answer: Answer, seconds: float) -> None:
@@ -219,14 +219,14 @@ class Session:
         else:
             self.say(f"measured  {case.id}: {self._said(case, answer, found)} ({seconds:.0f} s)")
 
-    def _said(self, case: Case, answer: Answer, found: Found) -> str:
+    def _said(self, case: Case, answer: Answer, found: FoundDevice) -> str:
         peak = answer.cells.get("allocated_peak_bytes")
         if peak is None:
             return "four steps, and no counter here"
         predicted = case.predicted(_gpu(found)).peak.bytes
         return f"peak {peak / GIB:.3f} GiB, predicted {100 * (predicted / peak - 1):+.2f} %"
 
-    def _row(self, case: Case, answer: Answer, found: Found) -> rows.Row:
+    def _row(self, case: Case, answer: Answer, found: FoundDevice) -> rows.Row:
         return {
             "id": case.id,
             "setup": case.fields(_gpu(found)),
@@ -276,7 +276,7 @@ def read_driver(device: str) -> Driver:
         return NO_DRIVER
 
 
-def _gpu(found: Found) -> Gpu | None:
+def _gpu(found: FoundDevice) -> Gpu | None:
     """The card as a GPU of one's own in the contract; None where there is none."""
     if found.memory_bytes is None:
         return None

@@ -35,7 +35,7 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables that change what torch reserves: named beside the versions where they are set."""
 
 
-class Found(NamedTuple):
+class FoundDevice(NamedTuple):
     """The device and the packages, as the worker sees them."""
 
     device: str
@@ -64,10 +64,10 @@ def serve(pipe: Connection, device: str) -> None:
     _quiet()
     from benchmarks.gpu import real_run  # noqa: PLC0415 — torch, of which only this process has need
 
-    counter = real_run.NoCounter() if device == "cpu" else real_run.CudaCounter()
+    counter = real_run.NoCounter() if device == "cpu" else real_run.CudaDeviceCounter()
     found = _found(device)
     pipe.send(found)
-    if not isinstance(found, Found):
+    if not isinstance(found, FoundDevice):
         return
     done = 0
     while (case := pipe.recv()) is not None:
@@ -87,7 +87,7 @@ def _quiet() -> None:
     sys.stdout = sys.stderr  # whatever a library prints is no answer
 
 
-def _found(device: str) -> Found | str:
+def _found(device: str) -> FoundDevice | str:
     """What is here, or a sentence that says why nothing can be measured."""
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
@@ -98,12 +98,12 @@ def _found(device: str) -> Found | str:
     versions.append(f"Python {platform.python_version()}")
     versions += [f"{name}={os.environ[name]}" for name in ALLOCATOR_SETTINGS if name in os.environ]
     if device == "cpu":
-        return Found("cpu", None, None, "", packages, "; ".join(versions))
+        return FoundDevice("cpu", None, None, "", packages, "; ".join(versions))
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no CUDA GPU here; --device cpu tries the script without one."
     properties = torch.cuda.get_device_properties(0)
     free, _ = torch.cuda.mem_get_info()
-    return Found(
+    return FoundDevice(
         device=properties.name,
         memory_bytes=properties.total_memory,
         free_bytes=free,

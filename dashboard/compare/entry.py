@@ -16,7 +16,7 @@ from estimator import Estimate, Model, Verdict, contract, estimate
 NOTHING_SAID: Mapping[str, str] = {}
 
 
-class Entry(NamedTuple):
+class ComparedEntry(NamedTuple):
     """One scenario and its estimate, or the sentence that refuses it."""
 
     name: str
@@ -29,7 +29,7 @@ def entries(
     known: Mapping[str, Model],
     context: int | None = None,
     said: Mapping[str, str] = NOTHING_SAID,
-) -> list[Entry]:
+) -> list[ComparedEntry]:
     """Estimates each scenario, all at another context if one is given.
 
     ``known``: models of the Hub by id; ``said``: the status of those that the Hub has not returned.
@@ -42,21 +42,21 @@ def _entry(
     known: Mapping[str, Model],
     context: int | None,
     said: Mapping[str, str],
-) -> Entry:
+) -> ComparedEntry:
     reading = contract.read(scenario, known)
     if reading.model is None and (waiting := said.get(contract.unknown_model(scenario, known))):
-        return Entry(scenario.name, None, waiting)
+        return ComparedEntry(scenario.name, None, waiting)
     if reading.model is None:
-        return Entry(
+        return ComparedEntry(
             scenario.name, None, " ".join(reading.problems) or "The model is not known yet."
         )
     setup = reading.setup
     try:
         if context is not None:
             setup = replace(setup, max_length=context)
-        return Entry(scenario.name, estimate(reading.model, reading.gpu, setup))
+        return ComparedEntry(scenario.name, estimate(reading.model, reading.gpu, setup))
     except ValueError as refusal:
-        return Entry(scenario.name, None, str(refusal))
+        return ComparedEntry(scenario.name, None, str(refusal))
 
 
 def hours(of: Estimate) -> float | None:
@@ -73,7 +73,9 @@ def dollars(of: Estimate) -> float | None:
     return math.sqrt(of.cost.cost_usd_low * of.cost.cost_usd_high)
 
 
-def least(among: Sequence[Entry], measure: Callable[[Estimate], float | None]) -> Entry | None:
+def least(
+    among: Sequence[ComparedEntry], measure: Callable[[Estimate], float | None]
+) -> ComparedEntry | None:
     """The entry with the smallest measure; None if no entry has one."""
     known = [
         (value, it) for it in among if it.estimate and (value := measure(it.estimate)) is not None
@@ -81,13 +83,13 @@ def least(among: Sequence[Entry], measure: Callable[[Estimate], float | None]) -
     return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
-def best(shown: Sequence[Entry]) -> int:
+def best(shown: Sequence[ComparedEntry]) -> int:
     """Index of the entry to show first: the cheapest that fits, else the first that can be estimated."""
     fitting = [it for it in shown if it.estimate and it.estimate.verdict is Verdict.FITS]
     found = least(fitting, dollars) or next((it for it in shown if it.estimate), None)
     return 0 if found is None else list(shown).index(found)
 
 
-def bars(shown: Sequence[Entry]) -> list[tuple[str, Estimate]]:
+def bars(shown: Sequence[ComparedEntry]) -> list[tuple[str, Estimate]]:
     """Entries with an estimate, which are those that have a bar."""
     return [(it.name, it.estimate) for it in shown if it.estimate is not None]

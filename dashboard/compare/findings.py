@@ -8,7 +8,7 @@ from html import escape
 
 from dashboard import theme
 from dashboard.compare import entry, results_table
-from dashboard.compare.entry import Entry
+from dashboard.compare.entry import ComparedEntry
 from dashboard.words import one_line, terms, units, verdicts
 from estimator import Method, Verdict
 
@@ -23,7 +23,7 @@ QUALITY: Mapping[Method, str] = {
 
 
 def answers(
-    shown: Sequence[Entry], within: float | None = None, context: int | None = None
+    shown: Sequence[ComparedEntry], within: float | None = None, context: int | None = None
 ) -> list[str]:
     """The cheapest and fastest scenarios that fit, those within the deadline, and each method's effect on quality."""
     return [*_what_if(context), *_best(shown, within), *_methods(shown)]
@@ -34,7 +34,7 @@ def _what_if(context: int | None) -> Iterator[str]:
         yield f"What if: every scenario at {context:,} tokens of context instead of its own."
 
 
-def _best(shown: Sequence[Entry], within: float | None) -> Iterator[str]:
+def _best(shown: Sequence[ComparedEntry], within: float | None) -> Iterator[str]:
     fitting = [it for it in shown if it.estimate and it.estimate.verdict is Verdict.FITS]
     if not fitting:
         held = [it for it in shown if it.estimate and it.estimate.gpu]
@@ -64,23 +64,23 @@ def _best(shown: Sequence[Entry], within: float | None) -> Iterator[str]:
             yield f"{word} that fits: {_told(best)}."
 
 
-def _told(it: Entry) -> str:
+def _told(it: ComparedEntry) -> str:
     assert it.estimate is not None
     return f"“{it.name}”, {one_line.run(it.estimate)}"
 
 
-def _list(several: Sequence[Entry]) -> str:
+def _list(several: Sequence[ComparedEntry]) -> str:
     return ", ".join(f"“{it.name}”" for it in several)
 
 
-def _methods(shown: Sequence[Entry]) -> Iterator[str]:
+def _methods(shown: Sequence[ComparedEntry]) -> Iterator[str]:
     used = list(dict.fromkeys(it.estimate.setup.method for it in shown if it.estimate))
     if len(used) > 1:
         for method in used:
             yield f"{terms.METHOD_NOUNS[method]} {QUALITY[method]}{_against_lora(shown, method)}"
 
 
-def _against_lora(shown: Sequence[Entry], method: Method) -> str:
+def _against_lora(shown: Sequence[ComparedEntry], method: Method) -> str:
     """What QLoRA saves and costs against LoRA of the same setup, if both are compared."""
     if method is not Method.QLORA:
         return ""
@@ -100,10 +100,10 @@ def _against_lora(shown: Sequence[Entry], method: Method) -> str:
     return ""
 
 
-def assumptions(shown: Sequence[Entry]) -> list[str]:
+def assumptions(shown: Sequence[ComparedEntry]) -> list[str]:
     """Assumptions of all scenarios once, and those of some with their names."""
     estimated = [it for it in shown if it.estimate]
-    who: dict[str, list[Entry]] = {}
+    who: dict[str, list[ComparedEntry]] = {}
     for it in estimated:
         for sentence in it.estimate.assumptions if it.estimate else ():
             who.setdefault(sentence, []).append(it)
@@ -127,12 +127,12 @@ def answers_html(sentences: Sequence[str]) -> str:
     return f'<ul class="hr-answers">{items}</ul>'
 
 
-def refusal_html(it: Entry) -> str:
+def refusal_html(it: ComparedEntry) -> str:
     """Why a scenario has no bar."""
     return f"<b>{escape(it.name)}</b>: {escape(it.problem)}"
 
 
-def verdict_html(it: Entry, is_best: bool, sentences: Sequence[str]) -> str:
+def verdict_html(it: ComparedEntry, is_best: bool, sentences: Sequence[str]) -> str:
     """One scenario for the projector: its name, its verdict in the largest type, and what the run takes."""
     of = it.estimate
     if of is None:

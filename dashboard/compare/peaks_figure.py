@@ -7,13 +7,13 @@ from html import escape
 
 from dashboard import theme
 from dashboard.compare import entry
-from dashboard.compare.entry import Entry
+from dashboard.compare.entry import ComparedEntry
 from dashboard.figures.memory_bars import Figure, capacity_marks, peak_parts, scale, stacked
 from dashboard.words import terms, units
 from estimator import Estimate
 
 
-def legend_html(shown: Sequence[Entry]) -> str:
+def legend_html(shown: Sequence[ComparedEntry]) -> str:
     """The legend: the colours, and the line of capacity."""
     there = {label for _, it in entry.bars(shown) for label, size in peak_parts(it).items() if size}
     parts = [it for it in (*theme.COMPONENTS.values(), theme.RESERVE) if it.label in there]
@@ -28,7 +28,11 @@ def legend_html(shown: Sequence[Entry]) -> str:
 
 
 def figure(
-    shown: Sequence[Entry], *, dark: bool = False, large: bool = False, chosen: int | None = None
+    shown: Sequence[ComparedEntry],
+    *,
+    dark: bool = False,
+    large: bool = False,
+    chosen: int | None = None,
 ) -> Figure:
     """Each scenario's peak stacked by component, all on one scale, each with its own capacity as a line.
 
@@ -90,7 +94,9 @@ SHOWN_OF_NAME = 30
 """Maximum characters of a name above its bar. Our choice, for phones; the table shows it in full."""
 
 
-def _names(shown: Sequence[Entry], look: theme.Look, size: int, chosen: int | None) -> Figure:
+def _names(
+    shown: Sequence[ComparedEntry], look: theme.Look, size: int, chosen: int | None
+) -> Figure:
     """The names above the bars, escaped, since Plotly interprets some HTML."""
     marked = None if chosen is None else shown[chosen].name
     found = entry.bars(shown)
@@ -123,7 +129,7 @@ def total(it: Estimate) -> str:
     return f"{units.number(it.need_high_bytes)}{of} GiB{sign}"
 
 
-def figure_alt(shown: Sequence[Entry]) -> str:
+def figure_alt(shown: Sequence[ComparedEntry]) -> str:
     """The figure as text."""
     said = "; ".join(
         f"{name}: needs {units.gib(it.need_high_bytes)}"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dashboard import theme
 from dashboard.compare import entry, findings, peaks_figure, results_table
-from dashboard.compare.entry import Entry
+from dashboard.compare.entry import ComparedEntry
 from dashboard.compare.results_table import Row
 from dashboard.figures.memory_bars import peak_parts, scale
 from dashboard.words import terms, units
@@ -29,7 +29,7 @@ RELEASE = "0.1.0"
 class Subject(NamedTuple):
     """What a download covers."""
 
-    shown: Sequence[Entry]
+    shown: Sequence[ComparedEntry]
     day: str
     """ISO date: ``2026-11-21``."""
     link: str = ""
@@ -58,7 +58,7 @@ def write_json(of: Subject) -> str:
     return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
 
 
-def _as_object(it: Entry) -> dict[str, object]:
+def _as_object(it: ComparedEntry) -> dict[str, object]:
     if it.estimate is None:
         return {"name": it.name, "error": it.problem}
     setup = contract.write_fields(it.estimate.model, it.estimate.gpu, it.estimate.setup)
@@ -226,7 +226,7 @@ td.best { background: #E0F1EA; font-weight: 700; } small { display: block; color
 """
 
 
-def _across(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
+def _across(shown: Sequence[ComparedEntry], rows: Sequence[Row]) -> str:
     """One line per scenario, one column per property."""
     head = "".join(f'<th scope="col">{escape(row.label)}</th>' for row in rows)
     body = "".join(
@@ -236,7 +236,7 @@ def _across(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
     return f'<table><thead><tr><th scope="col">Scenario</th>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _down(shown: Sequence[Entry], rows: Sequence[Row]) -> str:
+def _down(shown: Sequence[ComparedEntry], rows: Sequence[Row]) -> str:
     """One line per property, one column per scenario."""
     if not rows:
         return '<p class="small">Nothing differs: all scenarios have the same setup.</p>'
@@ -262,7 +262,7 @@ NAME_LETTERS, CARD_LETTERS = 23, 26
 ROW, BAR, FOOT = 46, 36, 36
 
 
-def svg(shown: Sequence[Entry]) -> str:
+def svg(shown: Sequence[ComparedEntry]) -> str:
     """The stacked bars of ``peaks_figure.figure`` as an SVG, which needs no script."""
     found = entry.bars(shown)
     sizes = [it.need_high_bytes for _, it in found]
@@ -336,7 +336,7 @@ def _need(it: Estimate) -> str:
     return f"{units.number(it.need_high_bytes)}{sign}"
 
 
-def _legend(shown: Sequence[Entry]) -> str:
+def _legend(shown: Sequence[ComparedEntry]) -> str:
     there = {label for _, it in entry.bars(shown) for label, size in peak_parts(it).items() if size}
     parts = [part for part in (*theme.COMPONENTS.values(), theme.RESERVE) if part.label in there]
     swatches = [

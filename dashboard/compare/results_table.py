@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from dashboard.compare import entry
-from dashboard.compare.entry import Entry
+from dashboard.compare.entry import ComparedEntry
 from dashboard.words import terms, units
 from estimator import Estimate, Method, Verdict, contract
 
@@ -58,7 +58,7 @@ class Row(NamedTuple):
     cells: tuple[Cell, ...]
 
 
-def differences(shown: Sequence[Entry]) -> list[Row]:
+def differences(shown: Sequence[ComparedEntry]) -> list[Row]:
     """The keys in which the scenarios differ; a dash where a key does not apply."""
     return [
         Row(label(key), tuple(Cell(text) for text in texts))
@@ -78,7 +78,7 @@ def label(key: str) -> str:
     return f"{words[:1].upper()}{words[1:]}"
 
 
-def differing(shown: Sequence[Entry]) -> dict[str, list[str]]:
+def differing(shown: Sequence[ComparedEntry]) -> dict[str, list[str]]:
     """The same by key, with a text per scenario."""
     written = [
         {}
@@ -126,7 +126,7 @@ def _value(of: Estimate | None, key: str, value: object) -> str:
             return str(value)
 
 
-def results(shown: Sequence[Entry], within: float | None = None) -> list[Row]:
+def results(shown: Sequence[ComparedEntry], within: float | None = None) -> list[Row]:
     """Verdict, need, headroom, hours and cost, with the best of each marked; and which finish within the deadline."""
     rows = [
         Row("Verdict", tuple(Cell(_verdict(it)) for it in shown)),
@@ -141,7 +141,7 @@ def results(shown: Sequence[Entry], within: float | None = None) -> list[Row]:
 
 
 def _cells(
-    shown: Sequence[Entry],
+    shown: Sequence[ComparedEntry],
     measure: Callable[[Estimate], float | None],
     say: Callable[[Estimate], str],
     beside: Callable[[float, float], str] | None = None,
@@ -163,7 +163,7 @@ def _cells(
     )
 
 
-def _verdict(it: Entry) -> str:
+def _verdict(it: ComparedEntry) -> str:
     if it.estimate is None:
         return "refused"
     if it.estimate.verdict is None:
@@ -223,7 +223,7 @@ def times(value: float, first: float) -> str:
     return units.ratio(value / first if first else 1.0)
 
 
-def in_time(it: Entry, within: float) -> str:
+def in_time(it: ComparedEntry, within: float) -> str:
     """Whether a run is done within some hours."""
     of = it.estimate
     if of is None or of.time is None:
@@ -235,7 +235,7 @@ def in_time(it: Entry, within: float) -> str:
     return "≈ perhaps" if of.time.total_hours_low <= within else "✕ no"
 
 
-def table_html(shown: Sequence[Entry], parts: Mapping[str, Sequence[Row]]) -> str:
+def table_html(shown: Sequence[ComparedEntry], parts: Mapping[str, Sequence[Row]]) -> str:
     """Rows of properties under headings, one column per scenario; the best is marked by a word and bold, not only
     colour.
     """

@@ -13,7 +13,7 @@ import streamlit as st
 from dashboard import theme
 from dashboard.address.example import EXAMPLE
 from dashboard.compare import entry, findings, peaks_figure, presets, report, results_table
-from dashboard.compare.entry import Entry
+from dashboard.compare.entry import ComparedEntry
 from dashboard.state import comparison, models
 from dashboard.state.comparison import Document
 from dashboard.widgets import drawing, keeping
@@ -26,23 +26,23 @@ CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Contexts that all scenarios can be asked for at once."""
 
 
-class Page(NamedTuple):
+class ComparePage(NamedTuple):
     """What the page shows."""
 
     document: Document
-    shown: list[Entry]
+    shown: list[ComparedEntry]
     waits: bool
 
 
-def read_page() -> Page:
+def read_page() -> ComparePage:
     """The scenarios of the address with their estimates."""
     waits, said = comparison.ask_for_models()
     document = comparison.document()
     shown = entry.entries(document.scenarios, models.known(), document.context, said)
-    return Page(document, shown, waits)
+    return ComparePage(document, shown, waits)
 
 
-def draw(page: Page) -> None:
+def draw(page: ComparePage) -> None:
     """The whole page."""
     st.title("Compare", anchor=False)
     keeping.say_problems()
@@ -74,11 +74,11 @@ def _say(sentences: list[str]) -> None:
         st.html(findings.answers_html(sentences))
 
 
-def _answers(page: Page) -> list[str]:
+def _answers(page: ComparePage) -> list[str]:
     return findings.answers(page.shown, page.document.within, page.document.context)
 
 
-def _wait(page: Page) -> None:
+def _wait(page: ComparePage) -> None:
     """Poll until the Hub has answered."""
     if page.waits:
         st.fragment(_look, run_every=POLL_SECONDS, key="look")()
@@ -89,7 +89,7 @@ def _look() -> None:
         st.rerun(scope="app")
 
 
-def _figure(page: Page, *, chosen: int | None = None) -> None:
+def _figure(page: ComparePage, *, chosen: int | None = None) -> None:
     if not entry.bars(page.shown):
         return
     large = chosen is not None
@@ -134,7 +134,7 @@ def _preset(make: Callable[[Estimate], list[contract.Scenario]]) -> None:
     comparison.put(make(base()))
 
 
-def _asked(page: Page) -> None:
+def _asked(page: ComparePage) -> None:
     """A context for all, a deadline, presets, undo, and links."""
     state, now = st.session_state, page.document
     options = sorted({*CONTEXTS, *([now.context] if now.context else [])})
@@ -176,7 +176,7 @@ def _asked(page: Page) -> None:
 # --- rename, reorder, duplicate, remove, open ---------------------------------------------------
 
 
-def _arrange(page: Page) -> None:
+def _arrange(page: ComparePage) -> None:
     """Rename, open, move, duplicate or remove one scenario."""
     count = len(page.shown)
     names = [f"{at + 1}. {it.name}" for at, it in enumerate(page.shown)]
@@ -238,7 +238,7 @@ def open_in_estimator(at: int) -> None:
 # --- take away ----------------------------------------------------------------------------------
 
 
-def _take_away(page: Page) -> None:
+def _take_away(page: ComparePage) -> None:
     """Downloads, each with the version, the date, the assumptions and the meaning of the ranges."""
     day = today()
     now = page.document
@@ -314,7 +314,7 @@ def _link() -> str:
 # --- the projector ------------------------------------------------------------------------------
 
 
-def present(page: Page) -> None:
+def present(page: ComparePage) -> None:
     """For a projector: one large verdict with the bars below it, and three buttons: previous, next, leave."""
     st.html(theme.PRESENTATION)
     keeping.say_problems()

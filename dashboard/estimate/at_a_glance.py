@@ -11,7 +11,7 @@ from dashboard.figures.rows import Document
 from estimator import Estimate, similar_runs
 
 
-class Look(NamedTuple):
+class GlanceOptions(NamedTuple):
     """What the figure shows, and how."""
 
     shown: tuple[str, ...]
@@ -21,30 +21,30 @@ class Look(NamedTuple):
     """For the projector."""
 
 
-class Seen(NamedTuple):
+class DescribedFigure(NamedTuple):
     """A figure, and the same in words."""
 
     figure: Figure
     alt: str
 
 
-def figure(answer: Estimate, look: Look) -> Seen:
+def figure(answer: Estimate, look: GlanceOptions) -> DescribedFigure:
     """The hero figure of an answer."""
     methods = method_cards.methods(answer)
     drawn = hero_figure.hero(answer, methods, look.shown, dark=look.dark)
     if look.large:
         drawn = hero_figure.enlarged(drawn)
-    return Seen(drawn, hero_figure.hero_alt(answer, methods))
+    return DescribedFigure(drawn, hero_figure.hero_alt(answer, methods))
 
 
-def document(answer: Estimate | str, look: Look) -> Document:
+def document(answer: Estimate | str, look: GlanceOptions) -> Document:
     """Verdict and figure as one document, the verdict tag by tag; of a refusal its sentence alone."""
     if isinstance(answer, str):
-        return _document(verdict_panel.no_estimate_html(answer), Seen({}, ""))
+        return _document(verdict_panel.no_estimate_html(answer), DescribedFigure({}, ""))
     return _document(verdict_panel.verdict_html(answer, similar_runs(answer)), figure(answer, look))
 
 
-def _document(html: str, seen: Seen) -> Document:
+def _document(html: str, seen: DescribedFigure) -> Document:
     return {
         "html": {f".{verdict_panel.CLASS}": re.split("(?=<)", html)},
         "figure": seen.figure or None,

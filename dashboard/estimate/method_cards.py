@@ -26,7 +26,7 @@ from estimator import (
 )
 
 
-class Place(NamedTuple):
+class SmallestGpus(NamedTuple):
     """The smallest GPUs that hold a setup."""
 
     gpu: Gpu
@@ -38,7 +38,7 @@ class Place(NamedTuple):
     """Keys that a click sets to train there; empty if one larger GPU is enough."""
 
 
-def smallest_place(of: Estimate) -> Place | str:
+def smallest_place(of: Estimate) -> SmallestGpus | str:
     """The smallest card of the same maker that holds the setup, or the fewest GPUs that do, and the free memory there.
 
     Otherwise why it cannot be sharded, in one sentence; empty if it can be, but the most GPUs are too few.
@@ -53,8 +53,10 @@ def smallest_place(of: Estimate) -> Place | str:
     return _place(of, together.gpu, together.setup, {**together.keys, **another})
 
 
-def _place(of: Estimate, gpu: Gpu, setup: TrainingSetup, keys: Mapping[str, object]) -> Place:
-    return Place(gpu, setup, gpu.memory_bytes - need(of.model, gpu, setup)[1], keys)
+def _place(
+    of: Estimate, gpu: Gpu, setup: TrainingSetup, keys: Mapping[str, object]
+) -> SmallestGpus:
+    return SmallestGpus(gpu, setup, gpu.memory_bytes - need(of.model, gpu, setup)[1], keys)
 
 
 def changed(of: Estimate, keys: Mapping[str, Any]) -> Estimate | None:
@@ -98,7 +100,7 @@ def method_keys(of: Estimate) -> dict[str, object]:
     }
 
 
-def card_html(method: Method, estimate: Estimate, smallest: Place | str) -> str:
+def card_html(method: Method, estimate: Estimate, smallest: SmallestGpus | str) -> str:
     """One method of the chosen model: its verdict here, its need, and the smallest card or cards that hold it.
 
     ``smallest``: or why no number of cards can share it.

@@ -18,7 +18,7 @@ def on_more_gpus(of: Estimate) -> tuple[Curve, ...]:
     return scaling.curves(of.model, of.gpu, of.setup, (*scaling.COUNTS, of.setup.num_gpus))
 
 
-class Line(NamedTuple):
+class CurveStyle(NamedTuple):
     """How a strategy is drawn: colours safe for colour blindness, and dashes within a family."""
 
     light: str
@@ -27,15 +27,15 @@ class Line(NamedTuple):
     symbol: str
 
 
-LINES: Mapping[Strategy, Line] = {
-    Strategy.DDP: Line("#1B2530", "#E8EDF2", "solid", "square"),
-    Strategy.ZERO1: Line("#0072B2", "#56B4E9", "dot", "circle"),
-    Strategy.ZERO2: Line("#0072B2", "#56B4E9", "dash", "diamond"),
-    Strategy.ZERO3: Line("#0072B2", "#56B4E9", "solid", "triangle-up"),
-    Strategy.FSDP: Line("#00785A", "#35C79B", "solid", "triangle-down"),
-    Strategy.FSDP_GRAD_OP: Line("#00785A", "#35C79B", "dash", "cross"),
-    Strategy.HSDP: Line("#D55E00", "#FF8A57", "solid", "star"),
-    Strategy.DEVICE_MAP: Line("#A4447E", "#E29AC6", "dashdot", "hexagon"),
+LINES: Mapping[Strategy, CurveStyle] = {
+    Strategy.DDP: CurveStyle("#1B2530", "#E8EDF2", "solid", "square"),
+    Strategy.ZERO1: CurveStyle("#0072B2", "#56B4E9", "dot", "circle"),
+    Strategy.ZERO2: CurveStyle("#0072B2", "#56B4E9", "dash", "diamond"),
+    Strategy.ZERO3: CurveStyle("#0072B2", "#56B4E9", "solid", "triangle-up"),
+    Strategy.FSDP: CurveStyle("#00785A", "#35C79B", "solid", "triangle-down"),
+    Strategy.FSDP_GRAD_OP: CurveStyle("#00785A", "#35C79B", "dash", "cross"),
+    Strategy.HSDP: CurveStyle("#D55E00", "#FF8A57", "solid", "star"),
+    Strategy.DEVICE_MAP: CurveStyle("#A4447E", "#E29AC6", "dashdot", "hexagon"),
 }
 PANELS = ("Memory needed per GPU", "Hours of the run", "US dollars of the run")
 GAP = 0.09

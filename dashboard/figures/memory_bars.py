@@ -52,7 +52,7 @@ def parts(resident: Mapping[Component, int], reserve: int) -> dict[str, int]:
 
 
 def _stack(
-    parts: Sequence[theme.Part],
+    parts: Sequence[theme.DrawnPart],
     bars: Sequence[Bar],
     end: float,
     size: int,
@@ -64,7 +64,7 @@ def _stack(
     ``end``: end of the scale in GiB, where longer bars are cut. ``size``: of the numbers in pixels. ``width``: of a
     bar, with bars at distance 1. ``line``: the capacity, where a part is split in two so that it crosses no number.
     """
-    pieces: list[tuple[float, theme.Part, int, str]] = []
+    pieces: list[tuple[float, theme.DrawnPart, int, str]] = []
     bases: list[float] = []
     lengths: list[float] = []
     for bar in bars:

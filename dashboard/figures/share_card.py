@@ -38,7 +38,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TextLine:
     """A line of text, by the left or the right end of its base."""
 
     x: float
@@ -118,12 +118,12 @@ def _run(of: Estimate) -> str:
     return f"{of.setup.num_train_examples:,} examples: {run}." if run else ""
 
 
-def _laid_out(of: Estimate, day: str, link: str) -> Iterator[Box | Words]:
+def _laid_out(of: Estimate, day: str, link: str) -> Iterator[Box | TextLine]:
     colour = theme.VERDICTS[of.verdict].colour if of.verdict else NEUTRAL
     yield Box(0, 0, 18, HEIGHT, colour)
-    yield Words(LEFT, 74, _cut(subject(of), 62), 34, bold=True)
+    yield TextLine(LEFT, 74, _cut(subject(of), 62), 34, bold=True)
     word = _verdict(of)
-    yield Words(
+    yield TextLine(
         LEFT,
         160,
         _cut(f"{word[:1].upper()}{word[1:]}", 50),
@@ -133,15 +133,15 @@ def _laid_out(of: Estimate, day: str, link: str) -> Iterator[Box | Words]:
     )
     need = f"Needs {units.between(of.need_low_bytes, of.need_high_bytes)}"
     has = f", the GPU has {units.gib(of.gpu.memory_bytes)}" if of.gpu else ""
-    yield Words(LEFT, 212, need + has, 28)
-    yield Words(LEFT, 254, _cut(_run(of) or overflow.runs_out(of), 84), 28)
-    yield Words(LEFT, 294, _cut(one_line.setup_line(of), 118), 20, QUIET)
+    yield TextLine(LEFT, 212, need + has, 28)
+    yield TextLine(LEFT, 254, _cut(_run(of) or overflow.runs_out(of), 84), 28)
+    yield TextLine(LEFT, 294, _cut(one_line.setup_line(of), 118), 20, QUIET)
     yield from _bars(of)
-    yield Words(LEFT, 600, f"Headroom, {day}", 20, QUIET)
-    yield Words(RIGHT, 600, _cut(link, 80), 20, QUIET, at_right=True)
+    yield TextLine(LEFT, 600, f"Headroom, {day}", 20, QUIET)
+    yield TextLine(RIGHT, 600, _cut(link, 80), 20, QUIET, at_right=True)
 
 
-def _bars(of: Estimate) -> Iterator[Box | Words]:
+def _bars(of: Estimate) -> Iterator[Box | TextLine]:
     capacity = of.gpu.memory_bytes if of.gpu else 0
     end = scale(max(of.need_high_bytes, capacity))
     unit = (RIGHT - LEFT) / end
@@ -157,13 +157,13 @@ def _bars(of: Estimate) -> Iterator[Box | Words]:
             middle = x + width / 2
             if of.gpu and abs(middle - LEFT - unit * units.in_gib(capacity)) < 36:
                 middle -= min(54, width / 2 - 24)  # beside the capacity's line
-            yield Words(middle - 22, TOP + 56, units.number(size), 24, part.ink)
+            yield TextLine(middle - 22, TOP + 56, units.number(size), 24, part.ink)
         keys.append((label, fill, part.colour))
         x += width
     if of.gpu:
         line = LEFT + unit * units.in_gib(capacity)
         yield Box(line - 2, TOP - 12, 4, BAR + 24, theme.LIGHT.capacity)
-        yield Words(
+        yield TextLine(
             line + (8 if line < WIDTH / 2 else -8),
             TOP + BAR + 36,
             f"{units.gib(capacity)} usable",
@@ -177,11 +177,11 @@ def _bars(of: Estimate) -> Iterator[Box | Words]:
         if at + wide > RIGHT:
             at, row = LEFT, row + 34
         yield Box(at, row - 17, 20, 20, fill, colour)
-        yield Words(at + 28, row, label, 20)
+        yield TextLine(at + 28, row, label, 20)
         at += wide
 
 
-def _svg(it: Box | Words) -> str:
+def _svg(it: Box | TextLine) -> str:
     if isinstance(it, Box):
         line = f' stroke="{it.line}"' if it.line else ""
         return f'<rect x="{it.x:.1f}" y="{it.y}" width="{it.width:.1f}" height="{it.height}" fill="{it.fill}"{line}/>'

@@ -245,7 +245,7 @@ def remove(at: int) -> None:
 def load(text: bytes) -> None:
     """Loads the scenarios of a file; on an invalid file, reports one sentence and changes nothing."""
     try:
-        found: contract.Found = contract.read_file(text, models.known())
+        found: contract.ReadScenarios = contract.read_file(text, models.known())
     except ValueError as problem:
         st.session_state["compared problems"] = (str(problem),)
         return

@@ -56,7 +56,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class NoModel:
     """A failed request: the reason, and what was requested."""
 
     sentence: str
@@ -161,7 +161,7 @@ def ask(hub_id: str, wanted: Mapping[str, object] | None = None) -> None:
 
 def ask_again() -> None:
     """Repeats the last request; reruns the whole page, so that it polls for the answer."""
-    refusal: Refusal | None = st.session_state.get("trouble")
+    refusal: NoModel | None = st.session_state.get("trouble")
     if refusal is not None and refusal.trouble in ASK_AGAIN:
         ask(refusal.hub_id, refusal.wanted)
         st.rerun()
@@ -192,7 +192,7 @@ def settle() -> None:
     found = asking.answer.result()
     if found.model is None:
         sentence = " ".join(found.sentences)
-        refusal = Refusal(sentence, found.trouble, asking.hub_id, asking.wanted)
+        refusal = NoModel(sentence, found.trouble, asking.hub_id, asking.wanted)
         st.session_state["trouble"] = refusal
     elif asking.wanted is None:
         remember(found.model.hub_id, found)
@@ -207,7 +207,7 @@ def take_text(text: str | bytes) -> None:
     forget_question()
     found = repository.from_text(text)
     if found.model is None:
-        st.session_state["trouble"] = Refusal(" ".join(found.sentences), found.trouble)
+        st.session_state["trouble"] = NoModel(" ".join(found.sentences), found.trouble)
         return
     option = _as_option(json.loads(found.model.config))
     remember(option, found)
@@ -219,7 +219,7 @@ def _take_own(wanted: Mapping[str, object], take: Callable[[Mapping[str, object]
     reading = contract.read_setup({"model": dict(wanted)}, known())
     if reading.model is None:
         sentence = reading.problems[0].removeprefix("model: ")
-        st.session_state["trouble"] = Refusal(sentence[:1].upper() + sentence[1:])
+        st.session_state["trouble"] = NoModel(sentence[:1].upper() + sentence[1:])
         return
     option = _as_option(wanted)
     remember(option, HubModel(model=reading.model, notes=reading.model.notes))

@@ -15,7 +15,7 @@ from itertools import count
 import streamlit as st
 
 from dashboard.state import models
-from dashboard.state.models import Refusal
+from dashboard.state.models import NoModel
 from dashboard.words import units
 from estimator import Model, catalog, hub
 
@@ -212,7 +212,7 @@ def _status() -> None:
     asking = models.pending()
     if asking is not None and asking.answer.done() and state["polling"]:
         st.rerun(scope="app")  # not before a browser has drawn the address's first widgets
-    refusal: Refusal | None = state.get("trouble")
+    refusal: NoModel | None = state.get("trouble")
     if refusal is not None and refusal.trouble in models.ASK_AGAIN:
         with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
             _said()
@@ -236,7 +236,7 @@ def _aside() -> None:
 
 def _said() -> None:
     asking = models.pending()
-    refusal: Refusal | None = st.session_state.get("trouble")
+    refusal: NoModel | None = st.session_state.get("trouble")
     using = escape(labels()[st.session_state["in use"]].partition(" · ")[0])
     if asking is not None:
         st.html(

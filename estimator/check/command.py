@@ -103,7 +103,7 @@ def _diff(judged: Judged, changed: Mapping[str, object], known: reading.Known) -
         models = known(judged.asked.keys.get("model"))
         after = changed_files(texts, plain_keys(change.keys), models)
         mended = {**texts, **{name: text.encode() for name, text in after.files.items()}}
-        again = [files.Found(name=it, content=text) for it, text in mended.items()]
+        again = [files.FoundFile(name=it, content=text) for it, text in mended.items()]
         (asked,), _ = reading.read(again, known, together=True)
     except ValueError:
         return ""

@@ -21,7 +21,7 @@ LARGEST_FILE = 10 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundFile:
     """One file and its bytes."""
 
     name: str
@@ -31,9 +31,9 @@ class Found:
     """Found in a folder rather than named: it may be no file of a run at all."""
 
 
-def found(paths: Sequence[str]) -> list[Found]:
+def found(paths: Sequence[str]) -> list[FoundFile]:
     """The files of paths, folders searched through; ``InputError`` names a path that is not there."""
-    files: list[Found] = []
+    files: list[FoundFile] = []
     for path in map(Path, paths):
         if path.is_dir():
             files += (_read(it, from_folder=True) for it in _below(path))
@@ -53,7 +53,7 @@ def _below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _read(path: Path, *, from_folder: bool) -> Found:
+def _read(path: Path, *, from_folder: bool) -> FoundFile:
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
@@ -63,7 +63,7 @@ def _read(path: Path, *, from_folder: bool) -> Found:
         ) from None
     if len(content) > LARGEST_FILE:
         raise InputError(f"{path} is larger than {LARGEST_FILE // 2**20} MiB; that is no config.")
-    return Found(name=str(path), content=content, from_folder=from_folder)
+    return FoundFile(name=str(path), content=content, from_folder=from_folder)
 
 
 def local_model(name: object) -> Model | None:

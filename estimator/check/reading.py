@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from estimator.check.files import Found
+from estimator.check.files import FoundFile
 from estimator.check.judged import Asked
 from estimator.contract.setups import NONE_KNOWN
 from estimator.tools.documents import document_kind
@@ -32,7 +32,7 @@ Known = Callable[[object], Mapping[str, Model]]
 
 
 def read(
-    files: Sequence[Found], known: Known = lambda name: NONE_KNOWN, *, together: bool = False
+    files: Sequence[FoundFile], known: Known = lambda name: NONE_KNOWN, *, together: bool = False
 ) -> tuple[list[Asked], list[str]]:
     """The runs of files, and the names of those that are no runs."""
     if together:
@@ -57,11 +57,11 @@ def read(
     return runs, left_out
 
 
-def _names(file: Found, other: Found) -> bool:
+def _names(file: FoundFile, other: FoundFile) -> bool:
     return other is not file and _last(other.name).encode() in file.content
 
 
-def _is_companion(file: Found) -> bool:
+def _is_companion(file: FoundFile) -> bool:
     if not file.name.endswith((".yaml", ".yml", ".json")) or _contract_keys(file) is not None:
         return False
     try:
@@ -70,7 +70,7 @@ def _is_companion(file: Found) -> bool:
         return False
 
 
-def _contract_keys(file: Found) -> Mapping[str, object] | None:
+def _contract_keys(file: FoundFile) -> Mapping[str, object] | None:
     """The object of a setup as this product saves it; None: the file is a tool's, or cannot be read."""
     if not file.name.endswith(".json"):
         return None
@@ -82,7 +82,7 @@ def _contract_keys(file: Found) -> Mapping[str, object] | None:
     return keys if "model" in keys and keys.keys() <= own else None
 
 
-def _run(files: Sequence[Found], known: Known) -> Asked:
+def _run(files: Sequence[FoundFile], known: Known) -> Asked:
     names = tuple(it.name for it in files)
     if len(files) == 1 and (keys := _contract_keys(files[0])) is not None:
         return Asked(files=names, keys=keys)

@@ -66,7 +66,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReadScenarios:
     """Contents of a link or file: its valid scenarios in order, and a sentence for each dropped part."""
 
     scenarios: tuple[Scenario, ...]
@@ -144,7 +144,7 @@ def read_texts(
     texts: Sequence[str],
     known: Mapping[str, Model] = NONE_KNOWN,
     version: Sequence[str] = (),
-) -> Found:
+) -> ReadScenarios:
     """The scenarios of a link's strings; ``version``: the link's ``v``."""
     problems = list(read_link({"v": version}).problems) if version else []
     problems = [said for said in problems if said != MODEL_MISSING]
@@ -152,7 +152,7 @@ def read_texts(
     def one(number: int, text: str) -> Scenario:
         return _read_text(number, text, known, problems)
 
-    return Found(_each(texts, one, problems), tuple(problems))
+    return ReadScenarios(_each(texts, one, problems), tuple(problems))
 
 
 def _text(value: object) -> str:
@@ -191,7 +191,7 @@ def write_file(scenarios: Sequence[Scenario], setup: Mapping[str, object] | None
     return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
 
 
-def read_file(text: str | bytes, known: Mapping[str, Model] = NONE_KNOWN) -> Found:
+def read_file(text: str | bytes, known: Mapping[str, Model] = NONE_KNOWN) -> ReadScenarios:
     """Contents of a file: scenarios, or one object of the contract, which becomes one scenario.
 
     ``ValueError`` holds one sentence if the text is not such an object.
@@ -219,7 +219,7 @@ def read_file(text: str | bytes, known: Mapping[str, Model] = NONE_KNOWN) -> Fou
             setup = _read_entry(0, {"name": "Setup", "setup": beside}, known, problems).setup
         except ValueError as problem:
             problems.append(f"The file's setup was dropped: {problem}")
-    return Found(scenarios, tuple(problems), setup)
+    return ReadScenarios(scenarios, tuple(problems), setup)
 
 
 def _name_of(given: Mapping[str, object]) -> str:

@@ -21,7 +21,7 @@ from estimator.families.reader import (
     MOST_LAYERS,
     MOST_POSITIONS,
     Config,
-    Recorded,
+    WatchedConfig,
     kinds_in,
     refuse_others,
     short,
@@ -68,7 +68,7 @@ def ignored_keys(config: Mapping[str, object]) -> tuple[str, ...]:
     ("The config's key n_experts is not known here and was ignored.",)
     """
     read, asked = _text_part(config), set[str]()
-    _model(replace(read, values=Recorded(read.values, asked)))
+    _model(replace(read, values=WatchedConfig(read.values, asked)))
     given = dict(read.values)
     inside = FAMILIES[read.model_type].config.nested
     nested = given.pop(inside, None) if inside else None

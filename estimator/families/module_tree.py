@@ -22,7 +22,7 @@ from estimator.values.specs import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ModuleNode:
     """A module with its own tensors and children, or a single parameter of a split module."""
 
     name: str
@@ -30,11 +30,11 @@ class Node:
     class_name: str = ""
     """Class of a module with children; empty for leaves, where it does not matter."""
     tensors: tuple[TreeTensor, ...] = ()
-    children: tuple[Node, ...] = ()
+    children: tuple[ModuleNode, ...] = ()
     is_parameter: bool = False
 
     @property
-    def parts(self) -> tuple[Node, ...]:
+    def parts(self) -> tuple[ModuleNode, ...]:
         """Its parts when split: its own parameters, then its children, without buffers.
 
         Only experts and Gemma 4's routers have both.
@@ -45,11 +45,12 @@ class Node:
             if self.children and one.width is Width.WEIGHT and not one.is_buffer
         )
         alone = (
-            Node(f"{self.name}.{one.name}", tensors=(one,), is_parameter=True) for one in stacks
+            ModuleNode(f"{self.name}.{one.name}", tensors=(one,), is_parameter=True)
+            for one in stacks
         )
         return (*alone, *self.children)
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[ModuleNode]:
         """Itself and all its descendants, in the order of ``named_modules``."""
         yield self
         for child in self.children:
@@ -63,7 +64,7 @@ BARE_VECTORS = frozenset(
 
 
 @lru_cache(maxsize=64)
-def module_tree(model: Model) -> Node:
+def module_tree(model: Model) -> ModuleNode:
     """The root of the model's tree, in the order of ``named_children``; tensors in elements, whole model.
 
     A tied head is included without a weight, which belongs to the embedding.
@@ -138,14 +139,14 @@ class _Builder:
         self.layer: dict[str, Module] = {}
         """Modules with weights of the current layer."""
 
-    def root(self) -> Node:
-        return Node("", children=self._children(_read(self.layout.tree), "", None))
+    def root(self) -> ModuleNode:
+        return ModuleNode("", children=self._children(_read(self.layout.tree), "", None))
 
     def _children(
         self, items: tuple[_Item, ...], above: str, in_layer: str | None
-    ) -> tuple[Node, ...]:
+    ) -> tuple[ModuleNode, ...]:
         """``above``: the parent's full name; ``in_layer``: its name within the layer, None outside the layers."""
-        nodes: list[Node] = []
+        nodes: list[ModuleNode] = []
         for item in items:
             if item.name == "*":
                 nodes += self._layers(items, above)
@@ -156,7 +157,7 @@ class _Builder:
                 block = above.rpartition(".")[2] if in_layer is None else in_layer
                 below = [name for name in known if name.startswith(f"{block}.")]
                 nodes += (
-                    Node(
+                    ModuleNode(
                         f"{above}.{name.rpartition('.')[2]}",
                         tensors=_tensors(known[name]),
                     )
@@ -169,7 +170,7 @@ class _Builder:
                     nodes.append(self._node(item, name, within))
         return tuple(nodes)
 
-    def _layers(self, items: tuple[_Item, ...], above: str) -> Iterator[Node]:
+    def _layers(self, items: tuple[_Item, ...], above: str) -> Iterator[ModuleNode]:
         kinds = {item.name.removesuffix("*"): item for item in items}
         for index in range(self.model.num_hidden_layers):
             self.layer = {module.name: module for module in layer_modules(self.model, index)}
@@ -183,7 +184,7 @@ class _Builder:
             return bool(self.model.hidden_size_per_layer_input)
         return any(known == within or known.startswith(f"{within}.") for known in self.layer)
 
-    def _node(self, item: _Item, name: str, within: str | None) -> Node:
+    def _node(self, item: _Item, name: str, within: str | None) -> ModuleNode:
         last = name.rpartition(".")[2]
         module = self.outer.get(last) if within is None else self.layer.get(within)
         bare = [
@@ -197,7 +198,7 @@ class _Builder:
             for held, tensor, shape in bare
             if (isinstance(held, Bare) and held.stack) or tensor in BARE_VECTORS
         ]
-        return Node(
+        return ModuleNode(
             name,
             item.class_name.replace("@", self.layout.prefix),
             (*_tensors(module), *stacks, *_buffers(self.model, last)),

@@ -19,7 +19,7 @@ KEY_NOT_MODELLED = Refusal(
 )
 
 
-class Recorded(Mapping[str, object]):
+class WatchedConfig(Mapping[str, object]):
     """A config that records which keys were read; keys of a nested object are prefixed with its name."""
 
     def __init__(self, values: Mapping[str, object], asked: set[str], before: str = "") -> None:
@@ -29,7 +29,7 @@ class Recorded(Mapping[str, object]):
         self.asked.add(self.before + key)
         value = self.values_of[key]
         if isinstance(value, Mapping):
-            return Recorded(value, self.asked, f"{self.before}{key}.")
+            return WatchedConfig(value, self.asked, f"{self.before}{key}.")
         return value
 
     def __iter__(self) -> Iterator[str]:

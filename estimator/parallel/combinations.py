@@ -54,7 +54,7 @@ SHARING_KEYS = (
 """The keys that distribute the work over GPUs; at their defaults nothing is refused."""
 
 
-class Rule(NamedTuple):
+class CombinationRule(NamedTuple):
     """A refused combination, and its sentence."""
 
     breaks: Callable[[TrainingSetup], bool]
@@ -121,17 +121,17 @@ FULL_FINETUNE = Report(
 )
 
 RULES = (
-    Rule(
+    CombinationRule(
         lambda s: _unscaled(s) and not s.uses_adapters,
         f"dtype {{s.dtype}} cannot be trained {UNSCALED}; load the weights in float32, {OR_BF16}",
         GRAD_SCALER,
     ),
-    Rule(
+    CombinationRule(
         lambda s: _unscaled(s) and s.uses_adapters and not s.autocast_adapter_dtype,
         f"Adapters in {{s.dtype}} cannot be trained {UNSCALED}; set autocast_adapter_dtype true, {OR_BF16}",
         GRAD_SCALER,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             _unscaled(s)
             and bool(s.modules_to_save)
@@ -141,12 +141,12 @@ RULES = (
         f"modules_to_save out, {OR_BF16}",
         GRAD_SCALER,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.num_gpus > 1 and s.strategy is Strategy.NONE,
         "num_gpus {s.num_gpus} needs a strategy for sharing the work; take ddp, fsdp or zero3.",
         CONTRADICTION,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.num_gpus == 1
             and (s.strategy.is_fsdp or s.strategy in (Strategy.DDP, Strategy.DEVICE_MAP))
@@ -154,12 +154,12 @@ RULES = (
         "strategy {s.strategy} needs several GPUs, and num_gpus is 1; raise num_gpus, or take strategy none.",
         CONTRADICTION,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.dp_replicate_size > 1 and s.strategy is not Strategy.HSDP,
         "dp_replicate_size {s.dp_replicate_size} is for strategy hsdp; leave it at 1.",
         CONTRADICTION,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.strategy is Strategy.HSDP
             and (
@@ -172,7 +172,7 @@ RULES = (
         "divisor above 1 and below {s.num_gpus}, not {s.dp_replicate_size}.",
         CONTRADICTION,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             _offloads(s.mesh) and s.strategy in (Strategy.NONE, Strategy.DDP, Strategy.DEVICE_MAP)
         ),
@@ -180,7 +180,7 @@ RULES = (
         "fsdp.",
         CONTRADICTION,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.strategy is Strategy.DEVICE_MAP and (s.use_liger_kernel or s.loss is Loss.LIGER)
         ),
@@ -189,7 +189,7 @@ RULES = (
         "device_map fails; leave use_liger_kernel and loss at their defaults.",
         Report("https://github.com/linkedin/Liger-Kernel/issues/1303"),
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.strategy is Strategy.DEVICE_MAP
             and s.loss in (Loss.CHUNKED_TRL, Loss.CHUNKED_TORCHTUNE)
@@ -197,18 +197,18 @@ RULES = (
         "loss {s.loss} under device_map is not modelled yet; take loss standard.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.strategy.is_fsdp and _uses_nvme(s.mesh),
         "FSDP offloads to CPU memory only; take cpu, or strategy zero3.",
         FSDP_OFFLOAD,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.strategy.is_fsdp and s.offload_param is not s.offload_optimizer,
         "FSDP offloads weights and optimizer states together (CPUOffloadPolicy); set offload_param and "
         "offload_optimizer both to cpu, or both to none.",
         FSDP_OFFLOAD,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.strategy in (Strategy.ZERO1, Strategy.ZERO2)
             and (s.offload_param is not Offload.NONE or _uses_nvme(s.mesh))
@@ -216,12 +216,12 @@ RULES = (
         "DeepSpeed offloads weights, and anything to NVMe, only at stage 3; take zero3, or only offload_optimizer cpu.",
         Line("deepspeed", "runtime/zero/config.py", 160, "Valid only with stage 3."),
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.offload_optimizer is not Offload.NONE and s.optim not in ADAM,
         "An offloaded optimizer runs on the CPU, where optim {s.optim} is not modelled yet; take adamw_torch.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             (s.loss is Loss.CHUNKED_TORCHTUNE and (s.uses_fsdp1 or s.strategy.is_zero))
             or (s.loss is Loss.CHUNKED_TRL and s.uses_fsdp1)
@@ -229,22 +229,22 @@ RULES = (
         "loss {s.loss} under {s.strategy} is not modelled yet; take loss liger or standard, or strategy ddp.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.fsdp_version == 1 and not s.strategy.is_fsdp,
         "fsdp_version 1 is for strategy fsdp, and strategy is {s.strategy}; leave it at 2.",
         CONTRADICTION,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.checkpoint_around_fsdp and not s.uses_fsdp1,
         "checkpoint_around_fsdp is for FSDP 1 under transformers before 4.52; leave it out, or set fsdp_version 1.",
         CONTRADICTION,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.uses_fsdp1 and _offloads(s.mesh),
         "Offloading under fsdp_version 1 is not modelled yet; leave it at none, or take fsdp_version 2.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.uses_fsdp1 and s.method is Method.QLORA and s.bnb_4bit_quant_storage != s.dtype.value
         ),
@@ -253,13 +253,13 @@ RULES = (
         "value of dtype, not {s.bnb_4bit_quant_storage}, or take fsdp_version 2.",
         ONE_DTYPE,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.uses_fsdp1 and s.method is Method.QLORA and s.prepare_model_for_kbit_training,
         "FSDP 1 flattens a layer's tensors into one of a single dtype, but prepare_model_for_kbit_training casts "
         "the norms to float32; leave it out (as TRL does for sharded 4-bit weights).",
         ONE_DTYPE,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.uses_fsdp1
             and s.method is Method.QLORA
@@ -272,23 +272,23 @@ RULES = (
         "inputs to float32 adapters; set mixed_precision bf16, or autocast_adapter_dtype false.",
         Line("transformers", "distributed/fsdp.py", 284, "set_mixed_precision("),
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.strategy.is_fsdp and s.fsdp_version == 2 and s.optim in BITSANDBYTES,
         # github.com/bitsandbytes-foundation/bitsandbytes/issues/1633: illegal memory access
         "optim {s.optim} crashes on FSDP2's shards (bitsandbytes issue 1633); take adamw_torch_fused, or zero2.",
         Report("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633"),
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.strategy.is_fsdp and s.fsdp_version == 2 and s.optim is Optimizer.ADAFACTOR,
         "optim adafactor on FSDP2's shards is not modelled yet; take adamw_torch_fused.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.modules_to_save is not None and (s.uses_fsdp1 or s.strategy.is_zero),
         "modules_to_save under {s.strategy} is not modelled yet; leave it out, or take ddp.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.has_8bit_base and s.strategy.is_fsdp and s.fsdp_version == 2,
         # torch 2.13, _fsdp_param.py, _init_sharded_param makes it an nn.Parameter; bitsandbytes 0.50, nn/modules.py,
         # Linear8bitLt.forward: "'Parameter' object has no attribute 'CB'"
@@ -296,7 +296,7 @@ RULES = (
         "attribute 'CB'); take method qlora, or strategy ddp.",
         Line("bitsandbytes", "nn/modules.py", 1182, "if self.weight.CB is not None:"),
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.has_8bit_base and s.uses_fsdp1,
         # torch 2.13, _flat_param.py, _validate_tensors_to_flatten
         "FSDP 1 cannot flatten integer dtype tensors such as LLM.int8's weights; take method qlora with "
@@ -305,7 +305,7 @@ RULES = (
             "torch", "distributed/fsdp/_flat_param.py", 811, "Cannot flatten integer dtype tensors"
         ),
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             (
                 s.use_dora
@@ -317,7 +317,7 @@ RULES = (
         "use_dora and load_in_8bit under {s.strategy} are not modelled yet; take strategy ddp.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             (s.strategy.is_fsdp and s.optim not in ELEMENTWISE)
             or (s.strategy.is_zero and s.optim not in ON_FLAT_PARTS)
@@ -325,7 +325,7 @@ RULES = (
         "optim {s.optim} under {s.strategy} is not modelled yet; take adamw_torch_fused.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.strategy is Strategy.ZERO3
             and s.offload_param is not Offload.NONE
@@ -335,7 +335,7 @@ RULES = (
         "offload_param none, or fsdp.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.strategy.is_zero
             and s.mixed_precision is MixedPrecision.NO
@@ -346,7 +346,7 @@ RULES = (
         "dtype float32.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.strategy is Strategy.ZERO3
             and s.method is Method.QLORA
@@ -355,7 +355,7 @@ RULES = (
         "zero3 shards 4-bit weights only in a float storage dtype; set bnb_4bit_quant_storage to bfloat16.",
         Report("https://huggingface.co/docs/peft/accelerate/deepspeed"),
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.strategy.is_fsdp
             and s.save_only_model
@@ -370,55 +370,55 @@ RULES = (
             "save_only_model option is not compatible with FSDP state dict type",
         ),
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.optimizer_in_bwd and s.gradient_accumulation_steps > 1,
         "Gradient accumulation is not supported with optimizer_in_bwd, torchtune refuses it; set "
         "gradient_accumulation_steps to 1, or optimizer_in_bwd false.",
         FULL_FINETUNE,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.optimizer_in_bwd and s.uses_adapters,
         "optimizer_in_bwd is of torchtune's full fine-tuning alone; set it false, or take method full.",
         FULL_FINETUNE,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.optimizer_in_bwd and s.mixed_precision is MixedPrecision.FP16,
         "optimizer_in_bwd has no scaler, and torchtune refuses fp16; take mixed_precision bf16 or no.",
         FULL_FINETUNE,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.optimizer_in_bwd and s.strategy is not Strategy.NONE,
         "optimizer_in_bwd under {s.strategy} is not modelled yet; set it false, or take strategy none.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.optimizer_in_bwd and s.optim in (Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW)
         ),
         "optim {s.optim} with optimizer_in_bwd is not modelled yet; take adamw_torch_fused.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.batch.is_joined and s.padded,
         "packing and padding_free leave no padding; set padded false.",
         CONTRADICTION,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.packing and bool(s.images_per_example),
         "Packing is not supported for examples with images, TRL refuses it; set packing false.",
         Line("trl", "trainer/sft_trainer.py", 781, "Packing is not supported for vision datasets."),
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.padding_free and bool(s.images_per_example),
         "padding_free is not supported for examples with images, TRL refuses it; set it false.",
         Line("trl", "trainer/sft_trainer.py", 785, "Padding-free training is yet not supported"),
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.uses_adapters and s.lora_bias and s.use_dora,
         "lora_bias is not supported with use_dora, PEFT refuses it; turn one of them off.",
         Line("peft", "tuners/lora/config.py", 1088, "lora_bias=True is not supported for DoRA"),
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.uses_adapters
             and s.layers_to_transform is not None
@@ -430,13 +430,13 @@ RULES = (
             "peft", "tuners/lora/config.py", 1041, "cannot be used when `target_modules` is a str"
         ),
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.adapters.by_layer and s.strategy not in (Strategy.NONE, Strategy.DDP),
         "Adapters that differ between layers are not modelled yet under {s.strategy}; leave layers_to_transform and "
         "numbers of layers out, or take strategy ddp.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.uses_adapters
             and s.bias != "none"
@@ -445,25 +445,25 @@ RULES = (
         "bias {s.bias} is modelled beside a base of 16 or 32 bits on one GPU and under ddp only; leave it at none.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.uses_adapters and s.lora_bias and (s.uses_fsdp1 or s.strategy is Strategy.ZERO3)
         ),
         "lora_bias under {s.strategy} is not modelled yet; turn it off, or take strategy ddp.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.selective_checkpointing and not s.gradient_checkpointing,
         "selective_checkpointing requires gradient_checkpointing, TRL refuses it without; turn both on, or both off.",
         Line("trl", "trainer/sft_trainer.py", 1088, "requires `gradient_checkpointing=True`."),
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.selective_checkpointing and s.use_reentrant,
         "selective_checkpointing requires checkpoints that are not reentrant, TRL refuses others; set use_reentrant "
         "false.",
         Line("trl", "trainer/sft_trainer.py", 1092, "requires non-reentrant gradient"),
     ),
-    Rule(
+    CombinationRule(
         # transformers 5.23, trainer.py calls activation_checkpointing_enable, which a PeftModel hands to its base,
         # past the wrapper that TRL puts around gradient_checkpointing_enable
         lambda s: s.selective_checkpointing and s.uses_adapters,
@@ -471,7 +471,7 @@ RULES = (
         "Trainer turns checkpointing on in the base model, past TRL; leave it out, or take method full.",
         Line("torch", "utils/checkpoint.py", 502, "Unexpected keyword arguments"),
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.checkpoint_around_fsdp and (s.checkpoint_every_n_layers > 1 or s.offload_checkpoints)
         ),
@@ -479,12 +479,12 @@ RULES = (
         "offload_checkpoints; leave it out.",
         CONTRADICTION,
     ),
-    Rule(
+    CombinationRule(
         lambda s: s.activation_offloading and s.strategy is Strategy.DEVICE_MAP,
         "activation_offloading under device_map is not modelled yet; take offload_checkpoints.",
         NOT_MODELLED,
     ),
-    Rule(
+    CombinationRule(
         lambda s: (
             s.activation_offloading
             and (not s.gradient_checkpointing or s.use_reentrant)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from estimator.families.adapters import is_copied
 from estimator.families.counts import layer_kind, layer_modules, outer_modules, tied_head
-from estimator.families.module_tree import Node, layer_class, module_tree
+from estimator.families.module_tree import ModuleNode, layer_class, module_tree
 from estimator.families.modules import Module
 from estimator.parallel.placement import (
     CPU,
@@ -149,7 +149,7 @@ def _sorted_out(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Full names of the layers, and of the modules outside them, in model order."""
     whole, layers, outside = layer_class(model), [], []
 
-    def look(node: Node) -> None:
+    def look(node: ModuleNode) -> None:
         if node.class_name == whole:
             layers.append(node.name)
         elif node.children:

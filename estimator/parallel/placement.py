@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from estimator.families.family import Width
 from estimator.families.module_tree import (
-    Node,
+    ModuleNode,
     layer_class,
     module_tree,
     splits_packed_experts,
@@ -204,7 +204,9 @@ def needed_bytes(
 # --- sizes ----------------------------------------------------------------------------------------
 
 
-def sizes_in_bits(tree: Node, widths: Widths, never_packed: str | None = None) -> dict[str, int]:
+def sizes_in_bits(
+    tree: ModuleNode, widths: Widths, never_packed: str | None = None
+) -> dict[str, int]:
     """Bits of each module with all its descendants, and of each part it may be split into: full name → bits.
 
     A tied head counts as nothing, since its weight is the embedding's.
@@ -217,7 +219,7 @@ def sizes_in_bits(tree: Node, widths: Widths, never_packed: str | None = None) -
     """
     sizes: dict[str, int] = {}
 
-    def add(node: Node) -> int:
+    def add(node: ModuleNode) -> int:
         bare = node.name == never_packed
         own = sum(
             one.elements * widths[Width.WEIGHT if bare and one.width is Width.MATRIX else one.width]
@@ -239,7 +241,7 @@ def _widths(dtype: str, packing: Packing | None) -> Widths:
     return {Width.WEIGHT: BITS[dtype], Width.MATRIX: matrix, Width.FLOAT32: 32, Width.BOOL: 8}
 
 
-def _never_packed(tree: Node) -> str | None:
+def _never_packed(tree: ModuleNode) -> str | None:
     """The module of the last parameter, if that is a weight; bitsandbytes leaves it and the head unpacked.
 
     It is a norm, except in OLMo with a tied head, whose norms have no weight.
@@ -250,13 +252,13 @@ def _never_packed(tree: Node) -> str | None:
     return module if name == "weight" else None
 
 
-def _own_sizes(tree: Node, sizes: Mapping[str, int]) -> Iterator[int]:
+def _own_sizes(tree: ModuleNode, sizes: Mapping[str, int]) -> Iterator[int]:
     """Bits of each module's own tensors, without its children's."""
     for node in tree.walk():
         yield sizes[node.name] - sum(sizes[child.name] for child in node.children)
 
 
-def _firsts(tree: Node, sizes: Mapping[str, int]) -> dict[str, int]:
+def _firsts(tree: ModuleNode, sizes: Mapping[str, int]) -> dict[str, int]:
     """Bits of the first module of each class with children, starting with the model itself."""
     firsts: dict[str, int] = {}
     for node in tree.walk():
@@ -265,7 +267,7 @@ def _firsts(tree: Node, sizes: Mapping[str, int]) -> dict[str, int]:
     return firsts
 
 
-def _mean_leaf(tree: Node, sizes: Mapping[str, int]) -> int:
+def _mean_leaf(tree: ModuleNode, sizes: Mapping[str, int]) -> int:
     """Mean bits, in whole bytes, of modules that have tensors while none of their children do.
 
     Source: accelerate 1.15 utils/modeling.py, ``get_module_leaves``.
@@ -315,7 +317,7 @@ def _balanced(
 
 
 def _place(
-    tree: Node,
+    tree: ModuleNode,
     sizes: Mapping[str, int],
     budgets: Mapping[Device, int],
     whole: Collection[str],
@@ -365,16 +367,16 @@ def _place(
     return _grouped(placed)
 
 
-def _is_in(name: str, node: Node) -> bool:
+def _is_in(name: str, node: ModuleNode) -> bool:
     return name.startswith(f"{node.name}.")
 
 
-def _splits(node: Node, whole: Collection[str]) -> bool:
+def _splits(node: ModuleNode, whole: Collection[str]) -> bool:
     return bool(node.children) and node.class_name not in whole
 
 
 def _largest(
-    nodes: Iterable[Node], sizes: Mapping[str, int], whole: Collection[str]
+    nodes: Iterable[ModuleNode], sizes: Mapping[str, int], whole: Collection[str]
 ) -> tuple[int, list[str]]:
     """Bits of the largest module that cannot be split, and the names of all modules of that size."""
     pending, kept = [node for node in nodes if not node.is_parameter][::-1], []

@@ -19,7 +19,7 @@ from enum import Enum, auto
 from itertools import accumulate
 from typing import NamedTuple
 
-from estimator.tape.tape import Call, WholeWeight
+from estimator.tape.tape import CallMark, WholeWeight
 from estimator.values.arithmetic import allocated, ceil_div
 
 REUSE_DISTANCE = 10**9
@@ -82,7 +82,7 @@ class Stretch(NamedTuple):
 
     layer: int
     is_backward: bool
-    calls: Sequence[Call]
+    calls: Sequence[CallMark]
     number: int = 0
     """Of the pass."""
 

@@ -27,7 +27,7 @@ MEASURED_STEP = 2
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "liger_kernel")
 
 
-class Reading(NamedTuple):
+class PeakReading(NamedTuple):
     """Peaks since the last reset, in bytes, on one GPU."""
 
     allocated: int
@@ -44,7 +44,7 @@ class Counter(Protocol):
     def reset(self) -> None:
         """Begin a new peak."""
 
-    def read(self) -> Reading:
+    def read(self) -> PeakReading:
         """The peaks since then."""
 
 
@@ -63,11 +63,11 @@ class CudaCounter:
         self._cuda.synchronize()
         self._cuda.reset_peak_memory_stats()
 
-    def read(self) -> Reading:
+    def read(self) -> PeakReading:
         """The peaks since then."""
         self._cuda.synchronize()
         free, total = self._cuda.mem_get_info()
-        return Reading(
+        return PeakReading(
             self._cuda.max_memory_allocated(), self._cuda.max_memory_reserved(), total - free
         )
 
@@ -110,7 +110,7 @@ class MemoryCheck(Callback):
         elif state.global_step == MEASURED_STEP and self._began:
             self._compare(self._counter.read(), time.perf_counter() - self._began)
 
-    def _compare(self, reading: Reading, seconds: float) -> None:
+    def _compare(self, reading: PeakReading, seconds: float) -> None:
         answer = self.before.estimate
         measured = (
             f"Measured in step {MEASURED_STEP}: {gib(reading.allocated)} GiB allocated at the peak"
@@ -123,7 +123,7 @@ class MemoryCheck(Callback):
         if self._file is not None and answer is not None:
             rows.append(self._file, self._row(reading, seconds))
 
-    def _row(self, reading: Reading, seconds: float) -> rows.Row:
+    def _row(self, reading: PeakReading, seconds: float) -> rows.Row:
         keys, counter = self.before.keys, self._counter
         assert counter is not None
         return {

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from estimator.tape.symbols import Recording
-from estimator.tape.tape import COMPONENTS, Call, Event, HostCopy, Mark, Tape
+from estimator.tape.tape import COMPONENTS, CallMark, Event, HostCopy, Mark, Tape
 
 Bytes = list[int]
 """Bytes per component, in the order of ``COMPONENTS``."""
@@ -37,7 +37,7 @@ class Written(NamedTuple):
 
     events: Sequence[Event]
     marks: Sequence[Mark]
-    calls: Sequence[Call] = ()
+    calls: Sequence[CallMark] = ()
     host_copies: Sequence[HostCopy] = ()
     left_over: int = 0
 
@@ -102,7 +102,7 @@ class Program:
         starts = [*(mark.start for mark in self.marks), len(self.signs)]
         self.spans = list(pairwise(starts))
         """First event of each segment, and the event after its last."""
-        self.calls: list[list[Call]] = [[] for _ in self.marks]
+        self.calls: list[list[CallMark]] = [[] for _ in self.marks]
         """Module calls of each segment."""
         for call in tape.calls:
             self.calls[call.segment].append(call)

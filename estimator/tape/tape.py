@@ -86,7 +86,7 @@ class WholeWeight(NamedTuple):
     trained: bool
 
 
-class Call(NamedTuple):
+class CallMark(NamedTuple):
     """A module's call begins or returns: the points where DeepSpeed's hooks gather and release weights."""
 
     segment: int
@@ -344,7 +344,7 @@ class Tape:
         """The same for a reentrant checkpoint's replay, whose graph is freed once it has run."""
         self.events: list[Event] = []
         self.marks: list[Mark] = []
-        self.calls: list[Call] = []
+        self.calls: list[CallMark] = []
         """Calls of modules whose weights ZeRO-3 gathers; ``parallel.zero3_coordinator`` derives which are resident."""
         self.autocast_width = autocast_width
         """Bytes per element of autocast's compute dtype; None without autocast."""
@@ -419,7 +419,7 @@ class Tape:
     ) -> None:
         """Record that a module's call begins or returns."""
         segment = len(self.marks) - 1
-        self.calls.append(Call(segment, len(self.events), module, weights, begins, is_forward))
+        self.calls.append(CallMark(segment, len(self.events), module, weights, begins, is_forward))
 
     @contextmanager
     def standing_for(self, times: int | None) -> Iterator[None]:

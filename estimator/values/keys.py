@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from estimator.values.declaration import Key, rows
-from estimator.values.kinds import Flag, Kind, Number, Text, WholeNumber
+from estimator.values.kinds import Flag, Kind, Number, ShortText, WholeNumber
 from estimator.values.setup import FACETS, READ_INTO_OTHERS, TrainingSetup
 from estimator.values.specs import NETWORK, RATE_SPAN, RATES
 
@@ -52,16 +52,16 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
 
 GPU_KEYS: Mapping[str, Kind] = MappingProxyType(
     {
-        "name": Text(),
+        "name": ShortText(),
         "memory_bytes": WholeNumber(10**15),
         "memory_is_derived": Flag(),
         "nameplate_gb": Number(1_000_000),
-        "vendor": Text(),
-        "architecture": Text(),
-        "compute_capability": Text(),
+        "vendor": ShortText(),
+        "architecture": ShortText(),
+        "compute_capability": ShortText(),
         "supports_bf16": Flag(),
         **dict.fromkeys((*RATES, NETWORK), Number(RATE_SPAN[1], low=RATE_SPAN[0], nullable=True)),
-        "source": Text(),
+        "source": ShortText(),
     }
 )
 """The keys of a custom GPU other than ``like``: the fields of ``Gpu`` that do not need the catalogue."""

@@ -404,7 +404,7 @@ class Ranks(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Kind):
+class ShortText(Kind):
     """A short line of text."""
 
     MOST: ClassVar[int] = 200

@@ -22,7 +22,7 @@ from estimator.values.facets.objective import Task
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
-from estimator.values.kinds import Choice, Momentum, Text, Version
+from estimator.values.kinds import Choice, Momentum, ShortText, Version
 from estimator.values.specs import Method, MixedPrecision, Objective
 
 FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
@@ -76,7 +76,7 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
             Key(
                 name="tool_version",
                 default=None,
-                kind=Text(nullable=True),
+                kind=ShortText(nullable=True),
                 help="its version",
                 whose=Whose.OURS,
                 null="the newest known",

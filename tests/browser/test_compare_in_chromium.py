@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 
 from dashboard.compare import report, results_table
-from dashboard.compare.entry import Entry
+from dashboard.compare.entry import ComparedEntry
 from estimator import Method, TrainingSetup, catalog, estimate
 from estimator.contract.scenarios import Scenario, write_text
 from tests.browser.conftest import serving
@@ -127,7 +127,7 @@ def test_report_prints_to_two_pages(browser, tmp_path: Path, count, paper):
     names = ["The smallest card that could hold it, rented for a week in May"[:60], *"abcdefg"]
     methods = [Method.FULL, Method.LORA, Method.QLORA]
     shown = [
-        Entry(
+        ComparedEntry(
             name,
             estimate(
                 catalog.model("mistralai/Mistral-7B-v0.1"),

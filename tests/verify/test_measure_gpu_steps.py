@@ -177,9 +177,9 @@ class Tally:
     def __init__(self) -> None:
         self.looks = 0
 
-    def read(self) -> real_run.Reading:
+    def read(self) -> real_run.DeviceReading:
         self.looks += 1
-        return real_run.Reading(self.looks, 1000 + self.looks, 2000 + self.looks)
+        return real_run.DeviceReading(self.looks, 1000 + self.looks, 2000 + self.looks)
 
     def reset(self) -> None: ...
 

@@ -14,7 +14,7 @@ import pytest
 from estimator import catalog, estimate
 from estimator.contract.setups import parse
 from estimator.preflight import MemoryCheck, check
-from estimator.preflight.callback import Reading
+from estimator.preflight.callback import PeakReading
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -171,8 +171,8 @@ class FakeCounter:
     def reset(self) -> None:
         """Begins nothing."""
 
-    def read(self) -> Reading:
-        return Reading(2**30, 2**30, 2**30)
+    def read(self) -> PeakReading:
+        return PeakReading(2**30, 2**30, 2**30)
 
 
 def test_callback_of_a_real_run_writes_a_row_of_measurements(tmp_path: Path) -> None:
