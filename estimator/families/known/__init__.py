@@ -1,4 +1,4 @@
-"""The families, a file each: every module here lists its own in ``FAMILIES``, and all are in the registry."""
+"""The families, one file each. Every module here lists its own in ``FAMILIES``, and all are registered."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,7 +1,7 @@
 """Apertus: Llama's layer with an MLP of two matrices, xIELU and norms of queries and keys.
 
-Source: transformers 5.23, models/apertus, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/apertus, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _xielu_constants(model: Model) -> tuple[TreeTensor, ...]:
 
 
 def apertus(b: Block, x: Tensor) -> Tensor:
-    """Arcee with norms of its own names and the activation xIELU."""
+    """Arcee with other norm names and the activation xIELU."""
     residual = x
     x = b.norm("attention_layernorm", x)
     x = separate_attention(b, x)

@@ -1,7 +1,7 @@
 """Arcee: Llama's layer with an MLP of two matrices.
 
-Source: transformers 5.23, models/arcee, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/arcee, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""BLOOM: LayerNorms, one fused projection, ALiBi, and eager attention of its own.
+"""BLOOM: LayerNorms, one fused projection, ALiBi, and its own eager attention.
 
-Source: transformers 5.23, models/bloom, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/bloom, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DeepSeek V2 and V3: latent attention, shared experts, and routers that score in float32.
 
-Source: transformers 5.23, models/deepseek_v2 and deepseek_v3, modeling_*.py. A name that is bound here keeps
-its tensor alive exactly as long as the same name does there.
+Source: transformers 5.23, models/deepseek_v2 and deepseek_v3, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def dense_or_mixture(b: Block, x: Tensor, mixture: Callable[[Block, Tensor], Ten
 
 
 def _latent_attention(b: Block, x: Tensor) -> Tensor:
-    """Multi-head latent attention: one narrow latent for the keys and values of all heads, one turned key for all."""
+    """Multi-head latent attention: one narrow latent for keys and values of all heads, and one shared rotary key."""
     tape, model, rows = b.tape, b.model, b.rows
     heads, nope, rope = model.num_attention_heads, model.qk_nope_head_dim, model.qk_rope_head_dim
     if b.has("self_attn.q_proj"):
@@ -98,7 +98,7 @@ def _latent_attention(b: Block, x: Tensor) -> Tensor:
 
 
 def _expanded(b: Block, kv: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of every head: the values stay a view of the product, the keys are copied beside the turned."""
+    """Keys and values of every head: values are a view of the product, keys are concatenated with the rotary part."""
     tape, model, rows = b.tape, b.model, b.rows
     heads = model.num_attention_heads
     kv = b.linear("self_attn.kv_b_proj", kv)
@@ -110,7 +110,7 @@ def _expanded(b: Block, kv: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mixture(b: Block, x: Tensor, routing: Routing) -> Tensor:
-    """The chosen experts, and then the shared ones, which see every token."""
+    """The chosen experts, then the shared experts."""
     residuals = x
     x = grouped_experts(b, x, routing, "mlp")
     return op.add(b.tape, x, shared_experts(b, residuals))
@@ -134,7 +134,7 @@ def shared_experts(b: Block, x: Tensor) -> Tensor:
 
 
 def _softmax_routing(b: Block, x: Tensor) -> Routing:
-    """DeepSeek V2: softmax over all experts, of the best groups where the config has groups, then the k largest."""
+    """DeepSeek V2: softmax over all experts, within the best groups if configured, then the k largest."""
     tape, model = b.tape, b.model
     chosen = b.rows * model.num_experts_per_tok
     logits = b.router("mlp.gate", x, in_float32=True)

@@ -57,7 +57,7 @@ def ernie_moe(b: Block, x: Tensor) -> Tensor:
 
 
 def _mixture(b: Block, x: Tensor) -> Tensor:
-    """The shared experts, where there are any, and then the chosen ones."""
+    """The shared experts, if any, then the chosen ones."""
     shared = shared_experts(b, x) if b.has("mlp.shared_experts.gate_proj") else None
     out = grouped_experts(b, x, with_recorded_scores(b, _corrected_softmax(b, x)), "mlp")
     return out if shared is None else op.add(b.tape, out, shared)
@@ -95,7 +95,7 @@ def _shared_width(read: Config, width: int) -> int:
 
 
 def _ernie_mlps(read: Config, layers: int) -> tuple[str, ...]:
-    """ERNIE 4.5: experts from one layer to another, every so many."""
+    """ERNIE 4.5: experts at a fixed interval within a range of layers."""
     every = read.whole("moe_layer_interval", default=1, most=MOST_LAYERS)
     first, last = (
         read.values.get(name, default)

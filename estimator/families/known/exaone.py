@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind attention and MLP, as OLMo 2 has them.
+"""EXAONE 4: norms after attention and MLP, as in OLMo 2.
 
 Source: transformers 5.23, models/exaone4, modeling_*.py.
 """

@@ -1,7 +1,7 @@
-"""Falcon: linears of a class of its own, attention and MLP side by side, ALiBi or rotary embeddings.
+"""Falcon: a custom linear class, parallel attention and MLP, ALiBi or rotary embeddings.
 
-Source: transformers 5.23, models/falcon, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/falcon, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations

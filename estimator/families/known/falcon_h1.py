@@ -1,7 +1,7 @@
 """Falcon-H1: a mixer of Mamba 2 and attention side by side in every layer.
 
-Source: transformers 5.23, models/falcon_h1, modeling_*.py. A name that is bound here keeps its tensor alive exactly
-as long as the same name does there.
+Source: transformers 5.23, models/falcon_h1, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations

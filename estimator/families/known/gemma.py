@@ -1,7 +1,7 @@
 """Gemma, Gemma 2 and Gemma 3: norms of 1 + weight, an embedding that is multiplied, four norms a layer.
 
-Source: transformers 5.23, models/gemma, models/gemma2, models/gemma3, modeling_*.py. A name that is bound here keeps
-its tensor alive exactly as long as the same name does there.
+Source: transformers 5.23, models/gemma, models/gemma2, models/gemma3, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations

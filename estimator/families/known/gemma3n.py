@@ -1,7 +1,7 @@
-"""Gemma 3n: four streams of which one is computed and three predicted, a low-rank path beside attention, cut gates.
+"""Gemma 3n: four streams, one computed and three predicted; a low-rank branch parallel to attention; sparse gates.
 
-Source: transformers 5.23, models/gemma3n/modeling_gemma3n.py. A name that is bound here keeps its tensor alive exactly
-as long as the same name does there.
+Source: transformers 5.23, models/gemma3n/modeling_gemma3n.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _laurel(b: Block, x: Tensor) -> Tensor:
 
 
 def _mlp(b: Block, x: Tensor) -> Tensor:
-    """Llama's; of the first layers' gates only what lies above the others' mean and spread is left."""
+    """Llama's MLP. The first layers keep only gate activations above a threshold of mean plus spread."""
     gate = b.linear("mlp.gate_proj", x)
     if b.cuts_gate:
         gate = _cut(b.tape, gate, b.rows)

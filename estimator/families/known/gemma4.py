@@ -1,7 +1,7 @@
-"""Gemma 4: an embedding for every layer, keys and values that the last layers share, an MLP with experts beside it.
+"""Gemma 4: per-layer embeddings, keys and values shared by the last layers, an MLP parallel to experts.
 
-Source: transformers 5.23, models/gemma4/modeling_gemma4.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/gemma4/modeling_gemma4.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def gemma4(b: Block, x: Tensor) -> Tensor:
 
 
 def shared_attention(b: Block, x: Tensor) -> Tensor:
-    """Queries always; keys and values of its own, or those that an earlier layer has laid down."""
+    """Queries are always computed; keys and values are the layer's own or those of an earlier layer."""
     tape, model, tables = b.tape, b.model, b.rotary_tables
     assert tables is not None
     key_value_heads = model.num_key_value_heads
@@ -172,7 +172,7 @@ def _layer_input(model: Model) -> tuple[Module, ...]:
 
 
 def _gemma4_experts_modules(model: Model) -> tuple[Module, ...]:
-    """A mixture beside the MLP; the router scales its input and each expert's share."""
+    """A mixture of experts parallel to the MLP; the router scales its input and each expert's weight."""
     hidden, experts = model.hidden_size, model.num_experts
     _, gates_and_ups, downs = parts.experts(model, "")
     return (

@@ -1,7 +1,7 @@
-"""GLM and GLM-4; GLM-4.5 and 4.7 Flash, whose layers are DeepSeek's but for what they hold.
+"""GLM and GLM-4; GLM-4.5 and 4.7 Flash, whose layers are DeepSeek's with other modules.
 
-Source: transformers 5.23, models/glm, models/glm4, models/glm4_moe, models/glm4_moe_lite, modeling_*.py. A name that
-is bound here keeps its tensor alive exactly as long as the same name does there.
+Source: transformers 5.23, models/glm, models/glm4, models/glm4_moe, models/glm4_moe_lite, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations

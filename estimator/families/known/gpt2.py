@@ -1,7 +1,7 @@
 """GPT-2 and GPT-BigCode: LayerNorms, one fused projection, learned positions.
 
-Source: transformers 5.23, models/gpt2, models/gpt_bigcode, modeling_*.py. A name that is bound here keeps its tensor
-alive exactly as long as the same name does there.
+Source: transformers 5.23, models/gpt2, models/gpt_bigcode, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GPT-NeoX (Pythia): attention and MLP on two norms of one input.
 
-Source: transformers 5.23, models/gpt_neox, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/gpt_neox, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _gpt_neox_modules(model: Model) -> tuple[Module, ...]:
 
 
 def gpt_neox(b: Block, x: Tensor) -> Tensor:
-    """Attention and MLP read two norms of the same input, or follow each other where the config says so."""
+    """Attention and MLP read two norms of the same input, or run in sequence if the config says so."""
     fused, output = "attention.query_key_value", "attention.dense"
     attended = fused_attention(b, b.norm("input_layernorm", x), fused, output, head_major=True)
     attended = op.dropout(b.tape, attended, b.model.resid_pdrop)

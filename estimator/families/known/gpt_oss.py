@@ -1,7 +1,7 @@
 """GPT-OSS: attention whose softmax has one more score a head, a sink; experts with biases and a clamped gate.
 
-Source: transformers 5.23, models/gpt_oss/modeling_gpt_oss.py. A name that is bound here keeps its tensor alive exactly
-as long as the same name does there.
+Source: transformers 5.23, models/gpt_oss/modeling_gpt_oss.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _attend(b: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _routing(b: Block, x: Tensor) -> Routing:
-    """The k largest scores, and a softmax over these alone, in their own dtype."""
+    """The k largest scores, and a softmax over only these, in their own dtype."""
     tape, chosen = b.tape, b.rows * b.model.num_experts_per_tok
     logits = b.router("mlp.router", x)
     largest, indices = op.top_k(tape, logits, chosen)
@@ -105,7 +105,7 @@ def _routing(b: Block, x: Tensor) -> Routing:
 
 
 def _clamped_gate(b: Block, both: Tensor) -> Tensor:
-    """``(up + 1) · gate · sigmoid(1.702 · gate)``, gate and up clamped first; they lie interleaved."""
+    """``(up + 1) · gate · sigmoid(1.702 · gate)``, gate and up clamped first; they are interleaved."""
     tape, half = b.tape, both.elements // 2
     gate, up = op.part(tape, both, half), op.part(tape, both, half)
     gate = op.clamp(tape, gate, both_sides=False)

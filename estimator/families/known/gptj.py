@@ -1,7 +1,7 @@
-"""GPT-J: one norm for attention and MLP, and eager attention of its own.
+"""GPT-J: one norm for attention and MLP, and its own eager attention.
 
-Source: transformers 5.23, models/gptj, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/gptj, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _sines_and_cosines(model: Model) -> tuple[TreeTensor, ...]:
 
 
 def gptj(b: Block, x: Tensor) -> Tensor:
-    """GPT-J: one LayerNorm, attention and MLP side by side; its own attention in eager products."""
+    """GPT-J: one LayerNorm, parallel attention and MLP; its own eager attention."""
     residual = x
     x = b.norm("ln_1", x)
     attended = gptj_attention(b, x)
@@ -61,7 +61,7 @@ def gptj(b: Block, x: Tensor) -> Tensor:
 
 
 def gptj_attention(b: Block, x: Tensor) -> Tensor:
-    """Every layer gathers its own sines and cosines and spreads them for k and again for q; scores in float32."""
+    """Every layer gathers its own sines and cosines and expands them for k and again for q; scores in float32."""
     tape, model, shape = b.tape, b.model, b.attention_shape()
     query, key = b.linear("attn.q_proj", x), b.linear("attn.k_proj", x)
     value = b.linear("attn.v_proj", x)

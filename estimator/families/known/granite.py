@@ -1,7 +1,7 @@
 """Granite: Llama's layer times numbers, with experts (MoE), with mixers of Mamba 2 (4.0).
 
-Source: transformers 5.23, models/granite, models/granitemoe, models/granitemoehybrid, modeling_*.py. A name that is
-bound here keeps its tensor alive exactly as long as the same name does there.
+Source: transformers 5.23, models/granite, models/granitemoe, models/granitemoehybrid, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _granitemoe_modules(model: Model) -> tuple[Module, ...]:
 
 
 def _granite_hybrid_modules(model: Model) -> tuple[Module, ...]:
-    """Granite 4.0: what is called shared is the only MLP where there are no experts."""
+    """Granite 4.0: the MLP called shared is the only one if there are no experts."""
     return (*_mlp_modules(model), *parts.configured_attention(model))
 
 
@@ -108,7 +108,7 @@ _MULTIPLIERS = "attention_multiplier embedding_multiplier logits_scaling residua
 
 
 def _hybrid_layers(read: Config, layers: int) -> tuple[str, ...]:
-    """Which layers attend and which have a mixer; all have one where nothing is said."""
+    """Which layers have attention and which have a mixer; by default all have a mixer."""
     name = "layer_types" if read.has("layer_types") else "layers_block_type"
     listed = read.items(name, layers) or (LINEAR_ATTENTION,) * layers
     # as layers were called before transformers 5 (configuration_utils.py, _LEGACY_LAYER_TYPE_REMAP)

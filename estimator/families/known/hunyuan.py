@@ -1,7 +1,7 @@
 """Hunyuan: Llama whose queries and keys are normalised after the rotation.
 
-Source: transformers 5.23, models/hunyuan_v1_dense, modeling_*.py. A name that is bound here keeps its tensor alive
-exactly as long as the same name does there.
+Source: transformers 5.23, models/hunyuan_v1_dense, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations

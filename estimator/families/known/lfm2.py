@@ -2,8 +2,8 @@
 
 The convolution is PyTorch's, which runs where the kernel of causal-conv1d is not installed.
 
-Source: transformers 5.23, models/lfm2/modeling_lfm2.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/lfm2/modeling_lfm2.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _width(read: Config, hidden: int) -> int:
 
 
 def _lfm2_layers(read: Config, layers: int) -> tuple[str, ...]:
-    """Which layers attend and which have a short convolution: named one by one, or those that attend by number."""
+    """Which layers have attention and which a short convolution: a list of kinds, or indices of attention layers."""
     for name, only in (("conv_bias", False), ("conv_L_cache", SHORT_FILTER)):
         if read.values.get(name, only) != only:
             raise KEY_NOT_MODELLED(

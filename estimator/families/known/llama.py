@@ -1,7 +1,7 @@
 """Llama, whose layer most families share.
 
-Source: transformers 5.23, models/llama, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/llama, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _mlp_or_experts(b: Block, x: Tensor) -> Tensor:
 
 
 def _times_multiplier(b: Block, x: Tensor) -> Tensor:
-    """Granite multiplies what it adds to the residual by a number."""
+    """Granite multiplies residual branches by a constant."""
     return op.scale(b.tape, x) if family_of(b.model).multiplies_residual else x
 
 

@@ -1,10 +1,10 @@
-"""Llama 4: queries that are scaled where they are not turned, and experts that all see every token.
+"""Llama 4: queries are scaled in layers without rotary embeddings, and all experts process every token.
 
 Each expert gets all tokens, times the router's share, which is 0 for those it was not chosen for: one batched product
 of E · T rows, where other mixtures multiply the T · k chosen ones.
 
-Source: transformers 5.23, models/llama4/modeling_llama4.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/llama4/modeling_llama4.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from estimator.values.specs import Model
 
 
 def llama4(b: Block, x: Tensor) -> Tensor:
-    """Llama's layer, which keeps the attention's output until it returns."""
+    """Llama's layer, except that it keeps the attention's output until it returns."""
     residual = x
     x = b.norm("input_layernorm", x)
     attended = _attention(b, x)
@@ -195,7 +195,7 @@ def _llama4_tree() -> str:
 
 
 def _llama4_kind(model: Model, index: int) -> str:
-    """Whether a layer has one MLP, and whether its queries and keys are not turned, and so not normalised."""
+    """Whether a layer has a dense MLP, and whether it lacks rotary embeddings and so norms of queries and keys."""
     is_dense = bool(model.mlp_layer_types) and model.mlp_layer_types[index] == DENSE
     is_unturned = model.qk_norm and bool(model.no_rope_layers) and model.no_rope_layers[index]
     return "-".join([DENSE] * is_dense + [UNTURNED] * is_unturned)
@@ -223,7 +223,7 @@ def _check(read: Config) -> None:
 
 
 def _interleaved(read: Config, layers: int) -> tuple[str, ...]:
-    """Llama 4's layers with experts: those listed, or the last of every so many."""
+    """Llama 4's layers with experts: those listed, or the last of every group of layers."""
     every = read.whole("interleave_moe_layer_step", default=1, most=MOST_LAYERS)
     listed = read.values.get("moe_layers")
     if listed is None:

@@ -1,7 +1,7 @@
-"""MPT: LayerNorms without bias, one fused projection, ALiBi, and eager attention of its own.
+"""MPT: LayerNorms without bias, one fused projection, ALiBi, and its own eager attention.
 
-Source: transformers 5.23, models/mpt, modeling_*.py. A name that is bound here keeps its tensor alive exactly as long
-as the same name does there.
+Source: transformers 5.23, models/mpt, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ ATTENTION = "attn_config"
 
 
 def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    """Queries, keys and values are clamped but by 0; the MLP's dropout is the attention's: modeling_mpt.py."""
+    """Queries, keys and values are clamped unless the limit is 0; the MLP uses attention's dropout: modeling_mpt.py."""
     inner = read.part(ATTENTION)
     dropout = inner.share("attn_pdrop")
     clips = inner.values.get("clip_qkv") != 0 and inner.cap("clip_qkv", None)

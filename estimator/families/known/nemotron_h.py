@@ -1,7 +1,7 @@
 """Nemotron-H: one mixer a layer: Mamba 2, attention, an MLP or experts.
 
-Source: transformers 5.23, models/nemotron_h, modeling_*.py. A name that is bound here keeps its tensor alive exactly
-as long as the same name does there.
+Source: transformers 5.23, models/nemotron_h, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations

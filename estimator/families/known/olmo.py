@@ -1,7 +1,7 @@
 """OLMo, OLMo 2 and 3, and OLMoE.
 
-Source: transformers 5.23, models/olmo, models/olmo2, models/olmo3, models/olmoe, modeling_*.py. A name that is bound
-here keeps its tensor alive exactly as long as the same name does there.
+Source: transformers 5.23, models/olmo, models/olmo2, models/olmo3, models/olmoe, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _olmo2_modules(model: Model) -> tuple[Module, ...]:
 
 
 def _olmo_tree() -> str:
-    """As Llama has it; the last layer, where the head is tied, for itself."""
+    """Llama's tree, with a separate entry for the last layer if the head is tied."""
     layer = f"@DecoderLayer({layouts.ATTENTION} {layouts.GATED} {layouts.TWO_NORMS})"
     return f"model:@Model(embed_tokens layers:ModuleList(*:{layer} last*:{layer}) norm rotary_emb) lm_head"
 

@@ -1,7 +1,7 @@
 """OPT: LayerNorms before or after, learned positions, projected embeddings.
 
-Source: transformers 5.23, models/opt, modeling_*.py. A name that is bound here keeps its tensor alive exactly as long
-as the same name does there.
+Source: transformers 5.23, models/opt, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations

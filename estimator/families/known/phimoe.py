@@ -1,7 +1,7 @@
 """PhiMoE: a router that samples two experts one after the other, and noise on the experts' input.
 
-Source: transformers 5.23, models/phimoe/modeling_phimoe.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/phimoe/modeling_phimoe.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _sampled(b: Block, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _expert(b: Block, scores: Tensor) -> Tensor:
-    """One sampled expert's share of every token, which keeps all shares, the choice and what was masked.
+    """One sampled expert's weight per token, which keeps all weights, the choice and the masked scores.
 
     Of the scores only the shares' own function hands back a gradient (``PhimoeMultiplier``); what lies between them,
     of which no gradient ever comes, keeps the mask.

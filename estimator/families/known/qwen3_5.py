@@ -1,7 +1,7 @@
 """Qwen3-Next and Qwen3.5: most layers hold a gated delta-net in attention's place, the others a gate of their output.
 
-Source: transformers 5.23, models/qwen3_5_moe, models/qwen3_5, models/qwen3_next, modeling_*.py. A name that is bound
-here keeps its tensor alive exactly as long as the same name does there.
+Source: transformers 5.23, models/qwen3_5_moe, models/qwen3_5, models/qwen3_next, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from estimator.values.specs import DeltaNet, Model
 
 
 def _output_gated_attention(model: Model) -> tuple[Module, ...]:
-    """The projection of queries makes a gate of the output beside them."""
+    """The query projection also computes a gate for the output."""
     hidden, bias = model.hidden_size, model.attention_bias
     return (
         Linear("self_attn.q_proj", hidden, 2 * model.query_size, bias),
@@ -127,7 +127,7 @@ def qwen3_5(b: Block, x: Tensor) -> Tensor:
 
 
 def _attention(b: Block, x: Tensor) -> Tensor:
-    """Attention whose output is multiplied by a gate that the projection of queries makes beside them."""
+    """Attention whose output is multiplied by a gate from the query projection."""
     tape, model = b.tape, b.model
     size = b.rows * model.query_size
     q, gate = op.split(tape, b.linear("self_attn.q_proj", x), [size, size])
@@ -154,7 +154,7 @@ _STEP = Architecture(
 
 
 def _layers(read: Config, layers: int) -> tuple[str, ...]:
-    """Which layers attend and which have a gated delta-net: named one by one, or every so many attends."""
+    """Which layers have attention and which a gated delta net: a list of kinds, or attention at a fixed interval."""
     listed = read.items("layer_types", layers)
     if not listed:
         every = read.whole("full_attention_interval", default=4, most=MOST_LAYERS)

@@ -1,7 +1,7 @@
 """StableLM: LayerNorms around Llama's parts, a norm for each head.
 
-Source: transformers 5.23, models/stablelm, modeling_*.py. A name that is bound here keeps its tensor alive exactly as
-long as the same name does there.
+Source: transformers 5.23, models/stablelm, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _stablelm_modules(model: Model) -> tuple[Module, ...]:
 
 
 def _split_norm_attention(b: Block, x: Tensor) -> Tensor:
-    """StableLM: a norm of its own for every head of queries and keys, whose outputs are joined again."""
+    """StableLM: a separate norm for every head of queries and keys, whose outputs are concatenated."""
     q = b.linear("self_attn.q_proj", x)
     k = b.linear("self_attn.k_proj", x)
     v = b.linear("self_attn.v_proj", x)

@@ -1,7 +1,7 @@
 """StarCoder 2: Llama's layer with LayerNorms, biases and an MLP of two matrices.
 
-Source: transformers 5.23, models/starcoder2, modeling_*.py. A name that is bound here keeps its tensor alive exactly
-as long as the same name does there.
+Source: transformers 5.23, models/starcoder2, modeling_*.py.
+Local names are those of the source, because they determine how long each tensor lives.
 """
 
 from __future__ import annotations
