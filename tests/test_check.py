@@ -100,7 +100,7 @@ def test_folder_is_a_table_of_all_its_runs(
         "c.json",
         "b.json",
     ]
-    assert "Of 3 runs on GeForce RTX 4090: 1 fit, 1 do not fit, 1 could not be read." in said
+    assert "Of 3 runs on GeForce RTX 4090: 1 fit, 1 do not fit, 1 without an estimate." in said
     assert "notes.txt" not in said
     assert said.splitlines()[-1].endswith("rows.json.")  # left out: data, not a broken config
 
@@ -168,7 +168,7 @@ def test_help_says_what_the_status_means(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         main(["check", "--help"])
     said = capsys.readouterr().out
-    assert "exit status: 0 all fit, 1 some do not, 2 some could not be read." in said
+    assert "exit status: 0 all fit, 1 some do not, 2 some could not be read or estimated." in said
     assert "--max-length" in said
 
 
@@ -318,6 +318,21 @@ def test_model_in_a_folder_is_read_from_its_config(
     (tmp_path / "base" / "config.json").write_text("{", encoding="utf-8")
     (run,) = asked(capsys, "sft.yaml", "--gpu", "L4")
     assert "config.json is not valid JSON" in str(run["error"])
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (SFT.replace("meta-llama/Llama-3.1-8B", "nobody/nothing"), "Or ask the Hub for it: --hub."),
+        (SFT + "fsdp: full_shard\n", 'Or say how many there are: --gpu "8x A100-SXM4-80GB".'),
+    ],
+)
+def test_what_the_command_can_do_about_it_is_said(
+    text: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = put(tmp_path, sft_yaml=text)["sft_yaml"]
+    assert main(["check", path, "--gpu", "L4"]) == 2
+    assert hint in capsys.readouterr().out
 
 
 def test_folder_without_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ examples:
   headroom check sweep/ --gpu H100-SXM5-80GB --json
   headroom check train.yaml --gpu L4 --max-length 4096     # any key of a setup, above what the file says
 
-exit status: {FITS} all fit, {DOES_NOT_FIT} some do not, {NOT_READ} some could not be read.
+exit status: {FITS} all fit, {DOES_NOT_FIT} some do not, {NOT_READ} some could not be read or estimated.
 {report.TIGHT}
 """
 

@@ -83,6 +83,15 @@ def judge(
             raise InputError('gpu is missing; name the card, such as --gpu "RTX 4090".')
         answer = estimate(*parse(keys, known))
     except ValueError as problem:
-        return Judged(asked=asked, problem=str(problem))
+        return Judged(asked=asked, problem=f"{problem}{_hint(str(problem))}")
     change = None if answer.verdict is Verdict.FITS else cheapest_change(answer)
     return Judged(asked=asked, estimate=answer, change=change)
+
+
+def _hint(problem: str) -> str:
+    """What the command can do about it; empty: nothing."""
+    if "is not in the catalogue" in problem and problem.startswith("model "):
+        return " Or ask the Hub for it: --hub."
+    if "num_gpus is 1" in problem:
+        return ' Or say how many there are: --gpu "8x A100-SXM4-80GB".'
+    return ""

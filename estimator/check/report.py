@@ -55,7 +55,7 @@ def _row(of: Judged) -> tuple[str, str, str, str]:
     name = of.asked.name
     name = name if len(name) <= WIDEST_FILE else f"…{name[1 - WIDEST_FILE :]}"
     if of.estimate is None:
-        return name, "-", "not read", _cut(of.problem)
+        return name, "-", "no estimate", _cut(of.problem)
     needs = f"{gib(of.estimate.need_low_bytes)} to {gib(of.estimate.need_high_bytes)}"
     change = "" if of.status == 0 else of.change.title if of.change else "no change on this GPU"
     return name, needs, _said(of.estimate), _cut(change)
@@ -71,9 +71,9 @@ def _said(answer: Estimate) -> str:
 
 def summary(runs: Sequence[Judged]) -> str:
     """How many fit, and on what."""
-    counts = Counter("not read" if it.estimate is None else _said(it.estimate) for it in runs)
-    order = ("fits", "tight", "does not fit", "not read")
-    words = {"fits": "fit", "does not fit": "do not fit", "not read": "could not be read"}
+    counts = Counter("no estimate" if it.estimate is None else _said(it.estimate) for it in runs)
+    order = ("fits", "tight", "does not fit", "no estimate")
+    words = {"fits": "fit", "does not fit": "do not fit", "no estimate": "without an estimate"}
     parts = [f"{counts[it]} {words.get(it, it)}" for it in order if counts[it]]
     cards = {it.estimate.gpu.name for it in runs if it.estimate and it.estimate.gpu}
     where = f" on {cards.pop()}" if len(cards) == 1 else ""
