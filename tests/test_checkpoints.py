@@ -226,3 +226,14 @@ def test_checkpoints_on_the_host_are_offered_where_they_help() -> None:
     assert offered, [it.title for it in remedies(short, [])]
     changed = estimate(mistral, short.gpu, replace(setup, **offered[0].keys))
     assert changed.need_high_bytes == offered[0].need_high_bytes < short.need_high_bytes
+
+
+@pytest.mark.parametrize("key", ["checkpoint_every_n_layers", "activation_offloading"])
+def test_layers_of_a_tower_that_sees_images_are_refused(key: str) -> None:
+    gemma = catalog.model("google/gemma-3-4b-it")
+    value = 2 if key == "checkpoint_every_n_layers" else True
+    setup = replace(
+        FULL, loss=None, images_per_example=1, image_height=896, image_width=896, **{key: value}
+    )
+    with pytest.raises(ValueError, match=f"{key} is not modelled yet for models that see images"):
+        estimate(gemma, GPU, setup)

@@ -67,3 +67,30 @@ def test_a_recorded_step_read_at_other_sizes_is_that_step_played_anew(family, da
         sized = replace(setup, **sizes)
         segments = same.step(moments_module.Sizes.of(sized, gpus=1))[0].segments
         assert [(s.mark.phase, s.operation, sum(s.rise)) for s in segments] == fresh(model, sized)
+
+
+KEPT = (
+    {"gradient_checkpointing": True, "activation_offloading": True},
+    {"activation_offloading": True},
+    {"gradient_checkpointing": True, "offload_checkpoints": True, "checkpoint_every_n_layers": 3},
+    {"gradient_checkpointing": True, "selective_checkpointing": True},
+    {"packing": True},
+    {"padding_free": True},
+    {"optimizer_in_bwd": True},
+    {"method": "lora", "lora_target_modules": ("q_proj",), "layers_to_transform": (1, 5)},
+)
+
+
+@pytest.mark.parametrize("keys", KEPT, ids=" ".join)
+def test_what_is_kept_or_copied_is_read_at_other_sizes_as_played_anew(keys) -> None:
+    """Small tensors are not offloaded, and one row alone is not joined: such guards hold or a step is played anew."""
+    model = catalog.model("meta-llama/Llama-3.2-1B")
+    setup = TrainingSetup(loss=Loss.CHUNKED_TRL, **keys)
+    same = moments_module.Plan(model, setup)
+    for rows, length in ((1, 512), (1, 3), (4, 16), (3, 777)):
+        asked = replace(setup, per_device_train_batch_size=rows, max_length=length)
+        sizes = moments_module.Sizes.of(asked)
+        (read, _), (anew, _) = same.step(sizes), moments_module.Plan(model, setup).step(sizes)
+        assert read.heights == anew.heights
+        assert read.host_copies == anew.host_copies
+        assert read.left_over == anew.left_over

@@ -124,6 +124,9 @@ SWITCHED_OFF = Refusal(
     "out{instead}.",
     Line("torch", "utils/checkpoint.py", 502, "Unexpected keyword arguments"),
 )
+TOWERS_EVERY_N = Refusal(
+    "{key} is not modelled yet for models that see images; leave it at {value}.", NOT_MODELLED
+)
 DPO_TYPES = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"),
     *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
@@ -169,11 +172,22 @@ def _check_checkpoints(setup: TrainingSetup) -> None:
         raise SWITCHED_OFF(objective=objective, instead=", or set precompute_ref_log_probs")
 
 
+def _check_checkpointed_towers(setup: TrainingSetup) -> None:
+    """Layers of a tower are counted with the text's, and their tensors are offloaded too."""
+    if not setup.images_per_example:
+        return
+    if setup.gradient_checkpointing and setup.checkpoint_every_n_layers > 1:
+        raise TOWERS_EVERY_N(key="checkpoint_every_n_layers", value=1)
+    if setup.activation_offloading:
+        raise TOWERS_EVERY_N(key="activation_offloading", value="false")
+
+
 def check_objective(model: Model, setup: TrainingSetup) -> None:
     """Refuse, in one sentence, what the objective does not go with."""
     objective = setup.objective
     _check_joined(model, setup)
     _check_checkpoints(setup)
+    _check_checkpointed_towers(setup)
     if setup.loss_type is not None and setup.loss_type not in TYPES.get(objective, ()):
         raise NO_SUCH_TYPE(
             loss_type=setup.loss_type,
