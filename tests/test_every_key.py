@@ -143,7 +143,9 @@ def said(key: Key) -> Reading:
 def test_a_row_says_whose_its_default_is_and_what_null_means(key: Key) -> None:
     assert (key.null != "") is key.kind.nullable
     assert key.default_sentence.startswith(f"{key.whose} default: ")
-    assert key.default_sentence.count(".") == 1 + str(key.default).count(".") * (key.default != 1.0)
+    is_whole = key.default in {0.0, 1.0}  # said without its point
+    points = 0 if is_whole else str(key.default).count(".")
+    assert key.default_sentence.count(".") == 1 + points
     assert key.help
     assert key.widget, "a widget, or why there is none"
 
