@@ -48,13 +48,13 @@ def standing() -> dict[str, str]:
 
 
 def draw(show: Show, look: object) -> None:
-    """Send the row that was asked for last, if it still holds."""
+    """Send the row that is asked for, or the last one while it holds; no other is worked out."""
     state = st.session_state
-    slider = state.get("row asked")
-    if slider is not None:
+    if (slider := state.pop("row asked", None)) is not None:
         base = _base(SLIDERS[slider], look)
-        if state.get("row", {}).get("base") != base:
-            state["row"] = {"slider": slider, "base": base, **_row(SLIDERS[slider], show)}
+        state["row"] = {"slider": slider, "base": base, **_row(SLIDERS[slider], show)}
+    elif (sent := state.get("row")) and sent["base"] != _base(SLIDERS[sent["slider"]], look):
+        state["row"] = None
     _component(key="slider-rows", data={"row": state.get("row")}, on_slider_change=_take)
 
 
