@@ -41,7 +41,7 @@ def test_the_picture_stands_alone(of) -> None:
 
 def test_the_picture_of_a_run_that_does_not_fit_has_no_hours() -> None:
     said = share_card.svg(DOES_NOT_FIT, DAY, LINK)
-    assert "Does not fit: 30.5 to 34.5 GiB short" in said
+    assert "Does not fit: 30.7 to 34.6 GiB short" in said
     assert "It runs out at the first optimizer step" in said
     assert "hours" not in said
     assert "$" not in said

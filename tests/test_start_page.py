@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,10 +11,10 @@ import plotly.graph_objects as go
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.address.example import TRL_DEFAULTS
+from dashboard.address.example import EXAMPLE, TRL_DEFAULTS
 from dashboard.estimate import hero_figure
 from dashboard.state import session
-from estimator import Method, TrainingSetup, catalog, estimate
+from estimator import Method, TrainingSetup, catalog, contract, estimate
 from estimator.values.declaration import Section
 from estimator.values.keys import KEYS
 from tests.test_vision import internvl, pixtral, qwen2_5
@@ -123,6 +124,14 @@ def test_it_opens_as_trl_runs_it_and_says_so_and_the_article_s_count_is_one_clic
     assert "needs 81." in said
     page.button(key="other count").click().run()
     assert "Set as SFTTrainer of TRL 1.16 runs it by default." in text(page)
+
+
+def test_the_start_is_full_fine_tuning_as_the_tool_trl_says():
+    facts = {key: EXAMPLE[key] for key in ("model", "gpu")}
+    _, _, by_tool = contract.parse({**facts, "tool": "trl"})
+    _, _, ours = contract.parse(dict(EXAMPLE))
+    of_adapters = {"lora_target_modules": "all-linear", "bnb_4bit_use_double_quant": True}
+    assert replace(by_tool, **of_adapters) == ours
 
 
 @pytest.mark.parametrize("change", [{"model": "Qwen/Qwen3-8B"}, {"method": "lora"}])

@@ -11,14 +11,19 @@ TRL_DEFAULTS: Mapping[str, object] = {
     "per_device_train_batch_size": 8,
     "gradient_checkpointing": True,
     "loss": "chunked_trl",
+    "padded": True,
+    "num_train_epochs": 3.0,
+    "save_strategy": "steps",
 }
 """Defaults of ``SFTTrainer(model="…", train_dataset=…)`` by the contract's keys, where they differ from the contract's
-own. The others are the same: bf16 autocast, fused AdamW, sdpa, 1,024 tokens, one epoch.
+own, for full fine-tuning; ``tool`` ``trl`` says the same, as a test checks. The others are the same: bf16 autocast,
+fused AdamW, sdpa, 1,024 tokens.
 
 Source: trl 1.16, trainer/utils.py, ``create_model_from_path`` (a model given by name is loaded in float32);
 trainer/base_config.py (``gradient_checkpointing`` true, ``bf16`` true unless fp16 is set); trainer/sft_config.py
 (``max_length`` 1024, ``loss_type`` nll) and trainer/sft_trainer.py (the loss in chunks, without whole logits);
-transformers 5.23, training_args.py (``per_device_train_batch_size`` 8, ``optim`` adamw_torch_fused).
+and its collator, which pads the rows of a batch; transformers 5.23, training_args.py
+(``per_device_train_batch_size`` 8, ``optim`` adamw_torch_fused, ``num_train_epochs`` 3, ``save_strategy`` steps).
 """
 TRL_SAYING = "Set as SFTTrainer of TRL 1.16 runs it by default."
 EXAMPLE: Mapping[str, object] = {
@@ -36,13 +41,13 @@ ARTICLE: Mapping[str, object] = {
     "per_device_train_batch_size": 1,
     "gradient_checkpointing": False,
     "loss": None,
+    "padded": False,
 }
 """The run that the rule of thumb is usually explained with: float32 AdamW states on bfloat16 weights."""
-_METHOD_KEYS = ("method", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 
 
 def is_as_trl_runs_it(of: Estimate) -> bool:
-    """Whether a setup on one GPU is TRL's by default, whatever its model, card, method and adapters are."""
+    """Whether full fine-tuning on one GPU is TRL's by default, whatever its model and card are."""
     facts = contract.write_fields(of.model, of.gpu, of.setup)
-    beside = {"model", "gpu", "v", *_METHOD_KEYS}
+    beside = ("model", "gpu", "v")
     return {key: value for key, value in facts.items() if key not in beside} == TRL_DEFAULTS

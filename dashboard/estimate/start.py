@@ -32,7 +32,5 @@ def _said(answer: Estimate) -> tuple[str, str, dict[str, object]]:
     if ended := what_ifs.ended():
         return ended, "", {}
     if example.is_as_trl_runs_it(answer):
-        full = answer.setup.method is Method.FULL
-        name = example.ARTICLE_NAME if full else ""
-        return example.TRL_SAYING, name, dict(example.ARTICLE)
+        return example.TRL_SAYING, example.ARTICLE_NAME, dict(example.ARTICLE)
     return "", "", {}
