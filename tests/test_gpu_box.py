@@ -27,7 +27,7 @@ def own(page: AppTest, memory: float, like: str | None, price: float | None) -> 
     """Describe a card of one's own and take it."""
     next(it for it in page.number_input if it.label == "Usable memory, GiB").set_value(memory)
     next(it for it in page.selectbox if it.label == "As fast as").set_value(like)
-    next(it for it in page.number_input if it.label == "US dollars an hour").set_value(price)
+    next(it for it in page.number_input if it.label == "US dollars per hour").set_value(price)
     click(page, "take own card")
 
 
@@ -46,14 +46,14 @@ def test_card_like_another_has_hours_and_dollars_and_its_link_leads_back() -> No
     assert card == {"like": "GeForce RTX 4090", "memory_bytes": round(47.5 * 2**30)}
     said = text(page)
     assert "own GPU like GeForce RTX 4090" in said
-    assert "your $0.25 a GPU-hour" in said
+    assert "your $0.25 per GPU-hour" in said
     again = open_page(
         model="Qwen/Qwen3-8B",
         method="qlora",
         gpu=page.session_state["gpu"],
         usd_per_gpu_hour="0.25",
     )
-    assert "your $0.25 a GPU-hour" in text(again)
+    assert "your $0.25 per GPU-hour" in text(again)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_slice_of_a_link_is_offered_beside_the_cards() -> None:
 
 def test_verdict_says_of_a_marketplace_that_its_prices_start_there() -> None:
     """The cheapest A10 is a marketplace's, the cheapest A100 80GB is not."""
-    assert "(starting at $0.24 a GPU-hour at Vast.ai, 2026-10-02)" in text(
+    assert "(starting at $0.24 per GPU-hour at Vast.ai, 2026-10-02)" in text(
         open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A10")
     )
-    assert "($1.60 a GPU-hour at Hyperstack, 2026-08-26)" in text(
+    assert "($1.60 per GPU-hour at Hyperstack, 2026-08-26)" in text(
         open_page(model="Qwen/Qwen3-8B", method="qlora", gpu="A100-SXM4-80GB")
     )
 

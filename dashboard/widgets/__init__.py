@@ -1,1 +1,1 @@
-"""What can be set, and how is it drawn? One file a control or a group of them."""
+"""The widgets, one file per control or group of controls."""

@@ -1,4 +1,4 @@
-"""How far micro-batch and context can go, behind their sliders."""
+"""The notes under the sliders of micro-batch and context: how far they can go."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _limit(
     search: Callable[[Model, Gpu, TrainingSetup], int],
     say: Callable[[int, bool, Model, TrainingSetup], str],
 ) -> str:
-    """How far one slider can go, in words; nothing without a GPU, or where the setup cannot be trained at all."""
+    """How far one slider can go, as text; empty without a GPU or if the setup cannot be trained."""
     if now.model is None or now.gpu is None:
         return ""
     try:
@@ -54,7 +54,7 @@ def _limit(
 
 
 def _context_limit(gpu: Gpu | None) -> Callable[[int, bool, Model, TrainingSetup], str]:
-    """The limit, and how far changes that cost no quality would move it."""
+    """The limit, and how far lossless changes would raise it."""
 
     def say(limit: int, evaluating: bool, model: Model, setup: TrainingSetup) -> str:
         said = slider_limits.context_limit(limit, evaluating, model, setup)

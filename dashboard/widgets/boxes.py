@@ -1,8 +1,7 @@
-"""The widget of each key: what it shows, and where it puts what it is set to.
+"""The widget of each key: what it shows, and where it stores its value.
 
-Every widget stands for a key of the contract and has the contract's default; the key's row says where it stands and
-what shape it has. Widgets that are always drawn are bound to the address; those in an expander show what ``session``
-holds.
+Every widget belongs to a key of the contract and has the contract's default; the key's declaration gives its section
+and shape. Widgets that are always visible are bound to the URL; those in an expander show the session's value.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from dashboard.widgets import rerun
 from estimator import TrainingSetup, contract
 
 BEHIND_PRECISION = ("dtype", "mixed_precision")
-"""What the box for precision sets, so that it must be drawn again where one of them is set."""
+"""Keys set by the precision box, which must be redrawn when one of them changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unusual:
-    """What the widget of a key does that its row cannot say."""
+    """Behaviour of a key's widget beyond its declaration."""
 
     draw: Callable[[contract.Key], None] | None = None
-    """Draws it, in place of ``widget``."""
+    """Draws it instead of ``widget``."""
     then: Callable[[], None] | None = None
-    """Draws what stands behind it."""
+    """Draws what follows it."""
     take: Callable[[], None] | None = None
-    """Takes what it is set to, where that sets other keys too."""
+    """Handles a change that also sets other keys."""
     where: Callable[[TrainingSetup], bool] | None = None
-    """Whether it says anything of a setup; where not, it is not drawn."""
+    """Whether it applies to a setup; otherwise it is not drawn."""
 
 
 def draw(section: contract.Section, unusual: Mapping[str, Unusual]) -> None:
@@ -56,7 +55,7 @@ USUAL = Unusual()
 
 
 def widget(key: contract.Key, **others: Any) -> None:
-    """The widget of one key, of its row's shape; ``others`` go to Streamlit as they are."""
+    """The widget of one key, with its declared shape; ``others`` are passed to Streamlit."""
     if shape(key).shape == "slider" and key.name in session.BOUND:
         _moving_slider(key)
     else:
@@ -65,7 +64,7 @@ def widget(key: contract.Key, **others: Any) -> None:
 
 @st.fragment
 def _moving_slider(key: contract.Key) -> None:
-    """In a fragment: the run that its move begins, and that ends in ``redraw``, is none of the whole page."""
+    """A fragment: moving the slider reruns only the parts in ``redraw``, not the whole page."""
     _widget(key)
 
 
@@ -104,7 +103,7 @@ def shape(key: contract.Key) -> contract.Widget:
 
 
 def options(key: contract.Key) -> list[Any]:
-    """What a key offers: its words, or the few whole numbers that it may be."""
+    """The options of a key: its words, or its few allowed numbers."""
     match key.kind:
         case contract.Choice(words=words):
             return [str(word) for word in words]
@@ -115,7 +114,7 @@ def options(key: contract.Key) -> list[Any]:
 
 
 def _range(key: contract.Key) -> dict[str, Any]:
-    """The ends and the step of a number: whole, where the key is."""
+    """Minimum, maximum and step of a number input; integers if the key is an integer."""
     assert isinstance(key.kind, contract.WholeNumber | contract.Number)
     number = int if isinstance(key.kind, contract.WholeNumber) else float
     low, high = shape(key).ends or (key.kind.low, key.kind.high)
@@ -127,7 +126,7 @@ def _range(key: contract.Key) -> dict[str, Any]:
 
 
 def _shown(key: contract.Key, default: str, options: Sequence[str] | None = None) -> dict[str, Any]:
-    """What a widget shows, and what becomes of a change; ``default`` is what its call names its own default."""
+    """Arguments for a widget's value and its change handler; ``default``: its name for the default argument."""
     if key.name not in session.BOUND:
         return box(key, default, options)
     listed = {} if options is None else {"options": options}
@@ -135,7 +134,7 @@ def _shown(key: contract.Key, default: str, options: Sequence[str] | None = None
     value = str(value) if isinstance(key.kind, contract.Choice) else value
     shown = value if options is None else options.index(value)
     bound = {"key": key.name, default: shown, "bind": "query-params", **listed}
-    if isinstance(key.kind, contract.Choice):  # the whole page runs again
+    if isinstance(key.kind, contract.Choice):  # reruns the whole page
         return bound
     return {**bound, "on_change": rerun.redraw, "args": _also(key)}
 
@@ -145,11 +144,11 @@ def _also(key: contract.Key) -> tuple[str, ...]:
 
 
 def box(key: contract.Key, default: str, options: Sequence[str] | None = None) -> dict[str, Any]:
-    """The same of a widget in an expander.
+    """The same for a widget in an expander.
 
-    The default is what a browser shows until it is told otherwise, and sends back. It is told once, by a message that
-    the next run may overtake; so the default itself is the key's value. A widget whose default is not None cannot be
-    emptied: one that can be null is told its value in every run instead.
+    A browser shows and sends back the default until it receives another value. That message is sent once and may be
+    overtaken by the next run, so the key's value itself is passed as the default. A widget with a default other than
+    None cannot be emptied, so widgets that can be null receive their value in every run instead.
     """
     name, now = f"{key.name} box", session.value(key.name)
     is_nullable = key.kind.nullable
@@ -169,14 +168,14 @@ def _take_box(name: str, *also: str) -> None:
 
 
 def with_own(catalogued: Iterable[str], own: str | None) -> list[str]:
-    """The catalogue's names, and before them what an address brought that is not among them."""
+    """The catalogue's names, preceded by values from the URL that are not among them."""
     names = list(catalogued)
     return names if own is None or own in names else [own, *names]
 
 
 @contextmanager
 def expander(label: str) -> Iterator[bool]:
-    """An expander whose widgets exist only while it is open; whether it is."""
+    """An expander whose widgets exist only while it is open; yields whether it is open."""
     expander = st.expander(label, key=f"{label} open", on_change="rerun")
     with expander:
         yield bool(expander.open)

@@ -1,4 +1,4 @@
-"""Your config, beside the model box: drop or paste it; and the defaults of a tool, one click away."""
+"""The config box next to the model box: drop or paste a config, or choose a tool's defaults."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dashboard.state import configs
 from estimator import TOOLS
 
 POPOVER_PIXELS = 380
-"""As wide as a phone lets it be: ours."""
+"""Width in pixels. Our choice: fits a phone."""
 
 
 def draw() -> None:
-    """The box: what it takes, a text, files, and whose defaults there are."""
+    """The box: a description, a text field, file upload, and tools' defaults."""
     with (
         st.popover("Your config", key="your config", width="stretch"),
         st.container(width=POPOVER_PIXELS),
     ):
         st.caption(
             "A script, a notebook, a launch command or a config of TRL, Trainer, axolotl, LLaMA-Factory, Unsloth, "
-            "ms-swift or torchtune, with accelerate's YAML and DeepSpeed's JSON where there are any. None is run."
+            "ms-swift or torchtune, with accelerate's YAML and DeepSpeed's JSON if you have them. Nothing is run."
         )
         st.text_area(
             "Paste it",
@@ -42,7 +42,7 @@ def draw() -> None:
             st.html(
                 f'<p class="hr-note hr-refusal" role="alert">{escape(said)} The page keeps what it had.</p>'
             )
-        st.html('<p class="hr-note">Or set what is not said here as a tool sets it:</p>')
+        st.html('<p class="hr-note">Or use a tool\'s defaults for all other keys:</p>')
         with st.container(horizontal=True, key="defaults of", gap="xsmall"):
             for name, tool in TOOLS.items():
                 st.button(

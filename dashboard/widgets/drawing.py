@@ -1,7 +1,6 @@
-"""The one place where a figure meets Plotly, whose JavaScript draws it and updates it in place.
+"""The only place that calls Plotly, whose JavaScript draws a figure and updates it in place.
 
-``st.plotly_chart`` makes another chart, and draws it twice, at every change of a figure; and its menu holds nothing but
-what JSON can say.
+``st.plotly_chart`` creates a new chart, and draws it twice, whenever a figure changes; its menu only allows JSON.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ declare_component("plotly", path=str(files("plotly") / "package_data"))
 
 
 SCRIPT = f"component/{__name__}.plotly/plotly.min.js"
-"""Where this server has Plotly's own JavaScript, from the installed package."""
+"""URL of Plotly's JavaScript on this server, from the installed package."""
 PRELOAD = f"""<script data-of="plotly">
 if (!document.querySelector('link[href="{SCRIPT}"]'))
   document.head.append(
     Object.assign(document.createElement("link"), {{ rel: "preload", as: "script", href: "{SCRIPT}" }}));
 </script>"""
-"""Has the browser fetch it while it draws the text; it is run when the first figure is there."""
-# Where the script cannot be had, the figure's words stand in its place.
+"""Lets the browser fetch the script while it draws the text; it runs with the first figure."""
+# If the script cannot be loaded, the figure's text is shown instead.
 _draw = component(
     "figure",
     html='<div class="hr-plot" role="figure" aria-label="Figure"></div>',
@@ -51,11 +50,11 @@ def plot(
     on_pick: Callable[[Any], None] | None = None,
     follows: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """Draw a figure that has a height.
+    """Draws a figure that has a height.
 
-    ``alt``: the same in words. ``menu``: are its two cameras there always, or while the pointer is over it. ``on_pick``
-    is called with the ``customdata`` of a point that is clicked. ``follows``: what ``slider_rows`` needs, to draw it
-    while a slider is moved.
+    ``alt``: the figure as text. ``menu``: whether its two camera buttons are always visible, or on hover. ``on_pick``
+    is called with the ``customdata`` of a clicked point. ``follows``: what ``slider_rows`` needs to redraw it while a
+    slider moves.
     """
     data = {
         "figure": figure,

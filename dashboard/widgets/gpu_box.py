@@ -1,7 +1,7 @@
 """The GPU box: a GPU of the catalogue by any of its names, or a custom one.
 
-What is chosen stands under the key ``gpu``, as the address has it: a name, or the JSON of a custom GPU. An
-unseen field is bound to the address, and the box beside it shows the card as people read it.
+The choice is stored under the key ``gpu`` in the URL's form: a name, or the JSON of a custom GPU. A hidden field is
+bound to the URL, and the visible box shows a readable name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dashboard.words import terms, units
 from estimator import LARGEST_MEMORY, SMALLEST_MEMORY, Gpu, Strategy, catalog, contract
 
 POPOVER_PIXELS = 380
-"""As wide as a phone lets it be: ours, as the model's."""
+"""Width in pixels. Our choice: fits a phone, as for the model box."""
 MOST_MEANT = 12
-"""Cards that a few words propose: ours, all that have one number in their names."""
+"""Maximum cards proposed for a few words. Our choice: enough for all cards with the same number in their names."""
 
 
 def draw(gpu: Gpu | None) -> None:
@@ -36,8 +36,8 @@ def draw(gpu: Gpu | None) -> None:
         placeholder="None: sizes only",
         accept_new_options=True,
         on_change=_choose,
-        help="The GPU that must hold it all, by any name: A100 40GB, 4x 4090, p4d.24xlarge, H100 MIG 1g.10gb, or what "
-        "torch prints. No default: without one you see sizes and no verdict.",
+        help="The GPU, by any name: A100 40GB, 4x 4090, p4d.24xlarge, H100 MIG 1g.10gb, or what torch prints. No "
+        "default: without a GPU you see sizes but no verdict.",
     )
     _meant()
     with st.popover("Own GPU", key="own gpu", width="stretch"), st.container(width=POPOVER_PIXELS):
@@ -45,13 +45,13 @@ def draw(gpu: Gpu | None) -> None:
 
 
 def _options() -> list[str]:
-    """The catalogue's names, and before them what was chosen beside it."""
+    """The catalogue's names, preceded by a chosen GPU that is not among them."""
     names, own = list(catalog.gpus()), st.session_state["own"]["gpu"]
     return names if own is None or own in names else [own, *names]
 
 
 def _label(option: str) -> str:
-    """An option as the box shows it; what is typed stays as it is."""
+    """The label of an option; typed text stays unchanged."""
     if not option.startswith("{"):
         return option
     gpu = contract.read_setup({"gpu": question.as_fact(option)}).gpu
@@ -59,14 +59,14 @@ def _label(option: str) -> str:
 
 
 def take(name: str, typed: str = "") -> None:
-    """Choose a card or a slice of the catalogue, as a click does; ``typed`` may say how many of them."""
+    """Chooses a catalogued card or slice, as a click does; ``typed`` may give their number."""
     st.session_state["gpu meant"] = None
     st.session_state["own"]["gpu"] = name
     actions.take({"gpu": name, **_number(typed)})
 
 
 def _number(typed: str) -> dict[str, object]:
-    """The keys that typed words set beside the GPU; a strategy that was chosen stays."""
+    """The keys that typed words set in addition to the GPU; a chosen strategy stays."""
     keys = contract.gpu_keys(typed)
     if session.value("strategy") != Strategy.NONE:
         keys.pop("strategy", None)
@@ -74,7 +74,7 @@ def _number(typed: str) -> dict[str, object]:
 
 
 def _choose() -> None:
-    """Take a name of the list as it is; other words must mean one GPU, or their matches are offered."""
+    """Accepts a name from the list; other words must match one GPU, or their matches are offered."""
     state = st.session_state
     typed, state["gpu meant"] = state["gpu box"], None
     if typed is None or typed in _options():
@@ -89,7 +89,7 @@ def _choose() -> None:
 
 
 def _meant() -> None:
-    """The GPUs that the typed words match, or that none does."""
+    """The GPUs that match the typed words, or a note that none does."""
     asked = st.session_state.get("gpu meant")
     if asked is None:
         return
@@ -127,23 +127,23 @@ def _own(gpu: Gpu | None) -> None:
         index=names.index(like) if like in names else None,
         key=keys[1],
         placeholder="Unknown: no hours, no dollars",
-        help="The GPU whose speed it has. Without one you see whether it fits, but no hours.",
+        help="A GPU with the same speed. Without it you see whether the run fits, but no hours.",
     )
     st.number_input(
-        "US dollars an hour",
+        "US dollars per hour",
         0.0,
         1_000_000.0,
         cast("float | None", price),
         0.1,
         key=keys[2],
         placeholder="Unknown: no dollars",
-        help="What an hour of one such GPU costs you; 0 if you own it.",
+        help="Your price of one such GPU per hour; 0 if you own it.",
     )
     st.button("Use this GPU", on_click=_take_own, args=keys, key="take own card", width="stretch")
 
 
 def _take_own(memory: str, like: str, price: str) -> None:
-    """Choose the card that the three fields describe, by their keys."""
+    """Uses the card described by the three fields."""
     state = st.session_state
     card = {"like": state[like], "memory_bytes": round(state[memory] * units.GIB)}
     if state[like] is None:

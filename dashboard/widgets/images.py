@@ -1,4 +1,4 @@
-"""The box for images: presets of size, and how many tokens each tool makes of one."""
+"""The image settings: size presets, and the tokens that each tool makes of an image."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SIZES = {
     "A4 page": (1754, 1240),
     "4K": (2160, 3840),
 }
-"""Height and width in pixels; a page of A4 at 150 dots an inch."""
+"""Height and width in pixels; an A4 page at 150 dots per inch."""
 
 
 def sees() -> bool:
-    """Whether the model has a tower that sees."""
+    """Whether the model has a vision tower."""
     model = question.reading().model
     return model is not None and model.vision is not None
 
@@ -43,7 +43,7 @@ def _take_size() -> None:
 
 
 def _sizes() -> None:
-    """The presets, and what one image of the chosen size becomes."""
+    """The presets, and the tokens of one image of the chosen size."""
     reading = question.reading()
     setup, model = reading.setup, reading.model
     if model is None or not setup.all_image_sizes:
@@ -57,11 +57,11 @@ def _sizes() -> None:
         key="image size",
         on_change=_take_size,
         width="stretch",
-        help="Sizes of common images in pixels; an A4 page at 150 dots an inch is 1,240 × 1,754.",
+        help="Sizes of common images in pixels; an A4 page at 150 dots per inch is 1,240 × 1,754.",
     )
     (image, *_) = images_of(model, setup.images)
     tools = [f"{it.tool}: {it.tokens:,}" for it in image_by_tool(model, height, width)]
-    others = f" Tools set this on their own: {'; '.join(tools)}." if len(tools) > 1 else ""
+    others = f" Tools have different defaults: {'; '.join(tools)}." if len(tools) > 1 else ""
     st.caption(
         f"An image of {width:,} × {height:,} pixels is {image.tokens:,} tokens, from {image.patches:,} patches.{others}"
     )

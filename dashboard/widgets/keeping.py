@@ -1,4 +1,4 @@
-"""Keep a setup for comparison, copy its link, present it."""
+"""Keeping a setup for comparison, copying its link, presenting it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draw(answer: Callable[[], Estimate | str]) -> None:
 
 
 def _picture(answer: Callable[[], Estimate | str]) -> None:
-    """One picture of this setup that stands alone."""
+    """A self-contained picture of this setup."""
     with st.popover(
         "Picture", key="picture", help="One picture to share: verdict, bars, hours and dollars."
     ):
@@ -71,7 +71,7 @@ def _ask_for_name(of: Estimate | str) -> None:
 
 
 def present_button(at: int) -> None:
-    """A button that enters the mode for a projector."""
+    """A button that enters presentation mode."""
     st.button(
         "Present",
         on_click=comparison.turn,
@@ -82,7 +82,7 @@ def present_button(at: int) -> None:
 
 
 def leave_button() -> None:
-    """A button that leaves the mode for a projector."""
+    """A button that leaves presentation mode."""
     st.button(
         "Leave", on_click=comparison.turn, kwargs={"present": None}, shortcut="Escape", key="leave"
     )
@@ -102,9 +102,9 @@ COPY = """<button id="hr-copy" type="button" class="hr-copy">Copy the link</butt
   };
 })();
 </script>"""
-"""The browser's own address, which holds everything; no text of a visitor's is in here."""
+"""Copies the browser's own URL, which contains everything. No text from visitors is inserted here."""
 
 
 def copy_button() -> None:
-    """A button that copies the address."""
+    """A button that copies the URL."""
     st.html(COPY, width="content", unsafe_allow_javascript=True)

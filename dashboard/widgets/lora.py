@@ -1,4 +1,4 @@
-"""The expander for LoRA: rank, targets, dropout, modules that are trained whole."""
+"""The LoRA expander: rank, targets, dropout, modules trained in full."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def _take_modules() -> None:
 
 
 def _targets() -> tuple[list[str], tuple[str, ...], tuple[str, ...]]:
-    """The modules that get an adapter, and of the model's linears all names and those of attention."""
+    """The modules that get an adapter, the names of all linears, and those of attention."""
     now = question.reading()
     linears, attention = linear_names(now.model) if now.model else ((), ())
     targets = session.value("lora_target_modules")
     if targets == ALL_LINEAR and now.setup.uses_adapters:
-        targets = now.setup.lora_target_modules  # which may be what PEFT takes instead
+        targets = now.setup.lora_target_modules  # may be PEFT's default targets for this model
     chosen = [targets] if isinstance(targets, str) else list(cast("tuple[str, ...]", targets))
     return chosen, linears, attention
 
 
 def _modules(key: contract.Key) -> None:
-    """Which linears get an adapter: by a word, and by their names."""
+    """Which linears get an adapter: a preset, and names."""
     chosen, linears, attention = _targets()
     st.session_state[f"{key.name} box"] = chosen
     st.session_state["adapter_choice"] = (
@@ -56,7 +56,7 @@ def _modules(key: contract.Key) -> None:
         on_change=_apply_targets,
         args=(linears, attention),
         width="stretch",
-        help="The linear layers that get an adapter. Our default: all-linear, as the QLoRA paper.",
+        help="The linear layers that get an adapter. Our default: all-linear, as in the QLoRA paper.",
     )
     of = boxes.shape(key)
     st.multiselect(
@@ -70,7 +70,7 @@ def _modules(key: contract.Key) -> None:
 
 
 def _trained_whole(key: contract.Key) -> None:
-    """Of what is offered, the head and the embedding are what people train."""
+    """Offers the head and the embedding, the modules usually trained in full."""
     model = question.reading().model
     st.session_state[f"{key.name} box"] = list(
         cast("tuple[str, ...]", session.value(key.name) or ())

@@ -1,4 +1,4 @@
-"""The box for precision, behind the method: two keys under one name; and where the model's class can be chosen."""
+"""The precision box next to the method, which sets two keys, and when the model class can be chosen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _apply_precision() -> None:
 
 
 def _precision() -> None:
-    """Dtype and autocast by the name of the pair."""
+    """Sets dtype and autocast by the name of the pair."""
     names = list(terms.PRECISIONS)
     current = terms.precision(question.reading().setup)
     st.session_state["precision"] = current
@@ -26,13 +26,13 @@ def _precision() -> None:
         names if current in names else [*names, current],
         key="precision",
         on_change=_apply_precision,
-        help="What weights are loaded in, and whether Trainer's autocast (bf16=True) computes in 16 bits. "
-        "Most guides: bfloat16 with autocast.",
+        help="The dtype the weights are loaded in, and whether Trainer's autocast (bf16=True) computes in 16 bits. "
+        "Most guides use bfloat16 with autocast.",
     )
 
 
 def _has_towers(_: TrainingSetup) -> bool:
-    """Whether the checkpoint has more than text, so that two classes can be made of it."""
+    """Whether the checkpoint is multimodal, so that two classes can load it."""
     model = question.reading().model
     return model is not None and (model.towers is not None or model.vision is not None)
 

@@ -1,7 +1,7 @@
 """The model box: search, the Hub, a config.json, other dimensions, and the token.
 
-A select box writes its options' texts into an address, not their values; so the widget that the address is bound to,
-``model``, is one that is not seen. It follows what is in use: a browser that is busy sends its old value once more.
+A select box writes its options' labels to the URL, not their values, so the widget bound to the URL, ``model``, is
+hidden. It follows the model in use, because a busy browser may send its old value again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dashboard.words import units
 from estimator import Model, catalog, hub
 
 MOST_PROPOSED = 6
-"""Models that a few words propose: ours, what a phone shows."""
+"""Maximum models proposed for a few words. Our choice: what a phone can show."""
 POLL_SECONDS = 0.3
-"""How often the page looks whether the Hub has answered: ours."""
+"""Seconds between checks whether the Hub has answered. Our choice."""
 POPOVER_PIXELS = 380
-"""As wide as a phone lets it be: ours."""
+"""Width in pixels. Our choice: fits a phone."""
 SHOWN = (
     ("num_hidden_layers", "Layers"),
     ("hidden_size", "Hidden size"),
@@ -33,11 +33,11 @@ SHOWN = (
     ("num_key_value_heads", "Key-value heads"),
     ("vocab_size", "Vocabulary"),
 )
-"""The dimensions that have a field, and what they are called."""
+"""The dimensions that have a field, and their labels."""
 
 
 def draw(model: Model | None) -> None:
-    """The model box, what is proposed for a few words, models of one's own, and the token."""
+    """The model box, proposals for a few words, custom models, and the token."""
     state = st.session_state
     st.text_input("Model in the address", None, key="model", bind="query-params")  # not seen
     state["model drawn"] = True
@@ -78,7 +78,7 @@ def _catalogued() -> Mapping[str, str]:
 
 
 def labels() -> dict[str, str]:
-    """What the box offers, and how it reads: the session's models, the newest first, and the catalogue's.
+    """The options and their labels: the session's models, newest first, then the catalogue's.
 
     >>> labels()["meta-llama/Llama-3.1-8B"]
     'meta-llama/Llama-3.1-8B · 8.03B · llama3.1 · gated'
@@ -102,13 +102,13 @@ def _label(subject: str, parameters: int, license: str, gated: str) -> str:
 
 
 def _choose() -> None:
-    """What was chosen, or typed: a known model, an id for the Hub, a config, or a few words to search for."""
+    """Handles a choice or typed text: a known model, a Hub id, a config, or a few words to search for."""
     typed: str = (st.session_state["model box"] or "").strip()
     typed = typed if typed.startswith("{") else catalog.as_hub_id(typed)
     if typed in {
         "",
         st.session_state["in use"],
-    }:  # a browser says so, too, when the box was set back
+    }:  # browsers also send this when the box was reset
         return
     models.forget_question()
     spelled = {option.casefold(): option for option in [*catalog.models(), *models.found_models()]}
@@ -198,7 +198,7 @@ def _token() -> None:
 
 
 def status() -> None:
-    """On the page: that the Hub is asked, why there is no such model, and what must be known of the one in use."""
+    """Status on the page: a pending request, why a model is unavailable, and notes on the one in use."""
     poll = POLL_SECONDS if models.pending() else None
     st.session_state["polling"] = False
     st.fragment(_status, run_every=poll, key="model status")()
@@ -211,7 +211,7 @@ def _status() -> None:
     state = st.session_state
     asking = models.pending()
     if asking is not None and asking.answer.done() and state["polling"]:
-        st.rerun(scope="app")  # not before a browser has drawn the address's first widgets
+        st.rerun(scope="app")  # not before the browser has drawn the URL's first widgets
     refusal: NoModel | None = state.get("trouble")
     if refusal is not None and refusal.trouble in models.ASK_AGAIN:
         with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
@@ -229,7 +229,7 @@ def _status() -> None:
 
 
 def _aside() -> None:
-    """The status beside the box, since on a phone the controls cover the page."""
+    """The status next to the box, since on a phone the controls cover the page."""
     with st.container(key="model aside"):
         _said()
 

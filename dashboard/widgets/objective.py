@@ -1,4 +1,4 @@
-"""What belongs to one objective alone, drawn where that objective is chosen."""
+"""Widgets of a single objective, drawn if that objective is chosen."""
 
 from __future__ import annotations
 

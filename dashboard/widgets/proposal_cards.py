@@ -21,11 +21,11 @@ class Proposal(NamedTuple):
 
 
 def cards(name: str, verb: str, proposals: Iterable[Proposal]) -> None:
-    """Cards, each of which sets its keys wherever it is clicked; one that is already so rests.
+    """Cards that set their keys on click; the card of the current setup is inactive.
 
-    Each is a text and, over it in the same cell of a grid, a button: two elements, since the browser draws every
-    element again at each move. A button's label stays as it is while numbers move: a label is Markdown, and reading
-    Markdown anew costs more than drawing the card.
+    Each is a text with a button over it in the same grid cell. The browser redraws every element at each move, so the
+    button's label stays constant while numbers change: labels are Markdown, which is slower to parse than the card is
+    to draw.
     """
     with st.container(key=f"cards {name}"):
         for it in proposals:

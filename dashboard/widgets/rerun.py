@@ -1,4 +1,4 @@
-"""Which parts of the page run again when a widget moves."""
+"""Which parts of the page rerun when a widget changes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ VERDICT, BARS, CARDS, BATCH, CONTEXT, MORE = PARTS = (
     "longest context",
     "more",
 )
-"""Fragments that rerun when a number moves, in this order: the browser draws the figure once more only where no
-row of answers was there for the slider, or where it has been wrong."""
+"""Fragments that rerun when a number changes, in this order. The browser redraws the figure only if it had no row of
+answers for the slider, or a wrong one."""
 REST_SECONDS = 0.05
-"""Pause of a slider, in seconds, before the rest of the page follows: ours, about the browser's drawing time."""
+"""Seconds of rest before the remaining page follows a slider. Our choice: about the browser's drawing time."""
 ROW = "row"
-"""The fragment that reruns when the pointer or the focus comes to a slider."""
+"""The fragment that reruns when the pointer or focus enters a slider."""
 EXPANDERS = "expanders"
 """The fragment that reruns when an expander opens."""
 
 
 def redraw(*also: str) -> None:
-    """A number moved: rerun only the parts that show it."""
+    """Reruns only the parts that show a changed number."""
     if models.is_asking():
         return
     st.session_state["moving"] = True
@@ -38,9 +38,9 @@ def redraw(*also: str) -> None:
 
 
 def let_figure_draw() -> None:
-    """Pause, so that the browser draws verdict and figure before the rest of the page.
+    """Pauses, so that the browser draws verdict and figure before the rest of the page.
 
-    A further move ends this run, so a visitor who keeps moving a slider never waits for the rest.
+    A further move interrupts this run, so a visitor who keeps moving a slider never waits for the rest.
     """
     if st.session_state.pop("moving", False):
         time.sleep(REST_SECONDS)

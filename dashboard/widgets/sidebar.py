@@ -48,9 +48,9 @@ UNUSUAL = {
     **objective.UNUSUAL,
 }
 CAPTIONS = {
-    contract.Section.OBJECTIVE: "What belongs to the objective that is chosen.",
+    contract.Section.OBJECTIVE: "Settings of the chosen objective.",
     contract.Section.LORA: "For LoRA and QLoRA; full fine-tuning has no adapters.",
-    contract.Section.QUANTISATION: "For QLoRA, whose base is in 4 bits.",
+    contract.Section.QUANTISATION: "For QLoRA, which has a 4-bit base.",
 }
 
 
@@ -69,7 +69,7 @@ def _expanders() -> None:
 
 
 def _open_what_applies(method: Method) -> None:
-    """A method that was chosen opens what belongs to it."""
+    """Opens the expanders that belong to the chosen method."""
     state = st.session_state
     if state.get("method drawn") != method:
         state["method drawn"] = method
@@ -78,7 +78,7 @@ def _open_what_applies(method: Method) -> None:
 
 
 def draw() -> None:
-    """All controls, in the sidebar, always in the same places; what does not apply now keeps its value."""
+    """All controls in the sidebar, always in the same places. Controls that do not apply keep their value."""
     models.settle()
     configs.follow()
     models.follow()
@@ -92,5 +92,5 @@ def draw() -> None:
         gpu_box.draw(now.gpu)
         boxes.draw(contract.Section.ALWAYS, UNUSUAL)
         _expanders()
-    if st.session_state["model"] is None:  # back to a bare address
+    if st.session_state["model"] is None:  # back to a URL without a query
         st.rerun()

@@ -1,7 +1,7 @@
-"""Rows of answers along a slider, from which the browser draws while the slider is moved.
+"""Rows of answers along a slider, from which the browser redraws while the slider moves.
 
-Streamlit's slider tells the server where it stands when it is let go. ``slider_rows.js`` sees where it is on the way,
-and shows what the server would answer there; the server's own answer follows, and is the same.
+Streamlit's slider sends its value to the server only on release. ``slider_rows.js`` follows the slider and shows what
+the server would answer; the server's own answer follows and is identical.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dashboard.state import question, session
 from estimator import Estimate, contract
 
 Show = Callable[[Estimate | str], Document]
-"""What the page shows of an answer, or of the sentence that refuses it."""
+"""What the page shows for an answer, or for a refusal."""
 SLIDERS: Mapping[str, str] = {
     (key.name if key.name in session.BOUND else f"{key.name}-box"): key.name
     for key in contract.KEYS
     if isinstance(key.widget, contract.Widget) and key.widget.shape == "slider"
 }
-"""Keys that have a slider, by the name that Streamlit's style classes give it."""
+"""Keys with a slider, by the name in Streamlit's CSS classes."""
 _component = component(
     "slider_rows",
     html="",
@@ -34,7 +34,7 @@ _component = component(
 
 
 def bases(look: object) -> dict[str, str]:
-    """For each slider what all other widgets say, as a number; ``look``: what else the page shows depends on."""
+    """For each slider, a hash of all other widgets; ``look``: whatever else affects the page."""
     return {slider: _base(key, look) for slider, key in SLIDERS.items()}
 
 

@@ -1,1 +1,1 @@
-"""How is a result said? Numbers with their units, the names of things, sentences, HTML."""
+"""The wording of results: numbers with units, labels, sentences, HTML."""

@@ -10,7 +10,7 @@ from estimator import Verdict
 
 
 def plain(sentence: str) -> str:
-    r"""A sentence for an element that reads Markdown: what an address brought is no image and no link.
+    r"""Escapes a sentence for a Markdown element, so text from a URL cannot become an image or link.
 
     >>> print(plain("optim '![x](https://example.org/x.png)' is unknown."))
     optim '!\[x](https://example.org/x.png)' is unknown.
@@ -19,7 +19,7 @@ def plain(sentence: str) -> str:
 
 
 def row(colour: str | None, name: str, size: str, part: str, what: str, kind: str = "") -> str:
-    """A row of a table: a swatch and a name, a size, a share, what it is."""
+    """A table row: a swatch and a name, a size, a share, a description."""
     swatch = f'<span class="hr-swatch" style="background:{colour}"></span>' if colour else ""
     return (
         f'<tr class="{kind}"><td class="hr-name-cell">{swatch}{name}</td><td class="hr-n">{escape(size)}</td>'
@@ -28,7 +28,7 @@ def row(colour: str | None, name: str, size: str, part: str, what: str, kind: st
 
 
 def whole_prices(html: str) -> str:
-    """Each bracket of dollars on one line: it is never broken between its ends."""
+    """Prevents line breaks within ranges of dollars."""
     return _DOLLARS.sub(r'<span class="hr-whole">\g<0></span>', html)
 
 
@@ -36,7 +36,7 @@ _DOLLARS = re.compile(r"\$[\d,.]*\d( to [\d,.]*\d)?")
 
 
 def details(key: str, summary: str, html: str) -> str:
-    """What is read on demand, behind its summary; ``key`` tells it from others, so that it stays open."""
+    """Collapsible details with a summary; ``key`` identifies them, so that they stay open."""
     return f'<details class="hr-more" data-hr="{key}"><summary>{escape(summary)}</summary>{html}</details>'
 
 

@@ -30,7 +30,7 @@ def run_sentence(estimate: Estimate) -> str:
     )
     if cost is None:
         return f"{sentence}."
-    at = f"${cost.usd_per_gpu_hour:.2f} a GPU-hour"
+    at = f"${cost.usd_per_gpu_hour:.2f} per GPU-hour"
     where = f"your {at}"
     if listing := cost.price:
         starts, old = listing.commitment == "marketplace", listing.is_old
@@ -53,7 +53,7 @@ def setup_line(estimate: Estimate) -> str:
 
 
 def elsewhere(estimate: Estimate) -> str:
-    """CPU memory and NVMe that offload takes on each machine, with a leading space; empty without offload."""
+    """CPU memory and NVMe used by offload on each machine, with a leading space; empty without offload."""
     if not offloads(estimate.setup.mesh):
         return ""
     nvme = f" and {units.gib(estimate.nvme_bytes)} of NVMe" if estimate.nvme_bytes else ""

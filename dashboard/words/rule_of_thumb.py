@@ -1,4 +1,4 @@
-"""The rule of thumb beside our figure."""
+"""Our figure compared with the rule of thumb."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from estimator import MORE_PASSES, STEP_PHASES, Component, Estimate, Method, Str
 
 
 def sentence(estimate: Estimate) -> str:
-    """Our figure beside the rule of thumb, in the rule's own GB; both from the same parameter count."""
+    """Our figure compared with the rule of thumb, in the rule's own GB, both from the same parameter count."""
     setup, peak = estimate.setup, estimate.peak
     if setup.method is not Method.FULL:
         trained = units.count(estimate.trainable_parameters)
         return (
-            "The rule of thumb (2 bytes a parameter for weights, 8 for AdamW, 10 to 20 GB for the rest) is "
+            "The rule of thumb (2 bytes per parameter for weights, 8 for AdamW, 10 to 20 GB for the rest) is "
             f"for full fine-tuning. Here {trained} of {units.count(estimate.total_parameters)} parameters are trained; "
             "only these have gradients and optimizer states."
         )

@@ -55,7 +55,7 @@ def context_limit(limit: int, evaluating: bool, model: Model, setup: TrainingSet
 
 
 def further(limit: int, reach: Reach) -> str:
-    """How much longer a context may be with changes that cost no quality; empty where they gain little.
+    """How much longer a context may be with lossless changes; empty if they gain little.
 
     >>> further(686, Reach({}, ("Gradient checkpointing",), 17658, 9))
     ' Up to 17,658 with checkpointing: see “Best way”.'
@@ -66,7 +66,7 @@ def further(limit: int, reach: Reach) -> str:
 
 
 def changes(titles: Sequence[str]) -> str:
-    """Titles of changes inside a sentence, each in as few words as say it.
+    """Short titles of changes for use in a sentence.
 
     >>> changes(["FSDP", "Liger's fused kernels and loss", "Gradient checkpointing"])
     'FSDP, Liger and checkpointing'
@@ -83,4 +83,4 @@ SHORT = {
     "Attention by SDPA": "SDPA",
 }
 MUCH = 1.1
-"""From here on a longer context is worth a sentence: ours."""
+"""Minimum gain in context that is worth a sentence. Our choice."""

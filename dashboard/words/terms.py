@@ -1,4 +1,4 @@
-"""What things are called: phases, methods, precisions, verdicts, models."""
+"""Labels of phases, methods, precisions, verdicts and models."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from estimator import (
 
 
 def proposed_name(of: Estimate) -> str:
-    """What a setup is called where nobody has named it."""
+    """The default name of a setup."""
     where = f" on {card(of.gpu)}" if of.gpu else ""
     return f"{short_name(of.model.hub_id)[:28]}, {METHODS[of.setup.method]}{where}"[:60]
 
 
 def card(gpu: Gpu) -> str:
-    """What a card is called: a catalogued one by its name, one's own with its memory too.
+    """The label of a card: a catalogued one's name, or a custom one's name and memory.
 
     >>> card(Gpu(name="own GPU", memory_bytes=24 * units.GIB))
     'own GPU, 24.0 GiB'
@@ -85,7 +85,7 @@ def precision(setup: TrainingSetup) -> str:
 
 
 def moment(m: Moment) -> str:
-    """When it is: ``backward (gradients of layer 3)``."""
+    """The time of a moment: ``backward (gradients of layer 3)``."""
     return f"{PHASES[m.phase].lower()} ({m.name})"
 
 
