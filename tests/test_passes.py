@@ -17,12 +17,20 @@ from estimator.objectives.forward import Pass, as_logits
 from estimator.objectives.step import MicroStep, Step
 from estimator.parallel.frozen import as_frozen, frozen_bytes
 from estimator.parallel.strategies import resident_memory
-from estimator.parallel.zero3_coordinator import CallTrace, Coordinator, ModuleCall, Rules
+from estimator.parallel.zero3_coordinator import (
+    OUTSIDE,
+    CallTrace,
+    Coordinator,
+    ModuleCall,
+    Rules,
+    Stretch,
+)
 from estimator.step.timeline import Plan, StepTimeline, structure
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.results import Moment
 from estimator.values.specs import Phase
+from tests.test_coordinator import HERE, calls
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -253,20 +261,49 @@ FETCHED = {
     "no gradients": ({}, "nograd", (150, 312_320, 11_530_752)),
     "no gradients, checkpointed": (CHECKPOINTED, "nograd", (230, 189_952, 14_506_496)),
     "two, checkpointed": (CHECKPOINTED, "two", (341, 189_952, 22_519_808)),
+    "beside a reference": ({}, "reference", (119, 312_320, 24_133_632)),
 }
+REFERENCE = (60, 189_952, 6_180_864)
+"""Of the reference's own engine in the last of these."""
+
+
+def fetched(second: str, keys: dict[str, Any], calls: int, number: int = 0) -> tuple[int, int, int]:
+    given = {"model": SMALL, "max_length": 32, "num_gpus": 2, "strategy": "zero3"}
+    model, _, setup = parse({**given, **keys})
+    plan = Plan(model, structure(setup), objective=passes(second))
+    step = StepTimeline(setup, plan, resident_memory(model, structure(setup)), 0)
+    schedule, rules = step._schedule, step._schedule.rules[number]
+    assert rules is not None
+    runs = [schedule.calls_of(run, number) for run in schedule.runs]
+    watched = Watched(CallTrace(runs, step._sized.wholes, rules), rules).gathered
+    assert len(watched) % calls == 0
+    gathered = watched[-calls:]  # the last of the micro-steps that are played
+    return len(gathered), max(gathered), sum(gathered)
 
 
 @pytest.mark.parametrize("name", FETCHED)
 def test_stage_3_gathers_in_several_passes_what_the_real_one_does(name: str) -> None:
     keys, second, traced = FETCHED[name]
-    given = {"model": SMALL, "max_length": 32, "num_gpus": 2, "strategy": "zero3"}
-    model, _, setup = parse({**given, **keys})
-    plan = Plan(model, structure(setup), objective=passes(second))
-    step = StepTimeline(setup, plan, resident_memory(model, structure(setup)), 0)
-    schedule, rules = step._schedule, step._schedule.rules[0]
-    assert rules is not None
-    trace = CallTrace(map(schedule.calls_of, schedule.runs), step._sized.wholes, rules)
-    watched = Watched(trace, rules).gathered
-    gathered = watched[-traced[0] :]  # the last of the micro-steps that are played
-    assert len(watched) % traced[0] == 0
-    assert (len(gathered), max(gathered), sum(gathered)) == traced
+    assert fetched(second, keys, traced[0]) == traced
+
+
+def test_the_engine_of_a_reference_gathers_by_a_trace_of_forward_alone() -> None:
+    assert fetched("reference", {}, REFERENCE[0], number=1) == REFERENCE
+
+
+def test_a_trace_that_a_step_ends_with_is_followed_by_the_next_step() -> None:
+    # by hand: the second pass calls another module than the trace of the first has and drops it, so that the third
+    # records itself and backward; the next step's first pass follows that: b comes ahead while a works
+    def stretch(names: str, number: int, *, back: bool = False) -> list[Stretch]:
+        marks = [
+            calls(name, 1024, begins=begins, is_forward=not back)
+            for name in names
+            for begins in (True, False)
+        ]
+        return [Stretch(OUTSIDE, back, marks, number)]
+
+    step = [stretch("ab", 0), stretch("b", 1), stretch("ab", 2), stretch("ba", 2, back=True)]
+    rules = Rules(1024, 10, **HERE)
+    first, *_ = Coordinator(CallTrace(step, {"a": 1024, "b": 1024}, rules), rules).levels(2)
+    before, _, after_a_begins, *_ = first[0]
+    assert (before, after_a_begins) == (0, 2 * 2048)

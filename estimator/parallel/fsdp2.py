@@ -73,7 +73,6 @@ class Fsdp2Traffic:
             group.reduce()
         for group in self.order:
             group.pending = None
-            group.places.clear()
             group.free()
         self.averaged.clear()
         self.reduced.clear()
