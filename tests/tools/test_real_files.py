@@ -247,6 +247,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         "lora_target_modules": "all-linear",
         "gradient_accumulation_steps": 16,
         "lora_dropout": 0.05,
+        "mixed_precision": "bf16",  # swift/arguments/base_args/model_args.py:135: as the checkpoint's bfloat16
     },
     "ms_swift/sequence_parallel_sequence_parallel_512k.sh": {
         "num_gpus": 8,

@@ -162,6 +162,10 @@ def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return transformers.OPTIMISER[0].read(theirs, so_far)
 
 
+def _beta(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    return {} if so_far["objective"] == "sft" else {"beta": theirs["args.pref_beta"]}
+
+
 RULES: tuple[Rule, ...] = (
     Rule(theirs=("args.stage", "args.pref_loss"), ours=("objective",), read=_objective),
     same("args.model_name_or_path", "model"),
@@ -262,7 +266,12 @@ RULES: tuple[Rule, ...] = (
         read=_frozen,
         says="the tower and the projector are frozen",
     ),
-    same("args.pref_beta", "beta"),
+    Rule(
+        theirs=("args.pref_beta",),
+        ours=("beta",),
+        read=_beta,
+        write=lambda values: {"args.pref_beta": values["beta"]},
+    ),
     *transformers.RUN,
 )
 

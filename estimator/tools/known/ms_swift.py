@@ -356,7 +356,7 @@ TOOL = Tool(
         "args": (
             *(
                 ("ms-swift", name)
-                for name in listed("""TrainArgumentsMixin TunerArguments BaseArguments TemplateArguments
+                for name in listed("""SftArguments TrainArgumentsMixin TunerArguments BaseArguments TemplateArguments
                 QuantizeArguments""")
             ),
             ("transformers", "TrainingArguments"),
