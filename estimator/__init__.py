@@ -20,6 +20,7 @@ from estimator.families.registry import family_of
 from estimator.families.vision.by_tool import image_by_tool
 from estimator.families.vision.by_tool import settings_of as image_settings
 from estimator.families.vision.family import images_of
+from estimator.objectives.batch import least_batch, least_length
 from estimator.parallel import placement
 from estimator.parallel.combinations import OFFLOADS, offload_targets, sharing
 from estimator.parallel.module_devices import why_left_on_the_cpu
@@ -179,6 +180,8 @@ __all__ = [
     "kept_logits_bytes",
     "kept_terms",
     "largest_micro_batch",
+    "least_batch",
+    "least_length",
     "linear_names",
     "longest_context",
     "middle_dollars",

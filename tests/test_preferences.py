@@ -23,6 +23,11 @@ from estimator import (
     TrainingSetup,
     catalog,
     estimate,
+    largest_micro_batch,
+    least_batch,
+    least_length,
+    longest_context,
+    need,
     remedies,
 )
 from estimator.contract.setups import parse, write_estimate, write_fields
@@ -529,3 +534,25 @@ def test_a_family_without_a_class_for_sequences_is_refused():
     model = catalog.model("ibm-granite/granite-3.3-2b-base")
     with pytest.raises(ValueError, match="needs a class for sequence classification"):
         estimate(model, None, replace(BASE, objective=Objective.REWARD))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"objective": Objective.KTO},
+        {"objective": Objective.DPO, "max_prompt_length": 400},
+        {"objective": Objective.GRPO, "max_completion_length": 256, "num_generations": 6},
+    ],
+)
+def test_limits_keep_to_rows_that_the_objective_takes(keys: dict[str, Any]):
+    gpu, setup = catalog.gpu("RTX 4090"), replace(BASE, per_device_train_batch_size=6, **keys)
+    size, length = largest_micro_batch(MODEL, gpu, setup), longest_context(MODEL, gpu, setup)
+    assert size % least_batch(setup) == 0 or setup.objective is Objective.KTO
+    assert size >= least_batch(setup)
+    assert length >= least_length(setup)
+    for held, changed in (
+        (size, {"per_device_train_batch_size": size}),
+        (length, {"max_length": length}),
+    ):
+        assert held > 0
+        assert need(MODEL, gpu, replace(setup, **changed))[1] <= gpu.memory_bytes

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 from dashboard import theme
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import units
-from estimator import LARGEST, Estimate, Gpu, largest_micro_batch, longest_context, need
+from estimator import (
+    LARGEST,
+    Estimate,
+    Gpu,
+    largest_micro_batch,
+    least_batch,
+    least_length,
+    longest_context,
+    need,
+)
 
 MAP_STEPS = 8
 """Doublings shown on each side of the map."""
@@ -28,7 +37,7 @@ def around(of: Estimate) -> Around:
     """Doublings of micro-batch and context around the setup, as far as two beyond the first that does not fit."""
     assert of.gpu is not None
     setup, gpu = of.setup, of.gpu
-    shortest = replace(setup, per_device_train_batch_size=1)
+    shortest = replace(setup, per_device_train_batch_size=least_batch(setup))
     lengths = _doublings(
         setup.max_length,
         longest_context(of.model, gpu, shortest),
@@ -37,7 +46,9 @@ def around(of: Estimate) -> Around:
     )
     batches = _doublings(
         setup.per_device_train_batch_size,
-        largest_micro_batch(of.model, gpu, replace(setup, max_length=lengths[0])),
+        largest_micro_batch(
+            of.model, gpu, replace(setup, max_length=max(lengths[0], least_length(setup)))
+        ),
         8,
         LARGEST["per_device_train_batch_size"],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.batch import Batch
@@ -77,6 +78,31 @@ def scores_policy(setup: TrainingSetup) -> bool:
     accumulation = setup.batch.gradient_accumulation_steps
     every = (setup.task.steps_per_generation or accumulation) * setup.task.num_iterations
     return accumulation % every != 0
+
+
+def least_batch(setup: TrainingSetup) -> int:
+    """The fewest rows of a micro-batch that the objective takes, of which others are multiples with grpo (a count).
+
+    >>> [least_batch(TrainingSetup(objective=it, num_generations=8)) for it in ("dpo", "kto", "grpo")]
+    [1, 2, 8]
+    """
+    if setup.objective.generates:
+        steps = setup.steps_per_generation or setup.gradient_accumulation_steps
+        return setup.num_generations // gcd(setup.num_generations, setup.mesh.replicas * steps)
+    return 2 if asks_kl(setup) else 1
+
+
+def least_length(setup: TrainingSetup) -> int:
+    """The shortest row that leaves the loss a token (a count).
+
+    >>> least_length(TrainingSetup(objective="dpo", max_prompt_length=512))
+    513
+    """
+    if setup.objective.generates:
+        return (setup.max_prompt_length or 1) + setup.max_completion_length
+    if setup.objective.is_preference:
+        return 1 + (setup.max_prompt_length or 0)
+    return 1
 
 
 def alike(setup: TrainingSetup) -> Task:

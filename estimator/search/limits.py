@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from estimator.answer.estimate import least_need, need
 from estimator.answer.verdict import verdict
+from estimator.objectives.batch import least_batch, least_length
 from estimator.resident.overhead import workspace_bytes
 from estimator.values.keys import LARGEST
 from estimator.values.setup import TrainingSetup
@@ -34,11 +35,15 @@ def holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
 
 def largest_micro_batch(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
     """The largest micro-batch, in examples per GPU, that fits at this length; 0 if not even one does."""
-    return _largest_within(
-        gpu.memory_bytes,
-        lambda size: need(model, gpu, replace(setup, per_device_train_batch_size=size))[1],
-        LARGEST["per_device_train_batch_size"],
-    )
+    step = least_batch(setup) if setup.objective.generates else 1
+    least = least_batch(setup) // step
+
+    def needed(steps: int) -> int:
+        size = step * max(steps, least)
+        return need(model, gpu, replace(setup, per_device_train_batch_size=size))[1]
+
+    most = LARGEST["per_device_train_batch_size"] // step
+    return step * _largest_within(gpu.memory_bytes, needed, most)
 
 
 def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
@@ -46,9 +51,10 @@ def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
 
     Capped at the number of learned positions, if the model has them.
     """
+    least = least_length(setup)
     return _largest_within(
         gpu.memory_bytes,
-        lambda length: need(model, gpu, replace(setup, max_length=length))[1],
+        lambda length: need(model, gpu, replace(setup, max_length=max(length, least)))[1],
         model.position_limit or LARGEST["max_length"],
     )
 
