@@ -421,7 +421,13 @@ NO_EFFECT = frozenset(
         accelerate.parallelism_config.parallelism_config_cp_comm_strategy accelerate.config_file
         accelerate.module accelerate.multi_gpu accelerate.num_cpu_threads_per_process
         accelerate.mpirun_config.* accelerate.fp8_config.* accelerate.use_parallelism_config
-        accelerate.ipex_config.* deepspeed._comment deepspeed.compile.disable deepspeed.compile.backend
+        accelerate.ipex_config.* accelerate.deepspeed_config.gradient_accumulation_steps
+        accelerate.deepspeed_config.gradient_clipping
+        accelerate.deepspeed_config.seq_parallel_communication_data_type
+        accelerate.parallelism_config.parallelism_config_sp_backend
+        accelerate.parallelism_config.parallelism_config_sp_seq_length_is_variable
+        accelerate.parallelism_config.parallelism_config_sp_attn_implementation
+        deepspeed._comment deepspeed.compile.disable deepspeed.compile.backend
         deepspeed.seq_parallel_communication_data_type
         deepspeed.zero_optimization.gather_16bit_weights_on_model_save
         deepspeed.zero_optimization.max_live_parameters deepspeed.zero_optimization.max_reuse_distance

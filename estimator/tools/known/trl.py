@@ -274,6 +274,7 @@ RULES: tuple[Rule, ...] = (
         says="TRL computes the loss in chunks and never holds the logits whole",
         source=f"{VERSION}, trl/trainer/sft_trainer.py:1144",
     ),
+    same("model.num_labels", "num_labels"),
     same("args.activation_offloading"),
     same("args.precompute_ref_log_probs"),
     same("args.beta"),
@@ -305,6 +306,7 @@ LATER: tuple[Later, ...] = (
                 Direction.LESS,
                 (None, False),
             ),
+            ("teacher_model_init_kwargs", "A teacher is kept", Direction.MORE, (None,)),
             ("pad_to_multiple_of", "Rows are padded further", Direction.MORE, (None, "auto")),
             ("eval_packing", "Evaluation packs otherwise than training", Direction.EITHER, (None,)),
             (
