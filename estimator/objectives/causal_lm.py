@@ -36,10 +36,13 @@ def causal_lm(step: Step) -> None:
     if not (step.training and setup.hold_outputs):
         del outputs
         call.free(forward.router_logits)
+        forward.drop_image_outputs()
+    forward.drop_images()
     if step.training:
         step.backward(loss)
     step.end()
     forward.router_logits.clear()
+    forward.drop_image_outputs()
     del ids, labels, padding, joined
 
 

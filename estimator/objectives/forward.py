@@ -204,6 +204,16 @@ class Forward:
         self.tape.autocast_active = False
         self.drop_cache()
 
+    def drop_images(self) -> None:
+        """Free the batch's images: Trainer deletes its inputs before backward."""
+        if self.loaded.tower is not None:
+            self.loaded.tower.outer.batch.clear()
+
+    def drop_image_outputs(self) -> None:
+        """Free what the model returned of its images."""
+        if self.loaded.tower is not None:
+            self.loaded.tower.outer.outputs.clear()
+
     def drop_cache(self) -> None:
         """Free autocast's weight copies, layer by layer so that unplayed layers can be counted."""
         tape = self.tape

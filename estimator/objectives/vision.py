@@ -100,6 +100,8 @@ class LoadedTower:
         tape.enter(phase, "projector")
         self.merger.setup = replace(setup, per_device_train_batch_size=1, max_length=seen.tokens)
         features = family.project(self.outer, self.merger, vision, seen, hidden)
+        if family.returns_features:
+            self.outer.outputs.append(features)
         tape.go_to(phase, "embedding", before)
         return features, added, [hidden]
 

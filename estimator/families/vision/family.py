@@ -86,6 +86,8 @@ class VisionFamily:
     """Of the tower's names in the model."""
     layers: str
     """Of its layers."""
+    returns_features: bool = True
+    """The model returns the features of its images beside the logits (``image_hidden_states``)."""
     masks_text: bool = False
     """With an image in the batch every layer of the text has a mask of its own, one for each text (Gemma 3)."""
     dragged: bool

@@ -141,7 +141,9 @@ def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     """One product of whole patches, and two looked-up positions; padding's are zero."""
     tape, hidden = b.tape, vision.tower.hidden_size
     pixels = tape.new(seen.patches * vision.tower.word_embed_proj_dim, 4, ACTIVATIONS)
+    b.batch.append(pixels)
     places = tape.new(2 * seen.patches, 8, ACTIVATIONS)
+    b.batch.append(places)
     (table,) = b.tensors["patch_embedder"]
     x = op.scale(tape, op.add_number(tape, pixels))
     x = op.cast(tape, x, table.width)

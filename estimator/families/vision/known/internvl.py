@@ -131,6 +131,7 @@ def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     """A class token before the patches of each tile, and positions."""
     tape, hidden = b.tape, vision.tower.hidden_size
     pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 4, ACTIVATIONS)
+    b.batch.append(pixels)
     weight, bias = b.tensors["embeddings.patch_embeddings.projection"]
     cast = op.cast(tape, pixels, weight.width)
     x = drag(op.convolution_of_patches(tape, cast, weight, bias, seen.patches * hidden))

@@ -101,6 +101,7 @@ def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     """Patches are unfolded and projected; a class token after them, positions, a norm."""
     tape, hidden = b.tape, vision.tower.hidden_size
     pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 4, ACTIVATIONS)
+    b.batch.append(pixels)
     cast = op.cast(tape, pixels, b.linears["patch_embedding.linear"].weight.width)
     unfolded = op.clone(tape, cast)
     del cast

@@ -115,6 +115,7 @@ def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     wide = max(image.width for image in seen.images)
     padded = seen.tiles * vision.num_channels * high * wide
     pixels = tape.new(padded, 4, ACTIVATIONS)
+    b.batch.append(pixels)
     (weight,) = b.tensors["patch_conv"]
     cast = op.cast(tape, pixels, weight.width)
     patches = seen.tiles * (high // vision.patch_size) * (wide // vision.patch_size)

@@ -235,6 +235,7 @@ def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     tape, tower = b.tape, vision.tower
     patch = vision.num_channels * vision.temporal_patch_size * vision.patch_size**2
     pixels = tape.new(seen.patches * patch, 4, ACTIVATIONS)
+    b.batch.append(pixels)
     weight, *bias = b.tensors["patch_embed.proj"]
     x = op.convolution_of_patches(
         tape,
@@ -256,6 +257,13 @@ def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     positions = op.cast(tape, op.mean(tape, weighed, x.elements, "sum of the positions"), x.width)
     del weighed
     return op.add(tape, x, positions)
+
+
+def _embed_qwen2_5(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+    """The same, and the patches laid in the order of the windows."""
+    x = _embed(b, vision, seen, drag)
+    order = b.tape.new(seen.tokens, 8)
+    return op.gather(b.tape, x, order, x.elements, "patches in the order of windows")
 
 
 def _merge(
@@ -359,6 +367,7 @@ TOWERS = (
         prefix="visual",
         layers="blocks",
         dragged=True,
+        returns_features=False,
     ),
     VisionFamily(
         wrappers=("qwen2_5_vl",),
@@ -371,7 +380,7 @@ TOWERS = (
         read=_qwen2_5,
         processor=_processor_2_5,
         projector=_qwen2_5_merger,
-        embed=_embed,
+        embed=_embed_qwen2_5,
         project=_project_qwen2_5,
         pairs=_windowed_pairs,
         tables=_tables,
@@ -379,6 +388,7 @@ TOWERS = (
         prefix="visual",
         layers="blocks",
         dragged=True,
+        returns_features=False,
     ),
     VisionFamily(
         wrappers=("qwen3_vl",),
@@ -394,6 +404,7 @@ TOWERS = (
         prefix="visual",
         layers="blocks",
         dragged=False,
+        returns_features=False,
     ),
     VisionFamily(
         wrappers=("qwen3_5",),
@@ -409,5 +420,6 @@ TOWERS = (
         prefix="visual",
         layers="blocks",
         dragged=False,
+        returns_features=False,
     ),
 )

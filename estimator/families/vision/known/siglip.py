@@ -141,7 +141,9 @@ def _patches(b: Block, vision: Vision, seen: Seen, pixels: Tensor) -> Tensor:
 
 def _pixels(b: Block, vision: Vision, seen: Seen) -> Tensor:
     elements = seen.tiles * vision.num_channels * vision.image_size**2
-    return b.tape.new(elements, 4, ACTIVATIONS)
+    pixels = b.tape.new(elements, 4, ACTIVATIONS)
+    b.batch.append(pixels)
+    return pixels
 
 
 def _positions(b: Block, vision: Vision, ids: Tensor, rows: int) -> Tensor:
@@ -163,6 +165,7 @@ def _embed_smolvlm(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     tape = b.tape
     pixels = _pixels(b, vision, seen)
     mask = tape.new(pixels.elements // vision.num_channels, 8, ACTIVATIONS)
+    b.batch.append(mask)
     cast = op.cast(tape, pixels, b.tensors["embeddings.patch_embedding"][0].width)
     tape.operation = "tiles that hold an image"
     empty = tape.new(cast.elements, 1)
@@ -193,11 +196,23 @@ def _project_gemma3(
     )
 
 
-def _project_smolvlm(
+def _project_idefics3(
     outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor
 ) -> Tensor:
     """Squares of patches are laid side by side, by two copies, and projected."""
+    return _connect(outer, projector, outer.norm("post_layernorm", x))
+
+
+def _project_smolvlm(
+    outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor
+) -> Tensor:
+    """The same; the model returns the whole output of its tower too."""
     x = outer.norm("post_layernorm", x)
+    outer.outputs.append(x)
+    return _connect(outer, projector, x)
+
+
+def _connect(outer: Block, projector: Block, x: Tensor) -> Tensor:
     x = op.clone(outer.tape, op.clone(outer.tape, x))
     return projector.linear("connector.modality_projection.proj", x)
 
@@ -269,7 +284,7 @@ TOWERS = (
         processor=_idefics3_processor,
         projector=_connector,
         embed=_embed_smolvlm,
-        project=_project_smolvlm,
+        project=_project_idefics3,
         tokens_a_row=_rows,
         prefix="vision_model",
         layers="encoder.layers",
