@@ -211,7 +211,7 @@ def test_every_list_of_targets_is_answered_or_refused_in_a_sentence(
 
 
 def forget() -> None:
-    for remembers in (estimate, engine._per_structure, moments_module.plan, moments_module._plan):
+    for remembers in (estimate, engine.per_structure, moments_module.plan, moments_module._plan):
         remembers.cache_clear()
 
 
@@ -306,7 +306,7 @@ def refused(given: dict[str, Any]) -> str:
     """Why a setup is refused, before anything is played; empty: it is not."""
     try:
         model, _, setup = parse(given)
-        engine._per_structure(model, moments_module.structure(as_loaded(model, setup)), 0)
+        engine.per_structure(model, moments_module.structure(as_loaded(model, setup)), 0)
     except ValueError as refusal:
         return str(refusal)
     return ""

@@ -70,7 +70,7 @@ def test_every_two_chunks_of_64_tokens_more_add_the_same_to_a_delta_net() -> Non
     [
         ({"linear_conv_kernel_dim": 3}, "linear_conv_kernel_dim 3 is not modelled"),
         ({"linear_num_value_heads": 3}, "linear_num_value_heads 3 is not a multiple"),
-        ({"layer_types": ["mamba"] * 4}, "layer_types must hold"),
+        ({"layer_types": ["mamba"] * 4}, "layer_types must only contain"),
     ],
 )
 def test_other_configs_of_qwen3_5_are_refused(keys: dict[str, object], sentence: str) -> None:

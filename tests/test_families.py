@@ -451,7 +451,7 @@ def test_llama_4_is_read_from_its_wrapper_with_the_defaults_of_its_class() -> No
         ({"output_router_logits": True}, "output_router_logits true is not modelled"),
         ({"attention_chunk_size": None}, "attention_chunk_size null stops transformers"),
         ({"moe_layers": "all"}, "moe_layers must list whole numbers"),
-        ({"layer_types": ["mamba"] * 4}, "layer_types must hold"),
+        ({"layer_types": ["mamba"] * 4}, "layer_types must only contain"),
     ],
 )
 def test_other_configs_of_llama_4_are_refused(keys: dict[str, object], sentence: str) -> None:
@@ -511,7 +511,7 @@ def test_ernie_has_experts_where_its_config_says(keys: dict[str, object], sparse
         (ERNIE | {"moe_layer_end_index": "last"}, "moe_layer_end_index must be a whole number"),
         (
             ERNIE | {"model_type": "glm4_moe_lite", "mlp_layer_types": ["sparse"] * 3 + ["both"]},
-            "mlp_layer_types must hold",
+            "mlp_layer_types must only contain",
         ),
     ],
 )
@@ -578,7 +578,7 @@ def test_all_linear_leaves_the_filters_of_lfm2_alone() -> None:
         ({"conv_bias": True}, "conv_bias true is not modelled for lfm2"),
         ({"conv_L_cache": 4}, "conv_L_cache 4 is not modelled for lfm2"),
         ({"block_ffn_dim_multiplier": 1.5}, "block_ffn_dim_multiplier 1.5 is not modelled"),
-        ({"layer_types": ["conv", "mamba", "conv"]}, "layer_types must hold"),
+        ({"layer_types": ["conv", "mamba", "conv"]}, "layer_types must only contain"),
     ],
 )
 def test_other_configs_of_lfm2_are_refused(keys: dict[str, object], sentence: str) -> None:

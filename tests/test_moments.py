@@ -185,7 +185,7 @@ WINDOWED = replace(
 
 
 def forget() -> None:
-    for remembers in (estimate, engine._per_structure, moments_module.plan, moments_module._plan):
+    for remembers in (estimate, engine.per_structure, moments_module.plan, moments_module._plan):
         remembers.cache_clear()
 
 

@@ -187,7 +187,9 @@ def test_layer_beyond_the_last_is_refused() -> None:
 
 
 def test_learned_positions_are_needed_where_a_family_learns_them() -> None:
-    with pytest.raises(ValueError, match="gpt2 learns its positions; give max_position_embeddings"):
+    with pytest.raises(
+        ValueError, match="gpt2 has learned positions; give max_position_embeddings"
+    ):
         total_parameters(replace(TINY_LLAMA, model_type="gpt2"))
 
 

@@ -62,7 +62,7 @@ def test_a_name_that_is_no_key_is_refused() -> None:
 
 @pytest.mark.parametrize("name", [it.name for it in KEYS if it.in_setup])
 def test_a_setup_refuses_what_its_key_does_not_take(name: str) -> None:
-    for wrong in ({}, -1, float("nan"), 10**30):
+    for wrong in ({"": {}}, -1, float("nan"), 10**30):
         with pytest.raises(ValueError, match=f"^{name} "):
             replace(DEFAULT, **{name: wrong})  # type: ignore[arg-type]
 

@@ -223,5 +223,5 @@ def test_impossible_value_is_named(given: object, problem: str) -> None:
 
 
 def test_rule_that_is_not_known_is_not_guessed() -> None:
-    with pytest.raises(ValueError, match="how 'exl2' stores a matrix is not known here"):
+    with pytest.raises(ValueError, match="how 'exl2' stores a matrix is unknown here"):
         matrix_elements(read(quant_method="exl2"), 8, 8)

@@ -16,8 +16,8 @@ def title(found: Imported, label: str) -> str:
     """Whose config it is, and how many keys are in each list.
 
     >>> from estimator import read_files
-    >>> title(read_files({"a command": "trl sft --max_length 512 --seed 1"}), "TRL's SFTTrainer")
-    "Your config, read as TRL's SFTTrainer … runs it: 1 key taken over, 1 without effect, 0 not modelled yet, 0 unknown"
+    >>> title(read_files({"a command": "trl sft --max_length 512 --seed 1"}), "TRL")
+    "Your config, read as TRL ... runs it: 2 keys taken over, 1 without effect, 0 not modelled yet, 0 unknown"
     """
     counts = {fate: len(found.of(fate)) for fate in Fate}
     keys = "key" if counts[Fate.TAKEN] == 1 else "keys"

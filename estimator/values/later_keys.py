@@ -20,8 +20,6 @@ LATER: Mapping[str, object] = MappingProxyType(
         "vllm_gpu_memory_utilization": 0.3,
         "vllm_enable_sleep_mode": False,
         "vllm_tensor_parallel_size": 1,
-        # other kinds of checkpointing and packing
-        # peft 0.21, tuners/lora/config.py; transformers 5.23, training_args.py
     }
 )
 """Each key with its default, the only value that is estimated."""
@@ -30,7 +28,7 @@ LATER: Mapping[str, object] = MappingProxyType(
 def read_later(key: str, value: object) -> None:
     """Accepts the default, null and empty values; refuses anything else as not modelled yet.
 
-    >>> read_later("num_iterations", 1), read_later("rank_pattern", {})
+    >>> read_later("use_vllm", False), read_later("vllm_tensor_parallel_size", None)
     (None, None)
     """
     default = LATER[key]
