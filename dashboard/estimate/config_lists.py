@@ -17,7 +17,7 @@ def title(found: Imported, label: str) -> str:
 
     >>> from estimator import read_files
     >>> title(read_files({"a command": "trl sft --max_length 512 --seed 1"}), "TRL")
-    "Your config, read as TRL ... runs it: 2 keys taken over, 1 without effect, 0 not modelled yet, 0 unknown"
+    'Your config, read as TRL ... runs it: 2 keys taken over, 1 without effect, 0 not modelled yet, 0 unknown'
     """
     counts = {fate: len(found.of(fate)) for fate in Fate}
     keys = "key" if counts[Fate.TAKEN] == 1 else "keys"
