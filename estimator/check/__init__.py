@@ -1,1 +1,1 @@
-"""Which of these runs fit? Files of setups judged one by one, and the smallest change that mends each that does not."""
+"""Which of these runs fit? Judges files of setups one by one, and finds the smallest change that makes each fit."""

@@ -28,7 +28,7 @@ exit status: {FITS} all fit, {DOES_NOT_FIT} some do not, {NOT_READ} some could n
 
 
 class Words(TypedDict):
-    """What a parser says of itself."""
+    """The parser's description."""
 
     prog: str
     usage: str
@@ -47,7 +47,7 @@ WORDS: Words = {
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The command's own flags; those of a setup come beside them."""
+    """The command's own flags; flags for setup keys are added separately."""
     parser.add_argument("paths", nargs="+", metavar="FILE", help="a file of a run, or a folder")
     parser.add_argument("--together", action="store_true", help="the files are one run")
     parser.add_argument("--json", action="store_true", help="one JSON object a run, one a line")
@@ -62,7 +62,7 @@ def run(
     together: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Judge the runs of some paths, with keys above what their files say; the exit status."""
+    """Check the runs in some paths, with keys that override their files; returns the exit status."""
     known = _or_local(known)
     asked, left_out = reading.read(files.found(paths), known, together=together)
     if not asked:
@@ -85,7 +85,7 @@ def run(
 
 
 def _or_local(known: reading.Known) -> reading.Known:
-    """A folder with a config.json is a model of its own; any other name is asked for as before."""
+    """A folder with a config.json is a local model; any other name is looked up as before."""
 
     def found(name: object) -> Mapping[str, Model]:
         model = files.local_model(name)
@@ -95,7 +95,7 @@ def _or_local(known: reading.Known) -> reading.Known:
 
 
 def _diff(judged: Judged, changed: Mapping[str, object], known: reading.Known) -> str:
-    """The lines of the run's own files that mend it; empty where they cannot say so, or do not."""
+    """The diff of the run's own files that makes it fit; empty if the files cannot express it or it does not help."""
     texts, change = judged.asked.texts, judged.change
     if change is None or not texts:
         return ""

@@ -1,4 +1,4 @@
-"""Files of runs, from the paths that a command names."""
+"""Reads the files of runs from the paths on the command line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
 ENDINGS = (".yaml", ".yml", ".json", ".py", ".ipynb", ".sh")
-"""What a folder is searched for."""
+"""The file names looked for in a folder."""
 MOST_FILES = 10_000
 """Files of one command: ours."""
 LONGEST_PATH = 1000
 """Characters of a folder's name: ours."""
 LARGEST_FILE = 10 * 2**20
-"""Bytes of a file that is read: ours, more than any notebook with its pictures taken out."""
+"""Largest file read, in bytes: ours; more than any notebook without its images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +25,14 @@ class FoundFile:
     """One file and its bytes."""
 
     name: str
-    """As the command names it."""
+    """The path as given on the command line."""
     content: bytes
     from_folder: bool = False
-    """Found in a folder rather than named: it may be no file of a run at all."""
+    """Found in a folder rather than named, so it may not describe a run at all."""
 
 
 def found(paths: Sequence[str]) -> list[FoundFile]:
-    """The files of paths, folders searched through; ``InputError`` names a path that is not there."""
+    """The files at the given paths, searching folders; ``InputError`` names a path that does not exist."""
     files: list[FoundFile] = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -67,7 +67,7 @@ def _read(path: Path, *, from_folder: bool) -> FoundFile:
 
 
 def local_model(name: object) -> Model | None:
-    """The model of a folder that has a config.json, as ``from_pretrained`` finds it; None: it is no such folder."""
+    """The model of a folder that has a config.json, as ``from_pretrained`` finds it; None for any other path."""
     if not isinstance(name, str) or len(name) > LONGEST_PATH:
         return None
     config = Path(name) / "config.json"

@@ -1,4 +1,4 @@
-"""One run that was asked about, and what came of it."""
+"""One checked run and its result."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from estimator.values.results import Estimate
 from estimator.values.specs import Model, Verdict
 
 FITS, DOES_NOT_FIT, NOT_READ = 0, 1, 2
-"""What a command exits with: for several runs the highest of theirs. Tight counts as not fitting."""
+"""Exit statuses; several runs exit with the highest. Tight counts as not fitting."""
 
 
 OF_NO_RUN = ("is no config that is known here", "must be keys with values")
-"""What readers say of a file that is sound and no config: rows of data, another program's settings."""
+"""Problems that readers report for a valid file that is not a config: rows of data, another program's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One run as it was read: the files that it comes from, and what they say."""
+    """One run as read: its files and their contents."""
 
     files: tuple[str, ...]
     keys: Mapping[str, object]
     """An object of the contract."""
     problems: tuple[str, ...] = ()
-    """Why it could not be read."""
+    """Why the files could not be read."""
     notes: tuple[str, ...] = ()
-    """What a reader of the files must know: what is not modelled, what is not understood."""
+    """Warnings about the files: what is not modelled or not understood."""
     texts: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """The files themselves, where a tool's were read: a change can be shown in them."""
+    """A tool's files as read, so that a change can be shown as a diff."""
     tool: str = ""
-    """Whose defaults the missing keys have, with its version; empty: the contract's."""
+    """The tool and version whose defaults fill the missing keys; empty for the contract's."""
 
     @property
     def is_run(self) -> bool:
-        """Whether the files say what is trained, or are broken: of a folder all others are left out."""
+        """Whether the files describe a run or are broken; in a folder, all other files are skipped."""
         said = " ".join(self.problems)
         return "model" in self.keys or bool(said and not any(it in said for it in OF_NO_RUN))
 
     @property
     def name(self) -> str:
-        """The files, as a row of a table names them."""
+        """The file names as shown in a table row."""
         return " + ".join(self.files)
 
 
@@ -60,7 +60,7 @@ class Judged:
 
     @property
     def status(self) -> int:
-        """What a command exits with for this run alone."""
+        """The exit status of this run alone."""
         if self.estimate is None:
             return NOT_READ
         return FITS if self.estimate.verdict is Verdict.FITS else DOES_NOT_FIT
@@ -69,7 +69,7 @@ class Judged:
 def judge(
     asked: Asked, changed: Mapping[str, object], known: Mapping[str, Model] = NONE_KNOWN
 ) -> Judged:
-    """The verdict on one run, with keys that were given beside its files (bytes and seconds are in the estimate).
+    """The verdict on one run, with keys given in addition to its files (bytes and seconds are in the estimate).
 
     >>> gpt2 = Asked(files=("a.json",), keys={"model": "openai-community/gpt2"})
     >>> judge(gpt2, {"gpu": "L4"}).status, judge(gpt2, {"gpu": "L4", "max_length": 9999}).status
@@ -89,7 +89,7 @@ def judge(
 
 
 def _hint(problem: str) -> str:
-    """What the command can do about it; empty: nothing."""
+    """What the command's flags can do about it; empty if nothing."""
     if "is not in the catalogue" in problem and problem.startswith("model "):
         return " Or ask the Hub for it: --hub."
     if "num_gpus is 1" in problem:

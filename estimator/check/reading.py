@@ -1,4 +1,4 @@
-"""What files say: each a run of its own, or together with those that belong to it.
+"""Groups files into runs: each file alone, or together with its companion files.
 
 Files of accelerate, DeepSpeed and PEFT are no runs: named beside runs they belong to each of them, found in a folder to
 those that name them. A shell script's run has the files that it names.
@@ -21,20 +21,20 @@ from estimator.values.later_keys import LATER
 from estimator.values.specs import Model
 
 COMPANIONS = frozenset({"accelerate", "deepspeed", "peft", "bnb", "model"})
-"""Kinds of file that say something of a run and are none."""
+"""Kinds of files that belong to a run but do not describe one alone."""
 OF_THE_LAUNCH = ("num_gpus", "strategy", "gpus_per_node")
-"""Keys that ``--gpu "4x …"`` may say where the files do not."""
+"""Keys that ``--gpu "4x …"`` may set if the files do not."""
 MOST_SHOWN = 8
-"""Keys that a sentence lists: ours."""
+"""Largest number of keys listed in one sentence: ours."""
 
 Known = Callable[[object], Mapping[str, Model]]
-"""The models of a name that the catalogue lacks."""
+"""Looks up a model name that the catalogue lacks."""
 
 
 def read(
     files: Sequence[FoundFile], known: Known = lambda name: NONE_KNOWN, *, together: bool = False
 ) -> tuple[list[Asked], list[str]]:
-    """The runs of files, and the names of those that are no runs."""
+    """The runs in the files, and the names of files that are not runs."""
     if together:
         return [_run(files, known)], []
     runs, left_out = [], []
@@ -71,7 +71,7 @@ def _is_companion(file: FoundFile) -> bool:
 
 
 def _contract_keys(file: FoundFile) -> Mapping[str, object] | None:
-    """The object of a setup as this product saves it; None: the file is a tool's, or cannot be read."""
+    """A setup in our own JSON; None if the file is a tool's or cannot be read."""
     if not file.name.endswith(".json"):
         return None
     try:
@@ -110,7 +110,7 @@ def _run(files: Sequence[FoundFile], known: Known) -> Asked:
 
 
 def _notes(found: Imported) -> Iterable[str]:
-    """What a reader of the verdict must know, a sentence each."""
+    """What qualifies the verdict, one sentence each."""
     by_tool = {it.key for it in found.set_by_tool}
     used = sayable(found.setup)
     own = [
@@ -140,5 +140,5 @@ def _where(file: str, line: int) -> str:
 
 
 def _last(path: str) -> str:
-    """The name of a file, without its folders."""
+    """The file's name without its folders."""
     return path.replace("\\", "/").rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""What came of the runs, in words for a terminal and in JSON for a program."""
+"""Results of checked runs, as text for a terminal and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from estimator.values.specs import Verdict
 
 TIGHT = "Tight: between the low end and the high end of what it needs; it may run out of memory, and counts as 1."
 WIDEST_FILE, WIDEST_CHANGE = 48, 70
-"""Characters of a column of the table: ours."""
+"""Width of a table column, in characters: ours."""
 
 
 def one(of: Judged, diff: str = "") -> str:
-    """A run alone: the verdict, where it stops, and the change: in its own files where they take it."""
+    """One run: the verdict, where it runs out, and the change, as a diff of its own files if possible."""
     if of.estimate is None:
         named = of.problem.startswith(of.asked.files[0])
         return of.problem if named else f"{of.asked.name}: {of.problem}"
@@ -40,7 +40,7 @@ def _word(value: object) -> str:
 
 
 def table(runs: Sequence[Judged]) -> str:
-    """Several runs: one line each, and the sum."""
+    """Several runs: one line each, then a summary."""
     rows = [("file", "needs, GiB", "verdict", "what mends it"), *map(_row, runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
@@ -70,7 +70,7 @@ def _said(answer: Estimate) -> str:
 
 
 def summary(runs: Sequence[Judged]) -> str:
-    """How many fit, and on what."""
+    """How many runs fit, and on which GPU."""
     counts = Counter("no estimate" if it.estimate is None else _said(it.estimate) for it in runs)
     order = ("fits", "tight", "does not fit", "no estimate")
     words = {"fits": "fit", "does not fit": "do not fit", "no estimate": "without an estimate"}
@@ -82,7 +82,7 @@ def summary(runs: Sequence[Judged]) -> str:
 
 
 def as_json(of: Judged) -> dict[str, object]:
-    """A run as one object: memory in bytes; ``change`` has the keys to set, null where none is needed or enough."""
+    """A run as one object: memory in bytes; ``change`` holds the keys to set, null if none is needed or enough."""
     said: dict[str, object] = {"files": list(of.asked.files), "status": of.status}
     if of.estimate is None:
         return {**said, "error": of.problem, "notes": list(of.asked.notes)}

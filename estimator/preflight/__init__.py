@@ -1,4 +1,4 @@
-"""Does this live Trainer fit? Asked before ``trainer.train()``, and held beside what it took after two steps.
+"""Does this live Trainer fit? Checks before ``trainer.train()``, and compares with the measurement after two steps.
 
 >>> from estimator.preflight import MemoryCheck, check
 >>> # check(trainer)                             # prints one sentence

@@ -1,4 +1,4 @@
-"""Measured beside estimated, after the second step of a run."""
+"""Compares measured with estimated memory after the second step of a run."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class PeakReading(NamedTuple):
 
 
 class Counter(Protocol):
-    """What knows a GPU's memory."""
+    """Reads a GPU's memory counters."""
 
     name: str
 
     def reset(self) -> None:
-        """Begin a new peak."""
+        """Reset the peaks."""
 
     def read(self) -> PeakReading:
-        """The peaks since then."""
+        """The peaks since the last reset."""
 
 
 class CudaCounter:
@@ -73,7 +73,7 @@ class CudaCounter:
 
 
 class MemoryCheck(Callback):
-    """A callback that prints what step two took beside what was estimated, and can write it down.
+    """A callback that prints the measured and estimated memory of step two, and can append them to a file.
 
     It resets torch's peak counters after the first step. With ``rows_file`` it appends a row that
     ``data/measurements.csv`` takes; share it and the estimate learns from it.
@@ -93,14 +93,14 @@ class MemoryCheck(Callback):
     ) -> None:
         self.before: Preflight = check(trainer, gpu=gpu, max_length=max_length, show=False)
         self.sentence = ""
-        """What was said after step two."""
+        """The sentence printed after step two."""
         self._file = None if rows_file is None else Path(rows_file)
         self._counter = counter if counter is not None else _cuda()
         self._model = trainer.model
         self._began = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """After the first step the counters begin anew; after the second they are read."""
+        """Resets the counters after the first step and reads them after the second."""
         if self._counter is None:
             if state.global_step == MEASURED_STEP:
                 self._say("Not measured: torch sees no CUDA device.")

@@ -18,22 +18,22 @@ from estimator.values.specs import Verdict
 
 
 class DoesNotFitError(RuntimeError):
-    """The run will not fit, or may not; what to change is in the sentence."""
+    """The run does not fit or is tight; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """What was read of a Trainer, and what came of it."""
+    """The setup read from a Trainer, and its result."""
 
     keys: Mapping[str, object]
     """The setup, an object of the contract with its GPU."""
     estimate: Estimate | None
-    """None: it could not be estimated, and the sentence says why."""
+    """None if it could not be estimated; the sentence says why."""
     sentence: str
 
     @property
     def fits(self) -> bool | None:
-        """True, False; None where it is tight, not known, or there is no GPU."""
+        """True or False; None if it is tight or unknown, or there is no GPU."""
         verdict = self.estimate.verdict if self.estimate else None
         return None if verdict in {None, Verdict.TIGHT} else verdict is Verdict.FITS
 

@@ -1,4 +1,4 @@
-"""A live Trainer as an object of the contract. Objects are asked for their attributes; no library is imported.
+"""A live Trainer as an object of the contract. Reads attributes only; imports no library.
 
 Names of the contract are Hugging Face's: most keys are attributes of the arguments or of PEFT's config as they stand.
 Where an object of the run knows better than its arguments (dtypes of weights, who shares them), the object is asked.
@@ -43,15 +43,15 @@ QUANTISED_OTHERWISE = Refusal(
 )
 
 FUSED_LOSS_SINCE = (1, 15)
-"""TRL's first version whose SFTTrainer never makes the logits whole: trl 1.16, trainer/utils.py, add_fused_lm_head."""
+"""The first TRL whose SFTTrainer never materialises full logits: trl 1.16, trainer/utils.py, add_fused_lm_head."""
 _OF_PEFT = {"r": "lora_r", "target_modules": "lora_target_modules"}
-"""PEFT's words that the contract spells otherwise: peft 0.21, tuners/lora/config.py."""
+"""PEFT values that the contract spells differently: peft 0.21, tuners/lora/config.py."""
 _NOT_ARGUMENTS = frozenset({"dtype", "loss", "loss_type", "method", "strategy", "optim_args", "v"})
-"""Keys that are no argument of a trainer, or mean something else there."""
+"""Keys that are not trainer arguments, or mean something else there."""
 _PACKED = frozenset({"Params4bit", "Int8Params"})
 """Classes of bitsandbytes' packed weights."""
 _SAYS_NOTHING = ("quantization_config", "id2label", "label2id", "transformers_version")
-"""Of a live config: labels and versions; and what packs the weights, which the weights themselves say."""
+"""Config keys to skip: labels, versions, and quantisation, which is read from the weights."""
 _STAGES = {1: "zero1", 2: "zero2", 3: "zero3"}
 _OBJECTIVES = {
     "SFTTrainer": "sft",
@@ -62,9 +62,9 @@ _OBJECTIVES = {
     "GRPOTrainer": "grpo",
     "RLOOTrainer": "rloo",
 }
-"""TRL's trainers, and what the contract calls what they do."""
+"""TRL's trainers and their objectives in the contract."""
 MOST_ROWS = 1_000_000
-"""Rows of a tokenised dataset that are looked through for the longest: ours."""
+"""Rows of a tokenised dataset searched for the longest: ours."""
 
 
 def keys_of(trainer: Any, max_length: int | None = None) -> dict[str, object]:
@@ -134,7 +134,7 @@ def _checkpoints(args: Any) -> bool:
 
 
 def _first(holder: Any, *names: str) -> Any:
-    """The first attribute that there is and that is not None."""
+    """The first attribute that exists and is not None."""
     values = (getattr(holder, name, None) for name in names)
     return next((value for value in values if value is not None), None)
 

@@ -324,7 +324,7 @@ def _tagged(tags: list[str], prefix: str) -> str:
 
 
 def _origin(tags: list[str]) -> str:
-    """The repository that it says it was made from: ``base_model:quantized:owner/name``, or without the middle."""
+    """The repository it was derived from: ``base_model:quantized:owner/name``, or without the middle."""
     named = (tag.rpartition(":")[2] for tag in tags if tag.startswith("base_model:"))
     return next((name for name in named if _is_id(name)), "")
 

@@ -82,7 +82,7 @@ class HubModel:
     notes: tuple[str, ...] = ()
     """What the user must know about the model; the estimate repeats it among its assumptions."""
     left_out: str = ""
-    """What the estimate leaves out of a model of more than text: ``the vision tower and the projector``."""
+    """Parts of a multimodal model that the estimate omits: ``the vision tower and the projector``."""
 
     @property
     def stored_bytes(self) -> int | None:
@@ -120,7 +120,7 @@ def from_text(text: str | bytes, subject: str = "The config.json") -> HubModel:
 
 
 def from_config(config: Mapping[str, object], about: About = UNKNOWN) -> HubModel:
-    """The model of a config.json object, with all that is to be said of it."""
+    """The model of a config.json object, with its notes."""
     name = about.hub_id or "this config"
     if refused := _not_a_decoder(config, about, name):
         return HubModel(about=about, trouble=Trouble.NOT_A_DECODER, problem=_capital(str(refused)))
@@ -270,7 +270,7 @@ _TOWERS = {
 
 
 def _left_out(config: Mapping[str, object]) -> str:
-    """What a wrapper holds beside its text part, in words; empty for a model of text alone."""
+    """The parts of a wrapper besides its text model, in words; empty for a text-only model."""
     if "text_config" not in config and config.get("model_type") not in text_parts():
         return ""
     towers = dict.fromkeys(name for key, name in _TOWERS.items() if config.get(key) is not None)
@@ -280,7 +280,7 @@ def _left_out(config: Mapping[str, object]) -> str:
 
 
 def _made_parameters(model: Model) -> int:
-    """Of the class that is made by default."""
+    """The note on the class created by default."""
     return total_parameters(model) + tower_parameters(model, TrainingSetup())
 
 
@@ -301,7 +301,7 @@ def _quantization_notes(quantization: Quantization | None, about: About) -> tupl
 def _count_notes(
     model: Model, quantization: Quantization | None, about: About, left_out: str
 ) -> tuple[str, ...]:
-    """Both counts, where the Hub's and ours differ."""
+    """A note with both counts if the Hub's and ours differ."""
     ours, theirs = _made_parameters(model), about.published_parameters
     if not about.hub_id:
         return ()
@@ -326,7 +326,7 @@ def _count_notes(
 
 
 def _key_notes(config: Mapping[str, object]) -> tuple[str, ...]:
-    """Of keys that were ignored, a sentence each; of many, of the first ones."""
+    """One sentence for each ignored key, up to a limit."""
     said = ignored_keys(config)
     left = len(said) - MOST_KEYS
     return (*said[:MOST_KEYS], f"{left} more of its keys are not known here.") if left > 1 else said
@@ -349,7 +349,7 @@ def _hub_counts(model: Model, quantization: Quantization | None) -> tuple[int, .
 
 
 def _stored_width(config: Mapping[str, object]) -> int:
-    """Bytes of a number that is not quantised: as the config names its dtype, or 16 bits."""
+    """Bytes of an unquantised number: the config's dtype, or 16 bits."""
     texts = config.get("text_config")
     places = [config, texts] if isinstance(texts, Mapping) else [config]
     named = [place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key)]
@@ -357,5 +357,5 @@ def _stored_width(config: Mapping[str, object]) -> int:
 
 
 def _capital(sentence: str) -> str:
-    """A sentence that begins with a word begins large; an id keeps its spelling."""
+    """Capitalises a sentence that starts with a word; an id keeps its spelling."""
     return "This" + sentence[4:] if sentence.startswith("this ") else sentence

@@ -1,1 +1,1 @@
-"""A user's own files, in and out, and whose defaults a run has."""
+"""Reads and writes users' own config files, and knows each tool's defaults."""

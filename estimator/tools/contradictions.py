@@ -1,4 +1,4 @@
-"""Where the files of a run contradict each other, or themselves, so that the tools stop."""
+"""Contradictions in a run's files at which the real tools would stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILLED = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "max_grad_norm",
 }
-"""Keys of DeepSpeed's JSON that must be the arguments'.
+"""Keys of DeepSpeed's JSON that must equal the training arguments.
 
 Source: transformers 5.23, integrations/deepspeed.py, ``fill_match``.
 """

@@ -1,4 +1,4 @@
-"""Which tool's is a file, and which of its keys is which: texts to entries that the tables know."""
+"""Identifies the tool of each file, and turns its text into entries that the tables know."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
     ("peft", frozenset(listed("r lora_alpha lora_dropout target_modules"))),
     ("accelerate", frozenset(listed("num_processes num_machines fsdp_config deepspeed_config"))),
 )
-"""Keys of which one is enough to tell a file, in the order in which they are looked for."""
+"""Keys that identify a kind of file, in the order in which they are tried."""
 
 NAMED_BY = {"axolotl", "llamafactory", "ms_swift", "trl", "trainer", "torchtune"}
-"""The kinds of file that name the training tool."""
+"""The kinds of files that identify the training tool."""
 
 OBJECTIVE_CLASSES = re.compile(
     r"^(SFT|DPO|KTO|ORPO|CPO|Reward|GRPO|RLOO|PPO|PRM|BCO|OnlineDPO|XPO|NashMD|GKD)"
@@ -77,33 +77,33 @@ DEEPSPEED_FLAGS = frozenset(
 
 @dataclass(slots=True)
 class Pool:
-    """What all files together say."""
+    """The combined entries of all files."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
-    """By key: of several, the one that counts."""
+    """By key; the last of several entries wins."""
     overruled: list[Entry] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
-    """The tools that are named, in order."""
+    """The tools named in the files, in order."""
     references: list[str] = field(default_factory=list)
-    """Files that are named."""
+    """Other files that these files name."""
     model_config: Mapping[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     options: frozenset[str] = frozenset()
-    """Flags that the scripts read themselves."""
+    """Flags that the scripts parse themselves."""
 
     def add(self, entry: Entry) -> None:
-        """One key more; the later counts."""
+        """Add a key; a later one wins."""
         if (before := self.entries.pop(entry.key, None)) is not None:
             self.overruled.append(before)
         self.entries[entry.key] = entry
 
     def put(self, part: str, found: Found, file: str, name: str = "") -> None:
-        """A key of a file as a key of a part."""
+        """The entry for a file's key, in the part it belongs to."""
         self.add(Entry(f"{part}.{name or found.name}", found.value, file, found.line, found.name))
 
 
 def pool_of(texts: Iterable[Text]) -> Pool:
-    """All texts of a run together: configs first, then scripts, then commands, since flags overrule files."""
+    """All texts of a run together: configs first, then scripts, then commands, since flags override files."""
     order = {"yaml": 0, "json": 0, "python": 1, "shell": 2}
     given = sorted(texts, key=lambda it: order[it.kind])
     pool = Pool()
@@ -177,7 +177,7 @@ PEFT_KINDS = re.compile(
 OLD_TRAINER_ARGS = frozenset(
     listed("max_seq_length packing dataset_text_field neftune_noise_alpha dataset_num_proc")
 )
-"""Arguments of ``SFTTrainer`` that went to ``SFTConfig``."""
+"""Former arguments of ``SFTTrainer`` that moved to ``SFTConfig``."""
 TRAINER_KEYS = frozenset(listed("compute_loss_func compute_metrics preprocess_logits_for_metrics"))
 """Arguments of a trainer that are keys of a run; the others are objects that the script made before: its model, its
 data, its config."""
@@ -214,7 +214,7 @@ def _objective(word: str, file: str, line: int, pool: Pool) -> None:
 
 
 def _policy(calls: Iterable[Call]) -> Call | None:
-    """Of several models the one that is trained: called model, or the first that is no reference and no reward."""
+    """The trained one of several models: the one named model, else the first that is no reference or reward model."""
     loads = [it for it in calls if it.name == "from_pretrained" and not it.of.startswith("Fast")]
     others = [
         it for it in loads if not re.search(r"ref|reward|teacher|value|judge|critic", it.target)
@@ -224,7 +224,7 @@ def _policy(calls: Iterable[Call]) -> Call | None:
 
 
 def _call_keys(call: Call, *, unsloth: bool, is_policy: bool) -> Iterator[tuple[str, Found, str]]:
-    """The keys of a call, each with its part and its name there."""
+    """The keyword arguments of a call, each with its part and its name there."""
     match call.name:
         case "from_pretrained" if call.of.startswith("Fast"):
             for it in call.found:
@@ -277,7 +277,7 @@ def _call_keys(call: Call, *, unsloth: bool, is_policy: bool) -> Iterator[tuple[
 
 
 CONFIG_FLAGS = {"config", "config_file", "config_path"}
-"""Flags that name a file of keys."""
+"""Flags whose value is a config file."""
 
 # --- commands -----------------------------------------------------------------------------------
 

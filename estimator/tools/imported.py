@@ -1,4 +1,4 @@
-"""A user's own files as one run: what was taken over, what does nothing, what is not modelled yet, what is unknown."""
+"""A user's own files as one run: which keys were taken over, have no effect, are not modelled yet, or are unknown."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MOST_FILES = 16
 SHORTEST_MEANT = 4
 """Letters of a name that an unknown key may have meant: ours; a shorter one stands in too many words."""
 PRIORITY = ("unsloth", "axolotl", "llamafactory", "ms_swift", "torchtune", "trl", "trainer")
-"""Of several tools that are named: the one that calls the others."""
+"""If several tools are named, the one that calls the others."""
 
 
 class Fate(StrEnum):
-    """What becomes of a key of a user's file."""
+    """What happened to a key of a user's file."""
 
     TAKEN = "taken over"
     NO_EFFECT = "no effect on memory, time or cost"
@@ -40,20 +40,20 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRead:
-    """One key of a user's file, and what became of it."""
+    """One key of a user's file, and what happened to it."""
 
     key: str
-    """As it stands in the file."""
+    """As spelled in the file."""
     value: Any
     file: str
     line: int
     fate: Fate
     ours: tuple[str, ...] = ()
-    """The keys of the contract that it went into."""
+    """The contract's keys that it set."""
     says: str = ""
-    """Why it is not modelled, or what is unknown, in a sentence."""
+    """One sentence on why it is not modelled or what is unknown."""
     direction: Direction | None = None
-    """Where it is not modelled: which way it moves memory."""
+    """The direction in which an unmodelled key moves memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +61,21 @@ class Imported:
     """A user's own files as one run."""
 
     tool: str
-    """As the contract's key ``tool`` names it."""
+    """A value of the contract's key ``tool``."""
     version: str
-    """Of the tool: the newest whose defaults are known."""
+    """The tool's newest version whose defaults are known."""
     setup: Mapping[str, Any]
     """An object of the contract, with every key that the tool or the user sets."""
     keys: tuple[KeyRead, ...]
-    """Every key of the files, in their order."""
+    """Every key of the files, in order."""
     set_by_tool: tuple[SetByTool, ...]
-    """What the tool sets without being asked, what differs from the contract's defaults first."""
+    """The tool's own defaults, those that differ from the contract's first."""
     contradictions: tuple[str, ...] = ()
-    """Where the files contradict each other so that the tools stop."""
+    """Contradictions at which the tools would stop."""
     notes: tuple[str, ...] = ()
-    """What else one has to know: files that are named and were not given, a value of the tool that is not modelled."""
+    """Other warnings: files that are named but missing, values of the tool that are not modelled."""
     texts: tuple[Text, ...] = ()
-    """The files as they were read."""
+    """The files as read."""
 
     def of(self, fate: Fate) -> tuple[KeyRead, ...]:
         """One of the four lists."""
@@ -85,7 +85,7 @@ class Imported:
 def read_files(
     files: Mapping[str, str | bytes], known: Mapping[str, Model] | None = None
 ) -> Imported:
-    """One run out of all its files, by name: configs, scripts, commands. Nothing of them is run.
+    """One run from all its files, by name: configs, scripts, commands. Nothing in them is executed.
 
     ``known``: models by id that are not in the catalogue, as ``read_setup`` takes them. ``ValueError`` is one sentence
     where a file cannot be read.
@@ -234,7 +234,7 @@ def _version(tool: Tool) -> str:
 
 
 def _shown(pool: Pool) -> Sequence[Entry]:
-    """The keys that somebody wrote, in the order of the files."""
+    """The keys written by the user, in file order."""
     return [
         it
         for it in pool.entries.values()
@@ -258,7 +258,7 @@ def _model(
 
 
 def problem_with(key: str, value: Any) -> str:
-    """Why the contract does not take a value; empty: it does.
+    """Why the contract rejects a value; empty if it accepts it.
 
     >>> problem_with("max_length", 2048), problem_with("max_length", 0)
     ('', 'max_length must be a whole number from 1 to 16777216, not 0.')
@@ -279,13 +279,13 @@ def problem_with(key: str, value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
-    """Says what becomes of each key."""
+    """Records what happened to each key."""
 
     tool: Tool
     options: frozenset[str]
     """Flags that the scripts read themselves."""
     taken: frozenset[str]
-    """Keys that the rules read."""
+    """Keys read by the rules."""
     later: Mapping[str, Later]
 
     def key(self, entry: Entry, ours: Sequence[str], refused: str) -> KeyRead:

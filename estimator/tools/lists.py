@@ -1,4 +1,4 @@
-"""Long lists of names, written as they are read."""
+"""Long lists of names, written as plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row of a tool's table may be, and how a table is read: their keys to ours.
+"""The kinds of rows in a tool's table, and how a table maps the tool's keys to ours.
 
 A key of theirs is written ``part.key``: ``args`` are the arguments of the training tool, ``peft`` those of PEFT's
 ``LoraConfig``, ``bnb`` of ``BitsAndBytesConfig``, ``model`` of ``from_pretrained``, ``accelerate`` and ``deepspeed``
@@ -23,12 +23,12 @@ from estimator.values.keys import DEFAULT
 from estimator.values.specs import Model
 
 Value = Any
-"""What YAML, JSON and Python's literals know: a number, a text, true, null, a list of them."""
+"""A value in YAML, JSON or a Python literal: a number, string, boolean, null, or a list of them."""
 NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
 class Direction(StrEnum):
-    """Which way a key that is not modelled moves memory."""
+    """The direction in which an unmodelled key moves memory."""
 
     MORE = "more"
     LESS = "less"
@@ -45,16 +45,16 @@ class Entry:
     file: str = ""
     line: int = 0
     written: str = ""
-    """As it stands in the file; empty: as in ``key``, without its part."""
+    """As spelled in the file; empty if the same as ``key`` without its part."""
 
     @property
     def shown(self) -> str:
-        """The key as its writer knows it."""
+        """The key as the user spells it."""
         return self.written or self.key.partition(".")[2]
 
 
 class Theirs:
-    """A user's keys above a tool's defaults; remembers what a rule looked at."""
+    """A user's keys on top of a tool's defaults; records which ones a rule has read."""
 
     def __init__(
         self, given: Mapping[str, Entry], chains: Mapping[str, tuple[tuple[str, str], ...]]
@@ -74,7 +74,7 @@ class Theirs:
         return None
 
     def default(self, key: str) -> ToolDefault | None:
-        """What the tool has where the user says nothing."""
+        """The tool's default."""
         part, _, name = key.partition(".")
         known = tool_defaults()
         for tool, holder in self._chains.get(part, ()):
@@ -83,24 +83,24 @@ class Theirs:
         return None
 
     def has(self, key: str) -> bool:
-        """Does the user say so themselves?"""
+        """Whether the user set this key."""
         if key in self._given:
             self.used[key] = self._given[key]
         return key in self._given
 
     def has_part(self, part: str) -> bool:
-        """Does any of the user's keys belong to this part?"""
+        """Whether the user set any key of this part."""
         found = [entry for key, entry in self._given.items() if key.startswith(f"{part}.")]
         for entry in found[:1]:
             self.used[entry.key] = entry
         return bool(found)
 
     def first(self, *keys: str) -> Value:
-        """The first of several names that the user gives, else the default of the first."""
+        """The value of the first of several names that the user set, else the default of the first name."""
         return next((self[key] for key in keys if key in self._given), self[keys[0]])
 
     def below(self, prefix: str) -> Mapping[str, Value]:
-        """All that the user says under a key."""
+        """Everything the user set below a key."""
         found = {
             key.removeprefix(f"{prefix}."): entry
             for key, entry in self._given.items()
@@ -142,24 +142,24 @@ class Rule:
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
     read: Read
-    """Our values from theirs; a key that is left out is as the contract has it."""
+    """Our values from theirs; missing keys keep the contract's defaults."""
     write: Write | None = None
-    """Theirs from ours, all of which are given; None: no value of ours can be said to them by these keys."""
+    """Theirs from ours, all of which are given; None if these keys cannot express ours."""
     says: str = ""
-    """What the tool does, where no key of theirs says it."""
+    """What the tool does if no key sets it."""
     source: str = ""
-    """File and line of the tool that does so."""
+    """The tool's file and line that does so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Later:
-    """A key of theirs that changes memory or time, and that no formula knows yet."""
+    """A key of theirs that changes memory or time but is not modelled yet."""
 
     theirs: str
     sentence: str
     direction: Direction
     harmless: tuple[Value, ...] = (None, False)
-    """Values with which it does nothing."""
+    """Values without effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +169,9 @@ class Tool:
     name: str
     """A value of the contract's key ``tool``."""
     label: str
-    """As a button says it: "TRL's SFTTrainer"."""
+    """Its name on buttons: "TRL's SFTTrainer"."""
     distribution: str
-    """The package on PyPI whose version counts."""
+    """The PyPI package whose version is recorded."""
     chains: Mapping[str, tuple[tuple[str, str], ...]]
     """Of each part, the classes that its defaults stand in, the nearest first: (package, class)."""
     rules: tuple[Rule, ...]
@@ -198,7 +198,7 @@ def same(theirs: str, ours: str = "", *others: str) -> Rule:
 
 
 def words(theirs: str, ours: str, meaning: Mapping[Value, Value]) -> Rule:
-    """A key of theirs whose words are other words here; words that are not listed pass as they are."""
+    """A key of theirs whose values have other names here; unlisted values pass unchanged."""
 
     def read(given: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         value = given[theirs]
@@ -213,7 +213,7 @@ def words(theirs: str, ours: str, meaning: Mapping[Value, Value]) -> Rule:
 
 
 def always(ours: str, value: Value, says: str, source: str) -> Rule:
-    """What a tool does whatever its keys say."""
+    """What a tool does regardless of its keys."""
     return Rule(
         theirs=(), ours=(ours,), read=lambda theirs, so_far: {ours: value}, says=says, source=source
     )
@@ -231,12 +231,12 @@ class Origin:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The user's own keys among them."""
+        """Those that the user set."""
         return tuple(it for it in self.used.values() if isinstance(it, Entry))
 
     @property
     def defaults(self) -> tuple[ToolDefault, ...]:
-        """The tool's defaults among them."""
+        """Those that are the tool's defaults."""
         return tuple(it for it in self.used.values() if isinstance(it, ToolDefault))
 
 

@@ -1,4 +1,4 @@
-"""Whose default is it? Our keys as a tool sets them where nobody says so, each with the line that says it."""
+"""Whose default is it? Our keys as a tool sets them by default, each with the source line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
         )
     }
 )
-"""Every tool whose table is here, by the name that the contract's key ``tool`` has for it."""
+"""Every tool whose table is here, by its value of the contract's key ``tool``."""
 
 QUESTION = (
     "model",
@@ -60,27 +60,27 @@ QUESTION = (
     "usd_per_gpu_hour",
     "mfu",
 )
-"""Keys that say what is asked rather than how a tool goes about it: they stay where other defaults are taken."""
+"""Keys of the question rather than of the tool; they stay when another tool's defaults are taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetByTool:
-    """One key of ours that a tool sets without being asked."""
+    """One key of ours that a tool sets by default."""
 
     key: str
     value: Value
     tool: str
-    """And its version, as ``trl 1.16.0``."""
+    """The tool and version, as ``trl 1.16.0``."""
     says: str
-    """What it does, in a few words; empty: the key says it."""
+    """What it does, in a few words; empty if the key says it."""
     source: str
     """The package, its version, and the line."""
     differs: bool
-    """From the contract's own default."""
+    """Whether it differs from the contract's default."""
 
 
 def tool_named(name: str, objective: object = None) -> Tool:
-    """The table of a tool; ``ValueError`` names the tools that there are.
+    """The table of a tool; ``ValueError`` names the known tools.
 
     >>> tool_named("trl").label
     "TRL's SFTTrainer"
@@ -104,7 +104,7 @@ def version_of(name: str) -> str:
 def defaults_of(
     name: str, given: Mapping[str, Value] = NOTHING, model: Model | None = None
 ) -> tuple[SetByTool, ...]:
-    """What a tool makes of each key of ours that is not given, in the order of its table.
+    """The value a tool gives to each missing key of ours, in the order of its table.
 
     ``given`` matters: TRL keeps adapters in bfloat16 where the method is ``qlora``.
 
@@ -121,7 +121,7 @@ def defaults_of(
 
 
 def set_by(tool: Tool, key: str, value: Value, origin: Origin) -> SetByTool:
-    """A value that a rule found without the user's word."""
+    """A value that a rule found without a user's key."""
     version = f"{tool.distribution} {tool_versions()[tool.distribution]}"
     lines = [it.source for it in origin.defaults]
     return SetByTool(
@@ -135,7 +135,7 @@ def set_by(tool: Tool, key: str, value: Value, origin: Origin) -> SetByTool:
 
 
 def plain_default(key: str) -> object:
-    """The contract's own default of a key, as JSON has it."""
+    """The contract's default of a key, as in JSON."""
     value = getattr(DEFAULT, key, None)
     return list(value) if isinstance(value, tuple) else value
 
@@ -143,7 +143,7 @@ def plain_default(key: str) -> object:
 def with_defaults_of(
     name: str, given: Mapping[str, Value], model: Model | None = None
 ) -> dict[str, Value]:
-    """An object of the contract in which every missing key is what a tool sets it to.
+    """An object of the contract whose missing keys are filled with a tool's defaults.
 
     To take the keys of a page as another tool would have them, give those of ``QUESTION`` alone.
 
