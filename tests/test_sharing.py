@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from concurrent.futures import ThreadPoolExecutor
 from html import escape, unescape
 
 import pytest
@@ -106,7 +107,9 @@ def answer_of(path: str, query: str = "", body: bytes = b"") -> tuple[dict, byte
         "headers": [(b"host", b"headroom.example.org")],
         "server": ("headroom.example.org", 443),
     }
-    asyncio.run(unfolding.OpenGraph(server)(scope, None, send))
+    # in a thread of its own: Playwright leaves a loop running in a process that has run browser tests
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(lambda: asyncio.run(unfolding.OpenGraph(server)(scope, None, send))).result()
     start, *pieces = sent
     return dict(start["headers"]), b"".join(it.get("body", b"") for it in pieces)
 
