@@ -227,7 +227,10 @@ def test_what_is_not_modelled_with_images_is_said(keys: dict[str, Any], sentence
     ("keys", "sentence"),
     [
         ({"max_length": 200, "text_tokens": None}, "are 258 tokens, more than max_length 200"),
-        ({"max_soft_tokens": 70}, "max_soft_tokens is no setting of qwen2_5_vl's image processor"),
+        (
+            {"max_soft_tokens": 70},
+            "max_soft_tokens is not a setting of qwen2_5_vl's image processor",
+        ),
         ({"image_height": 20_000, "image_width": 20}, "sides may be up to 200 : 1"),
         ({"image_sizes": [[10]]}, r"image_sizes must list \[height, width\]"),
         ({"model": LLAMA}, "needs a vision tower, and none is modelled for llama"),

@@ -35,6 +35,9 @@ class Direction(StrEnum):
     EITHER = "more or less"
 
 
+LESS, MORE, EITHER = Direction.LESS, Direction.MORE, Direction.EITHER
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One key of a user's file."""
@@ -160,6 +163,16 @@ class Later:
     direction: Direction
     harmless: tuple[Value, ...] = (None, False)
     """Values without effect."""
+
+
+def later(key: str, sentence: str, direction: Direction, *harmless: Value) -> Later:
+    """An argument of theirs that is not modelled yet; null and false have no effect, nor have the values listed."""
+    return Later(
+        theirs=f"args.{key}",
+        sentence=sentence,
+        direction=direction,
+        harmless=(None, False, *harmless),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

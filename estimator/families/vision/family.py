@@ -187,7 +187,7 @@ def processor_of(vision: Vision, images: Images) -> ImageProcessor:
     for key in given:
         if not hasattr(processor, SETTINGS[key]):
             raise InputError(
-                f"{key} is no setting of {vision.wrapper}'s image processor; leave it out."
+                f"{key} is not a setting of {vision.wrapper}'s image processor; leave it out."
             )
     named = {SETTINGS[key]: value for key, value in given.items()}
     changed: ImageProcessor = replace(processor, **named)  # type: ignore[type-var]  # each is a dataclass

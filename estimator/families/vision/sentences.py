@@ -21,8 +21,8 @@ def image_sentences(model: Model, setup: TrainingSetup) -> list[str]:
         return []
     if not setup.images.all_image_sizes:
         return [
-            "AutoModelForImageTextToText makes the image tower as well. Without an image in the batch it is not run: "
-            "its weights are there, without gradients or optimizer states."
+            "AutoModelForImageTextToText also creates the image tower. Without an image in the batch the tower does "
+            "not run: it takes memory for its weights, but not for gradients or optimizer states."
         ]
     images = images_of(model, setup.images)
     tokens = sum(image.tokens for image in images)

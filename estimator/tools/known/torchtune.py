@@ -16,7 +16,20 @@ from estimator.tools.known import parallel, peft
 from estimator.tools.known.parallel import is_on, rounded, whole
 from estimator.tools.known.peft import dtype_word
 from estimator.tools.lists import listed
-from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Tool, Value, always, same
+from estimator.tools.rules import (
+    EITHER,
+    LESS,
+    MORE,
+    Later,
+    Rule,
+    SoFar,
+    Theirs,
+    Tool,
+    Value,
+    always,
+    later,
+    same,
+)
 
 VERSION = "torchtune 0.6.1"
 
@@ -372,18 +385,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _later(key: str, sentence: str, direction: Direction, *harmless: Value) -> Later:
-    return Later(
-        theirs=f"args.{key}",
-        sentence=sentence,
-        direction=direction,
-        harmless=(None, False, *harmless),
-    )
-
-
-LESS, MORE, EITHER = Direction.LESS, Direction.MORE, Direction.EITHER
 LATER: tuple[Later, ...] = (
-    _later(
+    later(
         "loss._component_",
         "The head and the loss are one; CEWithChunkedOutputLoss is estimated",
         LESS,
@@ -395,29 +398,29 @@ LATER: tuple[Later, ...] = (
         "torchtune.rlhf.loss.PPOLoss",
         "torch.nn.CrossEntropyLoss",
     ),
-    _later("compile", "The model and the loss are compiled, which fuses operators", LESS),
-    _later("custom_sharded_layers", "These layers are units of their own for FSDP", LESS),
-    _later("tensor_parallel_dim", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
-    _later("tensor_parallel_plan", "Layers' matrices are divided (tensor parallelism)", LESS),
-    _later("data_parallel_replicate_dim", "The model is replicated in groups", EITHER, 1),
-    _later("context_parallel_dim", "Rows are divided (context parallelism)", LESS, 1),
-    _later("memory_efficient_fsdp_wrap", "FSDP divides in smaller units", LESS),
-    _later("teacher_model", "A teacher's logits are kept beside", MORE),
-    _later("quantizer", "Weights are quantised as they train", MORE),
-    _later("fp8", "Matrix products are computed in 8 bits", EITHER),
-    _later("model.decoder_trainable", "Which part of the model is trained", EITHER),
-    _later("model.encoder_trainable", "Which part of the model is trained", EITHER),
-    _later("model.fusion_trainable", "Which part of the model is trained", EITHER),
-    _later("model.image_size", "Images have this size", EITHER),
-    _later("tokenizer.image_size", "Images have this size", EITHER),
-    _later("ref_policy_checkpointer", "A reference is kept", MORE),
-    _later("reward_and_value_model", "A reward model is kept", MORE),
-    _later("policy_model", "The policy of PPO", EITHER),
-    _later("forward_batch_size", "How much is scored at once", EITHER),
-    _later("ppo_batch_size", "How much PPO trains at once", EITHER),
-    _later("dataset.max_seq_len", "Rows are packed to this length", EITHER),
-    _later("enable_kv_cache", "Generation keeps keys and values", MORE),
-    _later("embedding_lr", "The embedding has its own optimizer group", EITHER),
+    later("compile", "The model and the loss are compiled, which fuses operators", LESS),
+    later("custom_sharded_layers", "These layers are units of their own for FSDP", LESS),
+    later("tensor_parallel_dim", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
+    later("tensor_parallel_plan", "Layers' matrices are divided (tensor parallelism)", LESS),
+    later("data_parallel_replicate_dim", "The model is replicated in groups", EITHER, 1),
+    later("context_parallel_dim", "Rows are divided (context parallelism)", LESS, 1),
+    later("memory_efficient_fsdp_wrap", "FSDP divides in smaller units", LESS),
+    later("teacher_model", "A teacher's logits are kept beside", MORE),
+    later("quantizer", "Weights are quantised as they train", MORE),
+    later("fp8", "Matrix products are computed in 8 bits", EITHER),
+    later("model.decoder_trainable", "Which part of the model is trained", EITHER),
+    later("model.encoder_trainable", "Which part of the model is trained", EITHER),
+    later("model.fusion_trainable", "Which part of the model is trained", EITHER),
+    later("model.image_size", "Images have this size", EITHER),
+    later("tokenizer.image_size", "Images have this size", EITHER),
+    later("ref_policy_checkpointer", "A reference is kept", MORE),
+    later("reward_and_value_model", "A reward model is kept", MORE),
+    later("policy_model", "The policy of PPO", EITHER),
+    later("forward_batch_size", "How much is scored at once", EITHER),
+    later("ppo_batch_size", "How much PPO trains at once", EITHER),
+    later("dataset.max_seq_len", "Rows are packed to this length", EITHER),
+    later("enable_kv_cache", "Generation keeps keys and values", MORE),
+    later("embedding_lr", "The embedding has its own optimizer group", EITHER),
 )
 NO_EFFECT = parallel.NO_EFFECT | frozenset(
     f"args.{key}"
