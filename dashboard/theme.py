@@ -98,7 +98,7 @@ def _verdict_colours() -> str:
 
 WITHOUT_SIDEBAR = """<style>
 [data-testid="stSidebar"], [data-testid="stExpandSidebarButton"] { display: none !important; }
-.hr-pages b { display: inline !important; }
+@media (min-width: 901px) { nav.hr-pages b { display: inline; } }
 </style>"""
 """For a page that has nothing beside it."""
 PRESENTATION = """<style>
@@ -180,7 +180,7 @@ def style(pills: list[str]) -> str:
 .stApp {{ timeline-scope: --hr-page; }}
 @keyframes hr-stays {{ from {{ opacity: 0; visibility: hidden; }} to {{ opacity: 1; visibility: visible; }} }}
 @media (max-width: 1180px) {{ .hr-stays span {{ display: none; }} }}
-@media (max-width: 900px) {{ .hr-pages {{ left: 4.5rem; }} .hr-pages b {{ display: none !important; }} }}
+@media (max-width: 900px) {{ .hr-pages {{ left: 4.5rem; }} }}
 .hr-more > summary, .hr-verdict summary {{ cursor: pointer; width: fit-content; }}
 .hr-more > summary {{ font-weight: 600; font-size: 1.05rem; margin: 1rem 0 .3rem; }}
 .hr-verdict summary:focus-visible, .hr-more > summary:focus-visible {{ outline: 3px solid #56B4E9; }}

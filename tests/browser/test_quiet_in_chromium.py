@@ -59,6 +59,14 @@ def test_the_navigation_does_not_move_from_page_to_page(browser, address):
         assert (after["x"], after["y"]) == pytest.approx((before["x"], before["y"]), abs=1)
 
 
+@pytest.mark.parametrize(("width", "is_shown"), [(1440, True), (390, False)])
+def test_the_name_stands_beside_the_navigation_where_there_is_room(
+    browser, address, width, is_shown
+):
+    with visitor(browser, f"{address}/proof", width=width, height=844) as page:
+        assert page.locator(".hr-pages b").is_visible() is is_shown
+
+
 def test_a_pasted_link_unfolds(address):
     """As a program that unfolds links reads it: one request, no script."""
     link = f"{address}/?model=Qwen/Qwen3-8B&gpu=L4&method=qlora"
