@@ -38,6 +38,7 @@ from estimator.families.modules import (
 )
 from estimator.families.registry import family_of
 from estimator.families.towers import has_towers, made_modules, tower_modules, tower_parameters
+from estimator.families.vision.family import sees, vision_modules
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
 from estimator.values.setup import TrainingSetup
@@ -274,8 +275,8 @@ def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
     """The lowest layer with trained tensors, the last that backward reaches (an index, from 0; the number of layers if
     there is none); None if gradients continue to the embedding.
 
-    They do if anything before the layers is trained, and with gradient checkpointing, which makes the embedding's
-    output require a gradient.
+    They do if anything before the layers is trained, also what turns images into embeddings, and with gradient
+    checkpointing, which makes the embedding's output require a gradient.
 
     Source: torch 2.13, torch/csrc/autograd/function.h, ``collect_next_edges`` (no node where no input requires a
     gradient); transformers 5.23, modeling_utils.py, ``enable_input_require_grads``.
@@ -284,7 +285,9 @@ def lowest_trained(model: Model, setup: TrainingSetup) -> int | None:
     >>> lowest_trained(TINY_LLAMA, TrainingSetup(method=Method.LORA)), lowest_trained(TINY_LLAMA, TrainingSetup())
     (0, None)
     """
-    before = (module for module in outer_modules(model) if not is_after_layers(module))
+    before = [module for module in outer_modules(model) if not is_after_layers(module)]
+    if setup.images.all_image_sizes and sees(model, setup.adapters):
+        before += [module for module, _ in vision_modules(model)]
     if setup.gradient_checkpointing or any(is_trained(module, setup.adapters) for module in before):
         return None
     return min(

@@ -149,6 +149,8 @@ class Block:
         self.embeddings: dict[str, Parameter] = {}
         self.batch: list[Tensor] = []
         """Images and their masks, which the trainer holds until the forward call has returned."""
+        self.pixels: list[Tensor] = []
+        """Local names of ``get_image_features``, which it holds until the projector has returned."""
         self.outputs: list[Tensor] = []
         """What the model returns of its images beside the logits."""
         self.tensors: dict[str, list[Parameter]] = {}

@@ -76,6 +76,8 @@ class LabelledCall:
         match self.loss:
             case Loss.STANDARD:
                 logits = forward.logits(hidden)
+                if forward.until_end:  # the text model's call has returned
+                    hidden = None
                 tape.enter(self.phase, "loss")
                 loss = self._loss(logits, labels)
             case Loss.CHUNKED_TORCHTUNE:

@@ -192,6 +192,8 @@ class Forward:
         """The attention weights that the last layer returned with its output."""
         self.router_logits: list[Tensor] = []
         """Router logits of each played layer, if the model returns them."""
+        self.until_end: list[Tensor] = []
+        """Local names of the forward that calls the head."""
         self.asks_router = self.model.output_router_logits and of.grad
         """Router logits are returned, for the loss that spreads tokens evenly."""
         self.end_phase = Phase.LOSS if of.phase is Phase.FORWARD else of.phase
@@ -202,6 +204,7 @@ class Forward:
         """End the call, and autocast with it."""
         self.tape.operation = "end of autocast"
         self.tape.autocast_active = False
+        self.until_end.clear()
         self.drop_cache()
 
     def drop_images(self) -> None:
@@ -241,8 +244,10 @@ class Forward:
                 setup.per_device_train_batch_size,
                 checkpointing=setup.gradient_checkpointing,
             )
-            embedded[0] = merged(tape, embedded[0], features)
+            embedded[0] = merged(self.loaded.tower, embedded[0], features)
             outliving.append(features)
+            if self.loaded.tower.family.calls_head:
+                self.until_end += (embedded[0], *outliving)
             del features
         positions: Tensor | None = tape.new(setup.max_length, ID_BYTES)
         if setup.batch.is_joined:  # they come with the batch

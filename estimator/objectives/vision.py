@@ -100,10 +100,10 @@ class LoadedTower:
         tape.enter(phase, "projector")
         self.merger.setup = replace(setup, per_device_train_batch_size=1, max_length=seen.tokens)
         features = family.project(self.outer, self.merger, vision, seen, hidden)
-        if family.returns_features:
-            self.outer.outputs.append(features)
+        self.outer.pixels.clear()
         tape.go_to(phase, "embedding", before)
-        return features, added, [hidden]
+        # Llama 4's tower returns what its adapter made of the last layer's output, not the output itself
+        return features, added, [] if family.calls_head else [hidden]
 
     def _layer(
         self,
@@ -156,6 +156,9 @@ def loaded_tower(tape: Tape, model: Model, setup: TrainingSetup, number: int) ->
     return LoadedTower(tape, model, setup, number)
 
 
-def merged(tape: Tape, embedded: Tensor, features: Tensor) -> Tensor:
+def merged(tower: LoadedTower, embedded: Tensor, features: Tensor) -> Tensor:
     """``inputs_embeds.masked_scatter(mask, features)``: a copy of the embeddings with features in their places."""
-    return op.masked_scatter(tape, embedded, op.cast(tape, features, embedded.width))
+    cast = op.cast(tower.tape, features, embedded.width)
+    if tower.family.returns_features:
+        tower.outer.outputs.append(cast)
+    return op.masked_scatter(tower.tape, embedded, cast)

@@ -87,7 +87,11 @@ class VisionFamily:
     layers: str
     """Of its layers."""
     returns_features: bool = True
-    """The model returns the features of its images beside the logits (``image_hidden_states``)."""
+    """The model returns the features that it puts into the embeddings, in their dtype (``image_hidden_states``).
+    False: nothing, or what ``project`` appends to ``outputs``."""
+    calls_head: bool = False
+    """The forward that puts the features in also calls the head, so its embeddings and features live until the call
+    ends."""
     masks_text: bool = False
     """With an image in the batch every layer of the text has a mask of its own, one for each text (Gemma 3)."""
     dragged: bool

@@ -121,9 +121,10 @@ def gemma4_vision(b: Block, x: Tensor) -> Tensor:
     residual = x
     x = b.norm("pre_feedforward_layernorm", x)
     gate = b.activation(_clipped(b, "mlp.gate_proj", x))
-    x = op.multiply(tape, gate, _clipped(b, "mlp.up_proj", x), "gate × up")
+    product = op.multiply(tape, gate, _clipped(b, "mlp.up_proj", x), "gate × up")
     del gate
-    x = _clipped(b, "mlp.down_proj", x)
+    x = _clipped(b, "mlp.down_proj", product)
+    del product
     x = b.norm("post_feedforward_layernorm", x)
     return op.add(tape, residual, x)
 

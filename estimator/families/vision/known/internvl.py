@@ -8,6 +8,7 @@ from __future__ import annotations
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
 from estimator.families.images.tiles import InternVLImageProcessor
+from estimator.families.layers import plain_mlp
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.vision.family import Drag, Seen, VisionFamily
@@ -109,10 +110,7 @@ def internvl(b: Block, x: Tensor) -> Tensor:
     first, second = b.tensors["scales"]
     attention = op.multiply(tape, first, attention, "layer scale")
     x = op.add(tape, attention, x)
-    hidden = b.norm("layernorm_after", x, kind=kind)
-    hidden = b.linear("mlp.fc1", hidden)
-    hidden = b.activation(hidden)
-    hidden = b.linear("mlp.fc2", hidden)
+    hidden = plain_mlp(b, b.norm("layernorm_after", x, kind=kind), "mlp.fc1", "mlp.fc2")
     hidden = op.multiply(tape, second, hidden, "layer scale")
     return op.add(tape, hidden, x)
 
@@ -134,6 +132,7 @@ def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     b.batch.append(pixels)
     weight, bias = b.tensors["embeddings.patch_embeddings.projection"]
     cast = op.cast(tape, pixels, weight.width)
+    b.pixels.append(cast)
     x = drag(op.convolution_of_patches(tape, cast, weight, bias, seen.patches * hidden))
     del cast
     first, positions = b.tensors["embeddings"]

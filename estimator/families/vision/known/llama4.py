@@ -8,6 +8,7 @@ from __future__ import annotations
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
 from estimator.families.images.tiles import Llama4ImageProcessor
+from estimator.families.layers import plain_mlp
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
@@ -90,17 +91,15 @@ def llama4_vision(b: Block, x: Tensor) -> Tensor:
     del q, k, v
     x = op.add(b.tape, residual, x)
     residual = x
-    x = b.norm("post_attention_layernorm", x)
-    x = b.linear("mlp.fc1", x)
-    x = b.activation(x)
-    x = b.linear("mlp.fc2", x)
+    x = plain_mlp(b, b.norm("post_attention_layernorm", x), "mlp.fc1", "mlp.fc2")
     return op.add(b.tape, residual, x)
 
 
 def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
-    """Patches are unfolded and projected; a class token after them, positions, a norm."""
+    """Patches, bfloat16 already, are unfolded and projected; a class token after them, positions, a norm."""
     tape, hidden = b.tape, vision.tower.hidden_size
-    pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 4, ACTIVATIONS)
+    # image_processing_llama4.py normalises in bfloat16
+    pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 2, ACTIVATIONS)
     b.batch.append(pixels)
     cast = op.cast(tape, pixels, b.linears["patch_embedding.linear"].weight.width)
     unfolded = op.clone(tape, cast)
@@ -127,6 +126,9 @@ def _project(outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tens
     x = op.clone(tape, op.clone(tape, x))
     x = op.elementwise(tape, outer.linear("vision_adapter.mlp.fc1", x), "gelu")
     x = op.elementwise(tape, outer.linear("vision_adapter.mlp.fc2", x), "gelu")
+    outer.outputs.append(
+        x
+    )  # it returns what the tower made of its images, not what the projector does
     return projector.linear("multi_modal_projector.linear_1", x)
 
 
@@ -162,5 +164,7 @@ TOWERS = (
         prefix="vision_model",
         layers="model.layers",
         dragged=True,
+        returns_features=False,
+        calls_head=True,
     ),
 )

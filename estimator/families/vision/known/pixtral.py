@@ -102,10 +102,9 @@ def pixtral(b: Block, x: Tensor) -> Tensor:
     residual = x
     x = b.norm("ffn_norm", x)
     gate = b.activation(b.linear("feed_forward.gate_proj", x))
-    x = op.multiply(b.tape, gate, b.linear("feed_forward.up_proj", x), "gate × up")
+    product = op.multiply(b.tape, gate, b.linear("feed_forward.up_proj", x), "gate × up")
     del gate
-    x = b.linear("feed_forward.down_proj", x)
-    return op.add(b.tape, residual, x)
+    return op.add(b.tape, residual, b.linear("feed_forward.down_proj", product))
 
 
 def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:

@@ -12,6 +12,7 @@ from estimator.families.activations import quick_gelu
 from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
+from estimator.families.layers import plain_mlp
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
@@ -218,16 +219,16 @@ def _gated(b: Block, x: Tensor) -> Tensor:
 def qwen2_vision(b: Block, x: Tensor) -> Tensor:
     """``Qwen2VLVisionBlock``: layer norms, an MLP of two products around ``QuickGELUActivation``."""
     x = op.add(b.tape, x, _attend(b, b.norm("norm1", x)))
-    hidden = b.linear("mlp.fc1", b.norm("norm2", x))
-    hidden = b.linear("mlp.fc2", quick_gelu(b.tape, hidden))
-    return op.add(b.tape, x, hidden)
+    normed = b.norm("norm2", x)
+    hidden = quick_gelu(b.tape, b.linear("mlp.fc1", normed))
+    return op.add(b.tape, x, b.linear("mlp.fc2", hidden))
 
 
 def qwen3_vision(b: Block, x: Tensor) -> Tensor:
     """``Qwen3VLVisionBlock``: layer norms, an MLP of two products."""
     x = op.add(b.tape, x, _attend(b, b.norm("norm1", x)))
-    hidden = b.activation(b.linear("mlp.linear_fc1", b.norm("norm2", x)))
-    return op.add(b.tape, x, b.linear("mlp.linear_fc2", hidden))
+    hidden = plain_mlp(b, b.norm("norm2", x), "mlp.linear_fc1", "mlp.linear_fc2")
+    return op.add(b.tape, x, hidden)
 
 
 def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
@@ -237,14 +238,16 @@ def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     pixels = tape.new(seen.patches * patch, 4, ACTIVATIONS)
     b.batch.append(pixels)
     weight, *bias = b.tensors["patch_embed.proj"]
+    cast = op.cast(tape, pixels, weight.width)
+    b.pixels.append(cast)
     x = op.convolution_of_patches(
         tape,
-        op.cast(tape, pixels, weight.width),
+        cast,
         weight,
         bias[0] if bias else None,
         seen.patches * tower.hidden_size,
     )
-    del pixels
+    del pixels, cast
     if "pos_embed" not in b.embeddings:
         return drag(x)
     indices = tape.new(seen.patches * FEATURES, 8)

@@ -11,6 +11,7 @@ from estimator.families.block import Block
 from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
 from estimator.families.images.gemma import Gemma3ImageProcessor
 from estimator.families.images.idefics3 import Idefics3ImageProcessor
+from estimator.families.layers import plain_mlp
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.vision.family import Drag, Seen, VisionFamily
@@ -126,10 +127,7 @@ def siglip(b: Block, x: Tensor) -> Tensor:
     del q, k, v
     x = op.add(b.tape, residual, x)
     residual = x
-    x = b.norm("layer_norm2", x)
-    x = b.linear("mlp.fc1", x)
-    x = b.activation(x)
-    x = b.linear("mlp.fc2", x)
+    x = plain_mlp(b, b.norm("layer_norm2", x), "mlp.fc1", "mlp.fc2")
     return op.add(b.tape, residual, x)
 
 
@@ -175,9 +173,8 @@ def _embed_smolvlm(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     ids = tape.new(seen.patches, 8)
     kept = tape.new(mask.elements, 8)
     x = _patches(b, vision, seen, picked)
-    x = drag(op.add(tape, x, _positions(b, vision, ids, seen.patches)))
-    del pixels, mask, kept
-    return x
+    b.pixels += (picked, kept)
+    return drag(op.add(tape, x, _positions(b, vision, ids, seen.patches)))
 
 
 def _project_gemma3(
@@ -208,8 +205,9 @@ def _project_smolvlm(
 ) -> Tensor:
     """The same; the model returns the whole output of its tower too."""
     x = outer.norm("post_layernorm", x)
-    outer.outputs.append(x)
-    return _connect(outer, projector, x)
+    features = _connect(outer, projector, x)
+    outer.outputs += (x, features)
+    return features
 
 
 def _connect(outer: Block, projector: Block, x: Tensor) -> Tensor:
@@ -276,6 +274,7 @@ TOWERS = (
         prefix="vision_model",
         layers="encoder.layers",
         dragged=True,
+        returns_features=False,
     ),
     VisionFamily(
         wrappers=("idefics3",),
