@@ -70,8 +70,33 @@ SHARING: tuple[dict[str, Any], ...] = (
 )
 
 
+TASKS: tuple[dict[str, Any], ...] = (
+    {"objective": "dpo", "precompute_ref_log_probs": True, "loss_type": "ipo", "beta": 0.3},
+    {"objective": "dpo"},
+    {"objective": "kto", "loss_type": "apo_zero_unpaired", "precompute_ref_log_probs": True},
+    {"objective": "kto", "beta": 0.5},
+    {"objective": "orpo", "beta": 0.2},
+    {"objective": "reward"},
+    {"objective": "grpo", "num_generations": 4, "max_completion_length": 512, "beta": 0.04},
+    {"objective": "grpo", "loss_type": "dr_grpo", "steps_per_generation": 8, "num_iterations": 2},
+    {"objective": "rloo", "num_generations": 4, "beta": 0.0},
+    {"objective": "sequence_classification", "num_labels": 5},
+    {"objective": "sequence_classification"},
+    {"objective": "embedding"},
+)
+
+
 def drawn(random_: random.Random, tool: str) -> dict[str, Any]:
-    """A setup in which about a third of the keys is other than the contract's."""
+    """A setup in which about a third of the keys is other than the contract's; half have an objective beside SFT."""
+    keys = drawn_for_sft(random_, tool)
+    if random_.random() < 0.5:
+        keys |= random_.choice(TASKS)
+        if tool == "trl" and keys["objective"] in ("orpo", "reward"):
+            keys.pop("loss")
+    return keys
+
+
+def drawn_for_sft(random_: random.Random, tool: str) -> dict[str, Any]:
     keys = {key: random_.choice(of) for key, of in CHOICES.items() if random_.random() < 0.35}
     keys |= random_.choice(SHARING)
     keys["model"] = LLAMA.hub_id
@@ -83,6 +108,12 @@ def drawn(random_: random.Random, tool: str) -> dict[str, Any]:
     return keys
 
 
+OBJECTIVES_OF = {
+    "trl": {"sft", "dpo", "kto", "orpo", "reward", "grpo", "rloo"},
+    "trainer": {"sft", "sequence_classification"},
+}
+
+
 def written_or_refused(tool: str, keys: dict[str, Any]) -> Mapping[str, str] | str:
     try:
         return files_of(tool, keys, LLAMA).files
@@ -92,7 +123,8 @@ def written_or_refused(tool: str, keys: dict[str, Any]) -> Mapping[str, str] | s
 
 @pytest.mark.parametrize("tool", ["trl", "trainer"])
 def test_files_are_read_as_the_setup_that_was_asked_for(tool: str) -> None:
-    """1,000 random setups that the tool can express; the others are refused by a sentence that names a key."""
+    """1,000 random setups that the tool can express, of all its objectives; others are refused by a key's name."""
+    objectives: set[str] = set()
     random_, expressed, refused = random.Random(17), 0, 0
     while expressed < 1000:
         keys = drawn(random_, tool)
@@ -106,15 +138,21 @@ def test_files_are_read_as_the_setup_that_was_asked_for(tool: str) -> None:
         beside = {
             it: text for it, text in files.items() if it in ("accelerate.yaml", "deepspeed.json")
         }
-        main = "sft.yaml" if tool == "trl" and expressed % 2 else "train.py"
-        run = read_files({main: files[main], **beside})
+        yaml = f"{keys.get('objective', 'sft')}.yaml"
+        if expressed % 2 and yaml in files:
+            command = files[yaml].partition("\n")[0].removeprefix("# ")
+            run = read_files({yaml: files[yaml], "run.sh": command, **beside})
+        else:
+            run = read_files({"train.py": files["train.py"], **beside})
         assert run.tool == tool
         assert sayable(run.setup) == sayable(keys)
         assert not run.of(Fate.UNKNOWN)
         assert not run.of(Fate.NOT_MODELLED)
         assert not run.contradictions
+        objectives.add(run.setup.get("objective", "sft"))
         expressed += 1
     assert refused < expressed, "most setups should have words"
+    assert objectives == OBJECTIVES_OF[tool]
 
 
 @pytest.mark.parametrize(
@@ -123,13 +161,17 @@ def test_files_are_read_as_the_setup_that_was_asked_for(tool: str) -> None:
 def test_config_of_a_tool_that_launches_itself_is_read_as_it_was_meant(
     tool: str, named: str
 ) -> None:
-    """100 random setups in a tool's own YAML, with DeepSpeed's JSON and the command."""
+    """150 random setups in a tool's own YAML, with DeepSpeed's JSON, accelerate's file and the command."""
     random_, expressed = random.Random(5), 0
+    kinds: set[str] = set()
     base = said(TOOLS[tool], {named: LLAMA.hub_id}, LLAMA)
-    while expressed < 100:
+    while expressed < 150:
         others = {key: it for key, it in drawn(random_, tool).items() if random_.random() < 0.5}
         sharing = {key: base[key] for key in ("strategy", "num_gpus") if key in base}
-        keys = base | others | sharing | random_.choice(SHARING[:7]) | {"model": LLAMA.hub_id}
+        keys = base | others | sharing | random_.choice(SHARING) | {"model": LLAMA.hub_id}
+        if expressed % 3 == 0:  # a task whole, as both tools train it: TRL's older, whole logits
+            keys |= {"packing": False, "loss_type": None, **random_.choice(TASKS[:6])}
+            keys["loss"] = "standard" if keys["objective"] in ("dpo", "kto") else None
         try:
             away = files_of(tool, keys, LLAMA)
         except ValueError as problem:
@@ -144,7 +186,9 @@ def test_config_of_a_tool_that_launches_itself_is_read_as_it_was_meant(
         assert run.tool == tool
         assert sayable(run.setup) == sayable(keys)
         assert not run.of(Fate.UNKNOWN)
+        kinds |= {keys["strategy"], keys["objective"]}
         expressed += 1
+    assert kinds >= {"fsdp", "hsdp", "zero3", "ddp", "none", "sft", "dpo", "kto", "orpo", "reward"}
 
 
 @pytest.mark.parametrize(

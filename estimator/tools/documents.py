@@ -206,6 +206,8 @@ def _script(text: Text, pool: Pool) -> None:
             pool.tools.append("trainer")
     if any(it in ("trl", "unsloth") for it in pool.tools):
         pool.tools = [it for it in pool.tools if it != "trainer"]
+    elif policy is not None and policy.of.endswith("ForSequenceClassification"):
+        _objective("sequence_classification", text.name, policy.line, pool)
 
 
 def _objective(word: str, file: str, line: int, pool: Pool) -> None:
@@ -295,6 +297,9 @@ def _command(command: Command, file: str, pool: Pool) -> None:
         pool.add(Entry("args.command", words[0], file, command.line, words[0]))
     pool.references += [it for it in words if re.search(r"\.(py|ya?ml|json)$", it)]
     for it in command.flags:
+        if command.tool == "trl" and it.name == "accelerate_config":
+            _accelerate_config(str(it.value), file, it.line, pool)
+            continue
         is_file = it.name in CONFIG_FLAGS and isinstance(it.value, str)
         if is_file and command.tool != "torchtune":
             pool.references.append(it.value)
@@ -312,6 +317,38 @@ def _command(command: Command, file: str, pool: Pool) -> None:
                 command.launcher,
             )
         )
+
+
+SHIPPED: Mapping[str, Mapping[str, Any]] = {
+    "single_gpu": {"distributed_type": "NO", "num_processes": 1},
+    "multi_gpu": {"distributed_type": "MULTI_GPU", "num_processes": 8},
+    **{
+        f"zero{stage}": {
+            "distributed_type": "DEEPSPEED",
+            "num_processes": 8,
+            "deepspeed_config.zero_stage": stage,
+        }
+        for stage in (1, 2, 3)
+    },
+    **{
+        f"fsdp{version}": {
+            "distributed_type": "FSDP",
+            "num_processes": 8,
+            "fsdp_config.fsdp_version": version,
+        }
+        for version in (1, 2)
+    },
+}
+"""The files that TRL ships, by name: trl 1.16, accelerate_configs."""
+
+
+def _accelerate_config(name: str, file: str, line: int, pool: Pool) -> None:
+    """The file, or the name of one that TRL ships: trl 1.16, cli/accelerate_config.py."""
+    if name not in SHIPPED:
+        pool.references.append(name)
+    for key, value in SHIPPED.get(name, {}).items():
+        entry = Entry(f"accelerate.{key}", value, file, line, "accelerate_config")
+        pool.entries.setdefault(entry.key, entry)
 
 
 def _launched(launcher: str, found: Found, file: str, pool: Pool) -> None:

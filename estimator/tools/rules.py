@@ -91,6 +91,10 @@ class Theirs:
             self.used[key] = self._given[key]
         return key in self._given
 
+    def is_given(self, key: str) -> bool:
+        """Whether the user set this key, without reading it."""
+        return key in self._given
+
     def has_part(self, part: str) -> bool:
         """Whether the user set any key of this part."""
         found = [entry for key, entry in self._given.items() if key.startswith(f"{part}.")]

@@ -91,7 +91,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         **AXOLOTL,
         "method": "qlora",
         "strategy": "fsdp",
-        "fsdp_version": 2,
+        "fsdp_version": 1,  # axolotl 0.19.0, utils/schemas/validation.py, check_fsdp_version_in_fsdp_config
         "offload_param": "cpu",
         "offload_optimizer": "cpu",
         "per_device_train_batch_size": 2,

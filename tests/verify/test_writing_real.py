@@ -5,17 +5,21 @@ The model that is trained is tiny and random, on the CPU.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from estimator.tools.whose import TOOLS
+from estimator.tools.known import trl as trl_tool
+from estimator.tools.whose import tool_named
 from estimator.tools.writing.files import WRITABLE, files_of
 from estimator.tools.writing.texts import nested
 from estimator.tools.writing.theirs import theirs_of
@@ -37,27 +41,36 @@ SIZES = {
 }
 
 
+@cache
 def some(tool: str, count: int) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
     """Random setups that a tool can say: the keys, theirs, and the files."""
     random_, found = random.Random(23), []
     while len(found) < count:
         keys = drawn(random_, tool)
+        if tool == "trl" and keys.get("objective") == "orpo":
+            continue  # TRL has no script of its own for it, and so no YAML
         try:
-            theirs = theirs_of(TOOLS[tool], keys, LLAMA, WRITABLE[tool])
+            named = tool_named(tool, keys.get("objective"))
+            theirs = theirs_of(named, keys, LLAMA, WRITABLE[tool])
         except ValueError:
             continue
         found.append((keys, theirs, files_of(tool, keys, LLAMA)))
     return found
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(24))
 def test_parser_of_trl_reads_the_yaml_as_it_was_meant(number: int, tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
-    _, theirs, away = some("trl", 12)[number]
-    text = away.files["sft.yaml"].replace("output_dir: output", f"output_dir: {tmp_path}")
-    (tmp_path / "sft.yaml").write_text(f"{text}use_cpu: true\n", encoding="utf-8")
-    parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
-    parsed = parser.parse_args_and_config(args=["--config", str(tmp_path / "sft.yaml")])
+    keys, theirs, away = some("trl", 24)[number]
+    objective = keys.get("objective", "sft")
+    text = away.files[f"{objective}.yaml"].replace("output_dir: output", f"output_dir: {tmp_path}")
+    (tmp_path / "own.yaml").write_text(f"{text}use_cpu: true\n", encoding="utf-8")
+    config = getattr(trl, trl_tool.OBJECTIVES[objective][0])
+    scripts = importlib.import_module(f"trl.scripts.{objective}")
+    own = {"grpo": "GRPOScriptArguments", "rloo": "RLOOScriptArguments"}.get(objective)
+    arguments = getattr(scripts, own) if own else trl.ScriptArguments
+    parser = trl.TrlParser((arguments, config, trl.ModelConfig))
+    parsed = parser.parse_args_and_config(args=["--config", str(tmp_path / "own.yaml")])
     _agrees(nested(theirs, "args"), [vars(it) for it in parsed])
 
 
@@ -78,7 +91,7 @@ def _agrees(written: dict[str, Any], parsed: list[dict[str, Any]]) -> None:
     for key, value in written.items():
         (holder,) = [it for it in parsed if key in it]
         found = holder[key]
-        assert getattr(found, "value", found) == value, key
+        assert getattr(found, "value", found) in (value, [value]), key
 
 
 @pytest.mark.parametrize("sharing", SHARING[1:], ids=lambda it: it["strategy"])
@@ -134,11 +147,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     tokenizer.save_pretrained(home / "model")
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(home / "model")
-    (home / "rows").mkdir()
-    texts = [{"text": " ".join(f"w{2 + (n * k) % 30}" for k in range(20))} for n in range(16)]
-    lines = "".join(f"{json.dumps(it)}\n" for it in texts)
-    (home / "rows" / "train.jsonl").write_text(lines, encoding="utf-8")
+    for name, rows in ROWS.items():
+        (home / name).mkdir()
+        lines = "".join(f"{json.dumps(rows(n))}\n" for n in range(16))
+        (home / name / "train.jsonl").write_text(lines, encoding="utf-8")
     return home
+
+
+def words_of(n: int, step: int, count: int = 10) -> str:
+    return " ".join(f"w{2 + (n * k + step) % 30}" for k in range(count))
+
+
+def _pair(n: int) -> dict[str, Any]:
+    return {"prompt": words_of(n, 0, 5), "chosen": words_of(n, 1), "rejected": words_of(n, 2)}
+
+
+ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "sft": lambda n: {"text": words_of(n, 0, 20)},
+    "dpo": _pair,
+    "orpo": _pair,
+    "reward": lambda n: {"chosen": words_of(n, 1), "rejected": words_of(n, 2)},
+    "kto": lambda n: {
+        "prompt": words_of(n, 0, 5),
+        "completion": words_of(n, 1),
+        "label": n % 2 > 0,
+    },
+    "grpo": lambda n: {"prompt": words_of(n, 0, 5), "solution": "w2"},
+    "sequence_classification": lambda n: {"text": words_of(n, 0, 20), "label": n % 3},
+}
+"""A data set of each objective, as the script says that it must be."""
+LENGTHS = "lambda completions, **_: [float(len(it)) for it in completions]"
+"""A reward that needs no package beside TRL."""
 
 
 @pytest.mark.parametrize(
@@ -151,6 +190,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"method": "lora", "modules_to_save": ["lm_head"], "autocast_adapter_dtype": False},
         ),
         ("trainer", {"method": "full", "dtype": "float32", "gradient_checkpointing": True}),
+        ("trainer", {"method": "lora", "objective": "sequence_classification", "num_labels": 3}),
+        ("trl", {"method": "lora", "objective": "dpo", "loss_type": "ipo"}),
+        (
+            "trl",
+            {"method": "full", "objective": "kto", "per_device_train_batch_size": 2, "beta": 0.2},
+        ),
+        ("trl", {"method": "lora", "objective": "orpo"}),
+        ("trl", {"method": "full", "objective": "reward", "gradient_checkpointing": True}),
+        (
+            "trl",
+            {
+                "method": "lora",
+                "objective": "grpo",
+                "per_device_train_batch_size": 2,
+                "num_generations": 2,
+                "max_completion_length": 4,
+            },
+        ),
     ],
 )
 def test_written_script_trains_two_steps(
@@ -161,11 +218,14 @@ def test_written_script_trains_two_steps(
     pytest.importorskip("datasets")
     if tool == "trl":
         pytest.importorskip("trl")
-        keys = keys | {"loss": "chunked_trl"}
+        whole = {"orpo", "reward"}
+        keys = keys | ({} if keys.get("objective") in whole else {"loss": "chunked_trl"})
+    objective = keys.get("objective", "sft")
     asked = {"model": str(folder / "model"), "max_length": 16, "save_strategy": "no", **keys}
-    away = files_of(tool, asked, dataset=str(folder / "rows"))
+    away = files_of(tool, asked, dataset=str(folder / objective))
     of_cpu = 'output_dir="output", use_cpu=True, max_steps=2, report_to="none", logging_steps=1'
     script = away.files["train.py"].replace('output_dir="output"', of_cpu)
+    script = script.replace("reward_funcs=accuracy_reward", f"reward_funcs={LENGTHS}")
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "train.py"],

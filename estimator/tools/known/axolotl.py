@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from estimator.tools.known import parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
+from estimator.tools.known.trl import whole_logits
 from estimator.tools.lists import listed
 from estimator.tools.rules import (
     EITHER,
@@ -62,7 +63,27 @@ def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     if is_on(theirs["args.reward_model"]):
         return {"objective": "reward"}
     word = theirs["args.rl"]
-    return {"objective": OBJECTIVES.get(word, word)} if isinstance(word, str) else {}
+    if not isinstance(word, str):
+        return {}
+    found = {"objective": OBJECTIVES.get(word, word)}
+    kinds = theirs["args.dpo_loss_type"]
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if word == "ipo":
+        found["loss_type"] = "ipo"
+    elif word == "dpo" and isinstance(kinds, list) and len(kinds) == 1:
+        found["loss_type"] = str(kinds[0])
+    return found
+
+
+def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    word = values["objective"]
+    if word == "reward":
+        return {"args.reward_model": True, "args.num_labels": 1}
+    if word not in ("dpo", "kto", "orpo"):
+        return {}
+    loss = values.get("loss_type")
+    own = {"args.dpo_loss_type": [loss]} if word == "dpo" and loss not in (None, "sigmoid") else {}
+    return {"args.rl": word, **own}
 
 
 def _is_bf16(theirs: Theirs) -> bool:
@@ -116,7 +137,9 @@ def _write_rows(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def _padded(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    whole_rows = so_far["packing"] or is_on(theirs["args.pad_to_sequence_len"])
+    asked = theirs["args.pad_to_sequence_len"]
+    scored = asked is None and so_far["objective"] == "reward"  # utils/schemas/validation.py:246
+    whole_rows = so_far["packing"] or is_on(asked) or scored
     return {"padded": so_far["per_device_train_batch_size"] > 1 and not whole_rows}
 
 
@@ -235,7 +258,12 @@ def _clipped(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(theirs=("args.rl", "args.reward_model"), ours=("objective",), read=_objective),
+    Rule(
+        theirs=("args.rl", "args.reward_model", "args.dpo_loss_type"),
+        ours=("objective", "loss_type"),
+        read=_objective,
+        write=_write_objective,
+    ),
     same("args.base_model", "model"),
     Rule(
         theirs=("args.adapter", "args.load_in_4bit", "args.load_in_8bit"),
@@ -314,6 +342,9 @@ RULES: tuple[Rule, ...] = (
         ),
         ours=("loss", "use_liger_kernel"),
         read=_loss,
+    ),
+    whole_logits(
+        "TRL 1.9, which it pins, keeps the logits of preferences whole", f"{VERSION}, METADATA"
     ),
     same("args.lora_r"),
     same("args.lora_alpha"),
@@ -422,8 +453,6 @@ LATER: tuple[Later, ...] = (
     later("sequence_parallel_degree", "Rows are divided (sequence parallelism)", LESS, 1),
     later("tensor_parallel_size", "Layers' matrices are divided (tensor parallelism)", LESS, 1),
     later("expert_parallel_size", "Experts are divided (expert parallelism)", LESS, 1),
-    later("dp_shard_size", "The ranks that one copy is divided over are named", EITHER),
-    later("dp_replicate_size", "The model is replicated in groups", EITHER, 1),
     later("flash_attn_fuse_mlp", "The MLP is fused", LESS),
     later("sage_attention", "Attention in 8 bits", LESS),
     later("flash_optimum", "BetterTransformer's attention", LESS),
@@ -543,7 +572,7 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
         trl.num_completions_to_print vllm.host vllm.port vllm.dtype vllm.device
         vllm.enable_prefix_caching vllm.enable_reasoning vllm.reasoning_parser vllm.data_parallel_size
         vllm.enforce_eager relora_prune_ratio lisa_step_interval lisa_layers_attribute
-        center_rewards_coefficient dpo_use_weighting dpo_label_smoothing dpo_loss_type.* rpo_alpha
+        center_rewards_coefficient dpo_use_weighting dpo_label_smoothing rpo_alpha
         gradient_checkpointing_kwargs.determinism_check dynamic_checkpoint.* image_resize_algorithm
         qat.* quantization.* kd_ce_alpha kd_alpha kd_temperature kd_online_server_base_url
         kd_online_topk kd_online_server use_eaft eaft_alpha eaft_k spectrum_model_name train_on_eos

@@ -11,6 +11,7 @@ from estimator.tools.known import parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import modules_to_save_from, names
 from estimator.tools.known.transformers import checkpoint_dtype
+from estimator.tools.known.trl import whole_logits
 from estimator.tools.lists import listed
 from estimator.tools.rules import (
     EITHER,
@@ -28,15 +29,32 @@ from estimator.tools.rules import (
 from estimator.values.specs import ALL_LINEAR
 
 VERSION = "llamafactory 0.9.5"
+PREFERENCES = ("sigmoid", "hinge", "ipo")
+"""Of ``pref_loss``, those that TRL has as well: llamafactory 0.9.5, hparams/finetuning_args.py."""
 STAGES = {"sft": "sft", "pt": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
 
 
 def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     stage = theirs["args.stage"]
     found = STAGES.get(stage, stage) if isinstance(stage, str) else stage
-    if found == "dpo" and theirs["args.pref_loss"] in ("orpo", "simpo"):
-        found = theirs["args.pref_loss"]
-    return {"objective": found}
+    if found != "dpo":
+        return {"objective": found}
+    loss = theirs["args.pref_loss"]
+    if loss in ("orpo", "simpo"):
+        return {"objective": loss}
+    return {"objective": found, "loss_type": loss}
+
+
+def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    word = values["objective"]
+    if word == "orpo":
+        return {"args.stage": "dpo", "args.pref_loss": "orpo"}
+    stage = {"reward": "rm"}.get(word, word)
+    if stage not in ("sft", "rm", "dpo", "kto"):
+        return {}
+    loss = values.get("loss_type")
+    own = {"args.pref_loss": loss} if word == "dpo" and loss in PREFERENCES else {}
+    return {"args.stage": stage, **own}
 
 
 def _method(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -175,11 +193,21 @@ def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _beta(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    return {} if so_far["objective"] == "sft" else {"beta": theirs["args.pref_beta"]}
+    asks = so_far["objective"] in ("dpo", "kto", "orpo")
+    return {"beta": theirs["args.pref_beta"]} if asks else {}
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(theirs=("args.stage", "args.pref_loss"), ours=("objective",), read=_objective),
+    Rule(
+        theirs=("args.stage", "args.pref_loss"),
+        ours=("objective", "loss_type"),
+        read=_objective,
+        write=_write_objective,
+    ),
+    whole_logits(
+        "its own trainers of preferences keep the logits whole, in float32",
+        f"{VERSION}, llamafactory/train/dpo/trainer.py, concatenated_forward",
+    ),
     same("args.model_name_or_path", "model"),
     Rule(
         theirs=("args.finetuning_type", "args.quantization_bit"),

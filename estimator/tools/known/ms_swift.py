@@ -11,6 +11,7 @@ from estimator.tools.known import parallel, transformers
 from estimator.tools.known.llamafactory import LATER as ALIKE
 from estimator.tools.known.parallel import is_on, rounded, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
+from estimator.tools.known.trl import whole_logits
 from estimator.tools.lists import listed
 from estimator.tools.rules import (
     EITHER,
@@ -179,6 +180,9 @@ RULES: tuple[Rule, ...] = (
         says="transformers takes the model's own kernel, sdpa",
     ),
     same("args.use_liger_kernel"),
+    whole_logits(
+        "TRL below 1.0, which it asks for, keeps the logits whole", f"{VERSION}, METADATA"
+    ),
     same("args.packing"),
     same("args.padding_free"),
     transformers.PADDED,

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import prod
 
 from estimator.tools.lists import listed
 from estimator.tools.rules import Direction, Later, Rule, SoFar, Theirs, Value
 
 CHAINS = {"accelerate": (("accelerate", "ClusterConfig"),)}
 
+AXOLOTLS = "args.base_model"
+"""A key of axolotl's alone."""
+MESH = listed("dp_shard_size dp_replicate_size tensor_parallel_size context_parallel_size")
+"""The sides of axolotl's mesh: axolotl 0.19, utils/trainer.py, ``setup_parallelism_envs``."""
 GRAD_OP = ("shard_grad_op", "hybrid_shard_zero2", "2", "5", "false")
 """Sharding strategies that do not reshard after the forward pass (accelerate 1.15, commands/to_fsdp2.py:50)."""
 HYBRID = ("hybrid_shard", "hybrid_shard_zero2", "4", "5")
@@ -69,7 +74,15 @@ def _gpus(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
         count = len([it for it in shown.split(",") if it.strip()])
         if theirs.has("launch.launcher"):
             return {"num_gpus": max(count, 1)}
-    return {}
+    return _mesh(theirs)
+
+
+def _mesh(theirs: Theirs) -> Mapping[str, Value]:
+    """The GPUs that axolotl's mesh has, where its YAML names every side; else what the launcher says."""
+    if not theirs.is_given("args.dp_shard_size"):
+        return {}
+    sides = (whole(theirs[f"args.{side}"]) or 1 for side in MESH)
+    return {"num_gpus": prod(sides)}
 
 
 def _node(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -124,11 +137,13 @@ def _fsdp(theirs: Theirs) -> Mapping[str, Value] | None:
     }
     if isinstance(asked, list):
         asked = " ".join(map(str, asked))
-    if asked not in (None, "", False, "false") or (
-        configured and asked is None and theirs.has("args.fsdp_version")
+    of_axolotl = theirs.is_given(AXOLOTLS)  # whose fsdp_config is enough, and means FSDP 1
+    if asked not in (None, "", False, "false", []) or (
+        configured and asked is None and (of_axolotl or theirs.has("args.fsdp_version"))
     ):
         words = str(asked).lower()
-        version = whole(theirs.first("args.fsdp_version")) or whole(configured.get("version")) or 2
+        version = whole(theirs.first("args.fsdp_version")) or whole(configured.get("version"))
+        version = version or (1 if of_axolotl else 2)
         again = str(
             configured.get("reshard_after_forward", configured.get("sharding_strategy", ""))
         ).lower()
@@ -176,7 +191,9 @@ def _strategy(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     if asked is None:
         return {"strategy": "ddp" if so_far["num_gpus"] > 1 else "none"}
     sharding, version = str(asked["sharding"]), asked["version"]
-    replicas = whole(theirs["accelerate.parallelism_config.parallelism_config_dp_replicate_size"])
+    replicas = whole(
+        theirs["accelerate.parallelism_config.parallelism_config_dp_replicate_size"]
+    ) or whole(theirs["args.dp_replicate_size"])
     if any(it in sharding for it in HYBRID[:2]) or sharding in HYBRID[2:] or (replicas or 1) > 1:
         nodes = so_far["num_gpus"] // so_far["gpus_per_node"]
         found = {"strategy": "hsdp", "dp_replicate_size": replicas or max(nodes, 1)}
@@ -238,6 +255,8 @@ RULES: tuple[Rule, ...] = (
             "accelerate.deepspeed_config.offload_param_device",
             "accelerate.deepspeed_config.zero3_save_16bit_model",
             "accelerate.parallelism_config.parallelism_config_dp_replicate_size",
+            "args.dp_replicate_size",
+            "args.dp_shard_size",
             "deepspeed.zero_optimization.stage",
             "deepspeed.zero_optimization.offload_optimizer.device",
             "deepspeed.zero_optimization.offload_param.device",

@@ -19,6 +19,7 @@ OPTIMIZERS = {
     "adamw": "adamw_torch",
     "adamw_apex_fused": "adamw_apex_fused",
 }
+CLASSES = "sequence_classification"
 ATTENTION = {
     "flash_attention": "flash_attention_2",
     "kernels-community/flash-attn2": "flash_attention_2",
@@ -30,6 +31,16 @@ ATTENTION = {
 
 
 # --- what is trained ----------------------------------------------------------------------------
+
+
+def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    word = theirs["trainer.objective"]
+    return {"objective": word} if isinstance(word, str) else {}
+
+
+def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    word = values["objective"]
+    return {"trainer.objective": word} if word in ("sft", CLASSES) else {}
 
 
 def _model(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -262,6 +273,12 @@ PRECISION = Rule(
     read=_autocast,
     write=_write_autocast,
 )
+OBJECTIVE = Rule(
+    theirs=("trainer.objective",),
+    ours=("objective",),
+    read=_objective,
+    write=_write_objective,
+)
 DTYPE = Rule(
     theirs=("model.dtype", "model.torch_dtype", "call.to"),
     ours=("dtype",),
@@ -325,6 +342,7 @@ RULES: tuple[Rule, ...] = (
     *peft.BNB,
     *RUN,
     same("data.max_length", "max_length"),
+    same("model.num_labels", "num_labels"),
 )
 
 LATER: tuple[Later, ...] = (
@@ -490,7 +508,7 @@ TOOL = Tool(
     label="Trainer",
     distribution="transformers",
     chains=CHAINS,
-    rules=RULES,
+    rules=(OBJECTIVE, *RULES),
     later=LATER,
     no_effect=NO_EFFECT,
 )

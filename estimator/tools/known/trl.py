@@ -32,11 +32,33 @@ OBJECTIVES: Mapping[str, tuple[str, ...]] = {
     "orpo": ("ORPOConfig",),
 }
 """Each objective with the class of its arguments."""
+_ASKS, _GENERATES = ("dpo", "kto"), ("grpo", "rloo")
+HAVING: Mapping[str, tuple[str, ...]] = {
+    "packing": ("sft",),
+    "max_length": ("sft", "orpo", "reward", *_ASKS),
+    "activation_offloading": ("sft", "reward", *_ASKS),
+    "precompute_ref_log_probs": _ASKS,
+    "loss_type": ("sft", "grpo", *_ASKS),
+    "beta": ("orpo", *_ASKS, *_GENERATES),
+    "max_completion_length": _GENERATES,
+}
+"""The objectives whose class has an argument for a key of ours; other keys are in every class.
+
+Source: trl 1.16, trainer/sft_config.py, dpo_config.py, kto_config.py, reward_config.py, grpo_config.py, rloo_config.py;
+experimental/orpo/orpo_config.py.
+"""
+LOSS_TYPES = {"chunked_nll": "nll"}
+"""Former names: trl 1.16, trainer/sft_config.py."""
 
 
 def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     word = theirs["trainer.objective"]
     return {"objective": word} if isinstance(word, str) else {}
+
+
+def _write_objective(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    word = values["objective"]
+    return {"trainer.objective": word} if word in OBJECTIVES else {}
 
 
 def _model(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -71,6 +93,9 @@ def _write_method(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 def _dtype(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     cast = dtype_word(theirs["call.to"])
+    if so_far["objective"] == "orpo" and not theirs.has("args.dtype"):
+        own = theirs.first("args.model_init_kwargs.dtype", "model.dtype", "model.torch_dtype")
+        return {"dtype": cast or dtype_word(own) or checkpoint_dtype(so_far)}
     if theirs.has_part("model"):  # a model that the script loads itself
         said = theirs.first("model.dtype", "model.torch_dtype")
     else:
@@ -160,16 +185,30 @@ def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 
 def _loss_type(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    if so_far["objective"] in (None, "sft"):
+    if so_far["objective"] in (None, "sft") and not theirs.has("args.loss_type"):
         return {}
     value = theirs["args.loss_type"]
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    return {} if value is None else {"loss_type": value}
+    return {} if value is None else {"loss_type": LOSS_TYPES.get(str(value), value)}
+
+
+def whole_logits(says: str, source: str) -> Rule:
+    """The loss of preferences in a tool whose trainers of them are older than TRL 1.15: its logits are whole."""
+
+    def read(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+        return {"loss": "standard"} if so_far["objective"] in _ASKS else {}
+
+    return Rule(theirs=(), ours=("loss",), read=read, says=says, source=source)
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(theirs=("trainer.objective",), ours=("objective",), read=_objective),
+    Rule(
+        theirs=("trainer.objective",),
+        ours=("objective",),
+        read=_objective,
+        write=_write_objective,
+    ),
     *transformers.RULES,
     Rule(
         theirs=("args.model_name_or_path", "trainer.model"),
@@ -274,12 +313,16 @@ RULES: tuple[Rule, ...] = (
         says="TRL computes the loss in chunks and never holds the logits whole",
         source=f"{VERSION}, trl/trainer/sft_trainer.py:1144",
     ),
-    same("model.num_labels", "num_labels"),
     same("args.activation_offloading"),
     same("args.precompute_ref_log_probs"),
     same("args.beta"),
     same("args.max_prompt_length"),
-    Rule(theirs=("args.loss_type",), ours=("loss_type",), read=_loss_type),
+    Rule(
+        theirs=("args.loss_type",),
+        ours=("loss_type",),
+        read=_loss_type,
+        write=lambda values: {"args.loss_type": values["loss_type"]},
+    ),
     *(
         same(f"args.{key}")
         for key in listed("""
@@ -423,4 +466,6 @@ def tool_of(objective: str) -> Tool:
     """TRL's table with the defaults of the trainer for an objective."""
     own = tuple(("trl", name) for name in OBJECTIVES.get(objective, ()))
     rest = [it for it in CHAINS["args"] if it != ("trl", "SFTConfig")]
-    return replace(TOOL, chains={**CHAINS, "args": (*own, *rest)})
+    lacks = {key for key, having in HAVING.items() if objective not in having}
+    rules = tuple(replace(it, write=None) if lacks & {*it.ours} else it for it in RULES)
+    return replace(TOOL, chains={**CHAINS, "args": (*own, *rest)}, rules=rules)

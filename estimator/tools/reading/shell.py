@@ -21,6 +21,7 @@ TOOL_WORDS: Mapping[str, str] = {
 MODULES: Mapping[str, str] = {
     "axolotl.cli.train": "axolotl",
     "llamafactory.cli": "llamafactory",
+    "llamafactory.launcher": "llamafactory",
     "trl.scripts": "trl",
     "swift.cli": "ms_swift",
 }

@@ -10,28 +10,45 @@ from estimator.tools.whose import tool_named, version_of
 from estimator.tools.writing import scripts
 from estimator.tools.writing.several_gpus import DEEPSPEED_FILE
 from estimator.tools.writing.texts import json_text, nested, yaml
-from estimator.tools.writing.theirs import theirs_of
+from estimator.tools.writing.theirs import sayable, theirs_of
 from estimator.values.refusals import LIBRARIES, InputError
 from estimator.values.specs import Model
 
-DATASETS = {
-    "trl": "trl-lib/Capybara",
-    "trainer": "roneneldan/TinyStories",
-    "axolotl": "tatsu-lab/alpaca",
-    "llamafactory": "alpaca_en_demo",
+DATASETS: Mapping[str, Mapping[str, str]] = {
+    "trl": {
+        "sft": "trl-lib/Capybara",
+        **dict.fromkeys(("dpo", "orpo", "reward"), "trl-lib/ultrafeedback_binarized"),
+        "kto": "trl-lib/kto-mix-14k",
+        **dict.fromkeys(("grpo", "rloo"), "trl-lib/DeepMath-103K"),
+    },
+    "trainer": {
+        "sft": "roneneldan/TinyStories",
+        "sequence_classification": "stanfordnlp/imdb",
+    },
+    "axolotl": {
+        "sft": "tatsu-lab/alpaca",
+        "dpo": "Intel/orca_dpo_pairs",
+        "kto": "argilla/ultrafeedback-binarized-preferences-cleaned-kto",
+        "orpo": "argilla/ultrafeedback-binarized-preferences-cleaned",
+        "reward": "argilla/distilabel-intel-orca-dpo-pairs",
+    },
+    "llamafactory": {
+        "sft": "alpaca_en_demo",
+        "dpo": "dpo_en_demo",
+        "kto": "kto_en_demo",
+        "orpo": "dpo_en_demo",
+        "reward": "dpo_en_demo",
+    },
 }
 """What is trained on until somebody names their own: the tools' own examples; and plain texts for Trainer."""
 ACCELERATE_FILE, REQUIREMENTS = "accelerate.yaml", "requirements.txt"
-LARGEST_PART = frozenset(
-    ["args", "model", "peft", "bnb", "call", "data", "accelerate", "deepspeed"]
-)
 WRITABLE: Mapping[str, frozenset[str]] = {
-    "trl": frozenset({"args", "accelerate", "deepspeed"}),
+    "trl": frozenset({"args", "trainer", "accelerate", "deepspeed"}),
     "trainer": frozenset(
-        ["args", "model", "peft", "bnb", "call", "data", "accelerate", "deepspeed"]
+        ["args", "trainer", "model", "peft", "bnb", "call", "data", "accelerate", "deepspeed"]
     ),
     "axolotl": frozenset({"args", "accelerate", "deepspeed"}),
-    "llamafactory": frozenset({"args", "launch", "deepspeed"}),
+    "llamafactory": frozenset({"args", "launch", "accelerate", "deepspeed"}),
 }
 """The parts of a config that a tool's files can hold, by tool; those that are not named here have no writer."""
 
@@ -78,8 +95,9 @@ def files_of(
     if not isinstance(keys.get("model"), str):
         raise InputError("the model has no name that a file could load it by; take one of the Hub.")
     theirs = theirs_of(tool, keys, model, WRITABLE[tool.name])
-    files = _own_files(tool, theirs, about, dataset or DATASETS[tool.name])
-    accelerate = nested(theirs, "accelerate") if tool.name in SCRIPTED else {}
+    objective = str(sayable(keys)["objective"])
+    files = _own_files(tool, theirs, about, dataset or DATASETS[tool.name][objective], objective)
+    accelerate = nested(theirs, "accelerate") if tool.name != "axolotl" else {}
     if accelerate:
         files[ACCELERATE_FILE] = yaml(accelerate)
     if deepspeed := nested(theirs, "deepspeed"):
@@ -90,51 +108,87 @@ def files_of(
 
 def _command(tool: Tool, theirs: Mapping[str, Value]) -> str:
     """What starts the run: axolotl 0.19, docs/multi-gpu; llamafactory 0.9.5, launcher.py."""
-    processes = theirs.get("accelerate.num_processes"), theirs.get("launch.nproc_per_node")
+    by_accelerate, by_torchrun = nested(theirs, "accelerate"), nested(theirs, "launch")
     match tool.name:
-        case "axolotl" if processes[0]:
-            return f"accelerate launch --num_processes {processes[0]} -m axolotl.cli.train axolotl.yaml"
+        case "axolotl" if by_accelerate:
+            several = _OTHERS.format(by_accelerate.get("num_machines", 1))
+            flags = f"--num_processes {by_accelerate['num_processes']}"
+            flags = f"{several} {flags}" if "num_machines" in by_accelerate else flags
+            return f"accelerate launch {flags} -m axolotl.cli.train axolotl.yaml"
         case "axolotl":
             return "axolotl train axolotl.yaml"
+        case "llamafactory" if by_accelerate:
+            shared = f"--config_file {ACCELERATE_FILE}"
+            return f"accelerate launch {shared} -m llamafactory.launcher llamafactory.yaml"
         case "llamafactory":
-            own = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={processes[1]} " if processes[1] else ""
-            return f"{own}llamafactory-cli train llamafactory.yaml"
+            own = {"FORCE_TORCHRUN": 1, **{key.upper(): it for key, it in by_torchrun.items()}}
+            if "NNODES" in own:
+                own |= {"NODE_RANK": '"$RANK"', "MASTER_ADDR": '"$MASTER_ADDR"'}
+            said = "".join(f"{key}={it} " for key, it in own.items()) if by_torchrun else ""
+            return f"{said}llamafactory-cli train llamafactory.yaml"
         case _ if nested(theirs, "accelerate"):
             return f"accelerate launch --config_file {ACCELERATE_FILE} train.py"
     return "python train.py"
+
+
+_OTHERS = '--num_machines {} --machine_rank "$RANK" --main_process_ip "$MASTER_ADDR"'
+"""What accelerate must know on each of several machines: accelerate 1.15, commands/launch.py."""
 
 
 def _named() -> str:
     return " or ".join(WRITABLE)
 
 
-def _own_files(tool: Tool, theirs: Mapping[str, Value], about: str, dataset: str) -> dict[str, str]:
+def _own_files(
+    tool: Tool, theirs: Mapping[str, Value], about: str, dataset: str, objective: str
+) -> dict[str, str]:
     own = nested(theirs, "args")
     comment = f"# {about}\n" if about else ""
+    rest = {"output_dir": "output", "learning_rate": LEARNING_RATES.get(objective, 5e-6)}
     if tool.name == "axolotl":
-        data = {"datasets": [{"path": dataset, "type": "alpaca"}], **_REST}
+        more = AXOLOTLS_OWN.get(objective, {})
+        rows = {"path": dataset, **AXOLOTLS_ROWS[objective]}
+        data = {**more, "datasets": [rows], **rest}
         return {"axolotl.yaml": f"{comment}{yaml({**own, **data})}"}
     if tool.name == "llamafactory":
-        data = {"dataset": dataset, "dataset_dir": "REMOTE:llamafactory/demo_data", **_REST}
+        data = {"dataset": dataset, "dataset_dir": "REMOTE:llamafactory/demo_data", **rest}
         first = {"stage": "sft", "do_train": True, "template": "default"}
         return {"llamafactory.yaml": f"{comment}{yaml({**first, **own, **data})}"}
     if tool.name == "trainer":
         return {"train.py": scripts.with_trainer(theirs, about, dataset)}
-    whole = {**nested(theirs, "args"), "dataset_name": dataset, "output_dir": "output"}
-    return {
-        "train.py": scripts.with_trl(theirs, about, dataset),
-        "sft.yaml": f"# {_trl_command(theirs)}\n{yaml(whole)}",
-    }
+    files = {"train.py": scripts.with_trl(theirs, about, dataset, objective)}
+    if objective in TRL_SCRIPTS:
+        reward = {"reward_funcs": ["accuracy_reward"]} if objective in GENERATES else {}
+        whole = {**own, **reward, "dataset_name": dataset, "output_dir": "output"}
+        files[f"{objective}.yaml"] = f"# {_trl_command(theirs, objective)}\n{yaml(whole)}"
+    return files
 
 
-def _trl_command(theirs: Mapping[str, Value]) -> str:
-    """The same run without a script: trl 1.16, trl/cli.py."""
+def _trl_command(theirs: Mapping[str, Value], objective: str) -> str:
+    """The same run without a script: trl 1.16, trl/cli."""
     shared = f" --accelerate_config {ACCELERATE_FILE}" if nested(theirs, "accelerate") else ""
-    return f"trl sft --config sft.yaml{shared}"
+    return f"trl {objective} --config {objective}.yaml{shared}"
 
 
-_REST: Mapping[str, Value] = {"output_dir": "output", "learning_rate": 2e-4}
-"""What a config must have that no estimate needs: the learning rate of both tools' LoRA examples."""
+TRL_SCRIPTS = frozenset({"sft", "dpo", "kto", "reward", "grpo", "rloo"})
+"""Objectives that TRL trains without a script of one's own: trl 1.16, trl/scripts."""
+GENERATES = frozenset({"grpo", "rloo"})
+LEARNING_RATES = {"sft": 2e-4, "reward": 1e-4}
+"""Of the tools' LoRA examples, 5e-6 for preferences: LLaMA-Factory, examples/train_lora."""
+AXOLOTLS_ROWS: Mapping[str, Mapping[str, Value]] = {
+    "sft": {"type": "alpaca"},
+    "dpo": {"split": "train", "type": "chatml.intel"},
+    "kto": {"split": "train", "type": "llama3.ultra"},
+    "orpo": {"type": "chat_template.argilla"},
+    "reward": {"type": "bradley_terry.chat_template"},
+}
+"""How axolotl reads the rows of each: axolotl 0.18, docs/rlhf.qmd and examples."""
+AXOLOTLS_OWN: Mapping[str, Mapping[str, Value]] = {
+    "kto": {"remove_unused_columns": False},
+    "orpo": {"chat_template": "chatml", "remove_unused_columns": False},
+    "reward": {"chat_template": "chatml", "remove_unused_columns": False},
+}
+"""What axolotl stops without: axolotl 0.18, utils/schemas/validation.py, ``check_kto_config``; examples."""
 
 
 def requirements(tool: Tool, keys: Mapping[str, Value]) -> str:

@@ -9,11 +9,17 @@ from collections.abc import Mapping
 
 from estimator.tools.rules import Rule, Value
 
+TASKS = {"sequence_classification": "SEQ_CLS"}
+"""PEFT's word for an objective: peft 0.21, utils/peft_types.py, ``TaskType``."""
+
 
 def _method(values: Mapping[str, Value]) -> Mapping[str, Value]:
     if values["method"] == "full":
         return {}
-    written: dict[str, Value] = {"peft.r": values["lora_r"], "peft.task_type": "CAUSAL_LM"}
+    written: dict[str, Value] = {
+        "peft.r": values["lora_r"],
+        "peft.task_type": TASKS.get(values["objective"], "CAUSAL_LM"),
+    }
     if values["method"] == "qlora":
         written |= {"bnb.load_in_4bit": True, "bnb.bnb_4bit_compute_dtype": values["dtype"]}
     elif values["load_in_8bit"]:
@@ -34,7 +40,7 @@ OBJECTS: Mapping[str, tuple[Rule, ...]] = {
     "trainer": (
         Rule(
             theirs=(),
-            ours=("method", "load_in_8bit", "lora_r", "dtype"),
+            ours=("method", "load_in_8bit", "lora_r", "dtype", "objective"),
             read=lambda theirs, so_far: {},
             write=_method,
         ),

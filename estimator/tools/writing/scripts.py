@@ -39,38 +39,63 @@ def _head(about: str, trainer: str, name: Value) -> str:
     return f'"""{text}\n"""' if about else f'"""{text}"""'
 
 
-def with_trl(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
-    """The script with SFTTrainer: ``ModelConfig`` and ``SFTConfig``, as TRL's own scripts have them.
+def with_trl(theirs: Mapping[str, Value], about: str, dataset: str, objective: str = "sft") -> str:
+    """The script with TRL's trainer: ``ModelConfig`` and the trainer's config, as TRL's own scripts have them.
 
-    Source: trl 1.16, trl/scripts/sft.py.
+    Source: trl 1.16, trl/scripts/sft.py and its neighbours; experimental/orpo/orpo_trainer.py.
     """
     args = nested(theirs, "args")
     model = {key: value for key, value in args.items() if key in OF_MODEL_CONFIG}
     rest = {key: value for key, value in args.items() if key not in OF_MODEL_CONFIG}
     packs = any(model.get(key) for key in ("load_in_4bit", "load_in_8bit"))
     loading = {"model_init_kwargs": {key: model[key] for key in OF_LOADING if key in model}}
+    word = CLASSES.get(objective, objective.upper())
+    body = _TRL_BODY.replace("DATASET", python_value(dataset)).replace("CLASS", word)
+    if objective in GENERATES:
+        body = body.replace("        args=", "        reward_funcs=accuracy_reward,\n        args=")
     return "\n".join(
         [
-            _head(about, "TRL's SFTTrainer", model.get("model_name_or_path")),
+            _head(about, f"TRL's {word}Trainer", model.get("model_name_or_path")),
             "",
             "from datasets import load_dataset",
-            *_trl_imports(packs),
+            *_trl_imports(word, objective, packs),
             "",
             python_call("ModelConfig", model, "model_config"),
-            python_call("SFTConfig", {"output_dir": "output", **rest, **loading}, "training_args"),
+            python_call(
+                f"{word}Config", {"output_dir": "output", **rest, **loading}, "training_args"
+            ),
             *(_PACKED if packs else ()),
-            _TRL_BODY.replace("DATASET", python_value(dataset)),
+            body.replace("ROWS", ROWS[objective]),
         ]
     )
 
 
-def _trl_imports(packs: bool) -> list[str]:
-    names = ["ModelConfig", "SFTConfig", "SFTTrainer"]
+CLASSES = {"reward": "Reward"}
+"""How TRL's classes begin where that is not the objective in capitals."""
+GENERATES = frozenset({"grpo", "rloo"})
+ROWS: Mapping[str, str] = {
+    "sft": 'rows of "text", of "messages", or of "prompt" and "completion".',
+    **dict.fromkeys(("dpo", "orpo"), 'rows of "prompt", "chosen" and "rejected".'),
+    "reward": 'rows of "chosen" and "rejected".',
+    "kto": 'rows of "prompt", "completion" and "label".',
+    **dict.fromkeys(
+        ("grpo", "rloo"), 'rows of "prompt" and what the reward asks for. None is cut.'
+    ),
+}
+"""What a data set has, by objective: trl 1.16, docs/source/dataset_formats.md."""
+
+
+def _trl_imports(word: str, objective: str, packs: bool) -> list[str]:
+    own = [f"{word}Config", f"{word}Trainer"]
+    experimental = objective == "orpo"
+    names = [*sorted(["ModelConfig", *([] if experimental else own)])]
     names += ["get_kbit_device_map"] * packs + ["get_peft_config"]
     names += ["get_quantization_config"] * packs
-    if not packs:
-        return [f"from trl import {', '.join(names)}"]
-    return ["from trl import (", *(f"    {name}," for name in names), ")"]
+    line = f"from trl import {', '.join(names)}"
+    whole = ["from trl import (", *(f"    {name}," for name in names), ")"]
+    more = [f"from trl.experimental.orpo import {', '.join(own)}"] * experimental
+    more += ["from trl.rewards import accuracy_reward"] * (objective in GENERATES)
+    return [*(whole if packs else [line]), *more]
 
 
 _PACKED = (
@@ -79,11 +104,11 @@ _PACKED = (
 )
 _TRL_BODY = """\
 
-# Put your own data here: rows of "text", of "messages", or of "prompt" and "completion".
+# Put your own data here: ROWS
 dataset = load_dataset(DATASET, split="train")
 
 if __name__ == "__main__":
-    trainer = SFTTrainer(
+    trainer = CLASSTrainer(
         model=model_config.model_name_or_path,
         args=training_args,
         train_dataset=dataset,
@@ -97,8 +122,11 @@ if __name__ == "__main__":
 def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
     """The script with transformers' Trainer: each text is a row, cut at ``max_length``.
 
-    Source: transformers 5.23, docs/source/en/tasks/language_modeling.md.
+    Source: transformers 5.23, docs/source/en/tasks/language_modeling.md and sequence_classification.md.
     """
+    classifies = nested(theirs, "trainer").get("objective") == "sequence_classification"
+    loader = f"AutoModelFor{'SequenceClassification' if classifies else 'CausalLM'}"
+    collator = "DataCollatorWithPadding" if classifies else "DataCollatorForLanguageModeling"
     model, args = nested(theirs, "model"), nested(theirs, "args")
     peft, bnb, calls = nested(theirs, "peft"), nested(theirs, "bnb"), nested(theirs, "call")
     name = model.pop("pretrained_model_name_or_path")
@@ -111,12 +139,7 @@ def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
             calls.get("prepare_model_for_kbit_training")
         )
         imports.append(f"from peft import {', '.join(names)}")
-    classes = [
-        "AutoModelForCausalLM",
-        "AutoTokenizer",
-        "DataCollatorForLanguageModeling",
-        "Trainer",
-    ]
+    classes = [loader, "AutoTokenizer", collator, "Trainer"]
     classes = sorted([*classes, "TrainingArguments", *(["BitsAndBytesConfig"] if bnb else [])])
     imports.append(
         "\n".join(["from transformers import (", *(f"    {it}," for it in classes), ")"])
@@ -132,10 +155,12 @@ def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
         "",
         "tokenizer = AutoTokenizer.from_pretrained(MODEL)",
         "tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token",
-        python_call(
-            "AutoModelForCausalLM.from_pretrained", {"": Code("MODEL")} | loading, "model"
-        ).replace("    =MODEL,", "    MODEL,"),
+        python_call(f"{loader}.from_pretrained", {"": Code("MODEL")} | loading, "model").replace(
+            "    =MODEL,", "    MODEL,"
+        ),
     ]
+    if classifies:
+        lines.append("model.config.pad_token_id = tokenizer.pad_token_id")
     if calls.pop("prepare_model_for_kbit_training", False):
         again = calls.pop("use_gradient_checkpointing", True)
         lines.append(
@@ -150,7 +175,12 @@ def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
     lines.append(
         python_call("TrainingArguments", {"output_dir": "output", **args}, "training_args")
     )
-    lines.append(_TRAINER_BODY.replace("DATASET", python_value(dataset)))
+    body = _TRAINER_BODY.replace("DATASET", python_value(dataset)).replace("COLLATOR", collator)
+    of_classes = ("COLUMNS", '["text"]'), ("MLM", ""), ("LABELS", ' and a "label"')
+    of_texts = ("COLUMNS", "dataset.column_names"), ("MLM", ", mlm=False"), ("LABELS", "")
+    for word, text in of_classes if classifies else of_texts:
+        body = body.replace(word, text)
+    lines.append(body)
     return "\n".join(lines)
 
 
@@ -162,7 +192,7 @@ def _dtype(key: str, value: Value) -> Value:
 
 _TRAINER_BODY = """\
 
-# Put your own data here: rows of "text".
+# Put your own data here: rows of "text"LABELS.
 dataset = load_dataset(DATASET, split="train")
 
 
@@ -171,14 +201,14 @@ def tokenize(rows):
     return tokenizer(rows["text"], truncation=True, max_length=MAX_LENGTH)
 
 
-rows = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names)
+rows = dataset.map(tokenize, batched=True, remove_columns=COLUMNS)
 
 if __name__ == "__main__":
     trainer = Trainer(
         model=model,
         args=training_args,
         train_dataset=rows,
-        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
+        data_collator=COLLATOR(tokenizerMLM),
     )
     trainer.train()
     trainer.save_model()

@@ -117,24 +117,62 @@ SHARING = Rule(
 """The row that writes what the readers of both files take apart."""
 
 
-def _beside_its_config(count: str) -> Rule:
-    """Processes by a launcher's own word, and ZeRO by the JSON that the tool's config names; FSDP has other words."""
+def _named_json(values: Mapping[str, Value]) -> dict[str, Value]:
+    """DeepSpeed's JSON, and the key of a tool's config that names it."""
+    zero = {key: it for key, it in _zero(values).items() if key.startswith("deepspeed.")}
+    return {"args.deepspeed": DEEPSPEED_FILE, **zero}
 
-    def write(values: Mapping[str, Value]) -> Mapping[str, Value]:
-        strategy, number = values["strategy"], values["num_gpus"]
-        if strategy not in {"ddp", "zero1", "zero2", "zero3"} or number > values["gpus_per_node"]:
-            return {}
-        written: dict[str, Value] = {count: number}
-        if strategy != "ddp":
-            zero = {key: it for key, it in _zero(values).items() if key.startswith("deepspeed.")}
-            written |= {"args.deepspeed": DEEPSPEED_FILE, **zero}
+
+def _with_axolotl(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    strategy, number = values["strategy"], values["num_gpus"]
+    if strategy in {"none", "device_map"}:
+        return {}
+    written: dict[str, Value] = {"accelerate.num_processes": number}
+    if (machines := -(-number // values["gpus_per_node"])) > 1:
+        written["accelerate.num_machines"] = machines
+    if strategy == "ddp":
         return written
+    return written | (_fsdp_of_axolotl(values) if strategy in SHARDING else _named_json(values))
 
-    return Rule(theirs=(), ours=SHARING.ours, read=lambda theirs, so_far: {}, write=write)
+
+def _fsdp_of_axolotl(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Its YAML's own block: axolotl 0.19, utils/schemas/fsdp.py; docs/multi-gpu.qmd."""
+    strategy, version = values["strategy"], values["fsdp_version"]
+    config: dict[str, Value] = {
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "offload_params": values["offload_param"] == "cpu",
+        "state_dict_type": values["fsdp_state_dict_type"],
+        "cpu_ram_efficient_loading": True,
+    }
+    written: dict[str, Value] = {"args.fsdp_version": version}
+    if version == 1:
+        written["args.fsdp"] = [SHARDING[strategy].lower(), "auto_wrap"]
+        config |= {"use_orig_params": True, "sync_module_states": True}
+    else:
+        config["reshard_after_forward"] = strategy != "fsdp_grad_op"
+    if strategy == "hsdp" and version == 2:
+        groups = values["dp_replicate_size"]
+        written["args.dp_replicate_size"] = groups
+        written["args.dp_shard_size"] = values["num_gpus"] // groups
+    return written | {f"args.fsdp_config.{key}": value for key, value in config.items()}
+
+
+def _with_llamafactory(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    strategy, number = values["strategy"], values["num_gpus"]
+    if strategy in SHARDING:
+        return write_sharing(values)
+    if strategy not in {"ddp", "zero1", "zero2", "zero3"}:
+        return {}
+    machines = -(-number // values["gpus_per_node"])
+    written: dict[str, Value] = {"launch.nproc_per_node": number // machines}
+    if machines > 1:
+        written["launch.nnodes"] = machines
+    return written | ({} if strategy == "ddp" else _named_json(values))
 
 
 BESIDE: Mapping[str, Rule] = {
-    "axolotl": _beside_its_config("accelerate.num_processes"),
-    "llamafactory": _beside_its_config("launch.nproc_per_node"),
+    tool: Rule(theirs=(), ours=SHARING.ours, read=lambda theirs, so_far: {}, write=write)
+    for tool, write in {"axolotl": _with_axolotl, "llamafactory": _with_llamafactory}.items()
 }
-"""By tool: axolotl is a module that accelerate launches; LLaMA-Factory launches itself, by torchrun."""
+"""By tool: axolotl is a module that accelerate launches; LLaMA-Factory launches itself, by torchrun, and FSDP by
+accelerate: LLaMA-Factory, examples/accelerate, examples/extras/fsdp_qlora."""

@@ -26,6 +26,7 @@ NOT_OF_A_TOOL = frozenset(
         "model_class",
         "padded",
         "completion_fraction",
+        "max_prompt_length",
         "num_train_examples",
         "mean_tokens_per_example",
         "usd_per_gpu_hour",
@@ -72,6 +73,36 @@ _OF_CHECKPOINTS = (
     "selective_checkpointing",
 )
 _OF_FSDP = ("fsdp_version", "fsdp_state_dict_type", "checkpoint_around_fsdp")
+_ASKS = frozenset(["dpo", "kto"])
+_GENERATES = frozenset(["grpo", "rloo"])
+_OF_OBJECTIVES: Mapping[str, frozenset[str]] = {
+    "precompute_ref_log_probs": _ASKS,
+    "loss": frozenset(["sft", "orpo", *_ASKS, *_GENERATES]),
+    "loss_type": frozenset(["sft", "grpo", *_ASKS]),
+    "beta": frozenset(["orpo", *_ASKS, *_GENERATES]),
+    **dict.fromkeys(
+        (
+            "max_completion_length",
+            "num_generations",
+            "steps_per_generation",
+            "num_iterations",
+            "use_vllm",
+            "vllm_mode",
+            "vllm_gpu_memory_utilization",
+            "vllm_enable_sleep_mode",
+            "vllm_tensor_parallel_size",
+        ),
+        _GENERATES,
+    ),
+    "num_labels": frozenset(["sequence_classification"]),
+    "mini_batch_size": frozenset(["embedding"]),
+    "label_smoothing_factor": frozenset(["sft", "sequence_classification"]),
+}
+"""Keys that only these objectives have a use for."""
+USUAL_BETA = {"dpo": 0.1, "kto": 0.1, "orpo": 0.1, "grpo": 0.0, "rloo": 0.05}
+"""trl 1.16: trainer/dpo_config.py, kto_config.py, grpo_config.py, rloo_config.py, experimental/orpo/orpo_config.py."""
+USUAL_LOSS_TYPE = {"sft": "nll", "dpo": "sigmoid", "kto": "kto", "grpo": "dapo"}
+"""trl 1.16, the same files."""
 
 
 def theirs_of(
@@ -169,7 +200,16 @@ def sayable(keys: Mapping[str, Value]) -> dict[str, Value]:
     (False, 16)
     """
     values = {**DEFAULTS, **{key: _plain(value) for key, value in keys.items()}}
-    values["loss"] = values["loss"] or ("liger" if values["use_liger_kernel"] else "standard")
+    objective = values["objective"]
+    if values["loss"] is None:
+        usual = "liger" if values["use_liger_kernel"] else "standard"
+        values["loss"] = "chunked_trl" if objective in _ASKS | _GENERATES else usual
+    for key, usual_of in (("beta", USUAL_BETA), ("loss_type", USUAL_LOSS_TYPE)):
+        if values[key] is None:
+            values[key] = usual_of.get(objective)
+    values["steps_per_generation"] = (
+        values["steps_per_generation"] or values["gradient_accumulation_steps"]
+    )
     if values["optim"] == "sgd_momentum":
         values |= {"optim": "sgd", "optim_args": "momentum=0.9"}
     unused = {*NOT_OF_A_TOOL, *_unused(values)}
@@ -177,7 +217,10 @@ def sayable(keys: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _unused(values: Mapping[str, Value]) -> Iterator[str]:
-    method, strategy = values["method"], values["strategy"]
+    method, strategy, objective = values["method"], values["strategy"], values["objective"]
+    yield from (key for key, of in _OF_OBJECTIVES.items() if objective not in of)
+    if objective in _GENERATES:
+        yield "max_length"  # no trainer cuts the prompt of a completion that it writes itself
     if method == "full":
         yield from _OF_ADAPTERS
     if method != "qlora":
@@ -238,7 +281,8 @@ def _flat(values: Mapping[str, Value], before: str = "") -> Iterator[tuple[str, 
 def _cannot_say(
     tool: Tool, wanted: Mapping[str, Value], now: Mapping[str, Value], model: Model | None
 ) -> str:
-    key = next(key for key in wanted if now.get(key) != wanted[key])
+    wrong = [key for key in wanted if now.get(key) != wanted[key]]
+    key = "objective" if "objective" in wrong else wrong[0]  # on which others depend
     origin = effective(tool, model=model).origins.get(key)
     because = f" ({origin.rule.says})" if origin is not None and origin.rule.says else ""
     return (
