@@ -11,55 +11,84 @@ const camera = (Plotly, format, name) => ({
 });
 const REST = 120;  // ms: ours, longer than from one pressed key to the next
 
-// Two figures with one frame differ in how long their bars are, and in what is written on them.
-const frameOf = ({ data, layout }) => {
-  const traces = data.map(({ x, base, text, hovertext, ...rest }) => [rest, x.length]);
-  return JSON.stringify([layout, traces]);
+// Two figures with one frame differ in their bars, in what is written on them and in which of them is marked.
+const frameOf = ({ data: [bars, totals], layout: { yaxis, ...layout } }) => {
+  const { x, y, base, text, hovertext, marker, insidetextfont, ...bar } = bars;
+  const { x: at, text: words, textposition, ...total } = totals;
+  return JSON.stringify([layout, { ...yaxis, ticktext: yaxis.ticktext.length }, bar, total, at.length]);
 };
 
-const middleOf = ([, top, bottom]) => (Number(top) + Number(bottom)) / 2;
+// The style Plotly gave each kind of part, by what the figure says of it.
+const kindAt = ({ marker: { color, line } }, place) => [color[place], line.color[place], line.width[place]].join();
+const stylesOf = ({ data: [bars] }, points) =>
+  points.map((point, place) => [kindAt(bars, place), point.querySelector("path").getAttribute("style")]);
+
+const write = (text, words) => {
+  if (text.dataset.unformatted === words) return;
+  text.dataset.unformatted = words;
+  text.replaceChildren(...words.split(/(<b>.*<\/b>)/).map((piece) => {
+    if (!piece.startsWith("<b>")) return piece;
+    const bold = document.createElementNS(text.namespaceURI, "tspan");
+    bold.setAttribute("style", "font-weight:bold");
+    bold.textContent = piece.slice(3, -4);
+    return bold;
+  }));
+};
 
 // Plotly takes 15 ms to draw them, and moving them where they stand 1. So it draws them when they rest.
-const slide = (box, { data: [bars, totals] }) => {
-  const axis = box._fullLayout.xaxis, at = (gib) => Math.round(100 * axis.l2p(gib)) / 100;
+const slide = (box, { data: [bars, totals], layout }) => {
+  const { xaxis, yaxis } = box._fullLayout;
+  const at = (axis, value) => Math.round(100 * axis.l2p(value)) / 100;
   const points = [...box.querySelectorAll(".barlayer .point")];
   const texts = [...box.querySelectorAll(".scatterlayer .textpoint text")];
-  const shapes = points.map((point) => point.querySelector("path"))
-    .map((path) => path.getAttribute("d").match(/^M[^,]+,([^V]+)V([^H]+)H/));
-  if (points.length !== bars.x.length || texts.length !== totals.x.length || !shapes.every(Boolean)) return false;
-  const written = points.findIndex((point) => point.querySelector("text"));
-  if (written < 0) return false;
-  const model = points[written].querySelector("text").cloneNode();
-  const below = Number(model.getAttribute("transform").match(/,(.*)\)/)[1]) - middleOf(shapes[written]);
-  points.forEach((point, place) => {
-    const base = bars.base[place], begin = at(base), end = at(base + bars.x[place]);
-    const [, top, bottom] = shapes[place];
-    point.querySelector("path").setAttribute("d", `M${begin},${top}V${bottom}H${end}V${top}Z`);
+  const names = [...box.querySelectorAll(".yaxislayer-above .ytick text")];
+  if (points.length === box.slid.data[0].x.length) stylesOf(box.slid, points).forEach((it) => box.styles.set(...it));
+  const model = box.querySelector(".barlayer .point text");
+  const isKnown = bars.x.every((_, place) => box.styles.has(kindAt(bars, place)));
+  if (!model || !isKnown || texts.length !== totals.x.length || names.length !== layout.yaxis.ticktext.length)
+    return false;
+  const middle = (shape) => shape.getAttribute("d").match(/,([^V]+)V([^H]+)H/).slice(1).reduce((a, b) => +a + +b) / 2;
+  const modelAt = Number(model.getAttribute("transform").match(/,(.*)\)/)[1]);
+  const below = modelAt - middle(model.parentElement.querySelector("path"));
+  const fresh = model.cloneNode();
+  delete fresh.dataset.unformatted;
+  points.slice(bars.x.length).forEach((point) => point.remove());
+  for (let place = points.length; place < bars.x.length; place += 1) {
+    points.push(points[0].cloneNode(true));
+    points[0].parentElement.append(points[place]);
+  }
+  bars.x.forEach((length, place) => {
+    const point = points[place], path = point.querySelector("path");
+    const begin = at(xaxis, bars.base[place]), end = at(xaxis, bars.base[place] + length);
+    const [top, bottom] = [-1, 1].map((side) => at(yaxis, bars.y[place] + side * bars.width / 2));
+    path.setAttribute("d", `M${begin},${top}V${bottom}H${end}V${top}Z`);
+    path.setAttribute("style", box.styles.get(kindAt(bars, place)));
     point.querySelector("text")?.remove();
     if (!bars.text[place]) return;
-    const text = model.cloneNode();
-    text.textContent = bars.text[place];
+    const text = fresh.cloneNode();
+    write(text, bars.text[place]);
     text.style.fill = bars.insidetextfont.color[place];
-    text.setAttribute("transform", `translate(${(begin + end) / 2},${middleOf(shapes[place]) + below})`);
+    text.setAttribute("transform", `translate(${(begin + end) / 2},${(top + bottom) / 2 + below})`);
     point.append(text);
   });
   texts.forEach((text, place) => {
-    const moved = axis.l2p(totals.x[place]) - axis.l2p(box.slid.data[1].x[place]);
-    text.setAttribute("x", Number(text.getAttribute("x")) + moved);
-    const words = totals.text[place], bold = text.querySelector("tspan");
-    if (bold) bold.textContent = words.replace(/<.?b>/g, "").trim();
-    else text.textContent = words;
+    text.setAttribute("x", at(xaxis, totals.x[place]));
+    text.setAttribute("text-anchor", totals.textposition[place].endsWith("left") ? "end" : "start");
+    write(text, totals.text[place]);
   });
+  names.forEach((text, place) => write(text, layout.yaxis.ticktext[place]));
   return true;
 };
 
 export default function ({ data, parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".hr-plot");
+  box.styles ??= new Map();
   const draw = (Plotly) => {
     const { figure } = box.wanted, drawn = JSON.stringify(figure), width = box.clientWidth;
     const ground = getComputedStyle(document.querySelector(".stApp")).backgroundColor;
     if (drawn === box.drawn && ground === box.ground) return;
     const frame = data.follows && frameOf(figure);
+    if (ground !== box.ground) box.styles.clear();
     const isAlike = frame && frame === box.frame && ground === box.ground && width === box.width;
     const isSlid = isAlike && slide(box, figure);
     Object.assign(box, { drawn, ground, frame, width, slid: figure });

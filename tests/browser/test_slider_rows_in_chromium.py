@@ -28,10 +28,12 @@ DRAWN = """() => {
   const all = (part) => [...document.querySelectorAll(`.st-key-hero ${part}`)];
   const rounded = (number) => Math.round(10 * number) / 10;
   return [
-    all('.barlayer path').map((it) => it.getAttribute('d')),
+    all('.barlayer path').map((it) => [it.getAttribute('d'), it.getAttribute('style')]),
+    all('.ytick text').map((it) => it.innerHTML),
     all('.barlayer text').map((it) => [it.textContent, it.style.fill,
       it.getAttribute('transform').match(/[\\d.]+/g).map(rounded)]),
-    all('.textpoint text').map((it) => [it.textContent, rounded(it.getAttribute('x'))]),
+    all('.textpoint text').map((it) => [it.innerHTML, it.getAttribute('text-anchor'),
+      rounded(it.getAttribute('x'))]),
   ];
 }"""
 IN_THE_ROW = """([slider, place]) => {
