@@ -282,7 +282,7 @@ def main() -> None:
         parser.error("--moves, --drags and --opens take a number of at least 1.")
 
     with (
-        serve("app.py") as ours,
+        serve("serve.py") as ours,
         serve("benchmarks/floor_page.py") as bare,
         sync_playwright() as playwright,
     ):

@@ -99,6 +99,10 @@ def _verdict_colours() -> str:
 WITHOUT_SIDEBAR = """<style>
 [data-testid="stSidebar"], [data-testid="stExpandSidebarButton"] { display: none !important; }
 @media (min-width: 901px) { nav.hr-pages b { display: inline; } }
+@media (max-width: 640px) {
+  [data-testid="stHeader"] { display: none !important; }
+  .stMainBlockContainer { padding-top: .8rem !important; }
+}
 </style>"""
 """For a page that has nothing beside it."""
 PRESENTATION = """<style>
@@ -279,7 +283,7 @@ ul.hr-text {{ padding-left: 1.2rem; }}
   .hr-verdict .hr-word {{ font-size: 1.5rem; }}
   .hr-verdict .hr-say {{ font-size: 1.05rem; }}
   .hr-table.hr-proof {{ font-size: .875rem; }}
-  .hr-table.hr-proof th, .hr-table.hr-proof td {{ padding-right: .45rem; }}
+  .hr-table.hr-proof th, .hr-table.hr-proof td {{ padding-right: .45rem; white-space: normal; }}
   .hr-table:not(.hr-proof) tr {{ display: grid; grid-template-columns: 1fr auto auto; }}
   .hr-table .hr-what {{ grid-column: 1 / -1; }}
   .hr-table.hr-stages tr {{ grid-template-columns: 1fr repeat(3, 3.6rem); }}

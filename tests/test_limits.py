@@ -206,6 +206,11 @@ def test_more_gpus_take_the_accumulation_first_and_then_the_batch():
     }
 
 
+def test_fewer_examples_than_gpus_become_one_on_each():
+    keys = sharing_keys(TrainingSetup(per_device_train_batch_size=4), Strategy.FSDP, 8)
+    assert keys["per_device_train_batch_size"] == 1
+
+
 def test_packed_weights_are_divided_only_where_they_pass_for_floats():
     keys = sharing_keys(TrainingSetup(method=Method.QLORA), Strategy.FSDP, 2)
     assert keys["bnb_4bit_quant_storage"] == "bfloat16"

@@ -116,6 +116,12 @@ def test_a_few_words_propose_models_and_a_click_takes_one(fake_hub):
     assert fake_hub.asked == []
 
 
+def test_a_name_without_its_owner_is_taken_if_one_id_ends_in_it(fake_hub):
+    page = type_model(open_at(), "qwen3-8b")
+    assert page.session_state["model"] == "Qwen/Qwen3-8B"
+    assert fake_hub.asked == []
+
+
 def test_words_may_be_an_id_without_an_owner(fake_hub):
     fake_hub.has("mistral", LLAMA)
     page = type_model(open_at(), "mistral")

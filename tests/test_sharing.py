@@ -6,6 +6,7 @@ import asyncio
 import io
 from concurrent.futures import ThreadPoolExecutor
 from html import escape, unescape
+from urllib.parse import urlencode
 
 import pytest
 from PIL import Image
@@ -79,6 +80,13 @@ def test_an_address_without_an_estimate_has_the_product_s_tags_and_no_picture(pa
     written = unfolding.head(path, query, LINK)
     assert f"<title>{unfolding.NAME}</title>" in written
     assert "og:image" not in written
+
+
+def test_a_comparison_names_its_setups_and_what_cannot_be_estimated() -> None:
+    scenarios = ["small~m.Qwen/Qwen3-0.6B~g.L4", "strange~m.nobody/knows-it"]
+    written = unfolding.head("/compare", urlencode({"s": scenarios}, doseq=True), LINK)
+    assert "<title>2 setups compared</title>" in written
+    assert "small: needs up to 8.0 GiB, fits. strange: not estimated." in written
 
 
 def answer_of(path: str, query: str = "", body: bytes = b"") -> tuple[dict, bytes]:

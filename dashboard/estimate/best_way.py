@@ -53,15 +53,15 @@ def head_html(ways: Sequence[BestWay], of: Estimate) -> str:
 
 
 def sentence(it: BestWay) -> str:
-    """The best way on these GPUs: ``1 × L4: QLoRA; up to 5,120 tokens, or 4 examples …``."""
+    """The best way on these GPUs: ``1 × L4: QLoRA. At micro-batch 1 up to 5,120 tokens, at 1,024 tokens …``."""
     name = f"{it.num_gpus} × {terms.card(it.gpu)}"
     if it.answer is None or it.reach is None:
         return f"{name}: no method fits."
     setup, reach = it.answer.setup, it.reach
     way = f"{terms.METHODS[setup.method]}{_with(it.titles)}"
     return (
-        f"{name}: {way}. Up to {reach.longest_context:,} tokens, or micro-batch {reach.largest_micro_batch:,}"
-        f"{_with(reach.titles)}."
+        f"{name}: {way}. At micro-batch {setup.per_device_train_batch_size} up to {reach.longest_context:,} tokens, "
+        f"at {setup.max_length:,} tokens up to micro-batch {reach.largest_micro_batch:,}{_with(reach.titles)}."
     )
 
 

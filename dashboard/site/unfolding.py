@@ -20,9 +20,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dashboard import theme
 from dashboard.address import unbound
 from dashboard.address.example import EXAMPLE
 from dashboard.figures import share_card
+from dashboard.words import units
 from estimator import Estimate, contract, estimate
 
 PICTURE = "/share/card.png"
@@ -50,11 +52,40 @@ def setup_of(query: str) -> Estimate | None:
         return None
 
 
+@lru_cache(maxsize=512)
+def comparison_of(query: str) -> tuple[str, str] | None:
+    """Title and description of a comparison; None where its address names no scenario.
+
+    >>> comparison_of("s=small~m.Qwen/Qwen3-0.6B~g.L4")
+    ('1 setup compared', 'small: needs up to 8.0 GiB, fits.')
+    """
+    if len(query) > LONGEST:
+        return None
+    given = parse_qs(query)
+    scenarios = contract.read_texts(given.get("s", ()), version=given.get("v", ())).scenarios
+    if not scenarios:
+        return None
+    said = " ".join(f"{it.name}: {_answer(contract.read(it))}." for it in scenarios)
+    return f"{len(scenarios)} setup{'s' * (len(scenarios) > 1)} compared", said
+
+
+def _answer(asked: contract.Reading) -> str:
+    try:
+        of = estimate(asked.model, asked.gpu, asked.setup) if asked.model else None
+    except ValueError:
+        of = None
+    if of is None:
+        return "not estimated"
+    word = f", {theme.VERDICTS[of.verdict].label.lower()}" if of.verdict else ""
+    return f"needs up to {units.gib(of.need_high_bytes)}{word}"
+
+
 def head(path: str, query: str, origin: str) -> str:
     """The tags of an address, with the title of its page."""
     of = setup_of(query) if path in ("", "/", "/setup") else None
-    title = share_card.title(of) if of else NAME
-    said = share_card.description(of) if of else SAID
+    title, said = (comparison_of(query) if path == "/compare" else None) or (NAME, SAID)
+    if of:
+        title, said = share_card.title(of), share_card.description(of)
     address = f"{origin}{path or '/'}{'?' * bool(query)}{query}"
     tags = {"og:title": title, "og:description": said, "og:type": "website", "og:url": address}
     if of:

@@ -103,7 +103,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
     const look = { paper_bgcolor: ground, plot_bgcolor: ground, modebar };
     const font = { family: getComputedStyle(box).fontFamily };
     box.cameras ??= [["png", "svg"].map((format) => camera(Plotly, format, name))];
-    const config = { displayModeBar: menu, displaylogo: false, modeBarButtons: box.cameras, responsive: true };
+    const config = { displayModeBar: menu, displaylogo: false, modeBarButtons: box.cameras };
     Plotly.react(box, figure.data, { ...look, ...figure.layout, font }, config);
     if (picks && !box.picks) {
       box.picks = true;
@@ -117,6 +117,13 @@ export default function ({ data, parentElement, setTriggerValue }) {
     if (window.Plotly) draw(window.Plotly);
     else loaded(data.script).then(draw, () => { box.textContent = box.wanted.alt; });
   };
+  box.resized ??= new ResizeObserver(() => {
+    if (window.Plotly && box.drawn && box.clientWidth && box.clientWidth !== box.width) {
+      box.width = box.clientWidth;
+      window.Plotly.Plots.resize(box);
+    }
+  });
+  box.resized.observe(box);
   box.follows = data.follows;
   if (!data.follows || !window.headroomRows?.answered()) box.show(data.figure, data.alt);
 }

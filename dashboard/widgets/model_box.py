@@ -102,7 +102,7 @@ def _label(subject: str, parameters: int, license: str, gated: str) -> str:
 
 
 def _choose() -> None:
-    """Handles a choice or typed text: a known model, a Hub id, a config, or a few words to search for."""
+    """Handles a choice or typed text: a known model (by id or name), a Hub id, a config, or words to search for."""
     typed: str = (st.session_state["model box"] or "").strip()
     typed = typed if typed.startswith("{") else catalog.as_hub_id(typed)
     if typed in {
@@ -112,7 +112,8 @@ def _choose() -> None:
         return
     models.forget_question()
     spelled = {option.casefold(): option for option in [*catalog.models(), *models.found_models()]}
-    option = spelled.get(typed.casefold())
+    named = [it for it in spelled.values() if it.casefold().endswith(f"/{typed.casefold()}")]
+    option = spelled.get(typed.casefold()) or (named[0] if len(named) == 1 else None)
     if option is not None:
         models.take_known(option)
     elif typed.startswith("{"):

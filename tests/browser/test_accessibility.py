@@ -71,8 +71,15 @@ def tab_to(page, name: str) -> None:
 
 
 def test_the_keyboard_alone_does_the_whole_job(browser, address):
-    """Choose a GPU and a method, move a slider, apply a change that makes it fit, keep it, compare."""
-    with visitor(browser, f"{address}/?model=Qwen/Qwen3-8B&gpu=A100-SXM4-80GB&method=full") as page:
+    """Choose a model, a GPU and a method, move a slider, apply a change that makes it fit, keep it, compare."""
+    with visitor(browser, f"{address}/?gpu=A100-SXM4-80GB&method=full") as page:
+        tab_to(page, "Model")
+        page.keyboard.press("Control+a")
+        page.keyboard.type("Qwen3-8B")
+        page.get_by_role("option", name="Qwen/Qwen3-8B ·").wait_for(timeout=WAIT)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**Qwen3-8B**", timeout=WAIT)
+        settled(page)
         tab_to(page, "GPU")
         page.keyboard.press("Control+a")
         page.keyboard.type("L4")
