@@ -43,6 +43,7 @@ COMPONENTS: dict[Component, DrawnPart] = {
     Component.WEIGHTS: DrawnPart("Weights", "#0072B2", WHITE),
     Component.ADAPTERS: DrawnPart("Adapters", "#CC79A7", BLACK),
     Component.REFERENCE_MODEL: DrawnPart("Reference model", "#8C5A3C", WHITE),
+    Component.INFERENCE_ENGINE: DrawnPart("Inference engine", "#00798C", WHITE),
     Component.GRADIENTS: DrawnPart("Gradients", "#E69F00", BLACK),
     Component.OPTIMIZER_STATES: DrawnPart("Optimizer states", "#009E73", BLACK),
     Component.ACTIVATIONS: DrawnPart("Activations", "#56B4E9", BLACK),

@@ -57,6 +57,7 @@ from estimator.values.setup import KEY_FACET, TrainingSetup
 from estimator.values.specs import (
     ALL_LINEAR,
     FULL_STATE_DICT,
+    GENERATION_PHASES,
     LARGEST_MEMORY,
     LOWEST_MFU,
     MORE_PASSES,
@@ -92,6 +93,7 @@ __all__ = [
     "ALL_LINEAR",
     "COUNTS",
     "FULL_STATE_DICT",
+    "GENERATION_PHASES",
     "KEY_FACET",
     "LARGEST",
     "LARGEST_MEMORY",

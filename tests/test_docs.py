@@ -19,8 +19,9 @@ GIB_IS_ALLOWED_IN = {
     "dashboard/words/units.py",
     "estimator/contract/text.py",
     "estimator/contract/placement_request.py",
+    "estimator/inference/colocation.py",
 }
-"""The display edges, the page's and the command line's; and where accelerate's "24GiB" is read."""
+"""The display edges, the page's and the command line's; accelerate's "24GiB" is read, and vLLM is quoted."""
 PLAIN_ARITHMETIC = {"elements"}
 """Products of sizes: nothing to cite."""
 

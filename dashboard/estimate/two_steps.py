@@ -11,14 +11,25 @@ from typing import Any
 from dashboard import theme
 from dashboard.figures.memory_bars import Figure, scale
 from dashboard.words import terms, units
-from estimator import MORE_PASSES, STEP_PHASES, Component, Estimate, Moment, Phase, overflow
+from estimator import (
+    GENERATION_PHASES,
+    MORE_PASSES,
+    STEP_PHASES,
+    Component,
+    Estimate,
+    Moment,
+    Phase,
+    overflow,
+)
 
 
 def through_the_step(estimate: Estimate, *, dark: bool = False) -> Figure:
     """The moments of the first two steps in order of time as stepped areas, against the capacity, the peak marked."""
     look = theme.DARK if dark else theme.LIGHT
     steps = [
-        it for it in overflow.instants(estimate) if it.moment.phase in (*STEP_PHASES, *MORE_PASSES)
+        it
+        for it in overflow.instants(estimate)
+        if it.moment.phase in (*GENERATION_PHASES, *STEP_PHASES, *MORE_PASSES)
     ]
     moments = [it.moment for it in steps]
     first = sum(it.step == 1 for it in steps)
@@ -240,7 +251,7 @@ def step_alt(estimate: Estimate) -> str:
     """The chart of two steps as text."""
     phases = ", ".join(
         f"{terms.PHASES[phase].lower()} {units.gib(estimate.phases[phase].bytes)}"
-        for phase in (*STEP_PHASES, *MORE_PASSES)
+        for phase in (*GENERATION_PHASES, *STEP_PHASES, *MORE_PASSES)
         if phase in estimate.phases
     )
     return (

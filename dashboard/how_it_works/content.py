@@ -247,6 +247,6 @@ def _bracket(of: Estimate) -> str:
 def _gaps() -> str:
     return (
         "Tensor, pipeline, context and expert parallelism are refused, not guessed. So are architectures whose code "
-        "we have not read. GRPO and RLOO are estimated without their generation. "
+        "we have not read. GRPO with vLLM on a 4-bit base is refused. "
         "Each refusal says why in one sentence."
     )

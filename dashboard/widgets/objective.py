@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from dashboard.state import question
 from dashboard.widgets import boxes
-from estimator import Objective, TrainingSetup
+from estimator import Objective, Strategy, TrainingSetup
+
+
+def generates() -> bool:
+    """Whether the objective trains on what the model writes."""
+    return question.reading().setup.objective.generates
+
+
+def _shares_with_vllm(setup: TrainingSetup) -> bool:
+    return setup.generation.is_colocated
 
 
 def _asks_reference(setup: TrainingSetup) -> bool:
@@ -29,6 +39,15 @@ UNUSUAL = {
     "loss_type": boxes.Unusual(where=_asks_reference),
     "num_labels": boxes.Unusual(
         where=lambda setup: setup.objective is Objective.SEQUENCE_CLASSIFICATION
+    ),
+    "vllm_mode": boxes.Unusual(where=lambda setup: setup.use_vllm),
+    **dict.fromkeys(
+        ("vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
+        boxes.Unusual(where=_shares_with_vllm),
+    ),
+    "vllm_max_model_length": boxes.Unusual(where=lambda setup: setup.use_vllm),
+    "ds3_gather_for_generation": boxes.Unusual(
+        where=lambda setup: not setup.use_vllm and setup.strategy is Strategy.ZERO3
     ),
     "mini_batch_size": boxes.Unusual(where=lambda setup: setup.objective is Objective.EMBEDDING),
 }

@@ -49,6 +49,7 @@ UNUSUAL = {
 }
 CAPTIONS = {
     contract.Section.OBJECTIVE: "Settings of the chosen objective.",
+    contract.Section.GENERATION: "Where completions come from, in grpo and rloo.",
     contract.Section.LORA: "For LoRA and QLoRA; full fine-tuning has no adapters.",
     contract.Section.QUANTISATION: "For QLoRA, which has a 4-bit base.",
 }
@@ -60,6 +61,8 @@ def _expanders() -> None:
         if section is contract.Section.ALWAYS:
             continue
         if section is contract.Section.IMAGES and not images.sees():
+            continue
+        if section is contract.Section.GENERATION and not objective.generates():
             continue
         with boxes.expander(section) as opened:
             if opened:

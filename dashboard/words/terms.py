@@ -48,6 +48,8 @@ PHASES: Mapping[Phase, str] = {
     Phase.LOSS: "Loss",
     Phase.REFERENCE: "Reference",
     Phase.SCORING: "Scoring",
+    Phase.PUSH_WEIGHTS: "Pushing weights",
+    Phase.GENERATION: "Generation",
     Phase.BACKWARD: "Backward",
     Phase.OPTIMIZER_STEP: "Optimizer step",
     Phase.LOAD: "Loading",

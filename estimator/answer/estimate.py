@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
@@ -16,6 +17,7 @@ from estimator.families.registry import architecture, family_of
 from estimator.families.towers import has_towers
 from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_not_found, class_sentence, classes_of
+from estimator.inference.colocation import check_generation, generating
 from estimator.objectives.assumptions import objective_sentences
 from estimator.objectives.batch import joined
 from estimator.objectives.refusals import check_objective, check_rows
@@ -93,7 +95,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     if setup.mesh.strategy is Strategy.DEVICE_MAP:
         share, devices, runs = _over_devices(model, gpu, setup, workspace)
     else:
-        share = _alone(model, setup, fixed, workspace)
+        share = _alone(model, gpu, setup, fixed, workspace)
     resident, timeline = share.resident, share.timeline
     step = timeline.heights()
     peak = max(step.values(), key=lambda moment: moment.bytes)
@@ -101,8 +103,9 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     if gathers_to_save(setup):
         phases[Phase.SAVE] = share.save
     decisive = max(phases.values(), key=lambda moment: moment.bytes)
+    counted = dict(phases)
     phases[Phase.SAVE] = share.save
-    low, high = need_bytes(decisive.bytes, resident.states.paged_bytes, exchange_bytes(setup.mesh))
+    low, high = _need_of(counted, resident.states.paged_bytes, exchange_bytes(setup.mesh))
     fits = verdict(low, high, gpu)
     saved = checkpoint(model, setup)
     time = cost = energy = None
@@ -139,14 +142,37 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     )
 
 
-def _alone(model: Model, setup: TrainingSetup, fixed: PerStructure, workspace: int) -> Share:
+def _need_of(
+    moments: Mapping[Phase, Moment], paged: int, exchange: tuple[int, int]
+) -> tuple[int, int]:
+    """The need of a run with these highest moments, of which two may set its ends: an engine has no slack."""
+    ends = [
+        need_bytes(it.bytes, paged, exchange, it.resident.get(Component.INFERENCE_ENGINE, 0))
+        for it in moments.values()
+    ]
+    return max(low for low, _ in ends), max(high for _, high in ends)
+
+
+def _alone(
+    model: Model, gpu: Gpu | None, setup: TrainingSetup, fixed: PerStructure, workspace: int
+) -> Share:
     """The share of one GPU: the only one, or the fullest of several that run the same step."""
-    resident = fixed.resident
-    beside = {Phase.LOAD: fixed.load}
+    more = generating(model, gpu, setup, fixed.resident, fixed.load)
+    resident = replace(fixed.resident, engine=more.in_steps)
+    beside = {Phase.LOAD: fixed.load, **more.moments}
     if setup.run.eval_strategy != "no":
-        beside[Phase.EVALUATION] = evaluation_moment(model, setup, workspace)
+        beside[Phase.EVALUATION] = _with_engine(
+            evaluation_moment(model, setup, workspace), more.in_steps
+        )
     timeline = StepTimeline(setup, fixed.plan, resident, workspace)
-    return Share(0, resident, timeline, beside, fixed.save)
+    return Share(0, resident, timeline, beside, _with_engine(fixed.save, more.in_steps))
+
+
+def _with_engine(moment: Moment, engine: int) -> Moment:
+    """The same moment beside an inference engine."""
+    if not engine:
+        return moment
+    return moment._replace(resident={**moment.resident, Component.INFERENCE_ENGINE: engine})
 
 
 def _over_devices(
@@ -254,7 +280,16 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
         return _need_over_devices(
             model, workspace_bytes(gpu), setup, module_devices(model, gpu, setup)
         )
-    return _need(model, workspace_bytes(gpu), setup)
+    workspace = workspace_bytes(gpu)
+    if not setup.objective.generates:
+        return _need(model, workspace, setup)
+    fixed = per_structure(model, structure(setup), workspace)
+    check_sizes(model, setup)
+    share = _alone(model, gpu, setup, fixed, workspace)
+    phases = {**share.timeline.heights(), **share.beside}
+    if gathers_to_save(setup):
+        phases[Phase.SAVE] = share.save
+    return _need_of(phases, share.resident.states.paged_bytes, exchange_bytes(setup.mesh))
 
 
 @lru_cache(maxsize=8192)
@@ -486,6 +521,7 @@ def check_sizes(model: Model, setup: TrainingSetup) -> None:
     if problem := beyond_one_machine(setup) or clipped_in_backward(setup):
         raise problem
     check_rows(setup)
+    check_generation(model, setup)
     if 0 < model.position_limit < setup.batch.max_length:
         raise BEYOND_LEARNED_POSITIONS(
             max_length=setup.batch.max_length,

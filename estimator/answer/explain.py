@@ -25,6 +25,9 @@ from estimator.families.weights import (
     tower_buffers,
     unquantized_width,
 )
+from estimator.inference.colocation import colocated_engine
+from estimator.inference.engine import buffer_bytes, engine, engine_weight_bytes, graph_count
+from estimator.inference.kv_cache import pages
 from estimator.parallel import zero
 from estimator.parallel.ddp import bucket_bytes
 from estimator.parallel.frozen import reference_bytes
@@ -83,6 +86,8 @@ def explain(of: Estimate, part: Component | None) -> Explanation:
             return _adapters(of)
         case Component.REFERENCE_MODEL:
             return _reference(of)
+        case Component.INFERENCE_ENGINE:
+            return _engine(of)
         case Component.OPTIMIZER_STATES:
             return _states(of)
         case Component.WORKSPACE:
@@ -181,6 +186,32 @@ def _reference(of: Estimate) -> Explanation:
         reference_bytes(of.model, of.setup),
     )
     return Explanation(lead, [term], (reference_bytes,))
+
+
+def _engine(of: Estimate) -> Explanation:
+    """vLLM during the training step: all that it took, or what stays while it sleeps."""
+    if of.gpu is None or not of.setup.generation.is_colocated:
+        return Explanation(
+            "Nothing but training steps runs on the GPU while it trains.", [], (engine,)
+        )
+    own, share = colocated_engine(of.model, of.gpu, of.setup), of.setup.vllm_gpu_memory_utilization
+    if of.setup.vllm_enable_sleep_mode:
+        lead = "vLLM sleeps while the step trains: its weights and its cache are freed, the rest stays."
+        terms = [
+            Term("the sampler's counts", f"of {own.rows:,} rows", own.buffers),
+            Term("CUDA graphs", "estimated", own.graphs),
+        ]
+        return Explanation(lead, terms, (buffer_bytes, graph_count))
+    lead = (
+        f"vLLM takes {share:g} of the whole GPU when it starts, and keeps it while the step trains."
+    )
+    rest = own.kept - own.weights - own.buffers
+    terms = [
+        Term("its weights", "16 bits per parameter, a copy of its own", own.weights),
+        Term("the sampler's counts", f"of {own.rows:,} rows", own.buffers),
+        Term("keys and values, CUDA graphs", "all that is left of its share", rest),
+    ]
+    return Explanation(lead, terms, (engine, engine_weight_bytes, pages))
 
 
 def _module_term(module: Module, count: int, setup: TrainingSetup) -> Term:

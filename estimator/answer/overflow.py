@@ -20,7 +20,14 @@ from estimator.time.throughput import lengths
 from estimator.values.arithmetic import ceil_div
 from estimator.values.results import DeviceRun, Estimate, Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import MORE_PASSES, STEP_PHASES, Component, Optimizer, Phase
+from estimator.values.specs import (
+    GENERATION_PHASES,
+    MORE_PASSES,
+    STEP_PHASES,
+    Component,
+    Optimizer,
+    Phase,
+)
 
 EVAL_STEPS = 500
 """Steps between evaluations: transformers 5.23, training_args.py, ``eval_steps`` (None: ``logging_steps``)."""
@@ -102,6 +109,15 @@ def _instants(of: Estimate, run: DeviceRun) -> Iterator[Instant]:
     after = sorted(_after_steps(of.setup, beside))
     for step in range(1, STEPS + 1):
         stateless = step == 1 and not starts_with_states(of.setup)
+        for phase in GENERATION_PHASES:  # before anything else of a step
+            if phase in beside:
+                made = beside[phase]
+                yield Instant(
+                    step,
+                    0,
+                    _without(made, Component.OPTIMIZER_STATES) if stateless else made,
+                    device,
+                )
         micro_steps = [first, timeline.moments] if first is not None else [timeline.moments]
         for number, moments in enumerate(micro_steps, start=0 if first is None else 1):
             for moment in moments:
@@ -120,9 +136,14 @@ def _first_micro_step(of: Estimate, device: int | None) -> Sequence[Moment] | No
     """The moments of a micro-step without earlier gradients; None without accumulation, where none has any."""
     if of.setup.gradient_accumulation_steps == 1:
         return None
-    alone = estimate(of.model, of.gpu, replace(of.setup, gradient_accumulation_steps=1))
+    setup = replace(of.setup, gradient_accumulation_steps=1)
+    if setup.objective.generates:  # as many rows are generated at once as before
+        steps = of.setup.steps_per_generation or of.setup.gradient_accumulation_steps
+        setup = replace(setup, steps_per_generation=steps)
+    alone = estimate(of.model, of.gpu, setup)
     if device is None:
-        return alone.moments
+        asked = Phase.SCORING in of.phases
+        return [it for it in alone.moments if asked or it.phase is not Phase.SCORING]
     return next(run.timeline.moments for run in alone.device_runs if run.device == device)
 
 
@@ -159,13 +180,13 @@ def _after_steps(
         yield min(SAVE_STEPS if saves == "steps" else epoch, last), 1, Phase.SAVE
 
 
-_ORDER = (Phase.LOAD, *STEP_PHASES, *MORE_PASSES, Phase.EVALUATION, Phase.SAVE)
+_ORDER = (Phase.LOAD, *GENERATION_PHASES, *STEP_PHASES, *MORE_PASSES, Phase.EVALUATION, Phase.SAVE)
 
 
 def _when(it: Instant) -> tuple[int, bool, int, int, int]:
     """Sort key over the GPUs of a device map: forward runs from the first to the last, backward in reverse."""
     phase, device = it.moment.phase, it.device or 0
-    outside = phase not in (*STEP_PHASES, *MORE_PASSES)
+    outside = phase not in (*GENERATION_PHASES, *STEP_PHASES, *MORE_PASSES)
     optimizer = phase is Phase.OPTIMIZER_STEP
     micro_step = STEPS + 1 if optimizer or outside else it.micro_step
     turn = -device if phase is Phase.BACKWARD else device
@@ -180,6 +201,8 @@ _PHASES: Mapping[Phase, str] = {
     Phase.BACKWARD: "backward",
     Phase.REFERENCE: "reference pass",
     Phase.SCORING: "scoring pass",
+    Phase.PUSH_WEIGHTS: "push of weights",
+    Phase.GENERATION: "generation",
 }
 _ORDINALS = ("", "first ", "second ")
 

@@ -127,9 +127,16 @@ def _sizes(answer: Estimate, less: Less) -> tuple[int, int, int]:
         for phase, moment in answer.phases.items()
         if phase is not Phase.SAVE
     }
-    low, high = need_bytes(
-        max(heights.values()), answer.paged_bytes - less.paged, exchange_bytes(setup.mesh)
-    )
+    engines = {
+        phase: answer.phases[phase].resident.get(Component.INFERENCE_ENGINE, 0) for phase in heights
+    }
+    ends = [
+        need_bytes(
+            size, answer.paged_bytes - less.paged, exchange_bytes(setup.mesh), engines[phase]
+        )
+        for phase, size in heights.items()
+    ]
+    low, high = max(low for low, _ in ends), max(high for _, high in ends)
     return max(heights[phase] for phase in STEP_PHASES), low, high
 
 

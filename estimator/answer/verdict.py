@@ -5,7 +5,7 @@ from __future__ import annotations
 from estimator.values.facets.run import TrainingRun
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Phase, Verdict
+from estimator.values.specs import Component, Gpu, Phase, Verdict
 
 
 def verdict(need_low: int, need_high: int, gpu: Gpu | None) -> Verdict | None:
@@ -32,6 +32,17 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
             return f"Evaluation needs more than training: {smaller_evaluation(setup.run)}."
         case Phase.LOAD if setup.prepare_model_for_kbit_training:
             return f"Loading needs more than training ({decisive.name}): leave prepare_model_for_kbit_training off."
+        case Phase.LOAD if Component.INFERENCE_ENGINE in decisive.resident:
+            return f"vLLM's start needs more than training: {less_engine(setup)}."
+        case Phase.PUSH_WEIGHTS:
+            return f"Pushing weights to vLLM needs more than training ({decisive.name}): {less_engine(setup)}."
+        case Phase.GENERATION if setup.use_vllm:
+            return f"Generation needs more than training: {less_engine(setup)}."
+        case Phase.GENERATION:
+            return (
+                "Generation needs more than training: lower max_completion_length or steps_per_generation, or set "
+                "use_vllm."
+            )
         case Phase.LOAD:
             return f"Loading needs more than training ({decisive.name}): a smaller batch or length does not lower it."
         case Phase.SAVE if setup.strategy.is_fsdp:
@@ -42,6 +53,13 @@ def beyond_the_step(decisive: Moment, setup: TrainingSetup) -> str:
             return f"Saving needs more than training ({decisive.name}): set save_strategy to no, and save afterwards."
         case _:
             return ""
+
+
+def less_engine(setup: TrainingSetup) -> str:
+    """The setting that lowers vLLM's share, as the end of a sentence."""
+    if not setup.generation.is_colocated:
+        return "shard the weights over more GPUs"
+    return f"lower vllm_gpu_memory_utilization, now {setup.vllm_gpu_memory_utilization:g}, or set vllm_mode to server"
 
 
 def smaller_evaluation(run: TrainingRun) -> str:

@@ -43,6 +43,7 @@ from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, about
 from estimator.values.results import Estimate, OnDevice
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
+    GENERATION_PHASES,
     MORE_PASSES,
     NETWORK,
     OF_EVERY_STEP,
@@ -626,7 +627,7 @@ def _peak(estimate: Estimate) -> dict[str, object]:
         "phases": {
             phase.value: estimate.phases[phase].bytes if phase in estimate.phases else None
             for phase in Phase
-            if phase not in MORE_PASSES or _has_more(estimate.setup)
+            if phase not in _absent(estimate.setup)
         },
         "moments": [
             {"phase": moment.phase.value, "name": moment.name, "bytes": moment.bytes}
@@ -634,9 +635,19 @@ def _peak(estimate: Estimate) -> dict[str, object]:
         ],
         "components": {
             part.value: peak.resident.get(part, 0)
-            for part in (Component if _has_more(estimate.setup) else OF_EVERY_STEP)
+            for part in Component
+            if part in OF_EVERY_STEP
+            or (part is Component.REFERENCE_MODEL and _has_more(estimate.setup))
+            or (part is Component.INFERENCE_ENGINE and estimate.setup.objective.generates)
         },
     }
+
+
+def _absent(setup: TrainingSetup) -> Sequence[Phase]:
+    """Phases that the answer does not list."""
+    if setup.objective.generates:
+        return ()
+    return GENERATION_PHASES if _has_more(setup) else (*MORE_PASSES, *GENERATION_PHASES)
 
 
 def _has_more(setup: TrainingSetup) -> bool:

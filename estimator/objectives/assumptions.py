@@ -43,9 +43,4 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
         sentences.append(
             f"The trainer of {objective} sets dropout to 0, lora_dropout {setup.lora_dropout:g} too."
         )
-    if objective.generates:
-        sentences.append(
-            "Generation is not modelled yet: neither its memory (the cache of keys and values, or vLLM's share of the "
-            "GPU) nor its time is counted. What is estimated is the training on completions that exist."
-        )
     return sentences

@@ -168,6 +168,8 @@ class Resident:
     """Buffers that stay between steps."""
     reference: int = 0
     """Weights of a reference model."""
+    engine: int = 0
+    """What an inference engine on the same GPU holds while others train."""
     total_parameters: int
     trainable_parameters: int
 
@@ -175,7 +177,7 @@ class Resident:
     def step_bytes(self) -> int:
         """Everything alive in the optimizer's step except the workspace."""
         step = self.weights + self.adapters + self.gradients + self.transient + self.communication
-        return step + self.reference + self.states.resident_bytes
+        return step + self.reference + self.engine + self.states.resident_bytes
 
     def sizes(self, workspace: int) -> dict[Component, int]:
         """By component, before the first moment, without gradients."""
@@ -184,6 +186,7 @@ class Resident:
             Component.WEIGHTS: self.weights,
             Component.ADAPTERS: self.adapters,
             Component.REFERENCE_MODEL: self.reference,
+            Component.INFERENCE_ENGINE: self.engine,
             Component.OPTIMIZER_STATES: self.states.resident_bytes,
             Component.COMMUNICATION: self.communication,
             Component.WORKSPACE: workspace,

@@ -38,6 +38,7 @@ class Section(StrEnum):
     ALWAYS = "always"
     SEVERAL_GPUS = "Several GPUs"
     OBJECTIVE = "Objective"
+    GENERATION = "Generation"
     LORA = "LoRA"
     QUANTISATION = "Quantisation"
     IMAGES = "Images"

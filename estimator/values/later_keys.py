@@ -15,11 +15,7 @@ LATER_KEY = Refusal(
 LATER: Mapping[str, object] = MappingProxyType(
     {
         # GRPO's: TRL 1.16, trainer/grpo_config.py
-        "use_vllm": False,
-        "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": 0.3,
-        "vllm_enable_sleep_mode": False,
-        "vllm_tensor_parallel_size": 1,
+        "use_transformers_continuous_batching": False,
     }
 )
 """Each key with its default, the only value that is estimated."""
@@ -28,8 +24,7 @@ LATER: Mapping[str, object] = MappingProxyType(
 def read_later(key: str, value: object) -> None:
     """Accepts the default, null and empty values; refuses anything else as not modelled yet.
 
-    >>> read_later("use_vllm", False), read_later("vllm_tensor_parallel_size", None)
-    (None, None)
+    >>> read_later("use_transformers_continuous_batching", False)
     """
     default = LATER[key]
     is_default = value == default and isinstance(value, bool) == isinstance(default, bool)

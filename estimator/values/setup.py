@@ -16,6 +16,7 @@ from estimator.values.declaration import Checked, Hashed, Key, Whose, attribute_
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
+from estimator.values.facets.generation import Generation
 from estimator.values.facets.images import Images
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.objective import Task
@@ -34,6 +35,7 @@ FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
         "images": (Images, "images"),
         "computation": (Computation, "kernels, and what is kept for the backward pass"),
         "task": (Task, "the objective and its loss"),
+        "generation": (Generation, "where the completions of grpo and rloo come from"),
         "mesh": (Mesh, "several GPUs"),
         "run": (TrainingRun, "the run"),
     }
@@ -102,7 +104,16 @@ FACET_OF: Mapping[str, str] = attribute_owners({name: of for name, (of, _) in FA
 if TYPE_CHECKING:
 
     class _Keys(  # type: ignore[misc]  # typing only: at run time each attribute is looked up in its facet
-        Adapters, Precision, Optimisation, Batch, Images, Computation, Task, Mesh, TrainingRun
+        Adapters,
+        Precision,
+        Optimisation,
+        Batch,
+        Images,
+        Computation,
+        Task,
+        Generation,
+        Mesh,
+        TrainingRun,
     ):
         """Every key of every facet, for type checkers."""
 else:
@@ -134,6 +145,7 @@ class TrainingSetup(_Keys):
     images: Images = field(default=Images())
     computation: Computation = field(default=Computation())
     task: Task = field(default=Task())
+    generation: Generation = field(default=Generation())
     mesh: Mesh = field(default=Mesh())
     run: TrainingRun = field(default=TrainingRun())
 

@@ -218,6 +218,10 @@ class Phase(StrEnum):
     """Forward calls under ``no_grad`` inside the loss."""
     SCORING = "scoring"
     """Forward calls under ``no_grad`` before the micro-step."""
+    PUSH_WEIGHTS = "push_weights"
+    """New weights are copied to the inference engine, before it generates."""
+    GENERATION = "generation"
+    """Completions are written, before they are scored."""
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"
     LOAD = "load"
@@ -229,6 +233,8 @@ STEP_PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 """Of every step."""
 MORE_PASSES = (Phase.REFERENCE, Phase.SCORING)
 """Of a step whose objective asks a model without training it."""
+GENERATION_PHASES = (Phase.PUSH_WEIGHTS, Phase.GENERATION)
+"""Of a step whose objective trains on what the model writes; they come before its passes."""
 
 
 class Component(StrEnum):
@@ -238,6 +244,8 @@ class Component(StrEnum):
     ADAPTERS = "adapters"
     REFERENCE_MODEL = "reference_model"
     """Weights of a model that is asked and not trained."""
+    INFERENCE_ENGINE = "inference_engine"
+    """What vLLM holds on a GPU that it shares with the trainer, or transformers' cache of keys and values."""
     GRADIENTS = "gradients"
     OPTIMIZER_STATES = "optimizer_states"
     ACTIVATIONS = "activations"
@@ -247,7 +255,11 @@ class Component(StrEnum):
     WORKSPACE = "workspace"
 
 
-OF_EVERY_STEP = tuple(part for part in Component if part is not Component.REFERENCE_MODEL)
+OF_EVERY_STEP = tuple(
+    part
+    for part in Component
+    if part not in (Component.REFERENCE_MODEL, Component.INFERENCE_ENGINE)
+)
 """Components that every answer lists."""
 
 

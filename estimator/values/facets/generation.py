@@ -1,0 +1,128 @@
+"""Where the completions come from that grpo and rloo train on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.kinds import Choice, Flag, Number, WholeNumber
+
+COLOCATE, SERVER = "colocate", "server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation(Checked):
+    """transformers' ``generate``, or vLLM: on the same GPUs, or on its own.
+
+    Source: trl 1.16, trainer/grpo_config.py.
+    """
+
+    __hash__ = Hashed.__hash__
+
+    use_vllm: bool = key(
+        False,
+        Flag(),
+        "generate with vLLM, in grpo and rloo",
+        whose=Whose.TRL,
+        code="uv",
+        widget=Widget(
+            shape="toggle",
+            section=Section.GENERATION,
+            label="Generate with vLLM",
+            help="use_vllm: without it, transformers' generate writes all completions of a generation at once.",
+            decides=True,
+        ),
+    )
+    vllm_mode: str = key(
+        COLOCATE,
+        Choice((COLOCATE, SERVER)),
+        "vLLM on the GPUs that train, or on GPUs of its own",
+        whose=Whose.TRL,
+        code="vm",
+        widget=Widget(
+            shape="segments",
+            section=Section.GENERATION,
+            label="vLLM's GPUs",
+            help="vllm_mode: colocate shares the GPUs that train; server has GPUs of its own, which are not counted "
+            "here.",
+            decides=True,
+        ),
+    )
+    vllm_gpu_memory_utilization: float = key(
+        0.3,
+        Number(1, open_low=True),
+        "share of the whole GPU that vLLM takes",
+        whose=Whose.TRL,
+        code="vu",
+        widget=Widget(
+            shape="number",
+            section=Section.GENERATION,
+            label="vLLM's share of the GPU",
+            help="vllm_gpu_memory_utilization: of the whole card, not of what is free. Weights, activations and CUDA "
+            "graphs come out of it; the rest is its cache of keys and values.",
+            step=0.01,
+            ends=(0.01, 1.0),
+        ),
+    )
+    vllm_enable_sleep_mode: bool = key(
+        False,
+        Flag(),
+        "vLLM frees its weights and its cache while others train",
+        whose=Whose.TRL,
+        code="vs",
+        widget=Widget(
+            shape="toggle",
+            section=Section.GENERATION,
+            label="vLLM sleeps during training",
+            help="vllm_enable_sleep_mode: vLLM's memory and the training step's take turns instead of adding up.",
+        ),
+    )
+    vllm_tensor_parallel_size: int = key(
+        1,
+        WholeNumber(1024),
+        "GPUs that share one vLLM engine",
+        whose=Whose.TRL,
+        code="vt",
+        widget=Widget(
+            shape="number",
+            section=Section.GENERATION,
+            label="GPUs of one engine",
+            help="vllm_tensor_parallel_size: weights and cache are split between so many GPUs; it divides the number "
+            "of GPUs and the attention heads.",
+        ),
+    )
+    vllm_max_model_length: int | None = key(
+        None,
+        WholeNumber(2**24, nullable=True),
+        "longest row, prompt and completion, that vLLM must hold",
+        whose=Whose.TRL,
+        null="all positions of the model",
+        code="vl",
+        widget=Widget(
+            shape="number",
+            section=Section.GENERATION,
+            label="vLLM's longest row",
+            help="vllm_max_model_length: vLLM starts only if its cache holds one row of this length. Left empty, that "
+            "is every position of the model.",
+            step=64,
+        ),
+    )
+    ds3_gather_for_generation: bool = key(
+        True,
+        Flag(),
+        "under zero3, gather the whole model while transformers generates",
+        whose=Whose.TRL,
+        code="dg",
+        widget=Widget(
+            shape="toggle",
+            section=Section.GENERATION,
+            label="Gather the model to generate",
+            help="ds3_gather_for_generation: off, ZeRO-3 gathers layer by layer for every token, which is slow and "
+            "needs less memory. vLLM never generates with the trainer's weights.",
+        ),
+    )
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether vLLM is on the GPUs that train."""
+        return self.use_vllm and self.vllm_mode == COLOCATE

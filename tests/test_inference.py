@@ -1,0 +1,291 @@
+"""Generation beside training: vLLM's pages and share, TRL's phases, and what is refused.
+
+Expected numbers are worked out by hand from vllm 0.33.0 and trl 1.16.0, at the lines that each test names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator.answer.estimate import estimate, need
+from estimator.answer.overflow import first_overflow, instants
+from estimator.families.counts import total_parameters
+from estimator.families.modules import TINY_LLAMA
+from estimator.inference import colocation, engine, kv_cache
+from estimator.sources import catalog
+from estimator.values.results import Estimate
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Component, Phase, Strategy, Verdict
+
+QWEN = catalog.model("Qwen/Qwen2.5-1.5B")
+QWEN_7B = catalog.model("Qwen/Qwen2.5-7B")
+H100 = catalog.gpu("H100-SXM5-80GB")
+GRPO: dict[str, Any] = {
+    "objective": "grpo",
+    "per_device_train_batch_size": 8,
+    "gradient_checkpointing": True,
+    "max_length": 1024,
+    "max_completion_length": 512,
+    "vllm_max_model_length": 1024,
+}
+
+
+def setup(**keys: Any) -> TrainingSetup:
+    return TrainingSetup(**(GRPO | {"use_vllm": True} | keys))
+
+
+def answer(model: Any = QWEN, **keys: Any) -> Estimate:
+    return estimate(model, H100, setup(**keys))
+
+
+# --- pages: vllm v1/kv_cache_interface.py:579, :648, :944; v1/core/kv_cache_planning.py:416, :1536 ---
+
+
+def test_a_token_of_grouped_queries_takes_keys_and_values_of_every_layer() -> None:
+    # Llama 3.1 8B: 32 layers, 8 key-value heads of 128, 2 bytes, keys and values: 128 KiB a token
+    llama = catalog.model("meta-llama/Llama-3.1-8B")
+    assert kv_cache.pages(llama).block_bytes == 16 * 32 * 2 * 8 * 128 * 2
+    assert kv_cache.sequence_bytes(llama, 1) == 131_072
+    assert kv_cache.pages(llama, 8).block_bytes * 8 == kv_cache.pages(llama).block_bytes
+    assert kv_cache.pages(llama, 16) == kv_cache.pages(llama, 8)  # a head is never cut
+
+
+def test_latent_attention_caches_one_vector_and_is_not_divided() -> None:
+    # DeepSeek V2 Lite: latent 512 and 64 rotary, 27 layers
+    deepseek = catalog.model("deepseek-ai/DeepSeek-V2-Lite")
+    assert kv_cache.pages(deepseek).block_bytes == 16 * 27 * (512 + 64) * 2
+    assert kv_cache.pages(deepseek, 4) == kv_cache.pages(deepseek)
+
+
+def test_windows_hold_what_is_in_flight_and_one_more_block() -> None:
+    # Gemma 3 4B: 29 windowed layers of 1,024 tokens and 5 full ones, so 6 groups of 5 and 1 of 5
+    gemma = kv_cache.pages(catalog.model("google/gemma-3-4b-it"))
+    assert [group.groups for group in gemma.groups] == [6, 1]
+    # 1,023 and two batches of 512 in flight are 2,047 tokens: 128 blocks and one; 32,768 tokens are 2,048 blocks
+    assert gemma.blocks(32_768, 512) == 6 * 129 + 2048
+
+
+def test_layers_padded_to_a_group_count() -> None:
+    # gpt-oss 20B: 12 windowed and 12 full layers, two groups
+    oss = kv_cache.pages(catalog.model("openai/gpt-oss-20b"))
+    assert [group.groups for group in oss.groups] == [1, 1]
+
+
+def test_attentions_block_grows_to_a_state() -> None:
+    # Qwen3.5 4B: 24 delta-nets of (8192 · 3 + 32 · 128 · 128) · 2 bytes, 8 layers of attention with 4,096 a token
+    hybrid = catalog.model("Qwen/Qwen3.5-4B")
+    state = (8192 * 3 + 32 * 128 * 128) * 2
+    tokens = -(-state // (16 * 4096)) * 16
+    found = kv_cache.pages(hybrid)
+    assert found.block_bytes == 8 * tokens * 4096
+    assert found.blocks(tokens + 1, 4096) == 3 + 2
+
+
+def test_layers_that_reuse_keys_cache_nothing() -> None:
+    # Gemma 4 E2B: 35 layers, of which the last 20 reuse keys and values
+    layers = sum(
+        count for _, count in kv_cache.layer_caches(catalog.model("google/gemma-4-E2B-it"))
+    )
+    assert layers == 15
+
+
+# --- the engine: v1/worker/gpu_worker.py:641, v1/worker/utils.py:724 ---
+
+
+def test_the_share_is_of_the_whole_card_rounded_up() -> None:
+    assert engine.asked_bytes(10**9 + 1, 0.3) == 300_000_001
+
+
+def test_weights_are_16_bits_and_split_between_ranks() -> None:
+    alone, of_two = (engine.engine_weight_bytes(QWEN_7B, ranks) for ranks in (1, 2))
+    assert alone == 2 * total_parameters(QWEN_7B)
+    assert alone / 2 < of_two < alone / 2 * 1.001  # norms are on both
+    tiny = engine.engine_weight_bytes(TINY_LLAMA, 2)
+    # by hand: embedding padded to 64 rows, 32 · 8; head 5 · 8; norms whole; k, v whole (1 head), q, o, MLP halved
+    layer = 2 * 8 + 2 * (8 * 4) + (2 * 8 * 8 + 3 * 8 * 16) // 2
+    assert tiny == 2 * (32 * 8 + 5 * 8 + 8 + 2 * layer)
+
+
+def test_the_cache_is_what_the_share_leaves() -> None:
+    own = colocation.colocated_engine(QWEN, H100, setup())
+    assert own.asked == engine.asked_bytes(H100.memory_bytes, 0.3)
+    low, high = own.cache
+    assert own.weights + own.buffers + own.activations + own.most + low == own.asked
+    assert high - low == own.most - own.least > 0
+    # 8 rows of 1,024 tokens: 64 blocks each
+    assert (own.rows, own.blocks_per_row, own.at_once) == (8, 64, (8, 8))
+
+
+def test_rows_at_once_are_those_of_a_generation_and_of_the_engines_gpus() -> None:
+    # trl trainer/grpo_trainer.py:1122
+    two = setup(
+        num_gpus=4,
+        strategy="zero3",
+        vllm_tensor_parallel_size=2,
+        gradient_accumulation_steps=4,
+    )
+    assert colocation.colocated_engine(QWEN, H100, two).rows == 8 * 4 * 2
+
+
+def test_captured_sizes() -> None:
+    # config/vllm.py:2398: 1, 2, 4, 8, 16, .., 248 (31), 256, 272, .., 512 (17): 51 sizes, as in vllm pull request 48214
+    assert engine.graph_count(256) == 51 + (3 + 31 + 1)
+
+
+def test_a_cache_holds_one_block_less_than_its_bytes() -> None:
+    own = colocation.colocated_engine(QWEN, H100, setup())
+    assert own.fitting(own.block * (3 * own.blocks_per_row + 1)) == 3
+    assert own.fitting(own.block * 3 * own.blocks_per_row) == 2
+
+
+def test_asking_is_the_least_share_with_which_so_many_rows_fit() -> None:
+    one = colocation.colocated_engine(QWEN, H100, setup())
+    least = replace(one, asked=one.asking(5))
+    assert least.at_once[0] == 5
+    assert replace(one, asked=one.asking(5) - 1).at_once[0] == 4
+
+
+# --- beside the trainer: trl generation/vllm_generation.py, trainer/grpo_trainer.py ---
+
+
+def test_without_sleep_the_engine_adds_to_the_training_step() -> None:
+    with_engine, alone = answer(), answer(use_vllm=False)
+    own = colocation.colocated_engine(QWEN, H100, setup())
+    assert with_engine.peak.bytes == alone.peak.bytes + own.kept
+    assert with_engine.peak.resident[Component.INFERENCE_ENGINE] == own.kept
+
+
+def test_with_sleep_the_height_is_the_larger_of_step_and_generation() -> None:
+    asleep, alone = answer(vllm_enable_sleep_mode=True), answer(use_vllm=False)
+    own = colocation.colocated_engine(QWEN, H100, setup())
+    assert asleep.peak.bytes == alone.peak.bytes + own.buffers + own.graphs
+    between = alone.timeline.resident
+    assert asleep.phases[Phase.GENERATION].bytes == sum(between.values()) + own.asked
+    assert asleep.decisive.bytes == max(asleep.peak.bytes, asleep.phases[Phase.GENERATION].bytes)
+
+
+def test_need_says_what_estimate_says() -> None:
+    for keys in ({}, {"vllm_enable_sleep_mode": True}, {"use_vllm": False}, {"method": "lora"}):
+        whole = answer(**keys)
+        assert need(QWEN, H100, setup(**keys)) == (whole.need_low_bytes, whole.need_high_bytes)
+
+
+def test_no_slack_is_counted_of_what_the_engine_took() -> None:
+    small, large = answer(vllm_gpu_memory_utilization=0.2), answer(vllm_gpu_memory_utilization=0.4)
+    more = large.phases[Phase.GENERATION].bytes - small.phases[Phase.GENERATION].bytes
+    assert large.need_high_bytes - small.need_high_bytes == more
+
+
+def test_weights_are_gathered_one_by_one_or_whole() -> None:
+    # vllm_generation.py:455: one at a time; with adapters the whole model under stage 3
+    keys = {"num_gpus": 8, "strategy": Strategy.ZERO3}
+    full, lora = answer(QWEN_7B, **keys), answer(QWEN_7B, method="lora", **keys)
+    embedding = 152_064 * 3584 * 2
+    assert full.phases[Phase.PUSH_WEIGHTS].resident[Component.TEMPORARIES] == embedding
+    own = lora.timeline.resident[Component.WEIGHTS]
+    merged = (
+        2 * 4 * 18_944 * 3584
+    )  # the product of the adapters of an MLP's linear, and the scaled one
+    whole = 2 * total_parameters(QWEN_7B)
+    gathered = lora.phases[Phase.PUSH_WEIGHTS].resident[Component.TEMPORARIES]
+    assert gathered - (whole - own) - merged in range(-4096, 2**20)
+
+
+def test_transformers_caches_every_row_of_a_generation() -> None:
+    keys: dict[str, Any] = {"use_vllm": False, "max_completion_length": 1008}
+    own = answer(**keys).phases[Phase.GENERATION]
+    # 28 layers, 2 key-value heads of 128: 28,672 bytes a token, 8 rows of 1,024
+    assert own.resident[Component.INFERENCE_ENGINE] == 28_672 * 8 * 1024
+    more = answer(gradient_accumulation_steps=4, **keys).phases[Phase.GENERATION]
+    assert more.resident[Component.INFERENCE_ENGINE] == 4 * 28_672 * 8 * 1024
+
+
+def test_zero3_gathers_the_model_to_generate_unless_told_not_to() -> None:
+    keys: dict[str, Any] = {"num_gpus": 8, "strategy": Strategy.ZERO3, "use_vllm": False}
+    gathers, layerwise = (
+        answer(QWEN_7B, ds3_gather_for_generation=gather, **keys).phases[Phase.GENERATION].bytes
+        for gather in (True, False)
+    )
+    assert gathers - layerwise > 10 * 2**30
+
+
+def test_a_server_leaves_the_gpu_to_the_trainer() -> None:
+    served, alone = answer(vllm_mode="server"), answer(use_vllm=False)
+    assert served.peak == alone.peak
+    assert Phase.GENERATION not in served.phases
+
+
+def test_the_walk_pushes_and_generates_before_each_step_trains() -> None:
+    walk = [it for it in instants(answer()) if it.step]
+    for step in (1, 2):
+        phases = [it.moment.phase for it in walk if it.step == step]
+        assert phases[:2] == [Phase.PUSH_WEIGHTS, Phase.GENERATION]
+    states = [
+        Component.OPTIMIZER_STATES in it.moment.resident
+        for it in walk
+        if it.moment.phase is Phase.GENERATION
+    ]
+    assert states == [False, True]  # none exist before the first optimizer step
+
+
+def test_the_first_overflow_may_be_the_second_generation() -> None:
+    over = answer(vllm_enable_sleep_mode=True, vllm_gpu_memory_utilization=0.92)
+    found = first_overflow(over)
+    assert over.verdict is Verdict.DOES_NOT_FIT
+    assert found is not None
+    assert (found.step, found.moment.phase) == (2, Phase.GENERATION)
+
+
+def test_the_walk_of_an_accumulation_keeps_a_generations_rows() -> None:
+    walk = instants(answer(gradient_accumulation_steps=4))
+    assert {it.moment.phase for it in walk} >= {Phase.GENERATION, Phase.FORWARD}
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"vllm_gpu_memory_utilization": 0.0}, "vllm_gpu_memory_utilization must be"),
+        ({"vllm_gpu_memory_utilization": 1.5}, "vllm_gpu_memory_utilization must be"),
+        ({"vllm_tensor_parallel_size": 2}, "does not divide num_gpus 1"),
+        (
+            {"num_gpus": 5, "strategy": "zero3", "vllm_tensor_parallel_size": 5},
+            "does not divide the 12 attention heads",
+        ),
+        ({"vllm_max_model_length": 512}, "raise it to 1024"),
+        ({"vllm_max_model_length": 10**6}, "exceeds the 131072 positions"),
+        (
+            {"max_length": 2**18, "max_completion_length": 2**17, "vllm_max_model_length": None},
+            "lower max_completion_length",
+        ),
+        ({"objective": "sft"}, "use_vllm is for objectives grpo and rloo"),
+        ({"method": "qlora"}, "not modelled yet"),
+        ({"method": "lora", "load_in_8bit": True}, "TRL refuses"),
+        # v1/worker/utils.py:764: free memory on startup
+        ({"vllm_gpu_memory_utilization": 0.99}, "lower it to 0.96"),
+        # v1/core/kv_cache_planning.py:56: nothing is left for a row
+        ({"vllm_gpu_memory_utilization": 0.03}, "raise vllm_gpu_memory_utilization to 0.05"),
+    ],
+)
+def test_what_is_refused_says_what_to_change(keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        answer(**keys)
+
+
+def test_all_positions_of_the_model_must_fit_unless_a_length_is_given() -> None:
+    # trl passes max_model_len=None: 131,072 positions of Qwen2.5 1.5B take 3.5 GiB, more than 0.08 of the card leaves
+    keys = {"vllm_gpu_memory_utilization": 0.08}
+    assert answer(**keys).verdict is Verdict.FITS
+    with pytest.raises(ValueError, match="set vllm_max_model_length to 1,024"):
+        answer(**keys, vllm_max_model_length=None)
+
+
+def test_a_share_needs_a_gpu() -> None:
+    with pytest.raises(ValueError, match="choose a gpu"):
+        estimate(QWEN, None, setup())
