@@ -6,6 +6,7 @@
 'fits'
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from estimator import contract
@@ -88,6 +89,11 @@ from estimator.values.specs import (
 if TYPE_CHECKING:
     from estimator.grid.needs import Needs, needs
     from estimator.grid.runs import Runs, runs
+    from estimator.plan import words as plan_words
+    from estimator.plan.advice import Advice, NearMiss, Stair, advise
+    from estimator.plan.candidates import Candidates, Recipe, candidates
+    from estimator.plan.question import Offer, Question, TokenLengths
+    from estimator.plan.reading import question_object, question_of, question_of_text
 
 __all__ = [
     "ALL_LINEAR",
@@ -110,8 +116,10 @@ __all__ = [
     "STEP_PHASES",
     "TOOLS",
     "WRITABLE",
+    "Advice",
     "AttnImplementation",
     "BestWay",
+    "Candidates",
     "Changed",
     "Comparison",
     "Component",
@@ -131,17 +139,21 @@ __all__ = [
     "Model",
     "ModelClass",
     "Moment",
+    "NearMiss",
     "Needs",
     "Objective",
+    "Offer",
     "Offload",
     "OnDevice",
     "Optimizer",
     "Phase",
     "Point",
     "Price",
+    "Question",
     "Rank",
     "Ranking",
     "Reach",
+    "Recipe",
     "Remedy",
     "RunCost",
     "RunTime",
@@ -150,18 +162,22 @@ __all__ = [
     "Shown",
     "SimilarRuns",
     "Stage",
+    "Stair",
     "Strategy",
     "TakeAway",
     "Term",
     "TimePart",
+    "TokenLengths",
     "TrainingSetup",
     "Trouble",
     "Trust",
     "Verdict",
     "accuracy",
+    "advise",
     "best_way",
     "best_ways",
     "beyond_the_step",
+    "candidates",
     "catalog",
     "changed_files",
     "changes_between",
@@ -196,6 +212,10 @@ __all__ = [
     "overflow",
     "pareto",
     "placement",
+    "plan_words",
+    "question_object",
+    "question_of",
+    "question_of_text",
     "rank_gpus",
     "ranks",
     "reach",
@@ -219,11 +239,32 @@ __all__ = [
     "write_seconds",
 ]
 
+_WITH_ARRAYS = {
+    "Needs": "grid.needs",
+    "needs": "grid.needs",
+    "Runs": "grid.runs",
+    "runs": "grid.runs",
+    "Advice": "plan.advice",
+    "NearMiss": "plan.advice",
+    "Stair": "plan.advice",
+    "advise": "plan.advice",
+    "Candidates": "plan.candidates",
+    "Recipe": "plan.candidates",
+    "candidates": "plan.candidates",
+    "Offer": "plan.question",
+    "Question": "plan.question",
+    "TokenLengths": "plan.question",
+    "question_object": "plan.reading",
+    "question_of": "plan.reading",
+    "question_of_text": "plan.reading",
+}
+"""Where the names are whose modules need NumPy, which a single estimate does not."""
+
 
 def __getattr__(name: str) -> Any:
-    """Imports on demand what needs NumPy, which a single estimate does not."""
-    if name in ("Needs", "Runs", "needs", "runs"):
-        from importlib import import_module  # noqa: PLC0415
-
-        return getattr(import_module(f"estimator.grid.{name.lower()}"), name)
+    """Imports on demand what needs NumPy."""
+    if name == "plan_words":
+        return import_module("estimator.plan.words")
+    if name in _WITH_ARRAYS:
+        return getattr(import_module(f"estimator.{_WITH_ARRAYS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""What are the options, and what does the next dollar buy? Imports NumPy, on demand."""

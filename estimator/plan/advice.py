@@ -1,0 +1,253 @@
+"""What to take, what the next dollar buys, and why the others fail: an answer from the arrays of a question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimator.grid.arrays import Numbers, Some
+from estimator.grid.runs import Reals
+from estimator.plan import words
+from estimator.plan.candidates import Candidates
+from estimator.plan.front import equal_to, front_of, overlap, stairs_of
+from estimator.plan.question import Question
+
+MOST_MISSES = 12
+"""Near misses that are named: ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stair:
+    """A point of the front that is faster than every cheaper one, cheapest first."""
+
+    place: int
+    """Its place in the candidates."""
+    alike: tuple[int, ...]
+    """Faster, dearer points of the front that cannot be told from it: both brackets overlap."""
+    dollars_more: float
+    """Than the stair before, by the middles; 0 for the first."""
+    hours_less: float
+    is_surely_faster: bool
+    """Whether its bracket of hours lies wholly below that of the stair before."""
+    is_surely_dearer: bool
+    text: str
+    """What the step buys, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearMiss:
+    """The setup of some cards that comes closest to what is asked, and what it lacks; 0 where it lacks nothing."""
+
+    place: int
+    bytes_over: int
+    """Of the high end of the need above the card's memory."""
+    hours_over: float
+    """Of the slow end above the deadline."""
+    dollars_over: float
+    """Of the dear end above the budget."""
+    may_do: bool
+    """Whether the low ends meet everything, so that it may do."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The answer to a question."""
+
+    question: Question
+    candidates: Candidates
+    kept: Some
+    """Which candidates pass the caller's filters."""
+    meets: Some
+    """Which of these fit, and meet deadline and budget with the worse ends of their brackets."""
+    may_meet: Some
+    """Which of these fit, and meet both with the better ends."""
+    front: Numbers
+    """Places of those that fit and that no other beats in dollars, hours and headroom; cheapest first."""
+    stairs: tuple[Stair, ...]
+    recommended: int | None
+    """The cheapest of those that meet everything, or else of those that may; None: none may."""
+    is_sure: bool
+    """Whether the recommended one meets everything with the worse ends."""
+    sentence: str
+    reasons: tuple[str, ...]
+    misses: tuple[NearMiss, ...]
+    notes: tuple[str, ...]
+    """What the answer leaves out: cards without a price or a speed, cut examples, refused combinations."""
+
+
+def advise(
+    found: Candidates, question: Question | None = None, where: Some | None = None
+) -> Advice:
+    """The answer from candidates that are already computed; fast, so that filters act at once.
+
+    ``question``: with another deadline or budget. ``where``: which candidates are considered.
+
+    Source: derived; the front as ``front_of``, ties of brackets as ``equal_to``.
+    """
+    asked = found.question if question is None else question
+    kept = np.ones(len(found), np.bool_) if where is None else where
+    fits = found.fits & kept
+    deadline = np.inf if asked.deadline_hours is None else asked.deadline_hours
+    budget = np.inf if asked.budget_usd is None else asked.budget_usd
+    with np.errstate(invalid="ignore"):
+        meets = fits & (found.hours_high <= deadline) & (found.dollars_high <= budget)
+        may_meet = fits & (found.hours_low <= deadline) & (found.dollars_low <= budget)
+    dollars, hours = np.where(fits, found.dollars, np.nan), found.hours
+    front = front_of(dollars, hours, found.headroom)
+    sure, maybe = (
+        front_of(np.where(it, dollars, np.nan), hours, found.headroom) for it in (meets, may_meet)
+    )
+    best = sure if len(sure) else maybe
+    recommended = int(best[0]) if len(best) else None
+    stairs = _stairs(found, front, hours)
+    return Advice(
+        question=asked,
+        candidates=found,
+        kept=kept,
+        meets=meets,
+        may_meet=may_meet,
+        front=front,
+        stairs=stairs,
+        recommended=recommended,
+        is_sure=len(sure) > 0,
+        sentence=words.recommendation(found, asked, recommended, is_sure=len(sure) > 0),
+        reasons=_reasons(found, asked, recommended, fits, meets, may_meet),
+        misses=_misses(found, asked, kept, meets),
+        notes=words.notes(found, asked, kept),
+    )
+
+
+def _ends(found: Candidates) -> tuple[Reals, ...]:
+    return found.hours_low, found.hours_high, found.dollars_low, found.dollars_high
+
+
+def _stairs(found: Candidates, front: Numbers, hours: Reals) -> tuple[Stair, ...]:
+    """Stairs that can be told apart; those that cannot be told from the one before are named with it."""
+    groups: list[list[int]] = []
+    for place in stairs_of(front, hours).tolist():
+        if groups and equal_to(_ends(found), groups[-1][0])[place]:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    stairs: list[Stair] = []
+    for place, *alike in groups:
+        if not stairs:
+            stairs.append(
+                Stair(
+                    place=place,
+                    alike=tuple(alike),
+                    dollars_more=0.0,
+                    hours_less=0.0,
+                    is_surely_faster=False,
+                    is_surely_dearer=False,
+                    text=words.first_stair(found, place),
+                )
+            )
+            continue
+        before = stairs[-1].place
+        faster = not overlap(found.hours_low, found.hours_high, before)[place]
+        dearer = not overlap(found.dollars_low, found.dollars_high, before)[place]
+        stairs.append(
+            Stair(
+                place=place,
+                alike=tuple(alike),
+                dollars_more=float(found.dollars[place] - found.dollars[before]),
+                hours_less=float(found.hours[before] - found.hours[place]),
+                is_surely_faster=bool(faster),
+                is_surely_dearer=bool(dearer),
+                text=words.stair(
+                    found, before, place, is_faster=bool(faster), is_dearer=bool(dearer)
+                ),
+            )
+        )
+    return tuple(stairs)
+
+
+def _reasons(
+    found: Candidates,
+    asked: Question,
+    recommended: int | None,
+    fits: Some,
+    meets: Some,
+    may_meet: Some,
+) -> tuple[str, ...]:
+    if recommended is None:
+        return ()
+    among = meets if meets[recommended] else may_meet
+    said = [words.cheapest_of(found, asked, int(among.sum()), int(fits.sum()))]
+    equals = equal_to(_ends(found), recommended) & among
+    equals[recommended] = False
+    if equals.any():
+        others = np.flatnonzero(equals)
+        order = others[np.argsort(found.dollars[others], kind="stable")]
+        said.append(words.equals(found, recommended, order.tolist()))
+        roomiest = int(others[np.argmax(found.headroom[others])])
+        if found.headroom[roomiest] > found.headroom[recommended]:
+            said.append(words.roomiest(found, roomiest))
+    cheaper = fits & ~meets & (found.dollars < found.dollars[recommended])
+    if cheaper.any():
+        places = np.flatnonzero(cheaper)
+        nearest = int(places[np.argmin(found.hours_high[places])])
+        said.append(words.cheaper_but_late(found, asked, nearest))
+    return tuple(said)
+
+
+def _misses(found: Candidates, asked: Question, kept: Some, meets: Some) -> tuple[NearMiss, ...]:
+    """For each number of cards of an offer that meets nothing, the setup that comes closest."""
+    if not len(found):
+        return ()
+    offers = found.offers
+    group = offers * (int(found.num_gpus.max()) + 1) + found.num_gpus
+    met = np.unique(group[meets])
+    open_ = np.flatnonzero(kept & ~np.isin(group, met))
+    if not len(open_):
+        return ()
+    over = np.maximum(0, found.high_bytes - found.capacity_bytes)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        late = _beyond(found.hours_high, asked.deadline_hours)
+        dear = _beyond(found.dollars_high, asked.budget_usd)
+        shares = [
+            it / limit if limit else np.zeros_like(it)
+            for it, limit in ((late, asked.deadline_hours), (dear, asked.budget_usd))
+        ]
+    score = np.where(
+        over > 0, over / found.capacity_bytes, np.nan_to_num(np.maximum(*shares), nan=np.inf)
+    )
+    order = open_[np.lexsort((found.dollars[open_], score[open_], over[open_] > 0, group[open_]))]
+    _, first = np.unique(group[order], return_index=True)
+    places = order[first]
+    nearest = places[np.lexsort((score[places], over[places] > 0))]
+    tight = found.may_fit
+    misses = []
+    for place in nearest[:MOST_MISSES].tolist():
+        beyond = (int(over[place]), float(late[place]), float(dear[place]))
+        starts = _starts(found, asked, place) and bool(tight[place])
+        misses.append(
+            NearMiss(
+                place=place,
+                bytes_over=beyond[0],
+                hours_over=beyond[1],
+                dollars_over=beyond[2],
+                may_do=starts,
+                text=words.miss(found, asked, place, beyond, may_do=starts),
+            )
+        )
+    return tuple(misses)
+
+
+def _beyond(high: Reals, limit: float | None) -> Reals:
+    if limit is None:
+        return np.zeros_like(high)
+    return np.where(np.isnan(high), np.nan, np.maximum(0.0, high - limit))
+
+
+def _starts(found: Candidates, asked: Question, place: int) -> bool:
+    """Whether the low ends meet deadline and budget."""
+    limits: Sequence[tuple[float, float | None]] = (
+        (float(found.hours_low[place]), asked.deadline_hours),
+        (float(found.dollars_low[place]), asked.budget_usd),
+    )
+    return all(limit is None or low <= limit for low, limit in limits)

@@ -1,0 +1,365 @@
+"""Every setup that answers a question, in arrays: what it needs, how long it takes and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.answer.estimate import need
+from estimator.contract.setups import NONE_KNOWN, read_setup, write_fields
+from estimator.grid.arrays import Numbers, Some
+from estimator.grid.needs import Needs, needs
+from estimator.grid.runs import Reals, runs
+from estimator.plan.question import MOST_ROWS, Offer, Question
+from estimator.resident.overhead import workspace_bytes
+from estimator.time.throughput import missing_rate
+from estimator.values.refusals import InputError
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model
+
+FEW = 256
+"""Setups of one structure that are read one by one: ours, below it recorded rows cost more than they save."""
+MOST_CANDIDATES = 2_000_000
+"""Setups of one question at most: ours, what fits in memory and in patience."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Setups on one kind of card that differ in GPUs, micro-batch, accumulation and rank only."""
+
+    model: Model
+    offer: int
+    """Its place among the question's offers."""
+    setup: TrainingSetup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Setups, one per place of each array; bytes per GPU, hours and US dollars of the whole run (NaN: unknown)."""
+
+    question: Question
+    recipes: tuple[Recipe, ...]
+    recipe: Numbers
+    """The place in ``recipes``."""
+    num_gpus: Numbers
+    micro_batch: Numbers
+    accumulation: Numbers
+    rank: Numbers
+    low_bytes: Numbers
+    high_bytes: Numbers
+    capacity_bytes: Numbers
+    hours_low: Reals
+    hours_high: Reals
+    dollars_low: Reals
+    dollars_high: Reals
+    refused: Mapping[str, int]
+    """Sentences about combinations that no one can train, and how many there are of each."""
+    untimed: Mapping[str, str]
+    """Why an offer has no time, by the name of its card."""
+
+    def __len__(self) -> int:
+        return len(self.recipe)
+
+    @property
+    def fits(self) -> Some:
+        """Which fit surely: as ``Verdict.FITS``."""
+        return self.high_bytes <= self.capacity_bytes
+
+    @property
+    def may_fit(self) -> Some:
+        """Which fit or are tight."""
+        return self.low_bytes <= self.capacity_bytes
+
+    @property
+    def headroom(self) -> Reals:
+        """Share of the card that stays free at the high end of the need; negative where it does not fit."""
+        return (self.capacity_bytes - self.high_bytes) / self.capacity_bytes
+
+    @property
+    def hours(self) -> Reals:
+        """The geometric mean of both ends, as ``middle_hours``."""
+        return np.sqrt(self.hours_low * self.hours_high)
+
+    @property
+    def dollars(self) -> Reals:
+        """The geometric mean of both ends, as ``middle_dollars``."""
+        return np.sqrt(self.dollars_low * self.dollars_high)
+
+    @property
+    def offers(self) -> Numbers:
+        """The place of each one's offer among the question's."""
+        return np.array([it.offer for it in self.recipes], np.int64)[self.recipe]
+
+    def of(self, place: int) -> Recipe:
+        """The recipe of one."""
+        return self.recipes[int(self.recipe[place])]
+
+    def offer(self, place: int) -> Offer:
+        """The offer of one."""
+        return self.question.offers[self.of(place).offer]
+
+    def gpu(self, place: int) -> Gpu:
+        """The card of one, with the listings of its offer."""
+        return self.offer(place).priced
+
+    def setup(self, place: int) -> TrainingSetup:
+        """The whole setup of one: ``estimate`` of it and of ``gpu`` says the same as the arrays."""
+        recipe = self.of(place)
+        ranked: dict[str, Any] = (
+            {"lora_r": int(self.rank[place])} if recipe.setup.uses_adapters else {}
+        )
+        return replace(
+            recipe.setup,
+            num_gpus=int(self.num_gpus[place]),
+            per_device_train_batch_size=int(self.micro_batch[place]),
+            gradient_accumulation_steps=int(self.accumulation[place]),
+            **ranked,
+        )
+
+    def keys(self, place: int) -> dict[str, object]:
+        """The object of the contract, which a link, a file and a tool's config are written from."""
+        offer = self.offer(place)
+        written = write_fields(self.of(place).model, offer.gpu, self.setup(place))
+        if offer.usd_per_gpu_hour is not None:
+            written["usd_per_gpu_hour"] = offer.usd_per_gpu_hour
+        return written
+
+
+def candidates(
+    question: Question,
+    known: Mapping[str, Model] = NONE_KNOWN,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Candidates:
+    """Every setup that a question allows, with bytes, hours and dollars as ``estimate`` says of each.
+
+    ``known``: models by id that are not in the catalogue. ``progress`` is called with the share that is done.
+    Raises ``InputError`` with one sentence if nothing can be computed.
+
+    Source: derived, from ``needs`` and ``runs``.
+    """
+    refused: Counter[str] = Counter()
+    untimed: dict[str, str] = {}
+    asked = list(_structures(question, known, refused))
+    if not asked:
+        raise InputError(_why_nothing(refused))
+    table = _Table()
+    for done, (model, setup) in enumerate(asked):
+        for group in _alike(question.offers):
+            cells = _cells(question, [question.offers[it] for it in group], setup)
+            if len(cells[0]):
+                of_node = replace(setup, gpus_per_node=question.offers[group[0]].gpus_per_node)
+                _read(question, model, of_node, group, cells, table, untimed)
+        if table.count > MOST_CANDIDATES:
+            raise InputError(
+                f"The question has more than {MOST_CANDIDATES:,} setups; try fewer cards, values or models."
+            )
+        progress((done + 1) / len(asked))
+    return table.all(question, refused, untimed)
+
+
+def _why_nothing(refused: Counter[str]) -> str:
+    said = f" {refused.most_common(1)[0][0]}" if refused else ""
+    return f"No setup can be computed for this question.{said}"
+
+
+def _structures(
+    question: Question, known: Mapping[str, Model], refused: Counter[str]
+) -> Iterator[tuple[Model, TrainingSetup]]:
+    """Every combination that is tried, read as the contract reads it, with its tool's defaults."""
+    seen = set()
+    shared = any(offer.most > 1 for offer in question.offers)
+    alone = any(1 in offer.counts for offer in question.offers)
+    tried = dict(question.tried)
+    strategies = [*["none"] * alone, *list(tried.pop("strategy", ())) * shared]
+    for name, method, strategy in product(question.models, question.methods, strategies):
+        for values in product(*tried.values()):
+            keys = {
+                **question.keys,
+                **dict(zip(tried, values, strict=True)),
+                **_asked(question),
+                "model": name,
+                "tool": question.tool,
+                "method": method.value,
+                "strategy": strategy,
+                "num_gpus": 1 if strategy == "none" else 2,
+            }
+            if strategy == "none" and any(
+                keys.get(it) not in (None, "none") for it in ("offload_optimizer", "offload_param")
+            ):
+                continue
+            reading = read_setup(keys, known)
+            if reading.model is None:
+                raise InputError(" ".join(reading.problems))
+            if reading.problems:
+                refused[" ".join(reading.problems)] += 1
+            elif (name, reading.setup) not in seen:
+                seen.add((str(name), reading.setup))
+                yield reading.model, reading.setup
+
+
+def _asked(question: Question) -> dict[str, object]:
+    """What the question says in its own words, by the contract's names."""
+    is_short = question.mean_tokens < question.row_tokens
+    rows: dict[str, dict[str, object]] = {
+        "padded": {"padded": is_short, "packing": False, "padding_free": False},
+        "packed": {"packing": True},
+        "padding_free": {"padding_free": True, "packing": False},
+    }
+    return {
+        **rows[question.rows],
+        "max_length": question.row_tokens,
+        "mean_tokens_per_example": question.mean_tokens,
+        "num_train_examples": question.num_train_examples,
+        "num_train_epochs": question.num_train_epochs,
+    }
+
+
+def _alike(offers: Sequence[Offer]) -> list[list[int]]:
+    """Places of offers whose need is the same: cards matter to it by their workspace alone."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for place, offer in enumerate(offers):
+        key = workspace_bytes(offer.gpu), offer.gpus_per_node
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())
+
+
+def _cells(question: Question, offers: Sequence[Offer], setup: TrainingSetup) -> list[Numbers]:
+    """GPUs, micro-batch, accumulation and rank of each setup, whose product is exactly the effective batch."""
+    alone = setup.num_gpus == 1
+    counts = sorted({count for it in offers for count in it.counts if (count == 1) == alone})
+    ranks = question.ranks if setup.uses_adapters else question.ranks[:1]
+    rows = question.micro_batches or range(1, MOST_ROWS + 1)
+    found = [
+        (count, batch, question.effective_batch // (count * batch), rank)
+        for count in counts
+        for batch in rows
+        if question.effective_batch % (count * batch) == 0
+        for rank in ranks
+    ]
+    return list(np.array(found, np.int64).reshape(-1, 4).T)
+
+
+def _read(
+    question: Question,
+    model: Model,
+    setup: TrainingSetup,
+    group: Sequence[int],
+    cells: Sequence[Numbers],
+    table: _Table,
+    untimed: dict[str, str],
+) -> None:
+    """The setups of one structure on all offers that need the same."""
+    gpus, batches, accumulation, ranks = cells
+    asked = {
+        "per_device_train_batch_size": batches,
+        "gradient_accumulation_steps": accumulation,
+        "num_gpus": gpus,
+    }
+    if setup.uses_adapters:
+        asked["lora_r"] = ranks
+    needed = _needed(model, question.offers[group[0]].gpu, setup, asked)
+    for place in group:
+        offer = question.offers[place]
+        had = np.isin(gpus, offer.counts) & ~needed.refused
+        if not had.any():
+            continue
+        recipe = Recipe(model=model, offer=place, setup=setup)
+        ends = _timed(model, offer, setup, {key: it[had] for key, it in asked.items()}, needed, had)
+        if (why := missing_rate(offer.gpu, setup)) is not None:
+            untimed.setdefault(offer.gpu.name, why)
+        numbers = [it[had] for it in (*cells, needed.low_bytes, needed.high_bytes)]
+        table.add(recipe, offer.gpu.memory_bytes, numbers, ends)
+
+
+def _needed(model: Model, gpu: Gpu, setup: TrainingSetup, asked: Mapping[str, Numbers]) -> Needs:
+    """What each setup needs: in arrays, or one by one where so few are asked about that arrays take longer."""
+    count = len(asked["num_gpus"])
+    if count > FEW:
+        return needs(model, gpu, setup, **asked)
+    found = Needs(
+        low_bytes=np.zeros(count, np.int64),
+        high_bytes=np.zeros(count, np.int64),
+        refused=np.zeros(count, np.bool_),
+    )
+    for place in range(count):
+        own: dict[str, Any] = {key: int(it[place]) for key, it in asked.items()}
+        try:
+            found.low_bytes[place], found.high_bytes[place] = need(
+                model, gpu, replace(setup, **own)
+            )
+        except ValueError:
+            found.refused[place] = True
+    return found
+
+
+def _timed(
+    model: Model,
+    offer: Offer,
+    setup: TrainingSetup,
+    asked: Mapping[str, Numbers],
+    needed: Needs,
+    had: Some,
+) -> Reals:
+    """[4, cells]: hours and dollars, low and high, of the setups that may fit; NaN for the others."""
+    begins = needed.low_bytes[had] <= offer.gpu.memory_bytes
+    ends = np.full((4, len(begins)), np.nan)
+    if begins.any():
+        found = runs(model, offer.priced, setup, **{key: it[begins] for key, it in asked.items()})
+        ends[:, begins] = (
+            found.hours_low,
+            found.hours_high,
+            found.dollars_low,
+            found.dollars_high,
+        )
+    return ends
+
+
+class _Table:
+    """Columns that grow recipe by recipe."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._recipes: list[Recipe] = []
+        self._capacities: list[int] = []
+        self._numbers: list[NDArray[np.int64]] = []
+        self._ends: list[Reals] = []
+
+    def add(self, recipe: Recipe, capacity: int, numbers: Sequence[Numbers], ends: Reals) -> None:
+        self._recipes.append(recipe)
+        self._capacities.append(capacity)
+        self._numbers.append(np.stack(numbers))
+        self._ends.append(ends)
+        self.count += ends.shape[1]
+
+    def all(
+        self, question: Question, refused: Mapping[str, int], untimed: Mapping[str, str]
+    ) -> Candidates:
+        sizes = [it.shape[1] for it in self._ends]
+        recipe = np.repeat(np.arange(len(sizes)), sizes)
+        numbers = np.concatenate([np.empty((6, 0), np.int64), *self._numbers], axis=1)
+        ends = np.concatenate([np.empty((4, 0)), *self._ends], axis=1)
+        gpus, batches, accumulation, ranks, low, high = numbers
+        return Candidates(
+            question=question,
+            recipes=tuple(self._recipes),
+            recipe=recipe,
+            num_gpus=gpus,
+            micro_batch=batches,
+            accumulation=accumulation,
+            rank=ranks,
+            low_bytes=low,
+            high_bytes=high,
+            capacity_bytes=np.array(self._capacities, np.int64)[recipe],
+            hours_low=ends[0],
+            hours_high=ends[1],
+            dollars_low=ends[2],
+            dollars_high=ends[3],
+            refused=dict(refused),
+            untimed=untimed,
+        )

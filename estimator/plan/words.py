@@ -1,0 +1,281 @@
+"""A plan in words: names of setups, the recommendation, steps and misses. Bytes become GiB in the contract's text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from estimator.contract.text import gib
+from estimator.grid.arrays import Some
+from estimator.plan.candidates import Candidates
+from estimator.plan.question import Offer, Question
+from estimator.values.specs import Method, Price, Strategy
+
+STRATEGY_NAMES = {
+    Strategy.DDP: "DDP",
+    Strategy.ZERO1: "ZeRO-1",
+    Strategy.ZERO2: "ZeRO-2",
+    Strategy.ZERO3: "ZeRO-3",
+    Strategy.FSDP: "FSDP",
+    Strategy.FSDP_GRAD_OP: "FSDP (gradients)",
+}
+METHOD_NAMES = {Method.FULL: "full fine-tuning", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
+MOST_NAMED = 3
+"""Things that one sentence names: ours."""
+
+
+def hours(value: float) -> str:
+    """Hours to two digits, or minutes below one.
+
+    >>> hours(13.4), hours(2.25), hours(0.5)
+    ('13', '2.2', '0.50')
+    """
+    return (
+        f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"
+    )
+
+
+def usd(value: float) -> str:
+    """US dollars.
+
+    >>> usd(1234.5), usd(12.3), usd(0.456)
+    ('$1,234', '$12', '$0.46')
+    """
+    return f"${value:,.0f}" if value >= 9.95 else f"${value:.2f}"
+
+
+def span(low: float, high: float, unit: str = "") -> str:
+    """A bracket of hours, or of US dollars with ``unit`` $.
+
+    >>> span(2, 3.5), span(10, 20, "$"), span(0, 0, "$")
+    ('2.0 to 3.5 hours', '$10 to $20', '$0.00')
+    """
+    say = usd if unit == "$" else hours
+    first, last = say(low), say(high)
+    said = first if first == last else f"{first} to {last}"
+    return said if unit == "$" else f"{said} hours"
+
+
+def cards(found: Candidates, place: int) -> str:
+    """The cards of one: ``2 × L4``."""
+    return f"{found.num_gpus[place]} × {found.offer(place).name}"
+
+
+def title(found: Candidates, place: int) -> str:
+    """One setup in a line: cards, method, strategy, switches, micro-batch × accumulation."""
+    setup = found.setup(place)
+    method = METHOD_NAMES[setup.method]
+    parts = [cards(found, place), f"{method} r {setup.lora_r}" if setup.uses_adapters else method]
+    if len(found.question.models) > 1:
+        parts.insert(1, found.of(place).model.hub_id)
+    if setup.num_gpus > 1:
+        parts.append(STRATEGY_NAMES.get(setup.strategy, setup.strategy.value))
+    if setup.gradient_checkpointing:
+        parts.append("checkpointing")
+    if setup.use_liger_kernel:
+        parts.append("Liger")
+    moved = [
+        word
+        for word, where in (
+            ("optimizer", setup.offload_optimizer),
+            ("weights", setup.offload_param),
+        )
+        if where.value != "none"
+    ]
+    if moved:
+        parts.append(f"{' and '.join(moved)} on the host")
+    for key in found.question.tried:
+        if key not in _SAID:
+            parts.append(f"{key} {_plain(getattr(setup, key))}")
+    parts.append(f"micro-batch {found.micro_batch[place]} × {found.accumulation[place]}")
+    return ", ".join(parts)
+
+
+_SAID = frozenset(
+    {
+        "strategy",
+        "gradient_checkpointing",
+        "use_liger_kernel",
+        "offload_optimizer",
+        "offload_param",
+    }
+)
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def terms(found: Candidates, place: int) -> str:
+    """Hours and dollars of one."""
+    time = span(float(found.hours_low[place]), float(found.hours_high[place]))
+    if found.offer(place).is_owned and not found.dollars_high[place]:
+        return f"{time}, no rent"
+    money = span(float(found.dollars_low[place]), float(found.dollars_high[place]), "$")
+    return f"{time}, {money}"
+
+
+def free(found: Candidates, place: int) -> str:
+    """Memory that stays free, in percent and GiB."""
+    left = int(found.capacity_bytes[place] - found.high_bytes[place])
+    return f"{100 * found.headroom[place]:.0f} % of each card ({gib(left)} GiB)"
+
+
+def rent(offer: Offer, num_gpus: int) -> str:
+    """What a GPU-hour costs and whose listing that is; empty for an owned card without a price."""
+    price: Price | None = offer.price(num_gpus)
+    if price is None or (offer.is_owned and not price.usd_per_gpu_hour):
+        return ""
+    whose = ", ".join(filter(None, (price.provider, price.commitment, price.date)))
+    return f"${price.usd_per_gpu_hour:.2f} per GPU-hour ({whose})"
+
+
+def recommendation(found: Candidates, asked: Question, place: int | None, *, is_sure: bool) -> str:
+    """What to take, in one sentence."""
+    if place is None:
+        limits = _limits(asked)
+        if not found.fits.any():
+            return "No setup fits these cards; the nearest misses say by how much."
+        return (
+            f"No setup that fits meets {limits}; the nearest misses say by how much."
+            if limits
+            else ("No setup that fits has both a price and a speed; give usd_per_gpu_hour.")
+        )
+    at = rent(found.offer(place), int(found.num_gpus[place]))
+    at = f" at {at}" if at else ""
+    said = f"Take {title(found, place)}: {terms(found, place)}{at}; {free(found, place)} stay free."
+    if is_sure:
+        return said
+    return f"{said[:-1]}; at the worse ends it misses {_missed(found, asked, place)}."
+
+
+def _limits(asked: Question) -> str:
+    limits = []
+    if asked.deadline_hours is not None:
+        limits.append(f"the deadline of {hours(asked.deadline_hours)} hours")
+    if asked.budget_usd is not None:
+        limits.append(f"the budget of {usd(asked.budget_usd)}")
+    return " and ".join(limits)
+
+
+def _missed(found: Candidates, asked: Question, place: int) -> str:
+    said = []
+    if asked.deadline_hours is not None and found.hours_high[place] > asked.deadline_hours:
+        over = float(found.hours_high[place]) - asked.deadline_hours
+        said.append(f"the deadline by {hours(over)} hours")
+    if asked.budget_usd is not None and found.dollars_high[place] > asked.budget_usd:
+        said.append(f"the budget by {usd(float(found.dollars_high[place]) - asked.budget_usd)}")
+    return " and ".join(said)
+
+
+def cheapest_of(found: Candidates, asked: Question, among: int, fitting: int) -> str:
+    """Of how many it is the cheapest."""
+    limits = _limits(asked)
+    meeting = f", of which {among:,} meet {limits}" if limits else ""
+    return (
+        f"It is likely the cheapest: {len(found):,} setups were computed, {fitting:,} fit{meeting}."
+    )
+
+
+def equals(found: Candidates, place: int, others: Sequence[int]) -> str:
+    """Which others cannot be told from the recommended one."""
+    names: dict[str, None] = dict.fromkeys(cards(found, it) for it in others)
+    own = cards(found, place)
+    elsewhere = [it for it in names if it != own]
+    count = f"{len(others):,} other{'s' * (len(others) > 1)}"
+    said = f"{count} cannot be told from it: their hours and dollars overlap with its own"
+    if not elsewhere:
+        return f"{said}, all on {own}."
+    more = f" and {len(elsewhere) - MOST_NAMED} more" if len(elsewhere) > MOST_NAMED else ""
+    return f"{said}, also on {', '.join(elsewhere[:MOST_NAMED])}{more}."
+
+
+def roomiest(found: Candidates, place: int) -> str:
+    """Which of those equals leaves the most memory free."""
+    return f"The roomiest of these is {title(found, place)}, where {free(found, place)} stay free."
+
+
+def cheaper_but_late(found: Candidates, asked: Question, place: int) -> str:
+    """The fastest of those that are cheaper and miss something."""
+    missed = _missed(found, asked, place)
+    return f"Cheaper ones may miss {missed or 'what is asked'}: {title(found, place)}, {terms(found, place)}."
+
+
+def first_stair(found: Candidates, place: int) -> str:
+    """The cheapest."""
+    return f"Likely the cheapest: {title(found, place)}, {terms(found, place)}."
+
+
+def stair(found: Candidates, before: int, place: int, *, is_faster: bool, is_dearer: bool) -> str:
+    """What the next dollars buy."""
+    more = float(found.dollars[place] - found.dollars[before])
+    less = float(found.hours[before] - found.hours[place])
+    price = f"{usd(more)} more" if is_dearer else f"Perhaps {usd(more)} more"
+    gain = f"{hours(less)} hours" if is_faster else f"perhaps {hours(less)} hours"
+    each = f", {usd(more / less)} per hour saved" if less > 0 and is_faster and is_dearer else ""
+    doubt = "" if is_faster else " (their brackets overlap)"
+    return f"{price} buys {gain}{doubt}{each}: {title(found, place)}, {terms(found, place)}."
+
+
+def miss(
+    found: Candidates,
+    asked: Question,
+    place: int,
+    beyond: tuple[int, float, float],
+    *,
+    may_do: bool,
+) -> str:
+    """Why the nearest setup of some cards fails."""
+    over, late, dear = beyond
+    if over > 0:
+        if found.may_fit[place]:
+            return (
+                f"{title(found, place)}: tight, {gib(over)} GiB short at the high end of its need."
+            )
+        return f"{title(found, place)}: {gib(over)} GiB too large for each card."
+    if np.isnan(found.hours_high[place]):
+        why = found.untimed.get(found.offer(place).gpu.name, "No time is known.")
+        return f"{title(found, place)}: {why}"
+    if np.isnan(found.dollars_high[place]):
+        return f"{title(found, place)}: no price is known; give usd_per_gpu_hour."
+    said = []
+    if late > 0:
+        said.append(f"{hours(late)} hours late ({terms(found, place)})")
+    if dear > 0:
+        said.append(f"{usd(dear)} above the budget")
+    worse = " at the worse end of its bracket" if may_do else ""
+    return f"{title(found, place)}: {' and '.join(said)}{worse}."
+
+
+def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
+    """What the answer leaves out or assumes."""
+    said = []
+    row = asked.row_tokens
+    cut = asked.lengths.cut_by(row)
+    if cut is None:
+        said.append(f"Examples longer than {row:,} tokens are cut; how many is unknown.")
+    elif cut > 0:
+        said.append(
+            f"{100 * cut:.2g} % of the examples are longer than {row:,} tokens and are cut."
+        )
+    offers = found.offers
+    for place, offer in enumerate(asked.offers):
+        of_it = (offers == place) & kept
+        unsplit = [it for it in offer.counts if asked.effective_batch % it]
+        if unsplit:
+            named = ", ".join(map(str, unsplit))
+            said.append(
+                f"{asked.effective_batch} rows a step cannot be split evenly over {named} × {offer.gpu.name}."
+            )
+        if offer.gpu.name in found.untimed:
+            said.append(found.untimed[offer.gpu.name])
+        elif of_it.any() and np.isnan(found.dollars[of_it & found.may_fit]).any():
+            said.append(
+                f"No price is known for {offer.name} on some numbers of GPUs; give usd_per_gpu_hour."
+            )
+    refused = sum(found.refused.values())
+    if refused:
+        most = max(found.refused, key=lambda it: found.refused[it])
+        said.append(f"{refused:,} combinations cannot be trained; the most often: {most}")
+    return tuple(dict.fromkeys(said))

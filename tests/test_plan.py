@@ -1,0 +1,295 @@
+"""The planner: a question, all its setups in arrays, the front, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from estimator import (
+    Estimate,
+    Method,
+    Offer,
+    Price,
+    Question,
+    TokenLengths,
+    Verdict,
+    advise,
+    candidates,
+    catalog,
+    estimate,
+    middle_dollars,
+    middle_hours,
+    question_object,
+    question_of,
+    question_of_text,
+)
+from estimator.plan.front import equal_to, front_of, stairs_of
+
+SMALL = "Qwen/Qwen3-0.6B"
+FEW = {
+    "strategy": ("ddp", "zero2"),
+    "gradient_checkpointing": (False, True),
+    "use_liger_kernel": (False,),
+    "offload_optimizer": ("none",),
+    "offload_param": ("none",),
+}
+QUESTION = Question(
+    models=(SMALL,),
+    offers=(
+        Offer(gpu=catalog.gpu("L4"), most=4),
+        Offer(gpu=catalog.gpu("GeForce RTX 4090"), most=2, is_owned=True),
+        Offer(gpu=catalog.gpu("T4"), most=1),
+    ),
+    num_train_examples=20_000,
+    lengths=TokenLengths.of_quantiles({0.5: 400, 0.9: 1200, 1.0: 4096}),
+    effective_batch=16,
+    methods=(Method.FULL, Method.LORA),
+    ranks=(16, 64),
+    tried=FEW,
+)
+FOUND = candidates(QUESTION)
+
+
+def _by_brute_force(estimates: dict[int, Estimate]) -> list[int]:
+    """The front by definition: every point against every other."""
+    points = {}
+    for place, it in estimates.items():
+        if it.verdict is Verdict.FITS and it.time and it.cost and it.gpu:
+            room = (it.gpu.memory_bytes - it.need_high_bytes) / it.gpu.memory_bytes
+            points[place] = (middle_dollars(it), middle_hours(it), -room)
+    return [
+        place
+        for place, own in points.items()
+        if not any(
+            all(a <= b for a, b in zip(other, own, strict=True)) and other != own
+            for other in points.values()
+        )
+    ]
+
+
+def test_each_candidate_is_what_estimate_says_of_it() -> None:
+    for place in range(0, len(FOUND), 7):
+        one = estimate(FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place))
+        assert (one.need_low_bytes, one.need_high_bytes) == (
+            FOUND.low_bytes[place],
+            FOUND.high_bytes[place],
+        )
+        if FOUND.may_fit[place] and one.time and one.cost:
+            assert FOUND.hours_low[place] == pytest.approx(one.time.total_hours_low, rel=1e-12)
+            assert FOUND.hours_high[place] == pytest.approx(one.time.total_hours_high, rel=1e-12)
+            assert FOUND.dollars_high[place] == pytest.approx(one.cost.cost_usd_high, rel=1e-12)
+        else:
+            assert np.isnan(FOUND.hours_low[place])
+
+
+def test_front_is_that_of_brute_force() -> None:
+    estimates = {
+        place: estimate(FOUND.of(place).model, FOUND.gpu(place), FOUND.setup(place))
+        for place in range(len(FOUND))
+    }
+    expected = _by_brute_force(estimates)
+    assert len(expected) > 3
+    assert sorted(advise(FOUND).front.tolist()) == expected
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6)),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_front_of_random_points_is_that_of_its_definition(
+    points: list[tuple[int, int, int]],
+) -> None:
+    dollars, hours, room = (np.array(it, np.float64) for it in zip(*points, strict=True))
+    expected = {
+        place
+        for place, (d, h, r) in enumerate(points)
+        if not any(x <= d and y <= h and z >= r and (x, y, z) != (d, h, r) for x, y, z in points)
+    }
+    found = front_of(dollars, hours, room)
+    assert set(found.tolist()) == expected
+    stairs = stairs_of(found, hours).tolist()
+    assert all(hours[b] < hours[a] for a, b in pairwise(stairs))
+
+
+def test_arrays_are_read_where_many_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(QUESTION, tried={**FEW, "strategy": ("zero2",)}, methods=(Method.LORA,))
+    one_by_one = candidates(few)
+    monkeypatch.setattr("estimator.plan.candidates.FEW", 0)
+    in_arrays = candidates(few)
+    assert in_arrays.low_bytes.tolist() == one_by_one.low_bytes.tolist()
+    assert in_arrays.high_bytes.tolist() == one_by_one.high_bytes.tolist()
+
+
+def test_effective_batch_is_kept_exactly() -> None:
+    rows = FOUND.num_gpus * FOUND.micro_batch * FOUND.accumulation
+    assert (rows == QUESTION.effective_batch).all()
+    three = replace(QUESTION, offers=(Offer(gpu=catalog.gpu("L4"), most=3),))
+    found = candidates(three)
+    assert set(found.num_gpus.tolist()) == {1, 2}
+    assert "16 rows a step cannot be split evenly over 3 × L4." in advise(found).notes
+
+
+def test_recommendation_meets_deadline_and_budget_at_the_worse_ends() -> None:
+    usual = advise(FOUND)
+    assert usual.recommended is not None
+    assert usual.is_sure
+    rented = np.flatnonzero(FOUND.fits & (FOUND.dollars > 0))
+    limit = float(np.median(FOUND.hours_high[rented]))
+    budget = float(np.median(FOUND.dollars_high[rented]))
+    answer = advise(FOUND, replace(QUESTION, deadline_hours=limit, budget_usd=budget))
+    best = answer.recommended
+    assert best is not None
+    assert answer.meets.any()
+    assert not answer.meets.all()
+    for place in np.flatnonzero(answer.meets):
+        assert FOUND.high_bytes[place] <= FOUND.capacity_bytes[place]
+        assert FOUND.hours_high[place] <= limit
+        assert FOUND.dollars_high[place] <= budget
+        assert FOUND.dollars[best] <= FOUND.dollars[place]
+    assert answer.meets[best]
+
+
+def test_a_deadline_within_a_bracket_is_said() -> None:
+    fastest = np.nanargmin(np.where(FOUND.fits, FOUND.hours_high, np.nan))
+    between = float(FOUND.hours_low[fastest] + FOUND.hours_high[fastest]) / 2
+    answer = advise(FOUND, replace(QUESTION, deadline_hours=between))
+    assert answer.recommended is not None
+    assert not answer.is_sure
+    assert "at the worse ends it misses the deadline by" in answer.sentence
+
+
+def test_what_nothing_meets_has_no_recommendation_and_says_why() -> None:
+    answer = advise(FOUND, replace(QUESTION, deadline_hours=0.0))
+    assert answer.recommended is None
+    assert answer.sentence.startswith("No setup that fits meets the deadline of 0.00 hours")
+    late = answer.misses[0]
+    assert late.hours_over == FOUND.hours_high[late.place]
+    assert "hours late" in late.text
+
+
+def test_a_card_that_is_too_small_says_by_how_much() -> None:
+    big = Question(
+        models=("Qwen/Qwen3-8B",),
+        offers=(Offer(gpu=catalog.gpu("L4"), most=1),),
+        methods=(Method.FULL,),
+        effective_batch=1,
+        tried={"gradient_checkpointing": (True,)},
+    )
+    answer = advise(candidates(big))
+    (miss,) = answer.misses
+    assert miss.bytes_over == (answer.candidates.high_bytes - answer.candidates.capacity_bytes)[0]
+    assert "too large for each card" in miss.text
+    assert answer.sentence == "No setup fits these cards; the nearest misses say by how much."
+
+
+def test_filters_narrow_the_answer_without_computing_again() -> None:
+    rented = np.array([not FOUND.offer(place).is_owned for place in range(len(FOUND))])
+    answer = advise(FOUND, where=rented)
+    assert answer.recommended is not None
+    assert not FOUND.offer(answer.recommended).is_owned
+    assert not set(answer.front.tolist()) & set(np.flatnonzero(~rented).tolist())
+
+
+def test_stairs_that_overlap_in_both_brackets_are_one() -> None:
+    for before, after in pairwise(advise(FOUND).stairs):
+        ends = (FOUND.hours_low, FOUND.hours_high, FOUND.dollars_low, FOUND.dollars_high)
+        assert not equal_to(ends, before.place)[after.place]
+        assert after.hours_less > 0
+        assert after.dollars_more > 0
+
+
+def test_an_owned_card_costs_nothing_or_what_its_owner_says() -> None:
+    card = catalog.gpu("L4")
+    assert Offer(gpu=card, is_owned=True).price(1) == Price(
+        provider="owned", usd_per_gpu_hour=0.0, date=""
+    )
+    own = Offer(gpu=card, is_owned=True, usd_per_gpu_hour=0.2).price(1)
+    assert own is not None
+    assert own.usd_per_gpu_hour == 0.2
+
+
+def test_an_offer_is_rented_where_its_provider_lists_it() -> None:
+    card = catalog.gpu("H100-SXM5-80GB")
+    providers = {price.provider for price in card.prices}
+    for provider in providers:
+        price = Offer(gpu=card, provider=provider.lower()).price(8)
+        assert price is not None
+        assert price.provider == provider
+    assert Offer(gpu=card, provider="nobody").price(8) is None
+
+
+def test_a_question_is_read_and_written_back() -> None:
+    text = """
+    model: [Qwen/Qwen3-0.6B]
+    examples: 5000
+    epochs: 2
+    lengths: {p50: 400, p90: 1200, max: 4096}
+    effective_batch: 32
+    methods: [full, lora]
+    lora_r: [16]
+    deadline_hours: 12
+    budget_usd: 50
+    keys: {dtype: bfloat16}
+    try: {optim: [adamw_torch_fused, adamw_8bit], strategy: [fsdp]}
+    cards:
+      - gpu: 4x L4
+        provider: RunPod
+      - {gpu: RTX 4090, most: 2, owned: true}
+    """
+    asked = question_of_text(text, "question.yaml")
+    assert asked.offers[0].most == 4
+    assert asked.offers[1].is_owned
+    assert asked.tried["strategy"] == ("fsdp",)
+    assert question_of(question_object(asked)) == asked
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"cards": ["L4"]}, "model is missing"),
+        ({"model": SMALL}, "cards is missing"),
+        ({"model": SMALL, "cards": ["L4"], "dead_line": 3}, "did you mean"),
+        ({"model": SMALL, "cards": ["L4"], "lengths": {"p50": 3}}, "lengths need max"),
+        ({"model": SMALL, "cards": ["L4"], "lengths": {"p50": 9, "max": 3}}, "cannot be shorter"),
+        ({"model": SMALL, "cards": ["L4"], "lengths": {"mean": 9, "max": 3}}, "mean length"),
+        ({"model": SMALL, "cards": ["L4"], "methods": ["dora"]}, "take full, lora or qlora"),
+        ({"model": SMALL, "cards": [{"gpu": "L4", "most": 0}]}, "whole number from 1 up"),
+        ({"model": SMALL, "cards": ["L4"], "keys": {"max_length": 3}}, "is not one of keys"),
+        ({"model": SMALL, "cards": ["L4"], "try": {"method": ["full"]}}, "cannot be tried"),
+        ({"model": SMALL, "cards": ["L4"], "rows": "joined"}, "rows must be one of"),
+    ],
+)
+def test_what_is_wrong_with_a_question_is_said_in_one_sentence(
+    given: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        question_of(given)
+
+
+def test_a_model_that_is_unknown_is_said() -> None:
+    with pytest.raises(ValueError, match="not in the catalogue"):
+        candidates(question_of({"model": "nobody/nothing", "cards": ["L4"]}))
+
+
+def test_the_longest_example_decides_memory_and_the_mean_decides_time() -> None:
+    setup = FOUND.setup(0)
+    assert setup.max_length == 4096
+    # the lines between the percentiles: 0.5·200 + 0.4·800 + 0.1·2648
+    assert setup.mean_tokens_per_example == round(0.5 * 200 + 0.4 * 800 + 0.1 * 2648)
+    assert setup.padded
+
+
+def test_cut_examples_are_counted_and_said() -> None:
+    lengths = TokenLengths.counted([*range(1, 1001)])
+    assert lengths.cut_by(900) == pytest.approx(0.1, abs=0.002)
+    assert lengths.mean_within(900) == pytest.approx((sum(range(1, 901)) + 90_000) / 1000, rel=2e-3)
+    asked = replace(QUESTION, lengths=lengths, context=900, tried=FEW | {"strategy": ("ddp",)})
+    assert any("are longer than 900 tokens" in it for it in advise(candidates(asked)).notes)
