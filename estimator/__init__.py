@@ -20,7 +20,7 @@ from estimator.families.custom import resized
 from estimator.families.registry import family_of
 from estimator.families.vision.by_tool import image_by_tool
 from estimator.families.vision.by_tool import settings_of as image_settings
-from estimator.families.vision.family import images_of
+from estimator.families.vision_family import images_of
 from estimator.objectives.batch import least_batch, least_length
 from estimator.parallel import placement
 from estimator.parallel.combinations import OFFLOADS, offload_targets, sharing

@@ -13,6 +13,7 @@ from estimator import Estimate, Loss, Method, Phase, TrainingSetup, catalog, est
 from estimator.objectives.stack import is_checkpointed
 from estimator.step.host_copies import host_copies
 from estimator.tape import operators as op
+from estimator.tape.offloading import Offloading
 from estimator.tape.tape import ACTIVATIONS, Parameter, Tape, Tensor
 from estimator.time.flops import work
 from estimator.values.specs import AttnImplementation, ModelClass
@@ -116,7 +117,7 @@ def test_what_is_computed_again_is_what_is_not_kept() -> None:
 
 def saved_one_after_another(elements: int, count: int) -> tuple[Tape, list[Tensor]]:
     """So many tensors of two bytes an element that a product saves, each freed by its maker."""
-    tape = Tape(autocast_width=None, offloads_activations=True)
+    tape = Tape(autocast_width=None, saved_tensor_hooks=Offloading)
     weight = Parameter("w", 1, 2, trainable=True)
     held = []
     for _ in range(count):
@@ -140,7 +141,7 @@ def test_trl_leaves_tensors_below_1024_bytes() -> None:
 
 def test_a_tensor_that_is_saved_again_at_once_stays() -> None:
     """As the input of q, k and v: the first copy goes to the host in vain."""
-    tape = Tape(autocast_width=None, offloads_activations=True)
+    tape = Tape(autocast_width=None, saved_tensor_hooks=Offloading)
     weight = Parameter("w", 1, 2, trainable=True)
     x = tape.new(4096, 2)
     outputs = [op.multiply(tape, x, weight) for _ in range(3)]

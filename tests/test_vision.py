@@ -13,7 +13,7 @@ import pytest
 from estimator import estimate
 from estimator.contract.setups import parse, read_setup
 from estimator.families.modules import module_parameters
-from estimator.families.vision.family import images_of, vision_modules
+from estimator.families.vision_family import images_of, vision_modules
 from estimator.search.image_changes import image_changes
 from estimator.values.specs import Component, Part, Phase
 

@@ -16,7 +16,7 @@ from estimator.answer.overflow import first_overflow
 from estimator.answer.ranks import ranks
 from estimator.families.adapters import adapter_parameters, default_targets
 from estimator.families.custom import resized
-from estimator.families.vision.family import VISION, images_of
+from estimator.families.vision_family import VISION, images_of
 from estimator.objectives.registry import as_trained
 from estimator.parallel.combinations import (
     SHARING_KEYS,

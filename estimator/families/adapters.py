@@ -38,7 +38,7 @@ from estimator.families.modules import (
 )
 from estimator.families.registry import family_of
 from estimator.families.towers import has_towers, made_modules, tower_modules, tower_parameters
-from estimator.families.vision.family import sees, vision_modules
+from estimator.families.vision_family import sees, vision_modules
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError
 from estimator.values.setup import TrainingSetup

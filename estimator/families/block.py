@@ -147,12 +147,6 @@ class Block:
         self.stacks: dict[str, ExpertStack] = {}
         self.norms: dict[str, list[Parameter]] = {}
         self.embeddings: dict[str, Parameter] = {}
-        self.batch: list[Tensor] = []
-        """Images and their masks, which the trainer holds until the forward call has returned."""
-        self.pixels: list[Tensor] = []
-        """Local names of ``get_image_features``, which it holds until the projector has returned."""
-        self.outputs: list[Tensor] = []
-        """What the model returns of its images beside the logits."""
         self.tensors: dict[str, list[Parameter]] = {}
         """Bare parameters of a tower, by the name of their module."""
         self.looked_up: dict[str, tuple[Parameter, Parameter]] = {}

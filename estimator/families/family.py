@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from estimator.families.config_rules import LLAMA_BIASES, Biases
 from estimator.families.modules import Module
@@ -19,9 +19,6 @@ from estimator.families.rotary import Rotary
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 from estimator.values.towers import AudioTower, Towers, VisionTower
-
-if TYPE_CHECKING:
-    from estimator.families.block import Block
 
 ModuleTable = Callable[[Model], tuple[Module, ...]]
 """The modules with weights of a model."""
@@ -105,12 +102,16 @@ class NormKind(Enum):
     """Cohere: in Python, in float32, without a bias."""
 
 
+BlockProgram = Callable[..., Tensor]
+"""Plays operators on a ``block.Block``, its first argument. ``Block`` reads this record, so it is not imported here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """What the family's forward pass runs."""
 
-    layer: Callable[[Block, Tensor], Tensor]
-    """The program of one layer."""
+    layer: BlockProgram
+    """The program of one layer, given the block and its input."""
     norm: NormKind = NormKind.RMS
     rotary: Rotary | None = Rotary.HALVES
     """The kind of rotary embedding; None: none."""
@@ -126,11 +127,11 @@ class Architecture:
     """The embedding's output is multiplied by a constant (Gemma, Granite)."""
     scales_in_module: bool = False
     """The embedding's own module does so, before the hook for input gradients (Gemma)."""
-    layer_inputs: Callable[[Block, Tensor, Tensor], Tensor] | None = None
+    layer_inputs: BlockProgram | None = None
     """Computes the inputs of all layers from ids and embeddings, before the first layer (Gemma 4)."""
-    spread: Callable[[Block, Tensor], tuple[Tensor, list[Tensor]]] | None = None
+    spread: Callable[..., tuple[Tensor, list[Tensor]]] | None = None
     """Makes several streams of hidden states before the first layer, and returns what stays alive (Gemma 3n)."""
-    gathered: Callable[[Block, Tensor], Tensor] | None = None
+    gathered: BlockProgram | None = None
     """Merges the streams after the last layer."""
     reads_weights: str = ""
     """A linear whose weight is read directly, which fails once it is packed."""

@@ -18,7 +18,7 @@ from estimator.families.modules import (
     module_parameters,
 )
 from estimator.families.registry import family_of
-from estimator.families.vision.family import sees, vision_modules
+from estimator.families.vision_family import sees, vision_modules
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, ModelClass

@@ -354,9 +354,9 @@ class Forward:
         if setup.gradient_checkpointing and not hidden.requires_grad:
             hidden.requires_grad = True
             hidden.node = leaf_node(Leaf(TEMPORARIES, variable=hidden.storage))
-            if tape.offloading is not None:
+            if tape.saved_tensor_hooks is not None:
                 kept = [tape.new(hidden.elements, hidden.width, ACTIVATIONS) for _ in range(2)]
-                tape.offloading.left_over = kept
+                tape.saved_tensor_hooks.left_over = kept
                 tape.left_over = 2 * allocated(hidden.elements * hidden.width)
         hidden = self.hooks.leave(names[0], hidden)
         if self.family.scales_embedding and not in_module:

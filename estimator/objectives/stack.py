@@ -11,7 +11,7 @@ from estimator.families.by_layer import adapted_kinds
 from estimator.families.counts import layer_kind, sharing_of_keys
 from estimator.families.registry import architecture
 from estimator.families.towers import layers_before_the_text
-from estimator.families.vision.family import sees
+from estimator.families.vision_family import sees
 from estimator.parallel.zero import Parts, keeps_parts
 from estimator.tape.offloading import STASHED
 from estimator.values.setup import TrainingSetup

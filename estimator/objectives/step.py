@@ -9,6 +9,7 @@ from estimator.objectives.stack import Stack, stack_of
 from estimator.parallel.frozen import as_frozen
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.parallel.sharding import computed, sharded_on_init
+from estimator.tape.offloading import Offloading
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Dtype, MixedPrecision, Model, Phase
@@ -44,7 +45,7 @@ class Step:
             is_reentrant=setup.use_reentrant,
             offloads_checkpoints=setup.offload_checkpoints,
             keeps_attention=setup.selective_checkpointing,
-            offloads_activations=training and setup.activation_offloading,
+            saved_tensor_hooks=Offloading if training and setup.activation_offloading else None,
             is_float16=Dtype.FLOAT16 in (setup.dtype, setup.mixed_precision.value),
             is_deepspeeds=sharded_on_init(setup),
         )

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from estimator.families.block import Block
 from estimator.families.counts import layer_modules, outer_modules
 from estimator.families.modules import Module
 from estimator.families.registry import architecture
 from estimator.families.rotary import Tables
-from estimator.families.vision.family import Seen, images_of, sees, vision_family
+from estimator.families.vision.block import TowerBlock
+from estimator.families.vision_family import Seen, images_of, sees, vision_family
 from estimator.objectives.stack import Stack
 from estimator.tape import operators as op
 from estimator.tape.tape import (
@@ -58,9 +58,13 @@ class LoadedTower:
         self.merger = self._block(merger, "projector", setup)
 
     def _block(
-        self, modules: Sequence[Module], key: str, setup: TrainingSetup, index: int | None = None
-    ) -> Block:
-        return Block(
+        self,
+        modules: Sequence[Module],
+        key: str,
+        setup: TrainingSetup,
+        index: int | None = None,
+    ) -> TowerBlock:
+        return TowerBlock(
             self.tape,
             self.vision.tower,
             setup,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from estimator.families.vision.family import images_of, processor_of, sees
+from estimator.families.vision_family import images_of, processor_of, sees
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from estimator.families.counts import total_parameters
 from estimator.families.tower_config import with_towers
-from estimator.families.vision.family import with_vision
+from estimator.families.vision_family import with_vision
 from estimator.values.quantization import Quantization, quantization_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import (

@@ -16,7 +16,7 @@ from estimator.families.hf_config import ignored_keys, model_from_config, text_p
 from estimator.families.registry import BEYOND, NotModelledError
 from estimator.families.tower_config import with_towers
 from estimator.families.towers import tower_parameters
-from estimator.families.vision.family import with_vision
+from estimator.families.vision_family import with_vision
 from estimator.families.wrapped import uncounted_sentence
 from estimator.resident.stored import checkpoint_bytes, stored_elements
 from estimator.values.json_text import read_object

@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from estimator.tape.tape import OnHost, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated
-
-if TYPE_CHECKING:
-    from estimator.tape.tape import OnHost, Storage, Tape, Tensor
 
 LEAST_BYTES = 1024
 """Smaller tensors stay: ``min_offload_size``."""

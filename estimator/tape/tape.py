@@ -24,10 +24,9 @@ import heapq
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import ref
 
-from estimator.tape.offloading import Offloading
 from estimator.values.arithmetic import allocated
 from estimator.values.specs import Component, Phase
 
@@ -280,6 +279,30 @@ class OnHost:
         """Which of the saved tensors it is, where TRL's hooks count them; else 0."""
 
 
+class SavedTensorHooks(Protocol):
+    """What happens to a tensor that is saved for backward, as with ``torch.autograd.graph.saved_tensors_hooks``."""
+
+    disabled: bool
+    """Tensors are saved as they are, as inside a nested context without hooks."""
+    left_over: list[Tensor]
+    """What the hooks still hold when the step ends."""
+
+    def pack(self, tensor: Tensor) -> Storage | OnHost | None:
+        """Called when a tensor is saved: returns what the graph keeps of it."""
+
+    def unpack(self, kept: OnHost) -> Storage:
+        """Called when a node of backward reads the tensor: returns it on the GPU."""
+
+    def begin_node(self) -> None:
+        """Called before a node of backward reads what it saved."""
+
+    def end_node(self) -> None:
+        """Called when the node has run."""
+
+    def end(self) -> None:
+        """Called when backward has ended."""
+
+
 class HostCopy(NamedTuple):
     """Bytes copied to the host, where they stay until backward fetches them."""
 
@@ -317,7 +340,7 @@ class Tape:
         is_reentrant: bool = False,
         offloads_checkpoints: bool = False,
         keeps_attention: bool = False,
-        offloads_activations: bool = False,
+        saved_tensor_hooks: Callable[[Tape], SavedTensorHooks] | None = None,
         is_float16: bool = False,
         is_deepspeeds: bool = False,
     ) -> None:
@@ -331,7 +354,7 @@ class Tape:
         """The inputs of checkpointed blocks are copied to the host."""
         self.keeps_attention = keeps_attention
         """Checkpoints are selective: they keep what attention kernels return, and their replay reads it."""
-        self.offloading = Offloading(self) if offloads_activations else None
+        self.saved_tensor_hooks = saved_tensor_hooks(self) if saved_tensor_hooks else None
         """TRL's hooks around a training step, which copy saved tensors to the host."""
         self.left_over = 0
         """Bytes that stay after backward until the next, as ``Offloading.left_over``."""
@@ -407,12 +430,12 @@ class Tape:
     @contextmanager
     def keeping_saved(self) -> Iterator[None]:
         """The head, whose saved tensors TRL does not offload: activation_offloading.py, ``noop_ctx``."""
-        if self.offloading is None:
+        if self.saved_tensor_hooks is None:
             yield
             return
-        self.offloading.disabled = True
+        self.saved_tensor_hooks.disabled = True
         yield
-        self.offloading.disabled = False
+        self.saved_tensor_hooks.disabled = False
 
     def call(
         self, module: str, weights: tuple[WholeWeight, ...], *, begins: bool, is_forward: bool
@@ -510,8 +533,8 @@ class Tape:
             frame.placeholders.append(ref(placeholder))
             return placeholder
         kept: Storage | OnHost | None = tensor.storage
-        if self.offloading is not None:
-            kept = self.offloading.pack(tensor)
+        if self.saved_tensor_hooks is not None:
+            kept = self.saved_tensor_hooks.pack(tensor)
         if isinstance(kept, Storage):
             kept.keep(self._alike)
         return kept
@@ -541,7 +564,7 @@ class Tape:
         """Play a block without saving its tensors; only its inputs stay until backward replays it."""
         if self.is_reentrant:
             return self._checkpoint_reentrant(block, *inputs)
-        if (self.offloads_checkpoints or self.offloading is not None) and self.records:
+        if (self.offloads_checkpoints or self.saved_tensor_hooks is not None) and self.records:
             frame = Frame(self._replay_from_host(block, inputs))
         else:
             frame = Frame(lambda: block(*inputs))
@@ -576,8 +599,8 @@ class Tape:
 
     def _pack_input(self, x: Tensor) -> Storage | OnHost | None:
         """Save a checkpoint's input; transformers' hooks around the checkpoint stand inside TRL's around the step."""
-        if self.offloading is not None and not self.offloads_checkpoints:
-            kept = self.offloading.pack(x)
+        if self.saved_tensor_hooks is not None and not self.offloads_checkpoints:
+            kept = self.saved_tensor_hooks.pack(x)
             if kept is x.storage and kept is not None:
                 kept.keep(None)
             return kept
@@ -605,8 +628,8 @@ class Tape:
     def _unpack_one(self, kept: OnHost | Storage | None) -> Storage | None:
         if not isinstance(kept, OnHost):
             return kept
-        if kept.number and self.offloading is not None:
-            return self.offloading.unpack(kept)
+        if kept.number and self.saved_tensor_hooks is not None:
+            return self.saved_tensor_hooks.unpack(kept)
         return self.from_host(kept)
 
     def attention_outputs(self, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -712,8 +735,8 @@ class Tape:
         self.go_to(Phase.BACKWARD, root.stage, root.place)
         root.buffers[0] = self.new(1, 4)
         self._run_graph(root)
-        if self.offloading is not None:
-            self.offloading.end()
+        if self.saved_tensor_hooks is not None:
+            self.saved_tensor_hooks.end()
 
     def _run_graph(self, root: Node) -> None:
         _count_dependencies(root)
@@ -754,15 +777,15 @@ class Tape:
         buffers, node.buffers = node.buffers, [None]
         backward, node.backward = node.backward, None
         assert backward is not None
-        if self.offloading is not None:
-            self.offloading.begin_node()
+        if self.saved_tensor_hooks is not None:
+            self.saved_tensor_hooks.begin_node()
         self.unpacked = self._unpack(node)
         self.operation = node.name
         result = list(backward(self, buffers))
         del buffers, backward
         self.unpacked, node.saved = [], []
-        if self.offloading is not None:
-            self.offloading.end_node()
+        if self.saved_tensor_hooks is not None:
+            self.saved_tensor_hooks.end_node()
         return result
 
     def _accumulate(self, node: Node) -> None:

@@ -19,7 +19,7 @@ from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, WIT
 from estimator.families.liger import loss_of
 from estimator.families.modules import Embedding, Linear, Module, Norm, weight_shapes
 from estimator.families.registry import architecture
-from estimator.families.vision.family import (
+from estimator.families.vision_family import (
     Seen,
     attended_patches,
     images_of,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from estimator.families.vision.family import SETTINGS, processor_of, vision_family
+from estimator.families.vision_family import SETTINGS, processor_of, vision_family
 from estimator.values.facets.images import Images
 from estimator.values.specs import Model, Vision
 

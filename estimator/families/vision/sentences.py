@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from estimator.families.vision.family import images_of, sees, vision_family
+from estimator.families.vision_family import images_of, sees, vision_family
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Part
 

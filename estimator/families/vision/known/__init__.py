@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from estimator.families.vision.family import register
+from estimator.families.vision_family import register
 
 for found in iter_modules(__path__):
     register(*import_module(f"{__name__}.{found.name}").TOWERS)

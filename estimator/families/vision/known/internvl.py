@@ -11,7 +11,8 @@ from estimator.families.images.tiles import InternVLImageProcessor
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.vision.family import Drag, Seen, VisionFamily
+from estimator.families.vision.block import TowerBlock
+from estimator.families.vision_family import Drag, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Model, Vision
@@ -125,7 +126,7 @@ def _attend(b: Block, x: Tensor) -> Tensor:
     return b.linear("attention.projection_layer", b.attend(q, k, v))
 
 
-def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     """A class token before the patches of each tile, and positions."""
     tape, hidden = b.tape, vision.tower.hidden_size
     pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 4, ACTIVATIONS)

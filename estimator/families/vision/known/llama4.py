@@ -12,7 +12,8 @@ from estimator.families.layers import plain_mlp
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
-from estimator.families.vision.family import Drag, Seen, VisionFamily
+from estimator.families.vision.block import TowerBlock
+from estimator.families.vision_family import Drag, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -95,7 +96,7 @@ def llama4_vision(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, residual, x)
 
 
-def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     """Patches, bfloat16 already, are unfolded and projected; a class token after them, positions, a norm."""
     tape, hidden = b.tape, vision.tower.hidden_size
     # image_processing_llama4.py normalises in bfloat16
@@ -118,7 +119,7 @@ def _tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
     return Tables(table, table)
 
 
-def _project(outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
+def _project(outer: TowerBlock, projector: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
     """Without the class token; shuffled by two copies; an activation after each product."""
     tape = outer.tape
     x = outer.norm("layernorm_post", x)

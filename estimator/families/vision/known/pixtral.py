@@ -14,7 +14,8 @@ from estimator.families.images.pixtral import PixtralImageProcessor
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
-from estimator.families.vision.family import Drag, Seen, VisionFamily
+from estimator.families.vision.block import TowerBlock
+from estimator.families.vision_family import Drag, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -107,7 +108,7 @@ def pixtral(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, residual, b.linear("feed_forward.down_proj", product))
 
 
-def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     """Images are padded to the largest; their patches are cut out, joined into one row, and normalised."""
     tape, hidden = b.tape, vision.tower.hidden_size
     high = max(image.height for image in seen.images)

@@ -16,7 +16,8 @@ from estimator.families.layers import plain_mlp
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
-from estimator.families.vision.family import Drag, Seen, VisionFamily
+from estimator.families.vision.block import TowerBlock
+from estimator.families.vision_family import Drag, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -231,7 +232,7 @@ def qwen3_vision(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, x, hidden)
 
 
-def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     """The convolution over whole patches, and Qwen3-VL's positions, each from four rows of its table."""
     tape, tower = b.tape, vision.tower
     patch = vision.num_channels * vision.temporal_patch_size * vision.patch_size**2
@@ -262,7 +263,7 @@ def _embed(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     return op.add(tape, x, positions)
 
 
-def _embed_qwen2_5(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed_qwen2_5(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     """The same, and the patches laid in the order of the windows."""
     x = _embed(b, vision, seen, drag)
     order = b.tape.new(seen.tokens, 8)
@@ -417,7 +418,6 @@ TOWERS = (
         projector=_qwen3_mergers,
         embed=_embed,
         project=_project_qwen3,
-        project_deep=_project_deep,
         tables=_tables,
         tokens_a_row=_rows,
         prefix="visual",

@@ -14,7 +14,8 @@ from estimator.families.images.idefics3 import Idefics3ImageProcessor
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
-from estimator.families.vision.family import Drag, Seen, VisionFamily
+from estimator.families.vision.block import TowerBlock
+from estimator.families.vision_family import Drag, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Model, Vision
@@ -137,7 +138,7 @@ def _patches(b: Block, vision: Vision, seen: Seen, pixels: Tensor) -> Tensor:
     return op.convolution_of_patches(b.tape, pixels, weight, bias, elements)
 
 
-def _pixels(b: Block, vision: Vision, seen: Seen) -> Tensor:
+def _pixels(b: TowerBlock, vision: Vision, seen: Seen) -> Tensor:
     elements = seen.tiles * vision.num_channels * vision.image_size**2
     pixels = b.tape.new(elements, 4, ACTIVATIONS)
     b.batch.append(pixels)
@@ -149,7 +150,7 @@ def _positions(b: Block, vision: Vision, ids: Tensor, rows: int) -> Tensor:
     return op.embedding(b.tape, ids, table, vision.tower.hidden_size, rows)
 
 
-def _embed_siglip(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed_siglip(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     """Positions are one row for all images; checkpointing's hook is on the convolution."""
     pixels = _pixels(b, vision, seen)
     width = b.tensors["embeddings.patch_embedding"][0].width
@@ -158,7 +159,7 @@ def _embed_siglip(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     return op.add(b.tape, x, _positions(b, vision, ids, vision.tower.learned_positions))
 
 
-def _embed_smolvlm(b: Block, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed_smolvlm(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     """Tiles that hold an image are picked out of the batch; positions are looked up for each."""
     tape = b.tape
     pixels = _pixels(b, vision, seen)
@@ -201,7 +202,7 @@ def _project_idefics3(
 
 
 def _project_smolvlm(
-    outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tensor
+    outer: TowerBlock, projector: Block, vision: Vision, seen: Seen, x: Tensor
 ) -> Tensor:
     """The same; the model returns the whole output of its tower too."""
     x = outer.norm("post_layernorm", x)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from estimator.families.counts import layer_groups, layer_modules, outer_modules
-from estimator.families.family import Family
+from estimator.families.family import BlockProgram, Family
 from estimator.families.images.image import ImageProcessor, ImageTokens
 from estimator.families.modules import Module
 from estimator.families.reader import Config
@@ -18,10 +18,6 @@ from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.images import Images
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model, ModelClass, Part, Vision
-
-if TYPE_CHECKING:
-    from estimator.families.block import Block
-
 
 Drag = Callable[[Tensor], Tensor]
 """Has a tensor require a gradient, as ``enable_input_require_grads`` does."""
@@ -65,12 +61,12 @@ class VisionFamily:
     """The image processor with the settings of its published files."""
     projector: Callable[[Vision, Model], tuple[Module, ...]]
     """What turns the tower's output into tokens of the text."""
-    embed: Callable[[Block, Vision, Seen, Drag], Tensor]
+    embed: BlockProgram
     """From pixels to what enters the first layer; it calls the last argument where checkpointing's hook sits."""
-    project: Callable[[Block, Block, Vision, Seen, Tensor], Tensor]
+    project: BlockProgram
     """From what leaves the last layer to the tokens' features; the blocks are those outside the layers, and the
     projector."""
-    project_deep: Callable[[Block, Vision, Seen, Tensor, str], Tensor] | None = None
+    project_deep: BlockProgram | None = None
     """The same of a layer whose output is projected as well, by its projector's name."""
     tables: Callable[[Tape, Vision, Seen, int], Tables] | None = None
     """What queries and keys are turned by; the last argument is the width of the hidden states."""
