@@ -68,7 +68,6 @@ from estimator.values.specs import (
     Component,
     Dtype,
     Gpu,
-    Loss,
     Method,
     MixedPrecision,
     Model,
@@ -510,7 +509,7 @@ def _check_outer_adapters(model: Model, setup: TrainingSetup) -> None:
         loss, strategy = loss_of(model, setup), setup.mesh.strategy
         if strategy not in (Strategy.NONE, Strategy.DDP):
             raise LATER(name=module.name, what=f"strategy {strategy}", instead="use strategy ddp")
-        if is_head and loss not in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE):
+        if is_head and not loss.calls_head:
             raise LATER(name=module.name, what=f"loss {loss}", instead="use loss standard")
         if isinstance(module, Embedding) and setup.adapters.use_dora:
             raise LATER(name=module.name, what="use_dora", instead="turn use_dora off")

@@ -28,6 +28,8 @@ from estimator.families.weights import (
 from estimator.inference.colocation import colocated_engine
 from estimator.inference.engine import buffer_bytes, engine, engine_weight_bytes, graph_count
 from estimator.inference.kv_cache import pages
+from estimator.objectives import whole_logits
+from estimator.objectives.batch import passed_rows
 from estimator.parallel import zero
 from estimator.parallel.ddp import bucket_bytes
 from estimator.parallel.frozen import reference_bytes
@@ -394,6 +396,10 @@ LOSSES: Mapping[Loss, tuple[str, Function]] = {
         "Liger computes them for one chunk of tokens at a time, together with both gradients of the head.",
         fused.linear_cross_entropy,
     ),
+    Loss.SELECTIVE: (
+        "ms-swift computes those of the completions, and its loss keeps one copy of them.",
+        whole_logits.ask,
+    ),
     Loss.CHUNKED_TRL: (
         "TRL computes them in tiles of at most 4,096 tokens × 32,768 words, in forward and once more in backward.",
         fused.log_probabilities,
@@ -403,16 +409,18 @@ LOSSES: Mapping[Loss, tuple[str, Function]] = {
 
 def _logits(of: Estimate) -> Explanation:
     setup, words = of.setup, of.model.vocab_size
-    copy = setup.tokens * words * 4
+    rows, length = passed_rows(setup), setup.max_length
+    copy = rows * length * words * 4
     if (loss := loss_of(of.model, setup)) in LOSSES:
         whole, function = LOSSES[loss]
         lead = f"A float32 copy of all logits would take {copy:,} bytes. {whole}"
         return Explanation(lead, list(_alive(of, Component.LOGITS)), (function,))
     lead = (
-        f"{setup.per_device_train_batch_size:,} × {setup.max_length:,} tokens × {words:,} words × 4 bytes are "
-        f"{copy:,} bytes per float32 copy; the loss makes up to three."
+        f"{rows:,} × {length:,} tokens × {words:,} words × 4 bytes are {copy:,} bytes per float32 copy; the loss makes "
+        "up to three."
     )
-    return Explanation(lead, list(_alive(of, Component.LOGITS)), (operators.log_softmax_loss,))
+    by: Function = whole_logits.ask if setup.objective.has_reference else operators.log_softmax_loss
+    return Explanation(lead, list(_alive(of, Component.LOGITS)), (by,))
 
 
 def _temporaries(of: Estimate) -> Explanation:

@@ -627,7 +627,7 @@ def _peak(estimate: Estimate) -> dict[str, object]:
         "phases": {
             phase.value: estimate.phases[phase].bytes if phase in estimate.phases else None
             for phase in Phase
-            if phase not in _absent(estimate.setup)
+            if phase not in _absent(estimate.setup) or phase in estimate.phases
         },
         "moments": [
             {"phase": moment.phase.value, "name": moment.name, "bytes": moment.bytes}

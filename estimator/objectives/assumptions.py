@@ -22,10 +22,15 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
                 else ", whatever the loss."
             )
         )
-    if loss_of(model, setup) is Loss.CHUNKED_TRL and objective is not Objective.SFT:
+    scores_some = loss_of(model, setup) in (Loss.CHUNKED_TRL, Loss.SELECTIVE)
+    if scores_some and objective is not Objective.SFT:
         sentences.append(
             f"Of each row's {setup.max_length:,} tokens {prompt_tokens(setup):,} are the prompt's: the head computes "
             f"{scored_tokens(setup):,} alone."
+        )
+    if setup.loss is Loss.STANDARD and objective.has_reference:
+        sentences.append(
+            "The loss is LLaMA-Factory's, which takes the log-softmax of every row's logits in float32."
         )
     if objective.is_paired:
         sentences.append("An example is two rows, which go through the model together.")
@@ -35,7 +40,9 @@ def objective_sentences(model: Model, setup: TrainingSetup) -> list[str]:
             )
     if setup.keeps_reference:
         sentences.append(
-            "The reference model is a second copy of the weights in the same dtype, which stays all through the run."
+            "The reference model is a second copy of the weights in "
+            + ("the dtype of autocast" if setup.loss is Loss.STANDARD else "the same dtype")
+            + ", which stays all through the run."
         )
     elif setup.asks_reference:
         sentences.append("The reference model is the base with its adapters switched off.")

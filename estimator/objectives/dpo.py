@@ -6,9 +6,9 @@ arithmetic on two numbers a pair.
 
 from __future__ import annotations
 
-from estimator.objectives.causal_lm import LabelledCall
 from estimator.objectives.forward import Loaded, Pass
 from estimator.objectives.step import Step
+from estimator.objectives.whole_logits import ask
 from estimator.values.specs import Phase
 
 
@@ -19,13 +19,10 @@ def dpo(step: Step) -> None:
     ids, mask, completions = (step.ids(rows * length) for _ in range(3))
     labels = step.ids(rows * length)
     reference = load_reference(step)
-    policy = step.call(Pass(step.trained, rows, length))
-    loss, outputs = LabelledCall(policy, rows * step.scored).run(ids, labels)
-    del outputs
+    loss, held = ask(step, Pass(step.trained, rows, length), ids, labels)
     if not setup.precompute_ref_log_probs:
-        asked = as_reference(reference, step, rows)
-        with step.tape.grad(enabled=False):
-            LabelledCall(step.call(asked), rows * step.scored).run(ids, labels)
+        ask(step, as_reference(reference, step, rows), ids, labels)
+    del held
     if step.training:
         step.backward(loss)
     step.end()

@@ -134,10 +134,11 @@ class Loaded:
             index=index,
             parameters=self.parameters,
         )
-        if not self.trained:  # from_pretrained leaves requires_grad on, so autocast caches casts
+        if not self.trained and not self.given.freezes_reference:
+            # from_pretrained leaves requires_grad on, so autocast caches casts
             for owned in block.owned:
                 owned.parameter.requires_grad = True
-        elif setup.optimizer_in_bwd:
+        elif self.trained and setup.optimizer_in_bwd:
             for owned in block.owned:
                 self._step_in_backward(owned)
         return block

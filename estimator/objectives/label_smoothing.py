@@ -7,8 +7,9 @@ trainer/sft_trainer.py, ``compute_loss`` (a second forward call without gradient
 from __future__ import annotations
 
 from estimator.objectives.causal_lm import LabelledCall
-from estimator.objectives.forward import Forward, Pass, as_logits
+from estimator.objectives.forward import Pass, as_logits
 from estimator.objectives.step import Step
+from estimator.objectives.whole_logits import whole_logits
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.specs import Loss, Phase
@@ -21,7 +22,7 @@ def smoothed(step: Step) -> None:
     padding = step.ids(setup.tokens) if setup.padded else None
     rows, length = setup.per_device_train_batch_size, setup.max_length
     forward = step.call(Pass(step.trained, rows, length))
-    logits = _logits(forward, ids)
+    logits = whole_logits(forward, ids)
     words = forward.model.vocab_size
     loss = _loss(step.tape, logits, rows * (length - 1) * words, words)
     del logits
@@ -38,23 +39,6 @@ def smoothed(step: Step) -> None:
         step.backward(loss)
     step.end()
     del ids, labels, padding
-
-
-def _logits(forward: Forward, ids: Tensor) -> Tensor:
-    """The logits as the outermost wrapper of the model returns them."""
-    tape = forward.tape
-    logits = forward.logits(forward.hidden(ids))
-    tape.enter(forward.end_phase, "loss")
-    forward.end()
-    if tape.autocast_width is not None:
-        tape.operation = "outputs to float32"
-        logits = as_logits(op.cast(tape, logits, 4))
-    logits, copied = forward.hooks.leave_model(logits, logits)
-    if copied is None or copied is logits:
-        return logits
-    return tape.record(
-        "outputs through DDP's sink, backward", copied, [logits], lambda t, g: [g[0]]
-    )
 
 
 def _loss(tape: Tape, logits: Tensor, elements: int, words: int) -> Tensor:

@@ -48,11 +48,11 @@ def orpo(step: Step) -> None:
 
 
 def _cross_entropy(step: Step, logits: Tensor, labels: Tensor) -> Tensor:
-    """Of the chosen rows, which are shifted and copied."""
+    """Of the chosen rows, which are shifted and copied; one row is contiguous as it is."""
     tape, setup = step.tape, step.setup
     examples, length = setup.per_device_train_batch_size, setup.max_length
     vocabulary = step.trained.model.vocab_size
     chosen = op.part(tape, logits, examples * length * vocabulary)
     shifted = op.part(tape, chosen, examples * (length - 1) * vocabulary)
-    copied = as_logits(op.clone(tape, shifted))
+    copied = as_logits(op.clone(tape, shifted)) if examples > 1 else shifted
     return op.log_softmax_loss(tape, copied, labels)

@@ -23,6 +23,16 @@ WHOLE_LOGITS_LATER = Refusal(
     "loss standard with objective {objective}, as TRL had it before 1.15, is not modelled yet; take chunked_trl.",
     NOT_MODELLED,
 )
+WHOLE_REFERENCE_LATER = Refusal(
+    "loss {loss} with a reference model under strategy {strategy} is not modelled yet; take zero3 or ddp, method lora, "
+    "or loss chunked_trl.",
+    NOT_MODELLED,
+)
+WHOLE_ROUTERS_LATER = Refusal(
+    "loss {loss} with objective {objective} is not modelled yet where the config's output_router_logits is on; take "
+    "chunked_trl.",
+    NOT_MODELLED,
+)
 LIGER_HEAD = Refusal(
     "loss liger cannot go with objective {objective}: TRL refuses Liger's fused loss there; take chunked_trl, which is "
     "the default.",
@@ -197,12 +207,14 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
     if setup.smooths_labels:
         _check_smoothing(model, setup)
     if objective is Objective.SFT:
+        if setup.loss is Loss.SELECTIVE:
+            raise NO_SUCH_LOSS(loss=setup.loss, objective=objective, own="standard and fused ones")
         return
     if has_towers(model, setup.adapters):
         raise TOWERS_LATER(objective=objective, model_type=model.model_type)
     if setup.images_per_example:
         raise IMAGES_LATER(objective=objective)
-    _check_loss(setup)
+    _check_loss(model, setup)
     if _is_later(setup):
         raise STRATEGY_LATER(objective=objective, strategy=setup.strategy)
     if objective.has_score and not is_classified(model.model_type):
@@ -253,11 +265,11 @@ def _check_groups(setup: TrainingSetup) -> None:
         raise PARTS_OF_A_GROUP(rows=rows, generations=setup.num_generations)
 
 
-def _check_loss(setup: TrainingSetup) -> None:
+def _check_loss(model: Model, setup: TrainingSetup) -> None:
     loss, objective = setup.loss, setup.objective
     if objective.has_reference:
-        if loss is Loss.STANDARD:
-            raise WHOLE_LOGITS_LATER(objective=objective)
+        if loss in (Loss.STANDARD, Loss.SELECTIVE):
+            _check_whole_logits(model, setup)
         if loss is Loss.LIGER:
             raise LIGER_HEAD(objective=objective)
         if loss is Loss.CHUNKED_TORCHTUNE:
@@ -265,6 +277,15 @@ def _check_loss(setup: TrainingSetup) -> None:
     elif loss not in (None, Loss.STANDARD):
         own = "the whole logits" if objective is Objective.ORPO else "no logits over the vocabulary"
         raise NO_SUCH_LOSS(loss=loss, objective=objective, own=own)
+
+
+def _check_whole_logits(model: Model, setup: TrainingSetup) -> None:
+    if setup.objective.generates:
+        raise WHOLE_LOGITS_LATER(objective=setup.objective)
+    if setup.keeps_reference and setup.strategy.is_fsdp:
+        raise WHOLE_REFERENCE_LATER(loss=setup.loss, strategy=setup.strategy)
+    if model.output_router_logits:
+        raise WHOLE_ROUTERS_LATER(loss=setup.loss, objective=setup.objective)
 
 
 def _check_head(model: Model, setup: TrainingSetup) -> None:

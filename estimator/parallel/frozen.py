@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from estimator.families.block import Block
@@ -39,8 +40,20 @@ from estimator.resident.model import weight_bytes
 from estimator.tape.tape import COMMUNICATION, WEIGHTS, Storage, Tape, Tensor
 from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Method, Model, Offload, Strategy
+from estimator.values.specs import (
+    Dtype,
+    Loss,
+    Method,
+    MixedPrecision,
+    Model,
+    Offload,
+    Strategy,
+)
 
+AUTOCAST = MappingProxyType(
+    {MixedPrecision.BF16: Dtype.BFLOAT16, MixedPrecision.FP16: Dtype.FLOAT16}
+)
+"""What each autocast computes in."""
 NO_MODULE = "nothing"
 """Names no module of any family, so that no layer is adapted."""
 
@@ -48,13 +61,20 @@ NO_MODULE = "nothing"
 def as_frozen(setup: TrainingSetup) -> TrainingSetup:
     """The setup of a model that is loaded as the trained one is, without adapters, and never trained.
 
-    Source: derived; trl 1.16, models/utils.py (``model.eval()``).
+    LLaMA-Factory casts what it trains to float32, and leaves this one in autocast's dtype.
+
+    Source: derived; trl 1.16, models/utils.py (``model.eval()``); llamafactory 0.9.5, model/patcher.py
+    (``compute_dtype``), model/adapter.py:313 (``is_trainable``).
 
     >>> as_frozen(TrainingSetup(gradient_checkpointing=True)).gradient_checkpointing
     False
     """
+    dtype = setup.precision.dtype
+    if setup.task.loss is Loss.STANDARD:
+        dtype = AUTOCAST.get(setup.precision.mixed_precision, dtype)
     return replace(
         setup,
+        dtype=dtype,
         method=setup.method if setup.adapters.uses_adapters else Method.LORA,
         lora_target_modules=(NO_MODULE,),
         modules_to_save=None,

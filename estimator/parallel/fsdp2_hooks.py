@@ -99,7 +99,7 @@ class Fsdp2Hooks(Hooks):
             for group in fsdp_groups(model, setup.adapters)
         }
         self._joins_norm = joins_norm(model, setup.adapters)
-        calls_head = loss_of(model, setup) in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE)
+        calls_head = loss_of(model, setup).calls_head
         self._reads_head = not (calls_head or self._joins_norm or self._tied)
         """Whether the loss reads the head's weight without calling the head, and nothing else in its group is called.
         """

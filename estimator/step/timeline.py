@@ -26,7 +26,7 @@ from estimator.resident.model import (
 )
 from estimator.tape.program import Changes, Program, Reason, Sized
 from estimator.tape.symbols import Recording
-from estimator.tape.tape import COMPONENTS, WEIGHTS, Mark, Place
+from estimator.tape.tape import COMPONENTS, GRADIENTS, WEIGHTS, Mark, Place
 from estimator.values.declaration import rows
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
@@ -417,9 +417,12 @@ class Walk:
         step: tuple[Sized, Schedule],
         begins: Mapping[Component, int],
         ranks: int = 1,
+        to_come: int = 0,
     ) -> None:
         self._sized, self._schedule = step
         self._begins = [begins[component] for component in COMPONENTS]
+        self._to_come = to_come
+        """Gradients among these that do not exist yet while completions are scored, before the first micro-step."""
         self._gathered = self._schedule.gathered(self._sized, ranks)
 
     @property
@@ -447,7 +450,7 @@ class Walk:
                         rise = self._sized.bytes_of(
                             self._schedule.program.change(*self._until(top))
                         )
-                    moments.append(self._moment(top, map(add, running, rise)))
+                    moments.append(self._moment(top, map(add, self._there(run, running), rise)))
                 running = list(map(add, running, segment.net))
         return tuple(moments)
 
@@ -456,9 +459,17 @@ class Walk:
         heights = {}
         for phase, top in self._highest().items():
             changes = self._schedule.changes_until(top.run, top.place, self._until(top)[1])
-            alive = map(add, self._begins, self._sized.bytes_of(changes))
+            begins = self._there(self._schedule.runs[top.run], self._begins)
+            alive = map(add, begins, self._sized.bytes_of(changes))
             heights[phase] = self._moment(top, alive)
         return heights
+
+    def _there(self, run: Run, begins: Sequence[int]) -> list[int]:
+        """Bytes by component without the gradients that are to come, where completions are scored."""
+        there = list(begins)
+        if run.phase is Phase.SCORING:
+            there[GRADIENTS] -= self._to_come
+        return there
 
     def _highest(self) -> dict[Phase, Top]:
         """The highest moment of each phase.
@@ -475,7 +486,7 @@ class Walk:
                     alike = self._gathered.alike[index]
                 for first, last, gathered in alike:
                     place = last if net > 0 else first
-                    begins = alive + place * net
+                    begins = alive + place * net - self._to_come * (phase is Phase.SCORING)
                     if phase in highest and begins + rise + gathered <= highest[phase].height:
                         continue
                     top = self._top(begins, index, place)
@@ -527,9 +538,12 @@ class StepTimeline(Walk):
         workspace: int,
     ) -> None:
         begins = resident.sizes(workspace)
+        to_come = 0
         if accumulates(setup) or setup.mesh.strategy is Strategy.ZERO3:
             begins[Component.GRADIENTS] = resident.accumulated
-        super().__init__(plan.step(Sizes.of(setup)), begins, setup.mesh.shard_ranks)
+            if setup.task.objective.generates and setup.mesh.strategy is not Strategy.ZERO3:
+                to_come = resident.accumulated
+        super().__init__(plan.step(Sizes.of(setup)), begins, setup.mesh.shard_ranks, to_come)
         stepped = {
             **begins,
             Component.GRADIENTS: resident.gradients,

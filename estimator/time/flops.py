@@ -208,8 +208,10 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     keeps_attention = setup.computation.selective_checkpointing and not is_eager(
         model, setup.computation
     )
-    is_fused = loss_of(model, setup) is Loss.CHUNKED_TRL
-    unscored = round((1 - scored_share(setup)) * _head(model)) if is_fused else 0
+    loss = loss_of(model, setup)
+    is_fused = loss is Loss.CHUNKED_TRL
+    skips = is_fused or loss is Loss.SELECTIVE
+    unscored = round((1 - scored_share(setup)) * _head(model)) if skips else 0
     outside = sizes.outside - unscored
     asked = passes_without_grad(setup)
     return Work(

@@ -24,7 +24,7 @@ from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.precision import Precision
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import Choice, Momentum, ShortText, Version
-from estimator.values.specs import Method, MixedPrecision, Objective
+from estimator.values.specs import Loss, Method, MixedPrecision, Objective
 
 FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
     {
@@ -191,6 +191,16 @@ class TrainingSetup(_Keys):
     def keeps_reference(self) -> bool:
         """Whether a reference model of its own stays on the GPU; with adapters it is the policy without them."""
         return self.asks_reference and not self.adapters.uses_adapters
+
+    @property
+    def freezes_reference(self) -> bool:
+        """Whether the reference's weights ask for no gradient, so that autocast keeps none of their casts.
+
+        TRL leaves them asking; LLaMA-Factory and ms-swift, whose losses take whole logits, do not.
+
+        Source: llamafactory 0.9.5, model/loader.py:206; ms-swift 4.6.0, swift/pipelines/train/rlhf.py:111.
+        """
+        return self.task.loss in (Loss.STANDARD, Loss.SELECTIVE)
 
     @property
     def asks_reference(self) -> bool:

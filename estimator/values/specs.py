@@ -161,6 +161,13 @@ class Loss(StrEnum):
     LIGER = "liger"
     CHUNKED_TRL = "chunked_trl"
     CHUNKED_TORCHTUNE = "chunked_torchtune"
+    SELECTIVE = "selective"
+    """Of dpo and kto: the logits of the completions, whole, and the log-probabilities row by row, as in ms-swift."""
+
+    @property
+    def calls_head(self) -> bool:
+        """Whether the head is called as a module, so that logits exist, whole or a chunk of each sequence."""
+        return self in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE, Loss.SELECTIVE)
 
 
 class Strategy(StrEnum):

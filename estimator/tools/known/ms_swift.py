@@ -181,7 +181,9 @@ RULES: tuple[Rule, ...] = (
     ),
     same("args.use_liger_kernel"),
     whole_logits(
-        "TRL below 1.0, which it asks for, keeps the logits whole", f"{VERSION}, METADATA"
+        "its own trainers of preferences keep the completions' logits whole",
+        f"{VERSION}, swift/rlhf_trainers/rlhf_mixin.py:147",
+        "selective",
     ),
     same("args.packing"),
     same("args.padding_free"),

@@ -48,7 +48,8 @@ class Task(Checked):
             shape="select",
             section=Section.MORE,
             label="Loss",
-            help="Whether the full logits are ever in memory at once.",
+            help="Whether the full logits are ever in memory at once. Of dpo and kto standard is LLaMA-Factory's, "
+            "selective ms-swift's.",
         ),
     )
     completion_fraction: float = key(

@@ -1,0 +1,153 @@
+"""DPO and KTO from whole logits: LLaMA-Factory's loss and ms-swift's, held against traces of their own code.
+
+Traced: the loss functions of llamafactory 0.9.5 and ms-swift 4.6.0 on TRL 1.16's trainer, transformers 5.23 and torch
+2.13, every allocation counted, on Llama-3.2-1B, 23 November 2026. The trace runs no kernel, so it lacks the copy that
+CUDA's log-softmax makes of a slice (``host_softmax``), which is added here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from estimator import Component, Method, Phase, TrainingSetup, catalog, estimate, need
+from estimator.contract.setups import parse
+from estimator.grid.needs import needs
+from estimator.tools.imported import read_files
+from estimator.values.specs import Loss
+
+LLAMA = catalog.model("meta-llama/Llama-3.2-1B")
+SMALL = catalog.model("HuggingFaceTB/SmolLM2-135M")
+PAIRS = TrainingSetup(
+    objective="dpo",
+    loss=Loss.STANDARD,
+    per_device_train_batch_size=2,
+    max_length=1024,
+    max_prompt_length=512,
+    gradient_checkpointing=True,
+)
+MIB = 2**20
+
+
+def copied(rows: int, length: int) -> int:
+    return rows * (length - 1) * LLAMA.vocab_size * 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "traced"),
+    [
+        ({}, (14_423_331_328, 18_624_025_088, 16_520_438_272)),
+        ({"mixed_precision": "no"}, (14_423_331_328, 18_624_025_088, 16_520_438_272)),
+        (
+            {"dtype": "float32", "per_device_train_batch_size": 1, "max_length": 2048},
+            (22_650_587_648, 26_852_307_456, 24_749_746_688),
+        ),
+        (
+            {"objective": "kto", "per_device_train_batch_size": 4},
+            (14_423_528_960, 20_725_572_096, 16_520_537_088),
+        ),
+    ],
+)
+def test_llamafactorys_loss_holds_three_copies_of_all_logits(
+    keys: dict[str, Any], traced: tuple[int, ...]
+):
+    setup = replace(PAIRS, **keys)
+    loss, reference, backward = _phases(setup)
+    for said, there in ((loss, traced[0]), (reference, traced[1])):
+        assert said - there == pytest.approx(
+            copied(4 * 1024 // setup.max_length, setup.max_length), abs=2 * MIB
+        )
+    assert backward == pytest.approx(traced[2], abs=MIB)
+
+
+@pytest.mark.parametrize(
+    ("keys", "traced"),
+    [
+        ({}, (11_793_236_992, 12_845_999_104, 13_408_993_792)),
+        ({"mixed_precision": "no"}, (11_266_957_824, 11_530_127_872, 13_408_993_792)),
+        (
+            {"objective": "kto", "per_device_train_batch_size": 4},
+            (11_793_336_320, 12_846_098_432, 13_409_092_608),
+        ),
+    ],
+)
+def test_ms_swifts_loss_holds_the_completions_logits(keys: dict[str, Any], traced: tuple[int, ...]):
+    said = _phases(replace(PAIRS, loss=Loss.SELECTIVE, **keys))
+    for mine, there in zip(said, traced, strict=True):
+        assert mine == pytest.approx(there, abs=2 * MIB)
+
+
+def _phases(setup: TrainingSetup) -> list[int]:
+    phases = estimate(LLAMA, None, setup).phases
+    return [
+        phases[phase].bytes - phases[phase].resident[Component.WORKSPACE]
+        for phase in (Phase.LOSS, Phase.REFERENCE, Phase.BACKWARD)
+    ]
+
+
+def test_a_prompt_costs_llamafactory_what_a_completion_does_and_ms_swift_nothing():
+    for loss, same in ((Loss.STANDARD, True), (Loss.SELECTIVE, False)):
+        peaks = {
+            estimate(SMALL, None, replace(PAIRS, loss=loss, max_prompt_length=prompt)).peak.bytes
+            for prompt in (64, 960)
+        }
+        assert (len(peaks) == 1) is same
+
+
+def test_llamafactorys_reference_stays_in_the_dtype_of_autocast():
+    """It casts what it trains to float32, and loads a model that it does not train in ``compute_dtype``."""
+    for loss, width in ((Loss.STANDARD, 2), (Loss.SELECTIVE, 4)):
+        peak = estimate(SMALL, None, replace(PAIRS, loss=loss, dtype="float32")).peak
+        held = peak.resident[Component.REFERENCE_MODEL] / peak.resident[Component.WEIGHTS]
+        assert held == pytest.approx(width / 4, rel=1e-3)  # each tensor is rounded up to 512 bytes
+
+
+@pytest.mark.parametrize("loss", [Loss.STANDARD, Loss.SELECTIVE])
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_a_grid_says_what_the_estimate_says(objective: str, loss: Loss):
+    gpu = catalog.gpu("A100-SXM4-80GB")
+    setup = replace(PAIRS, objective=objective, loss=loss)
+    read = needs(SMALL, gpu, setup, per_device_train_batch_size=[2, 3, 8])
+    for index, batch in enumerate((2, 3, 8)):
+        alone = need(SMALL, gpu, replace(setup, per_device_train_batch_size=batch))
+        assert (int(read.low_bytes[index]), int(read.high_bytes[index])) == alone
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        ("stage: dpo\nfinetuning_type: lora\nlora_target: all\ncutoff_len: 1024\n", "standard"),
+        ("stage: kto\nfinetuning_type: full\ncutoff_len: 1024\n", "standard"),
+        ("swift rlhf --rlhf_type dpo --tuner_type lora --max_length 2048", "selective"),
+    ],
+)
+def test_the_tools_that_compute_whole_logits_are_read_so(text: str, loss: str):
+    named = "model_name_or_path: {}\n" if "stage" in text else " --model {}"
+    run = read_files({"pasted": text + named.format("HuggingFaceTB/SmolLM2-135M")})
+    assert run.setup["loss"] == loss
+    assert estimate(*parse(run.setup)).peak.bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"objective": "sft", "loss": "selective"}, "not for objective sft"),
+        ({"objective": "grpo", "max_completion_length": 256}, "is not modelled yet"),
+        ({"strategy": "fsdp", "num_gpus": 2}, "take zero3 or ddp"),
+    ],
+)
+def test_what_whole_logits_do_not_go_with_is_said(keys: dict[str, Any], sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        estimate(SMALL, None, replace(PAIRS, **keys))
+
+
+@pytest.mark.parametrize("loss", [Loss.STANDARD, Loss.SELECTIVE])
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+def test_several_gpus_share_them(strategy: str, loss: Loss):
+    for method in (Method.FULL, Method.LORA):
+        setup = replace(PAIRS, loss=loss, strategy=strategy, num_gpus=2, method=method)
+        answer = estimate(SMALL, None, setup)
+        assert sum(answer.peak.resident.values()) == answer.peak.bytes
+        assert Phase.REFERENCE in answer.phases
