@@ -92,7 +92,7 @@ def test_bloom_s_mlp_follows_its_width() -> None:
         (
             LLAMA_8B,
             {"num_hidden_layers": "32"},
-            "num_hidden_layers must be a whole number from 1 to 4096, not '32'.",
+            "num_hidden_layers must be a whole number from 1 to 1000, not '32'.",
         ),
         (
             LLAMA_8B,

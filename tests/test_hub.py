@@ -439,7 +439,7 @@ def test_config_that_is_no_json(server: FakeHub, ask: Ask, config: bytes, what: 
         (
             "num_hidden_layers",
             10**6,
-            "num_hidden_layers must be a whole number from 1 to 4096, not 1000000; correct it in the config.",
+            "num_hidden_layers must be a whole number from 1 to 1000, not 1000000; correct it in the config.",
         ),
         (
             "num_key_value_heads",

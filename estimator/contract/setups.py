@@ -65,6 +65,9 @@ MODEL_MISSING = "model is missing; give a Hub id such as mistralai/Mistral-7B-v0
 NONE_KNOWN: Mapping[str, Model] = MappingProxyType({})
 LONGEST_NAME = 200
 """Maximum characters of a name. Our choice, above the Hub's 96."""
+MOST_UNKNOWN = 100
+"""Keys that are not ours, each of which is looked up and answered. Our choice: four times a TRL script's."""
+MORE_UNKNOWN = "{more:,} more keys are not read; leave out what is not a key of a setup."
 TRAINER = "trainer"
 """The tool that means the contract's own defaults, so objects without a tool keep their meaning."""
 PRICE = "usd_per_gpu_hour"
@@ -288,9 +291,14 @@ def _as_its_tool(
 
 def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, object]:
     values: dict[str, object] = {}
+    unknown = 0
     for name, value in given.items():
         if name in FACTS:
             continue
+        if name not in BY_NAME and name not in LATER:
+            unknown += 1
+            if unknown > MOST_UNKNOWN:
+                continue
         try:
             key = BY_NAME.get(name)
             if key is None:
@@ -307,6 +315,8 @@ def _read_keys(given: Mapping[str, object], problems: list[str]) -> dict[str, ob
             values[key.name] = read
         except ValueError as problem:
             problems.append(str(problem))
+    if unknown > MOST_UNKNOWN:
+        problems.append(MORE_UNKNOWN.format(more=unknown - MOST_UNKNOWN))
     return values
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from estimator.values.kinds import show
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 
-MOST_LAYERS = 4096  # layers: our limit, thirty times the deepest catalogue model (126)
+MOST_LAYERS = 1000  # layers: our limit, eight times the deepest catalogue model (126)
 MOST_HEADS = 4096  # heads: our limit, seventeen times the catalogue's most (232)
 MOST_ELEMENTS = 10**7  # rows or columns: as Model's own limit
 MOST_POSITIONS = 10**8  # positions: our limit, ten times the longest in the catalogue (10,485,760)

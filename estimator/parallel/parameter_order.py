@@ -8,7 +8,7 @@ calls: Phi-3 defines ``o_proj`` before ``qkv_proj``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -105,13 +105,19 @@ def trained_in_order(model: Model, setup: TrainingSetup) -> Iterator[Trained]:
     """
     heads = tied_head(model)
     layer_norms = architecture(model).norm in (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
+    found: dict[Module, tuple[int, bool, Sequence[Shape]]] = {}  # equal layers have equal modules
     for layer, module in modules_in_order(model):
         if module in heads and not setup.uses_adapters:
             continue
-        adapters = len(adapter_shapes(module, setup))
-        is_norm = isinstance(module, Norm) and layer_norms
-        decays = not is_norm and not _WITHOUT_DECAY.search(module.name.lower())
-        for place, shape in enumerate(trained_shapes(module, setup)):
+        if module not in found:
+            is_norm = isinstance(module, Norm) and layer_norms
+            found[module] = (
+                len(adapter_shapes(module, setup)),
+                not is_norm and not _WITHOUT_DECAY.search(module.name.lower()),
+                tuple(trained_shapes(module, setup)),
+            )
+        adapters, decays, shapes = found[module]
+        for place, shape in enumerate(shapes):
             if place < adapters:
                 yield Trained(layer, module.name, f"lora{place}", shape, decays=True)
             else:

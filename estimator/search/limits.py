@@ -28,7 +28,15 @@ def holds(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
     Checks the lower bound first, which does not need a step.
     """
     try:
-        return least_need(model, setup) <= gpu.memory_bytes and fits(model, gpu, setup)
+        return may_hold(model, gpu, setup) and fits(model, gpu, setup)
+    except ValueError:
+        return False
+
+
+def may_hold(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
+    """Whether what stays on the GPU leaves the setup a chance; False too for a setup that is refused."""
+    try:
+        return least_need(model, setup) <= gpu.memory_bytes
     except ValueError:
         return False
 

@@ -17,7 +17,7 @@ from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.combinations import ADAM, OFFLOADS, refusal, sharing
 from estimator.search.fewest_gpus import WAYS, GpuSet, fewest_gpus, sharing_keys
 from estimator.search.image_changes import image_changes
-from estimator.search.limits import holds, smallest_gpu
+from estimator.search.limits import holds, may_hold, smallest_gpu
 from estimator.values.facets.optimisation import Optimisation
 from estimator.values.facets.run import TrainingRun
 from estimator.values.results import Estimate
@@ -41,6 +41,10 @@ MOST_TOGETHER = 3
 """Maximum changes in one remedy. Our choice."""
 MOST_SHOWN = 6
 """Maximum remedies, in addition to a larger GPU and more GPUs. Our choice."""
+
+MOST_WORK = 1_600_000
+"""Changed setups tried at most, times the squared layers. Our choice: 250 with 80 layers, which find all that there
+are; 100 with 126; one with 1,000."""
 
 Keys = Mapping[str, Any]
 
@@ -112,9 +116,10 @@ def cheapest_change(of: Estimate) -> Remedy | None:
 def _levels(of: Estimate, gpu: Gpu) -> Iterator[Iterator[Remedy]]:
     """What fits with one change, with two, with three; cheapest first at each level."""
     changes = list(_changes(of.model, of.setup))
+    trials = iter(range(max(1, MOST_WORK // of.model.num_hidden_layers**2)))
     for together in range(1, MOST_TOGETHER + 1):
         groups = combinations(changes, together)
-        yield (remedy for group in groups for remedy in _fitting(of, gpu, group))
+        yield (remedy for group in groups for remedy in _fitting(of, gpu, group, trials))
 
 
 def _on(gpu: Gpu, of: Estimate) -> Remedy:
@@ -153,14 +158,20 @@ def _together(of: Estimate, first: dict[str, Any], found: GpuSet) -> Remedy:
     return Remedy(title, price, {**first, **found.keys}, of.need_high_bytes - high, high)
 
 
-def _fitting(of: Estimate, gpu: Gpu, group: Sequence[Change]) -> Iterator[Remedy]:
-    """The smallest combination of a group's options that fits, if any."""
+def _fitting(
+    of: Estimate, gpu: Gpu, group: Sequence[Change], trials: Iterator[int]
+) -> Iterator[Remedy]:
+    """The smallest combination of a group's options that fits, if any, while there are ``trials`` left."""
     for options in product(*(change.options for change in group)):
         keys = {key: value for option in options for key, value in option.items()}
         if len(keys) < sum(map(len, options)):
             return  # the options set a key twice
         setup = _changed(of.setup, keys)
-        if setup is None or not holds(of.model, gpu, setup):
+        if setup is None or not may_hold(of.model, gpu, setup):
+            continue
+        if next(trials, None) is None:
+            return
+        if not holds(of.model, gpu, setup):
             continue
         high = need(of.model, gpu, setup)[1]
         yield Remedy(

@@ -7,7 +7,7 @@ the first because the optimizer's states now occupy blocks that activations had 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from estimator.resident.overhead import (
     shown_bytes,
 )
 from estimator.step.allocator import Allocator, Block
-from estimator.step.timeline import Schedule, Sizes, plan, structure
+from estimator.step.timeline import Run, Schedule, Sizes, plan, structure
 from estimator.tape.program import Sized
 from estimator.tape.tape import WEIGHTS
 from estimator.values.arithmetic import allocated, ceil_div
@@ -41,6 +41,8 @@ STEPS = 2
 """Steps replayed: from the third on every request finds the same block again."""
 STATES = 2
 """State tensors per parameter: AdamW's; other optimizers' states are allocated in as many pieces."""
+MOST_EVENTS = 300_000
+"""Allocations and releases played at most. Our choice: the catalogue's longest run, Qwen3.6-27B's, has 250,000."""
 IN_FLIGHT = 2
 """Gathers by which FSDP1's CPU may run ahead: torch 2.13, distributed/fsdp/_limiter_utils.py, ``_FreeEventQueue``."""
 
@@ -62,6 +64,30 @@ class AllocatorEvent(NamedTuple):
     stream: int
     other: Key
     """The new key."""
+
+
+class LayerShare(NamedTuple):
+    """The share of a deep model's layers that is played; the others repeat these."""
+
+    played: int
+    layers: int
+
+    def of(self, count: int) -> int:
+        """So many of ``count`` equal things, at least one.
+
+        >>> LayerShare(1, 4).of(10), LayerShare(1, 4).of(1), LayerShare(4, 4).of(10)
+        (3, 1, 10)
+        """
+        return ceil_div(count * self.played, self.layers)
+
+    def holds(self, layer: int, layers: int) -> bool:
+        """Whether a layer is played: half of those that are come first in their stack, half last."""
+        kept = self.of(layers)
+        return layer < ceil_div(kept, 2) or layer >= layers - kept // 2
+
+
+WHOLE = LayerShare(1, 1)
+"""Every layer."""
 
 
 def _stream(mesh: Mesh, operation: str, component: int) -> int:
@@ -138,6 +164,8 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     Weights, states and temporaries of the optimizer's step are allocated in as many equal pieces as there are tensors.
     FSDP1 gathers, casts and reduces on separate streams; a gathered unit's block becomes free two gathers later.
 
+    A run of more than ``MOST_EVENTS`` is played with a share of its layers; the others add bytes and no fragmentation.
+
     Leaves out: what loading, evaluating and saving leave behind.
     Error: see data/measurements.csv, readings of ``reserved`` and ``device``.
     Source: as ``estimator.step.allocator``; torch 2.13, distributed/fsdp/_runtime_utils.py, ``_unshard`` and
@@ -148,10 +176,16 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     limit = None
     if gpu is not None:
         limit = gpu.memory_bytes - sum(outside_bytes(setup.mesh))
-    process = _Process(limit)
     sized, schedule = plan(model, same).step(Sizes.of(setup))
-    program = list(_changes(sized, schedule, setup))
-    process.lay(_pieces(resident.weights + resident.adapters, _count(model, setup)))
+    trained = _trained(model, same)
+    changed = sum(it.alike for it in trained)
+    weights = _count(model, setup)
+    share = _share(schedule, weights + (STATES + 2) * changed)
+    process = _Process(limit if share == WHOLE else None)
+    runs = _shortened(schedule.runs, share)
+    program = list(_changes(sized, runs, setup))
+    process.lay(_pieces(resident.weights + resident.adapters, weights, share))
+    process.lay(_pieces(resident.reference, weights, share))
     process.lay([resident.communication])
     process.lay([_most_gathered(sized, schedule, setup.mesh)], GATHER)
     if same.strategy.is_zero:
@@ -159,15 +193,60 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     for step in range(STEPS):
         for stretch in program:
             process.play(stretch)
-        trained = _trained(model, same)
         if step == 0:
             if not same.strategy.is_zero:
-                process.lay(_state_sizes(trained, same.optimisation))
+                process.lay(_state_sizes(trained, same.optimisation, share))
             if setup.gradient_accumulation_steps > 1 and not same.strategy.is_zero:
-                process.lay(_pieces(resident.accumulated, sum(it.alike for it in trained)))
-        process.clear(process.lay(_step_sizes(resident, trained, same.mesh)))
+                process.lay(_pieces(resident.accumulated, changed, share))
+        process.clear(process.lay(_step_sizes(resident, changed, same.mesh, share)))
         process.end_step()
-    return process.allocator.highest
+    if share == WHOLE:
+        return process.allocator.highest
+    whole, part = _most_alive(sized, schedule.runs), _most_alive(sized, runs)
+    laid = resident.weights + resident.adapters + resident.reference
+    if not same.strategy.is_zero:
+        laid += resident.states.resident_bytes
+        laid += resident.accumulated * (setup.gradient_accumulation_steps > 1)
+    left_out = whole - part + laid - laid * share.played // share.layers
+    highest = process.allocator.highest + left_out
+    return highest if limit is None else min(highest, max(limit, whole + laid))
+
+
+def _share(schedule: Schedule, pieces: int) -> LayerShare:
+    """The layers that are played, so that no run has more than ``MOST_EVENTS``; ``pieces``: tensors outside the step.
+
+    Source: derived; the deepest models repeat a layer, and each repetition fragments memory alike.
+    """
+    spans = schedule.program.spans
+    work = pieces + STEPS * sum(
+        run.length * (spans[run.segment][1] - spans[run.segment][0]) for run in schedule.runs
+    )
+    return WHOLE if work <= MOST_EVENTS else LayerShare(MOST_EVENTS, work)
+
+
+def _shortened(runs: Sequence[Run], share: LayerShare) -> list[Run]:
+    """The runs with only the layers that are played."""
+    if share == WHOLE:
+        return list(runs)
+    kept = []
+    for run in runs:
+        if run.layers:
+            layers = [layer for layer in run.layers if share.holds(layer, run.of_layers)]
+            if layers:
+                kept.append(run._replace(layers=layers, length=len(layers)))
+        else:
+            kept.append(run)
+    return kept
+
+
+def _most_alive(sized: Sized, runs: Iterable[Run]) -> int:
+    """Bytes of the tape's tensors at their most; 0 without any."""
+    alive = highest = 0
+    for run in runs:
+        _, rise, net, _ = sized.heights[run.segment]
+        highest = max(highest, alive + max(0, (run.length - 1) * net) + rise)
+        alive += run.length * net
+    return highest
 
 
 def outside_bytes(mesh: Mesh) -> tuple[int, int]:
@@ -217,11 +296,11 @@ def shown(answer: Estimate) -> Shown | None:
 
 
 def _changes(
-    sized: Sized, schedule: Schedule, setup: TrainingSetup
+    sized: Sized, runs: Iterable[Run], setup: TrainingSetup
 ) -> Iterator[list[AllocatorEvent]]:
     """The step segment by segment, with every layer repeated in order."""
     stretches: dict[int, list[AllocatorEvent]] = {}
-    for run in schedule.runs:
+    for run in runs:
         if run.segment not in stretches:
             stretches[run.segment] = _stretch(setup.mesh, sized.events(run.segment))
         for _ in range(run.length):
@@ -253,9 +332,9 @@ def _stretch(mesh: Mesh, events: Iterable[tuple[int, Key, int]]) -> list[Allocat
     return changes
 
 
-def _pieces(total: int, count: int) -> list[int]:
-    """Bytes split into ``count`` equal pieces."""
-    return [ceil_div(total, count)] * count if total else []
+def _pieces(total: int, count: int, share: LayerShare = WHOLE) -> list[int]:
+    """Bytes split into ``count`` equal pieces, of which a share is taken."""
+    return [ceil_div(total, count)] * share.of(count) if total else []
 
 
 def _count(model: Model, setup: TrainingSetup) -> int:
@@ -273,18 +352,20 @@ def _trained(model: Model, same: TrainingSetup) -> list[Trainable]:
     return trainable_tensors(model, same)
 
 
-def _step_sizes(resident: Resident, trained: Iterable[Trainable], mesh: Mesh) -> list[int]:
+def _step_sizes(resident: Resident, changed: int, mesh: Mesh, share: LayerShare) -> list[int]:
     """Bytes of the step's temporaries: one per trained tensor; DeepSpeed's flat gradient in 16 bits and in float32."""
     if mesh.strategy.is_zero:
         return [resident.transient // 3, resident.transient - resident.transient // 3]
-    return _pieces(resident.transient, sum(it.alike for it in trained))
+    return _pieces(resident.transient, changed, share)
 
 
-def _state_sizes(trained: Iterable[Trainable], optimisation: Optimisation) -> Iterator[int]:
+def _state_sizes(
+    trained: Iterable[Trainable], optimisation: Optimisation, share: LayerShare
+) -> Iterator[int]:
     """Bytes of the optimizer's states: two per trained tensor."""
     for tensor in trained:
         one = optimizer_states(
             [tensor._replace(alike=1)], optimisation.optim, optimisation.optim_state_dtype
         ).resident_bytes
-        for _ in range(tensor.alike):
+        for _ in range(share.of(tensor.alike)):
             yield from _pieces(one, STATES)

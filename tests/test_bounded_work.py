@@ -1,0 +1,115 @@
+"""No input within the bounds costs much more than another: work is counted, in events and trials, not in seconds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from estimator import catalog, estimate, remedies
+from estimator.__main__ import _answer
+from estimator.contract import setups
+from estimator.contract.setups import MOST_UNKNOWN, parse, read_setup
+from estimator.families.reader import MOST_LAYERS
+from estimator.search import remedies as search
+from estimator.step import reserved
+from estimator.step.allocator import Allocator
+from estimator.step.reserved import MOST_EVENTS, reserved_bytes
+
+DEEPEST = {"like": "HuggingFaceTB/SmolLM2-135M", "num_hidden_layers": MOST_LAYERS}
+KINDS = [
+    {},
+    {"method": "lora", "gradient_checkpointing": True},
+    {"objective": "dpo", "gradient_accumulation_steps": 4},
+    {"num_gpus": 8, "strategy": "fsdp", "fsdp_version": 1},
+    {"num_gpus": 8, "strategy": "zero2"},
+]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Requests that the allocator has answered."""
+    requests = [0]
+    take = Allocator.take
+
+    def count(self: Allocator, size: int, stream: int = 0) -> object:
+        requests[0] += 1
+        return take(self, size, stream)
+
+    monkeypatch.setattr(Allocator, "take", count)
+    reserved_bytes.cache_clear()
+    yield requests
+    reserved_bytes.cache_clear()
+
+
+@pytest.mark.parametrize("keys", KINDS, ids=str)
+def test_a_thousand_layers_are_counted_and_not_all_played(keys, counted) -> None:
+    model, _, setup = parse({"model": DEEPEST, **keys})
+    found = reserved_bytes(model, None, setup)
+    assert 0 < counted[0] <= MOST_EVENTS
+    assert found >= estimate(model, None, setup).decisive.bytes * 0.98
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3.6-27B", "meta-llama/Llama-3.1-405B"])
+def test_every_layer_of_the_deepest_catalogued_models_is_played(name, monkeypatch) -> None:
+    # the two of 261 with the most events and the most layers
+    model, _, setup = parse({"model": name, "objective": "dpo", "method": "lora"})
+    shares = []
+    share_of = reserved._share
+    monkeypatch.setattr(reserved, "_share", lambda *a: shares.append(share_of(*a)) or shares[-1])
+    reserved_bytes.cache_clear()
+    reserved_bytes(model, None, setup)
+    assert shares == [reserved.WHOLE]
+
+
+@pytest.mark.parametrize(
+    ("keys", "apart"), [(KINDS[0], 0.02), (KINDS[1], 0.04), (KINDS[3], 0.01), (KINDS[4], 0.04)]
+)
+def test_a_share_of_the_layers_reserves_nearly_what_all_do(keys, apart, monkeypatch) -> None:
+    # gemma-3-4b's 34 layers as a fifth of them; what is left out fragments nothing, at most 4% here
+    model, _, setup = parse({"model": "google/gemma-3-4b-it", **keys})
+    reserved_bytes.cache_clear()
+    whole = reserved_bytes(model, None, setup)
+    monkeypatch.setattr(reserved, "MOST_EVENTS", 20_000)
+    reserved_bytes.cache_clear()
+    part = reserved_bytes(model, None, setup)
+    reserved_bytes.cache_clear()
+    assert part != whole
+    assert part == pytest.approx(whole, rel=apart)
+
+
+def test_ten_thousand_unknown_keys_are_answered_for_a_hundred(monkeypatch) -> None:
+    looked_up = []
+    near = setups.near
+    monkeypatch.setattr(
+        setups, "near", lambda name, known: looked_up.append(name) or near(name, known)
+    )
+    reading = read_setup(
+        {"model": "openai-community/gpt2", **{f"lora_{i}": 1 for i in range(10_000)}}
+    )
+    assert len(looked_up) == MOST_UNKNOWN
+    assert len(reading.problems) == MOST_UNKNOWN + 1
+    assert (
+        reading.problems[-1]
+        == "9,900 more keys are not read; leave out what is not a key of a setup."
+    )
+
+
+def test_a_thousand_layers_are_tried_with_one_changed_setup(monkeypatch) -> None:
+    tried = []
+    monkeypatch.setattr(search, "holds", lambda *of: tried.append(of) and False)
+    monkeypatch.setattr(search, "_sets", lambda *of: [])
+    card = catalog.gpu("H200-SXM-141GB")
+    model, _, setup = parse(
+        {"model": DEEPEST, "max_length": 8192, "per_device_train_batch_size": 64}
+    )
+    remedies(estimate(model, card, setup), [card])
+    assert len(tried) == max(1, search.MOST_WORK // MOST_LAYERS**2)
+
+
+def test_one_layer_more_is_refused_in_a_sentence() -> None:
+    deeper = {**DEEPEST, "num_hidden_layers": MOST_LAYERS + 1}
+    answer = _answer(json.dumps({"model": deeper}).encode(), None, with_remedies=False)
+    assert answer == {
+        "error": "model: num_hidden_layers must be a whole number from 1 to 1000, not 1001."
+    }
