@@ -92,8 +92,10 @@ if TYPE_CHECKING:
     from estimator.plan import words as plan_words
     from estimator.plan.advice import Advice, NearMiss, Stair, advise
     from estimator.plan.candidates import Candidates, Recipe, candidates
+    from estimator.plan.files import CountedTexts, count_texts
     from estimator.plan.question import Offer, Question, TokenLengths
     from estimator.plan.reading import question_object, question_of, question_of_text
+    from estimator.plan.report import plan_csv
 
 __all__ = [
     "ALL_LINEAR",
@@ -123,6 +125,7 @@ __all__ = [
     "Changed",
     "Comparison",
     "Component",
+    "CountedTexts",
     "Curve",
     "Dtype",
     "Estimate",
@@ -183,6 +186,7 @@ __all__ = [
     "changes_between",
     "checkpoint_bytes",
     "contract",
+    "count_texts",
     "default_targets",
     "defaults_of",
     "estimate",
@@ -212,6 +216,7 @@ __all__ = [
     "overflow",
     "pareto",
     "placement",
+    "plan_csv",
     "plan_words",
     "question_object",
     "question_of",
@@ -240,6 +245,9 @@ __all__ = [
 ]
 
 _WITH_ARRAYS = {
+    "CountedTexts": "plan.files",
+    "count_texts": "plan.files",
+    "plan_csv": "plan.report",
     "Needs": "grid.needs",
     "needs": "grid.needs",
     "Runs": "grid.runs",

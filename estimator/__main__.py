@@ -63,6 +63,8 @@ def main(arguments: Sequence[str]) -> int:
             return _print_placement(arguments[1:])
         case ["check"]:
             return _check(arguments[1:])
+        case ["plan"]:
+            return _plan(arguments[1:])
         case ["serve"]:
             return _refuse(_serve(arguments[1:]))
         case ["estimate"]:
@@ -217,6 +219,24 @@ def _check(arguments: Sequence[str]) -> int:
         return _refuse(_our_mistake(fault))
 
 
+def _plan(arguments: Sequence[str]) -> int:
+    """Answers a planner's question; needs NumPy, which is imported here alone."""
+    if find_spec("numpy") is None:
+        return _refuse("headroom plan needs NumPy: pip install numpy.")
+    from estimator.plan import command as plan  # noqa: PLC0415
+
+    given = plan.parser().parse_args(arguments)
+    asks = given.hub or given.hub_token
+    ask = _Ask(hub.own_token() if given.hub_token else None) if asks else None
+    models = ask.models if ask else lambda name: NONE_KNOWN
+    try:
+        return plan.run(given, sys.stdout, models)
+    except ValueError as problem:
+        return _refuse(_with_the_hub(str(problem)))
+    except Exception as fault:  # a traceback would not help the user
+        return _refuse(_our_mistake(fault))
+
+
 def _serve(arguments: Sequence[str]) -> str:
     """Replaces this process by Streamlit, which takes its own flags (``--server.port 8600``); or says why it cannot."""
     root = Path(__file__).resolve().parent.parent
@@ -260,7 +280,8 @@ def _parser() -> _Parser:
         usage="python -m estimator MODEL [--gpu NAME] [--method METHOD] [--KEY VALUE ...]\n"
         "       python -m estimator --json < setups.jsonl\n"
         "       python -m estimator placement JSON\n"
-        "       python -m estimator check FILE ... --gpu NAME",
+        "       python -m estimator check FILE ... --gpu NAME\n"
+        "       python -m estimator plan QUESTION.yaml",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=_layout,

@@ -8,6 +8,7 @@ from typing import Any
 
 from estimator.plan.question import TRIED, Offer, Question, TokenLengths
 from estimator.sources import catalog
+from estimator.tools.reading.parsed import decoded
 from estimator.tools.reading.yaml_text import read_yaml
 from estimator.tools.whose import TOOLS
 from estimator.values.json_text import read_object
@@ -75,10 +76,15 @@ def question_of_text(text: str | bytes, name: str) -> Question:
     >>> question_of_text("model: Qwen/Qwen3-8B\ncards: [{gpu: L4, most: 2}]\n", "q.yaml").offers[0].counts
     (1, 2)
     """
-    plain = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    return question_of(object_of_text(text, name))
+
+
+def object_of_text(text: str | bytes, name: str) -> dict[str, object]:
+    """The object in a JSON or YAML file."""
+    plain = decoded(text, name)
     if plain.lstrip().startswith("{"):
-        return question_of(read_object(plain, name))
-    return question_of(_nested((it.path, it.value) for it in read_yaml(plain, name).keys))
+        return read_object(plain, name)
+    return _nested((it.path, it.value) for it in read_yaml(plain, name).keys)
 
 
 def _nested(pairs: Any) -> dict[str, object]:

@@ -1,0 +1,140 @@
+"""``headroom plan``: a question in a file, its answer, and an exit status that a script can act on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TextIO
+
+from estimator.plan import files, report
+from estimator.plan.advice import Advice, advise
+from estimator.plan.candidates import candidates
+from estimator.plan.question import Question, TokenLengths
+from estimator.plan.reading import object_of_text, question_of
+from estimator.tools.whose import TOOLS
+from estimator.tools.writing.files import files_of
+from estimator.values.kinds import one_of
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model
+
+MEETS, NONE_MEETS, NOT_READ = 0, 1, 2
+"""Exit statuses, as those of ``headroom check``."""
+USAGE = "headroom plan QUESTION.yaml [--json | --csv] [--take-away N FOLDER] [--prices FILE.csv] [--hub]"
+DESCRIPTION = "What are the options, and what does the next dollar buy?"
+EPILOG = f"""\
+example of a question:
+  model: Qwen/Qwen3-8B
+  examples: 20000
+  lengths: {{p50: 400, p90: 1200, max: 4096}}   # or {{file: train.jsonl, tokenizer: tokenizer.json}}
+  effective_batch: 64
+  methods: [full, lora]                       # whose results are good enough
+  deadline_hours: 24
+  budget_usd: 200
+  cards:
+    - {{gpu: H100-SXM5-80GB, most: 8}}
+    - {{gpu: RTX 4090, most: 2, owned: true}}
+
+exit status: {MEETS} a setup meets everything, {NONE_MEETS} none surely does, {NOT_READ} no answer.
+"""
+LENGTHS_OF_FILE = ("file", "column", "tokenizer")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of the command."""
+    made = argparse.ArgumentParser(
+        prog="headroom plan",
+        usage=USAGE,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("question", metavar="QUESTION", help="a file of YAML or JSON")
+    made.add_argument("--json", action="store_true", help="the whole answer as one object")
+    made.add_argument("--csv", action="store_true", help="the points of the front as CSV")
+    made.add_argument(
+        "--take-away",
+        nargs=2,
+        metavar=("N", "FOLDER"),
+        help="write the files that run point N of the list (0: the recommended one)",
+    )
+    made.add_argument("--hub", action="store_true", help="ask the Hub for unknown models")
+    made.add_argument("--hub-token", action="store_true", help="the same, with your own token")
+    return made
+
+
+def run(
+    given: argparse.Namespace,
+    output: TextIO,
+    known: Callable[[object], Mapping[str, Model]],
+) -> int:
+    """Answer the question of a file; returns the exit status. Raises ``InputError`` for one that cannot be answered."""
+    question, notes = _question(given.question)
+    models = {name: it for asked in question.models for name, it in known(asked).items()}
+    answer = advise(candidates(question, models))
+    answer = replace(answer, notes=(*notes, *answer.notes))
+    if given.json:
+        output.write(f"{json.dumps(report.as_json(answer), allow_nan=False)}\n")
+    elif given.csv:
+        output.write(
+            report.plan_csv(answer.candidates, answer.front[: report.MOST_WRITTEN].tolist())
+        )
+    else:
+        output.write(f"{report.text(answer)}\n")
+    if given.take_away:
+        said = _take_away(answer, *given.take_away)
+        if not (given.json or given.csv):
+            output.write(f"\n{said}\n")
+    return MEETS if answer.meets.any() else NONE_MEETS
+
+
+def _question(path: str) -> tuple[Question, list[str]]:
+    """The question of a file; lengths may be named as a file of texts, whose tokens are counted here."""
+    given = object_of_text(files.content_of(path), path)
+    lengths = given.get("lengths")
+    if not (isinstance(lengths, Mapping) and "file" in lengths):
+        return question_of(given), []
+    if unknown := [it for it in lengths if it not in LENGTHS_OF_FILE]:
+        raise InputError(f"lengths of a file have {one_of(LENGTHS_OF_FILE)}, not {unknown[0]}.")
+    name, tokenizer = str(lengths["file"]), lengths.get("tokenizer")
+    counted = files.count_texts(
+        files.content_of(files.beside(path, name)),
+        name,
+        column=str(lengths.get("column") or ""),
+        tokenizer=None
+        if tokenizer is None
+        else files.content_of(files.beside(path, str(tokenizer))),
+    )
+    rest = {key: value for key, value in given.items() if key != "lengths"}
+    asked = question_of({"examples": counted.examples, **rest})
+    return replace(asked, lengths=counted.high), [counted.how, *_range(counted)]
+
+
+def _range(counted: files.CountedTexts) -> list[str]:
+    if counted.is_exact:
+        return []
+    few, many = (_said(it) for it in (counted.low, counted.high))
+    return [f"The examples have {few}, or {many}; the plan takes the latter."]
+
+
+def _said(lengths: TokenLengths) -> str:
+    return f"{lengths.mean:,.0f} tokens in the mean and {lengths.longest:,} at most"
+
+
+def _take_away(answer: Advice, number: str, folder: str) -> str:
+    places = report.listed(answer)
+    if not number.isdecimal() or int(number) > len(places):
+        raise InputError(
+            f"--take-away takes 0 to {len(places)}, a point of the list, not {number}."
+        )
+    place = places[int(number) - 1] if int(number) else answer.recommended
+    if place is None:
+        raise InputError("--take-away 0: nothing is recommended; name a point of the list.")
+    keys = answer.candidates.keys(place)
+    tool = answer.question.tool
+    about = f"{answer.candidates.offer(place).gpu.name}, by headroom plan"
+    away = files_of(tool, keys, answer.candidates.of(place).model, about=about)
+    written = files.write_take_away(away, folder)
+    return f"{TOOLS[tool].label}: {', '.join(written)} in {folder}; start with: {away.command}"

@@ -1,0 +1,238 @@
+"""Files of a plan: texts whose tokens are counted, a price list of one's own, and runnable configs that are written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from estimator.plan.question import TokenLengths
+from estimator.tools.writing.files import TakeAway
+from estimator.values.kinds import show
+from estimator.values.refusals import InputError
+
+BYTES_PER_TOKEN = (2.5, 5.0)
+"""UTF-8 bytes of text per token, without its tokenizer: a guess. Four characters is the usual rule for English; code
+and other scripts have fewer bytes per token, plain English under a large vocabulary more.
+
+Source: OpenAI, "What are tokens and how to count them" (help.openai.com, article 4936856): 1 token is about
+4 characters in English; the ends are ours.
+"""
+COUNTS = ("num_tokens", "n_tokens", "token_count", "tokens", "length", "input_length")
+"""Columns that hold a number of tokens, in this order."""
+CHATS = ("messages", "conversations", "conversation")
+"""Columns that hold a list of messages."""
+TEXTS = (
+    ("text",),
+    ("prompt", "completion"),
+    ("instruction", "input", "output"),
+    ("question", "answer"),
+)
+"""Columns of text that TRL, LLaMA-Factory and axolotl know; those of one tuple are one example."""
+CONTENTS = ("content", "value", "text")
+"""Where a message has its text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedTexts:
+    """How long the examples of a file are."""
+
+    examples: int
+    low: TokenLengths
+    """At the fewest tokens that the texts may have."""
+    high: TokenLengths
+    """At the most; the same as ``low`` where tokens were counted."""
+    is_exact: bool
+    how: str
+    """What was counted, in one sentence."""
+
+
+def count_texts(
+    content: bytes, name: str, *, column: str = "", tokenizer: bytes | None = None
+) -> CountedTexts:
+    """Tokens of each example in a JSONL, JSON, CSV or parquet file; nothing leaves this machine.
+
+    ``column``: which one to count; empty: the first that is known (``COUNTS``, ``input_ids``, ``CHATS``, ``TEXTS``).
+    ``tokenizer``: the bytes of the model's tokenizer.json, read by the ``tokenizers`` package where it is installed;
+    without it tokens are a range, by ``BYTES_PER_TOKEN``. A chat template's own tokens are not counted.
+
+    >>> found = count_texts(b'{"text": "twelve bytes"}', "a.jsonl")
+    >>> found.low.longest, found.high.longest, found.is_exact
+    (3, 5, False)
+    """
+    rows = list(_rows(content, name))
+    if not rows:
+        raise InputError(f"{name} has no rows; give a file with one example a row.")
+    columns, kind = _chosen(rows[0], column, name)
+    if kind == "count":
+        counts = [_counted(row.get(columns[0]), columns[0], name) for row in rows]
+        exact = TokenLengths.counted(counts)
+        how = f"Counted from the column {columns[0]} of {name}."
+        return CountedTexts(examples=len(rows), low=exact, high=exact, is_exact=True, how=how)
+    texts = [_text(row, columns) for row in rows]
+    named = " and ".join(columns)
+    if tokenizer is not None:
+        encode = _encoder(tokenizer)
+        exact = TokenLengths.counted([max(1, encode(text)) for text in texts])
+        how = f"Tokens of {named} in {name}, counted with the tokenizer; a chat template adds more."
+        return CountedTexts(examples=len(rows), low=exact, high=exact, is_exact=True, how=how)
+    sizes = [len(text.encode()) for text in texts]
+    most, fewest = BYTES_PER_TOKEN
+    low, high = (
+        TokenLengths.counted([max(1, -int(-size // each)) for size in sizes])
+        for each in (fewest, most)
+    )
+    how = (
+        f"Bytes of {named} in {name} at {BYTES_PER_TOKEN[0]:g} to {BYTES_PER_TOKEN[1]:g} per token, a guess: "
+        "give the model's tokenizer.json to count."
+    )
+    return CountedTexts(examples=len(rows), low=low, high=high, is_exact=False, how=how)
+
+
+def _rows(content: bytes, name: str) -> Iterator[Mapping[str, Any]]:
+    ending = name.rpartition(".")[2].lower()
+    if ending == "parquet":
+        yield from _parquet(content, name)
+        return
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{name} is not UTF-8 text; save it as UTF-8.") from None
+    if ending == "csv":
+        yield from csv.DictReader(io.StringIO(text))
+        return
+    if ending == "json":
+        whole = _json(text, name, 1)
+        if not isinstance(whole, list):
+            raise InputError(f"{name} must be a list of examples, or JSONL with one a line.")
+        yield from (_row(it, name, number + 1) for number, it in enumerate(whole))
+        return
+    if ending != "jsonl":
+        raise InputError(f"{name} is no file of examples; give .jsonl, .json, .csv or .parquet.")
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield _row(_json(line, name, number), name, number)
+
+
+def _json(text: str, name: str, line: int) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{name}, line {line}: no JSON; correct it there.") from None
+
+
+def _row(value: Any, name: str, number: int) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name}, row {number}: an example must be an object, not {show(value)}.")
+    return value
+
+
+def _parquet(content: bytes, name: str) -> Iterator[Mapping[str, Any]]:
+    try:
+        parquet = import_module("pyarrow.parquet")
+    except ImportError:
+        raise InputError(
+            f"{name}: parquet is read by pyarrow; install it, or save the file as JSONL."
+        ) from None
+    try:
+        table = parquet.read_table(io.BytesIO(content))
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{name} is no parquet file: {str(problem).splitlines()[0]}") from None
+    for batch in table.to_batches():
+        yield from batch.to_pylist()
+
+
+def _chosen(row: Mapping[str, Any], column: str, name: str) -> tuple[Sequence[str], str]:
+    """Which columns are an example, and whether they hold a count."""
+    if column:
+        if column not in row:
+            raise InputError(f"{name} has no column {show(column)}; it has {', '.join(row)}.")
+        return (column,), "count" if _is_count(row[column]) else "text"
+    for known in COUNTS:
+        if known in row and _is_count(row[known]):
+            return (known,), "count"
+    if isinstance(row.get("input_ids"), list):
+        return ("input_ids",), "count"
+    for known in CHATS:
+        if isinstance(row.get(known), list):
+            return (known,), "text"
+    for together in TEXTS:
+        found = [it for it in together if isinstance(row.get(it), str | list)]
+        if together[0] in found:
+            return found, "text"
+    raise InputError(
+        f"{name} has the columns {', '.join(map(str, row))}, none of which is known to be text; name one with column."
+    )
+
+
+def _is_count(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(type(it) is int for it in value)
+    return type(value) is int or (isinstance(value, str) and value.isdecimal())
+
+
+def _counted(value: Any, column: str, name: str) -> int:
+    if not _is_count(value):
+        raise InputError(
+            f"{name}: a row has {show(value)} in {column}, where others have a number."
+        )
+    return len(value) if isinstance(value, list) else int(value)
+
+
+def _text(row: Mapping[str, Any], columns: Iterable[str]) -> str:
+    return "\n".join(filter(None, (_said(row.get(column)) for column in columns)))
+
+
+def _said(value: Any) -> str:
+    """The text of a cell, or of all messages of a chat."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return next((_said(value[it]) for it in CONTENTS if it in value), "")
+    if isinstance(value, list):
+        return "\n".join(map(_said, value))
+    return ""
+
+
+def _encoder(tokenizer: bytes) -> Callable[[str], int]:
+    try:
+        tokenizers = import_module("tokenizers")
+    except ImportError:
+        raise InputError(
+            "tokenizer.json is read by the tokenizers package; install it, or give token counts in a column."
+        ) from None
+    try:
+        read = tokenizers.Tokenizer.from_buffer(tokenizer)
+    except Exception as problem:  # the package raises plain Exception
+        raise InputError(f"the tokenizer cannot be read: {str(problem)[:200]}.") from None
+    return lambda text: len(read.encode(text).ids)
+
+
+def write_take_away(away: TakeAway, folder: str) -> list[str]:
+    """Write the files of a setup into a folder, which is made; an existing file is not overwritten."""
+    target = Path(folder)
+    existing = [name for name in away.files if (target / name).exists()]
+    if existing:
+        raise InputError(f"{folder} already has {', '.join(existing)}; name another folder.")
+    target.mkdir(parents=True, exist_ok=True)
+    for name, text in away.files.items():
+        (target / name).write_text(text, encoding="utf-8")
+    return [*away.files]
+
+
+def content_of(path: str) -> bytes:
+    """The bytes of a file; ``InputError`` says why it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as problem:
+        raise InputError(f"{path} cannot be read: {problem.strerror or problem}.") from None
+
+
+def beside(path: str, name: str) -> str:
+    """A file that is named in another, by its path from there."""
+    return str(Path(path).parent / name)

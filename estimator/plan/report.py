@@ -1,0 +1,185 @@
+"""A plan as text for a terminal, as JSON for programs, and as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from estimator.plan import words
+from estimator.plan.advice import Advice
+from estimator.plan.candidates import Candidates
+from estimator.plan.reading import question_object
+
+MOST_WRITTEN = 1000
+"""Points of the front in JSON and CSV at most: ours."""
+COLUMNS = (
+    "model",
+    "gpu",
+    "num_gpus",
+    "method",
+    "strategy",
+    "lora_r",
+    "micro_batch",
+    "accumulation",
+    "gradient_checkpointing",
+    "need_low_bytes",
+    "need_high_bytes",
+    "capacity_bytes",
+    "headroom",
+    "hours_low",
+    "hours_high",
+    "dollars_low",
+    "dollars_high",
+    "setup",
+)
+"""Of the CSV."""
+
+
+def listed(answer: Advice) -> list[int]:
+    """The places that are listed by number: the stairs and the recommended one, cheapest first."""
+    places = {stair.place for stair in answer.stairs}
+    if answer.recommended is not None:
+        places.add(answer.recommended)
+    found = answer.candidates
+    return sorted(places, key=lambda it: (found.dollars[it], found.hours[it]))
+
+
+def text(answer: Advice) -> str:
+    """The recommendation, the points of the front, what the next dollar buys, near misses and notes."""
+    found = answer.candidates
+    parts = ["\n".join([answer.sentence, *answer.reasons])]
+    places = listed(answer)
+    if places:
+        rows: list[tuple[str, ...]] = [("", "hours", "dollars", "free", "setup")]
+        rows += [_row(answer, number, place) for number, place in enumerate(places, 1)]
+        title = f"The front, {len(answer.front):,} points of {len(found):,} setups, in steps that can be told apart:"
+        parts.append("\n".join([title, *_aligned(rows)]))
+    steps = [stair.text for stair in answer.stairs[1:]]
+    if steps:
+        parts.append("What the next dollar buys:\n" + "\n".join(f"- {it}" for it in steps))
+    if answer.misses:
+        parts.append("Near misses:\n" + "\n".join(f"- {it.text}" for it in answer.misses))
+    if answer.notes:
+        parts.append("Notes:\n" + "\n".join(f"- {it}" for it in answer.notes))
+    return "\n\n".join(parts)
+
+
+def _row(answer: Advice, number: int, place: int) -> tuple[str, ...]:
+    found = answer.candidates
+    mark = "*" if place == answer.recommended else " "
+    return (
+        f"{mark}{number}",
+        words.span(float(found.hours_low[place]), float(found.hours_high[place])).removesuffix(
+            " hours"
+        ),
+        words.span(float(found.dollars_low[place]), float(found.dollars_high[place]), "$"),
+        f"{100 * found.headroom[place]:.0f} %",
+        words.title(found, place),
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    ]
+
+
+def as_json(answer: Advice) -> dict[str, object]:
+    """The whole answer as one object: bytes, hours, US dollars; each point with the keys of its setup."""
+    found = answer.candidates
+    best = answer.recommended
+    return {
+        "question": question_object(answer.question),
+        "setups": len(found),
+        "fit": int((found.fits & answer.kept).sum()),
+        "meet": int(answer.meets.sum()),
+        "may_meet": int(answer.may_meet.sum()),
+        "sentence": answer.sentence,
+        "reasons": list(answer.reasons),
+        "recommended": None if best is None else point(found, best),
+        "is_sure": answer.is_sure,
+        "front": [point(found, place) for place in answer.front[:MOST_WRITTEN].tolist()],
+        "stairs": [
+            {
+                "point": point(found, it.place),
+                "dollars_more": it.dollars_more,
+                "hours_less": it.hours_less,
+                "is_surely_faster": it.is_surely_faster,
+                "is_surely_dearer": it.is_surely_dearer,
+                "text": it.text,
+            }
+            for it in answer.stairs
+        ],
+        "misses": [
+            {
+                "point": point(found, it.place),
+                "bytes_over": it.bytes_over,
+                "hours_over": _number(it.hours_over),
+                "dollars_over": _number(it.dollars_over),
+                "may_do": it.may_do,
+                "text": it.text,
+            }
+            for it in answer.misses
+        ],
+        "notes": list(answer.notes),
+    }
+
+
+def point(found: Candidates, place: int) -> dict[str, object]:
+    """One setup: its numbers and its keys."""
+    return {
+        "title": words.title(found, place),
+        "need_low_bytes": int(found.low_bytes[place]),
+        "need_high_bytes": int(found.high_bytes[place]),
+        "capacity_bytes": int(found.capacity_bytes[place]),
+        "headroom": float(found.headroom[place]),
+        "hours_low": _number(found.hours_low[place]),
+        "hours_high": _number(found.hours_high[place]),
+        "dollars_low": _number(found.dollars_low[place]),
+        "dollars_high": _number(found.dollars_high[place]),
+        "setup": found.keys(place),
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def plan_csv(found: Candidates, places: Iterable[int]) -> str:
+    """Some candidates as CSV, one a line, with ``COLUMNS``.
+
+    Source: RFC 4180: a cell with a comma or a quote is quoted, its quotes doubled.
+    """
+    return "\r\n".join([",".join(COLUMNS), *(_line(found, it) for it in places), ""])
+
+
+def _line(found: Candidates, place: int) -> str:
+    said = found.setup(place)
+    cells = (
+        found.of(place).model.hub_id,
+        found.offer(place).name,
+        said.num_gpus,
+        said.method.value,
+        said.strategy.value,
+        said.lora_r if said.uses_adapters else "",
+        said.per_device_train_batch_size,
+        said.gradient_accumulation_steps,
+        str(said.gradient_checkpointing).lower(),
+        found.low_bytes[place],
+        found.high_bytes[place],
+        found.capacity_bytes[place],
+        f"{found.headroom[place]:.4f}",
+        *(
+            "" if np.isnan(it[place]) else f"{it[place]:.4g}"
+            for it in (found.hours_low, found.hours_high, found.dollars_low, found.dollars_high)
+        ),
+        words.title(found, place),
+    )
+    return ",".join(_cell(str(it)) for it in cells)
+
+
+def _cell(said: str) -> str:
+    return '"' + said.replace('"', '""') + '"' if set(said) & set(',"\r\n') else said

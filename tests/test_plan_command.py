@@ -1,0 +1,163 @@
+"""``headroom plan``: questions in files, lengths that are counted, answers as text, JSON and CSV, exit statuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from estimator import estimate
+from estimator.__main__ import main
+from estimator.contract.setups import parse
+from estimator.plan.files import count_texts
+from estimator.plan.report import COLUMNS
+from estimator.tools.imported import read_files
+
+QUESTION = """
+model: Qwen/Qwen3-0.6B
+examples: 20000
+lengths: {p50: 400, max: 2048}
+effective_batch: 8
+methods: [lora]
+try: {strategy: [ddp], use_liger_kernel: [false], offload_optimizer: [none], offload_param: [none]}
+cards: [{gpu: L4, most: 2}]
+"""
+
+
+def _asked(folder: Path, more: str = "") -> str:
+    path = folder / "question.yaml"
+    path.write_text(QUESTION + more, encoding="utf-8")
+    return str(path)
+
+
+def test_text_has_the_recommendation_and_the_front(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", _asked(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Take ")
+    assert "The front, " in said
+    assert "*1" in said or "*2" in said
+
+
+def test_json_points_are_setups_that_estimate_confirms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", _asked(tmp_path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    best = answer["recommended"]
+    one = estimate(*parse(best["setup"]))
+    assert best["need_high_bytes"] == one.need_high_bytes
+    assert one.cost is not None
+    assert best["dollars_high"] == pytest.approx(one.cost.cost_usd_high)
+    assert answer["question"]["effective_batch"] == 8
+
+
+def test_csv_has_one_line_a_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", _asked(tmp_path), "--csv"]) == 0
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert tuple(rows[0]) == COLUMNS
+    assert len(rows) > 2
+    assert {len(row) for row in rows} == {len(COLUMNS)}
+
+
+def test_take_away_writes_files_that_mean_the_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = _asked(tmp_path)
+    folder = tmp_path / "run"
+    assert main(["plan", asked, "--json", "--take-away", "0", str(folder)]) == 0
+    best = json.loads(capsys.readouterr().out)["recommended"]["setup"]
+    texts = {it.name: it.read_bytes() for it in folder.iterdir() if it.suffix != ".txt"}
+    read = read_files(texts).setup
+    for key in ("model", "max_length", "per_device_train_batch_size", "method"):
+        assert read[key] == best.get(key, 1 if key.startswith("per") else None), key
+    assert main(["plan", asked, "--take-away", "0", str(folder)]) == 2
+    assert "name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "says"),
+    [
+        ("deadline_hours: 0.001\n", 1, "No setup that fits meets the deadline"),
+        ("dead_line: 3\n", 2, "did you mean"),
+    ],
+)
+def test_exit_statuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, status: int, says: str
+) -> None:
+    assert main(["plan", _asked(tmp_path, more)]) == status
+    said = capsys.readouterr()
+    assert says in said.out + said.err
+
+
+def test_a_missing_question_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "nowhere.yaml"]) == 2
+    assert "nowhere.yaml cannot be read" in capsys.readouterr().err
+
+
+def test_lengths_of_a_file_are_counted_beside_the_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"num_tokens": tokens}) for tokens in (100, 200, 600)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    path = tmp_path / "question.yaml"
+    asked = QUESTION.replace("{p50: 400, max: 2048}", "{file: train.jsonl}")
+    path.write_text(asked.replace("examples: 20000\n", ""), encoding="utf-8")
+    assert main(["plan", str(path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["question"]["examples"] == 3
+    assert answer["question"]["lengths"]["mean"] == 300.0
+    assert answer["recommended"]["setup"]["max_length"] == 600
+    assert answer["notes"][0] == "Counted from the column num_tokens of train.jsonl."
+
+
+def test_texts_without_a_tokenizer_are_a_range() -> None:
+    rows = [{"messages": [{"role": "user", "content": "é" * 50}]}, {"messages": []}]
+    found = count_texts("\n".join(map(json.dumps, rows)).encode(), "chat.jsonl")
+    # 100 bytes at 5 and at 2.5 bytes per token; an empty example has one token
+    assert (found.low.longest, found.high.longest) == (20, 40)
+    assert found.low.quantiles[0] == (0.0, 1)
+    assert not found.is_exact
+    assert "a guess" in found.how
+
+
+def test_a_csv_and_a_parquet_file_are_counted_alike() -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    columns = {"prompt": ["ab", "abcd"], "completion": ["cd", "ef"]}
+    plain = b"prompt,completion\nab,cd\nabcd,ef\n"
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), buffer)
+    from_csv = count_texts(plain, "a.csv")
+    from_parquet = count_texts(buffer.getvalue(), "a.parquet")
+    assert (from_csv.low, from_csv.high) == (from_parquet.low, from_parquet.high)
+    assert from_csv.examples == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "says"),
+    [
+        (b"", "a.jsonl", "has no rows"),
+        (b"{", "a.jsonl", "line 1: no JSON"),
+        (b"[1]", "a.json", "must be an object"),
+        (b'{"colour": "red"}', "a.jsonl", "none of which is known"),
+        (b"text\n\xff", "a.csv", "not UTF-8"),
+        (b"PAR1", "a.parquet", "is no parquet file"),
+        (b"x", "a.docx", "is no file of examples"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(content: bytes, name: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        count_texts(content, name)
+
+
+def test_an_unknown_column_and_an_unreadable_tokenizer_are_said() -> None:
+    with pytest.raises(ValueError, match="has no column 'body'; it has text"):
+        count_texts(b'{"text": "a"}', "a.jsonl", column="body")
+    with pytest.raises(ValueError, match="tokenizer"):
+        count_texts(b'{"text": "a"}', "a.jsonl", tokenizer=b"{}")
