@@ -217,7 +217,13 @@ def _objective(word: str, file: str, line: int, pool: Pool) -> None:
 
 def _policy(calls: Iterable[Call]) -> Call | None:
     """The trained one of several models: the one named model, else the first that is no reference or reward model."""
-    loads = [it for it in calls if it.name == "from_pretrained" and not it.of.startswith("Fast")]
+    loads = [
+        it
+        for it in calls
+        if it.name == "from_pretrained"
+        and not it.of.startswith("Fast")
+        and not it.of.endswith("Processor")
+    ]
     others = [
         it for it in loads if not re.search(r"ref|reward|teacher|value|judge|critic", it.target)
     ]
@@ -232,6 +238,8 @@ def _call_keys(call: Call, *, unsloth: bool, is_policy: bool) -> Iterator[tuple[
             for it in call.found:
                 name = "model_name" if it.name == "pretrained_model_name_or_path" else it.name
                 yield "unsloth", it, name
+        case "from_pretrained" if call.of.endswith("Processor"):
+            yield from (("processor", it, it.name) for it in call.found)
         case "from_pretrained":
             if is_policy:
                 yield from (("model", it, it.name) for it in call.found)
@@ -288,6 +296,8 @@ def _command(command: Command, file: str, pool: Pool) -> None:
     for it in command.launch:
         _launched(command.launcher, it, file, pool)
     _environment(command, file, pool)
+    if command.tool == "ms_swift":
+        _image_environment(command, file, pool)
     words = list(command.words)
     if command.tool:
         pool.tools.append(command.tool)
@@ -379,6 +389,19 @@ ENVIRONMENT = {
     "NPROC_PER_NODE": "nproc_per_node",
     "NNODES": "nnodes",
 }
+
+
+IMAGE_ENVIRONMENT = frozenset(
+    listed("MAX_PIXELS MIN_PIXELS MAX_NUM IMAGE_MAX_TOKEN_NUM IMAGE_MIN_TOKEN_NUM")
+)
+"""What ms-swift's templates read from the environment: ms-swift 4.6, swift/model/models/qwen.py,
+swift/template/templates/internvl.py."""
+
+
+def _image_environment(command: Command, file: str, pool: Pool) -> None:
+    for name in IMAGE_ENVIRONMENT & command.environment.keys():
+        if (value := command.environment[name]).isdecimal():
+            pool.add(Entry(f"args.{name.lower()}", int(value), file, command.line, name))
 
 
 def _environment(command: Command, file: str, pool: Pool) -> None:

@@ -11,6 +11,7 @@ from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.tools import contradictions
 from estimator.tools.documents import Pool, pool_of
+from estimator.tools.known import images
 from estimator.tools.reading.detect import kind_of, read_text
 from estimator.tools.reading.parsed import FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
@@ -154,6 +155,7 @@ def _joined(
             refused |= dict.fromkeys(_responsible(tool, given, key, value, entries), problem)
         else:
             notes.append(f"{_version(tool)} sets this by itself, and it is left out: {problem}")
+    refused |= dict(images.without_use(given, tool.rules, model))
     if pool.model_config is not None and "model" not in values:
         values = {**values, "model": dict(pool.model_config)}
     if values.get("num_gpus", 1) == 1 and str(values.get("strategy", "none")).startswith(

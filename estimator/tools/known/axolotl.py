@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.known import parallel, transformers
+from estimator.tools.known import images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
 from estimator.tools.known.trl import whole_logits
@@ -222,6 +222,20 @@ def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
+def _image_size(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if so_far.model is not None and so_far.model.vision is None:
+        return {}
+    size = theirs["args.image_size"]
+    wide, high = size if isinstance(size, list) and len(size) == 2 else (size, size)
+    return {"image_height": high, "image_width": wide} if wide and high else {}
+
+
+def _frozen(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if not images.has_towers(so_far.model):
+        return {}
+    return dict.fromkeys(images.FREEZES[:2], is_on(theirs["args.freeze_mm_modules"]))
+
+
 def _run(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     found: dict[str, Value] = {}
     asked = theirs["args.eval_strategy"]
@@ -409,6 +423,22 @@ RULES: tuple[Rule, ...] = (
     same("args.vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization"),
     same("args.vllm.tensor_parallel_size", "vllm_tensor_parallel_size"),
     same("args.num_labels"),
+    *images.from_processor("args.processor_kwargs"),
+    Rule(
+        theirs=("args.image_size",),
+        ours=("image_height", "image_width"),
+        read=_image_size,
+        says="an image becomes a square of this size",
+        source=f"{VERSION}, axolotl/processing_strategies.py, process_image",
+    ),
+    Rule(
+        theirs=("args.freeze_mm_modules",),
+        ours=("freeze_vision", "freeze_projector"),
+        read=_frozen,
+        write=lambda values: {
+            "args.freeze_mm_modules": values["freeze_vision"] and values["freeze_projector"]
+        },
+    ),
 )
 
 
@@ -485,8 +515,6 @@ LATER: tuple[Later, ...] = (
         True,
     ),
     later("peft", "Another beginning of the adapters", EITHER),
-    later("freeze_mm_modules", "The towers are frozen", LESS),
-    later("image_size", "Images have this size", EITHER),
     later("qat", "Weights are quantised as they train", MORE),
     later("max_memory", "Each device takes no more than this", EITHER),
     later("gpu_memory_limit", "Each device takes no more than this", EITHER),
@@ -531,7 +559,7 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
         *listed("""
         base_model_config cls_model_config tokenizer_config tokenizer_use_fast tokenizer_legacy
         tokenizer_type tokenizer_use_mistral_common tokenizer_save_jinja_files processor_type
-        processor_kwargs.* trust_remote_code type_of_model model_type revision_of_model hub_revision
+        processor_kwargs.use_fast trust_remote_code type_of_model model_type revision_of_model hub_revision
         strict resume_from_checkpoint auto_resume_from_checkpoints mean_resizing_embeddings
         shrink_embeddings datasets.* datasets test_datasets.* test_datasets shuffle_merged_datasets
         shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.known import parallel, transformers
+from estimator.tools.known import images, parallel, transformers
 from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import modules_to_save_from, names
 from estimator.tools.known.transformers import checkpoint_dtype
@@ -165,16 +165,6 @@ def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
-def _frozen(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    if so_far.model is None or so_far.model.towers is None:
-        return {}
-    return {
-        "freeze_vision": is_on(theirs["args.freeze_vision_tower"]),
-        "freeze_projector": is_on(theirs["args.freeze_multi_modal_projector"]),
-        "freeze_language": is_on(theirs["args.freeze_language_model"]),
-    }
-
-
 def _optimizer(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     for key, name in {
         "use_galore": "galore_adamw_layerwise"
@@ -296,16 +286,15 @@ RULES: tuple[Rule, ...] = (
         },
         says="it packs with double quantisation",
     ),
-    Rule(
-        theirs=(
-            "args.freeze_vision_tower",
-            "args.freeze_multi_modal_projector",
-            "args.freeze_language_model",
-        ),
-        ours=("freeze_vision", "freeze_projector", "freeze_language"),
-        read=_frozen,
-        says="the tower and the projector are frozen",
+    images.frozen(
+        "args.freeze_vision_tower",
+        "args.freeze_multi_modal_projector",
+        "args.freeze_language_model",
     ),
+    images.setting("max_pixels", "args.image_max_pixels"),
+    images.setting("min_pixels", "args.image_min_pixels"),
+    images.setting("crop_to_patches", "args.crop_to_patches"),
+    images.setting("do_pan_and_scan", "args.image_do_pan_and_scan"),
     Rule(
         theirs=("args.pref_beta",),
         ours=("beta",),
@@ -349,14 +338,10 @@ LATER: tuple[Later, ...] = (
     later("reward_model_type", "How the reward model is kept", EITHER),
     later("compute_accuracy", "Evaluation keeps predictions", MORE),
     later("predict_with_generate", "Evaluation generates", MORE),
-    later("image_max_pixels", "Images have at most so many pixels", EITHER),
-    later("image_min_pixels", "Images have at least so many pixels", EITHER),
     later("video_max_pixels", "Frames have at most so many pixels", EITHER),
     later("video_min_pixels", "Frames have at least so many pixels", EITHER),
     later("video_maxlen", "Videos have at most so many frames", EITHER),
     later("video_fps", "Videos are sampled so often", EITHER),
-    later("crop_to_patches", "Images are cut into patches", MORE),
-    later("image_do_pan_and_scan", "Images are cut into crops", MORE),
     later("use_audio_in_video", "Videos have their sound", MORE),
     later("galore_rank", "GaLore projects to this rank", EITHER),
     later("apollo_rank", "APOLLO projects to this rank", EITHER),
@@ -424,8 +409,8 @@ TOOL = Tool(
         "args": (
             *(
                 ("llamafactory", name)
-                for name in listed("""BaseModelArguments QuantizationArguments DataArguments LoraArguments
-                FinetuningArguments RLHFArguments""")
+                for name in listed("""BaseModelArguments QuantizationArguments ProcessorArguments DataArguments
+                LoraArguments FinetuningArguments RLHFArguments""")
             ),
             ("transformers", "TrainingArguments"),
         ),

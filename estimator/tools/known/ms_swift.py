@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.known import parallel, transformers
+from estimator.tools.known import images, parallel, transformers
 from estimator.tools.known.llamafactory import LATER as ALIKE
 from estimator.tools.known.parallel import is_on, rounded, whole
 from estimator.tools.known.peft import dtype_word, modules_to_save_from, names
@@ -122,14 +122,14 @@ def _packed(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     }
 
 
-def _frozen(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
-    if so_far.model is None or so_far.model.towers is None:
-        return {}
-    return {
-        "freeze_vision": is_on(theirs["args.freeze_vit"]),
-        "freeze_projector": is_on(theirs["args.freeze_aligner"]),
-        "freeze_language": is_on(theirs["args.freeze_llm"]),
-    }
+def _tokens_of_images(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    found: dict[str, Value] = {}
+    for ours, key in (("max_pixels", "image_max_token_num"), ("min_pixels", "image_min_token_num")):
+        if not theirs.is_given(f"args.{key}") or not images.has_setting(so_far.model, ours):
+            continue
+        area = images.area_of_tokens(so_far.model, whole(theirs[f"args.{key}"]) or 0)
+        found |= {ours: area} if area else {}
+    return found
 
 
 def _alpha(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
@@ -224,11 +224,14 @@ RULES: tuple[Rule, ...] = (
         write=lambda values: {f"args.{key}": value for key, value in values.items()},
         says="it packs with double quantisation",
     ),
+    images.frozen("args.freeze_vit", "args.freeze_aligner", "args.freeze_llm"),
+    images.setting("max_pixels", "args.max_pixels"),
+    images.setting("min_pixels", "args.min_pixels"),
+    images.setting("max_patches", "args.max_num"),
     Rule(
-        theirs=("args.freeze_vit", "args.freeze_aligner", "args.freeze_llm"),
-        ours=("freeze_vision", "freeze_projector", "freeze_language"),
-        read=_frozen,
-        says="the tower and the projector are frozen",
+        theirs=("args.image_max_token_num", "args.image_min_token_num"),
+        ours=("max_pixels", "min_pixels"),
+        read=_tokens_of_images,
     ),
     same("args.beta"),
     *(
@@ -269,8 +272,6 @@ LATER: tuple[Later, ...] = (
     later("target_regex", "A pattern chooses the modules with an adapter", EITHER),
     later("lora_dtype", "The adapters' dtype", EITHER, "AUTO"),
     later("quant_method", "Another quantiser than bitsandbytes", EITHER, "bnb"),
-    later("max_pixels", "Images have at most so many pixels", EITHER),
-    later("MAX_PIXELS", "Images have at most so many pixels", EITHER),
     later("lisa_activated_layers", "Only so many layers are trained at a time", LESS, 0),
     later("use_galore", "GaLore projects the optimizer's states", LESS),
     later("galore_rank", "GaLore projects to this rank", EITHER),

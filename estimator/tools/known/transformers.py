@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from estimator.tools.known import parallel, peft
+from estimator.tools.known import images, parallel, peft
 from estimator.tools.known.parallel import fsdp_checkpoints, is_on, whole
 from estimator.tools.known.peft import dtype_word
 from estimator.tools.lists import listed
@@ -343,6 +343,7 @@ RULES: tuple[Rule, ...] = (
     *RUN,
     same("data.max_length", "max_length"),
     same("model.num_labels", "num_labels"),
+    *images.from_processor("processor"),
 )
 
 LATER: tuple[Later, ...] = (
@@ -490,6 +491,13 @@ NO_EFFECT = (
         token trust_remote_code revision model_revision cache_dir low_cpu_mem_usage use_safetensors
         local_files_only use_auth_token _attn_implementation loaded use_cache quantization_config
         padding_side use_fast add_eos_token subfolder ignore_mismatched_sizes pretraining_tp
+        """)
+    )
+    | frozenset(
+        f"processor.{key}"
+        for key in listed("""
+        pretrained_model_name_or_path token trust_remote_code revision cache_dir use_fast padding_side
+        local_files_only chat_template subfolder backend
         """)
     )
     | peft.NO_EFFECT

@@ -97,6 +97,7 @@ METHODS = frozenset(
 LOADERS = re.compile(
     r"^(Auto(Liger|Peft)?Model\w*|Fast\w*Model|\w+For(CausalLM|ConditionalGeneration|ImageTextToText|SequenceClassification)|\w+LMHeadModel)$"
 )
+PROCESSORS = re.compile(r"^\w*Processor$")
 PARSERS = {"HfArgumentParser", "TrlParser", "H4ArgumentParser"}
 HAS_BF16 = {"is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available"}
 """Questions about the card: answered yes, as every card since 2020 does."""
@@ -541,7 +542,7 @@ class _Reader:
     def counts(self, name: str, owner: str, positional: list[Any]) -> bool:
         """Whether a method's call is about the model."""
         if name == "from_pretrained":
-            return bool(LOADERS.match(owner.rpartition(".")[2]))
+            return bool(LOADERS.match(of := owner.rpartition(".")[2]) or PROCESSORS.match(of))
         if name in {"to", "half", "bfloat16"}:
             is_dtype = name != "to" or (
                 bool(positional)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from estimator.tools.known import images
 from estimator.tools.rules import Tool, Value
 from estimator.tools.whose import tool_named, version_of
 from estimator.tools.writing import scripts
@@ -43,7 +44,7 @@ DATASETS: Mapping[str, Mapping[str, str]] = {
 """What is trained on until somebody names their own: the tools' own examples; and plain texts for Trainer."""
 ACCELERATE_FILE, REQUIREMENTS = "accelerate.yaml", "requirements.txt"
 WRITABLE: Mapping[str, frozenset[str]] = {
-    "trl": frozenset({"args", "trainer", "accelerate", "deepspeed"}),
+    "trl": frozenset({"args", "trainer", "processor", "accelerate", "deepspeed"}),
     "trainer": frozenset(
         ["args", "trainer", "model", "peft", "bnb", "call", "data", "accelerate", "deepspeed"]
     ),
@@ -94,6 +95,8 @@ def files_of(
         raise InputError(f"files for {tool.label} are not written yet; take {_named()}.")
     if not isinstance(keys.get("model"), str):
         raise InputError("the model has no name that a file could load it by; take one of the Hub.")
+    if tool.name == "llamafactory":  # which gives an image limits of its own
+        keys = images.stated(keys, model)
     theirs = theirs_of(tool, keys, model, WRITABLE[tool.name])
     objective = str(sayable(keys)["objective"])
     files = _own_files(tool, theirs, about, dataset or DATASETS[tool.name][objective], objective)
@@ -157,7 +160,7 @@ def _own_files(
     if tool.name == "trainer":
         return {"train.py": scripts.with_trainer(theirs, about, dataset)}
     files = {"train.py": scripts.with_trl(theirs, about, dataset, objective)}
-    if objective in TRL_SCRIPTS:
+    if objective in TRL_SCRIPTS and not nested(theirs, "processor"):
         reward = {"reward_funcs": ["accuracy_reward"]} if objective in GENERATES else {}
         whole = {**own, **reward, "dataset_name": dataset, "output_dir": "output"}
         files[f"{objective}.yaml"] = f"# {_trl_command(theirs, objective)}\n{yaml(whole)}"

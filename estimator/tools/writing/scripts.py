@@ -53,11 +53,15 @@ def with_trl(theirs: Mapping[str, Value], about: str, dataset: str, objective: s
     body = _TRL_BODY.replace("DATASET", python_value(dataset)).replace("CLASS", word)
     if objective in GENERATES:
         body = body.replace("        args=", "        reward_funcs=accuracy_reward,\n        args=")
+    processor = nested(theirs, "processor")
+    if processor:
+        body = body.replace("        args=", "        processing_class=processor,\n        args=")
     return "\n".join(
         [
             _head(about, f"TRL's {word}Trainer", model.get("model_name_or_path")),
             "",
             "from datasets import load_dataset",
+            *["from transformers import AutoProcessor"] * bool(processor),
             *_trl_imports(word, objective, packs),
             "",
             python_call("ModelConfig", model, "model_config"),
@@ -65,9 +69,17 @@ def with_trl(theirs: Mapping[str, Value], about: str, dataset: str, objective: s
                 f"{word}Config", {"output_dir": "output", **rest, **loading}, "training_args"
             ),
             *(_PACKED if packs else ()),
+            *([_processor(processor)] if processor else ()),
             body.replace("ROWS", ROWS[objective]),
         ]
     )
+
+
+def _processor(settings: Mapping[str, Value]) -> str:
+    """The processor with settings of one's own: transformers 5.23, models/auto/processing_auto.py."""
+    whole = {"": Code("model_config.model_name_or_path"), **settings}
+    made = python_call("AutoProcessor.from_pretrained", whole, "processor")
+    return made.replace("    =model", "    model")
 
 
 CLASSES = {"reward": "Reward"}
