@@ -1,91 +1,184 @@
-"""The fitted shares of estimator/time/throughput.py, from the published runs of data/throughput.csv.
+"""How well the seconds of a step hold, and the fitted shares of estimator/time/throughput.py.
 
-    python benchmarks/fit_throughput.py
+    python benchmarks/fit_throughput.py            the fit, the classes, the runs outside
+    python benchmarks/fit_throughput.py --markdown the two tables, to paste
 
-For each run: what share of the dense rate its matrix products must have reached, if everything else took as long as the
-slow end says. Runs that the host held back say nothing and are left out. Prints the shares by generation, the share of
-runs inside the bracket with its median width, and the runs outside; judges nothing.
+Compares every published run of data/throughput.csv with its bracket. For each run: the share of the best measured
+rate that would put it exactly on the fast or on the slow end. The constants are the closest two shares between which
+enough of a generation's runs lie. Leave one source out: a source is judged with the shares that all other sources give.
+Prints; judges nothing.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run from anywhere
 
 from estimator.proof.accuracy import PublishedRun, published_runs
-from estimator.time.flops import attended_pairs, work
-from estimator.time.throughput import SLOW_SHARE
-from estimator.values.results import TERA
+from estimator.proof.calibration import CLASSES
+from estimator.time import throughput
 
-LOWEST = 0.05
-"""The share of runs of a generation that may lie below what is called slow."""
-
-
-def slow_share(run: PublishedRun) -> float | None:
-    """Share of the dense rate that this run's matrix products reached; None where they do not decide."""
-    time = run.estimated
-    products = (time.hardware_flops_per_step - _attention(run)) / (time.peak_tflops * TERA)
-    waits = any(part.name == "waiting for the host" and part.high_seconds for part in time.parts)
-    rest = time.step_seconds_high - products / SLOW_SHARE[run.gpu.architecture]
-    left = run.step_seconds - rest
-    return None if waits or left <= 0 else products / left
+COVERED = 0.93
+"""The share of a generation's runs between the fitted shares. Ours: nine in ten, and some for a source that is new."""
+ENOUGH = 12
+"""Runs of a generation below which nothing is fitted. Ours."""
+LEAST, MOST = 0.1, 2.0
+"""Between which shares are sought."""
+HALVINGS = 12
 
 
-def _attention(run: PublishedRun) -> float:
-    pairs = attended_pairs(run.model, run.setup.max_length, skips=True)
-    whole = work(run.model, run.setup, run.setup.max_length, pairs=pairs)
-    return run.setup.gradient_accumulation_steps * (whole.attention + whole.attention_again)
+@dataclass(frozen=True, kw_only=True)
+class Met:
+    """A run, and the shares of the best rate that put it on its ends."""
+
+    run: PublishedRun
+    fast: float
+    slow: float
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that this share of all lies below."""
-    return sorted(values)[int(share * (len(values) - 1))]
+@contextmanager
+def shares(fast: Mapping[str, float], slow: Mapping[str, float]) -> Iterator[None]:
+    """Other shares of the best rate, by generation, for a while."""
+    with (
+        mock.patch.object(throughput, "FAST_SHARE", fast),
+        mock.patch.object(throughput, "SLOW_SHARE", slow),
+    ):
+        yield
 
 
-def report(name: str, runs: Iterable[PublishedRun]) -> None:
-    """Print how many lie inside, and how wide the bracket is."""
-    runs = list(runs)
-    if runs:
-        inside = sum(run.inside for run in runs) / len(runs)
-        width = statistics.median(run.width for run in runs)
-        print(f"{name:28} {len(runs):4} runs   inside {inside:6.1%}   median width {width:.2f}")
+def judged(run: PublishedRun) -> Met:
+    """Where this run's ends would meet its published seconds."""
+    generation = run.gpu.architecture
+
+    def share_of(end: Callable[[PublishedRun], float]) -> float:
+        low, high = LEAST, MOST
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            with shares({generation: middle}, {generation: middle}):
+                longer = end(run) > run.step_seconds
+            low, high = (middle, high) if longer else (low, middle)
+        return high
+
+    return Met(
+        run=run,
+        fast=share_of(lambda it: it.estimated.step_seconds_low),
+        slow=share_of(lambda it: it.estimated.step_seconds_high),
+    )
 
 
-def main() -> None:
+def fitted(
+    of: Sequence[Met],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Fast and slow shares by generation, of generations with enough runs."""
+    by: dict[str, list[Met]] = defaultdict(list)
+    for it in of:
+        by[it.run.gpu.architecture].append(it)
+    closest = {name: _closest(runs) for name, runs in by.items() if len(runs) >= ENOUGH}
+    return (
+        {name: fast for name, (fast, _) in closest.items()},
+        {name: slow for name, (_, slow) in closest.items()},
+    )
+
+
+def _closest(runs: Sequence[Met]) -> tuple[float, float]:
+    """The two shares of the smallest ratio between which ``COVERED`` of the runs lie."""
+    needed = math.ceil(COVERED * len(runs))
+    found = []
+    for fast in sorted({it.fast for it in runs}):
+        slows = sorted((it.slow for it in runs if it.fast <= fast), reverse=True)
+        if len(slows) >= needed:
+            found.append((fast, slows[needed - 1]))
+    return min(found, key=lambda ends: ends[0] / ends[1])
+
+
+class Outcome:
+    """Runs of one class: inside, beyond which end, how wide."""
+
+    def __init__(self) -> None:
+        self.beyond: Counter[str] = Counter()
+        self.widths: list[float] = []
+
+    def add(self, run: PublishedRun) -> None:
+        """Compare one run with its bracket, under the shares of the moment."""
+        time = run.estimated
+        low, high = time.step_seconds_low, time.step_seconds_high
+        where = "faster" if run.step_seconds < low else "slower"
+        self.beyond["inside" if low <= run.step_seconds <= high else where] += 1
+        self.widths.append(high / low)
+
+    def row(self) -> list[str]:
+        """Runs, share inside, how many were faster and slower, median width and largest."""
+        runs = len(self.widths)
+        return [
+            f"{runs}",
+            f"{self.beyond['inside'] / runs:.1%}",
+            f"{self.beyond['faster']}",
+            f"{self.beyond['slower']}",
+            f"{statistics.median(self.widths):.2f}",
+            f"{max(self.widths):.2f}",
+        ]
+
+
+def outcomes(runs: Iterable[PublishedRun], found: dict[tuple[str, str], Outcome]) -> None:
+    """Add runs to the outcomes of all their classes."""
+    for run in runs:
+        for name, of in CLASSES.items():
+            found.setdefault((name, of(run)), Outcome()).add(run)
+
+
+def table(found: Mapping[tuple[str, str], Outcome], *, markdown: bool) -> None:
+    """Print one row per class."""
+    head = ["class", "", "runs", "inside", "faster", "slower", "median width", "widest"]
+    rows = [[*key, *outcome.row()] for key, outcome in sorted(found.items())]
+    if markdown:
+        lines = [head, ["---"] * len(head), *rows]
+        print("\n".join("| " + " | ".join(line) + " |" for line in lines))
+        return
+    for line in [head, *rows]:
+        print(f"{line[0]:18} {line[1]:24}" + "".join(f"{cell:>14}" for cell in line[2:]))
+
+
+def main(arguments: Sequence[str]) -> None:
     """Fit, and say how well it holds."""
-    shares: dict[str, list[float]] = defaultdict(list)
-    for run in published_runs():
-        if run.gpu.architecture in SLOW_SHARE and (share := slow_share(run)) is not None:
-            shares[run.gpu.architecture].append(share)
-    for generation, found in shares.items():
-        low, middle = quantile(found, LOWEST), statistics.median(found)
-        used = SLOW_SHARE[generation]
-        print(
-            f"{generation:14} {len(found):4} runs   slow share {low:.2f} (used {used})   median {middle:.2f}"
-        )
+    markdown = "--markdown" in arguments
+    every = [judged(run) for run in published_runs()]
+    fast, slow = fitted(every)
+    if not markdown:
+        for name in fast:
+            print(
+                f"{name:14} fast share {fast[name]:.3f} (used {throughput.FAST_SHARE[name]})   "
+                f"slow share {slow[name]:.3f} (used {throughput.SLOW_SHARE[name]})"
+            )
+        print()
+    found: dict[tuple[str, str], Outcome] = {}
+    outcomes((it.run for it in every), found)
+    print("As fitted\n")
+    table(found, markdown=markdown)
+    left: dict[tuple[str, str], Outcome] = {}
+    for source in sorted({it.run.origin for it in every}):
+        others = fitted([it for it in every if it.run.origin != source])
+        with shares(*others):
+            outcomes((it.run for it in every if it.run.origin == source), left)
+    print("\nEach source judged by the shares of all others\n")
+    table(left, markdown=markdown)
+    if markdown:
+        return
     print()
-    kinds: dict[str, Callable[[PublishedRun], bool]] = {
-        "one GPU": lambda run: run.setup.num_gpus == 1,
-        "several GPUs": lambda run: run.setup.num_gpus > 1,
-        "several machines": lambda run: run.crosses,
-        "all": lambda run: True,
-    }
-    for name, chosen in kinds.items():
-        report(name, filter(chosen, published_runs()))
-    unknown = [replace(run, link_gb_per_s=None) for run in published_runs() if run.crosses]
-    report("their network not told", unknown)
-    for run in published_runs():
+    for it in every:
+        time, run = it.run.estimated, it.run
         if not run.inside:
-            time = run.estimated
             ends = f"{time.step_seconds_low:.2f} to {time.step_seconds_high:.2f}"
             print(f"  {run.step_seconds:8.2f} s, not {ends:>18}   {run.id}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -23,7 +23,6 @@ from estimator import (
     catalog,
     estimate,
 )
-from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.strategies import resident_memory
 from estimator.proof.accuracy import PublishedRun, published_runs
 from estimator.step.timeline import structure
@@ -88,27 +87,28 @@ def test_nine_of_ten_published_runs_lie_inside_the_bracket(
 
 
 @pytest.mark.parametrize("chosen", KINDS)
-def test_half_of_the_brackets_are_narrower_than_two_and_a_half(
+def test_half_of_the_brackets_are_narrower_than_one_and_four_fifths(
     chosen: Callable[[PublishedRun], bool],
 ) -> None:
-    assert statistics.median(run.width for run in published_runs() if chosen(run)) <= 2.5
+    assert statistics.median(run.width for run in published_runs() if chosen(run)) <= 1.8
 
 
-def test_no_published_run_beats_the_roofline() -> None:
-    """The fast end is physics, not a fit: none of the rows may lie below it."""
-    faster = [
-        run.id for run in published_runs() if run.step_seconds < run.estimated.step_seconds_low
-    ]
-    assert not faster
+def test_few_published_runs_are_faster_than_the_fast_end() -> None:
+    """Between the ends lie 93 % of a generation's runs; neither end may take more than its part of the rest."""
+    runs = published_runs()
+    faster = [run.id for run in runs if run.step_seconds < run.estimated.step_seconds_low]
+    assert len(faster) <= len(runs) / 20, faster
 
 
 # --- by hand ------------------------------------------------------------------------------------
 
 
 def test_fast_end_of_matrix_products_is_operations_over_the_rate() -> None:
-    time = timed(TrainingSetup(max_length=64), TINY_LLAMA, CARD)
-    elements = 2 * (8 * 24 + 3 * 8 * 16) + 8 * 10  # two layers and a head
-    assert part(time, "matrix products")[0] == pytest.approx(6 * 64 * elements / 1e14)
+    time = timed(TrainingSetup(max_length=4096, per_device_train_batch_size=64), MISTRAL, CARD)
+    elements = 7_241_732_096 - 32_000 * 4096  # without the embedding
+    seconds = 6 * 64 * 4096 * elements / 1e14
+    low = part(time, "matrix products")[0]
+    assert seconds < low < 1.1 * seconds  # and a little for what they read and write
 
 
 def test_optimizer_moves_every_byte_of_weights_gradients_and_states() -> None:
@@ -127,7 +127,9 @@ def test_foreach_optimizer_passes_more_often() -> None:
 def test_dequantisation_reads_half_a_byte_and_writes_two() -> None:
     low, _ = part(timed(replace(LONG, method=Method.QLORA), MISTRAL, CARD), "dequantisation")
     linears = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
-    assert low == pytest.approx(2 * 2.5 * linears / 1e12)  # forward and backward
+    assert low == pytest.approx(
+        2 * 2 * 2.5 * linears / 1e12
+    )  # forward and backward, at half the bandwidth
     assert part(timed(replace(LONG, method=Method.LORA)), "dequantisation") == (0, 0)
 
 
@@ -154,7 +156,7 @@ def test_small_step_waits_for_the_host() -> None:
 def test_float32_products_take_the_vector_rate() -> None:
     setup = TrainingSetup(dtype=Dtype.FLOAT32, mixed_precision=MixedPrecision.NO)
     assert rates(A100, setup).peak == 19.5e12
-    assert timed(setup).step_seconds_low > 10 * timed(TrainingSetup()).step_seconds_low
+    assert timed(setup).step_seconds_low > 9 * timed(TrainingSetup()).step_seconds_low
 
 
 def test_measured_rate_of_the_card_bounds_its_matrix_products() -> None:

@@ -84,7 +84,13 @@ class PublishedRun:
     @property
     def resident_memory(self) -> Resident:
         """Resident memory of one GPU without sharding."""
-        return resident_memory(self.model, structure(self.setup))
+        alone = replace(self.setup, strategy=Strategy.NONE)
+        return resident_memory(self.model, structure(alone))
+
+    @property
+    def origin(self) -> str:
+        """Who published it: the first word of its id."""
+        return self.id.partition("-")[0].partition("_")[0]
 
     @property
     def crosses(self) -> bool:
@@ -145,7 +151,7 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         id=row["id"],
         model=model,
         gpu=gpu,
-        setup=replace(setup, num_gpus=int(row["num_gpus"])),
+        setup=replace(setup, num_gpus=int(row["num_gpus"]), strategy=Strategy(row["strategy"])),
         sharing=SHARING_OF_STRATEGY[Strategy(row["strategy"])],
         link_gb_per_s=float(row["link_gb_per_s"]) if row["link_gb_per_s"] else None,
         tokens_per_second_per_gpu=float(row["tokens_per_second_per_gpu"]),

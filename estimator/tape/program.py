@@ -158,6 +158,15 @@ class Program:
             table[self.left_over],
         )
 
+    def is_renamed(self, event: int) -> bool:
+        """Whether an allocation only counts the bytes released just before it under another component."""
+        return (
+            event > 0
+            and self.signs[event - 1] < 0
+            and self.operations[event - 1] == self.operations[event]
+            and self.components[event - 1] != self.components[event]
+        )
+
     def change(self, start: int, stop: int) -> Changes:
         """Net change over a range of events."""
         if (start, stop) not in self._changes:
@@ -244,6 +253,10 @@ class Sized:
             slot = program.slots[event]
             key = program.operations[event], slot, program.components[event]
             yield program.signs[event], key, self._sizes[slot]
+
+    def size_of(self, slot: int) -> int:
+        """Bytes of the tensors of one slot."""
+        return self._sizes[slot]
 
     def add_held(
         self, held: Counter[Reason], segment: int, times: int, before: int | None = None

@@ -6,6 +6,8 @@ input and 2n for its own gradient. A frozen matrix has no gradient of its own.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -65,6 +67,16 @@ class Matrices(NamedTuple):
     """Σ in · out of the adapted linears, all layers."""
     units: int
     """Σ in · (in + out) of the same: cost of DoRA's identity matrix, per rank."""
+    inputs: int = 0
+    """Σ in_features of all products, an expert's once for each of a token's experts: what they read per token."""
+    outputs: int = 0
+    """Σ out_features of the same: what they write per token."""
+    stored: int = 0
+    """Elements of the weights that a micro-batch reads: as ``layers`` and ``outside``, but all experts."""
+    stacked: int = 0
+    """Those of them in stacks of experts."""
+    products: int = 0
+    """Number of products in a forward pass; a stack of experts is one."""
 
 
 def matrices(model: Model, adapters: Adapters) -> Matrices:
@@ -122,7 +134,25 @@ def _matrices(model: Model, adapters: Adapters) -> Matrices:
                 times * it.in_features * (it.in_features + it.out_features) for it, times in adapted
             )
         ),
+        *_shapes([*layer, *((it, 1) for it in (*outer, *tied_head(model)))], model),
     )
+
+
+def _shapes(modules: Iterable[tuple[Module, int]], model: Model) -> tuple[int, int, int, int, int]:
+    """What products read and write per token, elements of all weights and of stacked experts, number of products."""
+    inputs = outputs = stored = stacked = products = 0
+    for module, count in modules:
+        shape = () if isinstance(module, Norm | Embedding) else weight_shapes(module)[0]
+        if len(shape) < 2:
+            continue
+        *stack, rows, columns = shape
+        times = count * (experts_run(model) if stack else 1)
+        inputs, outputs = inputs + times * columns, outputs + times * rows
+        size = count * rows * columns * math.prod(stack)
+        stored += size
+        stacked += size if stack else 0
+        products += count
+    return inputs, outputs, stored, stacked, products
 
 
 def _elements(module: Module, model: Model) -> int:
@@ -190,8 +220,7 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
     sizes = matrices(model, setup.adapters)
     rows = passed_rows(setup)
     forward = FORWARD * rows * length
-    trains_text = Part.TEXT not in setup.adapters.frozen_parts
-    passes = 3 if trains_text and not setup.adapters.uses_adapters else 2
+    passes = 3 if trains_whole(setup) else 2
     branches = setup.adapters.lora_r * (sizes.adapter_inputs + sizes.adapter_outputs)
     dora = dora_again = 0
     if setup.adapters.use_dora:
@@ -227,6 +256,17 @@ def work(model: Model, setup: TrainingSetup, length: int, *, pairs: int) -> Work
         products_asked=real(asked * forward * (sizes.layers + outside)),
         attention_asked=asked * (once + delta),
     )
+
+
+def trains_whole(setup: TrainingSetup) -> bool:
+    """Whether the language model's own weights have gradients (a yes or no; the same on every GPU).
+
+    Source: derived.
+
+    >>> trains_whole(TrainingSetup()), trains_whole(TrainingSetup(method="lora"))
+    (True, False)
+    """
+    return Part.TEXT not in setup.adapters.frozen_parts and not setup.adapters.uses_adapters
 
 
 NO_WORK = Work(0.0, 0.0, 0.0, 0.0, 0.0)

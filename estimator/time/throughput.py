@@ -1,11 +1,14 @@
 """Seconds of a step and hours of a run, as a range with its reasons.
 
-Every part of a step has two ends. The fast end is a roofline: matrix products at the best rate measured on the card,
-everything else at its memory bandwidth with fused kernels. The slow end is what published runs show: matrix products at
-the share of the dense rate that slower runs of that generation reach, and unfused PyTorch kernels. Parts add up,
-because one stream runs them in sequence.
+A step is a list of parts: matrix products by their operations, by the bytes they read and write and by the tiles they
+fill; attention by its kernel; everything between them by the bytes that the tape counts; the optimizer and
+dequantisation by theirs; communication by links. Each part has a fast and a slow end, and the ends add up, because one
+stream runs the parts in sequence. The host launches one operator after another beside the GPU, so the longer of the two
+decides.
 
-Constants marked "fitted" come from data/throughput.csv; ``benchmarks/fit_throughput.py`` prints them.
+Nine in ten published runs lie between the sums. Constants marked "fitted" come from data/throughput.csv, where no
+kernel benchmark gives them; ``benchmarks/fit_throughput.py`` prints them, and how well they hold for sources that they
+were not fitted to.
 """
 
 from __future__ import annotations
@@ -37,9 +40,11 @@ from estimator.time.flops import (
     replayed,
     scan_products,
     scored_share,
+    trains_whole,
     work,
 )
 from estimator.time.offload_time import offload_parts, saved_tensor_parts, steps_on_host
+from estimator.time.traffic import traffic
 from estimator.values.arithmetic import ceil_div, real, total
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.precision import Precision
@@ -51,7 +56,6 @@ from estimator.values.specs import (
     Dtype,
     Gpu,
     Loss,
-    Method,
     MixedPrecision,
     Model,
     Objective,
@@ -61,24 +65,47 @@ from estimator.values.specs import (
 
 # --- matrix products ----------------------------------------------------------------------------
 
-SLOW_SHARE: Mapping[str, float] = MappingProxyType(
-    {"Ampere": 0.55, "Ada Lovelace": 0.42, "Hopper": 0.36, "Blackwell": 0.22}
+FAST_SHARE: Mapping[str, float] = MappingProxyType(
+    {"Ampere": 0.93, "Hopper": 0.805, "Ada Lovelace": 0.92}
 )
-"""Share of the dense rate that matrix products reach in the slower published runs, by ``Gpu.architecture``.
-fitted: data/throughput.csv, 2026-11: 1 in 20 rows of a generation is below. Ampere and Hopper have 212 and 41 rows,
-Ada Lovelace 8 and Blackwell 2."""
-SLOW_SHARE_ELSEWHERE = 0.22
-"""The same if too few runs were published: the lowest of those above."""
-FAST_ATTENTION_SHARE = 0.75
-"""FlashAttention-3 on H100, forward, 740 of 989 TFLOPS: Shah et al. 2024, arXiv:2407.08608, abstract. Version 2 on A100
-comes to 73 %: Dao 2023, arXiv:2307.08691, abstract."""
-SLOW_ATTENTION_SHARE = 0.35
-"""FlashAttention-2 on H100: Shah et al. 2024, arXiv:2407.08608, abstract."""
+"""Share of the best measured rate that matrix products reach in the faster published runs, by ``Gpu.architecture``.
+fitted: data/throughput.csv, 2026-11: the closest two shares between which 93 % of a generation's rows lie."""
+FAST_SHARE_ELSEWHERE = 1.0
+"""The same if too few runs were published: the measured rate itself."""
+SLOW_SHARE: Mapping[str, float] = MappingProxyType(
+    {"Ampere": 0.69, "Hopper": 0.61, "Ada Lovelace": 0.41}
+)
+"""The same in the slower runs. fitted, likewise. Ampere, Hopper and Ada Lovelace have 233, 42 and 13 rows."""
+SLOW_SHARE_ELSEWHERE = 0.40
+"""The same if too few runs were published. fitted: the three rows of Blackwell and CDNA 3 reach 0.39 to 0.7."""
+FAST_MOVES, SLOW_MOVES = 0.6, 1.3
+"""Seconds that products take for moving their matrices, as multiples of bytes over bandwidth, besides their operations:
+a kernel loads the next tile while it multiplies this one, which hides part of it. fitted, within 0.5 and 2."""
+HALF_WAVE = 128 * 256 * 108 // 2
+"""Elements of half a wave of tiles, which a product's last wave leaves idle on average at the slow end: tiles of
+128 × 256 on an A100's 108 multiprocessors. NVIDIA, Matrix Multiplication Background User's Guide, "Tile quantization"
+and "Wave quantization"."""
+HALF_TILE = 64
+"""Rows by which each expert's tokens fall short of whole tiles of 128, on average: the same guide."""
+FAST_SKINNY, SLOW_SKINNY = 0.3, 0.8
+"""Seconds of LoRA's two thin products as multiples of the bytes that they read and write over the bandwidth: caches
+hold what the product beside them has just read. fitted."""
+FAST_FLASH, SLOW_FLASH = 0.68, 0.43
+"""Share of the dense rate that attention reaches, forward and backward. FlashAttention-2 on A100: 225 of 312 TFLOPS at
+most: Dao 2023, arXiv:2307.08691, abstract; the slow end, short sequences and heads of 64: there, figures 4 to 6."""
+FAST_FLASH_HOPPER, SLOW_FLASH_HOPPER = 0.60, 0.235
+"""The same from Hopper on: FlashAttention-3 at most 740 of 989 TFLOPS forward and 0.75 of that backward; version 2
+reaches 0.35 forward: Shah et al. 2024, arXiv:2407.08608, abstract and figures 5 and 6. fitted within these."""
+SINCE_HOPPER = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
 
 # --- memory traffic: bytes, in 16-bit compute ---------------------------------------------------
 
 SLOW_BANDWIDTH_SHARE = 0.8
 """Share of the memory bandwidth that PyTorch's elementwise kernels reach at the slow end. Our assumption."""
+FAST_WRITES, SLOW_WRITES = 1.15, 3.0
+"""Seconds of the operators between products, as multiples of the bytes that they write over the bandwidth. Slow end: an
+operator of one input moves 2 bytes per byte written, one of two inputs 3, at four fifths of the bandwidth. Fast end:
+fused kernels (torch.compile, foak), which write less than half of what is counted. fitted, within these."""
 FUSED_HIDDEN_BYTES = 12
 """Bytes per token and element of the hidden state, forward, fused kernels: two norms with the sum before them, each
 2 bytes read (twice) and 2 written."""
@@ -103,7 +130,9 @@ DORA_WEIGHT_BYTES = 34
 """Bytes per element of an adapted weight and call: to float32 2+4, B @ A written 4, scaled 4+4, summed 4+4+4, norm 4.
 peft 0.21, tuners/lora/dora.py, ``DoraLinearLayer.forward``."""
 FUSED_LOSS_BYTES = 4
-"""Bytes per token and word of the vocabulary: logits written and read once."""
+"""Bytes per token and word of the vocabulary, at best: logits written and read once, in a fused head."""
+PLAIN_LOSS_BYTES = 12
+"""The same with whole logits in a fused cross-entropy: logits 2, read 2 and 2, gradient 2, into two products 2+2."""
 EAGER_LOSS_BYTES = 42
 """The same, unfused: logits 2, to float32 2+4, log-softmax 4+4; backward: gradient 4, log-softmax 4+4+4, back to 16
 bits 4+2, into two products 2+2. transformers 5.23, loss/loss_utils.py."""
@@ -119,10 +148,10 @@ PACKED_BYTES, UNPACKED_BYTES = 0.5, 2
 BACKWARD_TRAFFIC = 2
 """Backward over forward traffic: a gradient read and written for every value, and the value read again. derived."""
 
-SLOW_DEQUANTISATION = 7
-"""Slow end as a multiple of the roofline. fitted: LitGPT on A100, 120 tokens per step, nf4 minus 16-bit LoRA: 79 ms for
-two passes over 6.5·10⁹ weights (Llama 2 7B, 5 times) to 215 ms over 12.7·10⁹ (13B, 7 times).
-https://github.com/Lightning-AI/litgpt/blob/26857050/tutorials/resource-tables.md"""
+FAST_DEQUANTISATION, SLOW_DEQUANTISATION = 2.0, 9.0
+"""Seconds as multiples of the roofline. fitted: LitGPT on A100, 120 tokens per step, nf4 minus 16-bit LoRA: 79 ms for
+two passes over 6.5·10⁹ weights (Llama 2 7B, 5 times) to 215 ms over 12.7·10⁹ (13B, 7 times); GPTQ in Qwen's table up
+to 9. https://github.com/Lightning-AI/litgpt/blob/26857050/tutorials/resource-tables.md"""
 
 # --- gated delta-nets, a row (a token of a head of values), in float32 -----------------------------
 
@@ -146,8 +175,6 @@ DELTA_FUSED_BYTES = 2
 """At best, in one kernel: queries, keys and values read, the output written."""
 DELTA_FORWARD_KERNELS, DELTA_BACKWARD_KERNELS = 9, 37
 """Kernels of one iteration, from a trace with transformers 5.23, torch 2.13."""
-LAYER_KERNELS = 120
-"""Kernels of any other layer, forward and backward, for which the seconds below hold."""
 
 # --- state spaces, a token, in float32 -------------------------------------------------------------
 
@@ -175,16 +202,16 @@ FOREACH_PASSES = 20 / 7
 """Memory passes of foreach AdamW relative to the fused kernel's seven: torch 2.13, optim/adam.py,
 ``_multi_tensor_adam``: mul 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4."""
 UNFUSED = frozenset({Optimizer.ADAMW_TORCH, Optimizer.ADAFACTOR})
-FAST_LAUNCHES = 0.0005
-"""Seconds for the host to launch a layer's kernels, forward and backward, at best: about 120 of 4 µs each. derived."""
-SLOW_LAUNCHES: Mapping[Method, float] = MappingProxyType(
-    {Method.FULL: 0.005, Method.LORA: 0.006, Method.QLORA: 0.010}
-)
-"""Seconds per layer and micro-batch; no published small step was faster: LoRA 4.1 to 5.9 ms (LitGPT, Qwen, PEFT), nf4
-6.9 to 9.8 (LitGPT). Full fine-tuning has no adapters to start. fitted: data/throughput.csv, 2026-11."""
-
-SLOW_LAUNCHES_SHARED = 2
-"""Factor for several GPUs, because of hooks and collectives. fitted: data/throughput.csv, Qwen's and LitGPT's rows."""
+FAST_OPERATOR, SLOW_OPERATOR = 10e-6, 25e-6
+"""Seconds for the host to launch an operator: Python, dispatch, autograd and the kernel. An empty kernel takes 4 to 5
+µs; modules, hooks and the allocator add the rest. fitted: the small steps of data/throughput.csv: PEFT 13 µs (2026,
+L40S), Qwen 14 to 25 µs (PyTorch 2.0, A100)."""
+SLOW_OPERATOR_SHARED = 1.5
+"""Factor for several GPUs at the slow end, because of hooks and collectives. fitted: Qwen's rows."""
+SLOW_HOOK = 300e-6
+"""Seconds for DeepSpeed's stage 3 to fetch and release a module's weights, per call, at the slow end; none at best,
+where they are prefetched. fitted: Qwen-7B, full, 256 tokens, 12 ms per layer of seven modules called four times.
+deepspeed 0.19.6, runtime/zero/parameter_offload.py, ``_register_deepspeed_module``."""
 
 
 class Sharing(Enum):
@@ -224,6 +251,12 @@ class Rates(NamedTuple):
     """Bytes per second."""
     float32: float
     """Operations per second in float32; ``slow`` if the datasheet does not say."""
+    fast: float
+    """Operations per second of matrix products in faster published runs."""
+    flash_fast: float
+    """Operations per second of attention, fast end."""
+    flash_slow: float
+    """The same, slow end."""
 
 
 def compute_dtype(precision: Precision) -> Dtype:
@@ -309,9 +342,22 @@ def rates(gpu: Gpu, precision: Precision) -> Rates:
     assert gb_per_s is not None
     measured = None if dtype is Dtype.FLOAT32 else gpu.sustained_tflops
     best = measured or tflops
-    slow = min(best, tflops * SLOW_SHARE.get(gpu.architecture, SLOW_SHARE_ELSEWHERE))
+    fast = best * FAST_SHARE.get(gpu.architecture, FAST_SHARE_ELSEWHERE)
+    slow = best * SLOW_SHARE.get(gpu.architecture, SLOW_SHARE_ELSEWHERE)
     float32 = gpu.fp32_tflops or slow
-    return Rates(tflops * TERA, best * TERA, slow * TERA, gb_per_s * GIGA, float32 * TERA)
+    shares = FAST_FLASH, SLOW_FLASH
+    if gpu.architecture in SINCE_HOPPER:
+        shares = FAST_FLASH_HOPPER, SLOW_FLASH_HOPPER
+    return Rates(
+        peak=tflops * TERA,
+        best=best * TERA,
+        slow=slow * TERA,
+        bandwidth=gb_per_s * GIGA,
+        float32=float32 * TERA,
+        fast=fast * TERA,
+        flash_fast=min(fast, shares[0] * tflops) * TERA,
+        flash_slow=min(slow, shares[1] * tflops) * TERA,
+    )
 
 
 class Lengths(NamedTuple):
@@ -541,57 +587,63 @@ def step_parts(
     Source: derived; the roofline of Williams et al. 2009, doi:10.1145/1498765.1498785, part by part.
     """
     sizes, times = matrices(model, setup.adapters), setup.batch.gradient_accumulation_steps
-    again = replayed(model, setup)
-    flash_fast = min(rate.best, FAST_ATTENTION_SHARE * rate.peak)
-    flash_slow = min(rate.slow, SLOW_ATTENTION_SHARE * rate.peak)
-    fast_bandwidth, slow_bandwidth = rate.bandwidth, SLOW_BANDWIDTH_SHARE * rate.bandwidth
-    micro = passed_rows(setup)
+    again, asked = replayed(model, setup), passes_without_grad(setup)
+    micro, is_trained = passed_rows(setup), trains_whole(setup)
     tokens_fast, tokens_slow = micro * length.fast, micro * length.slow
-
-    fused = (
-        tokens_fast * _fused_bytes(model, setup.precision)
-        + _score_bytes(model, setup, length.fast)[0]
-    )
-    eager = (
-        tokens_slow * _eager_bytes(model, setup.precision)
-        + _score_bytes(model, setup, length.slow)[1]
-    )
-    branches = tokens_slow * _adapter_bytes(setup, sizes)
+    once_fast = _moved(setup, sizes, tokens_fast, 1) * FAST_MOVES / rate.bandwidth
+    once_slow = _moved(setup, sizes, tokens_slow, 1) * SLOW_MOVES / rate.bandwidth
+    tiles = _idle(sizes, 1) / rate.best
+    passes = 3 if is_trained else 2
+    weight_gradients = FORWARD * HALF_WAVE * sizes.products * tokens_slow / rate.best
+    written = _between(model, setup, length, rate, again)
+    skinny = _skinny_bytes(setup, sizes) / rate.bandwidth
     dora = DORA_WEIGHT_BYTES * sizes.adapted if setup.adapters.use_dora else 0
-    forward_backward = 1 + BACKWARD_TRAFFIC
     words = _scored_words(model, setup) * _width(setup.precision)
-    asked = passes_without_grad(setup)
+    is_whole = loss_of(model, setup) is Loss.STANDARD
 
     once = [
-        TimePart("matrix products", fast.products / rate.best, slow.products / rate.slow),
-        TimePart("attention", fast.attention / flash_fast, slow.attention / flash_slow),
+        TimePart(
+            "matrix products",
+            fast.products / rate.fast + passes * once_fast,
+            slow.products / rate.slow
+            + passes * once_slow
+            + 2 * tiles
+            + is_trained * weight_gradients,
+        ),
+        TimePart("attention", fast.attention / rate.flash_fast, slow.attention / rate.flash_slow),
         TimePart(
             "norms, activations, residuals",
-            forward_backward * fused / fast_bandwidth,
-            forward_backward * eager / slow_bandwidth,
+            written.forward[0] + written.backward[0],
+            written.forward[1] + written.backward[1],
         ),
         TimePart(
             "adapters",
-            fast.adapters / rate.best + dora / fast_bandwidth,
-            slow.adapters / rate.slow + (forward_backward * branches + dora) / slow_bandwidth,
+            fast.adapters / rate.fast
+            + 3 * FAST_SKINNY * tokens_fast * skinny
+            + dora / rate.bandwidth,
+            slow.adapters / rate.slow
+            + 3 * SLOW_SKINNY * tokens_slow * skinny
+            + dora / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
         ),
         TimePart(
             "recomputation",
-            fast.products_again / rate.best
-            + fast.attention_again / flash_fast
-            + again * (fused + dora) / fast_bandwidth,
+            fast.products_again / rate.fast
+            + fast.attention_again / rate.flash_fast
+            + again * (once_fast + written.forward[0] + FAST_SKINNY * tokens_fast * skinny)
+            + again * dora / rate.bandwidth,
             slow.products_again / rate.slow
-            + slow.attention_again / flash_slow
-            + again * (eager + branches + dora) / slow_bandwidth,
+            + slow.attention_again / rate.flash_slow
+            + again * (once_slow + tiles + written.forward[1] + SLOW_SKINNY * tokens_slow * skinny)
+            + again * dora / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
         ),
         TimePart(
             ASKED,
-            fast.products_asked / rate.best
-            + fast.attention_asked / flash_fast
-            + asked * fused / fast_bandwidth,
+            fast.products_asked / rate.fast
+            + fast.attention_asked / rate.flash_fast
+            + asked * (once_fast + written.forward[0]),
             slow.products_asked / rate.slow
-            + slow.attention_asked / flash_slow
-            + asked * eager / slow_bandwidth,
+            + slow.attention_asked / rate.flash_slow
+            + asked * (once_slow + tiles + written.forward[1]),
         ),
         _delta_nets(model, setup, length, again, rate),
         _scans(model, setup, length, again, rate),
@@ -599,16 +651,92 @@ def step_parts(
         _casts(setup, sizes, 1 + again + asked, rate),
         TimePart(
             "logits and loss",
-            tokens_fast * words * FUSED_LOSS_BYTES / fast_bandwidth,
-            tokens_slow * words * EAGER_LOSS_BYTES / slow_bandwidth,
+            tokens_fast
+            * words
+            * (PLAIN_LOSS_BYTES if is_whole else FUSED_LOSS_BYTES)
+            / rate.bandwidth,
+            tokens_slow * words * EAGER_LOSS_BYTES / (SLOW_BANDWIDTH_SHARE * rate.bandwidth),
         ),
     ]
     parts = [
         TimePart(name, times * low, times * high) for name, low, high in once if low + high > 0
     ]
     parts.append(_optimizer(setup, resident, rate))
-    parts.append(_launches(model, setup, length, parts, again + asked))
+    calls = sizes.products * (passes + again + asked)
+    parts.append(_launches(model, setup, length, parts, again + asked, written.operators, calls))
     return tuple(part for part in parts if part.low_seconds + part.high_seconds > 0)
+
+
+def _moved(setup: TrainingSetup, sizes: Matrices, tokens: float, passes: int) -> float:
+    """Bytes that matrix products read and write: weights, all experts', once a pass; inputs and outputs per token."""
+    width = 2 * _width(setup.precision)
+    return passes * width * (sizes.stored + tokens * (sizes.inputs + sizes.outputs))
+
+
+def _idle(sizes: Matrices, passes: int) -> float:
+    """Operations that tiles without work could have run in a pass: half a wave, and half a tile for each expert."""
+    return passes * FORWARD * (HALF_WAVE * sizes.inputs + HALF_TILE * sizes.stacked)
+
+
+def _skinny_bytes(setup: TrainingSetup, sizes: Matrices) -> int:
+    """Bytes per token that LoRA's two products read and write in a pass, besides what has the width of the rank."""
+    cast = setup.adapters.autocast_adapter_dtype and _width(setup.precision) == 1
+    return (
+        2
+        * (2 if cast else _width(setup.precision))
+        * (sizes.adapter_inputs + sizes.adapter_outputs)
+    )
+
+
+class _Between(NamedTuple):
+    """Seconds of the operators between products in one micro-batch, fast and slow, and their number."""
+
+    forward: tuple[float, float]
+    """One forward pass."""
+    backward: tuple[float, float]
+    """Without recomputation."""
+    operators: float
+
+
+def _between(
+    model: Model, setup: TrainingSetup, length: Lengths, rate: Rates, again: float
+) -> _Between:
+    micro, rows = passed_rows(setup), setup.batch.per_device_train_batch_size
+    fused = micro * length.fast * _fused_bytes(model, setup.precision)
+    scores_fast = _score_bytes(model, setup, length.fast)[0]
+    scores_slow = _score_bytes(model, setup, length.slow)[1]
+    moves = traffic(model, setup, again)
+    if model.delta_net or model.state_space:  # whose loops are counted apart
+        sizes = matrices(model, setup.adapters)
+        eager = micro * length.slow * _eager_bytes(model, setup.precision)
+        eager += micro * length.slow * _adapter_bytes(setup, sizes)
+        forward: tuple[float, float] = (fused, eager / SLOW_BANDWIDTH_SHARE)
+        backward: tuple[float, float] = (
+            BACKWARD_TRAFFIC * fused,
+            BACKWARD_TRAFFIC * eager / SLOW_BANDWIDTH_SHARE,
+        )
+    else:
+        apart = rows * moves.image + moves.fixed
+        ahead = rows * moves.forward
+        # operators in place write without allocating, so backward moves at least what forward does
+        back = rows * max(moves.backward, moves.forward)
+        forward = (
+            max(fused, FAST_WRITES * (length.fast * ahead + apart)),
+            max(fused, SLOW_WRITES * (length.slow * ahead + apart)),
+        )
+        backward = (
+            max(BACKWARD_TRAFFIC * fused, FAST_WRITES * (length.fast * back + apart)),
+            max(BACKWARD_TRAFFIC * fused, SLOW_WRITES * (length.slow * back + apart)),
+        )
+    slow_scores = scores_slow / SLOW_BANDWIDTH_SHARE
+    return _Between(
+        ((forward[0] + scores_fast) / rate.bandwidth, (forward[1] + slow_scores) / rate.bandwidth),
+        (
+            (backward[0] + BACKWARD_TRAFFIC * scores_fast) / rate.bandwidth,
+            (backward[1] + BACKWARD_TRAFFIC * slow_scores) / rate.bandwidth,
+        ),
+        moves.operators,
+    )
 
 
 def _scored_words(model: Model, setup: TrainingSetup) -> float:
@@ -762,7 +890,7 @@ def _dequantisation(setup: TrainingSetup, sizes: Matrices, passes: float, rate: 
     packed = 2 * PACKED_BYTES if setup.adapters.has_8bit_base else PACKED_BYTES
     size = quantized * (packed + UNPACKED_BYTES * _width(setup.precision))
     seconds = passes * size / rate.bandwidth
-    return TimePart("dequantisation", seconds, SLOW_DEQUANTISATION * seconds)
+    return TimePart("dequantisation", FAST_DEQUANTISATION * seconds, SLOW_DEQUANTISATION * seconds)
 
 
 def _casts(setup: TrainingSetup, sizes: Matrices, passes: float, rate: Rates) -> TimePart:
@@ -787,22 +915,29 @@ def _optimizer(setup: TrainingSetup, resident: Resident, rate: Rates) -> TimePar
 
 
 def _launches(
-    model: Model, setup: TrainingSetup, length: Lengths, parts: list[TimePart], again: float
+    model: Model,
+    setup: TrainingSetup,
+    length: Lengths,
+    parts: list[TimePart],
+    again: float,
+    operators: float,
+    calls: float,
 ) -> TimePart:
-    """Time that the GPU waits for the host to launch kernels: the host's time minus the GPU's."""
+    """Time that the GPU waits for the host to launch kernels: the host's time minus the GPU's.
+
+    ``operators`` and ``calls`` of modules with weights, of a micro-batch.
+    """
     times = setup.batch.gradient_accumulation_steps
-    layers = times * model.num_hidden_layers
-    low = layers * FAST_LAUNCHES * (1 + again / 3)
-    high = layers * SLOW_LAUNCHES[setup.adapters.method] * (1 + again / 3)
+    low, high = FAST_OPERATOR * operators, SLOW_OPERATOR * operators
     deltas = model.layer_types.count(LINEAR_ATTENTION) if model.delta_net else 0
-    rounds = times * deltas * ceil_div(length.slow, CHUNK)
-    kernels = DELTA_FORWARD_KERNELS * (1 + again) + DELTA_BACKWARD_KERNELS
-    high += rounds * kernels * SLOW_LAUNCHES[setup.adapters.method] / LAYER_KERNELS
-    high *= SLOW_LAUNCHES_SHARED if setup.mesh.num_gpus > 1 else 1
+    rounds = deltas * (ceil_div(length.slow, CHUNK) - 1)
+    high += rounds * (DELTA_FORWARD_KERNELS * (1 + again) + DELTA_BACKWARD_KERNELS) * SLOW_OPERATOR
+    high *= SLOW_OPERATOR_SHARED if setup.mesh.num_gpus > 1 else 1
+    high += SLOW_HOOK * calls * (setup.mesh.strategy is Strategy.ZERO3)
     return TimePart(
         "waiting for the host",
-        max(0.0, low - total(part.low_seconds for part in parts)),
-        max(0.0, high - total(part.high_seconds for part in parts)),
+        max(0.0, times * low - total(part.low_seconds for part in parts)),
+        max(0.0, times * high - total(part.high_seconds for part in parts)),
     )
 
 
