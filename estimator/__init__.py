@@ -44,6 +44,7 @@ from estimator.search.limits import (
 from estimator.search.ranking import Ranking, middle_dollars, middle_hours, pareto, rank_gpus
 from estimator.search.remedies import MOST_TOGETHER, Remedy, remedies
 from estimator.search.scaling import Curve, Point
+from estimator.search.vllm_share import Share, Shares, least_share, vllm_shares
 from estimator.sources import catalog, hub, repository
 from estimator.sources.repository import HubModel, Trouble
 from estimator.step.evaluation import kept_logits_bytes
@@ -162,6 +163,8 @@ __all__ = [
     "RunTime",
     "Runs",
     "SetByTool",
+    "Share",
+    "Shares",
     "Shown",
     "SimilarRuns",
     "Stage",
@@ -204,6 +207,7 @@ __all__ = [
     "largest_micro_batch",
     "least_batch",
     "least_length",
+    "least_share",
     "linear_names",
     "longest_context",
     "middle_dollars",
@@ -237,6 +241,7 @@ __all__ = [
     "smallest_gpu",
     "smallest_set",
     "stages",
+    "vllm_shares",
     "ways_on",
     "why_left_on_the_cpu",
     "why_not_shared",

@@ -23,9 +23,11 @@ from estimator.contract.setups import (
     parse,
     read_link,
     write_estimate,
+    write_shares,
 )
-from estimator.contract.text import describe
+from estimator.contract.text import describe, describe_shares
 from estimator.search.remedies import Remedy, remedies
+from estimator.search.vllm_share import Shares, vllm_shares
 from estimator.sources import catalog, hub
 from estimator.values.declaration import Key, Whose
 from estimator.values.json_text import LONGEST_TEXT, read_object
@@ -34,7 +36,8 @@ from estimator.values.kinds import Choice, Flag, near, one_of, plain, show
 from estimator.values.parallelisms import PARALLEL_WORDS
 from estimator.values.refusals import InputError
 from estimator.values.results import Estimate
-from estimator.values.specs import Model
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model
 
 DESCRIPTION = (
     "How much GPU memory does fine-tuning this model need, what takes it, and does it fit?"
@@ -71,13 +74,16 @@ def main(arguments: Sequence[str]) -> int:
             arguments = arguments[1:]
     given = _read_arguments(arguments)
     with_remedies = bool(given.pop("remedies", False))
+    with_shares = bool(given.pop("vllm_shares", False))
     whose = {name for name in ("hub", "hub_token") if given.pop(name, None)}
     ask = _Ask(hub.own_token() if "hub_token" in whose else None) if whose else None
     if given.pop("json", False):
         if given:
             return _refuse(f"--json reads setups from standard input; leave out {_named(given)}.")
         source = sys.stdin.buffer if sys.stdin else io.BytesIO()
-        return answer_lines(source, sys.stdout, ask, with_remedies=with_remedies)
+        return answer_lines(
+            source, sys.stdout, ask, with_remedies=with_remedies, with_shares=with_shares
+        )
     if "model" not in given:
         return _refuse(
             "model is missing; give a Hub id such as mistralai/Mistral-7B-v0.1, or --help."
@@ -86,7 +92,10 @@ def main(arguments: Sequence[str]) -> int:
         known = ask.models(given["model"][0]) if ask else NONE_KNOWN
     except ValueError as problem:
         return _refuse(str(problem))
-    return _print_estimate(read_link(given, known), with_remedies=with_remedies)
+    reading = read_link(given, known)
+    if with_shares:
+        return _print_shares(reading)
+    return _print_estimate(reading, with_remedies=with_remedies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +127,17 @@ def _is_catalogued(name: str) -> bool:
 
 
 def answer_lines(
-    source: BinaryIO, answers: TextIO, ask: _Ask | None = None, *, with_remedies: bool = False
+    source: BinaryIO,
+    answers: TextIO,
+    ask: _Ask | None = None,
+    *,
+    with_remedies: bool = False,
+    with_shares: bool = False,
 ) -> int:
     """Writes one answer per line, in order; returns 1 if any is an error."""
     failed = False
     for line in _lines(source):
-        answer = _answer(line, ask, with_remedies=with_remedies)
+        answer = _answer(line, ask, with_remedies=with_remedies, with_shares=with_shares)
         failed = failed or "error" in answer
         answers.write(json.dumps(answer, allow_nan=False) + "\n")
         answers.flush()
@@ -139,16 +153,27 @@ def _lines(source: BinaryIO) -> Iterator[bytes]:
         yield line.rstrip(b"\r\n")
 
 
-def _answer(line: bytes, ask: _Ask | None, *, with_remedies: bool) -> dict[str, object]:
+def _answer(
+    line: bytes, ask: _Ask | None, *, with_remedies: bool, with_shares: bool
+) -> dict[str, object]:
     try:
         given = read_object(line, "The line")
         known = ask.models(given.get("model")) if ask else NONE_KNOWN
-        answer = estimate(*parse(given, known))
+        asked = parse(given, known)
+        if with_shares:
+            return write_shares(_shares(*asked))
+        answer = estimate(*asked)
         return write_estimate(answer, _remedies(answer) if with_remedies else ())
     except ValueError as problem:
         return {"error": str(problem)}
     except Exception as fault:  # a bug of ours, which must not affect other lines
         return {"error": _our_mistake(fault)}
+
+
+def _shares(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Shares:
+    if gpu is None:
+        raise InputError("A share is of a GPU's memory; give a card with gpu.")
+    return vllm_shares(model, gpu, setup)
 
 
 def _remedies(answer: Estimate) -> Sequence[Remedy]:
@@ -174,6 +199,17 @@ def _print_estimate(reading: Reading, *, with_remedies: bool) -> int:
     except Exception as fault:  # a traceback would not help the user
         return _refuse(_our_mistake(fault))
     print(said)
+    return 0
+
+
+def _print_shares(reading: Reading) -> int:
+    """Prints what each share of the GPU does."""
+    if reading.problems or reading.model is None:
+        return _refuse(*map(_with_the_hub, reading.problems))
+    try:
+        print(describe_shares(_shares(reading.model, reading.gpu, reading.setup)))
+    except ValueError as problem:
+        return _refuse(str(problem))
     return 0
 
 
@@ -293,6 +329,11 @@ def _parser() -> _Parser:
         "--json", action="store_true", help="setups in, estimates out, one per line"
     )
     parser.add_argument("--remedies", action="store_true", help="what to change so that it fits")
+    parser.add_argument(
+        "--vllm-shares",
+        action="store_true",
+        help="which vllm_gpu_memory_utilization to type, and what each does",
+    )
     _add_keys(parser)
     return parser
 
@@ -364,7 +405,15 @@ def _texts(value: object) -> list[str]:
 
 
 def _unknown_argument(argument: str) -> str:
-    names = ["gpu", "hub", "hub_token", "json", "remedies", *(key.name for key in KEYS)]
+    names = [
+        "gpu",
+        "hub",
+        "hub_token",
+        "json",
+        "remedies",
+        "vllm_shares",
+        *(key.name for key in KEYS),
+    ]
     word = plain(argument.lstrip("-"))
     meant = [SYNONYMS[word]] if word in SYNONYMS else near(word, names)
     meant = meant if argument.startswith("-") else []

@@ -15,7 +15,8 @@ from estimator.answer.estimate import estimate, need
 from estimator.answer.overflow import first_overflow, instants
 from estimator.families.counts import total_parameters
 from estimator.families.modules import TINY_LLAMA
-from estimator.inference import colocation, engine, kv_cache
+from estimator.inference import colocation, engine, kv_cache, seconds
+from estimator.search.vllm_share import least_share, vllm_shares
 from estimator.sources import catalog
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
@@ -153,14 +154,14 @@ def test_asking_is_the_least_share_with_which_so_many_rows_fit() -> None:
 
 
 def test_without_sleep_the_engine_adds_to_the_training_step() -> None:
-    with_engine, alone = answer(), answer(use_vllm=False)
+    with_engine, alone = answer(), answer(vllm_mode="server")
     own = colocation.colocated_engine(QWEN, H100, setup())
     assert with_engine.peak.bytes == alone.peak.bytes + own.kept
     assert with_engine.peak.resident[Component.INFERENCE_ENGINE] == own.kept
 
 
 def test_with_sleep_the_height_is_the_larger_of_step_and_generation() -> None:
-    asleep, alone = answer(vllm_enable_sleep_mode=True), answer(use_vllm=False)
+    asleep, alone = answer(vllm_enable_sleep_mode=True), answer(vllm_mode="server")
     own = colocation.colocated_engine(QWEN, H100, setup())
     assert asleep.peak.bytes == alone.peak.bytes + own.buffers + own.graphs
     between = alone.timeline.resident
@@ -214,9 +215,10 @@ def test_zero3_gathers_the_model_to_generate_unless_told_not_to() -> None:
 
 
 def test_a_server_leaves_the_gpu_to_the_trainer() -> None:
-    served, alone = answer(vllm_mode="server"), answer(use_vllm=False)
-    assert served.peak == alone.peak
+    served = answer(vllm_mode="server")
+    assert Component.INFERENCE_ENGINE not in served.peak.resident
     assert Phase.GENERATION not in served.phases
+    assert Phase.PUSH_WEIGHTS in served.phases
 
 
 def test_the_walk_pushes_and_generates_before_each_step_trains() -> None:
@@ -289,3 +291,107 @@ def test_all_positions_of_the_model_must_fit_unless_a_length_is_given() -> None:
 def test_a_share_needs_a_gpu() -> None:
     with pytest.raises(ValueError, match="choose a gpu"):
         estimate(QWEN, None, setup())
+
+
+# --- the number to type, and the time ---
+
+
+def test_the_largest_share_fits_and_the_next_does_not() -> None:
+    found = vllm_shares(QWEN_7B, H100, setup(method="lora", gradient_accumulation_steps=16))
+    assert found.largest is not None
+    most = answer(
+        QWEN_7B,
+        method="lora",
+        gradient_accumulation_steps=16,
+        vllm_gpu_memory_utilization=found.largest,
+    )
+    assert most.verdict is Verdict.FITS
+    after = next(it for it in found.shares if it.utilisation > found.largest)
+    assert after.verdict is not Verdict.FITS
+
+
+def test_the_smallest_share_for_all_rows_holds_them_and_the_one_before_does_not() -> None:
+    found = vllm_shares(QWEN_7B, H100, setup(method="lora", gradient_accumulation_steps=16))
+    held = found.holding()
+    assert held is not None
+    assert held == least_share(
+        QWEN_7B, H100, setup(method="lora", gradient_accumulation_steps=16), 128
+    )
+    rows = {it.utilisation: it.rows_low for it in found.shares}
+    assert rows[held] == found.rows == 128
+    assert rows[round(held - 0.01, 2)] < 128
+    assert found.holding(64) < held
+    assert found.advised == held
+
+
+def test_more_share_never_takes_longer() -> None:
+    found = vllm_shares(QWEN_7B, H100, setup(method="lora", gradient_accumulation_steps=16))
+    seconds = [it.step_seconds_high for it in found.shares if it.verdict]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_share_is_asked_where_vllm_shares_the_gpus() -> None:
+    with pytest.raises(ValueError, match="set use_vllm, and vllm_mode to colocate"):
+        vllm_shares(QWEN, H100, setup(vllm_mode="server"))
+    with pytest.raises(ValueError, match="rows must be from 1 to 8"):
+        least_share(QWEN, H100, setup(), 9)
+
+
+def test_decoding_reads_the_weights_once_for_all_rows_of_a_token() -> None:
+    # 8 rows of 512 tokens on an H100 of 3.35 TB/s: 512 readings of 1.54 billion 16-bit weights, and of 8 rows' cache,
+    # 28,672 bytes a token, on average 768 of them
+    parts = {it.name: it for it in seconds.generation_parts(QWEN, H100, setup())}
+    read = 512 * 2 * total_parameters(QWEN) + 8 * 512 * 768 * 28_672
+    bandwidth = H100.memory_bandwidth_gb_per_s * 1e9
+    assert parts[seconds.TOKENS].low_seconds == pytest.approx(read / (0.9 * bandwidth), rel=1e-3)
+    slow = read / (0.5 * bandwidth) + 512 * 0.01
+    assert parts[seconds.TOKENS].high_seconds == pytest.approx(slow, rel=0.05)  # and products
+
+
+def test_rows_that_do_not_fit_at_once_take_turns() -> None:
+    keys: dict[str, Any] = {"gradient_accumulation_steps": 32, "vllm_max_model_length": 1024}
+    small, large = (
+        {
+            it.name: it
+            for it in seconds.generation_parts(
+                QWEN, H100, setup(vllm_gpu_memory_utilization=share, **keys)
+            )
+        }
+        for share in (0.06, 0.5)
+    )
+    assert small[seconds.TOKENS].high_seconds > 4 * large[seconds.TOKENS].high_seconds
+
+
+def test_a_batch_reads_the_experts_that_its_tokens_choose() -> None:
+    mixture = catalog.model("Qwen/Qwen3-30B-A3B")
+    one, many = (seconds.read_parameters(mixture, rows) for rows in (1, 1000))
+    assert one == pytest.approx(3.35e9, rel=0.02)  # its card: 3.3 billion active
+    assert many == pytest.approx(total_parameters(mixture), rel=1e-6)
+
+
+def test_mean_lengths_shorten_the_fast_end_alone() -> None:
+    whole, shorter = answer().time, answer(mean_tokens_per_example=640).time
+    assert whole is not None
+    assert shorter is not None
+    assert shorter.step_seconds_low < 0.7 * whole.step_seconds_low
+    assert shorter.step_seconds_high <= whole.step_seconds_high
+
+
+def test_an_epoch_takes_every_prompts_completions() -> None:
+    # 10,000 prompts of 8 completions, 8 rows a step
+    time = answer().time
+    assert time is not None
+    assert time.steps_per_epoch == 10_000
+
+
+def test_weights_are_pushed_once_a_generation() -> None:
+    assert seconds.generations_per_step(setup(gradient_accumulation_steps=4)) == 1
+    assert (
+        seconds.generations_per_step(setup(gradient_accumulation_steps=4, num_iterations=4)) == 0.25
+    )
+
+
+def test_vllms_log_probabilities_are_corrected_by_a_pass_of_the_policy() -> None:
+    # trl trainer/grpo_trainer.py:2643: vllm_importance_sampling_correction is on by default
+    assert Phase.SCORING in answer().phases
+    assert Phase.SCORING not in answer(use_vllm=False).phases

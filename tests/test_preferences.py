@@ -296,9 +296,12 @@ def test_grpo_without_a_reference_is_supervised_fine_tuning_on_the_completions()
         assert abs(grpo[phase] - tuned[phase]) <= 2 * 512 * 4 * 8  # ids and masks
 
 
-def test_no_time_is_given_where_generation_is_not_counted():
+def test_the_time_of_a_step_includes_its_generation():
     answer = of(objective=Objective.GRPO, **RL)
-    assert answer.time is None
+    assert answer.time is not None
+    assert {"prompts of the generation", "tokens of the generation"} <= {
+        part.name for part in answer.time.parts
+    }
 
 
 # --- a mixture of experts -----------------------------------------------------------------------

@@ -18,6 +18,7 @@ from estimator.families.towers import has_towers
 from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_not_found, class_sentence, classes_of
 from estimator.inference.colocation import check_generation, generating
+from estimator.inference.seconds import time_of
 from estimator.objectives.assumptions import objective_sentences
 from estimator.objectives.batch import joined
 from estimator.objectives.refusals import check_objective, check_rows
@@ -55,7 +56,7 @@ from estimator.step.evaluation import evaluation_moment, evaluation_walk
 from estimator.step.host_copies import node_copies
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.cost import cheapest, energy_kwh, rented, run_cost
-from estimator.time.throughput import missing_rate, run_time
+from estimator.time.throughput import missing_rate
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
 from estimator.values.kinds import one_of, show
@@ -109,7 +110,7 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     saved = checkpoint(model, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
-        time = run_time(model, gpu, setup, fixed.whole)
+        time = time_of(model, gpu, setup, fixed.whole)
         cost, energy = run_cost(time, gpu, setup), energy_kwh(time, gpu, setup.mesh)
     return Estimate(
         model=model,

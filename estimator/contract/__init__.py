@@ -25,6 +25,7 @@ from estimator.contract.setups import (
     read_setup,
     write_estimate,
     write_fields,
+    write_shares,
 )
 from estimator.contract.text import verdict
 from estimator.tools.whose import QUESTION
@@ -68,5 +69,6 @@ __all__ = [
     "write_estimate",
     "write_fields",
     "write_file",
+    "write_shares",
     "write_text",
 ]

@@ -28,6 +28,7 @@ from estimator.parallel.combinations import (
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
+from estimator.search.vllm_share import Shares
 from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.step.reserved import shown
@@ -602,6 +603,34 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
         **_run(estimate),
         "assumptions": list(estimate.assumptions),
         "remedies": [_remedy(it) for it in remedies],
+    }
+
+
+def write_shares(shares: Shares) -> dict[str, object]:
+    """The answer to ``vllm_shares``: the numbers to type, and every share; null where there is none.
+
+    Memory in bytes on the fullest GPU, rows of full length, seconds of an optimizer step.
+    """
+    return {
+        "advised": shares.advised,
+        "smallest": shares.starts,
+        "smallest_for_all_rows": shares.holding(),
+        "largest": shares.largest,
+        "rows": shares.rows,
+        "shares": [
+            {
+                "vllm_gpu_memory_utilization": it.utilisation,
+                "verdict": it.verdict.value if it.verdict else None,
+                "need_low_bytes": it.need_low_bytes,
+                "need_high_bytes": it.need_high_bytes,
+                "rows_at_once_low": it.rows_low,
+                "rows_at_once_high": it.rows_high,
+                "step_seconds_low": it.step_seconds_low,
+                "step_seconds_high": it.step_seconds_high,
+                "refusal": it.refusal or None,
+            }
+            for it in shares.shares
+        ],
     }
 
 

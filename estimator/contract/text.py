@@ -10,6 +10,7 @@ from estimator.answer.verdict import beyond_the_step
 from estimator.parallel.offload import offloads
 from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
+from estimator.search.vllm_share import Shares
 from estimator.step import reserved
 from estimator.values.results import Estimate
 from estimator.values.specs import Component, Verdict
@@ -48,6 +49,49 @@ def describe(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> str:
     parts.append(_checkpoints(estimate))
     parts += ["Assumed:\n" + "\n".join(f"- {it}" for it in estimate.assumptions)]
     return "\n\n".join(parts)
+
+
+SHOWN_STEPS = 5
+"""Every so many hundredths of a share have a row in the terminal."""
+
+
+def describe_shares(shares: Shares) -> str:
+    """The number to type for ``vllm_gpu_memory_utilization``, and what others do."""
+    if shares.advised is None:
+        why = next((it.refusal for it in shares.shares if it.refusal), "")
+        found = f"No vllm_gpu_memory_utilization fits. At 0.01: {why}".removesuffix(" At 0.01: ")
+    else:
+        held = shares.holding()
+        holds = (
+            f"from {held:.2f} on all {shares.rows:,} rows of a generation run at once"
+            if held is not None
+            else f"none of these holds all {shares.rows:,} rows of a generation at once"
+        )
+        found = (
+            f"vllm_gpu_memory_utilization {shares.advised:.2f}: {shares.starts:.2f} to {shares.largest:.2f} fit, and "
+            f"{holds}."
+        )
+    rows = [
+        (
+            f"{it.utilisation:.2f}",
+            it.verdict.value.replace("_", " ") if it.verdict else "vLLM does not start",
+            gib(it.need_high_bytes) if it.verdict else "-",
+            f"{it.rows_low:,} to {it.rows_high:,}" if it.verdict else "-",
+            f"{it.step_seconds_low:.1f} to {it.step_seconds_high:.1f}"
+            if it.step_seconds_low is not None
+            else "-",
+        )
+        for it in shares.shares
+        if round(100 * it.utilisation) % SHOWN_STEPS == 0
+        or it.utilisation in {shares.starts, shares.holding(), shares.largest}
+    ]
+    head = ("share", "verdict", "needs at most, GiB", "rows at once", "seconds per step")
+    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    ]
+    return "\n".join([found, "", *lines])
 
 
 def verdict(estimate: Estimate) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from estimator.answer.estimate import per_structure
 from estimator.grid.arrays import Some, evaluate, holds
 from estimator.grid.cells import ACCUMULATION, BATCH, GPUS, LENGTH, RANK, Cells, distinct, of
+from estimator.inference.seconds import time_of
 from estimator.objectives.registry import as_trained
 from estimator.resident.model import Resident
 from estimator.resident.overhead import workspace_bytes
@@ -24,7 +25,7 @@ from estimator.run.prequantized import as_loaded
 from estimator.step.timeline import structure
 from estimator.tape.symbols import Recording
 from estimator.time.cost import run_cost
-from estimator.time.throughput import missing_rate, run_time
+from estimator.time.throughput import missing_rate
 from estimator.values.facets.batch import Batch
 from estimator.values.setup import FACETS, TrainingSetup
 from estimator.values.specs import Gpu, Model
@@ -49,7 +50,7 @@ class Runs:
 
 
 def runs(model: Model, gpu: Gpu, setup: TrainingSetup, **asked: ArrayLike) -> Runs:
-    """Hours and US dollars of each of many runs, whole job: as ``run_time`` and ``run_cost`` say of every one.
+    """Hours and US dollars of each of many runs, whole job: as ``time_of`` and ``run_cost`` say of every one.
 
     ``asked`` as in ``needs``; that says which setups are refused, this of any what its numbers come to. Sums are taken
     one by one in float64, so the last of sixteen digits may differ.
@@ -97,6 +98,8 @@ class _Group:
         for _ in range(MOST_RECORDS):
             if not len(rest):
                 return
+            if self._setup.objective.generates:  # generation is not recorded
+                break
             try:
                 recording, outcome = self._recorded(numbers[:, rest[0]].tolist())
             except TypeError:  # a formula does what a record does not know
@@ -114,7 +117,7 @@ class _Group:
             ends[:, members[place]] = self._ends(_with(self._setup, numbers[:, place].tolist()))
 
     def _ends(self, setup: TrainingSetup) -> list[Any]:
-        time = run_time(self._model, self._gpu, setup, self._whole)
+        time = time_of(self._model, self._gpu, setup, self._whole)
         cost = run_cost(time, self._gpu, setup)
         dollars = [np.nan] * 2 if cost is None else [cost.cost_usd_low, cost.cost_usd_high]
         return [time.total_hours_low, time.total_hours_high, *dollars]

@@ -65,7 +65,8 @@ def asks_kl(setup: TrainingSetup) -> bool:
 def scores_policy(setup: TrainingSetup) -> bool:
     """Whether the policy is asked for the log-probabilities of its own completions before it is trained on them.
 
-    RLOO always; GRPO where steps are misaligned or completions are used again.
+    RLOO always; GRPO where steps are misaligned, completions are used again, or vLLM wrote them, whose own
+    log-probabilities TRL corrects by importance sampling (on by default).
 
     Source: trl 1.16, trainer/grpo_trainer.py, ``_generate_and_score_completions`` (``generate_every``);
     trainer/rloo_trainer.py, likewise.
@@ -75,6 +76,8 @@ def scores_policy(setup: TrainingSetup) -> bool:
     """
     if setup.task.objective is not Objective.GRPO:
         return setup.task.objective is Objective.RLOO
+    if setup.generation.use_vllm:
+        return True
     accumulation = setup.batch.gradient_accumulation_steps
     every = (setup.task.steps_per_generation or accumulation) * setup.task.num_iterations
     return accumulation % every != 0

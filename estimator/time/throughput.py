@@ -285,8 +285,6 @@ def missing_rate(gpu: Gpu, setup: TrainingSetup) -> str | None:
     'No time is given: the bfloat16 rate of card is unknown (bf16_dense_tflops).'
     """
     dtype = compute_dtype(setup.precision)
-    if setup.task.objective.generates:
-        return f"No time is given: generation, a part of every step of {setup.task.objective}, is not modelled yet."
     if all(getattr(gpu, name) is None for name in RATES):
         return (
             f"No time is given: the speed of {gpu.name} is unknown; set like to a catalogued card of the same speed, "

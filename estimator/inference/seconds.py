@@ -1,0 +1,261 @@
+"""Seconds of a step that generates its own completions: prompts, tokens, and the weights that are pushed before.
+
+Every part has a fast and a slow end. Fast is a roofline: prompts at the best rate of matrix products, and every token
+at the memory's bandwidth, which must deliver the weights once for all rows, and each row's keys and values. Slow is
+half of that bandwidth, the host's time for every token, prompts without sharing, and fewer rows at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from estimator.families.counts import active_parameters, modules_with_counts, total_parameters
+from estimator.families.modules import Bare, Embedding, module_parameters
+from estimator.inference.colocation import colocated_engine, compute_width, row_tokens, rows_at_once
+from estimator.inference.engine import WIDTH
+from estimator.inference.kv_cache import sequence_bytes
+from estimator.objectives.batch import prompt_tokens
+from estimator.parallel.network import exchange_seconds, links, shards
+from estimator.resident.model import Resident
+from estimator.time.flops import FORWARD
+from estimator.time.throughput import FAST_LAUNCHES, SLOW_LAUNCHES, Rates, rates, run_time
+from estimator.values.arithmetic import ceil_div, total
+from estimator.values.results import RunTime, TimePart
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Method, Model, Strategy
+
+PROMPTS, TOKENS, PUSH = "prompts of the generation", "tokens of the generation", "weights pushed"
+FAST_BANDWIDTH_SHARE, SLOW_BANDWIDTH_SHARE = 0.9, 0.5
+"""Share of the memory's bandwidth that decoding reaches: our assumption, not fitted."""
+SLOW_TOKEN_SECONDS = 0.01
+"""Host's seconds for one token of all rows, slow end: scheduling, sampling, log-probabilities. Our assumption."""
+SLOW_TENSOR_SECONDS = 0.001
+"""Host's seconds for each tensor that is pushed, slow end. Our assumption."""
+FORWARD_SHARE = 1 / 3
+"""Of a layer's kernels, forward and backward, those of forward alone."""
+
+
+class Rounds(NamedTuple):
+    """One generation as an engine runs it, at one end."""
+
+    rows: float
+    at_once: float
+    prompt: float
+    """Tokens of a row's prompt."""
+    computed: float
+    """Of these, tokens that are computed for it: those of its group are computed once."""
+    completion: float
+    """Tokens of a row's completion, on average."""
+    longest: float
+    """Tokens of the longest completion."""
+
+    @property
+    def tokens(self) -> float:
+        """Times that the weights are read: at least the tokens of the longest row of each round."""
+        return max(self.longest, self.rows * self.completion / self.at_once)
+
+
+def time_of(model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> RunTime:
+    """Seconds per step and hours of a run, with its generation where there is one; ``missing_rate`` has been checked.
+
+    An example is a prompt: an epoch takes its completions, as often as they are used. ``mean_tokens_per_example`` is
+    the mean of prompt and completion: the fast end trains on rows of that length, the slow end on rows padded to the
+    longest.
+
+    Leaves out: rewards, and waiting for a server.
+    Error: docs/generation.md compares it with published runs.
+    Source: derived, from ``run_time`` and ``generation_parts``; trl 1.16, trainer/utils.py, ``RepeatSampler``.
+    """
+    time = run_time(model, gpu, setup, whole)
+    if not setup.task.objective.generates:
+        return time
+    mean = _mean_row(setup)
+    parts = time.parts
+    if mean < row_tokens(setup) and setup.run.mfu is None:
+        shorter = replace(
+            setup,
+            max_length=mean,
+            max_completion_length=_mean_completion(setup),
+            max_prompt_length=None,
+            mean_tokens_per_example=None,
+        )
+        least = {it.name: it.low_seconds for it in run_time(model, gpu, shorter, whole).parts}
+        parts = tuple(
+            it._replace(low_seconds=min(it.low_seconds, least.get(it.name, 0.0))) for it in parts
+        )
+    rows = setup.run.num_train_examples * setup.task.num_generations * setup.task.num_iterations
+    steps = ceil_div(rows, setup.effective_batch_size)
+    return replace(
+        time,
+        parts=(*generation_parts(model, gpu, setup), *parts),
+        steps_per_epoch=steps,
+        total_steps=math.ceil(steps * setup.run.num_train_epochs),
+        tokens_per_step=float(setup.effective_batch_size * mean),
+    )
+
+
+def _mean_row(setup: TrainingSetup) -> int:
+    given = setup.run.mean_tokens_per_example or row_tokens(setup)
+    return max(prompt_tokens(setup) + 1, min(given, row_tokens(setup)))
+
+
+def _mean_completion(setup: TrainingSetup) -> int:
+    return _mean_row(setup) - prompt_tokens(setup)
+
+
+def generations_per_step(setup: TrainingSetup) -> float:
+    """Generations in an optimizer's step (a count, of which less than 1 is usual).
+
+    Source: trl 1.16, trainer/grpo_trainer.py:1440, ``generate_every``.
+
+    >>> generations_per_step(TrainingSetup(objective="grpo", num_iterations=2))
+    0.5
+    """
+    accumulation = setup.batch.gradient_accumulation_steps
+    steps = setup.task.steps_per_generation or accumulation
+    return accumulation / (steps * setup.task.num_iterations)
+
+
+def generation_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[TimePart, ...]:
+    """Seconds of the generation in an optimizer's step: pushing weights, prompts, tokens.
+
+        prompts   2 · parameters of a token · tokens / rate         fast: each prompt once for its whole group
+        tokens    longest · rounds · weights / bandwidth + Σ rows, tokens  keys and values / bandwidth,
+                  or 2 · parameters · rows · tokens / rate if that is longer (fast), and also (slow)
+
+    Source: derived; Pope et al. 2022, arXiv:2211.05102, section 2 (decoding reads weights and cache for every token).
+    """
+    rate = rates(gpu, setup.precision)
+    times = generations_per_step(setup)
+    if setup.generation.use_vllm:
+        parts = [_push_part(model, gpu, setup, rate), *_of_engine(model, gpu, setup, rate)]
+    else:
+        parts = list(_of_transformers(model, gpu, setup, rate))
+    return tuple(TimePart(it.name, times * it.low_seconds, times * it.high_seconds) for it in parts)
+
+
+def _ends(
+    setup: TrainingSetup, rows: int, at_once: tuple[int, int], *, shares: bool
+) -> tuple[Rounds, Rounds]:
+    prompt, mean = prompt_tokens(setup), _mean_completion(setup)
+    low, high = (max(1, it) for it in at_once)
+    group = setup.task.num_generations if shares else 1
+    fast = Rounds(rows, high, prompt, prompt / group, mean, mean)
+    longest = setup.task.max_completion_length * ceil_div(rows, low)
+    return fast, Rounds(rows, low, prompt, prompt, mean, longest)
+
+
+def _of_engine(
+    model: Model, gpu: Gpu, setup: TrainingSetup, rate: Rates
+) -> tuple[TimePart, TimePart]:
+    generation = setup.generation
+    ranks = generation.vllm_tensor_parallel_size
+    rows = rows_at_once(setup) * ranks
+    at_once = (rows, rows)
+    if generation.is_colocated:
+        at_once = colocated_engine(model, gpu, setup).at_once
+    fast, slow = _ends(setup, rows, at_once, shares=True)
+    prompt_low, low = _decoded(
+        model, fast, WIDTH, ranks, rate.best, FAST_BANDWIDTH_SHARE * rate.bandwidth
+    )
+    prompt_high, high = _decoded(
+        model, slow, WIDTH, ranks, rate.slow, SLOW_BANDWIDTH_SHARE * rate.bandwidth
+    )
+    host = slow.tokens * SLOW_TOKEN_SECONDS
+    return (
+        TimePart(PROMPTS, prompt_low, prompt_high),
+        TimePart(TOKENS, max(low), total(high) + host),
+    )
+
+
+def _decoded(
+    model: Model, of: Rounds, width: int, ranks: int, rate: float, bandwidth: float
+) -> tuple[float, tuple[float, float]]:
+    """Seconds of the prompts; and of the tokens by memory, and by operations."""
+    active = FORWARD * _multiplied(model)
+    prompts = active * of.rows * of.computed / ranks / rate
+    weights = of.tokens * width * read_parameters(model, of.at_once)
+    kept = sequence_bytes(model, int(of.prompt + of.completion / 2)) * width // 2
+    cache = of.rows * of.completion * kept
+    products = active * of.rows * of.completion / ranks / rate
+    return prompts, ((weights + cache) / ranks / bandwidth, products)
+
+
+def _multiplied(model: Model) -> int:
+    """Parameters that one token is multiplied with (a count): of the embedding it reads one row."""
+    rows = sum(
+        module_parameters(module)
+        for module, _ in modules_with_counts(model)
+        if isinstance(module, Embedding)
+    )
+    return active_parameters(model) - rows * (not model.is_tied)
+
+
+def read_parameters(model: Model, rows: float) -> float:
+    """Parameters that a batch of so many rows reads for one token each (a count, on average).
+
+        dense + E · (1 - (1 - k / E) ^ rows) experts      k: experts of a token, E: experts, evenly chosen
+
+    Source: derived.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> read_parameters(TINY_LLAMA, 8) == total_parameters(TINY_LLAMA)
+    True
+    """
+    idle = 0.0
+    for module, count in modules_with_counts(model):
+        if isinstance(module, Bare) and module.stack:
+            missed = (1 - model.num_experts_per_tok / module.stack) ** rows
+            idle += count * module_parameters(module) * missed
+    return total_parameters(model) - idle
+
+
+def _of_transformers(
+    model: Model, gpu: Gpu, setup: TrainingSetup, rate: Rates
+) -> tuple[TimePart, TimePart]:
+    """All rows of a generation together, until the longest ends; autocast casts float32 weights for every token."""
+    rows = rows_at_once(setup)
+    width = compute_width(setup)
+    fast, slow = _ends(setup, rows, (rows, rows), shares=False)
+    prompt_low, low = _decoded(
+        model, fast, width, 1, rate.best, FAST_BANDWIDTH_SHARE * rate.bandwidth
+    )
+    prompt_high, high = _decoded(
+        model, slow, width, 1, rate.slow, SLOW_BANDWIDTH_SHARE * rate.bandwidth
+    )
+    casts = (setup.precision.dtype.bytes > width) * (setup.precision.dtype.bytes + width)
+    cast = casts * total_parameters(model) / rate.bandwidth
+    launches = model.num_hidden_layers * FORWARD_SHARE
+    host = launches * FAST_LAUNCHES, launches * SLOW_LAUNCHES[Method.FULL]
+    gathers = (0.0, 0.0)
+    if setup.mesh.strategy.is_fsdp or (
+        setup.mesh.strategy is Strategy.ZERO3 and not setup.generation.ds3_gather_for_generation
+    ):
+        size = setup.precision.dtype.bytes * total_parameters(model)
+        gathers = exchange_seconds(size, shards(setup), links(gpu, setup.mesh))
+    return (
+        TimePart(PROMPTS, prompt_low + cast, prompt_high + cast),
+        TimePart(
+            TOKENS,
+            max(*low, fast.tokens * host[0], fast.tokens * gathers[0]),
+            total(high) + slow.tokens * (host[1] + cast + gathers[1]),
+        ),
+    )
+
+
+def _push_part(model: Model, gpu: Gpu, setup: TrainingSetup, rate: Rates) -> TimePart:
+    """Every weight read and written once, gathered from its shards, merged with its adapters and unmerged."""
+    read, parameters = setup.precision.dtype.bytes, total_parameters(model)
+    merges = 4 * read * setup.adapters.uses_adapters
+    seconds = (read + WIDTH + merges) * parameters / rate.bandwidth
+    gathers = (0.0, 0.0)
+    if setup.mesh.strategy.is_fsdp or setup.mesh.strategy is Strategy.ZERO3:
+        gathers = exchange_seconds(read * parameters, shards(setup), links(gpu, setup.mesh))
+    tensors = sum(count for _, count in modules_with_counts(model))
+    return TimePart(
+        PUSH,
+        seconds + gathers[0],
+        seconds / SLOW_BANDWIDTH_SHARE + gathers[1] + tensors * SLOW_TENSOR_SECONDS,
+    )

@@ -1,0 +1,121 @@
+"""The number to type: the shares of a GPU with which vLLM and the trainer both fit, and what each does to the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from estimator.answer.estimate import estimate, need
+from estimator.answer.verdict import verdict
+from estimator.inference.colocation import check_generation, colocated_engine, least_hundredths
+from estimator.objectives.registry import as_trained
+from estimator.values.refusals import CONTRADICTION, InputError, Refusal
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model, Verdict
+
+HUNDREDTHS = 100
+NOT_COLOCATED = Refusal(
+    "A share of the GPU is chosen where vLLM is on the GPUs that train; set use_vllm, and vllm_mode to colocate.",
+    CONTRADICTION,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One value of ``vllm_gpu_memory_utilization``."""
+
+    utilisation: float
+    verdict: Verdict | None
+    """None: vLLM does not start."""
+    need_low_bytes: int = 0
+    need_high_bytes: int = 0
+    rows_low: int = 0
+    """Rows of full length that are generated at once, of those of a generation."""
+    rows_high: int = 0
+    step_seconds_low: float | None = None
+    """None where no time is given."""
+    step_seconds_high: float | None = None
+    refusal: str = ""
+    """Why vLLM does not start, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What each share does, and the three numbers that matter; None where there is none."""
+
+    rows: int
+    """Rows that vLLM is given at once."""
+    shares: tuple[Share, ...]
+
+    @property
+    def starts(self) -> float | None:
+        """The smallest with which vLLM starts and all fits."""
+        return next((it.utilisation for it in self._fitting), None)
+
+    @property
+    def largest(self) -> float | None:
+        """The largest with which both fit."""
+        return next((it.utilisation for it in reversed(self._fitting)), None)
+
+    def holding(self, rows: int | None = None) -> float | None:
+        """The smallest that fits with which so many rows (all, if None) are held at once, so that none is preempted."""
+        asked = self.rows if rows is None else rows
+        return next((it.utilisation for it in self._fitting if it.rows_low >= asked), None)
+
+    @property
+    def advised(self) -> float | None:
+        """The number to type: the smallest that holds all rows, else the largest that fits."""
+        held = self.holding()
+        return self.largest if held is None else held
+
+    @property
+    def _fitting(self) -> list[Share]:
+        return [it for it in self.shares if it.verdict is Verdict.FITS and it.rows_low]
+
+
+def vllm_shares(model: Model, gpu: Gpu, setup: TrainingSetup) -> Shares:
+    """Every share of two decimals: whether it fits, how many rows run at once, and the seconds of a step.
+
+    Raises ``ValueError`` where vLLM is not on the GPUs that train, or where the rest of the setup is refused.
+    Source: derived, from ``need``, ``colocated_engine`` and ``time_of``.
+    """
+    model, setup = as_trained(model, setup)
+    if not (setup.objective.generates and setup.generation.is_colocated):
+        raise NOT_COLOCATED()
+    check_generation(model, setup)
+    found = [_share(model, gpu, setup, hundredth) for hundredth in range(1, HUNDREDTHS)]
+    return Shares(rows=colocated_engine(model, gpu, setup).rows, shares=tuple(found))
+
+
+def least_share(model: Model, gpu: Gpu, setup: TrainingSetup, rows: int) -> float:
+    """The smallest share with which so many rows are held at once, whether or not the trainer fits beside it.
+
+    Source: derived, from ``Engine.asking``.
+    """
+    own = colocated_engine(model, gpu, setup)
+    if not 1 <= rows <= own.rows:
+        raise InputError(
+            f"rows must be from 1 to {own.rows}, the rows of a generation, not {rows}."
+        )
+    return least_hundredths(own.asking(rows), gpu.memory_bytes)
+
+
+def _share(model: Model, gpu: Gpu, setup: TrainingSetup, hundredth: int) -> Share:
+    utilisation = hundredth / HUNDREDTHS
+    tried = replace(setup, vllm_gpu_memory_utilization=utilisation)
+    try:
+        low, high = need(model, gpu, tried)
+    except ValueError as refusal:
+        return Share(utilisation=utilisation, verdict=None, refusal=str(refusal))
+    found = verdict(low, high, gpu)
+    rows = colocated_engine(model, gpu, tried).at_once
+    time = estimate(model, gpu, tried).time
+    return Share(
+        utilisation=utilisation,
+        verdict=found,
+        need_low_bytes=low,
+        need_high_bytes=high,
+        rows_low=rows[0],
+        rows_high=rows[1],
+        step_seconds_low=time.step_seconds_low if time else None,
+        step_seconds_high=time.step_seconds_high if time else None,
+    )
