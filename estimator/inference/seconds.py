@@ -20,11 +20,11 @@ from estimator.objectives.batch import prompt_tokens
 from estimator.parallel.network import exchange_seconds, links, shards
 from estimator.resident.model import Resident
 from estimator.time.flops import FORWARD
-from estimator.time.throughput import FAST_LAUNCHES, SLOW_LAUNCHES, Rates, rates, run_time
+from estimator.time.throughput import FAST_OPERATOR, SLOW_OPERATOR, Rates, rates, run_time
 from estimator.values.arithmetic import ceil_div, total
 from estimator.values.results import RunTime, TimePart
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Gpu, Method, Model, Strategy
+from estimator.values.specs import Gpu, Model, Strategy
 
 PROMPTS, TOKENS, PUSH = "prompts of the generation", "tokens of the generation", "weights pushed"
 FAST_BANDWIDTH_SHARE, SLOW_BANDWIDTH_SHARE = 0.9, 0.5
@@ -33,8 +33,8 @@ SLOW_TOKEN_SECONDS = 0.01
 """Host's seconds for one token of all rows, slow end: scheduling, sampling, log-probabilities. Our assumption."""
 SLOW_TENSOR_SECONDS = 0.001
 """Host's seconds for each tensor that is pushed, slow end. Our assumption."""
-FORWARD_SHARE = 1 / 3
-"""Of a layer's kernels, forward and backward, those of forward alone."""
+LAYER_OPERATORS = 40
+"""Operators of one layer of transformers' generate with a cache: derived, from models/llama/modeling_llama.py."""
 
 
 class Rounds(NamedTuple):
@@ -227,8 +227,8 @@ def _of_transformers(
     )
     casts = (setup.precision.dtype.bytes > width) * (setup.precision.dtype.bytes + width)
     cast = casts * total_parameters(model) / rate.bandwidth
-    launches = model.num_hidden_layers * FORWARD_SHARE
-    host = launches * FAST_LAUNCHES, launches * SLOW_LAUNCHES[Method.FULL]
+    layers = model.num_hidden_layers
+    host = LAYER_OPERATORS * layers * FAST_OPERATOR, LAYER_OPERATORS * layers * SLOW_OPERATOR
     gathers = (0.0, 0.0)
     if setup.mesh.strategy.is_fsdp or (
         setup.mesh.strategy is Strategy.ZERO3 and not setup.generation.ds3_gather_for_generation
