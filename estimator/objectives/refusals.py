@@ -19,6 +19,10 @@ STRATEGY_LATER = Refusal(
     "objective {objective} under strategy {strategy} is not modelled yet; take strategy ddp.",
     NOT_MODELLED,
 )
+FSDP1_LATER = Refusal(
+    "objective {objective} under FSDP 1 is not modelled yet; set fsdp_version 2, or take strategy ddp.",
+    NOT_MODELLED,
+)
 WHOLE_LOGITS_LATER = Refusal(
     "loss standard with objective {objective}, as TRL had it before 1.15, is not modelled yet; take chunked_trl.",
     NOT_MODELLED,
@@ -215,6 +219,8 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
     if setup.images_per_example:
         raise IMAGES_LATER(objective=objective)
     _check_loss(model, setup)
+    if objective.has_reference and setup.uses_fsdp1:
+        raise FSDP1_LATER(objective=objective)
     if _is_later(setup):
         raise STRATEGY_LATER(objective=objective, strategy=setup.strategy)
     if objective.has_score and not is_classified(model.model_type):
@@ -226,9 +232,8 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
 def _is_later(setup: TrainingSetup) -> bool:
     if setup.strategy is Strategy.DEVICE_MAP:
         return True
-    if setup.objective is Objective.EMBEDDING:
-        return setup.strategy not in (Strategy.NONE, Strategy.DDP)
-    return setup.objective.has_reference and setup.uses_fsdp1
+    is_alone = setup.strategy in (Strategy.NONE, Strategy.DDP)
+    return setup.objective is Objective.EMBEDDING and not is_alone
 
 
 def check_rows(setup: TrainingSetup) -> None:
