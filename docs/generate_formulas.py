@@ -38,6 +38,7 @@ PACKAGES = (
     "estimator.time.flops",
     "estimator.time.throughput",
     "estimator.time.cost",
+    "estimator.time.interruptions",
 )
 """Where the formulas are: a module, or a package with all its modules."""
 

@@ -93,7 +93,8 @@ if TYPE_CHECKING:
     from estimator.plan import words as plan_words
     from estimator.plan.advice import Advice, NearMiss, Stair, advise
     from estimator.plan.candidates import Candidates, Recipe, candidates
-    from estimator.plan.files import CountedTexts, count_texts
+    from estimator.plan.command import priced_by
+    from estimator.plan.files import CountedTexts, count_texts, price_list
     from estimator.plan.question import Offer, Question, TokenLengths
     from estimator.plan.reading import question_object, question_of, question_of_text
     from estimator.plan.report import plan_csv
@@ -222,6 +223,8 @@ __all__ = [
     "placement",
     "plan_csv",
     "plan_words",
+    "price_list",
+    "priced_by",
     "question_object",
     "question_of",
     "question_of_text",
@@ -250,6 +253,8 @@ __all__ = [
 ]
 
 _WITH_ARRAYS = {
+    "price_list": "plan.files",
+    "priced_by": "plan.command",
     "CountedTexts": "plan.files",
     "count_texts": "plan.files",
     "plan_csv": "plan.report",

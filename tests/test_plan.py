@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -29,6 +31,7 @@ from estimator import (
     question_of_text,
 )
 from estimator.plan.front import equal_to, front_of, stairs_of
+from estimator.time.interruptions import stretched
 
 SMALL = "Qwen/Qwen3-0.6B"
 FEW = {
@@ -293,3 +296,46 @@ def test_cut_examples_are_counted_and_said() -> None:
     assert lengths.mean_within(900) == pytest.approx((sum(range(1, 901)) + 90_000) / 1000, rel=2e-3)
     asked = replace(QUESTION, lengths=lengths, context=900, tried=FEW | {"strategy": ("ddp",)})
     assert any("are longer than 900 tokens" in it for it in advise(candidates(asked)).notes)
+
+
+def test_reserved_and_spot_prices_are_taken_only_where_they_are_asked_for() -> None:
+    card = catalog.gpu("A100-PCIe-80GB")
+    assert {it.commitment for it in card.prices} <= {"on demand", "marketplace"}
+    usual, spot = Offer(gpu=card).price(1), Offer(gpu=card, commitment="spot").price(1)
+    reserved = Offer(gpu=card, commitment="Reserved", provider="Hyperstack").price(1)
+    assert usual is not None
+    assert spot is not None
+    assert reserved is not None
+    assert spot.commitment == "spot"
+    # data/prices.csv, Hyperstack's contract
+    assert reserved.usd_per_gpu_hour == 0.95
+    half = Offer(gpu=card, spot_share=0.5).price(1)
+    assert half is not None
+    assert half.usd_per_gpu_hour == usual.usd_per_gpu_hour / 2
+
+
+def test_interruptions_make_runs_longer_and_dearer_by_the_formula() -> None:
+    sure = replace(QUESTION, offers=(Offer(gpu=catalog.gpu("L4"), most=1),), methods=(Method.LORA,))
+    taken = replace(
+        sure, offers=(replace(sure.offers[0], interruptions_per_hour=0.2, checkpoint_hours=2.0),)
+    )
+    before, after = candidates(sure), candidates(taken)
+    factor = math.exp(0.2 * 0.25) * (math.exp(0.4) - 1) / 0.4
+    assert after.hours_high == pytest.approx(before.hours_high * factor, nan_ok=True)
+    assert after.dollars_low == pytest.approx(before.dollars_low * factor, nan_ok=True)
+    assert any("0.2 interruptions per machine and hour" in it for it in advise(after).notes)
+
+
+def test_work_lost_to_interruptions_is_what_a_simulation_loses() -> None:
+    """A thousand runs of 50 hours, checkpoints each hour, interrupted at random."""
+    chance = random.Random(1)
+    rate, restart, work, total = 0.3, 0.25, 50, 0.0
+    for _ in range(1000):
+        for _ in range(work):  # each hour of work is repeated until it ends without an interruption
+            while (until := chance.expovariate(rate)) < 1:
+                total += until
+                while (again := chance.expovariate(rate)) < restart:
+                    total += again
+                total += restart
+            total += 1
+    assert total / 50_000 == pytest.approx(stretched(rate, 1, restart), rel=0.01)

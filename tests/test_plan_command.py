@@ -12,7 +12,7 @@ import pytest
 from estimator import estimate
 from estimator.__main__ import main
 from estimator.contract.setups import parse
-from estimator.plan.files import count_texts
+from estimator.plan.files import count_texts, price_list
 from estimator.plan.report import COLUMNS
 from estimator.tools.imported import read_files
 
@@ -161,3 +161,32 @@ def test_an_unknown_column_and_an_unreadable_tokenizer_are_said() -> None:
         count_texts(b'{"text": "a"}', "a.jsonl", column="body")
     with pytest.raises(ValueError, match="tokenizer"):
         count_texts(b'{"text": "a"}', "a.jsonl", tokenizer=b"{}")
+
+
+def test_a_price_list_of_ones_own_is_the_only_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("gpu,provider,usd_per_gpu_hour\nL4,our cluster,0.01\n", encoding="utf-8")
+    assert main(["plan", _asked(tmp_path), "--prices", str(prices), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert "at $0.01 per GPU-hour (our cluster, on demand)" in answer["sentence"]
+    prices.write_text("gpu,provider,usd_per_gpu_hour\nT4,our cluster,0.01\n", encoding="utf-8")
+    assert main(["plan", _asked(tmp_path), "--prices", str(prices), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert any("No price is known for L4" in it for it in answer["notes"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpu,provider\nL4,us\n", "line 2: usd_per_gpu_hour is missing"),
+        ("gpu,provider,usd_per_gpu_hour\nL4,us,much\n", "must be numbers"),
+        ("gpu,provider,usd_per_gpu_hour\nL4,us,-1\n", "a price is from 0"),
+        ("gpu,provider,usd_per_gpu_hour\nL444,us,1\n", "L444"),
+        ("gpu,provider,usd_per_gpu_hour\n", "has no prices"),
+    ],
+)
+def test_what_is_wrong_with_a_price_list_is_said(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        price_list(text.encode(), "prices.csv")

@@ -138,6 +138,8 @@ def candidates(
 ) -> Candidates:
     """Every setup that a question allows, with bytes, hours and dollars as ``estimate`` says of each.
 
+    Hours and dollars on machines that may be taken away are those times ``Offer.stretched``.
+
     ``known``: models by id that are not in the catalogue. ``progress`` is called with the share that is done.
     Raises ``InputError`` with one sentence if nothing can be computed.
 
@@ -317,6 +319,9 @@ def _timed(
             found.dollars_low,
             found.dollars_high,
         )
+    if offer.interruptions_per_hour:
+        counts = asked["num_gpus"].tolist()
+        ends *= np.array([offer.stretched(count) for count in counts])
     return ends
 
 

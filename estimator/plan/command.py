@@ -17,7 +17,7 @@ from estimator.tools.whose import TOOLS
 from estimator.tools.writing.files import files_of
 from estimator.values.kinds import one_of
 from estimator.values.refusals import InputError
-from estimator.values.specs import Model
+from estimator.values.specs import Model, Price
 
 MEETS, NONE_MEETS, NOT_READ = 0, 1, 2
 """Exit statuses, as those of ``headroom check``."""
@@ -60,6 +60,11 @@ def parser() -> argparse.ArgumentParser:
         metavar=("N", "FOLDER"),
         help="write the files that run point N of the list (0: the recommended one)",
     )
+    made.add_argument(
+        "--prices",
+        metavar="FILE",
+        help="a price list of your own: CSV with the columns of data/prices.csv",
+    )
     made.add_argument("--hub", action="store_true", help="ask the Hub for unknown models")
     made.add_argument("--hub-token", action="store_true", help="the same, with your own token")
     return made
@@ -72,6 +77,10 @@ def run(
 ) -> int:
     """Answer the question of a file; returns the exit status. Raises ``InputError`` for one that cannot be answered."""
     question, notes = _question(given.question)
+    if given.prices:
+        question = priced_by(
+            question, files.price_list(files.content_of(given.prices), given.prices)
+        )
     models = {name: it for asked in question.models for name, it in known(asked).items()}
     answer = advise(candidates(question, models))
     answer = replace(answer, notes=(*notes, *answer.notes))
@@ -88,6 +97,12 @@ def run(
         if not (given.json or given.csv):
             output.write(f"\n{said}\n")
     return MEETS if answer.meets.any() else NONE_MEETS
+
+
+def priced_by(question: Question, prices: Mapping[str, tuple[Price, ...]]) -> Question:
+    """The question with a price list of one's own, which alone counts; a card that it lacks has no price."""
+    offers = tuple(replace(it, listings=prices.get(it.gpu.name, ())) for it in question.offers)
+    return replace(question, offers=offers)
 
 
 def _question(path: str) -> tuple[Question, list[str]]:

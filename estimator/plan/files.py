@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from estimator.plan.question import TokenLengths
+from estimator.sources import catalog
 from estimator.tools.writing.files import TakeAway
 from estimator.values.kinds import show
 from estimator.values.refusals import InputError
+from estimator.values.specs import Price
 
 BYTES_PER_TOKEN = (2.5, 5.0)
 """UTF-8 bytes of text per token, without its tokenizer: a guess. Four characters is the usual rule for English; code
@@ -34,6 +36,9 @@ TEXTS = (
     ("question", "answer"),
 )
 """Columns of text that TRL, LLaMA-Factory and axolotl know; those of one tuple are one example."""
+PRICE_COLUMNS = ("gpu", "provider", "usd_per_gpu_hour")
+MOST_USD = 1e6
+"""Per GPU-hour: as the setup's own key."""
 CONTENTS = ("content", "value", "text")
 """Where a message has its text."""
 
@@ -211,6 +216,38 @@ def _encoder(tokenizer: bytes) -> Callable[[str], int]:
     except Exception as problem:  # the package raises plain Exception
         raise InputError(f"the tokenizer cannot be read: {str(problem)[:200]}.") from None
     return lambda text: len(read.encode(text).ids)
+
+
+def price_list(content: bytes, name: str) -> Mapping[str, tuple[Price, ...]]:
+    r"""The listings of a CSV file of one's own, by the catalogue's name of the card; columns as data/prices.csv.
+
+    Needed are gpu, provider and usd_per_gpu_hour; ``InputError`` names the line that cannot be read.
+
+    >>> price_list(b"gpu,provider,usd_per_gpu_hour\nrtx 4090,us,0.2\n", "p.csv")["GeForce RTX 4090"][0].usd_per_gpu_hour
+    0.2
+    """
+    rows: list[dict[str, str]] = []
+    for number, row in enumerate(_rows(content, name), 2):
+        missing = [it for it in PRICE_COLUMNS if not row.get(it)]
+        if missing:
+            raise InputError(f"{name}, line {number}: {missing[0]} is missing.")
+        try:
+            float(row["usd_per_gpu_hour"]), int(row.get("min_gpus") or 1)
+        except ValueError:
+            raise InputError(
+                f"{name}, line {number}: usd_per_gpu_hour and min_gpus must be numbers."
+            ) from None
+        if not 0 <= float(row["usd_per_gpu_hour"]) <= MOST_USD or int(row.get("min_gpus") or 1) < 1:
+            raise InputError(
+                f"{name}, line {number}: a price is from 0 to {MOST_USD:g}, min_gpus at least 1."
+            )
+        old = row.get("is_old") or "false"
+        if old not in ("true", "false"):
+            raise InputError(f"{name}, line {number}: is_old must be true or false.")
+        rows.append({**row, "gpu": catalog.gpu(row["gpu"]).name})
+    if not rows:
+        raise InputError(f"{name} has no prices; give a row for each listing.")
+    return catalog.by_gpu(rows)
 
 
 def write_take_away(away: TakeAway, folder: str) -> list[str]:

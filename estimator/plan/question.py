@@ -7,13 +7,19 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 
+from estimator.sources import catalog
 from estimator.time.cost import cheapest
+from estimator.time.interruptions import stretched
+from estimator.values.arithmetic import ceil_div
 from estimator.values.kinds import show
 from estimator.values.refusals import InputError
 from estimator.values.specs import Gpu, Method, Price
 
 MOST_HAD = 1024
 """GPUs of one offer at most: ours, as ``num_gpus`` of a setup may be larger but no listing rents more by the hour."""
+MOST_INTERRUPTIONS = 10.0
+"""Per machine and hour: ours, beyond it next to nothing gets done."""
+SPOT = "spot"
 OWNED = "owned"
 """The provider of a card without rent."""
 SHARING = ("ddp", "zero2", "zero3", "fsdp")
@@ -155,10 +161,35 @@ class Offer:
     """As a listing says it; empty: on demand, or a marketplace."""
     gpus_per_node: int = 8
     """In one machine."""
+    spot_share: float | None = None
+    """A spot price as a share of the listing; None: the listing's own."""
+    interruptions_per_hour: float = 0.0
+    """How often one machine is taken away, on the average."""
+    checkpoint_hours: float = 1.0
+    """Between two checkpoints, whose work is lost when a machine is taken away: ours."""
+    restart_hours: float = 0.25
+    """Until the job runs again: ours."""
+    listings: tuple[Price, ...] | None = None
+    """Of a price list of one's own, which may have none; None: the catalogue's."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.most <= MOST_HAD:
             raise InputError(f"most must be from 1 to {MOST_HAD} GPUs, not {self.most}.")
+        if self.spot_share is not None and not 0 < self.spot_share <= 1:
+            raise InputError(
+                f"spot_share must be above 0 and at most 1, not {show(self.spot_share)}."
+            )
+        if self.gpus_per_node < 1:
+            raise InputError("gpus_per_node must be at least 1.")
+        if not 0 <= self.interruptions_per_hour <= MOST_INTERRUPTIONS:
+            raise InputError(
+                f"interruptions_per_hour must be from 0 to {MOST_INTERRUPTIONS:g}, "
+                f"not {show(self.interruptions_per_hour)}."
+            )
+        if not (0 < self.checkpoint_hours <= 24 and 0 <= self.restart_hours <= 24):
+            raise InputError(
+                "checkpoint_hours and restart_hours are at most 24, the first above 0."
+            )
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -181,15 +212,48 @@ class Offer:
                 date="",
             )
             return replace(self.gpu, prices=(own,))
-        return replace(self.gpu, prices=tuple(filter(self._is_meant, self.gpu.prices)))
+        known = self.listings
+        if known is None:
+            known = catalog.listings().get(self.gpu.name, self.gpu.prices)
+        meant = tuple(filter(self._is_meant, known))
+        if self.spot_share is not None:
+            meant = tuple(
+                replace(
+                    it,
+                    usd_per_gpu_hour=it.usd_per_gpu_hour * self.spot_share,
+                    commitment=f"spot at {self.spot_share:g} of {it.commitment}",
+                )
+                for it in meant
+            )
+        return replace(self.gpu, prices=meant)
 
     def _is_meant(self, price: Price) -> bool:
+        if not self.commitment and price.commitment not in catalog.UNBOUND:
+            return False
         asked = (
             (self.provider, price.provider),
             (self.region, price.region),
             (self.commitment, price.commitment),
         )
         return all(not mine or mine.lower() == its.lower() for mine, its in asked)
+
+    @property
+    def is_interruptible(self) -> bool:
+        """Whether its machines may be taken away."""
+        is_spot = self.commitment.lower() == SPOT or self.spot_share is not None
+        return is_spot or self.interruptions_per_hour > 0
+
+    def stretched(self, num_gpus: int) -> float:
+        """Expected hours per hour of work on so many GPUs (no unit): any machine that is taken away stops the job.
+
+        Source: ``interruptions.stretched``.
+
+        >>> Offer(gpu=Gpu(name="card", memory_bytes=2**34)).stretched(8)
+        1.0
+        """
+        machines = ceil_div(num_gpus, self.gpus_per_node)
+        rate = self.interruptions_per_hour * machines
+        return stretched(rate, self.checkpoint_hours, self.restart_hours)
 
     def price(self, num_gpus: int) -> Price | None:
         """The listing that so many are rented by; None: none is known."""

@@ -26,6 +26,10 @@ OFFER_KEYS = (
     "region",
     "commitment",
     "gpus_per_node",
+    "spot_share",
+    "interruptions_per_hour",
+    "checkpoint_hours",
+    "restart_hours",
 )
 QUESTION_KEYS = (
     "model",
@@ -113,7 +117,8 @@ def question_of(given: Mapping[str, object]) -> Question:
 
         model             a Hub id, or a list of them
         cards             a list of cards that can be had: {gpu, most, owned, usd_per_gpu_hour, provider, region,
-                          commitment, gpus_per_node}; or a name
+                          commitment, gpus_per_node, spot_share, interruptions_per_hour, checkpoint_hours,
+                          restart_hours}; or a name
         examples, epochs  how much is trained on
         lengths           tokens of the examples: {p50: …, p90: …, max: …}, {mean: …, max: …}, or a list of counts
         context, rows, effective_batch, methods, lora_r, deadline_hours, budget_usd, tool, keys, try, micro_batches
@@ -252,6 +257,10 @@ def _offer(given: object) -> Offer:
         "region": ("region", _word),
         "commitment": ("commitment", _word),
         "gpus_per_node": ("gpus_per_node", _whole),
+        "spot_share": ("spot_share", _number),
+        "interruptions_per_hour": ("interruptions_per_hour", _number),
+        "checkpoint_hours": ("checkpoint_hours", _number),
+        "restart_hours": ("restart_hours", _number),
     }
     for key, (field, read) in readers.items():
         if given.get(key) is not None:

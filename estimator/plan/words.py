@@ -268,6 +268,8 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
             said.append(
                 f"{asked.effective_batch} rows a step cannot be split evenly over {named} × {offer.gpu.name}."
             )
+        if offer.is_interruptible:
+            said.append(_interrupted(offer))
         if offer.gpu.name in found.untimed:
             said.append(found.untimed[offer.gpu.name])
         elif of_it.any() and np.isnan(found.dollars[of_it & found.may_fit]).any():
@@ -279,3 +281,14 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
         most = max(found.refused, key=lambda it: found.refused[it])
         said.append(f"{refused:,} combinations cannot be trained; the most often: {most}")
     return tuple(dict.fromkeys(said))
+
+
+def _interrupted(offer: Offer) -> str:
+    if not offer.interruptions_per_hour:
+        return f"{offer.name} may be taken away; give interruptions_per_hour, for none is counted."
+    longer = 100 * (offer.stretched(1) - 1)
+    return (
+        f"{offer.name}: {offer.interruptions_per_hour:g} interruptions per machine and hour, checkpoints every "
+        f"{offer.checkpoint_hours:g} hours and {offer.restart_hours:g} hours to restart make one machine's run "
+        f"{longer:.2g} % longer, which is counted."
+    )

@@ -274,22 +274,53 @@ def slices() -> Mapping[str, Gpu]:
     )
 
 
+UNBOUND = ("on demand", "marketplace")
+"""Commitments of listings that bind nobody and that are not taken back; others are taken where they are asked for."""
+
+
 @lru_cache(maxsize=1)
 def prices() -> Mapping[str, tuple[Price, ...]]:
-    """Rental prices of each GPU by its name, the cheapest first (US dollars per GPU-hour, on demand).
+    """Rental prices of each GPU by its name that bind nobody, the cheapest first (US dollars per GPU-hour).
 
-    Source: data/prices.csv, by row.
+    Source: data/prices.csv, by row whose commitment is one of ``UNBOUND``.
 
     >>> prices()["A10G"][0].provider
     'AWS'
     """
-    listings: dict[str, list[Price]] = {}
-    for row in _rows("prices.csv"):
-        listings.setdefault(row["gpu"], []).append(_price(row))
+    unbound = {
+        name: tuple(it for it in known if it.commitment in UNBOUND)
+        for name, known in listings().items()
+    }
+    return MappingProxyType({name: known for name, known in unbound.items() if known})
+
+
+@lru_cache(maxsize=1)
+def listings() -> Mapping[str, tuple[Price, ...]]:
+    """All rental prices of each GPU by its name, the cheapest first (US dollars per GPU-hour): reserved and spot too.
+
+    Source: data/prices.csv, by row.
+
+    >>> sorted({it.commitment for it in listings()["A100-PCIe-80GB"]})
+    ['on demand', 'reserved', 'spot']
+    """
+    return by_gpu(_rows("prices.csv"))
+
+
+def by_gpu(rows: Iterable[Mapping[str, str]]) -> Mapping[str, tuple[Price, ...]]:
+    """Rows of a table of prices as listings of each GPU by its name, the cheapest first (US dollars per GPU-hour).
+
+    Source: data/README.md, prices.csv.
+
+    >>> by_gpu([{"gpu": "L4", "provider": "ours", "usd_per_gpu_hour": "0.5"}])["L4"][0].min_gpus
+    1
+    """
+    found: dict[str, list[Price]] = {}
+    for row in rows:
+        found.setdefault(row["gpu"], []).append(_price(row))
     return MappingProxyType(
         {
             name: tuple(sorted(known, key=lambda it: (it.usd_per_gpu_hour, it.provider)))
-            for name, known in listings.items()
+            for name, known in found.items()
         }
     )
 
@@ -930,13 +961,13 @@ def _price(row: Mapping[str, str]) -> Price:
     return Price(
         provider=row["provider"],
         usd_per_gpu_hour=float(row["usd_per_gpu_hour"]),
-        min_gpus=int(row["min_gpus"]),
-        date=row["date"],
-        region=row["region"],
-        commitment=row["commitment"],
-        is_old=_flag(row["is_old"]),
-        note=row["note"],
-        source=row["source"],
+        min_gpus=int(row.get("min_gpus") or 1),
+        date=row.get("date") or "",
+        region=row.get("region") or "",
+        commitment=row.get("commitment") or UNBOUND[0],
+        is_old=_flag(row.get("is_old") or "false"),
+        note=row.get("note") or "",
+        source=row.get("source") or "",
     )
 
 

@@ -625,7 +625,8 @@ class Price:
     region: str = ""
     """The provider's name for the region; ``all``: one price everywhere; ``any``: the cheapest region."""
     commitment: str = ""
-    """``on demand``, or ``marketplace``: the cheapest host's "starting at" price, which may no longer be available."""
+    """``on demand``, or ``marketplace``: the cheapest host's "starting at" price, which may no longer be available;
+    ``spot`` or ``reserved`` where a planner's question asks for it."""
     is_old: bool = False
     """Whether it was read more than 120 days before the newest price in the table."""
     note: str = ""
