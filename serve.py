@@ -1,8 +1,14 @@
 """The page's server: ``app.py``, with what a pasted link unfolds into. ``streamlit run app.py`` serves it without."""
 
+import sys
+
 import streamlit as st
 from starlette.middleware import Middleware
 
 from dashboard.site import unfolding
+from estimator import catalog
+
+if wrong := catalog.wrong_tables():
+    sys.exit("\n".join(wrong))
 
 app = st.App("app.py", routes=unfolding.ROUTES, middleware=[Middleware(unfolding.OpenGraph)])

@@ -61,6 +61,8 @@ Names and defaults [in brackets] are those of Hugging Face's Trainer, TRL and PE
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one command; returns the exit status."""
+    if wrong := catalog.wrong_tables():
+        return _refuse(*wrong)
     match arguments[:1]:
         case ["placement"]:
             return _print_placement(arguments[1:])

@@ -10,18 +10,22 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from datetime import date
 from difflib import SequenceMatcher
 from fractions import Fraction
 from functools import lru_cache
 from math import inf, log
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from estimator.families.counts import total_parameters
+from estimator.families.reader import MOST_LAYERS
+from estimator.families.registry import check_modelled
 from estimator.families.tower_config import with_towers
 from estimator.families.vision_family import with_vision
+from estimator.sources.own_tables import NAMED_BY, filled, own_rows, with_own, wrong_files
 from estimator.values.quantization import Quantization, quantization_of
 from estimator.values.refusals import InputError
 from estimator.values.specs import (
@@ -70,6 +74,8 @@ ROPE_LETTERS = {"r": False, "n": True}
 ABOUT = frozenset({"hub_id", "source", "retrieved"})
 """Columns that identify a row and its source."""
 
+
+SomeRow = TypeVar("SomeRow", Model, Gpu, Price)
 
 _gpu_of: Callable[..., Gpu] = Gpu
 _changed: Callable[..., Gpu] = replace
@@ -765,8 +771,101 @@ def _likeness(words: Sequence[str], key: str) -> float:
 
 
 def _rows(table: str | Path) -> list[dict[str, str]]:
+    shipped = _shipped(table)
+    return with_own(table, shipped, _blank(table)) if isinstance(table, str) else shipped
+
+
+def _shipped(table: str | Path) -> list[dict[str, str]]:
     with (DATA / table).open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
+
+
+def _blank(table: str) -> Mapping[str, str]:
+    """What an empty cell of one's own tables means."""
+    if table == "models.csv":
+        return _BLANK_MODEL
+    return {"is_old": "false", "memory_is_derived": "false", "nameplate_gb": "0", "min_gpus": "1"}
+
+
+_BLANK_MODEL: Mapping[str, str] = MappingProxyType(
+    {
+        it.name: json.dumps(it.default)
+        for it in fields(Model)
+        if type(it.default) in (bool, int, float)
+    }
+    | {"published_extra_parameters": "0", "gated": "unknown", "parallel_residual": "false"}
+)
+
+
+@lru_cache(maxsize=1)
+def wrong_tables() -> tuple[str, ...]:
+    """What is wrong with one's own tables (``HEADROOM_DATA``), in a sentence a row; empty if nothing is.
+
+    Source: derived; every row is read once, as the catalogue reads it.
+    """
+    shipped = {table: _shipped(table) for table in NAMED_BY}
+    wrong = list(wrong_files({table: rows[0] for table, rows in shipped.items()}))
+    if wrong:
+        return tuple(wrong)
+    cards = {row["name"] for table in (shipped["gpus.csv"], own_rows("gpus.csv")) for row in table}
+    for table, by in NAMED_BY.items():
+        for number, own in enumerate(own_rows(table), 2):
+            row = filled(own, shipped[table][0], _blank(table))
+            try:
+                if not row[by]:
+                    raise InputError(f"{by} is empty; fill it in.")
+                if table == "prices.csv" and row["gpu"] not in cards:
+                    raise InputError(_unknown_card(row["gpu"], cards))
+                _check_cells(table, row)
+            except ValueError as problem:
+                wrong.append(f"{table}, line {number} ({row[by]}): {problem}")
+    return tuple(wrong)
+
+
+def _unknown_card(name: str, cards: Iterable[str]) -> str:
+    by_case = {card.casefold(): card for card in cards}
+    near = [by_case[key] for key in _near(name.casefold(), by_case)]
+    hint = f"similar names: {', '.join(near)}" if near else "the catalogue has no such card"
+    return f"gpu {name} is unknown; {hint}; correct it, or add its row to gpus.csv."
+
+
+def _check_cells(table: str, row: Mapping[str, str]) -> None:
+    """Reads a row; ``ValueError`` names the first cell that cannot be read."""
+    if table == "models.csv":
+        check_modelled(row["model_type"])
+        model = _cell_by_cell(_model, row)
+        if not 0 < model.num_hidden_layers <= MOST_LAYERS:
+            raise InputError(f"num_hidden_layers must be from 1 to {MOST_LAYERS}.")
+        total_parameters(model)
+    elif table == "gpus.csv":
+        _cell_by_cell(_gpu, row)
+    else:
+        price = _cell_by_cell(_price, row)
+        if not 0 < price.usd_per_gpu_hour < inf:
+            raise InputError("usd_per_gpu_hour must be above 0.")
+        try:
+            date.fromisoformat(price.date)
+        except ValueError:
+            raise InputError(f"date {price.date!r} is no day; write it as 2026-10-04.") from None
+
+
+def _cell_by_cell(read: Callable[[Mapping[str, str]], SomeRow], row: Mapping[str, str]) -> SomeRow:
+    """What a row is read as; ``InputError`` names the cell at which that fails."""
+    last = [""]
+
+    class Followed(dict[str, str]):
+        def __getitem__(self, name: str) -> str:
+            last[0] = name
+            return super().__getitem__(name)
+
+    try:
+        return read(Followed(row))
+    except InputError:
+        raise
+    except (ValueError, AssertionError, KeyError):
+        cell = row.get(last[0], "")
+        said = f"{cell!r} cannot be read" if cell else "it is empty"
+        raise InputError(f"{last[0]}: {said}; write it as data/README.md says.") from None
 
 
 def _catalog_model(row: Mapping[str, str]) -> CatalogModel:
