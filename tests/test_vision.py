@@ -13,8 +13,9 @@ import pytest
 from estimator import estimate
 from estimator.contract.setups import parse, read_setup
 from estimator.families.modules import module_parameters
-from estimator.families.vision_family import images_of, vision_modules
+from estimator.families.vision_family import VISION, images_of, vision_modules
 from estimator.search.image_changes import image_changes
+from estimator.sources import catalog
 from estimator.values.specs import Component, Part, Phase
 
 LLAMA: dict[str, Any] = {
@@ -117,6 +118,33 @@ def test_tower_and_projector_have_the_published_counts(
 ) -> None:
     assert parameters(config, Part.VISION) == tower
     assert parameters(config, Part.PROJECTOR) == projector
+
+
+SEEING = [entry for entry in catalog.models().values() if entry.model.vision is not None]
+
+
+@pytest.mark.parametrize("entry", SEEING, ids=lambda entry: entry.hub_id)
+def test_a_listed_tower_and_projector_are_what_the_published_count_has_beyond_the_text(
+    entry: Any,
+) -> None:
+    modules = vision_modules(entry.model)
+    tower, projector = (
+        sum(n * module_parameters(it) for it, n in modules if it.part is part)
+        for part in (Part.VISION, Part.PROJECTOR)
+    )
+    said = entry.published_extra_is
+    # test_parameters.py: the published count less these words is the text part, to the last digit
+    assert (
+        f"{tower + projector}"
+        in said  # "vision tower N and one MTP layer", "towers with their projections N"
+        or (f"{tower}" in said and tower + projector == entry.published_extra)
+        or entry.model.towers is not None  # with a tower of sound: tests/test_towers.py
+    )
+
+
+def test_the_catalogue_lists_models_of_every_kind_of_tower() -> None:
+    wrappers = {entry.model.vision.wrapper for entry in SEEING if entry.model.vision}
+    assert wrappers == set(VISION)
 
 
 def saved_per_patch(config: Any, **keys: Any) -> float:

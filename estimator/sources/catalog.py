@@ -945,19 +945,14 @@ def _wrappers() -> Mapping[str, Mapping[str, object]]:
 
 
 def _wrapper(row: Mapping[str, str]) -> Mapping[str, object]:
-    about = (*ABOUT, "model_type", "audio_config")
-    vision = {key: _sized(text) for key, text in row.items() if text and key not in about}
     audio: Mapping[str, object] | None = {} if row["audio_config"] == "true" else None
     return {
+        **(json.loads(row["other_keys"]) if row["other_keys"] else {}),
         "model_type": row["model_type"],
         "text_config": {},
-        "vision_config": vision,
+        "vision_config": json.loads(row["vision_config"]),
         "audio_config": audio,
     }
-
-
-def _sized(text: str) -> int | bool:
-    return text == "true" if text in ("true", "false") else int(text)
 
 
 @lru_cache(maxsize=1)

@@ -47,12 +47,14 @@ def _qwen3_modules(model: Model) -> tuple[Module, ...]:
 
 
 def _qwen3_moe_modules(model: Model) -> tuple[Module, ...]:
+    # PEFT looks up the whole config's model_type, and its map of former names lacks qwen3_vl_moe
+    former = None if model.vision is not None else parts.QWEN_NAMES
     return (
         *parts.norms(model, "input_layernorm"),
         *parts.configured_attention(model),
         *parts.head_norms(model, "q_norm", "k_norm"),
         *parts.norms(model, "post_attention_layernorm"),
-        *parts.experts(model, "mlp", former=parts.QWEN_NAMES),
+        *parts.experts(model, "mlp", former=former),
     )
 
 
@@ -164,6 +166,8 @@ FAMILIES = (
             key_value_heads=4,
             windows=WindowKeys(default=4096, everywhere=True, is_switched=True),
             experts=ExpertKeys(have_own_width=True, only=WITH_EXPERTS_EVERYWHERE),
+            wrappers=("qwen3_vl_moe",),
+            aliases=("qwen3_vl_moe_text",),
         ),
         modules=FamilyModules(_qwen3_moe_modules),
         tree=TreeLayout(

@@ -395,7 +395,7 @@ TOWERS = (
         returns_features=False,
     ),
     VisionFamily(
-        wrappers=("qwen3_vl",),
+        wrappers=("qwen3_vl", "qwen3_vl_moe"),
         tower=_QWEN3,
         read=_qwen3,
         processor=_processor_3,
@@ -411,7 +411,7 @@ TOWERS = (
         returns_features=False,
     ),
     VisionFamily(
-        wrappers=("qwen3_5",),
+        wrappers=("qwen3_5", "qwen3_5_moe"),
         tower=_QWEN3,
         read=partial(_qwen3, wrapper="qwen3_5", deep=False),
         processor=_processor_3,
