@@ -16,6 +16,8 @@ from estimator.answer.overflow import first_overflow, instants
 from estimator.families.counts import total_parameters
 from estimator.families.modules import TINY_LLAMA
 from estimator.inference import colocation, engine, kv_cache, seconds
+from estimator.search.limits import longest_context, smallest_gpu
+from estimator.search.ranking import rank_gpus
 from estimator.search.vllm_share import least_share, vllm_shares
 from estimator.sources import catalog
 from estimator.values.results import Estimate
@@ -395,3 +397,27 @@ def test_vllms_log_probabilities_are_corrected_by_a_pass_of_the_policy() -> None
     # trl trainer/grpo_trainer.py:2643: vllm_importance_sampling_correction is on by default
     assert Phase.SCORING in answer().phases
     assert Phase.SCORING not in answer(use_vllm=False).phases
+
+
+# --- searches over GPUs, batches and lengths ---
+
+
+def test_where_vllm_does_not_start_the_need_is_more_than_the_gpu() -> None:
+    starved = setup(vllm_gpu_memory_utilization=0.03)
+    with pytest.raises(ValueError, match="vLLM does not start"):
+        estimate(QWEN, H100, starved)
+    assert need(QWEN, H100, starved)[0] > H100.memory_bytes
+
+
+def test_searches_pass_over_gpus_on_which_vllm_does_not_start() -> None:
+    small = setup(method="lora")
+    on = smallest_gpu(QWEN, catalog.gpus().values(), small)
+    assert on is not None
+    assert estimate(QWEN, on, small).verdict is Verdict.FITS
+    names = {it.gpu.name for it in rank_gpus(QWEN, small).estimates if it.gpu}
+    assert on.name in names
+    assert "GTX 1060 6GB" not in names
+
+
+def test_the_longest_context_is_one_that_vllm_takes() -> None:
+    assert longest_context(QWEN, H100, setup(method="lora", vllm_max_model_length=2048)) == 2048

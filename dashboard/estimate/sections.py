@@ -23,6 +23,7 @@ from dashboard.estimate import (
     take_away,
     time_and_money,
     two_steps,
+    vllm_share,
     what_if,
     which_gpu,
 )
@@ -109,9 +110,10 @@ def _draw_could_also(answer: Estimate) -> None:
 
 def draw(answer: Estimate) -> None:
     """The switch between sections, and the open section."""
+    labels = [label for label in SECTIONS if label != VLLM or vllm_share.applies(answer)]
     chosen = st.segmented_control(
         "More about this setup",
-        list(SECTIONS),
+        labels,
         default=next(iter(SECTIONS)),
         required=True,
         key="section",
@@ -119,6 +121,10 @@ def draw(answer: Estimate) -> None:
         label_visibility="collapsed",
     )
     SECTIONS[chosen](answer)
+
+
+VLLM = "vLLM's share"
+"""The section that is there only where vLLM shares the GPUs that train."""
 
 
 def _ledger(answer: Estimate) -> None:
@@ -264,6 +270,28 @@ def _time(answer: Estimate) -> None:
     drawing.plot(figure, "cost", time_and_money.pareto_alt(front))
 
 
+def _share(answer: Estimate) -> None:
+    with st.spinner("Trying every share."):
+        found = vllm_share.of(answer)
+    st.html(vllm_share.head_html(found, answer))
+    figure = vllm_share.figure(found, answer, dark=drawing.is_dark())
+    drawing.plot(figure, "share", vllm_share.alt(found), on_pick=_take_share)
+    if found.advised is not None:
+        keys = {"vllm_gpu_memory_utilization": found.advised}
+        label = f"Set it to {found.advised:.2f}"
+        st.button(label, on_click=actions.take, args=(keys,), key="take share")
+    st.dataframe(
+        pd.DataFrame(vllm_share.rows(found, answer)),
+        key="shares",
+        hide_index=True,
+        alt="Shares of the GPU for vLLM with verdict, need, rows at once and seconds of a step",
+    )
+
+
+def _take_share(share: float) -> None:
+    actions.take({"vllm_gpu_memory_utilization": float(share)})
+
+
 def _step(answer: Estimate) -> None:
     st.html(two_steps.step_html(answer))
     figure = two_steps.through_the_step(answer, dark=drawing.is_dark())
@@ -387,6 +415,7 @@ SECTIONS: Mapping[str, Callable[[Estimate], None]] = {
     "How many GPUs": _many,
     "Where the layers sit": _where,
     "Time and money": _time,
+    VLLM: _share,
     "Through the step": _step,
     "Saving and loading": _saving,
     "Take away": _take_away,

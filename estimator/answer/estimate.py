@@ -154,10 +154,16 @@ def _need_of(
 
 
 def _alone(
-    model: Model, gpu: Gpu | None, setup: TrainingSetup, fixed: PerStructure, workspace: int
+    model: Model,
+    gpu: Gpu | None,
+    setup: TrainingSetup,
+    fixed: PerStructure,
+    workspace: int,
+    *,
+    must_start: bool = True,
 ) -> Share:
     """The share of one GPU: the only one, or the fullest of several that run the same step."""
-    more = generating(model, gpu, setup, fixed.resident, fixed.load)
+    more = generating(model, gpu, setup, fixed.resident, fixed.load, must_start=must_start)
     resident = replace(fixed.resident, engine=more.in_steps)
     beside = {Phase.LOAD: fixed.load, **more.moments}
     if setup.run.eval_strategy != "no":
@@ -272,7 +278,7 @@ per_structure = lru_cache(maxsize=1024)(PerStructure)
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]:
     """Bytes needed per GPU, low and high: as in ``estimate``, without computing its moments.
 
-    Raises ``ValueError`` as ``estimate`` does.
+    Raises ``ValueError`` as ``estimate`` does, but not where vLLM does not start on this GPU: it needs more than that.
     """
     model, setup = as_trained(model, setup)
     setup = as_loaded(model, setup)
@@ -285,7 +291,7 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[int, int]
         return _need(model, workspace, setup)
     fixed = per_structure(model, structure(setup), workspace)
     check_sizes(model, setup)
-    share = _alone(model, gpu, setup, fixed, workspace)
+    share = _alone(model, gpu, setup, fixed, workspace, must_start=False)
     phases = {**share.timeline.heights(), **share.beside}
     if gathers_to_save(setup):
         phases[Phase.SAVE] = share.save

@@ -205,11 +205,18 @@ def colocated_engine(
 
 
 def generating(
-    model: Model, gpu: Gpu | None, setup: TrainingSetup, resident: Resident, load: Moment
+    model: Model,
+    gpu: Gpu | None,
+    setup: TrainingSetup,
+    resident: Resident,
+    load: Moment,
+    *,
+    must_start: bool = True,
 ) -> Generating:
     """What generation adds to a GPU with these residents, in bytes. ``load``: the highest moment of loading.
 
-    Raises ``ValueError`` with vLLM's own condition where it does not start.
+    Raises ``ValueError`` with vLLM's own condition where it does not start; unless it ``must_start``, that is a moment
+    beyond the GPU, by as much as its cache lacks.
     """
     if not setup.task.objective.generates:
         return NOTHING
@@ -221,10 +228,15 @@ def generating(
     if not generation.is_colocated:
         return Generating(moments={Phase.PUSH_WEIGHTS: _push(model, setup, resident, between, 0)})
     if gpu is None:
+        if not must_start:
+            return Generating(
+                moments={Phase.PUSH_WEIGHTS: _push(model, setup, resident, between, 0)}
+            )
         raise NO_GPU(share=generation.vllm_gpu_memory_utilization)
     own = colocated_engine(model, gpu, setup)
     start = at_start(setup, resident)
-    _check_start(gpu, setup, own, start)
+    if must_start:
+        _check_start(gpu, setup, own, start)
     sleeps = generation.vllm_enable_sleep_mode
     in_steps = own.asleep if sleeps else own.kept
     pushed = own.asleep + own.weights if sleeps else own.kept
@@ -233,6 +245,9 @@ def generating(
         Phase.PUSH_WEIGHTS: _push(model, setup, resident, between, pushed),
         Phase.GENERATION: _beside(Phase.GENERATION, "vLLM generates", between, own.asked),
     }
+    if not own.starts:
+        lacking = (own.blocks_needed + 1) * own.block - own.cache[1]
+        moments[Phase.LOAD] = _beside(Phase.LOAD, "vLLM starts", {}, gpu.memory_bytes + lacking)
     return Generating(engine=own, in_steps=in_steps, moments=moments)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from estimator.answer.estimate import least_need, need
 from estimator.answer.verdict import verdict
+from estimator.inference.colocation import longest_row
 from estimator.objectives.batch import least_batch, least_length
 from estimator.resident.overhead import workspace_bytes
 from estimator.values.keys import LARGEST
@@ -63,8 +64,15 @@ def longest_context(model: Model, gpu: Gpu, setup: TrainingSetup) -> int:
     return _largest_within(
         gpu.memory_bytes,
         lambda length: need(model, gpu, replace(setup, max_length=max(length, least)))[1],
-        model.position_limit or LARGEST["max_length"],
+        min(model.position_limit or LARGEST["max_length"], _most_generated(model, setup)),
     )
+
+
+def _most_generated(model: Model, setup: TrainingSetup) -> int:
+    """The longest row that vLLM takes, where it generates."""
+    if setup.objective.generates and setup.use_vllm:
+        return longest_row(model, setup)
+    return LARGEST["max_length"]
 
 
 EVERY = (8, 6, 4, 3, 2)
@@ -116,9 +124,11 @@ def smallest_gpu(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> Gpu
         (gpu for gpu in gpus if gpu.supports_bf16 or not setup.uses_bf16),
         key=lambda gpu: gpu.memory_bytes,
     )
-    needs: dict[int, int] = {}  # the need depends on the GPU only through its workspace
+    needs: dict[
+        int, int
+    ] = {}  # the need depends on the GPU only through its workspace, or vLLM's share of it
     for gpu in by_size:
-        workspace = workspace_bytes(gpu)
+        workspace = gpu.memory_bytes if setup.generation.is_colocated else workspace_bytes(gpu)
         if workspace not in needs:
             needs[workspace] = need(model, gpu, setup)[1]
         if needs[workspace] <= gpu.memory_bytes:

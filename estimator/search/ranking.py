@@ -35,7 +35,7 @@ def rank_gpus(model: Model, setup: TrainingSetup, gpus: Iterable[Gpu] | None = N
     """
     same = replace(setup, usd_per_gpu_hour=None, mfu=None)
     everywhere = catalog.gpus().values() if gpus is None else gpus
-    answers = [estimate(model, gpu, same) for gpu in everywhere]
+    answers = [it for gpu in everywhere if (it := _on(model, gpu, same)) is not None]
     fitting = [answer for answer in answers if answer.verdict is Verdict.FITS]
     priced = [answer for answer in fitting if answer.cost is not None]
     timed = [answer for answer in fitting if answer.time is not None]
@@ -44,6 +44,16 @@ def rank_gpus(model: Model, setup: TrainingSetup, gpus: Iterable[Gpu] | None = N
         fastest=min(timed, key=middle_hours, default=None),
         cheapest=min(priced, key=middle_dollars, default=None),
     )
+
+
+def _on(model: Model, gpu: Gpu, setup: TrainingSetup) -> Estimate | None:
+    """None where vLLM does not start on a GPU; what is refused on every GPU is refused."""
+    try:
+        return estimate(model, gpu, setup)
+    except ValueError:
+        if setup.generation.is_colocated:
+            return None
+        raise
 
 
 def pareto(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from estimator.answer.estimate import estimate, need
-from estimator.answer.verdict import verdict
+from estimator.answer.estimate import estimate
 from estimator.inference.colocation import check_generation, colocated_engine, least_hundredths
 from estimator.objectives.registry import as_trained
 from estimator.values.refusals import CONTRADICTION, InputError, Refusal
@@ -103,12 +102,16 @@ def _share(model: Model, gpu: Gpu, setup: TrainingSetup, hundredth: int) -> Shar
     utilisation = hundredth / HUNDREDTHS
     tried = replace(setup, vllm_gpu_memory_utilization=utilisation)
     try:
-        low, high = need(model, gpu, tried)
+        answer = estimate(model, gpu, tried)
     except ValueError as refusal:
         return Share(utilisation=utilisation, verdict=None, refusal=str(refusal))
-    found = verdict(low, high, gpu)
+    low, high, found, time = (
+        answer.need_low_bytes,
+        answer.need_high_bytes,
+        answer.verdict,
+        answer.time,
+    )
     rows = colocated_engine(model, gpu, tried).at_once
-    time = estimate(model, gpu, tried).time
     return Share(
         utilisation=utilisation,
         verdict=found,

@@ -1,0 +1,304 @@
+"""The share of the GPU to give vLLM: which fit, which hold all rows at once, and what each does to a step's seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from dashboard import theme
+from dashboard.figures.memory_bars import Figure
+from dashboard.words import units
+from estimator import Estimate, Share, Shares, Verdict, vllm_shares
+
+
+def of(answer: Estimate) -> Shares:
+    """Every share of the setup's GPU; the setup has one."""
+    assert answer.gpu is not None
+    return vllm_shares(answer.model, answer.gpu, answer.setup)
+
+
+def applies(answer: Estimate) -> bool:
+    """Whether vLLM shares the GPUs that train."""
+    setup = answer.setup
+    return setup.objective.generates and setup.generation.is_colocated and answer.gpu is not None
+
+
+class Band(NamedTuple):
+    """Neighbouring shares that end alike."""
+
+    name: str
+    colour: str
+    first: float
+    last: float
+
+
+STARVED, TURNS, ALL, TIGHT, FULL = (
+    "vLLM does not start",
+    "Rows take turns",
+    "All rows at once",
+    "Tight",
+    "Does not fit",
+)
+COLOURS = {
+    STARVED: "#7F8A94",
+    TURNS: "#C9B500",
+    ALL: theme.VERDICTS[Verdict.FITS].colour,
+    TIGHT: theme.VERDICTS[Verdict.TIGHT].colour,
+    FULL: theme.VERDICTS[Verdict.DOES_NOT_FIT].colour,
+}
+
+
+def _kind(share: Share, rows: int, largest: float) -> str:
+    match share.verdict:
+        case None:
+            return STARVED if share.utilisation < largest or not largest else FULL
+        case Verdict.DOES_NOT_FIT:
+            return FULL
+        case Verdict.TIGHT:
+            return TIGHT
+        case _ if not share.rows_low:
+            return STARVED
+        case _:
+            return ALL if share.rows_low >= rows else TURNS
+
+
+def bands(found: Shares) -> list[Band]:
+    """The shares from the smallest to the largest, cut where they end otherwise."""
+    largest = found.largest or 0.0
+    step = found.shares[1].utilisation - found.shares[0].utilisation
+    cut = []
+    for name, alike in groupby(found.shares, lambda it: _kind(it, found.rows, largest)):
+        run = [it.utilisation for it in alike]
+        cut.append(Band(name, COLOURS[name], run[0] - step / 2, run[-1] + step / 2))
+    return cut
+
+
+AXIS = 2.5
+"""The axis of seconds ends at so many times the slow end of the best share."""
+
+
+def figure(found: Shares, answer: Estimate, *, dark: bool = False) -> Figure:
+    """Seconds of a step against the share, as a range; behind it the bands; a click takes a share."""
+    look = theme.DARK if dark else theme.LIGHT
+    can_run = (Verdict.FITS, Verdict.TIGHT)
+    timed = [it for it in found.shares if it.verdict in can_run and it.step_seconds_high]
+    top = AXIS * min((it.step_seconds_high or 0.0 for it in timed), default=1.0)
+    line = {"width": 2.5, "color": look.ink}
+    shown = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    at = [it.utilisation for it in timed]
+    return {
+        "data": [
+            {**shown, "x": at, "y": [it.step_seconds_low for it in timed], "line": line},
+            {
+                **shown,
+                "x": at,
+                "y": [it.step_seconds_high for it in timed],
+                "line": line,
+                "fill": "tonexty",
+                "fillcolor": theme.GRID,
+            },
+            {
+                **shown,
+                "mode": "markers",
+                "x": [it.utilisation for it in found.shares],
+                "y": [min(top, it.step_seconds_high or 0.0) for it in found.shares],
+                "marker": {"size": 14, "opacity": 0},
+                "customdata": [it.utilisation for it in found.shares],
+                "text": [_said(it, found.rows) for it in found.shares],
+                "hoverinfo": "text",
+                "hovertemplate": "%{text}<extra></extra>",
+            },
+        ],
+        "layout": {
+            "height": 380,
+            "margin": {"l": 70, "r": 16, "t": 58, "b": 52},
+            "dragmode": False,
+            "hovermode": "closest",
+            "clickmode": "event+select",
+            "xaxis": {
+                "range": [0, 1],
+                "fixedrange": True,
+                "dtick": 0.1,
+                "title": {
+                    "text": "vllm_gpu_memory_utilization",
+                    "font": {"size": 14, "color": look.ink},
+                },
+                "showgrid": False,
+                "zeroline": False,
+                "tickfont": {"size": 13, "color": look.ink},
+            },
+            "yaxis": {
+                "range": [0, top],
+                "fixedrange": True,
+                "ticksuffix": " s",
+                "gridcolor": theme.GRID,
+                "zeroline": False,
+                "tickfont": {"size": 13, "color": look.ink},
+            },
+            "shapes": [*(_area(it) for it in bands(found)), *_marks(found, answer, look)],
+            "annotations": _names(found, answer, look),
+        },
+    }
+
+
+def _area(band: Band) -> dict[str, Any]:
+    return {
+        "type": "rect",
+        "xref": "x",
+        "yref": "paper",
+        "x0": band.first,
+        "x1": band.last,
+        "y0": 0,
+        "y1": 1,
+        "line": {"width": 0},
+        "fillcolor": band.colour,
+        "opacity": 0.34 if band.name == ALL else 0.2,
+        "layer": "below",
+    }
+
+
+def _marks(found: Shares, answer: Estimate, look: theme.Look) -> list[dict[str, Any]]:
+    chosen = answer.setup.vllm_gpu_memory_utilization
+    return [
+        {
+            "type": "line",
+            "xref": "x",
+            "yref": "paper",
+            "x0": at,
+            "x1": at,
+            "y0": 0,
+            "y1": 1,
+            "line": {"width": 2, "color": look.ink, "dash": dash},
+        }
+        for at, dash in ((chosen, "solid"), (found.advised, "dot"))
+        if at is not None
+    ]
+
+
+NARROW = 0.09
+"""A band narrower than this share of the axis has no name in the figure."""
+
+
+def _names(found: Shares, answer: Estimate, look: theme.Look) -> list[dict[str, Any]]:
+    note = {"showarrow": False, "yref": "paper", "font": {"size": 13, "color": look.ink}}
+    named = [
+        {
+            **note,
+            "x": (it.first + it.last) / 2,
+            "y": 0.97,
+            "yanchor": "top",
+            "text": it.name.replace(" ", "<br>") if it.last - it.first < 4 * NARROW else it.name,
+        }
+        for it in bands(found)
+        if it.last - it.first >= NARROW
+    ]
+    chosen = answer.setup.vllm_gpu_memory_utilization
+    marks = [{**note, "x": chosen, "y": 1.02, "yanchor": "bottom", "text": f"set: {chosen:g}"}]
+    if found.advised is not None and abs(found.advised - chosen) > NARROW:
+        text = f"<b>take {found.advised:.2f}</b>"
+        marks.append({**note, "x": found.advised, "y": 1.02, "yanchor": "bottom", "text": text})
+    return [*named, *marks]
+
+
+def _said(it: Share, rows: int) -> str:
+    if it.verdict is None:
+        return f"{it.utilisation:.2f}: {_wrapped(it.refusal)}"
+    time = (
+        ""
+        if it.step_seconds_low is None
+        else f"<br>{it.step_seconds_low:,.1f} to {it.step_seconds_high:,.1f} s a step"
+    )
+    needs = f"{units.gib(it.need_low_bytes)} to {units.gib(it.need_high_bytes)}"
+    return (
+        f"{it.utilisation:.2f}: {theme.VERDICTS[it.verdict].label.lower()}, needs {needs}<br>"
+        f"{_rows(it)} of {rows:,} rows at once{time}"
+    )
+
+
+def _rows(it: Share) -> str:
+    return (
+        f"{it.rows_low:,}"
+        if it.rows_low == it.rows_high
+        else f"{it.rows_low:,} to {it.rows_high:,}"
+    )
+
+
+def _wrapped(text: str, width: int = 60) -> str:
+    lines, line = [], ""
+    for word in text.split():
+        if len(line) + len(word) > width:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}".strip()
+    return "<br>".join([*lines, line])
+
+
+def alt(found: Shares) -> str:
+    """The figure as text."""
+    said = ", ".join(
+        f"{it.name.lower()} from {it.first + 0.005:.2f} to {it.last - 0.005:.2f}"
+        for it in bands(found)
+    )
+    return f"Shares of the GPU for vLLM: {said}."
+
+
+def head_html(found: Shares, answer: Estimate) -> str:
+    """The number to type, and why."""
+    return f'<p class="hr-text">{escape(" ".join(_sentences(found, answer)))}</p>'
+
+
+def _sentences(found: Shares, answer: Estimate) -> list[str]:
+    setup = answer.setup
+    if found.advised is None:
+        return [
+            "No share of this GPU lets vLLM and the training step live together.",
+            _way_out(answer),
+        ]
+    held = found.holding()
+    said = [f"Type vllm_gpu_memory_utilization {found.advised:.2f}."]
+    if held is not None:
+        said.append(
+            f"From {held:.2f} on, all {found.rows:,} rows of a generation run at once; up to {found.largest:.2f} the "
+            "training step still fits, and more than enough only takes memory."
+        )
+    else:
+        most = next(it for it in found.shares if it.utilisation == found.largest)
+        said.append(
+            f"It is the largest that fits; {_rows(most)} of the {found.rows:,} rows of a generation run at once there, "
+            f"so they take turns. {_way_out(answer)}"
+        )
+    if setup.num_gpus > 1 and setup.vllm_tensor_parallel_size == 1:
+        said.append(
+            "Every GPU has an engine of its own with the whole model: more GPUs make the trainer's part smaller, not "
+            "vLLM's; vllm_tensor_parallel_size does."
+        )
+    return said
+
+
+def _way_out(answer: Estimate) -> str:
+    ways = []
+    if not answer.setup.vllm_enable_sleep_mode:
+        ways.append("let vLLM sleep while the step trains")
+    ways.append("shorten completions, generate fewer rows at once, or give vLLM GPUs of its own")
+    said = "; or ".join(ways)
+    return f"{said[:1].upper()}{said[1:]}."
+
+
+def rows(found: Shares, answer: Estimate) -> Sequence[dict[str, object]]:
+    """The table: the shares that matter, and every tenth."""
+    kept = {found.starts, found.holding(), found.largest, answer.setup.vllm_gpu_memory_utilization}
+    return [
+        {
+            "Share": f"{it.utilisation:.2f}",
+            "Verdict": theme.VERDICTS[it.verdict].label if it.verdict else STARVED,
+            "Needs, up to": units.gib(it.need_high_bytes) if it.verdict else "–",
+            "Rows at once": _rows(it) if it.verdict else "–",
+            "Seconds per step": f"{it.step_seconds_low:,.1f} to {it.step_seconds_high:,.1f}"
+            if it.step_seconds_low is not None
+            else "–",
+        }
+        for it in found.shares
+        if it.utilisation in kept or round(100 * it.utilisation) % 10 == 0
+    ]
