@@ -96,8 +96,22 @@ if TYPE_CHECKING:
     from estimator.plan.command import priced_by
     from estimator.plan.files import CountedTexts, count_texts, price_list
     from estimator.plan.question import Offer, Question, TokenLengths
-    from estimator.plan.reading import question_object, question_of, question_of_text
+    from estimator.plan.reading import (
+        TeamQuestion,
+        question_object,
+        question_of,
+        question_of_text,
+        team_of,
+    )
     from estimator.plan.report import plan_csv
+    from estimator.plan.teams import (
+        Assignment,
+        Job,
+        JobOption,
+        Timetable,
+        options_of,
+        schedule,
+    )
 
 __all__ = [
     "ALL_LINEAR",
@@ -121,6 +135,7 @@ __all__ = [
     "TOOLS",
     "WRITABLE",
     "Advice",
+    "Assignment",
     "AttnImplementation",
     "BestWay",
     "Candidates",
@@ -136,6 +151,8 @@ __all__ = [
     "Gpu",
     "HubModel",
     "Imported",
+    "Job",
+    "JobOption",
     "KeyRead",
     "Loss",
     "Machine",
@@ -172,8 +189,10 @@ __all__ = [
     "Stair",
     "Strategy",
     "TakeAway",
+    "TeamQuestion",
     "Term",
     "TimePart",
+    "Timetable",
     "TokenLengths",
     "TrainingSetup",
     "Trouble",
@@ -217,6 +236,7 @@ __all__ = [
     "needs",
     "offload_targets",
     "offloads",
+    "options_of",
     "outer_names",
     "overflow",
     "pareto",
@@ -237,6 +257,7 @@ __all__ = [
     "resized",
     "runs",
     "scaling",
+    "schedule",
     "sharing",
     "shown",
     "similar_runs",
@@ -244,6 +265,7 @@ __all__ = [
     "smallest_gpu",
     "smallest_set",
     "stages",
+    "team_of",
     "vllm_shares",
     "ways_on",
     "why_left_on_the_cpu",
@@ -253,6 +275,14 @@ __all__ = [
 ]
 
 _WITH_ARRAYS = {
+    "Assignment": "plan.teams",
+    "Job": "plan.teams",
+    "JobOption": "plan.teams",
+    "Timetable": "plan.teams",
+    "options_of": "plan.teams",
+    "schedule": "plan.teams",
+    "TeamQuestion": "plan.reading",
+    "team_of": "plan.reading",
     "price_list": "plan.files",
     "priced_by": "plan.command",
     "CountedTexts": "plan.files",

@@ -12,7 +12,8 @@ from estimator.plan import files, report
 from estimator.plan.advice import Advice, advise
 from estimator.plan.candidates import candidates
 from estimator.plan.question import Question, TokenLengths
-from estimator.plan.reading import object_of_text, question_of
+from estimator.plan.reading import object_of_text, question_of, team_of
+from estimator.plan.teams import Job, options_of, schedule
 from estimator.tools.whose import TOOLS
 from estimator.tools.writing.files import files_of
 from estimator.values.kinds import one_of
@@ -76,7 +77,10 @@ def run(
     known: Callable[[object], Mapping[str, Model]],
 ) -> int:
     """Answer the question of a file; returns the exit status. Raises ``InputError`` for one that cannot be answered."""
-    question, notes = _question(given.question)
+    asked = object_of_text(files.content_of(given.question), given.question)
+    if "jobs" in asked:
+        return _schedule(asked, given, output, known)
+    question, notes = _question(asked, given.question)
     if given.prices:
         question = priced_by(
             question, files.price_list(files.content_of(given.prices), given.prices)
@@ -105,9 +109,43 @@ def priced_by(question: Question, prices: Mapping[str, tuple[Price, ...]]) -> Qu
     return replace(question, offers=offers)
 
 
-def _question(path: str) -> tuple[Question, list[str]]:
+def _schedule(
+    asked: Mapping[str, object],
+    given: argparse.Namespace,
+    output: TextIO,
+    known: Callable[[object], Mapping[str, Model]],
+) -> int:
+    """Schedule a team's jobs; the status says whether all run in time."""
+    if given.csv or given.take_away:
+        raise InputError("--csv and --take-away are for one question; a team's jobs take --json.")
+    team = team_of(asked)
+    prices = None
+    if given.prices:
+        prices = files.price_list(files.content_of(given.prices), given.prices)
+    answers = {}
+    for name, own in team.jobs.items():
+        question = own if prices is None else priced_by(own, prices)
+        models = {key: it for one in question.models for key, it in known(one).items()}
+        answers[name] = advise(candidates(question, models))
+    jobs = [
+        Job(
+            name=name,
+            options=options_of(answer),
+            ready_hours=team.ready_hours[name],
+            deadline_hours=answer.question.deadline_hours,
+        )
+        for name, answer in answers.items()
+    ]
+    found = schedule(jobs, team.pools, team.horizon_hours, team.slots)
+    if given.json:
+        output.write(f"{json.dumps(report.timetable_json(found, answers), allow_nan=False)}\n")
+    else:
+        output.write(f"{report.timetable_text(found, answers)}\n")
+    return NONE_MEETS if found.left_out or found.late_hours > 0 else MEETS
+
+
+def _question(given: Mapping[str, object], path: str) -> tuple[Question, list[str]]:
     """The question of a file; lengths may be named as a file of texts, whose tokens are counted here."""
-    given = object_of_text(files.content_of(path), path)
     lengths = given.get("lengths")
     if not (isinstance(lengths, Mapping) and "file" in lengths):
         return question_of(given), []

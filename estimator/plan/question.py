@@ -22,6 +22,10 @@ MOST_INTERRUPTIONS = 10.0
 SPOT = "spot"
 OWNED = "owned"
 """The provider of a card without rent."""
+WEEK = 168.0
+"""Hours."""
+SLOTS = 84
+"""Slots of a schedule's horizon: ours, two hours each in a week; starts lie at the beginning of one."""
 SHARING = ("ddp", "zero2", "zero3", "fsdp")
 """Strategies tried on several GPUs."""
 TRIED: Mapping[str, tuple[object, ...]] = MappingProxyType(

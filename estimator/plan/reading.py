@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from estimator.plan.question import TRIED, Offer, Question, TokenLengths
+from estimator.plan.question import SLOTS, TRIED, WEEK, Offer, Question, TokenLengths
 from estimator.sources import catalog
 from estimator.tools.reading.parsed import decoded
 from estimator.tools.reading.yaml_text import read_yaml
@@ -368,3 +369,54 @@ def _word(given: object, name: str) -> str:
     if not isinstance(given, str):
         raise InputError(f"{name} must be a word, not {show(given)}.")
     return given
+
+
+JOB_KEYS = ("name", "ready_hours", "deadline_hours")
+TEAM_KEYS = ("jobs", "horizon_hours", "slots")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamQuestion:
+    """Several jobs on cards that they share."""
+
+    jobs: Mapping[str, Question]
+    """By name; their deadlines count from the beginning of the schedule."""
+    ready_hours: Mapping[str, float]
+    pools: Mapping[str, int]
+    """GPUs of each card."""
+    horizon_hours: float
+    slots: int
+
+
+def team_of(given: Mapping[str, object]) -> TeamQuestion:
+    """The jobs of an object: ``jobs`` (each a question with a ``name``), ``cards``, and defaults for all jobs.
+
+    >>> team = team_of({"jobs": [{"name": "a", "model": "Qwen/Qwen3-8B"}], "cards": ["2x L4"], "epochs": 2})
+    >>> team.jobs["a"].num_train_epochs, dict(team.pools)
+    (2.0, {'L4': 2})
+    """
+    shared = {key: value for key, value in given.items() if key not in TEAM_KEYS}
+    questions: dict[str, Question] = {}
+    ready: dict[str, float] = {}
+    for job in _list(given.get("jobs"), "jobs"):
+        if not isinstance(job, Mapping) or not isinstance(job.get("name"), str):
+            raise InputError("each of jobs needs a name and a model.")
+        name = str(job["name"])
+        if name in questions:
+            raise InputError(f"two jobs are named {show(name)}; give each its own name.")
+        if "cards" in job:
+            raise InputError(f"{name}: cards are the team's; leave them out of a job.")
+        own = {key: value for key, value in job.items() if key not in ("name", "ready_hours")}
+        questions[name] = question_of({**shared, **own})
+        ready[name] = _number(job.get("ready_hours", 0), "ready_hours")
+    offers = next(iter(questions.values())).offers
+    pools = {it.gpu.name: it.most for it in offers}
+    if len(pools) < len(offers):
+        raise InputError("cards names a card twice; give each once, with how many there are.")
+    return TeamQuestion(
+        jobs=questions,
+        ready_hours=ready,
+        pools=pools,
+        horizon_hours=_number(given.get("horizon_hours", WEEK), "horizon_hours"),
+        slots=_whole(given.get("slots", SLOTS), "slots"),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from estimator.plan import words
 from estimator.plan.advice import Advice
 from estimator.plan.candidates import Candidates
 from estimator.plan.reading import question_object
+from estimator.plan.teams import Timetable
 
 MOST_WRITTEN = 1000
 """Points of the front in JSON and CSV at most: ours."""
@@ -183,3 +184,53 @@ def _line(found: Candidates, place: int) -> str:
 
 def _cell(said: str) -> str:
     return '"' + said.replace('"', '""') + '"' if set(said) & set(',"\r\n') else said
+
+
+def timetable_text(found: Timetable, answers: Mapping[str, Advice]) -> str:
+    """Which job runs when and where, what it costs, and what is late or left out."""
+    rows: list[tuple[str, ...]] = [("job", "from", "to", "late", "dollars", "setup")]
+    for it in found.assignments:
+        late = f"{it.late_hours:.1f} h" if it.late_hours else "-"
+        title = words.title(answers[it.job.name].candidates, it.option.place)
+        rows.append(
+            (
+                it.job.name,
+                f"{it.start_hours:.1f} h",
+                f"{it.end_hours:.1f} h",
+                late,
+                words.usd(it.option.dollars),
+                title,
+            )
+        )
+    parts = ["\n".join(_aligned(rows))] if found.assignments else []
+    parts.append(
+        f"{len(found.assignments)} of {len(answers)} jobs run, {words.usd(found.dollars)} in all, "
+        f"{found.late_hours:.1f} hours late in all; by the slow end of every run."
+    )
+    parts += [f"{name} does not run: {why}" for name, why in found.left_out.items()]
+    if not found.is_best:
+        parts.append("The solver ran out of time; a better schedule may exist.")
+    return "\n".join(parts)
+
+
+def timetable_json(found: Timetable, answers: Mapping[str, Advice]) -> dict[str, object]:
+    """The same as one object: hours from the beginning of the schedule, US dollars."""
+    return {
+        "runs": [
+            {
+                "job": it.job.name,
+                "pool": it.option.pool,
+                "num_gpus": it.option.num_gpus,
+                "start_hours": it.start_hours,
+                "end_hours": it.end_hours,
+                "late_hours": it.late_hours,
+                "dollars": it.option.dollars,
+                "point": point(answers[it.job.name].candidates, it.option.place),
+            }
+            for it in found.assignments
+        ],
+        "left_out": dict(found.left_out),
+        "dollars": found.dollars,
+        "late_hours": found.late_hours,
+        "is_best": found.is_best,
+    }
