@@ -134,9 +134,12 @@ def test_trl_keeps_the_last_five_saved_tensors_and_moves_those_before() -> None:
 
 
 def test_trl_leaves_tensors_below_1024_bytes() -> None:
+    # trl 1.16, models/activation_offloading.py: num_bytes >= min_offload_size
     tape, _ = saved_one_after_another(511, 8)  # 1,022 bytes
     assert not tape.host_copies
     assert alive(tape)[ACTIVATIONS] == 8 * 1024
+    tape, _ = saved_one_after_another(512, 8)  # 1,024
+    assert len(tape.host_copies) == 8
 
 
 def test_a_tensor_that_is_saved_again_at_once_stays() -> None:

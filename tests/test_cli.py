@@ -378,12 +378,17 @@ def test_help_lists_every_key_with_its_default() -> None:
         (["--json", MISTRAL], "--json reads setups from standard input; leave out model."),
     ],
 )
-def test_what_is_wrong_is_one_sentence_on_stderr(arguments: list[str], sentence: str) -> None:
-    done = run(*arguments)
-    said = done.stderr.decode()
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert said.startswith(sentence)
-    assert said.count("\n") == 1
+def test_what_is_wrong_is_one_sentence_on_stderr(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = command.main(arguments)
+    except SystemExit as left:
+        status = left.code
+    shown = capsys.readouterr()
+    assert (status, shown.out) == (2, "")
+    assert shown.err.startswith(sentence)
+    assert shown.err.count("\n") == 1
 
 
 def test_terminal_without_unicode_is_no_traceback() -> None:

@@ -9,7 +9,7 @@ import pytest
 from estimator import catalog, estimate
 from estimator.contract.setups import parse
 from estimator.parallel import zero3_coordinator as coordinator
-from estimator.parallel.zero import whole_tensors
+from estimator.parallel.zero import gathering, whole_tensors
 from estimator.parallel.zero3_coordinator import (
     OUTSIDE,
     Amount,
@@ -142,6 +142,14 @@ def test_a_model_beyond_the_limits_keeps_as_much_as_the_real_one(
     longest = {"max_position_embeddings": 4097}  # a model that no other test has remembered
     ours = heights({**keys, "lora_target_modules": "all-linear"}, num_hidden_layers=8, **longest)
     assert ours[:3] == pytest.approx(traced, rel=0.003)
+
+
+def test_trainer_sets_the_buckets_by_the_hidden_size() -> None:
+    # transformers 5.23, integrations/deepspeed.py, for "auto": int(0.9 * hidden_size * hidden_size), 10 * hidden_size
+    setup = TrainingSetup(strategy=Strategy.ZERO3, num_gpus=8)
+    rules = gathering(catalog.model("mistralai/Mistral-7B-v0.1"), setup)
+    assert rules is not None
+    assert (rules.prefetched, rules.persistent) == (15_099_494, 40_960)
 
 
 def test_gathering_ahead_fills_the_limit_of_live_weights() -> None:

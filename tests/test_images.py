@@ -66,6 +66,12 @@ def test_glm_enlarges_what_is_smaller_than_one_token() -> None:
     assert qwen_vl.Glm4vImageProcessor().image_tokens(14, 280).tokens == 20
 
 
+def test_gemma_4_gives_a_thread_one_row_of_at_most_its_budget() -> None:
+    # transformers 5.23, image_processing_gemma4.py, get_aspect_ratio_preserving_size: min(400, 2,520 / 9) squares
+    answer = gemma.Gemma4ImageProcessor().image_tokens(1, 400)
+    assert (answer.tokens, answer.height, answer.width) == (280, 48, 280 * 48)
+
+
 def test_a_thread_of_an_image_is_refused() -> None:
     with pytest.raises(ValueError, match="too thin"):
         pixtral.PixtralImageProcessor().image_tokens(4, 9000)

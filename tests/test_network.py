@@ -88,6 +88,12 @@ def test_shards_that_do_not_fill_a_machine_evenly_cross_its_border() -> None:
     assert replicas(even) == ExchangeGroup(3, 1, 8)
 
 
+def test_copies_inside_one_machine_meet_over_its_links() -> None:
+    # by hand: 2 copies of 4 on the 8 GPUs of a machine; no sum of gradients leaves it
+    setup = TrainingSetup(num_gpus=8, dp_replicate_size=2, strategy=Strategy.HSDP)
+    assert replicas(setup) == ExchangeGroup(2, 8)
+
+
 def test_part_of_a_machine_has_that_part_of_its_network() -> None:
     whole, half = links(A100, TrainingSetup()), links(A100, TrainingSetup(gpus_per_node=4))
     assert (half.slow, half.fast) == (whole.slow / 2, whole.fast / 2)

@@ -286,6 +286,13 @@ def test_zero_3_takes_deepspeeds_16_bytes_and_2_of_gradients_as_they_came() -> N
         assert theirs * N < node_bytes(MISTRAL, setup)[0] < theirs * N * 1.5
 
 
+def test_float32_weights_go_up_without_a_second_copy_on_the_host() -> None:
+    # stage3.py, _create_param_groups_fp16_flat_cpu_memory is for 16-bit weights: 4 n of weights and 8 n of states
+    part = N // 8
+    setup = on("zero3", CPU, dtype="float32", mixed_precision="no")
+    assert offloaded(MISTRAL, setup) == Offloaded(2 * pinned(4 * part), 12 * part, 0)
+
+
 def test_nvme_takes_12_bytes_of_states_and_4_of_gradients_from_the_host() -> None:
     part = N // 8
     rest = offloaded(MISTRAL, on("zero3", NVME, CPU))

@@ -120,7 +120,8 @@ def test_galore_and_apollo_keep_a_projected_gradient_and_its_projector() -> None
 def test_step_that_renews_the_projections_is_the_traced_one(
     optim: Optimizer, tensors: list[Trainable], traced: int
 ) -> None:
-    assert step_transient(tensors, optim, None) == pytest.approx(traced, rel=1e-3)
+    scalars = 9 * 512 if optim is Optimizer.APOLLO_ADAMW else 0  # the norms that APOLLO compares
+    assert step_transient(tensors, optim, None) == pytest.approx(traced, rel=0, abs=scalars)
 
 
 def test_galore_wants_a_linear_layer() -> None:

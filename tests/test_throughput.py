@@ -234,6 +234,7 @@ def test_hours_and_tokens_follow_from_the_step() -> None:
     time = timed(replace(LONG, num_train_epochs=3))
     assert time.total_hours_high == pytest.approx(30_000 * time.step_seconds_high / 3600)
     assert time.epoch_hours_low == pytest.approx(time.total_hours_low / 3)
+    assert time.epoch_hours_high == pytest.approx(time.total_hours_high / 3)
     assert time.tokens_per_second_high == pytest.approx(4096 / time.step_seconds_low)
 
 
