@@ -1,8 +1,8 @@
-# make run: the page.   make test: every check but the real torch.   make verify: against the real torch.
+# make run: the page.   make test: all checks that need no torch.   make verify: checks against the real torch.
 # make measure: real training steps on this machine's GPU.
 #
-# Each target sets up what it needs, in environments of its own (.venv, .venv-verify, .venv-gpu); the second time
-# it finds them there. Nothing is installed outside this folder but Debian's chromium, where it may be.
+# Each target sets up the environment that it needs once (.venv, .venv-verify, .venv-gpu). Nothing is installed outside
+# this folder except Debian's chromium, if make runs as root.
 
 PYTHON ?= python3
 ADDRESS ?= localhost
@@ -22,12 +22,12 @@ CUDA := $(GPU)/cuda.stamp
 
 help:
 	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
-	@echo "make test     set up and run lint, types, import contracts and all tests but those of torch"
+	@echo "make test     set up and run lint, types, import contracts and all tests that do not need torch"
 	@echo "make verify   set up torch 2.13.0 and check parameter counts and dtypes against the real libraries"
-	@echo "make bench    how fast: one estimate, a million needs, and how the page follows each slider"
+	@echo "make bench    time one estimate, a million needs, and the page's response to each slider"
 	@echo "make measure  set up torch for CUDA and measure training steps on this GPU (ARGS=--compare only compares)"
-	@echo "make docs     write docs/formulas.md and docs/refusals.md anew from the code"
-	@echo "make format   let ruff sort imports and lay the code out"
+	@echo "make docs     regenerate docs/formulas.md, the accuracy tables and docs/refusals.md"
+	@echo "make format   let ruff sort imports and format the code"
 	@echo "make hooks    run the linters before each commit"
 	@echo "make clean    remove the environments and caches"
 
@@ -51,7 +51,7 @@ $(DEV): requirements-dev.txt $(PAGE)
 	@$(VENV)/bin/python $(PIP_INSTALL) -r requirements-dev.txt
 	@touch $@
 
-# torch by itself first, so that nothing else can ask for another build of it.
+# torch first and alone, so that no other package can select another build of it.
 $(TORCH): requirements-verify.txt | $(VERIFY)/bin/python
 	@echo "Setting up $(VERIFY) with torch 2.13.0 (once; a few minutes)"
 	@$(VERIFY)/bin/python $(PIP_INSTALL) torch==2.13.0
