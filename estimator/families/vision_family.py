@@ -1,4 +1,4 @@
-"""What a kind of tower is: one record of all that the rest asks, found by the checkpoint's ``model_type``."""
+"""What defines a kind of vision tower: one record, found by the checkpoint's ``model_type``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from estimator.values.refusals import InputError
 from estimator.values.specs import Model, ModelClass, Part, Vision
 
 Drag = Callable[[Tensor], Tensor]
-"""Has a tensor require a gradient, as ``enable_input_require_grads`` does."""
+"""Makes a tensor require a gradient, as ``enable_input_require_grads`` does."""
 
 
 class Seen(NamedTuple):
     """The images of a micro-batch."""
 
     images: tuple[ImageTokens, ...]
-    """Of one example."""
+    """The images of one example."""
     rows: int
-    """Examples."""
+    """Examples in the micro-batch."""
 
     @property
     def tokens(self) -> int:
@@ -49,53 +49,52 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFamily:
-    """All that follows from the ``model_type`` of a checkpoint that sees."""
+    """Everything that depends on the ``model_type`` of a checkpoint with a vision tower."""
 
     wrappers: tuple[str, ...]
     """``model_type`` of the checkpoints."""
     tower: Family
-    """The tower's modules, norms and the program of a layer."""
+    """The tower's modules, norms and layer program."""
     read: Callable[[Config, Config], Vision]
-    """The tower's sizes, from ``vision_config`` and the whole config."""
+    """Reads the tower's sizes, from ``vision_config`` and the whole config."""
     processor: Callable[[Vision], ImageProcessor]
-    """The image processor with the settings of its published files."""
+    """The image processor with its published settings."""
     projector: Callable[[Vision, Model], tuple[Module, ...]]
-    """What turns the tower's output into tokens of the text."""
+    """Modules of the projector, which maps the tower's output to the text's hidden size."""
     embed: BlockProgram
-    """From pixels to what enters the first layer; it calls the last argument where checkpointing's hook sits."""
+    """Computes the first layer's input from pixels; calls its last argument where the checkpointing hook is."""
     project: BlockProgram
-    """From what leaves the last layer to the tokens' features; the blocks are those outside the layers, and the
-    projector."""
+    """Computes the image features from the last layer's output, given the tower's outer modules and the projector."""
     project_deep: BlockProgram | None = None
-    """The same of a layer whose output is projected as well, by its projector's name."""
+    """Computes the features of a layer whose output is projected too (deepstack), given its projector's name."""
     tables: Callable[[Tape, Vision, Seen, int], Tables] | None = None
-    """What queries and keys are turned by; the last argument is the width of the hidden states."""
+    """The rotary tables of queries and keys; the last argument is the width of the hidden states."""
     mask: Callable[[Tape, Vision, Seen, int], Tensor] | None = None
-    """What keeps images or padding apart in the tower's attention."""
+    """The tower's attention mask, which separates images or padding."""
     tower_types: tuple[str, ...] = ()
-    """``model_type`` of the towers that are known; empty: the class has one."""
+    """``model_type`` of the modelled towers; empty: the class has only one."""
     pairs: Callable[[Vision, Seen], int] | None = None
-    """Pairs of patches that attend to each other, over all layers and images; None: each with all of its image."""
+    """Query-key pairs of patches, over all layers and images; None: every patch attends to its whole image."""
     tokens_a_row: Callable[[Vision, Seen], tuple[int, int]]
-    """Rows and patches of a row as the tower's attention sees them."""
+    """Batch size and length of the tower's attention."""
     prefix: str
-    """Of the tower's names in the model."""
+    """Name of the tower in the model."""
     layers: str
-    """Of its layers."""
+    """Name of the list of layers in the tower."""
     returns_features: bool = True
     """The model returns the features that it puts into the embeddings, in their dtype (``image_hidden_states``).
     False: nothing, or what ``project`` appends to ``outputs``."""
     calls_head: bool = False
-    """The forward that puts the features in also calls the head, so its embeddings and features live until the call
+    """The forward that inserts the features also calls the head, so its embeddings and features live until the call
     ends."""
     masks_text: bool = False
-    """With an image in the batch every layer of the text has a mask of its own, one for each text (Gemma 3)."""
+    """If the batch has images, every text layer has its own mask, one per sequence (Gemma 3)."""
     dragged: bool
     """Gradient checkpointing's hook also catches the tower's embedding, so that backward enters a frozen tower."""
 
 
 def register(*families: VisionFamily) -> None:
-    """Put kinds of towers where ``vision_family`` finds them."""
+    """Registers kinds of towers for ``vision_family``."""
     for family in families:
         register_tower(family.tower)
         for wrapper in family.wrappers:
@@ -104,7 +103,7 @@ def register(*families: VisionFamily) -> None:
 
 
 VISION: dict[str, VisionFamily] = {}
-"""Every kind of tower that is modelled, by the checkpoint's ``model_type``."""
+"""Every modelled kind of tower, by the checkpoint's ``model_type``."""
 
 
 def vision_family(vision: Vision) -> VisionFamily:
@@ -113,7 +112,7 @@ def vision_family(vision: Vision) -> VisionFamily:
 
 
 def with_vision(model: Model, config: Mapping[str, object]) -> Model:
-    """The model with the tower that its config names (sizes in elements; per model); as it is where none is known."""
+    """The model with the tower that its config names (sizes in elements; per model); unchanged if none is modelled."""
     wrapper = config.get("model_type")
     part = config.get("vision_config")
     if not isinstance(wrapper, str) or wrapper not in VISION or not isinstance(part, Mapping):
@@ -126,12 +125,12 @@ def with_vision(model: Model, config: Mapping[str, object]) -> Model:
 
 
 def sees(model: Model, adapters: Adapters) -> bool:
-    """Whether the class that is made of the model has a tower that sees (a yes or no; the same on every GPU)."""
+    """Whether the loaded class has a vision tower (a yes or no; the same on every GPU)."""
     return model.vision is not None and adapters.model_class is ModelClass.IMAGE_TEXT
 
 
 def vision_modules(model: Model) -> tuple[tuple[Module, int], ...]:
-    """Modules with weights of the tower and of the projector, and how many alike; whole model.
+    """Modules with weights of the tower and the projector, with their multiplicity; whole model.
 
     Source: derived, from the tables of the tower's family.
     """
@@ -163,11 +162,11 @@ SETTINGS: Mapping[str, str] = {
     "do_pan_and_scan": "do_pan_and_scan",
     "max_soft_tokens": "max_soft_tokens",
 }
-"""Keys of the contract, and what the processors here call them."""
+"""Keys of the contract, and the names of the processors' fields."""
 
 
 def attended_patches(vision: Vision, seen: Seen) -> int:
-    """Pairs of patches that attend to each other in a micro-batch, over all layers of the tower (a count).
+    """Query-key pairs of patches in a micro-batch, over all layers of the tower (a count).
 
         layers · Σ tiles  (patches / tiles)²
 
@@ -181,7 +180,7 @@ def attended_patches(vision: Vision, seen: Seen) -> int:
 
 
 def processor_of(vision: Vision, images: Images) -> ImageProcessor:
-    """The model's image processor with the settings that the setup gives it; ``ValueError``: it has no such setting."""
+    """The model's image processor with the setup's settings; ``ValueError`` if it lacks one of them."""
     processor = vision_family(vision).processor(vision)
     given = {key: getattr(images, key) for key in SETTINGS if getattr(images, key) is not None}
     for key in given:
@@ -195,7 +194,7 @@ def processor_of(vision: Vision, images: Images) -> ImageProcessor:
 
 
 def images_of(model: Model, images: Images) -> tuple[ImageTokens, ...]:
-    """What the images of one example become."""
+    """Tokens and patches of the images of one example."""
     if model.vision is None or not images.all_image_sizes:
         return ()
     processor = processor_of(model.vision, images)

@@ -1,1 +1,1 @@
-"""How much do many setups need at once? The one folder of the estimator that imports NumPy."""
+"""What do many setups need? Recorded steps evaluated with NumPy arrays."""

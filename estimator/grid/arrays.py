@@ -1,4 +1,4 @@
-"""A recording evaluated for many inputs at once, in arrays of whole numbers."""
+"""Evaluates a recording for many inputs at once, in integer arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from estimator.tape.symbols import Recording, power_of_2_from
 Numbers = NDArray[np.int64]
 Some = NDArray[np.bool_]
 Table = list[Any]
-"""Every number of a recording: an array over the cells, or an int that is the same in all."""
+"""Every number of a recording: an array over the cells, or an int shared by all cells."""
 
 
 def _powers_of_2_from(numbers: Numbers, _: int) -> Numbers:
@@ -23,7 +23,7 @@ def _powers_of_2_from(numbers: Numbers, _: int) -> Numbers:
 
 
 IN_ARRAYS: Mapping[Callable[..., int], Callable[..., Any]] = {power_of_2_from: _powers_of_2_from}
-"""Operations that a recording knows and an array does not; sums, products and quotients are the same in both."""
+"""Operations of a recording that arrays spell differently; sums, products and quotients are the same for both."""
 _BOUNDS: Mapping[Callable[..., int], Callable[[int, int], int]] = {
     operator.add: operator.add,
     operator.sub: operator.add,
@@ -34,7 +34,7 @@ LARGEST = 2**63 - 1
 
 
 def bound(recording: Recording, largest: Sequence[int]) -> int:
-    """What no number of a recording exceeds in size, in its own unit, for inputs up to these.
+    """Upper bound of the absolute value of every number of a recording, in its own unit, for inputs up to these.
 
     Source: derived: |a ± b| ≤ |a| + |b|, |a // b| ≤ |a| / |b| + 1; a constant has its place from the table's end.
 
@@ -53,7 +53,7 @@ def bound(recording: Recording, largest: Sequence[int]) -> int:
 
 
 def evaluate(recording: Recording, inputs: Sequence[Numbers]) -> Table:
-    """Every number of a recording, in its own unit, for many inputs at once; as ``Recording.evaluate`` for each.
+    """Every number of a recording, in its own unit, for many inputs at once; equals ``Recording.evaluate`` for each.
 
     Source: derived.
     """
@@ -64,7 +64,7 @@ def evaluate(recording: Recording, inputs: Sequence[Numbers]) -> Table:
 
 
 def holds(recording: Recording, table: Table, cells: int) -> Some:
-    """In which cells every comparison comes out as recorded; no unit.
+    """Whether every comparison comes out as recorded, per cell; no unit.
 
     Source: derived, as ``Recording.holds``.
     """

@@ -1,4 +1,4 @@
-"""The setups that are asked about: arrays of numbers by key, one cell a setup."""
+"""Arrays of values by key, one cell per setup."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ KEYS = (
     "num_gpus",
     "gradient_accumulation_steps",
 )
-"""Keys that may be arrays. The first two change sizes alone; the others make a few groups, worked out one by one."""
+"""Keys that may be arrays. The first two change only sizes; the others form a few groups, computed one by one."""
 BATCH, LENGTH, RANK, GPUS, ACCUMULATION = KEYS
 MOST_COUNTED = 2**25
-"""Combinations that are counted at most to find those that occur: ours, a quarter of a GiB."""
+"""Maximum size of the table that marks which combinations occur (our choice: a quarter of a GiB)."""
 Cells = Mapping[str, Numbers]
-"""For each of ``KEYS`` its number in each cell."""
+"""The value of each of ``KEYS`` in each cell."""
 
 
 def of(setup: TrainingSetup, asked: Mapping[str, ArrayLike]) -> tuple[Cells, tuple[int, ...]]:
-    """The cells of arrays that are broadcast against each other, and the shape of these; other keys are the setup's.
+    """Broadcasts arrays by key into cells, and returns the common shape; other keys are the setup's.
 
     Source: derived.
     """
@@ -42,7 +42,7 @@ def of(setup: TrainingSetup, asked: Mapping[str, ArrayLike]) -> tuple[Cells, tup
 
 
 def distinct(columns: Sequence[Numbers]) -> tuple[Sequence[Numbers], Numbers]:
-    """The distinct rows of some columns of numbers from 1 up, column by column, and which of them each row is.
+    """The distinct rows of columns of positive ints, column by column, and the index of each row among them.
 
     By counting, since sorting a million rows takes longer than reading them; where there may be too many to count, each
     row stands for itself.
@@ -68,7 +68,7 @@ def distinct(columns: Sequence[Numbers]) -> tuple[Sequence[Numbers], Numbers]:
 
 
 def _places(present: Numbers) -> Numbers:
-    """Of each number its place among those that are present."""
+    """The rank of each value among the distinct values."""
     places = np.zeros(present.max(initial=0) + 1, dtype=np.int64)
     places[present] = np.arange(len(present))
     return places

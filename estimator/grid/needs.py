@@ -1,4 +1,4 @@
-"""The need of many setups of one model at once: to the byte what ``need`` says of each."""
+"""The memory needed by many setups of one model, equal to ``need`` of each to the byte."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Strategy, Verdict
 
 AT_ONCE = 8192
-"""Cells that are evaluated at once: ours, so that a chunk stays in a processor's cache."""
+"""Cells evaluated at once (our choice, so that a chunk stays in the processor's cache)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What each setup needs, in the shape of the arrays that asked."""
+    """What each setup needs, in the shape of the arguments."""
 
     low_bytes: Numbers
     high_bytes: Numbers
     refused: Some
-    """Setups that ``need`` refuses; their bytes are 0."""
+    """Which setups ``need`` refuses; their bytes are 0."""
 
     def verdicts(self, gpu: Gpu) -> Mapping[Verdict, Some]:
-        """Which setups fit, are tight or do not fit, as ``verdict`` has it of each."""
+        """Which setups fit, are tight or do not fit, as by ``verdict``."""
         fits = self.high_bytes <= gpu.memory_bytes
         begins = self.low_bytes <= gpu.memory_bytes
         return {
@@ -49,7 +49,7 @@ class Needs:
 
 
 def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLike) -> Needs:
-    """Bytes needed per GPU, low and high, by each of many setups: as ``need`` says of every one, to the byte.
+    """Bytes needed per GPU, low and high, by each of many setups, equal to ``need`` of each to the byte.
 
     ``asked``: keys of ``KEYS`` with arrays that are broadcast against each other; the others are the setup's. A device
     map is read setup by setup, and so are grpo and rloo, whose rows must be whole groups.
@@ -59,7 +59,7 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
     cells, shape = of(setup, asked)
     accumulation = cells[ACCUMULATION]
     if not setup.objective.generates:
-        # of accumulation only whether there is any matters, so many cells may be one
+        # it matters only whether there is accumulation, so many cells share one result
         accumulation = np.minimum(accumulation, 2)
     columns, number = distinct([*(cells[key] for key in KEYS[:-1]), accumulation])
     model, setup = as_trained(model, setup)
@@ -70,7 +70,7 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
 
 
 class _Group:
-    """Setups that differ in batch and length only."""
+    """Setups that differ only in batch and length."""
 
     def __init__(self, fixed: PerStructure, setup: TrainingSetup, cells: Numbers) -> None:
         self.fixed, self.setup, self.cells = fixed, setup, cells
@@ -102,7 +102,7 @@ class _Reader:
         return self._low, self._high, self._refused
 
     def _groups(self) -> Iterator[_Group]:
-        """The setups that can be trained, by what a structure holds."""
+        """The setups that are not refused, grouped by structure."""
         cells = self._cells
         columns, number = distinct([cells[RANK], cells[GPUS], cells[ACCUMULATION]])
         found = zip(*(column.tolist() for column in columns), strict=True)
@@ -131,7 +131,7 @@ class _Reader:
                 yield _Group(fixed, setup, members[allowed])
 
     def _allowed(self, setup: TrainingSetup, members: Numbers) -> Some:
-        """Which of the group's batches and lengths are not refused; of batches only whether it is one row matters."""
+        """Which of the group's batches and lengths are not refused; for batches only one row or several matters."""
         batches, lengths = self._cells[BATCH][members], self._cells[LENGTH][members]
         columns, number = distinct([np.minimum(batches, 2), lengths])
         pairs = zip(*(column.tolist() for column in columns), strict=True)
@@ -157,7 +157,7 @@ class _Reader:
                 self._refused[cell] = True
 
     def _read(self, groups: Sequence[_Group]) -> None:
-        """The needs of groups that have their programs in common."""
+        """The needs of groups with the same programs."""
         cells = np.concatenate([group.cells for group in groups])
         number = np.repeat(np.arange(len(groups)), [len(group.cells) for group in groups])
         fixed = [_Fixed.of(group, self._workspace) for group in groups]
@@ -182,12 +182,12 @@ class _Reader:
     def _walked(
         self, plan: Plan, groups: Sequence[_Group], cells: Numbers, batch: int | None
     ) -> tuple[Numbers, Numbers]:
-        """Bytes of the highest moment above what rests, and what is left over after backward, in each cell."""
+        """Bytes of the highest moment above the resident ones, and bytes left over after backward, per cell."""
         highest, left_over = np.zeros(len(cells), np.int64), np.zeros(len(cells), np.int64)
         ends = np.cumsum([len(group.cells) for group in groups])
         spans = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
         inputs = np.concatenate([self._inputs(group, batch) for group in groups], axis=1)
-        # ZeRO-3 gathers by rank and number of GPUs; without it all groups are read together
+        # ZeRO-3's gathers depend on rank and number of GPUs; otherwise all groups are evaluated together
         joint = spans if self._setup.strategy is Strategy.ZERO3 else [(0, len(cells))]
         for first, last in joint:
             for start in range(first, last, AT_ONCE):
@@ -196,7 +196,7 @@ class _Reader:
         return highest, left_over
 
     def _inputs(self, group: _Group, batch: int | None) -> Numbers:
-        """[sizes, cells]: what ``Sizes.of`` says of each setup of a group."""
+        """[sizes, cells]: ``Sizes.of`` each setup of a group."""
         lengths = self._cells[LENGTH][group.cells]
         batches = self._cells[BATCH][group.cells] if batch is None else np.full_like(lengths, batch)
         (found,), number = distinct([lengths])
@@ -228,7 +228,7 @@ class _Reader:
         highest: Numbers,
         left_over: Numbers,
     ) -> Some:
-        """Read the cells for which a schedule holds; which they are."""
+        """Evaluates the cells for which a schedule is valid, and returns which those are."""
         recording = schedule.program.recording
         if bound(recording, inputs.max(axis=1).tolist()) > LARGEST:
             raise InputError("These sizes are too large for arrays; ask for fewer tokens.")
@@ -250,7 +250,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fixed:
-    """What batch and length do not change, in bytes."""
+    """Results independent of batch and length, in bytes."""
 
     begins: int
     rests: int

@@ -17,21 +17,21 @@ from estimator.grid.arrays import LARGEST, Numbers, Table
 from estimator.step.timeline import Gathered, Schedule
 
 EXACT = 2.0**52
-"""Below it every sum of whole numbers in float64 is exact, in any order: half of 2⁵³, the mantissa's."""
+"""Sums of integers in float64 below this bound are exact in any order: half of 2⁵³, the mantissa's range."""
 
 
 class Rows(NamedTuple):
     """The moments that can be the highest."""
 
     times: Numbers
-    """[moments, sizes]: how often each size is allocated then."""
+    """[moments, sizes]: number of live tensors of each size."""
     gathered: Numbers
-    """[moments]: bytes of weights that ZeRO-3 holds gathered then."""
+    """[moments]: bytes of weights gathered by ZeRO-3."""
 
 
 @lru_cache(maxsize=256)
 def rows(schedule: Schedule, gathered: Gathered | None) -> Rows:
-    """The moments of a schedule that no other exceeds: counts of each size, and bytes gathered beside them.
+    """The moments of a schedule that no other moment dominates: counts of each size, and gathered bytes.
 
     Of equal segments in a row the first or the last is highest, as in ``Walk``.
 
@@ -54,7 +54,7 @@ def rows(schedule: Schedule, gathered: Gathered | None) -> Rows:
 
 
 def _prefixes(schedule: Schedule, segment: int) -> Numbers:
-    """[events + 1, sizes]: what a segment has allocated before each of its events, and at its end."""
+    """[events + 1, sizes]: what a segment has allocated before each event, and at its end."""
     program = schedule.program
     start, end = program.spans[segment]
     steps = np.zeros((end - start + 1, len(program.places)), dtype=np.int64)
@@ -67,7 +67,7 @@ def _prefixes(schedule: Schedule, segment: int) -> Numbers:
 def _repetitions(
     schedule: Schedule, gathered: Gathered | None, index: int
 ) -> Iterator[tuple[int, int, Sequence[int]]]:
-    """First and last of the repetitions of a run that are alike, and the bytes gathered in each of their parts."""
+    """First and last of the equal repetitions of a run, and the bytes gathered in each of their parts."""
     if gathered is None:
         yield 0, schedule.runs[index].length - 1, (0,)
         return
@@ -76,7 +76,7 @@ def _repetitions(
 
 
 def _with(inside: Numbers, schedule: Schedule, segment: int, levels: Sequence[int]) -> Numbers:
-    """A segment's moments with the bytes gathered at each, of those that no other exceeds."""
+    """A segment's undominated moments, with the bytes gathered at each."""
     if len(levels) == 1:
         pieces = [(inside, levels[0])]
     else:
@@ -103,7 +103,7 @@ def _with(inside: Numbers, schedule: Schedule, segment: int, levels: Sequence[in
 
 
 def highest(moments: Numbers) -> Numbers:
-    """The rows that no other row exceeds or equals in every column, each once; in their own unit.
+    """The rows that no other row dominates in every column, each once; in their own unit.
 
     Source: derived.
 
@@ -120,7 +120,7 @@ def highest(moments: Numbers) -> Numbers:
 
 
 def peaks(of: Rows, sizes: Sequence[Numbers | int], cells: int) -> Numbers:
-    """Bytes of the highest moment above what was there at its start, in each cell.
+    """Bytes of the highest moment above those at the start, per cell.
 
     In float64, whose sums are exact below 2⁵³, where no partial sum can come near it; else in whole numbers.
 

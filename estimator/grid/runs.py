@@ -32,16 +32,16 @@ from estimator.values.specs import Gpu, Model
 
 Reals = NDArray[np.float64]
 AT_ONCE = 8192
-"""Cells that are evaluated at once: ours, so that a chunk stays in a processor's cache."""
+"""Cells evaluated at once (our choice, so that a chunk stays in the processor's cache)."""
 MOST_RECORDS = 64
-"""Records of one group at most; what none of them holds for is computed setup by setup."""
+"""Maximum number of recordings per group; setups for which none is valid are computed one by one."""
 ENDS = 4
 """Hours, low and high, and dollars, low and high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Hours and US dollars of each run, whole job, in the shape of the arrays that asked; NaN where unknown."""
+    """Hours and US dollars of each run, whole job, in the shape of the arguments; NaN if unknown."""
 
     hours_low: Reals
     hours_high: Reals
@@ -50,10 +50,10 @@ class Runs:
 
 
 def runs(model: Model, gpu: Gpu, setup: TrainingSetup, **asked: ArrayLike) -> Runs:
-    """Hours and US dollars of each of many runs, whole job: as ``time_of`` and ``run_cost`` say of every one.
+    """Hours and US dollars of each of many runs, whole job, equal to ``time_of`` and ``run_cost`` of each.
 
-    ``asked`` as in ``needs``; that says which setups are refused, this of any what its numbers come to. Sums are taken
-    one by one in float64, so the last of sixteen digits may differ.
+    ``asked`` is as in ``needs``, which says which setups are refused; here any setup is computed. Sums are
+    taken one by one in float64, so the last of sixteen digits may differ.
 
     Source: derived.
     """
@@ -87,7 +87,7 @@ def _groups(
 
 
 class _Group:
-    """Runs that differ in batch, length and accumulation only."""
+    """Runs that differ only in batch, length and accumulation."""
 
     def __init__(self, model: Model, gpu: Gpu, setup: TrainingSetup, whole: Resident) -> None:
         self._model, self._gpu, self._setup, self._whole = model, gpu, setup, whole
@@ -102,7 +102,7 @@ class _Group:
                 break
             try:
                 recording, outcome = self._recorded(numbers[:, rest[0]].tolist())
-            except TypeError:  # a formula does what a record does not know
+            except TypeError:  # a formula uses an operation that cannot be recorded
                 break
             held = np.zeros(len(rest), np.bool_)
             for start in range(0, len(rest), AT_ONCE):
@@ -146,7 +146,7 @@ def _evaluated(
     members: NDArray[np.int64],
     ends: Reals,
 ) -> Some:
-    with np.errstate(all="ignore"):  # in cells that it does not hold for
+    with np.errstate(all="ignore"):  # in cells for which it is not valid
         table = evaluate(recording, list(numbers.astype(np.float64)))
     held = holds(recording, table, len(members))
     for end, value in enumerate(outcome):
@@ -156,7 +156,7 @@ def _evaluated(
 
 
 class Recorded:
-    """A number that records its arithmetic and its comparisons; anything else asked of it is a ``TypeError``."""
+    """A number that records its arithmetic and comparisons; other operations raise ``TypeError``."""
 
     __slots__ = ("place", "recording", "value")
 
@@ -219,7 +219,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 class _RealRecording(Recording):
-    """A recording whose numbers are not whole."""
+    """A recording of floats."""
 
     def input(self, value: float) -> Recorded:
         self.inputs += 1

@@ -1,1 +1,1 @@
-"""How many tokens and patches does an image become? One file for each image processor of transformers."""
+"""How many tokens and patches does an image become? One file per kind of image processor."""

@@ -1,4 +1,4 @@
-"""Gemma 3 makes 256 tokens of every image; Gemma 4 keeps the image's shape within a budget."""
+"""Gemma 3 turns every image into 256 tokens; Gemma 4 keeps the aspect ratio within a budget of patches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_PATCH = Refusal(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3ImageProcessor:
-    """``Gemma3ImageProcessor``: one square image, with crops of an elongated one under pan and scan.
+    """``Gemma3ImageProcessor``: one square image; with pan and scan also crops of elongated images.
 
     Leaves out: the sentence that names the crops, some 16 tokens of text.
     Source: transformers 5.23, models/gemma3/image_processing_gemma3.py, ``pan_and_scan_batched``, lines 82 to 148;
@@ -41,7 +41,7 @@ class Gemma3ImageProcessor:
     min_ratio_to_activate: float = 1.2
 
     def image_tokens(self, height: int, width: int) -> ImageTokens:
-        """As many tokens for the whole image as for each crop."""
+        """The whole image and each crop have the same number of tokens."""
         tiles = 1 + self.crops(height, width)
         return ImageTokens(
             tiles * self.image_seq_length,
@@ -53,7 +53,7 @@ class Gemma3ImageProcessor:
         )
 
     def crops(self, height: int, width: int) -> int:
-        """Crops along the longer side; 0 where pan and scan leaves the image alone."""
+        """Number of crops along the longer side; 0 if pan and scan does not apply."""
         longer, shorter = max(height, width), min(height, width)
         if not self.do_pan_and_scan or longer / shorter < self.min_ratio_to_activate:
             return 0
@@ -64,7 +64,7 @@ class Gemma3ImageProcessor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4ImageProcessor:
-    """``Gemma4ImageProcessor``: as many patches as the budget lets, padded to the whole budget.
+    """``Gemma4ImageProcessor``: as many patches as the budget allows, padded to the full budget.
 
     Source: transformers 5.23, models/gemma4/image_processing_gemma4.py, ``get_aspect_ratio_preserving_size``;
     models/gemma4/processing_gemma4.py, ``_get_num_multimodal_tokens``.
@@ -78,7 +78,7 @@ class Gemma4ImageProcessor:
     max_soft_tokens: int = 280
 
     def image_tokens(self, height: int, width: int) -> ImageTokens:
-        """One token for every ``pooling_kernel_size`` squared patches."""
+        """One token per ``pooling_kernel_size``² patches."""
         budget = self.max_soft_tokens * self.pooling_kernel_size**2
         side = self.pooling_kernel_size * self.patch_size
         pixels = budget * self.patch_size**2

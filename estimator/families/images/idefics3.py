@@ -1,4 +1,4 @@
-"""Idefics 3 and SmolVLM: the longer side is brought to one length, however small the image, then cut into tiles."""
+"""Idefics 3 and SmolVLM: the longer side is resized to a fixed length, and the image is cut into tiles."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from estimator.families.images.image import ImageTokens
 
 MAX_IMAGE_SIZE = 4096
-"""Pixels of a side at the most: models/idefics3/image_processing_idefics3.py."""
+"""Maximum pixels per side: models/idefics3/image_processing_idefics3.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idefics3ImageProcessor:
-    """``Idefics3ImageProcessor``, which is ``SmolVLMImageProcessor`` as well.
+    """``Idefics3ImageProcessor`` and ``SmolVLMImageProcessor``.
 
     Source: transformers 5.23, models/idefics3/image_processing_idefics3.py, ``get_number_of_image_patches``;
     models/smolvlm/processing_smolvlm.py, ``get_image_prompt_string``. A tokenizer that makes a double line break
@@ -30,17 +30,17 @@ class Idefics3ImageProcessor:
     do_image_splitting: bool = True
 
     def image_tokens(self, height: int, width: int) -> ImageTokens:
-        """The tiles, and the overview where there are any."""
+        """The tiles, and the overview if there are tiles."""
         rows, columns = self.splits(height, width)
         tiles = rows * columns + 1
         side = self.tile // self.patch_size
         tokens = (side // self.scale_factor) ** 2
-        # each tile has a marker of its own and its place, each row a line break, the overview three markers
+        # each tile has a start marker and its position, each row a line break, the overview three markers
         markers = 3 + rows * (2 * columns + 1)
         return ImageTokens(tiles * tokens, markers, tiles * side**2, tiles, self.tile, self.tile)
 
     def splits(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of tiles; (0, 0) where the image is not split."""
+        """Rows and columns of tiles; (0, 0) if the image is not split."""
         if not self.do_image_splitting:
             return 0, 0
         high, wide = _bounded(*_resized(height, width, self.longest_edge))
@@ -50,7 +50,7 @@ class Idefics3ImageProcessor:
 
 
 def _resized(height: int, width: int, longest: int) -> tuple[int, int]:
-    """The longer side is ``longest``, enlarged where it is shorter; the other is even."""
+    """Resizes the longer side to ``longest``, also upwards; the other side becomes even."""
     ratio = width / height
     if width >= height:
         high = int(longest / ratio)

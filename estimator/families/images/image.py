@@ -1,4 +1,4 @@
-"""What a processor makes of one image."""
+"""The tokens and patches of one image."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import NamedTuple, Protocol
 
 
 class ImageTokens(NamedTuple):
-    """One image as the language model and the tower see it."""
+    """One image as the language model and the tower process it."""
 
     tokens: int
-    """Positions in the row that image features fill."""
+    """Tokens whose embeddings are replaced by image features."""
     markers: int
-    """Further tokens that the processor writes around them: start, end, row breaks, tile separators."""
+    """Further tokens that the processor adds: start, end, row breaks, tile separators."""
     patches: int
     """Patches that the tower computes, padding included."""
     tiles: int = 1
-    """Images of the tower's own size that the image is cut into, the overview included; 1 for a tower of any size."""
+    """Tiles of the tower's image size, including the overview; 1 for towers that take any size."""
     height: int = 0
-    """Pixels after resizing, of one tile."""
+    """Height of one tile after resizing, in pixels."""
     width: int = 0
 
 
 class ImageProcessor(Protocol):
-    """The settings of a processor, and the one question they answer."""
+    """An image processor's settings."""
 
     def image_tokens(self, height: int, width: int) -> ImageTokens:
-        """What one image of so many pixels becomes; ``ValueError`` where the processor itself stops."""
+        """Tokens and patches of an image of this size; ``ValueError`` if the real processor raises."""
         ...

@@ -1,4 +1,4 @@
-"""Pixtral and Mistral Small 3.1: the image's own shape, shrunk where a side is too long."""
+"""Pixtral and Mistral Small 3.1: the aspect ratio is kept, and images with a longer side are shrunk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from estimator.values.refusals import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PixtralImageProcessor:
-    """``PixtralImageProcessor``: one token for every ``spatial_merge_size`` squared patches.
+    """``PixtralImageProcessor``: one token per ``spatial_merge_size``² patches.
 
     Source: transformers 5.23, models/pixtral/image_processing_pixtral.py, ``get_resize_output_image_size``;
     models/pixtral/processing_pixtral.py, ``_get_num_multimodal_tokens``.
@@ -26,7 +26,7 @@ class PixtralImageProcessor:
     longest_edge: int = 1024
 
     def image_tokens(self, height: int, width: int) -> ImageTokens:
-        """A marker ends every row of tokens."""
+        """Every row of tokens ends with a marker."""
         side = self.patch_size * self.spatial_merge_size
         ratio = max(height / self.longest_edge, width / self.longest_edge)
         if ratio > 1:

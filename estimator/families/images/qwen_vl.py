@@ -1,4 +1,4 @@
-"""Qwen2-VL to Qwen3.5 and GLM-4V: sides rounded to whole tokens, the area held between two bounds."""
+"""Qwen2-VL to Qwen3.5 and GLM-4V: sides are rounded to whole tokens, and the area is kept between two bounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MARKERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen2VLImageProcessor:
-    """``Qwen2VLImageProcessor``, which Qwen2.5-VL, Qwen3-VL and Qwen3.5 use as well.
+    """``Qwen2VLImageProcessor``, also used by Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
     Source: transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py, ``smart_resize``, lines 63 to 89;
     models/qwen2_vl/processing_qwen2_vl.py, ``_get_num_multimodal_tokens``.
@@ -51,11 +51,11 @@ class Qwen2VLImageProcessor:
     max_pixels: int = 28 * 28 * 1280
 
     def image_tokens(self, height: int, width: int) -> ImageTokens:
-        """One token for every ``merge_size`` × ``merge_size`` patches."""
+        """One token per ``merge_size``² patches."""
         if max(height, width) / min(height, width) > LONGEST_RATIO:
             raise TOO_LONG(height=height, width=width)
         side = self.patch_size * self.merge_size
-        # Python's round, half to even, as the processor's
+        # Python's round, half to even, as in the processor
         high, wide = round(height / side) * side, round(width / side) * side
         if high * wide > self.max_pixels:
             shrink = math.sqrt(height * width / self.max_pixels)
@@ -73,7 +73,7 @@ class Qwen2VLImageProcessor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glm4vImageProcessor:
-    """``Glm4vImageProcessor`` and ``Glm46VImageProcessor``: the area is that of two frames.
+    """``Glm4vImageProcessor`` and ``Glm46VImageProcessor``: the area counts two frames.
 
     Source: transformers 5.23, models/glm46v/image_processing_glm46v.py, ``smart_resize``, lines 48 to 82.
 
@@ -88,7 +88,7 @@ class Glm4vImageProcessor:
     max_pixels: int = 28 * 28 * 15_000
 
     def image_tokens(self, height: int, width: int) -> ImageTokens:
-        """One token for every ``merge_size`` × ``merge_size`` patches."""
+        """One token per ``merge_size``² patches."""
         side, frames = self.patch_size * self.merge_size, self.temporal_patch_size
         shown = (height, width)
         if height < side or width < side:

@@ -1,4 +1,4 @@
-"""Llama 4 and InternVL: the image is cut into tiles of the tower's size, with an overview beside them."""
+"""Llama 4 and InternVL: the image is cut into tiles of the tower's size, plus an overview."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from estimator.families.images.image import ImageTokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama4ImageProcessor:
-    """``Llama4ImageProcessor``: the smallest canvas that shrinks the image least.
+    """``Llama4ImageProcessor``: the canvas that shrinks the image least; of equal ones the smallest.
 
     Source: transformers 5.23, models/llama4/image_processing_llama4.py, ``find_supported_resolutions`` and
     ``get_best_fit``; models/llama4/processing_llama4.py, ``_prompt_split_image``.
@@ -23,10 +23,10 @@ class Llama4ImageProcessor:
     patch_size: int = 14
     pixel_shuffle_ratio: float = 0.5
     max_patches: int = 16
-    """Of tiles, in spite of its name."""
+    """Maximum number of tiles, despite its name."""
 
     def image_tokens(self, height: int, width: int) -> ImageTokens:
-        """The tiles of the canvas, and the overview where there is more than one."""
+        """The tiles of the canvas, and the overview if there are several tiles."""
         rows, columns = self.canvas(height, width)
         cut = rows * columns
         tiles = cut + (cut > 1)
@@ -44,7 +44,7 @@ class Llama4ImageProcessor:
         ]
         upscaling = [scale for scale, _, _ in scaled if scale >= 1]
         best = min(upscaling) if upscaling else max(scale for scale, _, _ in scaled)
-        # of equal scales the smallest area; of equal areas the first in the processor's order
+        # among equal scales the smallest area; among equal areas the first in the processor's order
         return min(
             ((rows, columns) for scale, rows, columns in scaled if scale == best),
             key=lambda canvas: canvas[0] * canvas[1],
@@ -52,7 +52,7 @@ class Llama4ImageProcessor:
 
 
 def _canvases(most: int) -> Iterator[tuple[int, int]]:
-    """Canvases of at most so many tiles, as (rows, columns), grouped by their shape: the processor's order."""
+    """Canvases of at most this many tiles, as (rows, columns), grouped by aspect ratio as in the processor."""
     by_ratio: dict[float, list[tuple[int, int]]] = {}
     for tiles in range(most, 0, -1):
         for rows in (it for it in range(1, tiles + 1) if tiles % it == 0):
@@ -63,7 +63,7 @@ def _canvases(most: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InternVLImageProcessor:
-    """``GotOcr2ImageProcessor`` as ``InternVLProcessor`` sets it: the grid nearest to the image's shape.
+    """``GotOcr2ImageProcessor`` as set by ``InternVLProcessor``: the grid with the aspect ratio closest to the image's.
 
     Source: transformers 5.23, models/got_ocr2/image_processing_got_ocr2.py, ``get_optimal_tiled_canvas``;
     models/internvl/processing_internvl.py, ``_get_num_multimodal_tokens``.
@@ -78,10 +78,10 @@ class InternVLImageProcessor:
     crop_to_patches: bool = True
     min_patches: int = 1
     max_patches: int = 12
-    """Of tiles, in spite of its name."""
+    """Maximum number of tiles, despite its name."""
 
     def image_tokens(self, height: int, width: int) -> ImageTokens:
-        """The tiles of the grid, and the overview where there is more than one."""
+        """The tiles of the grid, and the overview if there are several tiles."""
         tiles = 1
         if self.crop_to_patches and self.max_patches > 1:
             columns, rows = self.grid(height, width)
@@ -107,7 +107,7 @@ class InternVLImageProcessor:
             off = abs(width / height - columns / rows)
             if off < least:
                 best, least = (columns, rows), off
-            # of equal shapes the larger, as long as it is not twice the image
+            # among equal aspect ratios the larger grid, if the image covers more than half of it
             elif off == least and width * height > 0.5 * self.tile**2 * columns * rows:
                 best = (columns, rows)
         return best

@@ -1,1 +1,1 @@
-"""What is a model that sees? Its tower, its projector, how an image enters the text; a file a kind in ``known/``."""
+"""What is a vision tower? Its modules and projector, and how its features enter the text; `known/` has one per kind."""

@@ -1,4 +1,4 @@
-"""What one image becomes in each tool: the settings that tools give the processors on their own."""
+"""Tokens of one image in each tool: the settings with which tools override the image processors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BY_TOOL: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # llamafactory 0.9.5, hparams/model_args.py, image_min_pixels and image_max_pixels: 32 · 32 and 768 · 768
     "LLaMA-Factory": {it: {"min_pixels": 1_024, "max_pixels": 589_824} for it in _QWEN},
 }
-"""Settings by tool and ``model_type`` of the checkpoint."""
+"""Settings by tool and the checkpoint's ``model_type``."""
 
 
 def settings_of(vision: Vision) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def settings_of(vision: Vision) -> tuple[str, ...]:
 
 
 def image_by_tool(model: Model, height: int, width: int) -> tuple[ToolImage, ...]:
-    """Tokens of one image in pixels, in each tool that is known to set the processor; empty for a model of text.
+    """Tokens of one image, sides in pixels, in each tool known to override the processor; empty for text models.
 
     Source: the lines named in ``BY_TOOL``.
     """

@@ -1,4 +1,4 @@
-"""What is said of the images of a run."""
+"""Sentences about the images of a run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Part
 
 LOGIT_BYTES = 12
-"""Bytes a logit takes at the height of the loss: three times float32."""
+"""Bytes per logit at the peak of the loss: three float32 tensors."""
 
 
 def image_sentences(model: Model, setup: TrainingSetup) -> list[str]:
-    """What images cost here, and what may surprise (sentences; per model); nothing for text alone.
+    """What images cost, and what may be unexpected (sentences; per model); empty for text only.
 
     Source: transformers 5.23, modeling_utils.py, ``enable_input_require_grads``; loss/loss_utils.py,
     ``ForCausalLMLoss`` (labels of -100 save no logits).
