@@ -165,3 +165,13 @@ def test_colours_are_fixed_and_differ():
     drawn = pieces(hero())
     assert len({it.label for it in drawn}) > 5
     assert all(it.colour == fills[it.label] for it in drawn)
+
+
+def test_a_pass_without_gradients_that_takes_more_than_the_loss_stands_in_its_place():
+    """LoRA without checkpointing holds the policy's graph while the reference is asked: that is the peak."""
+    setup = replace(SETUP, objective="dpo", per_device_train_batch_size=2)
+    answer, drawn = by_method(setup)[Method.LORA], hero(Method.LORA, setup)
+    assert answer.peak.phase is Phase.REFERENCE
+    need = pytest.approx(units.in_gib(answer.need_high_bytes), abs=0.01)
+    assert stacked(drawn, Phase.LOSS) == need
+    assert "<b>▸ Reference</b>" in drawn["layout"]["yaxis"]["ticktext"]

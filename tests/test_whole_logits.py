@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from estimator import Component, Method, Phase, TrainingSetup, catalog, estimate, need
+from estimator import Component, Method, Phase, TrainingSetup, catalog, estimate, need, remedies
 from estimator.contract.setups import parse
 from estimator.grid.needs import needs
 from estimator.tools.imported import read_files
@@ -79,6 +79,14 @@ def test_ms_swifts_loss_holds_the_completions_logits(keys: dict[str, Any], trace
         assert mine == pytest.approx(there, abs=2 * MIB)
 
 
+def test_the_fused_head_is_the_first_remedy_for_whole_logits():
+    card = catalog.gpu("RTX 4090")
+    setup = replace(PAIRS, per_device_train_batch_size=16)
+    first = remedies(estimate(SMALL, card, setup), [card])[0]
+    assert first.keys == {"loss": Loss.CHUNKED_TRL}
+    assert need(SMALL, card, replace(setup, loss=Loss.CHUNKED_TRL))[1] == first.need_high_bytes
+
+
 def _phases(setup: TrainingSetup) -> list[int]:
     phases = estimate(LLAMA, None, setup).phases
     return [
@@ -136,6 +144,7 @@ def test_the_tools_that_compute_whole_logits_are_read_so(text: str, loss: str):
         ({"objective": "sft", "loss": "selective"}, "not for objective sft"),
         ({"objective": "grpo", "max_completion_length": 256}, "is not modelled yet"),
         ({"strategy": "fsdp", "num_gpus": 2}, "take zero3 or ddp"),
+        ({"precompute_ref_log_probs": True}, "set it false, or take loss chunked_trl"),
     ],
 )
 def test_what_whole_logits_do_not_go_with_is_said(keys: dict[str, Any], sentence: str):

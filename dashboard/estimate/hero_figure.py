@@ -22,8 +22,8 @@ PLACES: Mapping[Phase | Method, float] = {
     Method.LORA: 6.9,
     Method.QLORA: 7.9,
 }
-"""Position of each bar from the top; the gap is for the second heading. Saving is replaced by evaluation or loading if
-they take more."""
+"""Position of each bar from the top; the gap is for the second heading. The loss is replaced by a pass without gradients
+if that takes more, saving by evaluation or loading."""
 HEADINGS = {
     -0.85: "One step, phase by phase",
     5.05: "Each method at its peak",
@@ -44,7 +44,12 @@ def _bars(estimate: Estimate, methods: Mapping[Method, Estimate]) -> list[Bar]:
         ),
         key=lambda moment: moment.bytes,
     )
-    shown = {phase: estimate.phases[phase] for phase in STEP_PHASES} | {Phase.SAVE: beside}
+    asked = max(
+        (estimate.phases[it] for it in (Phase.LOSS, *MORE_PASSES) if it in estimate.phases),
+        key=lambda moment: moment.bytes,
+    )
+    shown = {phase: estimate.phases[phase] for phase in STEP_PHASES}
+    shown |= {Phase.LOSS: asked, Phase.SAVE: beside}
     phases = [
         Bar(
             PLACES[place],

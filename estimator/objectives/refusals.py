@@ -27,6 +27,11 @@ WHOLE_LOGITS_LATER = Refusal(
     "loss standard with objective {objective}, as TRL had it before 1.15, is not modelled yet; take chunked_trl.",
     NOT_MODELLED,
 )
+PRECOMPUTED_IS_TRLS = Refusal(
+    "precompute_ref_log_probs does not go with loss {loss}, whose trainers ask the reference in every step; set it "
+    "false, or take loss chunked_trl.",
+    CONTRADICTION,
+)
 WHOLE_REFERENCE_LATER = Refusal(
     "loss {loss} with a reference model under strategy {strategy} is not modelled yet; take zero3 or ddp, method lora, "
     "or loss chunked_trl.",
@@ -287,6 +292,8 @@ def _check_loss(model: Model, setup: TrainingSetup) -> None:
 def _check_whole_logits(model: Model, setup: TrainingSetup) -> None:
     if setup.objective.generates:
         raise WHOLE_LOGITS_LATER(objective=setup.objective)
+    if setup.precompute_ref_log_probs:
+        raise PRECOMPUTED_IS_TRLS(loss=setup.loss)
     if setup.keeps_reference and setup.strategy.is_fsdp:
         raise WHOLE_REFERENCE_LATER(loss=setup.loss, strategy=setup.strategy)
     if model.output_router_logits:

@@ -324,6 +324,12 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     Prices: Liger computes the head's gradients with the loss, by the same products (Hsu et al. 2024,
     arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, recomputes the logits in backward.
     """
+    if setup.freezes_reference and setup.objective.has_reference:
+        yield Change(
+            "TRL's trainer with its fused head",
+            "The same loss up to rounding; needs TRL 1.15 or newer by itself. Backward recomputes the logits.",
+            ({"loss": Loss.CHUNKED_TRL},),
+        )
     if loss_of(model, setup) is not Loss.STANDARD or setup.objective is not Objective.SFT:
         return
     if fuses_head(model):
@@ -344,12 +350,15 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
 def _references(setup: TrainingSetup) -> Iterator[Change]:
     """What an objective can do without: its reference model on the GPU, all rows at once, long prompts."""
     objective = setup.objective
-    if setup.keeps_reference and not objective.generates:
+    if setup.asks_reference and not objective.generates:
+        leaves = ", and then leaves the GPU" if setup.keeps_reference else ""
         yield Change(
             "Reference precomputed",
-            "The same result: the reference is asked once about every example, before training, and then leaves the "
-            "GPU.",
-            ({"precompute_ref_log_probs": True},),
+            f"The same result: the reference is asked once about every example, before training{leaves}.",
+            (
+                {"precompute_ref_log_probs": True}
+                | ({"loss": Loss.CHUNKED_TRL} if setup.freezes_reference else {}),
+            ),
         )
     if setup.keeps_reference and objective.generates:
         yield Change(
@@ -412,9 +421,11 @@ def _divisions(setup: TrainingSetup) -> Iterator[Change]:
     for way in _STRONGER.get(setup.strategy, ()):
         traffic = "no more traffic." if way is Strategy.ZERO2 else _TRAFFIC
         keys = sharing_keys(setup, way, setup.num_gpus)
+        shards = setup.keeps_reference and way in (Strategy.ZERO3, Strategy.FSDP)
+        reference = " The reference is sharded too." if shards else ""
         yield Change(
             f"{_NAMES[way]} instead of {setup.strategy}",
-            f"The same GPUs: {traffic[0].lower()}{traffic[1:]}{_brought_back(keys)}",
+            f"The same GPUs: {traffic[0].lower()}{traffic[1:]}{reference}{_brought_back(keys)}",
             (keys,),
         )
 
