@@ -22,8 +22,8 @@ PLACES: Mapping[Phase | Method, float] = {
     Method.LORA: 6.9,
     Method.QLORA: 7.9,
 }
-"""Position of each bar from the top; the gap is for the second heading. The loss is replaced by a pass without gradients
-if that takes more, saving by evaluation or loading."""
+"""Position of each bar from the top; the gap is for the second heading. The loss is replaced by a pass without
+gradients if that takes more, saving by evaluation or loading."""
 HEADINGS = {
     -0.85: "One step, phase by phase",
     5.05: "Each method at its peak",
