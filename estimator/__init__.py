@@ -20,6 +20,7 @@ from estimator.families.custom import resized
 from estimator.families.registry import family_of
 from estimator.families.vision.by_tool import image_by_tool
 from estimator.families.vision.by_tool import settings_of as image_settings
+from estimator.families.vision.sentences import image_costs
 from estimator.families.vision_family import images_of
 from estimator.objectives.batch import least_batch, least_length
 from estimator.parallel import placement
@@ -220,6 +221,7 @@ __all__ = [
     "files_of",
     "hub",
     "image_by_tool",
+    "image_costs",
     "image_settings",
     "images_of",
     "kept_logits_bytes",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from estimator import estimate
+from estimator import estimate, image_costs
 from estimator.contract.setups import parse, read_setup
 from estimator.families.modules import module_parameters
 from estimator.families.vision_family import VISION, images_of, vision_modules
@@ -275,10 +275,45 @@ def test_fewer_pixels_are_offered_with_the_tokens_they_leave() -> None:
     )
     model, _, read = parse(given)
     (change, freeze) = image_changes(model, read)
-    assert "now 10,549 per example" in change.price
+    assert "now 10,549 tokens of an example" in change.price
     # the class's own bound, 28 · 28 · 1,280 pixels: 1,222 tokens, two markers, the text
     assert {"max_pixels": 1_003_520, "max_length": 1324} in change.options
     assert freeze.options == ({"freeze_vision": True},)
+
+
+def test_fewer_pixels_shorten_a_row_whose_text_is_what_images_leave() -> None:
+    given = setup(qwen2_5(), image_height=2160, image_width=3840, text_tokens=None)
+    given["max_length"] = 11_000
+    model, _, read = parse(given)
+    change, _ = image_changes(model, read)
+    # the row is 10,549 tokens of the image, two markers and 449 of text, which stay beside 1,222 and two
+    assert {"max_pixels": 1_003_520, "max_length": 449 + 1222 + 2} in change.options
+
+
+def test_small_images_that_a_processor_enlarges_are_said_with_the_way_out() -> None:
+    vision = {"hidden_size": 768, "image_size": 512, "patch_size": 16, "num_hidden_layers": 2}
+    config = {
+        "model_type": "smolvlm",
+        "scale_factor": 4,
+        "text_config": LLAMA,
+        "vision_config": vision,
+    }
+    model, _, read = parse(setup(config))
+    (said,) = image_costs(model, read)
+    # 448² becomes 2,048²: 4 × 4 tiles and the overview, of 64 tokens each
+    assert "17 tiles and 1,088 tokens. image_longest_edge 512 leaves 1 and 64." in said
+    assert image_costs(*parse(setup(config, image_longest_edge=512))[::2]) == []
+
+
+def test_a_frozen_tower_in_backward_is_said_with_its_bytes() -> None:
+    keys = {"freeze_vision": True, "gradient_checkpointing": True}
+    model, _, read = parse(setup(gemma3(2), **keys))
+    dragged, mask = image_costs(model, read)
+    # 4,096 patches × two layers × 1,152 × 2 bytes
+    assert "the inputs of its 2 layers stay, 19 MB" in dragged
+    # 2 bytes for every pair of the row's 64 + 256 + 4 tokens, each row padded to 328
+    assert f"{2 * 324 * 328 / 1e6:,.0f} MB" in mask
+    assert image_costs(*parse(setup(qwen3(), **keys))[::2]) == []
 
 
 def test_a_window_that_a_wrapped_config_turns_off_stays_off() -> None:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from dashboard.state import question, session
 from dashboard.widgets import boxes, rerun
-from estimator import TrainingSetup, image_by_tool, image_settings, images_of
+from estimator import TrainingSetup, image_by_tool, image_costs, image_settings, images_of
 
 SIZES = {
     "Thumbnail": (224, 224),
@@ -60,11 +60,15 @@ def _sizes() -> None:
         help="Sizes of common images in pixels; an A4 page at 150 dots per inch is 1,240 × 1,754.",
     )
     (image, *_) = images_of(model, setup.images)
-    tools = [f"{it.tool}: {it.tokens:,}" for it in image_by_tool(model, height, width)]
-    others = f" Tools have different defaults: {'; '.join(tools)}." if len(tools) > 1 else ""
     st.caption(
-        f"An image of {width:,} × {height:,} pixels is {image.tokens:,} tokens, from {image.patches:,} patches.{others}"
+        f"An image of {width:,} × {height:,} pixels is **{image.tokens:,} tokens**, from {image.patches:,} patches."
     )
+    tools = image_by_tool(model, height, width)
+    if len({it.tokens for it in tools}) > 1:
+        said = "".join(f"\n- {it.tool}: {it.tokens:,}" for it in tools)
+        st.caption(f"Tokens by whose settings:{said}")
+    for sentence in image_costs(model, setup):
+        st.caption(sentence)
 
 
 UNUSUAL = {

@@ -39,7 +39,11 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
         return
     if not setup.images.all_image_sizes:
         return
-    before = sum(image.tokens for image in images_of(model, setup.images))
+    seen_now = images_of(model, setup.images)
+    before = sum(image.tokens for image in seen_now)
+    text = setup.images.text_tokens
+    if text is None:  # what the row has besides
+        text = setup.max_length - before - sum(image.markers for image in seen_now)
     processor = processor_of(vision, setup.images)
     for key, smaller in SMALLER.items():
         own = "longest_edge" if key == "image_longest_edge" else key
@@ -50,15 +54,13 @@ def image_changes(model: Model, setup: TrainingSetup) -> Iterator[ImageChange]:
             tokens = images_of(model, images)
             seen = sum(image.tokens for image in tokens)
             if value < now and seen < before:
-                keys: dict[str, Any] = {key: value}
-                if setup.images.text_tokens is not None:
-                    markers = sum(image.markers for image in tokens)
-                    keys["max_length"] = setup.images.text_tokens + seen + markers
+                row = text + seen + sum(image.markers for image in tokens)
+                keys = {key: value, "max_length": min(setup.max_length, row)}
                 options.append(keys)
         if options:
             yield ImageChange(
-                f"{key} {{{key}}}",
-                f"Fewer tokens for the same images, now {before:,} per example. Fine detail may be lost.",
+                f"{key} {{{key}}}, rows of {{max_length:,}} tokens",
+                f"The same images and text; images are now {before:,} tokens of an example. Fine detail may be lost.",
                 tuple(options),
             )
     if not setup.adapters.freeze_vision:

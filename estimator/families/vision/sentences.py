@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from estimator.families.vision_family import images_of, sees, vision_family
+from dataclasses import replace
+
+from estimator.families.images.idefics3 import Idefics3ImageProcessor
+from estimator.families.vision_family import images_of, processor_of, sees, vision_family
+from estimator.tape.attention import MASK_ALIGNMENT
+from estimator.values.arithmetic import ceil_div
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Part
+from estimator.values.specs import Dtype, Model, Part
 
 LOGIT_BYTES = 12
 """Bytes per logit at the peak of the loss: three float32 tensors."""
@@ -30,20 +35,62 @@ def image_sentences(model: Model, setup: TrainingSetup) -> list[str]:
     patches = sum(image.patches for image in images)
     per_token = LOGIT_BYTES * model.vocab_size / 1e6
     count = "The image" if len(images) == 1 else f"The {len(images)} images"
-    sentences = [
+    return [
         f"{count} of an example become {tokens:,} tokens and {markers:,} markers, from {patches:,} patches that the "
         f"tower computes. In the loss an image token costs as much as a word, {per_token:.1f} MB of logits with the "
-        "standard loss, though it is not scored."
+        "standard loss, though it is not scored. Fewer pixels make fewer tokens.",
+        *image_costs(model, setup),
     ]
-    frozen = setup.adapters.frozen_parts
-    if setup.gradient_checkpointing and Part.VISION in frozen and vision_family(vision).dragged:
+
+
+def image_costs(model: Model, setup: TrainingSetup) -> list[str]:
+    """What images cost beyond their tokens, with a way out (sentences; per model); none for text alone.
+
+    Source: transformers 5.23, modeling_utils.py, ``enable_input_require_grads``; models/idefics3/
+    image_processing_idefics3.py, ``get_resize_output_image_size``; models/gemma3/modeling_gemma3.py,
+    ``create_causal_mask_mapping``.
+    """
+    vision = model.vision
+    if vision is None or not sees(model, setup.adapters) or not setup.images.all_image_sizes:
+        return []
+    sentences = []
+    if (
+        setup.gradient_checkpointing
+        and Part.VISION in setup.adapters.frozen_parts
+        and vision_family(vision).dragged
+    ):
+        patches = sum(image.patches for image in images_of(model, setup.images))
+        layers = vision.tower.num_hidden_layers
+        width = 4 if setup.precision.dtype is Dtype.FLOAT32 else 2
+        kept = setup.per_device_train_batch_size * patches * layers * vision.tower.hidden_size
         sentences.append(
             "Gradient checkpointing's hook also catches the tower's patch embedding, so backward runs through the "
-            "frozen tower for nothing: its layers are saved, computed again and differentiated. Turning "
-            "checkpointing on for the language model alone avoids it."
+            f"frozen tower for nothing: the inputs of its {layers} layers stay, {width * kept / 1e6:,.0f} MB, and each "
+            "is computed again and differentiated. Turning checkpointing on for the language model alone avoids it."
         )
     if vision_family(vision).masks_text:
+        rows, length = setup.per_device_train_batch_size, setup.max_length
+        mask = 2 * rows * length * ceil_div(length, MASK_ALIGNMENT) * MASK_ALIGNMENT
         sentences.append(
-            "With an image in the batch every layer of the text has an explicit mask and leaves flash attention."
+            "With an image in the batch every layer of the text leaves flash attention: it repeats keys and values for "
+            f"every head and has a mask of its own, {mask / 1e6:,.0f} MB in 16 bits. Half the tokens in a row are a "
+            "quarter of it."
         )
+    processor = processor_of(vision, setup.images)
+    if isinstance(processor, Idefics3ImageProcessor):
+        sentences += _enlarged(processor, setup.images.all_image_sizes[0])
     return sentences
+
+
+def _enlarged(processor: Idefics3ImageProcessor, size: tuple[int, int]) -> list[str]:
+    """That a small image is enlarged and cut into tiles, and what a shorter edge makes of it."""
+    now = processor.image_tokens(*size)
+    shorter = replace(processor, longest_edge=processor.tile).image_tokens(*size)
+    if max(size) >= processor.longest_edge or now.tokens == shorter.tokens:
+        return []
+    height, width = size
+    return [
+        f"The processor enlarges an image of {width:,} × {height:,} pixels to a longest edge of "
+        f"{processor.longest_edge:,}, hence {now.tiles} tiles and {now.tokens:,} tokens. image_longest_edge "
+        f"{processor.tile} leaves {shorter.tiles} and {shorter.tokens:,}."
+    ]
