@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import generation
 from estimator.answer.estimate import estimate, need
 from estimator.answer.overflow import first_overflow, instants
 from estimator.families.counts import total_parameters
@@ -421,3 +422,18 @@ def test_searches_pass_over_gpus_on_which_vllm_does_not_start() -> None:
 
 def test_the_longest_context_is_one_that_vllm_takes() -> None:
     assert longest_context(QWEN, H100, setup(method="lora", vllm_max_model_length=2048)) == 2048
+
+
+# --- data/generation.csv and docs/generation.md ---
+
+
+def test_eight_in_ten_published_steps_are_inside_the_range() -> None:
+    found = list(generation.published())
+    assert len(found) >= 15
+    assert sum(it.is_inside for it in found) >= 0.8 * len(found)
+
+
+def test_trls_advice_is_the_formula_of_its_space() -> None:
+    # by hand, Qwen2.5 7B at 8 × 1,024 tokens: 7.6156 billion · 2 GiB, and 57,344 bytes a token, a fifth more, of 79.11
+    # GiB: (15.231 + 0.4375) · 1.2 / 79.11 = 0.238
+    assert generation.trls_advice(QWEN_7B, setup(), H100.memory_bytes) == 0.25

@@ -17,7 +17,7 @@ from estimator.inference.colocation import colocated_engine, compute_width, row_
 from estimator.inference.engine import WIDTH
 from estimator.inference.kv_cache import sequence_bytes
 from estimator.objectives.batch import prompt_tokens
-from estimator.parallel.network import exchange_seconds, links, shards
+from estimator.parallel.network import ExchangeGroup, exchange_seconds, links, shards
 from estimator.resident.model import Resident
 from estimator.time.flops import FORWARD
 from estimator.time.throughput import FAST_OPERATOR, SLOW_OPERATOR, Rates, rates, run_time
@@ -33,6 +33,11 @@ SLOW_TOKEN_SECONDS = 0.01
 """Host's seconds for one token of all rows, slow end: scheduling, sampling, log-probabilities. Our assumption."""
 SLOW_TENSOR_SECONDS = 0.001
 """Host's seconds for each tensor that is pushed, slow end. Our assumption."""
+SLOW_REDUCE_SECONDS, SLOW_REDUCE_BETWEEN_SECONDS = 30e-6, 60e-6
+"""Latency of one small all-reduce inside a machine, and between machines, slow end. Our assumption."""
+REDUCES = 2
+"""All-reduces of a layer under tensor parallelism: behind attention and behind the MLP. vllm 0.33,
+model_executor/layers/linear.py, ``RowParallelLinear``."""
 LAYER_OPERATORS = 40
 """Operators of one layer of transformers' generate with a cache: derived, from models/llama/modeling_llama.py."""
 
@@ -123,7 +128,8 @@ def generation_parts(model: Model, gpu: Gpu, setup: TrainingSetup) -> tuple[Time
 
         prompts   2 · parameters of a token · tokens / rate         fast: each prompt once for its whole group
         tokens    longest · rounds · weights / bandwidth + Σ rows, tokens  keys and values / bandwidth,
-                  or 2 · parameters · rows · tokens / rate if that is longer (fast), and also (slow)
+                  or 2 · parameters · rows · tokens / rate if that is longer (fast), and also (slow); with tensor
+              parallelism also two all-reduces a layer
 
     Source: derived; Pope et al. 2022, arXiv:2211.05102, section 2 (decoding reads weights and cache for every token).
     """
@@ -164,10 +170,32 @@ def _of_engine(
         model, slow, WIDTH, ranks, rate.slow, SLOW_BANDWIDTH_SHARE * rate.bandwidth
     )
     host = slow.tokens * SLOW_TOKEN_SECONDS
+    reduced = _reduced(model, gpu, setup, fast, slow)
     return (
         TimePart(PROMPTS, prompt_low, prompt_high),
-        TimePart(TOKENS, max(low), total(high) + host),
+        TimePart(TOKENS, max(low) + reduced[0], total(high) + host + reduced[1]),
     )
+
+
+def _reduced(
+    model: Model, gpu: Gpu, setup: TrainingSetup, fast: Rounds, slow: Rounds
+) -> tuple[float, float]:
+    """Seconds that the GPUs of an engine exchange sums, fast and slow: of every token of every row, twice a layer."""
+    ranks, node = setup.generation.vllm_tensor_parallel_size, setup.mesh.gpus_per_node
+    if ranks == 1:
+        return 0.0, 0.0
+    group, by = ExchangeGroup(ranks, node), links(gpu, setup.mesh)
+    times = REDUCES * model.num_hidden_layers
+    sums = (
+        fast.rows * (fast.computed + fast.completion),
+        slow.rows * (slow.prompt + slow.completion),
+    )
+    low, high = (
+        2 * times * exchange_seconds(tokens * model.hidden_size * WIDTH, group, by)[end]
+        for end, tokens in enumerate(sums)
+    )
+    latency = SLOW_REDUCE_SECONDS if ranks <= node else SLOW_REDUCE_BETWEEN_SECONDS
+    return low, high + times * slow.tokens * latency
 
 
 def _decoded(

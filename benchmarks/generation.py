@@ -1,0 +1,262 @@
+"""What generation is estimated to take, beside published seconds of GRPO steps and TRL's advice on vLLM's share.
+
+    python benchmarks/generation.py            # writes docs/generation.md
+
+The first table is data/generation.csv: published steps with their hardware and settings. The second is the formula of
+TRL's Space "recommend-vllm-memory" beside ours on twenty setups.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from estimator import Objective, Strategy, TrainingSetup, catalog, estimate, vllm_shares  # noqa: E402  run as a script, the package is beside
+from estimator.families.counts import total_parameters  # noqa: E402
+from estimator.values.specs import Model  # noqa: E402
+
+TABLE = ROOT / "data" / "generation.csv"
+GIB = 2**30
+
+
+class Published(NamedTuple):
+    """One published step beside its estimate."""
+
+    row: Mapping[str, str]
+    low: float
+    high: float
+
+    @property
+    def seconds(self) -> float:
+        """As published."""
+        return float(self.row["step_seconds"])
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it lies between the two ends."""
+        return self.low <= self.seconds <= self.high
+
+
+def setup_of(row: Mapping[str, str]) -> TrainingSetup:
+    """A published step as TRL would run it: vLLM beside ZeRO-3, one generation a step, a reference in the loss."""
+    of_each, prompt = int(row["rows"]) // int(row["num_gpus"]), int(row["prompt_tokens"])
+    batch = 2 - of_each % 2
+    return TrainingSetup(
+        objective=Objective.GRPO,
+        beta=0.01,
+        gradient_checkpointing=True,
+        use_vllm=True,
+        vllm_mode="server",
+        vllm_tensor_parallel_size=int(row["tensor_parallel_size"]),
+        num_gpus=int(row["num_gpus"]),
+        strategy=Strategy.ZERO3,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=of_each // batch,
+        num_generations=int(row["num_generations"]),
+        max_length=int(row["max_length"]),
+        max_prompt_length=prompt,
+        max_completion_length=int(row["max_length"]) - prompt,
+        mean_tokens_per_example=int(row["mean_tokens"]) if row["mean_tokens"] else None,
+    )
+
+
+def published() -> Iterator[Published]:
+    """Every row of the table with its estimate."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            gpu = catalog.gpu(row["gpu"])
+            time = estimate(catalog.model(row["model"]), gpu, setup_of(row)).time
+            assert time is not None
+            yield Published(row, time.step_seconds_low, time.step_seconds_high)
+
+
+# --- TRL's advice ---------------------------------------------------------------------------------
+
+BUFFER, STEP = 0.2, 20
+
+
+def trls_advice(model: Model, setup: TrainingSetup, memory: int) -> float:
+    """What TRL's Space recommends: weights and one micro-batch's cache, a fifth more, up to the next 0.05.
+
+    Source: https://huggingface.co/spaces/trl-lib/recommend-vllm-memory (``recommend_gpu_mem_util``), whose billions of
+    parameters are multiplied by GiB, and whose heads are as wide as hidden_size / num_attention_heads.
+    """
+    ranks = setup.vllm_tensor_parallel_size
+    weights = total_parameters(model) / 1e9 * GIB * 2 / ranks
+    width = model.num_key_value_heads * model.hidden_size / model.num_attention_heads
+    token = 2 * model.num_hidden_layers * width * 2
+    cache = token * setup.per_device_train_batch_size * setup.max_length
+    return math.ceil((1 + BUFFER) * (weights + cache) / memory * STEP) / STEP
+
+
+class Advised(NamedTuple):
+    """One setup with both answers."""
+
+    name: str
+    trls: float
+    trls_ends: str
+    ours: float | None
+    largest: float | None
+    rows: int
+
+
+LONG = {"max_length": 4096, "max_completion_length": 3072}
+SHORT = {"max_length": 1024, "max_completion_length": 512}
+EIGHT = {"num_gpus": 8, "strategy": "zero3"}
+LORA, ASLEEP = {"method": "lora"}, {"vllm_enable_sleep_mode": True}
+H100, H200, A100 = "H100-SXM5-80GB", "H200-SXM-141GB", "A100-SXM4-80GB"
+
+
+def _of(steps: int) -> dict[str, int]:
+    return {"gradient_accumulation_steps": steps}
+
+
+def _split(ranks: int) -> dict[str, int]:
+    return {"vllm_tensor_parallel_size": ranks}
+
+
+SETUPS: Sequence[tuple[str, str, dict[str, Any]]] = [
+    ("Qwen/Qwen2.5-0.5B", "L4", SHORT),
+    ("Qwen/Qwen2.5-1.5B", "L40S", SHORT),
+    ("Qwen/Qwen2.5-1.5B", A100, LONG | _of(8)),
+    ("Qwen/Qwen2.5-3B", A100, SHORT),
+    ("Qwen/Qwen2.5-3B", H100, LONG | _of(16)),
+    ("Qwen/Qwen3-4B", H100, SHORT | LORA),
+    ("Qwen/Qwen3-4B", H100, LONG | LORA | _of(8)),
+    ("Qwen/Qwen2.5-7B", H100, SHORT | LORA),
+    ("Qwen/Qwen2.5-7B", H100, LONG | LORA | _of(8)),
+    ("Qwen/Qwen2.5-7B", H200, LONG | _of(8)),
+    ("Qwen/Qwen2.5-7B", H100, SHORT | EIGHT),
+    ("Qwen/Qwen2.5-7B", H100, LONG | EIGHT | _split(4)),
+    ("meta-llama/Llama-3.1-8B", A100, SHORT | LORA),
+    ("meta-llama/Llama-3.1-8B", H100, LONG | EIGHT),
+    ("meta-llama/Llama-3.1-8B", H100, LONG | EIGHT | ASLEEP),
+    ("google/gemma-3-4b-it", H100, LONG | LORA | {"model_class": "text"}),
+    ("Qwen/Qwen2.5-14B", H100, LONG | EIGHT),
+    ("Qwen/Qwen2.5-14B", H100, LONG | EIGHT | _split(8) | ASLEEP),
+    ("Qwen/Qwen3-30B-A3B", H200, SHORT | EIGHT | _split(2) | ASLEEP),
+    ("Qwen/Qwen3-32B", H200, SHORT | EIGHT | _split(4) | ASLEEP),
+]
+"""Model, card and keys of twenty setups: full or LoRA, short and long, one GPU and eight, awake and asleep."""
+
+
+def advised() -> Iterator[Advised]:
+    """Both answers for every setup."""
+    for name, card, keys in SETUPS:
+        model, gpu = catalog.model(name), catalog.gpu(card)
+        setup = TrainingSetup(
+            objective=Objective.GRPO,
+            use_vllm=True,
+            gradient_checkpointing=True,
+            per_device_train_batch_size=8,
+            vllm_max_model_length=keys["max_length"],
+            **keys,
+        )
+        found = vllm_shares(model, gpu, setup)
+        trls = trls_advice(model, setup, gpu.memory_bytes)
+        at = {it.utilisation: it for it in found.shares}.get(trls)
+        if at is None or at.verdict is None:
+            ends = "vLLM does not start"
+        else:
+            ends = f"{at.verdict.value.replace('_', ' ')}, {at.rows_low} rows at once"
+        yield Advised(
+            _named(name, card, keys), trls, ends, found.advised, found.largest, found.rows
+        )
+
+
+def _named(name: str, card: str, keys: Mapping[str, Any]) -> str:
+    number = keys.get("num_gpus", 1)
+    parts = [name.partition("/")[2], keys.get("method", "full"), f"{number} × {card}"]
+    parts += [
+        f"{key.removeprefix('vllm_')} {value}" for key, value in keys.items() if key not in _SAID
+    ]
+    return ", ".join(parts)
+
+
+_SAID = ("method", "num_gpus", "max_completion_length", "model_class")
+
+
+def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def render() -> str:
+    """docs/generation.md."""
+    steps, advice = list(published()), list(advised())
+    inside = sum(it.is_inside for it in steps)
+    beyond = [it for it in steps if not it.is_inside]
+    slower = sum(it.seconds > it.high for it in beyond)
+    first = _table(
+        ("run", "published, s", "estimated, s", "inside", "source"),
+        (
+            (
+                it.row["id"],
+                f"{it.seconds:g}",
+                f"{it.low:.0f} to {it.high:.0f}",
+                "yes" if it.is_inside else "no",
+                f"[{it.row['tool']}]({it.row['source']})",
+            )
+            for it in steps
+        ),
+    )
+    second = _table(
+        ("setup", "rows", "TRL's Space", "what that does", "ours", "largest that fits"),
+        (
+            (
+                it.name,
+                str(it.rows),
+                f"{it.trls:.2f}",
+                it.trls_ends,
+                "none" if it.ours is None else f"{it.ours:.2f}",
+                "none" if it.largest is None else f"{it.largest:.2f}",
+            )
+            for it in advice
+        ),
+    )
+    fine = sum(
+        it.trls_ends.startswith("fits") and f" {it.rows} rows" in it.trls_ends for it in advice
+    )
+    widths = [it.high / it.low for it in steps]
+    return f"""# Generation: published and advised
+
+Written by `python benchmarks/generation.py`. The keys are those of `--help`; the code is `estimator/inference/`.
+
+## Seconds of a step
+
+{inside} of {len(steps)} published steps lie inside the estimated range; of the others {slower} are slower than its slow
+end and {len(beyond) - slower} faster than its fast end. No constant is fitted to them. All but one are NVIDIA's, with
+Megatron's tensor, pipeline and expert parallelism; the estimate trains the same rows under ZeRO-3. Pipeline bubbles,
+which slow the largest mixture, are not in it. The two ends lie a factor of {min(widths):.1f} to {max(widths):.1f}
+apart, mostly because rows may be as long as their mean or as the limit.
+
+{first}
+
+## TRL's advice beside ours
+
+TRL's Space "recommend-vllm-memory" asks for weights and cache, a fifth more, rounded up to 0.05. Of {len(advice)}
+setups its number fits and holds every row of a generation in {fine}. The two differ because
+
+- it counts the cache of one micro-batch; vLLM is given a whole generation, `steps_per_generation` micro-batches, and
+  those of every GPU of an engine;
+- it does not divide the cache by `vllm_tensor_parallel_size`;
+- it takes hidden size / heads for a head's width, which is wrong for Qwen3 and Gemma 3, and counts windows in full;
+- it multiplies billions of parameters by GiB, which is 7 % too much;
+- it knows neither the trainer beside vLLM, nor sleep, nor what the sampler and CUDA graphs take.
+
+"Ours" is the smallest share that holds all rows of a generation, else the largest that fits.
+
+{second}
+"""
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "generation.md").write_text(render(), encoding="utf-8")
+    print("wrote docs/generation.md")
