@@ -11,6 +11,8 @@ PORT ?=
 VENV := .venv
 VERIFY := .venv-verify
 GPU := .venv-gpu
+LOCK := .venv-lock
+UV := 0.13.9
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PAGE := $(VENV)/page.stamp
 DEV := $(VENV)/dev.stamp
@@ -18,13 +20,15 @@ TORCH := $(VERIFY)/torch.stamp
 CUDA := $(GPU)/cuda.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup test lint types imports pytest chromium verify bench measure docs format hooks clean
+.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench measure docs format hooks clean
 
 help:
 	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
 	@echo "make test     set up and run lint, types, import contracts and all tests that do not need torch"
 	@echo "make verify   set up torch 2.13.0 and check parameter counts and dtypes against the real libraries"
 	@echo "make bench    time one estimate, a million needs, and the page's response to each slider"
+	@echo "make lock     write requirements.lock from requirements.txt (UPGRADE=1: with the newest versions it allows)"
+	@echo "make audit    list the page's packages with licence and size, and which pins are behind"
 	@echo "make measure  set up torch for CUDA and measure training steps on this GPU (ARGS=--compare only compares)"
 	@echo "make docs     regenerate docs/formulas.md, the accuracy tables and docs/refusals.md"
 	@echo "make format   let ruff sort imports and format the code"
@@ -41,9 +45,9 @@ $(VENV)/bin/python:
 $(VERIFY)/bin/python:
 	@$(PYTHON) -m venv $(VERIFY)
 
-$(PAGE): requirements.txt | $(VENV)/bin/python
-	@echo "Setting up $(VENV) from requirements.txt (once; about a minute)"
-	@$(VENV)/bin/python $(PIP_INSTALL) -r requirements.txt
+$(PAGE): requirements.lock | $(VENV)/bin/python
+	@echo "Setting up $(VENV) from requirements.lock (once; about a minute)"
+	@$(VENV)/bin/python $(PIP_INSTALL) --require-hashes --only-binary :all: -r requirements.lock
 	@touch $@
 
 $(DEV): requirements-dev.txt $(PAGE)
@@ -67,6 +71,18 @@ $(CUDA): requirements-gpu.txt
 	@touch $@
 
 setup: $(DEV)
+
+# --- what the page stands on --------------------------------------------------------------------
+
+lock:
+	@test -x $(LOCK)/bin/uv || { $(PYTHON) -m venv $(LOCK) && $(LOCK)/bin/python $(PIP_INSTALL) uv==$(UV); }
+	@$(LOCK)/bin/uv pip compile requirements.txt --universal --python-version 3.11 --generate-hashes \
+	    --no-header --quiet --output-file requirements.lock $(if $(UPGRADE),--upgrade)
+	@{ echo "# Every package that the page runs on, with hashes, for Python 3.11 to 3.14 on every platform: written by"; \
+	   echo "# \`make lock\` from requirements.txt, installed by \`make run\` and by the image."; cat requirements.lock; } > .lock && mv .lock requirements.lock
+
+audit: $(PAGE)
+	@$(VENV)/bin/python deploy/audit.py
 
 # --- the page -----------------------------------------------------------------------------------
 
@@ -136,4 +152,4 @@ hooks: $(DEV)
 	@$(VENV)/bin/pre-commit install
 
 clean:
-	rm -rf $(VENV) $(VERIFY) $(GPU) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VERIFY) $(GPU) $(LOCK) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

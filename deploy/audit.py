@@ -1,0 +1,68 @@
+"""What the page's environment consists of: each package's version, licence and size, and which pins are behind.
+
+    make audit
+
+Asks the package index for the newest versions, and nothing else; ends with 1 if a pin is behind.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
+
+
+def locked(text: str) -> dict[str, str]:
+    """The version of each package in a lock.
+
+    >>> locked("altair==6.3.0")
+    {'altair': '6.3.0'}
+    """
+    return dict(re.findall(r"^([a-z0-9._-]+)==([^ \\;]+)", text, re.M))
+
+
+def licence(of: Distribution) -> str:
+    """A package's licence, as its metadata has it."""
+    about = of.metadata
+    named = about.get("License-Expression") or about.get("License") or ""
+    if len(named) > 40 or not named:
+        found = [it for it in about.get_all("Classifier", []) if it.startswith("License ::")]
+        named = (
+            found[0].rpartition(":: ")[2]
+            if found
+            else named.strip().splitlines()[:1] and named[:40]
+        )
+    return str(named or "not said")
+
+
+def size(of: Distribution) -> int:
+    """Bytes of a package's files."""
+    paths = [Path(str(file.locate())) for file in of.files or ()]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def main() -> int:
+    """Prints the table."""
+    command = [sys.executable, "-m", "pip", "list", "--outdated", "--format", "json"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    newest = {it["name"].lower().replace("_", "-"): it["latest_version"] for it in json.loads(said)}
+    behind = 0
+    for name, version in locked(LOCK.read_text(encoding="utf-8")).items():
+        try:
+            of = distribution(name)
+        except ImportError:  # of another platform
+            continue
+        newer = newest.get(name, "")
+        behind += bool(newer)
+        print(f"{name:28}{version:14}{newer:14}{size(of) / 1e6:7.1f} MB  {licence(of)}")
+    print(f"{behind} behind" if behind else "none behind")
+    return int(bool(behind))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

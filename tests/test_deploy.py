@@ -1,0 +1,81 @@
+"""What puts the page somewhere names what there is: files, packages, hashes, ports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+LOCKED = dict(re.findall(r"^([a-z0-9-]+)==([^ \\;]+)", LOCK, re.M))
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_every_required_package_is_locked_at_its_version_and_every_lock_has_a_hash() -> None:
+    required = dict(re.findall(r"^([a-z0-9_.-]+)==(\S+)", text("requirements.txt"), re.M))
+    assert {
+        name.replace("_", "-").replace(".", "-"): it for name, it in required.items()
+    }.items() <= (LOCKED.items())
+    entries = re.split(r"^(?=[a-z0-9])", re.sub(r"^ *#.*\n", "", LOCK, flags=re.M), flags=re.M)[1:]
+    assert len(entries) == len(LOCKED) > 30
+    assert all("--hash=sha256:" in entry for entry in entries)
+
+
+def test_the_image_copies_what_there_is_and_all_that_the_page_is() -> None:
+    image, ignored = text("Dockerfile"), text(".dockerignore")
+    copied = {
+        name
+        for line in re.findall(r"^COPY (?!--from)(.*)$", image, re.M)
+        for name in line.split()[:-1]
+    }
+    for name in copied:
+        assert (ROOT / name).exists(), name
+        assert f"!{name.split('/')[0]}" in ignored.split(), name
+    packaged = tomllib.loads(text("pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert copied >= {*packaged["packages"], *packaged["force-include"]}
+    assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", image, re.M), "not root"
+    assert "--require-hashes" in image
+    assert "/_stcore/health" in image
+
+
+def test_compose_runs_two_replicas_that_the_proxy_knows() -> None:
+    from ruamel.yaml import YAML
+
+    services = YAML(typ="safe").load(text("compose.yaml"))["services"]
+    replicas = re.findall(r"server (\w+):8501", text("deploy/nginx.conf"))
+    assert replicas == [name for name in services if name != "proxy"]
+    assert len(replicas) == 2
+    assert all(services[name]["read_only"] for name in replicas)
+
+
+def test_a_space_and_a_unit_name_the_port_of_the_image() -> None:
+    (port,) = re.findall(r"^EXPOSE (\d+)$", text("Dockerfile"), re.M)
+    assert f"\napp_port: {port}\n" in text("deploy/space.md")
+    assert f"--server.port {port}" in text("deploy/headroom.service")
+
+
+@pytest.mark.parametrize("name", ["deploy/slim.py", "deploy/audit.py"])
+def test_a_script_of_the_image_needs_nothing_but_python(name: str) -> None:
+    import sys
+
+    for node in ast.walk(ast.parse(text(name))):
+        if isinstance(node, ast.Import):
+            assert all(it.name.split(".")[0] in sys.stdlib_module_names for it in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.module
+            assert node.module.split(".")[0] in sys.stdlib_module_names
+
+
+def test_nothing_is_told_about_visitors() -> None:
+    config = tomllib.loads(text(".streamlit/config.toml"))
+    assert config["browser"]["gatherUsageStats"] is False
+    assert config["client"]["showErrorDetails"] == "none"
+    assert "HF_HUB_DISABLE_TELEMETRY=1" in text("Dockerfile")
+    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1" in text("Dockerfile")
