@@ -192,6 +192,9 @@ def style(pills: list[str]) -> str:
 .stHeading h2 {{ font-size: 1.3rem; padding: 1rem 0 .3rem; }}
 [role="radio"][aria-checked="true"] p, .st-key-shown [aria-pressed="true"] p, .st-key-shown [aria-checked="true"] p
   {{ color: light-dark(#00507D, #8ECBF3); }}
+[data-testid="stBaseButton-primary"] p, [data-testid="stMultiSelect"] span[title]
+  {{ color: light-dark(#FFFFFF, #11161C); }}
+.hr-label {{ font-size: .875rem; margin: 0; }}
 .hr-whole {{ white-space: nowrap; }}
 [data-stale="true"] {{ transition: none !important; opacity: 1 !important; }}
 .hr-pages a:hover {{ background: rgba(127,138,148,.18); }}

@@ -29,6 +29,7 @@ COMPARE = Page("Compare", "pages/compare.py", "compare")
 PAGES = (
     ESTIMATE,
     COMPARE,
+    Page("Plan", "pages/plan.py", "plan"),
     Page("How it works", "pages/how.py", "how"),
     Page("Accuracy", "pages/proof.py", "proof"),
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
+from urllib.parse import urlencode
 
 import pytest
 
 from tests.browser.test_in_chromium import WAIT, bars, changed, settled, visitor
+from tests.test_plan_page import SMALL
 
 pytestmark = pytest.mark.browser
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
@@ -24,6 +27,7 @@ PAGES = (
     "?section=How+computed",
     "?model=Qwen/Qwen3-8B&tp_size=2",
     "compare",
+    f"plan?{urlencode({'plan': json.dumps(SMALL)})}",
     "proof",
     "how",
 )

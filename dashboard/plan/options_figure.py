@@ -1,0 +1,258 @@
+"""All setups of a question as a density of dollars and hours, and the ones that no other beats as named points."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboard import theme
+from dashboard.figures.memory_bars import Figure
+from estimator import Advice, Component, plan_words
+
+HEIGHT = 470
+CELLS = (60, 40)
+"""Cells of the density along dollars and hours: ours, coarse enough to see single setups."""
+MOST_NAMED = 5
+"""Points with a name beside them: ours, what has room."""
+MARGIN = 1.25
+"""How far an axis reaches beyond its outermost setup, as a factor."""
+Floats = NDArray[np.float64]
+
+
+def figure(advice: Advice, *, dark: bool = False) -> Figure:
+    """Dollars against hours, both logarithmic, of every setup that fits; the front, the stairs and the limits.
+
+    Without rent there are no dollars: then the axis is GPU-hours, which owned cards cost too.
+    """
+    look = theme.DARK if dark else theme.LIGHT
+    found, asked = advice.candidates, advice.question
+    across, name = _across(advice)
+    fits = found.fits & advice.kept & ~np.isnan(found.hours) & ~np.isnan(across)
+    traces: list[Figure] = []
+    if fits.any():
+        traces.append(_density(across[fits], found.hours[fits]))
+    traces += _front(advice, across, look)
+    shapes = []
+    if asked.deadline_hours:
+        shapes.append(_limit(look, "y", asked.deadline_hours))
+    if asked.budget_usd and has_rent(advice):
+        shapes.append(_limit(look, "x", asked.budget_usd))
+    return {
+        "data": traces,
+        "layout": {
+            "height": HEIGHT,
+            "margin": {"l": 62, "r": 16, "t": 14, "b": 52},
+            "showlegend": False,
+            "hovermode": "closest",
+            "dragmode": False,
+            "xaxis": _axis(
+                look, name, across[fits], asked.budget_usd if has_rent(advice) else None
+            ),
+            "yaxis": _axis(look, "Hours", found.hours[fits], asked.deadline_hours),
+            "shapes": shapes,
+            "annotations": _names(advice, across, look),
+        },
+    }
+
+
+def has_rent(advice: Advice) -> bool:
+    """Whether every setup costs something, so that dollars can be drawn to a logarithmic scale."""
+    found = advice.candidates
+    dollars = found.dollars[found.fits & advice.kept & ~np.isnan(found.dollars)]
+    return bool(len(dollars)) and bool((dollars > 0).all())
+
+
+def _across(advice: Advice) -> tuple[Floats, str]:
+    found = advice.candidates
+    if has_rent(advice):
+        return found.dollars, "US dollars"
+    return found.hours * found.num_gpus, "GPU-hours"
+
+
+def _density(across: Floats, hours: Floats) -> Figure:
+    edges = [
+        np.geomspace(it.min() / MARGIN, it.max() * MARGIN, n + 1)
+        for it, n in zip((across, hours), CELLS, strict=True)
+    ]
+    counts, *_ = np.histogram2d(across, hours, edges)
+    shown = np.where(counts > 0, np.log10(counts + 1), np.nan).T
+    return {
+        "type": "heatmap",
+        "name": "Setups",
+        "x": edges[0].tolist(),
+        "y": edges[1].tolist(),
+        "z": [[None if np.isnan(it) else round(float(it), 2) for it in row] for row in shown],
+        "customdata": counts.T.astype(int).tolist(),
+        "colorscale": [[0, "rgba(127,138,148,0.18)"], [1, "rgba(127,138,148,0.75)"]],
+        "showscale": False,
+        "hovertemplate": "%{customdata} setups<extra></extra>",
+    }
+
+
+def _front(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
+    found, front = advice.candidates, advice.front
+    if not len(front):
+        return []
+    stairs = [it.place for it in advice.stairs]
+    colour = theme.COMPONENTS[Component.WEIGHTS].colour
+    points = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "No other is cheaper, faster and roomier",
+        "x": across[front].tolist(),
+        "y": found.hours[front].tolist(),
+        "customdata": front.tolist(),
+        "text": [_hover(advice, it) for it in front.tolist()],
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"size": 7, "color": colour, "opacity": 0.55},
+    }
+    line = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "What the next dollar buys",
+        "x": across[stairs].tolist(),
+        "y": found.hours[stairs].tolist(),
+        "customdata": stairs,
+        "text": [_hover(advice, it) for it in stairs],
+        "hovertemplate": "%{text}<extra></extra>",
+        "line": {"color": colour, "width": 2, "shape": "hv"},
+        "marker": {"size": 11, "color": colour},
+    }
+    traces = [points, line]
+    if advice.recommended is not None:
+        traces.append(_recommended(advice, across, look))
+    return traces
+
+
+def _recommended(advice: Advice, across: Floats, look: theme.Look) -> Figure:
+    """The recommended setup with the brackets of its hours and dollars."""
+    found, place = advice.candidates, advice.recommended
+    assert place is not None
+    ends = (
+        (found.dollars_low, found.dollars_high)
+        if has_rent(advice)
+        else (found.hours_low * found.num_gpus, found.hours_high * found.num_gpus)
+    )
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "Recommended",
+        "x": [float(across[place])],
+        "y": [float(found.hours[place])],
+        "error_x": _error(across, *ends, place, look),
+        "error_y": _error(found.hours, found.hours_low, found.hours_high, place, look),
+        "customdata": [place],
+        "text": [_hover(advice, place)],
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"size": 16, "color": look.ink, "symbol": "diamond"},
+    }
+
+
+def _error(middle: Floats, low: Floats, high: Floats, place: int, look: theme.Look) -> Figure:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [float(high[place] - middle[place])],
+        "arrayminus": [float(middle[place] - low[place])],
+        "color": look.ink,
+        "thickness": 1.5,
+        "width": 5,
+    }
+
+
+def _hover(advice: Advice, place: int) -> str:
+    found = advice.candidates
+    lines = (
+        plan_words.title(found, place),
+        plan_words.terms(found, place),
+        plan_words.free(found, place),
+    )
+    return "<br>".join(escape(it) for it in lines)
+
+
+def _limit(look: theme.Look, axis: str, at: float) -> Figure:
+    other = "x" if axis == "y" else "y"
+    return {
+        "type": "line",
+        f"{axis}0": at,
+        f"{axis}1": at,
+        f"{other}ref": "paper",
+        f"{other}0": 0,
+        f"{other}1": 1,
+        "line": {"color": look.capacity, "width": 2.5, "dash": "dash"},
+    }
+
+
+def _names(advice: Advice, across: Floats, look: theme.Look) -> list[Figure]:
+    """Cards and method beside the recommended point and the first stairs."""
+    found = advice.candidates
+    places = [] if advice.recommended is None else [advice.recommended]
+    places += [it.place for it in advice.stairs if it.place not in places]
+    return [
+        {
+            "x": float(np.log10(across[place])),
+            "y": float(np.log10(found.hours[place])),
+            "text": escape(plan_words.cards(found, place)),
+            "showarrow": True,
+            "arrowwidth": 1,
+            "arrowcolor": look.ink,
+            "ax": 34,
+            "ay": -26 - 12 * (number % 2),
+            "xanchor": "left",
+            "font": {"size": 13, "color": look.ink},
+            "bgcolor": look.ground,
+            "opacity": 0.9,
+        }
+        for number, place in enumerate(places[:MOST_NAMED])
+    ]
+
+
+def _axis(look: theme.Look, title: str, shown: Floats, limit: float | None) -> dict[str, Any]:
+    values = [*(shown.tolist() if len(shown) else (1.0, 10.0)), *([limit] if limit else ())]
+    low, high = min(values) / MARGIN, max(values) * MARGIN
+    at = ticks(low, high)
+    sign = "$" if title == "US dollars" else ""
+    return {
+        "type": "log",
+        "range": [float(np.log10(low)), float(np.log10(high))],
+        "fixedrange": True,
+        "title": {"text": title, "font": {"size": 14, "color": look.ink}},
+        "tickvals": at,
+        "ticktext": [f"{sign}{it:,.10g}" for it in at],
+        "tickfont": {"size": 13, "color": look.ink},
+        "gridcolor": theme.GRID,
+        "zeroline": False,
+    }
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two ends of a logarithmic axis: 1, 2 and 5 of each power of ten, or 1 alone.
+
+    >>> ticks(0.15, 12)
+    [0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
+    >>> ticks(0.5, 20_000)
+    [1.0, 10.0, 100.0, 1000.0, 10000.0]
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    leading = (1, 2, 5) if high / low < FEW_DECADES else (1,)
+    found = [float(f"{digit}e{power}") for power in powers for digit in leading]
+    return [it for it in found if low <= it <= high]
+
+
+FEW_DECADES = 2_000
+"""Ratio of an axis's ends below which three ticks a decade have room: ours."""
+
+
+def alt(advice: Advice) -> str:
+    """The figure in words."""
+    found = advice.candidates
+    fitting = int((found.fits & advice.kept).sum())
+    named = "; ".join(
+        f"{plan_words.cards(found, it.place)}: {plan_words.terms(found, it.place)}"
+        for it in advice.stairs
+    )
+    return f"{fitting:,} setups that fit, by dollars and hours. The cheapest, and what is faster for more: {named}."

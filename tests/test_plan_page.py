@@ -1,0 +1,126 @@
+"""The page Plan without a browser: its question, its figure, its files, and what it says of a bad link."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard.plan import asked, options_figure, words
+from estimator import Advice, advise, candidates, question_of
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = {
+    "model": ["Qwen/Qwen3-0.6B"],
+    "cards": [{"gpu": "L4", "most": 2}, {"gpu": "L40S", "most": 1}],
+    "effective_batch": 4,
+    "try": {
+        "strategy": ["ddp"],
+        "use_liger_kernel": [False],
+        "offload_optimizer": ["none"],
+        "offload_param": ["none"],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    return advise(candidates(question_of(SMALL)))
+
+
+def open_plan(link: str | None) -> AppTest:
+    page = AppTest.from_file(str(ROOT / "app.py"), default_timeout=240)
+    page.run()
+    page.switch_page("pages/plan.py").run()
+    if link is not None:
+        page.query_params["plan"] = link
+        with patch("dashboard.address.unbound.has_been_gone_to", return_value=True):
+            page.run()
+    assert not page.exception
+    return page
+
+
+def text(page: AppTest) -> str:
+    return "\n".join([it.proto.body for it in page.get("html")] + [it.value for it in page.warning])
+
+
+@pytest.fixture(scope="module")
+def small_page() -> AppTest:
+    with patch.dict(asked.FIRST, SMALL, clear=True):
+        return open_plan(None)
+
+
+def test_the_page_says_what_the_planner_says(small_page, advice):
+    assert advice.sentence.partition(": ")[0] in text(small_page)
+    assert all(stair.text.partition(":")[0] in text(small_page) for stair in advice.stairs)
+
+
+def test_a_budget_acts_without_computing_again(small_page, monkeypatch):
+    monkeypatch.setattr(asked, "candidates", None)  # it would be called, were anything computed
+    (budget,) = [it for it in small_page.number_input if it.label.startswith("Budget")]
+    budget.set_value(0.0001).run()
+    assert not small_page.exception
+    assert "the budget of $0.00" in text(small_page)
+    assert json.loads("".join(small_page.query_params["plan"]))["budget_usd"] == 0.0001
+    budget.set_value(None).run()
+
+
+def test_a_link_that_is_no_question_is_refused_in_one_sentence_and_keeps_the_page(small_page):
+    small_page.query_params["plan"] = '{"model": "Qwen/Qwen3-0.6B", "cards": ["L5"]}'
+    small_page.run()
+    assert not small_page.exception
+    assert "The link's question cannot be read" in text(small_page)
+    assert "L40S" in text(small_page)
+
+
+@pytest.mark.parametrize(
+    ("link", "said"), [("[]", "object|key"), ("x" * 9000, "characters"), ("{", "the link")]
+)
+def test_a_malformed_text_is_no_question(link, said):
+    with pytest.raises(ValueError, match=said):
+        asked.read(link)
+
+
+def test_the_table_of_cards_gives_back_the_cards():
+    cards = [
+        {"gpu": "L4", "most": 2, "owned": True},
+        {"gpu": "L40S", "usd_per_gpu_hour": 0.5, "region": "eu"},
+    ]
+    question = question_of({"model": "Qwen/Qwen3-0.6B", "cards": cards})
+    written = asked.cards_of(asked.card_rows(question), cards)
+    assert question_of({"model": "Qwen/Qwen3-0.6B", "cards": written}) == question
+
+
+def test_the_density_counts_every_setup_that_fits(advice):
+    figure = options_figure.figure(advice)
+    go.Figure(figure)  # Plotly knows every property
+    (density,) = [it for it in figure["data"] if it["type"] == "heatmap"]
+    assert np.sum(density["customdata"]) == advice.candidates.fits.sum()
+
+
+def test_the_front_is_drawn_whole_and_the_recommended_with_its_ranges(advice):
+    figure = options_figure.figure(advice)
+    by_name = {it["name"]: it for it in figure["data"]}
+    front = by_name["No other is cheaper, faster and roomier"]
+    assert front["customdata"] == advice.front.tolist()
+    point = by_name["Recommended"]
+    (high,) = point["error_y"]["array"]
+    assert point["y"][0] + high == advice.candidates.hours_high[advice.recommended]
+
+
+def test_owned_cards_have_an_axis_of_gpu_hours():
+    owned = {**SMALL, "cards": [{"gpu": "L4", "most": 2, "owned": True}]}
+    answer = advise(candidates(question_of(owned)))
+    assert options_figure.figure(answer)["layout"]["xaxis"]["title"]["text"] == "GPU-hours"
+
+
+def test_what_does_not_meet_the_limits_is_no_yes(advice):
+    late = advise(advice.candidates, replace(advice.question, deadline_hours=1e-6))
+    assert {words.row(late, it)["In time and budget"] for it in late.front.tolist()} == {"no"}
+    assert "light-dark" in words.panel_html(late)
