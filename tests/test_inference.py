@@ -19,8 +19,10 @@ from estimator.families.modules import TINY_LLAMA
 from estimator.inference import colocation, engine, kv_cache, seconds
 from estimator.search.limits import longest_context, smallest_gpu
 from estimator.search.ranking import rank_gpus
+from estimator.search.remedies import remedies
 from estimator.search.vllm_share import least_share, vllm_shares
 from estimator.sources import catalog
+from estimator.tools.imported import read_files
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Phase, Strategy, Verdict
@@ -437,3 +439,56 @@ def test_trls_advice_is_the_formula_of_its_space() -> None:
     # by hand, Qwen2.5 7B at 8 × 1,024 tokens: 7.6156 billion · 2 GiB, and 57,344 bytes a token, a fifth more, of 79.11
     # GiB: (15.231 + 0.4375) · 1.2 / 79.11 = 0.238
     assert generation.trls_advice(QWEN_7B, setup(), H100.memory_bytes) == 0.25
+
+
+# --- what users' files say of it ---
+
+
+def test_grpo_configs_keys_are_read() -> None:
+    script = (
+        "trl grpo --model_name_or_path Qwen/Qwen2.5-1.5B --use_vllm --vllm_mode colocate"
+        " --vllm_gpu_memory_utilization 0.4 --vllm_enable_sleep_mode --vllm_max_model_length 2048"
+        " --vllm_tensor_parallel_size 2"
+    )
+    found = read_files({"run.sh": script}).setup
+    assert found["use_vllm"] is True
+    assert found["vllm_gpu_memory_utilization"] == 0.4
+    assert found["vllm_enable_sleep_mode"] is True
+    assert found["vllm_max_model_length"] == 2048
+    assert found["vllm_tensor_parallel_size"] == 2
+
+
+def test_ms_swifts_levels_are_sleep_and_its_share_is_nine_tenths() -> None:
+    # ms-swift 4.6.0, swift/rlhf_trainers/args_mixin.py:37 and :188
+    script = (
+        "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-1.5B --use_vllm true --vllm_mode colocate"
+        " --sleep_level 1 --vllm_max_model_len 4096"
+    )
+    found = read_files({"run.sh": script}).setup
+    assert found["vllm_enable_sleep_mode"] is True
+    assert found["vllm_max_model_length"] == 4096
+    assert found["vllm_gpu_memory_utilization"] == 0.9
+
+
+# --- what to change ---
+
+
+def test_remedies_lower_the_share_let_vllm_sleep_or_give_it_gpus() -> None:
+    over = answer(
+        QWEN_7B,
+        vllm_gpu_memory_utilization=0.6,
+        method="lora",
+        max_length=8192,
+        vllm_max_model_length=8192,
+    )
+    assert over.verdict is Verdict.DOES_NOT_FIT
+    keys = [it.keys for it in remedies(over, [])]
+    assert {"vllm_enable_sleep_mode": True} in keys or {"vllm_mode": "server"} in keys
+    lowered = [
+        it["vllm_gpu_memory_utilization"] for it in keys if "vllm_gpu_memory_utilization" in it
+    ]
+    assert all(share < 0.6 for share in lowered)
+    for changed in keys:
+        if set(changed) <= {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_mode"}:
+            fixed = estimate(QWEN_7B, H100, replace(over.setup, **changed))
+            assert fixed.verdict is Verdict.FITS

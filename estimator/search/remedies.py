@@ -220,6 +220,8 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
         )
     yield from _losses(model, setup)
     yield from _references(setup)
+    if setup.objective.generates:
+        yield from _generations(setup)
     yield from _divisions(setup)
     if splits := tuple(_splits(setup)):
         yield Change(
@@ -267,6 +269,57 @@ def lossless(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     yield from _kernels(setup)
     yield from _losses(model, setup)
     yield from _checkpointing(setup)
+
+
+STEPS_OF_SHARE = 20
+"""Shares of the GPU that are tried: every twentieth below the setup's."""
+
+
+def _generations(setup: TrainingSetup) -> Iterator[Change]:
+    """Less for generation beside training: a smaller share, turns instead of a sum, or GPUs of its own.
+
+    Prices: vllm 0.33, v1/core/sched/scheduler.py (rows that do not fit wait); trl 1.16, generation/vllm_generation.py
+    (weights are pushed again after each sleep); trainer/grpo_trainer.py (a prompt's rows are generated together).
+    """
+    if setup.generation.is_colocated:
+        now = round(100 * setup.vllm_gpu_memory_utilization)
+        step = 100 // STEPS_OF_SHARE
+        lower = tuple(
+            {"vllm_gpu_memory_utilization": share / 100}
+            for share in range((now - 1) // step * step, 0, -step)
+        )
+        if lower:
+            yield Change(
+                "A share of {vllm_gpu_memory_utilization:g} for vLLM",
+                "The same result; with less cache fewer rows are generated at once, which may take longer.",
+                lower,
+            )
+        if not setup.vllm_enable_sleep_mode:
+            yield Change(
+                "vLLM sleeps while the step trains",
+                "The same result; its weights are pushed again before each generation.",
+                ({"vllm_enable_sleep_mode": True},),
+            )
+        yield Change(
+            "vLLM on GPUs of its own",
+            "The same result; more GPUs to pay for, which wait while the others train.",
+            ({"vllm_mode": "server"},),
+        )
+    elif (
+        not setup.use_vllm and setup.strategy is Strategy.ZERO3 and setup.ds3_gather_for_generation
+    ):
+        yield Change(
+            "Generation that gathers layer by layer",
+            "The same result; every token gathers the model again, which is slow.",
+            ({"ds3_gather_for_generation": False},),
+        )
+    steps = setup.steps_per_generation or setup.gradient_accumulation_steps
+    if steps > 1 and not setup.use_vllm:
+        yield Change(
+            "{steps_per_generation} micro-batches of a generation",
+            "Less is generated at once, more often; TRL then asks the policy once more for its log-probabilities.",
+            tuple({"steps_per_generation": fewer} for fewer in range(steps // 2, 0, -1)),
+        )
 
 
 def _kernels(setup: TrainingSetup) -> Iterator[Change]:

@@ -422,6 +422,7 @@ RULES: tuple[Rule, ...] = (
     same("args.trl.vllm_enable_sleep_mode", "vllm_enable_sleep_mode"),
     same("args.vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization"),
     same("args.vllm.tensor_parallel_size", "vllm_tensor_parallel_size"),
+    same("args.vllm.max_model_len", "vllm_max_model_length"),
     same("args.num_labels"),
     *images.from_processor("args.processor_kwargs"),
     Rule(
@@ -539,7 +540,6 @@ LATER: tuple[Later, ...] = (
     later("dpo_padding_free", "Batches of pairs have no padding", LESS),
     later("trl.use_liger_loss", "Liger's fused loss", LESS),
     later("trl.sync_ref_model", "The reference follows the policy", EITHER),
-    later("vllm.max_model_len", "The engine's cache is cut to this length", LESS),
     later("ddp_find_unused_parameters", "DDP looks for unused parameters", MORE),
     later("fp32_norms", "Norms are float32", MORE),
     later("use_pose", "Rows skip positions", EITHER),

@@ -25,6 +25,7 @@ from estimator.tools.rules import (
     Value,
     later,
     same,
+    words,
 )
 from estimator.values.specs import ALL_LINEAR
 
@@ -38,6 +39,13 @@ def _objective(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     if theirs["args.task_type"] == "seq_cls":
         return {"objective": "sequence_classification"}
     return {"objective": "embedding"} if theirs["args.task_type"] == "embedding" else {}
+
+
+def _share(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    given = theirs["args.vllm_gpu_memory_utilization"]
+    if given is None and not is_on(theirs["args.use_vllm"]):
+        return {}
+    return {"vllm_gpu_memory_utilization": 0.9 if given is None else given}
 
 
 def _kind(theirs: Theirs) -> Value:
@@ -238,20 +246,30 @@ RULES: tuple[Rule, ...] = (
         same(f"args.{key}")
         for key in listed("""
         num_generations max_completion_length steps_per_generation num_iterations use_vllm vllm_mode
-        vllm_gpu_memory_utilization vllm_tensor_parallel_size num_labels
+        vllm_tensor_parallel_size ds3_gather_for_generation num_labels
         """)
     ),
+    Rule(
+        theirs=("args.vllm_gpu_memory_utilization", "args.use_vllm"),
+        ours=("vllm_gpu_memory_utilization",),
+        read=_share,
+        write=lambda values: {
+            "args.vllm_gpu_memory_utilization": values["vllm_gpu_memory_utilization"]
+        },
+        says="vLLM takes 0.9 of the GPU",
+        source=f"{VERSION}, swift/rlhf_trainers/args_mixin.py:37",
+    ),
+    same("args.vllm_max_model_len", "vllm_max_model_length"),
+    words("args.sleep_level", "vllm_enable_sleep_mode", {0: False, 1: True, 2: True}),
     *transformers.RUN,
 )
 
 
 LATER: tuple[Later, ...] = (
     *ALIKE,
-    later("sleep_level", "vLLM gives memory back while the policy trains", LESS, 0),
     later("offload_model", "The policy rests on the CPU while vLLM generates", LESS),
     later("offload_optimizer", "Optimizer states rest on the CPU while vLLM generates", LESS),
     later("move_model_batches", "Weights go to vLLM in parts", LESS),
-    later("vllm_max_model_len", "The engine's cache is cut to this length", LESS),
     later("vllm_max_lora_rank", "The engine keeps adapters", MORE),
     later("vllm_enable_lora", "The engine keeps adapters", MORE),
     later("vllm_limit_mm_per_prompt", "The engine keeps room for images", EITHER),
@@ -340,7 +358,7 @@ NO_EFFECT = parallel.NO_EFFECT | frozenset(
         epsilon_high advantage_estimator kl_in_reward scale_rewards cosine_min_len_value_wrong
         num_ppo_epochs kl_coef cliprange vf_coef gamma lam whiten_rewards missing_eos_penalty
         label_smoothing cpo_alpha simpo_gamma desirable_weight undesirable_weight
-        center_rewards_coefficient lmbda seq_kd ds3_gather_for_generation vllm_server_host
+        center_rewards_coefficient lmbda seq_kd vllm_server_host
         vllm_server_port vllm_server_base_url vllm_server_timeout vllm_enable_prefix_caching
         vllm_disable_custom_all_reduce vllm_enforce_eager vllm_server_pass_dataset multi_turn_scheduler
         max_turns delta importance_sampling_level loss_scale_ max_resample_times

@@ -327,7 +327,8 @@ RULES: tuple[Rule, ...] = (
         same(f"args.{key}")
         for key in listed("""
         num_generations max_completion_length steps_per_generation num_iterations use_vllm vllm_mode
-        vllm_gpu_memory_utilization vllm_enable_sleep_mode vllm_tensor_parallel_size num_labels
+        vllm_gpu_memory_utilization vllm_enable_sleep_mode vllm_tensor_parallel_size
+        vllm_max_model_length ds3_gather_for_generation num_labels
         """)
     ),
 )
@@ -361,12 +362,6 @@ LATER: tuple[Later, ...] = (
             ("sync_ref_model", "The reference follows the policy", Direction.EITHER, (None, False)),
             ("generation_batch_size", "More is generated at once", Direction.EITHER, (None,)),
             ("num_generations_eval", "Evaluation generates otherwise", Direction.EITHER, (None,)),
-            (
-                "vllm_max_model_length",
-                "The engine's cache is cut to this length",
-                Direction.LESS,
-                (None,),
-            ),
             ("cast_lm_head_to_fp32", "The head is float32", Direction.MORE, (None, False)),
             ("use_liger_loss", "Liger's fused loss", Direction.LESS, (None, False)),
             ("use_liger_kernel_loss", "Liger's fused loss", Direction.LESS, (None, False)),
@@ -433,7 +428,7 @@ NO_EFFECT = transformers.NO_EFFECT | frozenset(
         vllm_importance_sampling_clip_min vllm_importance_sampling_cap off_policy_mask_threshold
         use_bias_correction_kl log_completions log_multimodal num_completions_to_print
         log_unique_prompts log_completions_hub_repo normalize_advantages reward_clip_range
-        ds3_gather_for_generation cliprange vf_coef kl_coef gamma lam whiten_rewards num_sft_epochs
+        cliprange vf_coef kl_coef gamma lam whiten_rewards num_sft_epochs
         reward_funcs reward_model_name_or_path config tools system_prompt_path
         model_init_kwargs.trust_remote_code model_init_kwargs.revision model_init_kwargs.use_cache
         model_init_kwargs.device_map entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max
