@@ -17,6 +17,8 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PAGE := $(VENV)/page.stamp
 DEV := $(VENV)/dev.stamp
 TORCH := $(VERIFY)/torch.stamp
+PARSERS := .venv-parsers
+PARSED := $(PARSERS)/parsers.stamp
 CUDA := $(GPU)/cuda.stamp
 
 .DEFAULT_GOAL := help
@@ -60,6 +62,12 @@ $(TORCH): requirements-verify.txt | $(VERIFY)/bin/python
 	@echo "Setting up $(VERIFY) with torch 2.13.0 (once; a few minutes)"
 	@$(VERIFY)/bin/python $(PIP_INSTALL) torch==2.13.0
 	@$(VERIFY)/bin/python $(PIP_INSTALL) -r requirements-verify.txt
+	@touch $@
+
+# The tools' own parsers, beside the others and without what they pin (about half a minute, 70 MB).
+$(PARSED): requirements-parsers.txt $(TORCH)
+	@rm -rf $(PARSERS)
+	@DS_BUILD_OPS=0 $(VERIFY)/bin/python $(PIP_INSTALL) --no-deps --target $(PARSERS) -r requirements-parsers.txt
 	@touch $@
 
 $(CUDA): requirements-gpu.txt
@@ -123,7 +131,7 @@ chromium:
 	         "the browser tests are skipped."; \
 	fi
 
-verify: $(TORCH)
+verify: $(TORCH) $(PARSED)
 	@echo "== pytest against the real torch, transformers, peft and accelerate"
 	@$(VERIFY)/bin/python -m pytest tests/verify
 
@@ -152,4 +160,5 @@ hooks: $(DEV)
 	@$(VENV)/bin/pre-commit install
 
 clean:
-	rm -rf $(VENV) $(VERIFY) $(GPU) $(LOCK) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VERIFY) $(PARSERS) $(GPU) $(LOCK) \
+	    .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

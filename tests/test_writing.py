@@ -179,7 +179,7 @@ def test_config_of_a_tool_that_launches_itself_is_read_as_it_was_meant(
         else:
             refused = ""
         if refused:
-            assert re.search(r"has no word for \w+ ", refused)
+            assert re.search(r"has no word for \w+ |^axolotl stops at ", refused)
             continue
         files = {name: text for name, text in away.files.items() if name != "requirements.txt"}
         run = read_files({**files, "run.sh": away.command})
@@ -327,3 +327,42 @@ def test_files_are_written_within_a_blink() -> None:
     began = time.perf_counter()
     files_of("trl", TRL | {"method": "lora"}, LLAMA)
     assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("tool", "keys", "says"),
+    [
+        (
+            "axolotl",
+            {"strategy": "fsdp", "num_gpus": 4, "optim": "adamw_bnb_8bit"},
+            "axolotl stops at optim adamw_bnb_8bit with FSDP 2",
+        ),
+        (
+            "axolotl",
+            {"strategy": "fsdp", "num_gpus": 4, "method": "qlora", "objective": "orpo"},
+            "axolotl stops at a quantised base with FSDP 2",
+        ),
+    ],
+)
+def test_what_a_tool_stops_at_is_refused(tool: str, keys: dict[str, Any], says: str) -> None:
+    """tests/verify/test_parsers_real.py asks axolotl itself."""
+    base = with_defaults_of(tool, {"model": LLAMA.hub_id, "method": "full", **keys}, LLAMA)
+    with pytest.raises(ValueError, match=re.escape(says)):
+        files_of(tool, {**base, "lora_target_modules": "all-linear"}, LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("tool", "line"),
+    [
+        ("trl", '        eval_dataset=parts["test"],'),
+        ("trainer", '        eval_dataset=parts["test"],'),
+        ("axolotl", "val_set_size: 0.05"),
+        ("llamafactory", "val_size: 0.05"),
+    ],
+)
+def test_what_is_evaluated_has_rows_to_be_evaluated_on(tool: str, line: str) -> None:
+    """Trainer stops at a strategy without rows: transformers 5.23, trainer.py."""
+    keys = with_defaults_of(tool, {"model": LLAMA.hub_id, "method": "full"}, LLAMA)
+    for strategy in ("steps", "no"):
+        away = files_of(tool, {**keys, "eval_strategy": strategy}, LLAMA)
+        assert (line in away.files[away.main]) == (strategy == "steps")

@@ -206,6 +206,21 @@ def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"loss": "standard", "use_liger_kernel": True} if _liger_layers(theirs) else {}
 
 
+LIGER = "axolotl.integrations.liger.LigerPlugin"
+
+
+def _write_loss(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    layers, fuses = bool(values["use_liger_kernel"]), values["loss"] == "liger"
+    if not (layers or fuses):
+        return {}
+    return {
+        "args.plugins": [LIGER],
+        "args.liger_rms_norm": layers,
+        "args.liger_glu_activation": layers,
+        "args.liger_fused_linear_cross_entropy": fuses,
+    }
+
+
 def _liger_layers(theirs: Theirs) -> bool:
     return is_on(theirs["args.liger_rms_norm"]) and (
         is_on(theirs["args.liger_glu_activation"]) or is_on(theirs["args.liger_swiglu"])
@@ -356,6 +371,7 @@ RULES: tuple[Rule, ...] = (
         ),
         ours=("loss", "use_liger_kernel"),
         read=_loss,
+        write=_write_loss,
     ),
     whole_logits(
         "TRL 1.9, which it pins, keeps the logits of preferences whole", f"{VERSION}, METADATA"
@@ -379,6 +395,7 @@ RULES: tuple[Rule, ...] = (
         theirs=("args.bnb_config_kwargs.*",),
         ours=("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"),
         read=_packed,
+        write=lambda values: {f"args.bnb_config_kwargs.{key}": it for key, it in values.items()},
         says="axolotl packs into nf4 with double quantisation",
         source=f"{VERSION}, axolotl/loaders/model.py:806",
     ),
@@ -401,6 +418,11 @@ RULES: tuple[Rule, ...] = (
         ),
         ours=("eval_strategy", "per_device_eval_batch_size", "save_strategy"),
         read=_run,
+        write=lambda values: {
+            "args.eval_strategy": values["eval_strategy"],
+            "args.eval_batch_size": values["per_device_eval_batch_size"],
+            "args.save_strategy": values["save_strategy"],
+        },
         says="it evaluates with the micro-batch, and saves every epoch",
         source=f"{VERSION}, axolotl/core/builders/base.py:517",
     ),
@@ -504,7 +526,7 @@ LATER: tuple[Later, ...] = (
         "plugins",
         "A plugin changes how the model is computed",
         LESS,
-        ["axolotl.integrations.liger.LigerPlugin"],
+        [LIGER],
     ),
     later("lora_model_dir", "Training goes on from these adapters", EITHER),
     later("peft_layer_replication", "Layers are repeated, each with adapters of its own", MORE),

@@ -87,6 +87,9 @@ def _precision(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
 
 def _write_precision(values: Mapping[str, Value]) -> Mapping[str, Value]:
     pure = values["dtype"] == "bfloat16" and values["mixed_precision"] == "no"
+    pure = (
+        pure and values["strategy"] != "zero3"
+    )  # where LLaMA-Factory stops at it, and casts nothing
     return {
         "args.bf16": values["mixed_precision"] == "bf16",
         "args.fp16": values["mixed_precision"] == "fp16",
@@ -208,7 +211,7 @@ RULES: tuple[Rule, ...] = (
     *parallel.RULES,
     Rule(
         theirs=("args.bf16", "args.fp16", "args.pure_bf16", "accelerate.mixed_precision"),
-        ours=("mixed_precision", "dtype"),
+        ours=("mixed_precision", "dtype", "strategy"),
         read=_precision,
         write=_write_precision,
         says="every weight that is trained is cast to float32, but under pure_bf16 and ZeRO-3",

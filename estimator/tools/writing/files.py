@@ -10,6 +10,7 @@ from estimator.tools.rules import Tool, Value
 from estimator.tools.whose import tool_named, version_of
 from estimator.tools.writing import scripts
 from estimator.tools.writing.several_gpus import DEEPSPEED_FILE
+from estimator.tools.writing.stops import check_stops
 from estimator.tools.writing.texts import json_text, nested, yaml
 from estimator.tools.writing.theirs import sayable, theirs_of
 from estimator.values.refusals import LIBRARIES, InputError
@@ -98,7 +99,11 @@ def files_of(
     if tool.name == "llamafactory":  # which gives an image limits of its own
         keys = images.stated(keys, model)
     theirs = theirs_of(tool, keys, model, WRITABLE[tool.name])
-    objective = str(sayable(keys)["objective"])
+    plain = sayable(keys)
+    check_stops(tool.name, plain)
+    if plain["method"] == "qlora" and theirs.get("args.fsdp_version") == 2:
+        theirs[LOADS_ONCE] = False
+    objective = str(plain["objective"])
     files = _own_files(tool, theirs, about, dataset or DATASETS[tool.name][objective], objective)
     accelerate = nested(theirs, "accelerate") if tool.name != "axolotl" else {}
     if accelerate:
@@ -147,7 +152,10 @@ def _own_files(
 ) -> dict[str, str]:
     own = nested(theirs, "args")
     comment = f"# {about}\n" if about else ""
-    rest = {"output_dir": "output", "learning_rate": LEARNING_RATES.get(objective, 5e-6)}
+    rest: dict[str, Value] = {"output_dir": "output"}
+    rest["learning_rate"] = LEARNING_RATES.get(objective, 5e-6)
+    if own.get("eval_strategy", "no") != "no" and tool.name in EVALUATED:
+        rest[EVALUATED[tool.name]] = scripts.SHARE
     if tool.name == "axolotl":
         more = AXOLOTLS_OWN.get(objective, {})
         rows = {"path": dataset, **AXOLOTLS_ROWS[objective]}
@@ -176,6 +184,10 @@ def _trl_command(theirs: Mapping[str, Value], objective: str) -> str:
 TRL_SCRIPTS = frozenset({"sft", "dpo", "kto", "reward", "grpo", "rloo"})
 """Objectives that TRL trains without a script of one's own: trl 1.16, trl/scripts."""
 GENERATES = frozenset({"grpo", "rloo"})
+LOADS_ONCE = "args.fsdp_config.cpu_ram_efficient_loading"
+"""What axolotl refuses beside load_in_4bit under FSDP 2: axolotl 0.19, utils/schemas/validation.py."""
+EVALUATED = {"axolotl": "val_set_size", "llamafactory": "val_size"}
+"""The key for the share of the rows that is kept for evaluation, without which there is none."""
 LEARNING_RATES = {"sft": 2e-4, "reward": 1e-4}
 """Of the tools' LoRA examples, 5e-6 for preferences: LLaMA-Factory, examples/train_lora."""
 AXOLOTLS_ROWS: Mapping[str, Mapping[str, Value]] = {

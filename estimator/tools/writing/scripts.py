@@ -70,7 +70,7 @@ def with_trl(theirs: Mapping[str, Value], about: str, dataset: str, objective: s
             ),
             *(_PACKED if packs else ()),
             *([_processor(processor)] if processor else ()),
-            body.replace("ROWS", ROWS[objective]),
+            _evaluated(body.replace("ROWS", ROWS[objective]), args, "dataset"),
         ]
     )
 
@@ -80,6 +80,21 @@ def _processor(settings: Mapping[str, Value]) -> str:
     whole = {"": Code("model_config.model_name_or_path"), **settings}
     made = python_call("AutoProcessor.from_pretrained", whole, "processor")
     return made.replace("    =model", "    model")
+
+
+SHARE = 0.05
+"""Of the rows that are kept for evaluation: a twentieth."""
+
+
+def _evaluated(body: str, args: Mapping[str, Value], rows: str) -> str:
+    """With rows to evaluate on, where a strategy asks for it: Trainer stops without (transformers 5.23, trainer.py)."""
+    if args.get("eval_strategy", "no") == "no":
+        return body
+    before, main, after = body.partition('\nif __name__ == "__main__":\n')
+    split = f"parts = {rows}.train_test_split(test_size={SHARE}, seed=0)\n"
+    parts = '        train_dataset=parts["train"],\n        eval_dataset=parts["test"],\n'
+    after = after.replace(f"        train_dataset={rows},\n", parts)
+    return f"{before}{split}{main}{after}"
 
 
 CLASSES = {"reward": "Reward"}
@@ -192,7 +207,7 @@ def with_trainer(theirs: Mapping[str, Value], about: str, dataset: str) -> str:
     of_texts = ("COLUMNS", "dataset.column_names"), ("MLM", ", mlm=False"), ("LABELS", "")
     for word, text in of_classes if classifies else of_texts:
         body = body.replace(word, text)
-    lines.append(body)
+    lines.append(_evaluated(body, args, "rows"))
     return "\n".join(lines)
 
 
