@@ -13,6 +13,7 @@ from estimator import contract
 from estimator.answer import overflow
 from estimator.answer.estimate import estimate, need
 from estimator.answer.explain import Explanation, Term, explain, kept_terms
+from estimator.answer.own_step import own_step
 from estimator.answer.ranks import Rank, ranks
 from estimator.answer.verdict import beyond_the_step, smaller_evaluation
 from estimator.families.adapters import default_targets, linear_names, outer_names
@@ -241,6 +242,7 @@ __all__ = [
     "options_of",
     "outer_names",
     "overflow",
+    "own_step",
     "pareto",
     "placement",
     "plan_csv",

@@ -6,14 +6,16 @@ import argparse
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
 
 from estimator.answer.estimate import estimate
+from estimator.answer.own_step import own_step
 from estimator.check import command
 from estimator.contract.placement_request import place
 from estimator.contract.setups import (
@@ -77,6 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _read_arguments(arguments)
     with_remedies = bool(given.pop("remedies", False))
     with_shares = bool(given.pop("vllm_shares", False))
+    measured = given.pop("measured", None)
     whose = {name for name in ("hub", "hub_token") if given.pop(name, None)}
     ask = _Ask(hub.own_token() if "hub_token" in whose else None) if whose else None
     if given.pop("json", False):
@@ -97,7 +100,8 @@ def main(arguments: Sequence[str]) -> int:
     reading = read_link(given, known)
     if with_shares:
         return _print_shares(reading)
-    return _print_estimate(reading, with_remedies=with_remedies)
+    text = measured[0] if measured else None
+    return _print_estimate(reading, with_remedies=with_remedies, measured=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +194,16 @@ def _our_mistake(fault: Exception) -> str:
 # --- for people ---------------------------------------------------------------------------------
 
 
-def _print_estimate(reading: Reading, *, with_remedies: bool) -> int:
+def _print_estimate(reading: Reading, *, with_remedies: bool, measured: str | None) -> int:
     if reading.problems or reading.model is None:
         return _refuse(*map(_with_the_hub, reading.problems))
     try:
         answer = estimate(reading.model, reading.gpu, reading.setup)
+        if measured is not None:
+            keys = own_step(answer, measured)
+            answer = estimate(reading.model, reading.gpu, replace(reading.setup, **keys))
+            flags = f"--pace={keys['pace']} --pace-from {shlex.quote(str(keys['pace_from']))}"
+            print(f"Other setups on this machine: {flags}\n")
         said = describe(answer, _remedies(answer) if with_remedies else ())
     except ValueError as problem:
         return _refuse(str(problem))
@@ -336,6 +345,12 @@ def _parser() -> _Parser:
         action="store_true",
         help="which vllm_gpu_memory_utilization to type, and what each does",
     )
+    parser.add_argument(
+        "--measured",
+        action="append",
+        metavar="STEP",
+        help="what a step of this setup took on your machine: seconds, Trainer's last log line, tqdm's s/it",
+    )
     _add_keys(parser)
     return parser
 
@@ -412,6 +427,7 @@ def _unknown_argument(argument: str) -> str:
         "hub",
         "hub_token",
         "json",
+        "measured",
         "remedies",
         "vllm_shares",
         *(key.name for key in KEYS),

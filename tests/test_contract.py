@@ -36,6 +36,7 @@ from estimator.values.kinds import (
     Names,
     Number,
     Ranks,
+    ShortText,
     Version,
     WholeNumber,
     show,
@@ -96,7 +97,7 @@ fsdp_version 2 · checkpoint_around_fsdp false
 offload_param "none" · num_train_examples 10000 · num_train_epochs 1 · mean_tokens_per_example null
 per_device_eval_batch_size 8 · eval_strategy "no" · save_strategy "epoch" · save_total_limit null
 save_only_model false · fsdp_state_dict_type "FULL_STATE_DICT" · zero3_save_16bit_model false
-usd_per_gpu_hour null · mfu null
+usd_per_gpu_hour null · mfu null · pace null · pace_from null
 freeze_vision false · freeze_projector false · freeze_language false · images_per_example 0 · image_height null
 image_width null · image_sizes null · text_tokens null · min_pixels null · max_pixels null
 do_image_splitting null · image_longest_edge null · crop_to_patches null · max_patches null
@@ -554,6 +555,8 @@ def _values(key: Key) -> st.SearchStrategy[object]:
             return none | st.just((0, 3))
         case Ranks():
             return none | st.just((("q_proj", 4), ("layers.1.mlp.up_proj", 8)))
+        case ShortText():
+            return none | st.just("1.25 s, a run of mine")
         case _:
             raise AssertionError(f"no values are known for {key.name}")
 

@@ -144,6 +144,7 @@ def alike(model, setup, asked):
         {},
         {"padded": True, "mean_tokens_per_example": 700},
         {"mfu": 0.4, "usd_per_gpu_hour": 2.0},
+        {"pace": 0.3, "padded": True},
         {"gradient_checkpointing": True, "offload_checkpoints": True},
     ],
     ids=str,

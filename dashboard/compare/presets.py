@@ -28,7 +28,7 @@ def five_gpus(of: Estimate) -> list[contract.Scenario]:
     cards = [of.gpu, *(it.gpu for it in [*cheapest, *largest])]
     chosen = [gpu for gpu in dict.fromkeys(cards) if gpu is not None][:CARDS]
     chosen.sort(key=lambda gpu: gpu.memory_bytes)
-    own = replace(of.setup, usd_per_gpu_hour=None, mfu=None)
+    own = replace(of.setup, usd_per_gpu_hour=None, mfu=None, pace=None)
     return [contract.scenario_of(gpu.name, of.model, gpu, own) for gpu in chosen]
 
 

@@ -44,6 +44,7 @@ from estimator import (
     fewer_checkpoints,
     kept_logits_bytes,
     kept_terms,
+    own_step,
     pareto,
     ranks,
     reach,
@@ -261,6 +262,7 @@ def _take_count(setup: TrainingSetup, point: tuple[int, str, int]) -> None:
 def _time(answer: Estimate) -> None:
     rows, best = which_gpu.every_gpu(answer)
     st.html(time_and_money.time_html(answer, best.fastest, best.cheapest))
+    _own_step(answer)
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     front = pareto(fitting)
     if not front:
@@ -290,6 +292,36 @@ def _share(answer: Estimate) -> None:
 
 def _take_share(share: float) -> None:
     actions.take({"vllm_gpu_memory_utilization": float(share)})
+
+
+def _own_step(answer: Estimate) -> None:
+    """A box for a measured step, which narrows the seconds of every setup on that machine."""
+    if answer.time is None or not answer.can_run:
+        return
+    said = st.text_input(
+        "A step of this setup took, on your machine",
+        placeholder="1.25, 1.25s/it, or Trainer's line with train_samples_per_second",
+        help="Seconds of one optimizer step. They narrow the range for every other setup on that machine, and travel "
+        "in the link.",
+        max_chars=1000,
+        key="own step",
+    )
+    if said and said != st.session_state.get("taken step"):
+        try:
+            keys = own_step(answer, said)
+        except ValueError as problem:
+            st.warning(markup.plain(str(problem)))
+        else:
+            st.session_state["taken step"] = said
+            actions.take(keys)
+    if answer.setup.run.pace is not None:
+        st.html(f'<p class="hr-text">{escape(time_and_money.own_step_line(answer))}</p>')
+        st.button("Forget this step", on_click=_forget_step, key="forget step")
+
+
+def _forget_step() -> None:
+    st.session_state["own step"] = st.session_state["taken step"] = ""
+    actions.put({"pace": None, "pace_from": None})
 
 
 def _step(answer: Estimate) -> None:

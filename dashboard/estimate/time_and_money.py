@@ -136,6 +136,12 @@ def time_html(estimate: Estimate, fastest: Estimate | None, cheapest: Estimate |
     return said + table
 
 
+def own_step_line(estimate: Estimate) -> str:
+    """What the narrowed seconds rest on."""
+    taken = estimate.setup.run.pace_from
+    return f"From your own step{': ' + taken if taken else ''}. On another machine, forget it."
+
+
 def pareto_html(front: Sequence[Estimate]) -> str:
     """The caption of the chart of dollars and hours."""
     return (

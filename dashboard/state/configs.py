@@ -12,7 +12,14 @@ from dashboard.state import actions, models, opening, question, session
 from estimator import Imported, contract, defaults_of, read_files
 
 PASTED = "the pasted text"
-KEPT = ("num_train_examples", "mean_tokens_per_example", "usd_per_gpu_hour", "mfu")
+KEPT = (
+    "num_train_examples",
+    "mean_tokens_per_example",
+    "usd_per_gpu_hour",
+    "mfu",
+    "pace",
+    "pace_from",
+)
 """Keys that no config has: they stay as they are on the page."""
 
 

@@ -53,9 +53,9 @@ class BestWay(NamedTuple):
 def best_ways(model: Model, gpus: Iterable[Gpu], setup: TrainingSetup) -> tuple[BestWay, ...]:
     """The best way on 1, 2, 4 and 8 of each GPU: fitting ones first, then the cheapest.
 
-    The user's price and ``mfu`` hold for one GPU, so they are ignored here.
+    The user's price, ``mfu`` and ``pace`` hold for one GPU, so they are ignored here.
     """
-    same = replace(setup, usd_per_gpu_hour=None, mfu=None)
+    same = replace(setup, usd_per_gpu_hour=None, mfu=None, pace=None)
     ways = [best_way(model, gpu, number, same) for gpu in gpus for number in COUNTS]
     return tuple(sorted(ways, key=_order))
 

@@ -31,9 +31,10 @@ class Ranking:
 def rank_gpus(model: Model, setup: TrainingSetup, gpus: Iterable[Gpu] | None = None) -> Ranking:
     """The setup on each GPU, by default on all of the catalogue.
 
-    The user's price and ``mfu`` hold for one GPU, so they are ignored here: each GPU has its cheapest listing.
+    The user's price, ``mfu`` and ``pace`` hold for one GPU, so they are ignored here: each GPU has its cheapest
+    listing.
     """
-    same = replace(setup, usd_per_gpu_hour=None, mfu=None)
+    same = replace(setup, usd_per_gpu_hour=None, mfu=None, pace=None)
     everywhere = catalog.gpus().values() if gpus is None else gpus
     answers = [it for gpu in everywhere if (it := _on(model, gpu, same)) is not None]
     fitting = [answer for answer in answers if answer.verdict is Verdict.FITS]

@@ -296,6 +296,8 @@ STRETCHING = frozenset(
         "mean_tokens_per_example",
         "usd_per_gpu_hour",
         "mfu",
+        "pace",
+        "pace_from",
         "lora_alpha",
         "max_grad_norm",
         "gpus_per_node",

@@ -44,6 +44,7 @@ from estimator.time.flops import (
     work,
 )
 from estimator.time.offload_time import offload_parts, saved_tensor_parts, steps_on_host
+from estimator.time.own_reading import paced
 from estimator.time.traffic import traffic
 from estimator.values.arithmetic import ceil_div, real, total
 from estimator.values.facets.mesh import Mesh
@@ -451,6 +452,8 @@ def run_time(
             parts = _with_offload(parts, model, gpu, setup)
         behind = total(part.low_seconds for part in parts if part.name != OPTIMIZER_STEP)
         parts = (*parts, *saved_tensor_parts(model, gpu, setup, behind))
+        if setup.run.pace is not None:
+            parts = paced(parts, setup.run.pace)
     steps = -(-length.rows_per_epoch // setup.effective_batch_size)
     return RunTime(
         parts=parts,

@@ -59,6 +59,8 @@ QUESTION = (
     "mean_tokens_per_example",
     "usd_per_gpu_hour",
     "mfu",
+    "pace",
+    "pace_from",
 )
 """Keys of the question rather than of the tool; they stay when another tool's defaults are taken."""
 

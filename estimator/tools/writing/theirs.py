@@ -36,6 +36,8 @@ NOT_OF_A_TOOL = frozenset(
         "mean_tokens_per_example",
         "usd_per_gpu_hour",
         "mfu",
+        "pace",
+        "pace_from",
         "optim_state_dtype",
     ]
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
-from estimator.values.kinds import Choice, Flag, Number, WholeNumber
+from estimator.values.kinds import Choice, Flag, Number, ShortText, WholeNumber
 from estimator.values.specs import FULL_STATE_DICT, LOWEST_MFU, SHARDED_STATE_DICT
 
 _WHEN = ("no", "steps", "epoch")
@@ -179,4 +179,20 @@ class TrainingRun(Checked):
             help="A value you measured on a similar run. It narrows the range of the estimate.",
             step=0.05,
         ),
+    )
+    pace: float | None = key(
+        None,
+        Number(1000, low=-1, open_low=True, nullable=True),
+        "where your own machine's step lies between the ends of the estimate: 0 the fast end, 1 the slow end",
+        whose=Whose.OURS,
+        null="the range of published runs",
+        widget="a box beside the seconds finds it from a step of your own",
+    )
+    pace_from: str | None = key(
+        None,
+        ShortText(nullable=True),
+        "which step of your own the pace was taken from",
+        whose=Whose.OURS,
+        null="no step of your own",
+        widget="the box beside the seconds says it",
     )

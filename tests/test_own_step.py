@@ -1,0 +1,125 @@
+"""A step measured on one's own machine: what a log says, and what it says of other setups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from estimator import Method, TrainingSetup, catalog, estimate, own_step
+from estimator.__main__ import main
+from estimator.contract.setups import parse
+from estimator.time.own_reading import PACE_SPREAD, pace_of, paced, seconds_of
+from estimator.values.results import TimePart
+
+MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
+A100 = catalog.gpu("A100-SXM4-80GB")
+SETUP = TrainingSetup(method=Method.LORA, max_length=2048, per_device_train_batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("3.2", 3.2),
+        (" 3.2 s ", 3.2),
+        ("850 ms", 0.85),
+        ("2 seconds per step", 2.0),
+        # tqdm's bar, as Trainer draws it
+        (" 12%|█▏        | 60/500 [01:15<09:11,  1.25s/it]", 1.25),
+        ("100%|██████████| 500/500 [03:20<00:00,  2.50it/s]", 0.4),
+        # transformers 5.23, trainer_utils.py, speed_metrics: 16 examples a step, 32 examples a second
+        (
+            "{'train_runtime': 250.0, 'train_samples_per_second': 32.0, 'train_steps_per_second': 2.0, 'epoch': 1.0}",
+            0.5,
+        ),
+        ('{"train_runtime": "250.0", "train_samples_per_second": "32.0"}', 0.5),
+        ("train_steps_per_second = 0.25", 4.0),
+    ],
+)
+def test_a_step_is_read_from_a_number_or_a_log_line(said: str, seconds: float) -> None:
+    assert seconds_of(said, 16) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("said", ["", "fast", "0", "-1", "0it/s", "1e999", "nan", "1.2 hours"])
+def test_a_text_without_a_speed_is_refused_in_a_sentence(said: str) -> None:
+    with pytest.raises(ValueError, match=r"a number above 0 such as 1\.25"):
+        seconds_of(said, 16)
+
+
+@pytest.mark.parametrize("pace", [-0.5, 0.0, 0.3, 1.0, 2.5])
+def test_a_pace_gives_back_the_seconds_that_it_was_taken_from(pace: float) -> None:
+    time = estimate(MISTRAL, A100, SETUP).time
+    assert time is not None
+    narrow = paced(time.parts, pace)
+    low, high = (sum(getattr(it, end) for it in narrow) for end in ("low_seconds", "high_seconds"))
+    assert high / low == pytest.approx(PACE_SPREAD**2)
+    assert pace_of(time, low * PACE_SPREAD) == pytest.approx(pace)
+    assert paced((TimePart("all", 1.0, 3.0),), -0.5)[0].high_seconds == 0.5 * PACE_SPREAD
+
+
+def test_an_own_step_narrows_this_setup_and_every_other() -> None:
+    answer = estimate(MISTRAL, A100, SETUP)
+    keys = own_step(answer, "3.0 s")
+    assert keys["pace_from"] == (
+        "3 s, mistralai/Mistral-7B-v0.1, lora, 4 × 2,048 tokens, A100-SXM4-80GB"
+    )
+    for setup in (SETUP, replace(SETUP, method=Method.FULL, max_length=512)):
+        time = estimate(MISTRAL, A100, replace(setup, **keys)).time
+        assert time is not None
+        assert time.step_seconds_high / time.step_seconds_low == pytest.approx(PACE_SPREAD**2)
+    time = estimate(MISTRAL, A100, replace(SETUP, **keys)).time
+    assert time is not None
+    assert time.step_seconds_low * PACE_SPREAD == pytest.approx(3.0, rel=1e-4)
+
+
+def test_a_second_own_step_is_compared_with_the_estimate_and_not_with_the_first() -> None:
+    answer = estimate(MISTRAL, A100, SETUP)
+    first = estimate(MISTRAL, A100, replace(SETUP, **own_step(answer, "5")))
+    assert own_step(first, "3.0") == own_step(answer, "3.0")
+
+
+def test_an_own_step_needs_an_estimated_one() -> None:
+    with pytest.raises(ValueError, match="choose a GPU whose speed is known"):
+        own_step(estimate(MISTRAL, None, SETUP), "3.0")
+
+
+def test_a_step_that_generates_has_no_pace() -> None:
+    setup = TrainingSetup(objective="grpo", per_device_train_batch_size=8)
+    with pytest.raises(ValueError, match="mostly generation"):
+        own_step(estimate(MISTRAL, A100, setup), "30")
+
+
+def test_the_answer_says_what_its_width_rests_on() -> None:
+    known = estimate(MISTRAL, A100, SETUP)
+    assert any(it.startswith("Nine in ten published runs") for it in known.assumptions)
+    new = estimate(MISTRAL, catalog.gpu("B300-270GB"), SETUP)
+    assert any(
+        it.startswith("Few speeds are published for Blackwell Ultra") for it in new.assumptions
+    )
+    own = estimate(MISTRAL, A100, replace(SETUP, **own_step(known, "3.0")))
+    (said,) = (it for it in own.assumptions if "your own step" in it)
+    assert "3 s, mistralai/Mistral-7B-v0.1" in said
+
+
+def test_a_pace_travels_by_the_contract() -> None:
+    given = {
+        "model": MISTRAL.hub_id,
+        "gpu": A100.name,
+        "pace": 0.25,
+        "pace_from": "1.25 s, a run of mine",
+    }
+    _, _, setup = parse(given)
+    assert (setup.run.pace, setup.run.pace_from) == (0.25, "1.25 s, a run of mine")
+    with pytest.raises(
+        ValueError, match="pace must be a number above -1 and up to 1000, or null, not -1"
+    ):
+        parse({**given, "pace": -1})
+
+
+def test_the_command_line_takes_a_measured_step(capsys) -> None:
+    flags = [str(MISTRAL.hub_id), "--gpu", A100.name, "--method", "lora"]
+    assert main([*flags, "--measured", "0.5"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Other setups on this machine: --pace=")
+    assert main([*flags, "--measured", "soon"]) == 2
+    assert "a number above 0" in capsys.readouterr().err
