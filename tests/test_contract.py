@@ -95,7 +95,8 @@ strategy "none"
 tp_size 1 · pp_size 1 · cp_size 1 · ep_size 1 · dp_replicate_size 1 · offload_optimizer "none"
 fsdp_version 2 · checkpoint_around_fsdp false
 offload_param "none" · num_train_examples 10000 · num_train_epochs 1 · mean_tokens_per_example null
-per_device_eval_batch_size 8 · eval_strategy "no" · save_strategy "epoch" · save_total_limit null
+per_device_eval_batch_size 8 · eval_strategy "no" · compute_metrics false · eval_accumulation_steps null
+save_strategy "epoch" · save_total_limit null
 save_only_model false · fsdp_state_dict_type "FULL_STATE_DICT" · zero3_save_16bit_model false
 usd_per_gpu_hour null · mfu null · pace null · pace_from null
 freeze_vision false · freeze_projector false · freeze_language false · images_per_example 0 · image_height null

@@ -11,7 +11,18 @@ from dataclasses import replace
 
 import pytest
 
-from estimator import MixedPrecision, Model, Phase, TrainingSetup, Verdict, catalog, estimate
+from estimator import (
+    Component,
+    MixedPrecision,
+    Model,
+    Moment,
+    Phase,
+    TrainingSetup,
+    Verdict,
+    catalog,
+    estimate,
+    needs,
+)
 from estimator.answer.estimate import need
 from estimator.contract.setups import parse
 from estimator.search.remedies import remedies
@@ -117,3 +128,78 @@ def test_dropout_takes_nothing_in_evaluation():
         return estimate(model, None, setup).phases[Phase.EVALUATION].bytes
 
     assert height(gpt2) == height(replace(gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+
+
+# --- metrics of the logits ----------------------------------------------------------------------
+
+METRICS = TrainingSetup(
+    max_length=512, eval_strategy="steps", per_device_eval_batch_size=2, compute_metrics=True
+)
+A_BATCH = 2 * 512 * 49_152 * 4
+"""By hand: rows · tokens · words of SmolLM2, as float32 under autocast."""
+
+
+def _evaluation(**keys: object) -> Moment:
+    setup = replace(METRICS, **keys)
+    return estimate(catalog.model("HuggingFaceTB/SmolLM2-135M"), None, setup).phases[
+        Phase.EVALUATION
+    ]
+
+
+def test_logits_of_the_batches_before_lie_there_and_are_joined_by_copying():
+    """``nested_concat``: what was kept and the new batch, 4 together, and the 4 joined."""
+    joined = _evaluation(eval_accumulation_steps=4)
+    assert joined.name == "logits of the evaluation's batches"
+    assert joined.resident[Component.LOGITS] == 2 * 4 * A_BATCH
+
+
+def test_logits_that_go_to_the_host_at_once_cost_a_batch_what_it_costs_anyway():
+    without, with_it = (
+        _evaluation(compute_metrics=asks, eval_accumulation_steps=1) for asks in (False, True)
+    )
+    assert with_it == without
+
+
+def test_a_second_batch_finds_the_first_ones_logits():
+    """The batch itself needs more than the join where only one is kept before it."""
+    first, second = (_evaluation(eval_accumulation_steps=steps) for steps in (1, 2))
+    assert second.resident[Component.LOGITS] in (
+        first.resident[Component.LOGITS] + A_BATCH,
+        4 * A_BATCH,
+    )
+
+
+def test_the_fused_head_makes_no_logits_so_the_model_is_called_again():
+    """TRL 1.16: an extra forward pass, whose logits have 2 bytes a word, and 4 as float32, instead of a tile."""
+    fused = {"loss": "chunked_trl", "eval_accumulation_steps": 1}
+    with_it, without = (_evaluation(compute_metrics=asks, **fused) for asks in (True, False))
+    assert with_it.bytes - without.bytes > A_BATCH
+
+
+def test_every_gpu_gathers_the_logits_of_all():
+    shared = _evaluation(eval_accumulation_steps=4, strategy="ddp", num_gpus=2)
+    assert shared.resident[Component.LOGITS] == 2 * 2 * 4 * A_BATCH
+
+
+def test_metrics_count_in_what_is_needed_and_in_a_grid():
+    model, card = catalog.model("HuggingFaceTB/SmolLM2-135M"), catalog.gpu("A100-SXM4-80GB")
+    setup = replace(METRICS, eval_accumulation_steps=16)
+    high = need(model, card, setup)[1]
+    assert high >= 2 * 16 * A_BATCH
+    assert int(needs(model, card, setup, max_length=[512]).high_bytes[0]) == high
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({}, "give eval_accumulation_steps"),
+        ({"objective": "dpo", "eval_accumulation_steps": 1}, "not modelled yet with objective dpo"),
+        (
+            {"loss": "chunked_torchtune", "eval_accumulation_steps": 1},
+            "with loss chunked_torchtune",
+        ),
+    ],
+)
+def test_what_metrics_do_not_go_with_is_said(keys: dict[str, object], sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        _evaluation(**keys)

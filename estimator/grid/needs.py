@@ -52,7 +52,7 @@ def needs(model: Model, gpu: Gpu | None, setup: TrainingSetup, **asked: ArrayLik
     """Bytes needed per GPU, low and high, by each of many setups, equal to ``need`` of each to the byte.
 
     ``asked``: keys of ``KEYS`` with arrays that are broadcast against each other; the others are the setup's. A device
-    map is read setup by setup, and so are grpo and rloo, whose rows must be whole groups.
+    map is read setup by setup, and so are grpo and rloo, whose rows must be whole groups, and metrics of logits.
 
     Source: derived, from the moments of ``StepTimeline`` and ``evaluation_walk``.
     """
@@ -87,7 +87,10 @@ class _Reader:
     def read(self) -> tuple[Numbers, Numbers, Some]:
         by_plan: dict[object, list[_Group]] = {}
         for group in self._groups():
-            if group.setup.strategy is Strategy.DEVICE_MAP or group.setup.objective.generates:
+            setup = group.setup
+            keeps = setup.compute_metrics and setup.eval_strategy != "no"
+            is_single = setup.strategy is Strategy.DEVICE_MAP or setup.objective.generates
+            if keeps or is_single:
                 self._one_by_one(group.cells)
             else:
                 evaluates = group.setup.eval_strategy != "no"

@@ -27,6 +27,15 @@ WHOLE_LOGITS_LATER = Refusal(
     "loss standard with objective {objective}, as TRL had it before 1.15, is not modelled yet; take chunked_trl.",
     NOT_MODELLED,
 )
+UNKNOWN_BATCHES = Refusal(
+    "compute_metrics keeps the logits of the whole evaluation on the GPU, whose batches are not known here; give "
+    "eval_accumulation_steps, after which they go to the host.",
+    CONTRADICTION,
+)
+METRICS_LATER = Refusal(
+    "compute_metrics is not modelled yet with {what}; set it to false.",
+    NOT_MODELLED,
+)
 PRECOMPUTED_IS_TRLS = Refusal(
     "precompute_ref_log_probs does not go with loss {loss}, whose trainers ask the reference in every step; set it "
     "false, or take loss chunked_trl.",
@@ -201,6 +210,21 @@ def _check_checkpointed_towers(setup: TrainingSetup) -> None:
         raise TOWERS_EVERY_N(key="activation_offloading", value="false")
 
 
+def _check_metrics(setup: TrainingSetup) -> None:
+    if not setup.compute_metrics or setup.eval_strategy == "no":
+        return
+    if setup.objective not in (Objective.SFT, Objective.SEQUENCE_CLASSIFICATION):
+        raise METRICS_LATER(what=f"objective {setup.objective}")
+    if setup.loss is Loss.CHUNKED_TORCHTUNE:
+        raise METRICS_LATER(what=f"loss {setup.loss}")
+    if setup.strategy is Strategy.DEVICE_MAP:
+        raise METRICS_LATER(what=f"strategy {setup.strategy}")
+    if setup.images_per_example:
+        raise METRICS_LATER(what="images")
+    if setup.eval_accumulation_steps is None:
+        raise UNKNOWN_BATCHES()
+
+
 def check_objective(model: Model, setup: TrainingSetup) -> None:
     """Refuse, in one sentence, what the objective does not go with."""
     objective = setup.objective
@@ -242,7 +266,8 @@ def _is_later(setup: TrainingSetup) -> bool:
 
 
 def check_rows(setup: TrainingSetup) -> None:
-    """Refuse rows that leave the loss nothing to count."""
+    """Refuse rows that leave the loss nothing to count, and logits that are kept for nobody knows how many batches."""
+    _check_metrics(setup)
     if setup.objective.generates:
         _check_groups(setup)
     if setup.objective.is_preference and prompt_tokens(setup) >= setup.max_length:

@@ -12,7 +12,7 @@ trainer/utils.py, ``selective_log_softmax``.
 from __future__ import annotations
 
 from estimator.families.liger import loss_of
-from estimator.objectives.causal_lm import LabelledCall
+from estimator.objectives.causal_lm import LabelledCall, causal_lm
 from estimator.objectives.forward import ID_BYTES, Forward, Pass, as_logits
 from estimator.objectives.step import Step
 from estimator.tape import operators as op
@@ -45,6 +45,26 @@ def _ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     found = _gathered(step.tape, logits, of.rows, of.length - 1, words)
     del copies
     return found, logits
+
+
+def with_logits(step: Step) -> None:
+    """An evaluation that returns its logits: TRL's fused head makes none, so that the model is called once more.
+
+    Source: trl 1.16, trainer/sft_trainer.py, ``compute_loss`` (``return_outputs``).
+    """
+    setup = step.setup
+    if loss_of(step.trained.model, setup) is not Loss.CHUNKED_TRL:
+        causal_lm(step)
+        return
+    rows, length = setup.per_device_train_batch_size, setup.max_length
+    ids, labels = step.ids(setup.tokens), step.ids(setup.tokens)
+    padding = step.ids(setup.tokens) if setup.padded else None
+    fused = LabelledCall(step.call(Pass(step.trained, rows, length)), rows * step.scored)
+    loss, _ = fused.run(ids, labels)
+    again = Pass(step.trained, rows, length, label="for its logits")
+    logits = whole_logits(step.call(again), ids)
+    step.end()
+    del ids, labels, padding, loss, logits
 
 
 def whole_logits(forward: Forward, ids: Tensor, kept: int | None = None) -> Tensor:

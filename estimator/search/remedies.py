@@ -210,6 +210,12 @@ def _changes(model: Model, setup: TrainingSetup) -> Iterator[Change]:
             "The same metrics; evaluation takes a little longer.",
             tuple(_smaller_evaluations(setup.run)),
         )
+    if setup.eval_strategy != "no" and setup.compute_metrics:
+        yield Change(
+            "Logits to the host after every evaluation batch",
+            "The same metrics; evaluation waits for the copies.",
+            ({"eval_accumulation_steps": 1},),
+        )
     yield from (Change(*it) for it in image_changes(model, setup))
     yield from _kernels(setup)
     if setup.dtype is Dtype.FLOAT32 and setup.method is Method.LORA:

@@ -6,16 +6,27 @@ Source: transformers 5.23, trainer.py, ``evaluation_loop`` and ``prediction_step
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from estimator.objectives.registry import without_dropout
+from estimator.objectives.whole_logits import with_logits
 from estimator.parallel.strategies import resident_memory
-from estimator.step.timeline import Plan, Sizes, Walk, structure
+from estimator.step.timeline import Plan, Schedule, Sizes, Walk, structure
+from estimator.tape.program import Sized
 from estimator.values.arithmetic import allocated
 from estimator.values.results import Moment
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import MixedPrecision, Model, Optimizer, Phase
+from estimator.values.specs import (
+    Component,
+    Loss,
+    MixedPrecision,
+    Model,
+    Objective,
+    Optimizer,
+    Phase,
+)
 
 
 def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
@@ -31,8 +42,48 @@ def evaluation_walk(model: Model, setup: TrainingSetup, workspace: int) -> Walk:
     """
     same = structure(setup)
     sizes = Sizes.of(setup, setup.run.per_device_eval_batch_size)
-    begins = resident_memory(model, same).sizes(workspace)
-    return Walk(evaluation_plan(model, same).step(sizes), begins, setup.mesh.shard_ranks)
+    rests = resident_memory(model, same).sizes(workspace)
+    step = evaluation_plan(model, same).step(sizes)
+    if not setup.run.compute_metrics:
+        return Walk(step, rests, setup.mesh.shard_ranks)
+    batches = setup.run.eval_accumulation_steps or 1  # where an evaluation runs, it is given
+    every = kept_logits_bytes(model, setup, batches)
+    before = kept_logits_bytes(model, setup, batches - 1)
+    begins = {**rests, Component.LOGITS: before}
+    joined = {**rests, Component.LOGITS: every + (every if batches > 1 else 0)}
+    return MetricsWalk(step, begins, setup.mesh.shard_ranks, joined)
+
+
+class MetricsWalk(Walk):
+    """An evaluation batch after others whose logits are kept, and these joined to them: both are there at once."""
+
+    def __init__(
+        self,
+        step: tuple[Sized, Schedule],
+        begins: Mapping[Component, int],
+        ranks: int,
+        joined: Mapping[Component, int],
+    ) -> None:
+        super().__init__(step, begins, ranks)
+        self._joined = Moment(
+            Phase.EVALUATION,
+            "logits of the evaluation's batches",
+            {component: size for component, size in joined.items() if size},
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes at the highest moment."""
+        return max(super().peak_bytes, self._joined.bytes)
+
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """Those of the batch, and the logits joined."""
+        return (*super().moments, self._joined)
+
+    def heights(self) -> dict[Phase, Moment]:
+        """The highest moment of each phase, and the logits joined."""
+        return {**super().heights(), Phase.EVALUATION: self._joined}
 
 
 def evaluation_moment(model: Model, setup: TrainingSetup, workspace: int) -> Moment:
@@ -49,7 +100,9 @@ def evaluation_moment(model: Model, setup: TrainingSetup, workspace: int) -> Mom
 def kept_logits_bytes(model: Model, setup: TrainingSetup, batches: int) -> int:
     """Bytes of the logits that Trainer keeps on one GPU after some evaluation batches with ``compute_metrics``.
 
-        batches · b · s · V · p     p: 4 under autocast, whose outputs accelerate converts to float32, else the dtype's
+        batches · G · b · s · V · p     p: 4 under autocast, whose outputs accelerate converts to float32, else the
+                                        dtype's; G: GPUs, whose logits are all gathered on each; of a classifier
+                                        the labels stand for s · V
 
     ``torch.cat`` joins every batch to the previous ones and briefly holds both: twice as much.
     ``eval_accumulation_steps`` moves the logits to the host after that many batches;
@@ -64,8 +117,9 @@ def kept_logits_bytes(model: Model, setup: TrainingSetup, batches: int) -> int:
         if setup.precision.mixed_precision is not MixedPrecision.NO
         else setup.precision.dtype.bytes
     )
-    tokens = setup.run.per_device_eval_batch_size * setup.batch.max_length
-    return allocated(batches * tokens * model.vocab_size * width)
+    rows = setup.run.per_device_eval_batch_size * setup.mesh.replicas
+    each = model.num_labels or setup.batch.max_length * model.vocab_size
+    return allocated(batches * rows * each * width)
 
 
 @lru_cache(maxsize=1024)
@@ -78,7 +132,13 @@ def evaluation_plan(model: Model, structure: TrainingSetup) -> Plan:
 
 
 def evaluated(structure: TrainingSetup) -> TrainingSetup:
-    """The forward call's structure without what ``model.eval`` disables; shared by all adapter ranks and optimizers."""
+    """The forward call's structure without what ``model.eval`` disables; shared by all adapter ranks and optimizers.
+
+    Liger's fused loss is left out where logits are asked for: liger-kernel 0.8.5, transformers/model/llama.py
+    (``skip_logits``).
+    """
+    makes_logits = structure.compute_metrics and structure.loss in (None, Loss.LIGER)
+    makes_logits = makes_logits and structure.objective is Objective.SFT
     return replace(
         structure,
         gradient_accumulation_steps=1,
@@ -88,9 +148,11 @@ def evaluated(structure: TrainingSetup) -> TrainingSetup:
         lora_r=1,
         optim=Optimizer.SGD,
         optim_state_dtype=None,
+        loss=Loss.STANDARD if makes_logits else structure.loss,
     )
 
 
 @lru_cache(maxsize=256)
 def _shared_plan(model: Model, structure: TrainingSetup) -> Plan:
-    return Plan(model, structure, training=False)
+    asks = structure.compute_metrics and structure.objective is Objective.SFT
+    return Plan(model, structure, training=False, objective=with_logits if asks else None)

@@ -289,6 +289,7 @@ STRETCHING = frozenset(
         "max_length",
         "eval_strategy",
         "per_device_eval_batch_size",
+        "eval_accumulation_steps",
         "save_strategy",
         "save_total_limit",
         "num_train_examples",

@@ -85,6 +85,32 @@ class TrainingRun(Checked):
             help="Trainer's per_device_eval_batch_size.",
         ),
     )
+    compute_metrics: bool = key(
+        False,
+        Flag(),
+        "compute metrics of an evaluation's logits, which stay on the GPU",
+        code="cm",
+        widget=Widget(
+            shape="toggle",
+            section=Section.RUN,
+            label="Metrics of the logits",
+            help="Trainer's compute_metrics: evaluation returns the logits of every batch and keeps them.",
+        ),
+    )
+    eval_accumulation_steps: int | None = key(
+        None,
+        WholeNumber(10**6, nullable=True),
+        "evaluation batches whose logits are kept before they go to the host",
+        null="all of the evaluation",
+        code="ea",
+        widget=Widget(
+            shape="number",
+            section=Section.RUN,
+            label="Evaluation batches kept",
+            help="Trainer's eval_accumulation_steps: with metrics of the logits, after so many batches they go to the "
+            "host.",
+        ),
+    )
     save_strategy: str = key(
         "epoch",
         Choice((*_WHEN, "best")),
