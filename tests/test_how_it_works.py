@@ -55,3 +55,10 @@ def test_the_sum_of_all_largest_parts_is_more_than_the_peak():
     told = content.example({**EXAMPLE, **ARTICLE})
     idea = content.chapters(told)[0].text
     assert units.gib(told.peak.bytes) in idea
+
+
+def test_the_chapter_on_vllm_adds_the_share_to_the_step() -> None:
+    told = content.example({**EXAMPLE, **ARTICLE})
+    (text,) = (it.text for it in content.chapters(told) if "vLLM" in it.heading)
+    assert "All 32 rows" in text
+    assert "takes vllm_gpu_memory_utilization of the *whole* card, 0.3 of" in text

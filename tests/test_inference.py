@@ -492,3 +492,12 @@ def test_remedies_lower_the_share_let_vllm_sleep_or_give_it_gpus() -> None:
         if set(changed) <= {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_mode"}:
             fixed = estimate(QWEN_7B, H100, replace(over.setup, **changed))
             assert fixed.verdict is Verdict.FITS
+
+
+def test_assumptions_say_how_many_rows_run_at_once_and_which_length_is_enough() -> None:
+    said = " ".join(answer(vllm_max_model_length=None).assumptions)
+    assert "takes 0.3 of the whole GPU" in said
+    assert "Of the 8 rows that an engine is given, 8 run at once" in said
+    assert "vllm_max_model_length 1,024 is enough" in said
+    assert "on GPUs of its own" in " ".join(answer(vllm_mode="server").assumptions)
+    assert "transformers generates all 8 rows" in " ".join(answer(use_vllm=False).assumptions)

@@ -17,6 +17,7 @@ from estimator import (
     contract,
     estimate,
     overflow,
+    vllm_shares,
 )
 
 
@@ -36,6 +37,7 @@ def chapters(example: Estimate) -> list[Chapter]:
         Chapter("What LoRA and QLoRA change", _adapters(example)),
         Chapter("What stays for backward", _kept(example)),
         Chapter("What preferences, rewards and embeddings change", _objectives(example)),
+        Chapter("GRPO with vLLM on the same GPU", _generation(example)),
         Chapter("Common mistakes", _pitfalls(example)),
         Chapter("How the figure is computed", _method()),
         Chapter("What the range means", _bracket(example)),
@@ -190,6 +192,53 @@ def _objectives(of: Estimate) -> str:
             "split by accumulation; GradCache passes it in parts, twice.",
             "- **Who holds the reference.** DDP and ZeRO below stage 3 keep it whole on every GPU. ZeRO-3 divides it. "
             "FSDP 2 divides it too, but gathers all of it for each call.",
+        ]
+    )
+
+
+def _generation(of: Estimate) -> str:
+    gpu = of.gpu
+    assert gpu is not None
+    tokens = of.setup.max_length
+    awake = replace(
+        of.setup,
+        objective=Objective.GRPO,
+        method=Method.LORA,
+        loss=None,
+        optim_state_dtype=None,
+        gradient_checkpointing=True,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=4,
+        max_completion_length=tokens // 2,
+        use_vllm=True,
+        vllm_max_model_length=tokens,
+    )
+    alone, together, asleep = (
+        estimate(of.model, gpu, replace(awake, **keys))
+        for keys in ({"vllm_mode": "server"}, {}, {"vllm_enable_sleep_mode": True})
+    )
+    found = vllm_shares(of.model, gpu, awake)
+    held, share = found.holding(), awake.vllm_gpu_memory_utilization
+    assert held is not None
+    return "\n".join(
+        [
+            f"- **Two tenants.** vLLM takes vllm_gpu_memory_utilization of the *whole* card, {share:g} of "
+            f"{units.gib(gpu.memory_bytes)} here, and first asks whether as much is free. LoRA on 8 rows peaks at "
+            f"{units.gib(alone.peak.bytes)} without it and at {units.gib(together.peak.bytes)} beside it: the two add "
+            "up, in every phase.",
+            f"- **Sleep.** With vllm_enable_sleep_mode they take turns. The step peaks at "
+            f"{units.gib(asleep.peak.bytes)}; generation, with nothing but what the trainer keeps between steps, at "
+            f"{units.gib(asleep.phases[Phase.GENERATION].bytes)}.",
+            "- **The cache is what is left.** Of its share vLLM subtracts a second copy of the weights in 16 bits, the "
+            "highest moment of a batch, and CUDA graphs. The rest holds keys and values, cut into blocks. It refuses "
+            "to start if one row of vllm_max_model_length does not fit, which by default is every position of the "
+            "model.",
+            f"- **The number to type.** All {found.rows:,} rows of a generation fit at once from {held:.2f} on, and "
+            f"everything fits up to {found.largest:.2f}. Below, rows take turns and the step takes longer; above, the "
+            "training step runs out. More than enough makes nothing faster.",
+            "- **More GPUs, still out of memory.** ZeRO and FSDP divide the trainer, but every GPU has an engine with "
+            "the whole model. vllm_tensor_parallel_size divides that. And pushing new weights gathers: one parameter "
+            "at a time in full fine-tuning, with LoRA under ZeRO-3 the whole model at once.",
         ]
     )
 

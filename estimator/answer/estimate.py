@@ -19,6 +19,7 @@ from estimator.families.vision.sentences import image_sentences
 from estimator.families.wrapped import class_not_found, class_sentence, classes_of
 from estimator.inference.colocation import check_generation, generating
 from estimator.inference.seconds import time_of
+from estimator.inference.sentences import generation_sentences
 from estimator.objectives.assumptions import objective_sentences
 from estimator.objectives.batch import joined
 from estimator.objectives.refusals import check_objective, check_rows
@@ -602,6 +603,7 @@ def _assumptions(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> tuple[s
     sentences += image_sentences(model, setup)
     sentences += loss_sentences(model, setup)
     sentences += objective_sentences(model, setup)
+    sentences += generation_sentences(model, gpu, setup)
     if (
         model.num_kv_shared_layers
         and setup.computation.gradient_checkpointing

@@ -1,0 +1,47 @@
+"""What an estimate assumes of its generation, in sentences."""
+
+from __future__ import annotations
+
+from estimator.inference.colocation import colocated_engine, longest_row, row_tokens, rows_at_once
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import Gpu, Model
+
+
+def generation_sentences(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> list[str]:
+    """Where completions come from, how many at once, and what is not counted; none without generation."""
+    if not setup.objective.generates:
+        return []
+    rows, tokens = rows_at_once(setup), row_tokens(setup)
+    of = f"{rows:,} rows of a generation, of {tokens:,} tokens each"
+    if not setup.use_vllm:
+        return [
+            f"transformers generates all {of}, together; every completion is as long as allowed. Rewards take no time "
+            "and no memory here."
+        ]
+    if not setup.generation.is_colocated:
+        return [
+            f"vLLM generates the {of}, on GPUs of its own, {setup.vllm_tensor_parallel_size:,} like these for an "
+            "engine; they are not in the cost. Rewards take no time and no memory here."
+        ]
+    said = [
+        f"vLLM 0.33 beside TRL 1.16 takes {setup.vllm_gpu_memory_utilization:g} of the whole GPU, not of what is free."
+    ]
+    if gpu is not None:
+        low, high = colocated_engine(model, gpu, setup).at_once
+        given = rows * setup.vllm_tensor_parallel_size
+        held = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        said.append(
+            f"Of the {given:,} rows that an engine is given, {held} run at once at full length."
+        )
+    longest = longest_row(model, setup)
+    if longest > tokens:
+        said.append(
+            f"vLLM must hold one row of {longest:,} tokens to start; rows have {tokens:,}, so vllm_max_model_length "
+            f"{tokens:,} is enough."
+        )
+    if setup.vllm_enable_sleep_mode:
+        said.append(
+            "While the step trains vLLM sleeps at level 2: weights and cache are freed, CUDA graphs and the sampler's "
+            "counts stay."
+        )
+    return [*said, "Rewards take no time and no memory here."]
