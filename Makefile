@@ -138,6 +138,7 @@ verify: $(TORCH) $(PARSED)
 bench: $(DEV) chromium
 	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_estimate.py
 	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_grid.py
+	@PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_plan.py
 	@if command -v chromium >/dev/null; then PYTHONPATH=. $(VENV)/bin/python benchmarks/bench_slider.py; fi
 
 # --- measurements -------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
     python benchmarks/bench_grid.py [--random 10000]
 
 Each kind of step is asked twice: cold, when its programs are still to be recorded, and warm. Processor time is printed
-beside the clock's, since other work on the machine slows the one and not the other. Prints; fails only where a need
+beside the clock's, since other work on the machine slows the one more than the other, and the warm one as a multiple
+of a floor: a sum of a hundred products of a million numbers, timed beside it. Prints; fails only where a need
 differs by a byte.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,23 @@ def grid(axes: Mapping[str, Any]) -> dict[str, Any]:
     return dict(zip(every, meshed, strict=True))
 
 
-def timed(setup: TrainingSetup, asked: Mapping[str, Any]) -> str:
-    """How long the answer takes by the clock and on the processor."""
+def timed(task: Callable[[], None]) -> tuple[float, float]:
+    """Seconds by the clock and on the processor."""
     clock, processor = time.perf_counter(), time.process_time()
-    needs(MODEL, GPU, setup, **asked)
-    runs(MODEL, GPU, setup, **asked)
-    return f"{time.perf_counter() - clock:5.2f} s ({time.process_time() - processor:5.2f} s of processor)"
+    task()
+    return time.perf_counter() - clock, time.process_time() - processor
+
+
+def floor() -> None:
+    """A hundred products of a million numbers, added up in pieces that fit a processor's cache."""
+    for start in range(0, FLOOR.size, 8192):
+        part = FLOOR[start : start + 8192]
+        total = np.zeros_like(part)
+        for factor in range(100):
+            total += part * factor
+
+
+FLOOR = np.linspace(0, 1, 1_000_000)
 
 
 def differing(setup: TrainingSetup, count: int, seed: int) -> int:
@@ -81,6 +93,10 @@ def differing(setup: TrainingSetup, count: int, seed: int) -> int:
     return wrong
 
 
+def _said(seconds: tuple[float, float]) -> str:
+    return f"{seconds[0]:5.2f} s ({seconds[1]:5.2f} s of processor)"
+
+
 def main() -> None:
     """Time each kind of step, cold and warm; then compare random setups."""
     parser = argparse.ArgumentParser(description="need, hours and dollars of a million setups")
@@ -89,7 +105,17 @@ def main() -> None:
     for name, (setup, axes) in SETUPS.items():
         asked = grid(axes)
         count = asked["max_length"].size
-        print(f"{name:30} {count:,} setups: cold {timed(setup, asked)}, warm {timed(setup, asked)}")
+
+        def ask(setup: TrainingSetup = setup, asked: Mapping[str, Any] = asked) -> None:
+            needs(MODEL, GPU, setup, **asked)
+            runs(MODEL, GPU, setup, **asked)
+
+        cold, warm = timed(ask), timed(ask)
+        base = timed(floor)
+        print(
+            f"{name:30} {count:,} setups: cold {_said(cold)}, warm {_said(warm)}, "
+            f"{warm[1] / base[1]:.1f} × floor ({_said(base)})"
+        )
     wrong = 0
     share = -(-arguments.random // len(SETUPS))
     for seed, (setup, _) in enumerate(SETUPS.values()):

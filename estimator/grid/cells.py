@@ -67,6 +67,18 @@ def distinct(columns: Sequence[Numbers]) -> tuple[Sequence[Numbers], Numbers]:
     return distinct[::-1], number
 
 
+def present(column: Numbers) -> tuple[Numbers, Numbers]:
+    """The distinct numbers of a column from 1 up, rising, and the place of each of its numbers among them.
+
+    Source: derived.
+
+    >>> [it.tolist() for it in present(np.array([5, 3, 5]))]
+    [[3, 5], [1, 0, 1]]
+    """
+    found = np.flatnonzero(np.bincount(column))
+    return found, _places(found)[column]
+
+
 def _places(present: Numbers) -> Numbers:
     """The rank of each value among the distinct values."""
     places = np.zeros(present.max(initial=0) + 1, dtype=np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ from estimator.answer.estimate import PerStructure, check_sizes, need, per_struc
 from estimator.grid.arrays import LARGEST, Numbers, Some, bound, evaluate, holds
 from estimator.grid.cells import ACCUMULATION, BATCH, GPUS, KEYS, LENGTH, RANK, Cells, distinct, of
 from estimator.grid.rows import peaks, rows, sizes_of
-from estimator.objectives.batch import accumulates
+from estimator.objectives.batch import accumulates, scored_tokens
 from estimator.objectives.registry import as_trained
 from estimator.resident.overhead import exchange_bytes, need_bytes, workspace_bytes
 from estimator.run.checkpoints import gathers_to_save
 from estimator.run.prequantized import as_loaded
 from estimator.step.evaluation import evaluation_plan
 from estimator.step.timeline import Plan, Schedule, Sizes, structure
+from estimator.values.facets.batch import Batch
 from estimator.values.refusals import InputError
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Gpu, Model, Strategy, Verdict
@@ -80,6 +82,8 @@ class _Reader:
     def __init__(self, model: Model, gpu: Gpu | None, setup: TrainingSetup, cells: Cells) -> None:
         self._model, self._gpu, self._setup, self._cells = model, gpu, setup, cells
         self._workspace = workspace_bytes(gpu)
+        self._scored: dict[int, int] = {}
+        """Scored tokens by length: rank, GPUs and accumulation, in which the groups differ, do not matter to them."""
         count = len(cells[BATCH])
         self._low, self._high = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self._refused = np.zeros(count, np.bool_)
@@ -203,13 +207,18 @@ class _Reader:
         lengths = self._cells[LENGTH][group.cells]
         batches = self._cells[BATCH][group.cells] if batch is None else np.full_like(lengths, batch)
         (found,), number = distinct([lengths])
-        of = [Sizes.of(_sized(group.setup, 1, length)) for length in found.tolist()]
-        scored = np.array([it.scored for it in of])[number]
+        first = Sizes.of(_sized(group.setup, 1, int(found[0])))
+        scored = np.array([self._scored_at(group.setup, it) for it in found.tolist()])[number]
         at_once = batches
         if (mini := group.setup.mini_batch_size) is not None:
             at_once = np.minimum(batches, mini)
-        rank, gpus = np.full_like(lengths, of[0].rank), np.full_like(lengths, of[0].gpus)
+        rank, gpus = np.full_like(lengths, first.rank), np.full_like(lengths, first.gpus)
         return np.stack([batches, lengths, rank, gpus, scored, at_once])
+
+    def _scored_at(self, setup: TrainingSetup, length: int) -> int:
+        if length not in self._scored:
+            self._scored[length] = scored_tokens(_sized(setup, 1, length))
+        return self._scored[length]
 
     def _read_part(
         self, plan: Plan, inputs: Numbers, part: Numbers, highest: Numbers, left_over: Numbers
@@ -289,4 +298,10 @@ class _Fixed:
 
 
 def _sized(setup: TrainingSetup, batch: int, length: int) -> TrainingSetup:
-    return replace(setup, per_device_train_batch_size=batch, max_length=length)
+    return replace(setup, batch=_rows(setup.batch, batch, length))
+
+
+@lru_cache(maxsize=8192)
+def _rows(like: Batch, batch: int, length: int) -> Batch:
+    """The same rows in another number and of another length."""
+    return replace(like, per_device_train_batch_size=batch, max_length=length)

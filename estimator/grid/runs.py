@@ -6,6 +6,7 @@ in arrays: the same operations in the same order. Where a comparison comes out d
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,7 +17,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from estimator.answer.estimate import per_structure
 from estimator.grid.arrays import Some, evaluate, holds
-from estimator.grid.cells import ACCUMULATION, BATCH, GPUS, LENGTH, RANK, Cells, distinct, of
+from estimator.grid.cells import (
+    ACCUMULATION,
+    BATCH,
+    GPUS,
+    LENGTH,
+    RANK,
+    Cells,
+    distinct,
+    of,
+    present,
+)
 from estimator.inference.seconds import time_of
 from estimator.objectives.registry import as_trained
 from estimator.resident.model import Resident
@@ -35,6 +46,10 @@ AT_ONCE = 8192
 """Cells evaluated at once (our choice, so that a chunk stays in the processor's cache)."""
 MOST_RECORDS = 64
 """Maximum number of recordings per group; setups for which none is valid are computed one by one."""
+CELLS_OF_BLOCK = 65_536
+"""Cells of a block evaluated at once (our choice, so that its largest arrays stay in the processor's cache)."""
+MOST_SPARSE = 2
+"""Maximum cells of the full grid per requested cell (our choice; a cell of the grid is several times cheaper)."""
 ENDS = 4
 """Hours, low and high, and dollars, low and high."""
 
@@ -94,6 +109,46 @@ class _Group:
 
     def read(self, cells: Cells, members: NDArray[np.int64], ends: Reals) -> None:
         numbers = np.stack([cells[key][members] for key in (BATCH, LENGTH, ACCUMULATION)])
+        values, places = zip(*(present(row) for row in numbers), strict=True)
+        if math.prod(map(len, values)) <= MOST_SPARSE * len(members):
+            found = np.full((ENDS, *map(len, values)), np.nan)
+            self._read_all(values, found)
+            ends[:, members] = found[:, *places]
+            return
+        self._read_some(numbers, members, ends)
+
+    def _read_all(self, values: Sequence[NDArray[np.int64]], found: Reals) -> None:
+        """Every batch at every length and accumulation: [4, batches, lengths, accumulations].
+
+        Each number of a record has the axes that it depends on alone, so what depends on the length is computed once
+        for each length.
+        """
+        open_ = np.ones(found.shape[1:], np.bool_)
+        along = max(1, CELLS_OF_BLOCK // (found.shape[2] * found.shape[3]))
+        for _ in range(MOST_RECORDS):
+            if not open_.any():
+                return
+            first = np.unravel_index(int(open_.argmax()), open_.shape)
+            sample = [int(it[place]) for it, place in zip(values, first, strict=True)]
+            try:
+                recording, outcome = self._recorded(sample)
+            except TypeError:  # a formula does what a record does not know
+                break
+            for start in range(0, len(open_), along):
+                part = slice(start, start + along)
+                if open_[part].any():
+                    block = values[0][part], values[1], values[2]
+                    _evaluated_block(recording, outcome, block, open_[part], found[:, part])
+            if open_[first]:
+                break
+        for place in zip(*np.nonzero(open_), strict=True):
+            numbers = [int(it[at]) for it, at in zip(values, place, strict=True)]
+            found[:, *place] = self._ends(_with(self._setup, numbers))
+
+    def _read_some(
+        self, numbers: NDArray[np.int64], members: NDArray[np.int64], ends: Reals
+    ) -> None:
+        """Cell by cell, in chunks; ``members``: where each one's ends are written."""
         rest = np.arange(len(members))
         for _ in range(MOST_RECORDS):
             if not len(rest):
@@ -137,6 +192,31 @@ def _with(setup: TrainingSetup, numbers: Sequence[Any]) -> TrainingSetup:
         object.__setattr__(batch, name, number)
     facets: dict[str, Any] = {name: getattr(setup, name) for name in FACETS}
     return TrainingSetup(**{**facets, "batch": batch})
+
+
+def _evaluated_block(
+    recording: Recording,
+    outcome: Sequence[Any],
+    block: Sequence[NDArray[np.int64]],
+    open_: Some,
+    into: Reals,
+) -> None:
+    """Write the ends of a block's open cells that take the record's course, and close these."""
+    with np.errstate(all="ignore"):  # in cells that it does not hold for
+        table = evaluate(recording, list(np.ix_(*(it.astype(np.float64) for it in block))))
+        held = open_.copy()
+        for (compare, left, right), said in recording.guards.items():
+            same = np.asarray(compare(table[left], table[right])) == said
+            if not same.all():
+                held &= same
+    whole = held.all()
+    for end, value in enumerate(outcome):
+        number = table[value.place] if isinstance(value, Recorded) else value
+        if whole:
+            into[end] = number
+        else:
+            np.copyto(into[end], number, where=held)
+    open_ &= ~held
 
 
 def _evaluated(

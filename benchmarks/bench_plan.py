@@ -1,0 +1,120 @@
+"""The planner on questions of ten thousand setups: how long, and its front against that of brute force.
+
+    python benchmarks/bench_plan.py
+
+Brute force asks ``estimate`` about every setup and compares every point with every other. Prints; fails where a front
+or a need differs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run from anywhere
+
+from estimator import (
+    Candidates,
+    Method,
+    Offer,
+    Question,
+    TokenLengths,
+    Verdict,
+    advise,
+    candidates,
+    catalog,
+    estimate,
+    middle_dollars,
+    middle_hours,
+)
+
+CARDS = [card for card in catalog.gpus().values() if card.prices and card.supports_bf16]
+LENGTHS = TokenLengths.of_quantiles({0.5: 500, 0.9: 1500, 0.99: 3000, 1.0: 4096})
+NO_OFFLOAD = {"offload_optimizer": ("none",), "offload_param": ("none",)}
+QUESTIONS = {
+    "full or LoRA of 0.6B": Question(
+        models=("Qwen/Qwen3-0.6B",),
+        offers=tuple(Offer(gpu=card, most=12) for card in CARDS),
+        num_train_examples=50_000,
+        lengths=LENGTHS,
+        effective_batch=48,
+        methods=(Method.FULL, Method.LORA),
+        tried={**NO_OFFLOAD, "strategy": ("ddp", "fsdp"), "gradient_checkpointing": (False, True)},
+    ),
+    "QLoRA of 8B, many ranks": Question(
+        models=("Qwen/Qwen3-8B",),
+        offers=tuple(Offer(gpu=card, most=8) for card in CARDS),
+        num_train_examples=20_000,
+        lengths=LENGTHS,
+        effective_batch=64,
+        methods=(Method.QLORA,),
+        ranks=(8, 16, 32, 64),
+        tried={**NO_OFFLOAD, "strategy": ("ddp",), "gradient_checkpointing": (False, True)},
+    ),
+    "LoRA of 32B, sharded": Question(
+        models=("Qwen/Qwen3-32B",),
+        offers=tuple(Offer(gpu=card, most=16) for card in CARDS),
+        num_train_examples=20_000,
+        lengths=LENGTHS,
+        effective_batch=64,
+        methods=(Method.LORA,),
+        keys={"dtype": "bfloat16"},
+        ranks=(16, 64),
+        tried={
+            **NO_OFFLOAD,
+            "strategy": ("zero3", "fsdp"),
+            "gradient_checkpointing": (False, True),
+        },
+    ),
+}
+
+
+def brute_force(found: Candidates) -> tuple[set[int], int]:
+    """The front by definition, from estimates; and how many needs differ from the arrays'."""
+    points, wrong = {}, 0
+    for place in range(len(found)):
+        one = estimate(found.of(place).model, found.gpu(place), found.setup(place))
+        wrong += one.need_high_bytes != found.high_bytes[place]
+        wrong += one.need_low_bytes != found.low_bytes[place]
+        if one.verdict is Verdict.FITS and one.time and one.cost and one.gpu:
+            room = (one.gpu.memory_bytes - one.need_high_bytes) / one.gpu.memory_bytes
+            points[place] = (middle_dollars(one), middle_hours(one), -room)
+    places = np.array(list(points))
+    costs = np.array(list(points.values())).reshape(-1, 3)
+    front = set()
+    for place, own in zip(places.tolist(), costs, strict=True):
+        beaten = (costs <= own).all(axis=1) & (costs < own).any(axis=1)
+        if not beaten.any():
+            front.add(place)
+    return front, wrong
+
+
+def main() -> None:
+    """Ask each question cold and warm, and compare its front."""
+    failed = False
+    for name, question in QUESTIONS.items():
+        times = []
+        for _ in range(2):
+            start = time.process_time()
+            found = candidates(question)
+            times.append(time.process_time() - start)
+        start = time.perf_counter()
+        answer = advise(found, replace(question, deadline_hours=100.0))
+        again = time.perf_counter() - start
+        expected, wrong = brute_force(found)
+        differ = len(expected ^ set(answer.front.tolist()))
+        failed |= bool(wrong or differ)
+        print(
+            f"{name:26} {len(found):,} setups: cold {times[0]:.1f} s, warm {times[1]:.1f} s of processor, "
+            f"a filter {1000 * again:.0f} ms; front of {len(expected)}, {differ} differ from brute force, "
+            f"{wrong} needs differ"
+        )
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
