@@ -242,7 +242,17 @@ def test_an_image_in_the_batch_gives_every_layer_of_gemma_3_a_mask_of_its_own() 
             {"strategy": "fsdp", "num_gpus": 2},
             "strategy fsdp is not modelled yet for a model with a vision tower",
         ),
-        ({"attn_implementation": "eager"}, "attn_implementation eager is not modelled yet"),
+        ({"attn_implementation": "eager"}, "whose tower attends image by image; take sdpa"),
+        ({"attn_implementation": "flash_attention_2"}, "flash_attention_2 is not modelled yet"),
+        (
+            {
+                "gradient_checkpointing": True,
+                "use_reentrant": True,
+                "method": "lora",
+                "lora_target_modules": "all-linear",
+            },
+            "adapters in the image tower of qwen3_vl no gradient",
+        ),
         ({"use_liger_kernel": True}, "use_liger_kernel true is not modelled yet"),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
+from estimator.answer.images import check_images
 from estimator.answer.verdict import verdict
 from estimator.families.adapters import default_targets, is_adapted, unmatched_targets
 from estimator.families.counts import outer_modules, tied_head
@@ -61,7 +62,7 @@ from estimator.time.own_reading import PACE_SPREAD
 from estimator.time.throughput import SLOW_SHARE, missing_rate
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.run import TrainingRun
-from estimator.values.kinds import one_of, show
+from estimator.values.kinds import one_of
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.results import DeviceRun, Estimate, Moment, OnDevice, RunTime
 from estimator.values.setup import TrainingSetup
@@ -74,7 +75,6 @@ from estimator.values.specs import (
     Method,
     MixedPrecision,
     Model,
-    ModelClass,
     Optimizer,
     Phase,
     Strategy,
@@ -413,44 +413,6 @@ TOWERS_LATER = Refusal(
 )
 
 
-WITH_IMAGES_LATER = Refusal(
-    "{key} {value} is not modelled yet for a model with a vision tower; take {key} {instead}, or model_class text.",
-    NOT_MODELLED,
-)
-NO_TOWER = Refusal(
-    "model_class image_text needs a vision tower, and none is modelled for {model_type}; take model_class auto.",
-    NOT_MODELLED,
-)
-
-
-def _check_images(model: Model, setup: TrainingSetup) -> None:
-    """Refuses what is not modelled yet for a tower that processes images."""
-    if setup.adapters.model_class is not ModelClass.IMAGE_TEXT:
-        return
-    if model.vision is None:
-        raise NO_TOWER(model_type=model.model_type)
-    alone = setup.mesh.strategy is Strategy.NONE
-    if not alone and not (setup.mesh.strategy is Strategy.DDP and setup.images.all_image_sizes):
-        raise WITH_IMAGES_LATER(key="strategy", value=setup.mesh.strategy, instead="none")
-    if setup.computation.attn_implementation is not AttnImplementation.SDPA:
-        kernel = setup.computation.attn_implementation
-        raise WITH_IMAGES_LATER(key="attn_implementation", value=kernel, instead="sdpa")
-    for key, instead in (
-        ("objective", "sft"),
-        ("use_liger_kernel", False),
-        ("use_reentrant", False),
-        ("checkpoint_every_n_layers", 1),
-        ("selective_checkpointing", False),
-        ("offload_checkpoints", False),
-        ("activation_offloading", False),
-        ("load_in_8bit", False),
-        ("use_dora", False),
-    ):
-        value = getattr(setup, key)
-        if value != instead:
-            raise WITH_IMAGES_LATER(key=key, value=show(value), instead=show(instead))
-
-
 def _check_towers(model: Model, setup: TrainingSetup) -> None:
     if not has_towers(model, setup.adapters):
         return
@@ -486,7 +448,7 @@ def _check(model: Model, setup: TrainingSetup) -> None:
     if shares_between_layers(model, setup.mesh):
         raise SHARES_BETWEEN_LAYERS(strategy=setup.mesh.strategy, model_type=model.model_type)
     _check_towers(model, setup)
-    _check_images(model, setup)
+    check_images(model, setup)
     if setup.mesh.strategy is Strategy.DEVICE_MAP and model.output_router_logits:
         raise ROUTER_LOSS_OVER_DEVICES()
     if setup.optimisation.optim in LOW_RANK_OPTIMIZERS and not any(

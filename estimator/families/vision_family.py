@@ -77,6 +77,8 @@ class VisionFamily:
     """Query-key pairs of patches, over all layers and images; None: every patch attends to its whole image."""
     tokens_a_row: Callable[[Vision, Seen], tuple[int, int]]
     """Batch size and length of the tower's attention."""
+    attends_by_image: bool = False
+    """Attention is one call for each image or window, whose outputs are joined."""
     prefix: str
     """Name of the tower in the model."""
     layers: str

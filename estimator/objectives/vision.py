@@ -71,6 +71,7 @@ class LoadedTower:
             modules,
             key=f"stack{self.number}.{key}",
             norm_kind=self.architecture.norm,
+            softmax_float32=self.architecture.softmax_float32,
             index=index,
             parameters=self.parameters,
         )
@@ -132,7 +133,7 @@ class LoadedTower:
         out = self.tape.checkpoint(program, hidden) if checkpointing else program(hidden)
         if not checkpointing:
             block.rotary_tables = block.mask = None
-        block.is_replay = True
+        block.weights, block.is_replay = None, True
         return out
 
     def _projected(self, name: str, seen: Seen, hidden: Tensor) -> Tensor:

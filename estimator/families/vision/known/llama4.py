@@ -153,7 +153,9 @@ TOWERS = (
             model_type="llama4_vision_model",
             modules=FamilyModules(_layer_modules, _outer_modules),
             tree=TreeLayout("Llama4Vision", ""),
-            architecture=Architecture(llama4_vision, NormKind.LAYER_NORM, rotary=Rotary.COMPLEX),
+            architecture=Architecture(
+                llama4_vision, NormKind.LAYER_NORM, rotary=Rotary.COMPLEX, softmax_float32=False
+            ),
         ),
         read=_read,
         processor=_processor,

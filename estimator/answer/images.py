@@ -1,0 +1,81 @@
+"""What is refused of a model that processes images."""
+
+from __future__ import annotations
+
+from estimator.families.adapters import is_trained
+from estimator.families.counts import layer_modules, outer_modules
+from estimator.families.vision_family import sees, vision_family
+from estimator.values.kinds import show
+from estimator.values.refusals import NOT_MODELLED, Line, Refusal
+from estimator.values.setup import TrainingSetup
+from estimator.values.specs import AttnImplementation, Model, ModelClass, Part, Strategy
+
+WITH_IMAGES_LATER = Refusal(
+    "{key} {value} is not modelled yet for a model with a vision tower; take {key} {instead}, or model_class text.",
+    NOT_MODELLED,
+)
+NO_TOWER = Refusal(
+    "model_class image_text needs a vision tower, and none is modelled for {model_type}; take model_class auto.",
+    NOT_MODELLED,
+)
+EAGER_BY_IMAGE = Refusal(
+    "attn_implementation eager is not modelled yet for {wrapper}, whose tower attends image by image; take sdpa.",
+    NOT_MODELLED,
+)
+REENTRANT_LATER = Refusal(
+    "use_reentrant is not modelled yet for {wrapper} with its tower; set it false.", NOT_MODELLED
+)
+REENTRANT_WITHOUT_GRADIENT = Refusal(
+    "use_reentrant gives adapters in the image tower of {wrapper} no gradient, because nothing that enters its layers "
+    "requires one; set use_reentrant false, or freeze_vision true.",
+    Line("torch", "utils/checkpoint.py", 92, "None of the inputs have requires_grad=True."),
+)
+
+
+def check_images(model: Model, setup: TrainingSetup) -> None:
+    """Refuses what is not modelled yet, or does not train, where a tower processes images."""
+    if setup.adapters.model_class is not ModelClass.IMAGE_TEXT:
+        return
+    if model.vision is None:
+        raise NO_TOWER(model_type=model.model_type)
+    alone = setup.mesh.strategy is Strategy.NONE
+    if not alone and not (setup.mesh.strategy is Strategy.DDP and setup.images.all_image_sizes):
+        raise WITH_IMAGES_LATER(key="strategy", value=setup.mesh.strategy, instead="none")
+    for key, instead in (
+        ("objective", "sft"),
+        ("use_liger_kernel", False),
+        ("checkpoint_every_n_layers", 1),
+        ("selective_checkpointing", False),
+        ("offload_checkpoints", False),
+        ("activation_offloading", False),
+        ("load_in_8bit", False),
+    ):
+        value = getattr(setup, key)
+        if value != instead:
+            raise WITH_IMAGES_LATER(key=key, value=show(value), instead=show(instead))
+    _check_attention(model, setup)
+    _check_reentrant(model, setup)
+
+
+def _check_attention(model: Model, setup: TrainingSetup) -> None:
+    assert model.vision is not None
+    kernel = setup.computation.attn_implementation
+    if kernel is AttnImplementation.FLASH_ATTENTION_2:
+        raise WITH_IMAGES_LATER(key="attn_implementation", value=kernel, instead="sdpa")
+    if kernel is AttnImplementation.EAGER and vision_family(model.vision).attends_by_image:
+        raise EAGER_BY_IMAGE(wrapper=model.vision.wrapper)
+
+
+def _check_reentrant(model: Model, setup: TrainingSetup) -> None:
+    if not (setup.gradient_checkpointing and setup.use_reentrant and sees(model, setup.adapters)):
+        return
+    assert model.vision is not None
+    family, tower = vision_family(model.vision), model.vision.tower
+    if family.calls_head:
+        raise REENTRANT_LATER(wrapper=model.vision.wrapper)
+    if family.dragged or Part.VISION in setup.adapters.frozen_parts:
+        return
+    before = any(is_trained(module, setup.adapters) for module in outer_modules(tower))
+    within = any(is_trained(module, setup.adapters) for module in layer_modules(tower, 0))
+    if within and not before:
+        raise REENTRANT_WITHOUT_GRADIENT(wrapper=model.vision.wrapper)
