@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from estimator.families.modules import TINY_LLAMA
 from estimator.parallel.module_devices import ModuleDevices, module_devices, why_left_on_the_cpu
 from estimator.parallel.placement import Packing, from_pretrained_device_map, needed_bytes
 from estimator.parallel.strategies import resident_memory
-from estimator.run.device_map import resident_on, shares, timeline_on
+from estimator.run.device_map import placed_kinds, resident_on, shares, timeline_on
 from estimator.search.limits import largest_micro_batch
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.throughput import crossing_bytes
@@ -175,6 +176,15 @@ class TestOutputs:
 
 class TestEstimate:
     SETUP = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4)
+
+    def test_the_first_layer_on_each_gpu_but_the_first_takes_its_input_from_another(self):
+        at = SimpleNamespace(layers=(0, 1, 1, 2))
+        assert [it.is_entered for it in placed_kinds(["layer"] * 4, at)] == [
+            False,
+            True,
+            False,
+            True,
+        ]
 
     def test_the_fullest_gpu_decides(self):
         result = estimate(MISTRAL, A100, self.SETUP)

@@ -88,6 +88,15 @@ def test_shards_that_do_not_fill_a_machine_evenly_cross_its_border() -> None:
     assert replicas(even) == ExchangeGroup(3, 1, 8)
 
 
+def test_a_pass_of_the_reference_model_gathers_the_weights_once_more() -> None:
+    """DPO on 8 GPUs of one machine: weights three times and gradients once, 7/8 of each over 300 GB/s."""
+    setup = TrainingSetup(
+        num_gpus=8, strategy=Strategy.FSDP, objective="dpo", precompute_ref_log_probs=False
+    )
+    low, high = exchanged(setup, Sharing.WEIGHTS)
+    assert low == high == pytest.approx(4 * WEIGHTS * 7 / 8 / 300e9)
+
+
 def test_copies_inside_one_machine_meet_over_its_links() -> None:
     # by hand: 2 copies of 4 on the 8 GPUs of a machine; no sum of gradients leaves it
     setup = TrainingSetup(num_gpus=8, dp_replicate_size=2, strategy=Strategy.HSDP)

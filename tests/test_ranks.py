@@ -53,6 +53,11 @@ def test_every_copy_of_hsdp_has_such_a_rank() -> None:
     assert (last.ranks, last.gpus) == ("7, 15", 2)
 
 
+def test_the_rank_after_the_last_full_one_may_hold_a_rest() -> None:
+    """By hand: 50,257 rows on 1,000 GPUs are 51 each on the first 985, 22 on the next and none on the others."""
+    assert "985" in [rank.ranks for rank in of(GPT2, Strategy.FSDP, 1000, save_strategy="no")]
+
+
 def test_more_ranks_than_rows_leave_some_without_any() -> None:
     """768 rows of GPT-2's norms on 1,000 GPUs: one each, and the last 232 have none of them."""
     last = of(GPT2, Strategy.FSDP, 1000, save_strategy="no")[-1]

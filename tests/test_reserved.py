@@ -16,7 +16,7 @@ from estimator import Verdict, accuracy, catalog, estimate
 from estimator.contract.setups import write_estimate
 from estimator.contract.text import describe
 from estimator.proof.accuracy import Metric
-from estimator.step.allocator import MIB, Allocator
+from estimator.step.allocator import MIB, Allocator, segment_bytes
 from estimator.step.reserved import outside_bytes, reserved_bytes, shown
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Strategy
@@ -33,6 +33,11 @@ def test_small_tensors_share_segments_of_2_mib() -> None:
     assert allocator.reserved == 2 * MIB
     allocator.take(512)
     assert allocator.reserved == 4 * MIB
+
+
+def test_a_tensor_of_1_mib_is_still_small() -> None:
+    # torch 2.13, CUDACachingAllocator.cpp, get_allocation_size: size <= kSmallSize, 1,048,576
+    assert [segment_bytes(size) for size in (MIB, MIB + 512)] == [2 * MIB, 20 * MIB]
 
 
 def test_what_is_below_10_mib_is_cut_from_20() -> None:
@@ -157,6 +162,17 @@ def test_page_and_json_show_the_same_and_no_more_than_the_card_has(model, gpu, s
         assert answer.need_low_bytes <= low <= middle <= high <= gpu.memory_bytes
         assert [written[f"device_{end}bytes"] for end in ("low_", "", "high_")] == [*on_card]
         assert ledger.shown_meaning(on_card) in unescape(ledger.ledger_html(answer))
+
+
+def test_two_micro_steps_stand_for_any_larger_number() -> None:
+    # the second adds its gradients to those of the first; from then on every micro-step is the same
+    setup = TrainingSetup(max_length=512, num_gpus=2, strategy=Strategy.DDP)
+    model = catalog.model("Qwen/Qwen2.5-0.5B")
+    one, two, three = (
+        reserved_bytes(model, None, replace(setup, gradient_accumulation_steps=count))
+        for count in (1, 2, 3)
+    )
+    assert one < two == three
 
 
 def test_room_changes_what_is_kept_and_not_what_is_needed() -> None:

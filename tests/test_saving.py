@@ -55,6 +55,7 @@ def test_a_checkpoint_of_adapters_holds_no_base():
         ({"num_train_epochs": 3.0, "save_total_limit": 1}, 2),
         ({"num_train_epochs": 3.0, "save_total_limit": 5}, 3),
         ({"save_strategy": "steps"}, 20),  # 10,000 steps, one in 500
+        ({"save_strategy": "steps", "num_train_epochs": 1.5}, 30),
         ({"save_strategy": "steps", "num_train_examples": 10_001}, 21),  # and one at the end
         ({"save_strategy": "best"}, 0),  # nothing is evaluated
         ({"save_strategy": "best", "eval_strategy": "epoch", "num_train_epochs": 2.0}, 2),

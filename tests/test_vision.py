@@ -83,6 +83,16 @@ def pixtral(depth: int = 24, **text: Any) -> dict[str, Any]:
     }
 
 
+def test_a_tower_without_sizes_has_those_of_its_class() -> None:
+    # transformers 5.23, models/qwen2_vl/configuration_qwen2_vl.py, Qwen2VLVisionConfig: mlp_ratio 4
+    config = {"model_type": "qwen2_vl", "text_config": QWEN2, "vision_config": {}}
+    vision = parse({"model": config})[0].vision
+    assert vision is not None
+    sizes = vision.tower
+    assert (sizes.hidden_size, sizes.intermediate_size) == (1280, 5120)
+    assert (sizes.num_hidden_layers, sizes.num_attention_heads) == (32, 16)
+
+
 def setup(config: dict[str, Any], **keys: Any) -> dict[str, Any]:
     return {
         "model": config,
