@@ -48,7 +48,8 @@ def joined(batch: Batch, rows: int, length: int) -> Batch:
     """
     if batch.packing or (batch.padding_free and rows > 1):
         return batch.as_rows(1, rows * length)
-    return replace(batch, padding_free=False).as_rows(rows, length)
+    apart = replace(batch, padding_free=False) if batch.padding_free else batch
+    return apart.as_rows(rows, length)
 
 
 def asks_kl(setup: TrainingSetup) -> bool:

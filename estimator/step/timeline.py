@@ -310,6 +310,7 @@ STRETCHING = frozenset(
 matters."""
 
 
+@lru_cache(maxsize=1024)
 def structure(setup: TrainingSetup) -> TrainingSetup:
     """The setup with every key of ``STRETCHING`` at its default: one cache key for all sizes of a step."""
     batch = setup.batch

@@ -93,10 +93,16 @@ def matrices(model: Model, adapters: Adapters) -> Matrices:
     >>> matrices(TINY_LLAMA, TrainingSetup()).outside == 8 * 10
     True
     """
+    return _matrices(model, _which(adapters))
+
+
+@lru_cache(maxsize=1024)
+def _which(adapters: Adapters) -> Adapters:
+    """The adapters with only the keys that determine which modules have one."""
     which = {name: getattr(adapters, name) for name in _WHICH}
     if adapters.rank_pattern is not None:
         which["lora_r"] = adapters.lora_r
-    return _matrices(model, Adapters(**which))
+    return Adapters(**which)
 
 
 _WHICH = (

@@ -66,7 +66,7 @@ def traffic(model: Model, setup: TrainingSetup, again: float) -> Traffic:
     >>> traffic(TINY_LLAMA, TrainingSetup(), 0.0).operators > 200
     True
     """
-    alone = replace(structure(setup), mesh=_ALONE)
+    alone = _on_one_gpu(structure(setup))
     written = _written(model, alone, setup.adapters.lora_r)
     passes = 1 + passes_without_grad(setup)
     forward = written.forward / passes
@@ -74,6 +74,11 @@ def traffic(model: Model, setup: TrainingSetup, again: float) -> Traffic:
 
 
 _ALONE = Mesh()
+
+
+@lru_cache(maxsize=1024)
+def _on_one_gpu(setup: TrainingSetup) -> TrainingSetup:
+    return replace(setup, mesh=_ALONE)
 
 
 @lru_cache(maxsize=1024)

@@ -40,12 +40,13 @@ def real(number: float) -> float:
 
 
 def total(numbers: Iterable[float]) -> float:
-    """The sum, rounded once, as ``math.fsum``; of what stands for numbers in a record, one by one.
+    """The sum, rounded once, as ``math.fsum``; recorded numbers, which are no floats, are added one by one.
 
     >>> total([0.1] * 10)
     1.0
     """
     listed = list(numbers)
-    if all(isinstance(it, int | float) for it in listed):
+    try:
         return math.fsum(listed)
-    return sum(listed)
+    except TypeError:
+        return sum(listed)
