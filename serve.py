@@ -5,10 +5,15 @@ import sys
 import streamlit as st
 from starlette.middleware import Middleware
 
-from dashboard.site import unfolding
+from dashboard.site import static_files, unfolding, warm
 from estimator import catalog
 
 if wrong := catalog.wrong_tables():
     sys.exit("\n".join(wrong))
 
-app = st.App("app.py", routes=unfolding.ROUTES, middleware=[Middleware(unfolding.OpenGraph)])
+app = st.App(
+    "app.py",
+    routes=unfolding.ROUTES,
+    middleware=[Middleware(static_files.Compressed), Middleware(unfolding.OpenGraph)],
+)
+warm.start()

@@ -1,0 +1,120 @@
+"""Scripts and styles of the page, compressed once for everybody.
+
+Streamlit compresses a component's file anew for each visitor, Plotly's 4.7 MB in half a second, and sends its own
+scripts as they are. Here the first request's answer is compressed and kept; a browser that has it is told so.
+
+Source: streamlit 1.67, ``st.App`` takes middleware; RFC 9110, sections 8.8.3 and 13.1.2 (ETag, If-None-Match).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from hashlib import sha256
+from importlib.resources import files
+from typing import NamedTuple
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MOST_BYTES = 32 * 2**20
+"""Bytes of compressed files that are kept: ours. All that four pages load are 4 MB."""
+KINDS = (".js", ".css", ".html", ".svg", ".json")
+PLOTLY = ("/component/dashboard.widgets.drawing.plotly/plotly.min.js", "plotly", "package_data")
+"""Plotly's script: its path, before a visitor's first run declares it, and where it lies."""
+A_DAY = "public, max-age=86400"
+
+
+class Kept(NamedTuple):
+    """A compressed answer."""
+
+    headers: list[tuple[bytes, bytes]]
+    etag: str
+    body: bytes
+
+
+class Compressed:
+    """Answers for files of ``/static`` and ``/component``."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._kept: dict[str, Kept] = {}
+        self._bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer from what is kept; else let the server answer, and keep that."""
+        path = scope.get("path", "")[len(scope.get("root_path", "")) :]
+        if scope["type"] != "http" or scope["method"] != "GET" or not _is_script(path):
+            await self.app(scope, receive, send)
+            return
+        asked = Headers(scope=scope)
+        if "gzip" not in asked.get("accept-encoding", "") or "range" in asked:
+            await self.app(scope, receive, send)
+            return
+        if path not in self._kept:
+            whole = [
+                it for it in scope["headers"] if it[0] not in (b"accept-encoding", b"if-none-match")
+            ]
+            answer = _Whole()
+            if path == PLOTLY[0]:
+                answer.body = (files(PLOTLY[1]) / PLOTLY[2] / "plotly.min.js").read_bytes()
+                answer.headers = [(b"content-type", b"application/javascript")]
+            else:
+                await self.app({**scope, "headers": whole}, receive, answer.take)
+            if answer.status != 200 or self._bytes > MOST_BYTES:
+                await answer.send_on(send)
+                return
+            packed = await asyncio.to_thread(gzip.compress, answer.body, 6)
+            self._keep(path, answer.headers, packed)
+        await _send(self._kept[path], asked.get("if-none-match", ""), send)
+
+    def _keep(self, path: str, headers: list[tuple[bytes, bytes]], packed: bytes) -> None:
+        etag = f'"{sha256(packed).hexdigest()[:32]}"'
+        left = (b"content-length", b"etag", b"accept-ranges", b"last-modified", b"vary", b"date")
+        kept = [it for it in headers if it[0].lower() not in left]
+        if not any(b"max-age" in value for name, value in kept if name.lower() == b"cache-control"):
+            kept = [it for it in kept if it[0].lower() != b"cache-control"]
+            kept.append((b"cache-control", A_DAY.encode()))
+        kept += [
+            (b"content-encoding", b"gzip"),
+            (b"vary", b"Accept-Encoding"),
+            (b"etag", etag.encode()),
+        ]
+        if path not in self._kept:
+            self._bytes += len(packed)
+        self._kept[path] = Kept(kept, etag, packed)
+
+
+def _is_script(path: str) -> bool:
+    return path.startswith(("/static/", "/component/")) and path.endswith(KINDS)
+
+
+class _Whole:
+    """An answer, taken in whole."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = b""
+
+    async def take(self, message: Message) -> None:
+        """One message of the answer."""
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message["headers"])
+        else:
+            self.body += message.get("body", b"")
+
+    async def send_on(self, send: Send) -> None:
+        """Send it as it came."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+async def _send(kept: Kept, known: str, send: Send) -> None:
+    if kept.etag in known:
+        await send({"type": "http.response.start", "status": 304, "headers": kept.headers})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    length = (b"content-length", str(len(kept.body)).encode())
+    await send({"type": "http.response.start", "status": 200, "headers": [*kept.headers, length]})
+    await send({"type": "http.response.body", "body": kept.body})

@@ -1,0 +1,72 @@
+"""Scripts are compressed once, and sent to whoever asks; what is no script passes untouched."""
+
+from __future__ import annotations
+
+import gzip
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from dashboard.site import static_files
+from dashboard.widgets import drawing
+
+TEXT = "let a = 1;\n" * 1000
+
+
+def served() -> tuple[TestClient, list[str]]:
+    """A server of one script that notes what it is asked."""
+    asked: list[str] = []
+
+    async def script(request: Request) -> Response:
+        asked.append(request.url.path)
+        found = request.path_params["name"] == "a.js"
+        return Response(TEXT, 200 if found else 404, {"Cache-Control": "max-age=31536000"})
+
+    async def page(request: Request) -> Response:
+        return PlainTextResponse(request.headers.get("accept-encoding", ""))
+
+    routes = [Route("/static/{name}", script), Route("/x", page)]
+    app = Starlette(routes=routes, middleware=[Middleware(static_files.Compressed)])
+    return TestClient(app), asked
+
+
+def test_a_script_is_read_and_compressed_once() -> None:
+    client, asked = served()
+    first, second = (client.get("/static/a.js") for _ in range(2))
+    assert asked == ["/static/a.js"]
+    assert first.text == second.text == TEXT
+    assert first.headers["content-encoding"] == "gzip"
+    assert int(first.headers["content-length"]) < len(TEXT) / 10
+    assert first.headers["cache-control"] == "max-age=31536000"
+    assert "accept-encoding" in first.headers["vary"].lower()
+
+
+def test_who_has_it_is_told_so_and_who_cannot_unpack_gets_it_as_it_is() -> None:
+    client, _ = served()
+    etag = client.get("/static/a.js").headers["etag"]
+    again = client.get("/static/a.js", headers={"If-None-Match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+    plain = client.get("/static/a.js", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.text == TEXT
+
+
+def test_what_is_missing_is_not_kept_and_pages_pass() -> None:
+    client, asked = served()
+    assert [client.get("/static/b.js").status_code for _ in range(2)] == [404, 404]
+    assert asked == ["/static/b.js"] * 2
+    assert client.get("/x").text  # its own Accept-Encoding
+
+
+def test_plotly_is_there_before_the_first_run_declares_it() -> None:
+    client, asked = served()
+    assert static_files.PLOTLY[0] == f"/{drawing.SCRIPT}"
+    with client.stream("GET", static_files.PLOTLY[0]) as answer:
+        packed = b"".join(answer.iter_raw())
+    assert b"plotly.js" in gzip.decompress(packed)[:200]
+    assert answer.headers["cache-control"] == static_files.A_DAY
+    assert asked == []
