@@ -51,8 +51,8 @@ from estimator.sources import catalog, hub, repository
 from estimator.sources.repository import HubModel, Trouble
 from estimator.step.evaluation import kept_logits_bytes
 from estimator.step.reserved import shown
+from estimator.tools.defaults import QUESTION, TOOLS, SetByTool, defaults_of, with_defaults_of
 from estimator.tools.imported import Fate, Imported, KeyRead, read_files
-from estimator.tools.whose import QUESTION, TOOLS, SetByTool, defaults_of, with_defaults_of
 from estimator.tools.writing.changes import Changed, changed_files, changes_between
 from estimator.tools.writing.files import WRITABLE, TakeAway, files_of
 from estimator.values.keys import LARGEST

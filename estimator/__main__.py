@@ -31,7 +31,7 @@ from estimator.contract.text import describe, describe_shares
 from estimator.search.remedies import Remedy, remedies
 from estimator.search.vllm_share import Shares, vllm_shares
 from estimator.sources import catalog, hub
-from estimator.values.declaration import Key, Whose
+from estimator.values.declaration import DefaultSource, Key
 from estimator.values.json_text import LONGEST_TEXT, read_object
 from estimator.values.keys import BY_NAME, GROUPS, KEYS, SYNONYMS
 from estimator.values.kinds import Choice, Flag, near, one_of, plain, show
@@ -399,7 +399,7 @@ def _help(key: Key) -> str:
     choices = f": {one_of(key.kind.words)}" if isinstance(key.kind, Choice) else ""
     default = json.dumps(key.default).strip('"')
     null = f"; null: {key.null}" if key.kind.nullable else ""
-    remarks = f"{', ours' * (key.whose is Whose.OURS)}{'; fixed for now' * bool(key.modelled)}"
+    remarks = f"{', ours' * (key.default_from is DefaultSource.OURS)}{'; fixed for now' * bool(key.modelled)}"
     return f"{key.help}{null}{choices} [{default}{remarks}]".replace("%", "%%")
 
 

@@ -24,7 +24,7 @@ from estimator.contract.setups import (
     read_setup,
     write_fields,
 )
-from estimator.tools.whose import version_of
+from estimator.tools.defaults import version_of
 from estimator.values.declaration import Key, Section, Widget
 from estimator.values.keys import DEFAULT, KEYS
 from estimator.values.kinds import (
@@ -154,7 +154,7 @@ def said(key: Key) -> Reading:
 @EVERY_KEY
 def test_a_row_says_whose_its_default_is_and_what_null_means(key: Key) -> None:
     assert (key.null != "") is key.kind.nullable
-    assert key.default_sentence.startswith(f"{key.whose} default: ")
+    assert key.default_sentence.startswith(f"{key.default_from} default: ")
     is_whole = key.default in {0.0, 1.0}  # said without its point
     points = 0 if is_whole else str(key.default).count(".")
     assert key.default_sentence.count(".") == 1 + points

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from estimator import catalog
+from estimator.tools.defaults import TOOLS, with_defaults_of
 from estimator.tools.imported import Fate, read_files
-from estimator.tools.whose import TOOLS, with_defaults_of
 from estimator.tools.writing.files import SCRIPTED, files_of
 from estimator.tools.writing.theirs import said, sayable, theirs_of
 

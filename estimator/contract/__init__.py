@@ -28,7 +28,7 @@ from estimator.contract.setups import (
     write_shares,
 )
 from estimator.contract.text import verdict
-from estimator.tools.whose import QUESTION
+from estimator.tools.defaults import QUESTION
 from estimator.values.declaration import Key, Section, Widget
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME, DEFAULT, KEYS

@@ -32,7 +32,7 @@ from estimator.search.vllm_share import Shares
 from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.step.reserved import shown
-from estimator.tools.whose import TOOLS, version_of, with_defaults_of
+from estimator.tools.defaults import TOOLS, version_of, with_defaults_of
 from estimator.values.declaration import rows
 from estimator.values.facets.images import Images
 from estimator.values.json_text import read_object

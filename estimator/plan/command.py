@@ -14,7 +14,7 @@ from estimator.plan.candidates import candidates
 from estimator.plan.question import Question, TokenLengths
 from estimator.plan.reading import object_of_text, question_of, team_of
 from estimator.plan.teams import Job, options_of, schedule
-from estimator.tools.whose import TOOLS
+from estimator.tools.defaults import TOOLS
 from estimator.tools.writing.files import files_of
 from estimator.values.kinds import one_of
 from estimator.values.refusals import InputError

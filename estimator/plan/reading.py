@@ -9,9 +9,9 @@ from typing import Any
 
 from estimator.plan.question import SLOTS, TRIED, WEEK, Offer, Question, TokenLengths
 from estimator.sources import catalog
+from estimator.tools.defaults import TOOLS
 from estimator.tools.reading.parsed import decoded
 from estimator.tools.reading.yaml_text import read_yaml
-from estimator.tools.whose import TOOLS
 from estimator.values.json_text import read_object
 from estimator.values.keys import BY_NAME
 from estimator.values.kinds import near, one_of, show

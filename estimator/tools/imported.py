@@ -10,12 +10,12 @@ from typing import Any
 from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.tools import contradictions
+from estimator.tools.defaults import SetByTool, set_by, tool_named, version_of
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.known import images
 from estimator.tools.reading.detect import kind_of, read_text
 from estimator.tools.reading.parsed import FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Direction, Entry, Later, Theirs, Tool, effective, matches, upwards
-from estimator.tools.whose import SetByTool, set_by, tool_named, version_of
 from estimator.values.keys import BY_NAME, DEFAULT
 from estimator.values.kinds import near, show
 from estimator.values.later_keys import LATER, read_later

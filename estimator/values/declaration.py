@@ -19,7 +19,7 @@ from estimator.values.refusals import about
 Value = TypeVar("Value")
 
 
-class Whose(StrEnum):
+class DefaultSource(StrEnum):
     """Which library sets a default, as the first word of a sentence."""
 
     OURS = "Our"
@@ -78,9 +78,9 @@ class Key:
     default: Any
     help: str
     """A phrase, for the command line."""
-    whose: Whose = Whose.TRAINER
-    beside: str = ""
-    """A remark on another library's default."""
+    default_from: DefaultSource = DefaultSource.TRAINER
+    remark: str = ""
+    """Another library's default, in a phrase."""
     null: str = ""
     """What null means."""
     code: str = ""
@@ -121,8 +121,8 @@ class Key:
         >>> BY_NAME["lora_r"].default_sentence, BY_NAME["save_total_limit"].default_sentence
         ("Our default: 16 (PEFT's is 8).", "Trainer's default: all.")
         """
-        remark = f" ({self.beside})" if self.beside else ""
-        return f"{self.whose} default: {self._said()}{remark}."
+        remark = f" ({self.remark})" if self.remark else ""
+        return f"{self.default_from} default: {self._said()}{remark}."
 
     def _said(self) -> str:
         if self.default is None:
@@ -142,11 +142,13 @@ def key(
     help: str,
     *,
     widget: Widget | str,
-    whose: Whose = Whose.TRAINER,
+    default_from: DefaultSource = DefaultSource.TRAINER,
     **others: Any,
 ) -> Value:
     """Declare a field of a facet as a key of the contract; ``others`` are fields of ``Key``."""
-    row = Key(default=default, kind=kind, help=help, widget=widget, whose=whose, **others)
+    row = Key(
+        default=default, kind=kind, help=help, widget=widget, default_from=default_from, **others
+    )
     declared: Value = field(default=default, metadata={"key": row})
     return declared
 

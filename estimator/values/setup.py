@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from estimator.values.declaration import Checked, Hashed, Key, Whose, attribute_owners, rows
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Key, attribute_owners, rows
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
@@ -71,7 +71,7 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
                     nullable=True,
                 ),
                 help="whose defaults the missing keys take; trainer: those written here",
-                whose=Whose.OURS,
+                default_from=DefaultSource.OURS,
                 null="trainer",
                 widget="the page takes a tool's defaults at a click",
             ),
@@ -80,7 +80,7 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
                 default=None,
                 kind=ShortText(nullable=True),
                 help="its version",
-                whose=Whose.OURS,
+                default_from=DefaultSource.OURS,
                 null="the newest known",
                 widget="the page takes the newest",
             ),
@@ -89,7 +89,7 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
                 default=1,
                 kind=Version(),
                 help="version of the contract",
-                whose=Whose.OURS,
+                default_from=DefaultSource.OURS,
                 modelled=(1,),
                 widget="of the contract, not of the setup",
             ),

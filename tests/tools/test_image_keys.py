@@ -12,7 +12,7 @@ import pytest
 
 from estimator import Fate, read_files
 from estimator.sources.repository import from_config
-from estimator.tools.whose import with_defaults_of
+from estimator.tools.defaults import with_defaults_of
 from estimator.tools.writing.files import files_of
 from tests.test_vision import qwen3
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from estimator.tools.whose import TOOLS
+from estimator.tools.defaults import TOOLS
 from estimator.tools.writing.files import TakeAway, files_of
 from estimator.tools.writing.stops import STOPS
 from estimator.tools.writing.theirs import said

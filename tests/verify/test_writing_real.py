@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from estimator.tools.defaults import tool_named
 from estimator.tools.known import trl as trl_tool
-from estimator.tools.whose import tool_named
 from estimator.tools.writing.files import WRITABLE, files_of
 from estimator.tools.writing.texts import nested
 from estimator.tools.writing.theirs import theirs_of

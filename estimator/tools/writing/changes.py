@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from estimator.sources import catalog
+from estimator.tools.defaults import tool_named
 from estimator.tools.documents import Pool, pool_of
 from estimator.tools.imported import Imported, read_files
 from estimator.tools.reading.parsed import Call, FlagValue, Text, Unresolved, decoded
 from estimator.tools.rules import Entry, Tool, Value, effective
-from estimator.tools.whose import tool_named
 from estimator.tools.writing.scripts import OF_MODEL_CONFIG
 from estimator.tools.writing.spans import (
     Edit,

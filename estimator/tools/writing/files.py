@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from estimator.tools.defaults import tool_named, version_of
 from estimator.tools.known import images
 from estimator.tools.rules import Tool, Value
-from estimator.tools.whose import tool_named, version_of
 from estimator.tools.writing import scripts
 from estimator.tools.writing.several_gpus import DEEPSPEED_FILE
 from estimator.tools.writing.stops import check_stops

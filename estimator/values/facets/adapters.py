@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Indices, Names, Number, Ranks, WholeNumber
 from estimator.values.specs import ALL_LINEAR, Method, ModelClass, Part
 
@@ -19,7 +19,7 @@ class Adapters(Checked):
         Method.FULL,
         Choice(tuple(Method), enum=Method),
         "train every weight, or adapters on a frozen base",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         code="me",
         widget=Widget(
             shape="segments",
@@ -32,7 +32,7 @@ class Adapters(Checked):
         ModelClass.AUTO,
         Choice(tuple(ModelClass), enum=ModelClass),
         "for multimodal checkpoints: auto loads what AutoModelForCausalLM loads, text loads the text model only",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         code="mc",
         widget=Widget(
             shape="segments",
@@ -46,8 +46,8 @@ class Adapters(Checked):
         16,
         WholeNumber(8192),
         "rank of the adapters",
-        whose=Whose.OURS,
-        beside="PEFT's is 8",
+        default_from=DefaultSource.OURS,
+        remark="PEFT's is 8",
         code="r",
         widget=Widget(
             shape="slider",
@@ -61,7 +61,7 @@ class Adapters(Checked):
         32,
         WholeNumber(10**6),
         "scale of the adapters; does not affect memory",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="la",
         widget="a scale; it affects neither memory nor time",
     )
@@ -69,7 +69,7 @@ class Adapters(Checked):
         ALL_LINEAR,
         Names(ALL_LINEAR),
         "the linear layers that get an adapter",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         code="lt",
         widget=Widget(
             shape="options",
@@ -82,7 +82,7 @@ class Adapters(Checked):
         None,
         Indices(nullable=True),
         "the layers whose listed modules get an adapter, counted from 0",
-        whose=Whose.PEFT,
+        default_from=DefaultSource.PEFT,
         null="all",
         widget="a list of layers, which no box has; a config, a link or a file sets it",
     )
@@ -90,7 +90,7 @@ class Adapters(Checked):
         None,
         Ranks(nullable=True),
         "modules whose adapters have another rank",
-        whose=Whose.PEFT,
+        default_from=DefaultSource.PEFT,
         null="none",
         widget="an object of names and ranks, which no box has; a config, a link or a file sets it",
     )
@@ -98,7 +98,7 @@ class Adapters(Checked):
         None,
         Names(nullable=True, empty=True),
         "modules that get no adapter though they are targets",
-        whose=Whose.PEFT,
+        default_from=DefaultSource.PEFT,
         null="none",
         widget=Widget(
             shape="options",
@@ -111,7 +111,7 @@ class Adapters(Checked):
         None,
         Names(nullable=True, empty=True),
         "stacked experts that get an adapter, by their parameter's name",
-        whose=Whose.PEFT,
+        default_from=DefaultSource.PEFT,
         null="none",
         widget="names of parameters, which few models have; a config, a link or a file sets it",
     )
@@ -119,7 +119,7 @@ class Adapters(Checked):
         0.05,
         Number(1, open_high=True),
         "dropout before the adapters",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="ld",
         widget=Widget(
             shape="number",
@@ -134,8 +134,8 @@ class Adapters(Checked):
         True,
         Flag(),
         "cast adapters to float32; otherwise they have the base's dtype",
-        whose=Whose.PEFT,
-        beside="TRL turns it off for QLoRA",
+        default_from=DefaultSource.PEFT,
+        remark="TRL turns it off for QLoRA",
         code="ad",
         widget=Widget(
             shape="toggle",
@@ -148,7 +148,7 @@ class Adapters(Checked):
         False,
         Flag(),
         "adapters have a bias",
-        whose=Whose.PEFT,
+        default_from=DefaultSource.PEFT,
         widget=Widget(
             shape="toggle",
             section=Section.LORA,
@@ -160,7 +160,7 @@ class Adapters(Checked):
         "none",
         Choice(("none", "lora_only", "all")),
         "which biases of the base are trained",
-        whose=Whose.PEFT,
+        default_from=DefaultSource.PEFT,
         widget=Widget(
             shape="segments",
             section=Section.LORA,
@@ -172,7 +172,7 @@ class Adapters(Checked):
         False,
         Flag(),
         "DoRA: train the column magnitudes of each weight matrix separately",
-        whose=Whose.PEFT,
+        default_from=DefaultSource.PEFT,
         code="do",
         widget=Widget(
             shape="toggle",
@@ -187,7 +187,7 @@ class Adapters(Checked):
         None,
         Names(nullable=True),
         "modules trained in full, in addition to the adapters",
-        whose=Whose.PEFT,
+        default_from=DefaultSource.PEFT,
         null="none",
         code="ms",
         widget=Widget(
@@ -201,7 +201,7 @@ class Adapters(Checked):
         "nf4",
         Choice(("nf4", "fp4")),
         "the 4-bit format",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="qt",
         widget=Widget(
             shape="segments",
@@ -214,7 +214,7 @@ class Adapters(Checked):
         True,
         Flag(),
         "also quantise the quantisation scales",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         code="dq",
         widget=Widget(
             shape="toggle",
@@ -227,7 +227,7 @@ class Adapters(Checked):
         "uint8",
         Choice(("uint8", "bfloat16", "float16", "float32")),
         "storage dtype of the 4-bit weights; FSDP and ZeRO-3 shard only float dtypes",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         widget=Widget(
             shape="select",
             section=Section.QUANTISATION,
@@ -240,7 +240,7 @@ class Adapters(Checked):
         False,
         Flag(),
         "call PEFT's prepare_model_for_kbit_training, which upcasts the parameters that are not quantised",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="kb",
         widget=Widget(
             shape="toggle",
@@ -253,7 +253,7 @@ class Adapters(Checked):
         False,
         Flag(),
         "LLM.int8 base for lora; other methods ignore it",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="i8",
         widget=Widget(
             shape="toggle",
@@ -267,8 +267,8 @@ class Adapters(Checked):
         False,
         Flag(),
         "leave the image tower untrained, and without adapters",
-        whose=Whose.TRL,
-        beside="LLaMA-Factory and ms-swift freeze it",
+        default_from=DefaultSource.TRL,
+        remark="LLaMA-Factory and ms-swift freeze it",
         code="fv",
         widget=Widget(
             shape="toggle",
@@ -281,8 +281,8 @@ class Adapters(Checked):
         False,
         Flag(),
         "leave what joins the tower to the text untrained, and without adapters",
-        whose=Whose.TRL,
-        beside="LLaMA-Factory and ms-swift freeze it",
+        default_from=DefaultSource.TRL,
+        remark="LLaMA-Factory and ms-swift freeze it",
         code="fp",
         widget=Widget(
             shape="toggle",
@@ -295,7 +295,7 @@ class Adapters(Checked):
         False,
         Flag(),
         "leave the text untrained, and without adapters",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="fl",
         widget=Widget(
             shape="toggle",

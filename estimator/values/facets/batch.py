@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Flag, WholeNumber
 
 
@@ -18,8 +18,8 @@ class Batch(Checked):
         1,
         WholeNumber(4096),
         "examples per micro-batch",
-        whose=Whose.OURS,
-        beside="Trainer's is 8",
+        default_from=DefaultSource.OURS,
+        remark="Trainer's is 8",
         code="b",
         widget=Widget(
             shape="slider",
@@ -46,7 +46,7 @@ class Batch(Checked):
         1024,
         WholeNumber(2**24),
         "tokens per example, after packing or padding",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="l",
         widget=Widget(
             shape="slider",
@@ -60,8 +60,8 @@ class Batch(Checked):
         False,
         Flag(),
         "some rows end in padding, so an attention mask is built",
-        whose=Whose.OURS,
-        beside="as in TRL with packing",
+        default_from=DefaultSource.OURS,
+        remark="as in TRL with packing",
         code="pa",
         widget=Widget(
             shape="toggle",
@@ -75,7 +75,7 @@ class Batch(Checked):
         False,
         Flag(),
         "TRL's: several examples to a row (bfd), and padding_free with it",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         widget=Widget(
             shape="toggle",
             section=Section.MORE,
@@ -88,7 +88,7 @@ class Batch(Checked):
         False,
         Flag(),
         "TRL's: the rows of a micro-batch are joined into one, without padding",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         widget=Widget(
             shape="toggle",
             section=Section.MORE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, WholeNumber
 from estimator.values.specs import AttnImplementation
 
@@ -25,7 +25,7 @@ class Computation(Checked):
         False,
         Flag(),
         "save only each layer's input and recompute the layer in backward",
-        beside="TRL's is on",
+        remark="TRL's is on",
         code="gc",
         aliases=("activation_checkpointing",),
         widget=Widget(
@@ -40,7 +40,7 @@ class Computation(Checked):
         False,
         Flag(),
         "use torch's older, reentrant checkpointing",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         code="re",
         widget=Widget(
             shape="toggle",
@@ -55,7 +55,7 @@ class Computation(Checked):
         1,
         WholeNumber(4096),
         "with gradient checkpointing: checkpoint every so many layers, the others keep their tensors",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         widget=Widget(
             shape="number",
             section=Section.MORE,
@@ -69,7 +69,7 @@ class Computation(Checked):
         False,
         Flag(),
         "with gradient checkpointing: keep the layers' inputs in pinned memory of the host",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         widget=Widget(
             shape="toggle",
             section=Section.MORE,
@@ -82,7 +82,7 @@ class Computation(Checked):
         False,
         Flag(),
         "with gradient checkpointing: keep attention's output, and compute the rest again",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         widget=Widget(
             shape="toggle",
             section=Section.MORE,
@@ -95,7 +95,7 @@ class Computation(Checked):
         False,
         Flag(),
         "TRL's: saved tensors are copied to the host in forward, and back in backward",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         widget=Widget(
             shape="toggle",
             section=Section.MORE,
@@ -108,7 +108,7 @@ class Computation(Checked):
         AttnImplementation.SDPA,
         _ATTENTION,
         "the attention kernel",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         code="at",
         widget=Widget(
             shape="select",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Number, WholeNumber
 
 COLOCATE, SERVER = "colocate", "server"
@@ -23,7 +23,7 @@ class Generation(Checked):
         False,
         Flag(),
         "generate with vLLM, in grpo and rloo",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="uv",
         widget=Widget(
             shape="toggle",
@@ -37,7 +37,7 @@ class Generation(Checked):
         COLOCATE,
         Choice((COLOCATE, SERVER)),
         "vLLM on the GPUs that train, or on GPUs of its own",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="vm",
         widget=Widget(
             shape="segments",
@@ -52,7 +52,7 @@ class Generation(Checked):
         0.3,
         Number(1, open_low=True),
         "share of the whole GPU that vLLM takes",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="vu",
         widget=Widget(
             shape="number",
@@ -68,7 +68,7 @@ class Generation(Checked):
         False,
         Flag(),
         "vLLM frees its weights and its cache while others train",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="vs",
         widget=Widget(
             shape="toggle",
@@ -81,7 +81,7 @@ class Generation(Checked):
         1,
         WholeNumber(1024),
         "GPUs that share one vLLM engine",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="vt",
         widget=Widget(
             shape="number",
@@ -95,7 +95,7 @@ class Generation(Checked):
         None,
         WholeNumber(2**24, nullable=True),
         "longest row, prompt and completion, that vLLM must hold",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         null="all positions of the model",
         code="vl",
         widget=Widget(
@@ -111,7 +111,7 @@ class Generation(Checked):
         True,
         Flag(),
         "under zero3, gather the whole model while transformers generates",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="dg",
         widget=Widget(
             shape="toggle",

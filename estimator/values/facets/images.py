@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Flag, ImageSizes, WholeNumber
 
 _SIDE = WholeNumber(32_768, nullable=True)
@@ -22,7 +22,7 @@ class Images(Checked):
         0,
         WholeNumber(1024, low=0),
         "images in an example, all of one size",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         code="in",
         widget=Widget(
             shape="number",
@@ -36,7 +36,7 @@ class Images(Checked):
         None,
         _SIDE,
         "of each image, in pixels",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="1080",
         code="ih",
         widget=Widget(
@@ -47,7 +47,7 @@ class Images(Checked):
         None,
         _SIDE,
         "of each image, in pixels",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="1920",
         code="iw",
         widget=Widget(
@@ -58,7 +58,7 @@ class Images(Checked):
         None,
         ImageSizes(nullable=True),
         "height and width of each image of an example, in pixels",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="images_per_example of one size",
         code="is",
         widget="a list of sizes; the page offers one size for all images",
@@ -67,7 +67,7 @@ class Images(Checked):
         None,
         WholeNumber(2**24, nullable=True),
         "tokens of text in an example, beside its images; max_length cuts the whole row",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="max_length is the whole row",
         code="tt",
         widget="the page's context is the whole row, and says what is left for text",
@@ -76,7 +76,7 @@ class Images(Checked):
         None,
         _PIXELS,
         "the least area that Qwen's and GLM's processors resize an image to",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="ip",
         widget=Widget(
@@ -90,7 +90,7 @@ class Images(Checked):
         None,
         _PIXELS,
         "the largest area that Qwen's and GLM's processors leave an image",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="xp",
         widget=Widget(
@@ -104,7 +104,7 @@ class Images(Checked):
         None,
         Flag(nullable=True),
         "whether Idefics 3's and SmolVLM's processors cut an image into tiles",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="sp",
         widget="a switch of three states; max_pixels and tiles are what people set",
@@ -113,7 +113,7 @@ class Images(Checked):
         None,
         _SIDE,
         "the length to which Idefics 3, SmolVLM and Pixtral bring an image's longer side",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="le",
         widget=Widget(
@@ -127,7 +127,7 @@ class Images(Checked):
         None,
         Flag(nullable=True),
         "whether InternVL's processor cuts an image into tiles",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="cr",
         widget="a switch of three states; max_patches 1 turns cropping off",
@@ -136,7 +136,7 @@ class Images(Checked):
         None,
         WholeNumber(1024, nullable=True),
         "the most tiles that InternVL's and Llama 4's processors cut an image into",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="xt",
         widget=Widget(
@@ -150,7 +150,7 @@ class Images(Checked):
         None,
         Flag(nullable=True),
         "whether Gemma 3's processor crops elongated images as well",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="ps",
         widget="a switch of three states",
@@ -159,7 +159,7 @@ class Images(Checked):
         None,
         WholeNumber(1120, nullable=True),
         "the most tokens that Gemma 4's processor makes of an image: 70, 140, 280, 560 or 1120",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         null=_PROCESSORS,
         code="sf",
         widget=Widget(

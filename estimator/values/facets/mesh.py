@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, WholeNumber
 from estimator.values.parallelisms import strategy_asks_for
 from estimator.values.specs import Offload, Strategy
@@ -23,7 +23,7 @@ class Mesh(Checked):
         1,
         WholeNumber(65_536),
         "GPUs in the job",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         code="n",
         widget=Widget(
             shape="slider",
@@ -37,7 +37,7 @@ class Mesh(Checked):
         Strategy.NONE,
         Choice(tuple(Strategy), enum=Strategy, stands_for=strategy_asks_for),
         "how the GPUs share the work",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         code="st",
         widget=Widget(
             shape="select",
@@ -53,7 +53,7 @@ class Mesh(Checked):
         8,
         WholeNumber(1024),
         "GPUs per machine",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         code="nn",
         widget=Widget(
             shape="number",
@@ -67,7 +67,7 @@ class Mesh(Checked):
         1,
         WholeNumber(65_536),
         "replicas of the sharded model, with hsdp",
-        whose=Whose.ACCELERATE,
+        default_from=DefaultSource.ACCELERATE,
         code="dr",
         widget=Widget(
             shape="number",
@@ -80,7 +80,7 @@ class Mesh(Checked):
         1,
         WholeNumber(1024),
         "ranks of tensor parallelism",
-        whose=Whose.ACCELERATE,
+        default_from=DefaultSource.ACCELERATE,
         code="tp",
         modelled=(1,),
         widget=_UNMODELLED,
@@ -89,7 +89,7 @@ class Mesh(Checked):
         1,
         WholeNumber(1024),
         "ranks of pipeline parallelism",
-        whose=Whose.ACCELERATE,
+        default_from=DefaultSource.ACCELERATE,
         code="pp",
         modelled=(1,),
         widget=_UNMODELLED,
@@ -98,7 +98,7 @@ class Mesh(Checked):
         1,
         WholeNumber(1024),
         "ranks of context parallelism",
-        whose=Whose.ACCELERATE,
+        default_from=DefaultSource.ACCELERATE,
         code="cp",
         modelled=(1,),
         widget=_UNMODELLED,
@@ -107,7 +107,7 @@ class Mesh(Checked):
         1,
         WholeNumber(1024),
         "ranks of expert parallelism",
-        whose=Whose.ACCELERATE,
+        default_from=DefaultSource.ACCELERATE,
         code="ep",
         modelled=(1,),
         widget=_UNMODELLED,
@@ -116,8 +116,8 @@ class Mesh(Checked):
         2,
         WholeNumber(2),
         "1 is the older FSDP with flat parameters (fsdp_config's version)",
-        whose=Whose.OURS,
-        beside="accelerate's launcher: 1",
+        default_from=DefaultSource.OURS,
+        remark="accelerate's launcher: 1",
         widget=Widget(
             shape="segments",
             section=Section.SEVERAL_GPUS,
@@ -130,7 +130,7 @@ class Mesh(Checked):
         False,
         Flag(),
         "checkpointing wraps FSDP 1's modules, as in transformers before 4.52",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         widget=Widget(
             shape="toggle",
             section=Section.SEVERAL_GPUS,
@@ -144,7 +144,7 @@ class Mesh(Checked):
         Offload.NONE,
         _OFFLOAD,
         "where optimizer states are stored",
-        whose=Whose.DEEPSPEED,
+        default_from=DefaultSource.DEEPSPEED,
         code="oo",
         widget=Widget(
             shape="select",
@@ -158,7 +158,7 @@ class Mesh(Checked):
         Offload.NONE,
         _OFFLOAD,
         "where weights are stored",
-        whose=Whose.DEEPSPEED,
+        default_from=DefaultSource.DEEPSPEED,
         code="of",
         widget=Widget(
             shape="select",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Number, WholeNumber
 from estimator.values.specs import Loss, Objective
 
@@ -27,7 +27,7 @@ class Task(Checked):
         Objective.SFT,
         Choice(tuple(Objective), enum=Objective),
         "what is trained for",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         code="oj",
         widget=Widget(
             shape="select",
@@ -56,7 +56,7 @@ class Task(Checked):
         1.0,
         Number(1, open_low=True),
         "share of an example's tokens that are scored; TRL's fused head computes these alone",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         code="cf",
         widget=Widget(
             shape="number",
@@ -72,7 +72,7 @@ class Task(Checked):
         None,
         WholeNumber(2**24, nullable=True),
         "of max_length, the prompt's tokens, in preference training",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="half of the context",
         code="pl",
         widget=Widget(
@@ -87,7 +87,7 @@ class Task(Checked):
         False,
         Flag(),
         "ask the reference model before training, and keep its answers",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="pr",
         widget=Widget(
             shape="toggle",
@@ -101,7 +101,7 @@ class Task(Checked):
         None,
         Choice(LOSS_TYPES, nullable=True),
         "of dpo, kto, sft and grpo, as TRL names them",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         null="sigmoid for dpo, kto for kto, nll for sft, dapo for grpo",
         code="ly",
         widget=Widget(
@@ -115,7 +115,7 @@ class Task(Checked):
         None,
         Number(1_000, nullable=True),
         "weight of the reference model in the loss; 0 in grpo and rloo: there is none",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         null="that of the trainer",
         code="be",
         widget=Widget(
@@ -130,8 +130,8 @@ class Task(Checked):
         256,
         WholeNumber(2**24),
         "of max_length, the tokens that are generated and scored, in grpo and rloo",
-        whose=Whose.OURS,
-        beside="TRL's is 512",
+        default_from=DefaultSource.OURS,
+        remark="TRL's is 512",
         code="cl",
         widget=Widget(
             shape="number",
@@ -145,8 +145,8 @@ class Task(Checked):
         8,
         WholeNumber(4096, low=2),
         "completions of a prompt, in grpo and rloo",
-        whose=Whose.TRL,
-        beside="RLOO's is 2",
+        default_from=DefaultSource.TRL,
+        remark="RLOO's is 2",
         code="ng",
         widget=Widget(
             shape="number",
@@ -159,7 +159,7 @@ class Task(Checked):
         None,
         WholeNumber(65_536, nullable=True),
         "micro-steps on the completions of one generation",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         null="as many as the accumulation",
         code="sg",
         widget=Widget(
@@ -173,7 +173,7 @@ class Task(Checked):
         1,
         WholeNumber(1024),
         "times that completions are trained on",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="ni",
         widget=Widget(
             shape="number",
@@ -186,7 +186,7 @@ class Task(Checked):
         2,
         WholeNumber(1_000_000),
         "labels of a classification head; a reward model has 1",
-        whose=Whose.TRANSFORMERS,
+        default_from=DefaultSource.TRANSFORMERS,
         code="nl",
         widget=Widget(
             shape="number",
@@ -199,9 +199,9 @@ class Task(Checked):
         None,
         WholeNumber(4096, nullable=True),
         "GradCache: rows of an embedding batch that go through the model at once",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="the whole batch",
-        beside="of sentence-transformers' cached losses: 32",
+        remark="of sentence-transformers' cached losses: 32",
         code="mb",
         widget=Widget(
             shape="number",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Number
 from estimator.values.specs import Dtype, Optimizer
 
@@ -58,7 +58,7 @@ class Optimisation(Checked):
         None,
         Choice((Dtype.FLOAT32, Dtype.BFLOAT16), enum=Dtype, nullable=True),
         "what-if: optimizer states in this dtype",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="as the optimizer keeps them",
         code="os",
         widget=Widget(
@@ -85,7 +85,7 @@ class Optimisation(Checked):
         False,
         Flag(),
         "torchtune's: each weight is stepped when its gradient arrives, which is then freed",
-        whose=Whose.TORCHTUNE,
+        default_from=DefaultSource.TORCHTUNE,
         widget=Widget(
             shape="toggle",
             section=Section.MORE,

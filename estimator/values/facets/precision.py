@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice
 from estimator.values.specs import Dtype, MixedPrecision
 
@@ -19,8 +19,8 @@ class Precision(Checked):
         Dtype.BFLOAT16,
         Choice(tuple(Dtype), enum=Dtype),
         "dtype the weights are loaded in",
-        whose=Whose.OURS,
-        beside="as in TRL's guides",
+        default_from=DefaultSource.OURS,
+        remark="as in TRL's guides",
         code="dt",
         widget=Widget(
             shape="segments",
@@ -33,7 +33,7 @@ class Precision(Checked):
         MixedPrecision.BF16,
         Choice(tuple(MixedPrecision), enum=MixedPrecision),
         "autocast around the forward pass",
-        whose=Whose.TRL,
+        default_from=DefaultSource.TRL,
         code="mp",
         widget=Widget(
             shape="segments",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, Hashed, Section, Whose, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
 from estimator.values.kinds import Choice, Flag, Number, ShortText, WholeNumber
 from estimator.values.specs import FULL_STATE_DICT, LOWEST_MFU, SHARDED_STATE_DICT
 
@@ -21,7 +21,7 @@ class TrainingRun(Checked):
         10_000,
         WholeNumber(10**12),
         "examples in the training set",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         code="x",
         widget=Widget(
             shape="number",
@@ -35,8 +35,8 @@ class TrainingRun(Checked):
         1.0,
         Number(1_000_000, open_low=True),
         "passes over the training set",
-        whose=Whose.OURS,
-        beside="Trainer's is 3",
+        default_from=DefaultSource.OURS,
+        remark="Trainer's is 3",
         code="e",
         widget=Widget(
             shape="number",
@@ -50,7 +50,7 @@ class TrainingRun(Checked):
         None,
         WholeNumber(2**24, nullable=True),
         "mean tokens per example",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="the context length",
         code="mt",
         widget=Widget(
@@ -115,8 +115,8 @@ class TrainingRun(Checked):
         "epoch",
         Choice((*_WHEN, "best")),
         "when to save",
-        whose=Whose.OURS,
-        beside="Trainer's is steps",
+        default_from=DefaultSource.OURS,
+        remark="Trainer's is steps",
         code="ss",
         widget=Widget(
             shape="select",
@@ -154,7 +154,7 @@ class TrainingRun(Checked):
         FULL_STATE_DICT,
         Choice((FULL_STATE_DICT, SHARDED_STATE_DICT)),
         "how FSDP saves: the full model through rank 0, or each rank its own shards",
-        beside=f"accelerate's launcher: {SHARDED_STATE_DICT}",
+        remark=f"accelerate's launcher: {SHARDED_STATE_DICT}",
         code="sd",
         widget=Widget(
             shape="select",
@@ -167,7 +167,7 @@ class TrainingRun(Checked):
         False,
         Flag(),
         "ZeRO-3 gathers the 16-bit weights when it saves",
-        whose=Whose.DEEPSPEED,
+        default_from=DefaultSource.DEEPSPEED,
         code="z6",
         aliases=("stage3_gather_16bit_weights_on_model_save",),
         widget=Widget(
@@ -181,7 +181,7 @@ class TrainingRun(Checked):
         None,
         Number(1_000_000, nullable=True),
         "your own price in US dollars per GPU-hour",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="the cheapest known listing",
         code="us",
         widget=Widget(
@@ -196,7 +196,7 @@ class TrainingRun(Checked):
         None,
         Number(1, low=LOWEST_MFU, nullable=True),
         "your own model FLOPs utilisation, from 0 to 1",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="the range of published runs",
         widget=Widget(
             shape="number",
@@ -210,7 +210,7 @@ class TrainingRun(Checked):
         None,
         Number(1000, low=-1, open_low=True, nullable=True),
         "where your own machine's step lies between the ends of the estimate: 0 the fast end, 1 the slow end",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="the range of published runs",
         widget="a box beside the seconds finds it from a step of your own",
     )
@@ -218,7 +218,7 @@ class TrainingRun(Checked):
         None,
         ShortText(nullable=True),
         "which step of your own the pace was taken from",
-        whose=Whose.OURS,
+        default_from=DefaultSource.OURS,
         null="no step of your own",
         widget="the box beside the seconds says it",
     )

@@ -1,4 +1,4 @@
-"""Whose default is it? Our keys as a tool sets them by default, each with the source line."""
+"""The defaults of tools: our keys as each tool sets them, with the source line."""
 
 from __future__ import annotations
 
