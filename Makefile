@@ -152,6 +152,7 @@ docs: $(DEV)
 	@$(VENV)/bin/python docs/generate_formulas.py
 	@$(VENV)/bin/python docs/generate_accuracy.py
 	@$(VENV)/bin/python docs/generate_refusals.py
+	@$(VENV)/bin/python docs/generate_rules_of_thumb.py
 
 format: $(DEV)
 	@$(VENV)/bin/ruff check --fix-only --quiet .

@@ -331,6 +331,41 @@ def by_gpu(rows: Iterable[Mapping[str, str]]) -> Mapping[str, tuple[Price, ...]]
     )
 
 
+class RuleOfThumb(NamedTuple):
+    """Advice on memory that people follow."""
+
+    advice: str
+    says_gb: float
+    """10⁹ bytes of one GPU."""
+    setup: Mapping[str, object]
+    """An object of the contract that the advice is about."""
+    source: str
+    retrieved: str
+    note: str
+
+
+@lru_cache(maxsize=1)
+def rules_of_thumb() -> tuple[RuleOfThumb, ...]:
+    """Advice that people follow, in the order of the table (GB, 10⁹ bytes).
+
+    Source: data/rules_of_thumb.csv, by row.
+
+    >>> rules_of_thumb()[0].says_gb
+    3.5
+    """
+    return tuple(
+        RuleOfThumb(
+            advice=row["advice"],
+            says_gb=float(row["says_gb"]),
+            setup=json.loads(row["setup"]),
+            source=row["source"],
+            retrieved=row["retrieved"],
+            note=row["note"],
+        )
+        for row in _rows("rules_of_thumb.csv")
+    )
+
+
 @lru_cache(maxsize=1)
 def machines() -> Mapping[str, tuple[Machine, ...]]:
     """Machines with each GPU by its name, the slowest network per GPU first (10⁹ bits a second).

@@ -1,0 +1,29 @@
+"""The page of rules of thumb says what the estimates say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from estimator import catalog
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_rules_of_thumb_are_those_of_the_page() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "generate_rules_of_thumb", ROOT / "docs" / "generate_rules_of_thumb.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    written = (ROOT / "docs" / "rules_of_thumb.md").read_text(encoding="utf-8")
+    assert written == generator.render(), "docs/rules_of_thumb.md is behind; run `make docs`"
+
+
+def test_each_rule_has_a_figure_and_a_source() -> None:
+    rules = catalog.rules_of_thumb()
+    assert len(rules) == 20
+    assert len({it.advice for it in rules}) == 20
+    assert all(it.says_gb > 0 and it.source.startswith("https://") for it in rules)
