@@ -46,7 +46,7 @@ from estimator.search.limits import (
 from estimator.search.ranking import Ranking, middle_dollars, middle_hours, pareto, rank_gpus
 from estimator.search.remedies import MOST_TOGETHER, Remedy, remedies
 from estimator.search.scaling import Curve, Point
-from estimator.search.vllm_share import Share, Shares, least_share, vllm_shares
+from estimator.search.vllm_share import Utilisation, UtilisationSearch, least_share, vllm_shares
 from estimator.sources import catalog, hub, repository
 from estimator.sources.repository import HubModel, Trouble
 from estimator.step.evaluation import kept_logits_bytes
@@ -183,8 +183,6 @@ __all__ = [
     "RunTime",
     "Runs",
     "SetByTool",
-    "Share",
-    "Shares",
     "Shown",
     "SimilarRuns",
     "Stage",
@@ -199,6 +197,8 @@ __all__ = [
     "TrainingSetup",
     "Trouble",
     "Trust",
+    "Utilisation",
+    "UtilisationSearch",
     "Verdict",
     "accuracy",
     "advise",

@@ -29,7 +29,7 @@ from estimator.contract.setups import (
 )
 from estimator.contract.text import describe, describe_shares
 from estimator.search.remedies import Remedy, remedies
-from estimator.search.vllm_share import Shares, vllm_shares
+from estimator.search.vllm_share import UtilisationSearch, vllm_shares
 from estimator.sources import catalog, hub
 from estimator.values.declaration import DefaultSource, Key
 from estimator.values.json_text import LONGEST_TEXT, read_object
@@ -176,7 +176,7 @@ def _answer(
         return {"error": _our_mistake(fault)}
 
 
-def _shares(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Shares:
+def _shares(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> UtilisationSearch:
     if gpu is None:
         raise InputError("A share is of a GPU's memory; give a card with gpu.")
     return vllm_shares(model, gpu, setup)

@@ -29,9 +29,17 @@ INDOORS = {
     "socket",
 }
 """What reaches files, network, clock or environment."""
-DOORS = {"catalog.py", "hub.py", "__main__.py", "rows.py", "callback.py", "files.py"}
+DOORS = {
+    "catalog.py",
+    "own_tables.py",
+    "hub.py",
+    "__main__.py",
+    "rows.py",
+    "callback.py",
+    "files.py",
+}
 """``rows.py`` and ``callback.py`` write what was measured: a row of a table, with its day, after a step that they time;
-``files.py`` reads the files that a command names."""
+``files.py`` reads the files that a command names; ``own_tables.py`` the folder that ``HEADROOM_DATA`` names."""
 
 
 def _imports(path: Path) -> Iterator[tuple[str, str]]:

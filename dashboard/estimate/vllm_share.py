@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from dashboard import theme
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import units
-from estimator import Estimate, Share, Shares, Verdict, vllm_shares
+from estimator import Estimate, Utilisation, UtilisationSearch, Verdict, vllm_shares
 
 
-def of(answer: Estimate) -> Shares:
+def of(answer: Estimate) -> UtilisationSearch:
     """Every share of the setup's GPU; the setup has one."""
     assert answer.gpu is not None
     return vllm_shares(answer.model, answer.gpu, answer.setup)
@@ -50,7 +50,7 @@ COLOURS = {
 }
 
 
-def _kind(share: Share, rows: int, largest: float) -> str:
+def _kind(share: Utilisation, rows: int, largest: float) -> str:
     match share.verdict:
         case None:
             return STARVED if share.utilisation < largest or not largest else FULL
@@ -64,7 +64,7 @@ def _kind(share: Share, rows: int, largest: float) -> str:
             return ALL if share.rows_low >= rows else TURNS
 
 
-def bands(found: Shares) -> list[Band]:
+def bands(found: UtilisationSearch) -> list[Band]:
     """The shares from the smallest to the largest, cut where they end otherwise."""
     largest = found.largest or 0.0
     step = found.shares[1].utilisation - found.shares[0].utilisation
@@ -79,7 +79,7 @@ AXIS = 2.5
 """The axis of seconds ends at so many times the slow end of the best share."""
 
 
-def figure(found: Shares, answer: Estimate, *, dark: bool = False) -> Figure:
+def figure(found: UtilisationSearch, answer: Estimate, *, dark: bool = False) -> Figure:
     """Seconds of a step against the share, as a range; behind it the bands; a click takes a share."""
     look = theme.DARK if dark else theme.LIGHT
     can_run = (Verdict.FITS, Verdict.TIGHT)
@@ -159,7 +159,7 @@ def _area(band: Band) -> dict[str, Any]:
     }
 
 
-def _marks(found: Shares, answer: Estimate, look: theme.Look) -> list[dict[str, Any]]:
+def _marks(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list[dict[str, Any]]:
     chosen = answer.setup.vllm_gpu_memory_utilization
     return [
         {
@@ -181,7 +181,7 @@ NARROW = 0.09
 """A band narrower than this share of the axis has no name in the figure."""
 
 
-def _names(found: Shares, answer: Estimate, look: theme.Look) -> list[dict[str, Any]]:
+def _names(found: UtilisationSearch, answer: Estimate, look: theme.Look) -> list[dict[str, Any]]:
     note = {"showarrow": False, "yref": "paper", "font": {"size": 13, "color": look.ink}}
     named = [
         {
@@ -202,7 +202,7 @@ def _names(found: Shares, answer: Estimate, look: theme.Look) -> list[dict[str, 
     return [*named, *marks]
 
 
-def _said(it: Share, rows: int) -> str:
+def _said(it: Utilisation, rows: int) -> str:
     if it.verdict is None:
         return f"{it.utilisation:.2f}: {_wrapped(it.refusal)}"
     time = (
@@ -217,7 +217,7 @@ def _said(it: Share, rows: int) -> str:
     )
 
 
-def _rows(it: Share) -> str:
+def _rows(it: Utilisation) -> str:
     return (
         f"{it.rows_low:,}"
         if it.rows_low == it.rows_high
@@ -235,7 +235,7 @@ def _wrapped(text: str, width: int = 60) -> str:
     return "<br>".join([*lines, line])
 
 
-def alt(found: Shares) -> str:
+def alt(found: UtilisationSearch) -> str:
     """The figure as text."""
     said = ", ".join(
         f"{it.name.lower()} from {it.first + 0.005:.2f} to {it.last - 0.005:.2f}"
@@ -244,12 +244,12 @@ def alt(found: Shares) -> str:
     return f"Shares of the GPU for vLLM: {said}."
 
 
-def head_html(found: Shares, answer: Estimate) -> str:
+def head_html(found: UtilisationSearch, answer: Estimate) -> str:
     """The number to type, and why."""
     return f'<p class="hr-text">{escape(" ".join(_sentences(found, answer)))}</p>'
 
 
-def _sentences(found: Shares, answer: Estimate) -> list[str]:
+def _sentences(found: UtilisationSearch, answer: Estimate) -> list[str]:
     setup = answer.setup
     if found.advised is None:
         return [
@@ -286,7 +286,7 @@ def _way_out(answer: Estimate) -> str:
     return f"{said[:1].upper()}{said[1:]}."
 
 
-def rows(found: Shares, answer: Estimate) -> Sequence[dict[str, object]]:
+def rows(found: UtilisationSearch, answer: Estimate) -> Sequence[dict[str, object]]:
     """The table: the shares that matter, and every tenth."""
     kept = {found.starts, found.holding(), found.largest, answer.setup.vllm_gpu_memory_utilization}
     return [

@@ -28,7 +28,7 @@ from estimator.parallel.combinations import (
 from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
-from estimator.search.vllm_share import Shares
+from estimator.search.vllm_share import UtilisationSearch
 from estimator.sources import catalog
 from estimator.sources.repository import from_config
 from estimator.step.reserved import shown
@@ -606,7 +606,7 @@ def write_estimate(estimate: Estimate, remedies: Sequence[Remedy] = ()) -> dict[
     }
 
 
-def write_shares(shares: Shares) -> dict[str, object]:
+def write_shares(shares: UtilisationSearch) -> dict[str, object]:
     """The answer to ``vllm_shares``: the numbers to type, and every share; null where there is none.
 
     Memory in bytes on the fullest GPU, rows of full length, seconds of an optimizer step.

@@ -10,7 +10,7 @@ from estimator.answer.verdict import beyond_the_step
 from estimator.parallel.offload import offloads
 from estimator.resident.stored import checkpoint_bytes
 from estimator.search.remedies import Remedy
-from estimator.search.vllm_share import Shares
+from estimator.search.vllm_share import UtilisationSearch
 from estimator.step import reserved
 from estimator.values.results import Estimate
 from estimator.values.specs import Component, Verdict
@@ -55,7 +55,7 @@ SHOWN_STEPS = 5
 """Every so many hundredths of a share have a row in the terminal."""
 
 
-def describe_shares(shares: Shares) -> str:
+def describe_shares(shares: UtilisationSearch) -> str:
     """The number to type for ``vllm_gpu_memory_utilization``, and what others do."""
     if shares.advised is None:
         why = next((it.refusal for it in shares.shares if it.refusal), "")

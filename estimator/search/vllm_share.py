@@ -19,7 +19,7 @@ NOT_COLOCATED = Refusal(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Utilisation:
     """One value of ``vllm_gpu_memory_utilization``."""
 
     utilisation: float
@@ -38,12 +38,12 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class UtilisationSearch:
     """What each share does, and the three numbers that matter; None where there is none."""
 
     rows: int
     """Rows that vLLM is given at once."""
-    shares: tuple[Share, ...]
+    shares: tuple[Utilisation, ...]
 
     @property
     def starts(self) -> float | None:
@@ -67,11 +67,11 @@ class Shares:
         return self.largest if held is None else held
 
     @property
-    def _fitting(self) -> list[Share]:
+    def _fitting(self) -> list[Utilisation]:
         return [it for it in self.shares if it.verdict is Verdict.FITS and it.rows_low]
 
 
-def vllm_shares(model: Model, gpu: Gpu, setup: TrainingSetup) -> Shares:
+def vllm_shares(model: Model, gpu: Gpu, setup: TrainingSetup) -> UtilisationSearch:
     """Every share of two decimals: whether it fits, how many rows run at once, and the seconds of a step.
 
     Raises ``ValueError`` where vLLM is not on the GPUs that train, or where the rest of the setup is refused.
@@ -82,7 +82,7 @@ def vllm_shares(model: Model, gpu: Gpu, setup: TrainingSetup) -> Shares:
         raise NOT_COLOCATED()
     check_generation(model, setup)
     found = [_share(model, gpu, setup, hundredth) for hundredth in range(1, HUNDREDTHS)]
-    return Shares(rows=colocated_engine(model, gpu, setup).rows, shares=tuple(found))
+    return UtilisationSearch(rows=colocated_engine(model, gpu, setup).rows, shares=tuple(found))
 
 
 def least_share(model: Model, gpu: Gpu, setup: TrainingSetup, rows: int) -> float:
@@ -98,13 +98,13 @@ def least_share(model: Model, gpu: Gpu, setup: TrainingSetup, rows: int) -> floa
     return least_hundredths(own.asking(rows), gpu.memory_bytes)
 
 
-def _share(model: Model, gpu: Gpu, setup: TrainingSetup, hundredth: int) -> Share:
+def _share(model: Model, gpu: Gpu, setup: TrainingSetup, hundredth: int) -> Utilisation:
     utilisation = hundredth / HUNDREDTHS
     tried = replace(setup, vllm_gpu_memory_utilization=utilisation)
     try:
         answer = estimate(model, gpu, tried)
     except ValueError as refusal:
-        return Share(utilisation=utilisation, verdict=None, refusal=str(refusal))
+        return Utilisation(utilisation=utilisation, verdict=None, refusal=str(refusal))
     low, high, found, time = (
         answer.need_low_bytes,
         answer.need_high_bytes,
@@ -112,7 +112,7 @@ def _share(model: Model, gpu: Gpu, setup: TrainingSetup, hundredth: int) -> Shar
         answer.time,
     )
     rows = colocated_engine(model, gpu, tried).at_once
-    return Share(
+    return Utilisation(
         utilisation=utilisation,
         verdict=found,
         need_low_bytes=low,
