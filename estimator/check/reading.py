@@ -102,11 +102,20 @@ def _run(files: Sequence[FoundFile], known: Known) -> Asked:
     return Asked(
         files=names,
         keys=keys,
-        problems=found.contradictions,
+        problems=(*found.contradictions, *_other_runs(found)),
         notes=tuple(_notes(found)),
         texts=texts,
         tool=f"{found.tool} {found.version}",
     )
+
+
+ASKED = ("objective", "method")
+"""Keys without which an estimate would be of another run."""
+
+
+def _other_runs(found: Imported) -> Iterable[str]:
+    """What is trained, and how, where it is not modelled: an estimate would be of another run."""
+    yield from (found.refused[key] for key in ASKED if key in found.refused)
 
 
 def _notes(found: Imported) -> Iterable[str]:

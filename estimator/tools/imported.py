@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -77,6 +77,8 @@ class Imported:
     """Other warnings: files that are named but missing, values of the tool that are not modelled."""
     texts: tuple[Text, ...] = ()
     """The files as read."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Keys of ours whose value is not modelled, each with the contract's sentence; they are left out of the setup."""
 
     def of(self, fate: Fate) -> tuple[KeyRead, ...]:
         """One of the four lists."""
@@ -146,10 +148,12 @@ def _joined(
     found = effective(tool, given, model=model)
     values: Mapping[str, Any] = dict(found.values)
     refused: dict[str, str] = {}
-    notes = list(pool.notes)
+    not_ours: dict[str, str] = {}
+    notes = [*pool.notes, *_older_trl(tool, given)]
     for key, value in found.values.items():
         if not (problem := problem_with(key, value)):
             continue
+        not_ours[key] = problem
         values = {name: it for name, it in values.items() if name != key}
         if entries := found.origins[key].entries:
             refused |= dict.fromkeys(_responsible(tool, given, key, value, entries), problem)
@@ -161,9 +165,7 @@ def _joined(
     if values.get("num_gpus", 1) == 1 and str(values.get("strategy", "none")).startswith(
         ("fsdp", "hsdp", "zero")
     ):
-        notes.append(
-            f"{values['strategy']} divides the run, and no file says over how many GPUs: set num_gpus."
-        )
+        notes.append(UNCOUNTED.format(values["strategy"]))
     if "max_length" not in values:
         notes.append(
             f"{tool.label} cuts no row here, so that rows are as long as the data has them: set max_length to the "
@@ -203,7 +205,25 @@ def _joined(
         contradictions=tuple(contradictions.found(tool.name, given, values)),
         notes=tuple(dict.fromkeys(notes)),
         texts=texts,
+        refused=not_ours,
     )
+
+
+UNCOUNTED = "{} divides the run, and no file says over how many GPUs: set num_gpus."
+
+
+def _older_trl(tool: Tool, given: Mapping[str, Entry]) -> Iterator[str]:
+    """A sentence where a key shows that a script is of a TRL whose defaults are not the ones taken here."""
+    old = next((it for key, it in given.items() if key in OLDER), None)
+    if tool.name == "trl" and old is not None:
+        yield (
+            f"{old.shown} is a word of an older TRL, and the defaults are those of {_version(tool)}: before 1.15 the "
+            "logits are whole, so set loss standard where an older one runs this."
+        )
+
+
+OLDER = frozenset({"args.max_seq_length", "trainer.max_seq_length"})
+"""Arguments that TRL 1.x no longer has: trl 1.16, trainer/sft_config.py, sft_trainer.py."""
 
 
 def _responsible(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from estimator.tools.known import transformers
-from estimator.tools.known.parallel import is_on
+from estimator.tools.known.parallel import is_on, whole
 from estimator.tools.known.peft import (
     dtype_word,
     modules_to_save_from,
@@ -175,6 +175,18 @@ def _length(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     return {"max_length": value} if isinstance(value, int) and not isinstance(value, bool) else {}
 
 
+def _generated(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
+    if so_far["objective"] not in _GENERATES or so_far.values.get("max_length"):
+        return {}
+    completion = whole(theirs["args.max_completion_length"])
+    prompt = whole(theirs["args.max_prompt_length"]) or USUAL_PROMPT
+    return {"max_length": completion + prompt} if completion else {}
+
+
+USUAL_PROMPT = 512
+"""Tokens: the default of ``max_prompt_length`` while TRL had it (trl 0.24, trainer/grpo_config.py)."""
+
+
 def _loss(theirs: Theirs, so_far: SoFar) -> Mapping[str, Value]:
     if so_far["objective"] not in (None, "sft", "dpo", "kto", "grpo", "rloo"):
         return {}
@@ -270,6 +282,13 @@ RULES: tuple[Rule, ...] = (
         read=_length,
         write=lambda values: {"args.max_length": values["max_length"]},
         says="TRL cuts longer rows off",
+    ),
+    Rule(
+        theirs=("args.max_completion_length", "args.max_prompt_length"),
+        ours=("max_length",),
+        read=_generated,
+        says=f"TRL cuts no prompt here: {USUAL_PROMPT} tokens are taken; set max_length to the longest",
+        source=f"{VERSION}, trl/trainer/grpo_config.py",
     ),
     _lora("lora_r", "lora_r", "r"),
     _lora("lora_alpha", "lora_alpha", "lora_alpha"),

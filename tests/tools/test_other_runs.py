@@ -1,0 +1,58 @@
+"""A run that is not modelled is no other run; an older TRL is said; what TRL generates has its length."""
+
+from __future__ import annotations
+
+import pytest
+
+from estimator import read_files
+from estimator.check.files import FoundFile
+from estimator.check.reading import read
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "base_model: openai-community/gpt2\nrl: ebft\n",
+            "objective 'ebft' is unknown; it is one of sft, dpo",
+        ),
+        (
+            "model_name_or_path: openai-community/gpt2\nstage: sft\nfinetuning_type: freeze\n",
+            "method 'freeze' is unknown; it is one of full, lora, qlora.",
+        ),
+    ],
+)
+def test_run_of_another_kind_is_not_estimated_as_this_one(text: str, says: str) -> None:
+    (asked,), _ = read([FoundFile(name="run.yaml", content=text.encode())])
+    (problem,) = asked.problems
+    assert problem.startswith(says)
+
+
+def test_older_trl_is_said_with_what_differs() -> None:
+    script = (
+        "from trl import SFTTrainer, SFTConfig\n"
+        'SFTTrainer(model="openai-community/gpt2", args=SFTConfig(max_seq_length=512))\n'
+    )
+    run = read_files({"train.py": script})
+    assert run.setup["max_length"] == 512
+    (note,) = [it for it in run.notes if "older TRL" in it]
+    assert note.startswith("max_seq_length is a word of an older TRL")
+    assert "set loss standard" in note
+    newer = read_files({"train.py": script.replace("max_seq_length", "max_length")})
+    assert not any("older TRL" in it for it in newer.notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "length"),
+    [
+        ("", 512 + 512),  # trl 1.16, grpo_config.py:494; the prompt as TRL 0.24 had it
+        ("max_completion_length=1024", 1024 + 512),
+        ("max_completion_length=1024, max_prompt_length=2048", 1024 + 2048),
+    ],
+)
+def test_generated_row_is_prompt_and_completion(arguments: str, length: int) -> None:
+    script = (
+        "from trl import GRPOTrainer, GRPOConfig\n"
+        f'GRPOTrainer(model="openai-community/gpt2", args=GRPOConfig({arguments}))\n'
+    )
+    assert read_files({"train.py": script}).setup["max_length"] == length
