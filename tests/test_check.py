@@ -153,6 +153,23 @@ def test_card_must_be_named_and_several_are_listed(
     assert "gpu is missing; name the card" in capsys.readouterr().out
     assert main(["check", path, "--gpu", "A100 40GB"]) == 2
     assert "may be A100-PCIe-40GB, A100-SXM4-40GB; name one" in capsys.readouterr().out
+    paths = write(tmp_path, run=GPT2, other=GPT2)
+    assert main(["check", *paths, "--gpu", "A100 40GB"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("may be A100-PCIe-40GB, A100-SXM4-40GB") == 1
+
+
+def test_processes_that_a_launcher_starts_are_data_parallel(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Several processes without FSDP or DeepSpeed, and no key that names a strategy."""
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "NPROC_PER_NODE=2 swift sft --model Qwen/Qwen2.5-0.5B --tuner_type lora", encoding="utf-8"
+    )
+    assert main(["check", str(path), "--gpu", "H100-SXM5-80GB"]) in (0, 1)
+    assert "needs a strategy" not in capsys.readouterr().out
 
 
 def test_file_that_is_too_large_is_no_config(

@@ -9,7 +9,8 @@ from typing import TextIO, TypedDict
 
 from estimator.check import files, reading, report
 from estimator.check.judged import DOES_NOT_FIT, FITS, NOT_READ, Asked, Judged, judge
-from estimator.contract.setups import NONE_KNOWN, plain_keys
+from estimator.contract.setups import NONE_KNOWN, parse, plain_keys
+from estimator.sources.catalog import models
 from estimator.tools.writing.changes import changed_files
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
@@ -69,6 +70,8 @@ def run(
         raise InputError(
             f"none of {len(left_out)} files says what is trained; name the files of a run."
         )
+    if len(asked) > 1 and changed.get("gpu") is not None:
+        parse({"model": next(iter(models())), "gpu": changed["gpu"]})  # once, not in every row
     judged = [_judge(it, changed, known) for it in asked]
     if as_json:
         output.writelines(f"{json.dumps(report.as_json(it), allow_nan=False)}\n" for it in judged)
@@ -100,14 +103,14 @@ def _diff(judged: Judged, changed: Mapping[str, object], known: reading.Known) -
     if change is None or not texts:
         return ""
     try:
-        models = known(judged.asked.keys.get("model"))
-        after = changed_files(texts, plain_keys(change.keys), models)
+        own = known(judged.asked.keys.get("model"))
+        after = changed_files(texts, plain_keys(change.keys), own)
         mended = {**texts, **{name: text.encode() for name, text in after.files.items()}}
         again = [files.FoundFile(name=it, content=text) for it, text in mended.items()]
         (asked,), _ = reading.read(again, known, together=True)
     except ValueError:
         return ""
-    return after.diff if judge(asked, changed, models).status == FITS else ""
+    return after.diff if judge(asked, changed, own).status == FITS else ""
 
 
 def _judge(asked: Asked, changed: Mapping[str, object], known: reading.Known) -> Judged:

@@ -23,7 +23,7 @@ from estimator.values.specs import Model
 COMPANIONS = frozenset({"accelerate", "deepspeed", "peft", "bnb", "model"})
 """Kinds of files that belong to a run but do not describe one alone."""
 OF_THE_LAUNCH = ("num_gpus", "strategy", "gpus_per_node")
-"""Keys that ``--gpu "4x …"`` may set if the files do not."""
+"""Keys that ``--gpu "4x …"`` may set if the files do not say how many GPUs there are."""
 MOST_SHOWN = 8
 """Largest number of keys listed in one sentence: ours."""
 
@@ -97,7 +97,7 @@ def _run(files: Sequence[FoundFile], known: Known) -> Asked:
     keys = {
         key: value
         for key, value in found.setup.items()
-        if key not in OF_THE_LAUNCH or key not in said_by_tool
+        if key not in OF_THE_LAUNCH or key not in said_by_tool or "num_gpus" in found.setup
     }
     return Asked(
         files=names,
