@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.plan import asked, options_figure, words
+from dashboard.plan import asked, options_figure, view, words
 from estimator import Advice, advise, candidates, question_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,3 +124,30 @@ def test_what_does_not_meet_the_limits_is_no_yes(advice):
     late = advise(advice.candidates, replace(advice.question, deadline_hours=1e-6))
     assert {words.row(late, it)["In time and budget"] for it in late.front.tolist()} == {"no"}
     assert "light-dark" in words.panel_html(late)
+
+
+class Dropped:
+    """An uploaded file, as Streamlit holds it."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        self.name, self.content = name, content
+
+    def getvalue(self) -> bytes:
+        return self.content
+
+
+def test_a_dropped_file_gives_examples_and_lengths(monkeypatch):
+    rows = b'{"input_ids": [1, 2, 3]}\n{"input_ids": [1, 2, 3, 4, 5]}\n'
+    state = {"plan texts 1": Dropped("a.jsonl", rows), "plan tokenizer 1": None}
+    monkeypatch.setattr(view.st, "session_state", state)
+    view._count(1)
+    assert [state[f"plan {it} 1"] for it in ("examples", "mean", "longest")] == [2, 4, 5]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\x01", b'{"other": 1}'])
+def test_a_file_that_cannot_be_counted_is_refused_and_nothing_changes(monkeypatch, content):
+    state = {"plan texts 1": Dropped("a.jsonl", content), "plan tokenizer 1": None}
+    monkeypatch.setattr(view.st, "session_state", state)
+    view._count(1)
+    assert state["plan counted"].endswith(".")
+    assert "plan examples 1" not in state

@@ -25,6 +25,7 @@ from estimator import (
     advise,
     catalog,
     contract,
+    count_texts,
     estimate,
     question_object,
     question_of,
@@ -37,6 +38,8 @@ COLUMNS = {
     "Dollars, high": st.column_config.NumberColumn(format="dollar"),
     "Free": st.column_config.NumberColumn(format="%.1f GiB"),
 }
+MOST_MEGABYTES = 50
+"""Of a file that is counted: ours."""
 HINT = "What cannot be told apart within the ranges of hours and dollars is one step."
 
 
@@ -108,10 +111,9 @@ def _what(question: Question, number: int) -> dict[str, object]:
     names = st.multiselect(
         "Models", list(dict.fromkeys([*known, *ids])), ids, key=f"plan models {number}"
     )
+    st.session_state.setdefault(f"plan examples {number}", question.num_train_examples)
     with st.container(horizontal=True):
-        examples = st.number_input(
-            "Examples", 1, value=question.num_train_examples, key=f"plan examples {number}"
-        )
+        examples = st.number_input("Examples", 1, key=f"plan examples {number}")
         epochs = st.number_input(
             "Epochs", 0.01, value=float(question.num_train_epochs), key=f"plan epochs {number}"
         )
@@ -144,27 +146,72 @@ def _what(question: Question, number: int) -> dict[str, object]:
 
 def _lengths(question: Question, number: int) -> dict[str, object]:
     """Tokens of an example: the longest decides memory, the mean decides time."""
-    lengths = question.lengths
+    state = st.session_state
+    state.setdefault(f"plan mean {number}", max(1, round(question.lengths.mean)))
+    state.setdefault(f"plan longest {number}", question.lengths.longest)
     with st.container(horizontal=True):
         mean = st.number_input(
-            "Mean tokens",
-            1,
-            value=max(1, round(lengths.mean)),
-            key=f"plan mean {number}",
-            help="Of an example; decides the time.",
+            "Mean tokens", 1, key=f"plan mean {number}", help="Of an example; decides the time."
         )
         longest = st.number_input(
             "Longest, tokens",
             1,
             2**24,
-            lengths.longest,
             key=f"plan longest {number}",
             help="Of an example; decides the memory, unless a context is given below.",
         )
-    same = (round(lengths.mean), lengths.longest) == (int(mean), int(longest))
-    if same and lengths.quantiles:  # a distribution from a file or a link stays as it is
-        return cast("dict[str, object]", question_object(question)["lengths"])
+    _counting(number)
+    for lengths in (state.get("plan distribution"), question.lengths):
+        # a distribution from a file or a link holds until its mean or its longest is changed
+        if lengths and (max(1, round(lengths.mean)), lengths.longest) == (mean, longest):
+            written = question_object(replace(question, lengths=lengths))
+            return cast(
+                "dict[str, object]", written.get("lengths") or {"mean": mean, "max": longest}
+            )
     return {"mean": int(mean), "max": int(longest)}
+
+
+def _counting(number: int) -> None:
+    """A file of examples, whose lengths are counted on the server and not kept."""
+    with st.popover("Count a file of examples"):
+        st.file_uploader(
+            "Examples, one a row",
+            ["jsonl", "json", "csv", "parquet"],
+            key=f"plan texts {number}",
+            max_upload_size=MOST_MEGABYTES,
+            help="Texts, chats, token ids or token counts.",
+        )
+        st.file_uploader(
+            "The model's tokenizer.json, if you have it",
+            ["json"],
+            key=f"plan tokenizer {number}",
+            max_upload_size=MOST_MEGABYTES,
+            help="Without it the tokens are guessed from the bytes, at the high end.",
+        )
+        st.button("Count", key="plan count", on_click=_count, args=(number,))
+        if said := st.session_state.get("plan counted"):
+            st.html(f'<p class="hr-note" role="status">{escape(said)}</p>')
+
+
+def _count(number: int) -> None:
+    state = st.session_state
+    texts, tokenizer = state[f"plan texts {number}"], state[f"plan tokenizer {number}"]
+    if texts is None:
+        state["plan counted"] = "Drop a file of examples first."
+        return
+    try:
+        found = count_texts(
+            texts.getvalue(), texts.name, tokenizer=tokenizer.getvalue() if tokenizer else None
+        )
+    except ValueError as refusal:
+        state["plan counted"] = str(refusal)
+        return
+    lengths = found.high
+    state["plan counted"] = f"{found.examples:,} examples. {found.how}"
+    state["plan distribution"] = lengths
+    state[f"plan examples {number}"] = found.examples
+    state[f"plan mean {number}"] = max(1, round(lengths.mean))
+    state[f"plan longest {number}"] = lengths.longest
 
 
 def _with_what(question: Question, number: int) -> dict[str, object]:
