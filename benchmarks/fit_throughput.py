@@ -12,9 +12,8 @@ Prints; judges nothing.
 from __future__ import annotations
 
 import math
-import statistics
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run from anywhere
 
 from estimator.proof.accuracy import PublishedRun, published_runs
-from estimator.proof.calibration import CLASSES
+from estimator.proof.calibration import Calibration, calibrate
 from estimator.time import throughput
 
 COVERED = 0.93
@@ -100,51 +99,30 @@ def _closest(runs: Sequence[Met]) -> tuple[float, float]:
     return min(found, key=lambda ends: ends[0] / ends[1])
 
 
-class Outcome:
-    """Runs of one class: inside, beyond which end, how wide."""
-
-    def __init__(self) -> None:
-        self.beyond: Counter[str] = Counter()
-        self.widths: list[float] = []
-
-    def add(self, run: PublishedRun) -> None:
-        """Compare one run with its bracket, under the shares of the moment."""
-        time = run.estimated
-        low, high = time.step_seconds_low, time.step_seconds_high
-        where = "faster" if run.step_seconds < low else "slower"
-        self.beyond["inside" if low <= run.step_seconds <= high else where] += 1
-        self.widths.append(high / low)
-
-    def row(self) -> list[str]:
-        """Runs, share inside, how many were faster and slower, median width and largest."""
-        runs = len(self.widths)
-        return [
-            f"{runs}",
-            f"{self.beyond['inside'] / runs:.1%}",
-            f"{self.beyond['faster']}",
-            f"{self.beyond['slower']}",
-            f"{statistics.median(self.widths):.2f}",
-            f"{max(self.widths):.2f}",
-        ]
-
-
-def outcomes(runs: Iterable[PublishedRun], found: dict[tuple[str, str], Outcome]) -> None:
-    """Add runs to the outcomes of all their classes."""
-    for run in runs:
-        for name, of in CLASSES.items():
-            found.setdefault((name, of(run)), Outcome()).add(run)
-
-
-def table(found: Mapping[tuple[str, str], Outcome], *, markdown: bool) -> None:
+def table(found: Sequence[Calibration], *, markdown: bool) -> None:
     """Print one row per class."""
     head = ["class", "", "runs", "inside", "faster", "slower", "median width", "widest"]
-    rows = [[*key, *outcome.row()] for key, outcome in sorted(found.items())]
+    rows = [
+        [
+            *(it.kind, it.name, f"{it.runs}", f"{it.inside / it.runs:.1%}"),
+            *(f"{it.faster}", f"{it.slower}", f"{it.width:.2f}", f"{it.widest:.2f}"),
+        ]
+        for it in found
+    ]
     if markdown:
         lines = [head, ["---"] * len(head), *rows]
         print("\n".join("| " + " | ".join(line) + " |" for line in lines))
         return
     for line in [head, *rows]:
         print(f"{line[0]:18} {line[1]:24}" + "".join(f"{cell:>14}" for cell in line[2:]))
+
+
+def ends_of(runs: Iterable[Met]) -> dict[str, tuple[float, float]]:
+    """Both ends of each run's bracket, under the shares of the moment, by id."""
+    return {
+        it.run.id: (it.run.estimated.step_seconds_low, it.run.estimated.step_seconds_high)
+        for it in runs
+    }
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -159,17 +137,15 @@ def main(arguments: Sequence[str]) -> None:
                 f"slow share {slow[name]:.3f} (used {throughput.SLOW_SHARE[name]})"
             )
         print()
-    found: dict[tuple[str, str], Outcome] = {}
-    outcomes((it.run for it in every), found)
     print("As fitted\n")
-    table(found, markdown=markdown)
-    left: dict[tuple[str, str], Outcome] = {}
+    table(calibrate(it.run for it in every), markdown=markdown)
+    left: dict[str, tuple[float, float]] = {}
     for source in sorted({it.run.origin for it in every}):
         others = fitted([it for it in every if it.run.origin != source])
         with shares(*others):
-            outcomes((it.run for it in every if it.run.origin == source), left)
+            left |= ends_of(it for it in every if it.run.origin == source)
     print("\nEach source judged by the shares of all others\n")
-    table(left, markdown=markdown)
+    table(calibrate((it.run for it in every), left), markdown=markdown)
     if markdown:
         return
     print()

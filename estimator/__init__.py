@@ -30,6 +30,7 @@ from estimator.parallel.module_devices import why_left_on_the_cpu
 from estimator.parallel.offload import offloads
 from estimator.proof import accuracy
 from estimator.proof.accuracy import Comparison, SimilarRuns, Trust, similar_runs
+from estimator.proof.calibration import Calibration, calibration
 from estimator.resident.stored import checkpoint_bytes
 from estimator.run.sharded_saving import write_seconds
 from estimator.run.stages import Stage, stages
@@ -140,6 +141,7 @@ __all__ = [
     "Assignment",
     "AttnImplementation",
     "BestWay",
+    "Calibration",
     "Candidates",
     "Changed",
     "Comparison",
@@ -205,6 +207,7 @@ __all__ = [
     "best_way",
     "best_ways",
     "beyond_the_step",
+    "calibration",
     "candidates",
     "catalog",
     "changed_files",

@@ -9,7 +9,7 @@ from dashboard.accuracy import evidence
 from dashboard.site import router
 from dashboard.widgets import drawing
 from dashboard.widgets.drawing import is_dark
-from estimator import Comparison, accuracy, catalog
+from estimator import Comparison, accuracy, calibration, catalog
 
 GIB = st.column_config.NumberColumn(format="%.2f GiB")
 SOURCE = st.column_config.LinkColumn(display_text="source")
@@ -109,4 +109,7 @@ with of_ran, st.spinner("Estimating the published runs, once."):
         column_config=COLUMNS,
         alt="Published runs that ran, although their estimate does not fit, and what they had",
     )
+st.header("Seconds of a step, and published speeds", anchor=False)
+with st.spinner("Timing the published runs, once."):
+    st.html(evidence.speeds_html(calibration()))
 summary.html(evidence.summary_html(accuracy.summaries((*measured, *traced))))

@@ -113,9 +113,9 @@ def test_attention_runs_at_its_kernel_s_rate() -> None:
     ("architecture", "fast", "slow", "flash"),
     [
         ("Ampere", 0.93, 0.69, (0.68, 0.43)),
-        ("Ada Lovelace", 0.92, 0.41, (0.68, 0.41)),  # attention is never faster than products
-        ("Hopper", 0.805, 0.61, (0.60, 0.235)),
-        ("Blackwell", 1.0, 0.40, (0.60, 0.235)),
+        ("Ada Lovelace", 0.92, 0.41, (0.68, 0.41)),  # at worst no faster than products
+        ("Hopper", 0.805, 0.61, (0.65, 0.235)),
+        ("Blackwell", 1.0, 0.40, (0.65, 0.235)),
         ("Volta", 1.0, 0.40, (0.68, 0.40)),  # too few runs were published
     ],
 )

@@ -12,7 +12,7 @@ from dashboard import theme
 from dashboard.address import links
 from dashboard.figures.memory_bars import Figure
 from dashboard.words import one_line, terms, units
-from estimator import Comparison, Method, accuracy
+from estimator import Calibration, Comparison, Method, accuracy
 
 METRICS: Mapping[accuracy.Metric, str] = MappingProxyType(
     {
@@ -174,6 +174,25 @@ def left_out_html(rows: Sequence[Mapping[str, str]]) -> str:
         f'<p class="hr-text">Another {len(rows)} published readings were examined and left out, regardless of their '
         f'error; data/left_out.csv lists each with its source.</p><table class="hr-table hr-proof">'
         f'<tr><th>Reason</th><th class="hr-n">Readings</th></tr>{body}</table>'
+    )
+
+
+def speeds_html(found: Sequence[Calibration]) -> str:
+    """Published seconds of a step beside their ranges, by class."""
+    whole = found[0]
+    body = "".join(
+        f'<tr><td>{escape(it.kind)}</td><td>{escape(it.name)}</td><td class="hr-n">{it.runs:,}</td>'
+        f'<td class="hr-n">{100 * it.inside / it.runs:.0f} %</td><td class="hr-n">{it.faster}</td>'
+        f'<td class="hr-n">{it.slower}</td><td class="hr-n">{it.width:.2f}</td></tr>'
+        for it in found
+    )
+    return (
+        f'<p class="hr-text">{100 * whole.inside / whole.runs:.0f} % of {whole.runs} published runs lie inside their '
+        f"range, whose slow end is {whole.width:.2f} times its fast end in the median. The width is a statement about "
+        "the world: nine in ten runs should be inside. Classes of few runs prove little.</p>"
+        '<div class="hr-scroll"><table class="hr-table hr-proof"><tr><th>Class</th><th></th><th class="hr-n">Runs</th>'
+        '<th class="hr-n">Inside</th><th class="hr-n">Faster</th><th class="hr-n">Slower</th>'
+        f'<th class="hr-n">Median width</th></tr>{body}</table></div>'
     )
 
 

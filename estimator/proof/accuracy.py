@@ -22,7 +22,7 @@ from estimator.step.timeline import structure
 from estimator.time.throughput import SHARING_OF_STRATEGY, Sharing, run_time
 from estimator.values.results import Estimate, RunTime
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Component, Gpu, Model, Phase, Strategy, Verdict
+from estimator.values.specs import Component, Gpu, Model, Offload, Phase, Strategy, Verdict
 
 COUNTS = (
     "lora_r",
@@ -84,7 +84,12 @@ class PublishedRun:
     @property
     def resident_memory(self) -> Resident:
         """Resident memory of one GPU without sharding."""
-        alone = replace(self.setup, strategy=Strategy.NONE)
+        alone = replace(
+            self.setup,
+            strategy=Strategy.NONE,
+            offload_optimizer=Offload.NONE,
+            offload_param=Offload.NONE,
+        )
         return resident_memory(self.model, structure(alone))
 
     @property
@@ -151,7 +156,13 @@ def _run(row: Mapping[str, str]) -> PublishedRun:
         id=row["id"],
         model=model,
         gpu=gpu,
-        setup=replace(setup, num_gpus=int(row["num_gpus"]), strategy=Strategy(row["strategy"])),
+        setup=replace(
+            setup,
+            num_gpus=int(row["num_gpus"]),
+            strategy=Strategy(row["strategy"]),
+            offload_optimizer=read.setup.mesh.offload_optimizer,
+            offload_param=read.setup.mesh.offload_param,
+        ),
         sharing=SHARING_OF_STRATEGY[Strategy(row["strategy"])],
         link_gb_per_s=float(row["link_gb_per_s"]) if row["link_gb_per_s"] else None,
         tokens_per_second_per_gpu=float(row["tokens_per_second_per_gpu"]),

@@ -1,11 +1,14 @@
-"""Classes of published runs, of each of which nine in ten should lie inside the bracket of seconds."""
+"""How many published runs lie inside their bracket of seconds, by class: nine in ten of each should."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from statistics import median
 from types import MappingProxyType
+from typing import NamedTuple
 
-from estimator.proof.accuracy import PublishedRun
+from estimator.proof.accuracy import PublishedRun, published_runs
 
 SHORT, LONG = 2048, 4096
 """Tokens of a micro-batch up to which it is short, and from which it is long."""
@@ -36,3 +39,55 @@ CLASSES: Mapping[str, Callable[[PublishedRun], str]] = MappingProxyType(
     }
 )
 """What the runs are sorted by: the name of each kind of class, and the class of a run."""
+
+
+class Calibration(NamedTuple):
+    """Published runs of one class, and their brackets."""
+
+    kind: str
+    """One of ``CLASSES``."""
+    name: str
+    runs: int
+    inside: int
+    faster: int
+    """Runs faster than their fast end."""
+    slower: int
+    width: float
+    """Median of the slow end over the fast end."""
+    widest: float
+
+
+def calibrate(
+    runs: Iterable[PublishedRun], ends: Mapping[str, tuple[float, float]] | None = None
+) -> tuple[Calibration, ...]:
+    """The runs compared with their brackets, by class, in the order of ``CLASSES`` and by name.
+
+    ``ends``: other brackets than the estimated ones, in seconds, by the run's id.
+    """
+    found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for run in runs:
+        if ends is None:
+            low, high = run.estimated.step_seconds_low, run.estimated.step_seconds_high
+        else:
+            low, high = ends[run.id]
+        for kind, of in CLASSES.items():
+            found.setdefault((kind, of(run)), []).append((run.step_seconds, low, high))
+    order = list(CLASSES)
+    return tuple(
+        _calibration(*key, found[key])
+        for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))
+    )
+
+
+def _calibration(kind: str, name: str, of: list[tuple[float, float, float]]) -> Calibration:
+    widths = [high / low for _, low, high in of]
+    faster = sum(seconds < low for seconds, low, _ in of)
+    slower = sum(seconds > high for seconds, _, high in of)
+    inside = len(of) - faster - slower
+    return Calibration(kind, name, len(of), inside, faster, slower, median(widths), max(widths))
+
+
+@lru_cache(maxsize=1)
+def calibration() -> tuple[Calibration, ...]:
+    """All published runs compared with their brackets, by class."""
+    return calibrate(published_runs())

@@ -94,9 +94,10 @@ hold what the product beside them has just read. fitted."""
 FAST_FLASH, SLOW_FLASH = 0.68, 0.43
 """Share of the dense rate that attention reaches, forward and backward. FlashAttention-2 on A100: 225 of 312 TFLOPS at
 most: Dao 2023, arXiv:2307.08691, abstract; the slow end, short sequences and heads of 64: there, figures 4 to 6."""
-FAST_FLASH_HOPPER, SLOW_FLASH_HOPPER = 0.60, 0.235
-"""The same from Hopper on: FlashAttention-3 at most 740 of 989 TFLOPS forward and 0.75 of that backward; version 2
-reaches 0.35 forward: Shah et al. 2024, arXiv:2407.08608, abstract and figures 5 and 6. fitted within these."""
+FAST_FLASH_HOPPER, SLOW_FLASH_HOPPER = 0.65, 0.235
+"""The same from Hopper on: FlashAttention-3 at most 740 of 989 TFLOPS forward and three quarters of that backward,
+which with a checkpoint's second forward is 0.65; version 2 reaches 0.35 forward: Shah et al. 2024, arXiv:2407.08608,
+abstract and figures 5 and 6. fitted within these."""
 SINCE_HOPPER = frozenset({"Hopper", "Blackwell", "Blackwell Ultra"})
 
 # --- memory traffic: bytes, in 16-bit compute ---------------------------------------------------
@@ -354,7 +355,7 @@ def rates(gpu: Gpu, precision: Precision) -> Rates:
         bandwidth=gb_per_s * GIGA,
         float32=float32 * TERA,
         fast=fast * TERA,
-        flash_fast=min(fast, shares[0] * tflops) * TERA,
+        flash_fast=min(best, shares[0] * tflops) * TERA,
         flash_slow=min(slow, shares[1] * tflops) * TERA,
     )
 
