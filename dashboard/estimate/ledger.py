@@ -13,6 +13,7 @@ MEANINGS: Mapping[Component, str] = {
     Component.WEIGHTS: "The model's parameters, held from loading to the end.",
     Component.ADAPTERS: "The low-rank matrices that LoRA trains on top of the frozen weights.",
     Component.REFERENCE_MODEL: "A frozen copy of the model that the loss evaluates. It stays throughout the run.",
+    Component.INFERENCE_ENGINE: "What vLLM keeps of the GPU: its own weights, its cache of keys and values.",
     Component.GRADIENTS: "One number per trained parameter, computed in backward and freed after the step.",
     Component.OPTIMIZER_STATES: "What the optimizer keeps per trained parameter, from its first step on.",
     Component.ACTIVATIONS: "What forward saves for backward, freed layer by layer as backward runs.",
