@@ -606,6 +606,8 @@ class Vision:
     """Rows of a learned table of positions."""
     projector_input: int = 0
     """Width of what the projector is given, where the tower's own does not say it."""
+    projector_width: int = 0
+    """Width of the MLP within the projector, where it has one of its own."""
     image_tokens: int = 0
     """Tokens of one image or tile; 0: one for every merged patch."""
     deepstack: tuple[int, ...] = ()

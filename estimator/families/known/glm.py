@@ -147,6 +147,8 @@ FAMILIES = (
             head_dim=128,
             partial_rotary_factor=0.5,
             biases=input_biases("attention_bias", default=True),
+            wrappers=("glm4v",),
+            aliases=("glm4v_text",),
         ),
         modules=FamilyModules(_glm4_modules),
         tree=TreeLayout(
@@ -171,6 +173,8 @@ FAMILIES = (
                 groups=_groups,
                 layer_types=first_dense(1),
             ),
+            wrappers=("glm4v_moe",),
+            aliases=("glm4v_moe_text",),
             own=_own,
         ),
         modules=FamilyModules(glm4_moe_modules, others={DENSE: glm4_moe_dense_modules}),

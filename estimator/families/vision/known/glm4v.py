@@ -1,0 +1,181 @@
+"""GLM-4.1V and GLM-4.6V Flash: positions sampled from a table, a convolution that merges patches, a gated projector.
+
+Source: transformers 5.23, models/glm4v/modeling_glm4v.py.
+"""
+
+from __future__ import annotations
+
+from estimator.families.block import Block
+from estimator.families.family import Architecture, Family, FamilyModules, NormKind, TreeLayout
+from estimator.families.images.qwen_vl import Glm4vImageProcessor
+from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
+from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
+from estimator.families.rotary import Rotary, Tables
+from estimator.families.vision.block import TowerBlock
+from estimator.families.vision_family import Drag, Seen, VisionFamily
+from estimator.tape import operators as op
+from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
+from estimator.values.specs import Model, Vision
+
+
+def _read(read: Config, whole: Config) -> Vision:
+    hidden = read.whole("hidden_size", default=1536)
+    heads = read.whole("num_heads", "num_attention_heads", default=12, most=MOST_HEADS)
+    patch, merge = (
+        read.whole("patch_size", default=14),
+        read.whole("spatial_merge_size", default=2),
+    )
+    frames, channels = (
+        read.whole("temporal_patch_size", default=2),
+        read.whole("in_channels", default=3),
+    )
+    output = read.whole("out_hidden_size", default=4096)
+    tower = Model(
+        model_type="glm4v_vision",
+        vocab_size=0,
+        hidden_size=hidden,
+        intermediate_size=output,
+        num_hidden_layers=read.whole("depth", "num_hidden_layers", default=24, most=MOST_LAYERS),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        hidden_act=read.text("hidden_act", default="silu"),
+        attention_bias=read.flag("attention_bias", default=False),
+        learned_positions=(read.whole("image_size", default=336) // patch) ** 2,
+        word_embed_proj_dim=channels * frames * patch**2,
+    )
+    return Vision(
+        wrapper="glm4v",
+        tower=tower,
+        patch_size=patch,
+        merge_size=merge,
+        temporal_patch_size=frames,
+        num_channels=channels,
+        projector_input=output,
+        projector_width=read.whole("intermediate_size", default=13_696),
+    )
+
+
+def _layer_modules(model: Model) -> tuple[Module, ...]:
+    hidden, width = model.hidden_size, model.intermediate_size
+    return (
+        Norm("norm1", hidden),
+        Norm("norm2", hidden),
+        Linear("attn.qkv", hidden, 3 * hidden, bias=model.attention_bias),
+        Linear("attn.proj", hidden, hidden),
+        Linear("mlp.gate_proj", hidden, width),
+        Linear("mlp.up_proj", hidden, width),
+        Linear("mlp.down_proj", width, hidden),
+    )
+
+
+def _outer_modules(model: Model) -> tuple[Module, ...]:
+    hidden, output = model.hidden_size, model.intermediate_size
+    return (
+        Embedding("embeddings.position_embedding", model.learned_positions, hidden),
+        Kernel("patch_embed.proj", ((hidden, model.word_embed_proj_dim), (hidden,))),
+        Norm("post_conv_layernorm", hidden),
+        Kernel("downsample", ((output, 4 * hidden), (output,))),
+        Norm("post_layernorm", hidden),
+    )
+
+
+def _projector(vision: Vision, model: Model) -> tuple[Module, ...]:
+    name, hidden, width = "visual.merger", vision.projector_input, vision.projector_width
+    return (
+        Linear(f"{name}.proj", hidden, hidden),
+        Norm(f"{name}.post_projection_norm", hidden, bias=True),
+        Linear(f"{name}.gate_proj", hidden, width),
+        Linear(f"{name}.up_proj", hidden, width),
+        Linear(f"{name}.down_proj", width, hidden),
+    )
+
+
+def glm4v_vision(b: Block, x: Tensor) -> Tensor:
+    """``Glm4vVisionBlock``: RMS norms, one product for queries, keys and values, a gated MLP."""
+    tape, size = b.tape, x.elements
+    normed = b.norm("norm1", x)
+    q, k, v = op.split(tape, b.linear("attn.qkv", normed), [size] * 3)
+    q, k = b.rotate(q, k)
+    out = op.concatenate(tape, [b.attend(q, k, v)])
+    del q, k, v
+    x = op.add(tape, x, b.linear("attn.proj", out))
+    del out, normed
+    return op.add(tape, x, _gated(b, b.norm("norm2", x), "mlp"))
+
+
+def _gated(b: Block, x: Tensor, name: str) -> Tensor:
+    gate = b.activation(b.linear(f"{name}.gate_proj", x))
+    product = op.multiply(b.tape, gate, b.linear(f"{name}.up_proj", x), "gate × up")
+    del gate
+    return b.linear(f"{name}.down_proj", product)
+
+
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+    """The convolution over whole patches, a norm, and positions sampled from a table in float32."""
+    tape, hidden = b.tape, vision.tower.hidden_size
+    pixels = tape.new(seen.patches * vision.tower.word_embed_proj_dim, 4, ACTIVATIONS)
+    b.batch.append(pixels)
+    weight, bias = b.tensors["patch_embed.proj"]
+    cast = op.cast(tape, pixels, weight.width)
+    b.pixels.append(cast)
+    x = op.convolution_of_patches(tape, cast, weight, bias, seen.patches * hidden)
+    del pixels, cast
+    x = b.norm("post_conv_layernorm", x)
+    table = op.cast(tape, b.embeddings["embeddings.position_embedding"], 4)
+    places = tape.new(2 * seen.patches, 4)
+    sampled = op.gather(tape, table, places, x.elements, "positions")
+    return op.add(tape, x, op.cast(tape, sampled, x.width))
+
+
+def _project(outer: TowerBlock, merger: Block, vision: Vision, seen: Seen, x: Tensor) -> Tensor:
+    """Squares of patches become one token each by a convolution; a product, a norm, and a gated MLP."""
+    tape, name = outer.tape, "visual.merger"
+    x = outer.norm("post_layernorm", x)
+    weight, bias = outer.tensors["downsample"]
+    tokens = seen.tokens * vision.projector_input
+    x = op.convolution_of_patches(tape, x, weight, bias, tokens)
+    x = merger.linear(f"{name}.proj", x)
+    x = merger.norm(f"{name}.post_projection_norm", x, kind=NormKind.LAYER_NORM)
+    x = op.elementwise(tape, x, "gelu")
+    return _gated(merger, x, name)
+
+
+def _tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
+    """Cosine and sine of every patch, in float32."""
+    elements = seen.patches * vision.tower.head_dim
+    return Tables(tape.new(elements, 4, ACTIVATIONS), tape.new(elements, 4, ACTIVATIONS))
+
+
+def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
+    """All patches are one row."""
+    return 1, seen.patches
+
+
+def _processor(vision: Vision) -> Glm4vImageProcessor:
+    return Glm4vImageProcessor(patch_size=vision.patch_size, merge_size=vision.merge_size)
+
+
+TOWERS = (
+    VisionFamily(
+        wrappers=("glm4v", "glm4v_moe"),
+        tower=Family(
+            model_type="glm4v_vision",
+            modules=FamilyModules(_layer_modules, _outer_modules),
+            tree=TreeLayout("Glm4vVision", ""),
+            architecture=Architecture(glm4v_vision, NormKind.RMS, rotary=Rotary.FLOAT32_HALVES),
+        ),
+        read=_read,
+        processor=_processor,
+        projector=_projector,
+        embed=_embed,
+        project=_project,
+        tables=_tables,
+        tokens_a_row=_rows,
+        attends_by_image=True,
+        prefix="visual",
+        layers="blocks",
+        dragged=False,
+        returns_features=False,
+    ),
+)
