@@ -33,6 +33,12 @@ CARD = catalog.gpu("A100-SXM4-80GB")
 MISTRAL = catalog.model("mistralai/Mistral-7B-v0.1")
 
 
+@pytest.fixture(autouse=True)
+def in_arrays(monkeypatch):
+    """Few runs are otherwise computed one by one."""
+    monkeypatch.setattr("estimator.grid.runs.FEW", 0)
+
+
 def one_by_one(model, setup, asked):
     """What ``need`` says of each; zeros where it refuses."""
     said = []
@@ -151,6 +157,18 @@ def alike(model, setup, asked):
 )
 def test_hours_and_dollars_are_those_of_each_run(method, keys):
     alike(MISTRAL, TrainingSetup(method=method, **keys), random_cells(4, 25, lora_r=[4, 64]))
+
+
+@pytest.mark.parametrize("keys", [{}, {"padded": True, "mean_tokens_per_example": 700}], ids=str)
+def test_hours_and_dollars_of_a_whole_grid_are_those_of_each_run(keys, monkeypatch):
+    axes = [1, 3, 200], [128, 2048, 4097, 40_000], [1, 2, 7]
+    meshed = (it.ravel() for it in np.meshgrid(*axes, indexing="ij"))
+    names = "per_device_train_batch_size", "max_length", "gradient_accumulation_steps"
+    asked = dict(zip(names, meshed, strict=True))
+    setup = TrainingSetup(num_train_examples=1000, **keys)
+    cell_by_cell = "estimator.grid.runs._Group._read_some"
+    monkeypatch.setattr(cell_by_cell, lambda *_: pytest.fail("a grid was read cell by cell"))
+    alike(MISTRAL, setup, asked)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ AT_ONCE = 8192
 """Cells evaluated at once (our choice, so that a chunk stays in the processor's cache)."""
 MOST_RECORDS = 64
 """Maximum number of recordings per group; setups for which none is valid are computed one by one."""
+FEW = 16
+"""Maximum number of runs in a group that are computed one by one (our choice; a recording costs as much as several)."""
 CELLS_OF_BLOCK = 65_536
 """Cells of a block evaluated at once (our choice, so that its largest arrays stay in the processor's cache)."""
 MOST_SPARSE = 2
@@ -109,6 +111,10 @@ class _Group:
 
     def read(self, cells: Cells, members: NDArray[np.int64], ends: Reals) -> None:
         numbers = np.stack([cells[key][members] for key in (BATCH, LENGTH, ACCUMULATION)])
+        if len(members) <= FEW:
+            for place, member in enumerate(members.tolist()):
+                ends[:, member] = self._ends(_with(self._setup, numbers[:, place].tolist()))
+            return
         values, places = zip(*(present(row) for row in numbers), strict=True)
         if math.prod(map(len, values)) <= MOST_SPARSE * len(members):
             found = np.full((ENDS, *map(len, values)), np.nan)
