@@ -1,5 +1,5 @@
 # make run: the page.   make test: all checks that need no torch.   make verify: checks against the real torch.
-# make measure: real training steps on this machine's GPU.
+# make measure: real training steps on this machine's GPU. make calibrate: its pace.
 #
 # Each target sets up the environment that it needs once (.venv, .venv-verify, .venv-gpu). Nothing is installed outside
 # this folder except Debian's chromium, if make runs as root.
@@ -22,7 +22,7 @@ PARSED := $(PARSERS)/parsers.stamp
 CUDA := $(GPU)/cuda.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench measure docs format hooks clean
+.PHONY: help run lock audit setup test lint types imports pytest chromium verify bench measure calibrate docs format hooks clean
 
 help:
 	@echo "make run      set up and serve the page (PORT=8600 and ADDRESS=0.0.0.0 change where)"
@@ -32,6 +32,7 @@ help:
 	@echo "make lock     write requirements.lock from requirements.txt (UPGRADE=1: with the newest versions it allows)"
 	@echo "make audit    list the page's packages with licence and size, and which pins are behind"
 	@echo "make measure  set up torch for CUDA and measure training steps on this GPU (ARGS=--compare only compares)"
+	@echo "make calibrate  set up the same and find this GPU's pace in three minutes: pace.json narrows its estimates"
 	@echo "make docs     regenerate docs/formulas.md, the accuracy tables and docs/refusals.md"
 	@echo "make format   let ruff sort imports and format the code"
 	@echo "make hooks    run the linters before each commit"
@@ -145,6 +146,9 @@ bench: $(DEV) chromium
 
 measure: $(CUDA)
 	@$(GPU)/bin/python benchmarks/measure_gpu.py $(ARGS)
+
+calibrate: $(CUDA)
+	@$(GPU)/bin/python benchmarks/calibrate.py $(ARGS)
 
 # --- upkeep -------------------------------------------------------------------------------------
 
