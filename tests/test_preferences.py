@@ -456,6 +456,31 @@ def test_precomputing_takes_a_pass_before_the_first_step_and_shortens_every_step
     assert before.total_hours_low == pytest.approx(total / 3600)
 
 
+def test_a_published_step_of_dpo_lies_inside_the_bracket():
+    """6.19 seconds: OLMo2-7B on 16 H100 under FSDP, 524,288 tokens a step, rows packed to 16,384, half of them chosen.
+
+    The log-probabilities of the reference are cached before, and nearly all activations are computed again.
+    The only published step of preference training that says its tokens, its card and its sharing, of those found.
+
+    Source: https://github.com/allenai/open-instruct/pull/1466 (6 February 2026, "bs=32"), read 2026-11-23.
+    """
+    setup = TrainingSetup(
+        objective=Objective.DPO,
+        precompute_ref_log_probs=True,
+        max_length=16_384,
+        max_prompt_length=1,
+        gradient_checkpointing=True,
+        attn_implementation="flash_attention_2",
+        strategy=Strategy.FSDP,
+        num_gpus=16,
+    )
+    card = catalog.gpu("H100-SXM5-80GB")
+    time = estimate(catalog.model("allenai/OLMo-2-1124-7B"), card, setup).time
+    assert time is not None
+    assert 2 * 16_384 * 16 == 524_288
+    assert time.step_seconds_low < 6.19 < time.step_seconds_high
+
+
 # --- what to change -----------------------------------------------------------------------------
 
 
