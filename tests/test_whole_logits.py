@@ -29,6 +29,7 @@ PAIRS = TrainingSetup(
     gradient_checkpointing=True,
 )
 MIB = 2**20
+WHOLE = [Loss.STANDARD, Loss.SELECTIVE, Loss.SELECTIVE_TRL]
 
 
 def copied(rows: int, length: int) -> int:
@@ -95,6 +96,26 @@ def _phases(setup: TrainingSetup) -> list[int]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("keys", "traced"),
+    [
+        ({}, (13_374_540_800, 16_721_614_336, 16_522_473_984)),
+        ({"mixed_precision": "no"}, (12_322_919_424, 14_521_734_656, 13_408_993_792)),
+        (
+            {"dtype": "float32", "per_device_train_batch_size": 1, "max_length": 2048},
+            (24_072_399_872, 27_420_499_456, 27_222_409_728),
+        ),
+    ],
+)
+def test_trls_older_loss_holds_all_logits_and_copies_them_for_its_metrics(
+    keys: dict[str, Any], traced: tuple[int, ...]
+):
+    """Traced as the others are, with ``_compute_loss`` of trl 1.9.0."""
+    said = _phases(replace(PAIRS, loss=Loss.SELECTIVE_TRL, **keys))
+    for mine, there in zip(said, traced, strict=True):
+        assert mine == pytest.approx(there, abs=2 * MIB)
+
+
 def test_a_prompt_costs_llamafactory_what_a_completion_does_and_ms_swift_nothing():
     for loss, same in ((Loss.STANDARD, True), (Loss.SELECTIVE, False)):
         peaks = {
@@ -112,7 +133,7 @@ def test_llamafactorys_reference_stays_in_the_dtype_of_autocast():
         assert held == pytest.approx(width / 4, rel=1e-3)  # each tensor is rounded up to 512 bytes
 
 
-@pytest.mark.parametrize("loss", [Loss.STANDARD, Loss.SELECTIVE])
+@pytest.mark.parametrize("loss", WHOLE)
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
 def test_a_grid_says_what_the_estimate_says(objective: str, loss: Loss):
     gpu = catalog.gpu("A100-SXM4-80GB")
@@ -129,10 +150,13 @@ def test_a_grid_says_what_the_estimate_says(objective: str, loss: Loss):
         ("stage: dpo\nfinetuning_type: lora\nlora_target: all\ncutoff_len: 1024\n", "standard"),
         ("stage: kto\nfinetuning_type: full\ncutoff_len: 1024\n", "standard"),
         ("swift rlhf --rlhf_type dpo --tuner_type lora --max_length 2048", "selective"),
+        ("rl: dpo\nadapter: lora\nlora_target_linear: true\nsequence_len: 512\n", "selective_trl"),
     ],
 )
 def test_the_tools_that_compute_whole_logits_are_read_so(text: str, loss: str):
-    named = "model_name_or_path: {}\n" if "stage" in text else " --model {}"
+    named = " --model {}"
+    if "\n" in text:
+        named = "base_model: {}\n" if "rl: " in text else "model_name_or_path: {}\n"
     run = read_files({"pasted": text + named.format("HuggingFaceTB/SmolLM2-135M")})
     assert run.setup["loss"] == loss
     assert estimate(*parse(run.setup)).peak.bytes > 0
@@ -152,7 +176,7 @@ def test_what_whole_logits_do_not_go_with_is_said(keys: dict[str, Any], sentence
         estimate(SMALL, None, replace(PAIRS, **keys))
 
 
-@pytest.mark.parametrize("loss", [Loss.STANDARD, Loss.SELECTIVE])
+@pytest.mark.parametrize("loss", WHOLE)
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
 def test_several_gpus_share_them(strategy: str, loss: Loss):
     for method in (Method.FULL, Method.LORA):

@@ -171,7 +171,8 @@ def test_config_of_a_tool_that_launches_itself_is_read_as_it_was_meant(
         keys = base | others | sharing | random_.choice(SHARING) | {"model": LLAMA.hub_id}
         if expressed % 3 == 0:  # a task whole, as both tools train it: TRL's older, whole logits
             keys |= {"packing": False, "loss_type": None, **random_.choice(TASKS[:6])}
-            keys["loss"] = "standard" if keys["objective"] in ("dpo", "kto") else None
+            whole = "selective_trl" if tool == "axolotl" else "standard"
+            keys["loss"] = whole if keys["objective"] in ("dpo", "kto") else None
         try:
             away = files_of(tool, keys, LLAMA)
         except ValueError as problem:

@@ -396,6 +396,10 @@ LOSSES: Mapping[Loss, tuple[str, Function]] = {
         "Liger computes them for one chunk of tokens at a time, together with both gradients of the head.",
         fused.linear_cross_entropy,
     ),
+    Loss.SELECTIVE_TRL: (
+        "TRL before 1.15 computes them all, and its loss keeps them.",
+        whole_logits.ask,
+    ),
     Loss.SELECTIVE: (
         "ms-swift computes those of the completions, and its loss keeps one copy of them.",
         whole_logits.ask,

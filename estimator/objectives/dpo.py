@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from estimator.objectives.forward import Loaded, Pass
 from estimator.objectives.step import Step
-from estimator.objectives.whole_logits import ask
-from estimator.values.specs import Phase
+from estimator.objectives.whole_logits import ask, measure
+from estimator.values.specs import Loss, Phase
 
 
 def dpo(step: Step) -> None:
@@ -19,10 +19,14 @@ def dpo(step: Step) -> None:
     ids, mask, completions = (step.ids(rows * length) for _ in range(3))
     labels = step.ids(rows * length)
     reference = load_reference(step)
-    loss, held = ask(step, Pass(step.trained, rows, length), ids, labels)
+    loss, *held = ask(step, Pass(step.trained, rows, length), ids, labels)
     if not setup.precompute_ref_log_probs:
-        ask(step, as_reference(reference, step, rows), ids, labels)
-    del held
+        _, asked = ask(step, as_reference(reference, step, rows), ids, labels)
+        if setup.loss is Loss.SELECTIVE_TRL:
+            held.append(asked)
+        del asked
+    measure(step, rows, held)
+    held.clear()
     if step.training:
         step.backward(loss)
     step.end()

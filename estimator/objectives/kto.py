@@ -11,7 +11,7 @@ from estimator.objectives.batch import asks_kl
 from estimator.objectives.dpo import as_reference, load_reference
 from estimator.objectives.forward import Pass
 from estimator.objectives.step import Step
-from estimator.objectives.whole_logits import ask
+from estimator.objectives.whole_logits import ask, measure
 from estimator.tape.tape import LOGITS, Tensor
 from estimator.values.specs import Loss, Phase
 
@@ -26,10 +26,16 @@ def kto(step: Step) -> None:
     asked = Pass(step.trained, rows, length)
     mismatched = asked._replace(grad=False, phase=Phase.REFERENCE, label="KL")
     loss, *held = _both(step, asked, mismatched, ids)
+    logits = held[1:]  # the labels stay
+    del held[1]
     if not setup.precompute_ref_log_probs:
         asked = as_reference(reference, step, rows)
-        _both(step, asked, asked._replace(label="reference's KL"), ids)
-    del held[1]  # the labels stay
+        of_reference = _both(step, asked, asked._replace(label="reference's KL"), ids)[2]
+        if setup.loss is Loss.SELECTIVE_TRL:
+            logits.append(of_reference)
+        del of_reference
+    measure(step, rows, logits)
+    logits.clear()
     if step.training:
         step.backward(loss)
     step.end()
@@ -51,7 +57,7 @@ def _both(
     loss, held = ask(step, asked, ids, labels)
     if asks_kl(step.setup) and is_whole:
         ask(step, mismatched, ids, step.ids(size))
-    if held is not None:
+    if held is not None and is_whole:
         step.tape.operation = "logits of good and of bad answers"
         held = step.tape.new(held.elements, held.width, LOGITS)
     return loss, labels, held

@@ -240,7 +240,7 @@ def check_objective(model: Model, setup: TrainingSetup) -> None:
     if setup.smooths_labels:
         _check_smoothing(model, setup)
     if objective is Objective.SFT:
-        if setup.loss is Loss.SELECTIVE:
+        if setup.loss in (Loss.SELECTIVE, Loss.SELECTIVE_TRL):
             raise NO_SUCH_LOSS(loss=setup.loss, objective=objective, own="standard and fused ones")
         return
     if has_towers(model, setup.adapters):
@@ -303,7 +303,7 @@ def _check_groups(setup: TrainingSetup) -> None:
 def _check_loss(model: Model, setup: TrainingSetup) -> None:
     loss, objective = setup.loss, setup.objective
     if objective.has_reference:
-        if loss in (Loss.STANDARD, Loss.SELECTIVE):
+        if loss in (Loss.STANDARD, Loss.SELECTIVE, Loss.SELECTIVE_TRL):
             _check_whole_logits(model, setup)
         if loss is Loss.LIGER:
             raise LIGER_HEAD(objective=objective)
@@ -317,9 +317,9 @@ def _check_loss(model: Model, setup: TrainingSetup) -> None:
 def _check_whole_logits(model: Model, setup: TrainingSetup) -> None:
     if setup.objective.generates:
         raise WHOLE_LOGITS_LATER(objective=setup.objective)
-    if setup.precompute_ref_log_probs:
+    if setup.precompute_ref_log_probs and setup.freezes_reference:
         raise PRECOMPUTED_IS_TRLS(loss=setup.loss)
-    if setup.keeps_reference and setup.strategy.is_fsdp:
+    if setup.freezes_reference and setup.keeps_reference and setup.strategy.is_fsdp:
         raise WHOLE_REFERENCE_LATER(loss=setup.loss, strategy=setup.strategy)
     if model.output_router_logits:
         raise WHOLE_ROUTERS_LATER(loss=setup.loss, objective=setup.objective)

@@ -2,11 +2,12 @@
 
     standard    LLaMA-Factory: the logits of every token in float32, their log-softmax, and a gather
     selective   ms-swift: the logits of the completions alone, and a gather and a log-sum-exp of each row
+    selective_trl   TRL before 1.15, which axolotl pins: the same of all logits, which are held for its metrics
 
 Source: llamafactory 0.9.5, train/dpo/trainer.py and train/kto/trainer.py, ``concatenated_forward``, and
 train/trainer_utils.py, ``get_batch_logps``; ms-swift 4.6.0, swift/rlhf_trainers/dpo_trainer.py and kto_trainer.py,
 rlhf_mixin.py, ``get_per_token_logps``, swift/trainers/mixin.py, ``prepare_logits_to_keep``; trl 0.29.1,
-trainer/utils.py, ``selective_log_softmax``.
+trainer/utils.py, ``selective_log_softmax``; trl 1.9.0, trainer/dpo_trainer.py and kto_trainer.py, ``_compute_loss``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from estimator.objectives.forward import ID_BYTES, Forward, Pass, as_logits
 from estimator.objectives.step import Step
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor
-from estimator.values.specs import Loss
+from estimator.values.arithmetic import ceil_div
+from estimator.values.specs import Loss, Objective
 
 
 def ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -39,12 +41,45 @@ def _ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Ten
         kept = step.scored + 1
         logits = whole_logits(step.call(of), ids, kept)
         return _selected(step.tape, logits, of.rows, kept, words), None
+    if loss is Loss.SELECTIVE_TRL:
+        logits = whole_logits(step.call(of), ids)
+        scored = op.part(step.tape, logits, of.rows * (of.length - 1) * words)
+        return _selected(step.tape, scored, of.rows, of.length - 1, words), logits
     copies = [step.ids(of.rows * of.length) for _ in range(3)]  # nested_detach(batch, clone=True)
     logits = whole_logits(step.call(of), ids)
     logits = as_logits(op.cast(step.tape, logits, 4))
     found = _gathered(step.tape, logits, of.rows, of.length - 1, words)
     del copies
     return found, logits
+
+
+def measure(step: Step, rows: int, held: list[Tensor | None]) -> None:
+    """TRL's metrics before 1.15: the entropy of all logits, of which it makes a copy, beside those that are held.
+
+    KTO then copies the logits of good and of bad answers, and once more those of good answers that are scored, half of
+    the rows. 128 positions at a time have their log-softmax.
+
+    Source: trl 1.9.0, trainer/utils.py, ``entropy_from_logits`` (``reshape``), and trainer/kto_trainer.py
+    (``index_select``).
+    """
+    logits = held[0]
+    if logits is None or loss_of(step.trained.model, step.setup) is not Loss.SELECTIVE_TRL:
+        return
+    tape, words, width = step.tape, step.trained.model.vocab_size, logits.width
+    length, kept = step.setup.max_length - 1, step.scored
+    tape.operation = "logits copied for their entropy"
+    copied = tape.new(rows * length * words, width, LOGITS) if rows > 1 else None
+    chunk = [tape.new(CHUNK * words, width, LOGITS) for _ in range(3)]
+    del copied, chunk
+    if step.setup.objective is Objective.KTO:
+        tape.operation = "logits of good and of bad answers"
+        split = tape.new(rows * length * words, width, LOGITS)
+        good = tape.new(ceil_div(rows, 2) * kept * words, width, LOGITS)
+        del split, good
+
+
+CHUNK = 128
+"""Positions whose entropy is computed at once: trl 1.9.0, trainer/utils.py, ``entropy_from_logits``."""
 
 
 def with_logits(step: Step) -> None:
@@ -151,7 +186,8 @@ def _selected(tape: Tape, logits: Tensor, rows: int, kept: int, words: int) -> T
     if width != 4:
         tape.operation = "log-softmax"
         every = tape.new(elements, width, LOGITS)
-        every = tape.record("log-softmax backward", every, [logits], stacked, [every])
+        # row by row: those kept go as the gradients come
+        every = tape.record("log-softmax backward", every, [logits], stacked)
         node = tape.begin(
             "log-probabilities backward",
             [every],

@@ -383,7 +383,8 @@ def _losses(model: Model, setup: TrainingSetup) -> Iterator[Change]:
     Prices: Liger computes the head's gradients with the loss, by the same products (Hsu et al. 2024,
     arXiv:2410.10989); trl 1.16, kernels/chunked_logprob.py, recomputes the logits in backward.
     """
-    if setup.freezes_reference and setup.objective.has_reference:
+    is_whole = setup.freezes_reference or setup.loss is Loss.SELECTIVE_TRL
+    if is_whole and setup.objective.has_reference:
         yield Change(
             "TRL's trainer with its fused head",
             "The same loss up to rounding; needs TRL 1.15 or newer by itself. Backward recomputes the logits.",

@@ -163,11 +163,13 @@ class Loss(StrEnum):
     CHUNKED_TORCHTUNE = "chunked_torchtune"
     SELECTIVE = "selective"
     """Of dpo and kto: the logits of the completions, whole, and the log-probabilities row by row, as in ms-swift."""
+    SELECTIVE_TRL = "selective_trl"
+    """Of dpo and kto: all logits, and the log-probabilities row by row, as in TRL before 1.15."""
 
     @property
     def calls_head(self) -> bool:
         """Whether the head is called as a module, so that logits exist, whole or a chunk of each sequence."""
-        return self in (Loss.STANDARD, Loss.CHUNKED_TORCHTUNE, Loss.SELECTIVE)
+        return self not in (Loss.LIGER, Loss.CHUNKED_TRL)
 
 
 class Strategy(StrEnum):

@@ -374,7 +374,9 @@ RULES: tuple[Rule, ...] = (
         write=_write_loss,
     ),
     whole_logits(
-        "TRL 1.9, which it pins, keeps the logits of preferences whole", f"{VERSION}, METADATA"
+        "TRL 1.9, which it pins, keeps the logits of preferences whole",
+        f"{VERSION}, METADATA",
+        "selective_trl",
     ),
     same("args.lora_r"),
     same("args.lora_alpha"),
