@@ -2,9 +2,9 @@
 
     python benchmarks/bench_estimate.py
 
-The floor is a loop of 100,000 additions in Python, so that the ratio survives a change of machine. Every run asks for
-another context length, as a moved slider does, so that nothing remembered answers for the arithmetic. Each setup is
-timed as the median of its runs; the floor is timed between them. Prints; judges nothing.
+The floor is a loop of 100,000 additions in Python, so that the ratio survives a change of machine. Every run has
+a different context length, as when a slider moves, so that no cached answer replaces the arithmetic. Each setup is
+timed as the median of its runs, with runs of the floor in between. Prints only, without a threshold.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SETUPS = {
 
 
 def floor() -> int:
-    """A fixed amount of Python."""
+    """A fixed amount of Python work."""
     total = 0
     for number in range(ADDITIONS):
         total += number
@@ -62,14 +62,14 @@ def floor() -> int:
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """Milliseconds of one call."""
     start = time.perf_counter()
     work()
     return 1000 * (time.perf_counter() - start)
 
 
 def main() -> None:
-    """Time every setup and the floor by turns, and print their medians and ratios."""
+    """Times every setup and the floor alternately, and prints medians and ratios."""
     floors: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in SETUPS}
     for run in range(RUNS):

@@ -1,4 +1,4 @@
-"""Need, hours and dollars of a million setups of one model, in arrays; 10,000 needs against the reader of one setup.
+"""Times need, hours and dollars of a million setups of one model, and compares 10,000 needs with single estimates.
 
     python benchmarks/bench_grid.py [--random 10000]
 
@@ -50,21 +50,21 @@ SETUPS: Mapping[str, tuple[TrainingSetup, Mapping[str, Any]]] = {
 
 
 def grid(axes: Mapping[str, Any]) -> dict[str, Any]:
-    """A million setups: every batch at every length, at every other number."""
+    """A million setups: every combination of batch, length and the other numbers."""
     every = {"per_device_train_batch_size": BATCHES, "max_length": LENGTHS, **axes}
     meshed = np.meshgrid(*every.values(), indexing="ij")
     return dict(zip(every, meshed, strict=True))
 
 
 def timed(task: Callable[[], None]) -> tuple[float, float]:
-    """Seconds by the clock and on the processor."""
+    """Wall-clock and CPU seconds."""
     clock, processor = time.perf_counter(), time.process_time()
     task()
     return time.perf_counter() - clock, time.process_time() - processor
 
 
 def floor() -> None:
-    """A hundred products of a million numbers, added up in pieces that fit a processor's cache."""
+    """A hundred products of a million numbers, summed in chunks that fit the processor's cache."""
     for start in range(0, FLOOR.size, 8192):
         part = FLOOR[start : start + 8192]
         total = np.zeros_like(part)
@@ -76,7 +76,7 @@ FLOOR = np.linspace(0, 1, 1_000_000)
 
 
 def differing(setup: TrainingSetup, count: int, seed: int) -> int:
-    """How many of some random setups the two readers disagree on."""
+    """The number of random setups for which arrays and single estimates differ."""
     chance = np.random.default_rng(seed)
     asked = {
         "per_device_train_batch_size": chance.integers(1, 257, count),
@@ -98,7 +98,7 @@ def _said(seconds: tuple[float, float]) -> str:
 
 
 def main() -> None:
-    """Time each kind of step, cold and warm; then compare random setups."""
+    """Times each kind of step, cold and warm, then compares random setups."""
     parser = argparse.ArgumentParser(description="need, hours and dollars of a million setups")
     parser.add_argument("--random", type=int, default=10_000, help="setups that are compared")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""How the page follows a slider, in a real browser, against a bare page in the same run.
+"""The page's response to a slider, in a real browser, relative to a bare page in the same run.
 
     python benchmarks/bench_slider.py [--moves 20] [--drags 3] [--opens 3] [--slider Context]
 
@@ -47,13 +47,13 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync",
 ]
 QUIET_MS = 400
-"""After so long without a change the page is at rest: ours, longer than any pause within one answer."""
+"""Milliseconds without a change after which the page is at rest (ours: longer than any pause within one answer)."""
 WARM = 2
-"""Moves before those that count."""
+"""Warm-up moves, not counted."""
 
 
 class Slider(NamedTuple):
-    """A slider of the page, the address that has a use for it, and the expander in which it stands."""
+    """A slider, an address at which it matters, and the expander that contains it."""
 
     label: str
     address: str = ""
@@ -119,7 +119,7 @@ AT_REST = f"""
 
 @contextlib.contextmanager
 def serve(script: str) -> Iterator[str]:
-    """A Streamlit server of its own on a free loopback port; yields its address."""
+    """A separate Streamlit server on a free loopback port; yields its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -148,7 +148,7 @@ def serve(script: str) -> Iterator[str]:
 
 
 class Watched:
-    """A page with one slider under watch."""
+    """A page whose slider is observed."""
 
     def __init__(self, browser: Browser, address: str, slider: Slider) -> None:
         self.page = browser.new_page(viewport={"width": 1440, "height": 900})
@@ -172,7 +172,7 @@ class Watched:
         return watch
 
     def press(self) -> tuple[float | None, float]:
-        """One arrow key, back from the end of the track: ms to another figure, if it is another, and to rest."""
+        """One arrow key, backwards at the end of the track: ms until the figure changes, if it does, and until rest."""
         self.page.bring_to_front()
         place, end = self.thumb.evaluate("(it) => [it.value, it.max]")
         if place in {"0", end}:
@@ -185,7 +185,7 @@ class Watched:
         return None if changed is None else float(changed), float(watch["last"] - watch["start"])
 
     def drag(self, steps: int = 60) -> tuple[float, int, float]:
-        """The thumb from one end to the middle and back: ms of the longest frame, figures seen, ms to rest."""
+        """Drags the thumb from one end to the middle and back: ms of the longest frame, figures seen, ms until rest."""
         self.page.bring_to_front()
         self.thumb.press("Home")
         self.page.evaluate("() => { window.watch.last = performance.now(); }")
@@ -236,7 +236,7 @@ def ratio(ours: Sequence[float], bare: Sequence[float]) -> str:
 
 
 def follow(browser: Browser, ours: str, bare: str, slider: Slider, moves: int, drags: int) -> None:
-    """Measure one slider and the bare page's by turns, and print."""
+    """Measures one slider and the bare page's alternately, and prints."""
     page, floor = Watched(browser, ours, slider), Watched(browser, bare, BARE)
     pressed = [(page.press(), floor.press()) for _ in range(moves + WARM)][WARM:]
     dragged = [(page.drag(), floor.drag()) for _ in range(drags)]
@@ -266,7 +266,7 @@ def follow(browser: Browser, ours: str, bare: str, slider: Slider, moves: int, d
 
 
 def main() -> None:
-    """Measure both pages by turns and print medians and ratios."""
+    """Measures both pages alternately, and prints medians and ratios."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 -- so that --help needs no browser
 
     parser = argparse.ArgumentParser(description="how the page follows a slider")

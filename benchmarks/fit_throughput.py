@@ -1,4 +1,4 @@
-"""How well the seconds of a step hold, and the fitted shares of estimator/time/throughput.py.
+"""Compares estimated with published step times, and fits the shares in estimator/time/throughput.py.
 
     python benchmarks/fit_throughput.py            the fit, the classes, the runs outside
     python benchmarks/fit_throughput.py --markdown the two tables, to paste
@@ -27,17 +27,17 @@ from estimator.proof.calibration import Calibration, calibrate
 from estimator.time import throughput
 
 COVERED = 0.93
-"""The share of a generation's runs between the fitted shares. Ours: nine in ten, and some for a source that is new."""
+"""Share of a generation's runs that the fitted bracket covers (ours: nine in ten plus a margin for new sources)."""
 ENOUGH = 12
-"""Runs of a generation below which nothing is fitted. Ours."""
+"""Minimum number of runs of a generation for a fit (our choice)."""
 LEAST, MOST = 0.1, 2.0
-"""Between which shares are sought."""
+"""Bounds of the search for shares."""
 HALVINGS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Met:
-    """A run, and the shares of the best rate that put it on its ends."""
+    """A run, and the shares of the best rate at which the bracket's ends equal its measured time."""
 
     run: PublishedRun
     fast: float
@@ -46,7 +46,7 @@ class Met:
 
 @contextmanager
 def shares(fast: Mapping[str, float], slow: Mapping[str, float]) -> Iterator[None]:
-    """Other shares of the best rate, by generation, for a while."""
+    """Temporarily replaces the shares of the best rate, by generation."""
     with (
         mock.patch.object(throughput, "FAST_SHARE", fast),
         mock.patch.object(throughput, "SLOW_SHARE", slow),
@@ -55,7 +55,7 @@ def shares(fast: Mapping[str, float], slow: Mapping[str, float]) -> Iterator[Non
 
 
 def judged(run: PublishedRun) -> Met:
-    """Where this run's ends would meet its published seconds."""
+    """The shares at which this run's ends equal its published seconds."""
     generation = run.gpu.architecture
 
     def share_of(end: Callable[[PublishedRun], float]) -> float:
@@ -77,7 +77,7 @@ def judged(run: PublishedRun) -> Met:
 def fitted(
     of: Sequence[Met],
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Fast and slow shares by generation, of generations with enough runs."""
+    """Fast and slow shares by generation, for generations with enough runs."""
     by: dict[str, list[Met]] = defaultdict(list)
     for it in of:
         by[it.run.gpu.architecture].append(it)
@@ -89,7 +89,7 @@ def fitted(
 
 
 def _closest(runs: Sequence[Met]) -> tuple[float, float]:
-    """The two shares of the smallest ratio between which ``COVERED`` of the runs lie."""
+    """The narrowest pair of shares, by ratio, that covers ``COVERED`` of the runs."""
     needed = math.ceil(COVERED * len(runs))
     found = []
     for fast in sorted({it.fast for it in runs}):
@@ -126,7 +126,7 @@ def ends_of(runs: Iterable[Met]) -> dict[str, tuple[float, float]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Fit, and say how well it holds."""
+    """Fits the shares and prints the coverage."""
     markdown = "--markdown" in arguments
     every = [judged(run) for run in published_runs()]
     fast, slow = fitted(every)

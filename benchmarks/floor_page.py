@@ -1,4 +1,4 @@
-"""The least that a page can be: one slider and one stacked bar. What bench_slider.py measures against."""
+"""A minimal page with one slider and one stacked bar: the floor of bench_slider.py."""
 
 from __future__ import annotations
 

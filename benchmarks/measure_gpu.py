@@ -1,4 +1,4 @@
-"""Measure real training steps on this machine's GPU, and hold our estimates against such measurements.
+"""Measures real training steps on this machine's GPU, and compares our estimates with such measurements.
 
     python benchmarks/measure_gpu.py                    the built-in setups, appended to data/measurements.csv
     python benchmarks/measure_gpu.py setups.jsonl       setups of one's own, one JSON object of the contract a line
@@ -38,7 +38,7 @@ NEEDED = ("torch", "transformers", "accelerate")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer one command; the result is the exit status."""
+    """Runs one command; returns the exit status."""
     given = _parser().parse_args(arguments)
     table = given.output or (None if given.device == "cpu" else rows.TABLE)
     if given.compare:
@@ -79,7 +79,7 @@ def _say(line: str) -> None:
 
 
 def _cases(setups: Path | None, device: str) -> tuple[list[Case], int]:
-    """The cases, and how many setups were refused (each with a sentence on standard error)."""
+    """The cases, and the number of refused setups (each with a sentence on standard error)."""
     if setups is None:
         return [read_case(given) for given in (DRY_RUN if device == "cpu" else BUILT_IN)], 0
     with setups.open(encoding="utf-8") as lines:

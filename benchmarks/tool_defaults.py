@@ -1,4 +1,4 @@
-"""The defaults of the tools, read out of their published wheels into ``data/tool_defaults.csv``.
+"""Reads the tools' defaults from their published wheels into ``data/tool_defaults.csv``.
 
 Nothing is imported or run: a wheel is a zip, and its files are read by ``ast``. A row of the table names a package, and
 a key as ``holder.name``: a field of a dataclass or a pydantic model, an argument of a function
@@ -28,11 +28,11 @@ TABLE = Path(__file__).resolve().parent.parent / "data" / "tool_defaults.csv"
 COLUMNS = ("tool", "version", "key", "default", "file", "line")
 Row = dict[str, str]
 Source = Callable[[str], str]
-"""The text of a file of a package."""
+"""Returns the text of a package's file."""
 
 
 class MissingError(LookupError):
-    """A default that is no longer where the table has it."""
+    """A default that is no longer where the table says."""
 
 
 def read_default(text: str, key: str) -> tuple[object, int]:
@@ -108,7 +108,7 @@ def _entry(nodes: Iterable[ast.AST], name: str) -> ast.expr | None:
 
 
 def _literal(node: ast.expr, scopes: Sequence[ast.AST]) -> object:
-    """What an expression is: a literal, a field's default, or a name that was assigned one (the last time)."""
+    """The value of an expression: a literal, a field's default, or the last value assigned to a name."""
     try:
         return ast.literal_eval(node)
     except ValueError:
@@ -147,14 +147,14 @@ def _made(factory: ast.expr) -> object:
 
 
 def wheel_source(wheel: Path) -> tuple[str, Source]:
-    """The version of a wheel, and how to read a file of it."""
+    """The version of a wheel, and a reader of its files."""
     with zipfile.ZipFile(wheel) as opened:
         kept = {name: opened.read(name) for name in opened.namelist() if name.endswith(".py")}
     return wheel.name.split("-")[1], lambda file: kept[file].decode()
 
 
 def downloaded(folder: Path, tool: str) -> Path:
-    """The newest wheel of a package, without those that it needs."""
+    """Downloads the newest wheel of a package, without its dependencies."""
     subprocess.run(
         [
             sys.executable,
@@ -182,13 +182,13 @@ def found_in(folder: Path, tool: str) -> Path:
 
 
 def reread(rows: Sequence[Row], wheel_of: Callable[[str], Path]) -> list[Row]:
-    """The same rows as the wheels have them."""
+    """The same rows with the wheels' values."""
     read = {tool: wheel_source(wheel_of(tool)) for tool in dict.fromkeys(it["tool"] for it in rows)}
     return [read_row(row, *read[row["tool"]]) for row in rows]
 
 
 def read_row(row: Mapping[str, str], version: str, file: Source) -> Row:
-    """One row as a package has it."""
+    """One row with the package's value."""
     try:
         value, line = read_default(file(row["file"]), row["key"])
     except (KeyError, MissingError) as problem:
@@ -204,13 +204,13 @@ def read_row(row: Mapping[str, str], version: str, file: Source) -> Row:
 
 
 def table() -> list[Row]:
-    """The rows as they stand."""
+    """The rows of the table."""
     with TABLE.open(encoding="utf-8", newline="") as opened:
         return list(csv.DictReader(opened))
 
 
 def moved(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
-    """A sentence for each default that is another now."""
+    """A sentence for each default that has changed."""
     return [
         f"{new['tool']} {new['version']}: {new['key']} is {new['default']}, not {old['default']} as in "
         f"{old['version']} ({new['file']}:{new['line']})"
@@ -220,7 +220,7 @@ def moved(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
 
 
 def main() -> int:
-    """Compare, and write if asked to; 1 if a default has moved."""
+    """Compares, and writes if asked to; returns 1 if a default has changed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheels", type=Path, help="a folder that has the wheels")
     parser.add_argument("--write", action="store_true", help="write the table anew")

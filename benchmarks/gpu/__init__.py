@@ -1,1 +1,1 @@
-"""What `measure_gpu.py` is made of: cases, the real run, rows, the session, the comparison."""
+"""The parts of `measure_gpu.py`: cases, the real run, the session, the comparison."""

@@ -1,4 +1,4 @@
-"""What is measured: setups of the JSON contract, read or refused, and the built-in list of them."""
+"""The cases to measure: setups of the JSON contract, read or refused, and the built-in list."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from estimator.values.specs import AttnImplementation, Gpu, Method, Model, Optim
 Given = Mapping[str, object]
 
 LIGER = "use_liger_kernel"
-"""The one key that is measured even where the contract does not model it yet."""
+"""The only key that is measured even if the contract does not model its value yet."""
 DEFAULT_MARGIN = 0.05
-"""Share of our predicted peak that must be free beyond it: ours, five times the largest error of a traced step."""
+"""Margin that must be free above our predicted peak, as a share of it (our choice: five times the largest error of a
+traced step)."""
 BITSANDBYTES_OPTIMIZERS = frozenset(
     {Optimizer.ADAMW_BNB_8BIT, Optimizer.LION_8BIT, Optimizer.LION_32BIT}
 )
@@ -25,7 +26,7 @@ BITSANDBYTES_OPTIMIZERS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One setup that can be run."""
+    """A setup that can be measured."""
 
     id: str
     model: Model
@@ -40,12 +41,12 @@ class Case:
         return json.dumps(written)
 
     def predicted(self, gpu: Gpu | None) -> Estimate:
-        """Our own estimate; of a case with Liger that of the same case without, which needs more."""
+        """Our estimate; for a case with Liger that of the same case without it, which needs more."""
         return estimate(self.model, gpu, self.setup)
 
     @property
     def needs(self) -> list[str]:
-        """Packages that this case needs beside torch, transformers and accelerate."""
+        """Packages that this case needs besides torch, transformers and accelerate."""
         needed = {
             "peft": self.setup.uses_adapters,
             "bitsandbytes": self.setup.method is Method.QLORA
@@ -57,7 +58,7 @@ class Case:
 
 
 def read_case(given: Given) -> Case:
-    """The case of an object of the contract; ``ValueError`` is one sentence that says what to change.
+    """Reads a case from an object of the contract; ``ValueError`` holds one sentence that says what to change.
 
     A GPU that is named there is left out: it is measured on the card that is here.
     """
@@ -85,7 +86,7 @@ def _refuse_paged(optim: object) -> None:
 
 
 def _name(case: Case) -> str:
-    """What tells this case from others, readable: model, method, batch × length, and whatever is not default."""
+    """A readable identifier: model, method, batch × length, and all keys that differ from the defaults."""
     setup = json.loads(case.fields(None))
     named = case.model.hub_id.split("/")[-1] or case.model.model_type
     shape = f"{case.setup.per_device_train_batch_size}x{case.setup.max_length}"
@@ -103,7 +104,7 @@ def _said(key: str, value: object) -> str:
 
 
 def read_lines(lines: Iterable[str]) -> Iterator[Case | str]:
-    """A case for each line of JSON, or the sentence that says what is wrong with it; empty lines are passed over."""
+    """A case, or a sentence about what is wrong, for each line of JSON; empty lines are skipped."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -117,7 +118,7 @@ def read_lines(lines: Iterable[str]) -> Iterator[Case | str]:
 
 
 def fits(peak_bytes: int, free_bytes: int, margin: float) -> bool:
-    """Whether a card with this much free holds our predicted peak and ``margin`` of it more.
+    """Whether the predicted peak plus ``margin`` fits in this much free memory.
 
     >>> fits(100, 105, 0.05), fits(100, 104, 0.05)
     (True, False)
@@ -240,7 +241,7 @@ TINY: Given = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
-"""A model that a laptop's processor trains in a moment."""
+"""A model small enough to train on a laptop's CPU."""
 
 DRY_RUN: tuple[Given, ...] = tuple(
     {"model": TINY, "method": method, "max_length": 16, **keys}
@@ -251,4 +252,4 @@ DRY_RUN: tuple[Given, ...] = tuple(
         ("qlora", CHECKPOINTED | {"prepare_model_for_kbit_training": True}),
     )
 )
-"""Without a GPU: the same steps, to see that the script runs."""
+"""Cases for a machine without a GPU: the same steps, as a smoke test."""

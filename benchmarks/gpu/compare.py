@@ -18,20 +18,20 @@ SHOWN = ("peak", *(phase.value for phase in STEP_PHASES), "after_load")
 
 
 class Compared(NamedTuple):
-    """One row beside its estimate: by how much the prediction is off, as a share of the reading."""
+    """One row with its estimate, and the relative error of the prediction."""
 
     row: Measurement
     errors: dict[str, float]
-    """Predicted / measured − 1, by moment; what was not read is missing."""
+    """Predicted / measured − 1, by moment; moments that were not read are missing."""
 
     @property
     def worst(self) -> float:
-        """The largest of them, without its sign."""
+        """The largest absolute error."""
         return max(map(abs, self.errors.values()), default=0.0)
 
 
 def compare(row: Measurement) -> Compared:
-    """The estimate of a row's setup beside torch's counter; ``ValueError`` where we cannot estimate it."""
+    """Compares a row with the estimate of its setup; ``ValueError`` if it cannot be estimated."""
     predicted = _predicted(_estimate(row))
     read = row.readings["allocated"]
     return Compared(
@@ -56,7 +56,7 @@ def _predicted(result: Estimate) -> dict[str, int]:
 
 
 def report(table: Iterable[Measurement]) -> Iterator[str]:
-    """Lines for the terminal: every row with a reading, the worst first; then those without a prediction."""
+    """Lines for the terminal: rows with a prediction, the worst first; then those without one."""
     compared, remarks = [], []
     for row in table:
         if row.outcome == OUT_OF_MEMORY:
@@ -94,7 +94,7 @@ def _summary(compared: list[Compared]) -> Iterator[str]:
 
 
 def _verdict(row: Measurement) -> str:
-    """What we would have said."""
+    """The verdict of the estimate, or why there is none."""
     try:
         result = _estimate(row)
     except ValueError as problem:

@@ -1,4 +1,4 @@
-"""A catalogued model as the `config.json` that transformers builds it from: `hf_config.py` read backwards.
+"""Writes the `config.json` of a catalogued model: the inverse of `hf_config.py`.
 
 Only what sets shapes and memory is written; the rest (token ids, rotary bases, norms' epsilons) is the class's own.
 A test reads every catalogued model back, and `tests/verify` counts the real classes' parameters.
@@ -26,7 +26,7 @@ def _delta_net(model: Model) -> Config:
 
 
 def _state_space(model: Model) -> Config:
-    """Mamba 2's sizes by the names of Granite and Falcon-H1."""
+    """Mamba 2's sizes with the key names of Granite and Falcon-H1."""
     sizes = model.state_space
     if sizes is None:
         return {}
@@ -50,7 +50,7 @@ def _state_space(model: Model) -> Config:
 
 
 def _nemotron_h(model: Model) -> Config:
-    """Mamba 2's sizes and the experts', by Nemotron-H's names."""
+    """Mamba 2's and the experts' sizes with Nemotron-H's key names."""
     sizes = model.state_space
     experts: Config = {
         "n_routed_experts": model.num_experts,
@@ -194,7 +194,7 @@ _SWITCHED_WINDOW = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 
 
 def config_of(model: Model) -> Config:
-    """The object of a `config.json` that has this model's dimensions and switches."""
+    """The `config.json` object with this model's dimensions and switches."""
     match model.model_type:
         case "gpt2" | "gpt_bigcode" | "gptj":
             family = _gpt2(model)
@@ -248,7 +248,7 @@ def _llama_like(model: Model) -> Config:
 
 
 def _partly_dense(model: Model) -> Config:
-    """DeepSeek and GLM-4.5: layers with one MLP before those with experts; latent attention where it is had."""
+    """DeepSeek and GLM-4.5: dense layers before those with experts; latent attention if the model has it."""
     dense = sum(kind == "dense" for kind in model.mlp_layer_types)
     groups = model.expert_groups
     config: Config = {
@@ -278,7 +278,7 @@ def _partly_dense(model: Model) -> Config:
 
 
 def _experts(model: Model) -> Config:
-    """The keys of a mixture of experts; those that a family's class does not know, it does not read."""
+    """The keys of a mixture of experts; a family's class ignores those that it does not know."""
     if not model.num_experts:
         return {}
     is_local = model.model_type in {"granitemoe", "llama4_text", "mixtral", "phimoe"}

@@ -1,4 +1,4 @@
-"""One case on the real libraries: transformers' loader, PEFT's adapters, Trainer's steps, and what a counter saw.
+"""One case on the real libraries: transformers' loader, PEFT's adapters, Trainer's steps, and the readings.
 
 Nothing is downloaded: `from_pretrained` loads a checkpoint whose tensors are made at random, on the device, when it
 asks for each. So the loader quantises, ties, casts and leaves behind what it does with a checkpoint of files.
@@ -33,28 +33,28 @@ from estimator.values.specs import (
 )
 
 STEPS = 4
-"""The first makes the optimizer's states; the readings are those of the others."""
+"""Steps of a case. The first creates the optimizer's states; readings are taken from the others."""
 SPREAD = 0.02
 """Standard deviation of the random weights, as most families initialise them."""
 PADDED_SHARE = 8
-"""Where a setup is padded, the last eighth of each row is."""
+"""If a setup is padded, one in so many tokens, at the end of each row, is padding."""
 IGNORED_LABEL = -100
 TRAINER_OPTIM = {Optimizer.SGD_MOMENTUM: ("sgd", "momentum=0.9")}
-"""The contract's names that are none of Trainer's, as ``optim`` and ``optim_args``."""
+"""The contract's optimizer names that Trainer lacks, as ``optim`` and ``optim_args``."""
 
 
 # --- counting -----------------------------------------------------------------------------------
 
 
 class DeviceReading(NamedTuple):
-    """Bytes, at the highest since the last reset; the device's are those of the moment. None: there is no counter."""
+    """Peak bytes since the last reset, except the device's, which are current. None: there is no counter."""
 
     allocated: int | None
     reserved: int | None
     device: int | None
 
     def highest(self, other: DeviceReading) -> DeviceReading:
-        """Counter by counter."""
+        """The larger of each counter."""
         pairs = zip(self, other, strict=True)
         return DeviceReading(
             *(max(a, b) if a is not None and b is not None else a for a, b in pairs)
@@ -62,23 +62,23 @@ class DeviceReading(NamedTuple):
 
 
 class DeviceCounter(Protocol):
-    """What counts a device's bytes."""
+    """Counts a device's bytes."""
 
     def read(self) -> DeviceReading:
         """The peaks since the last reset."""
 
     def reset(self) -> None:
-        """Let peaks begin at what is held now."""
+        """Resets the peaks to the current bytes."""
 
     def wait(self) -> None:
-        """Until the device has done what was asked of it."""
+        """Waits until the device is idle."""
 
     def retries(self) -> int | None:
-        """How often the allocator had to give its cache back since it was last emptied."""
+        """How often the allocator emptied its cache because memory ran short."""
 
 
 class CudaDeviceCounter:
-    """torch's allocator, and the driver's word on the whole card.
+    """torch's allocator, and the driver's reading of the whole card.
 
     The allocator's books are kept on the host, when a kernel is asked for, so that no mark has to wait for the
     device. It gives nothing back to the driver between two marks unless memory runs out, so the driver's reading
@@ -93,20 +93,20 @@ class CudaDeviceCounter:
         )
 
     def reset(self) -> None:
-        """Let peaks begin at what is held now."""
+        """Resets the peaks to the current bytes."""
         torch.cuda.reset_peak_memory_stats()
 
     def wait(self) -> None:
-        """Until the device has done what was asked of it."""
+        """Waits until the device is idle."""
         torch.cuda.synchronize()
 
     def retries(self) -> int | None:
-        """How often the allocator had to give its cache back, in this process."""
+        """How often the allocator emptied its cache because memory ran short, in this process."""
         return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
 
 class NoCounter:
-    """A device whose allocator does not count: a CPU."""
+    """A device whose allocator has no counters, such as a CPU."""
 
     def read(self) -> DeviceReading:
         """Nothing is known."""
@@ -125,7 +125,7 @@ class NoCounter:
 
 @dataclass
 class Recorder:
-    """The highest reading of each phase of each step, marked where a phase begins and the one before ends."""
+    """The highest reading of each phase of each step; every mark ends a phase and begins the next."""
 
     counter: DeviceCounter
     steps: list[dict[Phase, DeviceReading]] = field(default_factory=list)
@@ -135,19 +135,19 @@ class Recorder:
     _began: float = 0.0
 
     def begin_step(self) -> None:
-        """A step of the optimizer begins."""
+        """Begins an optimizer step."""
         self.steps.append({})
         self.counter.wait()
         self._began = time.perf_counter()
 
     def enter(self, phase: Phase) -> None:
-        """A phase begins; with accumulation for another time in the same step."""
+        """Begins a phase; with accumulation, phases repeat within a step."""
         self._leave()
         self._phase = phase
         self.marks.append(phase)
 
     def end_step(self) -> None:
-        """The step is over."""
+        """Ends the step."""
         self._leave()
         self.counter.wait()
         self.seconds.append(time.perf_counter() - self._began)
@@ -165,23 +165,23 @@ class Recorder:
 
 @dataclass(frozen=True)
 class RandomTensor:
-    """A tensor of a checkpoint that is made when the loader reads it, as a slice of a safetensors file is read."""
+    """A checkpoint's tensor that is created when the loader reads it, with the interface of a safetensors slice."""
 
     shape: torch.Size
     dtype: Any
     device: str
 
     def get_shape(self) -> list[int]:
-        """As a slice of a safetensors file says it."""
+        """Its shape, as a safetensors slice returns it."""
         return list(self.shape)
 
     def __getitem__(self, index: object) -> Any:
-        """The whole tensor, which is all that the loader asks for."""
+        """The whole tensor; the loader never reads parts."""
         return torch.empty(self.shape, dtype=self.dtype, device=self.device).normal_(std=SPREAD)
 
 
 def load(model: Model, setup: TrainingSetup, device: str) -> Any:
-    """The model as `from_pretrained` leaves it, from a checkpoint in the setup's dtype."""
+    """The model as returned by `from_pretrained`, from a checkpoint in the setup's dtype."""
     config = transformers.AutoConfig.for_model(**config_of(model))
     real_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     dtype = getattr(torch, setup.dtype.value)
@@ -202,7 +202,7 @@ def load(model: Model, setup: TrainingSetup, device: str) -> Any:
 
 
 def _checkpoint(real_class: Any, config: Any, dtype: Any, device: str) -> dict[str, RandomTensor]:
-    """Every tensor that a checkpoint of this model has; of tied ones the first."""
+    """Every tensor in this model's checkpoint; the first of tied ones."""
     with torch.device("meta"):
         skeleton = real_class(config)
     names: dict[int, str] = {}
@@ -231,13 +231,13 @@ def _quantization(setup: TrainingSetup) -> Any:
 
 
 def _compute_dtype(setup: TrainingSetup) -> Any:
-    """What 4-bit weights are unpacked to: what the run computes in."""
+    """The dtype to which 4-bit weights are unpacked: that of the computation."""
     by_autocast = {MixedPrecision.BF16: torch.bfloat16, MixedPrecision.FP16: torch.float16}
     return by_autocast.get(setup.mixed_precision, getattr(torch, setup.dtype.value))
 
 
 def adapted(model: Any, case: Case) -> Any:
-    """The model with LoRA's adapters and the upcasts that the setup asks for."""
+    """The model with LoRA adapters and the setup's upcasts."""
     import peft  # noqa: PLC0415 — only cases with adapters need it
 
     setup = case.setup
@@ -268,7 +268,7 @@ def adapted(model: Any, case: Case) -> Any:
 
 
 class _Marks(transformers.TrainerCallback):
-    """Where a step of the optimizer begins and ends."""
+    """Marks the beginning and end of each optimizer step."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -281,7 +281,7 @@ class _Marks(transformers.TrainerCallback):
 
 
 class _Trainer(transformers.Trainer):
-    """Trainer, marked where forward begins and backward ends; it may hold the outputs as hand-written loops do."""
+    """Trainer with marks around forward and backward; may hold the outputs as hand-written loops do."""
 
     recorder: Recorder
     hold_outputs = False
@@ -304,7 +304,7 @@ class _Trainer(transformers.Trainer):
 
 
 def train(model: Any, case: Case, recorder: Recorder, device: str) -> None:
-    """Four steps of Trainer, marked."""
+    """Runs four steps of Trainer with marks."""
     _mark_forward(model, case, recorder)
     with tempfile.TemporaryDirectory() as folder:
         trainer = _Trainer(
@@ -323,7 +323,7 @@ def train(model: Any, case: Case, recorder: Recorder, device: str) -> None:
 
 
 def _mark_forward(model: Any, case: Case, recorder: Recorder) -> None:
-    """Mark where the logits exist, and where the forward call ends (autocast's casts of its outputs included)."""
+    """Marks when the logits exist, and when the forward call ends (including autocast's casts of its outputs)."""
     base = model.get_base_model() if case.setup.uses_adapters else model
 
     def begin_loss(*_: object) -> None:
@@ -375,7 +375,7 @@ def _arguments(case: Case, folder: str, device: str) -> Any:
 
 
 def _examples(case: Case) -> list[dict[str, Any]]:
-    """As many examples as four steps take, all the same, of random tokens."""
+    """Enough examples for four steps, all equal, of random tokens."""
     setup = case.setup
     ids = torch.randint(0, case.model.vocab_size, (setup.max_length,))
     example = {"input_ids": ids, "labels": ids.clone()}
@@ -393,7 +393,7 @@ def _examples(case: Case) -> list[dict[str, Any]]:
 
 
 def measure(case: Case, device: str, counter: DeviceCounter) -> dict[str, Any]:
-    """What a row says of one case, but for the names of card, versions and day.
+    """The cells of one case's row, without the card, versions and date.
 
     The case's tensors are gone when this returns, whether it went well or the memory was not enough.
     """
@@ -432,7 +432,7 @@ def _run(case: Case, device: str, recorder: Recorder, facts: dict[str, Any]) -> 
 
 
 def _parameters(model: Any) -> tuple[int, int]:
-    """All and trained elements; a packed 4-bit weight counts as what it was packed from."""
+    """Total and trained elements; a packed 4-bit weight counts its unpacked elements."""
     total = trainable = 0
     for parameter in model.parameters():
         packed = getattr(parameter, "quant_state", None)
@@ -443,7 +443,7 @@ def _parameters(model: Any) -> tuple[int, int]:
 
 
 def _is_out_of_memory(problem: Exception) -> bool:
-    """Torch's own error, or that of a library whose memory the driver refused."""
+    """Whether the error is torch's out-of-memory error, or that of a library whose request the driver refused."""
     said = str(problem).lower()
     return (
         isinstance(problem, torch.OutOfMemoryError)
@@ -453,7 +453,7 @@ def _is_out_of_memory(problem: Exception) -> bool:
 
 
 def _swept(device: str, counter: DeviceCounter) -> DeviceReading:
-    """What is still held once everything that a case leaves behind is let go: the floor of the next one."""
+    """Bytes still allocated after everything of a case is freed: the baseline of the next one."""
     if "bitsandbytes" in sys.modules:
         # Trainer registers embeddings for 32-bit states in this singleton, which keeps the modules alive
         sys.modules["bitsandbytes"].optim.GlobalOptimManager.get_instance().initialize()

@@ -1,4 +1,4 @@
-"""A session: cases in, rows out, within a budget of time; a worker process holds the GPU and may die.
+"""Measures cases within a time budget; a worker process uses the GPU and may die.
 
 A worker measures one case after another and is replaced when something is left in it, when it patched its libraries,
 when a case went wrong, or when it died. Nothing here imports torch.
@@ -31,7 +31,7 @@ SOURCE = "benchmarks/measure_gpu.py"
 MEASURED = "highest of steps 2 to 4 of Trainer, random weights; device at the end of each phase"
 GIB = 2**30
 PATIENCE_SECONDS = 3.0
-"""How long a worker that was told to end may take before it is killed."""
+"""Seconds before a worker that was told to end is killed."""
 
 
 class Died(Exception):
@@ -39,15 +39,15 @@ class Died(Exception):
 
 
 class CannotStart(Exception):
-    """No worker can be had here, now or later; the message says why."""
+    """No worker can be started here; the message says why."""
 
 
 class OutOfTime(Exception):
-    """The budget ended before the worker answered."""
+    """The time budget ended before the worker answered."""
 
 
 class Driver(NamedTuple):
-    """What nvidia-smi says while no process of ours holds the card."""
+    """The reading of nvidia-smi while no process of ours uses the card."""
 
     version: str
     used_bytes: int | None
@@ -57,19 +57,19 @@ NO_DRIVER = Driver("", None)
 
 
 class Measurer(Protocol):
-    """What answers cases: a worker, or a stand-in of a test."""
+    """Measures cases: a worker, or a test's stand-in."""
 
     found: FoundDevice
 
     def ask(self, case: Case, deadline: float) -> Answer:
-        """Measure a case; ``Died`` or ``OutOfTime`` where no answer comes."""
+        """Measures a case; raises ``Died`` or ``OutOfTime`` if no answer comes."""
 
     def end(self) -> None:
-        """Let the process go."""
+        """Ends the process."""
 
 
 class Worker:
-    """A process of its own that holds the GPU, started when this is made."""
+    """A separate process that uses the GPU, started on construction."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Worker:
         self.found = found
 
     def ask(self, case: Case, deadline: float) -> Answer:
-        """Measure a case; ``Died`` or ``OutOfTime`` where no answer comes."""
+        """Measures a case; raises ``Died`` or ``OutOfTime`` if no answer comes."""
         try:
             self._pipe.send(case)
         except OSError:
@@ -103,7 +103,7 @@ class Worker:
         return answer
 
     def end(self) -> None:
-        """Tell the process to end, and kill it if it does not."""
+        """Asks the process to end, and kills it if it does not."""
         with suppress(OSError):
             self._pipe.send(None)
         self._process.join(PATIENCE_SECONDS)
@@ -127,17 +127,17 @@ class Worker:
 
 @dataclass
 class Session:
-    """Cases in, rows out. Times are seconds of ``clock``."""
+    """Measures cases and writes rows. Times are seconds of ``clock``."""
 
     device: str
     budget_seconds: float
     margin: float
     table: Path | None
-    """Where rows go; None: nowhere, they are printed alone."""
+    """The table to which rows are appended; None: rows are only printed."""
     again: bool = False
-    """Measure also what a table holds already."""
+    """Whether cases that the table already has are measured again."""
     fresh: bool = False
-    """A process of its own for each case."""
+    """Whether each case gets its own process."""
     start: Callable[[str, float], Measurer] = Worker
     clock: Callable[[], float] = time.monotonic
     say: Callable[[str], None] = print
@@ -146,7 +146,7 @@ class Session:
     _driver: Driver = field(default=NO_DRIVER)
 
     def run(self, cases: Iterable[Case]) -> None:
-        """Measure the cases in order until they or the time are at an end; ``CannotStart`` without a GPU."""
+        """Measures the cases in order until none or no time is left; raises ``CannotStart`` without a GPU."""
         waiting = list(cases)
         deadline = self.clock() + self.budget_seconds
         known = set() if self.again else _known([rows.TABLE, self.table])
@@ -182,7 +182,7 @@ class Session:
             self._end_worker()
 
     def _why_not(self, case: Case, found: FoundDevice, known: set[tuple[str, ...]]) -> str:
-        """A sentence if this case is not to be measured here."""
+        """A sentence if this case should be skipped here."""
         missing = [name for name in case.needs if name not in found.packages]
         if missing:
             return f"{missing[0]} is not installed"
@@ -257,7 +257,7 @@ class Session:
 
 
 def read_driver(device: str) -> Driver:
-    """Version of the driver and memory in use, by nvidia-smi; empty where there is none or no GPU is asked for."""
+    """Driver version and memory in use, by nvidia-smi; empty without nvidia-smi or if no GPU is requested."""
     if device == CPU:
         return NO_DRIVER
     card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
@@ -277,7 +277,7 @@ def read_driver(device: str) -> Driver:
 
 
 def _gpu(found: FoundDevice) -> Gpu | None:
-    """The card as a GPU of one's own in the contract; None where there is none."""
+    """The card as a custom GPU of the contract; None if there is none."""
     if found.memory_bytes is None:
         return None
     return Gpu(
@@ -288,7 +288,7 @@ def _gpu(found: FoundDevice) -> Gpu | None:
 
 
 def _known(tables: Iterable[Path | None]) -> set[tuple[str, ...]]:
-    """Setup, card and versions of every row that exists."""
+    """Setup, card and versions of every existing row."""
     return {
         (row.setup, row.gpu, row.versions)
         for table in tables

@@ -1,4 +1,4 @@
-"""The process that holds the GPU: it says what it found, then answers one case after another.
+"""The process that uses the GPU: it reports the environment, then measures one case after another.
 
 torch is imported here and in `real_run.py` alone, so that the session needs none and its tests neither.
 """
@@ -20,7 +20,7 @@ from estimator.sources.catalog import COUNTERS
 from estimator.values.specs import STEP_PHASES
 
 LEFT_IN_PEACE = 1 << 20
-"""Bytes that a case may leave (code books that bitsandbytes keeps); with more, its process is not used again."""
+"""Bytes that a case may leave behind (bitsandbytes' code books); with more, the process is replaced."""
 PACKAGES = (
     "torch",
     "transformers",
@@ -32,35 +32,35 @@ PACKAGES = (
     "triton",
 )
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables that change what torch reserves: named beside the versions where they are set."""
+"""Environment variables that change what torch reserves; recorded with the versions if set."""
 
 
 class FoundDevice(NamedTuple):
-    """The device and the packages, as the worker sees them."""
+    """The device and the packages in the worker's process."""
 
     device: str
     memory_bytes: int | None
-    """What torch reports as the card's memory."""
+    """The card's memory according to torch, in bytes."""
     free_bytes: int | None
-    """Free once this process has its CUDA context."""
+    """Free bytes once this process has its CUDA context."""
     compute_capability: str
     packages: frozenset[str]
     versions: str
 
 
 class Answer(NamedTuple):
-    """What came of one case."""
+    """The outcome of one case."""
 
     outcome: str
     """``measured``, ``out_of_memory``, or ``failed`` with the reason in ``said``."""
     cells: dict[str, int | float | None]
     said: str
     retire: bool
-    """Whether this process should not measure another: something is left, patched or broken."""
+    """Whether this process must be replaced because memory is left, or libraries are patched or broken."""
 
 
 def serve(pipe: Connection, device: str) -> None:
-    """Say what is found, then measure each case that comes, until none comes."""
+    """Reports the environment, then measures each case it receives, until the input ends."""
     _quiet()
     from benchmarks.gpu import real_run  # noqa: PLC0415 — torch, of which only this process has need
 
@@ -76,7 +76,7 @@ def serve(pipe: Connection, device: str) -> None:
 
 
 def _quiet() -> None:
-    """One GPU, no network, no progress bars: set before the libraries are imported."""
+    """Selects one GPU and turns off network and progress bars; must run before the libraries are imported."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -88,7 +88,7 @@ def _quiet() -> None:
 
 
 def _found(device: str) -> FoundDevice | str:
-    """What is here, or a sentence that says why nothing can be measured."""
+    """The environment, or a sentence that says why nothing can be measured."""
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
 
@@ -136,7 +136,7 @@ def _answer(real_run: Any, case: Case, device: str, counter: Any, done: int) -> 
 
 
 def _cells(facts: dict[str, Any]) -> dict[str, int | float | None]:
-    """The readings by column; of each phase the highest of the steps after the first, the peak of all of them."""
+    """The readings by column: per phase the highest of the steps after the first, and the peak of all phases."""
     first, *later = facts["steps"] or [{}]
     readings = {"before": facts["before"], "after_load": facts.get("after_load")}
     for phase in STEP_PHASES:
