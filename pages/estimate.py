@@ -78,7 +78,7 @@ def bars(look: at_a_glance.GlanceOptions) -> None:
     if isinstance(answer, str):
         return
     seen = at_a_glance.figure(answer, look)
-    follows = {"bases": slider_rows.bases(look), "at": slider_rows.standing()}
+    follows = {"bases": slider_rows.bases(look), "at": slider_rows.positions()}
     drawing.plot(seen.figure, "hero", seen.alt, follows=follows)
     st.html(hero_figure.without_unused(seen.figure))
 

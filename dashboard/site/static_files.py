@@ -25,7 +25,7 @@ PLOTLY = ("/component/dashboard.widgets.drawing.plotly/plotly.min.js", "plotly",
 A_DAY = "public, max-age=86400"
 
 
-class Kept(NamedTuple):
+class CompressedAnswer(NamedTuple):
     """A compressed answer."""
 
     headers: list[tuple[bytes, bytes]]
@@ -38,7 +38,7 @@ class Compressed:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, CompressedAnswer] = {}
         self._bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +82,7 @@ class Compressed:
         ]
         if path not in self._kept:
             self._bytes += len(packed)
-        self._kept[path] = Kept(kept, etag, packed)
+        self._kept[path] = CompressedAnswer(kept, etag, packed)
 
 
 def _is_script(path: str) -> bool:
@@ -110,7 +110,7 @@ class _Whole:
         await send({"type": "http.response.body", "body": self.body})
 
 
-async def _send(kept: Kept, known: str, send: Send) -> None:
+async def _send(kept: CompressedAnswer, known: str, send: Send) -> None:
     if kept.etag in known:
         await send({"type": "http.response.start", "status": 304, "headers": kept.headers})
         await send({"type": "http.response.body", "body": b""})

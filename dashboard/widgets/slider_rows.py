@@ -42,7 +42,7 @@ def _base(key: str, look: object) -> str:
     return str(hash((question.all_but(key), look)))
 
 
-def standing() -> dict[str, str]:
+def positions() -> dict[str, str]:
     """For each slider the step at which the answer was given, as the slider says it."""
     return {slider: str(session.value(key)) for slider, key in SLIDERS.items()}
 

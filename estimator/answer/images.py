@@ -73,7 +73,7 @@ def _check_reentrant(model: Model, setup: TrainingSetup) -> None:
     family, tower = vision_family(model.vision), model.vision.tower
     if family.calls_head:
         raise REENTRANT_LATER(wrapper=model.vision.wrapper)
-    if family.dragged or Part.VISION in setup.adapters.frozen_parts:
+    if family.hooks_embedding or Part.VISION in setup.adapters.frozen_parts:
         return
     before = any(is_trained(module, setup.adapters) for module in outer_modules(tower))
     within = any(is_trained(module, setup.adapters) for module in layer_modules(tower, 0))

@@ -19,7 +19,7 @@ from estimator.values.facets.images import Images
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model, ModelClass, Part, Vision
 
-Drag = Callable[[Tensor], Tensor]
+RequireGrad = Callable[[Tensor], Tensor]
 """Makes a tensor require a gradient, as ``enable_input_require_grads`` does."""
 
 
@@ -91,7 +91,7 @@ class VisionFamily:
     ends."""
     masks_text: bool = False
     """If the batch has images, every text layer has its own mask, one per sequence (Gemma 3)."""
-    dragged: bool
+    hooks_embedding: bool
     """Gradient checkpointing's hook also catches the tower's embedding, so that backward enters a frozen tower."""
 
 

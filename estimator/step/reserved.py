@@ -107,11 +107,11 @@ class _Process:
         self.live: defaultdict[Key, list[Block]] = defaultdict(list)
         self._late: deque[Block] = deque()
 
-    def lay(self, sizes: Iterable[int], stream: int = COMPUTE) -> list[Block]:
+    def allocate(self, sizes: Iterable[int], stream: int = COMPUTE) -> list[Block]:
         """Allocate tensors of these sizes in order."""
         return [self.allocator.take(allocated(size), stream) for size in sizes if size]
 
-    def lay_flat_states(self, resident: Resident, mesh: Mesh) -> None:
+    def allocate_flat_states(self, resident: Resident, mesh: Mesh) -> None:
         """Allocate DeepSpeed's flat states and float32 master weights before the first step.
 
         DeepSpeed steps its optimizer once with zero gradients. Stage 3 splits the states into sub-groups. A float32
@@ -122,9 +122,9 @@ class _Process:
         if mesh.strategy is Strategy.ZERO3:
             groups = ceil_div(part, SUB_GROUP)
         each = _pieces(resident.states.resident_bytes, (1 + STATES) * groups)
-        self.lay([*each[:groups], resident.accumulated])
-        gradient = self.lay([FLOAT32_BYTES * ceil_div(part, groups)])
-        self.lay(each[groups:])
+        self.allocate([*each[:groups], resident.accumulated])
+        gradient = self.allocate([FLOAT32_BYTES * ceil_div(part, groups)])
+        self.allocate(each[groups:])
         self.clear(gradient)
 
     def clear(self, blocks: Iterable[Block]) -> None:
@@ -184,21 +184,21 @@ def reserved_bytes(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     process = _Process(limit if share == WHOLE else None)
     runs = _shortened(schedule.runs, share)
     program = list(_changes(sized, runs, setup))
-    process.lay(_pieces(resident.weights + resident.adapters, weights, share))
-    process.lay(_pieces(resident.reference, weights, share))
-    process.lay([resident.communication])
-    process.lay([_most_gathered(sized, schedule, setup.mesh)], GATHER)
+    process.allocate(_pieces(resident.weights + resident.adapters, weights, share))
+    process.allocate(_pieces(resident.reference, weights, share))
+    process.allocate([resident.communication])
+    process.allocate([_most_gathered(sized, schedule, setup.mesh)], GATHER)
     if same.strategy.is_zero:
-        process.lay_flat_states(resident, same)
+        process.allocate_flat_states(resident, same)
     for step in range(STEPS):
         for stretch in program:
             process.play(stretch)
         if step == 0:
             if not same.strategy.is_zero:
-                process.lay(_state_sizes(trained, same.optimisation, share))
+                process.allocate(_state_sizes(trained, same.optimisation, share))
             if setup.gradient_accumulation_steps > 1 and not same.strategy.is_zero:
-                process.lay(_pieces(resident.accumulated, changed, share))
-        process.clear(process.lay(_step_sizes(resident, changed, same.mesh, share)))
+                process.allocate(_pieces(resident.accumulated, changed, share))
+        process.clear(process.allocate(_step_sizes(resident, changed, same.mesh, share)))
         process.end_step()
     if share == WHOLE:
         return process.allocator.highest

@@ -299,7 +299,9 @@ def tower_work(model: Model, setup: TrainingSetup) -> Work:
     modules = vision_modules(model)
     once, products = 0, 0.0
     trained = Part.VISION not in setup.adapters.frozen_parts
-    enters = trained or (setup.computation.gradient_checkpointing and vision_family(vision).dragged)
+    enters = trained or (
+        setup.computation.gradient_checkpointing and vision_family(vision).hooks_embedding
+    )
     for module, count in modules:
         elements = FORWARD * count * _elements(module, model)
         is_projector = module.part is Part.PROJECTOR

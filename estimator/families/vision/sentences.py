@@ -57,7 +57,7 @@ def image_costs(model: Model, setup: TrainingSetup) -> list[str]:
     if (
         setup.gradient_checkpointing
         and Part.VISION in setup.adapters.frozen_parts
-        and vision_family(vision).dragged
+        and vision_family(vision).hooks_embedding
     ):
         patches = sum(image.patches for image in images_of(model, setup.images))
         layers = vision.tower.num_hidden_layers

@@ -12,7 +12,7 @@ from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables, turned
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import Drag, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -139,7 +139,7 @@ def _turned(b: Block, x: Tensor) -> Tensor:
     return op.concatenate(b.tape, [turned(b.tape, it, half) for it in halves])
 
 
-def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """One product of whole patches, and two looked-up positions; padding's are zero."""
     tape, hidden = b.tape, vision.tower.hidden_size
     pixels = tape.new(seen.patches * vision.tower.word_embed_proj_dim, 4, ACTIVATIONS)
@@ -220,6 +220,6 @@ TOWERS = (
         mask=_mask,
         prefix="vision_tower",
         layers="encoder.layers",
-        dragged=False,
+        hooks_embedding=False,
     ),
 )

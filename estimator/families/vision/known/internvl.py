@@ -12,7 +12,7 @@ from estimator.families.layers import plain_mlp
 from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import Drag, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Model, Vision
@@ -126,7 +126,7 @@ def _attend(b: Block, x: Tensor) -> Tensor:
     return b.linear("attention.projection_layer", b.attend(q, k, v))
 
 
-def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """A class token before the patches of each tile, and positions."""
     tape, hidden = b.tape, vision.tower.hidden_size
     pixels = tape.new(seen.tiles * vision.num_channels * vision.image_size**2, 4, ACTIVATIONS)
@@ -134,7 +134,7 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     weight, bias = b.tensors["embeddings.patch_embeddings.projection"]
     cast = op.cast(tape, pixels, weight.width)
     b.pixels.append(cast)
-    x = drag(op.convolution_of_patches(tape, cast, weight, bias, seen.patches * hidden))
+    x = require_grad(op.convolution_of_patches(tape, cast, weight, bias, seen.patches * hidden))
     del cast
     first, positions = b.tensors["embeddings"]
     firsts = op.expand(tape, first, seen.tiles * hidden)
@@ -186,6 +186,6 @@ TOWERS = (
         tokens_a_row=_rows,
         prefix="vision_tower",
         layers="encoder.layer",
-        dragged=True,
+        hooks_embedding=True,
     ),
 )

@@ -13,7 +13,7 @@ from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import Drag, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -96,7 +96,7 @@ def llama4_vision(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, residual, x)
 
 
-def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """Patches, bfloat16 already, are unfolded and projected; a class token after them, positions, a norm."""
     tape, hidden = b.tape, vision.tower.hidden_size
     # image_processing_llama4.py normalises in bfloat16
@@ -105,7 +105,7 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     cast = op.cast(tape, pixels, b.linears["patch_embedding.linear"].weight.width)
     unfolded = op.clone(tape, cast)
     del cast
-    x = drag(b.linear("patch_embedding.linear", unfolded))
+    x = require_grad(b.linear("patch_embedding.linear", unfolded))
     del unfolded
     last, positions = b.tensors["embeddings"]
     x = op.concatenate(tape, [x, op.expand(tape, last, seen.tiles * hidden)])
@@ -166,7 +166,7 @@ TOWERS = (
         tables=_tables,
         prefix="vision_model",
         layers="model.layers",
-        dragged=True,
+        hooks_embedding=True,
         returns_features=False,
         calls_head=True,
     ),

@@ -15,7 +15,7 @@ from estimator.families.modules import Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import Drag, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -108,7 +108,7 @@ def pixtral(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, residual, b.linear("feed_forward.down_proj", product))
 
 
-def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """Images are padded to the largest; their patches are cut out, joined into one row, and normalised."""
     tape, hidden = b.tape, vision.tower.hidden_size
     high = max(image.height for image in seen.images)
@@ -119,7 +119,7 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     (weight,) = b.tensors["patch_conv"]
     cast = op.cast(tape, pixels, weight.width)
     patches = seen.tiles * (high // vision.patch_size) * (wide // vision.patch_size)
-    x = drag(op.convolution_of_patches(tape, cast, weight, None, patches * hidden))
+    x = require_grad(op.convolution_of_patches(tape, cast, weight, None, patches * hidden))
     del cast
     x = op.part(tape, x, seen.patches * hidden)
     x = op.concatenate(tape, [x])
@@ -188,7 +188,7 @@ TOWERS = (
         mask=_mask,
         prefix="vision_tower",
         layers="transformer.layers",
-        dragged=True,
+        hooks_embedding=True,
     ),
     VisionFamily(
         wrappers=("llava",),
@@ -204,6 +204,6 @@ TOWERS = (
         mask=_mask,
         prefix="vision_tower",
         layers="transformer.layers",
-        dragged=True,
+        hooks_embedding=True,
     ),
 )

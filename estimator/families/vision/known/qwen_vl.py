@@ -17,7 +17,7 @@ from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import Drag, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -232,7 +232,7 @@ def qwen3_vision(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, x, hidden)
 
 
-def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """The convolution over whole patches, and Qwen3-VL's positions, each from four rows of its table."""
     tape, tower = b.tape, vision.tower
     patch = vision.num_channels * vision.temporal_patch_size * vision.patch_size**2
@@ -250,7 +250,7 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     )
     del pixels, cast
     if "pos_embed" not in b.embeddings:
-        return drag(x)
+        return require_grad(x)
     indices = tape.new(seen.patches * FEATURES, 8)
     weights = tape.new(seen.patches * FEATURES, 4)
     found = op.embedding(
@@ -263,9 +263,9 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
     return op.add(tape, x, positions)
 
 
-def _embed_qwen2_5(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed_qwen2_5(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """The same, and the patches laid in the order of the windows."""
-    x = _embed(b, vision, seen, drag)
+    x = _embed(b, vision, seen, require_grad)
     order = b.tape.new(seen.tokens, 8)
     return op.gather(b.tape, x, order, x.elements, "patches in the order of windows")
 
@@ -371,7 +371,7 @@ TOWERS = (
         attends_by_image=True,
         prefix="visual",
         layers="blocks",
-        dragged=True,
+        hooks_embedding=True,
         returns_features=False,
     ),
     VisionFamily(
@@ -393,7 +393,7 @@ TOWERS = (
         attends_by_image=True,
         prefix="visual",
         layers="blocks",
-        dragged=True,
+        hooks_embedding=True,
         returns_features=False,
     ),
     VisionFamily(
@@ -410,7 +410,7 @@ TOWERS = (
         attends_by_image=True,
         prefix="visual",
         layers="blocks",
-        dragged=False,
+        hooks_embedding=False,
         returns_features=False,
     ),
     VisionFamily(
@@ -426,7 +426,7 @@ TOWERS = (
         attends_by_image=True,
         prefix="visual",
         layers="blocks",
-        dragged=False,
+        hooks_embedding=False,
         returns_features=False,
     ),
 )

@@ -15,7 +15,7 @@ from estimator.families.layers import plain_mlp
 from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import Drag, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
 from estimator.values.specs import Model, Vision
@@ -150,16 +150,16 @@ def _positions(b: Block, vision: Vision, ids: Tensor, rows: int) -> Tensor:
     return op.embedding(b.tape, ids, table, vision.tower.hidden_size, rows)
 
 
-def _embed_siglip(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed_siglip(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """Positions are one row for all images; checkpointing's hook is on the convolution."""
     pixels = _pixels(b, vision, seen)
     width = b.tensors["embeddings.patch_embedding"][0].width
-    x = drag(_patches(b, vision, seen, op.cast(b.tape, pixels, width)))
+    x = require_grad(_patches(b, vision, seen, op.cast(b.tape, pixels, width)))
     ids = b.tape.new(1, 8)
     return op.add(b.tape, x, _positions(b, vision, ids, vision.tower.learned_positions))
 
 
-def _embed_smolvlm(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed_smolvlm(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """Tiles that hold an image are picked out of the batch; positions are looked up for each."""
     tape = b.tape
     pixels = _pixels(b, vision, seen)
@@ -175,7 +175,7 @@ def _embed_smolvlm(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Ten
     kept = tape.new(mask.elements, 8)
     x = _patches(b, vision, seen, picked)
     b.pixels += (picked, kept)
-    return drag(op.add(tape, x, _positions(b, vision, ids, seen.patches)))
+    return require_grad(op.add(tape, x, _positions(b, vision, ids, seen.patches)))
 
 
 def _project_gemma3(
@@ -260,7 +260,7 @@ TOWERS = (
         tokens_a_row=_rows,
         prefix="vision_tower",
         layers="encoder.layers",
-        dragged=True,
+        hooks_embedding=True,
         masks_text=True,
     ),
     VisionFamily(
@@ -274,7 +274,7 @@ TOWERS = (
         tokens_a_row=_rows,
         prefix="vision_model",
         layers="encoder.layers",
-        dragged=True,
+        hooks_embedding=True,
         returns_features=False,
     ),
     VisionFamily(
@@ -288,6 +288,6 @@ TOWERS = (
         tokens_a_row=_rows,
         prefix="vision_model",
         layers="encoder.layers",
-        dragged=True,
+        hooks_embedding=True,
     ),
 )
