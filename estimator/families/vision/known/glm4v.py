@@ -12,7 +12,7 @@ from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config
 from estimator.families.rotary import Rotary, Tables
 from estimator.families.vision.block import TowerBlock
-from estimator.families.vision_family import Drag, Seen, VisionFamily
+from estimator.families.vision_family import RequireGrad, Seen, VisionFamily
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -111,7 +111,7 @@ def _gated(b: Block, x: Tensor, name: str) -> Tensor:
     return b.linear(f"{name}.down_proj", product)
 
 
-def _embed(b: TowerBlock, vision: Vision, seen: Seen, drag: Drag) -> Tensor:
+def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """The convolution over whole patches, a norm, and positions sampled from a table in float32."""
     tape, hidden = b.tape, vision.tower.hidden_size
     pixels = tape.new(seen.patches * vision.tower.word_embed_proj_dim, 4, ACTIVATIONS)
@@ -175,7 +175,7 @@ TOWERS = (
         attends_by_image=True,
         prefix="visual",
         layers="blocks",
-        dragged=False,
+        hooks_embedding=False,
         returns_features=False,
     ),
 )
