@@ -1,0 +1,233 @@
+"""Fifty people who each let a slider go once a second, beside a bare page in the same run.
+
+    python benchmarks/bench_load.py [--visitors 50] [--seconds 180] [--rate 1]
+
+Each visitor is a websocket that speaks Streamlit's protocol: it opens the page, and then sets the slider Micro-batch.
+Printed are, for our page and for ``floor_page.py``:
+
+- answer: from sending a value to the end of the script run that answers it (median, 95th percentile, milliseconds);
+- CPU: of the server process for each move (milliseconds), whatever else the machine does;
+- opened: how long a newcomer's first run takes meanwhile (milliseconds);
+- memory: of the server before the visitors, with them, and after they have left (MB);
+- errors: connections that broke or answered with an exception.
+
+Linux only (``/proc``). Prints; judges nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import websockets
+from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from websockets.typing import Origin, Subprotocol
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.bench_slider import serve  # run as a script, the package is beside its folder
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+WARM_UP = 2
+QUIET = 0.005
+"""Seconds without a message after which everything has been read."""
+PATIENCE = 120.0
+"""Seconds after which an answer counts as an error."""
+PAGES = (
+    ("ours", "serve.py", "per_device_train_batch_size"),
+    ("bare", "benchmarks/floor_page.py", "batch"),
+)
+"""A page, its script, and the key of its slider."""
+
+
+@dataclass
+class Load:
+    """What the visitors of one page saw."""
+
+    answers: list[float] = field(default_factory=list)
+    opened: list[float] = field(default_factory=list)
+    errors: int = 0
+
+
+@dataclass
+class Slider:
+    """A slider as the server describes it."""
+
+    id: str = ""
+    fragment: str = ""
+    value: float = 0
+    low: float = 0
+    high: float = 0
+    options: Sequence[str] = ()
+    """Of a slider over words; its value is then one of these."""
+
+
+class Visitor:
+    """One open page."""
+
+    def __init__(self, socket: websockets.ClientConnection, key: str, load: Load) -> None:
+        self._socket = socket
+        self._key = key
+        self._load = load
+        self.slider = Slider()
+
+    async def run(self, message: BackMsg) -> float:
+        """Send a message and read until its run has ended; returns the milliseconds.
+
+        What runs after that, such as parts that follow a figure, is read before the next message.
+        """
+        while await self._next(QUIET):
+            pass
+        began = time.perf_counter()
+        await self._socket.send(message.SerializeToString())
+        while await self._next(PATIENCE) != "script_finished" or not self.slider.id:
+            pass
+        return (time.perf_counter() - began) * 1000
+
+    async def _next(self, seconds: float) -> str:
+        """The kind of the next message; empty if none comes in that time and only a short while is given."""
+        try:
+            raw = await asyncio.wait_for(self._socket.recv(), seconds)
+        except TimeoutError:
+            if seconds == PATIENCE:
+                raise
+            return ""
+        assert isinstance(raw, bytes)
+        said = ForwardMsg()
+        said.ParseFromString(raw)
+        self._read(said)
+        if said.script_finished == ForwardMsg.FINISHED_EARLY_FOR_RERUN:
+            return "goes on"
+        return str(said.WhichOneof("type"))
+
+    def _read(self, said: ForwardMsg) -> None:
+        if said.WhichOneof("type") != "delta" or said.delta.WhichOneof("type") != "new_element":
+            return
+        element = said.delta.new_element
+        if element.WhichOneof("type") == "exception":
+            self._load.errors += 1
+        if element.WhichOneof("type") == "slider" and element.slider.id.endswith(f"-{self._key}"):
+            found = element.slider
+            if not self.slider.id:
+                self.slider.value = found.default[0]
+            self.slider.id, self.slider.fragment = found.id, said.delta.fragment_id
+            self.slider.low, self.slider.high = found.min, found.max
+            self.slider.options = list(found.options)
+
+    async def open(self) -> float:
+        """The page's first run."""
+        message = BackMsg()
+        message.rerun_script.query_string = ""
+        return await self.run(message)
+
+    async def move(self) -> float:
+        """The slider's next value."""
+        slider, message = self.slider, BackMsg()
+        slider.value = slider.value + 1 if slider.value < slider.high else slider.low
+        state = message.rerun_script.widget_states.widgets.add()
+        state.id = slider.id
+        if slider.options:
+            state.string_array_value.data.append(slider.options[int(slider.value)])
+        else:
+            state.double_array_value.data.append(slider.value)
+        if slider.fragment:
+            message.rerun_script.fragment_id = slider.fragment
+        return await self.run(message)
+
+
+async def visit(url: str, key: str, load: Load, *, moves: int, rate: float) -> None:
+    """Open the page, and let the slider go ``rate`` times a second."""
+    address = url.replace("http", "ws", 1) + "/_stcore/stream"
+    try:
+        async with websockets.connect(
+            address, max_size=None, origin=Origin(url), subprotocols=[Subprotocol("streamlit")]
+        ) as socket:
+            visitor = Visitor(socket, key, load)
+            load.opened.append(await visitor.open())
+            await asyncio.sleep(random.random() / rate)
+            for _ in range(moves):
+                took = await visitor.move()
+                load.answers.append(took)
+                await asyncio.sleep(max(0.0, 1 / rate - took / 1000))
+    except (OSError, TimeoutError, websockets.WebSocketException):
+        load.errors += 1
+
+
+def cpu_seconds(process: int) -> float:
+    """CPU time of a process so far, in seconds."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+
+def child() -> int:
+    """The server, the only process that this one has started."""
+    me = os.getpid()
+    return int(Path(f"/proc/{me}/task/{me}/children").read_text(encoding="utf-8").split()[-1])
+
+
+def megabytes(process: int) -> float:
+    """Resident memory of a process, in MB."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
+
+
+async def measured(name: str, url: str, process: int, key: str, asked: argparse.Namespace) -> str:
+    """One page under load, as a line of the table."""
+    alone = Load()
+    for _ in range(WARM_UP):
+        await visit(url, key, alone, moves=2, rate=5)
+    before, cpu = megabytes(process), cpu_seconds(process)
+    load, newcomers = Load(), Load()
+    moves = int(asked.seconds * asked.rate)
+    visitors = [
+        asyncio.create_task(visit(url, key, load, moves=moves, rate=asked.rate))
+        for _ in range(asked.visitors)
+    ]
+    while not all(it.done() for it in visitors):
+        await asyncio.sleep(5)
+        await visit(url, key, newcomers, moves=0, rate=1)
+    during = megabytes(process)
+    runs = len(load.answers) + 3 * (
+        len(load.opened) + len(newcomers.opened)
+    )  # an opening is dearer
+    spent = (cpu_seconds(process) - cpu) / max(1, runs)
+    await asyncio.sleep(3)
+    return (
+        f"{name:6}{len(load.answers):7}{at(load.answers, 50):9.0f}{at(load.answers, 95):7.0f}{1000 * spent:8.1f}"
+        f"{at(newcomers.opened, 50):9.0f}{before:8.0f}{during:6.0f}{megabytes(process):6.0f}"
+        f"{load.errors + newcomers.errors:8}"
+    )
+
+
+def at(times: Sequence[float], percent: int) -> float:
+    """A percentile; 0 of nothing."""
+    return statistics.quantiles(times, n=100)[percent - 1] if len(times) > 1 else sum(times)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--visitors", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=180)
+    parser.add_argument("--rate", type=float, default=1.0)
+    asked = parser.parse_args()
+    print(f"{asked.visitors} visitors, {asked.rate:g} moves a second each, {asked.seconds:g} s\n")
+    print("page    moves  answer    p95  CPU/move  opened  memory (before, with, after)  errors")
+    for name, script, key in PAGES:
+        with serve(script) as url:
+            print(asyncio.run(measured(name, url, child(), key, asked)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
