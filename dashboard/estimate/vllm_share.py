@@ -292,7 +292,7 @@ def rows(found: UtilisationSearch, answer: Estimate) -> Sequence[dict[str, objec
     return [
         {
             "Share": f"{it.utilisation:.2f}",
-            "Verdict": theme.VERDICTS[it.verdict].label if it.verdict else STARVED,
+            "Verdict": _verdict(it),
             "Needs, up to": units.gib(it.need_high_bytes) if it.verdict else "–",
             "Rows at once": _rows(it) if it.verdict else "–",
             "Seconds per step": f"{it.step_seconds_low:,.1f} to {it.step_seconds_high:,.1f}"
@@ -302,3 +302,9 @@ def rows(found: UtilisationSearch, answer: Estimate) -> Sequence[dict[str, objec
         for it in found.shares
         if it.utilisation in kept or round(100 * it.utilisation) % 10 == 0
     ]
+
+
+def _verdict(it: Utilisation) -> str:
+    if it.verdict is None:
+        return STARVED
+    return theme.VERDICTS[it.verdict].label if it.rows_low else "vLLM may not start"

@@ -662,6 +662,11 @@ def _run_assumptions(
         )
     elif setup.batch.padded and mean is not None and mean > setup.batch.max_length:
         sentences.append(f"Examples are cut to {setup.batch.max_length} tokens.")
+    elif setup.task.objective.generates and mean is not None:
+        sentences.append(
+            f"Rows of {mean} tokens on average are trained between that length and {setup.batch.max_length} tokens, to "
+            "which TRL pads the longest."
+        )
     elif mean is not None and mean != setup.batch.max_length:
         sentences.append(
             f"Examples of {mean} tokens are packed into rows of {setup.batch.max_length}."
@@ -673,6 +678,11 @@ def _run_assumptions(
 
 def _bracket(gpu: Gpu, setup: TrainingSetup) -> str:
     """What the width of the seconds rests on."""
+    if setup.task.objective.generates:
+        return (
+            "The seconds of generation rest on bandwidth and on no fit; docs/generation.md holds them against "
+            "published steps."
+        )
     if setup.run.pace is not None:
         taken = f" ({setup.run.pace_from})" if setup.run.pace_from else ""
         return (

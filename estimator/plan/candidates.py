@@ -152,7 +152,7 @@ def candidates(
         raise InputError(_why_nothing(refused))
     table = _Table()
     for done, (model, setup) in enumerate(asked):
-        for group in _alike(question.offers):
+        for group in _alike(question.offers, shares=setup.generation.is_colocated):
             cells = _cells(question, [question.offers[it] for it in group], setup)
             if len(cells[0]):
                 of_node = replace(setup, gpus_per_node=question.offers[group[0]].gpus_per_node)
@@ -222,11 +222,15 @@ def _asked(question: Question) -> dict[str, object]:
     }
 
 
-def _alike(offers: Sequence[Offer]) -> list[list[int]]:
-    """Places of offers whose need is the same: cards matter to it by their workspace alone."""
-    groups: dict[tuple[int, int], list[int]] = {}
+def _alike(offers: Sequence[Offer], *, shares: bool = False) -> list[list[int]]:
+    """Places of offers whose need is the same: cards matter to it by their workspace alone.
+
+    ``shares``: and by their memory, of which a colocated vLLM takes a share.
+    """
+    groups: dict[tuple[int, int, int], list[int]] = {}
     for place, offer in enumerate(offers):
-        key = workspace_bytes(offer.gpu), offer.gpus_per_node
+        memory = offer.gpu.memory_bytes if shares else 0
+        key = workspace_bytes(offer.gpu), offer.gpus_per_node, memory
         groups.setdefault(key, []).append(place)
     return list(groups.values())
 
