@@ -155,7 +155,13 @@ def _document(text: Text, pool: Pool) -> None:
     for found in text.keys:
         pool.put(part, _accelerated(found) if part == "accelerate" else found, text.name)
         if isinstance(found.value, str) and re.search(r"\.(json|ya?ml)$", found.value):
-            pool.references.append(found.value)
+            pool.references += [found.value] * (found.value.rpartition("/")[2] not in OF_TOKENIZERS)
+
+
+OF_TOKENIZERS = frozenset(
+    listed("vocab.json tokenizer.json tokenizer_config.json special_tokens_map.json")
+)
+"""Files that a config names and that say nothing of a run."""
 
 
 def _accelerated(found: Found) -> Found:

@@ -221,6 +221,11 @@ EXPECTED: dict[str, dict[str, object]] = {
         "method": "lora",
         "per_device_train_batch_size": 8,
     },
+    "torchtune/qwen3_1_7b_lora_single_device.yaml": {
+        **TORCHTUNE,
+        "model": "Qwen/Qwen3-1.7B",
+        "method": "lora",
+    },
     "torchtune/llama3_3_70b_lora.yaml": {
         **TORCHTUNE,
         "model": "meta-llama/Llama-3.3-70B-Instruct",
@@ -305,6 +310,11 @@ def test_it_is_the_run_that_its_tool_makes_of_it(path: str) -> None:
     expected = {key: value for key, value in EXPECTED[path].items() if key not in refused}
     assert {key: run.setup.get(key) for key in expected} == expected
     assert len(refused) <= 2
+
+
+def test_tokenizer_s_file_is_not_asked_for() -> None:
+    run = read("torchtune/qwen3_1_7b_full.yaml")
+    assert not any("vocab.json" in it for it in run.notes)
 
 
 def test_a_script_its_accelerate_file_and_its_deepspeed_file_are_one_run() -> None:

@@ -69,6 +69,12 @@ MODELS: Mapping[str, str] = MappingProxyType(
         "qwen2_5_14b": "Qwen/Qwen2.5-14B",
         "qwen2_5_32b": "Qwen/Qwen2.5-32B",
         "qwen2_5_72b": "Qwen/Qwen2.5-72B",
+        "qwen3_0_6b": "Qwen/Qwen3-0.6B",
+        "qwen3_1_7b": "Qwen/Qwen3-1.7B",
+        "qwen3_4b": "Qwen/Qwen3-4B",
+        "qwen3_8b": "Qwen/Qwen3-8B",
+        "qwen3_14b": "Qwen/Qwen3-14B",
+        "qwen3_32b": "Qwen/Qwen3-32B",
     }
 )
 """The checkpoint of each builder, as the recipes' own comments download it."""
