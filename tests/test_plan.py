@@ -156,8 +156,20 @@ def test_recommendation_meets_deadline_and_budget_at_the_worse_ends() -> None:
         assert FOUND.high_bytes[place] <= FOUND.capacity_bytes[place]
         assert FOUND.hours_high[place] <= limit
         assert FOUND.dollars_high[place] <= budget
-        assert FOUND.dollars[best] <= FOUND.dollars[place]
+        assert FOUND.dollars[best] <= FOUND.dollars[place] * 1.02
     assert answer.meets[best]
+
+
+def test_of_what_costs_the_same_the_fastest_is_recommended() -> None:
+    card = catalog.gpu("L4")
+    asked = replace(QUESTION, offers=(Offer(gpu=card, most=4),), methods=(Method.LORA,))
+    answer = advise(candidates(asked))
+    best, found = answer.recommended, answer.candidates
+    assert best is not None
+    cheapest = found.dollars[answer.meets].min()
+    assert found.dollars[best] <= 1.02 * cheapest
+    equal = answer.meets & (found.dollars <= 1.02 * cheapest)
+    assert found.hours[best] == found.hours[equal].min()
 
 
 def test_a_deadline_within_a_bracket_is_said() -> None:

@@ -14,6 +14,8 @@ from estimator.plan.candidates import Candidates
 from estimator.plan.front import equal_to, front_of, overlap, stairs_of
 from estimator.plan.question import Question
 
+SAME_DOLLARS = 1.02
+"""Times the cheapest, up to which dollars are the same: ours, the last of two digits."""
 MOST_MISSES = 12
 """Near misses that are named: ours."""
 
@@ -68,7 +70,8 @@ class Advice:
     """Places of those that fit and that no other beats in dollars, hours and headroom; cheapest first."""
     stairs: tuple[Stair, ...]
     recommended: int | None
-    """The cheapest of those that meet everything, or else of those that may; None: none may."""
+    """The fastest of the cheapest (to ``SAME_DOLLARS``) of those that meet everything, or else of those that may; None:
+    none may."""
     is_sure: bool
     """Whether the recommended one meets everything with the worse ends."""
     sentence: str
@@ -100,8 +103,7 @@ def advise(
     sure, maybe = (
         front_of(np.where(it, dollars, np.nan), hours, found.headroom) for it in (meets, may_meet)
     )
-    best = sure if len(sure) else maybe
-    recommended = int(best[0]) if len(best) else None
+    recommended = _cheapest(found, sure if len(sure) else maybe)
     stairs = _stairs(found, front, hours)
     return Advice(
         question=asked,
@@ -118,6 +120,14 @@ def advise(
         misses=_misses(found, asked, kept, meets),
         notes=words.notes(found, asked, kept),
     )
+
+
+def _cheapest(found: Candidates, front: Numbers) -> int | None:
+    """Of a front, cheapest first, the fastest of those that cost the same."""
+    if not len(front):
+        return None
+    same = front[found.dollars[front] <= SAME_DOLLARS * found.dollars[front[0]]]
+    return int(same[np.argmin(found.hours[same])])
 
 
 def _ends(found: Candidates) -> tuple[Reals, ...]:

@@ -21,6 +21,10 @@ STRATEGY_NAMES = {
     Strategy.FSDP_GRAD_OP: "FSDP (gradients)",
 }
 METHOD_NAMES = {Method.FULL: "full fine-tuning", Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
+WIDE = 2
+"""Times the mean length, from which the longest widens the hours so that it is said: ours."""
+SAME_SHARE = 0.02
+"""Share of the dollars that is no difference: ours, the last of two digits."""
 MOST_NAMED = 3
 """Things that one sentence names: ours."""
 
@@ -174,7 +178,8 @@ def cheapest_of(found: Candidates, asked: Question, among: int, fitting: int) ->
     limits = _limits(asked)
     meeting = f", of which {among:,} meet {limits}" if limits else ""
     return (
-        f"It is likely the cheapest: {len(found):,} setups were computed, {fitting:,} fit{meeting}."
+        f"It is likely the cheapest, and the fastest for the same dollars: {len(found):,} setups were computed, "
+        f"{fitting:,} fit{meeting}."
     )
 
 
@@ -211,6 +216,10 @@ def stair(found: Candidates, before: int, place: int, *, is_faster: bool, is_dea
     """What the next dollars buy."""
     more = float(found.dollars[place] - found.dollars[before])
     less = float(found.hours[before] - found.hours[place])
+    if more <= SAME_SHARE * float(found.dollars[before]):
+        price = "For the same dollars"
+        gain = f"{'' if is_faster else 'perhaps '}{hours(less)} hours less"
+        return f"{price}, {gain}: {title(found, place)}, {terms(found, place)}."
     price = f"{usd(more)} more" if is_dearer else f"Perhaps {usd(more)} more"
     gain = f"{hours(less)} hours" if is_faster else f"perhaps {hours(less)} hours"
     each = f", {usd(more / less)} per hour saved" if less > 0 and is_faster and is_dearer else ""
@@ -259,6 +268,11 @@ def notes(found: Candidates, asked: Question, kept: Some) -> tuple[str, ...]:
         said.append(
             f"{100 * cut:.2g} % of the examples are longer than {row:,} tokens and are cut."
         )
+    if asked.rows == "padded" and asked.mean_tokens * WIDE < row:
+        said.append(
+            "Rows are padded to the longest of their micro-batch: hours run from "
+            f"{asked.mean_tokens:,} tokens a row to {row:,}; padding_free or packed rows narrow this."
+        )
     offers = found.offers
     for place, offer in enumerate(asked.offers):
         of_it = (offers == place) & kept
@@ -289,6 +303,6 @@ def _interrupted(offer: Offer) -> str:
     longer = 100 * (offer.stretched(1) - 1)
     return (
         f"{offer.name}: {offer.interruptions_per_hour:g} interruptions per machine and hour, checkpoints every "
-        f"{offer.checkpoint_hours:g} hours and {offer.restart_hours:g} hours to restart make one machine's run "
+        f"{offer.checkpoint_hours:g} h and {offer.restart_hours:g} h to restart make one machine's run "
         f"{longer:.2g} % longer, which is counted."
     )
