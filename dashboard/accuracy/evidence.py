@@ -192,7 +192,7 @@ def speeds_html(found: Sequence[Calibration]) -> str:
         "the world: nine in ten runs should be inside. Classes of few runs prove little.</p>"
         '<div class="hr-scroll"><table class="hr-table hr-proof"><tr><th>Class</th><th></th><th class="hr-n">Runs</th>'
         '<th class="hr-n">Inside</th><th class="hr-n">Faster</th><th class="hr-n">Slower</th>'
-        f'<th class="hr-n">Median width</th></tr>{body}</table></div>'
+        f'<th class="hr-n" title="Slow end over fast end, median">Width</th></tr>{body}</table></div>'
     )
 
 
